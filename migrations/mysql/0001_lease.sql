@@ -1,0 +1,17 @@
+-- One row per name that was ever locked and not yet swept. The row is updated in place for its whole life.
+--
+-- name         bytes, so that neither case nor accent nor trailing space is folded by a collation.
+-- holds        the holds of the present owner, each 32 hex digits and a ';'. Empty: free. '-': kept for nobody
+--              until expires_at (a holding that asked to be held at least so long).
+-- token        the fencing token of the present or last holding. It only rises.
+-- acquired_at, expires_at    microseconds since the Unix epoch, by this database's clock: no TIMESTAMP, no time zone.
+CREATE TABLE IF NOT EXISTS sqlock_lease (
+    name        VARBINARY(255) NOT NULL PRIMARY KEY,
+    owner       VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    holds       TEXT CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    token       BIGINT NOT NULL,
+    holder      VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    label       VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    acquired_at BIGINT NOT NULL,
+    expires_at  BIGINT NOT NULL
+) ENGINE = InnoDB

@@ -1,0 +1,16 @@
+-- One row per name that was ever locked and not yet swept. The row is updated in place for its whole life.
+--
+-- holds        the holds of the present owner, each 32 hex digits and a ';'. Empty: free. '-': kept for nobody
+--              until expires_at (a holding that asked to be held at least so long).
+-- token        the fencing token of the present or last holding. It only rises.
+-- acquired_at, expires_at    microseconds since the Unix epoch, by this host's clock.
+CREATE TABLE IF NOT EXISTS sqlock_lease (
+    name        TEXT    NOT NULL PRIMARY KEY COLLATE BINARY,
+    owner       TEXT    NOT NULL,
+    holds       TEXT    NOT NULL,
+    token       INTEGER NOT NULL,
+    holder      TEXT    NOT NULL,
+    label       TEXT    NOT NULL,
+    acquired_at INTEGER NOT NULL,
+    expires_at  INTEGER NOT NULL
+) WITHOUT ROWID;

@@ -1,0 +1,32 @@
+//! Waiting a little longer each time, and never in step with others.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+/// Between a half and the whole of `duration`, at random.
+pub(crate) fn jittered(duration: Duration) -> Duration {
+    // The crate needs no other randomness than this and its ids, so the ids' generator serves.
+    let random = Uuid::new_v4().as_u64_pair().0 as u32;
+    duration.mul_f64(0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0)
+}
+
+/// Doubling steps between two bounds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backoff {
+    next: Duration,
+    most: Duration,
+}
+
+impl Backoff {
+    pub(crate) const fn between(least: Duration, most: Duration) -> Self {
+        Self { next: least, most }
+    }
+
+    /// The next step, jittered.
+    pub(crate) fn step(&mut self) -> Duration {
+        let step = jittered(self.next);
+        self.next = (self.next * 2).min(self.most);
+        step
+    }
+}

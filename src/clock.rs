@@ -1,0 +1,64 @@
+//! The local clock that deadlines are kept on.
+//!
+//! [`std::time::Instant`] stands still while a Linux machine sleeps (it is `CLOCK_MONOTONIC`), so a laptop or a migrated
+//! virtual machine would wake up believing in a lease that ended hours ago. `CLOCK_BOOTTIME` goes on counting.
+
+use std::time::Duration;
+
+/// A moment on the clock that counts suspend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Moment(u64);
+
+impl Moment {
+    #[cfg(unix)]
+    pub(crate) fn now() -> Self {
+        use rustix::time::{ClockId, clock_gettime};
+        // Elsewhere than on Linux, CLOCK_MONOTONIC is the one that counts suspend (macOS) or the best there is.
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        const CLOCK: ClockId = ClockId::Boottime;
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        const CLOCK: ClockId = ClockId::Monotonic;
+        let t = clock_gettime(CLOCK);
+        Self(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
+    }
+
+    #[cfg(not(unix))]
+    pub(crate) fn now() -> Self {
+        // Windows: Instant is the performance counter, which goes on through sleep.
+        use std::sync::OnceLock;
+        use std::time::Instant;
+        static START: OnceLock<Instant> = OnceLock::new();
+        Self(START.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1)
+    }
+
+    pub(crate) const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    pub(crate) const fn nanos(self) -> u64 {
+        self.0
+    }
+
+    /// The time from now until this moment; zero when it has passed.
+    pub(crate) fn remaining(self) -> Duration {
+        self.since(Self::now())
+    }
+
+    /// The time from `earlier` until this moment; zero when `earlier` is later.
+    pub(crate) fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    pub(crate) fn is_past(self) -> bool {
+        Self::now() >= self
+    }
+}
+
+impl std::ops::Add<Duration> for Moment {
+    type Output = Self;
+
+    fn add(self, duration: Duration) -> Self {
+        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_add(nanos))
+    }
+}

@@ -1,0 +1,314 @@
+//! What can go wrong, and which of the four different things it is: refused, timed out, lost, or no database.
+
+use std::time::Duration;
+
+use crate::name::LockName;
+use crate::token::FencingToken;
+
+/// The result of every fallible call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a call failed.
+///
+/// Contention is not among the reasons: [`try_acquire`](crate::LeaseRequest::try_acquire) answers `Ok(None)`.
+/// No message contains a credential.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The time given with [`wait`](crate::LeaseRequest::wait) ran out while somebody else held the name.
+    #[error("timed out after {waited:?} waiting for \"{name}\"")]
+    Timeout {
+        /// The name that was waited for.
+        name: LockName,
+        /// How long the call waited.
+        waited: Duration,
+    },
+
+    /// The lease ended before its holder gave it back.
+    #[error("lost the lease on \"{name}\" (token {token}): {cause}")]
+    Lost {
+        /// The name that was held.
+        name: LockName,
+        /// The token of the holding that ended.
+        token: FencingToken,
+        /// How it ended.
+        cause: LossCause,
+    },
+
+    /// The database did not answer, or not in time. Nothing is said about who holds the name.
+    #[error("the database is unavailable while trying to {attempted}: {reason}")]
+    Unavailable {
+        /// What was being done.
+        attempted: &'static str,
+        /// What happened, in words.
+        reason: String,
+        /// The error of the driver, where there was one.
+        #[source]
+        source: Option<sqlx::Error>,
+    },
+
+    /// The request was sent, the reply never came, and it could not be found out whether it took effect.
+    #[error("it is not known whether the attempt to {attempted} \"{name}\" took effect")]
+    Unknown {
+        /// What was being done.
+        attempted: &'static str,
+        /// The name concerned.
+        name: LockName,
+    },
+
+    /// The tables do not exist in the database (or not in the schema that the connection sees).
+    #[error("the sqlock tables are missing: call Locks::migrate() once, with the right to create tables")]
+    NotMigrated {
+        /// The error of the driver.
+        #[source]
+        source: sqlx::Error,
+    },
+
+    /// The tables could not be created or brought up to date.
+    #[error("could not migrate the sqlock tables: {0}")]
+    Migrate(#[source] sqlx::migrate::MigrateError),
+
+    /// The database refused a statement for a reason that trying again will not cure.
+    #[error("the database refused the attempt to {attempted}: {source}")]
+    Database {
+        /// What was being done.
+        attempted: &'static str,
+        /// The error of the driver.
+        source: sqlx::Error,
+    },
+
+    /// [`Locks::shutdown`](crate::Locks::shutdown) was called, or the runtime that served this client has gone.
+    #[error("this client has been shut down")]
+    Closed,
+
+    /// Not a name: see [`LockName`].
+    #[error("\"{name}\" cannot be the name of a lock: {reason}")]
+    InvalidName {
+        /// The beginning of the text that was given.
+        name: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+
+    /// Not an owner: it must be 32 hexadecimal digits, as an [`Owner`](crate::Owner) prints itself.
+    #[error("that is not an owner: expected 32 hexadecimal digits")]
+    InvalidOwner,
+
+    /// Not an exported lease: see [`ExportedLease`](crate::ExportedLease).
+    #[error("that is not an exported lease: {reason}")]
+    InvalidExport {
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+
+    /// A duration is outside what is allowed. Nothing is clamped silently.
+    #[error("{what} of {given:?} is out of range: it must be between {min:?} and {max:?}")]
+    OutOfRange {
+        /// Which duration.
+        what: &'static str,
+        /// What was given.
+        given: Duration,
+        /// The least that is allowed.
+        min: Duration,
+        /// The most that is allowed.
+        max: Duration,
+    },
+
+    /// A label is longer than 255 bytes.
+    #[error("a label may be 255 bytes long; this one has {bytes}")]
+    LabelTooLong {
+        /// The length of the label given.
+        bytes: usize,
+    },
+
+    /// The transaction cannot be fenced.
+    #[error("cannot fence this transaction: {0}")]
+    Fence(#[source] FenceError),
+}
+
+/// How a lease was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// Its time ran out before a renewal came through.
+    #[error("its time ran out before it was renewed")]
+    Expired,
+    /// The database says that the holding has ended: it expired and was taken over, or an operator evicted it.
+    #[error("it was taken over or evicted")]
+    Superseded,
+    /// It reached its [`max_hold`](crate::LeaseRequest::max_hold).
+    #[error("it reached its maximum holding time")]
+    MaxHold,
+    /// [`Locks::shutdown`](crate::Locks::shutdown) released it.
+    #[error("the client was shut down")]
+    Shutdown,
+}
+
+/// Why a transaction cannot be fenced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FenceError {
+    /// The transaction is one of another kind of database than the lease.
+    #[error("it belongs to another kind of database than the lease")]
+    OtherDatabase,
+    /// A fence inside a savepoint would end with it.
+    #[error("it is inside a savepoint; fence the outermost transaction, as its first statement")]
+    InSavepoint,
+    /// There is no transaction open on the connection.
+    #[error("no transaction is open on this connection")]
+    NoTransaction,
+    /// The transaction has read already, and what it read is older than the lease.
+    #[error("it began to read before the lease was granted; make the fence its first statement")]
+    StaleSnapshot,
+}
+
+impl Error {
+    /// The time given with `wait` ran out.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Self::Timeout { .. })
+    }
+
+    /// The lease is not, or no longer, ours.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost { .. })
+    }
+
+    /// The transaction met a concurrent change and must be rerun from its beginning.
+    pub fn is_conflict(&self) -> bool {
+        match self {
+            Self::Fence(cause) => *cause == FenceError::StaleSnapshot,
+            Self::Database { source, .. } => Fault::of(source) == Fault::Again,
+            _ => false,
+        }
+    }
+
+    /// The same call may succeed later without anything being changed.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Timeout { .. } | Self::Unavailable { .. }) || self.is_conflict()
+    }
+
+    /// The error of a statement that failed for good.
+    pub(crate) fn from_sqlx(attempted: &'static str, source: sqlx::Error) -> Self {
+        match Fault::of(&source) {
+            Fault::NoTable => Self::NotMigrated { source },
+            Fault::Severed | Fault::Exhausted => Self::Unavailable {
+                attempted,
+                reason: source.to_string(),
+                source: Some(source),
+            },
+            Fault::Again if is_sqlite_busy(&source) => Self::Unavailable {
+                attempted,
+                reason: "another connection is writing to the SQLite file".into(),
+                source: Some(source),
+            },
+            Fault::Again | Fault::Race | Fault::Final => Self::Database { attempted, source },
+        }
+    }
+}
+
+/// What a driver's error means for the one who sent the statement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The connection is gone. The statement may or may not have taken effect.
+    Severed,
+    /// The server or the pool has no connection to give.
+    Exhausted,
+    /// The statement was rolled back on account of others; it may be sent again.
+    Again,
+    /// Another process created the same table, or recorded the same migration, first.
+    Race,
+    /// The table does not exist.
+    NoTable,
+    /// Anything else.
+    Final,
+}
+
+impl Fault {
+    pub(crate) fn of(error: &sqlx::Error) -> Self {
+        match error {
+            sqlx::Error::Database(e) => Self::of_code(e.code().as_deref().unwrap_or_default(), e.as_ref()),
+            sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_)
+            | sqlx::Error::Protocol(_)
+            | sqlx::Error::PoolClosed
+            | sqlx::Error::WorkerCrashed => Self::Severed,
+            sqlx::Error::PoolTimedOut => Self::Exhausted,
+            _ => Self::Final,
+        }
+    }
+
+    fn of_code(code: &str, error: &dyn sqlx::error::DatabaseError) -> Self {
+        #[cfg(feature = "postgres")]
+        if error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>().is_some() {
+            return Self::of_postgres(code);
+        }
+        #[cfg(feature = "mysql")]
+        if let Some(error) = error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
+            return Self::of_mysql(error.number());
+        }
+        #[cfg(feature = "sqlite")]
+        if error.try_downcast_ref::<sqlx::sqlite::SqliteError>().is_some() {
+            return Self::of_sqlite(code, error.message());
+        }
+        let _ = (code, error);
+        Self::Final
+    }
+
+    /// <https://www.postgresql.org/docs/current/errcodes-appendix.html>
+    #[cfg(feature = "postgres")]
+    fn of_postgres(code: &str) -> Self {
+        match code {
+            // admin_shutdown, crash_shutdown, cannot_connect_now; class 08 is connection_exception.
+            "57P01" | "57P02" | "57P03" => Self::Severed,
+            c if c.starts_with("08") => Self::Severed,
+            "53300" => Self::Exhausted,
+            // serialization_failure, deadlock_detected, lock_not_available.
+            "40001" | "40P01" | "55P03" => Self::Again,
+            // unique_violation, duplicate_table, duplicate_object; XX000 is "tuple concurrently updated".
+            "23505" | "42P07" | "42710" | "XX000" => Self::Race,
+            "42P01" => Self::NoTable,
+            _ => Self::Final,
+        }
+    }
+
+    /// <https://dev.mysql.com/doc/mysql-errors/9.0/en/server-error-reference.html>, and MariaDB where it differs.
+    #[cfg(feature = "mysql")]
+    fn of_mysql(number: u16) -> Self {
+        match number {
+            // Server shutdown in progress, connection killed, client was disconnected by the server because of inactivity.
+            1053 | 1927 | 3169 | 4031 => Self::Severed,
+            1040 | 1203 | 1226 => Self::Exhausted,
+            // Lock wait timeout, deadlock, record has changed since last read, NOWAIT.
+            1205 | 1213 | 1020 | 3572 => Self::Again,
+            // Table exists, duplicate entry.
+            1050 | 1062 => Self::Race,
+            1146 => Self::NoTable,
+            _ => Self::Final,
+        }
+    }
+
+    /// <https://www.sqlite.org/rescode.html>
+    #[cfg(feature = "sqlite")]
+    fn of_sqlite(code: &str, message: &str) -> Self {
+        match code.parse::<u32>().unwrap_or_default() {
+            // The low byte is the primary code: BUSY and LOCKED with all their kinds.
+            c if matches!(c & 0xff, 5 | 6) => Self::Again,
+            // CONSTRAINT_PRIMARYKEY, CONSTRAINT_UNIQUE.
+            1555 | 2067 => Self::Race,
+            1 if message.starts_with("no such table") => Self::NoTable,
+            1 if message.contains("already exists") => Self::Race,
+            _ => Self::Final,
+        }
+    }
+}
+
+fn is_sqlite_busy(error: &sqlx::Error) -> bool {
+    let sqlx::Error::Database(error) = error else {
+        return false;
+    };
+    let _ = error;
+    #[cfg(feature = "sqlite")]
+    return error.try_downcast_ref::<sqlx::sqlite::SqliteError>().is_some();
+    #[cfg(not(feature = "sqlite"))]
+    return false;
+}

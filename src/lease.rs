@@ -1,0 +1,594 @@
+//! A lease: owner and expiry in a row of the database, renewed until it is given back.
+
+pub(crate) mod export;
+pub(crate) mod renewal;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::Transaction;
+use sqlx_core::transaction::TransactionManager;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::backend::sealed::{Check, Verdict};
+use crate::backend::{Claim, Database, Holding, Renewal, Standing};
+use crate::client::Client;
+use crate::error::{Error, FenceError, LossCause, Result};
+use crate::name::LockName;
+use crate::owner::{Hold, Owner};
+use crate::pump::{Answer, Reply, Verb};
+use crate::token::FencingToken;
+use crate::waiting::{Patience, Waiter};
+use export::ExportedLease;
+use renewal::{Fate, Tenure};
+
+/// The TTL of a lease that asks for none.
+const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
+/// A label is for people to read in a list.
+const MAX_LABEL_BYTES: usize = 255;
+
+/// What a lease was asked to be, beside its name and TTL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) renew: bool,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) hold_at_least: Option<Duration>,
+}
+
+/// A request for a lease, made with [`Locks::lease`](crate::Locks::lease). Nothing is sent until one of
+/// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and [`run`](Self::run) is awaited.
+///
+/// ```
+/// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+/// use std::time::Duration;
+///
+/// let lease = locks
+///     .lease("invoice/42")
+///     .ttl(Duration::from_secs(10))
+///     .wait(Duration::from_secs(5))
+///     .label("send reminder")
+///     .acquire()
+///     .await?;
+/// # lease.release().await
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use = "a request does nothing until acquire, try_acquire or run is awaited"]
+pub struct LeaseRequest {
+    client: Arc<Client>,
+    name: String,
+    ttl: Duration,
+    wait: Option<Duration>,
+    terms: Terms,
+    label: String,
+    owner: Option<Owner>,
+}
+
+impl LeaseRequest {
+    pub(crate) fn new(client: Arc<Client>, name: String) -> Self {
+        Self {
+            client,
+            name,
+            ttl: DEFAULT_TTL,
+            wait: None,
+            terms: Terms {
+                renew: true,
+                max_hold: None,
+                hold_at_least: None,
+            },
+            label: String::new(),
+            owner: Owner::current(),
+        }
+    }
+
+    /// How long the lease outlives its last renewal: the longest time for which a crashed holder blocks others.
+    /// 30 seconds by default; between 1 second and 24 hours unless the
+    /// [builder](crate::LocksBuilder::ttl_range) says otherwise.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// Waits at most this long, then fails with [`Error::Timeout`]. Without it, [`acquire`](Self::acquire) waits for as
+    /// long as it takes.
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.wait = Some(at_most);
+        self
+    }
+
+    /// Whether the lease is renewed in the background, at every third of its TTL. `true` by default. Otherwise it ends
+    /// after its TTL unless [`extend`](Lease::extend) is called.
+    pub fn renew(mut self, renew: bool) -> Self {
+        self.terms.renew = renew;
+        self
+    }
+
+    /// Ends the lease after this time, however well it is renewed: a worker that hangs does not hold the name for ever.
+    /// The lease is then lost with [`LossCause::MaxHold`], and [`run`](Self::run) drops the work.
+    pub fn max_hold(mut self, at_most: Duration) -> Self {
+        self.terms.max_hold = Some(at_most);
+        self
+    }
+
+    /// Keeps the name taken for at least this long after it was acquired, also when it is released earlier: for jobs that
+    /// are shorter than the differences between the clocks that start them.
+    pub fn hold_at_least(mut self, at_least: Duration) -> Self {
+        self.terms.hold_at_least = Some(at_least);
+        self
+    }
+
+    /// A note for people, shown by [`Locks::list`](crate::Locks::list). At most 255 bytes.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = label.into();
+        self
+    }
+
+    /// Acquires as this owner, and re-enters when this owner holds the name already, in whichever process. Without it the
+    /// owner is that of the enclosing [`Owner::scope`], or one that nobody else has.
+    pub fn owner(mut self, owner: Owner) -> Self {
+        self.owner = Some(owner);
+        self
+    }
+
+    /// Waits for its turn and acquires the lease.
+    ///
+    /// Waiters of one process are served in the order in which they came; between processes, whoever asks first after
+    /// the name has become free.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] when [`wait`](Self::wait) ran out; [`Error::Unavailable`] when the database could not be reached
+    /// (for some seconds: connections are made again, and what was sent is sent again); [`Error::NotMigrated`],
+    /// [`Error::Closed`], or one of the errors for bad input.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives up the place in line. A grant that is on its way is released in the background.
+    pub async fn acquire(self) -> Result<Lease> {
+        let start = Instant::now();
+        let wait = self.wait;
+        let (mut waiting, name) = self.stand_in_line(Patience::Wait)?;
+        let answer = match wait {
+            None => waiting.answer().await,
+            Some(wait) => match tokio::time::timeout(wait, waiting.answer()).await {
+                Ok(answer) => answer,
+                // A grant may have come in the very last moment: it counts.
+                Err(_) => match waiting.give_up() {
+                    Some(answer) => answer,
+                    None => return Err(waiting.timeout(name, start.elapsed())),
+                },
+            },
+        };
+        match answer? {
+            Some(lease) => Ok(lease),
+            None => Err(Error::Timeout { name, waited: start.elapsed() }),
+        }
+    }
+
+    /// Acquires the lease if the name is free. `Ok(None)`: somebody else holds it, or waits for it in this process.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), but never a timeout. [`wait`](Self::wait) has no effect.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing behind: a grant that is on its way is released in the background.
+    pub async fn try_acquire(self) -> Result<Option<Lease>> {
+        let (mut waiting, _) = self.stand_in_line(Patience::Try)?;
+        waiting.answer().await
+    }
+
+    /// Acquires the lease, does the work while it lasts, and releases it. The work is dropped at its next await point
+    /// when the lease is lost.
+    ///
+    /// ```
+    /// # async fn build_report() -> String { String::new() }
+    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+    /// let report = locks.lease("report/daily").run(async |_lease| build_report().await).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the lease did not last until the work was done.
+    /// When the work was done in time and only the release did not get through, its result is returned: the name is free
+    /// after its TTL.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work and releases the lease in the background.
+    pub async fn run<F, T>(self, work: F) -> Result<T>
+    where
+        F: AsyncFnOnce(&Lease) -> T,
+    {
+        let lease = self.acquire().await?;
+        let outcome = {
+            let work = std::pin::pin!(work(&lease));
+            let lost = std::pin::pin!(lease.lost());
+            first(work, lost).await
+        };
+        match outcome {
+            Ok(done) => match lease.release().await {
+                Err(error) if error.is_lost() => Err(error),
+                _ => Ok(done),
+            },
+            Err(cause) => Err(lease.loss(cause)),
+        }
+    }
+
+    fn stand_in_line(self, patience: Patience) -> Result<(Waiting, LockName)> {
+        let name = LockName::new(self.name)?;
+        let settings = &self.client.settings;
+        let within = |what, given, min, max| {
+            if given < min || given > max {
+                return Err(Error::OutOfRange { what, given, min, max });
+            }
+            Ok(())
+        };
+        let (min_ttl, max_ttl) = (settings.min_ttl, settings.max_ttl);
+        within("a TTL", self.ttl, min_ttl, max_ttl)?;
+        if let Some(max_hold) = self.terms.max_hold {
+            within("max_hold", max_hold, min_ttl, Duration::MAX)?;
+        }
+        if let Some(at_least) = self.terms.hold_at_least {
+            within("hold_at_least", at_least, Duration::ZERO, max_ttl)?;
+        }
+        if self.label.len() > MAX_LABEL_BYTES {
+            return Err(Error::LabelTooLong { bytes: self.label.len() });
+        }
+        let claim = Claim {
+            name: name.clone(),
+            owner: self.owner.unwrap_or_else(Owner::random),
+            hold: Hold::random(),
+            ttl: self.ttl,
+            holder: Arc::clone(&settings.holder),
+            label: self.label.into(),
+        };
+        let (reply, answer) = oneshot::channel();
+        let waiting = Waiting {
+            client: self.client,
+            claim: claim.clone(),
+            answer,
+            answered: false,
+        };
+        let waiter = Waiter { claim, terms: self.terms, patience, reply };
+        waiting.client.start();
+        if self.owner.is_some() {
+            waiting.client.join(waiter);
+        } else {
+            waiting.client.enter(waiter);
+        }
+        Ok((waiting, name))
+    }
+}
+
+impl fmt::Debug for LeaseRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseRequest").field("name", &self.name).field("ttl", &self.ttl).finish_non_exhaustive()
+    }
+}
+
+/// A place in line. Dropping it gives the place up.
+struct Waiting {
+    client: Arc<Client>,
+    claim: Claim,
+    answer: oneshot::Receiver<Result<Option<Lease>>>,
+    answered: bool,
+}
+
+impl Waiting {
+    async fn answer(&mut self) -> Result<Option<Lease>> {
+        let answer = (&mut self.answer).await;
+        self.answered = true;
+        answer.unwrap_or(Err(Error::Closed))
+    }
+
+    /// Leaves the line, unless the answer is there already.
+    fn give_up(&mut self) -> Option<Result<Option<Lease>>> {
+        self.answer.close();
+        self.answer.try_recv().ok()
+    }
+
+    /// Why there is no lease when the time is over: a database that could not be asked is not a name that was held.
+    fn timeout(&self, name: LockName, waited: Duration) -> Error {
+        match self.client.pump.trouble() {
+            Some(reason) => Error::Unavailable {
+                attempted: "acquire",
+                reason,
+                source: None,
+            },
+            None => Error::Timeout { name, waited },
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.answer.close();
+            self.client.forget(&self.claim);
+        }
+    }
+}
+
+/// Runs two futures until one of them completes; the first wins a tie.
+async fn first<A: Future, B: Future>(
+    mut a: std::pin::Pin<&mut A>,
+    mut b: std::pin::Pin<&mut B>,
+) -> Result<A::Output, B::Output> {
+    use std::task::Poll;
+    std::future::poll_fn(|cx| {
+        if let Poll::Ready(a) = a.as_mut().poll(cx) {
+            return Poll::Ready(Ok(a));
+        }
+        b.as_mut().poll(cx).map(Err)
+    })
+    .await
+}
+
+/// A held lease: proof that nobody else was granted the name, for as long as [`is_held`](Self::is_held).
+///
+/// It is renewed in the background. [`release`](Self::release) it to learn whether it lasted; dropping it releases it too,
+/// in the background. If the process dies, the name is free after the TTL.
+#[must_use = "a lease that is dropped is released at once"]
+pub struct Lease {
+    client: Arc<Client>,
+    tenure: Arc<Tenure>,
+}
+
+impl Lease {
+    pub(crate) fn begin(client: Arc<Client>, tenure: Arc<Tenure>) -> Self {
+        client.keeper.keep(&tenure);
+        Self { client, tenure }
+    }
+
+    pub(crate) fn holding(&self) -> &Holding {
+        &self.tenure.holding
+    }
+
+    /// The name that is held.
+    pub fn name(&self) -> &LockName {
+        &self.tenure.holding.name
+    }
+
+    /// The fencing token of this holding: greater than that of every earlier holding of the name.
+    pub fn token(&self) -> FencingToken {
+        self.tenure.holding.token
+    }
+
+    /// Who holds, for [re-entering](LeaseRequest::owner) from elsewhere.
+    pub fn owner(&self) -> Owner {
+        self.tenure.holding.owner
+    }
+
+    /// Whether the name is certainly still ours. Local: it reads a clock and does no I/O.
+    ///
+    /// It turns `false` before the database could grant the name to another, also if this process was stopped or the
+    /// machine slept in between, and never turns `true` again. Between this check and what you do next, time may pass: use
+    /// [`fence`](Self::fence) for data in this database.
+    pub fn is_held(&self) -> bool {
+        self.tenure.is_held()
+    }
+
+    /// For how much longer the lease is safe without a renewal. Zero when it is lost.
+    pub fn remaining(&self) -> Duration {
+        if self.is_held() { self.tenure.deadline().remaining() } else { Duration::ZERO }
+    }
+
+    /// Completes when the lease is lost, with the reason. Pending for ever while it is held.
+    ///
+    /// # Cancel safety
+    ///
+    /// It may be dropped and called again; no loss is missed.
+    pub async fn lost(&self) -> LossCause {
+        self.tenure.lost().await
+    }
+
+    /// Makes sure that this transaction can commit only while the lease is ours: until it ends, nobody else can be granted
+    /// the name. Renewals go on meanwhile.
+    ///
+    /// Make it the first statement of the transaction, outside any savepoint. What it costs is one statement (a row lock
+    /// that is shared with other fences of this lease; on SQLite the write lock, during which no lease in the same file
+    /// can be renewed: keep such transactions shorter than the TTL).
+    ///
+    /// ```
+    /// # async fn example(pool: sqlx::SqlitePool, lease: sqlock::Lease) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut tx = pool.begin().await?;
+    /// lease.fence(&mut tx).await?;
+    /// sqlx::query("UPDATE invoice SET reminded = 1 WHERE id = 42").execute(&mut *tx).await?;
+    /// tx.commit().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// For data elsewhere, send [`token`](Self::token) along. There, comparing tokens only when writing loses updates:
+    /// the receiver must *first* record the token as the highest it has seen, *then* read, then write on condition that the
+    /// recorded token is still this one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when the lease has ended: nothing was written. [`Error::Fence`] when the transaction is of another
+    /// kind of database, is not open, is inside a savepoint, or reads from before the lease. After an error, roll back.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the transaction as undecided as dropping any of its statements: roll back.
+    pub async fn fence<DB: Database>(&self, tx: &mut Transaction<'_, DB>) -> Result<()> {
+        if DB::KIND != self.client.kind {
+            return Err(Error::Fence(FenceError::OtherDatabase));
+        }
+        match DB::TransactionManager::get_transaction_depth(tx) {
+            0 => return Err(Error::Fence(FenceError::NoTransaction)),
+            1 => {}
+            _ => return Err(Error::Fence(FenceError::InSavepoint)),
+        }
+        if let Fate::Lost(cause) = self.tenure.fate() {
+            return Err(self.loss(cause));
+        }
+        let holding = self.holding();
+        let check = Check {
+            name: holding.name.as_str().to_owned(),
+            owner: holding.owner.to_string(),
+            mark: holding.hold.mark(),
+            token: holding.token.get(),
+        };
+        match DB::fence(tx, &check).await {
+            Ok(Verdict::Fenced) => Ok(()),
+            Ok(Verdict::Superseded) => Err(self.loss(LossCause::Superseded)),
+            Ok(Verdict::StaleSnapshot) => Err(Error::Fence(FenceError::StaleSnapshot)),
+            Err(error) => Err(Error::from_sqlx("fence a transaction", error)),
+        }
+    }
+
+    /// Makes the lease last at least `ttl` from now, without waiting for the next renewal.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when it has ended, [`Error::OutOfRange`], or [`Error::Unavailable`] when the database could not be
+    /// reached: the lease is then as good as before.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does no harm; the extension may or may not take place.
+    pub async fn extend(&self, ttl: Duration) -> Result<()> {
+        let (min, max) = (self.client.settings.min_ttl, self.client.settings.max_ttl);
+        if ttl < min || ttl > max {
+            return Err(Error::OutOfRange { what: "an extension", given: ttl, min, max });
+        }
+        if let Fate::Lost(cause) = self.tenure.fate() {
+            return Err(self.loss(cause));
+        }
+        let asked = self.tenure.renewal(ttl);
+        let renewal = Renewal { holding: self.holding().clone(), ttl: asked };
+        let (extended, answered) = oneshot::channel();
+        let (client, tenure) = (Arc::clone(&self.client), Arc::clone(&self.tenure));
+        // Noted down in the reply, so that it counts even if this future is dropped.
+        let reply = Reply::to(move |answer: Answer<Standing>| {
+            let _ = extended.send(match answer.outcome {
+                Ok(_) => {
+                    client.keeper.renewed(&tenure, asked, answer);
+                    Ok(())
+                }
+                Err(error) => Err(error),
+            });
+        });
+        self.client.pump.send(Verb::Renew(renewal, reply));
+        answered.await.unwrap_or(Err(Error::Closed))?;
+        match self.tenure.fate() {
+            Fate::Lost(cause) => Err(self.loss(cause)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives the lease back, and tells whether it had been ours to the end.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`]: it had ended before. [`Error::Unavailable`] or [`Error::Unknown`]: the database could not be told,
+    /// or it is not known whether it was; the name is free after the TTL at the latest.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future after its first poll does not stop the release.
+    pub async fn release(self) -> Result<()> {
+        let (verdict, answer) = oneshot::channel();
+        match self.tenure.give_back() {
+            Ok(()) => {
+                self.client.keeper.let_go(self.holding().hold);
+                self.client.leave(&self.tenure, Some(verdict), true);
+                answer.await.unwrap_or(Err(Error::Closed))
+            }
+            Err(Fate::Lost(cause)) => Err(self.loss(cause)),
+            Err(_) => Err(self.loss(LossCause::Superseded)),
+        }
+    }
+
+    /// Turns the lease into a text that another process can [resume](crate::Locks::resume). This process no longer renews
+    /// it: it must be resumed within its TTL.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when it has ended.
+    pub fn export(self) -> Result<ExportedLease> {
+        match self.tenure.give_back() {
+            Ok(()) => {
+                self.client.keeper.let_go(self.holding().hold);
+                self.client.vacate(self.holding());
+                Ok(ExportedLease {
+                    holding: self.holding().clone(),
+                    ttl: self.tenure.ttl,
+                })
+            }
+            Err(Fate::Lost(cause)) => Err(self.loss(cause)),
+            Err(_) => Err(self.loss(LossCause::Superseded)),
+        }
+    }
+
+    /// Takes over a lease that was exported.
+    pub(crate) async fn resume(client: &Arc<Client>, exported: ExportedLease) -> Result<Self> {
+        let ExportedLease { holding, ttl } = exported;
+        let renewal = Renewal { holding: holding.clone(), ttl };
+        let answer = client.ask(|reply| Verb::Renew(renewal, reply)).await;
+        match answer.outcome? {
+            Standing::Held => {
+                let terms = Terms {
+                    renew: true,
+                    max_hold: None,
+                    hold_at_least: None,
+                };
+                client.adopt(&holding);
+                let tenure = Tenure::begin(holding, ttl, terms, answer.sent_at);
+                Ok(Self::begin(Arc::clone(client), tenure))
+            }
+            _ => Err(Error::Lost {
+                name: holding.name,
+                token: holding.token,
+                cause: LossCause::Superseded,
+            }),
+        }
+    }
+
+    fn loss(&self, cause: LossCause) -> Error {
+        Error::Lost {
+            name: self.name().clone(),
+            token: self.token(),
+            cause,
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        match self.tenure.give_back() {
+            Ok(()) => {
+                self.client.keeper.let_go(self.holding().hold);
+                self.client.leave(&self.tenure, None, true);
+            }
+            // Shutdown has given it back, or its holder has.
+            Err(Fate::Returned | Fate::Lost(LossCause::Shutdown)) => {}
+            // It should be nobody's by now; if the row still names it, make that so.
+            Err(_) => {
+                self.client.keeper.let_go(self.holding().hold);
+                self.client.vacate(self.holding());
+                let h = self.holding();
+                self.client.withdraw(&h.name, h.owner, h.hold, Some(h.token));
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("name", self.name())
+            .field("token", &self.token())
+            .field("fate", &self.tenure.fate())
+            .finish_non_exhaustive()
+    }
+}

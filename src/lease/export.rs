@@ -1,0 +1,103 @@
+//! A held lease on its way to another process.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::backend::Holding;
+use crate::error::{Error, Result};
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::token::FencingToken;
+
+/// A held lease as a text, to be [resumed](crate::Locks::resume) by another process within its TTL.
+///
+/// Made by [`Lease::export`](crate::Lease::export). Whoever has the text can release the lease: treat it like the lease.
+///
+/// ```
+/// # async fn example(locks: sqlock::Locks, lease: sqlock::Lease) -> sqlock::Result<()> {
+/// let text = lease.export()?.to_string();
+/// // … in another process:
+/// let lease = locks.resume(text.parse()?).await?;
+/// # lease.release().await
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "an exported lease is held until its TTL unless it is resumed"]
+pub struct ExportedLease {
+    pub(crate) holding: Holding,
+    pub(crate) ttl: Duration,
+}
+
+impl ExportedLease {
+    /// The name that is held.
+    pub fn name(&self) -> &LockName {
+        &self.holding.name
+    }
+
+    /// The token of the holding. It stays the same when the lease is resumed.
+    pub fn token(&self) -> FencingToken {
+        self.holding.token
+    }
+}
+
+/// The first word says how to read the rest; the name comes last, since it may contain anything.
+const FORMAT: &str = "sqlock1";
+
+impl fmt::Display for ExportedLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let h = &self.holding;
+        let ttl = self.ttl.as_millis();
+        write!(f, "{FORMAT}:{}:{}:{}:{ttl}:{}", h.owner, h.hold, h.token, h.name)
+    }
+}
+
+impl FromStr for ExportedLease {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = |reason| Error::InvalidExport { reason };
+        let mut words = text.splitn(6, ':');
+        let mut word = || words.next().ok_or(wrong("it is cut off"));
+        if word()? != FORMAT {
+            return Err(wrong("it does not begin with sqlock1"));
+        }
+        let owner: Owner = word()?.parse()?;
+        let hold = word()?.parse().map_err(|_| wrong("its hold is not an id"))?;
+        let token = word()?.parse().ok().and_then(FencingToken::new).ok_or(wrong("its token is not a token"))?;
+        let ttl = word()?.parse().map(Duration::from_millis).map_err(|_| wrong("its TTL is not a number"))?;
+        let name = LockName::new(word()?)?;
+        Ok(Self {
+            holding: Holding { name, owner, hold, token },
+            ttl,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::owner::Hold;
+
+    #[test]
+    fn an_exported_lease_survives_being_printed() -> Result<()> {
+        let holding = Holding {
+            name: LockName::new("odd: name:\u{e1}\n")?,
+            owner: Owner::random(),
+            hold: Hold::random(),
+            token: FencingToken::new(7).ok_or(Error::InvalidOwner)?,
+        };
+        let exported = ExportedLease { holding, ttl: Duration::from_millis(1500) };
+        let read: ExportedLease = exported.to_string().parse()?;
+        assert_eq!(read.to_string(), exported.to_string());
+        assert_eq!(read.name(), exported.name());
+        Ok(())
+    }
+
+    #[test]
+    fn a_text_that_is_cut_off_is_refused() {
+        for text in ["", "sqlock1", "sqlock1:x:y:1:1000:a", "sqlock2:::::", "plain"] {
+            assert!(text.parse::<ExportedLease>().is_err(), "{text}");
+        }
+    }
+}

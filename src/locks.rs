@@ -1,0 +1,263 @@
+//! The handle, and the way to every primitive.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::{Backend, Kind};
+use crate::client::{Client, Settings};
+use crate::error::Result;
+use crate::inspect::LeaseInfo;
+use crate::lease::export::ExportedLease;
+use crate::lease::{Lease, LeaseRequest};
+use crate::name::LockName;
+use crate::pump::Verb;
+use crate::sweeper::Sweeper;
+use crate::token::FencingToken;
+
+/// A client for locks in one database. Cloning is cheap; clones share connections and waiting lines.
+///
+/// It is made from the application's sqlx pool and opens at most two connections of its own with that pool's connect
+/// options, when they are first needed, however many leases are held, waited for or renewed. (Hooks of the pool, such as
+/// `after_connect`, do not run on them: put what matters, a `search_path` say, into the connect options. A SQLite database
+/// in memory exists in the pool's own connections only; there, one is borrowed for each statement.)
+///
+/// ```
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let pool = sqlx::SqlitePool::connect("sqlite://app.db?mode=rwc").await?;
+/// let locks = sqlock::Locks::new(pool);
+/// locks.migrate().await?;
+/// let lease = locks.lease("invoice/42").acquire().await?;
+/// lease.release().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Locks {
+    client: Arc<Client>,
+}
+
+impl Locks {
+    /// A client on the database of a `PgPool`, `MySqlPool` or `SqlitePool`. Nothing is sent yet.
+    pub fn new(pool: impl Into<LocksBuilder>) -> Self {
+        Self::builder(pool).build()
+    }
+
+    /// As [`new`](Self::new), with choices.
+    pub fn builder(pool: impl Into<LocksBuilder>) -> LocksBuilder {
+        pool.into()
+    }
+
+    /// Creates the tables, or brings them up to date. Any number of processes may do this at once, and when there is
+    /// nothing to do, the right to read suffices.
+    ///
+    /// The history is kept in `_sqlock_migrations`, apart from the application's own `_sqlx_migrations`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Migrate`](crate::Error::Migrate), [`Error::Unavailable`](crate::Error::Unavailable).
+    ///
+    /// # Cancel safety
+    ///
+    /// It can be called again after the future was dropped. No lock is left behind.
+    pub async fn migrate(&self) -> Result<()> {
+        self.client.backend.migrate().await
+    }
+
+    /// A request for the lease on a name: 1 to 255 bytes of UTF-8 without NUL.
+    pub fn lease(&self, name: impl Into<String>) -> LeaseRequest {
+        LeaseRequest::new(Arc::clone(&self.client), name.into())
+    }
+
+    /// Takes over a lease that another process [exported](Lease::export). It is renewed from here.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`](crate::Error::Lost) when it ended on the way; [`Error::Unavailable`](crate::Error::Unavailable).
+    ///
+    /// # Cancel safety
+    ///
+    /// The lease can be resumed again after the future was dropped.
+    pub async fn resume(&self, exported: ExportedLease) -> Result<Lease> {
+        Lease::resume(&self.client, exported).await
+    }
+
+    /// All names that begin with `prefix` and are held, in order.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`](crate::Error::Unavailable), [`Error::NotMigrated`](crate::Error::NotMigrated).
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<LeaseInfo>> {
+        let prefix = prefix.to_owned();
+        let rows = self.client.ask(|reply| Verb::List(prefix, reply)).await.outcome?;
+        Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())
+    }
+
+    /// Who holds a name. `None`: nobody.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`](crate::Error::InvalidName), and those of [`list`](Self::list).
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn inspect(&self, name: &str) -> Result<Option<LeaseInfo>> {
+        let name = LockName::new(name)?;
+        let row = self.client.ask(|reply| Verb::Look(name, reply)).await.outcome?;
+        Ok(row.and_then(LeaseInfo::of))
+    }
+
+    /// Takes a name away from its holder: an operator's way out. The token says which holding is meant, so a newer one is
+    /// never ended by mistake: `false` when that token does not hold the name any more.
+    ///
+    /// The evicted holder learns of it at its next renewal, and no transaction it fences from now on can commit. One that is
+    /// fenced already keeps everybody else out until it ends.
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](Self::inspect).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves open whether the eviction takes place. It can be repeated.
+    pub async fn evict(&self, name: &str, token: FencingToken) -> Result<bool> {
+        let name = LockName::new(name)?;
+        self.client.ask(|reply| Verb::Evict(name, token, reply)).await.outcome
+    }
+
+    /// The purge of names that have long been free.
+    pub fn sweeper(&self) -> Sweeper {
+        Sweeper::new(Arc::clone(&self.client))
+    }
+
+    /// Gives back every lease of this client, refuses its waiters, and closes its connections. Leases still in somebody's
+    /// hands are lost with [`LossCause::Shutdown`](crate::LossCause::Shutdown).
+    ///
+    /// For the orderly end of a process: dropping everything releases too, but nobody waits for it, and a runtime that
+    /// stops right away leaves the names to their TTL.
+    ///
+    /// # Errors
+    ///
+    /// That of the last release that did not get through, after all were tried.
+    ///
+    /// # Cancel safety
+    ///
+    /// After the first poll the leases are on their way back; dropping the future only ends the waiting.
+    pub async fn shutdown(&self) -> Result<()> {
+        self.client.shutdown().await
+    }
+}
+
+impl fmt::Debug for Locks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locks").field("kind", &self.client.kind).finish_non_exhaustive()
+    }
+}
+
+impl<T: Into<LocksBuilder>> From<T> for Locks {
+    fn from(pool: T) -> Self {
+        Self::new(pool)
+    }
+}
+
+/// The choices for a [`Locks`] client.
+#[must_use = "a builder does nothing until build is called"]
+pub struct LocksBuilder {
+    backend: Arc<dyn Backend>,
+    kind: Kind,
+    connections: usize,
+    ttl: RangeInclusive<Duration>,
+    holder: Option<String>,
+}
+
+impl LocksBuilder {
+    fn on(backend: impl Backend + 'static, kind: Kind) -> Self {
+        Self {
+            backend: Arc::new(backend),
+            kind,
+            connections: 2,
+            ttl: Duration::from_secs(1)..=Duration::from_secs(24 * 3600),
+            holder: None,
+        }
+    }
+
+    /// How many connections the client may open, 1 or 2. By default 2: one asks for names, the other keeps and returns
+    /// them. SQLite has one writer, and one connection does it.
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.connections = connections.clamp(1, 2);
+        self
+    }
+
+    /// The TTLs that a lease may ask for: 1 second to 24 hours by default. Below that, a reply that is slow for once costs
+    /// the lease.
+    pub fn ttl_range(mut self, range: RangeInclusive<Duration>) -> Self {
+        self.ttl = range;
+        self
+    }
+
+    /// What [`Locks::list`] shows as the holder. By default the host's name and the process id. Cut at 255 bytes.
+    pub fn holder(mut self, holder: impl Into<String>) -> Self {
+        self.holder = Some(holder.into());
+        self
+    }
+
+    /// The client.
+    pub fn build(self) -> Locks {
+        let mut holder = self.holder.unwrap_or_else(this_process);
+        holder.truncate(holder.floor_char_boundary(255));
+        let settings = Settings {
+            min_ttl: *self.ttl.start(),
+            max_ttl: *self.ttl.end(),
+            holder: holder.into(),
+        };
+        Locks {
+            client: Client::new(self.backend, self.kind, settings, self.connections),
+        }
+    }
+}
+
+impl fmt::Debug for LocksBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocksBuilder")
+            .field("kind", &self.kind)
+            .field("connections", &self.connections)
+            .field("ttl", &self.ttl)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl From<sqlx::PgPool> for LocksBuilder {
+    fn from(pool: sqlx::PgPool) -> Self {
+        Self::on(crate::backend::postgres::PostgresBackend::new(&pool), Kind::Postgres)
+    }
+}
+
+#[cfg(feature = "mysql")]
+impl From<sqlx::MySqlPool> for LocksBuilder {
+    fn from(pool: sqlx::MySqlPool) -> Self {
+        Self::on(crate::backend::mysql::MySqlBackend::new(&pool), Kind::MySql)
+    }
+}
+
+#[cfg(feature = "sqlite")]
+impl From<sqlx::SqlitePool> for LocksBuilder {
+    fn from(pool: sqlx::SqlitePool) -> Self {
+        Self::on(crate::backend::sqlite::SqliteBackend::new(pool), Kind::Sqlite)
+    }
+}
+
+/// `host/pid`.
+fn this_process() -> String {
+    #[cfg(unix)]
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    #[cfg(not(unix))]
+    let host = std::env::var("COMPUTERNAME").unwrap_or_else(|_| "host".into());
+    format!("{host}/{}", std::process::id())
+}

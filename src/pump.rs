@@ -1,0 +1,619 @@
+//! The pump: verbs that wait together travel together, on a bounded number of connections of our own.
+//!
+//! Each connection is a *lane*, a task that takes whatever has gathered while its last batch was in flight, turns it into
+//! one statement per kind of verb, and hands every verb its answer. So a dropped future abandons nothing half-done, many
+//! locks share one commit, and an idle lane adds no delay: it takes a batch of one at once.
+//!
+//! With two lanes, one asks for names and the other keeps them: renewals never stand in line behind waiters.
+//!
+//! The pump knows nothing of who waits for what. A verb carries its [`Reply`].
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::{Instant, timeout};
+
+use crate::backend::{Backend, Claim, HandOff, Job, Release, Renewal, Row, Session, Standing};
+use crate::backoff::Backoff;
+use crate::clock::Moment;
+use crate::error::{Error, Fault, Result};
+use crate::name::LockName;
+use crate::token::FencingToken;
+
+/// The most verbs in one statement: 10 000 renewals travel in ten.
+const BATCH: usize = 1000;
+
+/// A statement that takes longer than this is given up together with its connection. No verb waits for another client,
+/// so only a frozen server or a broken network takes so long.
+const ANSWER_WITHIN: Duration = Duration::from_secs(4);
+
+/// The same for opening a connection.
+const CONNECT_WITHIN: Duration = Duration::from_secs(4);
+
+/// How long a lane tries to get through to a database that refuses it, before the verbs fail.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long it repeats statements that the database rolled back on account of others.
+const PATIENCE_WITH_CONFLICTS: Duration = Duration::from_secs(10);
+
+/// What came of a verb.
+pub(crate) struct Answer<T> {
+    pub(crate) outcome: Result<T>,
+    /// Taken before the request that was answered went out: what the database granted lasts at least from here.
+    pub(crate) sent_at: Moment,
+    /// An earlier request may have taken effect although its reply never came.
+    pub(crate) resent: bool,
+}
+
+/// Where an answer goes. It is called exactly once: when the pump ends first, with [`Error::Closed`].
+pub(crate) struct Reply<T>(Option<Box<dyn FnOnce(Answer<T>) + Send>>);
+
+impl<T> Reply<T> {
+    pub(crate) fn to(receiver: impl FnOnce(Answer<T>) + Send + 'static) -> Self {
+        Self(Some(Box::new(receiver)))
+    }
+
+    fn send(mut self, answer: Answer<T>) {
+        if let Some(receiver) = self.0.take() {
+            receiver(answer);
+        }
+    }
+}
+
+impl<T> Drop for Reply<T> {
+    fn drop(&mut self) {
+        if let Some(receiver) = self.0.take() {
+            receiver(Answer {
+                outcome: Err(Error::Closed),
+                sent_at: Moment::now(),
+                resent: false,
+            });
+        }
+    }
+}
+
+/// A verb on its way to the database.
+pub(crate) enum Verb {
+    Acquire(Claim, Reply<Option<FencingToken>>),
+    Join(Claim, Reply<Option<FencingToken>>),
+    HandOff(HandOff, Reply<Option<FencingToken>>),
+    Release(Release, Reply<Standing>),
+    Renew(Renewal, Reply<Standing>),
+    Look(LockName, Reply<Option<Row>>),
+    List(String, Reply<Vec<Row>>),
+    Evict(LockName, FencingToken, Reply<bool>),
+    Sweep { retention: Duration, limit: u32, reply: Reply<u64> },
+    /// Ends the lane when everything before it is done.
+    Close(Reply<()>),
+}
+
+/// The lanes of a client.
+pub(crate) struct Pump {
+    lanes: Vec<UnboundedSender<Verb>>,
+    idle: Mutex<Vec<Lane>>,
+    trouble: Arc<Trouble>,
+}
+
+impl Pump {
+    /// Lanes that open their connections when they are first needed.
+    pub(crate) fn new(backend: &Arc<dyn Backend>, connections: usize) -> Self {
+        let trouble = Arc::new(Trouble::default());
+        let (lanes, idle) = (0..connections.min(backend.useful_connections()).max(1))
+            .map(|_| {
+                let (verbs, inbox) = unbounded_channel();
+                let lane = Lane {
+                    backend: Arc::clone(backend),
+                    session: None,
+                    inbox,
+                    trouble: Arc::clone(&trouble),
+                };
+                (verbs, lane)
+            })
+            .unzip();
+        Self {
+            lanes,
+            idle: Mutex::new(idle),
+            trouble,
+        }
+    }
+
+    /// Starts the lanes on the runtime that this is called from. Later calls do nothing.
+    pub(crate) fn start(&self) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        for lane in idle.drain(..) {
+            tokio::spawn(lane.run());
+        }
+    }
+
+    pub(crate) fn send(&self, verb: Verb) {
+        let keeps = matches!(verb, Verb::HandOff(..) | Verb::Release(..) | Verb::Renew(..));
+        let lane = if keeps { self.lanes.last() } else { self.lanes.first() };
+        if let Some(lane) = lane {
+            // A lane that has ended drops the verb, and with it the reply says so.
+            let _ = lane.send(verb);
+        }
+    }
+
+    /// Lets every lane finish what it has and close its connection.
+    pub(crate) async fn close(&self) {
+        for lane in &self.lanes {
+            let (done, closed) = tokio::sync::oneshot::channel();
+            let reply = Reply::to(move |_| {
+                let _ = done.send(());
+            });
+            let _ = lane.send(Verb::Close(reply));
+            let _ = closed.await;
+        }
+    }
+
+    /// Why the database is out of reach at present, if it is.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.trouble.get()
+    }
+}
+
+/// The last failure to reach the database, until it is reached again.
+#[derive(Default)]
+struct Trouble(Mutex<Option<String>>);
+
+impl Trouble {
+    fn get(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, trouble: Option<String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+}
+
+/// One connection and the verbs that travel on it.
+struct Lane {
+    backend: Arc<dyn Backend>,
+    session: Option<Box<dyn Session>>,
+    inbox: UnboundedReceiver<Verb>,
+    trouble: Arc<Trouble>,
+}
+
+impl Lane {
+    async fn run(mut self) {
+        let mut waiting = Vec::new();
+        let closing = loop {
+            if waiting.is_empty() {
+                if self.inbox.recv_many(&mut waiting, BATCH).await == 0 {
+                    break None;
+                }
+            } else {
+                while waiting.len() < BATCH
+                    && let Ok(verb) = self.inbox.try_recv()
+                {
+                    waiting.push(verb);
+                }
+            }
+            let round = Round::gather(&mut waiting);
+            self.carry::<Releases>(round.releases).await;
+            self.carry::<HandOffs>(round.hand_offs).await;
+            self.carry::<Renewals>(round.renewals).await;
+            self.carry::<Acquires>(round.acquires).await;
+            self.carry::<Joins>(round.joins).await;
+            self.carry::<Looks>(round.looks).await;
+            for verb in round.singles {
+                self.answer(verb).await;
+            }
+            if round.close.is_some() {
+                break round.close;
+            }
+        };
+        if let Some(session) = self.session.take() {
+            let _ = timeout(CONNECT_WITHIN, session.close()).await;
+        }
+        drop(closing);
+    }
+
+    /// Sends one batch and distributes the answers. An error concerns only the verbs that it concerns: a batch that the
+    /// database refuses is sent again one by one.
+    async fn carry<B: Batch>(&mut self, mut batch: Vec<(B::Item, Reply<B::Outcome>)>) {
+        if batch.is_empty() {
+            return;
+        }
+        batch.sort_by(|(a, _), (b, _)| B::name(a).cmp(B::name(b)));
+        let (items, replies): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+        let attempt = self.attempt(B::ATTEMPTED, &Together::<B>(&items)).await;
+        let Answer { outcome, sent_at, resent } = attempt;
+        match outcome {
+            Ok(outcomes) => {
+                for (reply, outcome) in replies.into_iter().zip(outcomes) {
+                    let outcome = Ok(outcome);
+                    reply.send(Answer { outcome, sent_at, resent });
+                }
+            }
+            Err(Error::Unavailable { attempted, reason, mut source }) => {
+                for reply in replies {
+                    let outcome = Err(Error::Unavailable {
+                        attempted,
+                        reason: reason.clone(),
+                        source: source.take(),
+                    });
+                    reply.send(Answer { outcome, sent_at, resent });
+                }
+            }
+            Err(error) => {
+                let mut verbs = items.into_iter().zip(replies);
+                if verbs.len() > 1 {
+                    for verb in verbs {
+                        Box::pin(self.carry::<B>(vec![verb])).await;
+                    }
+                } else if let Some((_, reply)) = verbs.next() {
+                    reply.send(Answer { outcome: Err(error), sent_at, resent });
+                }
+            }
+        }
+    }
+
+    /// Carries out a verb that does not travel in batches.
+    async fn answer(&mut self, verb: Verb) {
+        match verb {
+            Verb::List(prefix, reply) => reply.send(self.attempt("list", &List(prefix)).await),
+            Verb::Evict(name, token, reply) => reply.send(self.attempt("evict", &Evict(name, token)).await),
+            Verb::Sweep { retention, limit, reply } => {
+                reply.send(self.attempt("sweep", &Sweep { retention, limit }).await);
+            }
+            _ => {}
+        }
+    }
+
+    /// Sends a request until it is answered, or until there is no sense in it any more.
+    async fn attempt<R: Request>(&mut self, attempted: &'static str, request: &R) -> Answer<R::Outcome> {
+        let start = Instant::now();
+        let mut backoff = Backoff::between(Duration::from_millis(5), Duration::from_millis(250));
+        let mut resent = false;
+        loop {
+            let sent_at = Moment::now();
+            let outcome = match self.session().await {
+                Ok(session) => match timeout(ANSWER_WITHIN, request.send(session)).await {
+                    Ok(Ok(outcome)) => {
+                        return Answer { outcome: Ok(outcome), sent_at, resent };
+                    }
+                    Ok(Err(error)) => Failure::Refused(error),
+                    Err(_) => Failure::NoAnswer,
+                },
+                Err(failure) => failure,
+            };
+            let fault = outcome.fault();
+            if fault == Fault::Severed {
+                // Never closed in order: that would wait for the reply that did not come.
+                resent |= self.session.take().is_some();
+                self.trouble.set(Some(outcome.reason()));
+            }
+            let patience = match fault {
+                Fault::Again => PATIENCE_WITH_CONFLICTS,
+                Fault::Severed | Fault::Exhausted => PATIENCE,
+                _ => Duration::ZERO,
+            };
+            if start.elapsed() >= patience {
+                let outcome = Err(outcome.into_error(attempted));
+                return Answer { outcome, sent_at, resent };
+            }
+            tracing::debug!(attempted, reason = outcome.reason(), "trying again");
+            tokio::time::sleep(backoff.step()).await;
+        }
+    }
+
+    /// The connection, opened when there is none.
+    async fn session(&mut self) -> Result<&mut dyn Session, Failure> {
+        let session = match self.session.take() {
+            Some(session) => session,
+            None => match timeout(CONNECT_WITHIN, self.backend.connect()).await {
+                Ok(Ok(session)) => session,
+                Ok(Err(error)) => return Err(Failure::Unconnected(error)),
+                Err(_) => return Err(Failure::NoAnswer),
+            },
+        };
+        self.trouble.set(None);
+        Ok(&mut **self.session.insert(session))
+    }
+}
+
+/// Why a request was not answered.
+enum Failure {
+    Refused(sqlx::Error),
+    Unconnected(sqlx::Error),
+    NoAnswer,
+}
+
+impl Failure {
+    fn fault(&self) -> Fault {
+        match self {
+            Self::Refused(error) => Fault::of(error),
+            Self::NoAnswer => Fault::Severed,
+            Self::Unconnected(error) => match Fault::of(error) {
+                Fault::Final => Fault::Final,
+                _ => Fault::Severed,
+            },
+        }
+    }
+
+    fn reason(&self) -> String {
+        match self {
+            Self::Refused(error) | Self::Unconnected(error) => error.to_string(),
+            Self::NoAnswer => "no answer came within four seconds".into(),
+        }
+    }
+
+    fn into_error(self, attempted: &'static str) -> Error {
+        match self {
+            Self::Refused(error) => Error::from_sqlx(attempted, error),
+            Self::Unconnected(error) => Error::Unavailable {
+                attempted,
+                reason: error.to_string(),
+                source: Some(error),
+            },
+            Self::NoAnswer => Error::Unavailable {
+                attempted,
+                reason: self.reason(),
+                source: None,
+            },
+        }
+    }
+}
+
+type Items<B> = Vec<(<B as Batch>::Item, Reply<<B as Batch>::Outcome>)>;
+
+/// What goes out together: of each kind of verb, every name at most once. The rest waits for the next round.
+#[derive(Default)]
+struct Round {
+    releases: Items<Releases>,
+    hand_offs: Items<HandOffs>,
+    renewals: Items<Renewals>,
+    acquires: Items<Acquires>,
+    joins: Items<Joins>,
+    looks: Items<Looks>,
+    singles: Vec<Verb>,
+    close: Option<Reply<()>>,
+}
+
+impl Round {
+    fn gather(waiting: &mut Vec<Verb>) -> Self {
+        let mut round = Self::default();
+        let mut taken = HashSet::new();
+        let mut later = Vec::new();
+        for verb in waiting.drain(..) {
+            let name = match &verb {
+                Verb::Acquire(c, _) | Verb::Join(c, _) => Some(&c.name),
+                Verb::HandOff(h, _) => Some(&h.from.name),
+                Verb::Release(r, _) => Some(&r.name),
+                Verb::Renew(r, _) => Some(&r.holding.name),
+                Verb::Look(name, _) => Some(name),
+                Verb::List(..) | Verb::Evict(..) | Verb::Sweep { .. } | Verb::Close(_) => None,
+            };
+            if round.close.is_some()
+                || name.is_some_and(|name| !taken.insert((std::mem::discriminant(&verb), name.clone())))
+            {
+                later.push(verb);
+                continue;
+            }
+            match verb {
+                Verb::Acquire(claim, reply) => round.acquires.push((claim, reply)),
+                Verb::Join(claim, reply) => round.joins.push((claim, reply)),
+                Verb::HandOff(hand_off, reply) => round.hand_offs.push((hand_off, reply)),
+                Verb::Release(release, reply) => round.releases.push((release, reply)),
+                Verb::Renew(renewal, reply) => round.renewals.push((renewal, reply)),
+                Verb::Look(name, reply) => round.looks.push((name, reply)),
+                Verb::Close(reply) if later.is_empty() => round.close = Some(reply),
+                verb @ Verb::Close(_) => later.push(verb),
+                single => round.singles.push(single),
+            }
+        }
+        *waiting = later;
+        round
+    }
+}
+
+/// What a lane can send, and send again.
+trait Request: Sync {
+    type Outcome: Send;
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Self::Outcome>;
+}
+
+struct List(String);
+
+impl Request for List {
+    type Outcome = Vec<Row>;
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Vec<Row>> {
+        session.list(&self.0)
+    }
+}
+
+struct Evict(LockName, FencingToken);
+
+impl Request for Evict {
+    type Outcome = bool;
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, bool> {
+        session.evict(&self.0, self.1)
+    }
+}
+
+struct Sweep {
+    retention: Duration,
+    limit: u32,
+}
+
+impl Request for Sweep {
+    type Outcome = u64;
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, u64> {
+        session.sweep(self.retention, self.limit)
+    }
+}
+
+/// A batch on its way.
+struct Together<'b, B: Batch>(&'b [B::Item]);
+
+impl<B: Batch> Request for Together<'_, B> {
+    type Outcome = Vec<B::Outcome>;
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Vec<B::Outcome>> {
+        B::send(session, self.0)
+    }
+}
+
+/// A kind of verb that travels in batches.
+trait Batch {
+    type Item: Send + Sync;
+    type Outcome: Send;
+    const ATTEMPTED: &'static str;
+
+    fn name(item: &Self::Item) -> &LockName;
+    fn send<'a>(session: &'a mut dyn Session, batch: &'a [Self::Item]) -> Job<'a, Vec<Self::Outcome>>;
+}
+
+struct Acquires;
+
+impl Batch for Acquires {
+    type Item = Claim;
+    type Outcome = Option<FencingToken>;
+    const ATTEMPTED: &'static str = "acquire";
+
+    fn name(claim: &Claim) -> &LockName {
+        &claim.name
+    }
+
+    fn send<'a>(session: &'a mut dyn Session, batch: &'a [Claim]) -> Job<'a, Vec<Option<FencingToken>>> {
+        session.acquire(batch)
+    }
+}
+
+struct Joins;
+
+impl Batch for Joins {
+    type Item = Claim;
+    type Outcome = Option<FencingToken>;
+    const ATTEMPTED: &'static str = "re-enter";
+
+    fn name(claim: &Claim) -> &LockName {
+        &claim.name
+    }
+
+    fn send<'a>(session: &'a mut dyn Session, batch: &'a [Claim]) -> Job<'a, Vec<Option<FencingToken>>> {
+        session.join(batch)
+    }
+}
+
+struct HandOffs;
+
+impl Batch for HandOffs {
+    type Item = HandOff;
+    type Outcome = Option<FencingToken>;
+    const ATTEMPTED: &'static str = "hand over";
+
+    fn name(hand_off: &HandOff) -> &LockName {
+        &hand_off.from.name
+    }
+
+    fn send<'a>(session: &'a mut dyn Session, batch: &'a [HandOff]) -> Job<'a, Vec<Option<FencingToken>>> {
+        session.hand_off(batch)
+    }
+}
+
+struct Releases;
+
+impl Batch for Releases {
+    type Item = Release;
+    type Outcome = Standing;
+    const ATTEMPTED: &'static str = "release";
+
+    fn name(release: &Release) -> &LockName {
+        &release.name
+    }
+
+    fn send<'a>(session: &'a mut dyn Session, batch: &'a [Release]) -> Job<'a, Vec<Standing>> {
+        Box::pin(async move {
+            let done = session.release(batch).await?;
+            standings(session, batch, &done, Standing::Released, |r| (&r.name, r.owner, r.hold, r.token)).await
+        })
+    }
+}
+
+struct Renewals;
+
+impl Batch for Renewals {
+    type Item = Renewal;
+    type Outcome = Standing;
+    const ATTEMPTED: &'static str = "renew";
+
+    fn name(renewal: &Renewal) -> &LockName {
+        &renewal.holding.name
+    }
+
+    fn send<'a>(session: &'a mut dyn Session, batch: &'a [Renewal]) -> Job<'a, Vec<Standing>> {
+        Box::pin(async move {
+            let done = session.renew(batch).await?;
+            standings(session, batch, &done, Standing::Held, |Renewal { holding: h, .. }| {
+                (&h.name, h.owner, h.hold, Some(h.token))
+            })
+            .await
+        })
+    }
+}
+
+struct Looks;
+
+impl Batch for Looks {
+    type Item = LockName;
+    type Outcome = Option<Row>;
+    const ATTEMPTED: &'static str = "look at";
+
+    fn name(name: &LockName) -> &LockName {
+        name
+    }
+
+    fn send<'a>(session: &'a mut dyn Session, batch: &'a [LockName]) -> Job<'a, Vec<Option<Row>>> {
+        Box::pin(async move {
+            let mut rows = session.look(batch).await?;
+            Ok(batch
+                .iter()
+                .map(|name| {
+                    let i = rows.iter().position(|row| row.name == name.as_str())?;
+                    Some(rows.swap_remove(i))
+                })
+                .collect())
+        })
+    }
+}
+
+/// What became of holdings: `done` where the update matched, what the row tells where it did not.
+async fn standings<T>(
+    session: &mut dyn Session,
+    batch: &[T],
+    matched: &[bool],
+    done: Standing,
+    holding: impl Fn(&T) -> (&LockName, crate::owner::Owner, crate::owner::Hold, Option<FencingToken>),
+) -> Result<Vec<Standing>, sqlx::Error> {
+    let missed: Vec<LockName> = batch
+        .iter()
+        .zip(matched)
+        .filter(|(_, matched)| !**matched)
+        .map(|(item, _)| holding(item).0.clone())
+        .collect();
+    let rows = if missed.is_empty() { Vec::new() } else { session.look(&missed).await? };
+    Ok(batch
+        .iter()
+        .zip(matched)
+        .map(|(item, matched)| {
+            if *matched {
+                return done;
+            }
+            let (name, owner, hold, token) = holding(item);
+            let row = rows.iter().find(|row| row.name == name.as_str());
+            match row.map(|row| row.standing(owner, hold, token)) {
+                Some(Standing::Held) => Standing::Unsettled,
+                Some(standing) => standing,
+                None => Standing::Superseded,
+            }
+        })
+        .collect())
+}

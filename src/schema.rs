@@ -1,0 +1,141 @@
+//! The tables: embedded migrations with a history of their own.
+//!
+//! sqlx's migrator does the work, with three corrections. The history lives in `_sqlock_migrations`, so that an
+//! application's own migrations neither see ours nor miss theirs. Its advisory lock stays off: on PostgreSQL it survives a
+//! failed migration and is stranded by a transaction pooler, on MariaDB it is not a lock at all. Instead every step is
+//! safe to lose against another process, and whoever lost tries again. And nothing is created when everything is there, so
+//! that the rights to read and write suffice from then on.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
+use sqlx::{Database, Pool, SqlStr};
+use tokio::time::Instant;
+
+use crate::error::{Error, Fault, Result};
+
+/// The table in which sqlx records which of our migrations were applied.
+const HISTORY: &str = "_sqlock_migrations";
+
+/// How long processes that meet in an empty database give each other.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+type Files = &'static [(i64, &'static str, &'static str)];
+
+#[cfg(feature = "postgres")]
+pub(crate) const POSTGRES: Files = &[(1, "lease", include_str!("../migrations/postgres/0001_lease.sql"))];
+
+#[cfg(feature = "mysql")]
+pub(crate) const MYSQL: Files = &[
+    // One statement a file: DDL commits by itself on MySQL.
+    (1, "lease", include_str!("../migrations/mysql/0001_lease.sql")),
+    (2, "fence", include_str!("../migrations/mysql/0002_fence.sql")),
+];
+
+#[cfg(feature = "sqlite")]
+pub(crate) const SQLITE: Files = &[(1, "lease", include_str!("../migrations/sqlite/0001_lease.sql"))];
+
+/// Applies what is missing, together with any number of processes that do the same.
+pub(crate) async fn migrate<DB>(pool: &Pool<DB>, files: Files) -> Result<()>
+where
+    DB: Database,
+    DB::Connection: Migrate,
+{
+    let migrator = migrator(files);
+    let start = Instant::now();
+    loop {
+        match attempt(pool, &migrator).await {
+            Ok(()) => return Ok(()),
+            Err(error) if start.elapsed() < patience_with(&error) => pause().await,
+            Err(error) => return Err(into_error(error)),
+        }
+    }
+}
+
+async fn attempt<DB>(pool: &Pool<DB>, migrator: &Migrator) -> Result<(), MigrateError>
+where
+    DB: Database,
+    DB::Connection: Migrate,
+{
+    if is_current(pool, migrator).await? {
+        return Ok(());
+    }
+    migrator.run(pool).await
+}
+
+/// Whether there is nothing to do, found out by reading alone.
+async fn is_current<DB>(pool: &Pool<DB>, migrator: &Migrator) -> Result<bool, MigrateError>
+where
+    DB: Database,
+    DB::Connection: Migrate,
+{
+    let mut conn = pool.acquire().await?;
+    let Ok(None) = conn.dirty_version(HISTORY).await else {
+        return Ok(false);
+    };
+    let applied = conn.list_applied_migrations(HISTORY).await?;
+    Ok(migrator
+        .iter()
+        .all(|wanted| applied.iter().any(|a| a.version == wanted.version && a.checksum == wanted.checksum)))
+}
+
+fn migrator(files: Files) -> Migrator {
+    let migrations = files
+        .iter()
+        .map(|&(version, description, sql)| {
+            let description = Cow::Borrowed(description);
+            Migration::new(version, description, MigrationType::Simple, SqlStr::from_static(sql), false)
+        })
+        .collect();
+    let mut migrator = Migrator::with_migrations(migrations);
+    migrator.dangerous_set_table_name(HISTORY);
+    migrator.set_locking(false);
+    // A newer version of this crate may have been here: its migrations only add.
+    migrator.set_ignore_missing(true);
+    migrator
+}
+
+/// Runs `open` until it succeeds or fails for a reason that does not pass. First connections to a new SQLite file can
+/// find it locked in spite of the busy timeout, while another one switches it to WAL.
+#[cfg(feature = "sqlite")]
+pub(crate) async fn patiently<T, F>(open: impl Fn() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T, sqlx::Error>>,
+{
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match open().await {
+            Ok(opened) => return Ok(opened),
+            Err(error) if Fault::of(&error) == Fault::Again && Instant::now() < until => pause().await,
+            Err(error) => return Err(Error::from_sqlx("connect for the migration", error)),
+        }
+    }
+}
+
+async fn pause() {
+    tokio::time::sleep(crate::backoff::jittered(Duration::from_millis(50))).await;
+}
+
+/// How long to try again for: what may be a race against another migrator passes when it has finished.
+fn patience_with(error: &MigrateError) -> Duration {
+    match error {
+        MigrateError::Execute(e) | MigrateError::ExecuteMigration(e, _)
+            if matches!(Fault::of(e), Fault::Race | Fault::Again | Fault::NoTable) =>
+        {
+            PATIENCE
+        }
+        // MySQL: another process is between its record and its table, or was killed there.
+        MigrateError::Dirty(_) => PATIENCE / 6,
+        _ => Duration::ZERO,
+    }
+}
+
+fn into_error(error: MigrateError) -> Error {
+    match error {
+        MigrateError::Execute(e) if matches!(Fault::of(&e), Fault::Severed | Fault::Exhausted) => {
+            Error::from_sqlx("migrate", e)
+        }
+        error => Error::Migrate(error),
+    }
+}

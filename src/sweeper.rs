@@ -1,0 +1,138 @@
+//! Purging what has long been free. Nobody waits for it: an expired lease can be taken over without.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+
+use crate::backoff::jittered;
+use crate::client::Client;
+use crate::error::Result;
+use crate::pump::Verb;
+
+/// Purges the rows of names that have been free for a while. Made with [`Locks::sweeper`](crate::Locks::sweeper).
+///
+/// It only tidies: an expired lease can be taken over at once, with or without it. Any number of instances may run at the
+/// same time, on any number of hosts. A sweep goes in batches, never touches a row that is held, and leaves a row alone
+/// until its token lies as far behind the database's clock as the retention, so that a token never goes back.
+///
+/// ```
+/// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+/// let purged = locks.sweeper().sweep().await?;              // once
+/// let sweeping = locks.sweeper().start();                   // or in the background, until dropped
+/// # drop(sweeping);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use = "a sweeper does nothing until sweep or start is called"]
+pub struct Sweeper {
+    client: Arc<Client>,
+    every: Duration,
+    retention: Duration,
+    batch: u32,
+}
+
+impl Sweeper {
+    pub(crate) fn new(client: Arc<Client>) -> Self {
+        Self {
+            client,
+            every: Duration::from_secs(300),
+            retention: Duration::from_secs(3600),
+            batch: 500,
+        }
+    }
+
+    /// The mean time between two sweeps in the background. 5 minutes by default, jittered so that instances spread out.
+    pub fn every(mut self, interval: Duration) -> Self {
+        self.every = interval;
+        self
+    }
+
+    /// For how long a name must have been free. One hour by default. Keep it well above any step that the database's
+    /// clock may make backwards: a token could go back by as much as the step exceeds it.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.retention = retention;
+        self
+    }
+
+    /// How many rows go at a time. 500 by default, at least 1. An acquisition waits for one batch at most.
+    pub fn batch(mut self, rows: u32) -> Self {
+        self.batch = rows.max(1);
+        self
+    }
+
+    /// Sweeps once and tells how many names were purged.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`](crate::Error::Unavailable), [`Error::NotMigrated`](crate::Error::NotMigrated).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future ends the sweep after the batch under way.
+    pub async fn sweep(&self) -> Result<u64> {
+        sweep(&self.client, self.retention, self.batch).await
+    }
+
+    /// Sweeps in the background until the returned guard is dropped, or the last handle and lease of its client.
+    ///
+    /// # Panics
+    ///
+    /// When it is called outside of a tokio runtime.
+    pub fn start(self) -> Sweeping {
+        let Self { client, every, retention, batch } = self;
+        // Weakly, so that sweeping alone does not keep the client and its connections.
+        let client: Weak<Client> = Arc::downgrade(&client);
+        let task = tokio::spawn(async move {
+            loop {
+                // A jittered step lies between a half and the whole: on average this makes `every`.
+                tokio::time::sleep(jittered(every.mul_f64(4.0 / 3.0))).await;
+                let Some(client) = client.upgrade() else {
+                    return;
+                };
+                match sweep(&client, retention, batch).await {
+                    Ok(purged) => tracing::debug!(purged, "swept"),
+                    Err(error) => tracing::warn!(%error, "a sweep failed; the next one may not"),
+                }
+            }
+        });
+        Sweeping { task }
+    }
+}
+
+/// Batch after batch, until one comes back short.
+async fn sweep(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<u64> {
+    let mut purged = 0;
+    loop {
+        let batch = client.ask(|reply| Verb::Sweep { retention, limit, reply }).await.outcome?;
+        purged += batch;
+        if batch < u64::from(limit) {
+            return Ok(purged);
+        }
+    }
+}
+
+impl fmt::Debug for Sweeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sweeper")
+            .field("every", &self.every)
+            .field("retention", &self.retention)
+            .field("batch", &self.batch)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A sweeper at work. Dropping it ends the work.
+#[derive(Debug)]
+#[must_use = "sweeping ends when this is dropped"]
+pub struct Sweeping {
+    task: JoinHandle<()>,
+}
+
+impl Drop for Sweeping {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

@@ -1,0 +1,418 @@
+//! The waiting room: who waits for what in this process, and what is to be done next.
+//!
+//! Waiters of one name stand in a line in the order in which they came, and only the first asks the database. When a
+//! holder of this process gives the name back and somebody waits, one statement ends the one holding and begins the next.
+//! When somebody elsewhere holds it, the line rests until that holder's expiry or a jittered back-off, whichever is
+//! sooner, and then looks before it asks.
+//!
+//! The room does no I/O and reads no clock. It is told what happened and answers with [`Errand`]s, which its caller runs
+//! once the room is unlocked. So every transition is a plain function of the line's [`Door`].
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use crate::backend::{Claim, HandOff, Holding, Release};
+use crate::backoff::Backoff;
+use crate::clock::Moment;
+use crate::error::{Error, Result};
+use crate::lease::{Lease, Terms};
+use crate::name::LockName;
+use crate::owner::{Hold, Owner};
+use crate::token::FencingToken;
+
+/// The shortest and longest pause of a line whose name is held elsewhere.
+const REST: Backoff = Backoff::between(Duration::from_millis(4), Duration::from_millis(250));
+
+/// Somebody who wants a name.
+pub(crate) struct Waiter {
+    pub(crate) claim: Claim,
+    pub(crate) terms: Terms,
+    /// Whether to wait, or to be told at once that the name is taken.
+    pub(crate) patience: Patience,
+    pub(crate) reply: oneshot::Sender<Result<Option<Lease>>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    Try,
+    Wait,
+}
+
+/// What stands between the line and the name.
+#[derive(Debug)]
+enum Door {
+    /// The first in line has asked the database.
+    Asking,
+    /// Somebody elsewhere holds the name; a timer runs.
+    Resting,
+    /// The timer has run out, and the database is being asked who holds it.
+    Looking,
+    /// An owner of this process holds the name, with these holds.
+    Held { owner: Owner, holds: Vec<Hold> },
+    /// The last hold is being given back.
+    Leaving,
+}
+
+struct Line {
+    door: Door,
+    waiters: VecDeque<Waiter>,
+    rest: Backoff,
+}
+
+/// Something to be done outside the room.
+pub(crate) enum Errand {
+    /// Ask the database for the name.
+    Ask(Claim),
+    /// Let the holder go and the waiter in, in one statement.
+    HandOff(HandOff, Departure),
+    /// Give the hold back. `tracked`: the line waits for it.
+    Release { release: Release, departure: Departure, tracked: bool },
+    /// Set the timer of a resting line.
+    Rest(LockName, Duration),
+    /// Ask the database who holds the name.
+    Look(LockName),
+    /// Tell a waiter that it got the name.
+    Admit { waiter: Waiter, token: FencingToken, sent_at: Moment },
+    /// Tell a waiter that it did not.
+    Refuse(Waiter, Result<Option<Lease>>),
+}
+
+/// Someone who gives a name back, and wants to know whether it was still theirs.
+pub(crate) struct Departure {
+    pub(crate) verdict: Option<oneshot::Sender<Result<()>>>,
+    pub(crate) holding: Holding,
+    pub(crate) deadline: Moment,
+}
+
+/// The lines of one client, by name.
+#[derive(Default)]
+pub(crate) struct Room {
+    lines: HashMap<LockName, Line>,
+    closed: bool,
+}
+
+impl Room {
+    /// Somebody wants a name.
+    pub(crate) fn enter(&mut self, waiter: Waiter) -> Vec<Errand> {
+        if self.closed {
+            return vec![Errand::Refuse(waiter, Err(Error::Closed))];
+        }
+        let Some(line) = self.lines.get_mut(&waiter.claim.name) else {
+            let claim = waiter.claim.clone();
+            let line = Line { door: Door::Asking, waiters: VecDeque::from([waiter]), rest: REST };
+            self.lines.insert(claim.name.clone(), line);
+            return vec![Errand::Ask(claim)];
+        };
+        let taken = match line.door {
+            Door::Held { .. } | Door::Resting | Door::Looking => true,
+            // Whoever is in flight may be refused or gone in a moment: stand behind, and be told with it.
+            Door::Asking | Door::Leaving => line.waiters.iter().any(|w| w.patience == Patience::Wait && is_live(w)),
+        };
+        if taken && waiter.patience == Patience::Try {
+            return vec![Errand::Refuse(waiter, Ok(None))];
+        }
+        line.waiters.push_back(waiter);
+        Vec::new()
+    }
+
+    /// The database granted the name to a claim of this room, in time or `late`.
+    pub(crate) fn granted(&mut self, claim: &Claim, token: FencingToken, sent_at: Moment, late: bool) -> Vec<Errand> {
+        let line = self.line(&claim.name);
+        let waiter = line.take(claim.hold).filter(is_live);
+        let holding = Holding {
+            name: claim.name.clone(),
+            owner: claim.owner,
+            hold: claim.hold,
+            token,
+        };
+        let give_back = |line: &mut Line| {
+            line.door = Door::Leaving;
+            Errand::release(&holding, Duration::ZERO, true)
+        };
+        match waiter {
+            // Nobody listens any more: the name goes back at once.
+            None => vec![give_back(line)],
+            // The reply took longer than the lease lasts. It must not be used, and a later try may do better.
+            Some(waiter) if late => {
+                let errand = give_back(line);
+                if waiter.patience == Patience::Wait {
+                    line.waiters.push_front(waiter.again());
+                    return vec![errand];
+                }
+                let error = Error::Unavailable {
+                    attempted: "acquire",
+                    reason: "the grant arrived after the lease had ended".into(),
+                    source: None,
+                };
+                vec![errand, Errand::Refuse(waiter, Err(error))]
+            }
+            Some(waiter) => {
+                line.door = Door::Held { owner: claim.owner, holds: vec![claim.hold] };
+                line.rest = REST;
+                let mut errands = vec![Errand::Admit { waiter, token, sent_at }];
+                line.turn_away(&mut errands);
+                errands
+            }
+        }
+    }
+
+    /// The database refused the name: somebody elsewhere holds it.
+    pub(crate) fn refused(&mut self, claim: &Claim) -> Vec<Errand> {
+        let line = self.line(&claim.name);
+        let mut errands = Vec::new();
+        line.turn_away(&mut errands);
+        self.rest(&claim.name, None, &mut errands);
+        errands
+    }
+
+    /// The database could not be asked, or refused for a reason of its own.
+    pub(crate) fn failed(&mut self, claim: &Claim, error: Error) -> Vec<Errand> {
+        let line = self.line(&claim.name);
+        let mut errands = Vec::new();
+        if let Some(waiter) = line.take(claim.hold) {
+            errands.push(Errand::Refuse(waiter, Err(error)));
+        }
+        self.next(&claim.name, &mut errands);
+        errands
+    }
+
+    /// The timer of a line has run out.
+    pub(crate) fn knock(&mut self, name: &LockName) -> Vec<Errand> {
+        let Some(line) = self.lines.get_mut(name) else {
+            return Vec::new();
+        };
+        if !matches!(line.door, Door::Resting) {
+            return Vec::new();
+        }
+        line.waiters.retain(is_live);
+        if line.waiters.is_empty() {
+            self.lines.remove(name);
+            return Vec::new();
+        }
+        line.door = Door::Looking;
+        vec![Errand::Look(name.clone())]
+    }
+
+    /// The database told for how long the name is still held: `None` when it is free.
+    pub(crate) fn looked(&mut self, name: &LockName, held_for: Result<Option<Duration>>) -> Vec<Errand> {
+        let mut errands = Vec::new();
+        let Some(line) = self.lines.get_mut(name) else {
+            return errands;
+        };
+        if !matches!(line.door, Door::Looking) {
+            return errands;
+        }
+        match held_for {
+            Ok(Some(held_for)) => self.rest(name, Some(held_for), &mut errands),
+            Ok(None) => self.next(name, &mut errands),
+            Err(error) => {
+                if let Some(first) = line.waiters.pop_front() {
+                    errands.push(Errand::Refuse(first, Err(error)));
+                }
+                self.next(name, &mut errands);
+            }
+        }
+        errands
+    }
+
+    /// An owner of this process re-entered, or took over an exported lease.
+    pub(crate) fn joined(&mut self, holding: &Holding) {
+        let line = self.lines.entry(holding.name.clone()).or_insert_with(|| Line {
+            door: Door::Held { owner: holding.owner, holds: Vec::new() },
+            waiters: VecDeque::new(),
+            rest: REST,
+        });
+        // In any other state the line will find out by asking.
+        if let Door::Held { owner, holds } = &mut line.door
+            && *owner == holding.owner
+        {
+            holds.push(holding.hold);
+        }
+    }
+
+    /// A holder gives its hold back. `intact`: as far as it knows, it still holds.
+    pub(crate) fn leave(&mut self, departure: Departure, hold_at_least: Duration, intact: bool) -> Vec<Errand> {
+        let holding = departure.holding.clone();
+        let Some(line) = self.lines.get_mut(&holding.name) else {
+            return vec![Errand::departing(departure, hold_at_least, false)];
+        };
+        match line.strike(holding.hold) {
+            Remaining::None => {
+                line.waiters.retain(is_live);
+                if let Some(first) = line.waiters.front()
+                    && intact
+                    && hold_at_least.is_zero()
+                {
+                    line.door = Door::Asking;
+                    let hand_off = HandOff { from: holding, to: first.claim.clone() };
+                    return vec![Errand::HandOff(hand_off, departure)];
+                }
+                line.door = Door::Leaving;
+                vec![Errand::departing(departure, hold_at_least, true)]
+            }
+            Remaining::Some | Remaining::Elsewhere => vec![Errand::departing(departure, hold_at_least, false)],
+        }
+    }
+
+    /// A hold was given back that the line did not wait for. It may have been the last one all the same.
+    pub(crate) fn left_untracked(&mut self, name: &LockName) -> Vec<Errand> {
+        self.knock(name)
+    }
+
+    /// The last hold was given back, or has ended by itself.
+    pub(crate) fn left(&mut self, name: &LockName) -> Vec<Errand> {
+        let mut errands = Vec::new();
+        self.next(name, &mut errands);
+        errands
+    }
+
+    /// The database would not pass the name on directly: let the holder go first.
+    pub(crate) fn not_handed_off(&mut self, departure: Departure) -> Vec<Errand> {
+        let line = self.line(&departure.holding.name);
+        line.door = Door::Leaving;
+        vec![Errand::departing(departure, Duration::ZERO, true)]
+    }
+
+    /// A hold has ended without being given back: it was lost, or exported.
+    pub(crate) fn vacate(&mut self, holding: &Holding) -> Vec<Errand> {
+        let mut errands = Vec::new();
+        if let Some(line) = self.lines.get_mut(&holding.name)
+            && line.strike(holding.hold) == Remaining::None
+        {
+            self.next(&holding.name, &mut errands);
+        }
+        errands
+    }
+
+    /// A waiter has gone. If it has asked, the answer will find it missing.
+    pub(crate) fn forget(&mut self, name: &LockName, hold: Hold) {
+        let Some(line) = self.lines.get_mut(name) else {
+            return;
+        };
+        line.take(hold);
+        if line.waiters.is_empty() && matches!(line.door, Door::Resting | Door::Looking) {
+            self.lines.remove(name);
+        }
+    }
+
+    /// Refuses everybody, from now on.
+    pub(crate) fn close(&mut self) -> Vec<Errand> {
+        self.closed = true;
+        self.lines
+            .values_mut()
+            .flat_map(|line| line.waiters.drain(..))
+            .map(|waiter| Errand::Refuse(waiter, Err(Error::Closed)))
+            .collect()
+    }
+
+    /// Lets the first in line ask, or removes the line when nobody is left.
+    fn next(&mut self, name: &LockName, errands: &mut Vec<Errand>) {
+        let Some(line) = self.lines.get_mut(name) else {
+            return;
+        };
+        line.waiters.retain(is_live);
+        let Some(first) = line.waiters.front() else {
+            self.lines.remove(name);
+            return;
+        };
+        line.door = Door::Asking;
+        errands.push(Errand::Ask(first.claim.clone()));
+    }
+
+    /// Lets the line rest until the holder's expiry or for its back-off, whichever is sooner.
+    fn rest(&mut self, name: &LockName, held_for: Option<Duration>, errands: &mut Vec<Errand>) {
+        let line = self.line(name);
+        line.waiters.retain(is_live);
+        if line.waiters.is_empty() {
+            self.lines.remove(name);
+            return;
+        }
+        line.door = Door::Resting;
+        let step = line.rest.step();
+        errands.push(Errand::Rest(name.clone(), held_for.map_or(step, |held| held.min(step))));
+    }
+
+    /// The line of a name that has asked. It is there: only an answer takes it away.
+    fn line(&mut self, name: &LockName) -> &mut Line {
+        self.lines.entry(name.clone()).or_insert_with(|| Line {
+            door: Door::Asking,
+            waiters: VecDeque::new(),
+            rest: REST,
+        })
+    }
+}
+
+/// Which holds are left after one was struck off.
+#[derive(PartialEq, Eq)]
+enum Remaining {
+    /// It was the last one of the line's holder.
+    None,
+    /// Its owner has others.
+    Some,
+    /// The line does not know it.
+    Elsewhere,
+}
+
+impl Line {
+    fn take(&mut self, hold: Hold) -> Option<Waiter> {
+        let i = self.waiters.iter().position(|w| w.claim.hold == hold)?;
+        self.waiters.remove(i)
+    }
+
+    fn strike(&mut self, hold: Hold) -> Remaining {
+        let Door::Held { holds, .. } = &mut self.door else {
+            return Remaining::Elsewhere;
+        };
+        let Some(i) = holds.iter().position(|h| *h == hold) else {
+            return Remaining::Elsewhere;
+        };
+        holds.swap_remove(i);
+        if holds.is_empty() { Remaining::None } else { Remaining::Some }
+    }
+
+    /// Tells those who will not wait that the name is taken.
+    fn turn_away(&mut self, errands: &mut Vec<Errand>) {
+        let (tries, stay) = self.waiters.drain(..).partition(|w| w.patience == Patience::Try);
+        self.waiters = stay;
+        let tries: VecDeque<Waiter> = tries;
+        errands.extend(tries.into_iter().map(|waiter| Errand::Refuse(waiter, Ok(None))));
+    }
+}
+
+impl Waiter {
+    /// The same waiter with a new hold, for another attempt whose traces do not mix with those of the last.
+    fn again(mut self) -> Self {
+        self.claim.hold = Hold::random();
+        self
+    }
+}
+
+fn is_live(waiter: &Waiter) -> bool {
+    !waiter.reply.is_closed()
+}
+
+impl Errand {
+    fn departing(departure: Departure, hold_at_least: Duration, tracked: bool) -> Self {
+        let h = &departure.holding;
+        let release = Release {
+            name: h.name.clone(),
+            owner: h.owner,
+            hold: h.hold,
+            token: Some(h.token),
+            hold_at_least,
+        };
+        Self::Release { release, departure, tracked }
+    }
+
+    /// Gives back what nobody received.
+    fn release(holding: &Holding, hold_at_least: Duration, tracked: bool) -> Self {
+        let departure = Departure {
+            verdict: None,
+            holding: holding.clone(),
+            deadline: Moment::from_nanos(0),
+        };
+        Self::departing(departure, hold_at_least, tracked)
+    }
+}

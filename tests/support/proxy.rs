@@ -1,0 +1,450 @@
+//! A TCP proxy on loopback that misbehaves on demand: what a network does to a connection, at the moment a test chooses.
+//!
+//! It runs on a thread of its own, so that a test that blocks its runtime does not stall it. Each method returns when the
+//! proxy has taken note: whatever is sent after that is treated accordingly, on open connections too.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "a test ends where its proxy cannot be had")]
+#![allow(unreachable_pub, reason = "included by several programs")]
+
+use std::cell::RefCell;
+use std::io;
+use std::net::Ipv4Addr;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak, mpsc as blocking};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+
+/// Which way bytes travel: `Up` is from the client to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    Up,
+    Down,
+    Both,
+}
+
+/// Stands between clients, who connect to its port, and a server on this machine. Dropping it drops their connections.
+pub struct Proxy {
+    port: u16,
+    open: Arc<AtomicUsize>,
+    /// `None` ends the thread.
+    orders: Option<mpsc::UnboundedSender<(Order, blocking::Sender<()>)>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Tells when [`Proxy::cut_next_reply`] has struck.
+pub struct CutWatch(watch::Receiver<bool>);
+
+impl Proxy {
+    /// The server need not run yet, and may be restarted meanwhile.
+    pub fn start(upstream_port: u16) -> Proxy {
+        let (orders, inbox) = mpsc::unbounded_channel();
+        let (started, port) = blocking::channel();
+        let open = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&open);
+        let work = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime can be built");
+            let local = tokio::task::LocalSet::new();
+            local.block_on(&runtime, async {
+                let hub = Hub::open(upstream_port, count).expect("a port can be opened");
+                let _ = started.send(hub.port);
+                hub.run(inbox).await;
+            });
+        };
+        let thread = thread::Builder::new()
+            .name("proxy".into())
+            .spawn(work)
+            .expect("a thread can be started");
+        let port = port.recv().expect("the proxy starts");
+        Proxy { port, open, orders: Some(orders), thread: Some(thread) }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Ends every fault. What was swallowed stays lost; what is delayed goes out at once.
+    pub fn pass(&self) {
+        self.fault(|faults| *faults = Faults { resets: faults.resets, ..Faults::default() });
+        self.order(Order::Listen);
+    }
+
+    /// Swallows whatever goes that way, goodbyes included: as when a cable is pulled, neither side is told. (A client can
+    /// still connect, as that is between it and the proxy; it reaches the server when this ends.)
+    pub fn blackhole(&self, direction: Direction) {
+        self.fault(move |faults| {
+            faults.up.lossy = direction != Direction::Down;
+            faults.down.lossy = direction != Direction::Up;
+        });
+    }
+
+    /// Holds back all that the server sends by this time. Replaces other delays.
+    pub fn delay_replies(&self, delay: Duration) {
+        self.fault(move |faults| {
+            faults.up.delay = Duration::ZERO;
+            faults.down.delay = delay;
+        });
+    }
+
+    /// Holds back everything by this time in either direction. Replaces other delays.
+    pub fn delay(&self, delay: Duration) {
+        self.fault(move |faults| {
+            faults.up.delay = delay;
+            faults.down.delay = delay;
+        });
+    }
+
+    /// Waits for a client to send something and for the first reply on its connection: loses that reply and resets the
+    /// connection. So the server has done what it was asked, and the client cannot know.
+    ///
+    /// Strikes one connection, the first it can; [`Proxy::pass`] calls it off.
+    pub fn cut_next_reply(&self) -> CutWatch {
+        let (happened, watch) = watch::channel(false);
+        self.fault(move |faults| faults.cut = Some(Arc::new(happened)));
+        CutWatch(watch)
+    }
+
+    /// Resets every connection and refuses new ones, until [`Proxy::pass`]: as if the server were down.
+    pub fn refuse(&self) {
+        self.order(Order::Refuse);
+    }
+
+    /// Resets every open connection. New ones work.
+    pub fn reset(&self) {
+        self.order(Order::Reset);
+    }
+
+    /// How many connections clients have open.
+    pub fn connections(&self) -> usize {
+        self.open.load(Ordering::SeqCst)
+    }
+
+    fn fault(&self, change: impl FnOnce(&mut Faults) + Send + 'static) {
+        self.order(Order::Change(Box::new(change)));
+    }
+
+    /// Returns when it has been carried out, which takes microseconds.
+    fn order(&self, order: Order) {
+        let (done, receipt) = blocking::channel();
+        let orders = self.orders.as_ref().expect("the proxy is only stopped by its end");
+        orders.send((order, done)).expect("the proxy's thread is alive");
+        receipt.recv().expect("the proxy's thread is alive");
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl CutWatch {
+    /// Waits for it. Panics if it was called off.
+    pub async fn happened(mut self) {
+        self.0.wait_for(|&happened| happened).await.expect("no reply was cut before that was called off");
+    }
+
+    pub fn has_happened(&self) -> bool {
+        *self.0.borrow()
+    }
+}
+
+enum Order {
+    Change(Box<dyn FnOnce(&mut Faults) + Send>),
+    Reset,
+    Refuse,
+    Listen,
+}
+
+/// What is wrong with the network at present.
+#[derive(Default)]
+struct Faults {
+    up: Way,
+    down: Way,
+    /// How many times all connections were reset: each ends when this changes.
+    resets: u64,
+    /// Whom to tell when the next reply has been cut.
+    cut: Option<Arc<watch::Sender<bool>>>,
+}
+
+impl Faults {
+    fn way(&self, way: Direction) -> &Way {
+        if way == Direction::Up { &self.up } else { &self.down }
+    }
+}
+
+#[derive(Default)]
+struct Way {
+    lossy: bool,
+    delay: Duration,
+}
+
+/// The part that lives on the proxy's thread.
+struct Hub {
+    port: u16,
+    upstream: u16,
+    faults: Rc<watch::Sender<Faults>>,
+    open: Arc<AtomicUsize>,
+    /// Is bound to the port and never listens: keeps the port while there is no listener.
+    _placeholder: TcpSocket,
+    listener: Option<TcpListener>,
+    connections: JoinSet<()>,
+}
+
+impl Hub {
+    fn open(upstream: u16, open: Arc<AtomicUsize>) -> io::Result<Hub> {
+        let placeholder = bind(0)?;
+        let port = placeholder.local_addr()?.port();
+        Ok(Hub {
+            port,
+            upstream,
+            faults: Rc::new(watch::Sender::new(Faults::default())),
+            open,
+            _placeholder: placeholder,
+            listener: Some(bind(port)?.listen(1024)?),
+            connections: JoinSet::new(),
+        })
+    }
+
+    /// Carries out orders and takes connections, until nobody can give orders any more.
+    async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<(Order, blocking::Sender<()>)>) {
+        loop {
+            tokio::select! {
+                biased;
+                order = inbox.recv() => {
+                    let Some((order, done)) = order else { return };
+                    self.carry_out(order).await;
+                    let _ = done.send(());
+                }
+                Some(client) = accept(self.listener.as_ref()) => {
+                    let connection = Connection::new(self.upstream, Rc::clone(&self.faults));
+                    let count = Count::one_more(&self.open);
+                    self.connections.spawn_local(async move {
+                        let _count = count;
+                        connection.serve(client).await;
+                    });
+                }
+                Some(_) = self.connections.join_next() => {}
+            }
+        }
+    }
+
+    async fn carry_out(&mut self, order: Order) {
+        match order {
+            Order::Change(change) => self.faults.send_modify(change),
+            Order::Reset => self.reset().await,
+            Order::Refuse => {
+                self.listener = None; // first, or clients would come back at once
+                self.reset().await;
+            }
+            Order::Listen if self.listener.is_some() => {}
+            Order::Listen => {
+                let listener = bind(self.port).and_then(|socket| socket.listen(1024));
+                self.listener = Some(listener.expect("the placeholder kept the port"));
+            }
+        }
+    }
+
+    async fn reset(&mut self) {
+        self.faults.send_modify(|faults| faults.resets += 1);
+        while self.connections.join_next().await.is_some() {}
+    }
+}
+
+/// A socket on that port (0: any) of the loopback interface; several may be bound as long as one listens.
+fn bind(port: u16) -> io::Result<TcpSocket> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind((Ipv4Addr::LOCALHOST, port).into())?;
+    Ok(socket)
+}
+
+/// The next client, if connections are accepted at all.
+async fn accept(listener: Option<&TcpListener>) -> Option<TcpStream> {
+    Some(listener?.accept().await.expect("a listening socket accepts").0)
+}
+
+/// Counts a connection for as long as it lives.
+struct Count(Arc<AtomicUsize>);
+
+impl Count {
+    fn one_more(open: &Arc<AtomicUsize>) -> Count {
+        open.fetch_add(1, Ordering::SeqCst);
+        Count(Arc::clone(open))
+    }
+}
+
+impl Drop for Count {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// What both directions of a connection know.
+struct Connection {
+    upstream: u16,
+    faults: Rc<watch::Sender<Faults>>,
+    /// The reset count when this connection began.
+    born: u64,
+    /// The cut that was ordered when the client last sent something.
+    asked: RefCell<Weak<watch::Sender<bool>>>,
+}
+
+/// What arrives, in the order it does.
+enum Arrival {
+    Bytes(Vec<u8>),
+    /// The sender has finished (FIN).
+    End,
+    /// The sender broke off (RST).
+    Break,
+}
+
+impl Connection {
+    fn new(upstream: u16, faults: Rc<watch::Sender<Faults>>) -> Connection {
+        let born = faults.borrow().resets;
+        Connection { upstream, faults, born, asked: RefCell::default() }
+    }
+
+    /// Ends when both sides are done, or one broke off, or the proxy was told to reset all connections; the latter two are
+    /// what both sides are then told (RST).
+    async fn serve(self, mut client: TcpStream) {
+        let Some(Ok(mut server)) = self.unless_reset(self.dial()).await else {
+            break_off(&client);
+            return;
+        };
+        let both_nodelay = client.set_nodelay(true).and(server.set_nodelay(true));
+        both_nodelay.expect("a socket takes this option");
+        let exchange = async {
+            let (from_client, to_client) = client.split();
+            let (from_server, to_server) = server.split();
+            tokio::try_join!(
+                self.pipe(from_client, to_server, Direction::Up),
+                self.pipe(from_server, to_client, Direction::Down),
+            )
+        };
+        if !matches!(self.unless_reset(exchange).await, Some(Ok(_))) {
+            break_off(&client);
+            break_off(&server);
+        }
+    }
+
+    /// A client's call to a server that cannot be reached gets there when it can be.
+    async fn dial(&self) -> io::Result<TcpStream> {
+        self.reachable(Direction::Up).await;
+        TcpStream::connect((Ipv4Addr::LOCALHOST, self.upstream)).await
+    }
+
+    async fn unless_reset<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let mut faults = self.faults.subscribe();
+        tokio::select! {
+            biased;
+            _ = faults.wait_for(|faults| faults.resets != self.born) => None,
+            outcome = work => Some(outcome),
+        }
+    }
+
+    /// Carries one direction. Reading goes on while what was read is held back: a slow network, not a narrow one.
+    async fn pipe(&self, mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, way: Direction) -> io::Result<()> {
+        let (queue, mut arrivals) = mpsc::channel(1024);
+        let read = async move {
+            loop {
+                let mut buffer = vec![0; 16 * 1024];
+                let arrival = match from.read(&mut buffer).await {
+                    Ok(0) => Arrival::End,
+                    Ok(length) => {
+                        buffer.truncate(length);
+                        Arrival::Bytes(buffer)
+                    }
+                    Err(_) => Arrival::Break,
+                };
+                let last = !matches!(arrival, Arrival::Bytes(_));
+                if !last {
+                    if self.is_lossy(way) {
+                        continue;
+                    }
+                    self.cut(way)?;
+                }
+                let sent = queue.send((Instant::now(), arrival)).await;
+                if last || sent.is_err() {
+                    return Ok(());
+                }
+            }
+        };
+        let write = async {
+            while let Some((arrived, arrival)) = arrivals.recv().await {
+                self.delay(way, arrived).await;
+                if let Arrival::Bytes(bytes) = arrival {
+                    if !self.is_lossy(way) {
+                        to.write_all(&bytes).await?;
+                    }
+                    continue;
+                }
+                // Unlike bytes a goodbye is not lost: the other side hears of it when it can be reached.
+                self.reachable(way).await;
+                if let Arrival::Break = arrival {
+                    return Err(io::ErrorKind::ConnectionReset.into());
+                }
+                to.shutdown().await?;
+            }
+            Ok(())
+        };
+        tokio::try_join!(read, write).map(|_| ())
+    }
+
+    fn is_lossy(&self, way: Direction) -> bool {
+        self.faults.borrow().way(way).lossy
+    }
+
+    /// Waits while all that goes that way is lost.
+    async fn reachable(&self, way: Direction) {
+        let mut faults = self.faults.subscribe();
+        let _ = faults.wait_for(|faults| !faults.way(way).lossy).await;
+    }
+
+    /// Waits until what arrived then is due, by what the delay is by now.
+    async fn delay(&self, way: Direction, arrived: Instant) {
+        let mut faults = self.faults.subscribe();
+        loop {
+            let due = arrived + faults.borrow_and_update().way(way).delay;
+            if due <= Instant::now() {
+                return;
+            }
+            tokio::select! {
+                () = sleep_until(due) => {}
+                _ = faults.changed() => {}
+            }
+        }
+    }
+
+    /// Takes note that something was sent; fails if it is the reply to cut.
+    fn cut(&self, way: Direction) -> io::Result<()> {
+        let ordered = self.faults.borrow().cut.clone();
+        let Some(happened) = ordered else { return Ok(()) };
+        if way == Direction::Up {
+            *self.asked.borrow_mut() = Arc::downgrade(&happened);
+        } else if self.asked.borrow().as_ptr() == Arc::as_ptr(&happened) {
+            self.faults.send_modify(|faults| faults.cut = None);
+            happened.send_replace(true);
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        Ok(())
+    }
+}
+
+/// Makes the socket say goodbye with a reset when it is closed.
+fn break_off(stream: &TcpStream) {
+    let _ = stream.set_zero_linger(); // fails when it is closed already
+}

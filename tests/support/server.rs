@@ -1,0 +1,732 @@
+//! Throwaway database servers: real PostgreSQL, MariaDB and MySQL processes on loopback ports, each in a directory of its
+//! own, for tests that may kill, stop and mislead them.
+//!
+//! `scripts/servers` says where the programs are (its output has to be in the environment). No server outlives the process
+//! that started it, not even one that was ended by `kill -9`: the kernel kills the servers then (the parent death signal),
+//! and the next start sweeps up their directories.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "a test ends where its server cannot be had")]
+#![allow(unreachable_pub, reason = "included by several programs")]
+
+use std::env;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{LazyLock, Mutex, PoisonError, mpsc};
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use tempfile::TempDir;
+
+/// The user a server runs as when the tests run as root, which PostgreSQL refuses: `nobody`, on every Linux.
+const NOBODY: u32 = 65534;
+
+/// Where servers keep their files: not `$TMPDIR`, which may be closed to the unprivileged user.
+const PLACE: &str = "/tmp";
+
+/// How the name of a server's directory begins; its port follows.
+const PREFIX: &str = "sqlock-server-";
+
+/// How long anything here may take before the test fails: far more than it needs on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Which database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Postgres,
+    MariaDb,
+    MySql,
+}
+
+/// What a server is started with; the default is fast rather than durable, and on time.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Write through to the disk on commit. Without it commits still survive `kill`, only not a power failure.
+    pub durable: bool,
+    /// Let [`Server::jump_clock`] set the server's clock. Reading the time is slow then.
+    pub faketime: bool,
+    /// More server settings: `name=value` for PostgreSQL, `--name=value` for the others. They override those made here.
+    pub settings: Vec<String>,
+}
+
+/// A running server (or a killed one). Dropping it stops the server and deletes its files.
+pub struct Server {
+    kind: Kind,
+    options: Options,
+    version: String,
+    process: Option<Process>,
+    dir: TempDir,
+    port: Port, // last: as long as it is reserved nobody sweeps up the directory
+}
+
+impl Server {
+    pub fn start(kind: Kind) -> Server {
+        Server::start_with(kind, Options::default())
+    }
+
+    pub fn start_with(kind: Kind, options: Options) -> Server {
+        let port = Port::reserve();
+        let dir = port.directory();
+        fill_from_template(kind, dir.path());
+        let mut server = Server { kind, options, version: String::new(), process: None, dir, port };
+        server.launch();
+        server
+    }
+
+    /// Where a client may do anything: create databases and users, end sessions of others.
+    pub fn url(&self) -> String {
+        match self.kind {
+            Kind::Postgres => postgres_url(self.port.0),
+            Kind::MariaDb | Kind::MySql => format!("mysql://root@127.0.0.1:{}/test", self.port.0),
+        }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port.0
+    }
+
+    /// As the server tells its clients, such as `15.18` or `10.11.19-MariaDB-0+deb12u1`.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Ends every process of the server at one moment, as a crash does, and returns when all are gone. The files stay.
+    pub fn kill(&mut self) {
+        if let Some(process) = self.process.take() {
+            process.kill();
+        }
+    }
+
+    /// Starts the server again after [`Server::kill`] (which it does first if need be): same port, same files.
+    pub fn restart(&mut self) {
+        self.kill();
+        self.launch();
+    }
+
+    /// Stops every process of the server without ending it. The kernel goes on accepting connections in its name.
+    pub fn pause(&self) {
+        freeze(self.running().pid());
+    }
+
+    /// Ends [`Server::pause`].
+    pub fn resume(&self) {
+        for pid in tree(self.running().pid()) {
+            send(pid, Signal::CONT);
+        }
+    }
+
+    /// The server's clock is ahead of (or behind) the real one by this much from now on. Only wall-clock time moves, as
+    /// when somebody sets the clock: time-outs that are measured with the monotonic clock do not notice.
+    pub fn jump_clock(&self, seconds: i64) {
+        assert!(self.options.faketime, "this server was not started with Options {{ faketime: true, .. }}");
+        set_clock(self.dir.path(), seconds);
+    }
+
+    fn running(&self) -> &Process {
+        self.process.as_ref().expect("the server was killed and not restarted")
+    }
+
+    fn launch(&mut self) {
+        let dir = self.dir.path();
+        // What a killed server leaves behind to keep a second one out.
+        for lock in ["data/postmaster.pid", "s", "s.lock", "pid"] {
+            let _ = fs::remove_file(dir.join(lock));
+        }
+        let mut arguments = match self.kind {
+            Kind::Postgres => postgres_arguments(dir, self.port.0, self.options.durable),
+            Kind::MariaDb | Kind::MySql => mysql_arguments(self.kind, dir, self.port.0, self.options.durable),
+        };
+        for setting in &self.options.settings {
+            if self.kind == Kind::Postgres {
+                arguments.push("-c".into());
+            }
+            arguments.push(setting.clone());
+        }
+        let mut environment = Vec::new();
+        if self.options.faketime {
+            set_clock(dir, 0);
+            environment = vec![
+                format!("LD_PRELOAD={}", from_env("SQLOCK_FAKETIME")),
+                format!("FAKETIME_TIMESTAMP_FILE={}", text(&dir.join("clock"))),
+                "FAKETIME_NO_CACHE=1".into(),
+                "FAKETIME_DONT_FAKE_MONOTONIC=1".into(),
+                "FAKETIME_FORCE_MONOTONIC_FIX=0".into(), // else MySQL's timed waits spin
+            ];
+        }
+        let mut command = unprivileged(environment, &self.kind.program(), dir);
+        command.args(arguments);
+        let process = self.process.insert(Process::start(command, dir));
+        let port = self.port.0;
+        self.version = match self.kind {
+            Kind::Postgres => process.await_greeting(|| greet_postgres(port)),
+            Kind::MariaDb | Kind::MySql => process.await_greeting(|| greet_mysql(port)),
+        };
+        if self.options.faketime {
+            // libfaketime's shared memory, which a killed server would leave behind. The server has it open.
+            let pid = process.pid();
+            for name in [format!("faketime_shm_{pid}"), format!("sem.faketime_sem_{pid}")] {
+                let _ = fs::remove_file(Path::new("/dev/shm").join(name));
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let Some(process) = self.process.take() else { return };
+        if self.kind == Kind::Postgres {
+            process.quit(); // gives its shared memory back to the system, which kill does not
+        } else {
+            process.kill();
+        }
+    }
+}
+
+/// PgBouncer in transaction mode in front of a PostgreSQL server: consecutive transactions of one client may run on
+/// different server connections, and clients share them.
+pub struct PgBouncer {
+    process: Option<Process>,
+    _dir: TempDir,
+    port: Port,
+}
+
+impl PgBouncer {
+    pub fn start(upstream: &Server) -> PgBouncer {
+        assert_eq!(upstream.kind, Kind::Postgres, "PgBouncer speaks PostgreSQL only");
+        let port = Port::reserve();
+        let dir = port.directory();
+        let users = dir.path().join("users");
+        fs::write(&users, "\"postgres\" \"\"\n").expect("the new directory is ours to write");
+        let config = dir.path().join("pgbouncer.ini");
+        let text = format!(
+            "[databases]\n\
+             * = host=127.0.0.1 port={upstream}\n\
+             [pgbouncer]\n\
+             listen_addr = 127.0.0.1\n\
+             listen_port = {port}\n\
+             unix_socket_dir =\n\
+             auth_type = trust\n\
+             auth_file = {users}\n\
+             admin_users = postgres\n\
+             pool_mode = transaction\n\
+             default_pool_size = 4\n\
+             max_client_conn = 300\n\
+             max_prepared_statements = 200\n\
+             ignore_startup_parameters = extra_float_digits,options\n",
+            upstream = upstream.port(),
+            port = port.0,
+            users = users.display(),
+        );
+        fs::write(&config, text).expect("the new directory is ours to write");
+        let mut command = unprivileged([], Path::new(&from_env("SQLOCK_PGBOUNCER")), dir.path());
+        command.arg("-q").arg(config);
+        let mut process = Process::start(command, dir.path());
+        process.await_greeting(|| greet_postgres(port.0));
+        PgBouncer { process: Some(process), _dir: dir, port }
+    }
+
+    pub fn url(&self) -> String {
+        postgres_url(self.port.0)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port.0
+    }
+}
+
+impl Drop for PgBouncer {
+    fn drop(&mut self) {
+        if let Some(process) = self.process.take() {
+            process.kill();
+        }
+    }
+}
+
+/// Deletes the directories of servers whose process ended without dropping them.
+pub fn sweep() {
+    let Ok(entries) = fs::read_dir(PLACE) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let port = name.to_str().and_then(|name| name.strip_prefix(PREFIX)).and_then(|rest| rest.split('-').next());
+        if let Some(port) = port.and_then(|port| port.parse().ok())
+            && let Some(_nobody_has_it) = Port::claim(port)
+        {
+            let _ = fs::remove_dir_all(entry.path()); // another user's stays
+        }
+    }
+}
+
+/// A process and all its descendants, parents first; zombies are left out.
+pub fn tree(root: Pid) -> Vec<Pid> {
+    family(root).into_iter().map(|(pid, _)| pid).collect()
+}
+
+pub fn send(pid: Pid, signal: Signal) {
+    let _ = kill_process(pid, signal); // it may be gone already
+}
+
+impl Kind {
+    /// The server's program.
+    fn program(self) -> PathBuf {
+        let (variable, name) = match self {
+            Kind::Postgres => ("SQLOCK_POSTGRES_BIN", "postgres"),
+            Kind::MariaDb => ("SQLOCK_MARIADB_BIN", "mariadbd"),
+            Kind::MySql => ("SQLOCK_MYSQL_BIN", "mysqld"),
+        };
+        Path::new(&from_env(variable)).join(name)
+    }
+}
+
+fn from_env(variable: &str) -> String {
+    env::var(variable)
+        .unwrap_or_else(|_| panic!("${variable} is not set: run scripts/test, or eval \"$(scripts/servers)\" first"))
+}
+
+fn postgres_url(port: u16) -> String {
+    format!("postgres://postgres@127.0.0.1:{port}/postgres")
+}
+
+fn postgres_arguments(dir: &Path, port: u16, durable: bool) -> Vec<String> {
+    let durable = if durable { "on" } else { "off" };
+    let settings = [
+        format!("port={port}"),
+        "listen_addresses=127.0.0.1".into(),
+        "unix_socket_directories=".into(), // their path is limited to 107 bytes
+        "max_connections=300".into(),
+        "shared_buffers=64MB".into(),
+        "dynamic_shared_memory_type=mmap".into(), // goes away with the directory, even after kill
+        format!("fsync={durable}"),
+        format!("full_page_writes={durable}"),
+    ];
+    let mut arguments = vec!["-D".into(), text(&dir.join("data"))];
+    for setting in settings {
+        arguments.extend(["-c".into(), setting]);
+    }
+    arguments
+}
+
+fn mysql_arguments(kind: Kind, dir: &Path, port: u16, durable: bool) -> Vec<String> {
+    let mut arguments = mysql_installation(kind);
+    arguments.extend([
+        format!("--datadir={}", text(&dir.join("data"))),
+        format!("--port={port}"),
+        "--bind-address=127.0.0.1".into(),
+        format!("--socket={}", text(&dir.join("s"))),
+        format!("--pid-file={}", text(&dir.join("pid"))),
+        "--skip-name-resolve".into(),
+        "--skip-log-bin".into(),
+        "--max-connections=300".into(),
+        "--performance-schema=OFF".into(),
+        "--innodb-lock-wait-timeout=5".into(),
+        "--innodb-buffer-pool-size=64M".into(),
+        "--innodb-use-native-aio=0".into(), // the kernel grants only so many of these in all
+        format!("--innodb-flush-log-at-trx-commit={}", if durable { 1 } else { 2 }),
+        format!("--innodb-doublewrite={}", if durable { "ON" } else { "OFF" }),
+        match kind {
+            Kind::MySql => "--innodb-redo-log-capacity=16M".into(),
+            _ => "--innodb-log-file-size=16M".into(),
+        },
+    ]);
+    if kind == Kind::MySql {
+        arguments.extend(["--innodb-log-writer-threads=OFF".into(), "--mysqlx=OFF".into(), "--secure-file-priv=NULL".into()]);
+    }
+    arguments
+}
+
+/// Where the server finds its own parts, which it may look for elsewhere than beside its program.
+fn mysql_installation(kind: Kind) -> Vec<String> {
+    let program = kind.program();
+    let base = program.ancestors().nth(2).expect("the program's path has at least two directories");
+    let mut arguments = vec!["--no-defaults".into(), format!("--basedir={}", text(base))];
+    for share in ["share/mysql", "share/mariadb", "share"].map(|share| base.join(share)) {
+        if share.join("charsets").is_dir() {
+            arguments.push(format!("--lc-messages-dir={}", text(&share)));
+            arguments.push(format!("--character-sets-dir={}", text(&share.join("charsets"))));
+            break;
+        }
+    }
+    arguments
+}
+
+/// Puts a fresh database into `dir/data`: a copy, as making one takes seconds. The original is made by whoever comes first
+/// and kept beside the downloaded servers.
+fn fill_from_template(kind: Kind, dir: &Path) {
+    let program = kind.program();
+    let about = fs::metadata(&program).unwrap_or_else(|e| panic!("no server program {}: {e}", program.display()));
+    let place = Path::new(&from_env("SQLOCK_SERVER_CACHE")).join("templates");
+    // One for each build of the server; the number is for changes made here.
+    let template = place.join(format!("{kind:?}-{}-{}-{}-1", about.mtime(), about.size(), geteuid().as_raw()));
+
+    // Two threads of a process need not both make one; two processes may: the slower one's is thrown away.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if !template.exists() {
+        fs::create_dir_all(&place).unwrap_or_else(|e| panic!("cannot make {}: {e}", place.display()));
+        let aside = directory(&place, "new-");
+        create_database(kind, aside.path());
+        if let Err(error) = fs::rename(aside.path().join("data"), &template) {
+            assert!(template.exists(), "cannot make {}: {error}", template.display());
+        }
+    }
+    drop(turn);
+
+    let status = Command::new("cp")
+        .args(["-a", "--reflink=auto"])
+        .args([&template, &dir.join("data")])
+        .process_group(0) // Ctrl-C is for others
+        .status()
+        .expect("cp can be started");
+    assert!(status.success(), "could not copy {}: {status}", template.display());
+}
+
+/// Makes `dir/data`, with a superuser who needs no password and an empty database to connect to.
+fn create_database(kind: Kind, dir: &Path) {
+    let data = text(&dir.join("data"));
+    let setup = dir.join("setup.sql");
+    let command = match kind {
+        Kind::Postgres => {
+            let initdb = kind.program().with_file_name("initdb");
+            let mut command = unprivileged([], &initdb, dir);
+            command.args(["-D", &data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--wal-segsize=1", "--no-sync"]);
+            command
+        }
+        Kind::MariaDb => {
+            let mut command = unprivileged([], Path::new(&from_env("SQLOCK_MARIADB_INSTALL_DB")), dir);
+            command.args(mysql_installation(kind)).arg(format!("--datadir={data}")).args([
+                "--auth-root-authentication-method=normal",
+                "--skip-test-db",
+                "--skip-name-resolve",
+                "--innodb-log-file-size=16M",
+                "--innodb-doublewrite=OFF",
+            ]);
+            command
+        }
+        Kind::MySql => {
+            // root@localhost is for the socket only, as names are not resolved.
+            let statements = "CREATE USER root@'127.0.0.1';\n\
+                              GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;\n\
+                              CREATE DATABASE test;\n";
+            fs::write(&setup, statements).expect("the new directory is ours to write");
+            let mut command = unprivileged([], &kind.program(), dir);
+            command.args(mysql_installation(kind)).args(["--initialize-insecure", "--skip-log-bin"]).args([
+                format!("--datadir={data}"),
+                format!("--init-file={}", text(&setup)),
+                "--secure-file-priv=NULL".into(),
+                "--innodb-redo-log-capacity=16M".into(),
+                "--innodb-doublewrite=OFF".into(),
+            ]);
+            command
+        }
+    };
+    Process::start(command, dir).succeed();
+    match kind {
+        Kind::Postgres => {}
+        // A directory is a database.
+        Kind::MariaDb => {
+            let test = dir.join("data/test");
+            fs::create_dir(&test).expect("the database server made its directory");
+            give_away(&test);
+        }
+        // The copies are servers of their own.
+        Kind::MySql => fs::remove_file(dir.join("data/auto.cnf")).expect("MySQL made its directory"),
+    }
+}
+
+/// A command that will run without root's rights and end with this process, with its output in `dir/log`. The environment
+/// is for the program alone and not for those that start it.
+fn unprivileged(environment: impl IntoIterator<Item = String>, program: &Path, dir: &Path) -> Command {
+    let log = OpenOptions::new().create(true).append(true).open(dir.join("log")).expect("the directory is ours to write");
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL"]);
+    if geteuid().is_root() {
+        command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".into()]);
+    }
+    command
+        .args(["--", "env"])
+        .args(environment)
+        .arg(program)
+        .current_dir(dir)
+        .env_clear() // variables of the caller such as PGPORT or MYSQL_HOME are not meant for this server
+        .env("PATH", env::var_os("PATH").unwrap_or_default())
+        .env("HOME", dir)
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().expect("a file handle can be duplicated"))
+        .stderr(log)
+        .process_group(0); // Ctrl-C is for the tests; what becomes of the servers is up to them
+    command
+}
+
+/// Starts a child of this process, rather than of this thread. The kernel sends the parent death signal when the *thread*
+/// that started the child ends, so all are started by one that ends with the process.
+fn spawn(command: Command) -> io::Result<Child> {
+    type Job = (Command, mpsc::Sender<io::Result<Child>>);
+    static STARTER: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
+        let (sender, jobs) = mpsc::channel::<Job>();
+        thread::spawn(move || {
+            for (mut command, reply) in jobs {
+                let _ = reply.send(command.spawn());
+            }
+        });
+        sender
+    });
+    let (reply, child) = mpsc::channel();
+    STARTER.send((command, reply)).expect("the starter ends with the process");
+    child.recv().expect("the starter answers every job")
+}
+
+/// A child with descendants and a log.
+struct Process {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    fn start(command: Command, dir: &Path) -> Process {
+        let child = spawn(command).expect("setpriv (of util-linux) can be started");
+        Process { child, log: dir.join("log") }
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Waits for a child that does one thing and ends.
+    fn succeed(mut self) {
+        let status = self.child.wait().expect("a child can be waited for");
+        assert!(status.success(), "a database could not be created ({status}):\n{}", self.log_tail());
+    }
+
+    /// Tries until the server greets, and returns what it says.
+    fn await_greeting(&mut self, greet: impl Fn() -> io::Result<String>) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child can be waited for") {
+                panic!("the server ended while starting ({status}):\n{}", self.log_tail());
+            }
+            match greet() {
+                Ok(greeting) => return greeting,
+                Err(error) => assert!(Instant::now() < deadline, "no answer ({error}):\n{}", self.log_tail()),
+            }
+            sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn log_tail(&self) -> String {
+        let log = fs::read(&self.log).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+
+    /// Kills all its processes at one moment and waits until they are gone.
+    fn kill(mut self) {
+        let pid = self.pid();
+        freeze(pid); // or some would see the end of others
+        let all = tree(pid);
+        for &pid in &all {
+            send(pid, Signal::KILL);
+        }
+        let _ = self.child.wait();
+        await_true("killed processes to be gone", || all.iter().all(|&pid| family(pid).is_empty()));
+    }
+
+    /// Asks PostgreSQL to end at once, and sees to it that it does.
+    fn quit(mut self) {
+        for pid in tree(self.pid()) {
+            send(pid, Signal::CONT);
+        }
+        send(self.pid(), Signal::QUIT);
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < deadline {
+            if let Ok(Some(_)) = self.child.try_wait() {
+                return;
+            }
+            sleep(Duration::from_millis(2));
+        }
+        self.kill();
+    }
+}
+
+/// Stops a process and its descendants. A stop signal takes effect a little later, and until then a process may start
+/// more: so this goes on until all are seen stopped.
+fn freeze(root: Pid) {
+    await_true("the server to stop", || {
+        let running: Vec<Pid> =
+            family(root).into_iter().filter(|&(_, state)| state != 'T' && state != 't').map(|(pid, _)| pid).collect();
+        for &pid in &running {
+            send(pid, Signal::STOP);
+        }
+        running.is_empty()
+    });
+}
+
+fn await_true(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited too long for {what}");
+        sleep(Duration::from_millis(1));
+    }
+}
+
+/// A process, if it lives, and its descendants, parents first, with the letter the kernel has for their state.
+fn family(root: Pid) -> Vec<(Pid, char)> {
+    let all = processes();
+    let mut found: Vec<(Pid, char)> =
+        all.iter().filter(|&&(pid, state, _)| pid == root && state != 'Z').map(|&(pid, state, _)| (pid, state)).collect();
+    let mut next = 0;
+    while let Some(&(parent, _)) = found.get(next) {
+        next += 1;
+        found.extend(
+            all.iter()
+                .filter(|&&(_, state, its_parent)| its_parent == parent.as_raw_pid() && state != 'Z')
+                .map(|&(pid, state, _)| (pid, state)),
+        );
+    }
+    found
+}
+
+/// Every process of this machine: its id, state and parent.
+fn processes() -> Vec<(Pid, char, i32)> {
+    let entries = fs::read_dir("/proc").expect("there is a /proc");
+    entries
+        .flatten()
+        .filter_map(|entry| {
+            let pid = Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)?;
+            let stat = fs::read(entry.path().join("stat")).ok()?;
+            let stat = String::from_utf8_lossy(&stat);
+            // PID (NAME) STATE PARENT ...; the name may hold anything
+            let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+            Some((pid, fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+        })
+        .collect()
+}
+
+/// Connects and reads what MySQL and MariaDB say first: protocol 10 and their version.
+fn greet_mysql(port: u16) -> io::Result<String> {
+    let mut stream = connect(port)?;
+    let mut header = [0; 4];
+    stream.read_exact(&mut header)?;
+    let mut packet = vec![0; usize::from(u16::from_le_bytes([header[0], header[1]]))];
+    stream.read_exact(&mut packet)?;
+    let [10, rest @ ..] = &packet[..] else {
+        return Err(io::Error::other(String::from_utf8_lossy(&packet)));
+    };
+    let version = strings(rest).next().unwrap_or_default();
+    // MariaDB before 11 puts this in front for clients that take 10 to be less than 5.
+    Ok(version.strip_prefix("5.5.5-").unwrap_or(&version).to_owned())
+}
+
+/// Logs in, until PostgreSQL (or PgBouncer) is ready for a query, and returns the version it reports.
+fn greet_postgres(port: u16) -> io::Result<String> {
+    let mut stream = connect(port)?;
+    let parameters = b"\0\x03\0\0user\0postgres\0database\0postgres\0\0"; // protocol 3.0
+    stream.write_all(&(parameters.len() as u32 + 4).to_be_bytes())?;
+    stream.write_all(parameters)?;
+    let mut version = String::new();
+    loop {
+        let mut header = [0; 5];
+        stream.read_exact(&mut header)?;
+        let length = u32::from_be_bytes([header[1], header[2], header[3], header[4]]);
+        let mut message = vec![0; (length as usize).saturating_sub(4)];
+        stream.read_exact(&mut message)?;
+        match header[0] {
+            b'E' => return Err(io::Error::other(strings(&message).collect::<Vec<_>>().join(" "))),
+            b'S' => {
+                let mut pair = strings(&message);
+                if pair.next().as_deref() == Some("server_version") {
+                    version = pair.next().unwrap_or_default().split(' ').next().unwrap_or_default().to_owned();
+                }
+            }
+            b'Z' => break,
+            _ => {}
+        }
+    }
+    stream.write_all(b"X\0\0\0\x04")?; // goodbye
+    Ok(version)
+}
+
+/// A server that is only just starting may accept a connection and not answer: hence the short time-outs.
+fn connect(port: u16) -> io::Result<TcpStream> {
+    let limit = Duration::from_secs(1);
+    let stream = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), limit)?;
+    stream.set_read_timeout(Some(limit))?;
+    stream.set_write_timeout(Some(limit))?;
+    Ok(stream)
+}
+
+/// The zero-terminated strings a message is made of.
+fn strings(message: &[u8]) -> impl Iterator<Item = String> {
+    message.split(|&byte| byte == 0).map(|part| String::from_utf8_lossy(part).into_owned())
+}
+
+/// Replaces the file libfaketime reads whenever the server asks for the time; by renaming, so that it is never half there.
+fn set_clock(dir: &Path, ahead: i64) {
+    let file = dir.join("clock.new");
+    fs::write(&file, format!("{ahead:+}\n")).expect("the server's directory is ours to write");
+    give_away(&file);
+    fs::rename(&file, dir.join("clock")).expect("the server's directory is ours to write");
+}
+
+/// A port no other process that runs servers from here uses, whether a server is listening on it just now or not.
+///
+/// The reservation is a Unix socket of that name in the abstract namespace: one process can have it, and the kernel takes it
+/// back when that process ends in whatever way.
+struct Port(u16, #[allow(dead_code, reason = "held, never used")] UnixListener);
+
+impl Port {
+    /// From below 32768: from there on the kernel may give a port to any outgoing connection.
+    fn reserve() -> Port {
+        sweep();
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("the clock is past 1970");
+        let start = now.subsec_nanos() ^ std::process::id().wrapping_mul(7919);
+        for offset in 0..10_000 {
+            let port = 20_000 + (start.wrapping_add(offset) % 10_000) as u16;
+            if let Some(reserved) = Port::claim(port)
+                && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
+            {
+                return reserved;
+            }
+        }
+        panic!("no port between 20000 and 29999 is free");
+    }
+
+    fn claim(port: u16) -> Option<Port> {
+        let name = UnixAddr::from_abstract_name(format!("sqlock-test-port-{port}")).expect("the name is short");
+        Some(Port(port, UnixListener::bind_addr(&name).ok()?))
+    }
+
+    /// A directory for the server on this port, which ends with it.
+    fn directory(&self) -> TempDir {
+        directory(Path::new(PLACE), &format!("{PREFIX}{}-", self.0))
+    }
+}
+
+/// A new directory that the unprivileged user may fill.
+fn directory(place: &Path, prefix: &str) -> TempDir {
+    let dir = tempfile::Builder::new()
+        .prefix(prefix)
+        .permissions(Permissions::from_mode(0o755))
+        .tempdir_in(place)
+        .unwrap_or_else(|e| panic!("cannot make a directory in {}: {e}", place.display()));
+    File::create(dir.path().join("log")).expect("the new directory is ours to write");
+    give_away(dir.path());
+    dir
+}
+
+fn give_away(path: &Path) {
+    if geteuid().is_root() {
+        chown(path, Some(NOBODY), Some(NOBODY)).expect("root may give a file away");
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.to_str().expect("the paths of the tests are UTF-8").to_owned()
+}

@@ -1,0 +1,147 @@
+//! Runs a command with a throwaway database server of each kind: `with_servers [--durable] [--only KIND,KIND] [--] COMMAND`.
+//!
+//! The command finds them in `SQLOCK_TEST_POSTGRES_URL`, `SQLOCK_TEST_MYSQL_URL` and `SQLOCK_TEST_MARIADB_URL`. Where such a
+//! variable is set already the database it names is used, and none is started.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "a program for tests")]
+
+use std::io::Write;
+use std::iter;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitStatus, exit};
+
+use rustix::process::{Pid, Signal};
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+#[allow(dead_code, reason = "the rest is for the tests")]
+#[path = "server.rs"]
+mod server;
+
+use server::{Kind, Options, Server};
+
+const KINDS: [(Kind, &str, &str); 3] = [
+    (Kind::Postgres, "postgres", "SQLOCK_TEST_POSTGRES_URL"),
+    (Kind::MySql, "mysql", "SQLOCK_TEST_MYSQL_URL"),
+    (Kind::MariaDb, "mariadb", "SQLOCK_TEST_MARIADB_URL"),
+];
+
+const USAGE: &str = "with_servers [--durable] [--only postgres,mysql,mariadb] [--] COMMAND [ARGUMENT...]";
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let request = Request::from_arguments().unwrap_or_else(|problem| {
+        say(&format!("{problem}\nusage: {USAGE}"));
+        exit(2)
+    });
+    let signals = signals(); // from here on none ends this program before its servers
+    let mut command = Command::new(&request.command[0]);
+    command.args(&request.command[1..]);
+
+    let mut servers = Vec::new();
+    for (kind, name, variable) in KINDS {
+        if !request.only.contains(&kind) {
+            continue;
+        }
+        if std::env::var_os(variable).is_some() {
+            say(&format!("{name}: the one ${variable} names"));
+            continue;
+        }
+        let options = Options { durable: request.durable, ..Options::default() };
+        let server = Server::start_with(kind, options);
+        say(&format!("{name}: {} on port {}", server.version(), server.port()));
+        command.env(variable, server.url());
+        servers.push(server);
+    }
+
+    let code = match command.spawn() {
+        Ok(child) => wait(child, signals).await,
+        Err(error) => {
+            say(&format!("cannot run {}: {error}", request.command[0]));
+            127
+        }
+    };
+    drop(servers);
+    server::sweep(); // after tests that were ended before they could drop theirs
+    exit(code)
+}
+
+/// What the command line asks for.
+struct Request {
+    durable: bool,
+    only: Vec<Kind>,
+    command: Vec<String>,
+}
+
+impl Request {
+    fn from_arguments() -> Result<Request, String> {
+        let mut arguments = std::env::args().skip(1);
+        let mut request = Request { durable: false, only: KINDS.map(|(kind, ..)| kind).to_vec(), command: Vec::new() };
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--durable" => request.durable = true,
+                "--only" => {
+                    let names = arguments.next().ok_or("--only what?")?;
+                    request.only = names.split(',').map(named).collect::<Result<_, _>>()?;
+                }
+                "--" => request.command = arguments.by_ref().collect(),
+                option if option.starts_with('-') => return Err(format!("unknown option {option}")),
+                // `cargo run -- COMMAND` keeps the `--` to itself.
+                _ => request.command = iter::once(argument).chain(arguments.by_ref()).collect(),
+            }
+        }
+        if request.command.is_empty() {
+            return Err("no command".into());
+        }
+        Ok(request)
+    }
+}
+
+fn named(name: &str) -> Result<Kind, String> {
+    let (kind, ..) = KINDS.iter().find(|(_, its_name, _)| *its_name == name).ok_or(format!("unknown database {name}"))?;
+    Ok(*kind)
+}
+
+/// The signals that ask a program to end, as they arrive.
+fn signals() -> mpsc::UnboundedReceiver<Signal> {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    for wanted in [Signal::INT, Signal::TERM, Signal::HUP] {
+        let kind = SignalKind::from_raw(wanted.as_raw());
+        let mut arrivals = signal(kind).expect("these signals can be handled");
+        let sender = sender.clone();
+        tokio::spawn(async move { while arrivals.recv().await.is_some() && sender.send(wanted).is_ok() {} });
+    }
+    receiver
+}
+
+/// Waits for the command to end, and passes signals on to all its descendants: cargo, for one, does not pass them on to the
+/// tests it runs. (From a terminal they get Ctrl-C twice, which hurts none.)
+async fn wait(mut child: Child, mut signals: mpsc::UnboundedReceiver<Signal>) -> i32 {
+    let pid = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed())).expect("a child not waited for has an id");
+    let mut received = None;
+    loop {
+        tokio::select! {
+            status = child.wait() => {
+                let status = status.expect("a child can be waited for");
+                return received.map_or_else(|| code(status), |signal: Signal| 128 + signal.as_raw());
+            }
+            Some(signal) = signals.recv() => {
+                received = Some(signal);
+                for pid in server::tree(pid) {
+                    server::send(pid, signal);
+                }
+            }
+        }
+    }
+}
+
+/// The exit status a shell would report.
+fn code(status: ExitStatus) -> i32 {
+    status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1)
+}
+
+/// To stderr if somebody still reads it: a broken pipe must not keep the servers from being stopped.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
