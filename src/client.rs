@@ -83,11 +83,7 @@ impl Client {
 
     /// A holder gives its hold back.
     pub(crate) fn leave(self: &Arc<Self>, tenure: &Tenure, verdict: Option<oneshot::Sender<Result<()>>>, intact: bool) {
-        let departure = Departure {
-            verdict,
-            holding: tenure.holding.clone(),
-            deadline: tenure.deadline(),
-        };
+        let departure = Departure { verdict, holding: tenure.holding.clone(), deadline: tenure.deadline() };
         let errands = self.room().leave(departure, tenure.unserved(), intact);
         self.run(errands);
     }
@@ -121,11 +117,7 @@ impl Client {
         self.pump.send(verb(Reply::to(move |a| {
             let _ = answer.send(a);
         })));
-        answered.await.unwrap_or_else(|_| Answer {
-            outcome: Err(Error::Closed),
-            sent_at: Moment::now(),
-            resent: false,
-        })
+        answered.await.unwrap_or_else(|_| Answer { outcome: Err(Error::Closed), sent_at: Moment::now(), resent: false })
     }
 
     /// Ends every holding and every wait, gives back what was held, and closes the connections.
@@ -172,23 +164,13 @@ impl Client {
     /// Ends what may still stand in the row although nobody counts on it: a request that may have taken effect although
     /// it failed, or a lease that ran out. Should this fail too, the TTL ends it.
     pub(crate) fn withdraw(&self, name: &LockName, owner: Owner, hold: Hold, token: Option<FencingToken>) {
-        let release = Release {
-            name: name.clone(),
-            owner,
-            hold,
-            token,
-            hold_at_least: Duration::ZERO,
-        };
+        let release = Release { name: name.clone(), owner, hold, token, hold_at_least: Duration::ZERO };
         self.pump.send(Verb::Release(release, Reply::to(|_| {})));
     }
 
     fn begin(self: &Arc<Self>, waiter: &Waiter, token: FencingToken, sent_at: Moment) -> Lease {
-        let holding = Holding {
-            name: waiter.claim.name.clone(),
-            owner: waiter.claim.owner,
-            hold: waiter.claim.hold,
-            token,
-        };
+        let holding =
+            Holding { name: waiter.claim.name.clone(), owner: waiter.claim.owner, hold: waiter.claim.hold, token };
         let tenure = Tenure::begin(holding, waiter.claim.ttl, waiter.terms, sent_at);
         Lease::begin(Arc::clone(self), tenure)
     }
@@ -226,11 +208,8 @@ impl Client {
                     let name = release.name.clone();
                     let reply = Reply::to(move |answer: Answer<Standing>| {
                         let verdict = departure.judge(answer);
-                        let errands = if tracked {
-                            client.room().left(&name)
-                        } else {
-                            client.room().left_untracked(&name)
-                        };
+                        let errands =
+                            if tracked { client.room().left(&name) } else { client.room().left_untracked(&name) };
                         client.run(errands);
                         departure.tell(verdict);
                     });
@@ -277,23 +256,16 @@ impl Departure {
             Ok(Standing::Released) => Ok(()),
             // Our own first request has ended it, for before the deadline nobody else could have.
             Ok(Standing::Superseded) if answer.resent && !self.deadline.is_past() => Ok(()),
-            Ok(Standing::Superseded) if answer.resent => Err(Error::Unknown {
-                attempted: "release",
-                name: name.clone(),
-            }),
-            Ok(Standing::Superseded) => Err(Error::Lost {
-                name: name.clone(),
-                token: *token,
-                cause: LossCause::Superseded,
-            }),
-            Ok(Standing::Held | Standing::Unsettled) => Err(Error::Unknown {
-                attempted: "release",
-                name: name.clone(),
-            }),
-            Err(_) if answer.resent => Err(Error::Unknown {
-                attempted: "release",
-                name: name.clone(),
-            }),
+            Ok(Standing::Superseded) if answer.resent => {
+                Err(Error::Unknown { attempted: "release", name: name.clone() })
+            }
+            Ok(Standing::Superseded) => {
+                Err(Error::Lost { name: name.clone(), token: *token, cause: LossCause::Superseded })
+            }
+            Ok(Standing::Held | Standing::Unsettled) => {
+                Err(Error::Unknown { attempted: "release", name: name.clone() })
+            }
+            Err(_) if answer.resent => Err(Error::Unknown { attempted: "release", name: name.clone() }),
             Err(error) => Err(error),
         }
     }

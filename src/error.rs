@@ -191,11 +191,9 @@ impl Error {
     pub(crate) fn from_sqlx(attempted: &'static str, source: sqlx::Error) -> Self {
         match Fault::of(&source) {
             Fault::NoTable => Self::NotMigrated { source },
-            Fault::Severed | Fault::Exhausted => Self::Unavailable {
-                attempted,
-                reason: source.to_string(),
-                source: Some(source),
-            },
+            Fault::Severed | Fault::Exhausted => {
+                Self::Unavailable { attempted, reason: source.to_string(), source: Some(source) }
+            }
             Fault::Again if is_sqlite_busy(&source) => Self::Unavailable {
                 attempted,
                 reason: "another connection is writing to the SQLite file".into(),

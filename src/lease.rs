@@ -75,11 +75,7 @@ impl LeaseRequest {
             name,
             ttl: DEFAULT_TTL,
             wait: None,
-            terms: Terms {
-                renew: true,
-                max_hold: None,
-                hold_at_least: None,
-            },
+            terms: Terms { renew: true, max_hold: None, hold_at_least: None },
             label: String::new(),
             owner: Owner::current(),
         }
@@ -251,12 +247,7 @@ impl LeaseRequest {
             label: self.label.into(),
         };
         let (reply, answer) = oneshot::channel();
-        let waiting = Waiting {
-            client: self.client,
-            claim: claim.clone(),
-            answer,
-            answered: false,
-        };
+        let waiting = Waiting { client: self.client, claim: claim.clone(), answer, answered: false };
         let waiter = Waiter { claim, terms: self.terms, patience, reply };
         waiting.client.start();
         if self.owner.is_some() {
@@ -298,11 +289,7 @@ impl Waiting {
     /// Why there is no lease when the time is over: a database that could not be asked is not a name that was held.
     fn timeout(&self, name: LockName, waited: Duration) -> Error {
         match self.client.pump.trouble() {
-            Some(reason) => Error::Unavailable {
-                attempted: "acquire",
-                reason,
-                source: None,
-            },
+            Some(reason) => Error::Unavailable { attempted: "acquire", reason, source: None },
             None => Error::Timeout { name, waited },
         }
     }
@@ -520,10 +507,7 @@ impl Lease {
             Ok(()) => {
                 self.client.keeper.let_go(self.holding().hold);
                 self.client.vacate(self.holding());
-                Ok(ExportedLease {
-                    holding: self.holding().clone(),
-                    ttl: self.tenure.ttl,
-                })
+                Ok(ExportedLease { holding: self.holding().clone(), ttl: self.tenure.ttl })
             }
             Err(Fate::Lost(cause)) => Err(self.loss(cause)),
             Err(_) => Err(self.loss(LossCause::Superseded)),
@@ -537,29 +521,17 @@ impl Lease {
         let answer = client.ask(|reply| Verb::Renew(renewal, reply)).await;
         match answer.outcome? {
             Standing::Held => {
-                let terms = Terms {
-                    renew: true,
-                    max_hold: None,
-                    hold_at_least: None,
-                };
+                let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
                 client.adopt(&holding);
                 let tenure = Tenure::begin(holding, ttl, terms, answer.sent_at);
                 Ok(Self::begin(Arc::clone(client), tenure))
             }
-            _ => Err(Error::Lost {
-                name: holding.name,
-                token: holding.token,
-                cause: LossCause::Superseded,
-            }),
+            _ => Err(Error::Lost { name: holding.name, token: holding.token, cause: LossCause::Superseded }),
         }
     }
 
     fn loss(&self, cause: LossCause) -> Error {
-        Error::Lost {
-            name: self.name().clone(),
-            token: self.token(),
-            cause,
-        }
+        Error::Lost { name: self.name().clone(), token: self.token(), cause }
     }
 }
 

@@ -211,14 +211,8 @@ impl LocksBuilder {
     pub fn build(self) -> Locks {
         let mut holder = self.holder.unwrap_or_else(this_process);
         holder.truncate(holder.floor_char_boundary(255));
-        let settings = Settings {
-            min_ttl: *self.ttl.start(),
-            max_ttl: *self.ttl.end(),
-            holder: holder.into(),
-        };
-        Locks {
-            client: Client::new(self.backend, self.kind, settings, self.connections),
-        }
+        let settings = Settings { min_ttl: *self.ttl.start(), max_ttl: *self.ttl.end(), holder: holder.into() };
+        Locks { client: Client::new(self.backend, self.kind, settings, self.connections) }
     }
 }
 

@@ -40,10 +40,7 @@ impl LockName {
         } else {
             return Ok(Self(name));
         };
-        Err(Error::InvalidName {
-            name: name.chars().take(64).collect(),
-            reason,
-        })
+        Err(Error::InvalidName { name: name.chars().take(64).collect(), reason })
     }
 
     /// The name as text.

@@ -65,11 +65,7 @@ impl<T> Reply<T> {
 impl<T> Drop for Reply<T> {
     fn drop(&mut self) {
         if let Some(receiver) = self.0.take() {
-            receiver(Answer {
-                outcome: Err(Error::Closed),
-                sent_at: Moment::now(),
-                resent: false,
-            });
+            receiver(Answer { outcome: Err(Error::Closed), sent_at: Moment::now(), resent: false });
         }
     }
 }
@@ -84,7 +80,11 @@ pub(crate) enum Verb {
     Look(LockName, Reply<Option<Row>>),
     List(String, Reply<Vec<Row>>),
     Evict(LockName, FencingToken, Reply<bool>),
-    Sweep { retention: Duration, limit: u32, reply: Reply<u64> },
+    Sweep {
+        retention: Duration,
+        limit: u32,
+        reply: Reply<u64>,
+    },
     /// Ends the lane when everything before it is done.
     Close(Reply<()>),
 }
@@ -103,20 +103,11 @@ impl Pump {
         let (lanes, idle) = (0..connections.min(backend.useful_connections()).max(1))
             .map(|_| {
                 let (verbs, inbox) = unbounded_channel();
-                let lane = Lane {
-                    backend: Arc::clone(backend),
-                    session: None,
-                    inbox,
-                    trouble: Arc::clone(&trouble),
-                };
+                let lane = Lane { backend: Arc::clone(backend), session: None, inbox, trouble: Arc::clone(&trouble) };
                 (verbs, lane)
             })
             .unzip();
-        Self {
-            lanes,
-            idle: Mutex::new(idle),
-            trouble,
-        }
+        Self { lanes, idle: Mutex::new(idle), trouble }
     }
 
     /// Starts the lanes on the runtime that this is called from. Later calls do nothing.
@@ -230,11 +221,7 @@ impl Lane {
             }
             Err(Error::Unavailable { attempted, reason, mut source }) => {
                 for reply in replies {
-                    let outcome = Err(Error::Unavailable {
-                        attempted,
-                        reason: reason.clone(),
-                        source: source.take(),
-                    });
+                    let outcome = Err(Error::Unavailable { attempted, reason: reason.clone(), source: source.take() });
                     reply.send(Answer { outcome, sent_at, resent });
                 }
             }
@@ -344,16 +331,10 @@ impl Failure {
     fn into_error(self, attempted: &'static str) -> Error {
         match self {
             Self::Refused(error) => Error::from_sqlx(attempted, error),
-            Self::Unconnected(error) => Error::Unavailable {
-                attempted,
-                reason: error.to_string(),
-                source: Some(error),
-            },
-            Self::NoAnswer => Error::Unavailable {
-                attempted,
-                reason: self.reason(),
-                source: None,
-            },
+            Self::Unconnected(error) => {
+                Error::Unavailable { attempted, reason: error.to_string(), source: Some(error) }
+            }
+            Self::NoAnswer => Error::Unavailable { attempted, reason: self.reason(), source: None },
         }
     }
 }
@@ -593,12 +574,8 @@ async fn standings<T>(
     done: Standing,
     holding: impl Fn(&T) -> (&LockName, crate::owner::Owner, crate::owner::Hold, Option<FencingToken>),
 ) -> Result<Vec<Standing>, sqlx::Error> {
-    let missed: Vec<LockName> = batch
-        .iter()
-        .zip(matched)
-        .filter(|(_, matched)| !**matched)
-        .map(|(item, _)| holding(item).0.clone())
-        .collect();
+    let missed: Vec<LockName> =
+        batch.iter().zip(matched).filter(|(_, matched)| !**matched).map(|(item, _)| holding(item).0.clone()).collect();
     let rows = if missed.is_empty() { Vec::new() } else { session.look(&missed).await? };
     Ok(batch
         .iter()

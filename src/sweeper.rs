@@ -36,12 +36,7 @@ pub struct Sweeper {
 
 impl Sweeper {
     pub(crate) fn new(client: Arc<Client>) -> Self {
-        Self {
-            client,
-            every: Duration::from_secs(300),
-            retention: Duration::from_secs(3600),
-            batch: 500,
-        }
+        Self { client, every: Duration::from_secs(300), retention: Duration::from_secs(3600), batch: 500 }
     }
 
     /// The mean time between two sweeps in the background. 5 minutes by default, jittered so that instances spread out.

@@ -121,12 +121,7 @@ impl Room {
     pub(crate) fn granted(&mut self, claim: &Claim, token: FencingToken, sent_at: Moment, late: bool) -> Vec<Errand> {
         let line = self.line(&claim.name);
         let waiter = line.take(claim.hold).filter(is_live);
-        let holding = Holding {
-            name: claim.name.clone(),
-            owner: claim.owner,
-            hold: claim.hold,
-            token,
-        };
+        let holding = Holding { name: claim.name.clone(), owner: claim.owner, hold: claim.hold, token };
         let give_back = |line: &mut Line| {
             line.door = Door::Leaving;
             Errand::release(&holding, Duration::ZERO, true)
@@ -396,23 +391,14 @@ fn is_live(waiter: &Waiter) -> bool {
 impl Errand {
     fn departing(departure: Departure, hold_at_least: Duration, tracked: bool) -> Self {
         let h = &departure.holding;
-        let release = Release {
-            name: h.name.clone(),
-            owner: h.owner,
-            hold: h.hold,
-            token: Some(h.token),
-            hold_at_least,
-        };
+        let release =
+            Release { name: h.name.clone(), owner: h.owner, hold: h.hold, token: Some(h.token), hold_at_least };
         Self::Release { release, departure, tracked }
     }
 
     /// Gives back what nobody received.
     fn release(holding: &Holding, hold_at_least: Duration, tracked: bool) -> Self {
-        let departure = Departure {
-            verdict: None,
-            holding: holding.clone(),
-            deadline: Moment::from_nanos(0),
-        };
+        let departure = Departure { verdict: None, holding: holding.clone(), deadline: Moment::from_nanos(0) };
         Self::departing(departure, hold_at_least, tracked)
     }
 }

@@ -17,10 +17,7 @@ const MS: u64 = 1_000_000;
 const TTL: u64 = 1_000 * MS;
 const MARGIN: u64 = 50 * MS;
 const SEEDS: std::ops::Range<u64> = 1..201;
-const STRICT: Rules = Rules {
-    client_exclusion: true,
-    liveness: Some(Duration::from_millis(500)),
-};
+const STRICT: Rules = Rules { client_exclusion: true, liveness: Some(Duration::from_millis(500)) };
 
 #[test]
 fn histories_of_a_lock_that_works_are_accepted() {
@@ -32,21 +29,14 @@ fn histories_of_a_lock_that_works_are_accepted() {
 #[test]
 fn the_simulation_meets_every_operation_and_outcome_it_should() {
     let all: Vec<Event> = SEEDS.flat_map(|seed| simulated(seed).events).collect();
-    let met = |op, outcome| {
-        all.iter()
-            .filter(|e| e.op == op && e.outcome == outcome)
-            .count()
-    };
+    let met = |op, outcome| all.iter().filter(|e| e.op == op && e.outcome == outcome).count();
     for op in [Op::Acquire, Op::Release, Op::FencedCommit] {
         assert!(met(op, Outcome::Ok) > 100, "{op:?}");
         assert!(met(op, Outcome::Refused) > 100, "{op:?}");
         assert!(met(op, Outcome::Unknown) > 100, "{op:?}");
     }
     for op in [Op::Renew, Op::FencedBegin] {
-        assert!(
-            met(op, Outcome::Ok) > 100 && met(op, Outcome::Refused) > 100,
-            "{op:?}"
-        );
+        assert!(met(op, Outcome::Ok) > 100 && met(op, Outcome::Refused) > 100, "{op:?}");
     }
     assert!(met(Op::Acquire, Outcome::Late) > 100);
     assert!(met(Op::Held, Outcome::Ok) > 100 && met(Op::Lost, Outcome::Ok) > 100);
@@ -96,12 +86,7 @@ fn the_same_token_after_the_last_release_is_found() {
             let (grant, release) = rng.pick(&plain_holdings(history))?.clone();
             let (invoke_ns, return_ns) = (release.return_ns + 1, release.return_ns + 2);
             let deadline_ns = Some(return_ns + TTL);
-            history.events.push(Event {
-                invoke_ns,
-                return_ns,
-                deadline_ns,
-                ..grant
-            });
+            history.events.push(Event { invoke_ns, return_ns, deadline_ns, ..grant });
             Some(())
         },
         |violation| matches!(violation, Violation::TokenReused(..)),
@@ -117,12 +102,7 @@ fn a_zombies_commit_after_the_takeover_is_found() {
             let last = history.audit.last().map_or(0, |row| row.seq);
             for (token, seq) in [(new, last + 1), (old, last + 2)] {
                 let (name, proc) = (earlier.name.clone(), earlier.proc.clone());
-                history.audit.push(Audit {
-                    seq,
-                    name,
-                    token,
-                    proc,
-                });
+                history.audit.push(Audit { seq, name, token, proc });
             }
             Some(())
         },
@@ -158,12 +138,7 @@ fn a_success_under_an_old_token_is_found_even_without_an_audit() {
             |history, rng| {
                 let (earlier, later) = two_grants(history, rng)?;
                 let (invoke_ns, return_ns) = (later.return_ns + 1, later.return_ns + 2);
-                history.events.push(Event {
-                    invoke_ns,
-                    return_ns,
-                    op,
-                    ..earlier
-                });
+                history.events.push(Event { invoke_ns, return_ns, op, ..earlier });
                 Some(())
             },
             |violation| matches!(violation, Violation::SuccessAfterTakeover(..)),
@@ -173,26 +148,17 @@ fn a_success_under_an_old_token_is_found_even_without_an_audit() {
 
 #[test]
 fn overlapping_holders_are_found() {
-    each_is_found(overlap, |violation| {
-        matches!(violation, Violation::Overlap(..))
-    });
+    each_is_found(overlap, |violation| matches!(violation, Violation::Overlap(..)));
 }
 
 #[test]
 fn overlapping_holders_are_no_violation_where_clients_may_oversleep() {
-    let tolerant = Rules {
-        client_exclusion: false,
-        ..STRICT
-    };
+    let tolerant = Rules { client_exclusion: false, ..STRICT };
     for seed in SEEDS {
         let (mut history, mut rng) = (simulated(seed), Rng::new(seed));
         let _ = overlap(&mut history, &mut rng);
         let found = history.check(&tolerant);
-        assert!(
-            !found
-                .iter()
-                .any(|violation| matches!(violation, Violation::Overlap(..)))
-        );
+        assert!(!found.iter().any(|violation| matches!(violation, Violation::Overlap(..))));
     }
 }
 
@@ -205,11 +171,7 @@ fn a_holder_that_entered_twice_holds_until_its_last_release() {
         ok(Op::Acquire, "o2", 2, 60, 70),
         ok(Op::Release, "o1", 1, 80, 90),
     ];
-    let found = History {
-        events,
-        ..History::default()
-    }
-    .check(&STRICT);
+    let found = History { events, ..History::default() }.check(&STRICT);
     let overlap = |violation: &Violation| matches!(violation, Violation::Overlap(..));
     assert!(found.iter().any(overlap), "{found:?}");
 }
@@ -243,10 +205,7 @@ fn a_renewal_that_came_too_late_and_counts_as_ok_is_found() {
 fn a_lost_update_is_found() {
     each_is_found(
         |history, _| {
-            *history
-                .counters
-                .values_mut()
-                .find(|counter| **counter > 0)? -= 1;
+            *history.counters.values_mut().find(|counter| **counter > 0)? -= 1;
             Some(())
         },
         |violation| matches!(violation, Violation::LostUpdate(..)),
@@ -258,10 +217,8 @@ fn a_lost_update_is_found_even_without_an_audit() {
     each_is_found(
         |history, _| {
             history.audit.clear();
-            let committed = history
-                .events
-                .iter()
-                .filter(|e| e.name == "a" && e.op == Op::FencedCommit && e.outcome == Outcome::Ok);
+            let committed =
+                history.events.iter().filter(|e| e.name == "a" && e.op == Op::FencedCommit && e.outcome == Outcome::Ok);
             let too_few = (committed.count() as u64).checked_sub(1)?;
             history.counters.insert("a".into(), too_few);
             Some(())
@@ -290,41 +247,22 @@ fn a_commit_that_was_rolled_back_and_counts_is_found() {
     let grant = ok(Op::Acquire, "o1", 1, 0, 10);
     let events = vec![grant, ok(Op::FencedBegin, "o1", 1, 20, 30), rolled_back];
     let counters = [("a".to_owned(), 1)].into();
-    let found = History {
-        events,
-        counters,
-        ..History::default()
-    }
-    .check(&STRICT);
+    let found = History { events, counters, ..History::default() }.check(&STRICT);
     assert_eq!(found, [Violation::PhantomUpdate("a".into(), 1, 0)]);
 }
 
 #[test]
 fn a_success_reported_after_lost_is_found() {
-    for op in [
-        Op::FencedBegin,
-        Op::FencedCommit,
-        Op::Renew,
-        Op::Release,
-        Op::Held,
-    ] {
+    for op in [Op::FencedBegin, Op::FencedCommit, Op::Renew, Op::Release, Op::Held] {
         each_is_found(
             |history, rng| {
                 let lost = history.events.iter().find(|e| e.op == Op::Lost)?.clone();
                 // The transaction that it fenced in time may still commit: that one is used up.
-                history
-                    .events
-                    .retain(|e| e.op != Op::FencedBegin || e.owner != lost.owner);
+                history.events.retain(|e| e.op != Op::FencedBegin || e.owner != lost.owner);
                 let invoke_ns = lost.return_ns + 1 + rng.below(10 * MS);
                 let deadline_ns = Some(invoke_ns + TTL);
                 let return_ns = invoke_ns + 1;
-                history.events.push(Event {
-                    invoke_ns,
-                    return_ns,
-                    op,
-                    deadline_ns,
-                    ..lost
-                });
+                history.events.push(Event { invoke_ns, return_ns, op, deadline_ns, ..lost });
                 Some(())
             },
             |violation| matches!(violation, Violation::SuccessAfterLost(..)),
@@ -337,17 +275,11 @@ fn a_lease_held_past_its_deadline_is_found() {
     each_is_found(
         |history, rng| {
             let mut events = history.events.iter();
-            let held = events
-                .find(|e| e.op == Op::Held && e.outcome == Outcome::Ok)?
-                .clone();
+            let held = events.find(|e| e.op == Op::Held && e.outcome == Outcome::Ok)?.clone();
             let same = history.events.iter().filter(|e| e.owner == held.owner);
             let deadline = same.filter_map(|e| e.deadline_ns).max().unwrap_or(0);
             let invoke_ns = deadline + rng.below(100 * MS);
-            history.events.push(Event {
-                invoke_ns,
-                return_ns: invoke_ns + 1,
-                ..held
-            });
+            history.events.push(Event { invoke_ns, return_ns: invoke_ns + 1, ..held });
             Some(())
         },
         |violation| matches!(violation, Violation::HeldPastDeadline(..)),
@@ -358,10 +290,7 @@ fn a_lease_held_past_its_deadline_is_found() {
 fn a_waiter_that_gives_up_before_a_free_name_is_found() {
     each_is_found(
         |history, rng| {
-            let end = history
-                .events
-                .iter()
-                .map(|e| e.return_ns.max(e.deadline_ns.unwrap_or(0)));
+            let end = history.events.iter().map(|e| e.return_ns.max(e.deadline_ns.unwrap_or(0)));
             let (end, other) = (end.max()?, rng.pick(&history.events)?.clone());
             let patient = Event {
                 invoke_ns: end - rng.below(TTL),
@@ -400,16 +329,9 @@ fn a_waiter_that_is_served_too_late_is_found() {
 
 #[test]
 fn the_awakening_of_a_zombie_is_no_excuse_for_a_starved_waiter() {
-    let events = vec![
-        ok(Op::Acquire, "o1", 1, 0, 10),
-        ok(Op::Acquire, "o2", 2, 20, 5_000),
-        ok(Op::Lost, "o1", 1, 20, 6_000),
-    ];
-    let found = History {
-        events,
-        ..History::default()
-    }
-    .check(&STRICT);
+    let events =
+        vec![ok(Op::Acquire, "o1", 1, 0, 10), ok(Op::Acquire, "o2", 2, 20, 5_000), ok(Op::Lost, "o1", 1, 20, 6_000)];
+    let found = History { events, ..History::default() }.check(&STRICT);
     assert!(matches!(found[..], [Violation::Starved(..)]), "{found:?}");
 }
 
@@ -417,14 +339,8 @@ fn the_awakening_of_a_zombie_is_no_excuse_for_a_starved_waiter() {
 fn what_is_left_behind_is_found() {
     for (live_leases, open_transactions) in [(1, 0), (0, 1)] {
         let mut history = simulated(1);
-        history.residue = Residue {
-            live_leases,
-            open_transactions,
-        };
-        assert_eq!(
-            history.check(&STRICT),
-            [Violation::LeftBehind(history.residue)]
-        );
+        history.residue = Residue { live_leases, open_transactions };
+        assert_eq!(history.check(&STRICT), [Violation::LeftBehind(history.residue)]);
     }
 }
 
@@ -432,16 +348,9 @@ fn what_is_left_behind_is_found() {
 fn a_success_without_its_token_or_deadline_is_found() {
     for op in [Op::Acquire, Op::Renew, Op::Held] {
         for (token, deadline_ns) in [(None, Some(50 * MS)), (Some(1), None)] {
-            let event = Event {
-                token,
-                deadline_ns,
-                ..ok(op, "o1", 1, 0, 10)
-            };
+            let event = Event { token, deadline_ns, ..ok(op, "o1", 1, 0, 10) };
             let incomplete = Violation::Incomplete(event.clone());
-            let history = History {
-                events: vec![event],
-                ..History::default()
-            };
+            let history = History { events: vec![event], ..History::default() };
             assert!(history.check(&STRICT).contains(&incomplete), "{incomplete}");
         }
     }
@@ -457,59 +366,34 @@ fn a_history_without_a_grant_proves_nothing() {
 #[test]
 fn the_sweeps_agree_with_a_comparison_of_all_pairs() {
     let bound = 5;
-    let rules = Rules {
-        client_exclusion: true,
-        liveness: Some(Duration::from_nanos(bound)),
-    };
+    let rules = Rules { client_exclusion: true, liveness: Some(Duration::from_nanos(bound)) };
     let mut outcomes = [[0; 2]; 3];
     for seed in 1..3_001 {
         let events = nonsense(&mut Rng::new(seed));
-        let pairs = || {
-            events
-                .iter()
-                .flat_map(|a| events.iter().map(move |b| (a, b)))
-        };
+        let pairs = || events.iter().flat_map(|a| events.iter().map(move |b| (a, b)));
         let went_back = pairs().any(|(a, b)| a.return_ns < b.invoke_ns && a.token > b.token);
         let overlap = pairs().any(|(a, b)| {
             let shared_from = a.return_ns.max(b.return_ns);
             a.owner != b.owner && Some(shared_from) < a.deadline_ns.min(b.deadline_ns)
         });
-        let taken = |at: u64| {
-            events
-                .iter()
-                .any(|e| e.return_ns <= at && Some(at) < e.deadline_ns)
-        };
+        let taken = |at: u64| events.iter().any(|e| e.return_ns <= at && Some(at) < e.deadline_ns);
         let starved = events.iter().any(|e| {
             let cells: Vec<bool> = (e.invoke_ns..e.return_ns).map(taken).collect();
-            cells
-                .split(|taken| *taken)
-                .any(|free| free.len() as u64 > bound)
+            cells.split(|taken| *taken).any(|free| free.len() as u64 > bound)
         });
-        let history = History {
-            events,
-            ..History::default()
-        };
+        let history = History { events, ..History::default() };
         let found = history.check(&rules);
         let found = [
-            found
-                .iter()
-                .any(|v| matches!(v, Violation::TokenWentBack(..))),
+            found.iter().any(|v| matches!(v, Violation::TokenWentBack(..))),
             found.iter().any(|v| matches!(v, Violation::Overlap(..))),
             found.iter().any(|v| matches!(v, Violation::Starved(..))),
         ];
-        assert_eq!(
-            found,
-            [went_back, overlap, starved],
-            "seed {seed}: {history:#?}"
-        );
+        assert_eq!(found, [went_back, overlap, starved], "seed {seed}: {history:#?}");
         for (count, found) in outcomes.iter_mut().zip(found) {
             count[usize::from(found)] += 1;
         }
     }
-    assert!(
-        outcomes.as_flattened().iter().all(|count| *count > 100),
-        "{outcomes:?}"
-    );
+    assert!(outcomes.as_flattened().iter().all(|count| *count > 100), "{outcomes:?}");
 }
 
 #[test]
@@ -523,12 +407,8 @@ fn what_processes_record_is_read_back_without_a_torn_last_line() {
             scope.spawn(move || mine.into_iter().for_each(|event| recorder.record(event)));
         }
     });
-    let mut torn = OpenOptions::new()
-        .append(true)
-        .open(dir.path().join("p1.jsonl"))
-        .expect("p1");
-    torn.write_all(br#"{"proc":"p1","invoke_ns":12"#)
-        .expect("half a line");
+    let mut torn = OpenOptions::new().append(true).open(dir.path().join("p1.jsonl")).expect("p1");
+    torn.write_all(br#"{"proc":"p1","invoke_ns":12"#).expect("half a line");
     let mut read = history::read_dir(dir.path());
     expected.sort();
     read.sort();
@@ -563,30 +443,21 @@ fn the_clock_moves_forward() {
 }
 
 /// Breaks the history of each seed, and demands that the checker names the fault in every one.
-fn each_is_found(
-    break_it: impl Fn(&mut History, &mut Rng) -> Option<()>,
-    is_named: impl Fn(&Violation) -> bool,
-) {
+fn each_is_found(break_it: impl Fn(&mut History, &mut Rng) -> Option<()>, is_named: impl Fn(&Violation) -> bool) {
     let mut broken = 0;
     for seed in SEEDS {
         let (mut history, mut rng) = (simulated(seed), Rng::new(seed));
         if break_it(&mut history, &mut rng).is_some() {
             broken += 1;
             let found = history.check(&STRICT);
-            assert!(
-                found.iter().any(&is_named),
-                "seed {seed}, found instead: {found:#?}"
-            );
+            assert!(found.iter().any(&is_named), "seed {seed}, found instead: {found:#?}");
         }
     }
     assert!(broken >= 25, "only {broken} histories could be broken");
 }
 
 fn grants(history: &History) -> impl Iterator<Item = &Event> {
-    history
-        .events
-        .iter()
-        .filter(|e| e.op == Op::Acquire && e.outcome == Outcome::Ok)
+    history.events.iter().filter(|e| e.op == Op::Acquire && e.outcome == Outcome::Ok)
 }
 
 /// Two grants of one name to different owners, the second asked for after the first had come.
@@ -618,10 +489,7 @@ fn overlap(history: &mut History, rng: &mut Rng) -> Option<()> {
     let (second, _) = rng.pick(&all)?;
     let begins = first.return_ns + rng.below(release.invoke_ns - first.return_ns);
     let back = second.return_ns - begins;
-    let same = history
-        .events
-        .iter_mut()
-        .filter(|e| e.owner == second.owner);
+    let same = history.events.iter_mut().filter(|e| e.owner == second.owner);
     for event in same {
         event.invoke_ns -= back;
         event.return_ns -= back;
@@ -698,15 +566,11 @@ fn simulated(seed: u64) -> History {
         for n in 0..12 {
             lock.next_holder(n);
         }
-        history
-            .counters
-            .insert(name.into(), lock.commits.len() as u64);
+        history.counters.insert(name.into(), lock.commits.len() as u64);
         commits.append(&mut lock.commits);
     }
     commits.sort_by_key(|(at, _)| *at);
-    let rows = (1..)
-        .zip(commits)
-        .map(|(seq, (_, row))| Audit { seq, ..row });
+    let rows = (1..).zip(commits).map(|(seq, (_, row))| Audit { seq, ..row });
     history.audit = rows.collect();
     history
 }
@@ -765,11 +629,7 @@ impl Lock<'_> {
                 2 | 3 => self.fenced(&mut holder),
                 op => {
                     // Renewed, or entered once more by the same owner.
-                    let op = if op == 4 && entered == 1 {
-                        Op::Acquire
-                    } else {
-                        Op::Renew
-                    };
+                    let op = if op == 4 && entered == 1 { Op::Acquire } else { Op::Renew };
                     entered += u64::from(op == Op::Acquire);
                     holder.deadline = holder.now + TTL - MARGIN;
                     let took = 1 + self.rng.below(20 * MS);
@@ -782,10 +642,7 @@ impl Lock<'_> {
             0 => self.crash(&mut holder),
             1 | 2 => self.sleep(&mut holder),
             3 => self.unlocked(&mut holder),
-            _ => (0..entered)
-                .map(|_| self.release(&mut holder))
-                .last()
-                .unwrap_or(holder.expiry),
+            _ => (0..entered).map(|_| self.release(&mut holder)).last().unwrap_or(holder.expiry),
         };
     }
 
@@ -795,10 +652,7 @@ impl Lock<'_> {
         let returned = holder.now + self.rng.below(300 * MS);
         let invoked = holder.now - self.rng.below(holder.now - self.waiting_since + 1);
         let refused = event(&proc, Op::Acquire, self.name, "another", invoked, returned);
-        self.events.push(Event {
-            outcome: Outcome::Refused,
-            ..refused
-        });
+        self.events.push(Event { outcome: Outcome::Refused, ..refused });
     }
 
     fn fenced(&mut self, holder: &mut Holder) {
@@ -824,15 +678,7 @@ impl Lock<'_> {
 
     fn write(&mut self, holder: &Holder, at: u64) {
         let (name, proc, token) = (self.name.into(), holder.proc.clone(), self.token);
-        self.commits.push((
-            at,
-            Audit {
-                seq: 0,
-                name,
-                token,
-                proc,
-            },
-        ));
+        self.commits.push((at, Audit { seq: 0, name, token, proc }));
     }
 
     /// Killed, perhaps in the middle of a transaction, the end of which goes on no record.
@@ -899,11 +745,7 @@ impl Lock<'_> {
 
     /// Given back; or the guard was dropped, and the name is free at the latest when it expires.
     fn release(&mut self, holder: &mut Holder) -> u64 {
-        let outcome = if self.rng.one_in(6) {
-            Outcome::Unknown
-        } else {
-            Outcome::Ok
-        };
+        let outcome = if self.rng.one_in(6) { Outcome::Unknown } else { Outcome::Ok };
         let (at, took) = (holder.now, 1 + self.rng.below(10 * MS));
         self.record(holder, Op::Release, outcome, took);
         match outcome {

@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sqlx::migrate::MigrateError;
-use sqlx::mysql::{MySqlArguments, MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions, MySqlQueryResult, MySqlRow};
+use sqlx::mysql::{
+    MySqlArguments, MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions, MySqlQueryResult, MySqlRow,
+};
 use sqlx::{ConnectOptions, Connection, Executor, MySql, MySqlConnection, MySqlPool, Row as _};
 
 use super::sealed::{Check, Fence, Verdict};
@@ -58,16 +60,24 @@ macro_rules! holdings {
 const ACQUIRE: &str = concat!(
     "
 UPDATE sqlock_lease AS l
-  JOIN (SELECT s.name, IF(s.holds = ?, s.token, GREATEST(s.token + 1, g.token + 1, ", now!(), ")) AS token
+  JOIN (SELECT s.name, IF(s.holds = ?, s.token, GREATEST(s.token + 1, g.token + 1, ",
+    now!(),
+    ")) AS token
           FROM sqlock_fence AS g JOIN sqlock_lease AS s ON s.name = g.name
          WHERE g.name = ?
-           AND (s.holds = '' OR s.expires_at <= ", now!(), "
+           AND (s.holds = '' OR s.expires_at <= ",
+    now!(),
+    "
                 OR s.holds = ?)                   -- our own, sent again because the reply was lost
          LIMIT 1 FOR UPDATE SKIP LOCKED) AS q ON q.name = l.name
   JOIN sqlock_fence AS f ON f.name = q.name
    SET l.owner = ?, l.holds = ?, l.holder = ?, l.label = ?,
        l.token = LAST_INSERT_ID(q.token), f.token = q.token,
-       l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + ?"
+       l.acquired_at = ",
+    now!(),
+    ", l.expires_at = ",
+    now!(),
+    " + ?"
 );
 
 const ACQUIRE_MANY: &str = concat!(
@@ -89,15 +99,25 @@ UPDATE sqlock_lease AS l
 const CREATE_FENCE: &str = concat!(
     "
 INSERT IGNORE INTO sqlock_fence (name, token)
-SELECT UNHEX(c.name), ", now!(), " FROM ", claims!(), " ORDER BY 1"
+SELECT UNHEX(c.name), ",
+    now!(),
+    " FROM ",
+    claims!(),
+    " ORDER BY 1"
 );
 
 // Second half: whoever inserts the lease row is granted the fence row's token. Bind order: JSON claims.
 const CREATE_LEASE: &str = concat!(
     "
 INSERT IGNORE INTO sqlock_lease (name, owner, holds, token, holder, label, acquired_at, expires_at)
-SELECT STRAIGHT_JOIN f.name, c.owner, c.hold, f.token, c.holder, c.label, ", now!(), ", ", now!(), " + c.ttl
-  FROM ", claims!(), " JOIN sqlock_fence AS f ON f.name = UNHEX(c.name)
+SELECT STRAIGHT_JOIN f.name, c.owner, c.hold, f.token, c.holder, c.label, ",
+    now!(),
+    ", ",
+    now!(),
+    " + c.ttl
+  FROM ",
+    claims!(),
+    " JOIN sqlock_fence AS f ON f.name = UNHEX(c.name)
  ORDER BY 1"
 );
 
@@ -107,22 +127,31 @@ const JOIN: &str = concat!(
 UPDATE sqlock_lease
    SET holds = IF(LOCATE(?, holds) > 0, holds, CONCAT(holds, ?)),
        token = LAST_INSERT_ID(token),
-       expires_at = GREATEST(expires_at, ", now!(), " + ?)
- WHERE name = ? AND owner = ? AND holds NOT IN ('', '-') AND expires_at > ", now!()
+       expires_at = GREATEST(expires_at, ",
+    now!(),
+    " + ?)
+ WHERE name = ? AND owner = ? AND holds NOT IN ('', '-') AND expires_at > ",
+    now!()
 );
 
 // Bind order: hold, ttl, name, owner, token, hold. With other holds of the same owner beside it, the latest expiry counts.
 const RENEW: &str = concat!(
     "
 UPDATE sqlock_lease
-   SET expires_at = GREATEST(IF(holds = ?, 0, expires_at), ", now!(), " + ?)
+   SET expires_at = GREATEST(IF(holds = ?, 0, expires_at), ",
+    now!(),
+    " + ?)
  WHERE name = ? AND owner = ? AND token = ? AND LOCATE(?, holds) > 0"
 );
 
 const RENEW_MANY: &str = concat!(
     "
-UPDATE ", holdings!(), " STRAIGHT_JOIN sqlock_lease AS l ON l.name = UNHEX(r.name)
-   SET l.expires_at = GREATEST(IF(l.holds = r.hold, 0, l.expires_at), ", now!(), " + r.time)
+UPDATE ",
+    holdings!(),
+    " STRAIGHT_JOIN sqlock_lease AS l ON l.name = UNHEX(r.name)
+   SET l.expires_at = GREATEST(IF(l.holds = r.hold, 0, l.expires_at), ",
+    now!(),
+    " + r.time)
  WHERE l.owner = r.owner AND l.token = r.token AND LOCATE(r.hold, l.holds) > 0"
 );
 
@@ -131,17 +160,35 @@ UPDATE ", holdings!(), " STRAIGHT_JOIN sqlock_lease AS l ON l.name = UNHEX(r.nam
 const RELEASE: &str = concat!(
     "
 UPDATE sqlock_lease
-   SET expires_at = IF(holds <> ?, expires_at, GREATEST(", now!(), ", LEAST(acquired_at, ", now!(), ") + ?)),
-       holds = IF(holds = ? AND LEAST(acquired_at, ", now!(), ") + ? > ", now!(), ", '-', REPLACE(holds, ?, ''))
+   SET expires_at = IF(holds <> ?, expires_at, GREATEST(",
+    now!(),
+    ", LEAST(acquired_at, ",
+    now!(),
+    ") + ?)),
+       holds = IF(holds = ? AND LEAST(acquired_at, ",
+    now!(),
+    ") + ? > ",
+    now!(),
+    ", '-', REPLACE(holds, ?, ''))
  WHERE name = ? AND owner = ? AND (? = 0 OR token = ?) AND LOCATE(?, holds) > 0"
 );
 
 const RELEASE_MANY: &str = concat!(
     "
-UPDATE ", holdings!(), " STRAIGHT_JOIN sqlock_lease AS l ON l.name = UNHEX(r.name)
+UPDATE ",
+    holdings!(),
+    " STRAIGHT_JOIN sqlock_lease AS l ON l.name = UNHEX(r.name)
    SET l.expires_at = IF(l.holds <> r.hold, l.expires_at,
-                         GREATEST(", now!(), ", LEAST(l.acquired_at, ", now!(), ") + r.time)),
-       l.holds = IF(l.holds = r.hold AND LEAST(l.acquired_at, ", now!(), ") + r.time > ", now!(), ", '-',
+                         GREATEST(",
+    now!(),
+    ", LEAST(l.acquired_at, ",
+    now!(),
+    ") + r.time)),
+       l.holds = IF(l.holds = r.hold AND LEAST(l.acquired_at, ",
+    now!(),
+    ") + r.time > ",
+    now!(),
+    ", '-',
                     REPLACE(l.holds, r.hold, ''))
  WHERE l.owner = r.owner AND (r.token = 0 OR l.token = r.token) AND LOCATE(r.hold, l.holds) > 0"
 );
@@ -150,7 +197,9 @@ UPDATE ", holdings!(), " STRAIGHT_JOIN sqlock_lease AS l ON l.name = UNHEX(r.nam
 const HAND_OFF: &str = concat!(
     "
 UPDATE sqlock_lease AS l
-  JOIN (SELECT s.name, IF(s.holds = ?, s.token, GREATEST(s.token + 1, g.token + 1, ", now!(), ")) AS token
+  JOIN (SELECT s.name, IF(s.holds = ?, s.token, GREATEST(s.token + 1, g.token + 1, ",
+    now!(),
+    ")) AS token
           FROM sqlock_fence AS g JOIN sqlock_lease AS s ON s.name = g.name
          WHERE g.name = ?
            AND (s.owner = ? AND s.holds = ? AND s.token = ?
@@ -159,7 +208,11 @@ UPDATE sqlock_lease AS l
   JOIN sqlock_fence AS f ON f.name = q.name
    SET l.owner = ?, l.holds = ?, l.holder = ?, l.label = ?,
        l.token = LAST_INSERT_ID(q.token), f.token = q.token,
-       l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + ?"
+       l.acquired_at = ",
+    now!(),
+    ", l.expires_at = ",
+    now!(),
+    " + ?"
 );
 
 // Bind order: name
@@ -168,20 +221,32 @@ const LOOK: &str = concat!("SELECT ", row_columns!(), ", ", now!(), " FROM sqloc
 // Bind order: JSON names as hex
 const LOOK_MANY: &str = concat!(
     "
-SELECT STRAIGHT_JOIN ", row_columns!(), ", ", now!(), "
+SELECT STRAIGHT_JOIN ",
+    row_columns!(),
+    ", ",
+    now!(),
+    "
   FROM JSON_TABLE(?, '$[*]' COLUMNS (hex VARCHAR(510) PATH '$')) AS n
   JOIN sqlock_lease ON name = UNHEX(n.hex)"
 );
 
 // Bind order: prefix, prefix
 const LIST: &str = concat!(
-    "SELECT ", row_columns!(), ", ", now!(), " FROM sqlock_lease
-  WHERE LEFT(name, LENGTH(?)) = ? AND holds <> '' AND expires_at > ", now!(), " ORDER BY name"
+    "SELECT ",
+    row_columns!(),
+    ", ",
+    now!(),
+    " FROM sqlock_lease
+  WHERE LEFT(name, LENGTH(?)) = ? AND holds <> '' AND expires_at > ",
+    now!(),
+    " ORDER BY name"
 );
 
 // Bind order: name, token
 const EVICT: &str = concat!(
-    "UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ", now!(), "
+    "UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ",
+    now!(),
+    "
   WHERE name = ? AND token = ? AND holds <> ''"
 );
 
@@ -192,9 +257,8 @@ UPDATE sqlock_fence AS f
    SET f.token = f.token + 1";
 
 // Bind order: retention, retention, limit. Reads without locking: a scan that locks would make free names look taken.
-const STALE: &str = concat!(
-    "SELECT name FROM sqlock_lease WHERE expires_at < ", now!(), " - ? AND token < ", now!(), " - ? LIMIT ?"
-);
+const STALE: &str =
+    concat!("SELECT name FROM sqlock_lease WHERE expires_at < ", now!(), " - ? AND token < ", now!(), " - ? LIMIT ?");
 
 // Bind order: JSON names as hex, retention, retention. The condition is checked again once the rows are locked.
 const SWEEP: &str = concat!(
@@ -204,7 +268,11 @@ DELETE l, f
           FROM JSON_TABLE(?, '$[*]' COLUMNS (hex VARCHAR(510) PATH '$')) AS n
           JOIN sqlock_fence AS g ON g.name = UNHEX(n.hex)
           JOIN sqlock_lease AS s ON s.name = g.name
-         WHERE s.expires_at < ", now!(), " - ? AND s.token < ", now!(), " - ?
+         WHERE s.expires_at < ",
+    now!(),
+    " - ? AND s.token < ",
+    now!(),
+    " - ?
          LIMIT 100000 FOR UPDATE SKIP LOCKED) AS q
   JOIN sqlock_lease AS l ON l.name = q.name
   JOIN sqlock_fence AS f ON f.name = q.name"
@@ -225,9 +293,7 @@ pub(crate) struct MySqlBackend {
 
 impl MySqlBackend {
     pub(crate) fn new(pool: &MySqlPool) -> Self {
-        Self {
-            options: pool.connect_options(),
-        }
+        Self { options: pool.connect_options() }
     }
 }
 
@@ -298,10 +364,7 @@ impl MySqlSession {
 
     async fn take(&mut self, claims: &[Claim]) -> Result<Vec<Option<FencingToken>>, sqlx::Error> {
         if let [c] = claims {
-            let query = sqlx::query(ACQUIRE)
-                .bind(c.hold.mark())
-                .bind(c.name.as_str().as_bytes())
-                .bind(c.hold.mark());
+            let query = sqlx::query(ACQUIRE).bind(c.hold.mark()).bind(c.name.as_str().as_bytes()).bind(c.hold.mark());
             return Ok(vec![self.granted(bind_claim(query, c)).await?]);
         }
         self.execute(sqlx::query(ACQUIRE_MANY).bind(json_claims(claims))).await?;
@@ -379,12 +442,7 @@ fn json_holding(name: &LockName, owner: Owner, hold: Hold, token: Option<Fencing
 
 /// Binds what a new holder brings along: owner, hold, holder, label, ttl.
 fn bind_claim<'q>(query: MySqlQuery<'q>, c: &'q Claim) -> MySqlQuery<'q> {
-    query
-        .bind(c.owner.to_string())
-        .bind(c.hold.mark())
-        .bind(&*c.holder)
-        .bind(&*c.label)
-        .bind(micros(c.ttl))
+    query.bind(c.owner.to_string()).bind(c.hold.mark()).bind(&*c.holder).bind(&*c.label).bind(micros(c.ttl))
 }
 
 impl Session for MySqlSession {
@@ -406,11 +464,8 @@ impl Session for MySqlSession {
                 return Ok(granted);
             }
             let created = self.create(&missing).await?;
-            let mut created: HashMap<Hold, FencingToken> = missing
-                .iter()
-                .zip(created)
-                .filter_map(|(c, token)| Some((c.hold, token?)))
-                .collect();
+            let mut created: HashMap<Hold, FencingToken> =
+                missing.iter().zip(created).filter_map(|(c, token)| Some((c.hold, token?))).collect();
             for (granted, c) in granted.iter_mut().zip(claims) {
                 *granted = granted.or_else(|| created.remove(&c.hold));
             }
@@ -445,17 +500,15 @@ impl Session for MySqlSession {
                     .bind(h.token.get())
                     .bind(h.hold.mark()),
                 _ => {
-                    let lines = renewals.iter().map(|Renewal { holding: h, ttl }| {
-                        json_holding(&h.name, h.owner, h.hold, Some(h.token), *ttl)
-                    });
+                    let lines = renewals
+                        .iter()
+                        .map(|Renewal { holding: h, ttl }| json_holding(&h.name, h.owner, h.hold, Some(h.token), *ttl));
                     sqlx::query(RENEW_MANY).bind(Value::from_iter(lines).to_string())
                 }
             };
             let affected = self.execute(query).await?.rows_affected();
-            let batch: Vec<_> = renewals
-                .iter()
-                .map(|Renewal { holding: h, .. }| (&h.name, h.owner, h.hold, Some(h.token)))
-                .collect();
+            let batch: Vec<_> =
+                renewals.iter().map(|Renewal { holding: h, .. }| (&h.name, h.owner, h.hold, Some(h.token))).collect();
             self.matched(affected, &batch, Standing::Held).await
         })
     }
@@ -479,9 +532,8 @@ impl Session for MySqlSession {
                         .bind(mark)
                 }
                 _ => {
-                    let lines = releases
-                        .iter()
-                        .map(|r| json_holding(&r.name, r.owner, r.hold, r.token, r.hold_at_least));
+                    let lines =
+                        releases.iter().map(|r| json_holding(&r.name, r.owner, r.hold, r.token, r.hold_at_least));
                     sqlx::query(RELEASE_MANY).bind(Value::from_iter(lines).to_string())
                 }
             };

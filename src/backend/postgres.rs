@@ -33,13 +33,21 @@ const ACQUIRE: &str = concat!(
 WITH free AS MATERIALIZED (
     SELECT name FROM sqlock_lease
      WHERE name = $1
-       AND (holds = '' OR expires_at <= ", now!(), "
+       AND (holds = '' OR expires_at <= ",
+    now!(),
+    "
             OR holds = $3)                        -- our own, sent again because the reply was lost
        FOR UPDATE SKIP LOCKED)
 UPDATE sqlock_lease AS l
    SET owner = $2, holds = $3, holder = $4, label = $5,
-       token = CASE WHEN l.holds = $3 THEN l.token ELSE greatest(l.token + 1, ", now!(), ") END,
-       acquired_at = ", now!(), ", expires_at = ", now!(), " + $6
+       token = CASE WHEN l.holds = $3 THEN l.token ELSE greatest(l.token + 1, ",
+    now!(),
+    ") END,
+       acquired_at = ",
+    now!(),
+    ", expires_at = ",
+    now!(),
+    " + $6
   FROM free
  WHERE l.name = free.name
 RETURNING l.name, l.token"
@@ -49,7 +57,13 @@ RETURNING l.name, l.token"
 const CREATE: &str = concat!(
     "
 INSERT INTO sqlock_lease (name, owner, holds, holder, label, token, acquired_at, expires_at)
-VALUES ($1, $2, $3, $4, $5, ", now!(), ", ", now!(), ", ", now!(), " + $6)
+VALUES ($1, $2, $3, $4, $5, ",
+    now!(),
+    ", ",
+    now!(),
+    ", ",
+    now!(),
+    " + $6)
     ON CONFLICT (name) DO NOTHING
 RETURNING name, token"
 );
@@ -61,13 +75,21 @@ WITH claim AS MATERIALIZED (
                   AS c (name, owner, hold, holder, label, ttl)),
 free AS MATERIALIZED (
     SELECT l.name FROM claim JOIN sqlock_lease AS l ON l.name = claim.name
-     WHERE l.holds = '' OR l.expires_at <= ", now!(), " OR l.holds = claim.hold
+     WHERE l.holds = '' OR l.expires_at <= ",
+    now!(),
+    " OR l.holds = claim.hold
      ORDER BY l.name
        FOR UPDATE OF l SKIP LOCKED)
 UPDATE sqlock_lease AS l
    SET owner = claim.owner, holds = claim.hold, holder = claim.holder, label = claim.label,
-       token = CASE WHEN l.holds = claim.hold THEN l.token ELSE greatest(l.token + 1, ", now!(), ") END,
-       acquired_at = ", now!(), ", expires_at = ", now!(), " + claim.ttl
+       token = CASE WHEN l.holds = claim.hold THEN l.token ELSE greatest(l.token + 1, ",
+    now!(),
+    ") END,
+       acquired_at = ",
+    now!(),
+    ", expires_at = ",
+    now!(),
+    " + claim.ttl
   FROM free JOIN claim ON claim.name = free.name
  WHERE l.name = free.name
 RETURNING l.name, l.token"
@@ -77,7 +99,13 @@ RETURNING l.name, l.token"
 const CREATE_MANY: &str = concat!(
     "
 INSERT INTO sqlock_lease (name, owner, holds, holder, label, token, acquired_at, expires_at)
-SELECT name, owner, hold, holder, label, ", now!(), ", ", now!(), ", ", now!(), " + ttl
+SELECT name, owner, hold, holder, label, ",
+    now!(),
+    ", ",
+    now!(),
+    ", ",
+    now!(),
+    " + ttl
   FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[])
        AS c (name, owner, hold, holder, label, ttl)
  ORDER BY name
@@ -90,11 +118,15 @@ const JOIN: &str = concat!(
     "
 WITH mine AS MATERIALIZED (
     SELECT name FROM sqlock_lease
-     WHERE name = $1 AND owner = $2 AND holds NOT IN ('', '-') AND expires_at > ", now!(), "
+     WHERE name = $1 AND owner = $2 AND holds NOT IN ('', '-') AND expires_at > ",
+    now!(),
+    "
        FOR NO KEY UPDATE SKIP LOCKED)
 UPDATE sqlock_lease AS l
    SET holds = CASE WHEN position($3 IN l.holds) > 0 THEN l.holds ELSE l.holds || $3 END,
-       expires_at = greatest(l.expires_at, ", now!(), " + $4)
+       expires_at = greatest(l.expires_at, ",
+    now!(),
+    " + $4)
   FROM mine
  WHERE l.name = mine.name
 RETURNING l.token"
@@ -104,14 +136,18 @@ RETURNING l.token"
 const RENEW: &str = concat!(
     "
 UPDATE sqlock_lease
-   SET expires_at = greatest(CASE WHEN holds = $3 THEN 0 ELSE expires_at END, ", now!(), " + $5)
+   SET expires_at = greatest(CASE WHEN holds = $3 THEN 0 ELSE expires_at END, ",
+    now!(),
+    " + $5)
  WHERE name = $1 AND owner = $2 AND token = $4 AND position($3 IN holds) > 0"
 );
 
 const RENEW_MANY: &str = concat!(
     "
 UPDATE sqlock_lease AS l
-   SET expires_at = greatest(CASE WHEN l.holds = r.hold THEN 0 ELSE l.expires_at END, ", now!(), " + r.ttl)
+   SET expires_at = greatest(CASE WHEN l.holds = r.hold THEN 0 ELSE l.expires_at END, ",
+    now!(),
+    " + r.ttl)
   FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[]) AS r (name, owner, hold, token, ttl)
  WHERE l.name = r.name AND l.owner = r.owner AND l.token = r.token AND position(r.hold IN l.holds) > 0
 RETURNING l.name"
@@ -125,8 +161,16 @@ const RELEASE: &str = concat!(
     "
 UPDATE sqlock_lease
    SET expires_at = CASE WHEN holds <> $3 THEN expires_at
-                         ELSE greatest(", now!(), ", least(acquired_at, ", now!(), ") + $5) END,
-       holds = CASE WHEN holds = $3 AND least(acquired_at, ", now!(), ") + $5 > ", now!(), " THEN '-'
+                         ELSE greatest(",
+    now!(),
+    ", least(acquired_at, ",
+    now!(),
+    ") + $5) END,
+       holds = CASE WHEN holds = $3 AND least(acquired_at, ",
+    now!(),
+    ") + $5 > ",
+    now!(),
+    " THEN '-'
                     ELSE replace(holds, $3, '') END
  WHERE name = $1 AND owner = $2 AND ($4 = 0 OR token = $4) AND position($3 IN holds) > 0
    AND set_config('synchronous_commit', 'off', true) IS NOT NULL"
@@ -136,8 +180,16 @@ const RELEASE_MANY: &str = concat!(
     "
 UPDATE sqlock_lease AS l
    SET expires_at = CASE WHEN l.holds <> r.hold THEN l.expires_at
-                         ELSE greatest(", now!(), ", least(l.acquired_at, ", now!(), ") + r.least) END,
-       holds = CASE WHEN l.holds = r.hold AND least(l.acquired_at, ", now!(), ") + r.least > ", now!(), " THEN '-'
+                         ELSE greatest(",
+    now!(),
+    ", least(l.acquired_at, ",
+    now!(),
+    ") + r.least) END,
+       holds = CASE WHEN l.holds = r.hold AND least(l.acquired_at, ",
+    now!(),
+    ") + r.least > ",
+    now!(),
+    " THEN '-'
                     ELSE replace(l.holds, r.hold, '') END
   FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[]) AS r (name, owner, hold, token, least)
  WHERE l.name = r.name AND l.owner = r.owner AND (r.token = 0 OR l.token = r.token) AND position(r.hold IN l.holds) > 0
@@ -156,27 +208,39 @@ WITH mine AS MATERIALIZED (
        FOR UPDATE SKIP LOCKED)
 UPDATE sqlock_lease AS l
    SET owner = $5, holds = $6, holder = $7, label = $8,
-       token = CASE WHEN l.holds = $6 THEN l.token ELSE greatest(l.token + 1, ", now!(), ") END,
-       acquired_at = ", now!(), ", expires_at = ", now!(), " + $9
+       token = CASE WHEN l.holds = $6 THEN l.token ELSE greatest(l.token + 1, ",
+    now!(),
+    ") END,
+       acquired_at = ",
+    now!(),
+    ", expires_at = ",
+    now!(),
+    " + $9
   FROM mine
  WHERE l.name = mine.name
 RETURNING l.token"
 );
 
 // $1 names
-const LOOK: &str = concat!(
-    "SELECT ", row_columns!(), ", ", now!(), " FROM sqlock_lease WHERE name = ANY($1)"
-);
+const LOOK: &str = concat!("SELECT ", row_columns!(), ", ", now!(), " FROM sqlock_lease WHERE name = ANY($1)");
 
 // $1 prefix
 const LIST: &str = concat!(
-    "SELECT ", row_columns!(), ", ", now!(), " FROM sqlock_lease
-  WHERE starts_with(name, $1) AND holds <> '' AND expires_at > ", now!(), " ORDER BY name"
+    "SELECT ",
+    row_columns!(),
+    ", ",
+    now!(),
+    " FROM sqlock_lease
+  WHERE starts_with(name, $1) AND holds <> '' AND expires_at > ",
+    now!(),
+    " ORDER BY name"
 );
 
 // $1 name, $2 token
 const EVICT: &str = concat!(
-    "UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ", now!(), "
+    "UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ",
+    now!(),
+    "
   WHERE name = $1 AND token = $2 AND holds <> ''"
 );
 
@@ -186,9 +250,17 @@ const SWEEP: &str = concat!(
     "
 DELETE FROM sqlock_lease
  WHERE name IN (SELECT name FROM sqlock_lease
-                 WHERE expires_at < ", now!(), " - $1 AND token < ", now!(), " - $1
+                 WHERE expires_at < ",
+    now!(),
+    " - $1 AND token < ",
+    now!(),
+    " - $1
                  LIMIT $2 FOR UPDATE SKIP LOCKED)
-   AND expires_at < ", now!(), " - $1 AND token < ", now!(), " - $1"
+   AND expires_at < ",
+    now!(),
+    " - $1 AND token < ",
+    now!(),
+    " - $1"
 );
 
 // $1 name, $2 owner, $3 hold, $4 token. A takeover changes the token, which is part of a unique key, and must wait for
@@ -206,9 +278,7 @@ pub(crate) struct PostgresBackend {
 
 impl PostgresBackend {
     pub(crate) fn new(pool: &PgPool) -> Self {
-        Self {
-            options: pool.connect_options(),
-        }
+        Self { options: pool.connect_options() }
     }
 }
 
@@ -270,9 +340,7 @@ impl PostgresSession {
         if self.transaction == InTransaction::No {
             return query.fetch_all(&mut self.conn).await;
         }
-        self.conn
-            .execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL synchronous_commit = on")
-            .await?;
+        self.conn.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL synchronous_commit = on").await?;
         let rows = query.fetch_all(&mut self.conn).await;
         let end = if rows.is_ok() { "COMMIT" } else { "ROLLBACK" };
         self.conn.execute(end).await?;
@@ -283,9 +351,7 @@ impl PostgresSession {
         if self.transaction == InTransaction::No {
             return Ok(query.execute(&mut self.conn).await?.rows_affected());
         }
-        self.conn
-            .execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL synchronous_commit = on")
-            .await?;
+        self.conn.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL synchronous_commit = on").await?;
         let done = query.execute(&mut self.conn).await;
         let end = if done.is_ok() { "COMMIT" } else { "ROLLBACK" };
         self.conn.execute(end).await?;
@@ -318,12 +384,7 @@ impl PostgresSession {
 
 /// Binds what a new holder brings along: owner, hold, holder, label, ttl.
 fn bind_claim<'q>(query: PgQuery<'q>, c: &'q Claim) -> PgQuery<'q> {
-    query
-        .bind(c.owner.to_string())
-        .bind(c.hold.mark())
-        .bind(&*c.holder)
-        .bind(&*c.label)
-        .bind(micros(c.ttl))
+    query.bind(c.owner.to_string()).bind(c.hold.mark()).bind(&*c.holder).bind(&*c.label).bind(micros(c.ttl))
 }
 
 impl Session for PostgresSession {

@@ -30,7 +30,13 @@ macro_rules! now {
 const ACQUIRE: &str = concat!(
     "
 INSERT INTO sqlock_lease AS l (name, owner, holds, token, holder, label, acquired_at, expires_at)
-SELECT value ->> 0, value ->> 1, value ->> 2, ", now!(), ", value ->> 4, value ->> 5, ", now!(), ", ", now!(), " + (value ->> 3)
+SELECT value ->> 0, value ->> 1, value ->> 2, ",
+    now!(),
+    ", value ->> 4, value ->> 5, ",
+    now!(),
+    ", ",
+    now!(),
+    " + (value ->> 3)
   FROM json_each(?1)
  WHERE true                                       -- the parser takes ON for a join without it
     ON CONFLICT (name) DO UPDATE
@@ -47,11 +53,15 @@ const JOIN: &str = concat!(
     "
 UPDATE sqlock_lease AS l
    SET holds = CASE WHEN instr(l.holds, c.value ->> 2) > 0 THEN l.holds ELSE l.holds || (c.value ->> 2) END,
-       expires_at = max(l.expires_at, ", now!(), " + (c.value ->> 3))
+       expires_at = max(l.expires_at, ",
+    now!(),
+    " + (c.value ->> 3))
   FROM json_each(?1) AS c
  WHERE l.name = c.value ->> 0 AND l.owner = c.value ->> 1
-   AND l.holds NOT IN ('', '-') AND l.expires_at > ", now!(), "
-RETURNING l.name, l.token"
+   AND l.holds NOT IN ('', '-') AND l.expires_at > ",
+    now!(),
+    "
+RETURNING name, token"
 );
 
 // ?1 JSON [[name, owner, hold, token, ttl], …]
@@ -62,7 +72,7 @@ UPDATE sqlock_lease AS l                          -- with other holds of the sam
   FROM json_each(?1) AS c
  WHERE l.name = c.value ->> 0 AND l.owner = c.value ->> 1 AND l.token = c.value ->> 3
    AND instr(l.holds, c.value ->> 2) > 0
-RETURNING l.name"
+RETURNING name"
 );
 
 // ?1 JSON [[name, owner, hold, token or 0 for any, hold_at_least], …]
@@ -70,13 +80,21 @@ const RELEASE: &str = concat!(
     "
 UPDATE sqlock_lease AS l
    SET expires_at = CASE WHEN l.holds <> c.value ->> 2 THEN l.expires_at
-                         ELSE max(", now!(), ", min(l.acquired_at, ", now!(), ") + (c.value ->> 4)) END,
-       holds = CASE WHEN l.holds = c.value ->> 2 AND min(l.acquired_at, ", now!(), ") + (c.value ->> 4) > ", now!(), " THEN '-'
+                         ELSE max(",
+    now!(),
+    ", min(l.acquired_at, ",
+    now!(),
+    ") + (c.value ->> 4)) END,
+       holds = CASE WHEN l.holds = c.value ->> 2 AND min(l.acquired_at, ",
+    now!(),
+    ") + (c.value ->> 4) > ",
+    now!(),
+    " THEN '-'
                     ELSE replace(l.holds, c.value ->> 2, '') END
   FROM json_each(?1) AS c
  WHERE l.name = c.value ->> 0 AND l.owner = c.value ->> 1 AND (c.value ->> 3 = 0 OR l.token = c.value ->> 3)
    AND instr(l.holds, c.value ->> 2) > 0
-RETURNING l.name"
+RETURNING name"
 );
 
 // ?1 JSON [[name, owner, hold, token, owner', hold', ttl', holder', label'], …]
@@ -84,30 +102,48 @@ const HAND_OFF: &str = concat!(
     "
 UPDATE sqlock_lease AS l
    SET owner = c.value ->> 4, holds = c.value ->> 5, holder = c.value ->> 7, label = c.value ->> 8,
-       token = CASE WHEN l.holds = c.value ->> 5 THEN l.token ELSE max(l.token + 1, ", now!(), ") END,
-       acquired_at = ", now!(), ", expires_at = ", now!(), " + (c.value ->> 6)
+       token = CASE WHEN l.holds = c.value ->> 5 THEN l.token ELSE max(l.token + 1, ",
+    now!(),
+    ") END,
+       acquired_at = ",
+    now!(),
+    ", expires_at = ",
+    now!(),
+    " + (c.value ->> 6)
   FROM json_each(?1) AS c
  WHERE l.name = c.value ->> 0
    AND (l.owner = c.value ->> 1 AND l.holds = c.value ->> 2 AND l.token = c.value ->> 3
         OR l.holds = c.value ->> 5)               -- done already, the reply was lost
-RETURNING l.name, l.token"
+RETURNING name, token"
 );
 
 // ?1 JSON [name, …]
 const LOOK: &str = concat!(
-    "SELECT ", row_columns!(), ", ", now!(), " AS now
+    "SELECT ",
+    row_columns!(),
+    ", ",
+    now!(),
+    " AS now
   FROM sqlock_lease WHERE name IN (SELECT value FROM json_each(?1))"
 );
 
 // ?1 prefix
 const LIST: &str = concat!(
-    "SELECT ", row_columns!(), ", ", now!(), " AS now
-  FROM sqlock_lease WHERE substr(name, 1, length(?1)) = ?1 AND holds <> '' AND expires_at > ", now!(), " ORDER BY name"
+    "SELECT ",
+    row_columns!(),
+    ", ",
+    now!(),
+    " AS now
+  FROM sqlock_lease WHERE substr(name, 1, length(?1)) = ?1 AND holds <> '' AND expires_at > ",
+    now!(),
+    " ORDER BY name"
 );
 
 // ?1 name, ?2 token
 const EVICT: &str = concat!(
-    "UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ", now!(), "
+    "UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ",
+    now!(),
+    "
   WHERE name = ?1 AND token = ?2 AND holds <> ''"
 );
 
@@ -116,8 +152,16 @@ const SWEEP: &str = concat!(
     "
 DELETE FROM sqlock_lease
  WHERE name IN (SELECT name FROM sqlock_lease
-                 WHERE expires_at < ", now!(), " - ?1 AND token < ", now!(), " - ?1 LIMIT ?2)
-   AND expires_at < ", now!(), " - ?1 AND token < ", now!(), " - ?1"
+                 WHERE expires_at < ",
+    now!(),
+    " - ?1 AND token < ",
+    now!(),
+    " - ?1 LIMIT ?2)
+   AND expires_at < ",
+    now!(),
+    " - ?1 AND token < ",
+    now!(),
+    " - ?1"
 );
 
 // ?1 name, ?2 owner, ?3 hold, ?4 token. A write: it takes SQLite's only write lock, or finds that the transaction reads
@@ -142,7 +186,9 @@ impl SqliteBackend {
 impl Backend for SqliteBackend {
     fn connect(&self) -> Job<'_, Box<dyn Session>> {
         Box::pin(async move {
-            let mut own = (*self.options).clone().disable_statement_logging().connect().await?;
+            // Shorter than the pump's patience with one statement: it would rather ask again than give up the connection.
+            let options = (*self.options).clone().busy_timeout(Duration::from_secs(2));
+            let mut own = options.disable_statement_logging().connect().await?;
             let session = if is_in_memory(&mut own).await? {
                 own.close().await?;
                 SqliteSession::Lent(self.pool.clone())
@@ -159,12 +205,9 @@ impl Backend for SqliteBackend {
 
     fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
         Box::pin(async move {
-            let one = schema::patiently(|| {
-                SqlitePoolOptions::new()
-                    .max_connections(1)
-                    .connect_with((*self.options).clone())
-            })
-            .await?;
+            let one =
+                schema::patiently(|| SqlitePoolOptions::new().max_connections(1).connect_with((*self.options).clone()))
+                    .await?;
             let in_memory = match one.acquire().await {
                 Ok(mut conn) => is_in_memory(&mut conn).await,
                 Err(error) => Err(error),
@@ -266,8 +309,15 @@ impl Session for SqliteSession {
                 .iter()
                 .map(|HandOff { from, to }| {
                     json!([
-                        from.name.as_str(), from.owner.to_string(), from.hold.mark(), from.token.get(),
-                        to.owner.to_string(), to.hold.mark(), micros(to.ttl), &*to.holder, &*to.label,
+                        from.name.as_str(),
+                        from.owner.to_string(),
+                        from.hold.mark(),
+                        from.token.get(),
+                        to.owner.to_string(),
+                        to.hold.mark(),
+                        micros(to.ttl),
+                        &*to.holder,
+                        &*to.label,
                     ])
                 })
                 .collect();

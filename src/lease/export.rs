@@ -67,10 +67,7 @@ impl FromStr for ExportedLease {
         let token = word()?.parse().ok().and_then(FencingToken::new).ok_or(wrong("its token is not a token"))?;
         let ttl = word()?.parse().map(Duration::from_millis).map_err(|_| wrong("its TTL is not a number"))?;
         let name = LockName::new(word()?)?;
-        Ok(Self {
-            holding: Holding { name, owner, hold, token },
-            ttl,
-        })
+        Ok(Self { holding: Holding { name, owner, hold, token }, ttl })
     }
 }
 

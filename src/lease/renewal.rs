@@ -171,10 +171,8 @@ impl Tenure {
     }
 
     fn end(&self, fate: Fate) -> bool {
-        let ended = self
-            .fate
-            .compare_exchange(Fate::Held.code(), fate.code(), Ordering::AcqRel, Ordering::Acquire)
-            .is_ok();
+        let ended =
+            self.fate.compare_exchange(Fate::Held.code(), fate.code(), Ordering::AcqRel, Ordering::Acquire).is_ok();
         if ended {
             self.ended.notify_waiters();
         }

@@ -18,16 +18,8 @@
 //!
 //! `unknown` is any call whose reply never came. Renewals in the background leave no record, so a
 //! holder that lives long records `held` now and then, with the deadline that it has by then.
-#![allow(
-    dead_code,
-    unreachable_pub,
-    reason = "several tests include this file, each uses a part"
-)]
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a broken record must fail the test"
-)]
+#![allow(dead_code, unreachable_pub, reason = "several tests include this file, each uses a part")]
+#![allow(clippy::expect_used, clippy::panic, reason = "a broken record must fail the test")]
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -364,9 +356,7 @@ fn liveness(events: &[&Event], holdings: &[Holding<'_>], bound: Duration, found:
     for waiter in select(events, Op::Acquire, ANY) {
         // A wait can cut short only the first and the last gap it meets: `find` ends soon.
         let first = gaps.partition_point(|(_, end)| *end <= waiter.invoke_ns);
-        let met = gaps[first..]
-            .iter()
-            .take_while(|(start, _)| *start < waiter.return_ns);
+        let met = gaps[first..].iter().take_while(|(start, _)| *start < waiter.return_ns);
         let mut free = met.map(|(start, end)| {
             let until = waiter.return_ns.min(*end);
             Duration::from_nanos(until - waiter.invoke_ns.max(*start))
@@ -419,10 +409,7 @@ impl Event {
     /// The caller was told yes when no time was left.
     fn is_late(&self) -> bool {
         let given = self.is(Op::Acquire, SUCCESS) || self.is(Op::Renew, SUCCESS);
-        given
-            && self
-                .deadline_ns
-                .is_some_and(|deadline| deadline <= self.return_ns)
+        given && self.deadline_ns.is_some_and(|deadline| deadline <= self.return_ns)
     }
 
     fn is_incomplete(&self) -> bool {
@@ -435,14 +422,8 @@ impl Event {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [from, to] = [self.invoke_ns, self.return_ns].map(Duration::from_nanos);
-        let token = self
-            .token
-            .map_or("no token".into(), |token| format!("token {token}"));
-        write!(
-            f,
-            "{from:?} .. {to:?} {}: {:?} {:?} ",
-            self.proc, self.op, self.name
-        )?;
+        let token = self.token.map_or("no token".into(), |token| format!("token {token}"));
+        write!(f, "{from:?} .. {to:?} {}: {:?} {:?} ", self.proc, self.op, self.name)?;
         write!(f, "by {}, {token}: {:?}", self.owner, self.outcome)?;
         let until = self.deadline_ns.map(Duration::from_nanos);
         until.map_or(Ok(()), |until| write!(f, " until {until:?}"))
@@ -480,9 +461,7 @@ impl Recorder {
 pub fn read_dir(dir: &Path) -> Vec<Event> {
     let mut events = Vec::new();
     for entry in fs::read_dir(dir).expect("the directory of the record can be listed") {
-        let path = entry
-            .expect("the directory of the record can be listed")
-            .path();
+        let path = entry.expect("the directory of the record can be listed").path();
         let bytes = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         for line in bytes.split_inclusive(|byte| *byte == b'\n') {
             match serde_json::from_slice(line) {

@@ -50,10 +50,8 @@ impl Proxy {
         let open = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&open);
         let work = move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .expect("a runtime can be built");
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime can be built");
             let local = tokio::task::LocalSet::new();
             local.block_on(&runtime, async {
                 let hub = Hub::open(upstream_port, count).expect("a port can be opened");
@@ -61,10 +59,7 @@ impl Proxy {
                 hub.run(inbox).await;
             });
         };
-        let thread = thread::Builder::new()
-            .name("proxy".into())
-            .spawn(work)
-            .expect("a thread can be started");
+        let thread = thread::Builder::new().name("proxy".into()).spawn(work).expect("a thread can be started");
         let port = port.recv().expect("the proxy starts");
         Proxy { port, open, orders: Some(orders), thread: Some(thread) }
     }

@@ -117,9 +117,7 @@ impl Server {
 
     /// Ends [`Server::pause`].
     pub fn resume(&self) {
-        for pid in tree(self.running().pid()) {
-            send(pid, Signal::CONT);
-        }
+        thaw(&freeze(self.running().pid()));
     }
 
     /// The server's clock is ahead of (or behind) the real one by this much from now on. Only wall-clock time moves, as
@@ -263,13 +261,14 @@ pub fn sweep() {
     }
 }
 
-/// A process and all its descendants, parents first; zombies are left out.
-pub fn tree(root: Pid) -> Vec<Pid> {
-    family(root).into_iter().map(|(pid, _)| pid).collect()
-}
-
-pub fn send(pid: Pid, signal: Signal) {
-    let _ = kill_process(pid, signal); // it may be gone already
+/// Sends a signal to a process and all its descendants at one moment, so that none sees the end of another before it gets
+/// its own.
+pub fn signal_tree(root: Pid, signal: Signal) {
+    let all = freeze(root);
+    for &pid in &all {
+        send(pid, signal);
+    }
+    thaw(&all);
 }
 
 impl Kind {
@@ -335,7 +334,11 @@ fn mysql_arguments(kind: Kind, dir: &Path, port: u16, durable: bool) -> Vec<Stri
         },
     ]);
     if kind == Kind::MySql {
-        arguments.extend(["--innodb-log-writer-threads=OFF".into(), "--mysqlx=OFF".into(), "--secure-file-priv=NULL".into()]);
+        arguments.extend([
+            "--innodb-log-writer-threads=OFF".into(),
+            "--mysqlx=OFF".into(),
+            "--secure-file-priv=NULL".into(),
+        ]);
     }
     arguments
 }
@@ -394,7 +397,19 @@ fn create_database(kind: Kind, dir: &Path) {
         Kind::Postgres => {
             let initdb = kind.program().with_file_name("initdb");
             let mut command = unprivileged([], &initdb, dir);
-            command.args(["-D", &data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--wal-segsize=1", "--no-sync"]);
+            command.args([
+                "-D",
+                &data,
+                "-U",
+                "postgres",
+                "-A",
+                "trust",
+                "-E",
+                "UTF8",
+                "--locale=C",
+                "--wal-segsize=1",
+                "--no-sync",
+            ]);
             command
         }
         Kind::MariaDb => {
@@ -442,7 +457,8 @@ fn create_database(kind: Kind, dir: &Path) {
 /// A command that will run without root's rights and end with this process, with its output in `dir/log`. The environment
 /// is for the program alone and not for those that start it.
 fn unprivileged(environment: impl IntoIterator<Item = String>, program: &Path, dir: &Path) -> Command {
-    let log = OpenOptions::new().create(true).append(true).open(dir.join("log")).expect("the directory is ours to write");
+    let log =
+        OpenOptions::new().create(true).append(true).open(dir.join("log")).expect("the directory is ours to write");
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL"]);
     if geteuid().is_root() {
@@ -528,21 +544,15 @@ impl Process {
 
     /// Kills all its processes at one moment and waits until they are gone.
     fn kill(mut self) {
-        let pid = self.pid();
-        freeze(pid); // or some would see the end of others
-        let all = tree(pid);
-        for &pid in &all {
-            send(pid, Signal::KILL);
-        }
+        let all = freeze(self.pid());
+        signal_tree(self.pid(), Signal::KILL);
         let _ = self.child.wait();
         await_true("killed processes to be gone", || all.iter().all(|&pid| family(pid).is_empty()));
     }
 
     /// Asks PostgreSQL to end at once, and sees to it that it does.
     fn quit(mut self) {
-        for pid in tree(self.pid()) {
-            send(pid, Signal::CONT);
-        }
+        thaw(&freeze(self.pid())); // it may have been paused
         send(self.pid(), Signal::QUIT);
         let deadline = Instant::now() + Duration::from_secs(5);
         while Instant::now() < deadline {
@@ -555,17 +565,31 @@ impl Process {
     }
 }
 
-/// Stops a process and its descendants. A stop signal takes effect a little later, and until then a process may start
-/// more: so this goes on until all are seen stopped.
-fn freeze(root: Pid) {
-    await_true("the server to stop", || {
+/// Stops a process and its descendants, and returns them. A stop signal takes effect a little later, and until then a
+/// process may start more: so this goes on until all are seen stopped.
+fn freeze(root: Pid) -> Vec<Pid> {
+    let mut all = Vec::new();
+    await_true("processes to stop", || {
+        let family = family(root);
         let running: Vec<Pid> =
-            family(root).into_iter().filter(|&(_, state)| state != 'T' && state != 't').map(|(pid, _)| pid).collect();
+            family.iter().filter(|(_, state)| !"Tt".contains(*state)).map(|&(pid, _)| pid).collect();
         for &pid in &running {
             send(pid, Signal::STOP);
         }
+        all = family.into_iter().map(|(pid, _)| pid).collect();
         running.is_empty()
     });
+    all
+}
+
+fn thaw(all: &[Pid]) {
+    for &pid in all {
+        send(pid, Signal::CONT);
+    }
+}
+
+fn send(pid: Pid, signal: Signal) {
+    let _ = kill_process(pid, signal); // it may be gone already
 }
 
 fn await_true(what: &str, mut condition: impl FnMut() -> bool) {
@@ -579,8 +603,11 @@ fn await_true(what: &str, mut condition: impl FnMut() -> bool) {
 /// A process, if it lives, and its descendants, parents first, with the letter the kernel has for their state.
 fn family(root: Pid) -> Vec<(Pid, char)> {
     let all = processes();
-    let mut found: Vec<(Pid, char)> =
-        all.iter().filter(|&&(pid, state, _)| pid == root && state != 'Z').map(|&(pid, state, _)| (pid, state)).collect();
+    let mut found: Vec<(Pid, char)> = all
+        .iter()
+        .filter(|&&(pid, state, _)| pid == root && state != 'Z')
+        .map(|&(pid, state, _)| (pid, state))
+        .collect();
     let mut next = 0;
     while let Some(&(parent, _)) = found.get(next) {
         next += 1;

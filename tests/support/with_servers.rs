@@ -9,11 +9,13 @@ use std::io::Write;
 use std::iter;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, exit};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 #[allow(dead_code, reason = "the rest is for the tests")]
 #[path = "server.rs"]
@@ -35,7 +37,7 @@ async fn main() {
         say(&format!("{problem}\nusage: {USAGE}"));
         exit(2)
     });
-    let signals = signals(); // from here on none ends this program before its servers
+    let mut signals = signals(); // from here on none ends this program before its servers
     let mut command = Command::new(&request.command[0]);
     command.args(&request.command[1..]);
 
@@ -55,12 +57,16 @@ async fn main() {
         servers.push(server);
     }
 
-    let code = match command.spawn() {
-        Ok(child) => wait(child, signals).await,
-        Err(error) => {
-            say(&format!("cannot run {}: {error}", request.command[0]));
-            127
-        }
+    // The moment is for signals that came meanwhile: they are received while this waits.
+    let code = match timeout(Duration::from_millis(1), signals.recv()).await {
+        Ok(Some(signal)) => 128 + signal.as_raw(),
+        _ => match command.spawn() {
+            Ok(child) => wait(child, signals).await,
+            Err(error) => {
+                say(&format!("cannot run {}: {error}", request.command[0]));
+                127
+            }
+        },
     };
     drop(servers);
     server::sweep(); // after tests that were ended before they could drop theirs
@@ -99,7 +105,8 @@ impl Request {
 }
 
 fn named(name: &str) -> Result<Kind, String> {
-    let (kind, ..) = KINDS.iter().find(|(_, its_name, _)| *its_name == name).ok_or(format!("unknown database {name}"))?;
+    let (kind, ..) =
+        KINDS.iter().find(|(_, its_name, _)| *its_name == name).ok_or(format!("unknown database {name}"))?;
     Ok(*kind)
 }
 
@@ -128,9 +135,7 @@ async fn wait(mut child: Child, mut signals: mpsc::UnboundedReceiver<Signal>) ->
             }
             Some(signal) = signals.recv() => {
                 received = Some(signal);
-                for pid in server::tree(pid) {
-                    server::send(pid, signal);
-                }
+                server::signal_tree(pid, signal);
             }
         }
     }

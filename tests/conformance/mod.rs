@@ -1,0 +1,3 @@
+//! Written once, by noun; every database passes it.
+
+mod lease;

@@ -1,0 +1,13 @@
+//! The conformance suite on MariaDb.
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
+
+#[path = "conformance/mod.rs"]
+mod conformance;
+#[path = "support/mod.rs"]
+mod support;
+
+/// The sqlx driver under test.
+type Sql = sqlx::MySql;
+
+/// The database under test.
+const DATABASE: support::Database = support::Database::MariaDb;

@@ -1,0 +1,157 @@
+//! What every test needs: a database of its own, clients on it, and other processes.
+
+#![allow(dead_code)]
+
+pub mod history;
+pub mod proxy;
+pub mod server;
+pub mod worker;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use sqlock::{Locks, LocksBuilder};
+use sqlx::{AssertSqlSafe, Pool};
+
+use crate::{DATABASE, Sql};
+
+/// The databases that the conformance suite runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Database {
+    Postgres,
+    MySql,
+    MariaDb,
+    Sqlite,
+}
+
+impl Database {
+    pub fn is_mysql(self) -> bool {
+        matches!(self, Self::MySql | Self::MariaDb)
+    }
+
+    /// The kind of throwaway server for tests that must have one to themselves. SQLite has none.
+    pub fn server(self) -> Option<server::Kind> {
+        match self {
+            Self::Postgres => Some(server::Kind::Postgres),
+            Self::MySql => Some(server::Kind::MySql),
+            Self::MariaDb => Some(server::Kind::MariaDb),
+            Self::Sqlite => None,
+        }
+    }
+
+    /// The URL of the shared server, or a failure that says how to get one.
+    fn shared_url(self) -> String {
+        let variable = match self {
+            Self::Postgres => "SQLOCK_TEST_POSTGRES_URL",
+            Self::MySql => "SQLOCK_TEST_MYSQL_URL",
+            Self::MariaDb => "SQLOCK_TEST_MARIADB_URL",
+            Self::Sqlite => unreachable!("SQLite needs no server"),
+        };
+        std::env::var(variable).unwrap_or_else(|_| {
+            panic!(
+                "{variable} is not set: run scripts/test, which starts throwaway servers, or point it at one of yours"
+            )
+        })
+    }
+}
+
+/// A database, schema or file of this test's own, empty.
+pub struct Fresh {
+    /// Opens connections in it.
+    pub url: String,
+    _file: Option<tempfile::TempDir>,
+}
+
+/// A place of its own on the shared server, without tables.
+pub async fn empty() -> Fresh {
+    match DATABASE {
+        Database::Sqlite => {
+            let dir = tempfile::tempdir().expect("a temporary directory");
+            let url = format!("sqlite://{}?mode=rwc", dir.path().join("test.db").display());
+            Fresh { url, _file: Some(dir) }
+        }
+        _ => empty_on(&DATABASE.shared_url()).await,
+    }
+}
+
+/// A place of its own on a server, without tables.
+pub async fn empty_on(server: &str) -> Fresh {
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let name = format!("t{}_{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
+    let admin = connect(server, 1).await;
+    let url = match DATABASE {
+        Database::Postgres => {
+            sqlx::query(AssertSqlSafe(format!("CREATE SCHEMA {name}"))).execute(&admin).await.expect("a schema");
+            let mark = if server.contains('?') { '&' } else { '?' };
+            format!("{server}{mark}options=-csearch_path%3D{name}")
+        }
+        Database::MySql | Database::MariaDb => {
+            sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&admin).await.expect("a database");
+            let (server, query) = server.split_once('?').unwrap_or((server, ""));
+            let base = server.rsplit_once('/').map_or(server, |(base, _)| base);
+            format!("{base}/{name}?{query}")
+        }
+        Database::Sqlite => unreachable!("SQLite needs no server"),
+    };
+    admin.close().await;
+    Fresh { url, _file: None }
+}
+
+/// A place of its own with our tables.
+pub async fn fresh() -> Fresh {
+    let fresh = empty().await;
+    fresh.locks().await.migrate().await.expect("migrate");
+    fresh
+}
+
+/// As [`fresh`], on a given server.
+pub async fn fresh_on(server: &str) -> Fresh {
+    let fresh = empty_on(server).await;
+    fresh.locks().await.migrate().await.expect("migrate");
+    fresh
+}
+
+impl Fresh {
+    /// A pool as an application would have it.
+    pub async fn pool(&self) -> Pool<Sql> {
+        connect(&self.url, 10).await
+    }
+
+    pub async fn pool_of(&self, connections: u32) -> Pool<Sql> {
+        connect(&self.url, connections).await
+    }
+
+    /// A client of its own, as another process would have one, that also allows the short TTLs of tests.
+    pub async fn locks(&self) -> Locks {
+        self.builder().await.build()
+    }
+
+    pub async fn builder(&self) -> LocksBuilder {
+        builder(self.pool_of(2).await)
+    }
+}
+
+pub fn builder(pool: Pool<Sql>) -> LocksBuilder {
+    Locks::builder(pool).ttl_range(Duration::from_millis(100)..=Duration::from_secs(86_400))
+}
+
+/// A pool on a URL; connections are made when they are needed.
+pub async fn connect(url: &str, connections: u32) -> Pool<Sql> {
+    sqlx::pool::PoolOptions::<Sql>::new()
+        .max_connections(connections)
+        .acquire_timeout(Duration::from_secs(20))
+        .connect_lazy_with(options(url))
+}
+
+#[allow(clippy::unwrap_used)]
+fn options(url: &str) -> <<Sql as sqlx::Database>::Connection as sqlx::Connection>::Options {
+    url.parse().unwrap()
+}
+
+/// The longest that anything which must happen may take here before a test fails.
+pub const SOON: Duration = Duration::from_secs(30);
+
+/// Fails the test, instead of hanging it, when something does not happen.
+pub async fn soon<F: Future>(what: &str, future: F) -> F::Output {
+    tokio::time::timeout(SOON, future).await.unwrap_or_else(|_| panic!("{what} did not happen within {SOON:?}"))
+}
