@@ -180,6 +180,7 @@ pub(crate) fn token(value: i64) -> Option<FencingToken> {
 }
 
 /// Brings answers that came in any order into the order of the batch.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn in_order<T, A: Clone>(
     batch: &[T],
     name: impl Fn(&T) -> &LockName,
@@ -190,6 +191,7 @@ pub(crate) fn in_order<T, A: Clone>(
 }
 
 /// For the verbs whose answer is that a row was found.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn found(answers: Vec<Option<()>>) -> Vec<bool> {
     answers.into_iter().map(|answer| answer.is_some()).collect()
 }

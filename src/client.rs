@@ -62,14 +62,19 @@ impl Client {
 
     /// Somebody wants a name that its owner may hold already: re-enter if so, stand in line if not.
     pub(crate) fn join(self: &Arc<Self>, waiter: Waiter) {
+        if self.room().is_closed() {
+            let _ = waiter.reply.send(Err(Error::Closed));
+            return;
+        }
         let claim = waiter.claim.clone();
         let client = Arc::clone(self);
         let reply = Reply::to(move |answer: Answer<Option<FencingToken>>| match answer.outcome {
             Ok(Some(token)) => {
                 let lease = client.begin(&waiter, token, answer.sent_at);
                 client.room().joined(lease.holding());
+                let answer = if lease.is_held() { Ok(Some(lease)) } else { Err(late()) };
                 // When nobody listens any more, the lease goes back by being dropped here.
-                let _ = waiter.reply.send(Ok(Some(lease)));
+                let _ = waiter.reply.send(answer);
             }
             Ok(None) => client.enter(waiter),
             Err(error) => {
@@ -97,6 +102,11 @@ impl Client {
     /// A waiter has gone.
     pub(crate) fn forget(&self, claim: &Claim) {
         self.room().forget(&claim.name, claim.hold);
+    }
+
+    /// Whether the database has been asked about a name and has not said a word.
+    pub(crate) fn is_unanswered(&self, name: &LockName) -> bool {
+        self.room().is_unanswered(name)
     }
 
     /// The timer of a resting line has run out.
@@ -133,6 +143,8 @@ impl Client {
                 returned.push(receiver);
             }
         }
+        // What is in flight may still be granted, and is then given back.
+        self.pump.flush().await;
         let mut outcome = Ok(());
         for verdict in returned {
             match verdict.await {
@@ -149,8 +161,8 @@ impl Client {
     fn asked(self: &Arc<Self>, claim: &Claim, answer: Answer<Option<FencingToken>>) {
         let errands = match answer.outcome {
             Ok(Some(token)) => {
-                let late = (answer.sent_at + (claim.ttl - margin(claim.ttl))).is_past();
-                self.room().granted(claim, token, answer.sent_at, late)
+                let too_late = (answer.sent_at + claim.ttl.saturating_sub(margin(claim.ttl))).is_past();
+                self.room().granted(claim, token, answer.sent_at, too_late)
             }
             Ok(None) => self.room().refused(claim),
             Err(error) => {
@@ -195,8 +207,9 @@ impl Client {
                             let errands = client.room().not_handed_off(departure);
                             client.run(errands);
                         }
-                        // Whoever asks next finds out whether the name changed hands: a claim is known by its hold.
+                        // The waiter asks, and so finds out whether the name changed hands: a claim is known by its hold.
                         Err(error) => {
+                            let error = departure.unknown_if(answer.resent, error);
                             departure.tell(Err(error));
                             let errands = client.room().left(&claim.name);
                             client.run(errands);
@@ -248,6 +261,15 @@ impl Drop for Client {
     }
 }
 
+/// The error of a grant that came too late to be used.
+pub(crate) fn late() -> Error {
+    Error::Unavailable {
+        attempted: "acquire",
+        reason: "the grant arrived after the lease had ended".into(),
+        source: None,
+    }
+}
+
 impl Departure {
     /// Whether the name was still the holder's when it was given back.
     fn judge(&self, answer: Answer<Standing>) -> Result<()> {
@@ -256,18 +278,18 @@ impl Departure {
             Ok(Standing::Released) => Ok(()),
             // Our own first request has ended it, for before the deadline nobody else could have.
             Ok(Standing::Superseded) if answer.resent && !self.deadline.is_past() => Ok(()),
-            Ok(Standing::Superseded) if answer.resent => {
-                Err(Error::Unknown { attempted: "release", name: name.clone() })
-            }
             Ok(Standing::Superseded) => {
-                Err(Error::Lost { name: name.clone(), token: *token, cause: LossCause::Superseded })
+                let lost = Error::Lost { name: name.clone(), token: *token, cause: LossCause::Superseded };
+                Err(self.unknown_if(answer.resent, lost))
             }
-            Ok(Standing::Held | Standing::Unsettled) => {
-                Err(Error::Unknown { attempted: "release", name: name.clone() })
-            }
-            Err(_) if answer.resent => Err(Error::Unknown { attempted: "release", name: name.clone() }),
-            Err(error) => Err(error),
+            Ok(Standing::Held | Standing::Unsettled) => Err(self.unknown_if(true, Error::Closed)),
+            Err(error) => Err(self.unknown_if(answer.resent, error)),
         }
+    }
+
+    /// The error of a release, unless an earlier request may have carried it out unnoticed.
+    fn unknown_if(&self, resent: bool, error: Error) -> Error {
+        if resent { Error::Unknown { attempted: "release", name: self.holding.name.clone() } } else { error }
     }
 
     fn tell(self, verdict: Result<()>) {

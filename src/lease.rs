@@ -288,7 +288,8 @@ impl Waiting {
 
     /// Why there is no lease when the time is over: a database that could not be asked is not a name that was held.
     fn timeout(&self, name: LockName, waited: Duration) -> Error {
-        match self.client.pump.trouble() {
+        let unanswered = || self.client.is_unanswered(&name).then(|| format!("no answer came within {waited:?}"));
+        match self.client.pump.trouble().or_else(unanswered) {
             Some(reason) => Error::Unavailable { attempted: "acquire", reason, source: None },
             None => Error::Timeout { name, waited },
         }

@@ -85,6 +85,8 @@ pub(crate) enum Verb {
         limit: u32,
         reply: Reply<u64>,
     },
+    /// Is answered when everything before it is done.
+    Flush(Reply<()>),
     /// Ends the lane when everything before it is done.
     Close(Reply<()>),
 }
@@ -127,15 +129,25 @@ impl Pump {
         }
     }
 
+    /// Waits until every lane has done what it has been given so far.
+    pub(crate) async fn flush(&self) {
+        self.pass(Verb::Flush).await;
+    }
+
     /// Lets every lane finish what it has and close its connection.
     pub(crate) async fn close(&self) {
+        self.pass(Verb::Close).await;
+    }
+
+    /// Sends a verb down every lane, one after the other, and waits for it to arrive.
+    async fn pass(&self, verb: fn(Reply<()>) -> Verb) {
         for lane in &self.lanes {
-            let (done, closed) = tokio::sync::oneshot::channel();
+            let (arrived, arrival) = tokio::sync::oneshot::channel();
             let reply = Reply::to(move |_| {
-                let _ = done.send(());
+                let _ = arrived.send(());
             });
-            let _ = lane.send(Verb::Close(reply));
-            let _ = closed.await;
+            let _ = lane.send(verb(reply));
+            let _ = arrival.await;
         }
     }
 
@@ -246,6 +258,8 @@ impl Lane {
             Verb::Sweep { retention, limit, reply } => {
                 reply.send(self.attempt("sweep", &Sweep { retention, limit }).await);
             }
+            // A reply that is dropped is answered.
+            Verb::Flush(reply) => drop(reply),
             _ => {}
         }
     }
@@ -255,6 +269,7 @@ impl Lane {
         let start = Instant::now();
         let mut backoff = Backoff::between(Duration::from_millis(5), Duration::from_millis(250));
         let mut resent = false;
+        let mut severed = 0;
         loop {
             let sent_at = Moment::now();
             let outcome = match self.session().await {
@@ -270,7 +285,10 @@ impl Lane {
             let fault = outcome.fault();
             if fault == Fault::Severed {
                 // Never closed in order: that would wait for the reply that did not come.
-                resent |= self.session.take().is_some();
+                if self.session.take().is_some() {
+                    resent = true;
+                    severed += 1;
+                }
                 self.trouble.set(Some(outcome.reason()));
             }
             let patience = match fault {
@@ -278,7 +296,9 @@ impl Lane {
                 Fault::Severed | Fault::Exhausted => PATIENCE,
                 _ => Duration::ZERO,
             };
-            if start.elapsed() >= patience {
+            // A connection that was lost says nothing about the next one: that one is always tried.
+            let try_another = severed == 1 && !matches!(outcome, Failure::Unconnected(_));
+            if start.elapsed() >= patience && !try_another {
                 let outcome = Err(outcome.into_error(attempted));
                 return Answer { outcome, sent_at, resent };
             }
@@ -293,8 +313,8 @@ impl Lane {
             Some(session) => session,
             None => match timeout(CONNECT_WITHIN, self.backend.connect()).await {
                 Ok(Ok(session)) => session,
-                Ok(Err(error)) => return Err(Failure::Unconnected(error)),
-                Err(_) => return Err(Failure::NoAnswer),
+                Ok(Err(error)) => return Err(Failure::Unconnected(Some(error))),
+                Err(_) => return Err(Failure::Unconnected(None)),
             },
         };
         self.trouble.set(None);
@@ -305,16 +325,17 @@ impl Lane {
 /// Why a request was not answered.
 enum Failure {
     Refused(sqlx::Error),
-    Unconnected(sqlx::Error),
     NoAnswer,
+    /// No connection could be opened; without an error when that took too long.
+    Unconnected(Option<sqlx::Error>),
 }
 
 impl Failure {
     fn fault(&self) -> Fault {
         match self {
             Self::Refused(error) => Fault::of(error),
-            Self::NoAnswer => Fault::Severed,
-            Self::Unconnected(error) => match Fault::of(error) {
+            Self::NoAnswer | Self::Unconnected(None) => Fault::Severed,
+            Self::Unconnected(Some(error)) => match Fault::of(error) {
                 Fault::Final => Fault::Final,
                 _ => Fault::Severed,
             },
@@ -323,18 +344,18 @@ impl Failure {
 
     fn reason(&self) -> String {
         match self {
-            Self::Refused(error) | Self::Unconnected(error) => error.to_string(),
-            Self::NoAnswer => "no answer came within four seconds".into(),
+            Self::Refused(error) | Self::Unconnected(Some(error)) => error.to_string(),
+            Self::NoAnswer => format!("no answer came within {ANSWER_WITHIN:?}"),
+            Self::Unconnected(None) => format!("no connection could be opened within {CONNECT_WITHIN:?}"),
         }
     }
 
     fn into_error(self, attempted: &'static str) -> Error {
+        let reason = self.reason();
         match self {
             Self::Refused(error) => Error::from_sqlx(attempted, error),
-            Self::Unconnected(error) => {
-                Error::Unavailable { attempted, reason: error.to_string(), source: Some(error) }
-            }
-            Self::NoAnswer => Error::Unavailable { attempted, reason: self.reason(), source: None },
+            Self::NoAnswer => Error::Unavailable { attempted, reason, source: None },
+            Self::Unconnected(source) => Error::Unavailable { attempted, reason, source },
         }
     }
 }
@@ -366,7 +387,7 @@ impl Round {
                 Verb::Release(r, _) => Some(&r.name),
                 Verb::Renew(r, _) => Some(&r.holding.name),
                 Verb::Look(name, _) => Some(name),
-                Verb::List(..) | Verb::Evict(..) | Verb::Sweep { .. } | Verb::Close(_) => None,
+                _ => None,
             };
             if round.close.is_some()
                 || name.is_some_and(|name| !taken.insert((std::mem::discriminant(&verb), name.clone())))

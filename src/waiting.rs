@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::backend::{Claim, HandOff, Holding, Release};
 use crate::backoff::Backoff;
+use crate::client::late;
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::lease::{Lease, Terms};
@@ -59,6 +60,8 @@ struct Line {
     door: Door,
     waiters: VecDeque<Waiter>,
     rest: Backoff,
+    /// Whether the database has answered anything yet.
+    answered: bool,
 }
 
 /// Something to be done outside the room.
@@ -101,7 +104,7 @@ impl Room {
         }
         let Some(line) = self.lines.get_mut(&waiter.claim.name) else {
             let claim = waiter.claim.clone();
-            let line = Line { door: Door::Asking, waiters: VecDeque::from([waiter]), rest: REST };
+            let line = Line { waiters: VecDeque::from([waiter]), ..Line::behind(Door::Asking) };
             self.lines.insert(claim.name.clone(), line);
             return vec![Errand::Ask(claim)];
         };
@@ -117,9 +120,16 @@ impl Room {
         Vec::new()
     }
 
-    /// The database granted the name to a claim of this room, in time or `late`.
-    pub(crate) fn granted(&mut self, claim: &Claim, token: FencingToken, sent_at: Moment, late: bool) -> Vec<Errand> {
+    /// The database granted the name to a claim of this room, in time or `too_late`.
+    pub(crate) fn granted(
+        &mut self,
+        claim: &Claim,
+        token: FencingToken,
+        sent_at: Moment,
+        too_late: bool,
+    ) -> Vec<Errand> {
         let line = self.line(&claim.name);
+        line.answered = true;
         let waiter = line.take(claim.hold).filter(is_live);
         let holding = Holding { name: claim.name.clone(), owner: claim.owner, hold: claim.hold, token };
         let give_back = |line: &mut Line| {
@@ -130,18 +140,13 @@ impl Room {
             // Nobody listens any more: the name goes back at once.
             None => vec![give_back(line)],
             // The reply took longer than the lease lasts. It must not be used, and a later try may do better.
-            Some(waiter) if late => {
+            Some(waiter) if too_late => {
                 let errand = give_back(line);
                 if waiter.patience == Patience::Wait {
                     line.waiters.push_front(waiter.again());
                     return vec![errand];
                 }
-                let error = Error::Unavailable {
-                    attempted: "acquire",
-                    reason: "the grant arrived after the lease had ended".into(),
-                    source: None,
-                };
-                vec![errand, Errand::Refuse(waiter, Err(error))]
+                vec![errand, Errand::Refuse(waiter, Err(late()))]
             }
             Some(waiter) => {
                 line.door = Door::Held { owner: claim.owner, holds: vec![claim.hold] };
@@ -156,6 +161,7 @@ impl Room {
     /// The database refused the name: somebody elsewhere holds it.
     pub(crate) fn refused(&mut self, claim: &Claim) -> Vec<Errand> {
         let line = self.line(&claim.name);
+        line.answered = true;
         let mut errands = Vec::new();
         line.turn_away(&mut errands);
         self.rest(&claim.name, None, &mut errands);
@@ -166,7 +172,10 @@ impl Room {
     pub(crate) fn failed(&mut self, claim: &Claim, error: Error) -> Vec<Errand> {
         let line = self.line(&claim.name);
         let mut errands = Vec::new();
-        if let Some(waiter) = line.take(claim.hold) {
+        if matches!(error, Error::Closed) {
+            // There is no pump any more that anybody could ask.
+            errands.extend(line.waiters.drain(..).map(|waiter| Errand::Refuse(waiter, Err(Error::Closed))));
+        } else if let Some(waiter) = line.take(claim.hold) {
             errands.push(Errand::Refuse(waiter, Err(error)));
         }
         self.next(&claim.name, &mut errands);
@@ -214,11 +223,10 @@ impl Room {
 
     /// An owner of this process re-entered, or took over an exported lease.
     pub(crate) fn joined(&mut self, holding: &Holding) {
-        let line = self.lines.entry(holding.name.clone()).or_insert_with(|| Line {
-            door: Door::Held { owner: holding.owner, holds: Vec::new() },
-            waiters: VecDeque::new(),
-            rest: REST,
-        });
+        let line = self
+            .lines
+            .entry(holding.name.clone())
+            .or_insert_with(|| Line::behind(Door::Held { owner: holding.owner, holds: Vec::new() }));
         // In any other state the line will find out by asking.
         if let Door::Held { owner, holds } = &mut line.door
             && *owner == holding.owner
@@ -292,6 +300,15 @@ impl Room {
         }
     }
 
+    /// Whether the database has been asked about a name and has not said a word.
+    pub(crate) fn is_unanswered(&self, name: &LockName) -> bool {
+        self.lines.get(name).is_some_and(|line| !line.answered)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
     /// Refuses everybody, from now on.
     pub(crate) fn close(&mut self) -> Vec<Errand> {
         self.closed = true;
@@ -331,11 +348,7 @@ impl Room {
 
     /// The line of a name that has asked. It is there: only an answer takes it away.
     fn line(&mut self, name: &LockName) -> &mut Line {
-        self.lines.entry(name.clone()).or_insert_with(|| Line {
-            door: Door::Asking,
-            waiters: VecDeque::new(),
-            rest: REST,
-        })
+        self.lines.entry(name.clone()).or_insert_with(|| Line::behind(Door::Asking))
     }
 }
 
@@ -351,6 +364,11 @@ enum Remaining {
 }
 
 impl Line {
+    fn behind(door: Door) -> Self {
+        let answered = matches!(door, Door::Held { .. });
+        Self { door, waiters: VecDeque::new(), rest: REST, answered }
+    }
+
     fn take(&mut self, hold: Hold) -> Option<Waiter> {
         let i = self.waiters.iter().position(|w| w.claim.hold == hold)?;
         self.waiters.remove(i)

@@ -19,12 +19,17 @@ use sqlx::{ConnectOptions, Connection, Executor, MySql, MySqlConnection, MySqlPo
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{Backend, Claim, HandOff, Job, Kind, Release, Renewal, Row, Session, Standing};
-use super::{micros, row_columns, token};
+use super::{micros, token};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
 use crate::schema;
 use crate::token::FencingToken;
+
+/// The statements, laid out to be read.
+#[rustfmt::skip]
+mod sql {
+use super::super::row_columns;
 
 /// Microseconds since the epoch; the session's time zone is UTC. SYSDATE is read when the row is locked, NOW and
 /// UTC_TIMESTAMP when the statement began.
@@ -57,31 +62,20 @@ macro_rules! holdings {
 // The derived table locks the fence row and the lease row, or finds them locked and is empty. LIMIT keeps MySQL from
 // merging it into the update, which would lose SKIP LOCKED and compute the token twice.
 // https://dev.mysql.com/doc/refman/8.4/en/derived-table-optimization.html
-const ACQUIRE: &str = concat!(
-    "
+pub(super) const ACQUIRE: &str = concat!("
 UPDATE sqlock_lease AS l
-  JOIN (SELECT s.name, IF(s.holds = ?, s.token, GREATEST(s.token + 1, g.token + 1, ",
-    now!(),
-    ")) AS token
+  JOIN (SELECT s.name, IF(s.holds = ?, s.token, GREATEST(s.token + 1, g.token + 1, ", now!(), ")) AS token
           FROM sqlock_fence AS g JOIN sqlock_lease AS s ON s.name = g.name
          WHERE g.name = ?
-           AND (s.holds = '' OR s.expires_at <= ",
-    now!(),
-    "
+           AND (s.holds = '' OR s.expires_at <= ", now!(), "
                 OR s.holds = ?)                   -- our own, sent again because the reply was lost
          LIMIT 1 FOR UPDATE SKIP LOCKED) AS q ON q.name = l.name
   JOIN sqlock_fence AS f ON f.name = q.name
    SET l.owner = ?, l.holds = ?, l.holder = ?, l.label = ?,
        l.token = LAST_INSERT_ID(q.token), f.token = q.token,
-       l.acquired_at = ",
-    now!(),
-    ", l.expires_at = ",
-    now!(),
-    " + ?"
-);
+       l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + ?");
 
-const ACQUIRE_MANY: &str = concat!(
-    "
+pub(super) const ACQUIRE_MANY: &str = concat!("
 UPDATE sqlock_lease AS l
   JOIN (SELECT STRAIGHT_JOIN s.name, c.owner, c.hold, c.holder, c.label, c.ttl,
                IF(s.holds = c.hold, s.token, GREATEST(s.token + 1, g.token + 1, ", now!(), ")) AS token
@@ -92,114 +86,59 @@ UPDATE sqlock_lease AS l
          LIMIT 100000 FOR UPDATE SKIP LOCKED) AS q ON q.name = l.name
   JOIN sqlock_fence AS f ON f.name = q.name
    SET l.owner = q.owner, l.holds = q.hold, l.holder = q.holder, l.label = q.label, l.token = q.token, f.token = q.token,
-       l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + q.ttl"
-);
+       l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + q.ttl");
 
 // A new name, first half: the fence row, whose token nobody has been granted yet. Bind order: JSON claims.
-const CREATE_FENCE: &str = concat!(
-    "
+pub(super) const CREATE_FENCE: &str = concat!("
 INSERT IGNORE INTO sqlock_fence (name, token)
-SELECT UNHEX(c.name), ",
-    now!(),
-    " FROM ",
-    claims!(),
-    " ORDER BY 1"
-);
+SELECT UNHEX(c.name), ", now!(), " FROM ", claims!(), " ORDER BY 1");
 
 // Second half: whoever inserts the lease row is granted the fence row's token. Bind order: JSON claims.
-const CREATE_LEASE: &str = concat!(
-    "
+pub(super) const CREATE_LEASE: &str = concat!("
 INSERT IGNORE INTO sqlock_lease (name, owner, holds, token, holder, label, acquired_at, expires_at)
-SELECT STRAIGHT_JOIN f.name, c.owner, c.hold, f.token, c.holder, c.label, ",
-    now!(),
-    ", ",
-    now!(),
-    " + c.ttl
-  FROM ",
-    claims!(),
-    " JOIN sqlock_fence AS f ON f.name = UNHEX(c.name)
- ORDER BY 1"
-);
+SELECT STRAIGHT_JOIN f.name, c.owner, c.hold, f.token, c.holder, c.label, ", now!(), ", ", now!(), " + c.ttl
+  FROM ", claims!(), " JOIN sqlock_fence AS f ON f.name = UNHEX(c.name)
+ ORDER BY 1");
 
 // Bind order: hold, hold, ttl, name, owner. Assignments run from left to right.
-const JOIN: &str = concat!(
-    "
+pub(super) const JOIN: &str = concat!("
 UPDATE sqlock_lease
    SET holds = IF(LOCATE(?, holds) > 0, holds, CONCAT(holds, ?)),
        token = LAST_INSERT_ID(token),
-       expires_at = GREATEST(expires_at, ",
-    now!(),
-    " + ?)
- WHERE name = ? AND owner = ? AND holds NOT IN ('', '-') AND expires_at > ",
-    now!()
-);
+       expires_at = GREATEST(expires_at, ", now!(), " + ?)
+ WHERE name = ? AND owner = ? AND holds NOT IN ('', '-') AND expires_at > ", now!());
 
 // Bind order: hold, ttl, name, owner, token, hold. With other holds of the same owner beside it, the latest expiry counts.
-const RENEW: &str = concat!(
-    "
+pub(super) const RENEW: &str = concat!("
 UPDATE sqlock_lease
-   SET expires_at = GREATEST(IF(holds = ?, 0, expires_at), ",
-    now!(),
-    " + ?)
- WHERE name = ? AND owner = ? AND token = ? AND LOCATE(?, holds) > 0"
-);
+   SET expires_at = GREATEST(IF(holds = ?, 0, expires_at), ", now!(), " + ?)
+ WHERE name = ? AND owner = ? AND token = ? AND LOCATE(?, holds) > 0");
 
-const RENEW_MANY: &str = concat!(
-    "
-UPDATE ",
-    holdings!(),
-    " STRAIGHT_JOIN sqlock_lease AS l ON l.name = UNHEX(r.name)
-   SET l.expires_at = GREATEST(IF(l.holds = r.hold, 0, l.expires_at), ",
-    now!(),
-    " + r.time)
- WHERE l.owner = r.owner AND l.token = r.token AND LOCATE(r.hold, l.holds) > 0"
-);
+pub(super) const RENEW_MANY: &str = concat!("
+UPDATE ", holdings!(), " STRAIGHT_JOIN sqlock_lease AS l ON l.name = UNHEX(r.name)
+   SET l.expires_at = GREATEST(IF(l.holds = r.hold, 0, l.expires_at), ", now!(), " + r.time)
+ WHERE l.owner = r.owner AND l.token = r.token AND LOCATE(r.hold, l.holds) > 0");
 
 // Bind order: hold, hold_at_least, hold, hold_at_least, hold, name, owner, token, token, hold. expires_at goes first,
 // while holds still has its old value.
-const RELEASE: &str = concat!(
-    "
+pub(super) const RELEASE: &str = concat!("
 UPDATE sqlock_lease
-   SET expires_at = IF(holds <> ?, expires_at, GREATEST(",
-    now!(),
-    ", LEAST(acquired_at, ",
-    now!(),
-    ") + ?)),
-       holds = IF(holds = ? AND LEAST(acquired_at, ",
-    now!(),
-    ") + ? > ",
-    now!(),
-    ", '-', REPLACE(holds, ?, ''))
- WHERE name = ? AND owner = ? AND (? = 0 OR token = ?) AND LOCATE(?, holds) > 0"
-);
+   SET expires_at = IF(holds <> ?, expires_at, GREATEST(", now!(), ", LEAST(acquired_at, ", now!(), ") + ?)),
+       holds = IF(holds = ? AND LEAST(acquired_at, ", now!(), ") + ? > ", now!(), ", '-', REPLACE(holds, ?, ''))
+ WHERE name = ? AND owner = ? AND (? = 0 OR token = ?) AND LOCATE(?, holds) > 0");
 
-const RELEASE_MANY: &str = concat!(
-    "
-UPDATE ",
-    holdings!(),
-    " STRAIGHT_JOIN sqlock_lease AS l ON l.name = UNHEX(r.name)
+pub(super) const RELEASE_MANY: &str = concat!("
+UPDATE ", holdings!(), " STRAIGHT_JOIN sqlock_lease AS l ON l.name = UNHEX(r.name)
    SET l.expires_at = IF(l.holds <> r.hold, l.expires_at,
-                         GREATEST(",
-    now!(),
-    ", LEAST(l.acquired_at, ",
-    now!(),
-    ") + r.time)),
-       l.holds = IF(l.holds = r.hold AND LEAST(l.acquired_at, ",
-    now!(),
-    ") + r.time > ",
-    now!(),
-    ", '-',
+                         GREATEST(", now!(), ", LEAST(l.acquired_at, ", now!(), ") + r.time)),
+       l.holds = IF(l.holds = r.hold AND LEAST(l.acquired_at, ", now!(), ") + r.time > ", now!(), ", '-',
                     REPLACE(l.holds, r.hold, ''))
- WHERE l.owner = r.owner AND (r.token = 0 OR l.token = r.token) AND LOCATE(r.hold, l.holds) > 0"
-);
+ WHERE l.owner = r.owner AND (r.token = 0 OR l.token = r.token) AND LOCATE(r.hold, l.holds) > 0");
 
 // Bind order: hold', name, owner, hold, token, hold', owner', hold', holder', label', ttl' (' is the next holder).
-const HAND_OFF: &str = concat!(
-    "
+pub(super) const HAND_OFF: &str = concat!("
 UPDATE sqlock_lease AS l
-  JOIN (SELECT s.name, IF(s.holds = ?, s.token, GREATEST(s.token + 1, g.token + 1, ",
-    now!(),
-    ")) AS token
+  JOIN (SELECT s.name, IF(s.holds = ?, s.token, GREATEST(s.token + 1, g.token + 1, ", now!(), ")) AS token
           FROM sqlock_fence AS g JOIN sqlock_lease AS s ON s.name = g.name
          WHERE g.name = ?
            AND (s.owner = ? AND s.holds = ? AND s.token = ?
@@ -208,83 +147,73 @@ UPDATE sqlock_lease AS l
   JOIN sqlock_fence AS f ON f.name = q.name
    SET l.owner = ?, l.holds = ?, l.holder = ?, l.label = ?,
        l.token = LAST_INSERT_ID(q.token), f.token = q.token,
-       l.acquired_at = ",
-    now!(),
-    ", l.expires_at = ",
-    now!(),
-    " + ?"
-);
+       l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + ?");
+
+// One hand-off a line: hex of name, owner, hold, token; the next holder's owner, hold, ttl, holder, label.
+pub(super) const HAND_OFF_MANY: &str = concat!("
+UPDATE sqlock_lease AS l
+  JOIN (SELECT STRAIGHT_JOIN s.name, p.next_owner, p.next_hold, p.ttl, p.holder, p.label,
+               IF(s.holds = p.next_hold, s.token, GREATEST(s.token + 1, g.token + 1, ", now!(), ")) AS token
+          FROM JSON_TABLE(?, '$[*]' COLUMNS (
+                   name VARCHAR(510) PATH '$[0]', owner VARCHAR(32) PATH '$[1]', hold VARCHAR(40) PATH '$[2]',
+                   token BIGINT PATH '$[3]', next_owner VARCHAR(32) PATH '$[4]', next_hold VARCHAR(40) PATH '$[5]',
+                   ttl BIGINT PATH '$[6]', holder VARCHAR(255) PATH '$[7]', label VARCHAR(255) PATH '$[8]')) AS p
+          JOIN sqlock_fence AS g ON g.name = UNHEX(p.name)
+          JOIN sqlock_lease AS s ON s.name = g.name
+         WHERE s.owner = p.owner AND s.holds = p.hold AND s.token = p.token OR s.holds = p.next_hold
+         LIMIT 100000 FOR UPDATE SKIP LOCKED) AS q ON q.name = l.name
+  JOIN sqlock_fence AS f ON f.name = q.name
+   SET l.owner = q.next_owner, l.holds = q.next_hold, l.holder = q.holder, l.label = q.label,
+       l.token = q.token, f.token = q.token,
+       l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + q.ttl");
 
 // Bind order: name
-const LOOK: &str = concat!("SELECT ", row_columns!(), ", ", now!(), " FROM sqlock_lease WHERE name = ?");
+pub(super) const LOOK: &str = concat!("SELECT ", row_columns!(), ", ", now!(), " FROM sqlock_lease WHERE name = ?");
 
 // Bind order: JSON names as hex
-const LOOK_MANY: &str = concat!(
-    "
-SELECT STRAIGHT_JOIN ",
-    row_columns!(),
-    ", ",
-    now!(),
-    "
+pub(super) const LOOK_MANY: &str = concat!("
+SELECT STRAIGHT_JOIN ", row_columns!(), ", ", now!(), "
   FROM JSON_TABLE(?, '$[*]' COLUMNS (hex VARCHAR(510) PATH '$')) AS n
-  JOIN sqlock_lease ON name = UNHEX(n.hex)"
-);
+  JOIN sqlock_lease ON name = UNHEX(n.hex)");
 
 // Bind order: prefix, prefix
-const LIST: &str = concat!(
-    "SELECT ",
-    row_columns!(),
-    ", ",
-    now!(),
-    " FROM sqlock_lease
-  WHERE LEFT(name, LENGTH(?)) = ? AND holds <> '' AND expires_at > ",
-    now!(),
-    " ORDER BY name"
-);
+pub(super) const LIST: &str = concat!("SELECT ", row_columns!(), ", ", now!(), " FROM sqlock_lease
+  WHERE LEFT(name, LENGTH(?)) = ? AND holds <> '' AND expires_at > ", now!(), " ORDER BY name");
 
 // Bind order: name, token
-const EVICT: &str = concat!(
-    "UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ",
-    now!(),
-    "
-  WHERE name = ? AND token = ? AND holds <> ''"
-);
+pub(super) const EVICT: &str = concat!("UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ", now!(), "
+  WHERE name = ? AND token = ? AND holds <> ''");
 
 // The evicted holder's next fence fails; one that is open now ends in peace. Bind order: name, token.
-const EVICT_FENCE: &str = "
+pub(super) const EVICT_FENCE: &str = "
 UPDATE sqlock_fence AS f
   JOIN (SELECT name FROM sqlock_fence WHERE name = ? AND token = ? LIMIT 1 FOR UPDATE SKIP LOCKED) AS q ON q.name = f.name
    SET f.token = f.token + 1";
 
 // Bind order: retention, retention, limit. Reads without locking: a scan that locks would make free names look taken.
-const STALE: &str =
+pub(super) const STALE: &str =
     concat!("SELECT name FROM sqlock_lease WHERE expires_at < ", now!(), " - ? AND token < ", now!(), " - ? LIMIT ?");
 
 // Bind order: JSON names as hex, retention, retention. The condition is checked again once the rows are locked.
-const SWEEP: &str = concat!(
-    "
+pub(super) const SWEEP: &str = concat!("
 DELETE l, f
   FROM (SELECT STRAIGHT_JOIN s.name
           FROM JSON_TABLE(?, '$[*]' COLUMNS (hex VARCHAR(510) PATH '$')) AS n
           JOIN sqlock_fence AS g ON g.name = UNHEX(n.hex)
           JOIN sqlock_lease AS s ON s.name = g.name
-         WHERE s.expires_at < ",
-    now!(),
-    " - ? AND s.token < ",
-    now!(),
-    " - ?
+         WHERE s.expires_at < ", now!(), " - ? AND s.token < ", now!(), " - ?
          LIMIT 100000 FOR UPDATE SKIP LOCKED) AS q
   JOIN sqlock_lease AS l ON l.name = q.name
-  JOIN sqlock_fence AS f ON f.name = q.name"
-);
+  JOIN sqlock_fence AS f ON f.name = q.name");
 
 // Bind order: name. The outer read locks and sees the present; the inner one reads what the transaction's snapshot sees.
 // Where they differ, the transaction began to read before this lease was granted.
 // https://dev.mysql.com/doc/refman/8.4/en/innodb-locking-reads.html
-const FENCE: &str = "
+pub(super) const FENCE: &str = "
 SELECT f.token, (SELECT s.token FROM sqlock_fence AS s WHERE s.name = f.name)
   FROM sqlock_fence AS f WHERE f.name = ?
   LOCK IN SHARE MODE";
+}
 
 /// The backend on connections made like those of the caller's pool.
 pub(crate) struct MySqlBackend {
@@ -364,10 +293,11 @@ impl MySqlSession {
 
     async fn take(&mut self, claims: &[Claim]) -> Result<Vec<Option<FencingToken>>, sqlx::Error> {
         if let [c] = claims {
-            let query = sqlx::query(ACQUIRE).bind(c.hold.mark()).bind(c.name.as_str().as_bytes()).bind(c.hold.mark());
+            let query =
+                sqlx::query(sql::ACQUIRE).bind(c.hold.mark()).bind(c.name.as_str().as_bytes()).bind(c.hold.mark());
             return Ok(vec![self.granted(bind_claim(query, c)).await?]);
         }
-        self.execute(sqlx::query(ACQUIRE_MANY).bind(json_claims(claims))).await?;
+        self.execute(sqlx::query(sql::ACQUIRE_MANY).bind(json_claims(claims))).await?;
         Ok(vec![None; claims.len()])
     }
 
@@ -379,10 +309,10 @@ impl MySqlSession {
         let mut names = names;
         let rows = if names.len() == 1 {
             let name = names.next().map(LockName::as_str).unwrap_or_default();
-            sqlx::query(LOOK).bind(name.as_bytes()).fetch_all(&mut self.conn).await?
+            sqlx::query(sql::LOOK).bind(name.as_bytes()).fetch_all(&mut self.conn).await?
         } else {
             let names = Value::from_iter(names.map(|name| hex(name.as_str())));
-            sqlx::query(LOOK_MANY).bind(names.to_string()).fetch_all(&mut self.conn).await?
+            sqlx::query(sql::LOOK_MANY).bind(names.to_string()).fetch_all(&mut self.conn).await?
         };
         Ok(rows.iter().map(row).map(|row| (row.name.clone(), row)).collect())
     }
@@ -410,8 +340,8 @@ impl MySqlSession {
     /// Gives rows to names that have none, and grants them to whoever comes first.
     async fn create(&mut self, claims: &[Claim]) -> Result<Vec<Option<FencingToken>>, sqlx::Error> {
         let json = json_claims(claims);
-        self.execute(sqlx::query(CREATE_FENCE).bind(&json)).await?;
-        self.execute(sqlx::query(CREATE_LEASE).bind(&json)).await?;
+        self.execute(sqlx::query(sql::CREATE_FENCE).bind(&json)).await?;
+        self.execute(sqlx::query(sql::CREATE_LEASE).bind(&json)).await?;
         let rows = self.rows(claims.iter().map(|c| &c.name)).await?;
         Ok(claims.iter().map(|c| granted_in(&rows, c)).collect())
     }
@@ -477,7 +407,7 @@ impl Session for MySqlSession {
         Box::pin(async move {
             let mut joined = Vec::with_capacity(claims.len());
             for c in claims {
-                let query = sqlx::query(JOIN)
+                let query = sqlx::query(sql::JOIN)
                     .bind(c.hold.mark())
                     .bind(c.hold.mark())
                     .bind(micros(c.ttl))
@@ -492,7 +422,7 @@ impl Session for MySqlSession {
     fn renew<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>> {
         Box::pin(async move {
             let query = match renewals {
-                [Renewal { holding: h, ttl }] => sqlx::query(RENEW)
+                [Renewal { holding: h, ttl }] => sqlx::query(sql::RENEW)
                     .bind(h.hold.mark())
                     .bind(micros(*ttl))
                     .bind(h.name.as_str().as_bytes())
@@ -503,7 +433,7 @@ impl Session for MySqlSession {
                     let lines = renewals
                         .iter()
                         .map(|Renewal { holding: h, ttl }| json_holding(&h.name, h.owner, h.hold, Some(h.token), *ttl));
-                    sqlx::query(RENEW_MANY).bind(Value::from_iter(lines).to_string())
+                    sqlx::query(sql::RENEW_MANY).bind(Value::from_iter(lines).to_string())
                 }
             };
             let affected = self.execute(query).await?.rows_affected();
@@ -519,7 +449,7 @@ impl Session for MySqlSession {
                 [r] => {
                     let (mark, token) = (r.hold.mark(), r.token.map_or(0, FencingToken::get));
                     let least = micros(r.hold_at_least);
-                    sqlx::query(RELEASE)
+                    sqlx::query(sql::RELEASE)
                         .bind(mark.clone())
                         .bind(least)
                         .bind(mark.clone())
@@ -534,7 +464,7 @@ impl Session for MySqlSession {
                 _ => {
                     let lines =
                         releases.iter().map(|r| json_holding(&r.name, r.owner, r.hold, r.token, r.hold_at_least));
-                    sqlx::query(RELEASE_MANY).bind(Value::from_iter(lines).to_string())
+                    sqlx::query(sql::RELEASE_MANY).bind(Value::from_iter(lines).to_string())
                 }
             };
             let affected = self.execute(query).await?.rows_affected();
@@ -545,18 +475,34 @@ impl Session for MySqlSession {
 
     fn hand_off<'a>(&'a mut self, hand_offs: &'a [HandOff]) -> Job<'a, Vec<Option<FencingToken>>> {
         Box::pin(async move {
-            let mut handed = Vec::with_capacity(hand_offs.len());
-            for HandOff { from, to } in hand_offs {
-                let query = sqlx::query(HAND_OFF)
+            if let [HandOff { from, to }] = hand_offs {
+                let query = sqlx::query(sql::HAND_OFF)
                     .bind(to.hold.mark())
                     .bind(from.name.as_str().as_bytes())
                     .bind(from.owner.to_string())
                     .bind(from.hold.mark())
                     .bind(from.token.get())
                     .bind(to.hold.mark());
-                handed.push(self.granted(bind_claim(query, to)).await?);
+                return Ok(vec![self.granted(bind_claim(query, to)).await?]);
             }
-            Ok(handed)
+            let lines = hand_offs.iter().map(|HandOff { from, to }| {
+                let (name, token) = (hex(from.name.as_str()), from.token.get());
+                let (owner, hold, ttl) = (to.owner.to_string(), to.hold.mark(), micros(to.ttl));
+                json!([
+                    name,
+                    from.owner.to_string(),
+                    from.hold.mark(),
+                    token,
+                    owner,
+                    hold,
+                    ttl,
+                    &*to.holder,
+                    &*to.label
+                ])
+            });
+            self.execute(sqlx::query(sql::HAND_OFF_MANY).bind(Value::from_iter(lines).to_string())).await?;
+            let rows = self.rows(hand_offs.iter().map(|h| &h.from.name)).await?;
+            Ok(hand_offs.iter().map(|h| granted_in(&rows, &h.to)).collect())
         })
     }
 
@@ -566,7 +512,7 @@ impl Session for MySqlSession {
 
     fn list<'a>(&'a mut self, prefix: &'a str) -> Job<'a, Vec<Row>> {
         Box::pin(async move {
-            let query = sqlx::query(LIST).bind(prefix.as_bytes()).bind(prefix.as_bytes());
+            let query = sqlx::query(sql::LIST).bind(prefix.as_bytes()).bind(prefix.as_bytes());
             let rows = query.fetch_all(&mut self.conn).await?;
             Ok(rows.iter().map(row).collect())
         })
@@ -575,8 +521,8 @@ impl Session for MySqlSession {
     fn evict<'a>(&'a mut self, name: &'a LockName, token: FencingToken) -> Job<'a, bool> {
         Box::pin(async move {
             let name = name.as_str().as_bytes();
-            let evicted = self.execute(sqlx::query(EVICT).bind(name).bind(token.get())).await?;
-            self.execute(sqlx::query(EVICT_FENCE).bind(name).bind(token.get())).await?;
+            let evicted = self.execute(sqlx::query(sql::EVICT).bind(name).bind(token.get())).await?;
+            self.execute(sqlx::query(sql::EVICT_FENCE).bind(name).bind(token.get())).await?;
             Ok(evicted.rows_affected() > 0)
         })
     }
@@ -584,12 +530,12 @@ impl Session for MySqlSession {
     fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64> {
         Box::pin(async move {
             let age = micros(retention);
-            let stale = sqlx::query(STALE).bind(age).bind(age).bind(limit).fetch_all(&mut self.conn).await?;
+            let stale = sqlx::query(sql::STALE).bind(age).bind(age).bind(limit).fetch_all(&mut self.conn).await?;
             if stale.is_empty() {
                 return Ok(0);
             }
             let names = Value::from_iter(stale.iter().map(|row| hex(&text(row.get(0)))));
-            let query = sqlx::query(SWEEP).bind(names.to_string()).bind(age).bind(age);
+            let query = sqlx::query(sql::SWEEP).bind(names.to_string()).bind(age).bind(age);
             // Two rows go with each name.
             Ok(self.execute(query).await?.rows_affected() / 2)
         })
@@ -629,7 +575,7 @@ impl Fence for MySql {
         check: &'a Check,
     ) -> Pin<Box<dyn Future<Output = Result<Verdict, sqlx::Error>> + Send + 'a>> {
         Box::pin(async move {
-            let row = match sqlx::query_as::<_, (i64, Option<i64>)>(FENCE)
+            let row = match sqlx::query_as::<_, (i64, Option<i64>)>(sql::FENCE)
                 .bind(check.name.as_bytes())
                 .fetch_optional(conn)
                 .await

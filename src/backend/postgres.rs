@@ -12,11 +12,16 @@ use sqlx::{ConnectOptions, Connection, Executor, PgConnection, PgPool, Postgres,
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{Backend, Claim, HandOff, Job, Kind, Release, Renewal, Row, Session};
-use super::{found, in_order, micros, row_columns, token};
+use super::{found, in_order, micros, token};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::schema;
 use crate::token::FencingToken;
+
+/// The statements, laid out to be read.
+#[rustfmt::skip]
+mod sql {
+use super::super::row_columns;
 
 /// Microseconds since the epoch. now() would be the start of the transaction: stale by all the time waited.
 macro_rules! now {
@@ -28,178 +33,107 @@ macro_rules! now {
 // $1 name, $2 owner, $3 hold, $4 holder, $5 label, $6 ttl.
 // The row is locked first and written second, so that the clock is read when nothing is waited for any more. SKIP LOCKED
 // meets two locks: another client about to take the same name, and the fence of the last holder's open transaction.
-const ACQUIRE: &str = concat!(
-    "
+pub(super) const ACQUIRE: &str = concat!("
 WITH free AS MATERIALIZED (
     SELECT name FROM sqlock_lease
      WHERE name = $1
-       AND (holds = '' OR expires_at <= ",
-    now!(),
-    "
+       AND (holds = '' OR expires_at <= ", now!(), "
             OR holds = $3)                        -- our own, sent again because the reply was lost
        FOR UPDATE SKIP LOCKED)
 UPDATE sqlock_lease AS l
    SET owner = $2, holds = $3, holder = $4, label = $5,
-       token = CASE WHEN l.holds = $3 THEN l.token ELSE greatest(l.token + 1, ",
-    now!(),
-    ") END,
-       acquired_at = ",
-    now!(),
-    ", expires_at = ",
-    now!(),
-    " + $6
+       token = CASE WHEN l.holds = $3 THEN l.token ELSE greatest(l.token + 1, ", now!(), ") END,
+       acquired_at = ", now!(), ", expires_at = ", now!(), " + $6
   FROM free
  WHERE l.name = free.name
-RETURNING l.name, l.token"
-);
+RETURNING l.name, l.token");
 
 // As above; only for names that have no row yet. DO NOTHING writes nothing, not even a transaction id, when there is one.
-const CREATE: &str = concat!(
-    "
+pub(super) const CREATE: &str = concat!("
 INSERT INTO sqlock_lease (name, owner, holds, holder, label, token, acquired_at, expires_at)
-VALUES ($1, $2, $3, $4, $5, ",
-    now!(),
-    ", ",
-    now!(),
-    ", ",
-    now!(),
-    " + $6)
+VALUES ($1, $2, $3, $4, $5, ", now!(), ", ", now!(), ", ", now!(), " + $6)
     ON CONFLICT (name) DO NOTHING
-RETURNING name, token"
-);
+RETURNING name, token");
 
-const ACQUIRE_MANY: &str = concat!(
-    "
+pub(super) const ACQUIRE_MANY: &str = concat!("
 WITH claim AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[])
                   AS c (name, owner, hold, holder, label, ttl)),
 free AS MATERIALIZED (
     SELECT l.name FROM claim JOIN sqlock_lease AS l ON l.name = claim.name
-     WHERE l.holds = '' OR l.expires_at <= ",
-    now!(),
-    " OR l.holds = claim.hold
+     WHERE l.holds = '' OR l.expires_at <= ", now!(), " OR l.holds = claim.hold
      ORDER BY l.name
        FOR UPDATE OF l SKIP LOCKED)
 UPDATE sqlock_lease AS l
    SET owner = claim.owner, holds = claim.hold, holder = claim.holder, label = claim.label,
-       token = CASE WHEN l.holds = claim.hold THEN l.token ELSE greatest(l.token + 1, ",
-    now!(),
-    ") END,
-       acquired_at = ",
-    now!(),
-    ", expires_at = ",
-    now!(),
-    " + claim.ttl
+       token = CASE WHEN l.holds = claim.hold THEN l.token ELSE greatest(l.token + 1, ", now!(), ") END,
+       acquired_at = ", now!(), ", expires_at = ", now!(), " + claim.ttl
   FROM free JOIN claim ON claim.name = free.name
  WHERE l.name = free.name
-RETURNING l.name, l.token"
-);
+RETURNING l.name, l.token");
 
 // In order of names, so that two clients that create the same names wait for each other in one direction only.
-const CREATE_MANY: &str = concat!(
-    "
+pub(super) const CREATE_MANY: &str = concat!("
 INSERT INTO sqlock_lease (name, owner, holds, holder, label, token, acquired_at, expires_at)
-SELECT name, owner, hold, holder, label, ",
-    now!(),
-    ", ",
-    now!(),
-    ", ",
-    now!(),
-    " + ttl
+SELECT name, owner, hold, holder, label, ", now!(), ", ", now!(), ", ", now!(), " + ttl
   FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[])
        AS c (name, owner, hold, holder, label, ttl)
  ORDER BY name
     ON CONFLICT (name) DO NOTHING
-RETURNING name, token"
-);
+RETURNING name, token");
 
 // $1 name, $2 owner, $3 hold, $4 ttl. NO KEY UPDATE: the owner's own fence does not stop it.
-const JOIN: &str = concat!(
-    "
+pub(super) const JOIN: &str = concat!("
 WITH mine AS MATERIALIZED (
     SELECT name FROM sqlock_lease
-     WHERE name = $1 AND owner = $2 AND holds NOT IN ('', '-') AND expires_at > ",
-    now!(),
-    "
+     WHERE name = $1 AND owner = $2 AND holds NOT IN ('', '-') AND expires_at > ", now!(), "
        FOR NO KEY UPDATE SKIP LOCKED)
 UPDATE sqlock_lease AS l
    SET holds = CASE WHEN position($3 IN l.holds) > 0 THEN l.holds ELSE l.holds || $3 END,
-       expires_at = greatest(l.expires_at, ",
-    now!(),
-    " + $4)
+       expires_at = greatest(l.expires_at, ", now!(), " + $4)
   FROM mine
  WHERE l.name = mine.name
-RETURNING l.token"
-);
+RETURNING l.token");
 
 // $1 name, $2 owner, $3 hold, $4 token, $5 ttl. With other holds of the same owner beside it, the latest expiry counts.
-const RENEW: &str = concat!(
-    "
+pub(super) const RENEW: &str = concat!("
 UPDATE sqlock_lease
-   SET expires_at = greatest(CASE WHEN holds = $3 THEN 0 ELSE expires_at END, ",
-    now!(),
-    " + $5)
- WHERE name = $1 AND owner = $2 AND token = $4 AND position($3 IN holds) > 0"
-);
+   SET expires_at = greatest(CASE WHEN holds = $3 THEN 0 ELSE expires_at END, ", now!(), " + $5)
+ WHERE name = $1 AND owner = $2 AND token = $4 AND position($3 IN holds) > 0");
 
-const RENEW_MANY: &str = concat!(
-    "
+pub(super) const RENEW_MANY: &str = concat!("
 UPDATE sqlock_lease AS l
-   SET expires_at = greatest(CASE WHEN l.holds = r.hold THEN 0 ELSE l.expires_at END, ",
-    now!(),
-    " + r.ttl)
+   SET expires_at = greatest(CASE WHEN l.holds = r.hold THEN 0 ELSE l.expires_at END, ", now!(), " + r.ttl)
   FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[]) AS r (name, owner, hold, token, ttl)
  WHERE l.name = r.name AND l.owner = r.owner AND l.token = r.token AND position(r.hold IN l.holds) > 0
-RETURNING l.name"
-);
+RETURNING l.name");
 
 // $1 name, $2 owner, $3 hold, $4 token or 0 for any, $5 hold_at_least.
 // The commit does not wait for the disk: a release that a crash undoes leaves the name to its TTL, and any later grant
 // is flushed together with it. set_config(…, true) ends with this statement's transaction.
 // https://www.postgresql.org/docs/current/wal-async-commit.html
-const RELEASE: &str = concat!(
-    "
+pub(super) const RELEASE: &str = concat!("
 UPDATE sqlock_lease
    SET expires_at = CASE WHEN holds <> $3 THEN expires_at
-                         ELSE greatest(",
-    now!(),
-    ", least(acquired_at, ",
-    now!(),
-    ") + $5) END,
-       holds = CASE WHEN holds = $3 AND least(acquired_at, ",
-    now!(),
-    ") + $5 > ",
-    now!(),
-    " THEN '-'
+                         ELSE greatest(", now!(), ", least(acquired_at, ", now!(), ") + $5) END,
+       holds = CASE WHEN holds = $3 AND least(acquired_at, ", now!(), ") + $5 > ", now!(), " THEN '-'
                     ELSE replace(holds, $3, '') END
  WHERE name = $1 AND owner = $2 AND ($4 = 0 OR token = $4) AND position($3 IN holds) > 0
-   AND set_config('synchronous_commit', 'off', true) IS NOT NULL"
-);
+   AND set_config('synchronous_commit', 'off', true) IS NOT NULL");
 
-const RELEASE_MANY: &str = concat!(
-    "
+pub(super) const RELEASE_MANY: &str = concat!("
 UPDATE sqlock_lease AS l
    SET expires_at = CASE WHEN l.holds <> r.hold THEN l.expires_at
-                         ELSE greatest(",
-    now!(),
-    ", least(l.acquired_at, ",
-    now!(),
-    ") + r.least) END,
-       holds = CASE WHEN l.holds = r.hold AND least(l.acquired_at, ",
-    now!(),
-    ") + r.least > ",
-    now!(),
-    " THEN '-'
+                         ELSE greatest(", now!(), ", least(l.acquired_at, ", now!(), ") + r.least) END,
+       holds = CASE WHEN l.holds = r.hold AND least(l.acquired_at, ", now!(), ") + r.least > ", now!(), " THEN '-'
                     ELSE replace(l.holds, r.hold, '') END
   FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[]) AS r (name, owner, hold, token, least)
  WHERE l.name = r.name AND l.owner = r.owner AND (r.token = 0 OR l.token = r.token) AND position(r.hold IN l.holds) > 0
    AND set_config('synchronous_commit', 'off', true) IS NOT NULL
-RETURNING l.name"
-);
+RETURNING l.name");
 
 // $1 name, $2 owner, $3 hold, $4 token; the next holder: $5 owner, $6 hold, $7 holder, $8 label, $9 ttl.
-const HAND_OFF: &str = concat!(
-    "
+pub(super) const HAND_OFF: &str = concat!("
 WITH mine AS MATERIALIZED (
     SELECT name FROM sqlock_lease
      WHERE name = $1
@@ -208,68 +142,59 @@ WITH mine AS MATERIALIZED (
        FOR UPDATE SKIP LOCKED)
 UPDATE sqlock_lease AS l
    SET owner = $5, holds = $6, holder = $7, label = $8,
-       token = CASE WHEN l.holds = $6 THEN l.token ELSE greatest(l.token + 1, ",
-    now!(),
-    ") END,
-       acquired_at = ",
-    now!(),
-    ", expires_at = ",
-    now!(),
-    " + $9
+       token = CASE WHEN l.holds = $6 THEN l.token ELSE greatest(l.token + 1, ", now!(), ") END,
+       acquired_at = ", now!(), ", expires_at = ", now!(), " + $9
   FROM mine
  WHERE l.name = mine.name
-RETURNING l.token"
-);
+RETURNING l.name, l.token");
+
+// The same with arrays, in the same order.
+pub(super) const HAND_OFF_MANY: &str = concat!("
+WITH pass AS MATERIALIZED (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[],
+                         $5::text[], $6::text[], $7::text[], $8::text[], $9::bigint[])
+                  AS p (name, owner, hold, token, next_owner, next_hold, holder, label, ttl)),
+mine AS MATERIALIZED (
+    SELECT l.name FROM pass AS p JOIN sqlock_lease AS l ON l.name = p.name
+     WHERE l.owner = p.owner AND l.holds = p.hold AND l.token = p.token OR l.holds = p.next_hold
+     ORDER BY l.name
+       FOR UPDATE OF l SKIP LOCKED)
+UPDATE sqlock_lease AS l
+   SET owner = p.next_owner, holds = p.next_hold, holder = p.holder, label = p.label,
+       token = CASE WHEN l.holds = p.next_hold THEN l.token ELSE greatest(l.token + 1, ", now!(), ") END,
+       acquired_at = ", now!(), ", expires_at = ", now!(), " + p.ttl
+  FROM mine JOIN pass AS p ON p.name = mine.name
+ WHERE l.name = mine.name
+RETURNING l.name, l.token");
 
 // $1 names
-const LOOK: &str = concat!("SELECT ", row_columns!(), ", ", now!(), " FROM sqlock_lease WHERE name = ANY($1)");
+pub(super) const LOOK: &str = concat!("SELECT ", row_columns!(), ", ", now!(), " FROM sqlock_lease WHERE name = ANY($1)");
 
 // $1 prefix
-const LIST: &str = concat!(
-    "SELECT ",
-    row_columns!(),
-    ", ",
-    now!(),
-    " FROM sqlock_lease
-  WHERE starts_with(name, $1) AND holds <> '' AND expires_at > ",
-    now!(),
-    " ORDER BY name"
-);
+pub(super) const LIST: &str = concat!("SELECT ", row_columns!(), ", ", now!(), " FROM sqlock_lease
+  WHERE starts_with(name, $1) AND holds <> '' AND expires_at > ", now!(), " ORDER BY name");
 
 // $1 name, $2 token
-const EVICT: &str = concat!(
-    "UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ",
-    now!(),
-    "
-  WHERE name = $1 AND token = $2 AND holds <> ''"
-);
+pub(super) const EVICT: &str = concat!("UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ", now!(), "
+  WHERE name = $1 AND token = $2 AND holds <> ''");
 
 // $1 retention, $2 limit. The outer condition is repeated: without it a row that was taken while the sweep waited for
 // it would be deleted alive, since the inner SELECT is not run again.
-const SWEEP: &str = concat!(
-    "
+pub(super) const SWEEP: &str = concat!("
 DELETE FROM sqlock_lease
  WHERE name IN (SELECT name FROM sqlock_lease
-                 WHERE expires_at < ",
-    now!(),
-    " - $1 AND token < ",
-    now!(),
-    " - $1
+                 WHERE expires_at < ", now!(), " - $1 AND token < ", now!(), " - $1
                  LIMIT $2 FOR UPDATE SKIP LOCKED)
-   AND expires_at < ",
-    now!(),
-    " - $1 AND token < ",
-    now!(),
-    " - $1"
-);
+   AND expires_at < ", now!(), " - $1 AND token < ", now!(), " - $1");
 
 // $1 name, $2 owner, $3 hold, $4 token. A takeover changes the token, which is part of a unique key, and must wait for
 // this lock; a renewal changes no key and passes.
 // https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS
-const FENCE: &str = "
+pub(super) const FENCE: &str = "
 SELECT 1 FROM sqlock_lease
  WHERE name = $1 AND owner = $2 AND position($3 IN holds) > 0 AND token = $4
    FOR KEY SHARE";
+}
 
 /// The backend on connections made like those of the caller's pool.
 pub(crate) struct PostgresBackend {
@@ -367,19 +292,16 @@ impl PostgresSession {
         let rows = match claims {
             [c] => self.rows(bind_claim(sqlx::query(one).bind(c.name.as_str()), c)).await?,
             _ => {
-                let query = sqlx::query(many)
-                    .bind(claims.iter().map(|c| c.name.as_str()).collect::<Vec<_>>())
-                    .bind(claims.iter().map(|c| c.owner.to_string()).collect::<Vec<_>>())
-                    .bind(claims.iter().map(|c| c.hold.mark()).collect::<Vec<_>>())
-                    .bind(claims.iter().map(|c| &*c.holder).collect::<Vec<_>>())
-                    .bind(claims.iter().map(|c| &*c.label).collect::<Vec<_>>())
-                    .bind(claims.iter().map(|c| micros(c.ttl)).collect::<Vec<_>>());
-                self.rows(query).await?
+                let query = sqlx::query(many).bind(claims.iter().map(|c| c.name.as_str()).collect::<Vec<_>>());
+                self.rows(bind_claims(query, claims.iter())).await?
             }
         };
-        let granted = rows.into_iter().filter_map(|row| Some((row.get(0), token(row.get(1))?)));
-        Ok(in_order(claims, |c| &c.name, granted))
+        Ok(in_order(claims, |c| &c.name, granted(rows)))
     }
+}
+
+fn granted(rows: Vec<PgRow>) -> impl Iterator<Item = (String, FencingToken)> {
+    rows.into_iter().filter_map(|row| Some((row.get(0), token(row.get(1))?)))
 }
 
 /// Binds what a new holder brings along: owner, hold, holder, label, ttl.
@@ -387,10 +309,20 @@ fn bind_claim<'q>(query: PgQuery<'q>, c: &'q Claim) -> PgQuery<'q> {
     query.bind(c.owner.to_string()).bind(c.hold.mark()).bind(&*c.holder).bind(&*c.label).bind(micros(c.ttl))
 }
 
+/// The same for many, as arrays.
+fn bind_claims<'q>(query: PgQuery<'q>, claims: impl Iterator<Item = &'q Claim> + Clone) -> PgQuery<'q> {
+    query
+        .bind(claims.clone().map(|c| c.owner.to_string()).collect::<Vec<_>>())
+        .bind(claims.clone().map(|c| c.hold.mark()).collect::<Vec<_>>())
+        .bind(claims.clone().map(|c| &*c.holder).collect::<Vec<_>>())
+        .bind(claims.clone().map(|c| &*c.label).collect::<Vec<_>>())
+        .bind(claims.map(|c| micros(c.ttl)).collect::<Vec<_>>())
+}
+
 impl Session for PostgresSession {
     fn acquire<'a>(&'a mut self, claims: &'a [Claim]) -> Job<'a, Vec<Option<FencingToken>>> {
         Box::pin(async move {
-            let mut granted = self.claim(ACQUIRE, ACQUIRE_MANY, claims).await?;
+            let mut granted = self.claim(sql::ACQUIRE, sql::ACQUIRE_MANY, claims).await?;
             let (missed, missing): (Vec<usize>, Vec<Claim>) = granted
                 .iter()
                 .enumerate()
@@ -398,7 +330,7 @@ impl Session for PostgresSession {
                 .map(|(i, _)| (i, claims[i].clone()))
                 .unzip();
             if !missing.is_empty() {
-                let created = self.claim(CREATE, CREATE_MANY, &missing).await?;
+                let created = self.claim(sql::CREATE, sql::CREATE_MANY, &missing).await?;
                 for (i, created) in missed.into_iter().zip(created) {
                     granted[i] = created;
                 }
@@ -411,7 +343,7 @@ impl Session for PostgresSession {
         Box::pin(async move {
             let mut joined = Vec::with_capacity(claims.len());
             for c in claims {
-                let query = sqlx::query(JOIN)
+                let query = sqlx::query(sql::JOIN)
                     .bind(c.name.as_str())
                     .bind(c.owner.to_string())
                     .bind(c.hold.mark())
@@ -426,7 +358,7 @@ impl Session for PostgresSession {
     fn renew<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>> {
         Box::pin(async move {
             if let [Renewal { holding: h, ttl }] = renewals {
-                let query = sqlx::query(RENEW)
+                let query = sqlx::query(sql::RENEW)
                     .bind(h.name.as_str())
                     .bind(h.owner.to_string())
                     .bind(h.hold.mark())
@@ -435,7 +367,7 @@ impl Session for PostgresSession {
                 return Ok(vec![self.execute(query).await? > 0]);
             }
             let all = || renewals.iter().map(|r| &r.holding);
-            let query = sqlx::query(RENEW_MANY)
+            let query = sqlx::query(sql::RENEW_MANY)
                 .bind(all().map(|h| h.name.as_str()).collect::<Vec<_>>())
                 .bind(all().map(|h| h.owner.to_string()).collect::<Vec<_>>())
                 .bind(all().map(|h| h.hold.mark()).collect::<Vec<_>>())
@@ -450,7 +382,7 @@ impl Session for PostgresSession {
         Box::pin(async move {
             let token = |r: &Release| r.token.map_or(0, FencingToken::get);
             if let [r] = releases {
-                let query = sqlx::query(RELEASE)
+                let query = sqlx::query(sql::RELEASE)
                     .bind(r.name.as_str())
                     .bind(r.owner.to_string())
                     .bind(r.hold.mark())
@@ -458,7 +390,7 @@ impl Session for PostgresSession {
                     .bind(micros(r.hold_at_least));
                 return Ok(vec![self.execute(query).await? > 0]);
             }
-            let query = sqlx::query(RELEASE_MANY)
+            let query = sqlx::query(sql::RELEASE_MANY)
                 .bind(releases.iter().map(|r| r.name.as_str()).collect::<Vec<_>>())
                 .bind(releases.iter().map(|r| r.owner.to_string()).collect::<Vec<_>>())
                 .bind(releases.iter().map(|r| r.hold.mark()).collect::<Vec<_>>())
@@ -471,44 +403,53 @@ impl Session for PostgresSession {
 
     fn hand_off<'a>(&'a mut self, hand_offs: &'a [HandOff]) -> Job<'a, Vec<Option<FencingToken>>> {
         Box::pin(async move {
-            let mut handed = Vec::with_capacity(hand_offs.len());
-            for HandOff { from, to } in hand_offs {
-                let query = sqlx::query(HAND_OFF)
-                    .bind(from.name.as_str())
-                    .bind(from.owner.to_string())
-                    .bind(from.hold.mark())
-                    .bind(from.token.get());
-                let row = self.rows(bind_claim(query, to)).await?;
-                handed.push(row.first().and_then(|row| token(row.get(0))));
-            }
-            Ok(handed)
+            let rows = match hand_offs {
+                [HandOff { from, to }] => {
+                    let query = sqlx::query(sql::HAND_OFF)
+                        .bind(from.name.as_str())
+                        .bind(from.owner.to_string())
+                        .bind(from.hold.mark())
+                        .bind(from.token.get());
+                    self.rows(bind_claim(query, to)).await?
+                }
+                _ => {
+                    let from = || hand_offs.iter().map(|h| &h.from);
+                    let query = sqlx::query(sql::HAND_OFF_MANY)
+                        .bind(from().map(|h| h.name.as_str()).collect::<Vec<_>>())
+                        .bind(from().map(|h| h.owner.to_string()).collect::<Vec<_>>())
+                        .bind(from().map(|h| h.hold.mark()).collect::<Vec<_>>())
+                        .bind(from().map(|h| h.token.get()).collect::<Vec<_>>());
+                    self.rows(bind_claims(query, hand_offs.iter().map(|h| &h.to))).await?
+                }
+            };
+            Ok(in_order(hand_offs, |h| &h.from.name, granted(rows)))
         })
     }
 
     fn look<'a>(&'a mut self, names: &'a [LockName]) -> Job<'a, Vec<Row>> {
         Box::pin(async move {
             let names: Vec<&str> = names.iter().map(LockName::as_str).collect();
-            let rows = self.rows(sqlx::query(LOOK).bind(names)).await?;
+            let rows = self.rows(sqlx::query(sql::LOOK).bind(names)).await?;
             Ok(rows.iter().map(row).collect())
         })
     }
 
     fn list<'a>(&'a mut self, prefix: &'a str) -> Job<'a, Vec<Row>> {
         Box::pin(async move {
-            let rows = self.rows(sqlx::query(LIST).bind(prefix)).await?;
+            let rows = self.rows(sqlx::query(sql::LIST).bind(prefix)).await?;
             Ok(rows.iter().map(row).collect())
         })
     }
 
     fn evict<'a>(&'a mut self, name: &'a LockName, token: FencingToken) -> Job<'a, bool> {
         Box::pin(async move {
-            let query = sqlx::query(EVICT).bind(name.as_str()).bind(token.get());
+            let query = sqlx::query(sql::EVICT).bind(name.as_str()).bind(token.get());
             Ok(self.execute(query).await? > 0)
         })
     }
 
     fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64> {
-        Box::pin(self.execute(sqlx::query(SWEEP).bind(micros(retention)).bind(i64::from(limit))))
+        Box::pin(self.execute(sqlx::query(sql::SWEEP).bind(micros(retention)).bind(i64::from(limit))))
     }
 
     fn close(self: Box<Self>) -> Job<'static, ()> {
@@ -544,7 +485,7 @@ impl Fence for Postgres {
         check: &'a Check,
     ) -> Pin<Box<dyn Future<Output = Result<Verdict, sqlx::Error>> + Send + 'a>> {
         Box::pin(async move {
-            let held = sqlx::query(FENCE)
+            let held = sqlx::query(sql::FENCE)
                 .bind(&check.name)
                 .bind(&check.owner)
                 .bind(&check.mark)

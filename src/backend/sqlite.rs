@@ -13,11 +13,16 @@ use sqlx::{ConnectOptions, Connection, Row as _, Sqlite, SqliteConnection, Sqlit
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{Backend, Claim, HandOff, Job, Kind, Release, Renewal, Row, Session};
-use super::{found, in_order, micros, row_columns, token};
+use super::{found, in_order, micros, token};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::schema;
 use crate::token::FencingToken;
+
+/// The statements, laid out to be read.
+#[rustfmt::skip]
+mod sql {
+use super::super::row_columns;
 
 /// Microseconds since the epoch. `unixepoch('subsec')` would need SQLite 3.42. Read after the write lock was waited for.
 macro_rules! now {
@@ -27,16 +32,9 @@ macro_rules! now {
 }
 
 // ?1 JSON [[name, owner, hold, ttl, holder, label], …]
-const ACQUIRE: &str = concat!(
-    "
+pub(super) const ACQUIRE: &str = concat!("
 INSERT INTO sqlock_lease AS l (name, owner, holds, token, holder, label, acquired_at, expires_at)
-SELECT value ->> 0, value ->> 1, value ->> 2, ",
-    now!(),
-    ", value ->> 4, value ->> 5, ",
-    now!(),
-    ", ",
-    now!(),
-    " + (value ->> 3)
+SELECT value ->> 0, value ->> 1, value ->> 2, ", now!(), ", value ->> 4, value ->> 5, ", now!(), ", ", now!(), " + (value ->> 3)
   FROM json_each(?1)
  WHERE true                                       -- the parser takes ON for a join without it
     ON CONFLICT (name) DO UPDATE
@@ -45,130 +43,76 @@ SELECT value ->> 0, value ->> 1, value ->> 2, ",
        acquired_at = excluded.acquired_at, expires_at = excluded.expires_at
  WHERE l.holds = '' OR l.expires_at <= excluded.acquired_at
     OR l.holds = excluded.holds                   -- our own, sent again because the reply was lost
-RETURNING name, token"
-);
+RETURNING name, token");
 
 // ?1 JSON [[name, owner, hold, ttl], …]
-const JOIN: &str = concat!(
-    "
+pub(super) const JOIN: &str = concat!("
 UPDATE sqlock_lease AS l
    SET holds = CASE WHEN instr(l.holds, c.value ->> 2) > 0 THEN l.holds ELSE l.holds || (c.value ->> 2) END,
-       expires_at = max(l.expires_at, ",
-    now!(),
-    " + (c.value ->> 3))
+       expires_at = max(l.expires_at, ", now!(), " + (c.value ->> 3))
   FROM json_each(?1) AS c
  WHERE l.name = c.value ->> 0 AND l.owner = c.value ->> 1
-   AND l.holds NOT IN ('', '-') AND l.expires_at > ",
-    now!(),
-    "
-RETURNING name, token"
-);
+   AND l.holds NOT IN ('', '-') AND l.expires_at > ", now!(), "
+RETURNING name, token");
 
 // ?1 JSON [[name, owner, hold, token, ttl], …]
-const RENEW: &str = concat!(
-    "
+pub(super) const RENEW: &str = concat!("
 UPDATE sqlock_lease AS l                          -- with other holds of the same owner beside it, the latest expiry counts
    SET expires_at = max(CASE WHEN l.holds = c.value ->> 2 THEN 0 ELSE l.expires_at END, ", now!(), " + (c.value ->> 4))
   FROM json_each(?1) AS c
  WHERE l.name = c.value ->> 0 AND l.owner = c.value ->> 1 AND l.token = c.value ->> 3
    AND instr(l.holds, c.value ->> 2) > 0
-RETURNING name"
-);
+RETURNING name");
 
 // ?1 JSON [[name, owner, hold, token or 0 for any, hold_at_least], …]
-const RELEASE: &str = concat!(
-    "
+pub(super) const RELEASE: &str = concat!("
 UPDATE sqlock_lease AS l
    SET expires_at = CASE WHEN l.holds <> c.value ->> 2 THEN l.expires_at
-                         ELSE max(",
-    now!(),
-    ", min(l.acquired_at, ",
-    now!(),
-    ") + (c.value ->> 4)) END,
-       holds = CASE WHEN l.holds = c.value ->> 2 AND min(l.acquired_at, ",
-    now!(),
-    ") + (c.value ->> 4) > ",
-    now!(),
-    " THEN '-'
+                         ELSE max(", now!(), ", min(l.acquired_at, ", now!(), ") + (c.value ->> 4)) END,
+       holds = CASE WHEN l.holds = c.value ->> 2 AND min(l.acquired_at, ", now!(), ") + (c.value ->> 4) > ", now!(), " THEN '-'
                     ELSE replace(l.holds, c.value ->> 2, '') END
   FROM json_each(?1) AS c
  WHERE l.name = c.value ->> 0 AND l.owner = c.value ->> 1 AND (c.value ->> 3 = 0 OR l.token = c.value ->> 3)
    AND instr(l.holds, c.value ->> 2) > 0
-RETURNING name"
-);
+RETURNING name");
 
 // ?1 JSON [[name, owner, hold, token, owner', hold', ttl', holder', label'], …]
-const HAND_OFF: &str = concat!(
-    "
+pub(super) const HAND_OFF: &str = concat!("
 UPDATE sqlock_lease AS l
    SET owner = c.value ->> 4, holds = c.value ->> 5, holder = c.value ->> 7, label = c.value ->> 8,
-       token = CASE WHEN l.holds = c.value ->> 5 THEN l.token ELSE max(l.token + 1, ",
-    now!(),
-    ") END,
-       acquired_at = ",
-    now!(),
-    ", expires_at = ",
-    now!(),
-    " + (c.value ->> 6)
+       token = CASE WHEN l.holds = c.value ->> 5 THEN l.token ELSE max(l.token + 1, ", now!(), ") END,
+       acquired_at = ", now!(), ", expires_at = ", now!(), " + (c.value ->> 6)
   FROM json_each(?1) AS c
  WHERE l.name = c.value ->> 0
    AND (l.owner = c.value ->> 1 AND l.holds = c.value ->> 2 AND l.token = c.value ->> 3
         OR l.holds = c.value ->> 5)               -- done already, the reply was lost
-RETURNING name, token"
-);
+RETURNING name, token");
 
 // ?1 JSON [name, …]
-const LOOK: &str = concat!(
-    "SELECT ",
-    row_columns!(),
-    ", ",
-    now!(),
-    " AS now
-  FROM sqlock_lease WHERE name IN (SELECT value FROM json_each(?1))"
-);
+pub(super) const LOOK: &str = concat!("SELECT ", row_columns!(), ", ", now!(), " AS now
+  FROM sqlock_lease WHERE name IN (SELECT value FROM json_each(?1))");
 
 // ?1 prefix
-const LIST: &str = concat!(
-    "SELECT ",
-    row_columns!(),
-    ", ",
-    now!(),
-    " AS now
-  FROM sqlock_lease WHERE substr(name, 1, length(?1)) = ?1 AND holds <> '' AND expires_at > ",
-    now!(),
-    " ORDER BY name"
-);
+pub(super) const LIST: &str = concat!("SELECT ", row_columns!(), ", ", now!(), " AS now
+  FROM sqlock_lease WHERE substr(name, 1, length(?1)) = ?1 AND holds <> '' AND expires_at > ", now!(), " ORDER BY name");
 
 // ?1 name, ?2 token
-const EVICT: &str = concat!(
-    "UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ",
-    now!(),
-    "
-  WHERE name = ?1 AND token = ?2 AND holds <> ''"
-);
+pub(super) const EVICT: &str = concat!("UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ", now!(), "
+  WHERE name = ?1 AND token = ?2 AND holds <> ''");
 
 // ?1 retention, ?2 limit. The outer condition repeats the inner one so that the statement is right by itself.
-const SWEEP: &str = concat!(
-    "
+pub(super) const SWEEP: &str = concat!("
 DELETE FROM sqlock_lease
  WHERE name IN (SELECT name FROM sqlock_lease
-                 WHERE expires_at < ",
-    now!(),
-    " - ?1 AND token < ",
-    now!(),
-    " - ?1 LIMIT ?2)
-   AND expires_at < ",
-    now!(),
-    " - ?1 AND token < ",
-    now!(),
-    " - ?1"
-);
+                 WHERE expires_at < ", now!(), " - ?1 AND token < ", now!(), " - ?1 LIMIT ?2)
+   AND expires_at < ", now!(), " - ?1 AND token < ", now!(), " - ?1");
 
 // ?1 name, ?2 owner, ?3 hold, ?4 token. A write: it takes SQLite's only write lock, or finds that the transaction reads
 // from an older snapshot, which SQLite refuses to turn into a writer.
-const FENCE: &str = "
+pub(super) const FENCE: &str = "
 UPDATE sqlock_lease SET token = token
  WHERE name = ?1 AND owner = ?2 AND instr(holds, ?3) > 0 AND token = ?4";
+}
 
 /// The backend on the caller's pool.
 pub(crate) struct SqliteBackend {
@@ -264,14 +208,14 @@ type SqliteQuery<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
 impl Session for SqliteSession {
     fn acquire<'a>(&'a mut self, claims: &'a [Claim]) -> Job<'a, Vec<Option<FencingToken>>> {
         Box::pin(async move {
-            let rows = self.rows(ACQUIRE, claims.iter().map(claim).collect()).await?;
+            let rows = self.rows(sql::ACQUIRE, claims.iter().map(claim).collect()).await?;
             Ok(in_order(claims, |c| &c.name, granted(rows)))
         })
     }
 
     fn join<'a>(&'a mut self, claims: &'a [Claim]) -> Job<'a, Vec<Option<FencingToken>>> {
         Box::pin(async move {
-            let rows = self.rows(JOIN, claims.iter().map(claim).collect()).await?;
+            let rows = self.rows(sql::JOIN, claims.iter().map(claim).collect()).await?;
             Ok(in_order(claims, |c| &c.name, granted(rows)))
         })
     }
@@ -284,7 +228,7 @@ impl Session for SqliteSession {
                     json!([h.name.as_str(), h.owner.to_string(), h.hold.mark(), h.token.get(), micros(*ttl)])
                 })
                 .collect();
-            let rows = self.rows(RENEW, batch).await?;
+            let rows = self.rows(sql::RENEW, batch).await?;
             Ok(found(in_order(renewals, |r| &r.holding.name, named(rows))))
         })
     }
@@ -298,7 +242,7 @@ impl Session for SqliteSession {
                     json!([r.name.as_str(), r.owner.to_string(), r.hold.mark(), token, micros(r.hold_at_least)])
                 })
                 .collect();
-            let rows = self.rows(RELEASE, batch).await?;
+            let rows = self.rows(sql::RELEASE, batch).await?;
             Ok(found(in_order(releases, |r| &r.name, named(rows))))
         })
     }
@@ -321,34 +265,34 @@ impl Session for SqliteSession {
                     ])
                 })
                 .collect();
-            let rows = self.rows(HAND_OFF, batch).await?;
+            let rows = self.rows(sql::HAND_OFF, batch).await?;
             Ok(in_order(hand_offs, |h| &h.from.name, granted(rows)))
         })
     }
 
     fn look<'a>(&'a mut self, names: &'a [LockName]) -> Job<'a, Vec<Row>> {
         Box::pin(async move {
-            let rows = self.rows(LOOK, names.iter().map(|name| json!(name.as_str())).collect()).await?;
+            let rows = self.rows(sql::LOOK, names.iter().map(|name| json!(name.as_str())).collect()).await?;
             Ok(rows.iter().map(row).collect())
         })
     }
 
     fn list<'a>(&'a mut self, prefix: &'a str) -> Job<'a, Vec<Row>> {
         Box::pin(async move {
-            let rows = self.fetch(sqlx::query(LIST).bind(prefix)).await?;
+            let rows = self.fetch(sqlx::query(sql::LIST).bind(prefix)).await?;
             Ok(rows.iter().map(row).collect())
         })
     }
 
     fn evict<'a>(&'a mut self, name: &'a LockName, token: FencingToken) -> Job<'a, bool> {
         Box::pin(async move {
-            let evicted = self.execute(sqlx::query(EVICT).bind(name.as_str()).bind(token.get())).await?;
+            let evicted = self.execute(sqlx::query(sql::EVICT).bind(name.as_str()).bind(token.get())).await?;
             Ok(evicted > 0)
         })
     }
 
     fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64> {
-        Box::pin(self.execute(sqlx::query(SWEEP).bind(micros(retention)).bind(limit)))
+        Box::pin(self.execute(sqlx::query(sql::SWEEP).bind(micros(retention)).bind(limit)))
     }
 
     fn close(self: Box<Self>) -> Job<'static, ()> {
@@ -397,7 +341,7 @@ impl Fence for Sqlite {
         check: &'a Check,
     ) -> Pin<Box<dyn Future<Output = Result<Verdict, sqlx::Error>> + Send + 'a>> {
         Box::pin(async move {
-            let fenced = sqlx::query(FENCE)
+            let fenced = sqlx::query(sql::FENCE)
                 .bind(&check.name)
                 .bind(&check.owner)
                 .bind(&check.mark)

@@ -27,7 +27,7 @@ use crate::pump::{Answer, Reply, Verb};
 /// How much earlier than the database the holder counts its lease as ended: one percent, since the two clocks need not
 /// run at the same rate, and a little for the scheduler.
 pub(crate) fn margin(ttl: Duration) -> Duration {
-    ttl / 100 + Duration::from_millis(10)
+    ttl / 100 + (ttl / 20).min(Duration::from_millis(10))
 }
 
 /// At least so often the keeper compares clocks while anything is held: timers stand still while the machine sleeps.

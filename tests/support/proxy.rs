@@ -1,7 +1,9 @@
-//! A TCP proxy on loopback that misbehaves on demand: what a network does to a connection, at the moment a test chooses.
+//! A TCP proxy on loopback that misbehaves on demand: what a network does to a connection, at the
+//! moment a test chooses.
 //!
-//! It runs on a thread of its own, so that a test that blocks its runtime does not stall it. Each method returns when the
-//! proxy has taken note: whatever is sent after that is treated accordingly, on open connections too.
+//! It runs on a thread of its own, so that a test that blocks its runtime does not stall it. Each
+//! method returns when the proxy has taken note: whatever is sent after that is treated
+//! accordingly, on open connections too.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a test ends where its proxy cannot be had")]
 #![allow(unreachable_pub, reason = "included by several programs")]
@@ -30,7 +32,8 @@ pub enum Direction {
     Both,
 }
 
-/// Stands between clients, who connect to its port, and a server on this machine. Dropping it drops their connections.
+/// Stands between clients, who connect to its port, and a server on this machine. Dropping it drops
+/// their connections.
 pub struct Proxy {
     port: u16,
     open: Arc<AtomicUsize>,
@@ -74,8 +77,9 @@ impl Proxy {
         self.order(Order::Listen);
     }
 
-    /// Swallows whatever goes that way, goodbyes included: as when a cable is pulled, neither side is told. (A client can
-    /// still connect, as that is between it and the proxy; it reaches the server when this ends.)
+    /// Swallows whatever goes that way, goodbyes included: as when a cable is pulled, neither side
+    /// is told. (A client can still connect, as that is between it and the proxy; it reaches the
+    /// server when this ends.)
     pub fn blackhole(&self, direction: Direction) {
         self.fault(move |faults| {
             faults.up.lossy = direction != Direction::Down;
@@ -99,8 +103,9 @@ impl Proxy {
         });
     }
 
-    /// Waits for a client to send something and for the first reply on its connection: loses that reply and resets the
-    /// connection. So the server has done what it was asked, and the client cannot know.
+    /// Waits for a client to send something and for the first reply on its connection: loses that
+    /// reply and resets the connection. So the server has done what it was asked, and the client
+    /// cannot know.
     ///
     /// Strikes one connection, the first it can; [`Proxy::pass`] calls it off.
     pub fn cut_next_reply(&self) -> CutWatch {
@@ -109,7 +114,8 @@ impl Proxy {
         CutWatch(watch)
     }
 
-    /// Resets every connection and refuses new ones, until [`Proxy::pass`]: as if the server were down.
+    /// Resets every connection and refuses new ones, until [`Proxy::pass`]: as if the server were
+    /// down.
     pub fn refuse(&self) {
         self.order(Order::Refuse);
     }
@@ -259,7 +265,8 @@ impl Hub {
     }
 }
 
-/// A socket on that port (0: any) of the loopback interface; several may be bound as long as one listens.
+/// A socket on that port (0: any) of the loopback interface; several may be bound as long as one
+/// listens.
 fn bind(port: u16) -> io::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
@@ -313,8 +320,8 @@ impl Connection {
         Connection { upstream, faults, born, asked: RefCell::default() }
     }
 
-    /// Ends when both sides are done, or one broke off, or the proxy was told to reset all connections; the latter two are
-    /// what both sides are then told (RST).
+    /// Ends when both sides are done, or one broke off, or the proxy was told to reset all
+    /// connections; the latter two are what both sides are then told (RST).
     async fn serve(self, mut client: TcpStream) {
         let Some(Ok(mut server)) = self.unless_reset(self.dial()).await else {
             break_off(&client);
@@ -351,7 +358,8 @@ impl Connection {
         }
     }
 
-    /// Carries one direction. Reading goes on while what was read is held back: a slow network, not a narrow one.
+    /// Carries one direction. Reading goes on while what was read is held back: a slow network, not
+    /// a narrow one.
     async fn pipe(&self, mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, way: Direction) -> io::Result<()> {
         let (queue, mut arrivals) = mpsc::channel(1024);
         let read = async move {
@@ -387,7 +395,8 @@ impl Connection {
                     }
                     continue;
                 }
-                // Unlike bytes a goodbye is not lost: the other side hears of it when it can be reached.
+                // Unlike bytes a goodbye is not lost: the other side hears of it when it can be
+                // reached.
                 self.reachable(way).await;
                 if let Arrival::Break = arrival {
                     return Err(io::ErrorKind::ConnectionReset.into());

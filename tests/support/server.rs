@@ -1,9 +1,10 @@
-//! Throwaway database servers: real PostgreSQL, MariaDB and MySQL processes on loopback ports, each in a directory of its
-//! own, for tests that may kill, stop and mislead them.
+//! Throwaway database servers: real PostgreSQL, MariaDB and MySQL processes on loopback ports, each
+//! in a directory of its own, for tests that may kill, stop and mislead them.
 //!
-//! `scripts/servers` says where the programs are (its output has to be in the environment). No server outlives the process
-//! that started it, not even one that was ended by `kill -9`: the kernel kills the servers then (the parent death signal),
-//! and the next start sweeps up their directories.
+//! `scripts/servers` says where the programs are (its output has to be in the environment). No
+//! server outlives the process that started it, not even one that was ended by `kill -9`: the
+//! kernel kills the servers then (the parent death signal), and the next start sweeps up their
+//! directories.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a test ends where its server cannot be had")]
 #![allow(unreachable_pub, reason = "included by several programs")]
@@ -25,7 +26,8 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tempfile::TempDir;
 
-/// The user a server runs as when the tests run as root, which PostgreSQL refuses: `nobody`, on every Linux.
+/// The user a server runs as when the tests run as root, which PostgreSQL refuses: `nobody`, on
+/// every Linux.
 const NOBODY: u32 = 65534;
 
 /// Where servers keep their files: not `$TMPDIR`, which may be closed to the unprivileged user.
@@ -48,11 +50,13 @@ pub enum Kind {
 /// What a server is started with; the default is fast rather than durable, and on time.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Write through to the disk on commit. Without it commits still survive `kill`, only not a power failure.
+    /// Write through to the disk on commit. Without it commits still survive `kill`, only not a
+    /// power failure.
     pub durable: bool,
     /// Let [`Server::jump_clock`] set the server's clock. Reading the time is slow then.
     pub faketime: bool,
-    /// More server settings: `name=value` for PostgreSQL, `--name=value` for the others. They override those made here.
+    /// More server settings: `name=value` for PostgreSQL, `--name=value` for the others. They
+    /// override those made here.
     pub settings: Vec<String>,
 }
 
@@ -97,20 +101,23 @@ impl Server {
         &self.version
     }
 
-    /// Ends every process of the server at one moment, as a crash does, and returns when all are gone. The files stay.
+    /// Ends every process of the server at one moment, as a crash does, and returns when all are
+    /// gone. The files stay.
     pub fn kill(&mut self) {
         if let Some(process) = self.process.take() {
             process.kill();
         }
     }
 
-    /// Starts the server again after [`Server::kill`] (which it does first if need be): same port, same files.
+    /// Starts the server again after [`Server::kill`] (which it does first if need be): same port,
+    /// same files.
     pub fn restart(&mut self) {
         self.kill();
         self.launch();
     }
 
-    /// Stops every process of the server without ending it. The kernel goes on accepting connections in its name.
+    /// Stops every process of the server without ending it. The kernel goes on accepting
+    /// connections in its name.
     pub fn pause(&self) {
         freeze(self.running().pid());
     }
@@ -120,8 +127,9 @@ impl Server {
         thaw(&freeze(self.running().pid()));
     }
 
-    /// The server's clock is ahead of (or behind) the real one by this much from now on. Only wall-clock time moves, as
-    /// when somebody sets the clock: time-outs that are measured with the monotonic clock do not notice.
+    /// The server's clock is ahead of (or behind) the real one by this much from now on. Only
+    /// wall-clock time moves, as when somebody sets the clock: time-outs that are measured with the
+    /// monotonic clock do not notice.
     pub fn jump_clock(&self, seconds: i64) {
         assert!(self.options.faketime, "this server was not started with Options {{ faketime: true, .. }}");
         set_clock(self.dir.path(), seconds);
@@ -167,7 +175,8 @@ impl Server {
             Kind::MariaDb | Kind::MySql => process.await_greeting(|| greet_mysql(port)),
         };
         if self.options.faketime {
-            // libfaketime's shared memory, which a killed server would leave behind. The server has it open.
+            // libfaketime's shared memory, which a killed server would leave behind. The server has
+            // it open.
             let pid = process.pid();
             for name in [format!("faketime_shm_{pid}"), format!("sem.faketime_sem_{pid}")] {
                 let _ = fs::remove_file(Path::new("/dev/shm").join(name));
@@ -187,8 +196,8 @@ impl Drop for Server {
     }
 }
 
-/// PgBouncer in transaction mode in front of a PostgreSQL server: consecutive transactions of one client may run on
-/// different server connections, and clients share them.
+/// PgBouncer in transaction mode in front of a PostgreSQL server: consecutive transactions of one
+/// client may run on different server connections, and clients share them.
 pub struct PgBouncer {
     process: Option<Process>,
     _dir: TempDir,
@@ -261,8 +270,8 @@ pub fn sweep() {
     }
 }
 
-/// Sends a signal to a process and all its descendants at one moment, so that none sees the end of another before it gets
-/// its own.
+/// Sends a signal to a process and all its descendants at one moment, so that none sees the end of
+/// another before it gets its own.
 pub fn signal_tree(root: Pid, signal: Signal) {
     let all = freeze(root);
     for &pid in &all {
@@ -358,8 +367,8 @@ fn mysql_installation(kind: Kind) -> Vec<String> {
     arguments
 }
 
-/// Puts a fresh database into `dir/data`: a copy, as making one takes seconds. The original is made by whoever comes first
-/// and kept beside the downloaded servers.
+/// Puts a fresh database into `dir/data`: a copy, as making one takes seconds. The original is made
+/// by whoever comes first and kept beside the downloaded servers.
 fn fill_from_template(kind: Kind, dir: &Path) {
     let program = kind.program();
     let about = fs::metadata(&program).unwrap_or_else(|e| panic!("no server program {}: {e}", program.display()));
@@ -367,7 +376,8 @@ fn fill_from_template(kind: Kind, dir: &Path) {
     // One for each build of the server; the number is for changes made here.
     let template = place.join(format!("{kind:?}-{}-{}-{}-1", about.mtime(), about.size(), geteuid().as_raw()));
 
-    // Two threads of a process need not both make one; two processes may: the slower one's is thrown away.
+    // Two threads of a process need not both make one; two processes may: the slower one's is
+    // thrown away.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     if !template.exists() {
@@ -454,8 +464,8 @@ fn create_database(kind: Kind, dir: &Path) {
     }
 }
 
-/// A command that will run without root's rights and end with this process, with its output in `dir/log`. The environment
-/// is for the program alone and not for those that start it.
+/// A command that will run without root's rights and end with this process, with its output in
+/// `dir/log`. The environment is for the program alone and not for those that start it.
 fn unprivileged(environment: impl IntoIterator<Item = String>, program: &Path, dir: &Path) -> Command {
     let log =
         OpenOptions::new().create(true).append(true).open(dir.join("log")).expect("the directory is ours to write");
@@ -472,6 +482,7 @@ fn unprivileged(environment: impl IntoIterator<Item = String>, program: &Path, d
         .env_clear() // variables of the caller such as PGPORT or MYSQL_HOME are not meant for this server
         .env("PATH", env::var_os("PATH").unwrap_or_default())
         .env("HOME", dir)
+        .env("TMPDIR", dir) // MariaDB when starting deletes what others have in a shared one
         .env("LC_ALL", "C")
         .stdin(Stdio::null())
         .stdout(log.try_clone().expect("a file handle can be duplicated"))
@@ -480,8 +491,9 @@ fn unprivileged(environment: impl IntoIterator<Item = String>, program: &Path, d
     command
 }
 
-/// Starts a child of this process, rather than of this thread. The kernel sends the parent death signal when the *thread*
-/// that started the child ends, so all are started by one that ends with the process.
+/// Starts a child of this process, rather than of this thread. The kernel sends the parent death
+/// signal when the *thread* that started the child ends, so all are started by one that ends with
+/// the process.
 fn spawn(command: Command) -> io::Result<Child> {
     type Job = (Command, mpsc::Sender<io::Result<Child>>);
     static STARTER: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
@@ -539,7 +551,7 @@ impl Process {
         let log = fs::read(&self.log).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
         let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(20)..].join("\n")
+        lines[lines.len().saturating_sub(40)..].join("\n")
     }
 
     /// Kills all its processes at one moment and waits until they are gone.
@@ -565,8 +577,8 @@ impl Process {
     }
 }
 
-/// Stops a process and its descendants, and returns them. A stop signal takes effect a little later, and until then a
-/// process may start more: so this goes on until all are seen stopped.
+/// Stops a process and its descendants, and returns them. A stop signal takes effect a little
+/// later, and until then a process may start more: so this goes on until all are seen stopped.
 fn freeze(root: Pid) -> Vec<Pid> {
     let mut all = Vec::new();
     await_true("processes to stop", || {
@@ -600,7 +612,8 @@ fn await_true(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A process, if it lives, and its descendants, parents first, with the letter the kernel has for their state.
+/// A process, if it lives, and its descendants, parents first, with the letter the kernel has for
+/// their state.
 fn family(root: Pid) -> Vec<(Pid, char)> {
     let all = processes();
     let mut found: Vec<(Pid, char)> = all
@@ -651,7 +664,8 @@ fn greet_mysql(port: u16) -> io::Result<String> {
     Ok(version.strip_prefix("5.5.5-").unwrap_or(&version).to_owned())
 }
 
-/// Logs in, until PostgreSQL (or PgBouncer) is ready for a query, and returns the version it reports.
+/// Logs in, until PostgreSQL (or PgBouncer) is ready for a query, and returns the version it
+/// reports.
 fn greet_postgres(port: u16) -> io::Result<String> {
     let mut stream = connect(port)?;
     let parameters = b"\0\x03\0\0user\0postgres\0database\0postgres\0\0"; // protocol 3.0
@@ -680,7 +694,8 @@ fn greet_postgres(port: u16) -> io::Result<String> {
     Ok(version)
 }
 
-/// A server that is only just starting may accept a connection and not answer: hence the short time-outs.
+/// A server that is only just starting may accept a connection and not answer: hence the short
+/// time-outs.
 fn connect(port: u16) -> io::Result<TcpStream> {
     let limit = Duration::from_secs(1);
     let stream = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), limit)?;
@@ -694,7 +709,8 @@ fn strings(message: &[u8]) -> impl Iterator<Item = String> {
     message.split(|&byte| byte == 0).map(|part| String::from_utf8_lossy(part).into_owned())
 }
 
-/// Replaces the file libfaketime reads whenever the server asks for the time; by renaming, so that it is never half there.
+/// Replaces the file libfaketime reads whenever the server asks for the time; by renaming, so that
+/// it is never half there.
 fn set_clock(dir: &Path, ahead: i64) {
     let file = dir.join("clock.new");
     fs::write(&file, format!("{ahead:+}\n")).expect("the server's directory is ours to write");
@@ -702,10 +718,11 @@ fn set_clock(dir: &Path, ahead: i64) {
     fs::rename(&file, dir.join("clock")).expect("the server's directory is ours to write");
 }
 
-/// A port no other process that runs servers from here uses, whether a server is listening on it just now or not.
+/// A port no other process that runs servers from here uses, whether a server is listening on it
+/// just now or not.
 ///
-/// The reservation is a Unix socket of that name in the abstract namespace: one process can have it, and the kernel takes it
-/// back when that process ends in whatever way.
+/// The reservation is a Unix socket of that name in the abstract namespace: one process can have
+/// it, and the kernel takes it back when that process ends in whatever way.
 struct Port(u16, #[allow(dead_code, reason = "held, never used")] UnixListener);
 
 impl Port {

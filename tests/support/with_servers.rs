@@ -1,7 +1,9 @@
-//! Runs a command with a throwaway database server of each kind: `with_servers [--durable] [--only KIND,KIND] [--] COMMAND`.
+//! Runs a command with a throwaway database server of each kind: `with_servers [--durable] [--only
+//! KIND,KIND] [--] COMMAND`.
 //!
-//! The command finds them in `SQLOCK_TEST_POSTGRES_URL`, `SQLOCK_TEST_MYSQL_URL` and `SQLOCK_TEST_MARIADB_URL`. Where such a
-//! variable is set already the database it names is used, and none is started.
+//! The command finds them in `SQLOCK_TEST_POSTGRES_URL`, `SQLOCK_TEST_MYSQL_URL` and
+//! `SQLOCK_TEST_MARIADB_URL`. Where such a variable is set already the database it names is used,
+//! and none is started.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a program for tests")]
 
@@ -122,8 +124,9 @@ fn signals() -> mpsc::UnboundedReceiver<Signal> {
     receiver
 }
 
-/// Waits for the command to end, and passes signals on to all its descendants: cargo, for one, does not pass them on to the
-/// tests it runs. (From a terminal they get Ctrl-C twice, which hurts none.)
+/// Waits for the command to end, and passes signals on to all its descendants: cargo, for one, does
+/// not pass them on to the tests it runs. (From a terminal they get Ctrl-C twice, which hurts
+/// none.)
 async fn wait(mut child: Child, mut signals: mpsc::UnboundedReceiver<Signal>) -> i32 {
     let pid = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed())).expect("a child not waited for has an id");
     let mut received = None;
@@ -146,7 +149,8 @@ fn code(status: ExitStatus) -> i32 {
     status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1)
 }
 
-/// To stderr if somebody still reads it: a broken pipe must not keep the servers from being stopped.
+/// To stderr if somebody still reads it: a broken pipe must not keep the servers from being
+/// stopped.
 fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
