@@ -31,28 +31,33 @@ macro_rules! now {
 }
 
 // $1 name, $2 owner, $3 hold, $4 holder, $5 label, $6 ttl.
-// The row is locked first and written second, so that the clock is read when nothing is waited for any more. SKIP LOCKED
-// meets two locks: another client about to take the same name, and the fence of the last holder's open transaction.
+// The rows are locked first and written second, so that the clock is read when nothing is waited for any more. SKIP LOCKED
+// meets two locks: another client about to take the same name, and the fence of somebody's open transaction.
 pub(super) const ACQUIRE: &str = concat!("
 WITH free AS MATERIALIZED (
-    SELECT name FROM sqlock_lease
-     WHERE name = $1
-       AND (holds = '' OR expires_at <= ", now!(), "
-            OR holds = $3)                        -- our own, sent again because the reply was lost
-       FOR UPDATE SKIP LOCKED)
+    SELECT l.name, CASE WHEN l.holds = $3 THEN l.token ELSE greatest(l.token + 1, f.token + 1, ", now!(), ") END AS token
+      FROM sqlock_fence AS f JOIN sqlock_lease AS l ON l.name = f.name
+     WHERE f.name = $1
+       AND (l.holds = '' OR l.expires_at <= ", now!(), "
+            OR l.holds = $3)                      -- our own, sent again because the reply was lost
+       FOR UPDATE SKIP LOCKED),
+fence AS (
+    UPDATE sqlock_fence AS f SET token = free.token FROM free WHERE f.name = free.name)
 UPDATE sqlock_lease AS l
-   SET owner = $2, holds = $3, holder = $4, label = $5,
-       token = CASE WHEN l.holds = $3 THEN l.token ELSE greatest(l.token + 1, ", now!(), ") END,
+   SET owner = $2, holds = $3, holder = $4, label = $5, token = free.token,
        acquired_at = ", now!(), ", expires_at = ", now!(), " + $6
   FROM free
  WHERE l.name = free.name
 RETURNING l.name, l.token");
 
-// As above; only for names that have no row yet. DO NOTHING writes nothing, not even a transaction id, when there is one.
+// As above; only for names that have no rows yet. DO NOTHING writes nothing, not even a transaction id, when there are.
 pub(super) const CREATE: &str = concat!("
+WITH fence AS (
+    INSERT INTO sqlock_fence (name, token) VALUES ($1, ", now!(), ")
+        ON CONFLICT (name) DO NOTHING
+    RETURNING name, token)
 INSERT INTO sqlock_lease (name, owner, holds, holder, label, token, acquired_at, expires_at)
-VALUES ($1, $2, $3, $4, $5, ", now!(), ", ", now!(), ", ", now!(), " + $6)
-    ON CONFLICT (name) DO NOTHING
+SELECT name, $2, $3, $4, $5, token, ", now!(), ", ", now!(), " + $6 FROM fence
 RETURNING name, token");
 
 pub(super) const ACQUIRE_MANY: &str = concat!("
@@ -60,40 +65,41 @@ WITH claim AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[])
                   AS c (name, owner, hold, holder, label, ttl)),
 free AS MATERIALIZED (
-    SELECT l.name FROM claim JOIN sqlock_lease AS l ON l.name = claim.name
+    SELECT l.name, claim.owner, claim.hold, claim.holder, claim.label, claim.ttl,
+           CASE WHEN l.holds = claim.hold THEN l.token ELSE greatest(l.token + 1, f.token + 1, ", now!(), ") END AS token
+      FROM claim JOIN sqlock_fence AS f ON f.name = claim.name JOIN sqlock_lease AS l ON l.name = claim.name
      WHERE l.holds = '' OR l.expires_at <= ", now!(), " OR l.holds = claim.hold
-     ORDER BY l.name
-       FOR UPDATE OF l SKIP LOCKED)
+       FOR UPDATE OF f, l SKIP LOCKED),
+fence AS (
+    UPDATE sqlock_fence AS f SET token = free.token FROM free WHERE f.name = free.name)
 UPDATE sqlock_lease AS l
-   SET owner = claim.owner, holds = claim.hold, holder = claim.holder, label = claim.label,
-       token = CASE WHEN l.holds = claim.hold THEN l.token ELSE greatest(l.token + 1, ", now!(), ") END,
-       acquired_at = ", now!(), ", expires_at = ", now!(), " + claim.ttl
-  FROM free JOIN claim ON claim.name = free.name
+   SET owner = free.owner, holds = free.hold, holder = free.holder, label = free.label, token = free.token,
+       acquired_at = ", now!(), ", expires_at = ", now!(), " + free.ttl
+  FROM free
  WHERE l.name = free.name
 RETURNING l.name, l.token");
 
 // In order of names, so that two clients that create the same names wait for each other in one direction only.
 pub(super) const CREATE_MANY: &str = concat!("
+WITH claim AS MATERIALIZED (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[])
+                  AS c (name, owner, hold, holder, label, ttl)),
+fence AS (
+    INSERT INTO sqlock_fence (name, token) SELECT name, ", now!(), " FROM claim ORDER BY name
+        ON CONFLICT (name) DO NOTHING
+    RETURNING name, token)
 INSERT INTO sqlock_lease (name, owner, holds, holder, label, token, acquired_at, expires_at)
-SELECT name, owner, hold, holder, label, ", now!(), ", ", now!(), ", ", now!(), " + ttl
-  FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[])
-       AS c (name, owner, hold, holder, label, ttl)
- ORDER BY name
-    ON CONFLICT (name) DO NOTHING
+SELECT fence.name, owner, hold, holder, label, fence.token, ", now!(), ", ", now!(), " + ttl
+  FROM fence JOIN claim ON claim.name = fence.name
 RETURNING name, token");
 
-// $1 name, $2 owner, $3 hold, $4 ttl. NO KEY UPDATE: the owner's own fence does not stop it.
+// $1 name, $2 owner, $3 hold, $4 ttl.
 pub(super) const JOIN: &str = concat!("
-WITH mine AS MATERIALIZED (
-    SELECT name FROM sqlock_lease
-     WHERE name = $1 AND owner = $2 AND holds NOT IN ('', '-') AND expires_at > ", now!(), "
-       FOR NO KEY UPDATE SKIP LOCKED)
-UPDATE sqlock_lease AS l
-   SET holds = CASE WHEN position($3 IN l.holds) > 0 THEN l.holds ELSE l.holds || $3 END,
-       expires_at = greatest(l.expires_at, ", now!(), " + $4)
-  FROM mine
- WHERE l.name = mine.name
-RETURNING l.token");
+UPDATE sqlock_lease
+   SET holds = CASE WHEN position($3 IN holds) > 0 THEN holds ELSE holds || $3 END,
+       expires_at = greatest(expires_at, ", now!(), " + $4)
+ WHERE name = $1 AND owner = $2 AND holds NOT IN ('', '-') AND expires_at > ", now!(), "
+RETURNING name, token");
 
 // $1 name, $2 owner, $3 hold, $4 token, $5 ttl. With other holds of the same owner beside it, the latest expiry counts.
 pub(super) const RENEW: &str = concat!("
@@ -135,14 +141,16 @@ RETURNING l.name");
 // $1 name, $2 owner, $3 hold, $4 token; the next holder: $5 owner, $6 hold, $7 holder, $8 label, $9 ttl.
 pub(super) const HAND_OFF: &str = concat!("
 WITH mine AS MATERIALIZED (
-    SELECT name FROM sqlock_lease
-     WHERE name = $1
-       AND (owner = $2 AND holds = $3 AND token = $4
-            OR holds = $6)                        -- done already, the reply was lost
-       FOR UPDATE SKIP LOCKED)
+    SELECT l.name, CASE WHEN l.holds = $6 THEN l.token ELSE greatest(l.token + 1, f.token + 1, ", now!(), ") END AS token
+      FROM sqlock_fence AS f JOIN sqlock_lease AS l ON l.name = f.name
+     WHERE f.name = $1
+       AND (l.owner = $2 AND l.holds = $3 AND l.token = $4
+            OR l.holds = $6)                      -- done already, the reply was lost
+       FOR UPDATE SKIP LOCKED),
+fence AS (
+    UPDATE sqlock_fence AS f SET token = mine.token FROM mine WHERE f.name = mine.name)
 UPDATE sqlock_lease AS l
-   SET owner = $5, holds = $6, holder = $7, label = $8,
-       token = CASE WHEN l.holds = $6 THEN l.token ELSE greatest(l.token + 1, ", now!(), ") END,
+   SET owner = $5, holds = $6, holder = $7, label = $8, token = mine.token,
        acquired_at = ", now!(), ", expires_at = ", now!(), " + $9
   FROM mine
  WHERE l.name = mine.name
@@ -155,45 +163,60 @@ WITH pass AS MATERIALIZED (
                          $5::text[], $6::text[], $7::text[], $8::text[], $9::bigint[])
                   AS p (name, owner, hold, token, next_owner, next_hold, holder, label, ttl)),
 mine AS MATERIALIZED (
-    SELECT l.name FROM pass AS p JOIN sqlock_lease AS l ON l.name = p.name
+    SELECT l.name, p.next_owner, p.next_hold, p.holder, p.label, p.ttl,
+           CASE WHEN l.holds = p.next_hold THEN l.token ELSE greatest(l.token + 1, f.token + 1, ", now!(), ") END AS token
+      FROM pass AS p JOIN sqlock_fence AS f ON f.name = p.name JOIN sqlock_lease AS l ON l.name = p.name
      WHERE l.owner = p.owner AND l.holds = p.hold AND l.token = p.token OR l.holds = p.next_hold
-     ORDER BY l.name
-       FOR UPDATE OF l SKIP LOCKED)
+       FOR UPDATE OF f, l SKIP LOCKED),
+fence AS (
+    UPDATE sqlock_fence AS f SET token = mine.token FROM mine WHERE f.name = mine.name)
 UPDATE sqlock_lease AS l
-   SET owner = p.next_owner, holds = p.next_hold, holder = p.holder, label = p.label,
-       token = CASE WHEN l.holds = p.next_hold THEN l.token ELSE greatest(l.token + 1, ", now!(), ") END,
-       acquired_at = ", now!(), ", expires_at = ", now!(), " + p.ttl
-  FROM mine JOIN pass AS p ON p.name = mine.name
+   SET owner = mine.next_owner, holds = mine.next_hold, holder = mine.holder, label = mine.label, token = mine.token,
+       acquired_at = ", now!(), ", expires_at = ", now!(), " + mine.ttl
+  FROM mine
  WHERE l.name = mine.name
 RETURNING l.name, l.token");
 
 // $1 names
-pub(super) const LOOK: &str = concat!("SELECT ", row_columns!(), ", ", now!(), " FROM sqlock_lease WHERE name = ANY($1)");
+pub(super) const LOOK: &str = concat!("
+SELECT ", row_columns!(), ", ", now!(), " FROM sqlock_lease WHERE name = ANY($1)");
 
 // $1 prefix
-pub(super) const LIST: &str = concat!("SELECT ", row_columns!(), ", ", now!(), " FROM sqlock_lease
-  WHERE starts_with(name, $1) AND holds <> '' AND expires_at > ", now!(), " ORDER BY name");
+pub(super) const LIST: &str = concat!("
+SELECT ", row_columns!(), ", ", now!(), " FROM sqlock_lease
+ WHERE starts_with(name, $1) AND holds <> '' AND expires_at > ", now!(), " ORDER BY name");
 
-// $1 name, $2 token
-pub(super) const EVICT: &str = concat!("UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ", now!(), "
-  WHERE name = $1 AND token = $2 AND holds <> ''");
+// $1 name, $2 token. The evicted holder's next fence fails; one that is open now ends in peace.
+pub(super) const EVICT: &str = concat!("
+WITH evicted AS (
+    UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ", now!(), "
+     WHERE name = $1 AND token = $2 AND holds <> ''
+    RETURNING name),
+unfenced AS MATERIALIZED (
+    SELECT name FROM sqlock_fence WHERE name = $1 AND token = $2 FOR UPDATE SKIP LOCKED),
+fence AS (
+    UPDATE sqlock_fence AS f SET token = f.token + 1 FROM unfenced AS u, evicted AS e WHERE f.name = u.name)
+SELECT name FROM evicted");
 
-// $1 retention, $2 limit. The outer condition is repeated: without it a row that was taken while the sweep waited for
-// it would be deleted alive, since the inner SELECT is not run again.
+// $1 retention, $2 limit. FOR UPDATE checks the condition again once it has the rows, and from then on nobody changes
+// them: a row that was taken in between is not deleted.
 pub(super) const SWEEP: &str = concat!("
-DELETE FROM sqlock_lease
- WHERE name IN (SELECT name FROM sqlock_lease
-                 WHERE expires_at < ", now!(), " - $1 AND token < ", now!(), " - $1
-                 LIMIT $2 FOR UPDATE SKIP LOCKED)
-   AND expires_at < ", now!(), " - $1 AND token < ", now!(), " - $1");
+WITH stale AS MATERIALIZED (
+    SELECT l.name FROM sqlock_lease AS l JOIN sqlock_fence AS f ON f.name = l.name
+     WHERE l.expires_at < ", now!(), " - $1 AND l.token < ", now!(), " - $1
+     LIMIT $2 FOR UPDATE SKIP LOCKED),
+fence AS (
+    DELETE FROM sqlock_fence AS f USING stale WHERE f.name = stale.name)
+DELETE FROM sqlock_lease AS l USING stale WHERE l.name = stale.name");
 
-// $1 name, $2 owner, $3 hold, $4 token. A takeover changes the token, which is part of a unique key, and must wait for
-// this lock; a renewal changes no key and passes.
+// $1 name, $2 owner, $3 hold. FOR SHARE keeps the row until the transaction ends: a takeover skips it, other fences of
+// the same holding share it. The token comes from the row as it is once it is locked.
 // https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS
 pub(super) const FENCE: &str = "
-SELECT 1 FROM sqlock_lease
- WHERE name = $1 AND owner = $2 AND position($3 IN holds) > 0 AND token = $4
-   FOR KEY SHARE";
+SELECT f.token, l.owner = $2 AND position($3 IN l.holds) > 0
+  FROM sqlock_fence AS f JOIN sqlock_lease AS l ON l.name = f.name
+ WHERE f.name = $1
+   FOR SHARE OF f";
 }
 
 /// The backend on connections made like those of the caller's pool.
@@ -349,7 +372,7 @@ impl Session for PostgresSession {
                     .bind(c.hold.mark())
                     .bind(micros(c.ttl));
                 let row = self.rows(query).await?;
-                joined.push(row.first().and_then(|row| token(row.get(0))));
+                joined.push(granted(row).next().map(|(_, token)| token));
             }
             Ok(joined)
         })
@@ -443,8 +466,8 @@ impl Session for PostgresSession {
 
     fn evict<'a>(&'a mut self, name: &'a LockName, token: FencingToken) -> Job<'a, bool> {
         Box::pin(async move {
-            let query = sqlx::query(sql::EVICT).bind(name.as_str()).bind(token.get());
-            Ok(self.execute(query).await? > 0)
+            let evicted = self.rows(sqlx::query(sql::EVICT).bind(name.as_str()).bind(token.get())).await?;
+            Ok(!evicted.is_empty())
         })
     }
 
@@ -485,19 +508,25 @@ impl Fence for Postgres {
         check: &'a Check,
     ) -> Pin<Box<dyn Future<Output = Result<Verdict, sqlx::Error>> + Send + 'a>> {
         Box::pin(async move {
-            let held = sqlx::query(sql::FENCE)
+            let row = sqlx::query_as::<_, (i64, bool)>(sql::FENCE)
                 .bind(&check.name)
                 .bind(&check.owner)
                 .bind(&check.mark)
-                .bind(check.token)
-                .fetch_optional(conn)
+                .fetch_optional(&mut *conn)
                 .await;
-            match held {
-                Ok(Some(_)) => Ok(Verdict::Fenced),
-                Ok(None) => Ok(Verdict::Superseded),
+            match row {
+                Ok(Some((token, held))) if token == check.token && held => Ok(Verdict::Fenced),
+                Ok(Some(_)) => Ok(Verdict::Superseded),
                 // The row changed after the snapshot of a REPEATABLE READ or SERIALIZABLE transaction was taken.
                 Err(sqlx::Error::Database(e)) if e.code().as_deref() == Some("40001") => Ok(Verdict::StaleSnapshot),
                 Err(error) => Err(error),
+                // No row at all: purged, unless the snapshot is older than the row.
+                Ok(None) => {
+                    let isolation: String =
+                        sqlx::query_scalar("SELECT current_setting('transaction_isolation')").fetch_one(conn).await?;
+                    let sees_the_present = matches!(&*isolation, "read committed" | "read uncommitted");
+                    Ok(if sees_the_present { Verdict::Superseded } else { Verdict::StaleSnapshot })
+                }
             }
         })
     }
