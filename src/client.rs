@@ -87,9 +87,9 @@ impl Client {
     }
 
     /// A holder gives its hold back.
-    pub(crate) fn leave(self: &Arc<Self>, tenure: &Tenure, verdict: Option<oneshot::Sender<Result<()>>>, intact: bool) {
+    pub(crate) fn leave(self: &Arc<Self>, tenure: &Tenure, verdict: Option<oneshot::Sender<Result<()>>>) {
         let departure = Departure { verdict, holding: tenure.holding.clone(), deadline: tenure.deadline() };
-        let errands = self.room().leave(departure, tenure.unserved(), intact);
+        let errands = self.room().leave(departure, tenure.unserved());
         self.run(errands);
     }
 
@@ -139,7 +139,7 @@ impl Client {
         for tenure in self.keeper.tenures() {
             if tenure.lose(LossCause::Shutdown) {
                 let (verdict, receiver) = oneshot::channel();
-                self.leave(&tenure, Some(verdict), true);
+                self.leave(&tenure, Some(verdict));
                 returned.push(receiver);
             }
         }

@@ -489,7 +489,7 @@ impl Lease {
         match self.tenure.give_back() {
             Ok(()) => {
                 self.client.keeper.let_go(self.holding().hold);
-                self.client.leave(&self.tenure, Some(verdict), true);
+                self.client.leave(&self.tenure, Some(verdict));
                 answer.await.unwrap_or(Err(Error::Closed))
             }
             Err(Fate::Lost(cause)) => Err(self.loss(cause)),
@@ -541,7 +541,7 @@ impl Drop for Lease {
         match self.tenure.give_back() {
             Ok(()) => {
                 self.client.keeper.let_go(self.holding().hold);
-                self.client.leave(&self.tenure, None, true);
+                self.client.leave(&self.tenure, None);
             }
             // Shutdown has given it back, or its holder has.
             Err(Fate::Returned | Fate::Lost(LossCause::Shutdown)) => {}

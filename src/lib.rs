@@ -1,5 +1,74 @@
 //! Distributed locks, leases and fenced transactions on the SQL database you already run: PostgreSQL, MySQL, MariaDB, and
 //! SQLite as the embedded default.
+//!
+//! Several instances of an application share one database and must not do the same thing twice. A *lease* is a row there,
+//! with an owner and an expiry: taken in one statement, renewed in the background, free again when its holder gives it
+//! back or dies. A *fence* makes a transaction commit only while the lease is held. No other server is needed.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! # #[cfg(feature = "sqlite")]
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let pool = sqlx::SqlitePool::connect("sqlite://app.db?mode=rwc").await?;    // or PgPool, MySqlPool
+//! let locks = sqlock::Locks::new(pool.clone());
+//! locks.migrate().await?;
+//!
+//! let lease = locks.lease("invoice/42").wait(Duration::from_secs(5)).acquire().await?;
+//! let mut tx = pool.begin().await?;
+//! lease.fence(&mut tx).await?;                // this transaction commits only while the lease is ours
+//! sqlx::query("UPDATE invoice SET sent = 1 WHERE id = 42").execute(&mut *tx).await?;
+//! tx.commit().await?;
+//! lease.release().await?;                     // Ok: it was ours to the end
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Which call?
+//!
+//! | you want | call |
+//! |---|---|
+//! | to wait for your turn, for some time or for as long as it takes | [`LeaseRequest::acquire`], with [`wait`](LeaseRequest::wait) |
+//! | to do it only if nobody else is at it (a nightly job) | [`LeaseRequest::try_acquire`], with [`hold_at_least`](LeaseRequest::hold_at_least) |
+//! | the work to be cancelled when the lease is lost | [`LeaseRequest::run`] |
+//! | to write data in this database that only the holder may write | [`Lease::fence`] |
+//! | to have effects elsewhere that only the holder may have | [`Lease::token`], checked by the receiver |
+//! | to enter again while you are inside | [`Owner::scope`], or [`LeaseRequest::owner`] |
+//! | to hand a held lease to another process | [`Lease::export`], [`Locks::resume`] |
+//! | to see who holds what, or to take it away | [`Locks::list`], [`Locks::inspect`], [`Locks::evict`] |
+//! | to purge names that are not used any more | [`Locks::sweeper`] |
+//! | to end in order | [`Locks::shutdown`] |
+//!
+//! # What is promised
+//!
+//! Mutual exclusion is decided by the database's clock alone. The holder knows first: [`Lease::is_held`] turns false, and
+//! [`Lease::lost`] completes, before the database could grant the name to another, also after the process was stopped or the
+//! machine slept. [Fencing tokens](FencingToken) only rise. Every future may be dropped at any await point; nothing is left
+//! behind. However many leases are held, waited for or renewed, a client opens at most two connections.
+//!
+//! Losing the database ([`Error::Unavailable`]), losing the lease ([`Error::Lost`]), waiting too long ([`Error::Timeout`])
+//! and being refused (`Ok(None)`) are four different answers.
+//!
+//! # What is not
+//!
+//! - A process that is paused for longer than the TTL may act, before it looks at its lease, while another holds the name.
+//!   Inside this database a fence prevents the harm; elsewhere the receiver must check tokens.
+//! - A grant is as durable as the database's commits. An asynchronous replica that is promoted may not know it; the tokens
+//!   and the fence still protect the data.
+//! - The database host's clock may be wrong, but a *jump* by more than the TTL ends leases early, or late.
+//! - Waiters of one process are served first come, first served; between processes, whoever asks first.
+//! - In a SQLite file there is one writer: while a transaction writes, no lease in that file can be taken, renewed or
+//!   released. Keep such transactions shorter than the TTL.
+//!
+//! # Features
+//!
+//! `sqlite` (default), `postgres`, `mysql` (also MariaDB) enable the sqlx drivers of those names. TLS, and everything else
+//! about connecting, is the application's choice, through its own features of sqlx.
+//!
+//! # How it is built
+//!
+//! A request goes to the waiting room, becomes a verb, travels with others through the pump, and reaches the one file that
+//! knows the database's SQL: `waiting.rs`, `pump.rs`, `backend.rs` and `backend/`. `lease/renewal.rs` keeps the deadlines.
 #![forbid(unsafe_code)]
 // Without a database there is nothing to construct, and much that nobody calls.
 #![cfg_attr(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")), allow(dead_code, unused))]

@@ -108,12 +108,7 @@ impl Room {
             self.lines.insert(claim.name.clone(), line);
             return vec![Errand::Ask(claim)];
         };
-        let taken = match line.door {
-            Door::Held { .. } | Door::Resting | Door::Looking => true,
-            // Whoever is in flight may be refused or gone in a moment: stand behind, and be told with it.
-            Door::Asking | Door::Leaving => line.waiters.iter().any(|w| w.patience == Patience::Wait && is_live(w)),
-        };
-        if taken && waiter.patience == Patience::Try {
+        if waiter.patience == Patience::Try && line.is_taken() {
             return vec![Errand::Refuse(waiter, Ok(None))];
         }
         line.waiters.push_back(waiter);
@@ -190,8 +185,7 @@ impl Room {
         if !matches!(line.door, Door::Resting) {
             return Vec::new();
         }
-        line.waiters.retain(is_live);
-        if line.waiters.is_empty() {
+        if line.first().is_none() {
             self.lines.remove(name);
             return Vec::new();
         }
@@ -235,21 +229,20 @@ impl Room {
         }
     }
 
-    /// A holder gives its hold back. `intact`: as far as it knows, it still holds.
-    pub(crate) fn leave(&mut self, departure: Departure, hold_at_least: Duration, intact: bool) -> Vec<Errand> {
+    /// A holder gives its hold back.
+    pub(crate) fn leave(&mut self, departure: Departure, hold_at_least: Duration) -> Vec<Errand> {
         let holding = departure.holding.clone();
         let Some(line) = self.lines.get_mut(&holding.name) else {
             return vec![Errand::departing(departure, hold_at_least, false)];
         };
         match line.strike(holding.hold) {
             Remaining::None => {
-                line.waiters.retain(is_live);
-                if let Some(first) = line.waiters.front()
-                    && intact
+                let next = line.first().map(|first| first.claim.clone());
+                if let Some(to) = next
                     && hold_at_least.is_zero()
                 {
                     line.door = Door::Asking;
-                    let hand_off = HandOff { from: holding, to: first.claim.clone() };
+                    let hand_off = HandOff { from: holding, to };
                     return vec![Errand::HandOff(hand_off, departure)];
                 }
                 line.door = Door::Leaving;
@@ -324,20 +317,18 @@ impl Room {
         let Some(line) = self.lines.get_mut(name) else {
             return;
         };
-        line.waiters.retain(is_live);
-        let Some(first) = line.waiters.front() else {
+        let Some(claim) = line.first().map(|first| first.claim.clone()) else {
             self.lines.remove(name);
             return;
         };
         line.door = Door::Asking;
-        errands.push(Errand::Ask(first.claim.clone()));
+        errands.push(Errand::Ask(claim));
     }
 
     /// Lets the line rest until the holder's expiry or for its back-off, whichever is sooner.
     fn rest(&mut self, name: &LockName, held_for: Option<Duration>, errands: &mut Vec<Errand>) {
         let line = self.line(name);
-        line.waiters.retain(is_live);
-        if line.waiters.is_empty() {
+        if line.first().is_none() {
             self.lines.remove(name);
             return;
         }
@@ -364,6 +355,23 @@ enum Remaining {
 }
 
 impl Line {
+    /// Whether somebody stands before a newcomer for certain.
+    fn is_taken(&self) -> bool {
+        match self.door {
+            Door::Held { .. } | Door::Resting | Door::Looking => true,
+            // Whoever is in flight may be refused or gone in a moment: stand behind, and be told with it.
+            Door::Asking | Door::Leaving => self.waiters.iter().any(|w| w.patience == Patience::Wait && is_live(w)),
+        }
+    }
+
+    /// The first in line who still listens.
+    fn first(&mut self) -> Option<&Waiter> {
+        while self.waiters.front().is_some_and(|first| !is_live(first)) {
+            self.waiters.pop_front();
+        }
+        self.waiters.front()
+    }
+
     fn behind(door: Door) -> Self {
         let answered = matches!(door, Door::Held { .. });
         Self { door, waiters: VecDeque::new(), rest: REST, answered }
@@ -387,6 +395,9 @@ impl Line {
 
     /// Tells those who will not wait that the name is taken.
     fn turn_away(&mut self, errands: &mut Vec<Errand>) {
+        if self.waiters.iter().all(|w| w.patience == Patience::Wait) {
+            return;
+        }
         let (tries, stay) = self.waiters.drain(..).partition(|w| w.patience == Patience::Try);
         self.waiters = stay;
         let tries: VecDeque<Waiter> = tries;
