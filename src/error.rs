@@ -47,6 +47,13 @@ pub enum Error {
         source: Option<sqlx::Error>,
     },
 
+    /// The caller's pool had no connection to lend. Only a SQLite database in memory is reached through that pool.
+    #[error("the pool had no connection to lend while trying to {attempted}")]
+    PoolExhausted {
+        /// What was being done.
+        attempted: &'static str,
+    },
+
     /// The request was sent, the reply never came, and it could not be found out whether it took effect.
     #[error("it is not known whether the attempt to {attempted} \"{name}\" took effect")]
     Unknown {
@@ -184,13 +191,26 @@ impl Error {
 
     /// The same call may succeed later without anything being changed.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Timeout { .. } | Self::Unavailable { .. }) || self.is_conflict()
+        matches!(self, Self::Timeout { .. } | Self::Unavailable { .. } | Self::PoolExhausted { .. })
+            || self.is_conflict()
+    }
+
+    /// The same again for another verb of the batch, when it concerns all of them alike.
+    pub(crate) fn for_another(&self) -> Option<Self> {
+        match self {
+            Self::Unavailable { attempted, reason, .. } => {
+                Some(Self::Unavailable { attempted, reason: reason.clone(), source: None })
+            }
+            Self::PoolExhausted { attempted } => Some(Self::PoolExhausted { attempted }),
+            _ => None,
+        }
     }
 
     /// The error of a statement that failed for good.
     pub(crate) fn from_sqlx(attempted: &'static str, source: sqlx::Error) -> Self {
         match Fault::of(&source) {
             Fault::NoTable => Self::NotMigrated { source },
+            Fault::Exhausted if matches!(source, sqlx::Error::PoolTimedOut) => Self::PoolExhausted { attempted },
             Fault::Severed | Fault::Exhausted => {
                 Self::Unavailable { attempted, reason: source.to_string(), source: Some(source) }
             }

@@ -216,38 +216,42 @@ impl Lane {
 
     /// Sends one batch and distributes the answers. An error concerns only the verbs that it concerns: a batch that the
     /// database refuses is sent again one by one.
-    async fn carry<B: Batch>(&mut self, mut batch: Vec<(B::Item, Reply<B::Outcome>)>) {
-        if batch.is_empty() {
+    async fn carry<B: Batch>(&mut self, mut batch: Items<B>) {
+        batch.sort_by(|(a, _), (b, _)| B::name(a).cmp(B::name(b)));
+        let (items, mut replies): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+        if items.is_empty() {
             return;
         }
-        batch.sort_by(|(a, _), (b, _)| B::name(a).cmp(B::name(b)));
-        let (items, replies): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
         let attempt = self.attempt(B::ATTEMPTED, &Together::<B>(&items)).await;
         let Answer { outcome, sent_at, resent } = attempt;
-        match outcome {
+        let error = match outcome {
             Ok(outcomes) => {
                 for (reply, outcome) in replies.into_iter().zip(outcomes) {
-                    let outcome = Ok(outcome);
-                    reply.send(Answer { outcome, sent_at, resent });
+                    reply.send(Answer { outcome: Ok(outcome), sent_at, resent });
                 }
+                return;
             }
-            Err(Error::Unavailable { attempted, reason, mut source }) => {
-                for reply in replies {
-                    let outcome = Err(Error::Unavailable { attempted, reason: reason.clone(), source: source.take() });
-                    reply.send(Answer { outcome, sent_at, resent });
-                }
-            }
-            Err(error) => {
-                let mut verbs = items.into_iter().zip(replies);
-                if verbs.len() > 1 {
-                    for verb in verbs {
-                        Box::pin(self.carry::<B>(vec![verb])).await;
-                    }
-                } else if let Some((_, reply)) = verbs.next() {
-                    reply.send(Answer { outcome: Err(error), sent_at, resent });
-                }
-            }
+            Err(error) => error,
+        };
+        if items.len() == 1
+            && let Some(reply) = replies.pop()
+        {
+            return reply.send(Answer { outcome: Err(error), sent_at, resent });
         }
+        for (item, reply) in items.iter().zip(replies) {
+            let answer = match error.for_another() {
+                Some(error) => Answer { outcome: Err(error), sent_at, resent },
+                None => self.alone::<B>(item, resent).await,
+            };
+            reply.send(answer);
+        }
+    }
+
+    /// Sends one verb of a batch that was refused. `resent`: it may have taken effect before.
+    async fn alone<B: Batch>(&mut self, item: &B::Item, resent: bool) -> Answer<B::Outcome> {
+        let answer = self.attempt(B::ATTEMPTED, &Together::<B>(std::slice::from_ref(item))).await;
+        let outcome = answer.outcome.and_then(|outcomes| outcomes.into_iter().next().ok_or(Error::Closed));
+        Answer { outcome, sent_at: answer.sent_at, resent: resent || answer.resent }
     }
 
     /// Carries out a verb that does not travel in batches.

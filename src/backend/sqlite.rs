@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqlitePoolOptions, SqliteRow};
 use sqlx::{ConnectOptions, Connection, Row as _, Sqlite, SqliteConnection, SqlitePool};
 
@@ -190,17 +191,22 @@ impl SqliteSession {
     async fn fetch(&mut self, query: SqliteQuery<'_>) -> Result<Vec<SqliteRow>, sqlx::Error> {
         match self {
             Self::Own(conn) => query.fetch_all(conn).await,
-            Self::Lent(pool) => query.fetch_all(&*pool).await,
+            Self::Lent(pool) => query.fetch_all(&mut *lend(pool).await?).await,
         }
     }
 
     async fn execute(&mut self, query: SqliteQuery<'_>) -> Result<u64, sqlx::Error> {
         let done = match self {
             Self::Own(conn) => query.execute(conn).await?,
-            Self::Lent(pool) => query.execute(&*pool).await?,
+            Self::Lent(pool) => query.execute(&mut *lend(pool).await?).await?,
         };
         Ok(done.rows_affected())
     }
+}
+
+/// Borrows a connection, for less time than the pump has patience, so that an exhausted pool is known for what it is.
+async fn lend(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
+    tokio::time::timeout(Duration::from_secs(2), pool.acquire()).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
 }
 
 type SqliteQuery<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
