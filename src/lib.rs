@@ -9,19 +9,25 @@
 //! use std::time::Duration;
 //!
 //! # #[cfg(feature = "sqlite")]
-//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! let pool = sqlx::SqlitePool::connect("sqlite://app.db?mode=rwc").await?;    // or PgPool, MySqlPool
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let url = format!("sqlite://{}?mode=rwc", directory.path().join("app.db").display());
+//! let pool = sqlx::SqlitePool::connect(&url).await?;          // or PgPool, MySqlPool
+//! # sqlx::query("CREATE TABLE invoice (id INTEGER, sent INTEGER)").execute(&pool).await?;
 //! let locks = sqlock::Locks::new(pool.clone());
-//! locks.migrate().await?;
+//! locks.migrate().await?;                                     // its own tables, beside yours
 //!
 //! let lease = locks.lease("invoice/42").wait(Duration::from_secs(5)).acquire().await?;
 //! let mut tx = pool.begin().await?;
-//! lease.fence(&mut tx).await?;                // this transaction commits only while the lease is ours
+//! lease.fence(&mut tx).await?;                                // commits only while the lease is ours
 //! sqlx::query("UPDATE invoice SET sent = 1 WHERE id = 42").execute(&mut *tx).await?;
 //! tx.commit().await?;
-//! lease.release().await?;                     // Ok: it was ours to the end
+//! lease.release().await?;                                     // Ok: it was ours to the end
 //! # Ok(())
 //! # }
+//! # #[cfg(not(feature = "sqlite"))]
+//! # fn main() {}
 //! ```
 //!
 //! # Which call?
@@ -37,7 +43,10 @@
 //! | to hand a held lease to another process | [`Lease::export`], [`Locks::resume`] |
 //! | to see who holds what, or to take it away | [`Locks::list`], [`Locks::inspect`], [`Locks::evict`] |
 //! | to purge names that are not used any more | [`Locks::sweeper`] |
+//! | to hang without holding for ever | [`LeaseRequest::max_hold`] |
 //! | to end in order | [`Locks::shutdown`] |
+//!
+//! For a lock of some milliseconds inside one transaction take none of these: `SELECT … FOR UPDATE` of your own row is enough.
 //!
 //! # What is promised
 //!
@@ -99,3 +108,8 @@ pub use name::LockName;
 pub use owner::Owner;
 pub use sweeper::{Sweeper, Sweeping};
 pub use token::FencingToken;
+
+/// The README's examples, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

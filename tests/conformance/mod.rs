@@ -1,3 +1,4 @@
 //! Written once, by noun; every database passes it.
 
+mod examples;
 mod lease;

@@ -1,0 +1,218 @@
+//! What the examples share. None of it is needed to use sqlock: an application has one database and knows its type.
+
+#![allow(dead_code, unused_imports, unused_macros, unreachable_pub, reason = "each example uses its part")]
+
+pub use std::error::Error;
+pub use std::process::ExitCode;
+pub use std::time::{Duration, Instant};
+
+pub use sqlock::{Lease, Locks};
+pub use sqlx::{Pool, QueryBuilder};
+pub use tokio::task::JoinSet;
+
+use std::process::Stdio;
+
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, Command};
+
+pub type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
+
+/// Compiles the code once for each database (`Db` is sqlx's type for it), and makes a `main` that opens a pool on the
+/// database of `DATABASE_URL`, or else on a SQLite file of its own, and calls `example(pool, database)`.
+macro_rules! any_database {
+    (@one $feature:literal $module:ident $db:ty: $($code:item)*) => {
+        #[cfg(feature = $feature)]
+        mod $module {
+            use super::*;
+
+            pub(super) type Db = $db;
+            #[allow(dead_code)]
+            type Connection = <Db as sqlx::Database>::Connection;
+
+            pub(super) async fn on(database: &shared::Database) -> Result<()> {
+                let connected = tokio::time::timeout(Duration::from_secs(10), shared::$module(&database.url));
+                let pool = connected.await.map_err(|_| "no connection to the database within 10 seconds")??;
+                let done = example(pool.clone(), database).await;
+                pool.close().await;
+                done
+            }
+
+            $($code)*
+        }
+    };
+    ($($code:item)*) => {
+        any_database!(@one "sqlite" sqlite sqlx::Sqlite: $($code)*);
+        any_database!(@one "postgres" postgres sqlx::Postgres: $($code)*);
+        any_database!(@one "mysql" mysql sqlx::MySql: $($code)*);
+
+        #[tokio::main]
+        async fn main() -> ExitCode {
+            let database = match shared::Database::choose(env!("CARGO_CRATE_NAME")) {
+                Ok(database) => database,
+                Err(error) => return shared::failed(error),
+            };
+            let done = match database.kind() {
+                #[cfg(feature = "sqlite")]
+                "sqlite" => sqlite::on(&database).await,
+                #[cfg(feature = "postgres")]
+                "postgres" => postgres::on(&database).await,
+                #[cfg(feature = "mysql")]
+                "mysql" => mysql::on(&database).await,
+                kind => Err(shared::not_built_in(kind)),
+            };
+            match done {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => shared::failed(error),
+            }
+        }
+    };
+}
+pub(crate) use any_database;
+
+/// The database an example runs on.
+pub struct Database {
+    pub url: String,
+    /// Deletes the file of this run when it ends.
+    _file: Option<tempfile::TempDir>,
+}
+
+impl Database {
+    pub fn choose(example: &str) -> Result<Self> {
+        let quiet = arguments().is_some();
+        if let Ok(url) = std::env::var("DATABASE_URL") {
+            if !quiet {
+                println!("Database: {} (as DATABASE_URL says)\n", without_credentials(&url));
+            }
+            return Ok(Self { url, _file: None });
+        }
+        if cfg!(not(feature = "sqlite")) {
+            return Err("this example was built without sqlite: set DATABASE_URL".into());
+        }
+        let directory = tempfile::tempdir()?;
+        let file = directory.path().join(format!("{example}.db"));
+        println!("Database: SQLite in {}, deleted afterwards. Set DATABASE_URL for another.\n", file.display());
+        Ok(Self { url: format!("sqlite://{}", file.display()), _file: Some(directory) })
+    }
+
+    pub fn kind(&self) -> &str {
+        match self.url.split(':').next().unwrap_or_default() {
+            "postgresql" => "postgres",
+            "mariadb" => "mysql",
+            scheme => scheme,
+        }
+    }
+}
+
+pub fn not_built_in(kind: &str) -> Box<dyn Error + Send + Sync> {
+    match kind {
+        "sqlite" | "postgres" | "mysql" => {
+            format!("this example was built without {kind}: add `--features {kind}` (or `--all-features`)").into()
+        }
+        _ => "DATABASE_URL must begin with postgres://, mysql:// (also for MariaDB) or sqlite://".into(),
+    }
+}
+
+pub fn failed(error: Box<dyn Error + Send + Sync>) -> ExitCode {
+    eprintln!("FAILED: {error}");
+    ExitCode::FAILURE
+}
+
+/// `scheme://user:password@host/database?…` as `scheme://host/database`.
+fn without_credentials(url: &str) -> String {
+    let url = url.split('?').next().unwrap_or_default();
+    match (url.split_once("://"), url.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, place))) => format!("{scheme}://{place}"),
+        _ => url.to_owned(),
+    }
+}
+
+#[cfg(feature = "sqlite")]
+pub async fn sqlite(url: &str) -> Result<sqlx::SqlitePool> {
+    use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
+    // WAL: who reads does not keep others from writing.
+    let file: SqliteConnectOptions = url.parse()?;
+    let file = file.create_if_missing(true).journal_mode(SqliteJournalMode::Wal);
+    Ok(SqlitePoolOptions::new().max_connections(4).connect_with(file).await?)
+}
+
+#[cfg(feature = "postgres")]
+pub async fn postgres(url: &str) -> Result<sqlx::PgPool> {
+    Ok(sqlx::postgres::PgPoolOptions::new().max_connections(4).connect(url).await?)
+}
+
+#[cfg(feature = "mysql")]
+pub async fn mysql(url: &str) -> Result<sqlx::MySqlPool> {
+    let url = url.replacen("mariadb:", "mysql:", 1);
+    Ok(sqlx::mysql::MySqlPoolOptions::new().max_connections(4).connect(&url).await?)
+}
+
+/// Runs of one example share its tables, so they take turns. (What keeps them apart is a lease, of course.)
+pub async fn take_turns(locks: &Locks, example: &str) -> Result<Lease> {
+    locks.migrate().await?;
+    let turn = locks.lease(format!("example/{example}")).ttl(Duration::from_secs(10));
+    if let Some(lease) = turn.clone().try_acquire().await? {
+        return Ok(lease);
+    }
+    println!("Another run of this example is using this database: waiting for it to end.\n");
+    Ok(turn.acquire().await?)
+}
+
+impl Database {
+    /// Runs this example again as other processes on this database, one for each line of arguments. They begin at the
+    /// same moment, and what they print is printed here.
+    pub async fn processes(&self, lines: impl IntoIterator<Item = String>) -> Result<()> {
+        if self.url.contains(":memory:") {
+            return Err("other processes cannot share a database in memory: name a file".into());
+        }
+        let mut ready = Vec::new();
+        for line in lines {
+            let mut child = Command::new(std::env::current_exe()?)
+                .args(line.split(' '))
+                .args(std::env::args().filter(|argument| argument.starts_with("--")))
+                .env("DATABASE_URL", &self.url)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .kill_on_drop(true)
+                .spawn()?;
+            let output = child.stdout.take().ok_or("no stdout")?;
+            ready.push((child, BufReader::new(output).lines()));
+        }
+        for (_, output) in &mut ready {
+            output.next_line().await?.ok_or("a process ended before it began")?;
+        }
+        for (child, _) in &mut ready {
+            child.stdin.as_mut().ok_or("no stdin")?.write_all(b"go\n").await?;
+        }
+        let mut running = JoinSet::new();
+        for (mut child, mut output) in ready {
+            running.spawn(async move {
+                while let Some(line) = output.next_line().await? {
+                    println!("{line}");
+                }
+                if child.wait().await?.success() { Ok(()) } else { Err("one of the processes failed".into()) }
+            });
+        }
+        running.join_all().await.into_iter().collect()
+    }
+}
+
+/// In such a process: its arguments.
+pub fn arguments() -> Option<Vec<String>> {
+    let words: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
+    (!words.is_empty()).then_some(words)
+}
+
+/// In such a process: waits until all the others are ready, too.
+pub async fn all_are_ready() -> Result<()> {
+    println!("ready");
+    let mut go = String::new();
+    match BufReader::new(tokio::io::stdin()).read_line(&mut go).await? {
+        0 => Err("nobody said go".into()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the command line has this option.
+pub fn asked_for(option: &str) -> bool {
+    std::env::args().any(|argument| argument == option)
+}

@@ -1,0 +1,90 @@
+//! The last item in stock, and ten buyers who want it at the same moment: one gets it, nine are told that it is gone.
+//!
+//! ```text
+//! cargo run --example stock_of_one
+//! cargo run --example stock_of_one -- --without-lock                # to see what the lease is good for
+//! DATABASE_URL=mysql://… cargo run --all-features --example stock_of_one
+//! ```
+
+mod shared;
+
+use std::sync::Arc;
+
+use shared::*;
+use tokio::sync::Barrier;
+
+const BUYERS: usize = 10;
+
+any_database! {
+    /// Buys the item. `false`: it is sold out.
+    async fn buy(pool: &Pool<Db>, locks: &Locks) -> Result<bool> {
+        let lease = locks.lease("stock/last-item").acquire().await?; // waits its turn
+        let mut tx = pool.begin().await?;
+        lease.fence(&mut tx).await?; // from here on, only a lease that is still ours lets this transaction commit
+        let bought = look_then_take(&mut tx).await?;
+        tx.commit().await?;
+        lease.release().await?;
+        Ok(bought)
+    }
+
+    /// The business itself. All who look before the first of them takes would find the item there.
+    async fn look_then_take(conn: &mut Connection) -> Result<bool> {
+        let stock: i64 = sqlx::query_scalar("SELECT stock FROM sqlock_example_item").fetch_one(&mut *conn).await?;
+        if stock == 0 {
+            return Ok(false);
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await; // the buyer pays
+        sqlx::query("UPDATE sqlock_example_item SET stock = stock - 1").execute(conn).await?;
+        Ok(true)
+    }
+
+    async fn buy_without_lock(pool: &Pool<Db>) -> Result<bool> {
+        look_then_take(&mut *pool.acquire().await?).await
+    }
+
+    /// Every buyer has a client of its own, as if each request had come in on another host.
+    async fn buyer(pool: Pool<Db>, at_once: Arc<Barrier>) -> Result<bool> {
+        let locks = Locks::new(pool.clone());
+        at_once.wait().await;
+        let bought =
+            if asked_for("--without-lock") { buy_without_lock(&pool).await? } else { buy(&pool, &locks).await? };
+        locks.shutdown().await?;
+        Ok(bought)
+    }
+
+    async fn example(pool: Pool<Db>, _: &Database) -> Result<()> {
+        let locks = Locks::new(pool.clone());
+        let turn = take_turns(&locks, "stock_of_one").await?;
+        sqlx::query("DROP TABLE IF EXISTS sqlock_example_item").execute(&pool).await?;
+        sqlx::query("CREATE TABLE sqlock_example_item (stock BIGINT NOT NULL)").execute(&pool).await?;
+        sqlx::query("INSERT INTO sqlock_example_item (stock) VALUES (1)").execute(&pool).await?;
+
+        let at_once = Arc::new(Barrier::new(BUYERS));
+        let buyers: Vec<_> =
+            (0..BUYERS).map(|_| tokio::spawn(buyer(pool.clone(), Arc::clone(&at_once)))).collect();
+        let mut bought = Vec::new();
+        for buyer in buyers {
+            bought.push(buyer.await??);
+        }
+
+        let stock: i64 = sqlx::query_scalar("SELECT stock FROM sqlock_example_item").fetch_one(&pool).await?;
+        sqlx::query("DROP TABLE sqlock_example_item").execute(&pool).await?;
+        turn.release().await?;
+        locks.shutdown().await?;
+        check(&bought, stock)
+    }
+}
+
+/// Shows who got the item, and whether that is as it should be.
+fn check(bought: &[bool], stock: i64) -> Result<()> {
+    println!("One item in stock, {BUYERS} buyers at the same moment:\n");
+    for (buyer, bought) in (1..).zip(bought) {
+        println!("  buyer {buyer:2}  {}", if *bought { "bought it" } else { "sold out, sorry" });
+    }
+    let buyers = bought.iter().filter(|bought| **bought).count();
+    println!("\n{buyers} bought it, {} were told it is sold out, {stock} left in stock.", BUYERS - buyers);
+    if (buyers, stock) != (1, 0) {
+        return Err("there was one item for one buyer".into());
+    }
+    Ok(())
+}

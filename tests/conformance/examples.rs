@@ -1,0 +1,102 @@
+//! The examples, as a newcomer runs them: each shows what it promises, and says so when it does not hold.
+
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use tokio::process::Command;
+
+use crate::support::{Fresh, empty};
+
+/// An example beside this test: `target/<profile>/examples/<name>`, which cargo builds with the tests.
+fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    let profile = test.parent().and_then(|deps| deps.parent()).expect("target/<profile>/deps/<test>");
+    let path = profile.join("examples").join(name).with_extension(std::env::consts::EXE_EXTENSION);
+    assert!(
+        path.exists(),
+        "{} is missing: `cargo test --test …` builds no examples, `cargo build --all-features --examples` does",
+        path.display()
+    );
+    path
+}
+
+async fn run(db: &Fresh, name: &str, options: &[&str]) -> Output {
+    let run = Command::new(example(name))
+        .args(options)
+        .env("DATABASE_URL", &db.url)
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    tokio::time::timeout(Duration::from_secs(120), run).await.expect("the example ends").expect("the example runs")
+}
+
+/// Runs an example that must succeed, and say so.
+async fn shows(db: &Fresh, name: &str, line: &str) {
+    let output = run(db, name, &[]).await;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name}: {:?}\n{said}\n{complained}", output.status);
+    assert!(said.contains(line), "{name} did not say {line:?}:\n{said}");
+}
+
+/// Runs an example with its protection off: it must notice, and fail.
+async fn notices(db: &Fresh, name: &str, option: &str, complaint: &str) {
+    let output = run(db, name, &[option]).await;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{name} {option}:\n{said}\n{complained}");
+    assert!(complained.contains(complaint), "{name} {option} did not say {complaint:?}:\n{said}\n{complained}");
+}
+
+#[tokio::test]
+async fn quickstart_holds_fences_and_releases() {
+    shows(&empty().await, "quickstart", "Released, and it was ours to the end.").await;
+}
+
+#[tokio::test]
+async fn four_sellers_sell_every_ticket_once() {
+    let line = "each of them once.";
+    let db = empty().await;
+    shows(&db, "ticket_sale", line).await;
+    // What the first run left behind is not in the way of the next.
+    shows(&db, "ticket_sale", line).await;
+}
+
+#[tokio::test]
+async fn ticket_sale_notices_when_it_oversells() {
+    notices(&empty().await, "ticket_sale", "--without-lock", "the hall is oversold").await;
+}
+
+#[tokio::test]
+async fn one_of_ten_buyers_gets_the_last_item() {
+    let line = "1 bought it, 9 were told it is sold out, 0 left in stock.";
+    shows(&empty().await, "stock_of_one", line).await;
+}
+
+#[tokio::test]
+async fn stock_of_one_notices_when_it_oversells() {
+    notices(&empty().await, "stock_of_one", "--without-lock", "there was one item").await;
+}
+
+#[tokio::test]
+async fn nightly_job_runs_once_a_night() {
+    let line = "Reports sent: 1 in the first night, 1 in the second.";
+    let db = empty().await;
+    shows(&db, "nightly_job", line).await;
+    shows(&db, "nightly_job", line).await;
+}
+
+#[tokio::test]
+async fn nightly_job_notices_when_it_runs_twice() {
+    notices(&empty().await, "nightly_job", "--without-hold", "one report a night").await;
+}
+
+#[tokio::test]
+async fn two_runs_of_an_example_at_the_same_time_take_turns() {
+    let db = empty().await;
+    tokio::join!(
+        shows(&db, "stock_of_one", "1 bought it, 9 were told"),
+        shows(&db, "stock_of_one", "1 bought it, 9 were told"),
+    );
+}
