@@ -1,6 +1,6 @@
 //! What every test needs: a database of its own, clients on it, and other processes.
 
-#![allow(dead_code)]
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
 pub mod history;
 pub mod proxy;
