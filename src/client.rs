@@ -232,8 +232,11 @@ impl Client {
                 Errand::Look(name) => {
                     let looked = name.clone();
                     let reply = Reply::to(move |answer: Answer<Option<crate::backend::Row>>| {
-                        let held_for = answer.outcome.map(|row| row.and_then(|row| row.held_for()));
-                        let errands = client.room().looked(&looked, held_for);
+                        let held = answer.outcome.map(|row| {
+                            let row = row?;
+                            Some((row.held_for()?, row.owner.parse().ok()))
+                        });
+                        let errands = client.room().looked(&looked, held);
                         client.run(errands);
                     });
                     self.pump.send(Verb::Look(name, reply));
@@ -243,6 +246,7 @@ impl Client {
                     // When nobody listens any more, the lease goes back by being dropped here.
                     let _ = waiter.reply.send(Ok(Some(lease)));
                 }
+                Errand::Join(waiter) => self.join(waiter),
                 Errand::Refuse(waiter, answer) => {
                     let _ = waiter.reply.send(answer);
                 }

@@ -242,7 +242,8 @@ impl LeaseRequest {
             name: name.clone(),
             owner: self.owner.unwrap_or_else(Owner::random),
             hold: Hold::random(),
-            ttl: self.ttl,
+            // A holder that hangs does not drop its guard: the row must end with max_hold by itself.
+            ttl: self.ttl.min(self.terms.max_hold.unwrap_or(Duration::MAX)),
             holder: Arc::clone(&settings.holder),
             label: self.label.into(),
         };
@@ -518,6 +519,16 @@ impl Lease {
     /// Takes over a lease that was exported.
     pub(crate) async fn resume(client: &Arc<Client>, exported: ExportedLease) -> Result<Self> {
         let ExportedLease { holding, ttl } = exported;
+        let (min, max) = (client.settings.min_ttl, client.settings.max_ttl);
+        if ttl < min || ttl > max {
+            return Err(Error::OutOfRange { what: "the TTL of an exported lease", given: ttl, min, max });
+        }
+        // A renewal alone would bring back a holding that ran out and that nobody has taken over.
+        let name = holding.name.clone();
+        let row = client.ask(|reply| Verb::Look(name, reply)).await.outcome?;
+        if row.is_none_or(|row| row.held_for().is_none()) {
+            return Err(Error::Lost { name: holding.name, token: holding.token, cause: LossCause::Expired });
+        }
         let renewal = Renewal { holding: holding.clone(), ttl };
         let answer = client.ask(|reply| Verb::Renew(renewal, reply)).await;
         match answer.outcome? {

@@ -93,6 +93,10 @@ impl Locks {
     ///
     /// It only reads.
     pub async fn list(&self, prefix: &str) -> Result<Vec<LeaseInfo>> {
+        if prefix.contains('\0') {
+            // No name does, and PostgreSQL would refuse the text.
+            return Ok(Vec::new());
+        }
         let prefix = prefix.to_owned();
         let rows = self.client.ask(|reply| Verb::List(prefix, reply)).await.outcome?;
         Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())
@@ -116,7 +120,7 @@ impl Locks {
     /// Takes a name away from its holder: an operator's way out. The token says which holding is meant, so a newer one is
     /// never ended by mistake: `false` when that token does not hold the name any more.
     ///
-    /// The evicted holder learns of it at its next renewal, and no transaction it fences from now on can commit. One that is
+    /// The evicted holder learns of it at its next renewal (one that holds through this client, at once), and no transaction it fences from now on can commit. One that is
     /// fenced already keeps everybody else out until it ends.
     ///
     /// # Errors
@@ -128,7 +132,11 @@ impl Locks {
     /// Dropping the future leaves open whether the eviction takes place. It can be repeated.
     pub async fn evict(&self, name: &str, token: FencingToken) -> Result<bool> {
         let name = LockName::new(name)?;
-        self.client.ask(|reply| Verb::Evict(name, token, reply)).await.outcome
+        let evicted = self.client.ask(|reply| Verb::Evict(name.clone(), token, reply)).await.outcome?;
+        if evicted {
+            self.client.keeper.evicted(&name, token);
+        }
+        Ok(evicted)
     }
 
     /// The purge of names that have long been free.

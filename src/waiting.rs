@@ -78,6 +78,8 @@ pub(crate) enum Errand {
     Look(LockName),
     /// Tell a waiter that it got the name.
     Admit { waiter: Waiter, token: FencingToken, sent_at: Moment },
+    /// Let a waiter enter again: its owner has got the name since it stood in line.
+    Join(Waiter),
     /// Tell a waiter that it did not.
     Refuse(Waiter, Result<Option<Lease>>),
 }
@@ -147,6 +149,7 @@ impl Room {
                 line.door = Door::Held { owner: claim.owner, holds: vec![claim.hold] };
                 line.rest = REST;
                 let mut errands = vec![Errand::Admit { waiter, token, sent_at }];
+                line.let_in(claim.owner, &mut errands);
                 line.turn_away(&mut errands);
                 errands
             }
@@ -193,8 +196,8 @@ impl Room {
         vec![Errand::Look(name.clone())]
     }
 
-    /// The database told for how long the name is still held: `None` when it is free.
-    pub(crate) fn looked(&mut self, name: &LockName, held_for: Result<Option<Duration>>) -> Vec<Errand> {
+    /// The database told for how long the name is still held, and by whom: `None` when it is free.
+    pub(crate) fn looked(&mut self, name: &LockName, held: Result<Option<(Duration, Option<Owner>)>>) -> Vec<Errand> {
         let mut errands = Vec::new();
         let Some(line) = self.lines.get_mut(name) else {
             return errands;
@@ -202,8 +205,13 @@ impl Room {
         if !matches!(line.door, Door::Looking) {
             return errands;
         }
-        match held_for {
-            Ok(Some(held_for)) => self.rest(name, Some(held_for), &mut errands),
+        match held {
+            Ok(Some((held_for, owner))) => {
+                if let Some(owner) = owner {
+                    line.let_in(owner, &mut errands);
+                }
+                self.rest(name, Some(held_for), &mut errands);
+            }
             Ok(None) => self.next(name, &mut errands),
             Err(error) => {
                 if let Some(first) = line.waiters.pop_front() {
@@ -391,6 +399,17 @@ impl Line {
         };
         holds.swap_remove(i);
         if holds.is_empty() { Remaining::None } else { Remaining::Some }
+    }
+
+    /// Takes those out of the line whose owner has the name: they must not wait for themselves.
+    fn let_in(&mut self, owner: Owner, errands: &mut Vec<Errand>) {
+        if self.waiters.iter().all(|w| w.claim.owner != owner) {
+            return;
+        }
+        let (own, stay) = self.waiters.drain(..).partition(|w| w.claim.owner == owner);
+        self.waiters = stay;
+        let own: VecDeque<Waiter> = own;
+        errands.extend(own.into_iter().map(Errand::Join));
     }
 
     /// Tells those who will not wait that the name is taken.

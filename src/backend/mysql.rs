@@ -15,7 +15,7 @@ use sqlx::migrate::MigrateError;
 use sqlx::mysql::{
     MySqlArguments, MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions, MySqlQueryResult, MySqlRow,
 };
-use sqlx::{ConnectOptions, Connection, Executor, MySql, MySqlConnection, MySqlPool, Row as _};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySql, MySqlConnection, MySqlPool, Row as _};
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{Backend, Claim, HandOff, Job, Kind, Release, Renewal, Row, Session, Standing};
@@ -40,12 +40,16 @@ macro_rules! now {
     };
 }
 
-/// One claim a line: hex of name, owner, hold, ttl, holder, label. Names travel as hex because they are bytes.
+/// One claim a line: hex of name, owner, hold, ttl, holder, label. Names travel as hex because they are bytes; texts have
+/// their character set named, since MariaDB would take the database's. The lines stand in a derived table of their own,
+/// since MySQL refuses to lock a JSON_TABLE together with the tables that it is joined to (3569).
 macro_rules! claims {
     () => {
-        "JSON_TABLE(?, '$[*]' COLUMNS (
-             name   VARCHAR(510) PATH '$[0]', owner VARCHAR(32)  PATH '$[1]', hold  VARCHAR(40)  PATH '$[2]',
-             ttl    BIGINT       PATH '$[3]', holder VARCHAR(255) PATH '$[4]', label VARCHAR(255) PATH '$[5]')) AS c"
+        "(SELECT * FROM JSON_TABLE(?, '$[*]' COLUMNS (
+             name   VARCHAR(510) PATH '$[0]', owner VARCHAR(32) PATH '$[1]', hold VARCHAR(40) PATH '$[2]',
+             ttl    BIGINT       PATH '$[3]',
+             holder VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[4]',
+             label  VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[5]')) AS j LIMIT 100000) AS c"
     };
 }
 
@@ -93,12 +97,13 @@ pub(super) const CREATE_FENCE: &str = concat!("
 INSERT IGNORE INTO sqlock_fence (name, token)
 SELECT UNHEX(c.name), ", now!(), " FROM ", claims!(), " ORDER BY 1");
 
-// Second half: whoever inserts the lease row is granted the fence row's token. Bind order: JSON claims.
+// Second half: whoever inserts the lease row is granted the fence row's token. The fence row is locked meanwhile: read
+// from a snapshot, it could be one that a sweep is deleting, whose token somebody has had. Bind order: JSON claims.
 pub(super) const CREATE_LEASE: &str = concat!("
 INSERT IGNORE INTO sqlock_lease (name, owner, holds, token, holder, label, acquired_at, expires_at)
 SELECT STRAIGHT_JOIN f.name, c.owner, c.hold, f.token, c.holder, c.label, ", now!(), ", ", now!(), " + c.ttl
   FROM ", claims!(), " JOIN sqlock_fence AS f ON f.name = UNHEX(c.name)
- ORDER BY 1");
+ ORDER BY 1 FOR UPDATE SKIP LOCKED");
 
 // Bind order: hold, hold, ttl, name, owner. Assignments run from left to right.
 pub(super) const JOIN: &str = concat!("
@@ -154,10 +159,11 @@ pub(super) const HAND_OFF_MANY: &str = concat!("
 UPDATE sqlock_lease AS l
   JOIN (SELECT STRAIGHT_JOIN s.name, p.next_owner, p.next_hold, p.ttl, p.holder, p.label,
                IF(s.holds = p.next_hold, s.token, GREATEST(s.token + 1, g.token + 1, ", now!(), ")) AS token
-          FROM JSON_TABLE(?, '$[*]' COLUMNS (
-                   name VARCHAR(510) PATH '$[0]', owner VARCHAR(32) PATH '$[1]', hold VARCHAR(40) PATH '$[2]',
-                   token BIGINT PATH '$[3]', next_owner VARCHAR(32) PATH '$[4]', next_hold VARCHAR(40) PATH '$[5]',
-                   ttl BIGINT PATH '$[6]', holder VARCHAR(255) PATH '$[7]', label VARCHAR(255) PATH '$[8]')) AS p
+          FROM (SELECT * FROM JSON_TABLE(?, '$[*]' COLUMNS (
+                    name VARCHAR(510) PATH '$[0]', owner VARCHAR(32) PATH '$[1]', hold VARCHAR(40) PATH '$[2]',
+                    token BIGINT PATH '$[3]', next_owner VARCHAR(32) PATH '$[4]', next_hold VARCHAR(40) PATH '$[5]',
+                    ttl BIGINT PATH '$[6]', holder VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[7]',
+                    label VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]')) AS j LIMIT 100000) AS p
           JOIN sqlock_fence AS g ON g.name = UNHEX(p.name)
           JOIN sqlock_lease AS s ON s.name = g.name
          WHERE s.owner = p.owner AND s.holds = p.hold AND s.token = p.token OR s.holds = p.next_hold
@@ -198,8 +204,9 @@ pub(super) const STALE: &str =
 pub(super) const SWEEP: &str = concat!("
 DELETE l, f
   FROM (SELECT STRAIGHT_JOIN s.name
-          FROM JSON_TABLE(?, '$[*]' COLUMNS (hex VARCHAR(510) PATH '$')) AS n
-          JOIN sqlock_fence AS g ON g.name = UNHEX(n.hex)
+          FROM (SELECT UNHEX(hex) AS name FROM JSON_TABLE(?, '$[*]' COLUMNS (hex VARCHAR(510) PATH '$')) AS j
+                 LIMIT 100000) AS n
+          JOIN sqlock_fence AS g ON g.name = n.name
           JOIN sqlock_lease AS s ON s.name = g.name
          WHERE s.expires_at < ", now!(), " - ? AND s.token < ", now!(), " - ?
          LIMIT 100000 FOR UPDATE SKIP LOCKED) AS q
@@ -575,12 +582,11 @@ impl Fence for MySql {
         check: &'a Check,
     ) -> Pin<Box<dyn Future<Output = Result<Verdict, sqlx::Error>> + Send + 'a>> {
         Box::pin(async move {
-            let row = match sqlx::query_as::<_, (i64, Option<i64>)>(sql::FENCE)
-                .bind(check.name.as_bytes())
-                .fetch_optional(conn)
-                .await
-            {
-                Ok(row) => row,
+            // As text, not prepared: a future that is dropped while sqlx prepares leaves a connection that never answers
+            // again, and with it a transaction that never ends.
+            let sql = sql::FENCE.replace('?', &format!("X'{}'", hex(&check.name)));
+            let row = match sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(conn).await {
+                Ok(row) => row.map(|row| (row.get::<i64, _>(0), row.get::<Option<i64>, _>(1))),
                 // MariaDB with innodb_snapshot_isolation: the row has changed since the snapshot.
                 Err(sqlx::Error::Database(e))
                     if e.try_downcast_ref::<MySqlDatabaseError>().is_some_and(|e| e.number() == 1020) =>

@@ -46,6 +46,17 @@ SELECT value ->> 0, value ->> 1, value ->> 2, ", now!(), ", value ->> 4, value -
     OR l.holds = excluded.holds                   -- our own, sent again because the reply was lost
 RETURNING name, token");
 
+// The same for one claim, three times as fast: ?1 name, ?2 owner, ?3 hold, ?4 ttl, ?5 holder, ?6 label
+pub(super) const ACQUIRE_ONE: &str = concat!("
+INSERT INTO sqlock_lease AS l (name, owner, holds, token, holder, label, acquired_at, expires_at)
+VALUES (?1, ?2, ?3, ", now!(), ", ?5, ?6, ", now!(), ", ", now!(), " + ?4)
+    ON CONFLICT (name) DO UPDATE
+   SET owner = excluded.owner, holds = excluded.holds, holder = excluded.holder, label = excluded.label,
+       token = CASE WHEN l.holds = excluded.holds THEN l.token ELSE max(l.token + 1, excluded.token) END,
+       acquired_at = excluded.acquired_at, expires_at = excluded.expires_at
+ WHERE l.holds = '' OR l.expires_at <= excluded.acquired_at OR l.holds = excluded.holds
+RETURNING name, token");
+
 // ?1 JSON [[name, owner, hold, ttl], …]
 pub(super) const JOIN: &str = concat!("
 UPDATE sqlock_lease AS l
@@ -76,6 +87,24 @@ UPDATE sqlock_lease AS l
  WHERE l.name = c.value ->> 0 AND l.owner = c.value ->> 1 AND (c.value ->> 3 = 0 OR l.token = c.value ->> 3)
    AND instr(l.holds, c.value ->> 2) > 0
 RETURNING name");
+
+// The same for one: ?1 name, ?2 owner, ?3 hold, ?4 token or 0 for any, ?5 hold_at_least
+pub(super) const RELEASE_ONE: &str = concat!("
+UPDATE sqlock_lease
+   SET expires_at = CASE WHEN holds <> ?3 THEN expires_at
+                         ELSE max(", now!(), ", min(acquired_at, ", now!(), ") + ?5) END,
+       holds = CASE WHEN holds = ?3 AND min(acquired_at, ", now!(), ") + ?5 > ", now!(), " THEN '-'
+                    ELSE replace(holds, ?3, '') END
+ WHERE name = ?1 AND owner = ?2 AND (?4 = 0 OR token = ?4) AND instr(holds, ?3) > 0");
+
+// The same for one: ?1 name, ?2 owner, ?3 hold, ?4 token; the next holder: ?5 owner, ?6 hold, ?7 ttl, ?8 holder, ?9 label
+pub(super) const HAND_OFF_ONE: &str = concat!("
+UPDATE sqlock_lease
+   SET owner = ?5, holds = ?6, holder = ?8, label = ?9,
+       token = CASE WHEN holds = ?6 THEN token ELSE max(token + 1, ", now!(), ") END,
+       acquired_at = ", now!(), ", expires_at = ", now!(), " + ?7
+ WHERE name = ?1 AND (owner = ?2 AND holds = ?3 AND token = ?4 OR holds = ?6)
+RETURNING name, token");
 
 // ?1 JSON [[name, owner, hold, token, owner', hold', ttl', holder', label'], …]
 pub(super) const HAND_OFF: &str = concat!("
@@ -214,7 +243,13 @@ type SqliteQuery<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
 impl Session for SqliteSession {
     fn acquire<'a>(&'a mut self, claims: &'a [Claim]) -> Job<'a, Vec<Option<FencingToken>>> {
         Box::pin(async move {
-            let rows = self.rows(sql::ACQUIRE, claims.iter().map(claim).collect()).await?;
+            let rows = match claims {
+                [c] => {
+                    let query = sqlx::query(sql::ACQUIRE_ONE).bind(c.name.as_str());
+                    self.fetch(bind_claim(query, c)).await?
+                }
+                _ => self.rows(sql::ACQUIRE, claims.iter().map(claim).collect()).await?,
+            };
             Ok(in_order(claims, |c| &c.name, granted(rows)))
         })
     }
@@ -241,6 +276,15 @@ impl Session for SqliteSession {
 
     fn release<'a>(&'a mut self, releases: &'a [Release]) -> Job<'a, Vec<bool>> {
         Box::pin(async move {
+            if let [r] = releases {
+                let query = sqlx::query(sql::RELEASE_ONE)
+                    .bind(r.name.as_str())
+                    .bind(r.owner.to_string())
+                    .bind(r.hold.mark())
+                    .bind(r.token.map_or(0, FencingToken::get))
+                    .bind(micros(r.hold_at_least));
+                return Ok(vec![self.execute(query).await? > 0]);
+            }
             let batch = releases
                 .iter()
                 .map(|r| {
@@ -255,6 +299,15 @@ impl Session for SqliteSession {
 
     fn hand_off<'a>(&'a mut self, hand_offs: &'a [HandOff]) -> Job<'a, Vec<Option<FencingToken>>> {
         Box::pin(async move {
+            if let [HandOff { from, to }] = hand_offs {
+                let query = sqlx::query(sql::HAND_OFF_ONE)
+                    .bind(from.name.as_str())
+                    .bind(from.owner.to_string())
+                    .bind(from.hold.mark())
+                    .bind(from.token.get());
+                let rows = self.fetch(bind_claim(query, to)).await?;
+                return Ok(in_order(hand_offs, |h| &h.from.name, granted(rows)));
+            }
             let batch = hand_offs
                 .iter()
                 .map(|HandOff { from, to }| {
@@ -309,6 +362,11 @@ impl Session for SqliteSession {
             }
         })
     }
+}
+
+/// Binds what a new holder brings along: owner, hold, ttl, holder, label.
+fn bind_claim<'q>(query: SqliteQuery<'q>, c: &'q Claim) -> SqliteQuery<'q> {
+    query.bind(c.owner.to_string()).bind(c.hold.mark()).bind(micros(c.ttl)).bind(&*c.holder).bind(&*c.label)
 }
 
 fn claim(c: &Claim) -> Value {

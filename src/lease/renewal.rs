@@ -23,6 +23,7 @@ use crate::error::LossCause;
 use crate::name::LockName;
 use crate::owner::Hold;
 use crate::pump::{Answer, Reply, Verb};
+use crate::token::FencingToken;
 
 /// How much earlier than the database the holder counts its lease as ended: one percent, since the two clocks need not
 /// run at the same rate, and a little for the scheduler.
@@ -183,15 +184,15 @@ impl Tenure {
         if self.ends.is_some_and(Moment::is_past) { LossCause::MaxHold } else { LossCause::Expired }
     }
 
-    /// When to renew after a confirmation: at a third of the TTL, on a grid that all leases of one TTL share, so that
-    /// ten thousand of them fall due together.
+    /// When to renew after a confirmation: at the next multiple of a third of the TTL that is not too near. All leases of
+    /// one TTL share these moments, whenever they were acquired, so ten thousand of them fall due together.
     fn due_after(&self, sent_at: Moment) -> Moment {
         if !self.terms.renew {
             return self.deadline();
         }
-        let grid = u64::try_from((self.ttl / 12).as_nanos()).unwrap_or(u64::MAX).max(1);
-        let due = (sent_at + self.ttl / 3).nanos();
-        Moment::from_nanos(due - due % grid).min(self.deadline())
+        let period = u64::try_from((self.ttl / 3).as_nanos()).unwrap_or(u64::MAX).max(1);
+        let soonest = (sent_at + self.ttl / 12).nanos();
+        Moment::from_nanos(soonest.div_ceil(period).saturating_mul(period)).min(self.deadline())
     }
 }
 
@@ -255,6 +256,15 @@ impl Keeper {
         let mut agenda = self.agenda();
         if let Some(kept) = agenda.tenures.remove(&hold) {
             agenda.entries.remove(&kept.due);
+        }
+    }
+
+    /// Ends the tenures of a holding that was evicted through this client.
+    pub(crate) fn evicted(&self, name: &LockName, token: FencingToken) {
+        for tenure in self.tenures() {
+            if tenure.holding.name == *name && tenure.holding.token == token && tenure.lose(LossCause::Superseded) {
+                self.reschedule(tenure.holding.hold, |_| Moment::now());
+            }
         }
     }
 
