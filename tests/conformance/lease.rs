@@ -1,8 +1,49 @@
 //! Taking, keeping and giving back.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use crate::support::{fresh, soon};
+use chrono::TimeDelta;
+use sqlock::{Error, FencingToken, Lease, Locks, LossCause};
+
+use crate::support::{Fresh, SOON, fresh, soon};
+
+/// Longer than any test takes: whoever gets a name that was held for so long got it from a release, not from an expiry.
+const LONG: Duration = Duration::from_secs(600);
+
+/// Of a lease that is meant to expire.
+const SHORT: Duration = Duration::from_millis(500);
+
+/// Of one who is not meant to get the name: long enough for the database to say so, or the answer is that it is silent.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A client with the limits that an application meets.
+async fn ordinary(db: &Fresh) -> Locks {
+    Locks::new(db.pool_of(1).await)
+}
+
+async fn take(locks: &Locks, name: &str) -> Lease {
+    let lease = locks.lease(name).ttl(LONG).acquire();
+    soon("the grant", lease).await.expect("acquire")
+}
+
+async fn is_free(locks: &Locks, name: &str) -> bool {
+    locks.lease(name).try_acquire().await.expect("try").is_some()
+}
+
+#[track_caller]
+fn lost_by(error: Error, expected: LossCause) {
+    assert!(error.is_lost() && !error.is_timeout(), "{error}");
+    let Error::Lost { cause, .. } = error else { panic!("{error}") };
+    assert_eq!(cause, expected);
+}
+
+// ---- promise 1: exclusion, and what a loser sees
 
 #[tokio::test]
 async fn a_lease_excludes_others_until_it_is_released() {
@@ -10,6 +51,7 @@ async fn a_lease_excludes_others_until_it_is_released() {
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = ours.lease("a").acquire().await.expect("acquire");
     assert!(lease.is_held());
+    assert_eq!(lease.name().as_str(), "a");
     assert!(theirs.lease("a").try_acquire().await.expect("try").is_none());
     assert!(theirs.lease("b").try_acquire().await.expect("try").is_some());
     let token = lease.token();
@@ -17,6 +59,70 @@ async fn a_lease_excludes_others_until_it_is_released() {
     let next = theirs.lease("a").try_acquire().await.expect("try").expect("free");
     assert!(next.token() > token);
     next.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn contention_is_not_an_error_in_the_same_client_either() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let lease = take(&locks, "a").await;
+    assert!(locks.lease("a").try_acquire().await.expect("try").is_none());
+    lease.release().await.expect("release");
+    assert!(is_free(&locks, "a").await);
+}
+
+#[tokio::test]
+async fn a_loser_changes_nothing() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lease = ours.lease("a").ttl(LONG).renew(false).label("ours").acquire().await.expect("acquire");
+    let before = theirs.inspect("a").await.expect("inspect").expect("held");
+    assert!(theirs.lease("a").label("theirs").try_acquire().await.expect("try").is_none());
+    let error = theirs.lease("a").label("theirs").wait(PATIENCE).acquire().await.expect_err("held");
+    assert!(error.is_timeout());
+    let mut after = theirs.inspect("a").await.expect("inspect").expect("held");
+    after.remaining = before.remaining;
+    assert_eq!(before, after);
+    lease.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn a_wait_that_runs_out_is_a_timeout() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lease = take(&ours, "a").await;
+    for locks in [&ours, &theirs] {
+        let start = Instant::now();
+        let error = locks.lease("a").wait(PATIENCE).acquire().await.expect_err("held");
+        assert!(start.elapsed() >= PATIENCE);
+        assert!(error.is_timeout() && error.is_retryable() && !error.is_lost(), "{error}");
+        let Error::Timeout { name, waited } = error else { panic!("{error}") };
+        assert_eq!(name.as_str(), "a");
+        assert!(waited >= PATIENCE);
+    }
+    assert!(lease.is_held());
+    lease.release().await.expect("release");
+    assert!(is_free(&theirs, "a").await, "those who timed out have left the line");
+}
+
+#[tokio::test]
+async fn a_wait_ends_when_the_name_is_given_back() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    for waiting in [ours.clone(), theirs] {
+        let lease = take(&ours, "a").await;
+        let (began, begins) = tokio::sync::oneshot::channel();
+        let waiter = tokio::spawn(async move {
+            let mut turn = std::pin::pin!(waiting.lease("a").ttl(LONG).wait(SOON).acquire());
+            tokio::time::timeout(ms(50), &mut turn).await.expect_err("held");
+            began.send(()).expect("the test waits");
+            turn.await.expect("acquire").token()
+        });
+        begins.await.expect("the waiter waits");
+        let token = lease.token();
+        lease.release().await.expect("release");
+        assert!(soon("the turn", waiter).await.expect("no panic") > token);
+    }
 }
 
 #[tokio::test]
@@ -44,17 +150,317 @@ async fn waiters_of_one_process_are_served_in_order() {
     }
 }
 
+// ---- renewal and its end
+
 #[tokio::test]
 async fn a_lease_is_renewed_beyond_its_ttl() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
-    let lease = ours.lease("a").ttl(Duration::from_secs(1)).acquire().await.expect("acquire");
-    tokio::time::sleep(Duration::from_millis(2500)).await;
+    let ttl = Duration::from_secs(2);
+    let lease = ours.lease("a").ttl(ttl).acquire().await.expect("acquire");
+    let token = lease.token();
+    tokio::time::sleep(ttl * 2 + ms(100)).await;
     assert!(lease.is_held());
+    assert!(lease.remaining() > Duration::ZERO);
     assert!(theirs.lease("a").try_acquire().await.expect("try").is_none());
     let info = theirs.inspect("a").await.expect("inspect").expect("held");
-    assert_eq!(info.token, lease.token());
+    assert_eq!((info.token, lease.token()), (token, token), "renewals leave the token alone");
+    assert!(info.expires_at - info.acquired_at > delta(ttl * 2));
     lease.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn without_renewal_a_lease_ends_after_its_ttl_and_not_before() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let start = Instant::now();
+    let lease = ours.lease("a").ttl(SHORT).renew(false).acquire().await.expect("acquire");
+    assert!(lease.remaining() <= SHORT);
+    assert_eq!(soon("the loss", lease.lost()).await, LossCause::Expired);
+    // One percent and ten milliseconds earlier than the database.
+    assert!(start.elapsed() >= SHORT - SHORT / 100 - ms(10));
+    assert!(!lease.is_held());
+    assert_eq!(lease.remaining(), Duration::ZERO);
+    lost_by(lease.extend(LONG).await.expect_err("lost"), LossCause::Expired);
+    assert!(!lease.is_held(), "what is lost stays lost");
+    lost_by(lease.release().await.expect_err("lost"), LossCause::Expired);
+    let next = soon("the turn", theirs.lease("a").acquire()).await.expect("acquire");
+    next.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn an_extension_takes_the_place_of_renewals() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lease = ours.lease("a").ttl(ms(3000)).renew(false).acquire().await.expect("acquire");
+    let token = lease.token();
+    lease.extend(LONG).await.expect("extend");
+    assert!(lease.remaining() > LONG - SOON);
+    // At least so long from now: never shorter than before.
+    lease.extend(SHORT).await.expect("extend");
+    assert!(lease.remaining() > LONG - SOON * 2);
+    tokio::time::sleep(ms(3100)).await;
+    assert!(lease.is_held());
+    let info = theirs.inspect("a").await.expect("inspect").expect("held");
+    assert_eq!((info.token, lease.token()), (token, token), "an extension leaves the token alone");
+    assert!(info.remaining > LONG - SOON * 3);
+    lease.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn max_hold_ends_a_lease_however_well_it_is_renewed() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let start = Instant::now();
+    let lease = ours.lease("a").ttl(ms(600)).max_hold(ms(1500)).acquire().await.expect("acquire");
+    assert_eq!(soon("the loss", lease.lost()).await, LossCause::MaxHold);
+    assert!(start.elapsed() >= ms(1500));
+    // A holder that hangs keeps its guard, and still the name goes on.
+    let next = soon("the turn", theirs.lease("a").acquire()).await.expect("acquire");
+    lost_by(lease.extend(LONG).await.expect_err("lost"), LossCause::MaxHold);
+    lost_by(lease.release().await.expect_err("lost"), LossCause::MaxHold);
+    assert!(next.is_held());
+    next.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn max_hold_frees_the_name_also_when_the_ttl_is_longer() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lease = ours.lease("a").ttl(LONG).max_hold(SHORT).acquire().await.expect("acquire");
+    assert_eq!(soon("the loss", lease.lost()).await, LossCause::MaxHold);
+    let next = soon("the turn", theirs.lease("a").acquire()).await.expect("acquire");
+    drop(lease);
+    next.release().await.expect("release");
+}
+
+// ---- hold_at_least
+
+#[tokio::test]
+async fn hold_at_least_keeps_the_name_taken_after_the_release() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let least = ms(2500);
+    let start = Instant::now();
+    let lease = ours.lease("a").ttl(LONG).hold_at_least(least).label("job").acquire().await.expect("acquire");
+    let token = lease.token();
+    lease.release().await.expect("release");
+    assert!(ours.lease("a").try_acquire().await.expect("try").is_none());
+    assert!(theirs.lease("a").try_acquire().await.expect("try").is_none());
+    let info = theirs.inspect("a").await.expect("inspect").expect("taken");
+    assert_eq!((info.owner, info.holds, info.token, info.label.as_str()), (None, 0, token, "job"));
+    assert!(info.remaining <= least);
+    assert!(info.expires_at - info.acquired_at >= delta(least));
+    assert_eq!(theirs.list("").await.expect("list").len(), 1);
+    let next = soon("the turn", theirs.lease("a").acquire()).await.expect("acquire");
+    // SQLite counts in milliseconds.
+    assert!(start.elapsed() >= least - ms(2), "{:?}", start.elapsed());
+    assert!(next.token() > token);
+    next.release().await.expect("release");
+    assert_eq!(theirs.inspect("a").await.expect("inspect"), None);
+}
+
+#[tokio::test]
+async fn hold_at_least_keeps_waiters_of_the_same_process_out_too() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let least = ms(800);
+    let start = Instant::now();
+    let lease = locks.lease("a").ttl(LONG).hold_at_least(least).acquire().await.expect("acquire");
+    let mut next = std::pin::pin!(locks.lease("a").acquire());
+    tokio::time::timeout(ms(20), &mut next).await.expect_err("held");
+    drop(lease);
+    let next = soon("the turn", next).await.expect("acquire");
+    assert!(start.elapsed() >= least - ms(2), "{:?}", start.elapsed());
+    next.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn hold_at_least_adds_nothing_to_a_job_that_took_longer() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lease = ours.lease("a").ttl(LONG).hold_at_least(ms(200)).acquire().await.expect("acquire");
+    tokio::time::sleep(ms(250)).await;
+    lease.release().await.expect("release");
+    assert!(is_free(&theirs, "a").await);
+}
+
+// ---- label
+
+#[tokio::test]
+async fn a_label_is_shown_to_everybody() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let label = "é".repeat(127) + "x";
+    assert_eq!(label.len(), 255);
+    let lease = ours.lease("a").label(label.clone()).acquire().await.expect("acquire");
+    let listed = theirs.list("a").await.expect("list");
+    assert_eq!(listed.len(), 1);
+    assert_eq!(listed[0].label, label);
+    lease.release().await.expect("release");
+    // The next holder's label is its own.
+    let lease = theirs.lease("a").acquire().await.expect("acquire");
+    assert_eq!(ours.list("a").await.expect("list")[0].label, "");
+    lease.release().await.expect("release");
+}
+
+// ---- run
+
+#[tokio::test]
+async fn run_returns_the_value_and_releases() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let value = ours
+        .lease("a")
+        .ttl(LONG)
+        .run(async |lease| {
+            assert!(lease.is_held());
+            assert!(theirs.lease("a").try_acquire().await.expect("try").is_none());
+            tokio::task::yield_now().await;
+            42
+        })
+        .await;
+    assert_eq!(value.expect("run"), 42);
+    assert!(is_free(&theirs, "a").await);
+}
+
+#[tokio::test]
+async fn run_passes_on_what_the_work_returns_also_when_that_is_an_error() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let outcome = ours.lease("a").ttl(LONG).run(async |_| Err::<(), _>("the work's own")).await;
+    assert_eq!(outcome.expect("run"), Err("the work's own"));
+    assert!(is_free(&theirs, "a").await);
+}
+
+/// Tells when it was dropped.
+struct Dropped(Arc<AtomicBool>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn run_drops_the_work_when_the_lease_is_lost() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let dropped = Arc::new(AtomicBool::new(false));
+    let sign = Dropped(Arc::clone(&dropped));
+    let work = ours.lease("a").ttl(LONG).max_hold(SHORT).run(async move |_| {
+        let _sign = sign;
+        std::future::pending::<()>().await;
+    });
+    let error = soon("the loss", work).await.expect_err("lost");
+    assert!(dropped.load(Ordering::SeqCst));
+    lost_by(error, LossCause::MaxHold);
+    let next = soon("the turn", theirs.lease("a").acquire()).await.expect("acquire");
+    next.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn run_fails_when_the_lease_did_not_last_until_the_work_was_done() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let outcome = ours
+        .lease("a")
+        .ttl(LONG)
+        .run(async |lease| {
+            assert!(theirs.evict("a", lease.token()).await.expect("evict"));
+            theirs.lease("a").ttl(LONG).try_acquire().await.expect("try").expect("free")
+        })
+        .await;
+    lost_by(outcome.expect_err("lost"), LossCause::Superseded);
+}
+
+#[tokio::test]
+async fn run_waits_no_longer_than_it_was_told() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lease = take(&theirs, "a").await;
+    let outcome = ours.lease("a").wait(PATIENCE).run(async |_| panic!("the name is held")).await;
+    let outcome: Result<(), Error> = outcome;
+    assert!(outcome.expect_err("held").is_timeout());
+    lease.release().await.expect("release");
+}
+
+// ---- release and drop
+
+#[tokio::test]
+async fn a_dropped_lease_is_released_in_the_background() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    drop(take(&ours, "a").await);
+    take(&theirs, "a").await.release().await.expect("release");
+    // Also when nothing else is left of the client.
+    drop(take(&ours, "b").await);
+    drop(ours);
+    take(&theirs, "b").await.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn a_release_tells_whether_the_lease_lasted() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    take(&ours, "a").await.release().await.expect("it was ours to the end");
+    // Taken away: the holder does not know it yet, but the database does.
+    let lease = take(&ours, "a").await;
+    assert!(theirs.evict("a", lease.token()).await.expect("evict"));
+    assert!(lease.is_held());
+    lost_by(lease.release().await.expect_err("evicted"), LossCause::Superseded);
+    // Expired: known without asking.
+    let lease = ours.lease("a").ttl(SHORT).renew(false).acquire().await.expect("acquire");
+    tokio::time::sleep(SHORT).await;
+    lost_by(lease.release().await.expect_err("expired"), LossCause::Expired);
+}
+
+/// Promise 5.
+#[tokio::test]
+async fn only_the_owner_releases() {
+    let db = fresh().await;
+    let pool = db.pool().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    // Once the holder knows that it lost …
+    let known = ours.lease("a").ttl(SHORT).renew(false).acquire().await.expect("acquire");
+    soon("the loss", known.lost()).await;
+    let next = soon("the turn", theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+    assert!(next.token() > known.token());
+    // … and while it does not.
+    let unaware = take(&ours, "b").await;
+    assert!(theirs.evict("b", unaware.token()).await.expect("evict"));
+    let successor = take(&theirs, "b").await;
+    assert!(unaware.is_held() && successor.token() > unaware.token());
+
+    for stale in [known, unaware] {
+        let mut tx = pool.begin().await.expect("begin");
+        let error = stale.fence(&mut tx).await.expect_err("lost");
+        assert!(error.is_lost(), "{error}");
+        tx.rollback().await.expect("rollback");
+        let error = stale.release().await.expect_err("lost");
+        assert!(error.is_lost(), "{error}");
+    }
+    for (name, held) in [("a", next), ("b", successor)] {
+        let info = ours.inspect(name).await.expect("inspect").expect("held");
+        assert_eq!((info.token, info.owner, info.holds), (held.token(), Some(held.owner()), 1));
+        assert!(ours.lease(name).try_acquire().await.expect("try").is_none());
+        held.extend(LONG).await.expect("still ours");
+        held.release().await.expect("ours to the end");
+    }
+}
+
+#[tokio::test]
+async fn a_stale_guard_that_is_dropped_does_not_touch_the_successor() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let stale = ours.lease("a").ttl(SHORT).renew(false).acquire().await.expect("acquire");
+    soon("the loss", stale.lost()).await;
+    let next = soon("the turn", theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+    drop(stale);
+    // Behind whatever the drop has sent, on the same connection.
+    take(&ours, "b").await.release().await.expect("release");
+    next.extend(LONG).await.expect("still ours");
+    next.release().await.expect("ours to the end");
 }
 
 #[tokio::test]
@@ -76,4 +482,131 @@ async fn a_fence_keeps_others_out_until_the_transaction_ends() {
     let next = next.await.expect("acquire");
     assert!(next.token() > token);
     next.release().await.expect("release");
+}
+
+// ---- promise 15: bounds
+
+#[tokio::test]
+async fn out_of_range_is_an_error_and_not_a_silent_clamp() {
+    let db = fresh().await;
+    let locks = ordinary(&db).await;
+    let (floor, ceiling) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
+    for ttl in [Duration::ZERO, ms(999), ceiling + ms(1), Duration::MAX] {
+        out_of_range(locks.lease("a").ttl(ttl).acquire().await.expect_err("ttl"), ttl, floor, ceiling);
+        out_of_range(locks.lease("a").ttl(ttl).try_acquire().await.expect_err("ttl"), ttl, floor, ceiling);
+        let run = locks.lease("a").ttl(ttl).run(async |_| panic!("nothing was acquired"));
+        let run: Result<(), Error> = run.await;
+        out_of_range(run.expect_err("ttl"), ttl, floor, ceiling);
+    }
+    let error = locks.lease("a").max_hold(ms(999)).acquire().await.expect_err("max_hold");
+    out_of_range(error, ms(999), floor, Duration::MAX);
+    let at_least = ceiling + ms(1);
+    let error = locks.lease("a").hold_at_least(at_least).acquire().await.expect_err("hold_at_least");
+    out_of_range(error, at_least, Duration::ZERO, ceiling);
+    let error = locks.lease("a").label("x".repeat(256)).acquire().await.expect_err("label");
+    assert!(matches!(error, Error::LabelTooLong { bytes: 256 }), "{error}");
+    assert!(!error.is_retryable());
+
+    for ttl in [floor, ceiling] {
+        let lease = locks.lease("a").ttl(ttl).acquire().await.expect("the bounds are allowed");
+        for extension in [ms(999), ceiling + ms(1)] {
+            out_of_range(lease.extend(extension).await.expect_err("extend"), extension, floor, ceiling);
+        }
+        lease.release().await.expect("no extension has harmed it");
+    }
+    let lease = locks.lease("a").max_hold(Duration::MAX).acquire().await.expect("no limit");
+    assert!(lease.is_held());
+    lease.release().await.expect("release");
+}
+
+#[track_caller]
+fn out_of_range(error: Error, given: Duration, min: Duration, max: Duration) {
+    match error {
+        Error::OutOfRange { given: g, min: a, max: b, .. } => assert_eq!((g, a, b), (given, min, max)),
+        error => panic!("{error}"),
+    }
+}
+
+#[tokio::test]
+async fn the_bounds_of_a_ttl_are_a_choice_of_the_builder() {
+    let db = fresh().await;
+    let (min, max) = (ms(1500), ms(2500));
+    let locks = Locks::builder(db.pool_of(1).await).ttl_range(min..=max).build();
+    out_of_range(locks.lease("a").ttl(ms(1499)).acquire().await.expect_err("ttl"), ms(1499), min, max);
+    out_of_range(locks.lease("a").ttl(ms(2501)).acquire().await.expect_err("ttl"), ms(2501), min, max);
+    let lease = locks.lease("a").ttl(ms(2000)).acquire().await.expect("acquire");
+    lease.release().await.expect("release");
+}
+
+// ---- promise 4: tokens
+
+#[tokio::test]
+async fn tokens_rise_however_a_holding_ends() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let mut last = None;
+    let mut rises = |lease: &Lease, after: &str| {
+        let token = lease.token();
+        assert!(token.get() < 1 << 53, "exact in JSON");
+        assert!(Some(token) > last, "after {after}");
+        last = Some(token);
+        token
+    };
+    for round in 0..3 {
+        let lease = take(if round % 2 == 0 { &ours } else { &theirs }, "a").await;
+        rises(&lease, "a sweep");
+        lease.release().await.expect("release");
+
+        let lease = take(&theirs, "a").await;
+        rises(&lease, "a release");
+        drop(lease);
+
+        let lease = soon("the turn", ours.lease("a").ttl(SHORT).renew(false).acquire()).await.expect("acquire");
+        rises(&lease, "a drop");
+        soon("the loss", lease.lost()).await;
+
+        let lease = take(&theirs, "a").await;
+        let token = rises(&lease, "an expiry");
+        assert!(ours.evict("a", token).await.expect("evict"));
+
+        let next = take(&ours, "a").await;
+        rises(&next, "an eviction");
+        drop(lease);
+        next.release().await.expect("release");
+
+        // One hand-off inside the process, in one statement.
+        let lease = take(&ours, "a").await;
+        rises(&lease, "a release");
+        let mut next = std::pin::pin!(ours.lease("a").ttl(LONG).acquire());
+        tokio::time::timeout(ms(20), &mut next).await.expect_err("held");
+        lease.release().await.expect("release");
+        let next = soon("the turn", next).await.expect("acquire");
+        rises(&next, "a hand-off");
+        next.release().await.expect("release");
+
+        sweep_away(&ours, "a").await;
+    }
+}
+
+/// Purges the row of a name that is free.
+async fn sweep_away(locks: &Locks, name: &str) {
+    let until = Instant::now() + SOON;
+    while locks.sweeper().retention(Duration::ZERO).sweep().await.expect("sweep") == 0 {
+        assert!(Instant::now() < until, "{name} is not purged");
+    }
+}
+
+#[tokio::test]
+async fn a_token_is_a_number_that_survives_printing() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let lease = take(&locks, "a").await;
+    let printed = lease.token().to_string();
+    let read = printed.parse().ok().and_then(FencingToken::new);
+    assert_eq!(read, Some(lease.token()));
+    lease.release().await.expect("release");
+}
+
+fn delta(duration: Duration) -> TimeDelta {
+    TimeDelta::from_std(duration).expect("a short time")
 }

@@ -1,4 +1,21 @@
 //! Written once, by noun; every database passes it.
 
+mod cancel;
+mod connections;
+mod crash;
 mod examples;
+mod fence;
+mod handover;
+mod inspect;
+mod isolation;
 mod lease;
+mod name;
+mod network;
+mod owner;
+mod pooler;
+mod schema;
+mod server;
+mod statements;
+mod storm;
+mod sweeper;
+mod witness;

@@ -7,8 +7,9 @@ pub mod proxy;
 pub mod server;
 pub mod worker;
 
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sqlock::{Locks, LocksBuilder};
 use sqlx::{AssertSqlSafe, Pool};
@@ -77,7 +78,11 @@ pub async fn empty() -> Fresh {
 /// A place of its own on a server, without tables.
 pub async fn empty_on(server: &str) -> Fresh {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
-    let name = format!("t{}_{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
+    // The start of the process is part of it: places outlive their process on a server that is used again, and ids recur.
+    static START: LazyLock<u128> =
+        LazyLock::new(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis()));
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    let name = format!("t{}_{}_{serial}", *START, std::process::id());
     let admin = connect(server, 1).await;
     let url = match DATABASE {
         Database::Postgres => {

@@ -1,1 +1,236 @@
-//! placeholder
+//! Other processes: started, spoken to, killed, stopped and put under another clock. What they are is in
+//! `test_worker.rs`.
+
+#![allow(unreachable_pub, reason = "included by several tests")]
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use sqlx::{AssertSqlSafe, Pool};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::ChildStdout;
+
+use super::history::{Audit, History, read_dir};
+use super::{Fresh, soon};
+use crate::Sql;
+
+/// A process that holds leases on command. Dropping it kills it.
+///
+/// Start it from the body of a test: it ends with the thread that started it.
+pub struct Worker {
+    child: Child,
+    commands: ChildStdin,
+    answers: Lines<BufReader<ChildStdout>>,
+}
+
+impl Worker {
+    pub fn start(url: &str) -> Self {
+        Self::launch(Command::new(program()).arg(url))
+    }
+
+    /// A process that reads the time from a clock of ours. What it measures with the monotonic clock stays true.
+    pub fn start_under(clock: &Clock, url: &str) -> Self {
+        let library = std::env::var("SQLOCK_FAKETIME")
+            .unwrap_or_else(|_| panic!("SQLOCK_FAKETIME is not set: run scripts/test, or eval \"$(scripts/servers)\""));
+        Self::launch(
+            Command::new(program())
+                .arg(url)
+                .env("LD_PRELOAD", library)
+                .env("FAKETIME_TIMESTAMP_FILE", clock.file())
+                .env("FAKETIME_NO_CACHE", "1")
+                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+                .env("FAKETIME_FORCE_MONOTONIC_FIX", "0"),
+        )
+    }
+
+    fn launch(command: &mut Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a worker can be started");
+        let commands = child.stdin.take().expect("a pipe was asked for");
+        let answers = child.stdout.take().expect("a pipe was asked for");
+        let answers = ChildStdout::from_std(answers).expect("a pipe can be read asynchronously");
+        Self { child, commands, answers: BufReader::new(answers).lines() }
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    // ---- what it does
+
+    /// Sends a command without waiting for the answer.
+    pub fn tell(&mut self, command: &str) {
+        writeln!(self.commands, "{command}").expect("the worker takes commands");
+    }
+
+    /// The next answer.
+    pub async fn answer(&mut self) -> String {
+        soon("an answer of the worker", self.answer_some_time()).await
+    }
+
+    /// The same, for what may take its time.
+    pub async fn answer_some_time(&mut self) -> String {
+        let answer = self.answers.next_line().await;
+        answer.expect("the worker can be read").expect("the worker is alive")
+    }
+
+    pub async fn ask(&mut self, command: &str) -> String {
+        self.tell(command);
+        self.answer().await
+    }
+
+    /// Acquires the lease, and returns the token.
+    pub async fn hold(&mut self, name: &str, ttl: Duration) -> i64 {
+        token(&self.ask(&format!("hold {name} {}", ttl.as_millis())).await)
+    }
+
+    /// The token, or `None`: taken.
+    pub async fn try_hold(&mut self, name: &str, ttl: Duration) -> Option<i64> {
+        let answer = self.ask(&format!("try {name} {}", ttl.as_millis())).await;
+        (answer != "taken").then(|| token(&answer))
+    }
+
+    /// Whether the lease is held, and when it last was, by the boot clock.
+    pub async fn status(&mut self) -> (bool, u64) {
+        let answer = self.ask("status").await;
+        let (held, last) = answer.split_once(' ').unwrap_or_else(|| panic!("status: {answer}"));
+        (held == "held", last.parse().unwrap_or_else(|_| panic!("status: {answer}")))
+    }
+
+    /// The token of whoever holds the name, and for how much longer.
+    pub async fn inspect(&mut self, name: &str) -> Option<(i64, Duration)> {
+        let answer = self.ask(&format!("inspect {name}")).await;
+        if answer == "free" {
+            return None;
+        }
+        let numbers = answer.split_once(' ').and_then(|(t, ms)| Some((t.parse().ok()?, ms.parse().ok()?)));
+        let (token, ms) = numbers.unwrap_or_else(|| panic!("inspect: {answer}"));
+        Some((token, Duration::from_millis(ms)))
+    }
+
+    // ---- what is done to it
+
+    /// `kill -9`, and it is gone.
+    pub fn kill(&mut self) {
+        // It may have been killed before.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Returns when all its threads stand still.
+    pub fn stop(&self) {
+        kill_process(self.pid(), Signal::STOP).expect("the worker can be stopped");
+        waitid(WaitId::Pid(self.pid()), WaitIdOptions::STOPPED).expect("the worker stops");
+    }
+
+    /// Ends [`Worker::stop`].
+    pub fn resume(&self) {
+        kill_process(self.pid(), Signal::CONT).expect("the worker can be resumed");
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.kill();
+        // libfaketime's shared memory, if it had some.
+        let pid = self.pid();
+        for name in [format!("faketime_shm_{pid}"), format!("sem.faketime_sem_{pid}")] {
+            let _ = fs::remove_file(Path::new("/dev/shm").join(name));
+        }
+    }
+}
+
+fn token(answer: &str) -> i64 {
+    let token = answer.strip_prefix("token ").and_then(|token| token.parse().ok());
+    token.unwrap_or_else(|| panic!("no token: {answer}"))
+}
+
+/// Where cargo puts the program: beside the directory of the test's own.
+fn program() -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows where it is");
+    let profile = test.ancestors().nth(2).expect("tests are in target/PROFILE/deps");
+    let program = profile.join("examples/test_worker");
+    assert!(program.exists(), "there is no {}: run cargo build --examples --all-features", program.display());
+    program
+}
+
+/// A wall clock for workers, ahead of the real one or behind it.
+pub struct Clock(tempfile::TempDir);
+
+impl Clock {
+    pub fn ahead(seconds: i64) -> Self {
+        let clock = Self(tempfile::tempdir().expect("a temporary directory"));
+        clock.jump(seconds);
+        clock
+    }
+
+    /// From now on it is ahead (or behind) by this much.
+    pub fn jump(&self, seconds: i64) {
+        let new = self.0.path().join("new");
+        fs::write(&new, format!("{seconds:+}\n")).expect("the clock can be set");
+        fs::rename(new, self.file()).expect("the clock can be set");
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.path().join("clock")
+    }
+}
+
+/// What the workers write in fenced transactions: a counter for each name, and who has written.
+pub struct Guarded {
+    pool: Pool<Sql>,
+}
+
+impl Guarded {
+    pub async fn create(db: &Fresh, names: &[&str]) -> Self {
+        let pool = db.pool_of(1).await;
+        for sql in [
+            "CREATE TABLE guarded (name VARCHAR(64) PRIMARY KEY, value BIGINT NOT NULL)",
+            "CREATE TABLE audit (name VARCHAR(64), seq BIGINT, token BIGINT NOT NULL, worker VARCHAR(64) NOT NULL,
+                                 PRIMARY KEY (name, seq))",
+        ] {
+            sqlx::query(sql).execute(&pool).await.expect("a table");
+        }
+        for name in names {
+            let sql = format!("INSERT INTO guarded VALUES ('{name}', 0)");
+            sqlx::query(AssertSqlSafe(sql)).execute(&pool).await.expect("a counter");
+        }
+        Self { pool }
+    }
+
+    pub async fn value(&self, name: &str) -> i64 {
+        let sql = format!("SELECT value FROM guarded WHERE name = '{name}'");
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.pool).await.expect("the counter")
+    }
+
+    pub async fn audit(&self) -> Vec<Audit> {
+        let rows: Vec<(String, i64, i64, String)> =
+            sqlx::query_as("SELECT name, seq, token, worker FROM audit ORDER BY name, seq")
+                .fetch_all(&self.pool)
+                .await
+                .expect("the audit");
+        let audit = |(name, seq, token, proc)| {
+            let token = u64::try_from(token).expect("tokens are positive");
+            Audit { seq, name, token, proc }
+        };
+        rows.into_iter().map(audit).collect()
+    }
+
+    /// What the workers have recorded in a directory, beside what they have written under a name.
+    pub async fn history(&self, dir: &Path, name: &str) -> History {
+        let value = u64::try_from(self.value(name).await).expect("the counter counts up");
+        History {
+            events: read_dir(dir),
+            audit: self.audit().await,
+            counters: [(name.to_owned(), value)].into(),
+            ..History::default()
+        }
+    }
+
+    pub fn pool(&self) -> &Pool<Sql> {
+        &self.pool
+    }
+}

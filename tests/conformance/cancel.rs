@@ -1,0 +1,445 @@
+//! Promise 9: every public future may be dropped at any await point.
+
+use std::future::poll_fn;
+use std::task::Poll;
+use std::time::Duration;
+
+use sqlock::{Lease, Locks, Owner};
+use sqlx::Pool;
+use tokio::time::Instant;
+
+use super::witness::Witness;
+use crate::Sql;
+use crate::support::{Fresh, SOON, empty, fresh, soon};
+
+/// A lease of this length that was left behind is still there when a test gives up.
+const LONG: Duration = Duration::from_secs(600);
+
+/// No future here is polled so often.
+const ENOUGH: usize = 500;
+
+/// Where a future is dropped: after so many polls, at once or when it has been woken for the next one.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    polls: usize,
+    woken: bool,
+}
+
+/// Drops a future at a point. `Some`: it was done before.
+async fn until<F: Future>(point: Point, future: F) -> Option<F::Output> {
+    let mut future = Box::pin(future);
+    let mut polls = 0;
+    let polled = poll_fn(|cx| {
+        if polls == point.polls {
+            return Poll::Ready(None);
+        }
+        polls += 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if polls == point.polls && !point.woken => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    });
+    soon("the next wake-up", polled).await
+}
+
+/// Plays a scene for every point, until it tells that its future was done before it could be dropped.
+async fn everywhere(mut scene: impl AsyncFnMut(Point) -> bool) {
+    for polls in 0..ENOUGH {
+        let done = scene(Point { polls, woken: false }).await;
+        let done_too = scene(Point { polls, woken: true }).await;
+        if done && done_too {
+            assert!(polls > 0, "it must be polled to be done");
+            return;
+        }
+    }
+    panic!("not done after {ENOUGH} polls");
+}
+
+struct Stage {
+    db: Fresh,
+    witness: Witness,
+    /// The client whose futures are dropped, and the application's pool that it was made from.
+    ours: Locks,
+    pool: Pool<Sql>,
+    theirs: Locks,
+}
+
+impl Stage {
+    async fn set() -> Self {
+        let mut db = fresh().await;
+        let witness = Witness::of(&mut db).await;
+        let pool = db.pool_of(2).await;
+        let ours = crate::support::builder(pool.clone()).build();
+        let theirs = db.locks().await;
+        Self { ours, theirs, pool, witness, db }
+    }
+
+    /// Nothing is left behind: the name is free, nobody waits for it, no transaction is open, the pool works.
+    async fn is_clean(&self) {
+        let lease = soon("the name", self.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+        lease.release().await.expect("release");
+        self.nothing_is_held().await;
+        self.witness.no_transactions().await;
+        self.pool_works().await;
+    }
+
+    async fn nothing_is_held(&self) {
+        let until = Instant::now() + SOON;
+        // A grant that nobody received goes back a moment later.
+        while let listed = self.theirs.list("").await.expect("list")
+            && !listed.is_empty()
+        {
+            assert!(Instant::now() < until, "left behind: {listed:#?}");
+        }
+    }
+
+    async fn pool_works(&self) {
+        let mut one = self.pool.begin().await.expect("begin");
+        let mut two = self.pool.begin().await.expect("begin");
+        for tx in [&mut one, &mut two] {
+            sqlx::query("SELECT 1").execute(&mut **tx).await.expect("select");
+        }
+        one.commit().await.expect("commit");
+        two.commit().await.expect("commit");
+    }
+
+    async fn lease(&self) -> Lease {
+        soon("the grant", self.ours.lease("a").ttl(LONG).acquire()).await.expect("acquire")
+    }
+}
+
+#[tokio::test]
+async fn acquire() {
+    let stage = Stage::set().await;
+    everywhere(async |point| {
+        let done = until(point, stage.ours.lease("a").ttl(LONG).acquire()).await;
+        let done = done.map(|lease| lease.expect("acquire")).is_some();
+        stage.is_clean().await;
+        done
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn acquire_by_an_owner() {
+    let stage = Stage::set().await;
+    let owner = Owner::random();
+    everywhere(async |point| {
+        let done = until(point, stage.ours.lease("a").ttl(LONG).owner(owner).acquire()).await;
+        let done = done.map(|lease| lease.expect("acquire")).is_some();
+        stage.is_clean().await;
+        done
+    })
+    .await;
+    // Entering again: the outer hold is not harmed, and ends with its own release.
+    everywhere(async |point| {
+        let outer = stage.ours.lease("a").ttl(LONG).owner(owner).acquire().await.expect("acquire");
+        let done = until(point, stage.ours.lease("a").ttl(LONG).owner(owner).acquire()).await;
+        let done = done.map(|lease| lease.expect("acquire")).is_some();
+        outer.extend(LONG).await.expect("still held");
+        outer.release().await.expect("ours to the end");
+        stage.is_clean().await;
+        done
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn acquire_behind_a_holder_of_the_same_process() {
+    let stage = Stage::set().await;
+    for wait in [None, Some(SOON)] {
+        everywhere(async |point| {
+            let holder = stage.lease().await;
+            let leaves = tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                holder.release().await
+            });
+            let request = stage.ours.lease("a").ttl(LONG);
+            let request = if let Some(wait) = wait { request.wait(wait) } else { request };
+            let done = until(point, request.acquire()).await;
+            let done = done.map(|lease| lease.expect("acquire")).is_some();
+            leaves.await.expect("no panic").expect("release");
+            stage.is_clean().await;
+            done
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn acquire_behind_a_holder_of_another_process() {
+    let stage = Stage::set().await;
+    for wait in [None, Some(SOON)] {
+        everywhere(async |point| {
+            let holder = soon("the grant", stage.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+            let leaves = tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                holder.release().await
+            });
+            let request = stage.ours.lease("a").ttl(LONG);
+            let request = if let Some(wait) = wait { request.wait(wait) } else { request };
+            let done = until(point, request.acquire()).await;
+            let done = done.map(|lease| lease.expect("acquire")).is_some();
+            leaves.await.expect("no panic").expect("release");
+            stage.is_clean().await;
+            done
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn acquire_that_times_out() {
+    let stage = Stage::set().await;
+    everywhere(async |point| {
+        let holder = soon("the grant", stage.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+        let request = stage.ours.lease("a").ttl(LONG).wait(Duration::from_millis(30));
+        let done = until(point, request.acquire()).await;
+        let done = done.map(|lease| lease.expect_err("held")).is_some_and(|error| error.is_timeout());
+        holder.release().await.expect("release");
+        stage.is_clean().await;
+        done
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn try_acquire() {
+    let stage = Stage::set().await;
+    everywhere(async |point| {
+        let done = until(point, stage.ours.lease("a").ttl(LONG).try_acquire()).await;
+        let done = done.map(|lease| lease.expect("try").expect("free")).is_some();
+        stage.is_clean().await;
+        done
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_try_that_is_dropped_does_not_disturb_the_holder_of_the_name() {
+    let stage = Stage::set().await;
+    everywhere(async |point| {
+        let holder = stage.lease().await;
+        let here = until(point, stage.ours.lease("a").try_acquire()).await;
+        let there = until(point, stage.theirs.lease("a").try_acquire()).await;
+        let done = [here, there].map(|tried| tried.map(|lease| assert!(lease.expect("try").is_none())).is_some());
+        holder.extend(LONG).await.expect("still held");
+        holder.release().await.expect("ours to the end");
+        stage.is_clean().await;
+        done == [true, true]
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn run() {
+    let stage = Stage::set().await;
+    everywhere(async |point| {
+        let work = stage.ours.lease("a").ttl(LONG).run(async |lease| {
+            tokio::task::yield_now().await;
+            lease.extend(LONG).await.expect("extend");
+            let tx = stage.pool.begin().await.expect("begin");
+            tokio::task::yield_now().await;
+            tx.rollback().await.expect("rollback");
+        });
+        let done = until(point, work).await.map(|outcome| outcome.expect("run")).is_some();
+        // The begin of the work itself is not ours, and sqlx's may leave a transaction open when it is dropped.
+        let lease = soon("the name", stage.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+        lease.release().await.expect("release");
+        stage.nothing_is_held().await;
+        done
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn release() {
+    let stage = Stage::set().await;
+    everywhere(async |point| {
+        let lease = stage.lease().await;
+        let done = until(point, lease.release()).await.map(|verdict| verdict.expect("release")).is_some();
+        stage.is_clean().await;
+        done
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn release_to_a_waiter_of_the_same_process() {
+    let stage = Stage::set().await;
+    everywhere(async |point| {
+        let lease = stage.lease().await;
+        let mut next = std::pin::pin!(stage.ours.lease("a").ttl(LONG).acquire());
+        tokio::time::timeout(Duration::from_millis(5), &mut next).await.expect_err("held");
+        let done = until(point, lease.release()).await.map(|verdict| verdict.expect("release")).is_some();
+        let next = soon("the turn", next).await.expect("acquire");
+        next.release().await.expect("ours to the end");
+        stage.is_clean().await;
+        done
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn extend_and_lost() {
+    let stage = Stage::set().await;
+    everywhere(async |point| {
+        let lease = stage.lease().await;
+        let done = until(point, lease.extend(LONG)).await.map(|extended| extended.expect("extend")).is_some();
+        // It stays pending while the lease is held, so it is dropped without waiting for the next wake-up.
+        let held = until(Point { woken: false, ..point }, lease.lost());
+        let _ = tokio::time::timeout(Duration::from_millis(1), held).await;
+        assert!(lease.is_held());
+        lease.release().await.expect("ours to the end");
+        stage.is_clean().await;
+        done
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn fence() {
+    let stage = Stage::set().await;
+    everywhere(async |point| {
+        let lease = stage.lease().await;
+        let mut tx = stage.pool.begin().await.expect("begin");
+        let done = until(point, lease.fence(&mut tx)).await.map(|fenced| fenced.expect("fence")).is_some();
+        drop(tx);
+        lease.release().await.expect("ours to the end");
+        stage.is_clean().await;
+        done
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn list_and_inspect() {
+    let stage = Stage::set().await;
+    let held = stage.ours.lease("b").ttl(LONG).acquire().await.expect("acquire");
+    everywhere(async |point| {
+        let listed = until(point, stage.ours.list("")).await;
+        let inspected = until(point, stage.ours.inspect("b")).await;
+        let done = [
+            listed.map(|listed| assert_eq!(listed.expect("list").len(), 1)).is_some(),
+            inspected.map(|info| assert!(info.expect("inspect").is_some())).is_some(),
+        ];
+        held.extend(LONG).await.expect("still held");
+        stage.witness.no_transactions().await;
+        stage.pool_works().await;
+        done == [true, true]
+    })
+    .await;
+    held.release().await.expect("release");
+    stage.is_clean().await;
+}
+
+#[tokio::test]
+async fn evict() {
+    let stage = Stage::set().await;
+    everywhere(async |point| {
+        let lease = soon("the grant", stage.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+        let done = until(point, stage.ours.evict("a", lease.token())).await;
+        let done = done.map(|evicted| assert!(evicted.expect("evict"))).is_some();
+        // It can be repeated: either this one ends the holding, or the first one has.
+        stage.ours.evict("a", lease.token()).await.expect("evict");
+        assert!(lease.release().await.expect_err("evicted").is_lost());
+        stage.is_clean().await;
+        done
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn sweep() {
+    let stage = Stage::set().await;
+    let held = stage.theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
+    everywhere(async |point| {
+        for name in ["c", "d", "e"] {
+            let lease = soon("the grant", stage.theirs.lease(name).acquire()).await.expect("acquire");
+            lease.release().await.expect("release");
+        }
+        let sweeper = stage.ours.sweeper().retention(Duration::ZERO).batch(1);
+        let done = until(point, sweeper.sweep()).await.map(|purged| purged.expect("sweep")).is_some();
+        held.extend(LONG).await.expect("still held");
+        stage.witness.no_transactions().await;
+        stage.pool_works().await;
+        done
+    })
+    .await;
+    held.release().await.expect("release");
+    stage.is_clean().await;
+}
+
+#[tokio::test]
+async fn resume() {
+    let stage = Stage::set().await;
+    everywhere(async |point| {
+        let lease = soon("the grant", stage.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+        let exported = lease.export().expect("export");
+        let done = until(point, stage.ours.resume(exported.clone())).await;
+        match done {
+            Some(lease) => lease.expect("resume").release().await.expect("ours to the end"),
+            // It can be resumed again.
+            None => {
+                let lease = stage.ours.resume(exported).await.expect("resume");
+                lease.release().await.expect("ours to the end");
+                stage.is_clean().await;
+                return false;
+            }
+        }
+        stage.is_clean().await;
+        true
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn shutdown() {
+    let stage = Stage::set().await;
+    everywhere(async |point| {
+        let locks = stage.db.locks().await;
+        let lease = soon("the grant", locks.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+        let other = soon("the grant", locks.lease("b").ttl(LONG).acquire()).await.expect("acquire");
+        let done = until(point, locks.shutdown()).await.map(|outcome| outcome.expect("shutdown")).is_some();
+        if point.polls > 0 {
+            // The leases are on their way back although they are still in our hands.
+            let next = soon("the name", stage.theirs.lease("b").ttl(LONG).acquire()).await.expect("acquire");
+            next.release().await.expect("release");
+        }
+        drop((lease, other));
+        stage.is_clean().await;
+        done
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn migrate() {
+    let mut db = empty().await;
+    let witness = Witness::of(&mut db).await;
+    let pool = db.pool_of(2).await;
+    everywhere(async |point| {
+        let done = until(point, crate::support::builder(pool.clone()).build().migrate()).await;
+        let done = done.map(|migrated| migrated.expect("migrate")).is_some();
+        witness.no_transactions().await;
+        assert_eq!(witness.advisory_locks().await, 0);
+        // It can be called again, by whomever.
+        let again = db.locks().await;
+        soon("the migration", again.migrate()).await.expect("migrate");
+        again.lease("a").acquire().await.expect("acquire").release().await.expect("release");
+        again.shutdown().await.expect("shutdown");
+        if !done {
+            drop_tables(&pool).await;
+        }
+        done
+    })
+    .await;
+}
+
+async fn drop_tables(pool: &Pool<Sql>) {
+    for table in ["sqlock_lease", "sqlock_fence", "_sqlock_migrations"] {
+        let drop = sqlx::AssertSqlSafe(format!("DROP TABLE IF EXISTS {table}"));
+        sqlx::query(drop).execute(pool).await.expect("drop the tables");
+    }
+}

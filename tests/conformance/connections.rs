@@ -1,0 +1,230 @@
+//! Promise 10: two connections, whatever is held or waited for, and none of the application's.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use sqlock::Locks;
+use sqlx::sqlite::SqlitePoolOptions;
+use tokio::task::JoinSet;
+
+use super::witness::Witness;
+use crate::DATABASE;
+use crate::support::{Database, builder, fresh, soon};
+
+const LONG: Duration = Duration::from_secs(600);
+
+#[tokio::test]
+async fn leases_stay_held_and_waiters_get_theirs_while_business_takes_the_whole_pool() {
+    let db = fresh().await;
+    let pool = db.pool_of(1).await;
+    if DATABASE == Database::Sqlite {
+        // Otherwise one reader keeps every writer out, and no lease in the same file can be renewed.
+        sqlx::query("PRAGMA journal_mode = WAL").execute(&pool).await.expect("WAL");
+    }
+    let (ours, theirs) = (builder(pool.clone()).build(), db.locks().await);
+    let ttl = Duration::from_secs(3);
+
+    // The business transaction takes the pool's only connection. It reads and does not write: SQLite has one writer for
+    // the whole file, and a write transaction of the application keeps ours out as it keeps everybody out.
+    let mut business = pool.begin().await.expect("begin");
+    sqlx::query("SELECT count(*) FROM sqlock_lease").fetch_one(&mut *business).await.expect("select");
+    assert!(pool.try_acquire().is_none(), "nothing is left in the pool");
+
+    let mut taken = JoinSet::new();
+    for i in 0..50 {
+        let request = ours.lease(format!("name/{i}")).ttl(ttl);
+        taken.spawn(async move { soon("the grant", request.acquire()).await.expect("acquire") });
+    }
+    let mut leases = taken.join_all().await;
+    leases.sort_by(|a, b| a.name().cmp(b.name()));
+
+    // Behind every second one somebody waits, here or elsewhere.
+    let arrived = Arc::new(AtomicUsize::new(0));
+    let mut waiters = JoinSet::new();
+    for (i, lease) in leases.iter().enumerate().filter(|(i, _)| i % 2 == 0) {
+        let locks = if i % 4 == 0 { &ours } else { &theirs };
+        let request = locks.lease(lease.name().as_str()).ttl(ttl);
+        let (token, arrived) = (lease.token(), Arc::clone(&arrived));
+        waiters.spawn(async move {
+            let lease = request.acquire().await.expect("acquire");
+            assert!(lease.token() > token);
+            arrived.fetch_add(1, Ordering::SeqCst);
+            lease
+        });
+    }
+
+    tokio::time::sleep(ttl * 3).await;
+    for lease in &leases {
+        assert!(lease.is_held(), "{} was lost", lease.name());
+    }
+    assert_eq!(arrived.load(Ordering::SeqCst), 0, "nobody else got in");
+    let listed = theirs.list("name/").await.expect("list");
+    assert_eq!(listed.len(), 50);
+    for (info, lease) in listed.iter().zip(&leases) {
+        assert_eq!(info.token, lease.token());
+    }
+
+    let mut waited_for = 0;
+    let mut kept = Vec::new();
+    for (i, lease) in leases.into_iter().enumerate() {
+        if i % 2 == 0 {
+            lease.release().await.expect("ours to the end");
+            waited_for += 1;
+        } else {
+            kept.push(lease);
+        }
+    }
+    let followers = soon("their turn", waiters.join_all()).await;
+    assert_eq!((followers.len(), waited_for), (25, 25));
+    for lease in followers.into_iter().chain(kept) {
+        lease.release().await.expect("ours to the end");
+    }
+
+    // And all the while the business went on undisturbed.
+    sqlx::query("SELECT count(*) FROM sqlock_lease").fetch_one(&mut *business).await.expect("select");
+    business.commit().await.expect("commit");
+}
+
+#[tokio::test]
+async fn two_connections_do_for_two_hundred_leases_and_fifty_waiters() {
+    let mut db = fresh().await;
+    let witness = Witness::of(&mut db).await;
+    let most = if DATABASE == Database::Sqlite { 1 } else { 2 };
+    let locks = db.locks().await;
+    assert_eq!(witness.connections().await, 0, "none until one is needed");
+
+    let mut taken = JoinSet::new();
+    for i in 0..200 {
+        let request = locks.lease(format!("name/{i}")).ttl(Duration::from_secs(3));
+        taken.spawn(async move { soon("the grant", request.acquire()).await.expect("acquire") });
+    }
+    let mut leases = taken.join_all().await;
+    let mut waiters = JoinSet::new();
+    for i in 0..50 {
+        // Several in one line, too.
+        let request = locks.lease(format!("name/{}", i % 40)).ttl(LONG);
+        waiters.spawn(async move { request.acquire().await.expect("acquire").release().await });
+    }
+    // Through a round of renewals, or two.
+    for _ in 0..25 {
+        let open = witness.connections().await;
+        assert!((1..=most).contains(&open), "{open} connections");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(leases.iter().all(|lease| lease.is_held()));
+    let mut released = JoinSet::new();
+    for lease in leases.drain(..) {
+        released.spawn(lease.release());
+    }
+    for verdict in released.join_all().await {
+        verdict.expect("ours to the end");
+    }
+    for verdict in soon("their turn", waiters.join_all()).await {
+        verdict.expect("ours to the end");
+    }
+    let open = witness.connections().await;
+    assert!((1..=most).contains(&open), "{open} connections");
+    locks.shutdown().await.expect("shutdown");
+    closed(&witness).await;
+}
+
+#[tokio::test]
+async fn one_connection_does_too() {
+    let mut db = fresh().await;
+    let witness = Witness::of(&mut db).await;
+    let locks = db.builder().await.connections(1).build();
+    let mut taken = JoinSet::new();
+    for i in 0..50 {
+        let request = locks.lease(format!("name/{i}")).ttl(LONG);
+        taken.spawn(async move {
+            let lease = soon("the grant", request.acquire()).await.expect("acquire");
+            lease.extend(LONG).await.expect("extend");
+            lease
+        });
+    }
+    let leases = taken.join_all().await;
+    assert_eq!(witness.connections().await, 1);
+    for lease in leases {
+        lease.release().await.expect("ours to the end");
+    }
+    assert_eq!(witness.connections().await, 1);
+}
+
+#[tokio::test]
+async fn the_connections_end_with_the_last_handle() {
+    let mut db = fresh().await;
+    let witness = Witness::of(&mut db).await;
+    let locks = db.locks().await;
+    let clone = locks.clone();
+    let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    drop(locks);
+    drop(clone);
+    // The lease is a handle, too.
+    assert!(witness.connections().await > 0);
+    lease.extend(LONG).await.expect("still held");
+    lease.release().await.expect("ours to the end");
+    closed(&witness).await;
+}
+
+#[tokio::test]
+async fn the_applications_pool_is_left_alone() {
+    let db = fresh().await;
+    let pool = db.pool_of(4).await;
+    let locks = builder(pool.clone()).build();
+    locks.migrate().await.expect("migrate");
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    locks.list("").await.expect("list");
+    locks.sweeper().sweep().await.expect("sweep");
+    lease.release().await.expect("release");
+    assert_eq!(pool.size(), 0, "not one of its connections was opened");
+    // Not even a closed one stops us: its options are all that is taken from it.
+    pool.close().await;
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    lease.release().await.expect("release");
+}
+
+/// SQLite's exception, on whatever database this suite runs: a database in memory is its connection, so that is borrowed,
+/// for one statement at a time.
+#[tokio::test]
+async fn in_memory_the_pools_connection_is_borrowed() {
+    let pool = SqlitePoolOptions::new()
+        .max_connections(1)
+        .min_connections(1)
+        .idle_timeout(None)
+        .max_lifetime(None)
+        .connect("sqlite::memory:")
+        .await
+        .expect("a database in memory");
+    let locks = Locks::new(pool.clone());
+    locks.migrate().await.expect("migrate");
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    assert!(locks.lease("a").try_acquire().await.expect("try").is_none());
+    let held: String = sqlx::query_scalar("SELECT name FROM sqlock_lease WHERE holds <> ''")
+        .fetch_one(&pool)
+        .await
+        .expect("the application sees the row in its own database");
+    assert_eq!(held, "a");
+
+    let mut tx = pool.begin().await.expect("it was given back");
+    lease.fence(&mut tx).await.expect("fence");
+    sqlx::query("CREATE TABLE business (id INTEGER)").execute(&mut *tx).await.expect("create");
+    tx.commit().await.expect("commit");
+    assert_eq!(pool.size(), 1);
+    let token = lease.token();
+    lease.release().await.expect("release");
+    let next = locks.lease("a").acquire().await.expect("acquire");
+    assert!(next.token() > token);
+    next.release().await.expect("release");
+    locks.shutdown().await.expect("shutdown");
+    sqlx::query("SELECT id FROM business").fetch_all(&pool).await.expect("the pool lives on");
+}
+
+async fn closed(witness: &Witness) {
+    soon("the end of the connections", async {
+        while witness.connections().await > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}

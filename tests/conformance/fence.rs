@@ -1,0 +1,538 @@
+//! Fenced transactions, against everything that may come between: a takeover before and after, an eviction, the
+//! holder's own release, a second transaction, and workers that never keep their time (promise 6).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use sqlock::{Error, Lease, Locks, LossCause};
+use sqlx::{AssertSqlSafe, Executor, Pool, Transaction};
+use tokio::time::{sleep, timeout};
+
+use crate::support::{Database, Fresh, SOON, connect, fresh, soon};
+use crate::{DATABASE, Sql};
+
+/// Long enough to begin a fenced transaction on a busy machine, short enough to wait for its end.
+const BRIEF: Duration = Duration::from_millis(1500);
+
+/// A database with our tables and one business table, of a counter.
+pub(super) struct Books {
+    pub(super) db: Fresh,
+    pub(super) pool: Pool<Sql>,
+}
+
+pub(super) async fn books() -> Books {
+    books_in(fresh().await).await
+}
+
+pub(super) async fn books_in(db: Fresh) -> Books {
+    let pool = db.pool().await;
+    if DATABASE == Database::Sqlite {
+        // Readers that hinder no writer, as on the others.
+        run(&pool, "PRAGMA journal_mode = WAL").await;
+    }
+    run(&pool, "CREATE TABLE counter (id INTEGER NOT NULL PRIMARY KEY, value BIGINT NOT NULL)").await;
+    run(&pool, "INSERT INTO counter (id, value) VALUES (1, 0), (2, 0)").await;
+    Books { db, pool }
+}
+
+impl Books {
+    pub(super) async fn value(&self, id: u8) -> i64 {
+        let sql = format!("SELECT value FROM counter WHERE id = {id}");
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.pool).await.expect("the counter can be read")
+    }
+
+    /// What an application has that works at this isolation level.
+    pub(super) async fn at(&self, level: &'static str) -> Business {
+        Business::at(&self.db.url, level).await
+    }
+}
+
+/// The isolation levels that a transaction can have. SQLite knows only the moment at which it takes the write lock.
+pub(super) fn levels() -> &'static [&'static str] {
+    match DATABASE {
+        Database::Sqlite => &["DEFERRED", "IMMEDIATE", "EXCLUSIVE"],
+        _ => &["READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"],
+    }
+}
+
+/// An application's pool whose transactions have a certain isolation level.
+#[derive(Clone)]
+pub(super) struct Business {
+    pool: Pool<Sql>,
+    level: &'static str,
+}
+
+impl Business {
+    pub(super) async fn at(url: &str, level: &'static str) -> Self {
+        let set = match DATABASE {
+            Database::Postgres => format!("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL {level}"),
+            Database::MySql | Database::MariaDb => format!("SET SESSION TRANSACTION ISOLATION LEVEL {level}"),
+            Database::Sqlite => "SELECT 1".into(),
+        };
+        let lazy = connect(url, 1).await;
+        let pool = sqlx::pool::PoolOptions::<Sql>::new()
+            .max_connections(10)
+            .acquire_timeout(SOON)
+            .after_connect(move |conn, _| {
+                let set = set.clone();
+                Box::pin(async move { conn.execute(AssertSqlSafe(set)).await.map(|_| ()) })
+            })
+            .connect_lazy_with((*lazy.connect_options()).clone());
+        Self { pool, level }
+    }
+
+    pub(super) fn pool(&self) -> &Pool<Sql> {
+        &self.pool
+    }
+
+    pub(super) async fn begin(&self) -> Transaction<'static, Sql> {
+        let begun = match DATABASE {
+            Database::Sqlite => self.pool.begin_with(AssertSqlSafe(format!("BEGIN {}", self.level))).await,
+            _ => self.pool.begin().await,
+        };
+        begun.unwrap_or_else(|e| panic!("{} begins: {e}", self.level))
+    }
+}
+
+pub(super) async fn run(pool: &Pool<Sql>, sql: &'static str) {
+    pool.execute(sql).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
+}
+
+/// A business write.
+pub(super) async fn add_one(tx: &mut Transaction<'_, Sql>, id: u8) -> Result<(), sqlx::Error> {
+    let sql = format!("UPDATE counter SET value = value + 1 WHERE id = {id}");
+    sqlx::query(AssertSqlSafe(sql)).execute(&mut **tx).await.map(|_| ())
+}
+
+/// Proves that nobody gets in. A server answers that at once; SQLite, whose only write lock the fenced transaction has,
+/// answers when that has ended, so there it is the answer that must not come.
+pub(super) async fn assert_kept_out(rival: &Locks, name: &str) {
+    for _ in 0..3 {
+        let asked = timeout(Duration::from_millis(300), rival.lease(name).try_acquire()).await;
+        match (DATABASE, asked) {
+            (Database::Sqlite, Err(_)) | (_, Ok(Ok(None))) => {}
+            (Database::Sqlite, Ok(answer)) => panic!("answered in spite of the write lock: {answer:?}"),
+            (_, Ok(answer)) => panic!("the name should be taken: {answer:?}"),
+            // A server that is slow for once has not let anybody in either.
+            (_, Err(_)) => {}
+        }
+    }
+}
+
+/// The next holder, who waits in another process.
+pub(super) fn in_line(rival: &Locks, name: &'static str) -> tokio::task::JoinHandle<Lease> {
+    let request = rival.lease(name).wait(SOON);
+    tokio::spawn(async move { request.acquire().await.expect("the next one gets the lease") })
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Commit,
+    Rollback,
+}
+
+async fn a_takeover_after_the_fence_waits_for(end: End) {
+    let books = books().await;
+    let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
+    let lease = ours.lease("a").ttl(BRIEF).renew(false).acquire().await.expect("acquire");
+    let token = lease.token();
+    let mut tx = books.pool.begin().await.expect("begin");
+    lease.fence(&mut tx).await.expect("fence");
+    add_one(&mut tx, 1).await.expect("write");
+    let next = in_line(&theirs, "a");
+    assert_eq!(soon("the expiry", lease.lost()).await, LossCause::Expired);
+    sleep(Duration::from_millis(100)).await; // the margin, after which the name would be free to the database
+    assert_kept_out(&others, "a").await;
+    assert!(!next.is_finished(), "somebody got in before the fenced transaction had ended");
+    match end {
+        End::Commit => tx.commit().await.expect("commit"),
+        End::Rollback => tx.rollback().await.expect("rollback"),
+    }
+    let next = soon("the takeover", next).await.expect("no panic");
+    assert!(next.token() > token, "tokens only rise");
+    assert_eq!(books.value(1).await, i64::from(end == End::Commit));
+}
+
+#[tokio::test]
+async fn takeover_after_the_fence_waits_for_the_commit() {
+    a_takeover_after_the_fence_waits_for(End::Commit).await;
+}
+
+#[tokio::test]
+async fn takeover_after_the_fence_waits_for_the_rollback() {
+    a_takeover_after_the_fence_waits_for(End::Rollback).await;
+}
+
+/// The holder that does not know yet: to the database its time is over, and somebody else has come.
+#[tokio::test]
+async fn fence_after_a_takeover_fails_and_nothing_is_written() {
+    let books = books().await;
+    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    let lease = ours.lease("a").ttl(Duration::from_secs(600)).renew(false).acquire().await.expect("acquire");
+    run(&books.pool, "UPDATE sqlock_lease SET expires_at = 1").await;
+    let next = theirs.lease("a").try_acquire().await.expect("try").expect("expired");
+    assert!(next.token() > lease.token());
+
+    assert!(lease.is_held(), "by its own clock: only the database can tell");
+    let mut tx = books.pool.begin().await.expect("begin");
+    let error = lease.fence(&mut tx).await.expect_err("taken over");
+    assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{error}");
+    tx.rollback().await.expect("rollback");
+    assert_eq!(books.value(1).await, 0);
+
+    let mut tx = books.pool.begin().await.expect("begin");
+    next.fence(&mut tx).await.expect("the new holder's transaction is fenced");
+    add_one(&mut tx, 1).await.expect("write");
+    tx.commit().await.expect("commit");
+    assert_eq!(books.value(1).await, 1);
+}
+
+#[tokio::test]
+async fn fence_after_the_deadline_fails_and_nothing_is_written() {
+    let books = books().await;
+    let ours = books.db.locks().await;
+    let lease = ours.lease("a").ttl(Duration::from_millis(200)).renew(false).acquire().await.expect("acquire");
+    soon("the expiry", lease.lost()).await;
+    let mut tx = books.pool.begin().await.expect("begin");
+    let error = lease.fence(&mut tx).await.expect_err("expired, though nobody has come yet");
+    assert!(matches!(error, Error::Lost { cause: LossCause::Expired, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn evicted_holder_cannot_fence() {
+    let books = books().await;
+    let (ours, operator) = (books.db.locks().await, books.db.locks().await);
+    let lease = ours.lease("a").ttl(Duration::from_secs(600)).acquire().await.expect("acquire");
+    assert!(operator.evict("a", lease.token()).await.expect("evict"));
+    assert!(lease.is_held(), "it learns of it at its next renewal");
+    let mut tx = books.pool.begin().await.expect("begin");
+    let error = lease.fence(&mut tx).await.expect_err("evicted");
+    assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{error}");
+    tx.rollback().await.expect("rollback");
+    let error = lease.release().await.expect_err("it was not ours to the end");
+    assert!(error.is_lost(), "{error}");
+}
+
+#[tokio::test]
+async fn eviction_during_an_open_fence_lets_nobody_in_before_its_end() {
+    let books = books().await;
+    let (ours, theirs, operator) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
+    let lease = ours.lease("a").ttl(Duration::from_secs(600)).acquire().await.expect("acquire");
+    let token = lease.token();
+    let mut tx = books.pool.begin().await.expect("begin");
+    lease.fence(&mut tx).await.expect("fence");
+    add_one(&mut tx, 1).await.expect("write");
+    let mut evicted = tokio::spawn(async move { operator.evict("a", token).await.expect("evict") });
+    if DATABASE == Database::Sqlite {
+        // It waits for SQLite's only write lock, which is the fence.
+        timeout(Duration::from_millis(500), &mut evicted).await.expect_err("the fence has the write lock");
+    } else {
+        assert!(soon("the eviction", &mut evicted).await.expect("no panic"));
+    }
+    assert_kept_out(&theirs, "a").await;
+    let next = in_line(&theirs, "a");
+    tx.commit().await.expect("who is fenced may commit");
+    if DATABASE == Database::Sqlite {
+        assert!(soon("the eviction", &mut evicted).await.expect("no panic"));
+    }
+    let next = soon("the takeover", next).await.expect("no panic");
+    assert!(next.token() > token, "tokens only rise");
+    assert_eq!(books.value(1).await, 1);
+}
+
+#[tokio::test]
+async fn release_during_an_open_fence_lets_nobody_in_before_its_end() {
+    let books = books().await;
+    let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
+    let lease = ours.lease("a").acquire().await.expect("acquire");
+    let token = lease.token();
+    let mut tx = books.pool.begin().await.expect("begin");
+    lease.fence(&mut tx).await.expect("fence");
+    add_one(&mut tx, 1).await.expect("write");
+    let mut released = tokio::spawn(lease.release());
+    if DATABASE != Database::Sqlite {
+        soon("the release", &mut released).await.expect("no panic").expect("it was ours");
+    }
+    let next = in_line(&theirs, "a");
+    assert_kept_out(&others, "a").await;
+    assert!(!next.is_finished(), "somebody got in before the fenced transaction had ended");
+    tx.commit().await.expect("commit");
+    if DATABASE == Database::Sqlite {
+        // A write like any other: its turn is after the fenced transaction.
+        soon("the release", &mut released).await.expect("no panic").expect("it was ours");
+    }
+    let next = soon("the next one's turn", next).await.expect("no panic");
+    assert!(next.token() > token, "tokens only rise");
+    assert_eq!(books.value(1).await, 1);
+}
+
+#[tokio::test]
+async fn hand_off_inside_one_process_waits_for_the_releasers_fenced_transaction() {
+    let books = books().await;
+    let (ours, others) = (books.db.locks().await, books.db.locks().await);
+    let lease = ours.lease("a").acquire().await.expect("acquire");
+    let token = lease.token();
+    let mut tx = books.pool.begin().await.expect("begin");
+    lease.fence(&mut tx).await.expect("fence");
+    let next = in_line(&ours, "a");
+    // On this runtime of one thread, it stands in line when we run again.
+    tokio::task::yield_now().await;
+    let mut released = tokio::spawn(lease.release());
+    if DATABASE != Database::Sqlite {
+        soon("the release", &mut released).await.expect("no panic").expect("it was ours");
+    }
+    assert_kept_out(&others, "a").await;
+    assert!(!next.is_finished(), "handed over in spite of the fence");
+    add_one(&mut tx, 1).await.expect("write");
+    tx.commit().await.expect("commit");
+    if DATABASE == Database::Sqlite {
+        soon("the release", &mut released).await.expect("no panic").expect("it was ours");
+    }
+    let next = soon("the hand-off", next).await.expect("no panic");
+    assert!(next.token() > token, "tokens only rise");
+    next.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn two_transactions_can_be_fenced_by_one_lease_and_a_takeover_waits_for_both() {
+    let books = books().await;
+    let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
+    let lease = Arc::new(ours.lease("a").ttl(BRIEF).renew(false).acquire().await.expect("acquire"));
+    let mut first = books.pool.begin().await.expect("begin");
+    let mut second = books.pool.begin().await.expect("begin");
+    lease.fence(&mut first).await.expect("fence");
+    let also = Arc::clone(&lease);
+    let mut fencing = tokio::spawn(async move {
+        also.fence(&mut second).await.expect("fence beside the first one");
+        add_one(&mut second, 2).await.expect("write");
+        second
+    });
+    if DATABASE == Database::Sqlite {
+        // One writer: the second one's turn comes when the first has ended.
+        timeout(Duration::from_millis(200), &mut fencing).await.expect_err("the first has the write lock");
+    }
+    add_one(&mut first, 1).await.expect("write");
+    let second = if DATABASE == Database::Sqlite {
+        first.commit().await.expect("commit");
+        soon("the second fence", fencing).await.expect("no panic")
+    } else {
+        let second = soon("the second fence", fencing).await.expect("no panic");
+        first.commit().await.expect("commit");
+        second
+    };
+    let next = in_line(&theirs, "a");
+    soon("the expiry", lease.lost()).await;
+    sleep(Duration::from_millis(100)).await;
+    assert_kept_out(&others, "a").await;
+    assert!(!next.is_finished(), "the second transaction is still open");
+    second.commit().await.expect("commit");
+    let next = soon("the takeover", next).await.expect("no panic");
+    assert!(next.token() > lease.token());
+    assert_eq!((books.value(1).await, books.value(2).await), (1, 1));
+}
+
+// ---- workers that do not keep their time
+
+/// So short that every pause is a danger.
+const TINY: Duration = Duration::from_millis(40);
+const WORKERS: usize = 6;
+
+/// What came of it.
+#[derive(Default)]
+struct Tally {
+    commits: AtomicU64,
+    /// Fences that failed because the lease was lost.
+    refused: AtomicU64,
+    /// Transactions that the database itself would not have.
+    conflicts: AtomicU64,
+    /// How often a worker found another one between the fence and the commit.
+    overlaps: AtomicU64,
+    inside: AtomicUsize,
+}
+
+impl Tally {
+    fn count(counter: &AtomicU64) -> u64 {
+        counter.load(Ordering::SeqCst)
+    }
+}
+
+/// Read, think, write: with the fence or, as a control, without.
+struct Stress {
+    business: Business,
+    tally: Tally,
+    fenced: bool,
+    id: u8,
+}
+
+impl Stress {
+    /// One worker, a client of its own, until `enough`.
+    async fn work(&self, locks: Locks, mut dice: Dice, enough: impl Fn(&Tally) -> bool) {
+        while !enough(&self.tally) {
+            let lease = locks.lease("counter").ttl(TINY).renew(false).wait(SOON).acquire().await.expect("acquire");
+            if self.fenced {
+                dice.pause(TINY).await;
+            }
+            self.read_modify_write(&lease, &mut dice).await;
+            match lease.release().await {
+                Err(error) if !error.is_lost() => panic!("release: {error}"),
+                _ => {}
+            }
+        }
+    }
+
+    async fn read_modify_write(&self, lease: &Lease, dice: &mut Dice) {
+        let mut tx = self.business.begin().await;
+        if self.fenced
+            && let Err(error) = lease.fence(&mut tx).await
+        {
+            assert!(error.is_lost() || error.is_conflict(), "fence: {error}");
+            self.tally.refused.fetch_add(1, Ordering::SeqCst);
+            tx.rollback().await.expect("rollback");
+            return;
+        }
+        if self.tally.inside.fetch_add(1, Ordering::SeqCst) > 0 {
+            self.tally.overlaps.fetch_add(1, Ordering::SeqCst);
+        }
+        let written = async {
+            let value: i64 =
+                sqlx::query_scalar(AssertSqlSafe(format!("SELECT value FROM counter WHERE id = {}", self.id)))
+                    .fetch_one(&mut *tx)
+                    .await?;
+            if self.fenced {
+                dice.pause(TINY * 2).await;
+            } else {
+                sleep(TINY * 2).await;
+            }
+            sqlx::query(AssertSqlSafe(format!("UPDATE counter SET value = {} WHERE id = {}", value + 1, self.id)))
+                .execute(&mut *tx)
+                .await
+        }
+        .await;
+        self.tally.inside.fetch_sub(1, Ordering::SeqCst);
+        let ended = match written {
+            Ok(_) => tx.commit().await,
+            Err(error) => Err(error),
+        };
+        match ended {
+            Ok(()) => self.tally.commits.fetch_add(1, Ordering::SeqCst),
+            // Without the fence some databases notice the collision by themselves at some levels.
+            Err(error) if !self.fenced => {
+                assert!(matches!(error, sqlx::Error::Database(_)), "{error}");
+                self.tally.conflicts.fetch_add(1, Ordering::SeqCst)
+            }
+            Err(error) => panic!("what is fenced collides with nobody: {error}"),
+        };
+    }
+
+    /// All workers, and an operator who evicts whoever holds, so that fences also fail in the database.
+    async fn run(self: Arc<Self>, db: &Fresh, enough: impl Fn(&Tally) -> bool + Copy + Send + Sync + 'static) -> u64 {
+        let mut workers = tokio::task::JoinSet::new();
+        for seed in 0..WORKERS {
+            let locks = Locks::builder(db.pool_of(1).await).ttl_range(TINY..=SOON).build();
+            let stress = Arc::clone(&self);
+            workers.spawn(async move { stress.work(locks, Dice(seed as u64 + 1), enough).await });
+        }
+        let operator = db.locks().await;
+        let evictions = Arc::new(AtomicU64::new(0));
+        let evicted = Arc::clone(&evictions);
+        let operating = tokio::spawn(async move {
+            loop {
+                sleep(Duration::from_millis(70)).await;
+                if let Some(held) = operator.inspect("counter").await.expect("inspect")
+                    && operator.evict("counter", held.token).await.expect("evict")
+                {
+                    evicted.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        });
+        timeout(SOON * 4, async {
+            while let Some(worker) = workers.join_next().await {
+                worker.expect("no worker panics");
+            }
+        })
+        .await
+        .expect("the workers get there in the end");
+        operating.abort();
+        evictions.load(Ordering::SeqCst)
+    }
+}
+
+/// A small random number generator, so that a run can be repeated.
+struct Dice(u64);
+
+impl Dice {
+    async fn pause(&mut self, most: Duration) {
+        // Constants of Knuth's MMIX.
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        sleep(most.mul_f64((self.0 >> 11) as f64 / (1u64 << 53) as f64)).await;
+    }
+}
+
+async fn no_update_is_lost(level: &'static str, control: &'static str, control_loses: bool) {
+    let books = books().await;
+
+    let stress = |business, fenced, id| Arc::new(Stress { business, tally: Tally::default(), fenced, id });
+    let free = stress(books.at(control).await, false, 2);
+    let evictions = Arc::clone(&free)
+        .run(&books.db, move |tally| {
+            let lost = i64::try_from(Tally::count(&tally.commits)).is_ok_and(|commits| commits >= 40);
+            Tally::count(&tally.overlaps) >= 10 && (lost || !control_loses)
+        })
+        .await;
+    let (commits, value) = (Tally::count(&free.tally.commits), books.value(2).await.cast_unsigned());
+    println!(
+        "{DATABASE:?} {control}, without the fence: {} lost of {commits} commits, {} overlaps, {} conflicts, {evictions} evictions",
+        commits - value,
+        Tally::count(&free.tally.overlaps),
+        Tally::count(&free.tally.conflicts),
+    );
+    if control_loses {
+        assert!(value < commits, "the control lost nothing: this stress proves nothing");
+    }
+
+    let fenced = stress(books.at(level).await, true, 1);
+    let evictions = Arc::clone(&fenced).run(&books.db, |tally| Tally::count(&tally.commits) >= 150).await;
+    let (commits, value) = (Tally::count(&fenced.tally.commits), books.value(1).await.cast_unsigned());
+    println!(
+        "{DATABASE:?} {level}, fenced: {} lost of {commits} commits, {} fences refused, {evictions} evictions",
+        commits - value,
+        Tally::count(&fenced.tally.refused),
+    );
+    assert_eq!(value, commits, "updates were lost");
+    assert_eq!(Tally::count(&fenced.tally.overlaps), 0, "two were inside at once");
+    assert!(Tally::count(&fenced.tally.refused) > 0, "nobody was ever too late: this stress proves nothing");
+}
+
+/// On SQLite, READ COMMITTED is a transaction that takes the write lock when it first writes.
+#[tokio::test]
+async fn no_update_is_lost_under_stress_at_read_committed() {
+    match DATABASE {
+        // Without the fence SQLite lets several in but only one of them write.
+        Database::Sqlite => no_update_is_lost("DEFERRED", "DEFERRED", false).await,
+        _ => no_update_is_lost("READ COMMITTED", "READ COMMITTED", true).await,
+    }
+}
+
+/// On SQLite, a transaction that takes the write lock at its beginning.
+#[tokio::test]
+async fn no_update_is_lost_under_stress_at_repeatable_read() {
+    match DATABASE {
+        // BEGIN IMMEDIATE excludes others with or without a fence, so the control is one that does not.
+        Database::Sqlite => no_update_is_lost("IMMEDIATE", "DEFERRED", false).await,
+        // PostgreSQL notices the collisions; see how often they are counted.
+        Database::Postgres => no_update_is_lost("REPEATABLE READ", "REPEATABLE READ", false).await,
+        // A server that keeps to its snapshots (innodb_snapshot_isolation) may notice them too.
+        _ => no_update_is_lost("REPEATABLE READ", "REPEATABLE READ", !keeps_to_snapshots().await).await,
+    }
+}
+
+/// Whether InnoDB refuses to write over what a transaction does not see: a setting of MariaDB.
+pub(super) async fn keeps_to_snapshots() -> bool {
+    let db = crate::support::empty().await;
+    let row: Option<(String, String)> = sqlx::query_as("SHOW VARIABLES LIKE 'innodb_snapshot_isolation'")
+        .fetch_optional(&db.pool().await)
+        .await
+        .expect("settings can be read");
+    row.is_some_and(|(_, value)| value == "ON")
+}

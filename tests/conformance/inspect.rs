@@ -1,0 +1,185 @@
+//! Looking at leases, and an operator's way to end one.
+
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use sqlock::{Error, FencingToken, LossCause};
+
+use crate::support::{fresh, soon};
+
+const LONG: Duration = Duration::from_secs(600);
+
+#[tokio::test]
+async fn inspect_tells_who_holds_a_name_since_when_and_for_how_long() {
+    let db = fresh().await;
+    let ours = db.builder().await.holder("the worker on the left").build();
+    let theirs = db.locks().await;
+    assert_eq!(theirs.inspect("a").await.expect("inspect"), None, "a name that nobody ever asked for");
+
+    let lease = ours.lease("a").ttl(LONG).label("Ünïcode, \"quoted\"").acquire().await.expect("acquire");
+    let info = theirs.inspect("a").await.expect("inspect").expect("held");
+    assert_eq!(info.name, *lease.name());
+    assert_eq!(info.holder, "the worker on the left");
+    assert_eq!(info.owner, Some(lease.owner()));
+    assert_eq!(info.holds, 1);
+    assert_eq!(info.token, lease.token());
+    assert_eq!(info.label, "Ünïcode, \"quoted\"");
+    // The two clocks are read in one statement, a moment apart.
+    let ttl = info.expires_at - info.acquired_at;
+    assert!(ttl >= TimeDelta::seconds(600) && ttl < TimeDelta::seconds(605), "{ttl}");
+    assert!(info.remaining <= LONG && info.remaining > LONG / 2);
+    let drift = (info.token.get() - info.acquired_at.timestamp_micros()).abs();
+    assert!(drift < 5_000_000, "a token is a clock, and differs by {drift} µs");
+    assert_eq!(ours.inspect("a").await.expect("inspect").expect("held").token, info.token);
+
+    lease.release().await.expect("release");
+    assert_eq!(theirs.inspect("a").await.expect("inspect"), None);
+}
+
+#[tokio::test]
+async fn the_holder_is_this_process_unless_it_is_given() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    let info = locks.inspect("a").await.expect("inspect").expect("held");
+    let pid = std::process::id().to_string();
+    let (host, process) = info.holder.rsplit_once('/').expect("host and process");
+    assert!(!host.is_empty());
+    assert_eq!(process, pid);
+    lease.release().await.expect("release");
+
+    // Longer than the column: cut between two characters.
+    let locks = db.builder().await.holder("é".repeat(200)).build();
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    let info = locks.inspect("a").await.expect("inspect").expect("held");
+    assert_eq!(info.holder, "é".repeat(127));
+    lease.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn list_shows_what_is_held_and_nothing_else() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let mut held = Vec::new();
+    for name in ["job/2", "job/10", "job", "jobs", "other"] {
+        held.push(ours.lease(name).ttl(LONG).acquire().await.expect("acquire"));
+    }
+    let released = ours.lease("job/1").acquire().await.expect("acquire");
+    released.release().await.expect("release");
+    let expired = ours.lease("job/3").ttl(Duration::from_millis(200)).renew(false).acquire().await.expect("acquire");
+    // The holder knows first.
+    soon("the loss", expired.lost()).await;
+    soon("the expiry", async { while theirs.inspect("job/3").await.expect("inspect").is_some() {} }).await;
+
+    let names = async |prefix: &str| {
+        let listed = theirs.list(prefix).await.expect("list");
+        listed.into_iter().map(|info| info.name.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(names("").await, ["job", "job/10", "job/2", "jobs", "other"]);
+    assert_eq!(names("job").await, ["job", "job/10", "job/2", "jobs"]);
+    assert_eq!(names("job/").await, ["job/10", "job/2"]);
+    assert_eq!(names("job/2").await, ["job/2"]);
+    assert_eq!(names("nothing").await, [""; 0]);
+
+    // The same as one by one.
+    for mut info in theirs.list("").await.expect("list") {
+        let inspected = theirs.inspect(info.name.as_str()).await.expect("inspect").expect("held");
+        info.remaining = inspected.remaining;
+        assert_eq!(info, inspected);
+    }
+    for lease in held {
+        lease.release().await.expect("release");
+    }
+    assert_eq!(names("").await, [""; 0]);
+    drop(expired);
+}
+
+#[tokio::test]
+async fn an_eviction_needs_the_token_of_the_holding() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let token = |token| FencingToken::new(token).expect("a token");
+    assert!(!theirs.evict("a", token(1)).await.expect("evict"), "nobody ever held it");
+    let earlier = ours.lease("a").acquire().await.expect("acquire");
+    let stale = earlier.token();
+    earlier.release().await.expect("release");
+    assert!(!theirs.evict("a", stale).await.expect("evict"), "nobody holds it");
+
+    let lease = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    for wrong in [stale, token(1), token(lease.token().get() - 1), token(lease.token().get() + 1)] {
+        assert!(!theirs.evict("a", wrong).await.expect("evict"));
+    }
+    lease.extend(LONG).await.expect("nothing has changed");
+    assert!(theirs.evict("a", lease.token()).await.expect("evict"));
+    assert_eq!(theirs.inspect("a").await.expect("inspect"), None);
+    assert!(!theirs.evict("a", lease.token()).await.expect("evict"), "only once");
+    let next = theirs.lease("a").try_acquire().await.expect("try").expect("free");
+    assert!(next.token() > lease.token());
+    next.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn an_evicted_holder_learns_of_it_at_its_next_renewal() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lease = ours.lease("a").ttl(Duration::from_secs(6)).acquire().await.expect("acquire");
+    assert!(theirs.evict("a", lease.token()).await.expect("evict"));
+    assert!(lease.is_held(), "it is not told by anybody else");
+    // By the renewal, not by the end of its time.
+    assert_eq!(soon("the loss", lease.lost()).await, LossCause::Superseded);
+    assert!(!lease.is_held());
+    assert!(lease.release().await.expect_err("evicted").is_lost());
+}
+
+#[tokio::test]
+async fn an_evicted_holder_cannot_extend_or_fence() {
+    let db = fresh().await;
+    let pool = db.pool().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lease = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    assert!(theirs.evict("a", lease.token()).await.expect("evict"));
+    let mut tx = pool.begin().await.expect("begin");
+    let error = lease.fence(&mut tx).await.expect_err("evicted");
+    assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{error}");
+    tx.rollback().await.expect("rollback");
+    let error = lease.extend(LONG).await.expect_err("evicted");
+    assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{error}");
+    assert!(!lease.is_held(), "now it knows");
+    assert_eq!(soon("the loss", lease.lost()).await, LossCause::Superseded);
+}
+
+#[tokio::test]
+async fn a_transaction_that_is_fenced_already_keeps_others_out_after_the_eviction() {
+    let db = fresh().await;
+    let pool = db.pool().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lease = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let token = lease.token();
+    let mut tx = pool.begin().await.expect("begin");
+    lease.fence(&mut tx).await.expect("fence");
+    // Where the fence is the database's only write lock, the eviction waits for it; elsewhere the takeover does.
+    let operator = theirs.clone();
+    let evicted = tokio::spawn(async move { operator.evict("a", token).await });
+    let mut next = std::pin::pin!(theirs.lease("a").acquire());
+    tokio::time::timeout(Duration::from_millis(500), &mut next).await.expect_err("fenced");
+    tx.commit().await.expect("commit");
+    assert!(soon("the eviction", evicted).await.expect("no panic").expect("evict"));
+    let next = soon("the turn", next).await.expect("acquire");
+    assert!(next.token() > token);
+    next.release().await.expect("release");
+    assert!(lease.release().await.expect_err("evicted").is_lost());
+}
+
+#[tokio::test]
+async fn a_name_kept_after_its_release_can_be_evicted_too() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lease = ours.lease("a").hold_at_least(LONG).acquire().await.expect("acquire");
+    let token = lease.token();
+    lease.release().await.expect("release");
+    assert!(theirs.lease("a").try_acquire().await.expect("try").is_none());
+    assert!(theirs.evict("a", token).await.expect("evict"));
+    let next = theirs.lease("a").try_acquire().await.expect("try").expect("free");
+    assert!(next.token() > token);
+    next.release().await.expect("release");
+}

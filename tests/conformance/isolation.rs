@@ -1,0 +1,469 @@
+//! Whatever isolation level, and whatever other default, the database or the user has set (promise 14); and fences at
+//! every level that a transaction can have (promise 6).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use sqlock::{Error, FenceError, Locks, LossCause};
+use sqlx::{AssertSqlSafe, Executor};
+use sqlx_core::transaction::TransactionManager;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::{Instant, sleep};
+
+use super::fence::{
+    Books, Business, add_one, assert_kept_out, books, books_in, in_line, keeps_to_snapshots, levels, run,
+};
+use crate::support::server::{Options, Server};
+use crate::support::{Database, Fresh, SOON, builder, connect, fresh, fresh_on, soon};
+use crate::{DATABASE, Sql};
+
+// ---- defaults
+
+/// Several clients, many tasks: a name that all want, and names of their own.
+async fn storm(url: &str) {
+    let inside = Arc::new(AtomicBool::new(false));
+    let mut tasks = tokio::task::JoinSet::new();
+    for client in 0..4 {
+        let locks = builder(connect(url, 1).await).build();
+        for task in 0..4 {
+            let (locks, inside) = (locks.clone(), Arc::clone(&inside));
+            tasks.spawn(async move {
+                let mut last = None;
+                for round in 0..8 {
+                    let hot = locks.lease("hot").wait(SOON).acquire().await.expect("no error surfaces");
+                    assert!(!inside.swap(true, Ordering::SeqCst), "two holders");
+                    assert!(Some(hot.token()) > last, "tokens only rise");
+                    last = Some(hot.token());
+                    tokio::task::yield_now().await;
+                    inside.store(false, Ordering::SeqCst);
+                    hot.release().await.expect("no error surfaces");
+                    let own = format!("{client}/{task}/{round}");
+                    let own = locks.lease(own).try_acquire().await.expect("no error surfaces").expect("nobody else's");
+                    own.extend(SOON).await.expect("no error surfaces");
+                    if let Some(hot) = locks.lease("hot").try_acquire().await.expect("no error surfaces") {
+                        assert!(!inside.swap(true, Ordering::SeqCst), "two holders");
+                        inside.store(false, Ordering::SeqCst);
+                        drop(hot);
+                    }
+                    own.release().await.expect("no error surfaces");
+                }
+            });
+        }
+    }
+    let all = async {
+        while let Some(task) = tasks.join_next().await {
+            task.expect("no task panics");
+        }
+    };
+    tokio::time::timeout(SOON * 4, all).await.expect("the storm ends");
+    verbs(&builder(connect(url, 1).await).build()).await;
+}
+
+/// The verbs that a storm does not use.
+async fn verbs(locks: &Locks) {
+    let ttl = Duration::from_millis(1500);
+    let renewed = locks.lease("verbs/renewed").ttl(ttl).acquire().await.expect("acquire");
+    let evicted = locks.lease("verbs/evicted").acquire().await.expect("acquire");
+    assert_eq!(locks.list("verbs/").await.expect("list").len(), 2);
+    assert!(locks.evict("verbs/evicted", evicted.token()).await.expect("evict"));
+    assert!(locks.inspect("verbs/evicted").await.expect("inspect").is_none());
+    locks.sweeper().retention(Duration::from_secs(3600)).sweep().await.expect("sweep");
+    sleep(ttl * 2).await;
+    assert!(renewed.is_held(), "renewals go on");
+    renewed.release().await.expect("release");
+}
+
+/// What a connection of the application has by default.
+async fn default_isolation(url: &str) -> String {
+    let sql = match DATABASE {
+        Database::Postgres => "SELECT upper(current_setting('default_transaction_isolation'))",
+        Database::MySql => "SELECT replace(@@transaction_isolation, '-', ' ')",
+        Database::MariaDb => "SELECT replace(@@tx_isolation, '-', ' ')",
+        Database::Sqlite => "PRAGMA journal_mode",
+    };
+    sqlx::query_scalar(sql).fetch_one(&connect(url, 1).await).await.expect("settings can be read")
+}
+
+/// The server's own default. SQLite has no isolation levels to choose from: what changes there how transactions exclude
+/// one another is the journal.
+async fn storm_at_the_servers_default(level: &str, journal: &'static str) {
+    let Some(kind) = DATABASE.server() else {
+        let db = fresh().await;
+        run(&db.pool_of(1).await, journal).await;
+        assert!(journal.to_lowercase().ends_with(&default_isolation(&db.url).await));
+        return storm(&db.url).await;
+    };
+    let setting = match DATABASE {
+        Database::Postgres => format!("default_transaction_isolation={}", level.to_lowercase()),
+        _ => format!("--transaction-isolation={}", level.replace(' ', "-")),
+    };
+    let server = Server::start_with(kind, Options { settings: vec![setting], ..Options::default() });
+    let db = fresh_on(&server.url()).await;
+    assert_eq!(default_isolation(&db.url).await, level);
+    storm(&db.url).await;
+    if DATABASE == Database::Postgres {
+        // Of the role; the server's default is another again.
+        let admin = connect(&server.url(), 1).await;
+        run(&admin, "ALTER SYSTEM SET default_transaction_isolation = 'read committed'").await;
+        run(&admin, "SELECT pg_reload_conf()").await;
+        run(&admin, "CREATE ROLE strict SUPERUSER LOGIN").await;
+        let sql = format!("ALTER ROLE strict SET default_transaction_isolation = '{}'", level.to_lowercase());
+        admin.execute(AssertSqlSafe(sql)).await.expect("a setting of the role");
+        let url = db.url.replacen("postgres://postgres@", "postgres://strict@", 1);
+        assert_eq!(default_isolation(&url).await, level);
+        storm(&url).await;
+    }
+}
+
+#[tokio::test]
+async fn no_error_surfaces_where_the_default_is_repeatable_read() {
+    storm_at_the_servers_default("REPEATABLE READ", "PRAGMA journal_mode = WAL").await;
+}
+
+#[tokio::test]
+async fn no_error_surfaces_where_the_default_is_serializable() {
+    storm_at_the_servers_default("SERIALIZABLE", "PRAGMA journal_mode = DELETE").await;
+}
+
+/// The user's own default, in the URL: for PostgreSQL together with two others that would refuse or lose what we write.
+/// For the others a pool that sets its connections up; its hooks do not run on ours, and need not.
+#[tokio::test]
+async fn no_error_surfaces_where_the_caller_has_set_defaults() {
+    let db = fresh().await;
+    match DATABASE {
+        Database::Postgres => {
+            for level in ["repeatable read", "serializable"] {
+                let url = format!(
+                    "{}&options=-cdefault_transaction_isolation%3D{}&options=-cdefault_transaction_read_only%3Don\
+                     &options=-csynchronous_commit%3Doff",
+                    db.url,
+                    level.replace(' ', "%5C%20"),
+                );
+                assert_eq!(default_isolation(&url).await, level.to_uppercase());
+                let read_only: String = sqlx::query_scalar("SHOW default_transaction_read_only")
+                    .fetch_one(&connect(&url, 1).await)
+                    .await
+                    .expect("settings can be read");
+                assert_eq!(read_only, "on");
+                storm(&url).await;
+            }
+        }
+        _ => {
+            for &level in levels() {
+                let business = Business::at(&db.url, level).await;
+                let locks = builder(business.pool().clone()).build();
+                let tx = business.begin().await;
+                tx.rollback().await.expect("rollback");
+                let lease = locks.lease("a").acquire().await.expect("acquire");
+                assert!(db.locks().await.lease("a").try_acquire().await.expect("try").is_none());
+                lease.release().await.expect("release");
+                verbs(&locks).await;
+            }
+            storm(&db.url).await;
+        }
+    }
+}
+
+/// Asynchronous commit is for what may be lost. A grant may not: after a crash two would hold.
+#[tokio::test]
+async fn grant_survives_a_crash_where_commits_are_asynchronous() {
+    if DATABASE != Database::Postgres {
+        // MySQL and MariaDB have no such setting of a session or user; SQLite's `synchronous` is the caller's, and a
+        // process that dies loses nothing by it. What there is: a grant is committed when it is handed out.
+        let db = fresh().await;
+        let lease = db.locks().await.lease("a").acquire().await.expect("acquire");
+        let seen = db.locks().await.inspect("a").await.expect("inspect").expect("held");
+        assert_eq!(seen.token, lease.token());
+        return;
+    }
+    let settings = ["synchronous_commit=off", "wal_writer_delay=10s", "wal_writer_flush_after=1GB"];
+    let settings = settings.map(String::from).to_vec();
+    let options = Options { settings, ..Options::default() };
+    let mut server = Server::start_with(crate::support::server::Kind::Postgres, options);
+    let db = fresh_on(&server.url()).await;
+    let pool = db.pool_of(1).await;
+    run(&pool, "CREATE TABLE async (id INTEGER NOT NULL PRIMARY KEY)").await;
+    let locks = db.locks().await;
+    let lease = locks.lease("a").ttl(Duration::from_secs(600)).acquire().await.expect("acquire");
+    run(&pool, "INSERT INTO async (id) VALUES (1)").await;
+    server.kill();
+    server.restart();
+    let pool = db.pool_of(1).await;
+    let seen = db.locks().await.inspect("a").await.expect("inspect").expect("the grant has survived");
+    assert_eq!(seen.token, lease.token());
+    // The control: without our care, what was committed after the grant is gone.
+    let kept: i64 = sqlx::query_scalar("SELECT count(*) FROM async").fetch_one(&pool).await.expect("count");
+    assert_eq!(kept, 0, "this crash loses nothing, so it proves nothing");
+}
+
+// ---- fences
+
+#[tokio::test]
+async fn fence_works_at_every_isolation_level() {
+    let books = books().await;
+    let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
+    for (i, &level) in levels().iter().enumerate() {
+        let business = books.at(level).await;
+        let lease = ours.lease(level).ttl(Duration::from_millis(1500)).renew(false).acquire().await.expect("acquire");
+        let mut tx = business.begin().await;
+        lease.fence(&mut tx).await.unwrap_or_else(|e| panic!("{level}: {e}"));
+        add_one(&mut tx, 1).await.expect("write");
+        let next = in_line(&theirs, level);
+        soon("the expiry", lease.lost()).await;
+        sleep(Duration::from_millis(50)).await;
+        assert_kept_out(&others, level).await;
+        assert!(!next.is_finished(), "{level}: somebody got in before the fenced transaction had ended");
+        tx.commit().await.unwrap_or_else(|e| panic!("{level}: {e}"));
+        let next = soon("the takeover", next).await.expect("no panic");
+        assert!(next.token() > lease.token());
+        assert_eq!(books.value(1).await, i as i64 + 1);
+
+        // And where the lease is gone, the fence fails.
+        assert!(others.evict(level, next.token()).await.expect("evict"));
+        assert!(next.is_held(), "by its own clock");
+        let mut tx = business.begin().await;
+        let error = next.fence(&mut tx).await.expect_err("evicted");
+        assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{level}: {error}");
+        tx.rollback().await.expect("rollback");
+    }
+}
+
+/// On SQLite the fence is the only write lock of the file, so no lease there can be renewed meanwhile: as documented, the
+/// lease runs out, its holder knows, and still nobody else is let in before the transaction has ended.
+#[tokio::test]
+async fn renewals_go_on_during_a_fenced_transaction_of_twice_the_ttl() {
+    let books = books().await;
+    let ttl = Duration::from_secs(3);
+    if DATABASE == Database::Sqlite {
+        for &level in levels() {
+            let ttl = ttl / 2;
+            let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+            let lease = ours.lease(level).ttl(ttl).acquire().await.expect("acquire");
+            let business = books.at(level).await;
+            let mut tx = business.begin().await;
+            lease.fence(&mut tx).await.expect("fence");
+            assert_eq!(soon("the loss", lease.lost()).await, LossCause::Expired);
+            let next = in_line(&theirs, level);
+            sleep(ttl / 3).await;
+            assert!(!next.is_finished());
+            add_one(&mut tx, 1).await.expect("write");
+            tx.commit().await.expect("who is fenced may commit");
+            let next = soon("the takeover", next).await.expect("no panic");
+            assert!(next.token() > lease.token());
+        }
+        return;
+    }
+    let at_once = levels().iter().map(|&level| {
+        let books = &books;
+        async move {
+            let locks = books.db.locks().await;
+            let lease = locks.lease(level).ttl(ttl).acquire().await.expect("acquire");
+            let before = locks.inspect(level).await.expect("inspect").expect("held");
+            let mut tx = books.at(level).await.begin().await;
+            lease.fence(&mut tx).await.unwrap_or_else(|e| panic!("{level}: {e}"));
+            let until = Instant::now() + ttl * 2;
+            while Instant::now() < until {
+                assert!(lease.is_held(), "{level}: lost during its own transaction");
+                sleep(Duration::from_millis(20)).await;
+            }
+            let after = locks.inspect(level).await.expect("inspect").expect("held");
+            assert!(after.expires_at > before.expires_at && after.token == before.token, "{level}: {after:?}");
+            tx.commit().await.unwrap_or_else(|e| panic!("{level}: {e}"));
+            assert!(lease.is_held());
+            lease.release().await.unwrap_or_else(|e| panic!("{level}: {e}"));
+        }
+    });
+    let mut at_once: Vec<_> = at_once.map(Box::pin).collect();
+    // All levels together: a join of as many futures as there are.
+    std::future::poll_fn(|cx| {
+        at_once.retain_mut(|one| one.as_mut().poll(cx).is_pending());
+        if at_once.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+}
+
+/// What a fence says to a transaction that has read before the lease was granted and somebody wrote in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    /// It reads what is, not what was.
+    Fenced,
+    /// It reads what was.
+    Stale,
+    /// While it is open, nobody could write what it has read: it keeps them waiting.
+    Excludes,
+}
+
+fn answer_at(level: &str) -> Answer {
+    match (DATABASE, level) {
+        (Database::Sqlite, "DEFERRED") => Answer::Stale,
+        (Database::Sqlite, _) => Answer::Excludes,
+        (_, "READ UNCOMMITTED" | "READ COMMITTED") => Answer::Fenced,
+        // InnoDB's SERIALIZABLE locks what it reads.
+        (Database::MySql | Database::MariaDb, "SERIALIZABLE") => Answer::Excludes,
+        _ => Answer::Stale,
+    }
+}
+
+/// The holder before us writes after our transaction has begun to read: at the levels that keep to a snapshot, we would
+/// write over that. `new`: the name had never been locked before.
+async fn transaction_that_read_before_the_grant(books: &Books, level: &'static str, name: &str, new: bool) {
+    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    if !new {
+        let lease = ours.lease(name).acquire().await.expect("acquire");
+        lease.release().await.expect("release");
+    }
+    let mut tx = books.at(level).await.begin().await;
+    let read = "SELECT value FROM counter WHERE id = 1";
+    let seen: i64 = sqlx::query_scalar(read).fetch_one(&mut *tx).await.expect("read");
+    if answer_at(level) == Answer::Excludes {
+        let writing = books.pool.clone();
+        let mut writing = tokio::spawn(async move {
+            let mut tx = writing.begin().await.expect("begin");
+            add_one(&mut tx, 1).await.expect("write");
+            tx.commit().await.expect("commit");
+        });
+        tokio::time::timeout(Duration::from_millis(300), &mut writing).await.expect_err("what was read is locked");
+        if DATABASE == Database::Sqlite {
+            // Not even a lease can be granted.
+            assert_kept_out(&ours, name).await;
+            tx.rollback().await.expect("rollback");
+        } else {
+            let lease = ours.lease(name).acquire().await.expect("acquire");
+            lease.fence(&mut tx).await.unwrap_or_else(|e| panic!("{level}: what it has read is still so: {e}"));
+            tx.rollback().await.expect("rollback");
+            lease.release().await.expect("release");
+        }
+        soon("the writer's turn", writing).await.expect("no panic");
+        return;
+    }
+    let theirs = theirs.lease(name).acquire().await.expect("acquire");
+    let mut their_tx = books.pool.begin().await.expect("begin");
+    theirs.fence(&mut their_tx).await.expect("fence");
+    add_one(&mut their_tx, 1).await.expect("write");
+    their_tx.commit().await.expect("commit");
+    theirs.release().await.expect("release");
+
+    let lease = ours.lease(name).acquire().await.expect("acquire");
+    let fenced = lease.fence(&mut tx).await;
+    if answer_at(level) == Answer::Fenced {
+        fenced.unwrap_or_else(|e| panic!("{level}: {e}"));
+        let now: i64 = sqlx::query_scalar(read).fetch_one(&mut *tx).await.expect("read");
+        assert_eq!(now, seen + 1, "{level}: after the fence it reads what is");
+        tx.commit().await.expect("commit");
+    } else {
+        let error = fenced.expect_err("it reads from before the lease");
+        assert!(matches!(error, Error::Fence(FenceError::StaleSnapshot)), "{level}, new name {new}: {error:?}");
+        assert!(error.is_conflict() && error.is_retryable() && !error.is_lost());
+        tx.rollback().await.expect("rollback");
+        // As told: again, with the fence first.
+        let mut tx = books.at(level).await.begin().await;
+        lease.fence(&mut tx).await.unwrap_or_else(|e| panic!("{level}: {e}"));
+        let now: i64 = sqlx::query_scalar(read).fetch_one(&mut *tx).await.expect("read");
+        assert_eq!(now, seen + 1);
+        tx.commit().await.expect("commit");
+    }
+    lease.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn transaction_that_read_before_the_lease_was_granted_is_not_fenced_on_its_stale_snapshot() {
+    let books = books().await;
+    for &level in levels() {
+        transaction_that_read_before_the_grant(&books, level, &format!("old/{level}"), false).await;
+        transaction_that_read_before_the_grant(&books, level, &format!("new/{level}"), true).await;
+    }
+}
+
+/// MariaDB can be told to refuse a locking read of what has changed since the snapshot: the verdict is the same.
+#[tokio::test]
+async fn transaction_with_a_stale_snapshot_is_refused_where_innodb_keeps_to_snapshots() {
+    if DATABASE != Database::MariaDb {
+        // The others have one behaviour, which the test above shows.
+        assert!(!DATABASE.is_mysql() || !keeps_to_snapshots().await);
+        return;
+    }
+    let server = Server::start_with(
+        crate::support::server::Kind::MariaDb,
+        Options { settings: vec!["--innodb-snapshot-isolation=ON".into()], ..Options::default() },
+    );
+    let books = books_in(fresh_on(&server.url()).await).await;
+    for new in [false, true] {
+        let name = format!("new {new}");
+        transaction_that_read_before_the_grant(&books, "REPEATABLE READ", &name, new).await;
+    }
+    storm(&books.db.url).await;
+}
+
+#[tokio::test]
+async fn fence_inside_a_savepoint_is_refused() {
+    let books = books().await;
+    let locks = books.db.locks().await;
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    let mut tx = books.pool.begin().await.expect("begin");
+    {
+        use sqlx::Acquire;
+        let mut inner = tx.begin().await.expect("a savepoint");
+        let error = lease.fence(&mut inner).await.expect_err("it would end with the savepoint");
+        assert!(matches!(error, Error::Fence(FenceError::InSavepoint)), "{error}");
+        inner.rollback().await.expect("rollback");
+    }
+    // The transaction itself is none the worse.
+    lease.fence(&mut tx).await.expect("fence");
+    tx.commit().await.expect("commit");
+    lease.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn fence_outside_a_transaction_is_refused() {
+    let books = books().await;
+    let locks = books.db.locks().await;
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    let mut tx = books.pool.begin().await.expect("begin");
+    <Sql as sqlx::Database>::TransactionManager::rollback(&mut tx).await.expect("an end behind its back");
+    let error = lease.fence(&mut tx).await.expect_err("there is nothing to fence");
+    assert!(matches!(error, Error::Fence(FenceError::NoTransaction)), "{error}");
+    drop(tx);
+    lease.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn fence_of_a_transaction_of_another_kind_of_database_is_refused() {
+    let db: Fresh = fresh().await;
+    let lease = db.locks().await.lease("a").acquire().await.expect("acquire");
+    let error = if DATABASE == Database::Sqlite {
+        let other = sqlx::PgPool::connect_lazy(&a_server_that_only_begins().await).expect("a URL");
+        let mut tx = soon("the other database", other.begin()).await.expect("begin");
+        lease.fence(&mut tx).await
+    } else {
+        let other = sqlx::SqlitePool::connect("sqlite::memory:").await.expect("a database in memory");
+        let mut tx = other.begin().await.expect("begin");
+        lease.fence(&mut tx).await
+    };
+    let error = error.expect_err("its locks are not ours");
+    assert!(matches!(error, Error::Fence(FenceError::OtherDatabase)), "{error}");
+    assert!(lease.is_held());
+}
+
+/// As much of PostgreSQL as it takes to have a transaction of it where no server is: it greets, and agrees to everything.
+async fn a_server_that_only_begins() -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("the port").port();
+    tokio::spawn(async move {
+        let (mut client, _) = listener.accept().await.expect("a client");
+        let mut buffer = [0; 4096];
+        let mut greeting = true;
+        while client.read(&mut buffer).await.is_ok_and(|length| length > 0) {
+            // AuthenticationOk or CommandComplete, then ReadyForQuery.
+            let answer: &[u8] =
+                if greeting { b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I" } else { b"C\0\0\0\x0aBEGIN\0Z\0\0\0\x05T" };
+            greeting = false;
+            if client.write_all(answer).await.is_err() {
+                return;
+            }
+        }
+    });
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let user = SERIAL.fetch_add(1, Ordering::Relaxed);
+    format!("postgres://u{user}@127.0.0.1:{port}/x?sslmode=disable")
+}

@@ -1,0 +1,746 @@
+//! A network that fails, at the worst moment: replies that never come or come too late, connections that are cut,
+//! refused and frozen (promises 3, 9 and 12).
+//!
+//! SQLite has no network. What comes between a client and its database there is another writer that does not let go of
+//! the file: while it has the write lock, statements wait in vain, are refused after two seconds, and are sent again. So
+//! on SQLite every fault of these tests is such a writer, and what is asserted is the same.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use sqlock::{Error, Lease, Locks, LossCause};
+use sqlx::{AssertSqlSafe, Executor, Pool, Transaction};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::support::proxy::{Direction, Proxy};
+use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon};
+use crate::{DATABASE, Sql};
+
+/// Longer than any test lasts: what is free before that was released.
+const LONG: Duration = Duration::from_secs(600);
+
+/// After so long, a statement that waits for SQLite's write lock has been refused once, and is waiting again.
+const REFUSED_ONCE: Duration = Duration::from_millis(2300);
+
+/// A database behind a network that the test commands.
+struct Wire {
+    db: Fresh,
+    /// The way with the proxy in it; on SQLite the only one.
+    url: String,
+    proxy: Option<Proxy>,
+    /// How the server knows the sessions that came through the proxy.
+    mark: String,
+    /// Past the proxy. One connection, to be told from the others.
+    direct: Pool<Sql>,
+    blocker: Pool<Sql>,
+    blocking: Option<Transaction<'static, Sql>>,
+}
+
+/// What may be wrong with a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// The server's port answers with a reset.
+    Refused,
+    /// Nothing comes through, and nobody is told.
+    Frozen,
+    /// Requests come through, replies do not.
+    Mute,
+    /// Replies take so long.
+    Slow(Duration),
+}
+
+impl Wire {
+    async fn new() -> Self {
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        let db = fresh().await;
+        let mark = format!("sqlock-wire-{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
+        let (proxy, url) = match DATABASE {
+            Database::Sqlite => (None, db.url.clone()),
+            _ => {
+                let (proxy, url) = behind_a_proxy(&db.url);
+                let name = if DATABASE == Database::Postgres { format!("&application_name={mark}") } else { "".into() };
+                (Some(proxy), format!("{url}{name}"))
+            }
+        };
+        let direct = db.pool_of(1).await;
+        let blocker = db.pool_of(1).await;
+        Self { db, url, proxy, mark, direct, blocker, blocking: None }
+    }
+
+    /// A client whose traffic takes the bad way, with both connections open and its statements prepared.
+    async fn locks(&self) -> Locks {
+        let locks = self.cold_locks().await;
+        for name in ["warm", "a"] {
+            let lease = locks.lease(name).acquire().await.expect("acquire");
+            lease.extend(LONG).await.expect("extend");
+            let next = tokio::spawn(locks.lease(name).acquire());
+            yield_to_others().await;
+            lease.release().await.expect("hand over");
+            let lease = next.await.expect("no panic").expect("acquire");
+            lease.release().await.expect("release");
+        }
+        locks
+    }
+
+    async fn cold_locks(&self) -> Locks {
+        builder(connect(&self.url, 1).await).build()
+    }
+
+    /// A client elsewhere, whose network is all right.
+    async fn rival(&self) -> Locks {
+        self.db.locks().await
+    }
+
+    async fn strike(&mut self, fault: Fault) {
+        let Some(proxy) = &self.proxy else {
+            // Whatever the fault: another connection is writing.
+            let blocking = self.blocker.begin_with("BEGIN IMMEDIATE");
+            self.blocking = Some(soon("the write lock", blocking).await.expect("begin"));
+            return;
+        };
+        match fault {
+            Fault::Refused => proxy.refuse(),
+            Fault::Frozen => proxy.blackhole(Direction::Both),
+            Fault::Mute => proxy.blackhole(Direction::Down),
+            Fault::Slow(delay) => proxy.delay_replies(delay),
+        }
+    }
+
+    async fn mend(&mut self) {
+        if let Some(proxy) = &self.proxy {
+            proxy.pass();
+        }
+        if let Some(blocking) = self.blocking.take() {
+            blocking.rollback().await.expect("rollback");
+        }
+    }
+
+    /// Cuts the connections at the moment when the server has done what it was asked and the reply was swallowed: `done`
+    /// tells it from the row.
+    async fn cut_when(&mut self, name: &str, done: impl Fn(&Row) -> bool) {
+        let Some(proxy) = &self.proxy else {
+            // There is no reply to lose. What can happen is that a statement has to be sent again.
+            sleep(REFUSED_ONCE).await;
+            self.mend().await;
+            return;
+        };
+        let committed = async {
+            while !self.row(name).await.is_some_and(|row| done(&row)) {
+                sleep(Duration::from_millis(2)).await;
+            }
+        };
+        soon("the server's part", committed).await;
+        proxy.pass();
+        proxy.reset();
+    }
+
+    async fn row(&self, name: &str) -> Option<Row> {
+        let sql = format!("SELECT holds, token, expires_at FROM sqlock_lease WHERE name = '{name}'");
+        let row = sqlx::query_as(AssertSqlSafe(sql)).fetch_optional(&self.direct).await.expect("the row can be read");
+        row.map(|(holds, token, expires_at)| Row { holds, token, expires_at })
+    }
+
+    async fn until(&self, what: &str, name: &str, holds: impl Fn(&Row) -> bool) {
+        let seen = async {
+            while !self.row(name).await.is_some_and(|row| holds(&row)) {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        soon(what, seen).await;
+    }
+
+    /// How many sessions the server still has for clients behind the proxy, and how many of them in a transaction.
+    async fn sessions(&self) -> (i64, i64) {
+        let sql = match DATABASE {
+            Database::Postgres => format!(
+                "SELECT count(*), count(*) FILTER (WHERE state LIKE 'idle in transaction%')
+                   FROM pg_stat_activity WHERE application_name = '{}'",
+                self.mark
+            ),
+            Database::MySql | Database::MariaDb => "SELECT count(*), count(t.trx_id)
+                   FROM information_schema.processlist AS p
+                   LEFT JOIN information_schema.innodb_trx AS t ON t.trx_mysql_thread_id = p.id
+                  WHERE p.db = DATABASE() AND p.id <> CONNECTION_ID()"
+                .into(),
+            // The process's own handles of the file are counted instead, below.
+            Database::Sqlite => "SELECT 0, 0".into(),
+        };
+        let (sessions, in_transaction) =
+            sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&self.direct).await.expect("sessions can be counted");
+        (sessions, in_transaction)
+    }
+
+    /// After everybody has gone: no connection, no transaction and no held name is left.
+    async fn assert_nothing_left(mut self, clients: Vec<Locks>) {
+        self.mend().await;
+        for locks in clients {
+            // A release that failed is not this check's business; the name is looked at below.
+            let _ = soon("the end of a client", locks.shutdown()).await;
+        }
+        self.blocker.close().await;
+        let gone = async {
+            loop {
+                let (sessions, in_transaction) = self.sessions().await;
+                if sessions == 0 && in_transaction == 0 && self.proxy.as_ref().is_none_or(|p| p.connections() == 0) {
+                    return;
+                }
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        soon("the end of all sessions", gone).await;
+        let held: i64 = sqlx::query_scalar("SELECT count(*) FROM sqlock_lease WHERE holds <> ''")
+            .fetch_one(&self.direct)
+            .await
+            .expect("rows can be counted");
+        assert_eq!(held, 0, "a name is still held");
+        if DATABASE == Database::Sqlite {
+            self.direct.close().await;
+            let file = self.url.trim_start_matches("sqlite://").split('?').next().expect("the path").to_owned();
+            let closed = async {
+                while open_handles(&file) > 0 {
+                    sleep(Duration::from_millis(20)).await;
+                }
+            };
+            soon("the end of all handles of the file", closed).await;
+        }
+    }
+}
+
+/// What stands in the table.
+struct Row {
+    holds: String,
+    token: i64,
+    expires_at: i64,
+}
+
+/// A proxy in front of a server on this machine, and the URL that leads through it.
+fn behind_a_proxy(url: &str) -> (Proxy, String) {
+    let (scheme, rest) = url.split_once("://").expect("a URL has a scheme");
+    let (authority, path) = rest.split_once('/').expect("a URL names a database");
+    let (user, host) = authority.rsplit_once('@').map_or(("", authority), |(user, host)| (user, host));
+    let default = if DATABASE == Database::Postgres { 5432 } else { 3306 };
+    let upstream = host.rsplit_once(':').map_or(default, |(_, port)| port.parse().expect("a port is a number"));
+    let proxy = Proxy::start(upstream);
+    let at = if user.is_empty() { "" } else { "@" };
+    let url = format!("{scheme}://{user}{at}127.0.0.1:{}/{path}", proxy.port());
+    (proxy, url)
+}
+
+fn open_handles(file: &str) -> usize {
+    let handles = std::fs::read_dir("/proc/self/fd").expect("there is a /proc");
+    handles
+        .flatten()
+        .filter_map(|handle| std::fs::read_link(handle.path()).ok())
+        .filter(|target| target.to_str().is_some_and(|target| target.starts_with(file)))
+        .count()
+}
+
+/// Lets the tasks of this runtime go as far as they can without an answer from outside.
+async fn yield_to_others() {
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+}
+
+// ---- replies that never come
+
+#[tokio::test]
+async fn acquire_whose_reply_was_lost_is_one_holding_and_the_callers() {
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    // The row exists, so that the first statement is the one that grants.
+    wire.strike(Fault::Mute).await;
+    let asking = tokio::spawn(locks.lease("a").ttl(LONG).acquire());
+    let mut granted = None;
+    if wire.proxy.is_some() {
+        wire.until("the grant", "a", |row| !row.holds.is_empty()).await;
+        granted = wire.row("a").await.map(|row| row.token);
+    }
+    wire.cut_when("a", |row| !row.holds.is_empty()).await;
+    let lease = soon("the lease", asking).await.expect("no panic").expect("acquire");
+    assert!(lease.is_held());
+    let row = wire.row("a").await.expect("the row");
+    assert_eq!(row.token, lease.token().get());
+    if let Some(granted) = granted {
+        assert_eq!(row.token, granted, "the holding that was committed first, not a second one");
+    }
+    assert_eq!(row.holds.matches(';').count(), 1, "one hold: {}", row.holds);
+    assert!(rival.lease("a").try_acquire().await.expect("try").is_none());
+    lease.release().await.expect("release");
+    let next = rival.lease("a").try_acquire().await.expect("try").expect("no orphan keeps it");
+    next.release().await.expect("release");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+#[tokio::test]
+async fn renewal_whose_reply_was_lost_leaves_the_lease_held_with_its_token() {
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let ttl = Duration::from_secs(9);
+    let acquired = Instant::now();
+    let lease = locks.lease("a").ttl(ttl).acquire().await.expect("acquire");
+    let granted = wire.row("a").await.expect("the row");
+    wire.strike(Fault::Mute).await;
+    if wire.proxy.is_none() {
+        sleep(ttl / 3).await; // until the renewal is due
+    }
+    wire.cut_when("a", |row| row.expires_at > granted.expires_at).await;
+    let lost = timeout((acquired + ttl + ttl / 3).saturating_duration_since(Instant::now()), lease.lost()).await;
+    assert!(lost.is_err(), "lost: {lost:?}");
+    assert!(lease.is_held());
+    let row = wire.row("a").await.expect("the row");
+    assert_eq!((row.token, row.holds), (granted.token, granted.holds));
+    assert!(rival.lease("a").try_acquire().await.expect("try").is_none());
+    lease.release().await.expect("release");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+#[tokio::test]
+async fn release_whose_reply_was_lost_is_ok_and_the_name_is_free() {
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    wire.strike(Fault::Mute).await;
+    let releasing = tokio::spawn(lease.release());
+    wire.cut_when("a", |row| row.holds.is_empty()).await;
+    soon("the release", releasing).await.expect("no panic").expect("it was ours to the end");
+    let next = rival.lease("a").try_acquire().await.expect("try").expect("free");
+    next.release().await.expect("release");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+/// The release is sent again when somebody else holds the name: it is still a success, and the successor's lease is not
+/// touched.
+#[tokio::test]
+async fn release_sent_again_after_the_name_has_gone_on_is_ok_and_spares_the_successor() {
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    wire.strike(Fault::Mute).await;
+    let releasing = tokio::spawn(lease.release());
+    let taking = tokio::spawn(rival.lease("a").wait(SOON).acquire());
+    let token = wire.row("a").await.expect("the row").token;
+    wire.cut_when("a", |row| !row.holds.is_empty() && row.token > token).await;
+    soon("the release", releasing).await.expect("no panic").expect("it was ours to the end");
+    let next = soon("the successor", taking).await.expect("no panic").expect("acquire");
+    let row = wire.row("a").await.expect("the row");
+    assert_eq!(row.token, next.token().get());
+    assert!(!row.holds.is_empty());
+    next.release().await.expect("the successor's is its own");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+#[tokio::test]
+async fn hand_off_whose_reply_was_lost_reaches_the_waiter_as_one_holding() {
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let first = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let token = first.token();
+    let waiting = tokio::spawn(locks.lease("a").ttl(LONG).acquire());
+    yield_to_others().await;
+    wire.strike(Fault::Mute).await;
+    let releasing = tokio::spawn(first.release());
+    let mut handed = None;
+    if wire.proxy.is_some() {
+        wire.until("the hand-off", "a", |row| row.token > token.get()).await;
+        handed = wire.row("a").await.map(|row| row.token);
+    }
+    wire.cut_when("a", |row| row.token > token.get()).await;
+    soon("the release", releasing).await.expect("no panic").expect("it was ours to the end");
+    let second = soon("the turn", waiting).await.expect("no panic").expect("acquire");
+    assert!(second.is_held());
+    assert!(second.token() > token);
+    if let Some(handed) = handed {
+        assert_eq!(second.token().get(), handed, "the holding that was committed first, not another one");
+    }
+    assert!(rival.lease("a").try_acquire().await.expect("try").is_none());
+    second.release().await.expect("release");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+#[tokio::test]
+async fn extension_whose_reply_was_lost_counts() {
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let ttl = Duration::from_secs(60);
+    let lease = locks.lease("a").ttl(ttl).renew(false).acquire().await.expect("acquire");
+    let granted = wire.row("a").await.expect("the row");
+    wire.strike(Fault::Mute).await;
+    let extending = async {
+        let extended = lease.extend(LONG).await;
+        (extended, lease.remaining())
+    };
+    let cutting = wire.cut_when("a", |row| row.expires_at > granted.expires_at);
+    let ((extended, remaining), ()) = soon("the extension", async { tokio::join!(extending, cutting) }).await;
+    extended.expect("extend");
+    assert!(remaining > ttl, "{remaining:?}");
+    let row = wire.row("a").await.expect("the row");
+    assert_eq!((row.token, row.holds), (granted.token, granted.holds));
+    lease.release().await.expect("release");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+/// Every verb of every round loses a reply, whichever statement of it that hits, and new names and connections included.
+#[tokio::test]
+async fn no_lost_reply_of_many_surfaces_or_leaves_anything() {
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.cold_locks().await, wire.rival().await);
+    let mut last = None;
+    let rounds = if wire.proxy.is_some() { 15 } else { 1 };
+    for round in 0..rounds {
+        let fresh_name = format!("n{round}");
+        let new = wire.losing_a_reply(locks.lease(&fresh_name).ttl(LONG).acquire()).await.expect("a new name");
+        let first = wire.losing_a_reply(locks.lease("a").ttl(LONG).acquire()).await.expect("a known name");
+        assert!(Some(first.token()) > last);
+        let second = tokio::spawn(locks.lease("a").ttl(LONG).acquire());
+        yield_to_others().await;
+        wire.losing_a_reply(first.extend(LONG)).await.expect("extend");
+        wire.losing_a_reply(first.release()).await.expect("it was ours to the end");
+        let second = soon("the turn", second).await.expect("no panic").expect("acquire");
+        let held = rival.inspect("a").await.expect("inspect").expect("held");
+        assert_eq!(held.token, second.token());
+        last = Some(second.token());
+        wire.losing_a_reply(second.release()).await.expect("it was ours to the end");
+        wire.losing_a_reply(new.release()).await.expect("it was ours to the end");
+        assert!(rival.inspect("a").await.expect("inspect").is_none());
+        assert!(rival.inspect(&fresh_name).await.expect("inspect").is_none());
+    }
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+impl Wire {
+    /// Runs a call whose first reply is lost together with the connection.
+    async fn losing_a_reply<T>(&mut self, call: impl Future<Output = T>) -> T {
+        let Some(proxy) = &self.proxy else {
+            self.strike(Fault::Mute).await;
+            let (outcome, ()) = soon("a call", async { tokio::join!(call, self.cut_when("", |_| true)) }).await;
+            return outcome;
+        };
+        let cut = proxy.cut_next_reply();
+        let outcome = soon("a call whose reply was lost", call).await;
+        assert!(cut.has_happened(), "the call did without an answer");
+        outcome
+    }
+}
+
+// ---- replies that come too late
+
+#[tokio::test]
+async fn grant_that_arrives_after_its_own_deadline_is_refused_and_released() {
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let ttl = Duration::from_millis(1200);
+    wire.strike(Fault::Slow(ttl * 2)).await;
+    let trying = tokio::spawn(locks.lease("a").ttl(ttl).try_acquire());
+    if wire.proxy.is_none() {
+        sleep(ttl * 3 / 2).await;
+        wire.mend().await;
+    }
+    let error = soon("an answer", trying).await.expect("no panic").expect_err("too late to be a lease");
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(error.is_retryable(), "{error}");
+    // Its expiry would leave the hold in the row: it was given back.
+    wire.until("the release", "a", |row| row.holds.is_empty()).await;
+    let next = rival.lease("a").try_acquire().await.expect("try").expect("free");
+    next.release().await.expect("release");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+#[tokio::test]
+async fn acquire_goes_on_after_a_grant_that_arrived_too_late() {
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let ttl = Duration::from_millis(1200);
+    let before = wire.row("a").await.expect("the row").token;
+    wire.strike(Fault::Slow(ttl * 2)).await;
+    let acquiring = tokio::spawn(locks.lease("a").ttl(ttl).acquire());
+    let mut late = before;
+    if wire.proxy.is_some() {
+        wire.until("the late grant", "a", |row| row.token > before).await;
+        late = wire.row("a").await.expect("the row").token;
+        wire.until("its end", "a", |row| row.holds.is_empty() || row.token > late).await;
+        assert!(!acquiring.is_finished(), "the late grant was handed out");
+    } else {
+        sleep(ttl * 3 / 2).await;
+    }
+    wire.mend().await;
+    let lease = soon("the lease", acquiring).await.expect("no panic").expect("acquire");
+    assert!(lease.is_held());
+    assert!(lease.token().get() > late, "another holding than the late one");
+    lease.release().await.expect("release");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+#[tokio::test]
+async fn renewal_delayed_past_the_deadline_comes_out_as_lost() {
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let ttl = Duration::from_millis(1500);
+    let lease = locks.lease("a").ttl(ttl).acquire().await.expect("acquire");
+    let token = lease.token();
+    wire.strike(Fault::Slow(ttl * 2)).await;
+    assert_eq!(soon("the loss", lease.lost()).await, LossCause::Expired);
+    assert!(!lease.is_held());
+    wire.mend().await; // what is delayed arrives now: a confirmation that comes too late
+    sleep(ttl / 3).await;
+    assert!(!lease.is_held(), "lost is lost");
+    let error = lease.release().await.expect_err("it was not ours to the end");
+    assert!(matches!(error, Error::Lost { cause: LossCause::Expired, .. }), "{error}");
+    let next = soon("the name", rival.lease("a").acquire()).await.expect("acquire");
+    assert!(next.token() > token);
+    next.release().await.expect("release");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+// ---- connections that are refused, frozen and reset
+
+#[tokio::test]
+async fn lease_survives_a_refusing_server_that_is_back_within_the_ttl() {
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let ttl = Duration::from_secs(9);
+    let lease = locks.lease("a").ttl(ttl).acquire().await.expect("acquire");
+    let acquired = Instant::now();
+    let granted = wire.row("a").await.expect("the row");
+    wire.strike(Fault::Refused).await;
+    sleep(ttl / 2).await; // the renewal at a third of the TTL fails, and what is tried after it
+    assert_eq!(wire.row("a").await.expect("the row").expires_at, granted.expires_at, "a renewal came through");
+    assert!(lease.is_held());
+    wire.mend().await;
+    wire.until("a renewal", "a", |row| row.expires_at > granted.expires_at).await;
+    let lost = timeout((acquired + ttl + ttl / 3).saturating_duration_since(Instant::now()), lease.lost()).await;
+    assert!(lost.is_err(), "lost: {lost:?}");
+    assert!(lease.is_held());
+    assert!(rival.lease("a").try_acquire().await.expect("try").is_none());
+    lease.release().await.expect("release");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+#[tokio::test]
+async fn lease_is_lost_to_a_server_that_refuses_beyond_the_ttl_and_the_client_recovers() {
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let lease = locks.lease("a").ttl(Duration::from_millis(1200)).acquire().await.expect("acquire");
+    let token = lease.token();
+    wire.strike(Fault::Refused).await;
+    assert_eq!(soon("the loss", lease.lost()).await, LossCause::Expired);
+    // Nothing is said about who holds the name: the database could not be asked.
+    let error = soon("an answer", locks.lease("b").try_acquire()).await.expect_err("no database");
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(error.is_retryable() && !error.is_timeout() && !error.is_lost(), "{error}");
+    wire.mend().await;
+    let again = soon("the name", locks.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+    assert!(again.token() > token);
+    let error = lease.release().await.expect_err("it was lost");
+    assert!(error.is_lost(), "{error}");
+    assert!(again.is_held());
+    assert!(rival.lease("a").try_acquire().await.expect("try").is_none(), "the old lease's end touched the new one");
+    again.release().await.expect("release");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+#[tokio::test]
+async fn holder_behind_a_frozen_network_knows_before_anybody_else_can_hold() {
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let lease = locks.lease("a").ttl(Duration::from_millis(1500)).acquire().await.expect("acquire");
+    wire.strike(Fault::Frozen).await;
+    if wire.proxy.is_some() {
+        let taken = async {
+            loop {
+                match rival.lease("a").ttl(LONG).try_acquire().await.expect("try") {
+                    Some(next) => return next,
+                    None => sleep(Duration::from_millis(1)).await,
+                }
+            }
+        };
+        let next = soon("the takeover", taken).await;
+        assert!(!lease.is_held(), "two holders");
+        assert!(next.token() > lease.token());
+        assert_eq!(soon("the loss", lease.lost()).await, LossCause::Expired);
+        next.release().await.expect("release");
+    } else {
+        // Nobody can be granted anything while the file is blocked. The holder knows by the clock.
+        assert_eq!(soon("the loss", lease.lost()).await, LossCause::Expired);
+        assert!(!lease.is_held());
+    }
+    wire.mend().await;
+    drop(lease);
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+/// Nothing hangs, and nothing that was not answered is passed off as an answer.
+#[tokio::test]
+async fn calls_into_a_frozen_network_end_in_bounded_time_as_unavailable() {
+    let mut wire = Wire::new().await;
+    let mut clients = Vec::new();
+    for _ in 0..7 {
+        clients.push(wire.locks().await);
+    }
+    let [try_a, wait_a, inspects, lists, evicts, releases, extends] = &clients[..] else {
+        unreachable!("there are seven");
+    };
+    let released = releases.lease("r").ttl(LONG).acquire().await.expect("acquire");
+    let extended = extends.lease("e").ttl(LONG).acquire().await.expect("acquire");
+    let token = extended.token();
+    wire.strike(Fault::Frozen).await;
+    let start = Instant::now();
+    let (tried, waited, inspected, listed, evicted, released, prolonged) = soon("an end of every call", async {
+        tokio::join!(
+            try_a.lease("x").try_acquire(),
+            wait_a.lease("x").wait(Duration::from_secs(1)).acquire(),
+            inspects.inspect("e"),
+            lists.list(""),
+            evicts.evict("e", token),
+            released.release(),
+            extended.extend(LONG),
+        )
+    })
+    .await;
+    println!("{DATABASE:?}: all calls ended after {:?}", start.elapsed());
+    let unavailable = |what: &str, error: Option<Error>| {
+        assert!(matches!(error, Some(Error::Unavailable { .. })), "{what}: {error:?}");
+    };
+    unavailable("try_acquire", tried.err());
+    unavailable("acquire with a limit", waited.err());
+    unavailable("evict", evicted.err());
+    unavailable("extend", prolonged.err());
+    if wire.proxy.is_some() {
+        unavailable("inspect", inspected.err());
+        unavailable("list", listed.err());
+    } else {
+        // A writer does not stop SQLite's readers.
+        assert_eq!(inspected.expect("inspect").expect("held").token, token);
+        assert_eq!(listed.expect("list").len(), 2);
+    }
+    // It was sent, and nobody knows whether it arrived.
+    let error = released.expect_err("no answer");
+    assert!(matches!(error, Error::Unknown { .. } | Error::Unavailable { .. }), "release: {error}");
+    assert!(extended.is_held(), "as good as before");
+    wire.mend().await;
+    soon("the release", extended.release()).await.expect("it was ours to the end");
+    // The release that got no answer was never made, as far as the database knows: the holding is for the TTL to end.
+    let orphan = wire.row("r").await.expect("the row").token;
+    let rival = wire.rival().await;
+    if let Some(left) = rival.inspect("r").await.expect("inspect") {
+        assert_eq!(left.token.get(), orphan);
+        assert!(rival.evict("r", left.token).await.expect("evict"));
+    }
+    clients.push(rival);
+    wire.assert_nothing_left(clients).await;
+}
+
+#[tokio::test]
+async fn storm_of_resets_loses_none_of_fifty_leases() {
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let ttl = Duration::from_secs(6);
+    let mut leases: Vec<Lease> = Vec::new();
+    for i in 0..50 {
+        leases.push(locks.lease(format!("s{i:02}")).ttl(ttl).acquire().await.expect("acquire"));
+    }
+    let until = Instant::now() + ttl * 3 / 2;
+    let mut storms = 0;
+    while Instant::now() < until {
+        if let Some(proxy) = &wire.proxy {
+            proxy.reset();
+            sleep(Duration::from_millis(150)).await;
+        } else {
+            wire.strike(Fault::Refused).await;
+            sleep(Duration::from_millis(150)).await;
+            wire.mend().await;
+            sleep(Duration::from_millis(50)).await;
+        }
+        storms += 1;
+        for lease in &leases {
+            assert!(lease.is_held(), "{} was lost after {storms} resets", lease.name());
+        }
+    }
+    let listed = rival.list("s").await.expect("list");
+    let tokens: Vec<_> = listed.iter().map(|info| info.token).collect();
+    assert_eq!(tokens, leases.iter().map(Lease::token).collect::<Vec<_>>());
+    for lease in leases {
+        soon("a release", lease.release()).await.expect("it was ours to the end");
+    }
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+#[tokio::test]
+async fn acquire_dropped_in_a_frozen_network_leaves_nothing_once_it_is_back() {
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let before = wire.row("a").await.expect("the row").token;
+    // The request arrives, the reply does not.
+    wire.strike(Fault::Mute).await;
+    let acquiring = tokio::spawn(locks.lease("a").ttl(LONG).acquire());
+    if wire.proxy.is_some() {
+        wire.until("the grant", "a", |row| !row.holds.is_empty()).await;
+    } else {
+        sleep(Duration::from_millis(300)).await;
+    }
+    acquiring.abort();
+    assert!(acquiring.await.expect_err("it was dropped").is_cancelled());
+    wire.mend().await;
+    // Its TTL is long: somebody has released it.
+    wire.until("the grant and its release", "a", |row| row.token > before && row.holds.is_empty()).await;
+    let next = rival.lease("a").try_acquire().await.expect("try").expect("free");
+    next.release().await.expect("release");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+/// As above, but neither request nor reply arrives.
+#[tokio::test]
+async fn acquire_dropped_before_it_arrived_takes_nothing_once_the_network_is_back() {
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    wire.strike(Fault::Frozen).await;
+    let acquiring = tokio::spawn(locks.lease("a").ttl(LONG).acquire());
+    sleep(Duration::from_millis(200)).await;
+    acquiring.abort();
+    assert!(acquiring.await.expect_err("it was dropped").is_cancelled());
+    wire.mend().await;
+    // The client works again, and what it asks for now comes after whatever it still did for the one that has gone.
+    let lease = soon("an answer", async {
+        loop {
+            match locks.lease("a").ttl(LONG).acquire().await {
+                Ok(lease) => return lease,
+                Err(error) => assert!(matches!(error, Error::Unavailable { .. }), "{error}"),
+            }
+        }
+    })
+    .await;
+    assert_eq!(wire.row("a").await.expect("the row").token, lease.token().get());
+    lease.release().await.expect("release");
+    let next = rival.lease("a").try_acquire().await.expect("try").expect("free");
+    next.release().await.expect("release");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+/// Business transactions are the caller's, and a cut of theirs is seen by the caller; the lease goes on.
+#[tokio::test]
+async fn fenced_transaction_whose_connection_is_cut_writes_nothing_and_frees_the_name_at_the_release() {
+    let wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    wire.direct.execute("CREATE TABLE work (id INTEGER NOT NULL PRIMARY KEY)").await.expect("a table");
+    let business = connect(&wire.url, 1).await;
+    let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let mut tx = business.begin().await.expect("begin");
+    lease.fence(&mut tx).await.expect("fence");
+    sqlx::query("INSERT INTO work (id) VALUES (1)").execute(&mut *tx).await.expect("write");
+    match &wire.proxy {
+        Some(proxy) => {
+            proxy.reset();
+            let committed = tx.commit().await;
+            assert!(committed.is_err(), "the connection was gone");
+        }
+        // A connection to a file is not cut but dropped.
+        None => drop(tx),
+    }
+    business.close().await;
+    lease.release().await.expect("the lease had its own connections");
+    let next = soon("the name", rival.lease("a").acquire()).await.expect("acquire");
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM work").fetch_one(&wire.direct).await.expect("count");
+    assert_eq!(rows, 0);
+    next.release().await.expect("release");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}

@@ -1,0 +1,229 @@
+//! Promise 11: one owner may enter several times.
+
+use std::time::{Duration, Instant};
+
+use sqlock::{Error, Lease, Locks, Owner};
+
+use crate::support::{fresh, soon};
+
+const LONG: Duration = Duration::from_secs(600);
+const SHORT: Duration = Duration::from_millis(500);
+
+async fn enter(locks: &Locks, name: &str, owner: Owner) -> Lease {
+    let lease = locks.lease(name).ttl(LONG).owner(owner).acquire();
+    soon("the entry", lease).await.expect("acquire")
+}
+
+async fn holds(locks: &Locks, name: &str) -> usize {
+    locks.inspect(name).await.expect("inspect").map_or(0, |info| info.holds)
+}
+
+/// Asked by somebody else, also inside a scope.
+async fn is_free(locks: &Locks, name: &str) -> bool {
+    locks.lease(name).owner(Owner::random()).try_acquire().await.expect("try").is_some()
+}
+
+#[tokio::test]
+async fn inside_a_scope_an_owner_enters_again() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let owner = Owner::random();
+    assert_eq!(Owner::current(), None);
+    owner
+        .scope(async {
+            assert_eq!(Owner::current(), Some(owner));
+            let outer = soon("the entry", ours.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+            let inner = soon("the entry", ours.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+            let tried = ours.lease("a").ttl(LONG).try_acquire().await.expect("try").expect("the same owner");
+            for lease in [&outer, &inner, &tried] {
+                assert_eq!((lease.owner(), lease.token()), (owner, outer.token()));
+            }
+            let info = theirs.inspect("a").await.expect("inspect").expect("held");
+            assert_eq!((info.owner, info.holds, info.token), (Some(owner), 3, outer.token()));
+            for (lease, left) in [(tried, 2), (inner, 1), (outer, 0)] {
+                assert!(!is_free(&theirs, "a").await);
+                lease.release().await.expect("release");
+                assert_eq!(holds(&theirs, "a").await, left);
+            }
+        })
+        .await;
+    assert_eq!(Owner::current(), None);
+    assert!(is_free(&theirs, "a").await);
+}
+
+#[tokio::test]
+async fn without_an_owner_every_lease_excludes_every_other() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let first = locks.lease("a").acquire().await.expect("acquire");
+    assert!(locks.lease("a").try_acquire().await.expect("try").is_none());
+    assert!(locks.lease("a").owner(Owner::random()).try_acquire().await.expect("try").is_none());
+    // A scope covers what is requested in it, and no more.
+    let inside = Owner::random().scope(async { locks.lease("b").acquire().await.expect("acquire") }).await;
+    assert!(locks.lease("b").try_acquire().await.expect("try").is_none());
+    inside.release().await.expect("release");
+    first.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn an_owner_enters_again_from_another_process() {
+    let db = fresh().await;
+    let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
+    let outer = enter(&ours, "a", Owner::random()).await;
+    // What one process prints and the other reads.
+    let owner: Owner = outer.owner().to_string().parse().expect("an owner");
+    assert_eq!(owner, outer.owner());
+    let inner = enter(&theirs, "a", owner).await;
+    let again = theirs.lease("a").owner(owner).ttl(LONG).try_acquire().await.expect("try").expect("the same owner");
+    assert_eq!((inner.token(), again.token()), (outer.token(), outer.token()));
+    assert_eq!(holds(&others, "a").await, 3);
+    // In any order.
+    outer.release().await.expect("release");
+    assert_eq!(holds(&others, "a").await, 2);
+    assert!(!is_free(&others, "a").await);
+    drop(inner);
+    again.extend(LONG).await.expect("still held");
+    assert!(!is_free(&others, "a").await);
+    again.release().await.expect("release");
+    let next = soon("the turn", others.lease("a").acquire()).await.expect("acquire");
+    next.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn an_inner_hold_never_shortens_the_outer() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let owner = Owner::random();
+    let outer = enter(&ours, "a", owner).await;
+    let left = async || theirs.inspect("a").await.expect("inspect").expect("held").remaining;
+    assert!(left().await > LONG / 2);
+    let inner = theirs.lease("a").owner(owner).ttl(SHORT).renew(false).acquire().await.expect("acquire");
+    assert!(left().await > LONG / 2, "not by entering");
+    inner.extend(SHORT).await.expect("extend");
+    assert!(left().await > LONG / 2, "not by renewing");
+    inner.release().await.expect("release");
+    assert!(left().await > LONG / 2, "not by leaving");
+    // Not by expiring either: the inner hold is over, the outer goes on.
+    let inner = theirs.lease("a").owner(owner).ttl(SHORT).renew(false).acquire().await.expect("acquire");
+    soon("the loss", inner.lost()).await;
+    drop(inner);
+    assert!(left().await > LONG / 2);
+    outer.extend(LONG).await.expect("still held");
+    outer.release().await.expect("release");
+    let next = soon("the turn", theirs.lease("a").acquire()).await.expect("acquire");
+    next.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn an_inner_hold_that_is_longer_lengthens_the_whole() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let owner = Owner::random();
+    let outer = ours.lease("a").owner(owner).ttl(Duration::from_secs(5)).renew(false).acquire().await.expect("acquire");
+    let inner = enter(&theirs, "a", owner).await;
+    outer.release().await.expect("release");
+    let info = theirs.inspect("a").await.expect("inspect").expect("held");
+    assert_eq!(info.holds, 1);
+    assert!(info.remaining > LONG / 2);
+    inner.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn to_enter_again_nobody_stands_behind_a_waiter() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let owner = Owner::random();
+    let outer = enter(&ours, "a", owner).await;
+    // Somebody waits in this process and in another.
+    let mut here = std::pin::pin!(ours.lease("a").acquire());
+    let mut there = std::pin::pin!(theirs.lease("a").acquire());
+    tokio::time::timeout(Duration::from_millis(30), &mut here).await.expect_err("held");
+    tokio::time::timeout(Duration::from_millis(30), &mut there).await.expect_err("held");
+    let inner = enter(&ours, "a", owner).await;
+    let elsewhere = enter(&theirs, "a", owner).await;
+    assert_eq!((inner.token(), elsewhere.token()), (outer.token(), outer.token()));
+    for lease in [outer, elsewhere, inner] {
+        let token = lease.token();
+        tokio::time::timeout(Duration::from_millis(30), &mut here).await.expect_err("held");
+        assert_eq!(theirs.inspect("a").await.expect("inspect").map(|info| info.token), Some(token));
+        lease.release().await.expect("release");
+    }
+    // Now it is their turn, in either order.
+    let (here, there) = tokio::join!(async { soon("the turn", here).await.expect("acquire").release().await }, async {
+        soon("the turn", there).await.expect("acquire").release().await
+    },);
+    here.and(there).expect("release");
+}
+
+/// Neither of the two holds the name when they ask for it, and neither gives it back before both have it.
+#[tokio::test]
+async fn two_entries_of_one_owner_at_once_do_not_wait_for_each_other() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    for (first, second) in [(&ours, &ours), (&ours, &theirs)] {
+        for round in 0..10 {
+            let name = format!("a{round}");
+            let owner = Owner::random();
+            let (one, two) = tokio::join!(enter(first, &name, owner), enter(second, &name, owner));
+            assert_eq!(one.token(), two.token());
+            assert_eq!(holds(&theirs, &name).await, 2);
+            one.release().await.expect("release");
+            two.release().await.expect("release");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_expired_holding_is_not_entered_again() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let owner = Owner::random();
+    let start = Instant::now();
+    let outer = ours.lease("a").owner(owner).ttl(SHORT).renew(false).acquire().await.expect("acquire");
+    soon("the loss", outer.lost()).await;
+    // The holder knows first: the database may still count it for a moment.
+    tokio::time::sleep(SHORT.saturating_sub(start.elapsed()) + SHORT).await;
+    for locks in [&theirs, &ours] {
+        let inner = enter(locks, "a", owner).await;
+        assert!(inner.token() > outer.token());
+        assert_eq!(holds(&theirs, "a").await, 1);
+        inner.release().await.expect("release");
+    }
+    let error = outer.release().await.expect_err("lost");
+    assert!(error.is_lost(), "{error}");
+}
+
+#[tokio::test]
+async fn another_owner_cannot_enter() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lease = enter(&ours, "a", Owner::random()).await;
+    for locks in [&ours, &theirs] {
+        let request = locks.lease("a").owner(Owner::random());
+        assert!(request.clone().try_acquire().await.expect("try").is_none());
+        let error = request.wait(Duration::from_secs(2)).acquire().await.expect_err("held");
+        assert!(error.is_timeout(), "{error}");
+    }
+    assert_eq!(holds(&theirs, "a").await, 1);
+    lease.release().await.expect("release");
+    for text in ["", "me", "0123", "host/1234"] {
+        assert!(matches!(text.parse::<Owner>(), Err(Error::InvalidOwner)));
+    }
+}
+
+#[tokio::test]
+async fn an_evicted_owner_has_lost_all_its_holds() {
+    let db = fresh().await;
+    let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
+    let owner = Owner::random();
+    let (outer, inner) = (enter(&ours, "a", owner).await, enter(&theirs, "a", owner).await);
+    assert!(others.evict("a", outer.token()).await.expect("evict"));
+    // From a third process: in the other two, whoever asks stands behind a holder that does not know yet.
+    let next = enter(&others, "a", owner).await;
+    assert!(next.token() > outer.token());
+    for lease in [outer, inner] {
+        assert!(lease.release().await.expect_err("evicted").is_lost());
+    }
+    next.extend(LONG).await.expect("still held");
+    next.release().await.expect("ours to the end");
+}

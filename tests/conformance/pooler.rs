@@ -1,0 +1,245 @@
+//! Behind a proxy that pools transactions (promise 14): PgBouncer, where consecutive transactions of one client run on
+//! different server connections, and every server connection serves many clients. What a client leaves in a session is
+//! there for the next one.
+//!
+//! For the other databases there is no such proxy here. What is asserted of them is the same work by as many clients, and
+//! that nothing of a session's state reaches the application's connections.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use sqlock::{Error, Locks};
+use sqlx::{Executor, Pool, Row};
+use tokio::time::sleep;
+
+use super::fence::{add_one, assert_kept_out, in_line, run};
+use crate::support::server::{Kind, Options, PgBouncer, Server};
+use crate::support::{Database, Fresh, SOON, builder, connect, empty, soon};
+use crate::{DATABASE, Sql};
+
+/// A database as clients see it, and as it is.
+struct Pooled {
+    /// Through the pooler.
+    url: String,
+    /// Past it.
+    direct: Pool<Sql>,
+    _bouncer: Option<PgBouncer>,
+    _server: Option<Server>,
+    _db: Option<Fresh>,
+}
+
+impl Pooled {
+    /// `settings` are the server's, on PostgreSQL.
+    async fn new(settings: &[&str]) -> Self {
+        if DATABASE != Database::Postgres {
+            let db = empty().await;
+            let (url, direct) = (db.url.clone(), db.pool_of(4).await);
+            return Self { url, direct, _bouncer: None, _server: None, _db: Some(db) };
+        }
+        let settings = settings.iter().map(|&s| s.to_owned()).collect();
+        let server = Server::start_with(Kind::Postgres, Options { settings, ..Options::default() });
+        let bouncer = PgBouncer::start(&server);
+        let direct = connect(&server.url(), 4).await;
+        Self { url: bouncer.url(), direct, _bouncer: Some(bouncer), _server: Some(server), _db: None }
+    }
+
+    async fn locks(&self) -> Locks {
+        builder(connect(&self.url, 2).await).build()
+    }
+
+    /// What the sessions of the pooler, or those of the application, have set for themselves.
+    async fn session_settings(&self) -> Vec<BTreeMap<String, String>> {
+        // As many transactions at once as the pooler has server connections: each is looked into.
+        let pool = connect(&self.url, 4).await;
+        let mut open = Vec::new();
+        for _ in 0..4 {
+            open.push(pool.begin().await.expect("begin"));
+        }
+        let sql = match DATABASE {
+            // Those that PgBouncer itself sets for each client, and the pool of this test with it, are not ours.
+            Database::Postgres => {
+                "SELECT name, setting FROM pg_settings
+                  WHERE (source = 'session' OR name IN ('default_transaction_isolation', 'lock_timeout',
+                                                        'statement_timeout', 'synchronous_commit', 'search_path'))
+                    AND name NOT IN ('application_name', 'client_encoding', 'DateStyle', 'TimeZone',
+                                     'standard_conforming_strings', 'IntervalStyle', 'extra_float_digits',
+                                     'transaction_isolation', 'transaction_read_only', 'transaction_deferrable')"
+            }
+            Database::MySql | Database::MariaDb => {
+                "SHOW SESSION VARIABLES WHERE Variable_name IN
+                    ('autocommit', 'innodb_lock_wait_timeout', 'lock_wait_timeout', 'transaction_isolation',
+                     'tx_isolation', 'tx_read_only', 'transaction_read_only', 'sql_mode', 'time_zone')"
+            }
+            Database::Sqlite => "SELECT 'busy_timeout', CAST(timeout AS TEXT) FROM pragma_busy_timeout",
+        };
+        let mut all = Vec::new();
+        for tx in &mut open {
+            let rows = tx.fetch_all(sql).await.expect("settings can be read");
+            all.push(rows.iter().map(|row| (row.get::<String, _>(0), row.get::<String, _>(1))).collect());
+        }
+        for tx in open {
+            tx.rollback().await.expect("rollback");
+        }
+        all
+    }
+
+    /// No lock that outlives a transaction is left in the server.
+    async fn assert_no_session_locks(&self) {
+        match DATABASE {
+            Database::Postgres => {
+                let advisory: i64 = sqlx::query_scalar("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+                    .fetch_one(&self.direct)
+                    .await
+                    .expect("locks can be read");
+                assert_eq!(advisory, 0, "advisory locks are left");
+                let open: i64 = sqlx::query_scalar(
+                    "SELECT count(*) FROM pg_stat_activity
+                      WHERE state LIKE 'idle in transaction%' AND pid <> pg_backend_pid()",
+                )
+                .fetch_one(&self.direct)
+                .await
+                .expect("sessions can be read");
+                assert_eq!(open, 0, "transactions are left open");
+            }
+            Database::MySql | Database::MariaDb => {
+                let open: i64 = sqlx::query_scalar(
+                    "SELECT count(*) FROM information_schema.innodb_trx AS t
+                       JOIN information_schema.processlist AS p ON p.id = t.trx_mysql_thread_id
+                      WHERE p.db = DATABASE() AND p.id <> CONNECTION_ID()",
+                )
+                .fetch_one(&self.direct)
+                .await
+                .expect("transactions can be read");
+                assert_eq!(open, 0, "transactions are left open");
+            }
+            // The write lock can be had at once.
+            Database::Sqlite => {
+                let tx = self.direct.begin_with("BEGIN IMMEDIATE").await.expect("nobody has the write lock");
+                tx.rollback().await.expect("rollback");
+            }
+        }
+    }
+}
+
+/// One after the other, everything that a lease can do.
+async fn all_verbs(pooled: &Pooled) {
+    let (ours, theirs) = (pooled.locks().await, pooled.locks().await);
+    ours.migrate().await.expect("migrate");
+    theirs.migrate().await.expect("again");
+    let ttl = Duration::from_millis(1500);
+
+    let lease = ours.lease("a").ttl(ttl).label("pooled").acquire().await.expect("acquire");
+    assert!(theirs.lease("a").try_acquire().await.expect("try").is_none());
+    let error = theirs.lease("a").wait(Duration::from_millis(300)).acquire().await.expect_err("held");
+    assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    sleep(ttl * 2).await;
+    assert!(lease.is_held(), "renewals go on");
+    lease.extend(Duration::from_secs(60)).await.expect("extend");
+    let listed = theirs.list("").await.expect("list");
+    assert_eq!(listed.len(), 1);
+    assert_eq!((listed[0].token, &*listed[0].label), (lease.token(), "pooled"));
+    assert_eq!(theirs.inspect("a").await.expect("inspect").expect("held").token, lease.token());
+
+    let business = connect(&pooled.url, 2).await;
+    run(&business, "CREATE TABLE counter (id INTEGER NOT NULL PRIMARY KEY, value BIGINT NOT NULL)").await;
+    run(&business, "INSERT INTO counter (id, value) VALUES (1, 0)").await;
+    let mut tx = business.begin().await.expect("begin");
+    lease.fence(&mut tx).await.expect("fence");
+    add_one(&mut tx, 1).await.expect("write");
+    let waiting = tokio::spawn(theirs.lease("a").wait(SOON).acquire());
+    tx.commit().await.expect("commit");
+
+    let token = lease.token();
+    lease.release().await.expect("release");
+    let next = soon("the next one's turn", waiting).await.expect("no panic").expect("acquire");
+    assert!(next.token() > token);
+    assert!(ours.evict("a", next.token()).await.expect("evict"));
+    let mut tx = business.begin().await.expect("begin");
+    let error = next.fence(&mut tx).await.expect_err("evicted");
+    assert!(error.is_lost(), "{error}");
+    tx.rollback().await.expect("rollback");
+    assert!(next.release().await.expect_err("evicted").is_lost());
+    ours.sweeper().sweep().await.expect("sweep");
+    ours.shutdown().await.expect("shutdown");
+    theirs.shutdown().await.expect("shutdown");
+}
+
+/// Twenty clients, one name that all want and one of each one's own.
+async fn twenty_clients(pooled: &Pooled) {
+    let inside = Arc::new(AtomicBool::new(false));
+    let mut clients = tokio::task::JoinSet::new();
+    for client in 0..20 {
+        let (locks, inside) = (pooled.locks().await, Arc::clone(&inside));
+        clients.spawn(async move {
+            let own = locks.lease(format!("own/{client}")).ttl(SOON).acquire().await.expect("acquire");
+            let mut last = None;
+            for _ in 0..4 {
+                let hot = locks.lease("hot").ttl(SOON).acquire().await.expect("acquire");
+                assert!(!inside.swap(true, Ordering::SeqCst), "two holders");
+                assert!(Some(hot.token()) > last, "tokens only rise");
+                last = Some(hot.token());
+                tokio::task::yield_now().await;
+                inside.store(false, Ordering::SeqCst);
+                hot.release().await.expect("release");
+            }
+            assert!(own.is_held());
+            own.release().await.expect("release");
+            locks.shutdown().await.expect("shutdown");
+        });
+    }
+    let all = async {
+        while let Some(client) = clients.join_next().await {
+            client.expect("no client panics");
+        }
+    };
+    tokio::time::timeout(SOON * 4, all).await.expect("everybody gets a turn");
+}
+
+async fn everything_behind_a_pooler(settings: &[&str]) {
+    let pooled = Pooled::new(settings).await;
+    let before = pooled.session_settings().await;
+    all_verbs(&pooled).await;
+    twenty_clients(&pooled).await;
+    assert_eq!(pooled.session_settings().await, before, "a setting of ours is left in a session");
+    pooled.assert_no_session_locks().await;
+}
+
+#[tokio::test]
+async fn everything_works_behind_a_transaction_pooler_and_nothing_is_left_in_its_sessions() {
+    everything_behind_a_pooler(&[]).await;
+}
+
+/// Where the server has other defaults than a lease needs, what we say for ourselves must not be heard by others.
+#[tokio::test]
+async fn everything_works_behind_a_transaction_pooler_where_the_defaults_are_not_ours() {
+    everything_behind_a_pooler(&[
+        "default_transaction_isolation=serializable",
+        "default_transaction_read_only=off",
+        "synchronous_commit=off",
+        "lock_timeout=7s",
+    ])
+    .await;
+}
+
+/// A fence holds however the pooler spreads the transactions of the holder and of those who want its place.
+#[tokio::test]
+async fn fence_holds_behind_a_transaction_pooler() {
+    let pooled = Pooled::new(&[]).await;
+    let locks = pooled.locks().await;
+    locks.migrate().await.expect("migrate");
+    let rival = pooled.locks().await;
+    let business = connect(&pooled.url, 1).await;
+    let lease = locks.lease("a").ttl(Duration::from_millis(1500)).renew(false).acquire().await.expect("acquire");
+    let mut tx = business.begin().await.expect("begin");
+    lease.fence(&mut tx).await.expect("fence");
+    let next = in_line(&rival, "a");
+    soon("the expiry", lease.lost()).await;
+    sleep(Duration::from_millis(100)).await;
+    assert_kept_out(&locks, "a").await;
+    assert!(!next.is_finished(), "somebody got in before the fenced transaction had ended");
+    tx.commit().await.expect("commit");
+    let next = soon("the takeover", next).await.expect("no panic");
+    assert!(next.token() > lease.token());
+}

@@ -1,0 +1,326 @@
+//! The tables: made by whoever comes first, next to the application's own, and with no more rights than it takes.
+
+use std::borrow::Cow;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use sqlock::{Error, FencingToken};
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::{AssertSqlSafe, Pool, SqlStr};
+use tokio::task::JoinSet;
+
+use super::witness::Witness;
+use crate::support::{Database, Fresh, builder, connect, empty, soon};
+use crate::{DATABASE, Sql};
+
+/// Where a process of [`twelve_at_once_find_the_tables_made`] finds its database.
+const URL: &str = "SQLOCK_TEST_MIGRATE";
+
+async fn works(locks: &sqlock::Locks) {
+    let lease = soon("the grant", locks.lease("a").acquire()).await.expect("acquire");
+    lease.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn twelve_at_once_find_the_tables_made() {
+    let db = empty().await;
+    let mut processes: Vec<_> = (0..4)
+        .map(|_| {
+            Command::new(std::env::current_exe().expect("this program"))
+                .args(["--exact", "conformance::schema::a_process_of_its_own_migrates"])
+                .env(URL, &db.url)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::inherit())
+                .spawn()
+                .expect("a process")
+        })
+        .collect();
+    let mut clients = JoinSet::new();
+    for _ in 0..12 {
+        let locks = db.locks().await;
+        clients.spawn(async move {
+            locks.migrate().await.expect("migrate");
+            works(&locks).await;
+        });
+    }
+    soon("every migration", async { while clients.join_next().await.transpose().expect("no panic").is_some() {} })
+        .await;
+    for process in &mut processes {
+        assert!(process.wait().expect("the process's end").success());
+    }
+    let pool = db.pool().await;
+    let applied: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM _sqlock_migrations").fetch_one(&pool).await.expect("the history");
+    assert_eq!(applied, if DATABASE.is_mysql() { 2 } else { 1 });
+}
+
+/// On a database of its own, unless the test above has started it.
+#[tokio::test]
+async fn a_process_of_its_own_migrates() {
+    let locks = match std::env::var(URL) {
+        Ok(url) => builder(connect(&url, 1).await).build(),
+        Err(_) => {
+            let db = empty().await;
+            let locks = db.locks().await;
+            locks.migrate().await.expect("migrate");
+            works(&locks).await;
+            return;
+        }
+    };
+    locks.migrate().await.expect("migrate");
+    works(&locks).await;
+}
+
+#[tokio::test]
+async fn to_migrate_again_changes_nothing() {
+    let db = empty().await;
+    let locks = db.locks().await;
+    for _ in 0..3 {
+        locks.migrate().await.expect("migrate");
+    }
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    locks.migrate().await.expect("migrate");
+    lease.extend(Duration::from_secs(60)).await.expect("still held");
+    lease.release().await.expect("ours to the end");
+}
+
+/// An application's migrations, with the default history table and the same version numbers as ours.
+fn application(migrations: usize) -> Migrator {
+    const FILES: [&str; 2] = ["CREATE TABLE application (id INT)", "ALTER TABLE application ADD COLUMN note TEXT"];
+    let migrations = (1..)
+        .zip(FILES)
+        .take(migrations)
+        .map(|(version, sql)| {
+            let sql = SqlStr::from_static(sql);
+            Migration::new(version, Cow::Borrowed("application"), MigrationType::Simple, sql, false)
+        })
+        .collect();
+    Migrator::with_migrations(migrations)
+}
+
+#[tokio::test]
+async fn our_tables_live_beside_an_applications_migrations() {
+    for ours_first in [false, true] {
+        let db = empty().await;
+        let pool = db.pool_of(2).await;
+        let locks = builder(pool.clone()).build();
+        if ours_first {
+            locks.migrate().await.expect("migrate");
+        }
+        application(1).run(&pool).await.expect("the application's first migration");
+        locks.migrate().await.expect("migrate");
+        application(2).run(&pool).await.expect("the application's second migration");
+        locks.migrate().await.expect("migrate");
+        application(2).run(&pool).await.expect("nothing left to do");
+        sqlx::query("INSERT INTO application (id, note) VALUES (1, 'x')").execute(&pool).await.expect("insert");
+        works(&locks).await;
+        for (history, expected) in
+            [("_sqlx_migrations", 2), ("_sqlock_migrations", if DATABASE.is_mysql() { 2 } else { 1 })]
+        {
+            let count = AssertSqlSafe(format!("SELECT count(*) FROM {history}"));
+            let applied: i64 = sqlx::query_scalar(count).fetch_one(&pool).await.expect("the history");
+            assert_eq!(applied, expected, "{history}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn missing_tables_are_an_error_that_says_so() {
+    let db = empty().await;
+    let locks = db.locks().await;
+    let answers = [
+        soon("an answer", locks.lease("a").acquire()).await.map(|_| ()),
+        soon("an answer", locks.lease("a").try_acquire()).await.map(|_| ()),
+        soon("an answer", locks.lease("a").owner(sqlock::Owner::random()).acquire()).await.map(|_| ()),
+        soon("an answer", locks.lease("a").run(async |_| panic!("nothing was acquired"))).await,
+        soon("an answer", locks.list("")).await.map(|_| ()),
+        soon("an answer", locks.inspect("a")).await.map(|_| ()),
+        soon("an answer", locks.evict("a", FencingToken::new(1).expect("a token"))).await.map(|_| ()),
+        soon("an answer", locks.sweeper().sweep()).await.map(|_| ()),
+    ];
+    for answer in answers {
+        let error = answer.expect_err("there are no tables");
+        assert!(matches!(error, Error::NotMigrated { .. }), "{error:?}");
+        assert!(error.to_string().contains("migrate"), "it says what to do: {error}");
+        assert!(!error.is_retryable());
+    }
+    // All at once, so that they fail in a batch.
+    let mut many = JoinSet::new();
+    for i in 0..20 {
+        many.spawn(locks.lease(format!("name/{i}")).acquire());
+    }
+    for answer in soon("the answers", many.join_all()).await {
+        assert!(matches!(answer, Err(Error::NotMigrated { .. })), "{answer:?}");
+    }
+    // The client is none the worse for it.
+    locks.migrate().await.expect("migrate");
+    works(&locks).await;
+}
+
+/// A user of the shared server for one test.
+struct Restricted {
+    name: String,
+    db: Fresh,
+    admin: Pool<Sql>,
+    /// As the restricted user.
+    url: String,
+}
+
+impl Restricted {
+    /// May do nothing yet but connect.
+    async fn on(db: Fresh) -> Self {
+        let admin = db.pool_of(1).await;
+        let place = if DATABASE == Database::Postgres { "SELECT current_schema()" } else { "SELECT DATABASE()" };
+        let place: String = sqlx::query_scalar(place).fetch_one(&admin).await.expect("the test's own place");
+        let name = format!("u{place}");
+        if DATABASE == Database::Postgres {
+            run(&admin, &format!("CREATE ROLE {name} LOGIN PASSWORD '{name}'")).await;
+            run(&admin, &format!("GRANT USAGE ON SCHEMA {place} TO {name}")).await;
+        } else {
+            // No password: a longer way to log in than TCP without TLS has is not what is tested here.
+            run(&admin, &format!("CREATE USER {name}@'%'")).await;
+        }
+        let (scheme, rest) = db.url.split_once("://").expect("a URL");
+        let host = rest.split_once('@').map_or(rest, |(_, host)| host);
+        let password = if DATABASE == Database::Postgres { format!(":{name}") } else { String::new() };
+        let url = format!("{scheme}://{name}{password}@{host}");
+        Self { name, db, admin, url }
+    }
+
+    async fn grant(&self, rights: &str) {
+        let Self { name, admin, .. } = self;
+        if DATABASE == Database::Postgres {
+            let place: String =
+                sqlx::query_scalar("SELECT current_schema()").fetch_one(admin).await.expect("the schema");
+            run(admin, &format!("GRANT {rights} ON ALL TABLES IN SCHEMA {place} TO {name}")).await;
+        } else {
+            let place: String = sqlx::query_scalar("SELECT DATABASE()").fetch_one(admin).await.expect("the database");
+            run(admin, &format!("GRANT {rights} ON {place}.* TO {name}@'%'")).await;
+        }
+    }
+
+    async fn drop(self) {
+        let Self { name, admin, .. } = self;
+        if DATABASE == Database::Postgres {
+            run(&admin, &format!("DROP OWNED BY {name}")).await;
+            run(&admin, &format!("DROP ROLE {name}")).await;
+        } else {
+            run(&admin, &format!("DROP USER {name}@'%'")).await;
+        }
+    }
+}
+
+async fn run(pool: &Pool<Sql>, sql: &str) {
+    sqlx::query(AssertSqlSafe(sql.to_owned())).execute(pool).await.expect(sql);
+}
+
+#[tokio::test]
+async fn once_the_tables_exist_the_right_to_use_them_suffices() {
+    if DATABASE == Database::Sqlite {
+        // There are no users; the nearest is a connection that may only read. Nothing to do is found out by reading.
+        let db = empty().await;
+        db.locks().await.migrate().await.expect("migrate");
+        let url = db.url.replace("mode=rwc", "mode=ro");
+        assert_ne!(url, db.url);
+        let reader = builder(connect(&url, 1).await).build();
+        reader.migrate().await.expect("there is nothing to do");
+        assert_eq!(reader.list("").await.expect("list"), []);
+        return;
+    }
+    let user = Restricted::on(empty().await).await;
+    let admin = user.db.locks().await;
+    admin.migrate().await.expect("migrate");
+
+    user.grant("SELECT").await;
+    let pool = connect(&user.url, 2).await;
+    builder(pool.clone()).build().migrate().await.expect("there is nothing to do, and reading finds that out");
+
+    user.grant("INSERT, UPDATE, DELETE").await;
+    let locks = builder(pool.clone()).build();
+    locks.migrate().await.expect("migrate");
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    let mut tx = pool.begin().await.expect("begin");
+    lease.fence(&mut tx).await.expect("fence");
+    tx.commit().await.expect("commit");
+    lease.extend(Duration::from_secs(60)).await.expect("extend");
+    let token = lease.token();
+    assert_eq!(locks.list("").await.expect("list").len(), 1);
+    assert!(locks.evict("a", token).await.expect("evict"));
+    drop(lease);
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert_eq!(locks.sweeper().retention(Duration::ZERO).sweep().await.expect("sweep"), 1);
+    works(&locks).await;
+    locks.shutdown().await.expect("shutdown");
+    pool.close().await;
+    user.drop().await;
+}
+
+#[tokio::test]
+async fn a_migration_that_fails_leaves_no_lock_behind() {
+    let mut db = empty().await;
+    let witness = Witness::of(&mut db).await;
+    if DATABASE == Database::Sqlite {
+        db.pool().await.acquire().await.expect("the file exists now");
+        let reader = builder(connect(&db.url.replace("mode=rwc", "mode=ro"), 1).await).build();
+        let error = soon("the failure", reader.migrate()).await.expect_err("read only");
+        assert!(matches!(error, Error::Migrate(_)), "{error:?}");
+        witness.no_transactions().await;
+        db.locks().await.migrate().await.expect("nobody is in the way");
+        return;
+    }
+    let user = Restricted::on(db).await;
+    // On MySQL nobody sees a database in which he has no right at all.
+    if DATABASE.is_mysql() {
+        user.grant("SELECT").await;
+    }
+    let pool = connect(&user.url, 2).await;
+    let locks = builder(pool.clone()).build();
+    for _ in 0..3 {
+        let error = soon("the failure", locks.migrate()).await.expect_err("no right to create tables");
+        assert!(matches!(error, Error::Migrate(_)), "{error:?}");
+        assert!(!error.to_string().contains("://"), "{error}");
+    }
+    assert_eq!(witness.advisory_locks().await, 0);
+    witness.no_transactions().await;
+    // Not in the way of those who have the right, with their own sqlx migrations or ours.
+    let admin = user.db.pool_of(1).await;
+    soon("the application's migration", application(2).run(&admin)).await.expect("nobody holds the migrator's lock");
+    let admin = user.db.locks().await;
+    soon("the migration", admin.migrate()).await.expect("migrate");
+    works(&admin).await;
+    assert_eq!(witness.advisory_locks().await, 0);
+    pool.close().await;
+    user.drop().await;
+}
+
+#[tokio::test]
+async fn an_interrupted_migration_is_repaired() {
+    let db = empty().await;
+    let pool = db.pool().await;
+    let locks = db.locks().await;
+    locks.migrate().await.expect("migrate");
+    if DATABASE.is_mysql() {
+        // As a migrator leaves it that was killed between its record and its table: DDL commits by itself.
+        run(&pool, "DROP TABLE sqlock_fence").await;
+        run(
+            &pool,
+            "UPDATE _sqlock_migrations SET success = FALSE, installed_on = NOW() - INTERVAL 1 MINUTE WHERE version = 2",
+        )
+        .await;
+    } else {
+        // Record and table are one transaction: there is either both or none.
+        run(&pool, "DROP TABLE sqlock_lease").await;
+        run(&pool, "DELETE FROM _sqlock_migrations").await;
+    }
+    assert!(matches!(locks.lease("a").acquire().await, Err(Error::NotMigrated { .. })));
+    // Two at once, since everybody restarts after an accident.
+    let other = db.locks().await;
+    let (one, two) = soon("the repair", async { tokio::join!(locks.migrate(), other.migrate()) }).await;
+    one.and(two).expect("migrate");
+    works(&locks).await;
+    let unfinished = if DATABASE.is_mysql() { "NOT success" } else { "success = false" };
+    let unfinished = AssertSqlSafe(format!("SELECT count(*) FROM _sqlock_migrations WHERE {unfinished}"));
+    let unfinished: i64 = sqlx::query_scalar(unfinished).fetch_one(&pool).await.expect("the history");
+    assert_eq!(unfinished, 0);
+}

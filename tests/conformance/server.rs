@@ -1,0 +1,352 @@
+//! A database that crashes, freezes, or has its clock set.
+//!
+//! SQLite has no server: there, what stops everybody is a process that keeps the only write lock, and what a crash
+//! leaves to be repaired is the half of a transaction that such a process has written when it dies.
+
+use std::time::Duration;
+
+use sqlock::{Error, Lease, Locks, LossCause};
+use tokio::time::{Instant, sleep_until};
+
+use crate::DATABASE;
+use crate::support::server::{Options, Server};
+use crate::support::worker::{Clock, Guarded, Worker};
+use crate::support::{Fresh, fresh, fresh_on, soon};
+
+/// A TTL that nobody waits for.
+const LONG: Duration = Duration::from_secs(120);
+
+const HOUR: i64 = 3600;
+
+/// A database of this test's own that can be put out of order.
+enum Patient {
+    Server(Server, Fresh),
+    File(Fresh, Option<Worker>),
+}
+
+impl Patient {
+    async fn admit() -> Self {
+        match DATABASE.server().map(Server::start) {
+            Some(server) => {
+                let db = fresh_on(&server.url()).await;
+                Self::Server(server, db)
+            }
+            None => Self::File(fresh().await, None),
+        }
+    }
+
+    fn db(&self) -> &Fresh {
+        match self {
+            Self::Server(_, db) | Self::File(db, _) => db,
+        }
+    }
+
+    /// From now on nothing is written, until it is brought back to life.
+    async fn crash(&mut self) {
+        match self {
+            Self::Server(server, _) => server.kill(),
+            Self::File(db, writer) => *writer = Some(seize(db).await),
+        }
+    }
+
+    /// Ends the crash, with the repairs that are then due.
+    fn revive(&mut self) {
+        match self {
+            Self::Server(server, _) => server.restart(),
+            Self::File(_, writer) => writer.as_mut().expect("it has crashed").kill(),
+        }
+    }
+
+    /// From now on everything stands still, until it thaws.
+    async fn freeze(&mut self) {
+        match self {
+            Self::Server(server, _) => server.pause(),
+            Self::File(db, writer) => {
+                let process = seize(db).await;
+                process.stop();
+                *writer = Some(process);
+            }
+        }
+    }
+
+    async fn thaw(&mut self) {
+        match self {
+            Self::Server(server, _) => server.resume(),
+            Self::File(_, writer) => {
+                let process = writer.as_mut().expect("it is frozen");
+                process.resume();
+                assert_eq!(process.ask("yield").await, "yielded");
+            }
+        }
+    }
+}
+
+async fn seize(db: &Fresh) -> Worker {
+    let mut writer = Worker::start(&db.url);
+    assert_eq!(writer.ask("seize").await, "seized");
+    writer
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_survives_a_crash_of_the_server_that_is_shorter_than_its_ttl() {
+    const TTL: Duration = Duration::from_secs(15);
+    let mut patient = Patient::admit().await;
+    let (ours, theirs) = (patient.db().locks().await, patient.db().locks().await);
+    let lease = ours.lease("a").ttl(TTL).acquire().await.expect("acquire");
+    let deadline = deadline(&lease);
+    patient.crash().await;
+    assert!(lease.is_held());
+    patient.revive();
+
+    // It is there, as it was, and keeps others out.
+    let info = theirs.inspect("a").await.expect("inspect").expect("held");
+    assert_eq!(info.token, lease.token());
+    assert!(theirs.lease("a").try_acquire().await.expect("try").is_none());
+    // It is renewed again.
+    soon("a renewal", async {
+        while self::deadline(&lease) < deadline + Duration::from_secs(1) {
+            assert!(lease.is_held());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    let info = theirs.inspect("a").await.expect("inspect").expect("held");
+    assert_eq!(info.token, lease.token());
+    assert!(theirs.lease("a").try_acquire().await.expect("try").is_none());
+    let token = lease.token();
+    lease.release().await.expect("ours to the end");
+    let next = theirs.lease("a").try_acquire().await.expect("try").expect("free");
+    assert!(next.token() > token);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_beyond_the_ttl_ends_the_lease_at_its_local_deadline_and_tokens_go_on_rising() {
+    let mut patient = Patient::admit().await;
+    let (ours, theirs) = (patient.db().locks().await, patient.db().locks().await);
+    let lease = ours.lease("a").ttl(Duration::from_secs(2)).acquire().await.expect("acquire");
+    patient.crash().await;
+    // Nothing can move it from here on.
+    ends_at_its_deadline(&lease).await;
+    patient.revive();
+
+    let next = soon("the next grant", theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+    assert!(next.token() > lease.token());
+    let token = lease.token();
+    match lease.release().await {
+        Err(Error::Lost { token: lost, cause: LossCause::Expired, .. }) => assert_eq!(lost, token),
+        other => panic!("{other:?}"),
+    }
+    assert!(next.is_held());
+    next.release().await.expect("still ours");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_down_is_unavailable_and_not_somebody_elses_lock() {
+    let mut patient = Patient::admit().await;
+    let clients = Clients::of(patient.db()).await;
+    patient.crash().await;
+    let clients = clients.find_it_unavailable().await;
+    patient.revive();
+    all_find_it_back(clients).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_frozen_is_unavailable_in_bounded_time_and_all_recovers_when_it_thaws() {
+    let mut patient = Patient::admit().await;
+    let clients = Clients::of(patient.db()).await;
+    let ours = patient.db().locks().await;
+    let lease = ours.lease("ours").ttl(Duration::from_secs(3)).acquire().await.expect("acquire");
+    patient.freeze().await;
+    let ((), clients) = tokio::join!(ends_at_its_deadline(&lease), clients.find_it_unavailable());
+    patient.thaw().await;
+    all_find_it_back(clients).await;
+
+    let token = lease.token();
+    assert!(lease.release().await.expect_err("lost").is_lost());
+    let next = soon("the next grant", ours.lease("ours").acquire()).await.expect("acquire");
+    assert!(next.token() > token);
+    next.release().await.expect("release");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_the_databases_clock_jumps_tokens_only_rise_and_fenced_data_stay_exact() {
+    const TTL: Duration = Duration::from_secs(6);
+    let host = Host::start();
+    let db = host.database().await;
+    let guarded = Guarded::create(&db, &["a"]).await;
+    let (mut first, mut second) = (host.worker(&db), host.worker(&db));
+    let mut tokens = vec![first.hold("a", TTL).await];
+    assert_eq!(first.ask("fenced").await, "committed");
+
+    // An hour forward: the lease has expired. (Unless it is renewed in this very moment, before anybody has asked.)
+    let mut ahead = 0;
+    let token = loop {
+        ahead += HOUR;
+        assert!(ahead < 10 * HOUR, "nobody can take over");
+        host.jump(ahead);
+        if let Some(token) = second.try_hold("a", TTL).await {
+            break token;
+        }
+    };
+    tokens.push(token);
+    // The first one cannot know yet, and can do no harm. It is told soon.
+    let fenced = first.ask("fenced").await;
+    assert!(fenced.starts_with("lost"), "{fenced}");
+    assert_eq!(second.ask("fenced").await, "committed");
+    let cause = first.ask("lost").await;
+    assert!(cause == "superseded" || cause == "expired", "{cause}");
+    let released = first.ask("release").await;
+    assert!(released.starts_with("lost"), "{released}");
+
+    // An hour back: the lease would last for an hour and more, if no renewal put that right.
+    host.jump(ahead - HOUR);
+    soon("the renewal", async {
+        loop {
+            let (holder, remaining) = second.inspect("a").await.expect("held");
+            assert_eq!(holder, token);
+            if remaining <= TTL {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    assert!(second.status().await.0);
+    assert_eq!(second.ask("fenced").await, "committed");
+    assert_eq!(first.try_hold("a", TTL).await, None);
+    assert_eq!(second.ask("release").await, "released");
+    tokens.push(first.try_hold("a", TTL).await.expect("free"));
+    assert_eq!(first.ask("fenced").await, "committed");
+
+    // Earlier than it has ever been.
+    host.jump(-HOUR);
+    assert_eq!(first.ask("release").await, "released");
+    tokens.push(second.try_hold("a", TTL).await.expect("free"));
+    assert_eq!(second.ask("fenced").await, "committed");
+    assert_eq!(second.ask("release").await, "released");
+
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+    assert_eq!(guarded.value("a").await, 5);
+    let written: Vec<i64> = guarded.audit().await.iter().map(|row| row.token.cast_signed()).collect();
+    assert_eq!(written, [tokens[0], tokens[1], tokens[1], tokens[2], tokens[3]]);
+}
+
+/// Where the clock is that leases are measured with, and can be set.
+enum Host {
+    Server(Server),
+    Workers(Clock),
+}
+
+impl Host {
+    fn start() -> Self {
+        match DATABASE.server() {
+            Some(kind) => Self::Server(Server::start_with(kind, Options { faketime: true, ..Options::default() })),
+            None => Self::Workers(Clock::ahead(0)),
+        }
+    }
+
+    async fn database(&self) -> Fresh {
+        match self {
+            Self::Server(server) => fresh_on(&server.url()).await,
+            Self::Workers(_) => fresh().await,
+        }
+    }
+
+    fn worker(&self, db: &Fresh) -> Worker {
+        match self {
+            Self::Server(_) => Worker::start(&db.url),
+            Self::Workers(clock) => Worker::start_under(clock, &db.url),
+        }
+    }
+
+    fn jump(&self, seconds: i64) {
+        match self {
+            Self::Server(server) => server.jump_clock(seconds),
+            Self::Workers(clock) => clock.jump(seconds),
+        }
+    }
+}
+
+/// A little before the local deadline.
+fn deadline(lease: &Lease) -> Instant {
+    Instant::now() + lease.remaining()
+}
+
+/// The holder of a lease that can no longer be renewed is told of its end, neither before its deadline nor after it.
+async fn ends_at_its_deadline(lease: &Lease) {
+    // For a reply that has arrived but was not read yet.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let before = deadline(lease);
+    let remaining = lease.remaining();
+    let after = Instant::now() + remaining;
+    let held = async {
+        sleep_until(after).await;
+        assert!(!lease.is_held());
+    };
+    let told = async {
+        let cause = soon("the loss", lease.lost()).await;
+        assert_eq!(cause, LossCause::Expired);
+        assert!(Instant::now() >= before, "told too early");
+    };
+    assert!(lease.is_held() || Instant::now() >= before);
+    tokio::join!(held, told);
+}
+
+/// Clients that have spoken to the database and are going to need it again, one for each call, and one that has not yet.
+struct Clients {
+    trying: Locks,
+    waiting: Locks,
+    looking: Locks,
+    releasing: Locks,
+    lease: Lease,
+    new: Locks,
+}
+
+impl Clients {
+    async fn of(db: &Fresh) -> Self {
+        let (trying, waiting, looking) = (db.locks().await, db.locks().await, db.locks().await);
+        for known in [&trying, &waiting, &looking] {
+            known.lease("free").acquire().await.expect("acquire").release().await.expect("release");
+        }
+        let releasing = db.locks().await;
+        let lease = releasing.lease("held").ttl(LONG).acquire().await.expect("acquire");
+        Self { trying, waiting, looking, releasing, lease, new: db.locks().await }
+    }
+
+    async fn find_it_unavailable(self) -> [Locks; 5] {
+        let Self { trying, waiting, looking, releasing, lease, new } = self;
+        let short = Duration::from_millis(300);
+        // What a frozen server has been asked it does when it thaws, for nobody, and then only the TTL ends it.
+        let ask = |locks: &Locks, name| locks.lease(name).ttl(Duration::from_secs(2));
+        let calls = async {
+            tokio::join!(
+                ask(&trying, "free").try_acquire(),
+                ask(&waiting, "free").wait(short).acquire(),
+                looking.inspect("free"),
+                ask(&new, "free").try_acquire(),
+                ask(&new, "other").wait(short).acquire(),
+                lease.release(),
+            )
+        };
+        let (tried, waited, looked, tried_first, waited_first, released) = soon("six answers", calls).await;
+        for (what, error) in [
+            ("try_acquire", tried.err()),
+            ("a short wait", waited.err()),
+            ("inspect", looked.err()),
+            ("the first try_acquire of a client", tried_first.err()),
+            ("the first short wait of a client", waited_first.err()),
+        ] {
+            assert!(matches!(error, Some(Error::Unavailable { .. })), "{what}: {error:?}");
+        }
+        // Whether it got through before the lights went out may be more than the client knows.
+        assert!(matches!(released, Err(Error::Unavailable { .. } | Error::Unknown { .. })), "release: {released:?}");
+        [trying, waiting, looking, releasing, new]
+    }
+}
+
+async fn all_find_it_back(clients: [Locks; 5]) {
+    for client in clients {
+        let lease = soon("a grant", client.lease("free").acquire()).await.expect("acquire");
+        lease.release().await.expect("release");
+    }
+}

@@ -1,0 +1,340 @@
+//! How many statements a verb costs, as the database counts them.
+//!
+//! PostgreSQL writes every statement to its log, and the log is read back. MySQL and MariaDB count what clients send
+//! (`Questions`). SQLite is inside the process, so there the driver counts: on a database in memory our statements run on
+//! the caller's own connections, whose statement log is on. What a verb costs on a file is its commit, and those are
+//! counted by the file itself, in its header.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use sqlock::{Lease, Locks};
+use sqlx::{AssertSqlSafe, Executor, Pool, Row};
+use tokio::time::{Instant, sleep};
+
+use crate::support::server::{Options, Server};
+use crate::support::{Database, SOON, builder, connect, fresh, fresh_on, soon};
+use crate::{DATABASE, Sql};
+
+/// Longer than a test: nothing is renewed by the way.
+const LONG: Duration = Duration::from_secs(600);
+
+/// Renewals fall due on a grid of a twelfth of it.
+const RENEWED: Duration = Duration::from_secs(12);
+
+/// What the verbs cost.
+#[derive(Debug, Default)]
+struct Bill {
+    acquire_known: u64,
+    acquire_new: u64,
+    refused_try: u64,
+    release: u64,
+    hand_off: u64,
+    renewal_of_1000: u64,
+}
+
+#[tokio::test]
+async fn verbs_cost_as_few_statements_as_promised() {
+    if DATABASE == Database::Sqlite && !is_alone() {
+        return alone("conformance::statements::verbs_cost_as_few_statements_as_promised");
+    }
+    let meter = Meter::new().await;
+    let bill = bill(&meter).await;
+    println!("{DATABASE:?}: statements: {bill:?}");
+    assert_eq!(bill.acquire_known, 1);
+    assert_eq!(bill.release, 1);
+    assert_eq!(bill.hand_off, 1);
+    assert!((1..=2).contains(&bill.renewal_of_1000), "{}", bill.renewal_of_1000);
+    let (new, refused) = match DATABASE {
+        // An update that finds nothing, and an insert.
+        Database::Postgres => (2, 2),
+        // An update and a look; for a new name a fence row, a lease row, and another look.
+        Database::MySql | Database::MariaDb => (5, 2),
+        // One upsert for all cases.
+        Database::Sqlite => (1, 1),
+    };
+    assert_eq!(bill.acquire_new, new);
+    assert_eq!(bill.refused_try, refused);
+}
+
+/// What is written in vain is no commit, and nothing costs two.
+#[tokio::test]
+async fn verbs_cost_one_commit_of_the_file_each() {
+    if DATABASE != Database::Sqlite {
+        // A statement of these is a commit: the servers run them in autocommit, as the application's settings are.
+        let db = fresh().await;
+        let lease = db.locks().await.lease("a").acquire().await.expect("acquire");
+        let seen: i64 = sqlx::query_scalar("SELECT count(*) FROM sqlock_lease WHERE holds <> ''")
+            .fetch_one(&db.pool_of(1).await)
+            .await
+            .expect("another connection can read");
+        assert_eq!(seen, 1, "a grant is committed when it is handed out");
+        return lease.release().await.expect("release");
+    }
+    let meter = Meter::on_a_file().await;
+    let bill = bill(&meter).await;
+    println!("{DATABASE:?}: commits: {bill:?}");
+    assert_eq!((bill.acquire_known, bill.acquire_new, bill.refused_try), (1, 1, 0));
+    assert_eq!((bill.release, bill.hand_off), (1, 1));
+    assert!((1..=2).contains(&bill.renewal_of_1000), "{}", bill.renewal_of_1000);
+}
+
+async fn bill(meter: &Meter) -> Bill {
+    let (ours, theirs) = (meter.locks().await, meter.locks().await);
+    // Connections are opened and statements prepared.
+    for locks in [&ours, &theirs] {
+        for name in ["known", "other"] {
+            let lease = locks.lease(name).ttl(LONG).acquire().await.expect("acquire");
+            let next = in_line(locks, name).await;
+            lease.release().await.expect("hand over");
+            next.await.expect("no panic").release().await.expect("release");
+        }
+    }
+    let mut bill = Bill::default();
+    let lease;
+    (lease, bill.acquire_known) = meter.cost(ours.lease("known").ttl(LONG).acquire()).await;
+    let lease = lease.expect("acquire");
+    let refused;
+    (refused, bill.refused_try) = meter.cost(theirs.lease("known").try_acquire()).await;
+    assert!(refused.expect("try").is_none());
+    let new;
+    (new, bill.acquire_new) = meter.cost(ours.lease("new").ttl(LONG).acquire()).await;
+    new.expect("acquire").release().await.expect("release");
+    let waiting = in_line(&ours, "known").await;
+    let next;
+    (next, bill.hand_off) = meter
+        .cost(async {
+            lease.release().await.expect("release");
+            waiting.await.expect("no panic")
+        })
+        .await;
+    let released;
+    (released, bill.release) = meter.cost(next.release()).await;
+    released.expect("release");
+
+    // Once for the rows, as new names take a while. What is acquired at different times is due at different times, so
+    // these are acquired within one step of the grid, and then are due in two of its slots at most.
+    drop(a_thousand(&ours).await);
+    let acquiring = async {
+        loop {
+            let start = Instant::now();
+            let leases = a_thousand(&ours).await;
+            if start.elapsed() < RENEWED / 12 {
+                return leases;
+            }
+        }
+    };
+    let leases = soon("a thousand acquisitions within a second", acquiring).await;
+    // From their first renewal on, those that were acquired together are due together.
+    meter.renewed_once().await;
+    let (looks, renewal) = meter.cost(meter.renewed_once()).await;
+    bill.renewal_of_1000 = renewal - looks * meter.look;
+    assert!(leases.iter().all(Lease::is_held));
+    drop(leases);
+    bill
+}
+
+async fn a_thousand(locks: &Locks) -> Vec<Lease> {
+    let mut acquiring = tokio::task::JoinSet::new();
+    for i in 0..1000 {
+        acquiring.spawn(locks.lease(format!("many/{i}")).ttl(RENEWED).wait(SOON).acquire());
+    }
+    let mut leases = Vec::new();
+    while let Some(lease) = acquiring.join_next().await {
+        leases.push(lease.expect("no panic").expect("acquire"));
+    }
+    leases
+}
+
+/// A waiter in the same process, who is in line when this returns.
+async fn in_line(locks: &Locks, name: &'static str) -> tokio::task::JoinHandle<Lease> {
+    let request = locks.lease(name).ttl(LONG).wait(SOON);
+    let waiting = tokio::spawn(async move { request.acquire().await.expect("acquire") });
+    for _ in 0..3 {
+        tokio::task::yield_now().await; // one thread: it runs
+    }
+    waiting
+}
+
+/// A database that nobody else uses, and its count of what our clients send.
+struct Meter {
+    ours: Pool<Sql>,
+    monitor: Pool<Sql>,
+    gauge: Gauge,
+    /// What a reading adds to the count, and what a look at the rows does.
+    reading: u64,
+    look: u64,
+    _server: Option<Server>,
+    _file: Option<crate::support::Fresh>,
+}
+
+enum Gauge {
+    /// The lines of PostgreSQL's log.
+    Log,
+    /// The status variable of MySQL and MariaDB.
+    Questions,
+    /// The driver's own log.
+    Driver,
+    /// The change counter in the header of an SQLite file.
+    Header(String),
+}
+
+impl Meter {
+    async fn new() -> Self {
+        let Some(kind) = DATABASE.server() else {
+            tracing::subscriber::set_global_default(DriverLog).expect("this process has no other");
+            // In memory there is one connection, which everybody borrows.
+            let ours = connect("sqlite::memory:", 1).await;
+            builder(ours.clone()).build().migrate().await.expect("migrate");
+            return Self::calibrated(ours.clone(), ours, Gauge::Driver, None, None).await;
+        };
+        let settings = match DATABASE {
+            Database::Postgres => ["logging_collector=on", "log_statement=all", "log_line_prefix=<%a> "].to_vec(),
+            _ => Vec::new(),
+        };
+        let settings = settings.into_iter().map(String::from).collect();
+        let server = Server::start_with(kind, Options { settings, ..Options::default() });
+        let db = fresh_on(&server.url()).await;
+        let (mark, gauge) = match DATABASE {
+            Database::Postgres => ("&application_name=counted", Gauge::Log),
+            _ => ("", Gauge::Questions),
+        };
+        let ours = connect(&format!("{}{mark}", db.url), 1).await;
+        Self::calibrated(ours, db.pool_of(1).await, gauge, Some(server), None).await
+    }
+
+    async fn on_a_file() -> Self {
+        let db = fresh().await;
+        let path = db.url.trim_start_matches("sqlite://").split('?').next().expect("a path").to_owned();
+        let (ours, monitor) = (db.pool_of(1).await, db.pool_of(1).await);
+        Self::calibrated(ours, monitor, Gauge::Header(path), None, Some(db)).await
+    }
+
+    async fn calibrated(
+        ours: Pool<Sql>,
+        monitor: Pool<Sql>,
+        gauge: Gauge,
+        server: Option<Server>,
+        file: Option<crate::support::Fresh>,
+    ) -> Self {
+        let mut meter = Self { ours, monitor, gauge, reading: 0, look: 0, _server: server, _file: file };
+        meter.count().await;
+        let (first, second) = (meter.count().await, meter.count().await);
+        meter.reading = second - first;
+        meter.expiries().await;
+        (_, meter.look) = meter.cost(meter.expiries()).await;
+        meter
+    }
+
+    async fn locks(&self) -> Locks {
+        builder(self.ours.clone()).build()
+    }
+
+    /// Runs something, and tells what our clients sent meanwhile.
+    async fn cost<T>(&self, work: impl Future<Output = T>) -> (T, u64) {
+        let before = self.count().await;
+        let done = soon("what is measured", work).await;
+        (done, self.count().await - before - self.reading)
+    }
+
+    async fn count(&self) -> u64 {
+        match &self.gauge {
+            Gauge::Log => self.count_log().await,
+            Gauge::Questions => {
+                let row = self.monitor.fetch_one("SHOW GLOBAL STATUS LIKE 'Questions'").await.expect("status");
+                row.get::<String, _>(1).parse().expect("a number")
+            }
+            Gauge::Driver => DRIVEN.load(Ordering::SeqCst),
+            // https://www.sqlite.org/fileformat2.html#file_change_counter
+            Gauge::Header(path) => {
+                let header = std::fs::read(path).expect("the file can be read");
+                u64::from(u32::from_be_bytes(header[24..28].try_into().expect("four bytes")))
+            }
+        }
+    }
+
+    /// The log is written by a process of its own, in order: what precedes our mark is complete when the mark is there.
+    async fn count_log(&self) -> u64 {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        let mark = format!("mark {}.", SERIAL.fetch_add(1, Ordering::SeqCst));
+        let marked = format!("SELECT '{mark}'");
+        self.monitor.execute(AssertSqlSafe(marked)).await.expect("a statement to look for");
+        let written = async {
+            loop {
+                let log: String = sqlx::query_scalar("SELECT pg_read_file(pg_current_logfile())")
+                    .fetch_one(&self.monitor)
+                    .await
+                    .expect("the log can be read");
+                if let Some((before, _)) = log.split_once(&mark) {
+                    let ours = ["<counted> LOG:  execute ", "<counted> LOG:  statement: "];
+                    return before.lines().filter(|line| ours.iter().any(|of_ours| line.starts_with(of_ours))).count();
+                }
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        soon("the log", written).await as u64
+    }
+
+    /// The earliest and the latest expiry of the thousand.
+    async fn expiries(&self) -> (i64, i64) {
+        let sql = "SELECT coalesce(min(expires_at), 0), coalesce(max(expires_at), 0) FROM sqlock_lease WHERE label = ''
+                      AND expires_at > 0 AND holds <> ''";
+        sqlx::query_as(sql).fetch_one(&self.monitor).await.expect("rows can be read")
+    }
+
+    /// Waits until every one of the held leases was renewed. Returns how often it looked.
+    async fn renewed_once(&self) -> u64 {
+        let (_, latest) = self.expiries().await;
+        let mut looks = 1;
+        while self.expiries().await.0 <= latest {
+            looks += 1;
+            sleep(Duration::from_millis(100)).await;
+        }
+        looks + 1
+    }
+}
+
+/// Statements that the driver has logged in this process.
+static DRIVEN: AtomicU64 = AtomicU64::new(0);
+
+/// Counts the events that sqlx reports its statements with.
+struct DriverLog;
+
+impl tracing::Subscriber for DriverLog {
+    fn enabled(&self, about: &tracing::Metadata<'_>) -> bool {
+        about.target() == "sqlx::query"
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        DRIVEN.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+const ALONE: &str = "SQLOCK_TEST_ALONE";
+
+fn is_alone() -> bool {
+    std::env::var_os(ALONE).is_some()
+}
+
+/// Runs one test of this program in a process of its own: what counts in the whole process must have it to itself.
+fn alone(test: &str) {
+    let program = std::env::current_exe().expect("this program has a path");
+    let status = std::process::Command::new(program)
+        .args(["--exact", test, "--nocapture"])
+        .env(ALONE, "1")
+        .status()
+        .expect("it can be started again");
+    assert!(status.success(), "{status}");
+}

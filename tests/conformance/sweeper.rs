@@ -1,0 +1,181 @@
+//! Purging what has long been free, and nothing else.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use sqlx::Pool;
+use tokio::task::JoinSet;
+
+use crate::Sql;
+use crate::support::{SOON, fresh, soon};
+
+const LONG: Duration = Duration::from_secs(600);
+
+/// How many names the table remembers.
+async fn rows(pool: &Pool<Sql>) -> i64 {
+    sqlx::query_scalar("SELECT count(*) FROM sqlock_lease").fetch_one(pool).await.expect("count the rows")
+}
+
+#[tokio::test]
+async fn only_what_has_been_free_for_the_retention_is_purged() {
+    let db = fresh().await;
+    let pool = db.pool().await;
+    let locks = db.locks().await;
+    let held = locks.lease("held").ttl(LONG).acquire().await.expect("acquire");
+    let kept = locks.lease("kept").hold_at_least(LONG).acquire().await.expect("acquire");
+    kept.release().await.expect("release");
+    // None of the four is free before this.
+    let freed = Instant::now();
+    let expired = locks.lease("expired").ttl(Duration::from_millis(100)).renew(false).acquire().await.expect("acquire");
+    soon("the loss", expired.lost()).await;
+    for name in ["free/1", "free/2", "free/3"] {
+        locks.lease(name).ttl(LONG).acquire().await.expect("acquire").release().await.expect("release");
+    }
+    assert_eq!(rows(&pool).await, 6);
+    // By default, an hour.
+    assert_eq!(locks.sweeper().sweep().await.expect("sweep"), 0);
+    assert_eq!(rows(&pool).await, 6);
+
+    let retention = Duration::from_secs(2);
+    let mut purged = 0;
+    while purged < 4 {
+        let swept = locks.sweeper().retention(retention).sweep().await.expect("sweep");
+        assert!(swept == 0 || freed.elapsed() >= retention, "purged after {:?}", freed.elapsed());
+        purged += swept;
+        assert!(freed.elapsed() < SOON, "only {purged} were purged");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!((purged, rows(&pool).await), (4, 2));
+    assert_eq!(locks.sweeper().retention(Duration::ZERO).sweep().await.expect("sweep"), 0);
+    let listed = locks.list("").await.expect("list");
+    assert_eq!(listed.iter().map(|info| info.name.as_str()).collect::<Vec<_>>(), ["held", "kept"]);
+    held.extend(LONG).await.expect("still held");
+    held.release().await.expect("ours to the end");
+    drop(expired);
+}
+
+#[tokio::test]
+async fn a_sweep_goes_on_batch_by_batch_until_nothing_is_left() {
+    let db = fresh().await;
+    let pool = db.pool().await;
+    let locks = db.locks().await;
+    for batch in [0, 1, 3, 10, 500] {
+        let mut taken = JoinSet::new();
+        for i in 0..10 {
+            let request = locks.lease(format!("name/{i}")).ttl(LONG);
+            taken.spawn(async move { request.acquire().await.expect("acquire").release().await.expect("release") });
+        }
+        taken.join_all().await;
+        assert_eq!(rows(&pool).await, 10);
+        // SQLite's clock counts in milliseconds: a name must have been free for one.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        let purged = locks.sweeper().retention(Duration::ZERO).batch(batch).sweep().await.expect("sweep");
+        assert_eq!((purged, rows(&pool).await), (10, 0), "in batches of {batch}");
+    }
+}
+
+/// What several sweepers and a storm of holders agree upon.
+#[derive(Default)]
+struct Record {
+    tokens: Mutex<HashMap<String, i64>>,
+    over: AtomicBool,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sweepers_in_a_storm_delete_nothing_alive_and_no_token_goes_back() {
+    let db = fresh().await;
+    let pool = db.pool().await;
+    let record = Arc::new(Record::default());
+
+    let mut sweepers = JoinSet::new();
+    for batch in [1, 4, 500] {
+        let (locks, record) = (db.locks().await, Arc::clone(&record));
+        sweepers.spawn(async move {
+            let sweeper = locks.sweeper().retention(Duration::ZERO).batch(batch);
+            let mut purged = 0;
+            while !record.over.load(Ordering::SeqCst) {
+                purged += sweeper.sweep().await.expect("sweep");
+            }
+            purged
+        });
+    }
+
+    let mut holders = JoinSet::new();
+    for client in 0..3 {
+        let locks = db.locks().await;
+        for task in 0..4 {
+            let (locks, record) = (locks.clone(), Arc::clone(&record));
+            holders.spawn(async move {
+                for turn in 0..40 {
+                    let name = format!("name/{}", (client + task * 3 + turn * 5) % 7);
+                    let lease = soon("the turn", locks.lease(&name).ttl(LONG).acquire()).await.expect("acquire");
+                    let token = lease.token().get();
+                    let last = record.tokens.lock().expect("no panic").insert(name.clone(), token);
+                    assert!(last < Some(token), "{name}: {token} after {last:?}");
+                    if turn % 4 == 0 {
+                        lease.extend(LONG).await.expect("nothing alive is purged");
+                    }
+                    lease.release().await.expect("ours to the end");
+                }
+            });
+        }
+    }
+    while let Some(holder) = holders.join_next().await {
+        holder.expect("no panic");
+    }
+    record.over.store(true, Ordering::SeqCst);
+    let mut purged = 0;
+    while let Some(sweeper) = sweepers.join_next().await {
+        purged += sweeper.expect("no panic");
+    }
+    assert!(purged > 0, "the sweepers and the holders never met");
+    assert!(rows(&pool).await <= 7);
+}
+
+#[tokio::test]
+async fn in_the_background_it_sweeps_until_it_is_dropped() {
+    let db = fresh().await;
+    let pool = db.pool().await;
+    let locks = db.locks().await;
+    let visit = async || {
+        locks.lease("a").ttl(LONG).acquire().await.expect("acquire").release().await.expect("release");
+    };
+    let sweeping = locks.sweeper().every(Duration::from_millis(20)).retention(Duration::ZERO).start();
+    for _ in 0..3 {
+        visit().await;
+        soon("the purge", async {
+            while rows(&pool).await > 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await;
+    }
+    drop(sweeping);
+    // A batch under way may still come before this one's answer, and none after it.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    locks.list("").await.expect("list");
+    visit().await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(rows(&pool).await, 1);
+}
+
+/// A sweeper alone does not keep its client and the connections alive.
+#[tokio::test]
+async fn in_the_background_it_ends_with_its_client() {
+    let mut db = fresh().await;
+    let witness = super::witness::Witness::of(&mut db).await;
+    let locks = db.locks().await;
+    locks.lease("a").acquire().await.expect("acquire").release().await.expect("release");
+    assert!(witness.connections().await > 0);
+    let sweeping = locks.sweeper().every(Duration::from_millis(50)).start();
+    drop(locks);
+    soon("the end of the connections", async {
+        while witness.connections().await > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    drop(sweeping);
+}

@@ -1,0 +1,153 @@
+//! What the database itself says about our connections and transactions, asked on a connection of its own.
+
+use std::path::PathBuf;
+
+use sqlx::{AssertSqlSafe, Pool};
+
+use crate::support::{Database, Fresh, SOON, connect};
+use crate::{DATABASE, Sql};
+
+/// Watches the connections that are made with the URL of one test's database.
+pub(super) struct Witness {
+    pool: Pool<Sql>,
+    /// By which the server tells the test's connections from others: application name, or database.
+    mark: String,
+    file: PathBuf,
+}
+
+impl Witness {
+    /// Marks the connections that will be made in this database, so that they can be told from all others.
+    pub(super) async fn of(db: &mut Fresh) -> Self {
+        let pool = connect(&db.url, 1).await;
+        let (mark, file) = match DATABASE {
+            Database::Postgres => {
+                let schema: String =
+                    sqlx::query_scalar("SELECT current_schema()").fetch_one(&pool).await.expect("the schema");
+                db.url = format!("{}&application_name={schema}", db.url);
+                (schema, PathBuf::new())
+            }
+            Database::MySql | Database::MariaDb => {
+                let name = sqlx::query_scalar("SELECT DATABASE()").fetch_one(&pool).await.expect("the database");
+                (name, PathBuf::new())
+            }
+            Database::Sqlite => (String::new(), file_of(&db.url)),
+        };
+        Self { pool, mark, file }
+    }
+
+    /// How many connections are open. On SQLite: how many times this process has the file open; the witness's own
+    /// connection is not counted.
+    pub(super) async fn connections(&self) -> i64 {
+        let mark = &self.mark;
+        match DATABASE {
+            Database::Postgres => {
+                self.count(format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = '{mark}'")).await
+            }
+            Database::MySql | Database::MariaDb => {
+                self.count(format!(
+                    "SELECT count(*) FROM information_schema.processlist WHERE db = '{mark}' AND id <> CONNECTION_ID()"
+                ))
+                .await
+            }
+            Database::Sqlite => {
+                let own = i64::from(self.pool.size());
+                let open = std::fs::read_dir("/proc/self/fd")
+                    .expect("the open files")
+                    .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
+                    .filter(|target| *target == self.file)
+                    .count();
+                i64::try_from(open).expect("a small number") - own
+            }
+        }
+    }
+
+    /// Waits until no connection is in a transaction. A rollback is sent when a connection goes back to its pool, so it
+    /// may come a moment after the transaction was dropped.
+    pub(super) async fn no_transactions(&self) {
+        let mark = &self.mark;
+        match DATABASE {
+            Database::Postgres => {
+                self.none(format!(
+                    "SELECT count(*) FROM pg_stat_activity
+                      WHERE application_name = '{mark}' AND state LIKE 'idle in transaction%'"
+                ))
+                .await;
+            }
+            Database::MySql | Database::MariaDb => {
+                self.none(format!(
+                    "SELECT count(*) FROM information_schema.innodb_trx AS t
+                       JOIN information_schema.processlist AS p ON p.id = t.trx_mysql_thread_id
+                      WHERE p.db = '{mark}'"
+                ))
+                .await;
+            }
+            // There can be no other write transaction when this one begins.
+            Database::Sqlite => {
+                let mut writer = self.pool.acquire().await.expect("a connection");
+                let until = tokio::time::Instant::now() + SOON;
+                while let Err(error) = sqlx::query("BEGIN IMMEDIATE").execute(&mut *writer).await {
+                    assert!(tokio::time::Instant::now() < until, "a transaction is open: {error}");
+                }
+                sqlx::query("ROLLBACK").execute(&mut *writer).await.expect("rollback");
+            }
+        }
+    }
+
+    /// How many user-level locks, as sqlx's own migrator takes them, are held in this database.
+    pub(super) async fn advisory_locks(&self) -> i64 {
+        let mark = &self.mark;
+        match DATABASE {
+            Database::Postgres => {
+                self.count(format!(
+                    "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
+                      WHERE locktype = 'advisory' AND application_name = '{mark}'"
+                ))
+                .await
+            }
+            // The name that sqlx makes of the database's.
+            Database::MySql | Database::MariaDb => {
+                let lock = "LOWER(HEX(CAST(0x3d32ad9e AS UNSIGNED) * CRC32(DATABASE())))";
+                self.count(format!("SELECT IF(IS_USED_LOCK({lock}) IS NULL, 0, 1)")).await
+            }
+            // Its locks are those of transactions.
+            Database::Sqlite => {
+                self.no_transactions().await;
+                0
+            }
+        }
+    }
+
+    async fn none(&self, count: String) {
+        let until = tokio::time::Instant::now() + SOON;
+        loop {
+            let open = self.count(count.clone()).await;
+            if open == 0 {
+                return;
+            }
+            assert!(tokio::time::Instant::now() < until, "{open} connections are still in a transaction");
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn count(&self, sql: String) -> i64 {
+        let until = tokio::time::Instant::now() + SOON;
+        loop {
+            match sqlx::query_scalar::<Sql, i64>(AssertSqlSafe(sql.clone())).fetch_one(&self.pool).await {
+                Ok(count) => return count,
+                // MySQL lists the statements that are running too, and stumbles over bytes that are not text.
+                Err(sqlx::Error::Database(error))
+                    if DATABASE == Database::MySql
+                        && error.message().starts_with("Cannot convert string")
+                        && tokio::time::Instant::now() < until => {}
+                Err(error) => panic!("the witness cannot count: {error}"),
+            }
+        }
+    }
+}
+
+/// The file of a SQLite URL, as the operating system names it.
+fn file_of(url: &str) -> PathBuf {
+    let path = url.trim_start_matches("sqlite://");
+    let path = path.split_once('?').map_or(path, |(path, _)| path);
+    std::fs::canonicalize(path).unwrap_or_else(|_| path.into())
+}

@@ -1,0 +1,427 @@
+//! Two storms, to see whether anything surfaces that a caller should not have to know of:
+//!
+//! - 64 clients that all want one name and wait their turn;
+//! - 64 clients that take several of 64 names at once, each in its own random order. Every few seconds the names are new
+//!   ones, so that rows are created all along, and swept as soon as they are free.
+//!
+//! Each client has connections of its own, as if it were a process. `soak [SECONDS]` runs each storm for so long (60) on the
+//! database of `DATABASE_URL` (else SQLite in a temporary file), prints what happened and what the server saw of it, and
+//! fails when an error surfaced or two held one name.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "a program for tests")]
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::process::exit;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use sqlock::{Error, Lease, Locks, LocksBuilder};
+use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
+use sqlx::{AssertSqlSafe, Executor, MySqlPool, PgPool, Row, SqlitePool};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+const CLIENTS: usize = 64;
+const NAMES: usize = 64;
+
+/// How many names one client holds at most.
+const AT_ONCE: usize = 4;
+
+/// How long a client that holds some names waits for another: not long, since somebody may wait the other way round.
+const IMPATIENCE: Duration = Duration::from_millis(500);
+
+/// How long the names of the second storm are in use.
+const GENERATION: Duration = Duration::from_secs(5);
+
+/// No lease of a storm lasts so long: two holders of a name are a mistake and not an expiry.
+const TTL: Duration = Duration::from_secs(300);
+
+#[tokio::main]
+async fn main() {
+    let seconds = match std::env::args().nth(1).map(|argument| argument.parse()) {
+        None => 60,
+        Some(Ok(seconds)) => seconds,
+        Some(Err(_)) => {
+            eprintln!("usage: soak [SECONDS]");
+            exit(2)
+        }
+    };
+    let journal = Arc::new(Journal::default());
+    tracing_to(&journal);
+    let url = std::env::var("DATABASE_URL").ok().filter(|url| !url.is_empty());
+    let place = Place::make(url.as_deref()).await;
+    println!("{}", place.database.version().await);
+    let clean = tokio::select! {
+        clean = storms(&place, &journal, Duration::from_secs(seconds)) => clean,
+        _ = tokio::signal::ctrl_c() => false,
+    };
+    place.remove().await;
+    exit(i32::from(!clean))
+}
+
+/// Runs both and tells whether nothing surfaced.
+async fn storms(place: &Place, journal: &Arc<Journal>, time: Duration) -> bool {
+    place.database.locks().build().migrate().await.expect("migrate");
+    let mut clean = true;
+    for storm in [Storm::OneName, Storm::ManyNames] {
+        let deadlocks = place.database.deadlocks().await;
+        journal.0.lock().expect("no panic").clear();
+        let report = Arc::new(Report::default());
+        let mut clients = JoinSet::new();
+        let start = Instant::now();
+        for _ in 0..CLIENTS {
+            let client = Client { locks: place.database.locks().build(), start, time, report: Arc::clone(&report) };
+            clients.spawn(async move {
+                let sweeping = client.locks.sweeper().retention(GENERATION / 5).every(GENERATION / 2).start();
+                match storm {
+                    Storm::OneName => client.take_turns().await,
+                    Storm::ManyNames => client.take_several().await,
+                }
+                drop(sweeping);
+                if let Err(error) = client.locks.shutdown().await {
+                    client.report.error(&error);
+                }
+            });
+        }
+        clients.join_all().await;
+        let deadlocks = place.database.deadlocks().await.zip(deadlocks).map(|(after, before)| after - before);
+        let title = match storm {
+            Storm::OneName => format!("{CLIENTS} clients, 1 name"),
+            Storm::ManyNames => format!("{CLIENTS} clients, {NAMES} names in random order"),
+        };
+        println!("  {title}, {:.0} s", start.elapsed().as_secs_f64());
+        println!("{report}");
+        match deadlocks {
+            Some(deadlocks) => println!("    deadlocks that the server saw      {deadlocks}"),
+            None => println!("    deadlocks                          (this database has none)"),
+        }
+        println!("{journal}");
+        clean &= report.is_clean();
+    }
+    clean
+}
+
+#[derive(Clone, Copy)]
+enum Storm {
+    OneName,
+    ManyNames,
+}
+
+/// One simulated process.
+struct Client {
+    locks: Locks,
+    start: Instant,
+    time: Duration,
+    report: Arc<Report>,
+}
+
+impl Client {
+    fn goes_on(&self) -> bool {
+        self.start.elapsed() < self.time
+    }
+
+    /// Waits for the one name, holds it for a moment, and again.
+    async fn take_turns(&self) {
+        while self.goes_on() {
+            match self.locks.lease("the one").ttl(TTL).wait(self.time).acquire().await {
+                Ok(lease) => {
+                    let presence = self.report.enter(&lease);
+                    tokio::time::sleep(Duration::from_micros(random(1000) as u64)).await;
+                    self.give_back(lease, presence).await;
+                }
+                Err(error) if error.is_timeout() => self.report.count("waited in vain"),
+                Err(error) => self.report.error(&error),
+            }
+        }
+    }
+
+    /// Takes some names in random order, waiting a little for each, and gives them back in another.
+    async fn take_several(&self) {
+        while self.goes_on() {
+            let generation = self.start.elapsed().as_secs() / GENERATION.as_secs();
+            let mut held = Vec::new();
+            for _ in 0..=random(AT_ONCE) {
+                let name = format!("{generation}/{}", random(NAMES));
+                if held.iter().any(|(lease, _): &(Lease, _)| lease.name().as_str() == name) {
+                    continue;
+                }
+                let request = self.locks.lease(name).ttl(TTL);
+                let taken = match random(3) {
+                    0 => request.wait(IMPATIENCE).acquire().await.map(Some),
+                    _ => request.try_acquire().await,
+                };
+                match taken {
+                    Ok(Some(lease)) => {
+                        let presence = self.report.enter(&lease);
+                        held.push((lease, presence));
+                    }
+                    Ok(None) => self.report.count("refused"),
+                    Err(error) if error.is_timeout() => self.report.count("waited in vain"),
+                    // The database was too busy for somebody so impatient. Trouble of any other kind has another reason.
+                    Err(Error::Unavailable { reason, .. }) if reason.starts_with("no answer came within 5") => {
+                        self.report.count("had no answer in time");
+                    }
+                    Err(error) => self.report.error(&error),
+                }
+            }
+            while !held.is_empty() {
+                let (lease, presence) = held.swap_remove(random(held.len()));
+                self.give_back(lease, presence).await;
+            }
+        }
+    }
+
+    async fn give_back(&self, lease: Lease, presence: Presence) {
+        drop(presence);
+        if random(8) == 0 {
+            // In the background, as when a future is dropped.
+            return drop(lease);
+        }
+        if let Err(error) = lease.release().await {
+            self.report.error(&error);
+        }
+    }
+}
+
+fn random(below: usize) -> usize {
+    (Uuid::new_v4().as_u128() % below as u128) as usize
+}
+
+/// What the clients saw.
+#[derive(Default)]
+struct Report {
+    counts: Mutex<BTreeMap<&'static str, u64>>,
+    errors: Mutex<BTreeMap<String, u64>>,
+    occupied: Mutex<BTreeMap<String, Arc<AtomicBool>>>,
+}
+
+/// Somebody believes to hold a name.
+struct Presence(Arc<AtomicBool>);
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Report {
+    fn count(&self, what: &'static str) {
+        *self.counts.lock().expect("no panic").entry(what).or_default() += 1;
+    }
+
+    fn error(&self, error: &Error) {
+        *self.errors.lock().expect("no panic").entry(error.to_string()).or_default() += 1;
+    }
+
+    fn enter(&self, lease: &Lease) -> Presence {
+        self.count("granted");
+        let name = lease.name().as_str().to_owned();
+        let occupied = Arc::clone(self.occupied.lock().expect("no panic").entry(name).or_default());
+        if occupied.swap(true, Ordering::SeqCst) {
+            self.count("TWO HOLDERS");
+        }
+        Presence(occupied)
+    }
+
+    fn is_clean(&self) -> bool {
+        let counts = self.counts.lock().expect("no panic");
+        self.errors.lock().expect("no panic").is_empty()
+            && !counts.contains_key("TWO HOLDERS")
+            && counts.contains_key("granted")
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (what, count) in &*self.counts.lock().expect("no panic") {
+            writeln!(f, "    {what:<34} {count}")?;
+        }
+        let errors = self.errors.lock().expect("no panic");
+        write!(f, "    errors that surfaced               {}", errors.values().sum::<u64>())?;
+        for (error, count) in &*errors {
+            write!(f, "\n      {count} × {error}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What sqlock says about itself, counted: how often it tried again, and why.
+#[derive(Default)]
+struct Journal(Mutex<BTreeMap<String, u64>>);
+
+impl fmt::Display for Journal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let events = self.0.lock().expect("no panic");
+        write!(f, "    warnings, and what was tried again {}", events.values().sum::<u64>())?;
+        for (event, count) in &*events {
+            write!(f, "\n      {count} × {event}")?;
+        }
+        Ok(())
+    }
+}
+
+fn tracing_to(journal: &Arc<Journal>) {
+    tracing::subscriber::set_global_default(Ear(Arc::clone(journal))).expect("the only subscriber");
+}
+
+/// A subscriber that keeps no spans and counts the events of sqlock.
+struct Ear(Arc<Journal>);
+
+impl tracing::Subscriber for Ear {
+    fn enabled(&self, event: &tracing::Metadata<'_>) -> bool {
+        event.target().starts_with("sqlock") && event.is_event()
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut words = Words::default();
+        event.record(&mut words);
+        let warning = *event.metadata().level() <= tracing::Level::WARN;
+        if warning || words.message == "trying again" {
+            let text = format!("{}{}", words.message, words.rest);
+            *self.0.0.lock().expect("no panic").entry(text).or_default() += 1;
+        }
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[derive(Default)]
+struct Words {
+    message: String,
+    rest: String,
+}
+
+impl tracing::field::Visit for Words {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn fmt::Debug) {
+        match field.name() {
+            "message" => self.message = format!("{value:?}"),
+            // They differ from event to event.
+            "name" | "token" => {}
+            name => self.rest += &format!(" {name}={value:?}"),
+        }
+    }
+}
+
+/// A database of this run's own.
+struct Place {
+    database: Database,
+    remove: Option<(Database, String)>,
+    _file: Option<tempfile::TempDir>,
+}
+
+/// Connections are made when they are needed: a pool that is only there for its options costs nothing.
+enum Database {
+    Postgres(PgPool),
+    MySql(MySqlPool),
+    Sqlite(SqlitePool),
+}
+
+impl Place {
+    async fn make(url: Option<&str>) -> Self {
+        let name = format!("sqlock_soak_{}", std::process::id());
+        let (server, database) = match url {
+            None => return Self::embedded(),
+            Some(url) if url.starts_with("sqlite:") => return Self::embedded(),
+            Some(url) if url.starts_with("mysql:") || url.starts_with("mariadb:") => {
+                let options: MySqlConnectOptions = url.parse().expect("a URL");
+                let pool =
+                    |options| Database::MySql(MySqlPoolOptions::new().max_connections(1).connect_lazy_with(options));
+                (pool(options.clone()), pool(options.database(&name)))
+            }
+            Some(url) => {
+                let options: PgConnectOptions = url.parse().expect("a URL");
+                let pool =
+                    |options| Database::Postgres(PgPoolOptions::new().max_connections(1).connect_lazy_with(options));
+                (pool(options.clone()), pool(options.database(&name)))
+            }
+        };
+        server.run(format!("CREATE DATABASE {name}")).await;
+        Self { database, remove: Some((server, name)), _file: None }
+    }
+
+    fn embedded() -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let options = SqliteConnectOptions::new()
+            .filename(directory.path().join("soak.db"))
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal);
+        let pool = SqlitePoolOptions::new().max_connections(1).connect_lazy_with(options);
+        Self { database: Database::Sqlite(pool), remove: None, _file: Some(directory) }
+    }
+
+    async fn remove(&self) {
+        if let Some((server, name)) = &self.remove {
+            let force = if matches!(server, Database::Postgres(_)) { " WITH (FORCE)" } else { "" };
+            server.run(format!("DROP DATABASE {name}{force}")).await;
+        }
+    }
+}
+
+impl Database {
+    /// A client with connections of its own.
+    fn locks(&self) -> LocksBuilder {
+        match self {
+            Self::Postgres(pool) => Locks::builder(pool.clone()),
+            Self::MySql(pool) => Locks::builder(pool.clone()),
+            Self::Sqlite(pool) => Locks::builder(pool.clone()),
+        }
+    }
+
+    async fn run(&self, sql: String) {
+        let sql = sqlx::raw_sql(AssertSqlSafe(sql));
+        match self {
+            Self::Postgres(pool) => drop(pool.execute(sql).await.expect("a statement")),
+            Self::MySql(pool) => drop(pool.execute(sql).await.expect("a statement")),
+            Self::Sqlite(pool) => drop(pool.execute(sql).await.expect("a statement")),
+        }
+    }
+
+    async fn version(&self) -> String {
+        match self {
+            Self::Postgres(pool) => {
+                let version = sqlx::query_scalar("SHOW server_version").fetch_one(pool).await;
+                format!("PostgreSQL {}", version.unwrap_or_else(|error| error.to_string()))
+            }
+            Self::MySql(pool) => {
+                let version: String =
+                    sqlx::query_scalar("SELECT VERSION()").fetch_one(pool).await.expect("the version");
+                format!("{} {version}", if version.contains("Maria") { "MariaDB" } else { "MySQL" })
+            }
+            Self::Sqlite(pool) => {
+                let version = sqlx::query_scalar("SELECT sqlite_version()").fetch_one(pool).await;
+                format!("SQLite {}", version.unwrap_or_else(|error| error.to_string()))
+            }
+        }
+    }
+
+    /// The deadlocks that the server has counted: on PostgreSQL in this database, elsewhere in all.
+    async fn deadlocks(&self) -> Option<i64> {
+        match self {
+            Self::Postgres(pool) => {
+                let sql = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+                Some(sqlx::query_scalar(sql).fetch_one(pool).await.expect("pg_stat_database"))
+            }
+            Self::MySql(pool) => {
+                let mariadb = sqlx::raw_sql("SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'").fetch_optional(pool).await;
+                if let Some(row) = mariadb.expect("the status") {
+                    return Some(row.get::<String, _>(1).parse().expect("a number"));
+                }
+                let sql =
+                    "SELECT CAST(count AS SIGNED) FROM information_schema.innodb_metrics WHERE name = 'lock_deadlocks'";
+                Some(sqlx::query_scalar(sql).fetch_one(pool).await.expect("innodb_metrics"))
+            }
+            Self::Sqlite(_) => None,
+        }
+    }
+}

@@ -1,0 +1,472 @@
+//! A process for tests to kill, stop and mislead: it holds leases and writes what they guard.
+//!
+//! `test_worker URL` takes commands on its standard input, one a line, and answers each with one line on its standard
+//! output. (`queue` answers with two.)
+//!
+//! | command                                   | answer                                                         |
+//! |-------------------------------------------|----------------------------------------------------------------|
+//! | `hold NAME TTL_MS`                        | `token N`, when it has the lease                               |
+//! | `queue NAME TTL_MS`                       | `waiting` once it was refused, and then as `hold`              |
+//! | `try NAME TTL_MS`                         | `token N` or `taken`                                           |
+//! | `status`                                  | `held AT` or `gone AT`: the boot clock when it last was held   |
+//! | `lost`                                    | `expired`, `superseded`, …, when the lease is lost             |
+//! | `fenced`                                  | `committed`: one more in the guarded counter                   |
+//! | `release`                                 | `released`                                                     |
+//! | `inspect NAME`                            | `free`, or the token and the milliseconds that remain          |
+//! | `clock`                                   | milliseconds since 1970, as this process sees it               |
+//! | `seize`                                   | `seized`: SQLite's write lock, in mid-transaction              |
+//! | `yield`                                   | `yielded`: that transaction is rolled back                     |
+//! | `storm NAME TASKS CYCLES DIR TTL_MS`      | `done N`: N cycles ended in a loss                             |
+//!
+//! What fails answers `lost`, `unavailable`, `unknown`, `timeout` or `error`, and why.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "a program for tests")]
+
+#[path = "history.rs"]
+mod history;
+
+use std::collections::hash_map::RandomState;
+use std::fmt::Display;
+use std::hash::BuildHasher;
+use std::io::{BufRead, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime};
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use sqlock::{Error, Lease, LeaseRequest, Locks};
+use sqlx::mysql::MySqlPoolOptions;
+use sqlx::postgres::PgPoolOptions;
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
+use sqlx::{AssertSqlSafe, Connection, MySqlPool, PgPool, SqliteConnection, SqlitePool};
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+
+use history::{Event, Op, Outcome, Recorder, boot_ns};
+
+fn main() {
+    // A worker that was stopped would not notice that its standard input has ended.
+    set_parent_process_death_signal(Some(Signal::KILL)).expect("a process may say when it wants to die");
+    let url = std::env::args().nth(1).expect("usage: test_worker URL");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime can be built");
+    let database = Database::open(&runtime, &url);
+    let mut worker = Worker { locks: database.locks(), database, runtime, url, held: None, seized: None };
+    for line in std::io::stdin().lock().lines() {
+        let line = line.expect("commands are text");
+        let words: Vec<&str> = line.split(' ').collect();
+        let answer = worker.obey(&words).unwrap_or_else(|failure| failure);
+        say(&answer);
+    }
+}
+
+fn say(answer: &str) {
+    let mut out = std::io::stdout().lock();
+    // When nobody listens any more, the end is near.
+    let _ = writeln!(out, "{}", answer.replace('\n', " ")).and_then(|()| out.flush());
+}
+
+/// The pool of the application that this process plays.
+#[derive(Clone)]
+enum Database {
+    Postgres(PgPool),
+    MySql(MySqlPool),
+    Sqlite(SqlitePool),
+}
+
+/// The same code for each type of pool.
+macro_rules! on {
+    ($database:expr, $pool:ident => $work:expr) => {
+        match $database {
+            Database::Postgres($pool) => $work,
+            Database::MySql($pool) => $work,
+            Database::Sqlite($pool) => $work,
+        }
+    };
+}
+
+impl Database {
+    fn open(runtime: &Runtime, url: &str) -> Self {
+        const CONNECTIONS: u32 = 4;
+        const PATIENCE: Duration = Duration::from_secs(30);
+        let _inside = runtime.enter();
+        const URL: &str = "the URL can be parsed";
+        match url.split(':').next() {
+            Some("postgres") => {
+                let options = PgPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(PATIENCE);
+                Self::Postgres(options.connect_lazy(url).expect(URL))
+            }
+            Some("mysql") => {
+                let options = MySqlPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(PATIENCE);
+                Self::MySql(options.connect_lazy(url).expect(URL))
+            }
+            Some("sqlite") => {
+                let file: SqliteConnectOptions = url.parse().expect(URL);
+                let options = SqlitePoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(PATIENCE);
+                Self::Sqlite(options.connect_lazy_with(file.busy_timeout(PATIENCE)))
+            }
+            _ => panic!("{url} is no database of ours"),
+        }
+    }
+
+    fn locks(&self) -> Locks {
+        let builder = on!(self, pool => Locks::builder(pool.clone()));
+        builder.ttl_range(Duration::from_millis(100)..=Duration::from_secs(86_400)).build()
+    }
+
+    /// Adds one to the counter that the lease guards, and a line to the audit, in a fenced transaction. The counter is
+    /// read and written back: whoever else writes in between is lost.
+    async fn write(&self, lease: &Lease, proc: &str, log: impl Fn(Op, u64, Outcome)) -> Result<(), Failure> {
+        let (name, token) = (lease.name(), lease.token());
+        on!(self, pool => {
+            let invoked = boot_ns();
+            let mut tx = pool.begin().await.map_err(Failure::of)?;
+            let fenced = lease.fence(&mut tx).await;
+            log(Op::FencedBegin, invoked, outcome(&fenced));
+            if let Err(error) = fenced {
+                let _ = tx.rollback().await;
+                return Err(error.into());
+            }
+            let invoked = boot_ns();
+            let written = async {
+                let read = format!("SELECT value FROM guarded WHERE name = '{name}'");
+                let value: i64 = sqlx::query_scalar(AssertSqlSafe(read)).fetch_one(&mut *tx).await?;
+                let value = value + 1;
+                // Not prepared: each is another text, and closing what is no longer needed costs MySQL 40 ms a time.
+                let write = format!("UPDATE guarded SET value = {value} WHERE name = '{name}'");
+                sqlx::raw_sql(AssertSqlSafe(write)).execute(&mut *tx).await?;
+                let audit = format!("INSERT INTO audit VALUES ('{name}', {value}, {token}, '{proc}')");
+                sqlx::raw_sql(AssertSqlSafe(audit)).execute(&mut *tx).await?;
+                Ok(())
+            };
+            if let Err(error) = written.await {
+                log(Op::FencedCommit, invoked, Outcome::Refused);
+                let _ = tx.rollback().await;
+                return Err(Failure::of::<sqlx::Error>(error));
+            }
+            let committed = tx.commit().await;
+            log(Op::FencedCommit, invoked, if committed.is_ok() { Outcome::Ok } else { Outcome::Unknown });
+            committed.map_err(Failure::of)
+        })
+    }
+}
+
+/// Why a fenced write did not take place.
+struct Failure {
+    lost: bool,
+    text: String,
+}
+
+impl Failure {
+    fn of<E: Display>(error: E) -> Self {
+        Self { lost: false, text: format!("error {error}") }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { lost: error.is_lost(), text: failed(error) }
+    }
+}
+
+/// What the parent is told.
+fn failed(error: Error) -> String {
+    let word = match error {
+        Error::Lost { .. } => "lost",
+        Error::Unavailable { .. } => "unavailable",
+        Error::Unknown { .. } => "unknown",
+        Error::Timeout { .. } => "timeout",
+        _ => "error",
+    };
+    format!("{word} {error}")
+}
+
+/// What goes on record.
+fn outcome<T>(result: &Result<T, Error>) -> Outcome {
+    match result {
+        Ok(_) => Outcome::Ok,
+        Err(error) if error.is_lost() => Outcome::Refused,
+        Err(_) => Outcome::Unknown,
+    }
+}
+
+struct Worker {
+    locks: Locks,
+    database: Database,
+    runtime: Runtime,
+    url: String,
+    held: Option<Held>,
+    seized: Option<SqliteConnection>,
+}
+
+impl Worker {
+    fn obey(&mut self, words: &[&str]) -> Result<String, String> {
+        Ok(match words {
+            ["hold", name, ttl] => self.hold(self.request(name, ttl)),
+            ["queue", name, ttl] => self.queue(name, ttl),
+            ["try", name, ttl] => match self.runtime.block_on(self.request(name, ttl).try_acquire()) {
+                Ok(Some(lease)) => self.keep(lease),
+                Ok(None) => "taken".into(),
+                Err(error) => failed(error),
+            },
+            ["status"] => self.held()?.status(),
+            ["lost"] => {
+                let lease = Arc::clone(&self.held()?.lease);
+                format!("{:?}", self.runtime.block_on(lease.lost())).to_lowercase()
+            }
+            ["fenced"] => {
+                let proc = proc();
+                let write = self.database.write(&self.held()?.lease, &proc, |_, _, _| {});
+                match self.runtime.block_on(write) {
+                    Ok(()) => "committed".into(),
+                    Err(failure) => failure.text,
+                }
+            }
+            ["release"] => {
+                let lease = self.held.take().ok_or("error nothing is held")?.end();
+                match self.runtime.block_on(lease.release()) {
+                    Ok(()) => "released".into(),
+                    Err(error) => failed(error),
+                }
+            }
+            ["inspect", name] => match self.runtime.block_on(self.locks.inspect(name)) {
+                Ok(Some(info)) => format!("{} {}", info.token, info.remaining.as_millis()),
+                Ok(None) => "free".into(),
+                Err(error) => failed(error),
+            },
+            ["clock"] => {
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("the clock is past 1970");
+                now.as_millis().to_string()
+            }
+            ["seize"] => {
+                self.seized = Some(self.runtime.block_on(seize(&self.url)).map_err(|e| format!("error {e}"))?);
+                "seized".into()
+            }
+            ["yield"] => {
+                let mut conn = self.seized.take().ok_or("error nothing is seized")?;
+                let rolled_back = self.runtime.block_on(sqlx::raw_sql("ROLLBACK").execute(&mut conn));
+                rolled_back.map_or_else(|e| format!("error {e}"), |_| "yielded".into())
+            }
+            ["storm", name, tasks, cycles, dir, ttl] => {
+                let storm = Storm::new(self, name, Path::new(dir), millis(ttl));
+                self.runtime.block_on(storm.rage(number(tasks), number(cycles)))
+            }
+            _ => "error no such command".into(),
+        })
+    }
+
+    fn request(&self, name: &str, ttl: &str) -> LeaseRequest {
+        self.locks.lease(name).ttl(millis(ttl))
+    }
+
+    fn hold(&mut self, request: LeaseRequest) -> String {
+        match self.runtime.block_on(request.acquire()) {
+            Ok(lease) => self.keep(lease),
+            Err(error) => failed(error),
+        }
+    }
+
+    /// Stands in line, and says so when the database has refused the name: behind the first in line a short wait times
+    /// out then, and before that fails in another way.
+    fn queue(&mut self, name: &str, ttl: &str) -> String {
+        let first = self.runtime.spawn(self.request(name, ttl).acquire());
+        loop {
+            let second = self.request(name, ttl).wait(Duration::from_millis(20)).acquire();
+            match self.runtime.block_on(second) {
+                Err(Error::Timeout { .. }) => break,
+                Err(Error::Unavailable { .. }) => {}
+                other => return format!("error no wait: {other:?}"),
+            }
+        }
+        say("waiting");
+        match self.runtime.block_on(first).expect("a wait does not panic") {
+            Ok(lease) => self.keep(lease),
+            Err(error) => failed(error),
+        }
+    }
+
+    fn keep(&mut self, lease: Lease) -> String {
+        let token = lease.token();
+        self.held = Some(Held::begin(lease));
+        format!("token {token}")
+    }
+
+    fn held(&self) -> Result<&Held, String> {
+        self.held.as_ref().ok_or("error nothing is held".into())
+    }
+}
+
+fn millis(text: &str) -> Duration {
+    Duration::from_millis(number(text))
+}
+
+fn number<N: std::str::FromStr>(text: &str) -> N {
+    text.parse().unwrap_or_else(|_| panic!("{text} is not a number"))
+}
+
+fn proc() -> String {
+    std::process::id().to_string()
+}
+
+/// A lease, and a thread that looks at it all the time: it knows when `is_held` last said yes, also when all threads were
+/// stopped in between and nothing else has run since.
+struct Held {
+    lease: Arc<Lease>,
+    last: Arc<AtomicU64>,
+    over: Arc<AtomicBool>,
+    watch: JoinHandle<()>,
+}
+
+impl Held {
+    fn begin(lease: Lease) -> Self {
+        let (lease, last, over) = (Arc::new(lease), Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let watch = {
+            let (lease, last, over) = (Arc::clone(&lease), Arc::clone(&last), Arc::clone(&over));
+            thread::spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    let asked = boot_ns();
+                    if lease.is_held() {
+                        last.store(asked, Ordering::Relaxed);
+                    }
+                    thread::sleep(Duration::from_micros(500));
+                }
+            })
+        };
+        Self { lease, last, over, watch }
+    }
+
+    fn status(&self) -> String {
+        let held = if self.lease.is_held() { "held" } else { "gone" };
+        format!("{held} {}", self.last.load(Ordering::Relaxed))
+    }
+
+    fn end(self) -> Lease {
+        self.over.store(true, Ordering::Relaxed);
+        self.watch.join().expect("looking does not panic");
+        Arc::into_inner(self.lease).expect("nobody looks any more")
+    }
+}
+
+/// Takes the only write lock, readers shut out as well, and writes so much that a part of it reaches the file.
+async fn seize(url: &str) -> sqlx::Result<SqliteConnection> {
+    let options: SqliteConnectOptions = url.parse()?;
+    let mut conn = SqliteConnection::connect_with(&options.busy_timeout(Duration::from_secs(20))).await?;
+    let statements = "
+        PRAGMA cache_size = 4;
+        BEGIN EXCLUSIVE;
+        UPDATE sqlock_lease SET owner = '', holds = '', token = 1;
+        CREATE TABLE spilt (junk BLOB);
+        WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
+        INSERT INTO spilt SELECT randomblob(4000) FROM n;";
+    sqlx::raw_sql(statements).execute(&mut conn).await?;
+    Ok(conn)
+}
+
+/// Many tasks that want one name, and all they see on record.
+struct Storm {
+    locks: Locks,
+    database: Database,
+    name: String,
+    ttl: Duration,
+    proc: String,
+    recorder: Recorder,
+}
+
+impl Storm {
+    fn new(worker: &Worker, name: &str, dir: &Path, ttl: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            locks: worker.locks.clone(),
+            database: worker.database.clone(),
+            name: name.into(),
+            ttl,
+            proc: proc(),
+            recorder: Recorder::create(dir, &proc()),
+        })
+    }
+
+    async fn rage(self: Arc<Self>, tasks: usize, cycles: usize) -> String {
+        let mut all = JoinSet::new();
+        for _ in 0..tasks {
+            let storm = Arc::clone(&self);
+            all.spawn(async move {
+                let mut lost = 0;
+                for _ in 0..cycles {
+                    // So long that the line of this process empties now and then, and the name goes to another one.
+                    tokio::time::sleep(up_to(Duration::from_millis(500))).await;
+                    lost += usize::from(storm.cycle().await?);
+                }
+                Ok(lost)
+            });
+        }
+        let mut lost = 0;
+        while let Some(ended) = all.join_next().await {
+            match ended.expect("a task does not panic") {
+                Ok(its) => lost += its,
+                Err(failure) => return failure,
+            }
+        }
+        format!("done {lost}")
+    }
+
+    /// Acquires, writes, releases. Whether the lease was lost on the way.
+    async fn cycle(&self) -> Result<bool, String> {
+        let invoked = boot_ns();
+        let lease = self.locks.lease(&self.name).ttl(self.ttl).acquire().await.map_err(failed)?;
+        self.record(&lease, Op::Acquire, invoked, Outcome::Ok);
+        tokio::time::sleep(up_to(Duration::from_millis(2))).await;
+        let invoked = boot_ns();
+        let held = if lease.is_held() { Outcome::Ok } else { Outcome::Refused };
+        self.record(&lease, Op::Held, invoked, held);
+        let log = |op, invoked, outcome| self.record(&lease, op, invoked, outcome);
+        let mut lost = match self.database.write(&lease, &self.proc, log).await {
+            Ok(()) => false,
+            Err(failure) if failure.lost => true,
+            Err(failure) => return Err(failure.text),
+        };
+        let invoked = boot_ns();
+        let mut event = self.event(&lease, Op::Release, invoked, Outcome::Ok);
+        let released = lease.release().await;
+        event.outcome = outcome(&released);
+        event.return_ns = boot_ns();
+        event.deadline_ns = None;
+        self.recorder.record(&event);
+        match released {
+            Ok(()) => {}
+            Err(error) if error.is_lost() => lost = true,
+            Err(error) => return Err(failed(error)),
+        }
+        Ok(lost)
+    }
+
+    fn record(&self, lease: &Lease, op: Op, invoked: u64, outcome: Outcome) {
+        self.recorder.record(&self.event(lease, op, invoked, outcome));
+    }
+
+    fn event(&self, lease: &Lease, op: Op, invoke_ns: u64, outcome: Outcome) -> Event {
+        let return_ns = boot_ns();
+        // In this order: rather a little too early than too late.
+        let deadline_ns = boot_ns() + u64::try_from(lease.remaining().as_nanos()).expect("a TTL is short");
+        Event {
+            proc: self.proc.clone(),
+            invoke_ns,
+            return_ns,
+            op,
+            name: self.name.clone(),
+            owner: lease.owner().to_string(),
+            token: u64::try_from(lease.token().get()).ok(),
+            deadline_ns: Some(deadline_ns),
+            outcome,
+        }
+    }
+}
+
+/// A random time.
+fn up_to(most: Duration) -> Duration {
+    let random = RandomState::new().hash_one(0_u8);
+    Duration::from_nanos(random % u64::try_from(most.as_nanos()).expect("a short time"))
+}
