@@ -1,0 +1,137 @@
+//! What a lease costs, as ratios to a floor measured in the same run.
+//!
+//! The floor is the least that any correct lease needs: the simplest SQL, one row at a time, prepared, on bare connections,
+//! on the same server with the same durability. Machines differ and are noisy; the ratio of two neighbours in one run is
+//! what stays. So contender and floor take turns in short rounds, and the table tells the median of the rounds' ratios
+//! and how far they spread.
+//!
+//! ```text
+//! cargo bench --all-features --bench leases -- [--only A,B,…] [--quick] [--json [FILE]]
+//! ```
+//!
+//! It runs on the database that `DATABASE_URL` names, in a database of its own that is dropped afterwards; without one, on
+//! SQLite in a temporary file, with `synchronous` FULL and NORMAL.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "a bench that cannot measure has nothing to recover to")]
+
+mod cycle;
+mod floor;
+mod growth;
+mod hand_off;
+mod measure;
+mod place;
+mod renewal;
+mod throughput;
+
+use std::time::Instant;
+
+use measure::{Line, Pace};
+use place::Place;
+
+const USAGE: &str = "leases [--only A,B,C,D,E] [--quick] [--json [FILE]]
+
+A  uncontended acquire and release, one task
+B  throughput on distinct names: 1, 64, 1024 tasks
+C  hand-off of one name inside a process: 8, 64, 128 tasks
+D  renewal of 10 000 held leases
+E  200 000 cycles on one name: time and table size at start and end
+
+DATABASE_URL chooses the database; without it, SQLite in a temporary file.";
+
+#[tokio::main]
+async fn main() {
+    let request = Request::from_arguments().unwrap_or_else(|problem| {
+        eprintln!("{problem}\n\n{USAGE}");
+        std::process::exit(2)
+    });
+    let mut lines = Vec::new();
+    let mut interrupted = false;
+    for place in Place::all(std::env::var("DATABASE_URL").ok()).await {
+        let start = Instant::now();
+        let measured = tokio::select! {
+            lines = request.measure(&place) => Some(lines),
+            _ = tokio::signal::ctrl_c() => None,
+        };
+        place.clean_up().await;
+        let Some(measured) = measured else {
+            interrupted = true;
+            break;
+        };
+        lines.extend(measured);
+        eprintln!("{}: {:.0} s", place.title, start.elapsed().as_secs_f64());
+    }
+    match &request.json {
+        Json::No => {}
+        Json::Print => println!("{:#}", measure::json(&lines)),
+        Json::Write(file) => std::fs::write(file, format!("{:#}\n", measure::json(&lines))).expect("the JSON file"),
+    }
+    if interrupted {
+        std::process::exit(130);
+    }
+}
+
+/// What the command line asks for.
+struct Request {
+    only: Vec<char>,
+    pace: Pace,
+    json: Json,
+}
+
+enum Json {
+    No,
+    Print,
+    Write(String),
+}
+
+impl Request {
+    fn from_arguments() -> Result<Self, String> {
+        let mut request = Self { only: "ABCDE".chars().collect(), pace: Pace::FULL, json: Json::No };
+        let mut arguments = std::env::args().skip(1).peekable();
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--only" => {
+                    let list = arguments.next().ok_or("--only what?")?.to_uppercase();
+                    request.only = list.chars().filter(|c| *c != ',').collect();
+                    if !request.only.iter().all(|c| ('A'..='E').contains(c)) {
+                        return Err(format!("unknown metric in {list}"));
+                    }
+                }
+                "--quick" => request.pace = Pace::QUICK,
+                "--json" => {
+                    request.json = match arguments.next_if(|next| !next.starts_with('-')) {
+                        Some(file) => Json::Write(file),
+                        None => Json::Print,
+                    };
+                }
+                "--bench" => {} // from cargo
+                other => return Err(format!("unknown argument {other}")),
+            }
+        }
+        Ok(request)
+    }
+
+    /// Measures what was asked for, and prints each line as soon as it is known.
+    async fn measure(&self, place: &Place) -> Vec<Line> {
+        let table = !matches!(self.json, Json::Print);
+        if table {
+            println!("\n{}\n{}", place.title, Line::HEAD);
+        }
+        let mut lines = Vec::new();
+        for metric in &self.only {
+            let more = match metric {
+                'A' => cycle::measure(place, &self.pace).await,
+                'B' => throughput::measure(place, &self.pace).await,
+                'C' => hand_off::measure(place, &self.pace).await,
+                'D' => renewal::measure(place, &self.pace).await,
+                _ => growth::measure(place, &self.pace).await,
+            };
+            if table {
+                for line in &more {
+                    println!("{line}");
+                }
+            }
+            lines.extend(more);
+        }
+        lines
+    }
+}
