@@ -190,8 +190,31 @@ pub(crate) fn in_order<T, A: Clone>(
     batch.iter().map(|item| answers.get(name(item).as_str()).cloned()).collect()
 }
 
+/// Which holdings of a batch an update matched, where the database tells only how many. When that leaves a doubt, the rows
+/// tell: `after` is how a holding stands that was matched.
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+pub(crate) async fn matched(
+    session: &mut dyn Session,
+    affected: u64,
+    batch: &[(&LockName, Owner, Hold, Option<FencingToken>)],
+    after: Standing,
+) -> Result<Vec<bool>, sqlx::Error> {
+    if affected == 0 || affected == batch.len() as u64 {
+        return Ok(vec![affected > 0; batch.len()]);
+    }
+    let names: Vec<LockName> = batch.iter().map(|(name, ..)| (*name).clone()).collect();
+    let rows = session.look(&names).await?;
+    Ok(batch
+        .iter()
+        .map(|&(name, owner, hold, token)| {
+            let row = rows.iter().find(|row| row.name == name.as_str());
+            row.is_some_and(|row| row.standing(owner, hold, token) == after)
+        })
+        .collect())
+}
+
 /// For the verbs whose answer is that a row was found.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(feature = "postgres")]
 pub(crate) fn found(answers: Vec<Option<()>>) -> Vec<bool> {
     answers.into_iter().map(|answer| answer.is_some()).collect()
 }

@@ -19,7 +19,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySql, MySqlConn
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{Backend, Claim, HandOff, Job, Kind, Release, Renewal, Row, Session, Standing};
-use super::{micros, token};
+use super::{matched, micros, token};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
@@ -324,26 +324,6 @@ impl MySqlSession {
         Ok(rows.iter().map(row).map(|row| (row.name.clone(), row)).collect())
     }
 
-    /// Which holdings of a batch an update matched. InnoDB tells only how many; when that leaves a doubt, the rows tell.
-    async fn matched(
-        &mut self,
-        affected: u64,
-        batch: &[(&LockName, Owner, Hold, Option<FencingToken>)],
-        after: Standing,
-    ) -> Result<Vec<bool>, sqlx::Error> {
-        if affected == 0 || affected == batch.len() as u64 {
-            return Ok(vec![affected > 0; batch.len()]);
-        }
-        let rows = self.rows(batch.iter().map(|(name, ..)| *name)).await?;
-        Ok(batch
-            .iter()
-            .map(|&(name, owner, hold, token)| {
-                let row = rows.get(name.as_str());
-                row.is_some_and(|row| row.standing(owner, hold, token) == after)
-            })
-            .collect())
-    }
-
     /// Gives rows to names that have none, and grants them to whoever comes first.
     async fn create(&mut self, claims: &[Claim]) -> Result<Vec<Option<FencingToken>>, sqlx::Error> {
         let json = json_claims(claims);
@@ -446,7 +426,7 @@ impl Session for MySqlSession {
             let affected = self.execute(query).await?.rows_affected();
             let batch: Vec<_> =
                 renewals.iter().map(|Renewal { holding: h, .. }| (&h.name, h.owner, h.hold, Some(h.token))).collect();
-            self.matched(affected, &batch, Standing::Held).await
+            matched(self, affected, &batch, Standing::Held).await
         })
     }
 
@@ -476,7 +456,7 @@ impl Session for MySqlSession {
             };
             let affected = self.execute(query).await?.rows_affected();
             let batch: Vec<_> = releases.iter().map(|r| (&r.name, r.owner, r.hold, r.token)).collect();
-            self.matched(affected, &batch, Standing::Released).await
+            matched(self, affected, &batch, Standing::Released).await
         })
     }
 

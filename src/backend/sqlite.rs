@@ -13,8 +13,8 @@ use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqlitePoolOptions, Sql
 use sqlx::{ConnectOptions, Connection, Row as _, Sqlite, SqliteConnection, SqlitePool};
 
 use super::sealed::{Check, Fence, Verdict};
-use super::{Backend, Claim, HandOff, Job, Kind, Release, Renewal, Row, Session};
-use super::{found, in_order, micros, token};
+use super::{Backend, Claim, HandOff, Job, Kind, Release, Renewal, Row, Session, Standing};
+use super::{in_order, matched, micros, token};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::schema;
@@ -32,19 +32,27 @@ macro_rules! now {
     };
 }
 
-// ?1 JSON [[name, owner, hold, ttl, holder, label], …]
+// ?1 JSON [[name, owner, hold, ttl, holder, label], …]. Without RETURNING: sqlx passes every row from one thread to
+// another, which costs more than asking afterwards for all of them in one (GRANTED).
 pub(super) const ACQUIRE: &str = concat!("
 INSERT INTO sqlock_lease AS l (name, owner, holds, token, holder, label, acquired_at, expires_at)
-SELECT value ->> 0, value ->> 1, value ->> 2, ", now!(), ", value ->> 4, value ->> 5, ", now!(), ", ", now!(), " + (value ->> 3)
-  FROM json_each(?1)
+SELECT name, owner, hold, now, holder, label, now, now + ttl
+  FROM (SELECT value ->> 0 AS name, value ->> 1 AS owner, value ->> 2 AS hold, value ->> 3 AS ttl, value ->> 4 AS holder,
+               value ->> 5 AS label, ", now!(), " AS now
+          FROM json_each(?1))
  WHERE true                                       -- the parser takes ON for a join without it
     ON CONFLICT (name) DO UPDATE
    SET owner = excluded.owner, holds = excluded.holds, holder = excluded.holder, label = excluded.label,
        token = CASE WHEN l.holds = excluded.holds THEN l.token ELSE max(l.token + 1, excluded.token) END,
        acquired_at = excluded.acquired_at, expires_at = excluded.expires_at
  WHERE l.holds = '' OR l.expires_at <= excluded.acquired_at
-    OR l.holds = excluded.holds                   -- our own, sent again because the reply was lost
-RETURNING name, token");
+    OR l.holds = excluded.holds                   -- our own, sent again because the reply was lost");
+
+// ?1 the JSON of ACQUIRE. The claims that stand in their rows, as one JSON object of tokens by name.
+pub(super) const GRANTED: &str = "
+SELECT json_group_object(l.name, l.token)
+  FROM json_each(?1) AS c JOIN sqlock_lease AS l ON l.name = c.value ->> 0
+ WHERE l.holds = c.value ->> 2";
 
 // The same for one claim, three times as fast: ?1 name, ?2 owner, ?3 hold, ?4 ttl, ?5 holder, ?6 label
 pub(super) const ACQUIRE_ONE: &str = concat!("
@@ -69,24 +77,28 @@ RETURNING name, token");
 
 // ?1 JSON [[name, owner, hold, token, ttl], …]
 pub(super) const RENEW: &str = concat!("
+WITH r AS MATERIALIZED (
+    SELECT value ->> 0 AS name, value ->> 1 AS owner, value ->> 2 AS hold, value ->> 3 AS token, value ->> 4 AS ttl,
+           ", now!(), " AS now
+      FROM json_each(?1))
 UPDATE sqlock_lease AS l                          -- with other holds of the same owner beside it, the latest expiry counts
-   SET expires_at = max(CASE WHEN l.holds = c.value ->> 2 THEN 0 ELSE l.expires_at END, ", now!(), " + (c.value ->> 4))
-  FROM json_each(?1) AS c
- WHERE l.name = c.value ->> 0 AND l.owner = c.value ->> 1 AND l.token = c.value ->> 3
-   AND instr(l.holds, c.value ->> 2) > 0
-RETURNING name");
+   SET expires_at = max(CASE WHEN l.holds = r.hold THEN 0 ELSE l.expires_at END, r.now + r.ttl)
+  FROM r
+ WHERE l.name = r.name AND l.owner = r.owner AND l.token = r.token AND instr(l.holds, r.hold) > 0");
 
 // ?1 JSON [[name, owner, hold, token or 0 for any, hold_at_least], …]
 pub(super) const RELEASE: &str = concat!("
+WITH r AS MATERIALIZED (
+    SELECT value ->> 0 AS name, value ->> 1 AS owner, value ->> 2 AS hold, value ->> 3 AS token, value ->> 4 AS least,
+           ", now!(), " AS now
+      FROM json_each(?1))
 UPDATE sqlock_lease AS l
-   SET expires_at = CASE WHEN l.holds <> c.value ->> 2 THEN l.expires_at
-                         ELSE max(", now!(), ", min(l.acquired_at, ", now!(), ") + (c.value ->> 4)) END,
-       holds = CASE WHEN l.holds = c.value ->> 2 AND min(l.acquired_at, ", now!(), ") + (c.value ->> 4) > ", now!(), " THEN '-'
-                    ELSE replace(l.holds, c.value ->> 2, '') END
-  FROM json_each(?1) AS c
- WHERE l.name = c.value ->> 0 AND l.owner = c.value ->> 1 AND (c.value ->> 3 = 0 OR l.token = c.value ->> 3)
-   AND instr(l.holds, c.value ->> 2) > 0
-RETURNING name");
+   SET expires_at = CASE WHEN l.holds <> r.hold THEN l.expires_at
+                         ELSE max(r.now, min(l.acquired_at, r.now) + r.least) END,
+       holds = CASE WHEN l.holds = r.hold AND min(l.acquired_at, r.now) + r.least > r.now THEN '-'
+                    ELSE replace(l.holds, r.hold, '') END
+  FROM r
+ WHERE l.name = r.name AND l.owner = r.owner AND (r.token = 0 OR l.token = r.token) AND instr(l.holds, r.hold) > 0");
 
 // The same for one: ?1 name, ?2 owner, ?3 hold, ?4 token or 0 for any, ?5 hold_at_least
 pub(super) const RELEASE_ONE: &str = concat!("
@@ -243,14 +255,17 @@ type SqliteQuery<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
 impl Session for SqliteSession {
     fn acquire<'a>(&'a mut self, claims: &'a [Claim]) -> Job<'a, Vec<Option<FencingToken>>> {
         Box::pin(async move {
-            let rows = match claims {
-                [c] => {
-                    let query = sqlx::query(sql::ACQUIRE_ONE).bind(c.name.as_str());
-                    self.fetch(bind_claim(query, c)).await?
-                }
-                _ => self.rows(sql::ACQUIRE, claims.iter().map(claim).collect()).await?,
-            };
-            Ok(in_order(claims, |c| &c.name, granted(rows)))
+            if let [c] = claims {
+                let query = sqlx::query(sql::ACQUIRE_ONE).bind(c.name.as_str());
+                let rows = self.fetch(bind_claim(query, c)).await?;
+                return Ok(in_order(claims, |c| &c.name, granted(rows)));
+            }
+            let json = Value::from_iter(claims.iter().map(claim)).to_string();
+            self.execute(sqlx::query(sql::ACQUIRE).bind(&json)).await?;
+            let rows = self.fetch(sqlx::query(sql::GRANTED).bind(&json)).await?;
+            let tokens = rows.first().map_or(Ok(Value::Null), |row| serde_json::from_str(row.get(0)));
+            let tokens = tokens.map_err(|e| sqlx::Error::Decode(Box::new(e)))?;
+            Ok(claims.iter().map(|c| token(tokens[c.name.as_str()].as_i64()?)).collect())
         })
     }
 
@@ -269,8 +284,10 @@ impl Session for SqliteSession {
                     json!([h.name.as_str(), h.owner.to_string(), h.hold.mark(), h.token.get(), micros(*ttl)])
                 })
                 .collect();
-            let rows = self.rows(sql::RENEW, batch).await?;
-            Ok(found(in_order(renewals, |r| &r.holding.name, named(rows))))
+            let affected = self.execute(sqlx::query(sql::RENEW).bind(Value::Array(batch).to_string())).await?;
+            let batch: Vec<_> =
+                renewals.iter().map(|r| &r.holding).map(|h| (&h.name, h.owner, h.hold, Some(h.token))).collect();
+            matched(self, affected, &batch, Standing::Held).await
         })
     }
 
@@ -292,8 +309,9 @@ impl Session for SqliteSession {
                     json!([r.name.as_str(), r.owner.to_string(), r.hold.mark(), token, micros(r.hold_at_least)])
                 })
                 .collect();
-            let rows = self.rows(sql::RELEASE, batch).await?;
-            Ok(found(in_order(releases, |r| &r.name, named(rows))))
+            let affected = self.execute(sqlx::query(sql::RELEASE).bind(Value::Array(batch).to_string())).await?;
+            let batch: Vec<_> = releases.iter().map(|r| (&r.name, r.owner, r.hold, r.token)).collect();
+            matched(self, affected, &batch, Standing::Released).await
         })
     }
 
@@ -375,10 +393,6 @@ fn claim(c: &Claim) -> Value {
 
 fn granted(rows: Vec<SqliteRow>) -> impl Iterator<Item = (String, FencingToken)> {
     rows.into_iter().filter_map(|row| Some((row.get(0), token(row.get(1))?)))
-}
-
-fn named(rows: Vec<SqliteRow>) -> impl Iterator<Item = (String, ())> {
-    rows.into_iter().map(|row| (row.get(0), ()))
 }
 
 fn row(row: &SqliteRow) -> Row {
