@@ -69,6 +69,11 @@ impl Client {
         let claim = waiter.claim.clone();
         let client = Arc::clone(self);
         let reply = Reply::to(move |answer: Answer<Option<FencingToken>>| match answer.outcome {
+            Ok(Some(_)) if client.room().is_closed() => {
+                let c = &waiter.claim;
+                client.withdraw(&c.name, c.owner, c.hold, None);
+                let _ = waiter.reply.send(Err(Error::Closed));
+            }
             Ok(Some(token)) => {
                 let lease = client.begin(&waiter, token, answer.sent_at);
                 client.room().joined(lease.holding());
@@ -104,6 +109,10 @@ impl Client {
         self.room().forget(&claim.name, claim.hold);
     }
 
+    pub(crate) fn is_closed(&self) -> bool {
+        self.room().is_closed()
+    }
+
     /// Whether the database has been asked about a name and has not said a word.
     pub(crate) fn is_unanswered(&self, name: &LockName) -> bool {
         self.room().is_unanswered(name)
@@ -136,15 +145,21 @@ impl Client {
         let refused = self.room().close();
         self.run(refused);
         let mut returned = Vec::new();
-        for tenure in self.keeper.tenures() {
-            if tenure.lose(LossCause::Shutdown) {
-                let (verdict, receiver) = oneshot::channel();
-                self.leave(&tenure, Some(verdict));
-                returned.push(receiver);
+        loop {
+            let before = returned.len();
+            for tenure in self.keeper.tenures() {
+                if tenure.lose(LossCause::Shutdown) {
+                    let (verdict, receiver) = oneshot::channel();
+                    self.leave(&tenure, Some(verdict));
+                    returned.push(receiver);
+                }
+            }
+            // What was in flight may have been granted meanwhile: look again.
+            self.pump.flush().await;
+            if returned.len() == before {
+                break;
             }
         }
-        // What is in flight may still be granted, and is then given back.
-        self.pump.flush().await;
         let mut outcome = Ok(());
         for verdict in returned {
             match verdict.await {

@@ -85,11 +85,11 @@ pub enum Error {
     },
 
     /// [`Locks::shutdown`](crate::Locks::shutdown) was called, or the runtime that served this client has gone.
-    #[error("this client has been shut down")]
+    #[error("this client has been shut down, or the runtime that it ran on has ended")]
     Closed,
 
     /// Not a name: see [`LockName`].
-    #[error("\"{name}\" cannot be the name of a lock: {reason}")]
+    #[error("{name:?} cannot be the name of a lock: {reason}")]
     InvalidName {
         /// The beginning of the text that was given.
         name: String,
@@ -127,6 +127,10 @@ pub enum Error {
         /// The length of the label given.
         bytes: usize,
     },
+
+    /// A label contains a NUL character.
+    #[error("a label must not contain a NUL character")]
+    NulInLabel,
 
     /// The transaction cannot be fenced.
     #[error("cannot fence this transaction: {0}")]
@@ -202,6 +206,7 @@ impl Error {
                 Some(Self::Unavailable { attempted, reason: reason.clone(), source: None })
             }
             Self::PoolExhausted { attempted } => Some(Self::PoolExhausted { attempted }),
+            Self::Closed => Some(Self::Closed),
             _ => None,
         }
     }

@@ -89,7 +89,7 @@ impl LeaseRequest {
         self
     }
 
-    /// Waits at most this long, then fails with [`Error::Timeout`]. Without it, [`acquire`](Self::acquire) waits for as
+    /// Waits at most this long, then fails with [`Error::Timeout`]. Zero asks once. Without it, [`acquire`](Self::acquire) waits for as
     /// long as it takes.
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.wait = Some(at_most);
@@ -111,7 +111,8 @@ impl LeaseRequest {
     }
 
     /// Keeps the name taken for at least this long after it was acquired, also when it is released earlier: for jobs that
-    /// are shorter than the differences between the clocks that start them.
+    /// are shorter than the differences between the clocks that start them. Of several holds of one owner, the one that is
+    /// given back last decides.
     pub fn hold_at_least(mut self, at_least: Duration) -> Self {
         self.terms.hold_at_least = Some(at_least);
         self
@@ -124,7 +125,7 @@ impl LeaseRequest {
     }
 
     /// Acquires as this owner, and re-enters when this owner holds the name already, in whichever process. Without it the
-    /// owner is that of the enclosing [`Owner::scope`], or one that nobody else has.
+    /// owner is that of the [`Owner::scope`] in which the request was made, or one that nobody else has.
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner);
         self
@@ -147,6 +148,10 @@ impl LeaseRequest {
     pub async fn acquire(self) -> Result<Lease> {
         let start = Instant::now();
         let wait = self.wait;
+        if wait.is_some_and(|wait| wait.is_zero()) {
+            let name = LockName::new(&*self.name)?;
+            return self.try_acquire().await?.ok_or(Error::Timeout { name, waited: start.elapsed() });
+        }
         let (mut waiting, name) = self.stand_in_line(Patience::Wait)?;
         let answer = match wait {
             None => waiting.answer().await,
@@ -238,6 +243,9 @@ impl LeaseRequest {
         if self.label.len() > MAX_LABEL_BYTES {
             return Err(Error::LabelTooLong { bytes: self.label.len() });
         }
+        if self.label.contains('\0') {
+            return Err(Error::NulInLabel);
+        }
         let claim = Claim {
             name: name.clone(),
             owner: self.owner.unwrap_or_else(Owner::random),
@@ -289,7 +297,11 @@ impl Waiting {
 
     /// Why there is no lease when the time is over: a database that could not be asked is not a name that was held.
     fn timeout(&self, name: LockName, waited: Duration) -> Error {
-        let unanswered = || self.client.is_unanswered(&name).then(|| format!("no answer came within {waited:?}"));
+        // A wait about as short as a round trip says nothing about the database.
+        let unanswered = || {
+            let silent = waited >= Duration::from_millis(100) && self.client.is_unanswered(&name);
+            silent.then(|| format!("no answer came within {waited:?}"))
+        };
         match self.client.pump.trouble().or_else(unanswered) {
             Some(reason) => Error::Unavailable { attempted: "acquire", reason, source: None },
             None => Error::Timeout { name, waited },
@@ -435,7 +447,8 @@ impl Lease {
         }
     }
 
-    /// Makes the lease last at least `ttl` from now, without waiting for the next renewal.
+    /// Makes the lease last at least `ttl` from now, without waiting for the next renewal. Should this process die, the name
+    /// is blocked for as long. [`max_hold`](LeaseRequest::max_hold) ends it all the same.
     ///
     /// # Errors
     ///
@@ -499,7 +512,8 @@ impl Lease {
     }
 
     /// Turns the lease into a text that another process can [resume](crate::Locks::resume). This process no longer renews
-    /// it: it must be resumed within its TTL.
+    /// it: it must be resumed within its TTL. Of the request's terms only the TTL goes along: a resumed lease is renewed, and has no
+    /// [`max_hold`](LeaseRequest::max_hold) and no [`hold_at_least`](LeaseRequest::hold_at_least).
     ///
     /// # Errors
     ///
@@ -523,23 +537,42 @@ impl Lease {
         if ttl < min || ttl > max {
             return Err(Error::OutOfRange { what: "the TTL of an exported lease", given: ttl, min, max });
         }
-        // A renewal alone would bring back a holding that ran out and that nobody has taken over.
-        let name = holding.name.clone();
-        let row = client.ask(|reply| Verb::Look(name, reply)).await.outcome?;
-        if row.is_none_or(|row| row.held_for().is_none()) {
-            return Err(Error::Lost { name: holding.name, token: holding.token, cause: LossCause::Expired });
-        }
-        let renewal = Renewal { holding: holding.clone(), ttl };
-        let answer = client.ask(|reply| Verb::Renew(renewal, reply)).await;
-        match answer.outcome? {
-            Standing::Held => {
-                let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
-                client.adopt(&holding);
-                let tenure = Tenure::begin(holding, ttl, terms, answer.sent_at);
-                Ok(Self::begin(Arc::clone(client), tenure))
-            }
-            _ => Err(Error::Lost { name: holding.name, token: holding.token, cause: LossCause::Superseded }),
-        }
+        // Enters once more as the same owner and then ends the exported hold. So a text that is resumed twice makes two
+        // holds of one owner, and each of them keeps the name until it is given back.
+        let claim = Claim {
+            name: holding.name.clone(),
+            owner: holding.owner,
+            hold: Hold::random(),
+            ttl,
+            holder: Arc::clone(&client.settings.holder),
+            label: "".into(),
+        };
+        let (resumed, answered) = oneshot::channel();
+        let taker = Arc::clone(client);
+        let entered = claim.clone();
+        // In the reply, so that nothing is left behind when this future is dropped.
+        let reply = Reply::to(move |answer: Answer<Option<FencingToken>>| {
+            let outcome = match answer.outcome {
+                Ok(Some(token)) if token == holding.token && !taker.is_closed() => {
+                    taker.withdraw(&holding.name, holding.owner, holding.hold, Some(token));
+                    let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
+                    let holding = Holding { hold: entered.hold, ..holding };
+                    taker.adopt(&holding);
+                    let tenure = Tenure::begin(holding, ttl, terms, answer.sent_at);
+                    Ok(Self::begin(taker, tenure))
+                }
+                Ok(None) => Err(Error::Lost { name: holding.name, token: holding.token, cause: LossCause::Superseded }),
+                answer => {
+                    taker.withdraw(&entered.name, entered.owner, entered.hold, None);
+                    let lost = Error::Lost { name: holding.name, token: holding.token, cause: LossCause::Superseded };
+                    Err(if taker.is_closed() { Error::Closed } else { answer.err().unwrap_or(lost) })
+                }
+            };
+            let _ = resumed.send(outcome);
+        });
+        client.start();
+        client.pump.send(Verb::Join(claim, reply));
+        answered.await.unwrap_or(Err(Error::Closed))
     }
 
     fn loss(&self, cause: LossCause) -> Error {

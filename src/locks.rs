@@ -23,6 +23,9 @@ use crate::token::FencingToken;
 /// `after_connect`, do not run on them: put what matters, a `search_path` say, into the connect options. A SQLite database
 /// in memory exists in the pool's own connections only; there, one is borrowed for each statement.)
 ///
+/// Like a pool, a client belongs to the tokio runtime on which it is first used; when that has ended, calls fail with
+/// [`Error::Closed`](crate::Error::Closed). Used outside of a runtime, its methods panic as tokio's do.
+///
 /// ```
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// let pool = sqlx::SqlitePool::connect("sqlite://app.db?mode=rwc").await?;
@@ -121,7 +124,8 @@ impl Locks {
     /// never ended by mistake: `false` when that token does not hold the name any more.
     ///
     /// The evicted holder learns of it at its next renewal (one that holds through this client, at once), and no transaction it fences from now on can commit. One that is
-    /// fenced already keeps everybody else out until it ends.
+    /// fenced already keeps everybody else out until it ends. (On MySQL and MariaDB, when such a transaction is open at that
+    /// moment, the holder's further fences succeed until it has learned of the eviction or the name is taken.)
     ///
     /// # Errors
     ///
@@ -219,6 +223,7 @@ impl LocksBuilder {
     pub fn build(self) -> Locks {
         let mut holder = self.holder.unwrap_or_else(this_process);
         holder.truncate(holder.floor_char_boundary(255));
+        let holder = holder.replace('\0', "\u{fffd}");
         let settings = Settings { min_ttl: *self.ttl.start(), max_ttl: *self.ttl.end(), holder: holder.into() };
         Locks { client: Client::new(self.backend, self.kind, settings, self.connections) }
     }

@@ -115,8 +115,13 @@ impl Pump {
     /// Starts the lanes on the runtime that this is called from. Later calls do nothing.
     pub(crate) fn start(&self) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.is_empty() {
+            return;
+        }
+        // Panics outside of a runtime, and then nothing has happened yet.
+        let runtime = tokio::runtime::Handle::current();
         for lane in idle.drain(..) {
-            tokio::spawn(lane.run());
+            runtime.spawn(lane.run());
         }
     }
 

@@ -108,7 +108,7 @@ where
         match open().await {
             Ok(opened) => return Ok(opened),
             Err(error) if Fault::of(&error) == Fault::Again && Instant::now() < until => pause().await,
-            Err(error) => return Err(Error::from_sqlx("connect for the migration", error)),
+            Err(error) => return Err(unconnected(error)),
         }
     }
 }
@@ -129,6 +129,11 @@ fn patience_with(error: &MigrateError) -> Duration {
         MigrateError::Dirty(_) => PATIENCE / 6,
         _ => Duration::ZERO,
     }
+}
+
+/// The error of a connection for the migration that could not be opened.
+pub(crate) fn unconnected(error: sqlx::Error) -> Error {
+    Error::Unavailable { attempted: "connect for the migration", reason: error.to_string(), source: Some(error) }
 }
 
 fn into_error(error: MigrateError) -> Error {

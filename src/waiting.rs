@@ -170,10 +170,8 @@ impl Room {
     pub(crate) fn failed(&mut self, claim: &Claim, error: Error) -> Vec<Errand> {
         let line = self.line(&claim.name);
         let mut errands = Vec::new();
-        if matches!(error, Error::Closed) {
-            // There is no pump any more that anybody could ask.
-            errands.extend(line.waiters.drain(..).map(|waiter| Errand::Refuse(waiter, Err(Error::Closed))));
-        } else if let Some(waiter) = line.take(claim.hold) {
+        if let Some(waiter) = line.take(claim.hold) {
+            line.disappoint(&error, &mut errands);
             errands.push(Errand::Refuse(waiter, Err(error)));
         }
         self.next(&claim.name, &mut errands);
@@ -215,6 +213,7 @@ impl Room {
             Ok(None) => self.next(name, &mut errands),
             Err(error) => {
                 if let Some(first) = line.waiters.pop_front() {
+                    line.disappoint(&error, &mut errands);
                     errands.push(Errand::Refuse(first, Err(error)));
                 }
                 self.next(name, &mut errands);
@@ -410,6 +409,15 @@ impl Line {
         self.waiters = stay;
         let own: VecDeque<Waiter> = own;
         errands.extend(own.into_iter().map(Errand::Join));
+    }
+
+    /// Tells everybody of an error that concerns them all, so that they need not find out one after the other.
+    fn disappoint(&mut self, error: &Error, errands: &mut Vec<Errand>) {
+        while let Some(error) = error.for_another()
+            && let Some(waiter) = self.waiters.pop_front()
+        {
+            errands.push(Errand::Refuse(waiter, Err(error)));
+        }
     }
 
     /// Tells those who will not wait that the name is taken.

@@ -8,7 +8,7 @@
 CREATE TABLE IF NOT EXISTS sqlock_lease (
     name        VARBINARY(255) NOT NULL PRIMARY KEY,
     owner       VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-    holds       TEXT CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    holds       MEDIUMTEXT CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     token       BIGINT NOT NULL,
     holder      VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
     label       VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,

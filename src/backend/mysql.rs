@@ -257,7 +257,7 @@ impl Backend for MySqlBackend {
                 .max_connections(1)
                 .connect_with((*self.options).clone())
                 .await
-                .map_err(|e| Error::from_sqlx("connect for the migration", e))?;
+                .map_err(schema::unconnected)?;
             let mut migrated = schema::migrate(&one, schema::MYSQL).await;
             if let Err(Error::Migrate(MigrateError::Dirty(_))) = migrated {
                 migrated = match clear_interrupted(&one).await {

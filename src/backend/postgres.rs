@@ -13,7 +13,7 @@ use sqlx::{ConnectOptions, Connection, Executor, PgConnection, PgPool, Postgres,
 use super::sealed::{Check, Fence, Verdict};
 use super::{Backend, Claim, HandOff, Job, Kind, Release, Renewal, Row, Session};
 use super::{found, in_order, micros, token};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::name::LockName;
 use crate::schema;
 use crate::token::FencingToken;
@@ -259,7 +259,7 @@ impl Backend for PostgresBackend {
                 .max_connections(1)
                 .connect_with((*self.options).clone())
                 .await
-                .map_err(|e| Error::from_sqlx("connect for the migration", e))?;
+                .map_err(schema::unconnected)?;
             let migrated = schema::migrate(&one, schema::POSTGRES).await;
             one.close().await;
             migrated

@@ -12,7 +12,8 @@ use crate::token::FencingToken;
 
 /// A held lease as a text, to be [resumed](crate::Locks::resume) by another process within its TTL.
 ///
-/// Made by [`Lease::export`](crate::Lease::export). Whoever has the text can release the lease: treat it like the lease.
+/// Made by [`Lease::export`](crate::Lease::export). Whoever has the text can resume the lease: treat it like the lease. Resumed
+/// twice, it is held twice, by the same owner, and the name is free when both have given it back.
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks, lease: sqlock::Lease) -> sqlock::Result<()> {
@@ -62,7 +63,7 @@ impl FromStr for ExportedLease {
         if word()? != FORMAT {
             return Err(wrong("it does not begin with sqlock1"));
         }
-        let owner: Owner = word()?.parse()?;
+        let owner: Owner = word()?.parse().map_err(|_| wrong("its owner is not an id"))?;
         let hold = word()?.parse().map_err(|_| wrong("its hold is not an id"))?;
         let token = word()?.parse().ok().and_then(FencingToken::new).ok_or(wrong("its token is not a token"))?;
         let ttl = word()?.parse().map(Duration::from_millis).map_err(|_| wrong("its TTL is not a number"))?;

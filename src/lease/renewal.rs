@@ -28,8 +28,11 @@ use crate::token::FencingToken;
 /// How much earlier than the database the holder counts its lease as ended: one percent, since the two clocks need not
 /// run at the same rate, and a little for the scheduler.
 pub(crate) fn margin(ttl: Duration) -> Duration {
-    ttl / 100 + (ttl / 20).min(Duration::from_millis(10))
+    ttl / 100 + (ttl / 20).min(MARGIN)
 }
+
+/// The part of the margin that is for the scheduler.
+const MARGIN: Duration = Duration::from_millis(10);
 
 /// At least so often the keeper compares clocks while anything is held: timers stand still while the machine sleeps.
 const HEARTBEAT: Duration = Duration::from_millis(500);
@@ -155,7 +158,8 @@ impl Tenure {
             if let Fate::Lost(cause) = self.fate() {
                 return cause;
             }
-            ended.await;
+            // The keeper wakes us. Should it not get to run, a look at the clock now and then does.
+            let _ = tokio::time::timeout(self.deadline().remaining().min(HEARTBEAT), ended).await;
         }
     }
 
@@ -167,7 +171,9 @@ impl Tenure {
 
     /// What to ask for when renewing: never less than what is granted already, never beyond `max_hold`.
     pub(crate) fn renewal(&self, ttl: Duration) -> Duration {
-        let ttl = ttl.max(self.deadline().remaining() + margin(ttl));
+        // The margin is taken off what is asked for: with it, the deadline is confirmed and not merely kept.
+        let left = self.deadline().remaining() + MARGIN;
+        let ttl = ttl.max(left + left / 99);
         self.ends.map_or(ttl, |ends| ttl.min(ends.remaining() + margin(ttl)))
     }
 
@@ -231,8 +237,12 @@ enum Entry {
 impl Keeper {
     /// Starts the task on the present runtime, the first time.
     pub(crate) fn start(&self, client: &Arc<Client>) {
+        if self.started.load(Ordering::Acquire) {
+            return;
+        }
+        let runtime = tokio::runtime::Handle::current();
         if !self.started.swap(true, Ordering::AcqRel) {
-            tokio::spawn(keep(Arc::downgrade(client), Arc::clone(&self.wake)));
+            runtime.spawn(keep(Arc::downgrade(client), Arc::clone(&self.wake)));
         }
     }
 

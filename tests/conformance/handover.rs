@@ -308,3 +308,40 @@ async fn what_is_granted_during_the_shutdown_goes_back() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_text_that_is_resumed_twice_is_held_until_both_have_given_it_back() {
+    let db = fresh().await;
+    let (ours, second, theirs) = (db.locks().await, db.locks().await, db.locks().await);
+    let text = ours.lease("a").acquire().await.expect("acquire").export().expect("export").to_string();
+    let first = ours.resume(text.parse().expect("a text")).await.expect("resume");
+    let other = second.resume(text.parse().expect("a text")).await.expect("resume");
+    assert_eq!(first.token(), other.token());
+    other.release().await.expect("release");
+    assert!(first.is_held());
+    assert!(theirs.lease("a").try_acquire().await.expect("try").is_none());
+    first.release().await.expect("release");
+    assert!(theirs.lease("a").try_acquire().await.expect("try").is_some());
+}
+
+#[tokio::test]
+async fn a_shutdown_that_races_a_re_entrance_leaves_nothing_held() {
+    let db = fresh().await;
+    let outside = db.locks().await;
+    for i in 0..10_u64 {
+        let ours = db.locks().await;
+        let owner = sqlock::Owner::random();
+        let outer = outside.lease("a").owner(owner).acquire().await.expect("acquire");
+        drop(ours.lease("warm").acquire().await.expect("acquire"));
+        let entering = ours.clone();
+        let inner = tokio::spawn(async move { entering.lease("a").owner(owner).acquire().await });
+        tokio::time::sleep(Duration::from_micros(i * 250)).await;
+        ours.shutdown().await.expect("shutdown");
+        if let Ok(inner) = crate::support::soon("an answer", inner).await.expect("no panic") {
+            assert!(!inner.is_held());
+        }
+        outer.release().await.expect("release");
+        let next = outside.lease("a").wait(Duration::from_secs(10)).acquire().await.expect("free");
+        next.release().await.expect("release");
+    }
+}

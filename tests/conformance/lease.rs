@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use chrono::TimeDelta;
 use sqlock::{Error, FencingToken, Lease, Locks, LossCause};
 
-use crate::support::{Fresh, SOON, fresh, soon};
+use crate::DATABASE;
+use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon};
 
 /// Longer than any test takes: whoever gets a name that was held for so long got it from a release, not from an expiry.
 const LONG: Duration = Duration::from_secs(600);
@@ -609,4 +610,94 @@ async fn a_token_is_a_number_that_survives_printing() {
 
 fn delta(duration: Duration) -> TimeDelta {
     TimeDelta::from_std(duration).expect("a short time")
+}
+
+#[tokio::test]
+async fn a_wait_of_zero_asks_once() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lease = ours.lease("a").wait(Duration::ZERO).acquire().await.expect("free");
+    let error = theirs.lease("a").wait(Duration::ZERO).acquire().await.expect_err("held");
+    assert!(error.is_timeout(), "{error}");
+    lease.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn the_deadline_stays_ahead_of_the_database_after_a_long_extension() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let lease = locks.lease("a").ttl(Duration::from_secs(1)).acquire().await.expect("acquire");
+    lease.extend(Duration::from_secs(3600)).await.expect("extend");
+    let granted = locks.inspect("a").await.expect("inspect").expect("held").expires_at;
+    // Until the background renewals, which ask for what is left, have written the row again.
+    soon("a renewal", async {
+        while locks.inspect("a").await.expect("inspect").expect("held").expires_at == granted {}
+    })
+    .await;
+    let info = locks.inspect("a").await.expect("inspect").expect("held");
+    // The margin is one percent; what has passed between the two readings makes the difference smaller.
+    assert!(info.remaining > lease.remaining() + Duration::from_secs(30), "{info:?}, {:?}", lease.remaining());
+    lease.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn a_nul_in_a_label_is_refused_and_in_a_holder_replaced() {
+    let db = fresh().await;
+    let locks = db.builder().await.holder("a\0b").build();
+    let error = locks.lease("a").label("x\0y").acquire().await.expect_err("a NUL");
+    assert!(matches!(error, Error::NulInLabel), "{error}");
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    assert_eq!(locks.inspect("a").await.expect("inspect").expect("held").holder, "a\u{fffd}b");
+    lease.release().await.expect("release");
+}
+
+#[test]
+fn a_loss_is_told_also_when_the_runtime_of_the_client_has_gone() {
+    let runtime =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let first = runtime();
+    let (db, lease) = first.block_on(async {
+        let db = fresh().await;
+        let locks = db.locks().await;
+        let lease = locks.lease("a").ttl(Duration::from_secs(1)).acquire().await.expect("acquire");
+        (db, lease)
+    });
+    first.shutdown_background();
+    let cause = runtime().block_on(soon("the loss", lease.lost()));
+    assert_eq!(cause, LossCause::Expired);
+    drop(db);
+}
+
+#[test]
+fn a_call_outside_of_a_runtime_does_not_spoil_the_client() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let db = runtime.block_on(fresh());
+    let locks = runtime.block_on(db.locks());
+    let outside = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let mut acquire = std::pin::pin!(locks.lease("a").acquire());
+        let _ = acquire.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+    }));
+    assert!(outside.is_err());
+    runtime.block_on(async { locks.lease("a").acquire().await.expect("acquire").release().await.expect("release") });
+}
+
+#[tokio::test]
+async fn callers_of_one_name_learn_together_that_the_database_is_away() {
+    let url = match DATABASE {
+        Database::Sqlite => "sqlite:///nowhere/at/all.db",
+        Database::Postgres => "postgres://postgres@127.0.0.1:9/postgres",
+        Database::MySql | Database::MariaDb => "mysql://root@127.0.0.1:9/test",
+    };
+    let locks = builder(connect(url, 1).await).build();
+    let calls: Vec<_> = (0..40)
+        .map(|_| {
+            let request = locks.lease("a");
+            tokio::spawn(async move { request.try_acquire().await })
+        })
+        .collect();
+    // One after the other they would need more than two minutes.
+    for call in calls {
+        let error = soon("an answer", call).await.expect("no panic").expect_err("no database");
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    }
 }
