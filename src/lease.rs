@@ -548,13 +548,13 @@ impl Lease {
             label: "".into(),
         };
         let (resumed, answered) = oneshot::channel();
+        let exported = holding.clone();
         let taker = Arc::clone(client);
         let entered = claim.clone();
         // In the reply, so that nothing is left behind when this future is dropped.
         let reply = Reply::to(move |answer: Answer<Option<FencingToken>>| {
             let outcome = match answer.outcome {
                 Ok(Some(token)) if token == holding.token && !taker.is_closed() => {
-                    taker.withdraw(&holding.name, holding.owner, holding.hold, Some(token));
                     let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
                     let holding = Holding { hold: entered.hold, ..holding };
                     taker.adopt(&holding);
@@ -572,7 +572,10 @@ impl Lease {
         });
         client.start();
         client.pump.send(Verb::Join(claim, reply));
-        answered.await.unwrap_or(Err(Error::Closed))
+        let lease = answered.await.unwrap_or(Err(Error::Closed))?;
+        // Only now: until here, the text can be resumed again.
+        client.withdraw(&exported.name, exported.owner, exported.hold, Some(exported.token));
+        Ok(lease)
     }
 
     fn loss(&self, cause: LossCause) -> Error {
