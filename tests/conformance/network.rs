@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, Executor, Pool, Transaction};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::support::proxy::{Direction, Proxy};
-use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon};
+use crate::support::{Database, Fresh, SOON, builder, connect, fresh, of_processes, soon};
 use crate::{DATABASE, Sql};
 
 /// Longer than any test lasts: what is free before that was released.
@@ -165,9 +165,10 @@ impl Wire {
             // The process's own handles of the file are counted instead, below.
             Database::Sqlite => "SELECT 0, 0".into(),
         };
-        let (sessions, in_transaction) =
-            sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&self.direct).await.expect("sessions can be counted");
-        (sessions, in_transaction)
+        of_processes(async || {
+            sqlx::query_as::<Sql, (i64, i64)>(AssertSqlSafe(sql.clone())).fetch_one(&self.direct).await
+        })
+        .await
     }
 
     /// After everybody has gone: no connection, no transaction and no held name is left.

@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout};
 use crate::support::history::{Event, History, Op, Residue, Rules};
 use crate::support::server::Server;
 use crate::support::worker::{Guarded, Worker};
-use crate::support::{Database, Fresh, SOON, fresh, fresh_on};
+use crate::support::{Database, Fresh, SOON, fresh, fresh_on, of_processes};
 use crate::{DATABASE, Sql};
 
 const PROCESSES: usize = 4;
@@ -170,7 +170,7 @@ async fn open_transactions(pool: &Pool<Sql>) -> u64 {
             return u64::from(alone.is_err());
         }
     };
-    let count: i64 = sqlx::query_scalar(sql).fetch_one(pool).await.expect("a count");
+    let count = of_processes(async || sqlx::query_scalar::<Sql, i64>(sql).fetch_one(pool).await).await;
     count.unsigned_abs()
 }
 

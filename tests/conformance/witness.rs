@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use sqlx::{AssertSqlSafe, Pool, Row};
 
-use crate::support::{Database, Fresh, SOON, connect};
+use crate::support::{Database, Fresh, SOON, connect, of_processes};
 use crate::{DATABASE, Sql};
 
 /// Watches the connections that are made with the URL of one test's database.
@@ -122,8 +122,10 @@ impl Witness {
     async fn open_in_innodb(&self) -> usize {
         let mark = &self.mark;
         let ours = format!("SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE db = '{mark}'");
-        let ours: Vec<i64> =
-            sqlx::query_scalar::<Sql, i64>(AssertSqlSafe(ours)).fetch_all(&self.pool).await.expect("the processes");
+        let ours = of_processes(async || {
+            sqlx::query_scalar::<Sql, i64>(AssertSqlSafe(ours.clone())).fetch_all(&self.pool).await
+        })
+        .await;
         let status = sqlx::raw_sql("SHOW ENGINE INNODB STATUS").fetch_one(&self.pool).await.expect("the status");
         let status: String = status.get(2);
         status
@@ -148,18 +150,8 @@ impl Witness {
     }
 
     async fn count(&self, sql: String) -> i64 {
-        let until = tokio::time::Instant::now() + SOON;
-        loop {
-            match sqlx::query_scalar::<Sql, i64>(AssertSqlSafe(sql.clone())).fetch_one(&self.pool).await {
-                Ok(count) => return count,
-                // MySQL lists the statements that are running too, and stumbles over bytes that are not text.
-                Err(sqlx::Error::Database(error))
-                    if DATABASE == Database::MySql
-                        && error.message().starts_with("Cannot convert string")
-                        && tokio::time::Instant::now() < until => {}
-                Err(error) => panic!("the witness cannot count: {error}"),
-            }
-        }
+        of_processes(async || sqlx::query_scalar::<Sql, i64>(AssertSqlSafe(sql.clone())).fetch_one(&self.pool).await)
+            .await
     }
 }
 

@@ -153,6 +153,20 @@ fn options(url: &str) -> <<Sql as sqlx::Database>::Connection as sqlx::Connectio
     url.parse().unwrap()
 }
 
+/// Asks the server about its processes. MySQL lists the statements that are running too, and stumbles over bytes in them
+/// that are not text: then it is asked again.
+pub async fn of_processes<T>(ask: impl AsyncFn() -> Result<T, sqlx::Error>) -> T {
+    let until = tokio::time::Instant::now() + SOON;
+    loop {
+        match ask().await {
+            Ok(answer) => return answer,
+            Err(sqlx::Error::Database(error))
+                if error.message().starts_with("Cannot convert string") && tokio::time::Instant::now() < until => {}
+            Err(error) => panic!("the server does not tell of its processes: {error}"),
+        }
+    }
+}
+
 /// The longest that anything which must happen may take here before a test fails.
 pub const SOON: Duration = Duration::from_secs(30);
 
