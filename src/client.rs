@@ -25,6 +25,13 @@ pub(crate) struct Settings {
     pub(crate) holder: Arc<str>,
 }
 
+impl Settings {
+    /// Refuses a TTL that is out of range.
+    pub(crate) fn check_ttl(&self, what: &'static str, ttl: Duration) -> Result<()> {
+        Error::check_range(what, ttl, self.min_ttl, self.max_ttl)
+    }
+}
+
 pub(crate) struct Client {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) kind: Kind,
@@ -127,6 +134,31 @@ impl Client {
     /// A holding that this process takes over from another.
     pub(crate) fn adopt(&self, holding: &Holding) {
         self.room().joined(holding);
+    }
+
+    /// Makes a holding of this owner last at least `ttl` from now, by entering once more and leaving at once: unlike a
+    /// renewal, that never takes anything from what its holder was promised. `false`: it has ended.
+    pub(crate) async fn touch(
+        self: &Arc<Self>,
+        name: LockName,
+        owner: Owner,
+        token: FencingToken,
+        ttl: Duration,
+    ) -> Result<bool> {
+        let holder = Arc::clone(&self.settings.holder);
+        let claim = Claim { name, owner, hold: Hold::random(), ttl, holder, label: "".into() };
+        let entered = claim.clone();
+        let client = Arc::clone(self);
+        let (touched, answered) = oneshot::channel();
+        // In the reply, so that nothing is left behind when this future is dropped.
+        let reply = Reply::to(move |answer: Answer<Option<FencingToken>>| {
+            if !matches!(answer.outcome, Ok(None)) {
+                client.withdraw(&entered.name, entered.owner, entered.hold, None);
+            }
+            let _ = touched.send(answer.outcome);
+        });
+        self.pump.send(Verb::Join(claim, reply));
+        Ok(answered.await.unwrap_or(Err(Error::Closed))? == Some(token))
     }
 
     /// Sends a verb and waits for its answer.

@@ -199,6 +199,14 @@ impl Error {
             || self.is_conflict()
     }
 
+    /// Refuses a duration that is out of range.
+    pub(crate) fn check_range(what: &'static str, given: Duration, min: Duration, max: Duration) -> Result<()> {
+        if given < min || given > max {
+            return Err(Self::OutOfRange { what, given, min, max });
+        }
+        Ok(())
+    }
+
     /// The same again for another verb of the batch, when it concerns all of them alike.
     pub(crate) fn for_another(&self) -> Option<Self> {
         match self {

@@ -226,19 +226,12 @@ impl LeaseRequest {
     fn stand_in_line(self, patience: Patience) -> Result<(Waiting, LockName)> {
         let name = LockName::new(self.name)?;
         let settings = &self.client.settings;
-        let within = |what, given, min, max| {
-            if given < min || given > max {
-                return Err(Error::OutOfRange { what, given, min, max });
-            }
-            Ok(())
-        };
-        let (min_ttl, max_ttl) = (settings.min_ttl, settings.max_ttl);
-        within("a TTL", self.ttl, min_ttl, max_ttl)?;
+        settings.check_ttl("a TTL", self.ttl)?;
         if let Some(max_hold) = self.terms.max_hold {
-            within("max_hold", max_hold, min_ttl, Duration::MAX)?;
+            Error::check_range("max_hold", max_hold, settings.min_ttl, Duration::MAX)?;
         }
         if let Some(at_least) = self.terms.hold_at_least {
-            within("hold_at_least", at_least, Duration::ZERO, max_ttl)?;
+            Error::check_range("hold_at_least", at_least, Duration::ZERO, settings.max_ttl)?;
         }
         if self.label.len() > MAX_LABEL_BYTES {
             return Err(Error::LabelTooLong { bytes: self.label.len() });
@@ -459,10 +452,7 @@ impl Lease {
     ///
     /// Dropping the future does no harm; the extension may or may not take place.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
-        let (min, max) = (self.client.settings.min_ttl, self.client.settings.max_ttl);
-        if ttl < min || ttl > max {
-            return Err(Error::OutOfRange { what: "an extension", given: ttl, min, max });
-        }
+        self.client.settings.check_ttl("an extension", ttl)?;
         if let Fate::Lost(cause) = self.tenure.fate() {
             return Err(self.loss(cause));
         }
@@ -533,10 +523,7 @@ impl Lease {
     /// Takes over a lease that was exported.
     pub(crate) async fn resume(client: &Arc<Client>, exported: ExportedLease) -> Result<Self> {
         let ExportedLease { holding, ttl } = exported;
-        let (min, max) = (client.settings.min_ttl, client.settings.max_ttl);
-        if ttl < min || ttl > max {
-            return Err(Error::OutOfRange { what: "the TTL of an exported lease", given: ttl, min, max });
-        }
+        client.settings.check_ttl("the TTL of an exported lease", ttl)?;
         // Enters once more as the same owner and then ends the exported hold. So a text that is resumed twice makes two
         // holds of one owner, and each of them keeps the name until it is given back.
         let claim = Claim {

@@ -143,6 +143,27 @@ impl Locks {
         Ok(evicted)
     }
 
+    /// Makes the holding with this token last at least `ttl` from now, whoever holds it and in whichever process: for a
+    /// lease that was acquired in one step of a script and is held through others. `false` when that token does not hold
+    /// the name any more. It never shortens a lease.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange), and as [`inspect`](Self::inspect).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves open whether the lease is extended. It can be repeated.
+    pub async fn extend(&self, name: &str, token: FencingToken, ttl: Duration) -> Result<bool> {
+        self.client.settings.check_ttl("an extension", ttl)?;
+        let name = LockName::new(name)?;
+        let row = self.client.ask(|reply| Verb::Look(name, reply)).await.outcome?;
+        match row.and_then(LeaseInfo::of).filter(|held| held.token == token) {
+            Some(LeaseInfo { name, owner: Some(owner), .. }) => self.client.touch(name, owner, token, ttl).await,
+            _ => Ok(false),
+        }
+    }
+
     /// The purge of names that have long been free.
     pub fn sweeper(&self) -> Sweeper {
         Sweeper::new(Arc::clone(&self.client))

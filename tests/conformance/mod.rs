@@ -1,6 +1,8 @@
 //! Written once, by noun; every database passes it.
 
 mod cancel;
+#[cfg(feature = "cli")]
+mod command;
 mod connections;
 mod crash;
 mod examples;

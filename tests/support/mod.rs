@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
+#[cfg(feature = "cli")]
+pub mod command;
 pub mod history;
 pub mod proxy;
 pub mod server;

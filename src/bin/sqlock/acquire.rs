@@ -1,0 +1,52 @@
+//! `sqlock acquire`: a lease that is held across the steps of a script.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use tokio::time::timeout;
+
+use crate::database::Database;
+use crate::exit::{Failure, Outcome};
+use crate::hold;
+use crate::obtain::Terms;
+use crate::options::Global;
+use crate::output;
+use crate::signals::Signals;
+
+/// Acquire a lease and leave it held, for the steps of a CI job or a script.
+///
+/// Prints it as JSON: name, token, owner, expires_at. Nobody renews it: give it a --ttl that covers the step, renew it
+/// with "sqlock renew NAME --token N", and give it back with "sqlock release NAME --token N". Prefer "sqlock run" where one
+/// command does it all: it renews by itself, and stops the command when the lease is lost.
+#[derive(Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    terms: Terms,
+}
+
+pub async fn run(global: &Global, args: Arguments) -> Outcome {
+    let mut signals = Signals::that_end()?;
+    let db = Database::open(global)?;
+    let request = args.terms.request(&db).renew(false);
+    let Some(lease) = args.terms.obtain(&db, request, &mut signals).await? else {
+        return Ok(args.terms.refused());
+    };
+    let printed = output::json(&json!({
+        "name": lease.name().as_str(),
+        "token": lease.token().get(),
+        "owner": lease.owner().to_string(),
+        "expires_at": hold::expiry(&lease),
+    }));
+    let kept = match printed {
+        // From here on it is the script's.
+        Ok(()) => lease.export().map(|_| ()).map_err(Failure::from),
+        // Nobody knows the token: nobody could give it back.
+        Err(failure) => {
+            let _ = lease.release().await;
+            Err(failure)
+        }
+    };
+    let _ = timeout(Duration::from_secs(2), db.locks.shutdown()).await;
+    kept.map(|()| 0)
+}

@@ -1,0 +1,288 @@
+//! `sqlock bench`: what leases cost on the user's own database.
+
+use std::time::Duration;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use sqlock::{Locks, Owner};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::database::{Database, Pool};
+use crate::exit::{Failure, Outcome};
+use crate::options::Global;
+use crate::signals::Signals;
+use crate::{durations, output};
+
+/// Measure what leases cost on your own database.
+///
+/// It takes about five times --time, on names of its own that begin with "sqlock-bench/" and are deleted afterwards, also
+/// when it is interrupted. The ratios compare with the least that any durable lock must do: one committed UPDATE of one row
+/// by its primary key. They say more than the times, which depend on the machine and on what else runs there.
+#[derive(Args)]
+pub struct Arguments {
+    /// How long each measurement takes.
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_time)]
+    time: Duration,
+    /// How many tasks compete where several do.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    tasks: u16,
+    /// As JSON: an array of objects with what, value, unit, ratio.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One measurement.
+struct Line {
+    what: String,
+    value: f64,
+    unit: &'static str,
+    /// To the bare write: for times, how much longer; for rates, how much more.
+    ratio: Option<f64>,
+}
+
+pub async fn run(global: &Global, args: Arguments) -> Outcome {
+    let mut signals = Signals::that_end()?;
+    let db = Database::open(global)?;
+    let place =
+        Place { prefix: format!("sqlock-bench/{}/", Owner::random()), time: args.time, locks: db.locks.clone() };
+    // Creates the tables if need be, and the row that the bare write changes.
+    let lease = db.with_tables(async || db.locks.lease(place.name("floor")).acquire().await).await?;
+    lease.release().await?;
+    let measured = tokio::select! {
+        measured = place.measure(&db.pool, usize::from(args.tasks)) => measured,
+        signal = signals.next() => Err(Failure::interrupted(signal)),
+    };
+    let _ = db.locks.shutdown().await;
+    let deleted = db.pool.delete(&place.prefix).await;
+    let lines = measured?;
+    deleted.map_err(|error| Failure::configuration(format!("the names of the bench cannot be deleted: {error}")))?;
+    if args.json {
+        output::text(&format!("{:#}\n", Value::from_iter(lines.iter().map(Line::json))))?;
+    } else {
+        output::text(&output::table(
+            &["WHAT", "VALUE", "UNIT", "RATIO"],
+            &lines.iter().map(Line::cells).collect::<Vec<_>>(),
+        ))?;
+    }
+    Ok(0)
+}
+
+struct Place {
+    prefix: String,
+    time: Duration,
+    locks: Locks,
+}
+
+impl Place {
+    fn name(&self, rest: impl std::fmt::Display) -> String {
+        format!("{}{rest}", self.prefix)
+    }
+
+    async fn measure(&self, pool: &Pool, tasks: usize) -> Result<Vec<Line>, Failure> {
+        const STEPS: u64 = 5;
+        let style = ProgressStyle::with_template("{bar:30} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+        let progress = ProgressBar::new(STEPS).with_style(style);
+        let step = |doing: &'static str| {
+            progress.set_message(doing);
+            progress.tick();
+        };
+        let mut lines = Vec::new();
+
+        step("bare writes");
+        let floor = self.bare_writes(pool).await?;
+        progress.inc(1);
+        lines.push(Line::time("a bare write, p50", percentile(&floor, 50), None));
+        lines.push(Line::time("a bare write, p99", percentile(&floor, 99), None));
+        let write = percentile(&floor, 50);
+
+        step("one task, one name");
+        let (acquires, releases) = self.cycles().await?;
+        progress.inc(1);
+        lines.push(Line::time("acquire, p50", percentile(&acquires, 50), Some(write)));
+        lines.push(Line::time("acquire, p99", percentile(&acquires, 99), Some(percentile(&floor, 99))));
+        lines.push(Line::time("release, p50", percentile(&releases, 50), Some(write)));
+
+        step("many tasks, each with a name of its own");
+        let rate = self.rate(tasks, |task| format!("own/{task}")).await?;
+        progress.inc(1);
+        lines.push(Line::rate(format!("{tasks} tasks, names of their own"), rate, "cycles/s", write));
+
+        step("many tasks, one name");
+        let rate = self.rate(tasks, |_| "one".into()).await?;
+        progress.inc(1);
+        lines.push(Line::rate(format!("{tasks} tasks, one name"), rate, "hand-offs/s", write));
+
+        step("renewals");
+        let rate = self.renewals().await?;
+        progress.inc(1);
+        lines.push(Line::rate("renewals of 1000 leases".into(), rate, "renewals/s", write));
+        progress.finish_and_clear();
+        Ok(lines)
+    }
+
+    async fn bare_writes(&self, pool: &Pool) -> Result<Vec<f64>, Failure> {
+        let name = self.name("floor");
+        let failed = |error: sqlx::Error| Failure::configuration(format!("the bare write failed: {error}"));
+        // The first one connects.
+        pool.write(&name).await.map_err(failed)?;
+        let (mut times, start) = (Vec::new(), Instant::now());
+        while start.elapsed() < self.time {
+            let before = Instant::now();
+            pool.write(&name).await.map_err(failed)?;
+            times.push(before.elapsed().as_secs_f64());
+        }
+        Ok(times)
+    }
+
+    /// The times of the acquisitions and of the releases.
+    async fn cycles(&self) -> Result<(Vec<f64>, Vec<f64>), Failure> {
+        let (mut acquires, mut releases, start) = (Vec::new(), Vec::new(), Instant::now());
+        while start.elapsed() < self.time {
+            let before = Instant::now();
+            let lease = self.locks.lease(self.name("cycle")).acquire().await?;
+            let acquired = Instant::now();
+            lease.release().await?;
+            acquires.push((acquired - before).as_secs_f64());
+            releases.push(acquired.elapsed().as_secs_f64());
+        }
+        Ok((acquires, releases))
+    }
+
+    /// How often in a second a lease is acquired and released.
+    async fn rate(&self, tasks: usize, name: impl Fn(usize) -> String) -> Result<f64, Failure> {
+        let (start, mut running) = (Instant::now(), JoinSet::new());
+        for task in 0..tasks {
+            let (locks, name, time) = (self.locks.clone(), self.name(name(task)), self.time);
+            running.spawn(async move {
+                let mut cycles = 0;
+                while start.elapsed() < time {
+                    locks.lease(&name).acquire().await?.release().await?;
+                    cycles += 1;
+                }
+                Ok::<u32, sqlock::Error>(cycles)
+            });
+        }
+        let mut cycles = 0;
+        while let Some(ended) = running.join_next().await {
+            cycles += ended.map_err(|error| Failure::system(error.to_string()))??;
+        }
+        Ok(f64::from(cycles) / start.elapsed().as_secs_f64())
+    }
+
+    async fn renewals(&self) -> Result<f64, Failure> {
+        const HELD: usize = 1000;
+        let ttl = Duration::from_secs(30);
+        let mut acquiring = JoinSet::new();
+        for i in 0..HELD {
+            acquiring.spawn(self.locks.lease(self.name(format_args!("held/{i}"))).ttl(ttl).renew(false).acquire());
+        }
+        let mut leases = Vec::new();
+        while let Some(lease) = acquiring.join_next().await {
+            leases.push(std::sync::Arc::new(lease.map_err(|error| Failure::system(error.to_string()))??));
+        }
+        let (start, mut renewed) = (Instant::now(), 0_u32);
+        while start.elapsed() < self.time {
+            let mut extending = JoinSet::new();
+            for lease in &leases {
+                let lease = std::sync::Arc::clone(lease);
+                extending.spawn(async move { lease.extend(ttl).await });
+            }
+            while let Some(extended) = extending.join_next().await {
+                extended.map_err(|error| Failure::system(error.to_string()))??;
+                renewed += 1;
+            }
+        }
+        Ok(f64::from(renewed) / start.elapsed().as_secs_f64())
+    }
+}
+
+impl Pool {
+    /// The least that a durable lock must do: one row, by its primary key, committed.
+    async fn write(&self, name: &str) -> Result<(), sqlx::Error> {
+        match self {
+            #[cfg(feature = "postgres")]
+            Self::Postgres(pool) => {
+                sqlx::query("UPDATE sqlock_lease SET acquired_at = acquired_at + 1 WHERE name = $1")
+                    .bind(name)
+                    .execute(pool)
+                    .await?;
+            }
+            #[cfg(feature = "mysql")]
+            Self::MySql(pool) => {
+                sqlx::query("UPDATE sqlock_lease SET acquired_at = acquired_at + 1 WHERE name = ?")
+                    .bind(name.as_bytes())
+                    .execute(pool)
+                    .await?;
+            }
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(pool) => {
+                sqlx::query("UPDATE sqlock_lease SET acquired_at = acquired_at + 1 WHERE name = ?1")
+                    .bind(name)
+                    .execute(pool)
+                    .await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes the rows of all names with a prefix, which has no wildcards in it.
+    async fn delete(&self, prefix: &str) -> Result<(), sqlx::Error> {
+        let pattern = format!("{prefix}%");
+        match self {
+            #[cfg(feature = "postgres")]
+            Self::Postgres(pool) => {
+                sqlx::query("DELETE FROM sqlock_fence WHERE name LIKE $1").bind(&pattern).execute(pool).await?;
+                sqlx::query("DELETE FROM sqlock_lease WHERE name LIKE $1").bind(&pattern).execute(pool).await?;
+            }
+            #[cfg(feature = "mysql")]
+            Self::MySql(pool) => {
+                let pattern = pattern.as_bytes();
+                sqlx::query("DELETE FROM sqlock_fence WHERE name LIKE ?").bind(pattern).execute(pool).await?;
+                sqlx::query("DELETE FROM sqlock_lease WHERE name LIKE ?").bind(pattern).execute(pool).await?;
+            }
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(pool) => {
+                sqlx::query("DELETE FROM sqlock_lease WHERE name LIKE ?1").bind(&pattern).execute(pool).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Line {
+    fn time(what: &str, seconds: f64, floor: Option<f64>) -> Self {
+        Self { what: what.into(), value: seconds * 1e6, unit: "µs", ratio: floor.map(|floor| seconds / floor) }
+    }
+
+    /// A rate, beside that of one connection that does nothing but bare writes: two for a cycle, one for the others.
+    fn rate(what: String, rate: f64, unit: &'static str, write: f64) -> Self {
+        let writes = if unit == "cycles/s" { 2.0 } else { 1.0 };
+        Self { what, value: rate, unit, ratio: Some(rate * writes * write) }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let ratio = self.ratio.map_or(String::new(), |ratio| format!("{ratio:.2}"));
+        vec![self.what.clone(), format!("{:.0}", self.value), self.unit.into(), ratio]
+    }
+
+    fn json(&self) -> Value {
+        json!({ "what": self.what, "value": self.value, "unit": self.unit, "ratio": self.ratio })
+    }
+}
+
+fn percentile(times: &[f64], percent: usize) -> f64 {
+    let mut sorted = times.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get((sorted.len() * percent / 100).min(sorted.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
+}
+
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let time = durations::parse(text)?;
+    if (Duration::from_millis(100)..=Duration::from_secs(60)).contains(&time) {
+        Ok(time)
+    } else {
+        Err("between 100ms and 60s".into())
+    }
+}

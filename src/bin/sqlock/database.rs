@@ -1,0 +1,245 @@
+//! Which database, and a client on it.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use sqlock::{Error, Locks};
+
+use crate::exit::Failure;
+use crate::options::Global;
+use crate::say;
+
+/// The embedded database that is used when none is named.
+const DEFAULT_FILE: &str = "sqlock.db";
+
+/// Appended to the name of a SQLite file: where the leases that belong to it are kept.
+const SIDECAR: &str = "-sqlock";
+
+/// The kinds of databases, whether or not this binary was built for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    Postgres,
+    #[value(alias = "mariadb")]
+    Mysql,
+    Sqlite,
+}
+
+/// A database with our tables, or a place for them.
+pub struct Database {
+    pub locks: Locks,
+    pub pool: Pool,
+    may_migrate: bool,
+}
+
+/// The pool that `locks` was made from.
+pub enum Pool {
+    #[cfg(feature = "postgres")]
+    Postgres(sqlx::PgPool),
+    #[cfg(feature = "mysql")]
+    MySql(sqlx::MySqlPool),
+    #[cfg(feature = "sqlite")]
+    Sqlite(sqlx::SqlitePool),
+}
+
+impl Database {
+    /// The database that the command line, the environment or `.env` names. Nothing is sent yet.
+    pub fn open(global: &Global) -> Result<Self, Failure> {
+        let url = Url::find(global)?;
+        let pool = url.pool()?;
+        let locks = pool.locks();
+        Ok(Self { locks, pool, may_migrate: !global.no_migrate })
+    }
+
+    /// Does something that needs the tables, and creates them when they are missing.
+    pub async fn with_tables<T>(&self, verb: impl AsyncFn() -> sqlock::Result<T>) -> sqlock::Result<T> {
+        match verb().await {
+            Err(Error::NotMigrated { .. }) if self.may_migrate => {
+                self.locks.migrate().await?;
+                verb().await
+            }
+            outcome => outcome,
+        }
+    }
+}
+
+/// A URL that has been found, and where.
+pub struct Url {
+    url: String,
+    kind: Kind,
+}
+
+impl Url {
+    pub fn find(global: &Global) -> Result<Self, Failure> {
+        if let Some(url) = &global.database_url {
+            return Self::parse(url, "--database-url");
+        }
+        if let Some(url) = std::env::var_os("DATABASE_URL") {
+            let url = url.into_string().map_err(|_| Failure::configuration("DATABASE_URL is not UTF-8"))?;
+            return Self::parse(&url, "DATABASE_URL");
+        }
+        if !global.no_dotenv
+            && let Some(url) = from_dotenv()?
+        {
+            return Self::parse(&url, "DATABASE_URL in .env");
+        }
+        say::note(&format!(
+            "no database is named (--database-url, DATABASE_URL, .env): using the file {DEFAULT_FILE} in this directory, \
+             which only processes of this host share"
+        ));
+        Ok(Self { url: format!("sqlite://{DEFAULT_FILE}"), kind: Kind::Sqlite })
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    fn parse(url: &str, from: &str) -> Result<Self, Failure> {
+        // An empty one is a secret that was not set, in CI for instance. Falling back to a file would exclude nobody.
+        if url.trim().is_empty() {
+            return Err(Failure::configuration(format!("{from} is empty")));
+        }
+        let kind = match url.split_once(':').map(|(scheme, _)| scheme) {
+            Some("postgres" | "postgresql") => Kind::Postgres,
+            Some("mysql" | "mariadb") => Kind::Mysql,
+            Some("sqlite") => Kind::Sqlite,
+            _ => {
+                return Err(Failure::configuration(format!(
+                    "{from} must begin with postgres://, mysql://, mariadb:// or sqlite://"
+                )));
+            }
+        };
+        Ok(Self { url: url.into(), kind })
+    }
+
+    fn pool(&self) -> Result<Pool, Failure> {
+        match self.kind {
+            #[cfg(feature = "postgres")]
+            Kind::Postgres => {
+                let options: sqlx::postgres::PgConnectOptions = self.options()?;
+                Ok(Pool::Postgres(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)))
+            }
+            #[cfg(feature = "mysql")]
+            Kind::Mysql => {
+                let options: sqlx::mysql::MySqlConnectOptions = self.options()?;
+                Ok(Pool::MySql(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)))
+            }
+            #[cfg(feature = "sqlite")]
+            Kind::Sqlite => {
+                let options: sqlx::sqlite::SqliteConnectOptions = self.options()?;
+                let file = sidecar(&self.url, options.get_filename())?;
+                // The file is ours alone, so readers need not wait for writers in it.
+                let options = sqlx::sqlite::SqliteConnectOptions::new()
+                    .filename(file)
+                    .create_if_missing(true)
+                    .journal_mode(sqlx::sqlite::SqliteJournalMode::Wal);
+                Ok(Pool::Sqlite(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)))
+            }
+            #[allow(unreachable_patterns, reason = "not in a binary with all databases")]
+            missing => {
+                let feature = format!("{missing:?}").to_lowercase();
+                Err(Failure::configuration(format!(
+                    "this sqlock was built without {feature}: cargo install sqlock --features cli,{feature}"
+                )))
+            }
+        }
+    }
+
+    /// What is wrong with a URL is told without the URL: there may be a password in it.
+    fn options<O: FromStr<Err = sqlx::Error>>(&self) -> Result<O, Failure> {
+        self.url.parse().map_err(|error| {
+            let reason = match error {
+                sqlx::Error::Configuration(cause) => cause.to_string(),
+                _ => "it cannot be read".into(),
+            };
+            let reason = if reason.contains(&self.url) { "it cannot be read".into() } else { reason };
+            Failure::configuration(format!("the database URL is not valid: {reason}"))
+        })
+    }
+}
+
+impl Pool {
+    fn locks(&self) -> Locks {
+        match self {
+            #[cfg(feature = "postgres")]
+            Self::Postgres(pool) => Locks::new(pool.clone()),
+            #[cfg(feature = "mysql")]
+            Self::MySql(pool) => Locks::new(pool.clone()),
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(pool) => Locks::new(pool.clone()),
+        }
+    }
+}
+
+/// `DATABASE_URL` of the nearest `.env`. The other variables there are none of ours, nor are they passed to the command.
+fn from_dotenv() -> Result<Option<String>, Failure> {
+    let unreadable = |error: dotenvy::Error| match error {
+        dotenvy::Error::LineParse(_, at) => {
+            Failure::configuration(format!(".env cannot be read, at byte {at} of a line"))
+        }
+        error => Failure::configuration(format!(".env cannot be read: {error}")),
+    };
+    let variables = match dotenvy::dotenv_iter() {
+        Ok(variables) => variables,
+        Err(error) if error.not_found() => return Ok(None),
+        Err(error) => return Err(unreadable(error)),
+    };
+    for variable in variables {
+        let (name, value) = variable.map_err(unreadable)?;
+        if name == "DATABASE_URL" {
+            return Ok(Some(value));
+        }
+    }
+    Ok(None)
+}
+
+/// The file that leases are kept in for a SQLite database: `app.db-sqlock` for `app.db`, one and the same by whatever path
+/// or link it is named. A file of our own stands for itself: `sqlock.db`, or a sidecar.
+#[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
+fn sidecar(url: &str, database: &Path) -> Result<PathBuf, Failure> {
+    if url.contains(":memory:") || url.contains("mode=memory") {
+        return Err(Failure::configuration("no other process can see a database in memory: name a file"));
+    }
+    let file = match database.canonicalize() {
+        Ok(file) => file,
+        // It need not exist yet, but its directory must.
+        Err(_) => {
+            let directory = database.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let name = database.file_name().ok_or_else(|| Failure::configuration("the SQLite URL names no file"))?;
+            let directory = directory.canonicalize().map_err(|error| {
+                Failure::configuration(format!("the directory of the SQLite file, {}: {error}", directory.display()))
+            })?;
+            directory.join(name)
+        }
+    };
+    if file.is_dir() {
+        return Err(Failure::configuration(format!("{} is a directory, not a SQLite file", file.display())));
+    }
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    if name == DEFAULT_FILE || name.ends_with(SIDECAR) {
+        return Ok(file);
+    }
+    let mut sidecar = file.into_os_string();
+    sidecar.push(SIDECAR);
+    Ok(sidecar.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sidecar_is_the_same_by_whatever_path_it_is_named() -> Result<(), Failure> {
+        let directory = tempfile::tempdir().map_err(|e| Failure::system(e.to_string()))?;
+        let file = directory.path().join("app.db");
+        let missing = sidecar("sqlite://app.db", &file)?;
+        assert!(missing.ends_with("app.db-sqlock"), "{}", missing.display());
+        std::fs::write(&file, "").map_err(|e| Failure::system(e.to_string()))?;
+        let link = directory.path().join("link.db");
+        std::os::unix::fs::symlink(&file, &link).map_err(|e| Failure::system(e.to_string()))?;
+        assert_eq!(sidecar("sqlite://link.db", &link)?, missing);
+        assert_eq!(sidecar("sqlite://app.db-sqlock", &missing)?, missing);
+        assert!(sidecar("sqlite::memory:", Path::new("file:sqlx-in-memory-0")).is_err());
+        assert!(sidecar("sqlite://nowhere/app.db", &directory.path().join("nowhere/app.db")).is_err());
+        Ok(())
+    }
+}

@@ -1,0 +1,49 @@
+//! Durations as people write them: `90` (seconds), `1.5`, `90s`, `1m30s`.
+
+use std::time::Duration;
+
+/// Parses what was given to an option.
+pub fn parse(text: &str) -> Result<Duration, String> {
+    if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
+        let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
+        return Duration::try_from_secs_f64(seconds).map_err(|_| "that is too long".into());
+    }
+    humantime::parse_duration(text).map_err(|error| format!("{error}; write 90, 1.5, 90s, 1m30s or 2h"))
+}
+
+/// For people: `1m 30s`; below ten seconds to the tenth.
+pub fn show(duration: Duration) -> String {
+    let rounded = match duration {
+        d if d < Duration::from_secs(10) => Duration::from_millis(d.as_millis() as u64 / 100 * 100),
+        d => Duration::from_secs(d.as_secs()),
+    };
+    show_exactly(rounded)
+}
+
+pub fn show_exactly(duration: Duration) -> String {
+    humantime::format_duration(duration).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_people_write_them() {
+        let ms = |text| parse(text).map(|d| d.as_millis());
+        assert_eq!(ms("90"), Ok(90_000));
+        assert_eq!(ms("1.5"), Ok(1_500));
+        assert_eq!(ms("90s"), Ok(90_000));
+        assert_eq!(ms("1m30s"), Ok(90_000));
+        assert_eq!(ms("250ms"), Ok(250));
+        assert_eq!(ms("0"), Ok(0));
+        assert_eq!(ms("2h"), Ok(7_200_000));
+    }
+
+    #[test]
+    fn what_is_not_a_duration_is_refused() {
+        for text in ["", ".", "1..5", "-1", "inf", "NaN", "1e3", "5 parsecs", "99999999999999999999999"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! `sqlock completions` and `sqlock man`: made from the command line's definition.
+
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+
+use crate::exit::{Failure, Outcome};
+use crate::options::Options;
+use crate::output;
+
+/// Print completions for a shell.
+///
+/// For instance: sqlock completions bash > /etc/bash_completion.d/sqlock
+#[derive(Args)]
+pub struct Completions {
+    /// Which shell.
+    shell: Shell,
+}
+
+pub fn completions(args: &Completions) -> Outcome {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Options::command(), "sqlock", &mut script);
+    output::text(&String::from_utf8_lossy(&script))?;
+    Ok(0)
+}
+
+/// One page: the command, and then each subcommand as clap describes it.
+pub fn man() -> Outcome {
+    let failed = |error: std::io::Error| Failure::system(format!("the page cannot be made: {error}"));
+    let mut command = Options::command();
+    command.build();
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command.clone()).render(&mut page).map_err(failed)?;
+    for subcommand in command.get_subcommands() {
+        let man = clap_mangen::Man::new(subcommand.clone());
+        page.extend(format!(".SH \"SQLOCK {}\"\n", subcommand.get_name().to_uppercase()).into_bytes());
+        man.render_description_section(&mut page).map_err(failed)?;
+        man.render_synopsis_section(&mut page).map_err(failed)?;
+        man.render_options_section(&mut page).map_err(failed)?;
+    }
+    output::text(&String::from_utf8_lossy(&page))?;
+    Ok(0)
+}

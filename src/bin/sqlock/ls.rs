@@ -1,0 +1,81 @@
+//! `sqlock ls`: who holds what.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::Value;
+use sqlock::LeaseInfo;
+use tokio::time::sleep;
+
+use crate::database::Database;
+use crate::exit::{self, Failure, Outcome};
+use crate::options::Global;
+use crate::say::{self, printable_line};
+use crate::signals::Signals;
+use crate::{durations, hold, output};
+
+/// List the names that are held.
+///
+/// With --json an array of objects with name, mode, holder, owner, token, acquired_at, expires_at, waiters and label.
+#[derive(Args)]
+pub struct Arguments {
+    /// Only names that begin with this.
+    #[arg(default_value = "", hide_default_value = true)]
+    prefix: String,
+    /// As JSON; with --watch, one line each time.
+    #[arg(long)]
+    json: bool,
+    /// Show it again every second, until interrupted.
+    #[arg(long)]
+    watch: bool,
+}
+
+pub async fn run(global: &Global, args: Arguments) -> Outcome {
+    let mut signals = Signals::that_end()?;
+    let db = Database::open(global)?;
+    let mut held = db.with_tables(async || db.locks.list(&args.prefix).await).await?;
+    let mut clear = if args.watch && !args.json && std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
+    loop {
+        match output::text(&format!("{clear}{}", show(&args, &held))) {
+            Err(failure) if args.watch && failure.code == exit::OUTPUT => return Ok(0),
+            written => written?,
+        }
+        if !args.watch {
+            let _ = db.locks.shutdown().await;
+            return Ok(0);
+        }
+        if clear.is_empty() && !args.json {
+            clear = "\n";
+        }
+        tokio::select! {
+            () = sleep(Duration::from_secs(1)) => {}
+            signal = signals.next() => return Ok(exit::of_signal(signal)),
+        }
+        match db.locks.list(&args.prefix).await {
+            Ok(now) => held = now,
+            Err(error) => say::warning(&format!("{}; showing what was", Failure::from(error).message)),
+        }
+    }
+}
+
+fn show(args: &Arguments, held: &[LeaseInfo]) -> String {
+    if args.json {
+        let all = Value::from_iter(held.iter().map(hold::json));
+        return if args.watch { format!("{all}\n") } else { format!("{all:#}\n") };
+    }
+    let rows: Vec<Vec<String>> = held
+        .iter()
+        .map(|held| {
+            vec![
+                printable_line(held.name.as_str()),
+                printable_line(&held.holder),
+                durations::show(hold::age(held)),
+                durations::show(held.remaining),
+                held.token.to_string(),
+                printable_line(&held.label),
+            ]
+        })
+        .collect();
+    output::table(&["NAME", "HOLDER", "HELD FOR", "FREE IN", "TOKEN", "LABEL"], &rows)
+}

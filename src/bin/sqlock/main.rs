@@ -1,0 +1,83 @@
+//! The `sqlock` command: holds a lease around any command, and shows, takes and frees leases.
+//!
+//! One file per subcommand; `options.rs` is the command line, `database.rs` finds the database, `exit.rs` has the exit
+//! codes. `run.rs` is the heart: it holds the lease, and the files beside it see to it that the command is dead before
+//! anyone else can hold.
+#![deny(unsafe_code)]
+#![allow(unreachable_pub)]
+
+#[cfg(not(unix))]
+compile_error!("the sqlock command needs process groups and signals: it is for Unix systems");
+
+mod acquire;
+mod bench;
+mod database;
+mod durations;
+mod exit;
+mod extras;
+mod hold;
+mod ls;
+mod migrate;
+mod obtain;
+mod options;
+mod output;
+mod release;
+mod renew;
+mod run;
+mod say;
+mod schema;
+mod show;
+mod signals;
+mod sweep;
+mod unlock;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+
+use exit::Outcome;
+use options::{Options, Subcommand};
+
+fn main() -> ExitCode {
+    if let Some(code) = run::guard::main_if_asked() {
+        return code;
+    }
+    let options = match Options::try_parse() {
+        Ok(options) => options,
+        Err(error) => return exit::of_usage(&error),
+    };
+    say::set_quiet(options.global.quiet);
+    // One thread is enough, and the command must be started by one that lives as long as this process: the kernel sends
+    // the parent-death signal when the starting *thread* ends.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return exit::Failure::system(format!("the runtime does not start: {error}")).report(),
+    };
+    let outcome = runtime.block_on(dispatch(options));
+    // A connection that hangs must not keep the process.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => failure.report(),
+    }
+}
+
+async fn dispatch(options: Options) -> Outcome {
+    let Options { global, subcommand } = options;
+    match subcommand {
+        Subcommand::Run(args) => run::run(&global, args).await,
+        Subcommand::Acquire(args) => acquire::run(&global, args).await,
+        Subcommand::Renew(args) => renew::run(&global, args).await,
+        Subcommand::Release(args) => release::run(&global, args).await,
+        Subcommand::Ls(args) => ls::run(&global, args).await,
+        Subcommand::Show(args) => show::run(&global, args).await,
+        Subcommand::Unlock(args) => unlock::run(&global, args).await,
+        Subcommand::Migrate => migrate::run(&global).await,
+        Subcommand::Schema(args) => schema::run(&global, args),
+        Subcommand::Sweep(args) => sweep::run(&global, args).await,
+        Subcommand::Bench(args) => bench::run(&global, args).await,
+        Subcommand::Completions(args) => extras::completions(&args),
+        Subcommand::Man => extras::man(),
+    }
+}

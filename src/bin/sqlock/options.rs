@@ -1,0 +1,98 @@
+//! The command line: what can be asked for. The options of each subcommand stand in its own file.
+
+use clap::{Args, Parser};
+
+use crate::{acquire, bench, extras, ls, release, renew, run, schema, show, sweep, unlock};
+
+/// Hold a lease on a name, in the SQL database you already run, while a command runs.
+///
+/// Of all the processes on all hosts that use one database, one at a time holds a name. If the holder dies, the name is
+/// free after the TTL of its lease; if the lease is lost, the command is dead before anyone else can hold it.
+#[derive(Parser)]
+#[command(
+    name = "sqlock",
+    version,
+    long_version = long_version(),
+    max_term_width = 100,
+    disable_help_subcommand = true,
+    subcommand_required = true,
+    after_help = "Try: sqlock run hello -- sh -c 'echo holding; sleep 5'   and meanwhile: sqlock ls",
+    after_long_help = LONG_HELP,
+)]
+pub struct Options {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub subcommand: Subcommand,
+}
+
+const LONG_HELP: &str = "\
+Examples:
+  sqlock run migrate -- sqlx migrate run         one migration at a time, the others wait their turn
+  sqlock run -n nightly -- ./report.sh           somebody else is at it: exit with 75
+  sqlock run -w 5m deploy -- make deploy         wait for 5 minutes at most
+  sqlock ls                                      who holds what
+  sqlock show deploy                             who holds this, since when, until when
+
+Exit codes:
+  the command's own; 128+N if signal N killed it
+  64  usage          69  database unreachable       75  not obtained: -n, or -w ran out
+  78  configuration  79  lease lost, or not yours   126, 127  command not executable, not found
+  130, 143           interrupted while waiting";
+
+#[derive(Args)]
+pub struct Global {
+    /// The database: postgres://…, mysql://…, mariadb://… or sqlite://FILE.
+    ///
+    /// Without it, DATABASE_URL from the environment or from a file .env here or in a directory above; without those,
+    /// the embedded file sqlock.db in the current directory. Beside a SQLite file, leases are kept in FILE-sqlock, so that
+    /// a long transaction in the file does not hold them up.
+    ///
+    /// Passwords on a command line can be seen by others on this host: prefer DATABASE_URL.
+    #[arg(short = 'D', long, global = true, value_name = "URL", help_heading = "Global options")]
+    pub database_url: Option<String>,
+    /// Do not look for a file .env.
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub no_dotenv: bool,
+    /// Refuse, with exit code 78, to create tables that are missing.
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub no_migrate: bool,
+    /// Say nothing but errors.
+    #[arg(short, long, global = true, help_heading = "Global options")]
+    pub quiet: bool,
+}
+
+#[derive(clap::Subcommand)]
+pub enum Subcommand {
+    Run(run::Arguments),
+    Acquire(acquire::Arguments),
+    Renew(renew::Arguments),
+    Release(release::Arguments),
+    #[command(visible_alias = "list")]
+    Ls(ls::Arguments),
+    Show(show::Arguments),
+    Unlock(unlock::Arguments),
+    /// Create the tables, or bring them up to date.
+    ///
+    /// Any number of processes may do this at once. The other subcommands do it when they find no tables, unless
+    /// --no-migrate forbids it.
+    Migrate,
+    Schema(schema::Arguments),
+    Sweep(sweep::Arguments),
+    Bench(bench::Arguments),
+    Completions(extras::Completions),
+    /// Print the manual page, in roff: sqlock man | man -l -
+    Man,
+}
+
+/// `0.1.0, for PostgreSQL, SQLite`.
+fn long_version() -> String {
+    let databases = [
+        ("PostgreSQL", cfg!(feature = "postgres")),
+        ("MySQL and MariaDB", cfg!(feature = "mysql")),
+        ("SQLite", cfg!(feature = "sqlite")),
+    ];
+    let databases: Vec<&str> = databases.iter().filter(|(_, built)| *built).map(|(name, _)| *name).collect();
+    let databases = if databases.is_empty() { "no database".into() } else { databases.join(", ") };
+    format!("{}, built for {databases}", env!("CARGO_PKG_VERSION"))
+}

@@ -1,0 +1,33 @@
+//! What sqlock prints on stdout, in the subcommands that have no command to leave it to.
+
+use std::io::{self, Write};
+
+use serde_json::Value;
+
+use crate::exit::{self, Failure};
+
+/// A line, or several. It is written when this returns.
+pub fn text(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    written.map_err(|error| Failure::new(exit::OUTPUT, format!("cannot write to stdout: {error}")))
+}
+
+pub fn json(value: &Value) -> Result<(), Failure> {
+    text(&format!("{value}\n"))
+}
+
+/// A table with a heading, each column as wide as it must be.
+pub fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+        cells.chain(heading.get(column).map(|h| h.chars().count())).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..heading.len()).map(width).collect();
+    let heading = heading.iter().map(|h| (*h).to_owned()).collect();
+    let lines = std::iter::once(&heading).chain(rows).map(|row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+    });
+    lines.collect()
+}

@@ -1,0 +1,21 @@
+//! `sqlock release`: the end of a lease from `acquire`.
+
+use clap::Args;
+
+use crate::exit::Outcome;
+use crate::options::Global;
+use crate::unlock::{self, Holding};
+
+/// Give back a lease from "sqlock acquire".
+///
+/// Exit code 79: that token did not hold the name any more. What was done under it may have met somebody else's work.
+#[derive(Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    holding: Holding,
+}
+
+pub async fn run(global: &Global, args: Arguments) -> Outcome {
+    unlock::end(global, &args.holding).await?;
+    Ok(0)
+}

@@ -1,0 +1,169 @@
+//! The command: a process group of its own that does not outlive its holder.
+
+use std::ffi::OsString;
+use std::io::{self, ErrorKind};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::thread;
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{Pid, getpid, getppid};
+use sqlock::{Lease, Owner};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::guard::Quarry;
+use crate::exit::{self, Failure};
+use crate::hold;
+use crate::say::quoted;
+
+/// Who holds, for a `sqlock run` of the same name inside the command.
+const OWNER: &str = "SQLOCK_OWNER";
+
+/// The owners of the runs around that one, if there are any.
+const OUTER_OWNERS: &str = "SQLOCK_OUTER_OWNERS";
+
+/// The owners of the runs that this process is inside of.
+pub fn enclosing_owners() -> Vec<Owner> {
+    let outer = [OWNER, OUTER_OWNERS].map(|variable| std::env::var(variable).unwrap_or_default());
+    outer.iter().flat_map(|owners| owners.split(',')).filter_map(|owner| owner.parse().ok()).collect()
+}
+
+/// The command while it runs.
+pub struct Child {
+    pid: Pid,
+    quarry: Quarry,
+    changes: UnboundedReceiver<WaitStatus>,
+}
+
+/// What has become of a process.
+pub enum Change {
+    /// With this exit code, or that of a shell for the signal that killed it.
+    Ended(u8),
+    Stopped(Signal),
+    /// Another child of ours has ended: the guard, or an orphan that init gave to us.
+    OfAnother(Pid),
+}
+
+impl Child {
+    pub fn start(words: &[OsString], lease: &Lease) -> Result<Self, Failure> {
+        let Some((program, arguments)) = words.split_first() else {
+            return Err(Failure::usage("there is no command to run"));
+        };
+        let outer = enclosing_owners().iter().map(Owner::to_string).collect::<Vec<_>>().join(",");
+        let mark = Quarry::new_mark();
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .process_group(0)
+            .env("SQLOCK_NAME", lease.name().as_str())
+            .env("SQLOCK_TOKEN", lease.token().to_string())
+            .env(OWNER, lease.owner().to_string())
+            .env("SQLOCK_EXPIRES_AT", hold::expiry(lease))
+            .env(Quarry::MARK, &mark);
+        if !outer.is_empty() {
+            command.env(OUTER_OWNERS, outer);
+        }
+        die_with_parent(&mut command);
+        // Never waited for as std's child: one thread waits for all children, and PIDs must not be reaped twice.
+        let pid = match command.spawn() {
+            Ok(child) => Pid::from_raw(child.id().cast_signed()),
+            Err(error) => return Err(not_started(program, &error)),
+        };
+        let (sender, changes) = unbounded_channel();
+        let quarry = Quarry { group: pid, mark };
+        let reaper = thread::Builder::new().name("reaper".into()).spawn(move || reap(pid, &sender));
+        if let Err(error) = reaper {
+            quarry.kill();
+            return Err(Failure::system(format!("cannot start a thread: {error}")));
+        }
+        Ok(Self { pid, quarry, changes })
+    }
+
+    /// Its process group.
+    pub fn group(&self) -> Pid {
+        self.pid
+    }
+
+    /// All that must die with it.
+    pub fn quarry(&self) -> &Quarry {
+        &self.quarry
+    }
+
+    /// The next change. Dropping the future loses none.
+    pub async fn change(&mut self) -> Change {
+        loop {
+            let Some(status) = self.changes.recv().await else {
+                // Somebody else has waited for it: how it ended is not known.
+                return Change::Ended(exit::SYSTEM);
+            };
+            match status {
+                WaitStatus::Exited(pid, code) if pid == self.pid => return Change::Ended(code as u8),
+                WaitStatus::Signaled(pid, signal, _) if pid == self.pid => {
+                    return Change::Ended(exit::of_signal(signal));
+                }
+                WaitStatus::Stopped(pid, signal) if pid == self.pid => return Change::Stopped(signal),
+                WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..) => return Change::OfAnother(pid),
+                _ => {}
+            }
+        }
+    }
+
+    /// To it and its children. When all of them have ended there is nobody to tell.
+    pub fn signal(&self, signal: Signal) {
+        let _ = killpg(self.pid, signal);
+    }
+
+    /// Ends it and all that it has started.
+    pub fn kill(&self) {
+        self.quarry.kill();
+    }
+}
+
+/// The kernel kills the command when this process ends, however it ends. Where there is no such thing, the guard alone
+/// does it.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn die_with_parent(command: &mut Command) {
+    let parent = getpid();
+    let before_exec = move || {
+        nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
+        // Had the parent ended before that, nobody would send the signal.
+        if getppid() == parent { Ok(()) } else { Err(io::Error::from(ErrorKind::BrokenPipe)) }
+    };
+    // SAFETY: between fork and exec only system calls are made (prctl, getppid), and nothing is allocated: an error made
+    // from an errno or a kind does not.
+    #[allow(unsafe_code, reason = "there is no other way to run something between fork and exec")]
+    unsafe {
+        command.pre_exec(before_exec);
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn die_with_parent(_: &mut Command) {}
+
+fn not_started(program: &OsString, error: &io::Error) -> Failure {
+    let name = quoted(&program.to_string_lossy());
+    match error.kind() {
+        ErrorKind::NotFound => Failure::new(exit::NOT_FOUND, format!("command not found: {name}")),
+        _ => Failure::new(exit::NOT_EXECUTABLE, format!("cannot execute {name}: {error}")),
+    }
+}
+
+/// Waits for all children, orphans that were given to us included (as the first process of a container we get all), until
+/// the command has ended.
+fn reap(command: Pid, changes: &UnboundedSender<WaitStatus>) {
+    loop {
+        match waitpid(None, Some(WaitPidFlag::WUNTRACED)) {
+            Ok(status) => {
+                let ended =
+                    matches!(status, WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..) if pid == command);
+                if changes.send(status).is_err() || ended {
+                    return;
+                }
+            }
+            Err(Errno::EINTR) => {}
+            Err(_) => return,
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! What sqlock says: on stderr only, since stdout and stdin are the command's.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+pub fn set_quiet(quiet: bool) {
+    QUIET.store(quiet, Ordering::Relaxed);
+}
+
+/// Something worth knowing.
+pub fn note(message: &str) {
+    if !QUIET.load(Ordering::Relaxed) {
+        line("\x1b[2m", message);
+    }
+}
+
+/// Something that needs attention, but does not end anything.
+pub fn warning(message: &str) {
+    if !QUIET.load(Ordering::Relaxed) {
+        line("\x1b[33m", message);
+    }
+}
+
+/// The reason why it ends.
+pub fn error(message: &str) {
+    line("\x1b[31m", message);
+}
+
+/// In colour on a terminal unless NO_COLOR is set; anstream sees to that. A stderr that is closed loses the line, no more.
+fn line(colour: &str, message: &str) {
+    let message = printable(message);
+    let _ = writeln!(anstream::stderr(), "{colour}sqlock:\x1b[0m {message}");
+}
+
+/// Control characters shown rather than sent: a name or a label must not paint on, or retitle, somebody's terminal.
+pub fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' => shown.push(c),
+            c if c.is_control() => shown.extend(c.escape_default()),
+            c => shown.push(c),
+        }
+    }
+    shown
+}
+
+/// The same on one line, for cells of a table and values in a text.
+pub fn printable_line(text: &str) -> String {
+    printable(text).replace('\n', "\\n")
+}
+
+/// A name in quotes.
+pub fn quoted(name: &str) -> String {
+    format!("\"{}\"", printable_line(name))
+}

@@ -1,0 +1,39 @@
+//! `sqlock schema`: the tables as SQL.
+
+use clap::Args;
+
+use crate::database::{Kind, Url};
+use crate::exit::Outcome;
+use crate::options::Global;
+use crate::output;
+
+/// Print the SQL that creates the tables, to paste into your own migrations.
+///
+/// Then nobody needs the right to create tables but your own migrations. Nothing is sent to a database.
+#[derive(Args)]
+pub struct Arguments {
+    /// For which database. By default the one that is configured.
+    #[arg(long, value_name = "DATABASE")]
+    db: Option<Kind>,
+}
+
+const POSTGRES: &[&str] = &[include_str!("../../../migrations/postgres/0001_lease.sql")];
+const MYSQL: &[&str] = &[
+    include_str!("../../../migrations/mysql/0001_lease.sql"),
+    include_str!("../../../migrations/mysql/0002_fence.sql"),
+];
+const SQLITE: &[&str] = &[include_str!("../../../migrations/sqlite/0001_lease.sql")];
+
+pub fn run(global: &Global, args: Arguments) -> Outcome {
+    let kind = match args.db {
+        Some(kind) => kind,
+        None => Url::find(global)?.kind(),
+    };
+    let files = match kind {
+        Kind::Postgres => POSTGRES,
+        Kind::Mysql => MYSQL,
+        Kind::Sqlite => SQLITE,
+    };
+    output::text(&files.join("\n"))?;
+    Ok(0)
+}

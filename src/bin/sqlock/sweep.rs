@@ -1,0 +1,31 @@
+//! `sqlock sweep`: purge once.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::database::Database;
+use crate::durations;
+use crate::exit::Outcome;
+use crate::options::Global;
+use crate::output;
+
+/// Purge the rows of names that have long been free.
+///
+/// It only tidies: a name that is free, or whose lease has run out, can be taken with or without it. Rows that are held are
+/// never touched.
+#[derive(Args)]
+pub struct Arguments {
+    /// For how long a name must have been free. Keep it well above any step that the database's clock may make backwards:
+    /// fencing tokens could go back by as much as the step exceeds it.
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = durations::parse)]
+    retention: Duration,
+}
+
+pub async fn run(global: &Global, args: Arguments) -> Outcome {
+    let db = Database::open(global)?;
+    let purged = db.with_tables(async || db.locks.sweeper().retention(args.retention).sweep().await).await?;
+    let _ = db.locks.shutdown().await;
+    output::text(&format!("purged {purged} names\n"))?;
+    Ok(0)
+}

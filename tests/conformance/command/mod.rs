@@ -1,0 +1,3 @@
+//! The command `sqlock`, driven as real processes.
+
+mod run;
