@@ -41,6 +41,7 @@
 //! | to have effects elsewhere that only the holder may have | [`Lease::token`], checked by the receiver |
 //! | to enter again while you are inside | [`Owner::scope`], or [`LeaseRequest::owner`] |
 //! | to hand a held lease to another process | [`Lease::export`], [`Locks::resume`] |
+//! | to prolong a lease of which you know the token only | [`Locks::extend`] |
 //! | to see who holds what, or to take it away | [`Locks::list`], [`Locks::inspect`], [`Locks::evict`] |
 //! | to purge names that are not used any more | [`Locks::sweeper`] |
 //! | to hang without holding for ever | [`LeaseRequest::max_hold`] |
@@ -74,10 +75,14 @@
 //! `sqlite` (default), `postgres`, `mysql` (also MariaDB) enable the sqlx drivers of those names. TLS, and everything else
 //! about connecting, is the application's choice, through its own features of sqlx.
 //!
+//! `cli` builds the command `sqlock`, which holds a lease around any command (`sqlock run migrate -- sqlx migrate run`), for
+//! the databases whose features are enabled beside it; it brings TLS along.
+//!
 //! # How it is built
 //!
 //! A request goes to the waiting room, becomes a verb, travels with others through the pump, and reaches the one file that
 //! knows the database's SQL: `waiting.rs`, `pump.rs`, `backend.rs` and `backend/`. `lease/renewal.rs` keeps the deadlines.
+//! The command is `bin/sqlock/`, one file per subcommand.
 #![forbid(unsafe_code)]
 // Without a database there is nothing to construct, and much that nobody calls.
 #![cfg_attr(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")), allow(dead_code, unused))]

@@ -72,6 +72,11 @@ pub fn start(mut command: Command) -> Child {
 }
 
 impl Fresh {
+    /// The place behind a URL, which somebody else looks after.
+    pub fn at(url: String) -> Fresh {
+        Fresh { url, _file: None }
+    }
+
     /// The place where the command keeps its leases: on SQLite the sidecar file, else the same. For looking at them with
     /// the library.
     pub fn of_the_command(&self) -> Fresh {

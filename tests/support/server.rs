@@ -28,7 +28,7 @@ use tempfile::TempDir;
 
 /// The user a server runs as when the tests run as root, which PostgreSQL refuses: `nobody`, on
 /// every Linux.
-const NOBODY: u32 = 65534;
+pub const NOBODY: u32 = 65534;
 
 /// Where servers keep their files: not `$TMPDIR`, which may be closed to the unprivileged user.
 const PLACE: &str = "/tmp";

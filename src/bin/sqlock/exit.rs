@@ -113,6 +113,10 @@ fn is_for_good(error: &sqlock::Error) -> bool {
         return false;
     };
     let code = error.code().unwrap_or_default();
+    // SQLite: CANTOPEN with all its kinds. Its codes are numbers, the others' SQLSTATEs of five characters.
+    if code.len() < 5 && code.parse::<u32>().is_ok_and(|code| code & 0xff == 14) {
+        return true;
+    }
     // PostgreSQL: invalid_authorization, invalid_catalog_name, insufficient privilege. MySQL's SQLSTATEs (28000, 42000)
     // for the same are of the same classes.
     code.starts_with("28") || code.starts_with("3D") || code.starts_with("42")

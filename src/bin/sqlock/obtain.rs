@@ -23,7 +23,7 @@ pub struct Terms {
     #[arg(short, long, conflicts_with = "timeout")]
     pub nonblock: bool,
     /// Wait at most this long, then exit with 75. Without it, wait for as long as it takes.
-    #[arg(short = 'w', long, value_name = "DURATION", value_parser = durations::parse)]
+    #[arg(short = 'w', long, visible_alias = "wait", value_name = "DURATION", value_parser = durations::parse)]
     pub timeout: Option<Duration>,
     /// The exit code, instead of 75, when the lease is not obtained.
     #[arg(short = 'E', long, value_name = "N")]

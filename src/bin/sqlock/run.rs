@@ -90,7 +90,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let released = tokio::select! {
         released = lease.release() => released,
         // Somebody is in a hurry. The name is free after the TTL.
-        _ = signals.next() => Ok(()),
+        _ = signals.next_that_ends() => Ok(()),
     };
     let _ = timeout(Duration::from_secs(1), db.locks.shutdown()).await;
     match (ended, released) {
@@ -189,6 +189,10 @@ impl Holding {
             (None, Some(Report::Told | Report::Killed)) => Some("it could not be renewed".into()),
             (Some(cause), _) => Some(cause.to_string()),
         };
+        if why.is_some() {
+            // It may have obeyed, and its children not.
+            self.child.kill();
+        }
         let name = quoted(lease.name().as_str());
         Ok(Ended { code, stopped: why.map(|why| format!("the lease on {name} ended: {why}; the command was stopped")) })
     }

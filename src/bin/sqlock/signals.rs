@@ -45,6 +45,16 @@ impl Signals {
         Ok(())
     }
 
+    /// The next signal that asks for an end. Others are lost.
+    pub async fn next_that_ends(&mut self) -> Signal {
+        loop {
+            let signal = self.next().await;
+            if ENDING.contains(&signal) {
+                return signal;
+            }
+        }
+    }
+
     /// The next signal. Dropping the future loses none.
     pub async fn next(&mut self) -> Signal {
         poll_fn(|cx| {

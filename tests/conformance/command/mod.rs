@@ -1,3 +1,4 @@
 //! The command `sqlock`, driven as real processes.
 
 mod run;
+mod tls;

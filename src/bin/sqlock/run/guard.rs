@@ -196,8 +196,14 @@ impl Guard {
     /// What is to be done from now on. A guard that was told to stop the command already goes on with that.
     pub fn tell(&mut self, child: &super::child::Child, schedule: &Schedule) {
         let orders = Orders { quarry: child.quarry().clone(), schedule: *schedule };
-        // When it has died, we learn of it as of any child.
-        let _ = self.socket.write_all(&orders.to_bytes());
+        match self.socket.write_all(&orders.to_bytes()) {
+            // It was stopped so long ago that there is no room for more: a new one is better.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let _ = kill(self.pid, Signal::SIGKILL);
+            }
+            // When it has died, we learn of it as of any child.
+            _ => {}
+        }
     }
 
     /// Sends it home, and tells what it has done.
