@@ -37,6 +37,7 @@
 //! | to wait for your turn, for some time or for as long as it takes | [`LeaseRequest::acquire`], with [`wait`](LeaseRequest::wait) |
 //! | to do it only if nobody else is at it (a nightly job) | [`LeaseRequest::try_acquire`], with [`hold_at_least`](LeaseRequest::hold_at_least) |
 //! | the work to be cancelled when the lease is lost | [`LeaseRequest::run`] |
+//! | one of many instances to lead, and the others to stand by | [`Locks::election`] |
 //! | to write data in this database that only the holder may write | [`Lease::fence`] |
 //! | to have effects elsewhere that only the holder may have | [`Lease::token`], checked by the receiver |
 //! | to enter again while you are inside | [`Owner::scope`], or [`LeaseRequest::owner`] |
@@ -91,6 +92,7 @@ mod backend;
 mod backoff;
 mod client;
 mod clock;
+mod election;
 mod error;
 mod inspect;
 mod lease;
@@ -104,6 +106,7 @@ mod token;
 mod waiting;
 
 pub use backend::Database;
+pub use election::{Changes, Election, Leadership};
 pub use error::{Error, FenceError, LossCause, Result};
 pub use inspect::LeaseInfo;
 pub use lease::export::ExportedLease;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::backend::{Backend, Kind};
 use crate::client::{Client, Settings};
+use crate::election::Election;
 use crate::error::Result;
 use crate::inspect::LeaseInfo;
 use crate::lease::export::ExportedLease;
@@ -71,6 +72,11 @@ impl Locks {
     /// A request for the lease on a name: 1 to 255 bytes of UTF-8 without NUL.
     pub fn lease(&self, name: impl Into<String>) -> LeaseRequest {
         LeaseRequest::new(Arc::clone(&self.client), name.into())
+    }
+
+    /// An election of one leader among those who campaign under a name.
+    pub fn election(&self, name: impl Into<String>) -> Election {
+        Election::new(self.clone(), name.into())
     }
 
     /// Takes over a lease that another process [exported](Lease::export). It is renewed from here.

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use sqlock::{
-    Error, ExportedLease, FenceError, FencingToken, Lease, LeaseInfo, LeaseRequest, LockName, Locks, LocksBuilder,
-    LossCause, Owner, Sweeper, Sweeping,
+    Changes, Election, Error, ExportedLease, FenceError, FencingToken, Leadership, Lease, LeaseInfo, LeaseRequest,
+    LockName, Locks, LocksBuilder, LossCause, Owner, Sweeper, Sweeping,
 };
 use sqlx::{Sqlite, SqlitePool, Transaction};
 
@@ -25,10 +25,13 @@ macro_rules! anywhere {
 #[test]
 fn every_type_may_be_sent_shared_and_moved() {
     anywhere![
+        Changes,
+        Election,
         Error,
         ExportedLease,
         FenceError,
         FencingToken,
+        Leadership,
         Lease,
         LeaseInfo,
         LeaseRequest,
@@ -49,6 +52,7 @@ fn every_type_may_be_sent_shared_and_moved() {
 fn handles_and_values_are_clone_and_guards_are_not() {
     is_clone::<Locks>();
     is_clone::<LeaseRequest>();
+    is_clone::<Election>();
     is_clone::<Sweeper>();
     is_clone::<ExportedLease>();
     is_clone::<LeaseInfo>();
@@ -63,6 +67,7 @@ fn handles_and_values_are_clone_and_guards_are_not() {
     impl<T: ?Sized> NotClone<()> for T {}
     impl<T: Clone> NotClone<u8> for T {}
     <Lease as NotClone<_>>::check();
+    <Leadership as NotClone<_>>::check();
     <Sweeping as NotClone<_>>::check();
 }
 
@@ -80,6 +85,10 @@ async fn every_future_may_be_sent(
     is_send_value(&locks.list("a"));
     is_send_value(&locks.inspect("a"));
     is_send_value(&locks.evict("a", token));
+    is_send_value(&locks.extend("a", token, Duration::ZERO));
+    is_send_value(&locks.election("a").campaign());
+    is_send_value(&locks.election("a").leader());
+    is_send_value(&locks.election("a").changes().next());
     is_send_value(&locks.shutdown());
     is_send_value(&locks.sweeper().sweep());
 

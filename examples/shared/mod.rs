@@ -158,22 +158,32 @@ pub async fn take_turns(locks: &Locks, example: &str) -> Result<Lease> {
 }
 
 impl Database {
-    /// Runs this example again as other processes on this database, one for each line of arguments. They begin at the
-    /// same moment, and what they print is printed here.
-    pub async fn processes(&self, lines: impl IntoIterator<Item = String>) -> Result<()> {
+    /// Starts this example again as another process on this database. It ends with the handle, and can be told to by
+    /// closing its stdin.
+    pub fn process(&self, arguments: &str) -> Result<Child> {
+        Ok(self.again(arguments)?.spawn()?)
+    }
+
+    fn again(&self, arguments: &str) -> Result<Command> {
         if self.url.contains(":memory:") {
             return Err("other processes cannot share a database in memory: name a file".into());
         }
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(arguments.split(' '))
+            .args(std::env::args().filter(|argument| argument.starts_with("--")))
+            .env("DATABASE_URL", &self.url)
+            .stdin(Stdio::piped())
+            .kill_on_drop(true);
+        Ok(command)
+    }
+
+    /// Runs this example again as other processes on this database, one for each line of arguments. They begin at the
+    /// same moment, and what they print is printed here.
+    pub async fn processes(&self, lines: impl IntoIterator<Item = String>) -> Result<()> {
         let mut ready = Vec::new();
         for line in lines {
-            let mut child = Command::new(std::env::current_exe()?)
-                .args(line.split(' '))
-                .args(std::env::args().filter(|argument| argument.starts_with("--")))
-                .env("DATABASE_URL", &self.url)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .kill_on_drop(true)
-                .spawn()?;
+            let mut child = self.again(&line)?.stdout(Stdio::piped()).spawn()?;
             let output = child.stdout.take().ok_or("no stdout")?;
             ready.push((child, BufReader::new(output).lines()));
         }

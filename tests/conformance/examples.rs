@@ -93,6 +93,11 @@ async fn nightly_job_notices_when_it_runs_twice() {
 }
 
 #[tokio::test]
+async fn leader_election_survives_the_death_of_the_leader() {
+    shows(&empty().await, "leader_election", "took over after").await;
+}
+
+#[tokio::test]
 async fn two_runs_of_an_example_at_the_same_time_take_turns() {
     let db = empty().await;
     tokio::join!(

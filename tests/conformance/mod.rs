@@ -5,6 +5,7 @@ mod cancel;
 mod command;
 mod connections;
 mod crash;
+mod election;
 mod examples;
 mod fence;
 mod handover;

@@ -29,7 +29,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut signals = Signals::that_end()?;
     let db = Database::open(global)?;
     let request = args.terms.request(&db).renew(false);
-    let Some(lease) = args.terms.obtain(&db, request, &mut signals).await? else {
+    let Some(lease) = args.terms.obtain(&db, request, &mut signals, false).await? else {
         return Ok(args.terms.refused());
     };
     let printed = output::json(&json!({

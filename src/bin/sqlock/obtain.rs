@@ -46,17 +46,21 @@ impl Terms {
         self.conflict_exit_code.unwrap_or(NOT_OBTAINED)
     }
 
-    /// Gets the lease. `None`: not obtained, which has been said; also for as long as was asked for, or until a signal.
+    /// Gets the lease, for as long as was asked for, or until a signal. `None`: not obtained, which has been said.
+    ///
+    /// Through an outage of a database that has been there it waits for as long as the TTL, or on and on if it is `patient`.
     pub async fn obtain(
         &self,
         db: &Database,
         request: LeaseRequest,
         signals: &mut Signals,
+        patient: bool,
     ) -> Result<Option<Lease>, Failure> {
+        let for_database = if patient { Duration::MAX } else { self.ttl };
         let patience = if self.nonblock { Some(Duration::ZERO) } else { self.timeout };
-        let reached = Cell::new(None);
+        let reached = Cell::new(patient.then(Instant::now));
         let outcome = tokio::select! {
-            outcome = self.wait(db, request, patience, &reached) => outcome?,
+            outcome = self.wait(db, request, patience, for_database, &reached) => outcome?,
             () = tell_who_holds(db, &self.name, &reached), if patience.is_none_or(|p| !p.is_zero()) => None,
             signal = signals.next() => {
                 // The place in line is given up, and what was granted in the last moment goes back.
@@ -77,12 +81,12 @@ impl Terms {
         Ok(outcome)
     }
 
-    /// Waits for the lease, also through an outage of a database that has been there, for as long as the TTL.
     async fn wait(
         &self,
         db: &Database,
         request: LeaseRequest,
         patience: Option<Duration>,
+        for_database: Duration,
         reached: &Cell<Option<Instant>>,
     ) -> Result<Option<Lease>, Failure> {
         let start = Instant::now();
@@ -105,7 +109,7 @@ impl Terms {
                 Err(Error::Timeout { .. }) => return Ok(None),
                 Err(error @ Error::Unavailable { .. }) => {
                     let failure = Failure::from(error);
-                    let may_return = reached.get().is_some_and(|at| at.elapsed() < self.ttl);
+                    let may_return = reached.get().is_some_and(|at| at.elapsed() < for_database);
                     if !may_return || failure.code != exit::UNREACHABLE {
                         return Err(failure);
                     }

@@ -64,6 +64,10 @@ pub struct Arguments {
     /// Stop the command and free the name after this time.
     #[arg(long, value_name = "DURATION", value_parser = durations::parse)]
     max_hold: Option<Duration>,
+    /// Stand again when the lease was lost: of all who run this, one leads at any time. After the first time the database
+    /// may be away for any time.
+    #[arg(long)]
+    elect: bool,
     /// The command and its arguments, after "--".
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -72,18 +76,34 @@ pub struct Arguments {
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut signals = Signals::that_end()?;
     let db = Database::open(global)?;
-    let mut request = args.terms.request(&db);
+    let mut has_led = false;
+    let outcome = loop {
+        match hold(&args, &db, &mut signals, has_led).await {
+            Err(failure) if args.elect && failure.code == exit::LOST => {
+                say::warning(&format!("{}; standing again", failure.message));
+                has_led = true;
+            }
+            outcome => break outcome,
+        }
+    };
+    let _ = timeout(Duration::from_secs(1), db.locks.shutdown()).await;
+    outcome
+}
+
+/// Gets the lease, runs the command, and gives the lease back.
+async fn hold(args: &Arguments, db: &Database, signals: &mut Signals, has_led: bool) -> Outcome {
+    let mut request = args.terms.request(db);
     if let Some(at_least) = args.hold_at_least {
         request = request.hold_at_least(at_least);
     }
     if let Some(at_most) = args.max_hold {
         request = request.max_hold(at_most);
     }
-    let Some(lease) = args.terms.obtain(&db, request, &mut signals).await? else {
+    let Some(lease) = args.terms.obtain(db, request, signals, has_led).await? else {
         return Ok(if args.skip_ok { 0 } else { args.terms.refused() });
     };
-    let ended = match start(&args, &lease, &mut signals) {
-        Ok(holding) => holding.until_the_end(&lease, &mut signals).await,
+    let ended = match start(args, &lease, signals) {
+        Ok(holding) => holding.until_the_end(&lease, signals).await,
         Err(failure) => Err(failure),
     };
     let name = quoted(lease.name().as_str());
@@ -92,7 +112,6 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         // Somebody is in a hurry. The name is free after the TTL.
         _ = signals.next_that_ends() => Ok(()),
     };
-    let _ = timeout(Duration::from_secs(1), db.locks.shutdown()).await;
     match (ended, released) {
         (Ok(Ended { stopped: None, .. }), Err(error)) if error.is_lost() => {
             Err(Failure::new(exit::LOST, format!("{error}, before the command ended")))
@@ -111,7 +130,8 @@ fn start(args: &Arguments, lease: &Lease, signals: &mut Signals) -> Result<Holdi
     signals.and_others()?;
     let ttl = args.terms.ttl.min(args.max_hold.unwrap_or(Duration::MAX));
     let terms = guard::Terms::new(ttl, args.kill_after, args.signal);
-    let ends = args.max_hold.map(|at_most| Instant::now() + at_most);
+    // The request for the lease went out before now, and the lease ends a margin before the database's does.
+    let ends = args.max_hold.map(|at_most| Instant::now() + at_most - ttl / 10);
     let terminal = Terminal::open();
     let guard = Guard::start()?;
     let child = Child::start(&args.command, lease)?;
@@ -123,7 +143,7 @@ fn start(args: &Arguments, lease: &Lease, signals: &mut Signals) -> Result<Holdi
 /// A command at work under a lease.
 struct Holding {
     terms: guard::Terms,
-    /// When `--max-hold` is over.
+    /// About when `--max-hold` is over.
     ends: Option<Instant>,
     terminal: Terminal,
     guard: Guard,

@@ -1,0 +1,80 @@
+//! Elections: one leads, the others stand by, and everybody can know.
+
+use std::time::Duration;
+
+use sqlock::LossCause;
+
+use crate::support::worker::Worker;
+use crate::support::{fresh, soon};
+
+const TTL: Duration = Duration::from_secs(2);
+
+#[tokio::test]
+async fn one_leads_and_the_next_takes_over_when_it_resigns() {
+    let db = fresh().await;
+    let (a, b) = (db.locks().await, db.locks().await);
+    let first = a.election("e").label("a").campaign().await.expect("a is elected");
+    let election = b.election("e").label("b");
+    let standing = tokio::spawn({
+        let election = election.clone();
+        async move { election.campaign().await }
+    });
+    let leader = election.leader().await.expect("who leads can be asked").expect("somebody leads");
+    assert_eq!((leader.label.as_str(), leader.token), ("a", first.token()));
+    let token = first.token();
+    first.resign().await.expect("a led to the end");
+    let second = soon("the election of b", standing).await.expect("no panic").expect("b is elected");
+    assert!(second.token() > token);
+    assert_eq!(election.leader().await.expect("asked").expect("somebody leads").label, "b");
+}
+
+#[tokio::test]
+async fn a_leader_that_is_killed_is_replaced_after_its_ttl() {
+    let db = fresh().await;
+    let mut leader = Worker::start(&db.url);
+    let token = leader.hold("e", TTL).await;
+    leader.kill();
+    let election = db.locks().await.election("e").ttl(TTL);
+    let elected = soon("the election", election.campaign()).await.expect("elected");
+    assert!(elected.token().get() > token);
+}
+
+#[tokio::test]
+async fn a_deposed_leader_learns_of_it_and_can_stand_again() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let election = locks.election("e").ttl(TTL);
+    let elected = election.campaign().await.expect("elected");
+    assert!(locks.evict("e", elected.token()).await.expect("evicted"));
+    assert_eq!(soon("the loss", elected.lost()).await, LossCause::Superseded);
+    let again = soon("the second election", election.campaign()).await.expect("elected again");
+    assert!(again.token() > elected.token());
+}
+
+#[tokio::test]
+async fn changes_tell_of_each_leader_once_and_of_there_being_none() {
+    let db = fresh().await;
+    let election = db.locks().await.election("e");
+    let mut changes = db.locks().await.election("e").changes().every(Duration::from_millis(10));
+    let mut next = async || soon("a change", changes.next()).await.expect("it can be asked").map(|leader| leader.token);
+    assert_eq!(next().await, None);
+    for _ in 0..2 {
+        let leadership = election.campaign().await.expect("elected");
+        assert_eq!(next().await, Some(leadership.token()));
+        leadership.resign().await.expect("resigned");
+        assert_eq!(next().await, None);
+    }
+    assert!(tokio::time::timeout(Duration::from_millis(100), next()).await.is_err(), "nothing has changed");
+}
+
+#[tokio::test]
+async fn a_campaign_that_is_dropped_is_no_candidacy() {
+    let db = fresh().await;
+    let (a, b) = (db.locks().await, db.locks().await);
+    let first = a.election("e").campaign().await.expect("elected");
+    let election = b.election("e");
+    assert!(tokio::time::timeout(Duration::from_millis(100), election.campaign()).await.is_err());
+    first.resign().await.expect("resigned");
+    b.shutdown().await.expect("nothing is left to give back");
+    assert_eq!(a.election("e").leader().await.expect("asked"), None);
+}
