@@ -9,7 +9,7 @@ use std::thread;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{Pid, getpid, getppid};
+use nix::unistd::Pid;
 use sqlock::{Lease, Owner};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -123,8 +123,10 @@ impl Child {
 
 /// The kernel kills the command when this process ends, however it ends. Where there is no such thing, the guard alone
 /// does it.
-#[cfg(any(target_os = "linux", target_os = "android"))]
+#[cfg(target_os = "linux")]
 fn die_with_parent(command: &mut Command) {
+    use nix::unistd::{getpid, getppid};
+
     let parent = getpid();
     let before_exec = move || {
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
@@ -139,7 +141,7 @@ fn die_with_parent(command: &mut Command) {
     }
 }
 
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
+#[cfg(not(target_os = "linux"))]
 fn die_with_parent(_: &mut Command) {}
 
 fn not_started(program: &OsString, error: &io::Error) -> Failure {

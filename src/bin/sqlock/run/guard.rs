@@ -25,9 +25,6 @@ use crate::exit::Failure;
 /// The first argument that makes this program a guard.
 const CALL: &str = "__guard";
 
-/// The name that `ps` and `pkill` know it by: not that of sqlock, so that one `pkill` does not hit both.
-const NAME: &std::ffi::CStr = c"lease-guard";
-
 // ---- when
 
 /// How a command is stopped.
@@ -88,9 +85,9 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-#[cfg(any(target_os = "linux", target_os = "android"))]
+#[cfg(target_os = "linux")]
 const CLOCK: ClockId = ClockId::CLOCK_BOOTTIME;
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
+#[cfg(not(target_os = "linux"))]
 const CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
 
 fn now() -> u64 {
@@ -132,7 +129,7 @@ impl Quarry {
     }
 
     /// Living processes with the mark that are not in the group.
-    #[cfg(any(target_os = "linux", target_os = "android"))]
+    #[cfg(target_os = "linux")]
     fn strays(&self) -> Vec<Pid> {
         let mark = format!("{}={}", Self::MARK, self.mark);
         let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -145,7 +142,7 @@ impl Quarry {
         marked.collect()
     }
 
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    #[cfg(not(target_os = "linux"))]
     fn strays(&self) -> Vec<Pid> {
         Vec::new()
     }
@@ -273,8 +270,9 @@ pub fn main_if_asked() -> Option<ExitCode> {
     }
     // Nothing but KILL and STOP reaches it.
     let _ = SigSet::all().thread_block();
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    let _ = nix::sys::prctl::set_name(NAME);
+    // The name that `pkill` knows it by is not that of sqlock, so that one command does not hit both.
+    #[cfg(target_os = "linux")]
+    let _ = nix::sys::prctl::set_name(c"lease-guard");
     Watch::default().until_the_end();
     Some(ExitCode::SUCCESS)
 }
@@ -366,11 +364,11 @@ enum Wake {
     Message,
 }
 
-#[cfg(any(target_os = "linux", target_os = "android"))]
+#[cfg(target_os = "linux")]
 use alarm_by_timer::Alarm;
 
 /// A timer that goes on while the machine sleeps.
-#[cfg(any(target_os = "linux", target_os = "android"))]
+#[cfg(target_os = "linux")]
 mod alarm_by_timer {
     use std::io;
     use std::os::fd::AsFd;
@@ -410,10 +408,10 @@ mod alarm_by_timer {
 }
 
 /// Without such a timer, a look at the clock now and then.
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
+#[cfg(not(target_os = "linux"))]
 struct Alarm;
 
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
+#[cfg(not(target_os = "linux"))]
 impl Alarm {
     fn new() -> Self {
         Self
