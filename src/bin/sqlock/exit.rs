@@ -24,6 +24,7 @@ pub type Outcome = Result<u8, Failure>;
 #[derive(Debug)]
 pub struct Failure {
     pub code: u8,
+    /// Empty: there is nobody to say it to.
     pub message: String,
 }
 
@@ -50,7 +51,9 @@ impl Failure {
     }
 
     pub fn report(self) -> ExitCode {
-        say::error(&self.message);
+        if !self.message.is_empty() {
+            say::error(&self.message);
+        }
         ExitCode::from(self.code)
     }
 }

@@ -37,10 +37,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut held = db.with_tables(async || db.locks.list(&args.prefix).await).await?;
     let mut clear = if args.watch && !args.json && std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
     loop {
-        match output::text(&format!("{clear}{}", show(&args, &held))) {
-            Err(failure) if args.watch && failure.code == exit::OUTPUT => return Ok(0),
-            written => written?,
-        }
+        output::text(&format!("{clear}{}", show(&args, &held)))?;
         if !args.watch {
             let _ = db.locks.shutdown().await;
             return Ok(0);

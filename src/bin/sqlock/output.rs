@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::exit::{self, Failure};
@@ -9,8 +10,11 @@ use crate::exit::{self, Failure};
 /// A line, or several. It is written when this returns.
 pub fn text(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    written.map_err(|error| Failure::new(exit::OUTPUT, format!("cannot write to stdout: {error}")))
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
+        // Whoever reads has seen enough: `sqlock ls | head -1`.
+        io::ErrorKind::BrokenPipe => Failure::new(exit::of_signal(Signal::SIGPIPE), ""),
+        _ => Failure::new(exit::OUTPUT, format!("cannot write to stdout: {error}")),
+    })
 }
 
 pub fn json(value: &Value) -> Result<(), Failure> {

@@ -134,10 +134,13 @@ fn start(args: &Arguments, lease: &Lease, signals: &mut Signals) -> Result<Holdi
     let ends = args.max_hold.map(|at_most| Instant::now() + at_most - ttl / 10);
     let terminal = Terminal::open();
     let guard = Guard::start()?;
-    let child = Child::start(&args.command, lease)?;
-    let mut holding = Holding { terms, ends, terminal, guard, child, period: ttl / 30 };
-    holding.guard.tell(&holding.child, &Schedule::until(lease, &terms));
-    Ok(holding)
+    match Child::start(&args.command, lease, &guard, &terms) {
+        Ok(child) => Ok(Holding { terms, ends, terminal, guard, child, period: ttl / 30 }),
+        Err(failure) => {
+            guard.end();
+            Err(failure)
+        }
+    }
 }
 
 /// A command at work under a lease.

@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use sqlock::{Lease, Owner};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::guard::Quarry;
+use super::guard::{Announcement, Guard, Quarry, Schedule, Terms};
 use crate::exit::{self, Failure};
 use crate::hold;
 use crate::say::quoted;
@@ -47,7 +47,8 @@ pub enum Change {
 }
 
 impl Child {
-    pub fn start(words: &[OsString], lease: &Lease) -> Result<Self, Failure> {
+    /// Starts it under a guard, unless the lease has run out meanwhile.
+    pub fn start(words: &[OsString], lease: &Lease, guard: &Guard, terms: &Terms) -> Result<Self, Failure> {
         let Some((program, arguments)) = words.split_first() else {
             return Err(Failure::usage("there is no command to run"));
         };
@@ -65,10 +66,19 @@ impl Child {
         if !outer.is_empty() {
             command.env(OUTER_OWNERS, outer);
         }
-        die_with_parent(&mut command);
+        let schedule = Schedule::until(lease, terms);
+        let announcement = guard.announcement(&mark, schedule).map_err(|e| Failure::system(e.to_string()))?;
+        before_exec(&mut command, announcement, schedule);
         // Never waited for as std's child: one thread waits for all children, and PIDs must not be reaped twice.
         let pid = match command.spawn() {
             Ok(child) => Pid::from_raw(child.id().cast_signed()),
+            Err(_) if schedule.is_over() => {
+                let name = quoted(lease.name().as_str());
+                return Err(Failure::new(
+                    exit::LOST,
+                    format!("the lease on {name} ran out before the command could start"),
+                ));
+            }
             Err(error) => return Err(not_started(program, &error)),
         };
         let (sender, changes) = unbounded_channel();
@@ -121,28 +131,30 @@ impl Child {
     }
 }
 
-/// The kernel kills the command when this process ends, however it ends. Where there is no such thing, the guard alone
-/// does it.
-#[cfg(target_os = "linux")]
-fn die_with_parent(command: &mut Command) {
-    use nix::unistd::{getpid, getppid};
-
-    let parent = getpid();
-    let before_exec = move || {
+/// What the new process does before it becomes the command: it sees to its own end.
+///
+/// It announces itself to the guard, since sqlock may be stopped right after it was started. It does not go on when the
+/// lease has run out because sqlock was stopped before. And on Linux it asks the kernel to kill it when sqlock ends,
+/// however that happens; elsewhere the guard alone does that.
+fn before_exec(command: &mut Command, mut announcement: Announcement, schedule: Schedule) {
+    let parent = nix::unistd::getpid();
+    let act = move || {
+        announcement.send()?;
+        #[cfg(target_os = "linux")]
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
         // Had the parent ended before that, nobody would send the signal.
-        if getppid() == parent { Ok(()) } else { Err(io::Error::from(ErrorKind::BrokenPipe)) }
+        if nix::unistd::getppid() != parent || schedule.is_over() {
+            return Err(io::Error::from(ErrorKind::TimedOut));
+        }
+        Ok(())
     };
-    // SAFETY: between fork and exec only system calls are made (prctl, getppid), and nothing is allocated: an error made
-    // from an errno or a kind does not.
+    // SAFETY: between fork and exec only system calls are made (getpid, write, prctl, getppid, clock_gettime), and nothing is
+    // allocated: an error that is made from an errno or a kind does not.
     #[allow(unsafe_code, reason = "there is no other way to run something between fork and exec")]
     unsafe {
-        command.pre_exec(before_exec);
+        command.pre_exec(act);
     }
 }
-
-#[cfg(not(target_os = "linux"))]
-fn die_with_parent(_: &mut Command) {}
 
 fn not_started(program: &OsString, error: &io::Error) -> Failure {
     let name = quoted(&program.to_string_lossy());

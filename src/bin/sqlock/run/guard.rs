@@ -190,6 +190,12 @@ impl Guard {
         self.pid
     }
 
+    /// For the command to tell the guard of itself.
+    pub fn announcement(&self, mark: &str, schedule: Schedule) -> io::Result<Announcement> {
+        let quarry = Quarry { group: Pid::from_raw(0), mark: mark.into() };
+        Ok(Announcement { socket: self.socket.try_clone()?, bytes: Orders { quarry, schedule }.to_bytes() })
+    }
+
     /// What is to be done from now on. A guard that was told to stop the command already goes on with that.
     pub fn tell(&mut self, child: &super::child::Child, schedule: &Schedule) {
         let orders = Orders { quarry: child.quarry().clone(), schedule: *schedule };
@@ -216,6 +222,23 @@ impl Guard {
             Some(b'T') => Some(Report::Told),
             _ => None,
         }
+    }
+}
+
+/// The first orders, but for the process group, which is known only when the process is there.
+pub struct Announcement {
+    socket: UnixStream,
+    bytes: Vec<u8>,
+}
+
+impl Announcement {
+    /// Sends it as the leader of a process group. It allocates nothing.
+    pub fn send(&mut self) -> io::Result<()> {
+        let group = getpid().as_raw().to_le_bytes();
+        for (byte, group) in self.bytes.iter_mut().zip(group) {
+            *byte = group;
+        }
+        self.socket.write_all(&self.bytes)
     }
 }
 
