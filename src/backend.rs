@@ -33,6 +33,12 @@ pub(crate) trait Backend: Send + Sync {
     /// How many connections at most do any good. SQLite has one writer.
     fn useful_connections(&self) -> usize;
 
+    /// Whether an acquisition also fails, rather than wait, when the row of a free name is locked for a moment. SQLite locks
+    /// no rows.
+    fn skips_locked_rows(&self) -> bool {
+        true
+    }
+
     /// Creates the tables or brings them up to date.
     fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>>;
 }

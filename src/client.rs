@@ -211,7 +211,7 @@ impl Client {
                 let too_late = (answer.sent_at + claim.ttl.saturating_sub(margin(claim.ttl))).is_past();
                 self.room().granted(claim, token, answer.sent_at, too_late)
             }
-            Ok(None) => self.room().refused(claim),
+            Ok(None) => self.room().refused(claim, self.backend.skips_locked_rows()),
             Err(error) => {
                 self.withdraw(&claim.name, claim.owner, claim.hold, None);
                 self.room().failed(claim, error)

@@ -180,7 +180,7 @@ impl LeaseRequest {
     ///
     /// Dropping the future leaves nothing behind: a grant that is on its way is released in the background.
     pub async fn try_acquire(self) -> Result<Option<Lease>> {
-        let (mut waiting, _) = self.stand_in_line(Patience::Try)?;
+        let (mut waiting, _) = self.stand_in_line(Patience::TRY)?;
         waiting.answer().await
     }
 

@@ -151,7 +151,7 @@ impl Locks {
 
     /// Makes the holding with this token last at least `ttl` from now, whoever holds it and in whichever process: for a
     /// lease that was acquired in one step of a script and is held through others. `false` when that token does not hold
-    /// the name any more. It never shortens a lease.
+    /// the name any more. It never shortens a lease. (A holder that renews the lease by itself goes on with its own TTL.)
     ///
     /// # Errors
     ///

@@ -26,6 +26,10 @@ use crate::token::FencingToken;
 /// The shortest and longest pause of a line whose name is held elsewhere.
 const REST: Backoff = Backoff::between(Duration::from_millis(4), Duration::from_millis(250));
 
+/// How often a try is repeated while the name is free and yet locked: by another try, which may find a lock in its own way,
+/// or by the fence of a transaction that outlives its lease. Of those who try a free name together one shall get it.
+const TRIES: u8 = 5;
+
 /// Somebody who wants a name.
 pub(crate) struct Waiter {
     pub(crate) claim: Claim,
@@ -37,8 +41,13 @@ pub(crate) struct Waiter {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
-    Try,
+    /// To be told at once when somebody holds the name. Asks so often more when nobody does.
+    Try(u8),
     Wait,
+}
+
+impl Patience {
+    pub(crate) const TRY: Self = Self::Try(TRIES);
 }
 
 /// What stands between the line and the name.
@@ -50,6 +59,8 @@ enum Door {
     Resting,
     /// The timer has run out, and the database is being asked who holds it.
     Looking,
+    /// The first in line was refused, and the database is being asked whether anybody holds it, for those who only try.
+    Checking,
     /// An owner of this process holds the name, with these holds.
     Held { owner: Owner, holds: Vec<Hold> },
     /// The last hold is being given back.
@@ -110,7 +121,7 @@ impl Room {
             self.lines.insert(claim.name.clone(), line);
             return vec![Errand::Ask(claim)];
         };
-        if waiter.patience == Patience::Try && line.is_taken() {
+        if waiter.patience != Patience::Wait && line.is_taken() {
             return vec![Errand::Refuse(waiter, Ok(None))];
         }
         line.waiters.push_back(waiter);
@@ -156,10 +167,15 @@ impl Room {
         }
     }
 
-    /// The database refused the name: somebody elsewhere holds it.
-    pub(crate) fn refused(&mut self, claim: &Claim) -> Vec<Errand> {
+    /// The database refused the name: somebody elsewhere holds it. On a database that skips `locked` rows it may also be
+    /// free, and locked for a moment.
+    pub(crate) fn refused(&mut self, claim: &Claim, locked: bool) -> Vec<Errand> {
         let line = self.line(&claim.name);
         line.answered = true;
+        if locked && line.waiters.iter().any(|w| matches!(w.patience, Patience::Try(1..)) && is_live(w)) {
+            line.door = Door::Checking;
+            return vec![Errand::Look(claim.name.clone())];
+        }
         let mut errands = Vec::new();
         line.turn_away(&mut errands);
         self.rest(&claim.name, None, &mut errands);
@@ -200,7 +216,7 @@ impl Room {
         let Some(line) = self.lines.get_mut(name) else {
             return errands;
         };
-        if !matches!(line.door, Door::Looking) {
+        if !matches!(line.door, Door::Looking | Door::Checking) {
             return errands;
         }
         match held {
@@ -208,7 +224,16 @@ impl Room {
                 if let Some(owner) = owner {
                     line.let_in(owner, &mut errands);
                 }
+                line.turn_away(&mut errands);
                 self.rest(name, Some(held_for), &mut errands);
+            }
+            Ok(None) if matches!(line.door, Door::Checking) => {
+                for waiter in &mut line.waiters {
+                    if let Patience::Try(left) = &mut waiter.patience {
+                        *left = left.saturating_sub(1);
+                    }
+                }
+                self.rest(name, None, &mut errands);
             }
             Ok(None) => self.next(name, &mut errands),
             Err(error) => {
@@ -295,7 +320,7 @@ impl Room {
             return;
         };
         line.take(hold);
-        if line.waiters.is_empty() && matches!(line.door, Door::Resting | Door::Looking) {
+        if line.waiters.is_empty() && matches!(line.door, Door::Resting | Door::Looking | Door::Checking) {
             self.lines.remove(name);
         }
     }
@@ -367,7 +392,9 @@ impl Line {
         match self.door {
             Door::Held { .. } | Door::Resting | Door::Looking => true,
             // Whoever is in flight may be refused or gone in a moment: stand behind, and be told with it.
-            Door::Asking | Door::Leaving => self.waiters.iter().any(|w| w.patience == Patience::Wait && is_live(w)),
+            Door::Asking | Door::Checking | Door::Leaving => {
+                self.waiters.iter().any(|w| w.patience == Patience::Wait && is_live(w))
+            }
         }
     }
 
@@ -425,7 +452,7 @@ impl Line {
         if self.waiters.iter().all(|w| w.patience == Patience::Wait) {
             return;
         }
-        let (tries, stay) = self.waiters.drain(..).partition(|w| w.patience == Patience::Try);
+        let (tries, stay) = self.waiters.drain(..).partition(|w| w.patience != Patience::Wait);
         self.waiters = stay;
         let tries: VecDeque<Waiter> = tries;
         errands.extend(tries.into_iter().map(|waiter| Errand::Refuse(waiter, Ok(None))));

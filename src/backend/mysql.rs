@@ -64,31 +64,30 @@ macro_rules! holdings {
 
 // Bind order: hold, name, hold, owner, hold, holder, label, ttl.
 // The derived table locks the fence row and the lease row, or finds them locked and is empty. LIMIT keeps MySQL from
-// merging it into the update, which would lose SKIP LOCKED and compute the token twice.
+// merging it into the update, which would lose SKIP LOCKED and compute the token twice. The order of the joins is the
+// order of the locks, fence row first: in different orders two claims could each skip what the other has locked.
 // https://dev.mysql.com/doc/refman/8.4/en/derived-table-optimization.html
 pub(super) const ACQUIRE: &str = concat!("
-UPDATE sqlock_lease AS l
-  JOIN (SELECT s.name, IF(s.holds = ?, s.token, GREATEST(s.token + 1, g.token + 1, ", now!(), ")) AS token
-          FROM sqlock_fence AS g JOIN sqlock_lease AS s ON s.name = g.name
+UPDATE (SELECT s.name, IF(s.holds = ?, s.token, GREATEST(s.token + 1, g.token + 1, ", now!(), ")) AS token
+          FROM sqlock_fence AS g STRAIGHT_JOIN sqlock_lease AS s ON s.name = g.name
          WHERE g.name = ?
            AND (s.holds = '' OR s.expires_at <= ", now!(), "
                 OR s.holds = ?)                   -- our own, sent again because the reply was lost
-         LIMIT 1 FOR UPDATE SKIP LOCKED) AS q ON q.name = l.name
-  JOIN sqlock_fence AS f ON f.name = q.name
+         LIMIT 1 FOR UPDATE SKIP LOCKED) AS q
+  STRAIGHT_JOIN sqlock_lease AS l ON l.name = q.name STRAIGHT_JOIN sqlock_fence AS f ON f.name = q.name
    SET l.owner = ?, l.holds = ?, l.holder = ?, l.label = ?,
        l.token = LAST_INSERT_ID(q.token), f.token = q.token,
        l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + ?");
 
 pub(super) const ACQUIRE_MANY: &str = concat!("
-UPDATE sqlock_lease AS l
-  JOIN (SELECT STRAIGHT_JOIN s.name, c.owner, c.hold, c.holder, c.label, c.ttl,
+UPDATE (SELECT STRAIGHT_JOIN s.name, c.owner, c.hold, c.holder, c.label, c.ttl,
                IF(s.holds = c.hold, s.token, GREATEST(s.token + 1, g.token + 1, ", now!(), ")) AS token
           FROM ", claims!(), "
           JOIN sqlock_fence AS g ON g.name = UNHEX(c.name)
           JOIN sqlock_lease AS s ON s.name = g.name
          WHERE s.holds = '' OR s.expires_at <= ", now!(), " OR s.holds = c.hold
-         LIMIT 100000 FOR UPDATE SKIP LOCKED) AS q ON q.name = l.name
-  JOIN sqlock_fence AS f ON f.name = q.name
+         LIMIT 100000 FOR UPDATE SKIP LOCKED) AS q
+  STRAIGHT_JOIN sqlock_lease AS l ON l.name = q.name STRAIGHT_JOIN sqlock_fence AS f ON f.name = q.name
    SET l.owner = q.owner, l.holds = q.hold, l.holder = q.holder, l.label = q.label, l.token = q.token, f.token = q.token,
        l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + q.ttl");
 
@@ -142,22 +141,20 @@ UPDATE ", holdings!(), " STRAIGHT_JOIN sqlock_lease AS l ON l.name = UNHEX(r.nam
 
 // Bind order: hold', name, owner, hold, token, hold', owner', hold', holder', label', ttl' (' is the next holder).
 pub(super) const HAND_OFF: &str = concat!("
-UPDATE sqlock_lease AS l
-  JOIN (SELECT s.name, IF(s.holds = ?, s.token, GREATEST(s.token + 1, g.token + 1, ", now!(), ")) AS token
-          FROM sqlock_fence AS g JOIN sqlock_lease AS s ON s.name = g.name
+UPDATE (SELECT s.name, IF(s.holds = ?, s.token, GREATEST(s.token + 1, g.token + 1, ", now!(), ")) AS token
+          FROM sqlock_fence AS g STRAIGHT_JOIN sqlock_lease AS s ON s.name = g.name
          WHERE g.name = ?
            AND (s.owner = ? AND s.holds = ? AND s.token = ?
                 OR s.holds = ?)                   -- done already, the reply was lost
-         LIMIT 1 FOR UPDATE SKIP LOCKED) AS q ON q.name = l.name
-  JOIN sqlock_fence AS f ON f.name = q.name
+         LIMIT 1 FOR UPDATE SKIP LOCKED) AS q
+  STRAIGHT_JOIN sqlock_lease AS l ON l.name = q.name STRAIGHT_JOIN sqlock_fence AS f ON f.name = q.name
    SET l.owner = ?, l.holds = ?, l.holder = ?, l.label = ?,
        l.token = LAST_INSERT_ID(q.token), f.token = q.token,
        l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + ?");
 
 // One hand-off a line: hex of name, owner, hold, token; the next holder's owner, hold, ttl, holder, label.
 pub(super) const HAND_OFF_MANY: &str = concat!("
-UPDATE sqlock_lease AS l
-  JOIN (SELECT STRAIGHT_JOIN s.name, p.next_owner, p.next_hold, p.ttl, p.holder, p.label,
+UPDATE (SELECT STRAIGHT_JOIN s.name, p.next_owner, p.next_hold, p.ttl, p.holder, p.label,
                IF(s.holds = p.next_hold, s.token, GREATEST(s.token + 1, g.token + 1, ", now!(), ")) AS token
           FROM (SELECT * FROM JSON_TABLE(?, '$[*]' COLUMNS (
                     name VARCHAR(510) PATH '$[0]', owner VARCHAR(32) PATH '$[1]', hold VARCHAR(40) PATH '$[2]',
@@ -167,8 +164,8 @@ UPDATE sqlock_lease AS l
           JOIN sqlock_fence AS g ON g.name = UNHEX(p.name)
           JOIN sqlock_lease AS s ON s.name = g.name
          WHERE s.owner = p.owner AND s.holds = p.hold AND s.token = p.token OR s.holds = p.next_hold
-         LIMIT 100000 FOR UPDATE SKIP LOCKED) AS q ON q.name = l.name
-  JOIN sqlock_fence AS f ON f.name = q.name
+         LIMIT 100000 FOR UPDATE SKIP LOCKED) AS q
+  STRAIGHT_JOIN sqlock_lease AS l ON l.name = q.name STRAIGHT_JOIN sqlock_fence AS f ON f.name = q.name
    SET l.owner = q.next_owner, l.holds = q.next_hold, l.holder = q.holder, l.label = q.label,
        l.token = q.token, f.token = q.token,
        l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + q.ttl");

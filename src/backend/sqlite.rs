@@ -189,6 +189,10 @@ impl Backend for SqliteBackend {
         1
     }
 
+    fn skips_locked_rows(&self) -> bool {
+        false
+    }
+
     fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
         Box::pin(async move {
             let one =

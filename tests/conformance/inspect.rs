@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use sqlock::{Error, FencingToken, LossCause};
+use sqlock::{Error, FencingToken, LeaseInfo, Locks, LossCause};
 
 use crate::support::{fresh, soon};
 
@@ -182,4 +182,109 @@ async fn a_name_kept_after_its_release_can_be_evicted_too() {
     let next = theirs.lease("a").try_acquire().await.expect("try").expect("free");
     assert!(next.token() > token);
     next.release().await.expect("release");
+}
+
+/// Who holds the name when the hold with which another client has touched it is gone again, which follows the answer.
+async fn settled(locks: &Locks) -> LeaseInfo {
+    let settled = async {
+        loop {
+            let info = locks.inspect("a").await.expect("inspect").expect("held");
+            if info.holds == 1 {
+                return info;
+            }
+        }
+    };
+    soon("the end of the other hold", settled).await
+}
+
+#[tokio::test]
+async fn a_lease_is_extended_by_its_token_from_another_client() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lease = ours.lease("a").ttl(Duration::from_secs(60)).renew(false).acquire().await.expect("acquire");
+    let before = theirs.inspect("a").await.expect("inspect").expect("held");
+    assert!(theirs.extend("a", lease.token(), LONG).await.expect("extend"));
+    let after = settled(&theirs).await;
+    assert!(after.remaining > LONG / 2, "{:?}", after.remaining);
+    // It is the same holding, and no hold of the other client stays in it.
+    assert_eq!((after.token, after.owner, after.holds), (before.token, before.owner, 1));
+    assert_eq!((after.acquired_at, &after.holder, &after.label), (before.acquired_at, &before.holder, &before.label));
+    for _ in 0..3 {
+        assert!(theirs.extend("a", lease.token(), LONG).await.expect("extend"));
+    }
+    assert_eq!(settled(&theirs).await.holds, 1);
+    lease.release().await.expect("ours to the end");
+    assert_eq!(theirs.inspect("a").await.expect("inspect"), None, "nothing keeps it");
+}
+
+#[tokio::test]
+async fn an_extension_never_shortens_a_lease_that_its_holder_has_just_renewed() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lease = ours.lease("a").ttl(Duration::from_secs(60)).acquire().await.expect("acquire");
+    lease.extend(LONG).await.expect("extend");
+    let renewed = theirs.inspect("a").await.expect("inspect").expect("held");
+    for ttl in [Duration::from_secs(1), Duration::from_secs(60)] {
+        assert!(theirs.extend("a", lease.token(), ttl).await.expect("extend"));
+        let after = settled(&theirs).await;
+        assert_eq!((after.expires_at, after.holds), (renewed.expires_at, 1));
+    }
+    // Many at once, beside the renewals of the holder.
+    let mut extending = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let (locks, token) = (theirs.clone(), lease.token());
+        extending.spawn(async move { locks.extend("a", token, Duration::from_secs(1)).await });
+    }
+    lease.extend(LONG).await.expect("extend");
+    for extended in soon("the extensions", extending.join_all()).await {
+        assert!(extended.expect("extend"));
+    }
+    lease.extend(LONG).await.expect("extend");
+    let after = settled(&theirs).await;
+    assert!(after.expires_at >= renewed.expires_at);
+    assert_eq!(after.holds, 1);
+    lease.release().await.expect("ours to the end");
+    assert_eq!(theirs.inspect("a").await.expect("inspect"), None);
+}
+
+#[tokio::test]
+async fn an_extension_needs_the_token_of_the_holding() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let token = |token| FencingToken::new(token).expect("a token");
+    assert!(!theirs.extend("a", token(1), LONG).await.expect("extend"), "nobody ever held it");
+    let earlier = ours.lease("a").acquire().await.expect("acquire");
+    let stale = earlier.token();
+    earlier.release().await.expect("release");
+    assert!(!theirs.extend("a", stale, LONG).await.expect("extend"), "it is free");
+    assert_eq!(theirs.inspect("a").await.expect("inspect"), None, "and stays so");
+
+    let lease = ours.lease("a").ttl(Duration::from_secs(60)).acquire().await.expect("acquire");
+    let before = theirs.inspect("a").await.expect("inspect").expect("held");
+    for wrong in [stale, token(1), token(lease.token().get() - 1), token(lease.token().get() + 1)] {
+        assert!(!theirs.extend("a", wrong, LONG).await.expect("extend"));
+    }
+    let after = settled(&theirs).await;
+    assert_eq!((after.token, after.expires_at, after.holds), (before.token, before.expires_at, 1));
+    lease.release().await.expect("ours to the end");
+
+    // Kept for nobody: there is no holding any more that could last longer.
+    let kept = ours.lease("b").hold_at_least(LONG).acquire().await.expect("acquire");
+    let token = kept.token();
+    kept.release().await.expect("release");
+    assert!(!theirs.extend("b", token, LONG).await.expect("extend"));
+}
+
+#[tokio::test]
+async fn an_extension_out_of_range_is_an_error() {
+    let db = fresh().await;
+    let (locks, long) = (db.locks().await, Duration::from_secs(86_401));
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    for ttl in [Duration::ZERO, Duration::from_millis(99), long] {
+        let error = locks.extend("a", lease.token(), ttl).await.expect_err("out of range");
+        assert!(matches!(error, Error::OutOfRange { given, .. } if given == ttl), "{error}");
+    }
+    let error = locks.extend("", lease.token(), LONG).await.expect_err("not a name");
+    assert!(matches!(error, Error::InvalidName { .. }), "{error}");
+    lease.release().await.expect("ours to the end");
 }

@@ -701,3 +701,21 @@ async fn callers_of_one_name_learn_together_that_the_database_is_away() {
         assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     }
 }
+
+#[tokio::test]
+async fn of_those_who_try_a_free_name_at_the_same_time_one_gets_it() {
+    let db = fresh().await;
+    let clients = [db.locks().await, db.locks().await, db.locks().await];
+    for round in 0..200 {
+        let tries = clients.each_ref().map(|locks| tokio::spawn(locks.lease("n").try_acquire()));
+        let mut granted = Vec::new();
+        for attempt in tries {
+            granted.extend(attempt.await.expect("no panic").expect("it can be asked"));
+        }
+        assert_eq!(granted.len(), 1, "in round {round}");
+        for lease in granted {
+            // Nothing else is on its way when the next round begins.
+            lease.release().await.expect("released");
+        }
+    }
+}

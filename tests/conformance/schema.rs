@@ -159,17 +159,17 @@ async fn missing_tables_are_an_error_that_says_so() {
 }
 
 /// A user of the shared server for one test.
-struct Restricted {
+pub(super) struct Restricted {
     name: String,
-    db: Fresh,
+    pub(super) db: Fresh,
     admin: Pool<Sql>,
     /// As the restricted user.
-    url: String,
+    pub(super) url: String,
 }
 
 impl Restricted {
     /// May do nothing yet but connect.
-    async fn on(db: Fresh) -> Self {
+    pub(super) async fn on(db: Fresh) -> Self {
         let admin = db.pool_of(1).await;
         let place = if DATABASE == Database::Postgres { "SELECT current_schema()" } else { "SELECT DATABASE()" };
         let place: String = sqlx::query_scalar(place).fetch_one(&admin).await.expect("the test's own place");
@@ -188,7 +188,7 @@ impl Restricted {
         Self { name, db, admin, url }
     }
 
-    async fn grant(&self, rights: &str) {
+    pub(super) async fn grant(&self, rights: &str) {
         let Self { name, admin, .. } = self;
         if DATABASE == Database::Postgres {
             let place: String =
@@ -200,7 +200,7 @@ impl Restricted {
         }
     }
 
-    async fn drop(self) {
+    pub(super) async fn drop(self) {
         let Self { name, admin, .. } = self;
         if DATABASE == Database::Postgres {
             run(&admin, &format!("DROP OWNED BY {name}")).await;

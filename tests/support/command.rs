@@ -5,7 +5,10 @@
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 
-use tokio::process::{Child, Command};
+use rustix::process::{Pid, Signal, kill_process};
+use sqlock::{LeaseInfo, Locks};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
+use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 
 use super::{Fresh, soon};
 use crate::DATABASE;
@@ -69,6 +72,115 @@ pub async fn run(db: &Fresh, arguments: &[&str]) -> Ended {
 /// Starts it with pipes on stdout and stderr.
 pub fn start(mut command: Command) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("sqlock can be started")
+}
+
+/// A `sqlock` at work, both of whose streams can be waited on.
+pub struct Running {
+    child: Child,
+    stdout: Stream<ChildStdout>,
+    stderr: Stream<ChildStderr>,
+}
+
+impl Running {
+    pub fn start(command: Command) -> Self {
+        let mut child = start(command);
+        let stdout = Stream::of(child.stdout.take().expect("a pipe was asked for"));
+        let stderr = Stream::of(child.stderr.take().expect("a pipe was asked for"));
+        Self { child, stdout, stderr }
+    }
+
+    pub fn pid(&self) -> Pid {
+        let pid = self.child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        pid.expect("it was not waited for")
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("it can be sent a signal");
+    }
+
+    /// Reads stdout up to a line with this in it, which is returned.
+    pub async fn prints(&mut self, part: &str) -> String {
+        self.stdout.line_with(part).await
+    }
+
+    /// The same on stderr.
+    pub async fn says(&mut self, part: &str) -> String {
+        self.stderr.line_with(part).await
+    }
+
+    /// As a reader that has seen enough.
+    pub fn close_stdout(&mut self) {
+        self.stdout.reader = None;
+    }
+
+    /// Waits for its end.
+    pub async fn end(mut self) -> Ended {
+        let all = async { tokio::join!(self.stdout.rest(), self.stderr.rest(), self.child.wait()) };
+        let ((), (), status) = soon("the end of sqlock", all).await;
+        let status = status.expect("it can be waited for");
+        Ended { status, stdout: self.stdout.read, stderr: self.stderr.read }
+    }
+}
+
+/// What a process writes, and what of it was read.
+struct Stream<R> {
+    reader: Option<BufReader<R>>,
+    read: String,
+}
+
+impl<R: AsyncRead + Unpin> Stream<R> {
+    fn of(reader: R) -> Self {
+        Self { reader: Some(BufReader::new(reader)), read: String::new() }
+    }
+
+    async fn line_with(&mut self, part: &str) -> String {
+        let reader = self.reader.as_mut().expect("it was not closed");
+        let line = async {
+            loop {
+                let start = self.read.len();
+                if reader.read_line(&mut self.read).await.expect("sqlock speaks UTF-8") == 0 {
+                    panic!("it ended without {part:?}:\n{}", self.read);
+                }
+                if self.read[start..].contains(part) {
+                    return self.read[start..].to_owned();
+                }
+            }
+        };
+        soon(part, line).await
+    }
+
+    async fn rest(&mut self) {
+        if let Some(reader) = &mut self.reader {
+            reader.read_to_string(&mut self.read).await.expect("sqlock speaks UTF-8");
+        }
+    }
+}
+
+/// A port where nothing listens, and where nothing can for as long as this lives.
+pub struct ClosedPort(tokio::net::TcpSocket);
+
+impl ClosedPort {
+    pub fn reserve() -> Self {
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        socket.bind(([127, 0, 0, 1], 0).into()).expect("a port is free");
+        Self(socket)
+    }
+
+    pub fn number(&self) -> u16 {
+        self.0.local_addr().expect("it is bound").port()
+    }
+}
+
+/// A client on the place where the command keeps its leases, with our tables in it.
+pub async fn beside(db: &Fresh) -> Locks {
+    let locks = db.of_the_command().locks().await;
+    locks.migrate().await.expect("migrate");
+    locks
+}
+
+/// Who holds a name, as the database has it.
+pub async fn held(locks: &Locks, name: &str) -> Option<LeaseInfo> {
+    locks.inspect(name).await.expect("inspect")
 }
 
 impl Fresh {

@@ -6,6 +6,8 @@
 pub mod command;
 pub mod history;
 pub mod proxy;
+#[cfg(feature = "cli")]
+pub mod scene;
 pub mod server;
 pub mod worker;
 

@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use clap::Args;
-use serde_json::json;
 use tokio::time::timeout;
 
 use crate::database::Database;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::hold;
 use crate::obtain::Terms;
 use crate::options::Global;
 use crate::output;
+use crate::say::quoted;
 use crate::signals::Signals;
 
 /// Acquire a lease and leave it held, for the steps of a CI job or a script.
@@ -32,12 +32,11 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let Some(lease) = args.terms.obtain(&db, request, &mut signals, false).await? else {
         return Ok(args.terms.refused());
     };
-    let printed = output::json(&json!({
-        "name": lease.name().as_str(),
-        "token": lease.token().get(),
-        "owner": lease.owner().to_string(),
-        "expires_at": hold::expiry(&lease),
-    }));
+    let printed = match db.locks.inspect(lease.name().as_str()).await {
+        Ok(Some(held)) if held.token == lease.token() => output::json(&hold::json_of_steps(&held)),
+        Ok(_) => Err(Failure::new(exit::LOST, format!("the lease on {} is lost already", quoted(&args.terms.name)))),
+        Err(error) => Err(error.into()),
+    };
     let kept = match printed {
         // From here on it is the script's.
         Ok(()) => lease.export().map(|_| ()).map_err(Failure::from),

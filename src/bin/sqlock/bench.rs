@@ -59,7 +59,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let lines = measured?;
     deleted.map_err(|error| Failure::configuration(format!("the names of the bench cannot be deleted: {error}")))?;
     if args.json {
-        output::text(&format!("{:#}\n", Value::from_iter(lines.iter().map(Line::json))))?;
+        output::json_on_many_lines(&Value::from_iter(lines.iter().map(Line::json)))?;
     } else {
         output::text(&output::table(
             &["WHAT", "VALUE", "UNIT", "RATIO"],

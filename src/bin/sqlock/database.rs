@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 use sqlock::{Error, Locks};
 
@@ -29,6 +30,8 @@ pub struct Database {
     pub locks: Locks,
     pub pool: Pool,
     may_migrate: bool,
+    /// The file, on SQLite.
+    file: Option<PathBuf>,
 }
 
 /// The pool that `locks` was made from.
@@ -41,13 +44,31 @@ pub enum Pool {
     Sqlite(sqlx::SqlitePool),
 }
 
+/// Where the database is, for people.
+static PLACE: OnceLock<String> = OnceLock::new();
+
+/// That it cannot be reached, and where it should have been.
+pub fn unreachable() -> String {
+    format!("cannot reach {}", PLACE.get().map_or("the database", String::as_str))
+}
+
 impl Database {
     /// The database that the command line, the environment or `.env` names. Nothing is sent yet.
     pub fn open(global: &Global) -> Result<Self, Failure> {
+        Self::open_with(global, true)
+    }
+
+    /// The same, to look at what is held: a SQLite file that is missing is not made.
+    pub fn open_to_read(global: &Global) -> Result<Self, Failure> {
+        Self::open_with(global, false)
+    }
+
+    fn open_with(global: &Global, create: bool) -> Result<Self, Failure> {
         let url = Url::find(global)?;
-        let pool = url.pool()?;
-        let locks = pool.locks();
-        Ok(Self { locks, pool, may_migrate: !global.no_migrate })
+        let (pool, place) = url.pool(create)?;
+        let file = (url.kind == Kind::Sqlite).then(|| PathBuf::from(&place));
+        let _ = PLACE.set(say::printable_line(&place));
+        Ok(Self { locks: pool.locks(), pool, may_migrate: !global.no_migrate, file })
     }
 
     /// Does something that needs the tables, and creates them when they are missing.
@@ -57,6 +78,15 @@ impl Database {
                 self.locks.migrate().await?;
                 verb().await
             }
+            outcome => outcome,
+        }
+    }
+
+    /// Looks at what is held: nothing, where there are no tables.
+    pub async fn read<T: Default>(&self, verb: impl AsyncFn() -> sqlock::Result<T>) -> sqlock::Result<T> {
+        match verb().await {
+            Err(Error::NotMigrated { .. }) => Ok(T::default()),
+            Err(Error::Unavailable { .. }) if self.file.as_ref().is_some_and(|file| !file.exists()) => Ok(T::default()),
             outcome => outcome,
         }
     }
@@ -82,9 +112,12 @@ impl Url {
         {
             return Self::parse(&url, "DATABASE_URL in .env");
         }
+        if !cfg!(feature = "sqlite") {
+            return Err(Failure::configuration("no database is named: set DATABASE_URL, or give --database-url"));
+        }
         say::note(&format!(
             "no database is named (--database-url, DATABASE_URL, .env): using the file {DEFAULT_FILE} in this directory, \
-             which only processes of this host share"
+             which only processes in this directory share"
         ));
         Ok(Self { url: format!("sqlite://{DEFAULT_FILE}"), kind: Kind::Sqlite })
     }
@@ -111,34 +144,44 @@ impl Url {
         Ok(Self { url: url.into(), kind })
     }
 
-    fn pool(&self) -> Result<Pool, Failure> {
+    /// A pool that connects when it is needed, and where to. `create` a SQLite file that is missing?
+    fn pool(&self, create: bool) -> Result<(Pool, String), Failure> {
         match self.kind {
             #[cfg(feature = "postgres")]
             Kind::Postgres => {
                 let options: sqlx::postgres::PgConnectOptions = self.options()?;
-                Ok(Pool::Postgres(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)))
+                let place = format!("PostgreSQL at {}:{}", options.get_host(), options.get_port());
+                Ok((
+                    Pool::Postgres(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)),
+                    place,
+                ))
             }
             #[cfg(feature = "mysql")]
             Kind::Mysql => {
                 let options: sqlx::mysql::MySqlConnectOptions = self.options()?;
-                Ok(Pool::MySql(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)))
+                let place = format!("MySQL at {}:{}", options.get_host(), options.get_port());
+                Ok((Pool::MySql(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)), place))
             }
             #[cfg(feature = "sqlite")]
             Kind::Sqlite => {
                 let options: sqlx::sqlite::SqliteConnectOptions = self.options()?;
                 let file = sidecar(&self.url, options.get_filename())?;
+                let place = file.display().to_string();
                 // The file is ours alone, so readers need not wait for writers in it.
                 let options = sqlx::sqlite::SqliteConnectOptions::new()
                     .filename(file)
-                    .create_if_missing(true)
+                    .create_if_missing(create)
                     .journal_mode(sqlx::sqlite::SqliteJournalMode::Wal);
-                Ok(Pool::Sqlite(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)))
+                Ok((Pool::Sqlite(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)), place))
             }
             #[allow(unreachable_patterns, reason = "not in a binary with all databases")]
             missing => {
-                let feature = format!("{missing:?}").to_lowercase();
+                let missing = format!("{missing:?}").to_lowercase();
+                let built = [("postgres", cfg!(feature = "postgres")), ("mysql", cfg!(feature = "mysql"))];
+                let built = built.iter().filter(|(_, built)| *built).map(|(feature, _)| format!(",{feature}"));
                 Err(Failure::configuration(format!(
-                    "this sqlock was built without {feature}: cargo install sqlock --features cli,{feature}"
+                    "this sqlock was built without {missing}: cargo install sqlock --features cli{},{missing}",
+                    built.collect::<String>()
                 )))
             }
         }

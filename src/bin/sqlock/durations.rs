@@ -11,13 +11,12 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}; write 90, 1.5, 90s, 1m30s or 2h"))
 }
 
-/// For people: `1m 30s`; below ten seconds to the tenth.
+/// For people: `1m 30s`; below ten seconds to the tenth, `1.5s`.
 pub fn show(duration: Duration) -> String {
-    let rounded = match duration {
-        d if d < Duration::from_secs(10) => Duration::from_millis(d.as_millis() as u64 / 100 * 100),
-        d => Duration::from_secs(d.as_secs()),
-    };
-    show_exactly(rounded)
+    if duration < Duration::from_secs(10) {
+        return format!("{:.1}s", duration.as_secs_f64());
+    }
+    show_exactly(Duration::from_secs(duration.as_secs()))
 }
 
 pub fn show_exactly(duration: Duration) -> String {

@@ -1,11 +1,14 @@
 //! How sqlock ends: the exit codes of sysexits.h where one fits, those of a shell for the command.
 
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 
-use clap::error::ErrorKind;
+use clap::error::ErrorKind as UsageError;
 use nix::sys::signal::Signal;
 
-use crate::say;
+use crate::durations::show_exactly;
+use crate::{database, say};
 
 pub const USAGE: u8 = 64;
 pub const UNREACHABLE: u8 = 69;
@@ -65,11 +68,31 @@ pub fn of_signal(signal: Signal) -> u8 {
 
 /// Help and version are answers; the rest is a mistake on the command line.
 pub fn of_usage(error: &clap::Error) -> ExitCode {
-    let _ = error.print();
-    match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
-        _ => ExitCode::from(USAGE),
+    if let UsageError::DisplayHelp | UsageError::DisplayVersion = error.kind() {
+        let _ = error.print();
+        return ExitCode::SUCCESS;
     }
+    // clap repeats what it was given: what a terminal would act on is shown instead, and then nothing is in colour.
+    let nasty = std::env::args_os().any(|argument| argument.to_string_lossy().contains(char::is_control));
+    let rendered = error.render();
+    let text = if nasty { say::printable(&rendered.to_string()) } else { rendered.ansi().to_string() };
+    let text = without_passwords(&text);
+    let _ = write!(anstream::stderr(), "{text}");
+    ExitCode::from(USAGE)
+}
+
+/// clap repeats an argument that stands in the wrong place, and a URL may.
+fn without_passwords(text: &str) -> String {
+    let mut parts = text.split("://");
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        // Up to the last @ of the word: there are passwords with an @ in them.
+        let word = part.find([' ', '\'', '\n']).unwrap_or(part.len());
+        let host = part[..word].rfind('@').unwrap_or(0);
+        let user = if host > 0 { "…" } else { "" };
+        shown.extend(["://", user, &part[host..]]);
+    }
+    shown
 }
 
 impl From<sqlock::Error> for Failure {
@@ -78,9 +101,7 @@ impl From<sqlock::Error> for Failure {
         let code = match &error {
             E::Timeout { .. } => NOT_OBTAINED,
             E::Lost { .. } => LOST,
-            // It answered, and wants another password, another user or another database.
-            E::Unavailable { source: Some(sqlx::Error::Database(_)), .. } if is_for_good(&error) => CONFIGURATION,
-            E::Unavailable { source: Some(sqlx::Error::Configuration(_)), .. } => CONFIGURATION,
+            E::Unavailable { source: Some(source), .. } if is_for_good(source) => CONFIGURATION,
             E::NotMigrated { .. } | E::Migrate(_) | E::Database { .. } => CONFIGURATION,
             E::InvalidName { .. }
             | E::InvalidOwner
@@ -100,25 +121,45 @@ impl From<sqlock::Error> for Failure {
                 "the sqlock tables are missing and cannot be created: {cause}\nLet somebody who may create tables run \
                  \"sqlock migrate\" once, or add what \"sqlock schema\" prints to your migrations."
             ),
-            E::OutOfRange { what, given, min, max } => {
-                use crate::durations::show_exactly as show;
-                format!("{what} of {} is out of range: between {} and {}", show(*given), show(*min), show(*max))
+            E::Unavailable { reason, .. } => {
+                let reason = reason.trim_start_matches("error communicating with database: ");
+                format!("{}: {reason}", database::unreachable())
             }
-            error => error.to_string(),
+            E::OutOfRange { what, given, min, max } => {
+                // As the options are called, and "a TTL".
+                let what = match *what {
+                    "max_hold" => "--max-hold",
+                    "hold_at_least" => "--hold-at-least",
+                    what => what,
+                };
+                let (given, min) = (show_exactly(*given), show_exactly(*min));
+                match *max {
+                    Duration::MAX => format!("{what} of {given} is out of range: at least {min}"),
+                    max => format!("{what} of {given} is out of range: between {min} and {}", show_exactly(max)),
+                }
+            }
+            // There may be a name in it, and in that a line that looks like one of ours.
+            error => say::printable_line(&error.to_string()),
         };
         Self { code, message }
     }
 }
 
-/// Whether trying again cannot help, as with a wrong password; a server that starts or stops, or is full, may be different soon.
-fn is_for_good(error: &sqlock::Error) -> bool {
-    let sqlock::Error::Unavailable { source: Some(sqlx::Error::Database(error)), .. } = error else {
-        return false;
+/// Whether trying again cannot help: a wrong password, a certificate that is not accepted, a file of somebody else's. A
+/// server that starts or stops, or is full, may be different soon.
+fn is_for_good(error: &sqlx::Error) -> bool {
+    let error = match error {
+        sqlx::Error::Configuration(_) | sqlx::Error::Tls(_) => return true,
+        // How rustls tells that it does not accept a certificate.
+        sqlx::Error::Io(error) => return error.kind() == ErrorKind::InvalidData,
+        sqlx::Error::Database(error) => error,
+        _ => return false,
     };
     let code = error.code().unwrap_or_default();
-    // SQLite: CANTOPEN with all its kinds. Its codes are numbers, the others' SQLSTATEs of five characters.
-    if code.len() < 5 && code.parse::<u32>().is_ok_and(|code| code & 0xff == 14) {
-        return true;
+    #[cfg(feature = "sqlite")]
+    if error.try_downcast_ref::<sqlx::sqlite::SqliteError>().is_some() {
+        // CANTOPEN and NOTADB.
+        return matches!(code.parse::<u32>().map(|code| code & 0xff), Ok(14 | 26));
     }
     // PostgreSQL: invalid_authorization, invalid_catalog_name, insufficient privilege. MySQL's SQLSTATEs (28000, 42000)
     // for the same are of the same classes.

@@ -37,6 +37,18 @@ pub fn man() -> Outcome {
         man.render_synopsis_section(&mut page).map_err(failed)?;
         man.render_options_section(&mut page).map_err(failed)?;
     }
-    output::text(&String::from_utf8_lossy(&page))?;
+    output::text(&ascii(&String::from_utf8_lossy(&page)))?;
     Ok(0)
+}
+
+/// roff reads ASCII everywhere, UTF-8 only where somebody converts it first.
+fn ascii(page: &str) -> String {
+    let mut text = String::with_capacity(page.len());
+    for c in page.chars() {
+        match c {
+            c if c.is_ascii() => text.push(c),
+            c => text.push_str(&format!("\\[u{:04X}]", u32::from(c))),
+        }
+    }
+    text
 }

@@ -9,16 +9,18 @@ use sqlock::{Lease, LeaseInfo};
 use crate::durations;
 use crate::say::printable_line;
 
-/// `host/17 ("deploy 42") for 3m 20s; ends in 24s unless it is renewed`.
+/// `held by host/17 ("deploy 42") for 3m 20s; its lease ends in 24s unless it is renewed`.
 pub fn describe(held: &LeaseInfo) -> String {
-    let holder = match held.owner {
-        Some(_) => format!("held by {}", printable_line(&held.holder)),
-        None => format!("kept taken after {} gave it back", printable_line(&held.holder)),
-    };
     let label = if held.label.is_empty() { String::new() } else { format!(" (\"{}\")", printable_line(&held.label)) };
-    let unless = if held.owner.is_some() { " unless it is renewed" } else { "" };
-    let (age, left) = (durations::show(age(held)), durations::show(held.remaining));
-    format!("{holder}{label} for {age}; free in {left}{unless}")
+    let holder = format!("{}{label}", printable_line(&held.holder));
+    let left = durations::show(held.remaining);
+    match held.owner {
+        Some(_) => {
+            let age = durations::show(age(held));
+            format!("held by {holder} for {age}; its lease ends in {left} unless it is renewed")
+        }
+        None => format!("given back by {holder}, and kept taken for another {left}"),
+    }
 }
 
 /// How long it has been held, by the database's clock alone.
@@ -31,6 +33,16 @@ pub fn age(held: &LeaseInfo) -> Duration {
 pub fn time(at: DateTime<Utc>) -> String {
     let since_epoch = Duration::from_micros(u64::try_from(at.timestamp_micros()).unwrap_or(0));
     humantime::format_rfc3339_millis(SystemTime::UNIX_EPOCH + since_epoch).to_string()
+}
+
+/// As `acquire` and `renew` print it.
+pub fn json_of_steps(held: &LeaseInfo) -> Value {
+    json!({
+        "name": held.name.as_str(),
+        "token": held.token.get(),
+        "owner": held.owner.map(|owner| owner.to_string()),
+        "expires_at": time(held.expires_at),
+    })
 }
 
 /// As `ls --json` and `show --json` have it.

@@ -33,11 +33,16 @@ pub struct Arguments {
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut signals = Signals::that_end()?;
-    let db = Database::open(global)?;
-    let mut held = db.with_tables(async || db.locks.list(&args.prefix).await).await?;
+    let db = Database::open_to_read(global)?;
+    let mut held = db.read(async || db.locks.list(&args.prefix).await).await?;
     let mut clear = if args.watch && !args.json && std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
     loop {
-        output::text(&format!("{clear}{}", show(&args, &held)))?;
+        let all = || Value::from_iter(held.iter().map(hold::json));
+        match (args.json, args.watch) {
+            (true, true) => output::json(&all())?,
+            (true, false) => output::json_on_many_lines(&all())?,
+            _ => output::text(&format!("{clear}{}", table(&held)))?,
+        }
         if !args.watch {
             let _ = db.locks.shutdown().await;
             return Ok(0);
@@ -49,18 +54,14 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
             () = sleep(Duration::from_secs(1)) => {}
             signal = signals.next() => return Ok(exit::of_signal(signal)),
         }
-        match db.locks.list(&args.prefix).await {
+        match db.read(async || db.locks.list(&args.prefix).await).await {
             Ok(now) => held = now,
             Err(error) => say::warning(&format!("{}; showing what was", Failure::from(error).message)),
         }
     }
 }
 
-fn show(args: &Arguments, held: &[LeaseInfo]) -> String {
-    if args.json {
-        let all = Value::from_iter(held.iter().map(hold::json));
-        return if args.watch { format!("{all}\n") } else { format!("{all:#}\n") };
-    }
+fn table(held: &[LeaseInfo]) -> String {
     let rows: Vec<Vec<String>> = held
         .iter()
         .map(|held| {
@@ -74,5 +75,5 @@ fn show(args: &Arguments, held: &[LeaseInfo]) -> String {
             ]
         })
         .collect();
-    output::table(&["NAME", "HOLDER", "HELD FOR", "FREE IN", "TOKEN", "LABEL"], &rows)
+    output::table(&["NAME", "HOLDER", "HELD FOR", "EXPIRES IN", "TOKEN", "LABEL"], &rows)
 }

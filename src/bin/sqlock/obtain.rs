@@ -130,7 +130,7 @@ async fn enclosing_owner(db: &Database, name: &str) -> Result<Option<Owner>, Fai
     if owners.is_empty() {
         return Ok(None);
     }
-    let held = db.with_tables(async || db.locks.inspect(name).await).await?;
+    let held = db.read(async || db.locks.inspect(name).await).await?;
     Ok(held.and_then(|held| held.owner).filter(|owner| owners.contains(owner)))
 }
 
@@ -149,13 +149,13 @@ async fn tell_who_holds(db: &Database, name: &str, reached: &Cell<Option<Instant
             let changed = said.as_ref().is_none_or(|said| said.token != held.token);
             if changed || Instant::now() >= again {
                 let hint = match said {
-                    None => format!(
-                        "\nGive up with Ctrl-C, or bound the wait with --timeout. If that holder is gone for good: \
+                    None if held.owner.is_some() => format!(
+                        "\nGive up with Ctrl-C, or bound the wait with --timeout. If that holder hangs: \
                          sqlock unlock {} --token {}",
                         shell_word(name),
                         held.token
                     ),
-                    Some(_) => String::new(),
+                    _ => String::new(),
                 };
                 say::note(&format!("waiting for {}, {}{hint}", quoted(name), hold::describe(&held)));
                 again = Instant::now() + pause;

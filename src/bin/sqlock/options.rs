@@ -11,10 +11,8 @@ use crate::{acquire, bench, extras, ls, release, renew, run, schema, show, sweep
 #[derive(Parser)]
 #[command(
     name = "sqlock",
-    version,
-    long_version = long_version(),
+    version = version(),
     max_term_width = 100,
-    disable_help_subcommand = true,
     subcommand_required = true,
     after_help = "Try: sqlock run hello -- sh -c 'echo holding; sleep 5'   and meanwhile: sqlock ls",
     after_long_help = LONG_HELP,
@@ -34,21 +32,21 @@ Examples:
   sqlock ls                                      who holds what
   sqlock show deploy                             who holds this, since when, until when
 
+The database is the first of these: --database-url, DATABASE_URL, DATABASE_URL in a file .env here or in a directory above,
+the embedded file sqlock.db in this directory. Passwords on a command line can be seen by others on this host: prefer
+DATABASE_URL. Beside a SQLite file, leases are kept in FILE-sqlock, so that a long transaction in the file does not hold them
+up.
+
 Exit codes:
   the command's own; 128+N if signal N killed it
   64  usage          69  database unreachable       75  not obtained: -n, or -w ran out
   78  configuration  79  lease lost, or not yours   126, 127  command not executable, not found
-  130, 143           interrupted while waiting";
+  130, 143           interrupted while waiting
+  71, 74             the system refused something; stdout cannot be written";
 
 #[derive(Args)]
 pub struct Global {
-    /// The database: postgres://…, mysql://…, mariadb://… or sqlite://FILE.
-    ///
-    /// Without it, DATABASE_URL from the environment or from a file .env here or in a directory above; without those,
-    /// the embedded file sqlock.db in the current directory. Beside a SQLite file, leases are kept in FILE-sqlock, so that
-    /// a long transaction in the file does not hold them up.
-    ///
-    /// Passwords on a command line can be seen by others on this host: prefer DATABASE_URL.
+    /// The database: postgres://…, mysql://…, mariadb://… or sqlite://FILE. Without it, DATABASE_URL.
     #[arg(short = 'D', long, global = true, value_name = "URL", help_heading = "Global options")]
     pub database_url: Option<String>,
     /// Do not look for a file .env.
@@ -86,7 +84,7 @@ pub enum Subcommand {
 }
 
 /// `0.1.0, for PostgreSQL, SQLite`.
-fn long_version() -> String {
+fn version() -> String {
     let databases = [
         ("PostgreSQL", cfg!(feature = "postgres")),
         ("MySQL and MariaDB", cfg!(feature = "mysql")),

@@ -17,8 +17,26 @@ pub fn text(text: &str) -> Result<(), Failure> {
     })
 }
 
+/// JSON on one line.
 pub fn json(value: &Value) -> Result<(), Failure> {
-    text(&format!("{value}\n"))
+    text(&printable_json(&format!("{value}\n")))
+}
+
+/// JSON for people, too.
+pub fn json_on_many_lines(value: &Value) -> Result<(), Failure> {
+    text(&printable_json(&format!("{value:#}\n")))
+}
+
+/// JSON need not escape DEL and the C1 codes, but some terminals act on them.
+fn printable_json(json: &str) -> String {
+    let mut shown = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            c if c.is_control() && c != '\n' => shown.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => shown.push(c),
+        }
+    }
+    shown
 }
 
 /// A table with a heading, each column as wide as it must be.

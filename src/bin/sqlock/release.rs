@@ -9,6 +9,7 @@ use crate::unlock::{self, Holding};
 /// Give back a lease from "sqlock acquire".
 ///
 /// Exit code 79: that token did not hold the name any more. What was done under it may have met somebody else's work.
+/// Inside a "sqlock run" of the same name the token is the same, and ends the lease of that too.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]

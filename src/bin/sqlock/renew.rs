@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use clap::Args;
-use serde_json::json;
 
 use crate::database::Database;
-use crate::exit::{Failure, Outcome};
+use crate::exit::Outcome;
 use crate::options::Global;
 use crate::unlock::{Holding, not_held};
 use crate::{durations, hold, output};
@@ -25,19 +24,16 @@ pub struct Arguments {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let db = Database::open(global)?;
+    let db = Database::open_to_read(global)?;
     let Holding { name, token } = &args.holding;
-    let extended = db.with_tables(async || db.locks.extend(name, *token, args.ttl).await).await?;
-    let held = db.locks.inspect(name).await?.filter(|held| held.token == *token);
+    let extended = db.read(async || db.locks.extend(name, *token, args.ttl).await).await?;
+    let held = db.read(async || db.locks.inspect(name).await).await?;
     let _ = db.locks.shutdown().await;
     match held {
-        Some(held) if extended => output::json(&json!({
-            "name": held.name.as_str(),
-            "token": held.token.get(),
-            "owner": held.owner.map(|owner| owner.to_string()),
-            "expires_at": hold::time(held.expires_at),
-        }))
-        .map(|()| 0),
-        held => Err::<u8, Failure>(not_held(&args.holding, held.as_ref())),
+        Some(held) if extended && held.token == *token => {
+            output::json(&hold::json_of_steps(&held))?;
+            Ok(0)
+        }
+        held => Err(not_held(&args.holding, held.as_ref())),
     }
 }

@@ -61,7 +61,7 @@ pub struct Arguments {
     /// differences between the clocks that start them.
     #[arg(long, value_name = "DURATION", value_parser = durations::parse)]
     hold_at_least: Option<Duration>,
-    /// Stop the command and free the name after this time.
+    /// Stop the command and free the name after this time. --signal comes --kill-after before that.
     #[arg(long, value_name = "DURATION", value_parser = durations::parse)]
     max_hold: Option<Duration>,
     /// Stand again when the lease was lost: of all who run this, one leads at any time. After the first time the database
@@ -130,8 +130,9 @@ fn start(args: &Arguments, lease: &Lease, signals: &mut Signals) -> Result<Holdi
     signals.and_others()?;
     let ttl = args.terms.ttl.min(args.max_hold.unwrap_or(Duration::MAX));
     let terms = guard::Terms::new(ttl, args.kill_after, args.signal);
-    // The request for the lease went out before now, and the lease ends a margin before the database's does.
-    let ends = args.max_hold.map(|at_most| Instant::now() + at_most - ttl / 10);
+    // It counts from when the lease was asked for: what is gone of that by now is gone of --max-hold.
+    let gone = ttl.saturating_sub(lease.remaining());
+    let ends = args.max_hold.map(|at_most| Instant::now() + at_most.saturating_sub(gone));
     let terminal = Terminal::open();
     let guard = Guard::start()?;
     match Child::start(&args.command, lease, &guard, &terms) {
@@ -146,7 +147,7 @@ fn start(args: &Arguments, lease: &Lease, signals: &mut Signals) -> Result<Holdi
 /// A command at work under a lease.
 struct Holding {
     terms: guard::Terms,
-    /// About when `--max-hold` is over.
+    /// When `--max-hold` is over.
     ends: Option<Instant>,
     terminal: Terminal,
     guard: Guard,
@@ -210,6 +211,7 @@ impl Holding {
             (None, None) => None,
             (Some(LossCause::MaxHold), _) | (None, Some(_)) if at_max_hold => Some(LossCause::MaxHold.to_string()),
             (None, Some(Report::Told | Report::Killed)) => Some("it could not be renewed".into()),
+            (Some(LossCause::Superseded), _) => Some("it was taken away with \"sqlock unlock\", or taken over".into()),
             (Some(cause), _) => Some(cause.to_string()),
         };
         if why.is_some() {

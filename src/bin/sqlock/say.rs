@@ -30,8 +30,8 @@ pub fn error(message: &str) {
 
 /// In colour on a terminal unless NO_COLOR is set; anstream sees to that. A stderr that is closed loses the line, no more.
 fn line(colour: &str, message: &str) {
-    let message = printable(message);
-    let _ = writeln!(anstream::stderr(), "{colour}sqlock:\x1b[0m {message}");
+    let lines: String = printable(message).lines().map(|line| format!("{colour}sqlock:\x1b[0m {line}\n")).collect();
+    let _ = anstream::stderr().write_all(lines.as_bytes());
 }
 
 /// Control characters shown rather than sent: a name or a label must not paint on, or retitle, somebody's terminal.

@@ -9,7 +9,8 @@ use crate::output;
 
 /// Print the SQL that creates the tables, to paste into your own migrations.
 ///
-/// Then nobody needs the right to create tables but your own migrations. Nothing is sent to a database.
+/// Then nobody needs the right to create tables but your own migrations. Nothing is sent to a database. (On SQLite this
+/// command keeps its leases in a file of its own; the tables in yours are for programs that use the library.)
 #[derive(Args)]
 pub struct Arguments {
     /// For which database. By default the one that is configured.
@@ -34,6 +35,9 @@ pub fn run(global: &Global, args: Arguments) -> Outcome {
         Kind::Mysql => MYSQL,
         Kind::Sqlite => SQLITE,
     };
-    output::text(&files.join("\n"))?;
+    // A migration is one statement, and on MySQL ends without a semicolon.
+    let statements: Vec<String> =
+        files.iter().map(|file| format!("{};\n", file.trim_end().trim_end_matches(';'))).collect();
+    output::text(&statements.join("\n"))?;
     Ok(0)
 }

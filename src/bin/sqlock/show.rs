@@ -22,38 +22,34 @@ pub struct Arguments {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let db = Database::open(global)?;
-    let held = db.with_tables(async || db.locks.inspect(&args.name).await).await?;
+    let db = Database::open_to_read(global)?;
+    let held = db.read(async || db.locks.inspect(&args.name).await).await?;
     let _ = db.locks.shutdown().await;
     if args.json {
-        output::text(&format!("{:#}\n", held.as_ref().map_or(Value::Null, hold::json)))?;
+        output::json_on_many_lines(&held.as_ref().map_or(Value::Null, hold::json))?;
         return Ok(0);
     }
     let Some(held) = held else {
         output::text(&format!("{} is free\n", quoted(&args.name)))?;
         return Ok(0);
     };
-    let owner = match held.owner {
-        Some(owner) if held.holds > 1 => format!("{owner}, entered {} times", held.holds),
-        Some(owner) => owner.to_string(),
-        None => "given back, and kept taken as its holder asked".into(),
-    };
     let ago = durations::show(hold::age(&held));
     let left = durations::show(held.remaining);
-    output::text(&format!(
-        "name         {}\n\
-         holder       {}\n\
-         label        {}\n\
-         owner        {owner}\n\
-         token        {}\n\
-         acquired at  {} ({ago} ago)\n\
-         expires at   {} (in {left}, unless it is renewed)\n",
-        printable_line(held.name.as_str()),
-        printable_line(&held.holder),
-        printable_line(&held.label),
-        held.token,
-        hold::time(held.acquired_at),
-        hold::time(held.expires_at),
-    ))?;
+    let mut lines = vec![
+        ("name", printable_line(held.name.as_str())),
+        ("holder", printable_line(&held.holder)),
+        ("label", printable_line(&held.label)),
+    ];
+    match held.owner {
+        Some(owner) if held.holds > 1 => lines.push(("owner", format!("{owner}, entered {} times", held.holds))),
+        Some(owner) => lines.push(("owner", owner.to_string())),
+        None => lines.push(("state", "given back, and kept taken as its holder asked".into())),
+    }
+    let unless = if held.owner.is_some() { ", unless it is renewed" } else { "" };
+    lines.push(("token", held.token.to_string()));
+    lines.push(("acquired at", format!("{} ({ago} ago)", hold::time(held.acquired_at))));
+    lines.push(("expires at", format!("{} (in {left}{unless})", hold::time(held.expires_at))));
+    let lines = lines.iter().filter(|(_, value)| !value.is_empty());
+    output::text(&lines.map(|(what, value)| format!("{what:<11}  {value}\n")).collect::<String>())?;
     Ok(0)
 }

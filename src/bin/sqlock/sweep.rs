@@ -23,8 +23,8 @@ pub struct Arguments {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let db = Database::open(global)?;
-    let purged = db.with_tables(async || db.locks.sweeper().retention(args.retention).sweep().await).await?;
+    let db = Database::open_to_read(global)?;
+    let purged = db.read(async || db.locks.sweeper().retention(args.retention).sweep().await).await?;
     let _ = db.locks.shutdown().await;
     output::text(&format!("purged {purged} names\n"))?;
     Ok(0)

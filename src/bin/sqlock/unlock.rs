@@ -38,10 +38,10 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
 
 /// Ends a holding, or fails with 79.
 pub async fn end(global: &Global, holding: &Holding) -> Result<(), Failure> {
-    let db = Database::open(global)?;
+    let db = Database::open_to_read(global)?;
     let Holding { name, token } = holding;
-    let ended = db.with_tables(async || db.locks.evict(name, *token).await).await?;
-    let held = if ended { None } else { db.locks.inspect(name).await? };
+    let ended = db.read(async || db.locks.evict(name, *token).await).await?;
+    let held = if ended { None } else { db.read(async || db.locks.inspect(name).await).await? };
     let _ = db.locks.shutdown().await;
     if ended { Ok(()) } else { Err(not_held(holding, held.as_ref())) }
 }

@@ -1,4 +1,11 @@
 //! The command `sqlock`, driven as real processes.
 
+mod exit;
+mod faults;
+mod listing;
+mod once;
+mod process;
 mod run;
+mod setup;
+mod steps;
 mod tls;

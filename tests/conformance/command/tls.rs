@@ -54,7 +54,7 @@ async fn a_server_is_asked_for_its_certificate() {
     assert_eq!(ended.stdout, "ran\n");
 
     let stranger = Fresh::at(verified(kind, &server.url(), &other));
-    let ended = run(&stranger, &["run", "job", "--", "echo", "ran"]).await.expect(69);
+    let ended = run(&stranger, &["run", "job", "--", "echo", "ran"]).await.expect(78);
     assert!(ended.stderr.contains("certificate"), "{}", ended.stderr);
     assert_eq!(ended.stdout, "");
 }

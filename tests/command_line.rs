@@ -1,0 +1,344 @@
+//! What the command says: help, errors, and the scripts it prints. The texts are in `snapshots/`; run with
+//! `SNAPSHOTS=overwrite` to write them anew.
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
+
+#[path = "support/mod.rs"]
+mod support;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use regex::Regex;
+use rustix::process::Signal;
+use snapbox::data::{Data, DataFormat};
+use sqlock::Locks;
+use tokio::process::Command;
+
+use support::command::{ClosedPort, Ended, Running, bare, beside, end, run, sqlock};
+use support::{Fresh, builder, empty};
+
+/// The texts are the same on all databases, and SQLite needs no server.
+type Sql = sqlx::Sqlite;
+const DATABASE: support::Database = support::Database::Sqlite;
+
+const LONG: Duration = Duration::from_secs(600);
+
+/// Compares with `snapshots/NAME.txt`, apart from what is different each time.
+#[track_caller]
+fn assert_snapshot(name: &str, text: &str) {
+    let mut text = text.to_owned();
+    for (pattern, placeholder) in [
+        (r"\b\d{16}\b", "[TOKEN]"),
+        (r"\b[0-9a-f]{32}\b", "[OWNER]"),
+        (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", "[TIME]"),
+        (r"(for|ends in|another|\(in|lasts) \d+(\.\d+)?(ms|s|m|h)( \d+(ms|s|m|h))*", "$1 [DURATION]"),
+        (r"\(\d+(\.\d+)?(ms|s|m|h)( \d+(ms|s|m|h))* ago", "([DURATION] ago"),
+        (r"--max-hold in \d+(\.\d+)?s", "--max-hold in [DURATION]"),
+        // In the columns of ls.
+        (r"  \d+(\.\d+)?(ms|s|m|h)( \d+(ms|s|m|h))* +\d+m( \d+s)? +", "  [AGE]  [LEFT]  "),
+        (r"HELD FOR +EXPIRES IN +TOKEN +", "HELD FOR  EXPIRES IN  TOKEN  "),
+        (r"sqlock \d+\.\d+\.\d+", "sqlock [VERSION]"),
+        (r"127\.0\.0\.1:\d+", "127.0.0.1:[PORT]"),
+    ] {
+        text = Regex::new(pattern).expect(pattern).replace_all(&text, placeholder).into_owned();
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/snapshots/{name}.txt"));
+    let expected = Data::read_from(&path, Some(DataFormat::Text)).raw();
+    snapbox::Assert::new().action_env("SNAPSHOTS").eq(text, expected);
+}
+
+/// A command of fixed width.
+fn wide(mut command: Command) -> Command {
+    command.env("COLUMNS", "100");
+    command
+}
+
+async fn said(arguments: &[&str]) -> Ended {
+    end(wide(bare(arguments))).await
+}
+
+// ---- help
+
+#[tokio::test]
+async fn help_is_what_it_was() {
+    let long = said(&["--help"]).await.expect(0);
+    assert_eq!(long.stderr, "");
+    assert_snapshot("help", &long.stdout);
+    assert_snapshot("help-short", &said(&["-h"]).await.expect(0).stdout);
+    for subcommand in subcommands(&long.stdout).into_iter().filter(|name| name != "help") {
+        let help = said(&[&subcommand, "--help"]).await.expect(0);
+        assert_eq!(help.stderr, "");
+        assert_snapshot(&format!("help-{subcommand}"), &help.stdout);
+    }
+}
+
+/// As the help lists them, so that none is forgotten here.
+fn subcommands(help: &str) -> Vec<String> {
+    let list = help.split("Commands:\n").nth(1).expect("a list of commands");
+    let lines = list.lines().take_while(|line| !line.is_empty());
+    let names: Vec<String> = lines
+        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next().map(str::to_owned))
+        .collect();
+    assert!(names.len() >= 13 && names.iter().any(|name| name == "run"), "{names:?}");
+    names
+}
+
+#[tokio::test]
+async fn help_fits_the_width_that_is_asked_for() {
+    for (columns, limit) in [("100", 100), ("80", 80), ("500", 100)] {
+        let mut command = bare(&["run", "--help"]);
+        command.env("COLUMNS", columns);
+        for line in end(command).await.expect(0).stdout.lines() {
+            assert!(line.chars().count() <= limit, "{columns}: {line}");
+        }
+    }
+}
+
+// ---- errors, waiting, conflicts
+
+/// A place where somebody with a name that does not change holds "deploy".
+async fn busy() -> (Fresh, Locks, sqlock::Lease) {
+    let db = empty().await;
+    let locks = builder(db.of_the_command().pool_of(2).await).holder("ci-7/4711").build();
+    locks.migrate().await.expect("migrate");
+    let lease = locks.lease("deploy").ttl(LONG).label("release 42").acquire().await.expect("acquire");
+    (db, locks, lease)
+}
+
+/// What was said on stderr, after what was asked.
+fn answer(text: &mut String, shown: &str, ended: &Ended) {
+    let said = [&*ended.stdout, &*ended.stderr].concat();
+    // Said before or not at all, as time would have it.
+    let said = Regex::new("(?m)^.*: stopping the command\n").expect("a pattern").replace_all(&said, "").into_owned();
+    text.push_str(&format!("{}\n{said}[{}]\n\n", format!("$ sqlock {shown}").trim_end(), ended.code()));
+}
+
+#[tokio::test]
+async fn usage_errors_say_what_is_wrong() {
+    let (db, mut text) = (empty().await, String::new());
+    for arguments in [
+        &[][..],
+        &["lock"],
+        &["run"],
+        &["run", "deploy"],
+        &["run", "deploy", "make"],
+        &["run", "-n", "-w", "5m", "deploy", "--", "make"],
+        &["run", "-w", "soon", "deploy", "--", "make"],
+        &["run", "--ttl", "100ms", "deploy", "--", "make"],
+        &["run", "--signal", "NOPE", "deploy", "--", "make"],
+        &["run", "", "--", "make"],
+        &["release", "deploy"],
+        &["release", "deploy", "--token", "0"],
+        &["postgres://me:s3cret@db.example/app", "run", "deploy"],
+    ] {
+        let shown: Vec<&str> = arguments.iter().map(|word| if word.is_empty() { "''" } else { word }).collect();
+        answer(&mut text, &shown.join(" "), &end(wide(sqlock(&db, arguments))).await.expect(64));
+    }
+    assert_snapshot("errors-usage", &text);
+}
+
+#[tokio::test]
+async fn errors_of_the_configuration_and_of_the_command_say_what_to_do() {
+    let (db, mut text) = (empty().await, String::new());
+    let missing = ["run", "--no-migrate", "deploy", "--", "make"];
+    answer(&mut text, &missing.join(" "), &run(&db, &missing).await.expect(78));
+    let port = ClosedPort::reserve();
+    let closed = format!("postgres://me:s3cret@127.0.0.1:{}/app", port.number());
+    for (code, url) in [
+        (78, ""),
+        (78, "oracle://me:s3cret@db.example/app"),
+        (78, "postgres://me:s3cret@db.example:port/app"),
+        (78, "sqlite::memory:"),
+        (78, "sqlite:///nowhere/app.db"),
+        (69, &closed),
+    ] {
+        let mut command = bare(&["ls"]);
+        command.env("DATABASE_URL", url);
+        let shown = format!("ls        # DATABASE_URL={}", url.replace("s3cret", "…"));
+        answer(&mut text, &shown, &end(command).await.expect(code));
+    }
+    for (code, command) in [(127, "/nowhere/make"), (126, "/")] {
+        let arguments = ["run", "deploy", "--", command];
+        answer(&mut text, &arguments.join(" "), &run(&db, &arguments).await.expect(code));
+    }
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let mut command = bare(&["run", "deploy", "--", "true"]);
+    command.current_dir(directory.path());
+    answer(&mut text, "run deploy -- true        # no database is named", &end(command).await.expect(0));
+    std::fs::write(directory.path().join(".env"), "DATABASE_URL=\"unclosed\n").expect("a file");
+    let mut command = bare(&["ls"]);
+    command.current_dir(directory.path());
+    answer(&mut text, "ls        # a .env with a quote that is not closed", &end(command).await.expect(78));
+    assert_snapshot("errors-configuration", &text);
+}
+
+#[tokio::test]
+async fn conflicts_say_who_holds_the_name() {
+    let (db, locks, lease) = busy().await;
+    let mut text = String::new();
+    for (code, arguments) in [
+        (75, &["run", "-n", "deploy", "--", "make"][..]),
+        (75, &["run", "-w", "50ms", "deploy", "--", "make"]),
+        (0, &["run", "-n", "--skip-ok", "deploy", "--", "make"]),
+        (75, &["acquire", "-n", "deploy"]),
+        (75, &["-q", "acquire", "-n", "deploy"]),
+        (79, &["renew", "deploy", "--token", "17"]),
+        (79, &["release", "deploy", "--token", "17"]),
+        (79, &["unlock", "other", "--token", "17"]),
+        (0, &["ls"]),
+        (0, &["show", "deploy"]),
+        (0, &["show", "other"]),
+    ] {
+        answer(&mut text, &arguments.join(" "), &run(&db, arguments).await.expect(code));
+    }
+    let token = lease.token().to_string();
+    let unlock = ["unlock", "deploy", "--token", &token];
+    answer(&mut text, &unlock.join(" "), &run(&db, &unlock).await.expect(0));
+    let kept = locks.lease("nightly").hold_at_least(LONG).acquire().await.expect("acquire");
+    kept.release().await.expect("release");
+    let arguments = ["run", "-n", "nightly", "--", "make"];
+    answer(&mut text, &arguments.join(" "), &run(&db, &arguments).await.expect(75));
+    assert_snapshot("conflicts", &text);
+}
+
+#[tokio::test]
+async fn a_waiter_says_what_it_waits_for_and_what_to_do() {
+    let (db, _locks, lease) = busy().await;
+    let mut waiter = Running::start(sqlock(&db, &["run", "deploy", "--", "make"]));
+    waiter.says("sqlock unlock").await;
+    waiter.signal(Signal::INT);
+    let mut text = String::new();
+    answer(&mut text, "run deploy -- make        # interrupted", &waiter.end().await.expect(130));
+    lease.release().await.expect("ours to the end");
+    assert_snapshot("waiting", &text);
+}
+
+#[tokio::test]
+async fn a_command_that_is_stopped_says_why() {
+    let (db, mut text) = (empty().await, String::new());
+    let locks = beside(&db).await;
+    let mut holder =
+        Running::start(sqlock(&db, &["run", "--ttl", "2s", "deploy", "--", "sh", "-c", "echo; sleep 600"]));
+    holder.prints("\n").await;
+    let held = locks.inspect("deploy").await.expect("inspect").expect("held");
+    assert!(locks.evict("deploy", held.token).await.expect("evict"));
+    answer(&mut text, "run --ttl 2s deploy -- make        # unlocked", &holder.end().await.expect(79));
+    let arguments = ["run", "--ttl", "6s", "--max-hold", "5s", "deploy", "--", "sleep", "600"];
+    answer(&mut text, &arguments.join(" "), &run(&db, &arguments).await.expect(79));
+    assert_snapshot("stopped", &text);
+}
+
+// ---- colours
+
+#[tokio::test]
+async fn there_are_no_escape_codes_where_there_is_no_terminal() {
+    let (db, _locks, _lease) = busy().await;
+    for (code, arguments) in [
+        (0, &["--help"][..]),
+        (0, &["ls"]),
+        (0, &["show", "deploy"]),
+        (64, &["run", "--frobnicate"]),
+        (75, &["run", "-n", "deploy", "--", "true"]),
+        (79, &["unlock", "deploy", "--token", "17"]),
+    ] {
+        let ended = run(&db, arguments).await.expect(code);
+        assert!(![ended.stdout, ended.stderr].concat().contains('\u{1b}'), "{arguments:?}");
+    }
+}
+
+#[tokio::test]
+async fn there_are_colours_on_a_terminal_unless_no_color_is_set() {
+    let (db, _locks, _lease) = busy().await;
+    for (no_color, term, coloured) in [(None, "xterm", true), (Some("1"), "xterm", false), (None, "dumb", false)] {
+        for (code, arguments) in [
+            (75, &["run", "-n", "deploy", "--", "true"][..]),
+            (79, &["unlock", "deploy", "--token", "17"]),
+            (64, &["run", "--frobnicate"]),
+        ] {
+            let mut command = sqlock(&db, arguments);
+            command.env("TERM", term);
+            if let Some(value) = no_color {
+                command.env("NO_COLOR", value);
+            }
+            let shown = on_a_terminal(command, code).await;
+            assert_eq!(shown.contains("\u{1b}["), coloured, "{no_color:?} {term} {arguments:?}: {shown:?}");
+        }
+    }
+}
+
+/// Runs it with a terminal for stderr, and returns what that has shown.
+async fn on_a_terminal(mut command: Command, code: i32) -> String {
+    let terminal = nix::pty::openpty(None, None).expect("a terminal");
+    let mut child = command.stdout(Stdio::null()).stderr(terminal.slave).spawn().expect("sqlock can be started");
+    drop(command); // or the terminal would stay open on its account
+    let master = std::fs::File::from(terminal.master);
+    // Reading fails when nobody has the terminal open any more.
+    let shown = tokio::task::spawn_blocking(move || {
+        let (mut shown, mut buffer) = (Vec::new(), [0; 4096]);
+        while let Ok(read @ 1..) = std::io::Read::read(&mut &master, &mut buffer) {
+            shown.extend_from_slice(&buffer[..read]);
+        }
+        shown
+    });
+    let status = support::soon("the end of sqlock", child.wait()).await.expect("its end");
+    assert_eq!(status.code(), Some(code));
+    let shown = support::soon("the end of what it shows", shown).await.expect("no panic");
+    String::from_utf8(shown).expect("sqlock speaks UTF-8")
+}
+
+// ---- what it prints for other programs
+
+#[tokio::test]
+async fn completions_are_scripts_for_their_shells() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = said(&["completions", shell]).await.expect(0).stdout;
+        for word in ["acquire", "unlock", "hold-at-least"] {
+            assert!(script.contains(word), "{shell}: no {word}");
+        }
+    }
+    let script = said(&["completions", "bash"]).await.expect(0).stdout;
+    let output = through("bash", &["-n"], &script).expect("there is a bash");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    said(&["completions", "abacus"]).await.expect(64);
+}
+
+#[tokio::test]
+async fn man_is_a_page_that_man_can_show() {
+    let page = said(&["man"]).await.expect(0).stdout;
+    assert!(page.lines().any(|line| line.starts_with(".TH")), "it has a title");
+    let format = Regex::new("\u{1b}\\[[0-9;]*m|.\u{8}").expect("a pattern");
+    for (program, arguments) in [("man", &["--warnings", "-l", "-"][..]), ("groff", &["-man", "-Tutf8", "-ww"])] {
+        let Some(output) = through(program, arguments, &page) else { continue };
+        assert!(output.status.success(), "{program}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{program} has nothing to complain about");
+        let shown = String::from_utf8_lossy(&output.stdout);
+        let shown = format.replace_all(&shown, "");
+        for words in ["SQLOCK RUN", "--database-url", "postgres://…"] {
+            assert!(shown.contains(words), "{program} shows no {words}: {shown}");
+        }
+    }
+}
+
+/// Runs a program with this on its stdin. `None`: it is not installed here.
+fn through(program: &str, arguments: &[&str], input: &str) -> Option<std::process::Output> {
+    let child = std::process::Command::new(program)
+        .args(arguments)
+        .env("MANWIDTH", "100")
+        .env("LC_ALL", "C.UTF-8")
+        .env("PAGER", "cat")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = child.ok()?;
+    let mut stdin = child.stdin.take().expect("a pipe was asked for");
+    let input = input.to_owned();
+    let writing = std::thread::spawn(move || stdin.write_all(input.as_bytes()));
+    let output = child.wait_with_output().expect("its end");
+    // It need not read it to the end.
+    let _ = writing.join().expect("no panic");
+    Some(output)
+}

@@ -1,0 +1,465 @@
+//! Every exit code of the command, provoked. Each provocation is a function that returns its rows of the table which
+//! `every_exit_code` prints.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use sqlx::{AssertSqlSafe, Pool};
+
+use crate::support::command::{ClosedPort, Ended, Running, bare, beside, end, held, path, run, sqlock};
+use crate::support::server::{Kind, Options, Server};
+use crate::support::{Database, Fresh, connect, empty, soon};
+use crate::{DATABASE, Sql};
+
+const LONG: Duration = Duration::from_secs(600);
+
+/// Codes, and how they were provoked.
+#[derive(Default)]
+struct Table(Vec<(i32, String)>);
+
+impl Table {
+    /// Fails the test unless it ended with this code.
+    #[track_caller]
+    fn add(&mut self, code: i32, how: &str, ended: Ended) -> Ended {
+        let ended = ended.expect(code);
+        self.0.push((code, how.into()));
+        ended
+    }
+}
+
+/// The whole table; `cargo test every_exit_code -- --nocapture` prints it.
+#[tokio::test]
+async fn every_exit_code() {
+    let tables = [
+        the_commands_own().await,
+        usage().await,
+        unreachable_database().await,
+        not_obtained().await,
+        configuration().await,
+        not_the_holder().await,
+        taken_away_by_an_operator().await,
+        not_executable_and_not_found().await,
+        interrupted_while_waiting().await,
+    ];
+    let rows: Vec<(i32, String)> = tables.into_iter().flat_map(|table| table.0).collect();
+    let lines: Vec<String> = rows.iter().map(|(code, how)| format!("{DATABASE:?} | {code} | {how}\n")).collect();
+    println!("{}", lines.concat());
+    for code in [0, 3, 64, 69, 75, 78, 79, 126, 127, 130, 137, 143] {
+        assert!(rows.iter().any(|(seen, _)| *seen == code), "{code} was not provoked");
+    }
+}
+
+// ---- the command ran
+
+#[tokio::test]
+async fn the_commands_own_code_is_passed_on_and_a_signals_is_128_and_its_number() {
+    the_commands_own().await;
+}
+
+async fn the_commands_own() -> Table {
+    let (db, mut table) = (empty().await, Table::default());
+    for (code, script, how) in [
+        (0, "exit 0", "the command exits with 0"),
+        (3, "exit 3", "the command exits with 3"),
+        (255, "exit 255", "the command exits with 255"),
+        (137, "kill -KILL $$", "KILL ends the command"),
+        (143, "kill -TERM $$", "TERM ends the command"),
+        (129, "kill -HUP $$", "HUP ends the command"),
+    ] {
+        let ended = table.add(code, how, run(&db, &["run", "job", "--", "sh", "-c", script]).await);
+        assert_eq!((&*ended.stdout, &*ended.stderr), ("", ""), "there is nothing to say");
+    }
+    assert_eq!(held(&beside(&db).await, "job").await, None);
+    table
+}
+
+#[tokio::test]
+async fn a_command_that_cannot_be_started_frees_the_name() {
+    not_executable_and_not_found().await;
+}
+
+async fn not_executable_and_not_found() -> Table {
+    let (db, mut table) = (empty().await, Table::default());
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let file = path(directory.path(), "script");
+    fs::write(&file, "#!/bin/sh\n").expect("the directory is ours to write");
+    let locks = beside(&db).await;
+    for (code, command, how) in [
+        (126, &*file, "the command is a file without the right to execute it"),
+        (126, &*path(directory.path(), ""), "the command is a directory"),
+        (127, &*path(directory.path(), "missing"), "the command is a path where there is nothing"),
+        (127, "sqlock-test-no-such-command", "the command is in no directory of PATH"),
+    ] {
+        let ended = table.add(code, how, run(&db, &["run", "job", "--", command]).await);
+        assert!(ended.stderr.contains(command), "{}", ended.stderr);
+        assert_eq!(held(&locks, "job").await, None);
+    }
+    table
+}
+
+// ---- 64
+
+#[tokio::test]
+async fn what_cannot_be_meant_is_64_and_nothing_runs() {
+    usage().await;
+}
+
+async fn usage() -> Table {
+    let (db, mut table) = (empty().await, Table::default());
+    let (long_name, long_label) = ("n".repeat(256), "l".repeat(256));
+    let say = ["--", "echo", "it ran"];
+    let run_with = |options: &[&'static str]| [&["run"], options, &["job"], &say].concat();
+    let cases: Vec<(&str, Vec<&str>)> = vec![
+        ("no subcommand", vec![]),
+        ("an unknown subcommand", vec!["lock", "job"]),
+        ("an unknown option", run_with(&["--frobnicate"])),
+        ("no name", vec!["run"]),
+        ("no command", vec!["run", "job"]),
+        ("a command without --", vec!["run", "job", "echo", "it ran"]),
+        ("-n together with -w", run_with(&["-n", "-w", "1s"])),
+        ("-E together with --skip-ok", run_with(&["-E", "9", "--skip-ok"])),
+        ("-E 256", run_with(&["-E", "256"])),
+        ("-w soon", run_with(&["-w", "soon"])),
+        ("--ttl 999ms", run_with(&["--ttl", "999ms"])),
+        ("--ttl 25h", run_with(&["--ttl", "25h"])),
+        ("--max-hold 0s", run_with(&["--max-hold", "0s"])),
+        ("--hold-at-least 25h", run_with(&["--hold-at-least", "25h"])),
+        ("--signal NOSUCH", run_with(&["--signal", "NOSUCH"])),
+        ("an empty name", [&["run", ""], &say[..]].concat()),
+        ("a name of 256 bytes", [&["run", &long_name], &say[..]].concat()),
+        ("a label of 256 bytes", [&["run", "--label", &long_label, "job"], &say[..]].concat()),
+        ("acquire: a name of 256 bytes", vec!["acquire", &long_name]),
+        ("acquire --ttl 999ms", vec!["acquire", "job", "--ttl", "999ms"]),
+        ("show: an empty name", vec!["show", ""]),
+        ("release without --token", vec!["release", "job"]),
+        ("release --token 0", vec!["release", "job", "--token", "0"]),
+        ("renew --ttl 25h", vec!["renew", "job", "--token", "1", "--ttl", "25h"]),
+        ("schema --db oracle", vec!["schema", "--db", "oracle"]),
+    ];
+    for (how, arguments) in cases {
+        let ended = table.add(64, how, run(&db, &arguments).await);
+        assert_eq!(ended.stdout, "", "{how}");
+        assert_ne!(ended.stderr, "", "{how}");
+    }
+    // The bounds themselves are in range.
+    for ttl in ["1s", "24h"] {
+        run(&db, &["run", "--ttl", ttl, "job", "--", "true"]).await.expect(0);
+    }
+    run(&db, &["run", &"n".repeat(255), "--label", &"l".repeat(255), "--", "true"]).await.expect(0);
+    table
+}
+
+// ---- 78
+
+#[tokio::test]
+async fn a_configuration_that_cannot_work_is_78_and_says_why() {
+    configuration().await;
+}
+
+async fn configuration() -> Table {
+    let mut table = Table::default();
+    let tried = |url: String| {
+        let mut command = bare(&["run", "job", "--", "echo", "it ran"]);
+        command.env("DATABASE_URL", url);
+        end(command)
+    };
+    let mut refused = |how: &str, why: &str, ended: Ended| {
+        let ended = table.add(78, how, ended);
+        assert!(ended.stderr.contains(why), "{how}: {}", ended.stderr);
+        assert_eq!(ended.stdout, "", "{how}");
+        assert!(!ended.stderr.contains("s3cret"), "{how}: {}", ended.stderr);
+    };
+    refused("DATABASE_URL is empty", "DATABASE_URL is empty", tried(String::new()).await);
+    refused("an unknown scheme", "must begin with", tried("oracle://u:s3cret@127.0.0.1/x".into()).await);
+    refused("sqlite::memory:", "in memory", tried("sqlite::memory:".into()).await);
+
+    let db = empty().await;
+    refused(
+        "missing tables and --no-migrate",
+        "sqlock migrate",
+        run(&db, &["run", "--no-migrate", "job", "--", "echo", "it ran"]).await,
+    );
+
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    fs::write(directory.path().join(".env"), "DATABASE_URL=\"postgres://u:s3cret@127.0.0.1/x\nPORT=1\n")
+        .expect("the directory is ours to write");
+    let mut command = bare(&["run", "job", "--", "echo", "it ran"]);
+    command.current_dir(directory.path());
+    refused("a .env that cannot be parsed", ".env cannot be read", end(command).await);
+
+    match DATABASE {
+        Database::Sqlite => {
+            let place = directory.path().display();
+            refused(
+                "a file in a directory that does not exist",
+                "No such file or directory",
+                tried(format!("sqlite://{place}/missing/app.db")).await,
+            );
+            refused("a directory in the place of the file", "is a directory", tried(format!("sqlite://{place}")).await);
+            let file = directory.path().join("app.db-sqlock");
+            fs::write(&file, "this is not a SQLite file, but long enough for the header of one".repeat(100))
+                .expect("the directory is ours to write");
+            refused(
+                "a file that is not a SQLite database",
+                "file is not a database",
+                tried(format!("sqlite://{place}/app.db")).await,
+            );
+        }
+        _ => {
+            let (before, query) = db.url.split_once('?').unwrap_or((&db.url, ""));
+            let base = before.rsplit_once('/').map_or(before, |(base, _)| base);
+            refused("an unknown database", "missing", tried(format!("{base}/sqlock_missing?{query}")).await);
+            let guarded = Guarded::start(&db).await;
+            tried(guarded.url("s3cret")).await.expect(0);
+            refused("a wrong password", &guarded.user, tried(guarded.url("s3cret-not")).await);
+            refused("an unknown user", "nobody", tried(guarded.url("s3cret").replace(&guarded.user, "nobody")).await);
+            guarded.drop().await;
+        }
+    }
+    table
+}
+
+/// A server with a user whose password it asks for.
+struct Guarded {
+    user: String,
+    admin: Pool<Sql>,
+    /// Where the user's name and password go.
+    url: String,
+    _server: Option<(Server, tempfile::TempDir)>,
+}
+
+impl Guarded {
+    async fn start(db: &Fresh) -> Self {
+        if DATABASE.is_mysql() {
+            let admin = db.pool_of(1).await;
+            let place: String = sqlx::query_scalar("SELECT DATABASE()").fetch_one(&admin).await.expect("the place");
+            let user = format!("g{place}");
+            execute(&admin, &format!("CREATE USER {user}@'%' IDENTIFIED BY 's3cret'")).await;
+            execute(&admin, &format!("GRANT ALL ON {place}.* TO {user}@'%'")).await;
+            return Self { user, admin, url: db.url.replacen("root@", "USER:PASSWORD@", 1), _server: None };
+        }
+        // The shared server trusts everybody.
+        let directory = tempfile::Builder::new()
+            .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .tempdir()
+            .expect("a temporary directory");
+        let rules = directory.path().join("pg_hba.conf");
+        let text = "host all postgres 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n";
+        fs::write(&rules, text).expect("the directory is ours to write");
+        let settings = vec![format!("hba_file={}", rules.display())];
+        let server = Server::start_with(Kind::Postgres, Options { settings, ..Options::default() });
+        let admin = connect(&server.url(), 1).await;
+        execute(&admin, "CREATE ROLE guarded LOGIN SUPERUSER PASSWORD 's3cret'").await;
+        let url = server.url().replacen("postgres@", "USER:PASSWORD@", 1);
+        Self { user: "guarded".into(), admin, url, _server: Some((server, directory)) }
+    }
+
+    fn url(&self, password: &str) -> String {
+        self.url.replacen("USER:PASSWORD", &format!("{}:{password}", self.user), 1)
+    }
+
+    async fn drop(self) {
+        if DATABASE.is_mysql() {
+            execute(&self.admin, &format!("DROP USER {}@'%'", self.user)).await;
+        }
+        self.admin.close().await;
+    }
+}
+
+async fn execute(pool: &Pool<Sql>, sql: &str) {
+    sqlx::query(AssertSqlSafe(sql.to_owned())).execute(pool).await.expect(sql);
+}
+
+// ---- 69
+
+#[tokio::test]
+async fn a_database_that_cannot_be_reached_is_69_and_never_taken_for_a_held_lock() {
+    unreachable_database().await;
+}
+
+async fn unreachable_database() -> Table {
+    let mut table = Table::default();
+    if DATABASE == Database::Sqlite {
+        // A file is always there; what can be out of reach is the right to write it.
+        let db = empty().await;
+        let locks = beside(&db).await;
+        let pool = db.of_the_command().pool_of(1).await;
+        let writing = pool.begin_with("BEGIN IMMEDIATE").await.expect("the file is there");
+        for (options, how) in [(&["-n"][..], ", -n"), (&["-w", "1s"], ", -w 1s"), (&["-n", "-E", "9"], ", -n -E 9")] {
+            let arguments = [&["run"], options, &["job", "--", "echo", "it ran"]].concat();
+            let how = format!("another process is writing to the sidecar file all the time{how}");
+            let ended = table.add(69, &how, run(&db, &arguments).await);
+            assert_eq!(ended.stdout, "");
+        }
+        writing.rollback().await.expect("rollback");
+        assert_eq!(held(&locks, "job").await, None, "nothing arrived late");
+        return table;
+    }
+    let port = ClosedPort::reserve();
+    let url = format!("{}://u:s3cret@127.0.0.1:{}/x", scheme(), port.number());
+    for arguments in [
+        &["run", "-n", "job", "--", "echo", "it ran"][..],
+        &["run", "-n", "-E", "9", "job", "--", "echo", "it ran"],
+        &["run", "job", "--", "echo", "it ran"],
+        &["ls"],
+        &["migrate"],
+    ] {
+        let mut command = bare(arguments);
+        command.env("DATABASE_URL", &url);
+        let how = format!("nothing listens on the port: {}", arguments.join(" "));
+        let ended = table.add(69, &how, end(command).await);
+        assert_eq!(ended.stdout, "");
+        assert!(ended.stderr.contains("unavailable"), "{}", ended.stderr);
+        assert!(!ended.stderr.contains("s3cret"), "{}", ended.stderr);
+    }
+    table
+}
+
+fn scheme() -> &'static str {
+    match DATABASE {
+        Database::Postgres => "postgres",
+        Database::MySql => "mysql",
+        Database::MariaDb => "mariadb",
+        Database::Sqlite => "sqlite",
+    }
+}
+
+// ---- 75
+
+#[tokio::test]
+async fn a_name_that_is_held_is_75_or_what_was_asked_for() {
+    not_obtained().await;
+}
+
+async fn not_obtained() -> Table {
+    let (db, mut table) = (empty().await, Table::default());
+    let lease = beside(&db).await.lease("job").ttl(LONG).label("busy").acquire().await.expect("acquire");
+    for (code, options, how) in [
+        (75, &["-n"][..], "-n, and somebody else holds the name"),
+        (75, &["-w", "300ms"], "-w 300ms, which ran out"),
+        (75, &["-w", "0"], "-w 0"),
+        (9, &["-n", "-E", "9"], "-n -E 9"),
+        (9, &["-w", "300ms", "-E", "9"], "-w 300ms -E 9"),
+        (0, &["-n", "-E", "0"], "-n -E 0"),
+        (0, &["-n", "--skip-ok"], "-n --skip-ok"),
+        (0, &["-w", "300ms", "--skip-ok"], "-w 300ms --skip-ok"),
+    ] {
+        let arguments = [&["run"], options, &["job", "--", "echo", "it ran"]].concat();
+        let start = std::time::Instant::now();
+        let ended = table.add(code, how, run(&db, &arguments).await);
+        assert!(!options.contains(&"300ms") || start.elapsed() >= Duration::from_millis(300), "it waits that long");
+        assert_eq!(ended.stdout, "");
+        assert!(ended.stderr.contains("\"job\" not obtained"), "{}", ended.stderr);
+        assert!(ended.stderr.contains("busy"), "it says who holds it: {}", ended.stderr);
+    }
+    for (code, options, how) in [
+        (75, &["-n"][..], "acquire -n"),
+        (75, &["-w", "300ms"], "acquire -w 300ms"),
+        (9, &["-n", "-E", "9"], "acquire -n -E 9"),
+    ] {
+        let ended = table.add(code, how, run(&db, &[&["acquire", "job"], options].concat()).await);
+        assert_eq!(ended.stdout, "");
+    }
+    lease.release().await.expect("ours to the end");
+    run(&db, &["run", "-n", "job", "--", "true"]).await.expect(0);
+    table
+}
+
+// ---- 79
+
+#[tokio::test]
+async fn what_an_old_token_asks_for_is_refused_with_79() {
+    not_the_holder().await;
+}
+
+async fn not_the_holder() -> Table {
+    let (db, mut table) = (empty().await, Table::default());
+    let locks = beside(&db).await;
+    let earlier = locks.lease("job").acquire().await.expect("acquire");
+    let old = earlier.token().to_string();
+    earlier.release().await.expect("release");
+    for verb in ["renew", "release", "unlock"] {
+        let how = format!("{verb} with the token of a lease that was released");
+        let ended = table.add(79, &how, run(&db, &[verb, "job", "--token", &old]).await);
+        assert!(ended.stderr.contains("it is free"), "{}", ended.stderr);
+    }
+    let lease = locks.lease("job").ttl(LONG).label("the next").acquire().await.expect("acquire");
+    let before = held(&locks, "job").await.expect("held");
+    for verb in ["renew", "release", "unlock"] {
+        let how = format!("{verb} with the token of the holder before");
+        let ended = table.add(79, &how, run(&db, &[verb, "job", "--token", &old]).await);
+        assert!(ended.stderr.contains("the next"), "it says who holds it now: {}", ended.stderr);
+        assert_eq!(ended.stdout, "");
+    }
+    let after = held(&locks, "job").await.expect("held");
+    assert_eq!((after.token, after.expires_at), (before.token, before.expires_at));
+    lease.release().await.expect("ours to the end");
+    table
+}
+
+#[tokio::test]
+async fn an_operators_unlock_stops_the_command_with_79() {
+    taken_away_by_an_operator().await;
+}
+
+async fn taken_away_by_an_operator() -> Table {
+    let (db, mut table) = (empty().await, Table::default());
+    let script = "echo $SQLOCK_TOKEN; exec sleep 600";
+    let mut holder = Running::start(sqlock(&db, &["run", "--ttl", "3s", "job", "--", "sh", "-c", script]));
+    let token = holder.prints("").await;
+    run(&db, &["unlock", "job", "--token", token.trim()]).await.expect(0);
+    let how = "an operator unlocks the name while the command runs";
+    let ended = table.add(79, how, holder.end().await);
+    assert!(ended.stderr.contains("the command was stopped"), "{}", ended.stderr);
+    // It had the stdout of sqlock, whose end was read: it is dead.
+    assert_eq!(held(&beside(&db).await, "job").await, None);
+    table
+}
+
+// ---- 130, 143
+
+#[tokio::test]
+async fn a_waiter_that_is_interrupted_leaves_nothing_behind() {
+    interrupted_while_waiting().await;
+}
+
+async fn interrupted_while_waiting() -> Table {
+    let mut table = Table::default();
+    for (signal, sent, code) in [(Signal::INT, "INT", 130), (Signal::TERM, "TERM", 143), (Signal::HUP, "HUP", 129)] {
+        for verb in [&["run", "job", "--", "echo", "it ran"][..], &["acquire", "job"]] {
+            let db = empty().await;
+            let locks = beside(&db).await;
+            let lease = locks.lease("job").ttl(LONG).acquire().await.expect("acquire");
+            let mut waiter = Running::start(sqlock(&db, verb));
+            waiter.says("waiting for \"job\"").await;
+            // The next in line, behind it.
+            let others = beside(&db).await;
+            let next = tokio::spawn(others.lease("job").ttl(LONG).acquire());
+            waiter.signal(signal);
+            let how = format!("{sent} while {} waits", verb[0]);
+            let ended = table.add(code, &how, waiter.end().await);
+            assert_eq!(ended.stdout, "", "nothing ran, and nothing was granted");
+            assert!(ended.stderr.contains("interrupted"), "{}", ended.stderr);
+            lease.release().await.expect("ours to the end");
+            let next = soon("the turn of the next", next).await.expect("no panic").expect("acquire");
+            next.release().await.expect("release");
+        }
+    }
+    table
+}
+
+/// Not a code of the contract, but every script that reads the token depends on it.
+#[tokio::test]
+async fn an_answer_that_cannot_be_written_is_a_failure() {
+    let db = empty().await;
+    for arguments in [&["ls", "--json"][..], &["show", "job"], &["schema"]] {
+        let mut command = sqlock(&db, arguments);
+        command.stdout(fs::File::create("/dev/full").expect("/dev/full")).stderr(std::process::Stdio::piped());
+        let output = soon("the end of sqlock", command.spawn().expect("sqlock").wait_with_output()).await;
+        assert_eq!(output.expect("its end").status.code(), Some(74), "{arguments:?}");
+    }
+    let ended = run(&db, &["ls", "--json"]).await.expect(0);
+    assert_eq!(serde_json::from_str::<Value>(&ended.stdout).expect("JSON"), Value::Array(Vec::new()));
+}

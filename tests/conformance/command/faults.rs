@@ -1,0 +1,369 @@
+//! The command is dead before anyone else can hold, whatever befalls sqlock, the network or the server; and whatever is
+//! over within the TTL, it lives through.
+//!
+//! When the last process of a command has died is compared with when its lease ended, as the row has it: all on this
+//! host, by one clock. `SQLOCK_RUNS=20` repeats each fault so often, and `--nocapture` shows by how much they were early.
+//!
+//! SQLite has neither server nor network. There, another process has the write lock of the sidecar file, and dies, stands
+//! still, or lets go only when it is too late.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use tokio::time::sleep;
+
+use crate::DATABASE;
+use crate::support::command::run;
+use crate::support::history::boot_ns;
+use crate::support::scene::{Row, Run, Scene, now};
+use crate::support::server::PgBouncer;
+use crate::support::soon;
+
+/// It ignores the signal that tells it to stop, and has children that have left its process group.
+const DEFIANT: &str = r#"
+trap '' TERM
+sleep 1000 &
+sh -c 'sleep 1000 & wait' &
+setsid sleep 1000 &
+echo up >&3
+while :; do sleep 1000; done
+"#;
+
+/// It says when it has begun.
+const NEXT: &str = "date +%s%6N >&3";
+
+/// How many holders suffer a fault together.
+const AT_ONCE: usize = 4;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// `kill -9` of sqlock.
+    Killed,
+    /// SIGSTOP of sqlock, for longer than the TTL.
+    Stopped,
+    ServerKilled,
+    ServerFrozen,
+    NetworkCut,
+}
+
+impl Fault {
+    /// Whether the database is there for others, so that they get the names meanwhile.
+    fn spares_others(self) -> bool {
+        match self {
+            Self::Killed | Self::Stopped => true,
+            Self::ServerKilled | Self::ServerFrozen => false,
+            Self::NetworkCut => DATABASE.server().is_some(),
+        }
+    }
+
+    async fn scene(self) -> Scene {
+        match self {
+            Self::Killed | Self::Stopped => Scene::new().await,
+            Self::ServerKilled | Self::ServerFrozen => Scene::with_server().await,
+            Self::NetworkCut => Scene::wired().await,
+        }
+    }
+
+    async fn strike(self, scene: &mut Scene, holders: &[Holder]) {
+        match self {
+            Self::Killed => holders.iter().for_each(|holder| holder.run.signal(Signal::SIGKILL)),
+            Self::Stopped => holders.iter().for_each(|holder| holder.run.signal(Signal::SIGSTOP)),
+            Self::ServerKilled => scene.crash().await,
+            Self::ServerFrozen => scene.freeze().await,
+            Self::NetworkCut => scene.cut().await,
+        }
+    }
+
+    async fn end(self, scene: &mut Scene) {
+        match self {
+            Self::Killed | Self::Stopped => {}
+            Self::ServerKilled => scene.restart(),
+            Self::ServerFrozen => scene.thaw().await,
+            Self::NetworkCut => scene.mend().await,
+        }
+    }
+}
+
+struct Holder {
+    name: String,
+    run: Run,
+    /// Its row before the fault.
+    row: Row,
+}
+
+#[tokio::test]
+async fn killed_with_9_the_command_is_dead_before_anyone_else_can_hold() {
+    dead_before_anyone_else_can_hold(Fault::Killed).await;
+}
+
+#[tokio::test]
+async fn stopped_past_the_ttl_the_command_is_dead_before_anyone_else_can_hold() {
+    dead_before_anyone_else_can_hold(Fault::Stopped).await;
+}
+
+#[tokio::test]
+async fn with_its_server_killed_the_command_is_dead_before_anyone_else_can_hold() {
+    dead_before_anyone_else_can_hold(Fault::ServerKilled).await;
+}
+
+#[tokio::test]
+async fn with_its_server_frozen_the_command_is_dead_before_anyone_else_can_hold() {
+    dead_before_anyone_else_can_hold(Fault::ServerFrozen).await;
+}
+
+#[tokio::test]
+async fn cut_off_from_the_network_the_command_is_dead_before_anyone_else_can_hold() {
+    dead_before_anyone_else_can_hold(Fault::NetworkCut).await;
+}
+
+async fn dead_before_anyone_else_can_hold(fault: Fault) {
+    let runs = std::env::var("SQLOCK_RUNS").map_or(1, |runs| runs.parse().expect("SQLOCK_RUNS is a number"));
+    // What is measured is measured with a TTL that leaves little time. Among the other tests, a machine that is busy with
+    // all of them is not to be mistaken for a command that lives on.
+    let ttl = Duration::from_secs(if runs > 1 { 2 } else { 5 });
+    let mut scene = fault.scene().await;
+    let mut early = Vec::new();
+    while early.len() < runs {
+        let first = early.len();
+        early.extend(round(&mut scene, fault, ttl, first..runs.min(first + AT_ONCE)).await);
+    }
+    early.sort_unstable();
+    let ms = |i: usize| early.get(i).map_or(0, |micros| micros / 1000);
+    println!(
+        "{:>8} {:<12} {runs} runs, dead before the end of the lease by: {} ms at the earliest, {} ms median, {} ms at the \
+         latest",
+        format!("{DATABASE:?}"),
+        format!("{fault:?}"),
+        ms(early.len() - 1),
+        ms(early.len() / 2),
+        ms(0)
+    );
+}
+
+/// Some holders, each with a waiter, and one fault: by how many microseconds the commands were dead before the ends of
+/// their leases.
+async fn round(scene: &mut Scene, fault: Fault, ttl: Duration, numbers: std::ops::Range<usize>) -> Vec<i64> {
+    let seconds = ttl.as_secs().to_string();
+    let (mut holders, mut waiters) = (Vec::new(), Vec::new());
+    for number in numbers.clone() {
+        let name = format!("n{number}");
+        let run = scene.start(&["--ttl", &seconds, &name], DEFIANT).up().await;
+        let row = scene.row(&name).await;
+        let waiter = scene.start_beside(&[&name], NEXT);
+        waiter.stderr.shows("waiting for").await;
+        holders.push(Holder { name, run, row });
+        waiters.push(waiter);
+    }
+    // Not always at the same time after a renewal.
+    sleep(ttl / 3 * u32::try_from(numbers.start % 7).expect("below 7") / 7).await;
+    between_renewals(scene, &mut holders, ttl).await;
+    fault.strike(scene, &holders).await;
+    let struck = now();
+    // What a server executes when it thaws was not in force before.
+    let in_force = |row: &Row| row.expires_at <= struck + micros(ttl);
+
+    let mut deaths = Vec::new();
+    if fault.spares_others() {
+        // A statement that was on its way may still arrive: the rows are read until somebody else has the names.
+        until_others_hold(scene, &mut holders, in_force).await;
+        for holder in &mut holders {
+            deaths.push(Death { row: holder.row.clone(), at: holder.run.report.gone().await.0 });
+        }
+        if fault == Fault::Stopped {
+            holders.iter().for_each(|holder| holder.run.signal(Signal::SIGCONT));
+        }
+        if fault != Fault::Killed {
+            for holder in holders {
+                holder.run.end().await.expect(79);
+            }
+        }
+        fault.end(scene).await;
+    } else {
+        let mut names = Vec::new();
+        for mut holder in holders {
+            deaths.push(Death { row: holder.row, at: holder.run.report.gone().await.0 });
+            holder.run.end().await.expect(79);
+            names.push(holder.name);
+        }
+        // The waiters stand still for a look at the rows as the holders have left them.
+        for waiter in &waiters {
+            waiter.stop().await;
+        }
+        fault.end(scene).await;
+        for (death, name) in deaths.iter_mut().zip(&names) {
+            let row = scene.row(name).await;
+            if row.token == death.row.token && in_force(&row) {
+                death.row = row;
+            }
+        }
+        for waiter in &waiters {
+            waiter.signal(Signal::SIGCONT);
+        }
+    }
+
+    let mut early = Vec::new();
+    for (Death { row, at }, mut waiter) in deaths.into_iter().zip(waiters) {
+        let late = at - row.expires_at;
+        assert!(late <= 0, "{fault:?}: the command died {late} µs after the end of its lease");
+        let next: i64 = waiter.report.line().await.parse().expect("a time");
+        assert!(next >= at, "{fault:?}: the next command began {} µs before the death of the first", at - next);
+        waiter.end().await.expect(0);
+        early.push(-late);
+    }
+    early
+}
+
+/// When the last process of a command was seen to be dead, and the lease it had.
+struct Death {
+    row: Row,
+    at: i64,
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).expect("a short time")
+}
+
+/// Reads the rows at a moment when no renewal is on its way, so that they are those which the fault will find. Leases of
+/// one TTL are renewed together, at the multiples of a third of it.
+async fn between_renewals(scene: &Scene, holders: &mut [Holder], ttl: Duration) {
+    let period = u64::try_from((ttl / 3).as_nanos()).expect("a short time");
+    let phase = || boot_ns() % period * 100 / period;
+    let quiet = async {
+        loop {
+            if (20..60).contains(&phase()) {
+                for holder in &mut *holders {
+                    holder.row = scene.row(&holder.name).await;
+                }
+                if (20..75).contains(&phase()) {
+                    return;
+                }
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon("a quiet moment", quiet).await;
+}
+
+/// Keeps the last row of each holder that was in force.
+async fn until_others_hold(scene: &Scene, holders: &mut [Holder], in_force: impl Fn(&Row) -> bool) {
+    let taken = async {
+        let mut left = holders.len();
+        while left > 0 {
+            left = 0;
+            for holder in &mut *holders {
+                let row = scene.row(&holder.name).await;
+                if row.token != holder.row.token {
+                    continue;
+                }
+                left += 1;
+                if in_force(&row) {
+                    holder.row = row;
+                }
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon("the turn of the next ones", taken).await;
+}
+
+// ---- what a lease survives
+
+/// It says when it is up, and ends when it is told to.
+const OBEDIENT: &str = r#"echo up >&3; read go <"$ORDERS"; echo "$go" >&3"#;
+
+#[tokio::test]
+async fn a_restart_of_the_database_within_the_ttl_leaves_the_command_alone() {
+    let mut scene = Scene::with_server().await;
+    let mut holder = scene.start(&["--ttl", "25", "a"], OBEDIENT).up().await;
+    let before = scene.row("a").await;
+    scene.crash().await;
+    scene.restart();
+    let renewed = |row: &Row| row.expires_at > before.expires_at;
+    let after = scene.row_when("a renewal", "a", renewed).await;
+    assert_eq!((after.token, &after.owner), (before.token, &before.owner));
+    assert!(!scene.is_free("a").await);
+    holder.order("go");
+    assert_eq!(holder.report.line().await, "go");
+    holder.end().await.expect(0);
+    assert!(scene.is_free("a").await);
+}
+
+#[tokio::test]
+async fn a_server_that_stands_still_for_less_than_the_ttl_leaves_the_command_alone() {
+    let mut scene = Scene::with_server().await;
+    let holder = scene.start(&["--ttl", "15", "a"], OBEDIENT).up().await;
+    let before = scene.row("a").await;
+    scene.freeze().await;
+    // A renewal is due by now, and does not get through.
+    sleep(Duration::from_secs(7)).await;
+    scene.thaw().await;
+    let renewed = |row: &Row| row.expires_at > before.expires_at;
+    assert_eq!(scene.row_when("a renewal", "a", renewed).await.token, before.token);
+    holder.order("go");
+    holder.end().await.expect(0);
+}
+
+#[tokio::test]
+async fn renewals_whose_replies_are_cut_off_leave_the_command_alone() {
+    let mut scene = Scene::wired().await;
+    let holder = scene.start(&["--ttl", "9", "a"], OBEDIENT).up().await;
+    let before = scene.row("a").await;
+    for _ in 0..3 {
+        scene.cut_a_reply().await;
+        assert_eq!(scene.renewed("a").await.token, before.token);
+    }
+    holder.order("go");
+    holder.end().await.expect(0);
+    assert!(scene.is_free("a").await);
+}
+
+/// There is a pooler of transactions for PostgreSQL only; elsewhere the same goes on without.
+#[tokio::test]
+async fn behind_a_pooler_of_transactions_a_lease_is_held_renewed_waited_for_and_given_back() {
+    let mut scene = Scene::with_server().await;
+    let mut _bouncer = None;
+    if DATABASE == crate::support::Database::Postgres {
+        let bouncer = PgBouncer::start(scene.server().expect("PostgreSQL has one"));
+        // No search_path goes through it.
+        scene.lead_through(bouncer.url());
+        run(&scene.db, &["ls"]).await.expect(0);
+        _bouncer = Some(bouncer);
+    }
+    let script = format!("{OBEDIENT}; exit 7");
+    let first = scene.start(&["--ttl", "3", "a"], &script).up().await;
+    let waiter = scene.start(&["--ttl", "3", "a"], OBEDIENT);
+    waiter.stderr.shows("waiting for").await;
+    let held = async {
+        // Longer than the TTL.
+        sleep(Duration::from_secs(7)).await;
+        first
+    };
+    let first = held.await;
+    assert!(waiter.stdout.text().is_empty());
+    first.order("go");
+    first.end().await.expect(7);
+    let waiter = waiter.up().await;
+    waiter.order("go");
+    waiter.end().await.expect(0);
+    assert_eq!(scene.sqlock(&["run", "-n", "a", "--", "true"]).status().await.expect("sqlock").code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_waiter_survives_a_restart_of_the_database_and_gets_the_name() {
+    let mut scene = Scene::with_server().await;
+    let holder = scene.start(&["--ttl", "25", "a"], OBEDIENT).up().await;
+    let waiter = scene.start(&["--ttl", "25", "a"], OBEDIENT);
+    waiter.stderr.shows("waiting for").await;
+    let before = scene.row("a").await;
+    scene.crash().await;
+    // Long enough for it to notice.
+    sleep(Duration::from_secs(2)).await;
+    scene.restart();
+    scene.row_when("a renewal", "a", |row| row.expires_at > before.expires_at).await;
+    holder.order("go");
+    holder.end().await.expect(0);
+    let waiter = waiter.up().await;
+    assert!(scene.row("a").await.token > before.token);
+    waiter.order("go");
+    waiter.end().await.expect(0);
+}

@@ -1,0 +1,270 @@
+//! `sqlock ls`, `show`, `unlock` and `sweep`: for people and their tools.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use chrono::DateTime;
+use rustix::process::Signal;
+use serde_json::Value;
+use sqlock::Locks;
+
+use crate::support::command::{Ended, Running, beside, held, run, sqlock};
+use crate::support::{builder, empty, soon};
+
+const LONG: Duration = Duration::from_secs(600);
+
+/// What a name or a label may do to a terminal that is sent it raw: colours, a title, the bell, C1 codes, a new line.
+const NASTY: &str = "a\u{1b}[31mb\u{1b}]0;title\u{7}c\u{9b}31md\u{7f}e\r\nf\u{8}";
+
+fn parse(ended: &Ended) -> Value {
+    serde_json::from_str(&ended.stdout).expect("JSON")
+}
+
+fn names(ended: &Ended) -> Vec<String> {
+    let listed = parse(ended);
+    let rows = listed.as_array().expect("an array").iter();
+    rows.map(|row| row["name"].as_str().expect("a text").to_owned()).collect()
+}
+
+/// Nothing that a terminal acts on, apart from the ends of lines.
+#[track_caller]
+fn assert_harmless(text: &str) {
+    assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+}
+
+#[tokio::test]
+async fn ls_shows_who_holds_what_since_when_and_for_how_long() {
+    let db = empty().await;
+    let locks = builder(db.of_the_command().pool_of(2).await).holder("the machine/7").build();
+    locks.migrate().await.expect("migrate");
+    let ended = run(&db, &["ls"]).await.expect(0);
+    assert_eq!(ended.stdout, "NAME  HOLDER  HELD FOR  EXPIRES IN  TOKEN  LABEL\n");
+    assert_eq!(parse(&run(&db, &["ls", "--json"]).await.expect(0)), Value::Array(Vec::new()));
+
+    let lease = locks.lease("job/1").ttl(LONG).label("deploy 42").acquire().await.expect("acquire");
+    let info = held(&locks, "job/1").await.expect("held");
+    let ended = run(&db, &["ls"]).await.expect(0);
+    let lines: Vec<&str> = ended.stdout.lines().collect();
+    let [heading, row] = lines[..] else { panic!("{}", ended.stdout) };
+    assert!(heading.starts_with("NAME   HOLDER "), "{heading}");
+    assert!(row.starts_with("job/1  the machine/7  "), "{row}");
+    assert!(row.ends_with(&format!("  {}  deploy 42", lease.token())), "{row}");
+    assert_eq!(row.find(&lease.token().to_string()), heading.find("TOKEN"), "columns are aligned");
+
+    let listed = parse(&run(&db, &["ls", "--json"]).await.expect(0));
+    let [row] = listed.as_array().expect("an array").as_slice() else { panic!("{listed}") };
+    let mut keys: Vec<&str> = row.as_object().expect("an object").keys().map(String::as_str).collect();
+    keys.sort_unstable();
+    assert_eq!(keys, ["acquired_at", "expires_at", "holder", "label", "mode", "name", "owner", "token", "waiters"]);
+    assert_eq!(row["name"], "job/1");
+    assert_eq!(row["mode"], "exclusive");
+    assert_eq!(row["holder"], "the machine/7");
+    assert_eq!(row["owner"], lease.owner().to_string());
+    assert_eq!(row["token"], lease.token().get());
+    assert_eq!(row["label"], "deploy 42");
+    let time = |key: &str| DateTime::parse_from_rfc3339(row[key].as_str().expect("a text")).expect("RFC 3339");
+    assert_eq!(time("acquired_at").timestamp_millis(), info.acquired_at.timestamp_millis());
+    assert_eq!(time("expires_at").timestamp_millis(), info.expires_at.timestamp_millis());
+    lease.release().await.expect("ours to the end");
+}
+
+#[tokio::test]
+async fn ls_lists_what_begins_with_a_prefix() {
+    let db = empty().await;
+    let locks = beside(&db).await;
+    let mut leases = Vec::new();
+    for name in ["job/1", "job/2", "jobs", "other", "JOB/3", "100%"] {
+        leases.push(locks.lease(name).ttl(LONG).acquire().await.expect("acquire"));
+    }
+    assert_eq!(names(&run(&db, &["ls", "--json", "job/"]).await.expect(0)), ["job/1", "job/2"]);
+    assert_eq!(names(&run(&db, &["list", "job", "--json"]).await.expect(0)), ["job/1", "job/2", "jobs"]);
+    assert_eq!(names(&run(&db, &["ls", "--json", "%"]).await.expect(0)), [""; 0], "not a pattern");
+    assert_eq!(names(&run(&db, &["ls", "--json"]).await.expect(0)).len(), 6);
+    let ended = run(&db, &["ls", "job/"]).await.expect(0);
+    assert_eq!(ended.stdout.lines().count(), 3, "{}", ended.stdout);
+    locks.shutdown().await.expect("shutdown");
+}
+
+#[tokio::test]
+async fn watch_shows_it_again_until_it_is_interrupted() {
+    let db = empty().await;
+    let locks = beside(&db).await;
+    let mut watching = Running::start(sqlock(&db, &["ls", "--watch", "--json"]));
+    assert_eq!(watching.prints("").await, "[]\n");
+    let lease = locks.lease("job").ttl(LONG).acquire().await.expect("acquire");
+    let line = watching.prints("\"job\"").await;
+    assert_eq!(serde_json::from_str::<Value>(&line).expect("a line is an array")[0]["name"], "job");
+    lease.release().await.expect("ours to the end");
+    loop {
+        if watching.prints("").await == "[]\n" {
+            break;
+        }
+    }
+    watching.signal(Signal::INT);
+    let ended = watching.end().await.expect(130);
+    assert_eq!(ended.stderr, "");
+
+    let mut table = Running::start(sqlock(&db, &["ls", "--watch"]));
+    for _ in 0..2 {
+        assert!(table.prints("NAME").await.starts_with("NAME  HOLDER"));
+    }
+    table.signal(Signal::TERM);
+    assert_harmless(&table.end().await.expect(143).stdout);
+}
+
+/// As if the signal had ended it, as it ends other programs: 128 + 13.
+const SIGPIPE: i32 = 141;
+
+#[tokio::test]
+async fn a_reader_that_has_seen_enough_ends_it_without_a_word() {
+    let db = empty().await;
+    let mut watching = Running::start(sqlock(&db, &["ls", "--watch"]));
+    watching.prints("NAME").await;
+    watching.close_stdout();
+    assert_eq!(watching.end().await.expect(SIGPIPE).stderr, "");
+
+    // As `sqlock ls | head -1`.
+    for arguments in [&["ls"][..], &["ls", "--json"], &["show", "job"], &["schema"], &["man"]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = sqlock(&db, arguments);
+        let child = command.stdout(writer).stderr(Stdio::piped()).spawn().expect("sqlock can be started");
+        drop(command);
+        let output = soon("the end of sqlock", child.wait_with_output()).await.expect("its end");
+        assert_eq!(output.status.code(), Some(SIGPIPE), "{arguments:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
+    }
+}
+
+#[tokio::test]
+async fn show_tells_all_about_one_name() {
+    let db = empty().await;
+    let locks = beside(&db).await;
+    assert_eq!(run(&db, &["show", "job"]).await.expect(0).stdout, "\"job\" is free\n");
+    assert_eq!(parse(&run(&db, &["show", "--json", "job"]).await.expect(0)), Value::Null);
+
+    let lease = locks.lease("job").ttl(LONG).label("deploy 42").acquire().await.expect("acquire");
+    let ended = run(&db, &["show", "job"]).await.expect(0);
+    let value = |key: &str| {
+        let line = ended.stdout.lines().find_map(|line| line.strip_prefix(key));
+        line.unwrap_or_else(|| panic!("no {key}: {}", ended.stdout)).trim().to_owned()
+    };
+    let info = held(&locks, "job").await.expect("held");
+    assert_eq!(value("name"), "job");
+    assert_eq!(value("holder"), info.holder);
+    assert_eq!(value("label"), "deploy 42");
+    assert_eq!(value("owner"), lease.owner().to_string());
+    assert_eq!(value("token"), lease.token().to_string());
+    assert!(value("acquired at").ends_with(" ago)"), "{}", ended.stdout);
+    assert!(value("expires at").contains("unless it is renewed"), "{}", ended.stdout);
+
+    let shown = parse(&run(&db, &["show", "--json", "job"]).await.expect(0));
+    let listed = parse(&run(&db, &["ls", "--json"]).await.expect(0));
+    assert_eq!(shown, listed[0], "the object that ls has for it");
+    lease.release().await.expect("ours to the end");
+}
+
+#[tokio::test]
+async fn a_name_that_was_given_back_and_is_kept_says_so() {
+    let db = empty().await;
+    run(&db, &["run", "--hold-at-least", "10m", "job", "--", "true"]).await.expect(0);
+    let ended = run(&db, &["show", "job"]).await.expect(0);
+    assert!(ended.stdout.contains("given back, and kept taken"), "{}", ended.stdout);
+    assert_eq!(parse(&run(&db, &["show", "--json", "job"]).await.expect(0))["owner"], Value::Null);
+    let ended = run(&db, &["run", "-n", "job", "--", "true"]).await.expect(75);
+    assert!(
+        ended.stderr.contains("given back by") && ended.stderr.contains("kept taken for another"),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[tokio::test]
+async fn unlock_needs_the_token_of_the_holding() {
+    let db = empty().await;
+    let locks = beside(&db).await;
+    let lease = locks.lease("job").ttl(LONG).label("the holder").acquire().await.expect("acquire");
+    for wrong in [1, lease.token().get() - 1, lease.token().get() + 1] {
+        let ended = run(&db, &["unlock", "job", "--token", &wrong.to_string()]).await.expect(79);
+        assert!(ended.stderr.contains("the holder"), "it says who holds it: {}", ended.stderr);
+        assert!(ended.stderr.contains(&lease.token().to_string()), "and by which token: {}", ended.stderr);
+    }
+    assert_eq!(held(&locks, "job").await.expect("held").token, lease.token());
+    let ended = run(&db, &["unlock", "job", "--token", &lease.token().to_string()]).await.expect(0);
+    assert_eq!((&*ended.stdout, &*ended.stderr), ("", "sqlock: \"job\" is free\n"));
+    assert_eq!(held(&locks, "job").await, None);
+    run(&db, &["unlock", "job", "--token", &lease.token().to_string()]).await.expect(79);
+    run(&db, &["run", "-n", "job", "--", "true"]).await.expect(0);
+}
+
+#[tokio::test]
+async fn sweep_purges_what_is_free_and_nothing_that_is_held() {
+    let db = empty().await;
+    let locks = beside(&db).await;
+    let lease = locks.lease("held").ttl(LONG).acquire().await.expect("acquire");
+    for name in ["free/1", "free/2"] {
+        locks.lease(name).acquire().await.expect("acquire").release().await.expect("release");
+    }
+    assert_eq!(run(&db, &["sweep"]).await.expect(0).stdout, "purged 0 names\n", "an hour has not passed");
+    // The database's clock counts microseconds, and the releases are behind it.
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert_eq!(run(&db, &["sweep", "--retention", "0s"]).await.expect(0).stdout, "purged 2 names\n");
+    assert_eq!(run(&db, &["sweep", "--retention", "0s"]).await.expect(0).stdout, "purged 0 names\n");
+    lease.release().await.expect("ours to the end");
+}
+
+async fn hold_nasty(locks: &Locks) -> sqlock::Lease {
+    locks.lease(NASTY).ttl(LONG).label(NASTY).acquire().await.expect("acquire")
+}
+
+#[tokio::test]
+async fn what_a_name_or_a_label_does_to_a_terminal_never_reaches_one() {
+    let db = empty().await;
+    let locks = builder(db.of_the_command().pool_of(2).await).holder(NASTY).build();
+    locks.migrate().await.expect("migrate");
+    let lease = hold_nasty(&locks).await;
+
+    let ended = run(&db, &["ls"]).await.expect(0);
+    assert_harmless(&ended.stdout);
+    assert_eq!(ended.stdout.lines().count(), 2, "a row is a line: {}", ended.stdout);
+    let ended = run(&db, &["show", NASTY]).await.expect(0);
+    assert_harmless(&ended.stdout);
+    assert_eq!(ended.stdout.lines().count(), 7, "a value is a line: {}", ended.stdout);
+
+    for arguments in [&["ls", "--json"][..], &["show", "--json", NASTY]] {
+        let ended = run(&db, arguments).await.expect(0);
+        assert_harmless(&ended.stdout);
+        let shown = parse(&ended);
+        let shown = shown.get(0).unwrap_or(&shown);
+        for key in ["name", "label", "holder"] {
+            assert_eq!(shown[key], NASTY, "nothing is lost");
+        }
+    }
+
+    for (code, arguments) in [
+        (75, &["run", "-n", NASTY, "--", "true"][..]),
+        (75, &["acquire", "-w", "800ms", NASTY]),
+        (79, &["unlock", NASTY, "--token", "1"]),
+        (79, &["renew", NASTY, "--token", "1"]),
+        (64, &["renew", NASTY, "--token", NASTY]),
+        (64, &["show", &NASTY.repeat(20)]),
+        (64, &[NASTY]),
+        (127, &["run", "job", "--", NASTY]),
+        (78, &["ls", "-D", NASTY]),
+        (78, &["ls", "-D", &format!("sqlite://{NASTY}/app.db")]),
+    ] {
+        let ended = run(&db, arguments).await.expect(code);
+        assert_harmless(&ended.stderr);
+        assert_eq!(ended.stdout, "");
+    }
+    let mut waiter = Running::start(sqlock(&db, &["run", NASTY, "--", "true"]));
+    assert_harmless(&waiter.says("waiting for").await);
+    let token = lease.token().to_string();
+    let ended = run(&db, &["unlock", NASTY, "--token", &token]).await.expect(0);
+    assert_harmless(&ended.stderr);
+    assert_harmless(&waiter.end().await.expect(0).stderr);
+
+    let ended = run(&db, &["acquire", NASTY]).await.expect(0);
+    assert_harmless(&ended.stdout);
+    assert_eq!(parse(&ended)["name"], NASTY);
+}

@@ -1,0 +1,108 @@
+//! What the command is for: a script that must not run twice at a time, and that everybody starts at once.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+use tokio::task::JoinSet;
+
+use crate::support::command::{Ended, end, sqlock};
+use crate::support::scene::until;
+use crate::support::{empty, soon};
+
+/// A migration: it makes the mark that a second one stumbles over, does its work, and counts.
+const MIGRATION: &str = r#"
+mkdir "$DIR/running" 2>/dev/null || { echo overlap >>"$DIR/overlaps"; exit 9; }
+sleep 0.2
+echo done >>"$DIR/runs"
+rmdir "$DIR/running"
+"#;
+
+/// The same, which looks first whether it is still to be done.
+const ONLY_ONCE: &str = r#"
+if [ ! -e "$DIR/migrated" ]; then
+    sleep 0.2
+    echo done >>"$DIR/runs"
+    : >"$DIR/migrated"
+fi
+"#;
+
+/// Four at once on a database that none has seen before.
+async fn four_times(dir: &Path, script: &str) -> Vec<Ended> {
+    let db = empty().await;
+    let mut all = JoinSet::new();
+    for _ in 0..4 {
+        let mut command = sqlock(&db, &["run", "migrate", "--", "sh", "-c", script]);
+        command.env("DIR", dir);
+        all.spawn(end(command));
+    }
+    soon("the end of all", all.join_all()).await
+}
+
+fn lines(file: &Path) -> usize {
+    std::fs::read_to_string(file).unwrap_or_default().lines().count()
+}
+
+#[tokio::test]
+async fn four_runs_of_a_script_on_an_empty_database_run_one_at_a_time() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    for ended in four_times(dir.path(), MIGRATION).await {
+        ended.expect(0);
+    }
+    assert_eq!(lines(&dir.path().join("overlaps")), 0);
+    assert_eq!(lines(&dir.path().join("runs")), 4);
+}
+
+#[tokio::test]
+async fn four_runs_of_a_script_that_looks_first_do_its_work_once() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    for ended in four_times(dir.path(), ONLY_ONCE).await {
+        ended.expect(0);
+    }
+    assert_eq!(lines(&dir.path().join("runs")), 1);
+}
+
+/// The scripts do tell whether they are kept apart.
+#[tokio::test]
+async fn without_sqlock_the_same_scripts_overlap() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    // Each says that it is in the middle, and waits there to be let on.
+    let gate = dir.path().join("gate");
+    mkfifo(&gate, Mode::S_IRUSR | Mode::S_IWUSR).expect("a FIFO can be made");
+    let start = |script: &str| {
+        let script = script.replace("sleep 0.2", "echo >>\"$DIR/middle\"; read go <\"$DIR/gate\"");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).env("DIR", dir.path()).stdin(Stdio::null()).kill_on_drop(true);
+        command.spawn().expect("sh can be started")
+    };
+    let in_the_middle = async |n| until("they are in the middle", || lines(&dir.path().join("middle")) == n).await;
+    let open = async || {
+        let mut options = tokio::fs::OpenOptions::new();
+        let mut gate =
+            soon("somebody at the gate", options.write(true).open(&gate)).await.expect("the FIFO can be written");
+        gate.write_all(b"go\ngo\n").await.expect("there is room");
+        gate.flush().await.expect("there is room");
+        gate
+    };
+
+    let mut first = start(MIGRATION);
+    in_the_middle(1).await;
+    let second = soon("the second", start(MIGRATION).wait()).await.expect("it is ours to wait for");
+    assert_eq!(second.code(), Some(9));
+    assert_eq!(lines(&dir.path().join("overlaps")), 1);
+    let held_open = open().await;
+    assert!(soon("the first", first.wait()).await.expect("it is ours to wait for").success());
+    drop(held_open);
+
+    let mut both = [start(ONLY_ONCE), start(ONLY_ONCE)];
+    in_the_middle(3).await;
+    let _held_open = open().await;
+    for one in &mut both {
+        assert!(soon("the end", one.wait()).await.expect("it is ours to wait for").success());
+    }
+    // After the one migration, the work that was to be done once.
+    assert_eq!(lines(&dir.path().join("runs")), 1 + 2);
+}

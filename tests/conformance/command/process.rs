@@ -1,0 +1,719 @@
+//! The command as a process: what it is given, what reaches it, and that nothing of it outlives the lease. Then the same
+//! in a terminal.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+use rustix::process::geteuid;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::Command;
+
+use crate::support::command::{end, program, run, sqlock};
+use crate::support::scene::{
+    Report, Row, Scene, Terminal, children, group, name, now, shell_of, state, until, until_some,
+};
+use crate::support::{empty, soon};
+
+/// It says when it is up, and ends when it is told to.
+const OBEDIENT: &str = r#"echo up >&3; read go <"$ORDERS"; echo "$go" >&3"#;
+
+/// It has children and grandchildren, one of which has left its process group, and none of them ends by itself.
+const FAMILY: &str = r#"
+trap '' TERM
+sleep 1000 &
+sh -c 'sleep 1000 & wait' &
+setsid sh -c 'sleep 1000 & wait' &
+echo up >&3
+while :; do sleep 1000; done
+"#;
+
+/// It says which signals it gets, and ends at QUIT.
+const LISTENER: &str = r#"
+for signal in HUP INT TERM USR1 USR2 ALRM WINCH; do trap "echo $signal >&3" $signal; done
+trap 'echo QUIT >&3; exit 7' QUIT
+echo up >&3
+while :; do sleep 0.05; done
+"#;
+
+/// It counts until it is told to end. (A shell that starts a program with vfork cannot be stopped while the child, stopped
+/// too, has not begun: hence the parentheses.)
+const COUNTER: &str = r#"
+trap 'exit 0' USR1
+echo up >&3
+while :; do echo >>"$COUNT"; (sleep 0.05); done
+"#;
+
+// ---- together they live
+
+#[tokio::test]
+async fn the_command_has_a_process_group_of_its_own() {
+    let scene = Scene::new().await;
+    let holder = scene.start(&["a"], OBEDIENT).up().await;
+    let command = holder.command().await;
+    assert_eq!(group(command), Some(command));
+    assert_ne!(group(holder.pid()), Some(command));
+    holder.order("go");
+    holder.end().await.expect(0);
+}
+
+// ---- and together they die
+
+#[tokio::test]
+async fn the_command_and_its_children_die_when_the_lease_is_lost() {
+    let scene = Scene::new().await;
+    let mut holder = scene.start(&["--ttl", "3", "a"], FAMILY).up().await;
+    assert!(evict(&scene, "a").await);
+    holder.report.gone().await;
+    let ended = holder.end().await.expect(79);
+    assert!(ended.stderr.contains("\"a\""), "{}", ended.stderr);
+    assert!(scene.is_free("a").await);
+}
+
+#[tokio::test]
+async fn the_command_and_its_children_die_when_sqlock_is_killed_with_9() {
+    let scene = Scene::new().await;
+    let mut holder = scene.start(&["--ttl", "1000", "a"], FAMILY).up().await;
+    holder.signal(Signal::SIGKILL);
+    holder.report.gone().await;
+    // Nobody gave the name back: it is for the TTL to free it.
+    assert!(!scene.is_free("a").await);
+}
+
+/// The guard cannot see to it, and sqlock cannot see to the guard.
+#[tokio::test]
+async fn the_command_dies_when_sqlock_and_its_guard_are_killed_with_9_at_once() {
+    let scene = Scene::new().await;
+    let mut holder = scene.start(&["--ttl", "1000", "a"], "echo up >&3; exec sleep 1000").up().await;
+    let guard = holder.guard().await;
+    holder.stop().await;
+    kill(guard, Signal::SIGSTOP).expect("the guard can be stopped");
+    until("the guard stops", || state(guard) == Some('T')).await;
+    kill(guard, Signal::SIGKILL).expect("the guard can be killed");
+    holder.signal(Signal::SIGKILL);
+    holder.report.gone().await;
+}
+
+#[tokio::test]
+async fn a_guard_that_was_killed_is_replaced_and_the_command_lives_on_protected() {
+    const TTL: Duration = Duration::from_secs(5);
+    let scene = Scene::new().await;
+    let mut holder = scene.start(&["--ttl", "5", "a"], FAMILY).up().await;
+    for _ in 0..3 {
+        let first = holder.guard().await;
+        kill(first, Signal::SIGKILL).expect("the guard can be killed");
+        holder.guard_after(Some(first)).await;
+    }
+    scene.renewed("a").await;
+    scene.renewed("a").await;
+    // sqlock cannot kill it now, and the last renewal counts.
+    holder.stop().await;
+    tokio::time::sleep(TTL / 10).await;
+    let row = scene.row("a").await;
+    let (died, _) = holder.report.gone().await;
+    assert!(died <= row.expires_at, "{} µs late", died - row.expires_at);
+    holder.signal(Signal::SIGCONT);
+    holder.end().await.expect(79);
+}
+
+#[tokio::test]
+async fn with_its_guard_stopped_sqlock_itself_kills_the_command_in_time() {
+    let mut scene = Scene::wired().await;
+    let mut holder = scene.start(&["--ttl", "5", "a"], FAMILY).up().await;
+    let guard = holder.guard().await;
+    kill(guard, Signal::SIGSTOP).expect("the guard can be stopped");
+    scene.renewed("a").await;
+    scene.cut().await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let row = scene.row("a").await;
+    let (died, _) = holder.report.gone().await;
+    assert!(died <= row.expires_at, "{} µs late", died - row.expires_at);
+    holder.end().await.expect(79);
+    kill(guard, Signal::SIGKILL).expect("the guard can be killed");
+}
+
+#[tokio::test]
+async fn nothing_is_left_in_the_process_table_after_the_end() {
+    let scene = Scene::new().await;
+    let holder = scene.start(&["a"], OBEDIENT).up().await;
+    let family = [holder.guard().await, holder.command().await];
+    holder.order("go");
+    holder.end().await.expect(0);
+    for pid in family {
+        until("the end of both", || state(pid).is_none()).await;
+    }
+}
+
+/// As the first process of a container, it is given every orphan.
+#[tokio::test]
+async fn as_the_first_process_sqlock_waits_for_orphans() {
+    let scene = Scene::new().await;
+    let mut command = Command::new("unshare");
+    // Without root, one has to become it.
+    if !geteuid().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    command
+        .args(["--fork", "--kill-child", "--pid", "--mount-proc", program(), "run", "a"])
+        .env("DATABASE_URL", &scene.db.url)
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    let script = r#"
+        echo "$(cat /proc/1/comm)" >&3
+        orphan=$(sh -c 'sleep 0.1 >/dev/null 3>&- & echo $!')
+        while [ -e "/proc/$orphan" ]; do sleep 0.05; done
+        echo reaped >&3
+        exit 5
+    "#;
+    let mut holder = scene.start_as(command, script);
+    assert_eq!(holder.report.line().await, "sqlock");
+    assert_eq!(holder.report.line().await, "reaped");
+    holder.end().await.expect(5);
+}
+
+#[tokio::test]
+async fn a_command_that_cannot_be_started_leaves_the_name_free() {
+    let db = empty().await;
+    run(&db, &["run", "--ttl", "1000", "a", "--", "/nonexistent/command"]).await.expect(127);
+    run(&db, &["run", "--ttl", "1000", "a", "--", "/"]).await.expect(126);
+    run(&db, &["run", "-n", "a", "--", "true"]).await.expect(0);
+}
+
+// ---- signals
+
+#[tokio::test]
+async fn every_signal_reaches_the_command_exactly_once() {
+    let scene = Scene::new().await;
+    let mut holder = scene.start(&["a"], LISTENER).up().await;
+    for (signal, name) in FORWARDED {
+        holder.signal(signal);
+        assert_eq!(holder.report.line().await, name);
+    }
+    holder.signal(Signal::SIGQUIT);
+    let (_, lines) = holder.report.gone().await;
+    assert_eq!(lines, ["QUIT"]);
+    holder.end().await.expect(7);
+}
+
+/// As a shell does it with a job.
+#[tokio::test]
+async fn a_signal_to_sqlocks_process_group_reaches_the_command_exactly_once() {
+    let scene = Scene::new().await;
+    let mut command = scene.sqlock(&["run", "a"]);
+    command.process_group(0);
+    let mut holder = scene.start_as(command, LISTENER).up().await;
+    for (signal, name) in FORWARDED {
+        killpg(holder.pid(), signal).expect("the group can be signalled");
+        assert_eq!(holder.report.line().await, name);
+    }
+    killpg(holder.pid(), Signal::SIGQUIT).expect("the group can be signalled");
+    let (_, lines) = holder.report.gone().await;
+    assert_eq!(lines, ["QUIT"]);
+    holder.end().await.expect(7);
+}
+
+const FORWARDED: [(Signal, &str); 7] = [
+    (Signal::SIGHUP, "HUP"),
+    (Signal::SIGINT, "INT"),
+    (Signal::SIGTERM, "TERM"),
+    (Signal::SIGUSR1, "USR1"),
+    (Signal::SIGUSR2, "USR2"),
+    (Signal::SIGALRM, "ALRM"),
+    (Signal::SIGWINCH, "WINCH"),
+];
+
+#[tokio::test]
+async fn a_signal_that_kills_the_command_gives_128_and_its_number() {
+    let scene = Scene::new().await;
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1] {
+        let holder = scene.start(&["a"], "echo up >&3; exec sleep 1000").up().await;
+        holder.signal(signal);
+        holder.end().await.expect(128 + signal as i32);
+    }
+    for signal in [Signal::SIGKILL, Signal::SIGSEGV] {
+        let script = format!("kill -{} $$; sleep 1000", signal as i32);
+        run(&scene.db, &["run", "a", "--", "sh", "-c", &script]).await.expect(128 + signal as i32);
+    }
+    assert!(scene.is_free("a").await);
+}
+
+#[tokio::test]
+async fn a_command_that_ignores_term_keeps_the_lease_until_it_ends() {
+    let scene = Scene::new().await;
+    let script = "trap 'echo TERM >&3' TERM; echo up >&3; until read go <\"$ORDERS\"; do :; done; exit 4";
+    let mut holder = scene.start(&["--ttl", "3", "a"], script).up().await;
+    let before = scene.row("a").await;
+    holder.signal(Signal::SIGTERM);
+    assert_eq!(holder.report.line().await, "TERM");
+    // It is renewed still, beyond the end that it had.
+    let beyond = |row: &Row| now() > before.expires_at && row.expires_at > now();
+    let after = scene.row_when("the end it had", "a", beyond).await;
+    assert_eq!(after.token, before.token);
+    assert!(!scene.is_free("a").await);
+    holder.order("go");
+    holder.end().await.expect(4);
+    assert!(scene.is_free("a").await);
+}
+
+#[tokio::test]
+async fn a_stopped_command_goes_on_when_sqlock_is_told_to() {
+    let scene = Scene::new().await;
+    let holder = scene.start(&["a"], OBEDIENT).up().await;
+    let command = holder.command().await;
+    holder.signal(Signal::SIGTSTP);
+    until("the command stops", || state(command) == Some('T')).await;
+    holder.signal(Signal::SIGCONT);
+    until("the command goes on", || state(command) != Some('T')).await;
+    holder.order("go");
+    holder.end().await.expect(0);
+}
+
+// ---- the end of a lease
+
+/// How much earlier than in the row a lease of 6 s is taken to end, with something for a busy machine.
+const SLACK: i64 = 1_000_000;
+
+#[tokio::test]
+async fn before_the_end_the_command_is_told_with_the_signal_and_the_notice_that_were_asked_for() {
+    let script =
+        "trap 'echo TERM >&3' TERM; trap 'date +%s%6N >&3; exit 0' INT; echo up >&3; while :; do sleep 0.02; done";
+    let mut scene = Scene::wired().await;
+    let options = ["--ttl", "6", "--signal", "INT", "--kill-after", "800ms", "a"];
+    let mut holder = scene.start(&options, script).up().await;
+    scene.renewed("a").await;
+    scene.cut().await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let row = scene.row("a").await;
+    let (_, lines) = holder.report.gone().await;
+    let [told] = &lines[..] else { panic!("{lines:?}") };
+    let left = row.expires_at - told.parse::<i64>().expect("a time");
+    assert!((0..=800_000 + SLACK).contains(&left), "{left} µs before the end");
+    let ended = holder.end().await.expect(79);
+    assert!(ended.stderr.contains("could not be renewed"), "{}", ended.stderr);
+}
+
+#[tokio::test]
+async fn a_notice_longer_than_a_third_of_the_ttl_is_shortened() {
+    let script = "trap 'date +%s%6N >&3; exit 0' TERM; echo up >&3; while :; do sleep 0.02; done";
+    let mut scene = Scene::wired().await;
+    let mut holder = scene.start(&["--ttl", "6", "--kill-after", "10m", "a"], script).up().await;
+    // It is not told as long as renewals go on.
+    for _ in 0..3 {
+        scene.renewed("a").await;
+    }
+    assert_eq!(holder.report.so_far(), [""; 0]);
+    scene.cut().await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let row = scene.row("a").await;
+    let (_, lines) = holder.report.gone().await;
+    let [told] = &lines[..] else { panic!("{lines:?}") };
+    let left = row.expires_at - told.parse::<i64>().expect("a time");
+    assert!((0..=2_000_000 + SLACK).contains(&left), "{left} µs before the end");
+    holder.end().await.expect(79);
+}
+
+#[tokio::test]
+async fn max_hold_stops_the_command() {
+    let scene = Scene::new().await;
+    let mut holder = scene.start(&["--max-hold", "3", "a"], FAMILY).up().await;
+    let row = scene.row("a").await;
+    let (died, _) = holder.report.gone().await;
+    assert!(died <= row.acquired_at + 3_000_000, "{} µs late", died - row.acquired_at - 3_000_000);
+    let ended = holder.end().await.expect(79);
+    assert!(ended.stderr.contains("max-hold") || ended.stderr.contains("max_hold"), "{}", ended.stderr);
+    // Given back, not left to its TTL of 30 s.
+    let waiter = scene.start(&["a"], OBEDIENT).up().await;
+    assert!(scene.row("a").await.acquired_at < row.acquired_at + 30_000_000);
+    waiter.order("go");
+    waiter.end().await.expect(0);
+}
+
+#[tokio::test]
+async fn hold_at_least_keeps_the_name_taken_after_the_end() {
+    let scene = Scene::new().await;
+    run(&scene.db, &["run", "--hold-at-least", "4", "a", "--", "true"]).await.expect(0);
+    let kept = scene.row("a").await;
+    assert!(kept.expires_at >= kept.acquired_at + 4_000_000);
+    assert_eq!(kept.holds, "-");
+    let waiter = scene.start(&["a"], OBEDIENT).up().await;
+    let next = scene.row("a").await;
+    assert!(next.acquired_at >= kept.acquired_at + 4_000_000, "{} µs early", kept.expires_at - next.acquired_at);
+    waiter.order("go");
+    waiter.end().await.expect(0);
+}
+
+// ---- what it is given
+
+#[tokio::test]
+async fn a_signal_that_was_ignored_from_the_start_is_ignored_by_the_command() {
+    let scene = Scene::new().await;
+    // As nohup does it, and a shell with the jobs of a script that it puts in the background.
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "trap '' HUP INT; exec \"$@\"", "sh", program(), "run", "a"])
+        .env("DATABASE_URL", &scene.db.url)
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    let mut holder = scene.start_as(command, LISTENER).up().await;
+    let status =
+        std::fs::read_to_string(format!("/proc/{}/status", holder.command().await)).expect("the command is up");
+    let ignored = mask(&status, "SigIgn");
+    for signal in [Signal::SIGHUP, Signal::SIGINT] {
+        assert_ne!(ignored & bit(signal), 0, "{signal} is not ignored");
+        holder.signal(signal);
+    }
+    holder.signal(Signal::SIGQUIT);
+    let (_, lines) = holder.report.gone().await;
+    assert_eq!(lines, ["QUIT"]);
+    holder.end().await.expect(7);
+}
+
+#[tokio::test]
+async fn the_command_has_no_signals_blocked_or_ignored_and_no_files_open_that_it_would_not_have_by_itself() {
+    let db = empty().await;
+    let script = "cat /proc/self/status; echo; ls /proc/self/fd";
+    let inside = run(&db, &["run", "a", "--", "sh", "-c", script]).await.expect(0).stdout;
+    let mut alone = Command::new("sh");
+    alone.args(["-c", script]).stdin(Stdio::null());
+    let alone = end(alone).await.expect(0).stdout;
+    assert_eq!(mask(&inside, "SigBlk"), 0);
+    // Those beyond 31 are the C library's own business.
+    let ignored = |status: &str| mask(status, "SigIgn") & (bit(Signal::SIGSYS) * 2 - 1);
+    assert_eq!(ignored(&inside), ignored(&alone));
+    assert_eq!(inside.split_once("\n\n").map(|(_, files)| files), alone.split_once("\n\n").map(|(_, files)| files));
+}
+
+#[tokio::test]
+async fn stdin_and_stdout_pass_byte_for_byte() {
+    let db = empty().await;
+    let mut bytes = vec![0; 1 << 20];
+    let mut random = tokio::fs::File::open("/dev/urandom").await.expect("there is randomness");
+    random.read_exact(&mut bytes).await.expect("there is randomness");
+    let mut command = sqlock(&db, &["run", "a", "--", "cat"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("sqlock can be started");
+    let mut stdin = child.stdin.take().expect("a pipe was asked for");
+    let sent = bytes.clone();
+    tokio::spawn(async move { stdin.write_all(&sent).await });
+    let output = soon("the end of cat", child.wait_with_output()).await.expect("sqlock is ours to wait for");
+    assert!(output.status.success());
+    assert!(output.stdout == bytes, "{} bytes, not the same", output.stdout.len());
+}
+
+#[tokio::test]
+async fn what_the_command_does_not_read_of_stdin_is_left_to_others() {
+    let db = empty().await;
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "printf 'one\\ntwo\\n' | { \"$0\" run a -- sh -c 'read x; echo $x'; cat; }", program()])
+        .env("DATABASE_URL", &db.url)
+        .stdin(Stdio::null());
+    let ended = end(command).await.expect(0);
+    assert_eq!(ended.stdout, "one\ntwo\n");
+}
+
+#[tokio::test]
+async fn the_command_finds_the_lease_in_its_environment() {
+    let scene = Scene::new().await;
+    let script = format!(r#"for v in NAME TOKEN OWNER EXPIRES_AT; do eval "echo \$SQLOCK_$v" >&3; done; {OBEDIENT}"#);
+    let mut holder = scene.start(&["a b"], &script);
+    assert_eq!(holder.report.line().await, "a b");
+    let token: i64 = holder.report.line().await.parse().expect("a number");
+    let owner = holder.report.line().await;
+    let expires_at = holder.report.line().await;
+    let row = scene.row("a b").await;
+    assert_eq!((token, owner), (row.token, row.owner));
+    let expires_at = humantime::parse_rfc3339(&expires_at).expect("a time");
+    let expires_at = expires_at.duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_micros();
+    let early = row.acquired_at + 30_000_000 - i64::try_from(expires_at).expect("a time of this era");
+    assert!((0..5_000_000).contains(&early), "{early} µs before the end in the row");
+    let holder = holder.up().await;
+    holder.order("go");
+    holder.end().await.expect(0);
+}
+
+// ---- runs inside of runs
+
+#[tokio::test]
+async fn a_run_of_the_same_name_inside_a_run_enters_at_once_and_does_not_free_it() {
+    let scene = Scene::new().await;
+    let script = format!(r#""$SQLOCK" run -n a -- "$SQLOCK" run -n a -- true && {OBEDIENT}"#);
+    let holder = scene.start_as(nesting(&scene, &["run", "a"]), &script).up().await;
+    assert!(!scene.is_free("a").await);
+    holder.order("go");
+    holder.end().await.expect(0);
+    assert!(scene.is_free("a").await);
+}
+
+#[tokio::test]
+async fn a_run_of_a_name_that_a_run_further_out_holds_enters_at_once() {
+    let scene = Scene::new().await;
+    let script = format!(r#""$SQLOCK" run -n b -- "$SQLOCK" run -n a -- "$SQLOCK" run -n b -- true && {OBEDIENT}"#);
+    let holder = scene.start_as(nesting(&scene, &["run", "a"]), &script).up().await;
+    assert!(scene.is_free("b").await);
+    assert!(!scene.is_free("a").await);
+    holder.order("go");
+    holder.end().await.expect(0);
+}
+
+#[tokio::test]
+async fn two_commands_inside_a_run_exclude_each_other_on_another_name() {
+    let scene = Scene::new().await;
+    let script = r#"
+        "$SQLOCK" run b -- sh -c 'echo up >&3; read go <"$ORDERS"' &
+        read go <"$SECOND"
+        "$SQLOCK" run -n b -- true
+        echo "$?" >&3
+        wait
+        "$SQLOCK" run -n b -- true
+        echo "$?" >&3
+    "#;
+    let second = scene.fifo("second");
+    let mut command = nesting(&scene, &["run", "a"]);
+    command.env("SECOND", &second);
+    let mut holder = scene.start_as(command, script).up().await;
+    soon("the second", tokio::fs::write(&second, "go\n")).await.expect("a FIFO can be written");
+    assert_eq!(holder.report.line().await, "75");
+    holder.order("go");
+    assert_eq!(holder.report.line().await, "0");
+    holder.end().await.expect(0);
+}
+
+fn nesting(scene: &Scene, arguments: &[&str]) -> Command {
+    let mut command = scene.sqlock(arguments);
+    command.env("SQLOCK", program());
+    command
+}
+
+// ---- in a terminal
+
+#[tokio::test]
+async fn ctrl_c_reaches_the_command_exactly_once() {
+    let scene = Scene::new().await;
+    let mut shell = Shell::start(&scene, "", LISTENER);
+    assert_eq!(shell.report.line().await, "up");
+    shell.terminal.keys(CTRL_C);
+    assert_eq!(shell.report.line().await, "INT");
+    shell.terminal.keys(CTRL_BACKSLASH);
+    let (_, lines) = shell.report.gone().await;
+    assert_eq!(lines, ["QUIT"]);
+    shell.ends_with(7).await;
+}
+
+#[tokio::test]
+async fn ctrl_c_ends_a_command_that_does_not_mind_with_130() {
+    let scene = Scene::new().await;
+    let mut shell = Shell::start(&scene, "", "echo up >&3; exec sleep 1000");
+    assert_eq!(shell.report.line().await, "up");
+    shell.terminal.keys(CTRL_C);
+    shell.ends_with(130).await;
+    assert!(scene.is_free("a").await);
+}
+
+/// Without a shell around: `docker run -it`, `ssh -t`.
+#[tokio::test]
+async fn ctrl_c_reaches_the_command_also_where_sqlock_is_the_first_in_the_terminal() {
+    let scene = Scene::new().await;
+    let lines = scene.fifo("lines");
+    let mut report = Report::of(lines.clone());
+    let script = format!("exec 3>'{}'; {LISTENER}", lines.display());
+    let arguments = ["run", "a", "--", "sh", "-c", &script];
+    let terminal = Terminal::start(program(), &arguments, &[("DATABASE_URL", &scene.db.url)]);
+    assert_eq!(report.line().await, "up");
+    terminal.keys(CTRL_C);
+    assert_eq!(report.line().await, "INT");
+    terminal.keys(CTRL_BACKSLASH);
+    assert_eq!(report.gone().await.1, ["QUIT"]);
+    assert_eq!(terminal.end().await.code(), Some(7));
+}
+
+#[tokio::test]
+async fn a_command_gets_what_is_typed_and_after_that_ctrl_c_reaches_it_exactly_once() {
+    let scene = Scene::new().await;
+    let script = format!("read line; echo \"got $line\" >&3; {LISTENER}");
+    let mut shell = Shell::start(&scene, "", &script);
+    shell.terminal.keys("something\n");
+    assert_eq!(shell.report.line().await, "got something");
+    assert_eq!(shell.report.line().await, "up");
+    shell.terminal.keys(CTRL_C);
+    assert_eq!(shell.report.line().await, "INT");
+    shell.terminal.keys(CTRL_BACKSLASH);
+    assert_eq!(shell.report.gone().await.1, ["QUIT"]);
+    shell.ends_with(7).await;
+    // The terminal is the shell's again.
+    shell.terminal.keys("echo an\"\"swer\n");
+    shell.terminal.screen.shows("answer").await;
+}
+
+#[tokio::test]
+async fn ctrl_z_stops_command_and_sqlock_and_fg_within_the_ttl_lets_both_go_on() {
+    ctrl_z_and_fg_within_the_ttl("").await;
+}
+
+/// The command has the terminal then, and not sqlock.
+#[tokio::test]
+async fn ctrl_z_and_fg_do_the_same_for_a_command_that_reads_from_the_terminal() {
+    ctrl_z_and_fg_within_the_ttl("read line; ").await;
+}
+
+async fn ctrl_z_and_fg_within_the_ttl(first: &str) {
+    let scene = Scene::new().await;
+    let mut shell = Shell::start(&scene, "--ttl 1000", &format!("{first}{COUNTER}"));
+    if !first.is_empty() {
+        shell.terminal.keys("something\n");
+    }
+    assert_eq!(shell.report.line().await, "up");
+    let sqlock = shell.sqlock().await;
+    let command = shell_of(sqlock).await;
+    for round in 1..=2 {
+        shell.terminal.keys(CTRL_Z);
+        shell.says_stopped(round, sqlock, command).await;
+        let count = shell.count();
+        shell.terminal.keys("fg\n");
+        until("the command goes on", || shell.count() > count).await;
+        assert_ne!(state(sqlock), Some('T'));
+    }
+    assert!(!scene.is_free("a").await);
+    kill(sqlock, Signal::SIGUSR1).expect("sqlock can be signalled");
+    shell.ends_with(0).await;
+    assert!(scene.is_free("a").await);
+}
+
+#[tokio::test]
+async fn after_ctrl_z_past_the_ttl_the_command_never_runs_again() {
+    ctrl_z_past_the_ttl("").await;
+}
+
+#[tokio::test]
+async fn after_ctrl_z_past_the_ttl_a_command_that_had_the_terminal_never_runs_again() {
+    ctrl_z_past_the_ttl("read line; ").await;
+}
+
+async fn ctrl_z_past_the_ttl(first: &str) {
+    let scene = Scene::new().await;
+    let mut shell = Shell::start(&scene, "--ttl 4", &format!("{first}{COUNTER}"));
+    if !first.is_empty() {
+        shell.terminal.keys("something\n");
+    }
+    assert_eq!(shell.report.line().await, "up");
+    let sqlock = shell.sqlock().await;
+    let command = shell_of(sqlock).await;
+    shell.terminal.keys(CTRL_Z);
+    shell.says_stopped(1, sqlock, command).await;
+    let count = shell.count();
+    let row = scene.row("a").await;
+    let (died, _) = shell.report.gone().await;
+    assert!(died <= row.expires_at, "{} µs late", died - row.expires_at);
+    // Somebody else gets it, and keeps it.
+    let next = scene.start(&["a"], OBEDIENT).up().await;
+    shell.terminal.keys("fg\n");
+    shell.ends_with(79).await;
+    assert_eq!(shell.count(), count);
+    assert!(!scene.is_free("a").await);
+    next.order("go");
+    next.end().await.expect(0);
+}
+
+#[tokio::test]
+async fn in_a_pipeline_output_ctrl_c_and_exit_code_are_as_without_sqlock() {
+    let scene = Scene::new().await;
+    let script = format!("echo through the pipe; {LISTENER}");
+    let mut shell = Shell::start_in(&scene, "", &script, "| cat");
+    assert_eq!(shell.report.line().await, "up");
+    shell.terminal.screen.shows("through the pipe").await;
+    // As long as the command does not read from the terminal, a reader of its output can: it is in the foreground.
+    let sqlock = shell.sqlock().await;
+    let cat = until_some("cat", || children(shell.terminal.pid()).into_iter().find(|pid| name(*pid) == "cat")).await;
+    assert_eq!(group(cat), group(sqlock));
+    kill(sqlock, Signal::SIGINT).expect("sqlock can be signalled");
+    assert_eq!(shell.report.line().await, "INT");
+    kill(sqlock, Signal::SIGQUIT).expect("sqlock can be signalled");
+    shell.ends_with(7).await;
+}
+
+#[tokio::test]
+async fn ctrl_c_ends_a_pipeline() {
+    let scene = Scene::new().await;
+    let mut shell = Shell::start_in(&scene, "", "echo up >&3; exec sleep 1000", "| cat");
+    assert_eq!(shell.report.line().await, "up");
+    shell.terminal.keys(CTRL_C);
+    shell.ends_with(130).await;
+    assert!(scene.is_free("a").await);
+}
+
+const CTRL_C: &str = "\x03";
+const CTRL_Z: &str = "\x1a";
+const CTRL_BACKSLASH: &str = "\x1c";
+
+/// An interactive shell in a terminal, with a `sqlock run` as its job.
+struct Shell {
+    terminal: Terminal,
+    report: Report,
+    count: String,
+}
+
+impl Shell {
+    fn start(scene: &Scene, options: &str, script: &str) -> Self {
+        Self::start_in(scene, options, script, "")
+    }
+
+    /// `sqlock run OPTIONS a -- sh SCRIPT REST`.
+    fn start_in(scene: &Scene, options: &str, script: &str, rest: &str) -> Self {
+        let lines = scene.fifo("lines");
+        let report = Report::of(lines.clone());
+        let (file, count) = (scene.path("script"), scene.path("count"));
+        std::fs::write(&file, format!("exec 3>'{}'\n{script}", lines.display())).expect("a file can be written");
+        let environment = [
+            ("DATABASE_URL", scene.db.url.as_str()),
+            ("SQLOCK", program()),
+            ("SCRIPT", &file),
+            ("COUNT", &count),
+            ("PS1", "$ "),
+            ("TERM", "dumb"),
+        ];
+        let terminal = Terminal::start("bash", &["--norc", "--noprofile", "--noediting", "-i"], &environment);
+        terminal.keys(&format!("\"$SQLOCK\" run {options} a -- sh \"$SCRIPT\" {rest}\n"));
+        Self { terminal, report, count }
+    }
+
+    async fn sqlock(&self) -> Pid {
+        let shell = self.terminal.pid();
+        until_some("sqlock", || children(shell).into_iter().find(|pid| name(*pid) == "sqlock")).await
+    }
+
+    fn count(&self) -> usize {
+        std::fs::read_to_string(&self.count).unwrap_or_default().len()
+    }
+
+    /// The shell has said so often that its job is stopped; both processes are.
+    async fn says_stopped(&self, times: usize, sqlock: Pid, command: Pid) {
+        let screen = &self.terminal.screen;
+        let said = screen.shows_when(|text| text.matches("Stopped").count() >= times).await;
+        let states = (state(sqlock), state(command));
+        assert!(said && states == (Some('T'), Some('T')), "sqlock, command: {states:?}\n{}", screen.text());
+    }
+
+    /// The shell has a prompt again, and says how it ended.
+    async fn ends_with(&mut self, code: i32) {
+        self.terminal.keys("echo \"code=${PIPESTATUS[0]}.\"\n");
+        self.terminal.screen.shows(&format!("code={code}.")).await;
+    }
+}
+
+// ---- more eyes
+
+async fn evict(scene: &Scene, name: &str) -> bool {
+    let token = u64::try_from(scene.row(name).await.token).expect("tokens are positive");
+    run(&scene.db, &["unlock", name, "--token", &token.to_string()]).await.code() == 0
+}
+
+/// One of the sets of signals in a `/proc/PID/status`.
+fn mask(status: &str, which: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix(which)?.strip_prefix(':'));
+    u64::from_str_radix(mask.expect("the kernel tells").trim(), 16).expect("a number")
+}
+
+fn bit(signal: Signal) -> u64 {
+    1 << (signal as i32 - 1)
+}

@@ -1,0 +1,501 @@
+//! Which database it is, and its tables: found, made, or asked for.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use sqlx::{AssertSqlSafe, Executor, Pool};
+use tokio::process::Command;
+use tokio::task::JoinSet;
+
+use crate::conformance::schema::Restricted;
+use crate::support::command::{ClosedPort, Ended, Running, bare, beside, end, held, path, program, run, sqlock};
+use crate::support::server::{Options, Server};
+use crate::support::{Database, Fresh, empty, empty_on, soon};
+use crate::{DATABASE, Sql};
+
+const LONG: Duration = Duration::from_secs(600);
+
+// ---- which database
+
+/// A directory, in it `.env` with these lines, and in it `a/b`, where sqlock is started.
+fn directory(dotenv: &str) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    fs::create_dir_all(directory.path().join("a/b")).expect("the directory is ours to write");
+    fs::write(directory.path().join(".env"), dotenv).expect("the directory is ours to write");
+    directory
+}
+
+fn below(directory: &tempfile::TempDir, arguments: &[&str]) -> Command {
+    let mut command = bare(arguments);
+    command.current_dir(directory.path().join("a/b"));
+    command
+}
+
+async fn is_taken(db: &Fresh, name: &str) -> bool {
+    held(&beside(db).await, name).await.is_some()
+}
+
+#[tokio::test]
+async fn the_database_is_found_in_a_dotenv_above() {
+    let db = empty().await;
+    let directory =
+        directory(&format!("# secrets\nOTHER=\"of the file\"\nDATABASE_URL={}\nexport MORE='of it'\n", db.url));
+    let script = "echo \"${OTHER-none} ${MORE-none}\"; \"$SQLOCK\" acquire inner >&2";
+    let mut command = below(&directory, &["run", "job", "--", "sh", "-c", script]);
+    let ended = end(std::mem::replace(command.env("SQLOCK", program()), Command::new("true"))).await.expect(0);
+    assert_eq!(ended.stdout, "none none\n", "the other variables there are not for the command");
+    assert!(is_taken(&db, "inner").await, "it is found inside the command, too");
+    assert!(!directory.path().join("a/b/sqlock.db").exists());
+
+    // Of two, the nearer one.
+    let other = empty().await;
+    fs::write(directory.path().join("a/.env"), format!("DATABASE_URL=\"{}\"\n", other.url)).expect("a file");
+    end(below(&directory, &["acquire", "nearer"])).await.expect(0);
+    assert!(is_taken(&other, "nearer").await && !is_taken(&db, "nearer").await);
+}
+
+#[tokio::test]
+async fn the_command_line_comes_before_the_environment_and_that_before_dotenv() {
+    let (option, environment, file) = (empty().await, empty().await, empty().await);
+    let directory = directory(&format!("DATABASE_URL={}\n", file.url));
+    let acquire = |name: &str, options: &[&str], variable: bool| {
+        let mut command = below(&directory, &[&["acquire", name], options].concat());
+        if variable {
+            command.env("DATABASE_URL", &environment.url);
+        }
+        end(command)
+    };
+    acquire("by option", &["-D", &option.url], true).await.expect(0);
+    acquire("by variable", &[], true).await.expect(0);
+    acquire("by file", &[], false).await.expect(0);
+    for (name, place) in [("by option", &option), ("by variable", &environment), ("by file", &file)] {
+        for db in [&option, &environment, &file] {
+            assert_eq!(is_taken(db, name).await, std::ptr::eq(db, place), "{name}");
+        }
+    }
+
+    // An empty one is a mistake, not an absent one.
+    let mut command = below(&directory, &["acquire", "nowhere"]);
+    command.env("DATABASE_URL", "");
+    assert!(end(command).await.expect(78).stderr.contains("DATABASE_URL is empty"));
+    acquire("nowhere", &["-D", ""], true).await.expect(78);
+
+    // Without any, a file here; which is said, since nobody on another host will see it.
+    let ended = acquire("by default", &["--no-dotenv"], false).await.expect(0);
+    assert!(ended.stderr.contains("sqlock.db"), "{}", ended.stderr);
+    assert!(directory.path().join("a/b/sqlock.db").exists());
+    assert!(!is_taken(&file, "by default").await);
+    let ended = acquire("by default", &["--no-dotenv", "-n"], false).await.expect(75);
+    assert!(ended.stderr.contains("not obtained"), "the same file the next time: {}", ended.stderr);
+}
+
+#[tokio::test]
+async fn global_options_stand_before_or_after_the_subcommand() {
+    let db = empty().await;
+    let other = empty().await;
+    for arguments in [
+        &["-D", &db.url, "-q", "--no-dotenv", "run", "job", "--", "true"][..],
+        &["run", "-D", &db.url, "-q", "--no-dotenv", "job", "--", "true"],
+        &["run", "job", "--quiet", "--no-dotenv", "--database-url", &db.url, "--", "true"],
+        &["-D", &db.url, "ls"],
+        &["ls", "-D", &db.url],
+    ] {
+        run(&other, arguments).await.expect(0);
+    }
+    for arguments in [&["--no-migrate", "acquire", "job"][..], &["acquire", "job", "--no-migrate"]] {
+        run(&other, arguments).await.expect(78);
+    }
+    let lease = beside(&db).await.lease("job").ttl(LONG).acquire().await.expect("acquire");
+    for arguments in [&["-q", "acquire", "-n", "job"][..], &["acquire", "-n", "job", "-q"]] {
+        assert_eq!(run(&db, arguments).await.expect(75).stderr, "", "quiet");
+    }
+    lease.release().await.expect("ours to the end");
+}
+
+// ---- the tables
+
+#[tokio::test]
+async fn eight_first_runs_at_once_make_the_tables_and_exclude_each_other() {
+    let db = empty().await;
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let inside = path(directory.path(), "inside");
+    let script = "mkdir \"$0\" || exit 1; echo in >>\"$0.log\"; rmdir \"$0\"";
+    let mut runs = JoinSet::new();
+    for _ in 0..8 {
+        runs.spawn(end(sqlock(&db, &["run", "job", "--", "sh", "-c", script, &inside])));
+    }
+    for ended in soon("the end of all", runs.join_all()).await {
+        let ended = ended.expect(0);
+        assert!(ended.stderr.is_empty() || ended.stderr.contains("waiting for"), "{}", ended.stderr);
+    }
+    assert_eq!(fs::read_to_string(directory.path().join("inside.log")).expect("the log").lines().count(), 8);
+}
+
+#[tokio::test]
+async fn who_only_looks_makes_neither_tables_nor_a_file() {
+    let db = empty().await;
+    let token = ["--token", "1"];
+    for (arguments, code) in [
+        (&["ls"][..], 0),
+        (&["show", "job"], 0),
+        (&["sweep"], 0),
+        (&["release", "job", token[0], token[1]], 79),
+        (&["renew", "job", token[0], token[1]], 79),
+        (&["unlock", "job", token[0], token[1]], 79),
+    ] {
+        run(&db, arguments).await.expect(code);
+    }
+    run(&db, &["--no-migrate", "acquire", "job"]).await.expect(78);
+    if DATABASE == Database::Sqlite {
+        let file = db.of_the_command().url.replace("sqlite://", "").replace("?mode=rwc", "");
+        fs::remove_file(&file).expect("acquire has made it");
+        run(&db, &["ls"]).await.expect(0);
+        assert!(!fs::exists(&file).expect("it can be looked for"));
+    }
+}
+
+#[tokio::test]
+async fn no_migrate_refuses_to_make_tables_and_uses_those_that_are_there() {
+    let db = empty().await;
+    for arguments in [&["run", "job", "--", "echo", "it ran"][..], &["acquire", "job"], &["bench", "--time", "100ms"]] {
+        let ended = run(&db, &[&["--no-migrate"], arguments].concat()).await.expect(78);
+        assert_eq!(ended.stdout, "");
+        assert!(ended.stderr.contains("sqlock migrate") && ended.stderr.contains("sqlock schema"), "{}", ended.stderr);
+    }
+    let ended = run(&db, &["migrate"]).await.expect(0);
+    assert_eq!((&*ended.stdout, &*ended.stderr), ("", "sqlock: the tables are there and up to date\n"));
+    run(&db, &["--no-migrate", "run", "job", "--", "true"]).await.expect(0);
+    run(&db, &["migrate"]).await.expect(0);
+}
+
+fn kind() -> &'static str {
+    match DATABASE {
+        Database::Postgres => "postgres",
+        Database::MySql => "mysql",
+        Database::MariaDb => "mariadb",
+        Database::Sqlite => "sqlite",
+    }
+}
+
+#[tokio::test]
+async fn what_schema_prints_makes_the_tables() {
+    let db = empty().await;
+    let printed = run(&db, &["schema", "--db", kind()]).await.expect(0);
+    assert_eq!(printed.stderr, "");
+    assert_eq!(run(&db, &["schema"]).await.expect(0).stdout, printed.stdout, "of the database that is configured");
+    // Nothing was made by printing it.
+    run(&db, &["--no-migrate", "acquire", "job"]).await.expect(78);
+
+    // As a whole, as one pastes it.
+    let pool = db.of_the_command().pool_of(1).await;
+    sqlx::raw_sql(AssertSqlSafe(printed.stdout)).execute(&pool).await.expect("SQL");
+    let ended = run(&db, &["--no-migrate", "run", "job", "--", "sh", "-c", "echo $SQLOCK_TOKEN"]).await.expect(0);
+    assert_eq!(ended.stderr, "");
+    let acquired = run(&db, &["--no-migrate", "acquire", "job"]).await.expect(0);
+    let token = serde_json::from_str::<Value>(&acquired.stdout).expect("JSON")["token"].to_string();
+    // And they are the same as those that migrate makes: it finds nothing to change, and nothing is lost.
+    run(&db, &["migrate"]).await.expect(0);
+    run(&db, &["--no-migrate", "release", "job", "--token", &token]).await.expect(0);
+}
+
+#[tokio::test]
+async fn without_the_right_to_make_tables_it_uses_those_that_are_there_or_says_what_to_do() {
+    if DATABASE == Database::Sqlite {
+        // There are no rights in SQLite but those of the file system. A file that cannot be made is its counterpart.
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        fs::create_dir(directory.path().join("app.db-sqlock")).expect("the directory is ours to write");
+        let url = format!("sqlite://{}/app.db", directory.path().display());
+        let ended = end(bare(&["-D", &url, "run", "job", "--", "echo", "it ran"])).await.expect(78);
+        assert_eq!(ended.stdout, "");
+        return;
+    }
+    let user = Restricted::on(empty().await).await;
+    if DATABASE.is_mysql() {
+        // Nobody sees a database there in which he has no right at all.
+        user.grant("SELECT").await;
+    }
+    let as_user = |arguments: &[&str]| {
+        let mut command = bare(arguments);
+        command.env("DATABASE_URL", &user.url);
+        end(command)
+    };
+    for arguments in [&["run", "job", "--", "echo", "it ran"][..], &["acquire", "job"], &["ls"], &["migrate"]] {
+        let ended = as_user(arguments).await.expect(78);
+        assert_eq!(ended.stdout, "", "{arguments:?}");
+        for advice in ["sqlock migrate", "sqlock schema", "denied"] {
+            assert!(ended.stderr.contains(advice), "{arguments:?}: {}", ended.stderr);
+        }
+    }
+    // Somebody else makes them.
+    run(&user.db, &["migrate"]).await.expect(0);
+    user.grant("SELECT, INSERT, UPDATE, DELETE").await;
+    let ended = as_user(&["run", "job", "--", "echo", "it ran"]).await.expect(0);
+    assert_eq!((&*ended.stdout, &*ended.stderr), ("it ran\n", ""));
+    let acquired = as_user(&["acquire", "job"]).await.expect(0);
+    let token = serde_json::from_str::<Value>(&acquired.stdout).expect("JSON")["token"].to_string();
+    as_user(&["renew", "job", "--token", &token]).await.expect(0);
+    as_user(&["release", "job", "--token", &token]).await.expect(0);
+    as_user(&["migrate"]).await.expect(0);
+    as_user(&["bench", "--time", "100ms", "--tasks", "2"]).await.expect(0);
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert_eq!(as_user(&["sweep", "--retention", "0s"]).await.expect(0).stdout, "purged 1 names\n");
+    user.drop().await;
+}
+
+#[tokio::test]
+async fn nothing_is_noticed_of_serializable_as_the_default() {
+    let Some(server) = DATABASE.server() else {
+        // There is one level only. What can be different is the journal that a file was left with.
+        let db = empty().await;
+        beside(&db).await;
+        let pool = db.of_the_command().pool_of(1).await;
+        pool.execute("PRAGMA journal_mode = DELETE").await.expect("the file is there");
+        pool.close().await;
+        return works_for_four_at_once(&db).await;
+    };
+    let setting = match DATABASE {
+        Database::Postgres => "default_transaction_isolation=serializable",
+        _ => "--transaction-isolation=SERIALIZABLE",
+    };
+    let server = Server::start_with(server, Options { settings: vec![setting.into()], ..Options::default() });
+    let db = empty_on(&server.url()).await;
+    let level = match DATABASE {
+        Database::Postgres => "SHOW default_transaction_isolation",
+        Database::MariaDb => "SELECT @@tx_isolation",
+        _ => "SELECT @@transaction_isolation",
+    };
+    let level: String = sqlx::query_scalar(level).fetch_one(&db.pool_of(1).await).await.expect("the setting");
+    assert_eq!(level.to_lowercase(), "serializable");
+    works_for_four_at_once(&db).await;
+}
+
+/// In a place without tables, or with them.
+async fn works_for_four_at_once(db: &Fresh) {
+    let mut clients = JoinSet::new();
+    for client in 0..4 {
+        let verb = |arguments: &[&str]| end(sqlock(db, arguments));
+        let own = format!("own/{client}");
+        let (runs, acquire) = (verb(&["run", "job", "--", "echo", "it ran"]), verb(&["acquire", &own]));
+        let url = db.url.clone();
+        clients.spawn(async move {
+            let ended = runs.await.expect(0);
+            assert_eq!(ended.stdout, "it ran\n");
+            assert!(ended.stderr.is_empty() || ended.stderr.contains("waiting for"), "{}", ended.stderr);
+            let acquired = acquire.await.expect(0);
+            let token = serde_json::from_str::<Value>(&acquired.stdout).expect("JSON")["token"].to_string();
+            for verb in ["renew", "release"] {
+                let ended = end(bare(&["-D", &url, verb, &own, "--token", &token])).await.expect(0);
+                assert_eq!(ended.stderr, "");
+            }
+        });
+    }
+    for client in soon("the end of all", async { clients.join_all().await }).await {
+        let () = client;
+    }
+    assert_eq!(run(db, &["ls", "--json"]).await.expect(0).stdout, "[]\n");
+}
+
+// ---- where the leases are
+
+#[tokio::test]
+async fn a_long_transaction_of_the_application_does_not_hold_up_a_run() {
+    let db = empty().await;
+    let pool = db.pool_of(1).await;
+    pool.execute("CREATE TABLE business (id INT PRIMARY KEY)").await.expect("a table");
+    let begin = if DATABASE == Database::Sqlite { "BEGIN IMMEDIATE" } else { "BEGIN" };
+    let mut migration = pool.begin_with(begin).await.expect("begin");
+    migration.execute("INSERT INTO business VALUES (1)").await.expect("insert");
+    // Longer than the TTL: it must be renewed meanwhile.
+    let ended = run(&db, &["run", "--ttl", "2s", "job", "--", "sleep", "5"]).await.expect(0);
+    assert_eq!(ended.stderr, "");
+    migration.commit().await.expect("commit");
+}
+
+#[tokio::test]
+async fn leases_are_kept_in_a_file_beside_a_sqlite_file_and_elsewhere_in_the_database_itself() {
+    let db = empty().await;
+    let pool = db.pool_of(1).await;
+    pool.execute("CREATE TABLE business (id INT PRIMARY KEY)").await.expect("a table");
+    pool.close().await;
+    let file = db.url.strip_prefix("sqlite://").map(|rest| rest.trim_end_matches("?mode=rwc"));
+    let before = file.map(contents);
+    run(&db, &["run", "job", "--", "true"]).await.expect(0);
+    run(&db, &["acquire", "job"]).await.expect(0);
+    let ours: Result<i64, sqlx::Error> =
+        sqlx::query_scalar("SELECT count(*) FROM sqlock_lease").fetch_one(&db.pool_of(1).await).await;
+    let Some(file) = file else {
+        assert_eq!(ours.expect("our table"), 1);
+        return;
+    };
+    ours.expect_err("there is no table of ours in the application's file");
+    assert_eq!(Some(contents(file)), before, "it is not touched");
+    assert!(Path::new(&format!("{file}-sqlock")).exists());
+    assert!(is_taken(&db, "job").await);
+
+    // By another path, and by a link, it is the same file; and one that does not exist is not made.
+    let directory = Path::new(file).parent().expect("a directory");
+    std::os::unix::fs::symlink(file, directory.join("link.db")).expect("a link");
+    for name in ["test.db", "./test.db", "link.db", "test.db-sqlock"] {
+        let mut command = bare(&["acquire", "-n", "job", "-D", &format!("sqlite://{name}")]);
+        command.current_dir(directory);
+        end(command).await.expect(75);
+    }
+    let mut command = bare(&["run", "job", "-D", "sqlite:missing.db", "--", "true"]);
+    command.current_dir(directory);
+    end(command).await.expect(0);
+    assert!(!directory.join("missing.db").exists() && directory.join("missing.db-sqlock").exists());
+}
+
+fn contents(file: &str) -> (Vec<u8>, std::time::SystemTime) {
+    let modified = fs::metadata(file).and_then(|about| about.modified()).expect("the file is there");
+    (fs::read(file).expect("the file can be read"), modified)
+}
+
+// ---- bench
+
+/// How many rows of ours there are, of names that are held or free.
+async fn rows(pool: &Pool<Sql>) -> i64 {
+    let mut rows = 0;
+    let tables: &[&'static str] = match DATABASE {
+        Database::Sqlite => &["SELECT count(*) FROM sqlock_lease"],
+        _ => &["SELECT count(*) FROM sqlock_lease", "SELECT count(*) FROM sqlock_fence"],
+    };
+    for &count in tables {
+        rows += sqlx::query_scalar::<_, i64>(count).fetch_one(pool).await.expect("our table");
+    }
+    rows
+}
+
+#[tokio::test]
+async fn bench_measures_and_leaves_nothing_behind() {
+    let db = empty().await;
+    let ended = run(&db, &["bench", "--time", "100ms", "--tasks", "4", "--json"]).await.expect(0);
+    assert_eq!(ended.stderr, "");
+    let lines: Value = serde_json::from_str(&ended.stdout).expect("JSON");
+    let lines = lines.as_array().expect("an array");
+    assert!(lines.len() >= 5, "{lines:?}");
+    for line in lines {
+        let mut keys: Vec<&str> = line.as_object().expect("an object").keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, ["ratio", "unit", "value", "what"]);
+        assert!(line["value"].as_f64().expect("a number") > 0.0, "{line}");
+    }
+    let pool = db.of_the_command().pool_of(1).await;
+    assert_eq!(rows(&pool).await, 0);
+
+    let table = run(&db, &["bench", "--time", "100ms", "--tasks", "4"]).await.expect(0).stdout;
+    assert_eq!(table.lines().count(), lines.len() + 1, "{table}");
+    assert_eq!(rows(&pool).await, 0);
+}
+
+#[tokio::test]
+async fn an_interrupted_bench_leaves_nothing_behind() {
+    let db = empty().await;
+    let locks = beside(&db).await;
+    let ours = locks.lease("sqlock-bench").ttl(LONG).acquire().await.expect("acquire");
+    let pool = db.of_the_command().pool_of(1).await;
+    let before = rows(&pool).await;
+    for signal in [Signal::INT, Signal::TERM] {
+        // Interrupted in the middle of the first measurement that takes leases.
+        let bench = Running::start(sqlock(&db, &["bench", "--time", "500ms", "--tasks", "8"]));
+        let at_work = async { while locks.list("sqlock-bench/").await.expect("list").is_empty() {} };
+        soon("a lease of the bench", at_work).await;
+        let started = async { while rows(&pool).await < before + 8 {} };
+        soon("many leases of the bench", started).await;
+        bench.signal(signal);
+        let ended: Ended = bench.end().await.expect(if signal == Signal::INT { 130 } else { 143 });
+        assert_eq!(ended.stdout, "");
+        assert_eq!(rows(&pool).await, before, "{}", ended.stderr);
+    }
+    ours.release().await.expect("not touched");
+}
+
+// ---- passwords
+
+#[tokio::test]
+async fn a_password_never_appears() {
+    let port = ClosedPort::reserve();
+    let closed = port.number();
+    let mut urls: Vec<String> = Vec::new();
+    // Unknown, misspelt or missing schemes are read before it is known which database is meant.
+    for bad in ["oracle://u:s3cret@127.0.0.1/x", "postgre://u:s3cret@127.0.0.1/x", "u:s3cret@127.0.0.1", "s3cret"] {
+        urls.push(bad.into());
+    }
+    let scheme = kind();
+    for rest in [
+        &*format!("127.0.0.1:{closed}/x"),
+        "127.0.0.1:port/x",
+        "127.0.0.1:99999/x",
+        "[::1/x",
+        "no such host/x",
+        "nosuch.invalid/x",
+        "127.0.0.1:1/x?sslmode=bogus&ssl-mode=bogus&mode=bogus",
+    ] {
+        urls.push(format!("{scheme}://u:s3cret@{rest}"));
+        urls.push(format!("{scheme}://u:s3cret%FF@{rest}"));
+        urls.push(format!("{scheme}://u:s3cret/x@{rest}"));
+    }
+    let mut attempts: Vec<Command> = Vec::new();
+    for url in &urls {
+        let mut by_variable = bare(&["run", "-n", "job", "--", "true"]);
+        by_variable.env("DATABASE_URL", url);
+        attempts.push(by_variable);
+    }
+    let url = format!("{scheme}://u:s3cret@127.0.0.1:{closed}/x");
+    let (short, assigned) = (format!("-D{url}"), format!("--database-url={url}"));
+    let misspelt = format!("--databaseurl={url}");
+    for arguments in [
+        &["ls", "-D", &url][..],
+        &["migrate", "-D", &url],
+        &["bench", "--time", "100ms", "-D", &url],
+        &[&short, "ls"],
+        &[&assigned, "ls", "--frobnicate"],
+        &["ls", "-D", &url, "-D", &url],
+        // In the wrong place, as it happens to people.
+        &[&misspelt, "ls"],
+        &[&url, "ls"],
+        &["ls", "job", &url],
+        &["run", "job", "-D", "--", &url],
+        &["run", "job", &url, "--", "true"],
+        &["schema", "--db", &url],
+        &["bench", "--time", &url],
+        &["renew", "job", "--token", &url],
+        &["run", "--signal", &url, "job", "--", "true"],
+        &["completions", &url],
+    ] {
+        attempts.push(bare(arguments));
+    }
+    let directory = directory("");
+    for (text, how) in [
+        (format!("DATABASE_URL=\"{url}\n"), "a quote that is not closed"),
+        (format!("DATABASE_URL={url} and more\n"), "a space"),
+        (format!("{url}\n"), "no variable"),
+        (format!("DATABASE_URL={url}\n"), "a database that is not there"),
+    ] {
+        let place = directory.path().join(how);
+        fs::create_dir(&place).expect("the directory is ours to write");
+        fs::write(place.join(".env"), text).expect("the directory is ours to write");
+        let mut command = bare(&["ls"]);
+        command.current_dir(place);
+        attempts.push(command);
+    }
+    let mut running = JoinSet::new();
+    for mut command in attempts {
+        // What would not be shown otherwise may be shown then.
+        command.env("RUST_BACKTRACE", "1").env("RUST_LOG", "trace");
+        running.spawn(async move {
+            let shown = format!("{:?}", command.as_std());
+            (shown, end(command).await)
+        });
+    }
+    for (attempt, ended) in soon("the end of all", running.join_all()).await {
+        assert!(ended.code() != 0 || DATABASE == Database::Sqlite, "{attempt}");
+        for text in [&ended.stdout, &ended.stderr] {
+            // SQLite has no passwords: what looks like one is the name of a file, and that is told.
+            assert!(!text.contains("s3cret") || DATABASE == Database::Sqlite, "{attempt}: {text}");
+        }
+    }
+}

@@ -1,0 +1,596 @@
+//! A `sqlock run` seen from outside: its processes, what its command reports, and the moment when all of them are gone;
+//! and between it and its database, the faults that a test makes.
+//!
+//! A script that runs under sqlock has file descriptor 3 open on a FIFO: what it writes there is a line for the test,
+//! and the end of the file is the death of the last process that inherited it. It is told to go on through another.
+
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, mkfifo};
+use sqlx::{AssertSqlSafe, Pool};
+use tokio::io::AsyncReadExt;
+use tokio::process::{Child, Command};
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
+
+use super::command::{Ended, run, sqlock};
+use super::proxy::{Direction, Proxy};
+use super::server::Server;
+use super::worker::Worker;
+use super::{Fresh, SOON, empty, empty_on, soon};
+use crate::{DATABASE, Sql};
+
+/// A database with sqlock's tables, the way to it, and a directory for the test's files.
+pub struct Scene {
+    /// Past all faults of the network.
+    pub db: Fresh,
+    /// What the processes under test are given.
+    url: String,
+    leases: Pool<Sql>,
+    dir: tempfile::TempDir,
+    proxy: Option<Proxy>,
+    server: Option<Server>,
+    /// On SQLite, the process that keeps the write lock of the sidecar file.
+    writer: Option<Worker>,
+}
+
+/// What stands in the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub owner: String,
+    pub holds: String,
+    pub token: i64,
+    /// Microseconds since the epoch, as [`now`].
+    pub acquired_at: i64,
+    pub expires_at: i64,
+}
+
+/// The wall clock in microseconds, as the database's, which is on this host.
+pub fn now() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970");
+    i64::try_from(now.as_micros()).expect("a time of this era")
+}
+
+impl Scene {
+    pub async fn new() -> Self {
+        Self::on(empty().await, None, None).await
+    }
+
+    /// With a network in between that can be cut.
+    pub async fn wired() -> Self {
+        let db = empty().await;
+        let proxy = DATABASE.server().map(|_| Proxy::start(port(&db.url)));
+        Self::on(db, proxy, None).await
+    }
+
+    /// With a server of its own, to be killed and frozen.
+    pub async fn with_server() -> Self {
+        let server = DATABASE.server().map(Server::start);
+        let db = match &server {
+            Some(server) => empty_on(&server.url()).await,
+            None => empty().await,
+        };
+        Self::on(db, None, server).await
+    }
+
+    async fn on(db: Fresh, proxy: Option<Proxy>, server: Option<Server>) -> Self {
+        let url = match &proxy {
+            Some(proxy) => with_port(&db.url, proxy.port()),
+            None => db.url.clone(),
+        };
+        run(&db, &["migrate"]).await.expect(0);
+        let leases = db.of_the_command().pool_of(1).await;
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        Self { db, url, leases, dir, proxy, server, writer: None }
+    }
+
+    // ---- what is under test
+
+    /// `sqlock ARGUMENTS`, by the way that can be cut.
+    pub fn sqlock(&self, arguments: &[&str]) -> Command {
+        let mut command = sqlock(&self.db, arguments);
+        command.env("DATABASE_URL", &self.url);
+        command
+    }
+
+    /// `sqlock run ARGUMENTS -- sh -c SCRIPT`.
+    pub fn start(&self, arguments: &[&str], script: &str) -> Run {
+        self.start_as(self.sqlock(&self.call(arguments)), script)
+    }
+
+    /// The same past the faults of the network.
+    pub fn start_beside(&self, arguments: &[&str], script: &str) -> Run {
+        self.start_as(sqlock(&self.db, &self.call(arguments)), script)
+    }
+
+    fn call<'a>(&self, arguments: &[&'a str]) -> Vec<&'a str> {
+        [&["run"], arguments].concat()
+    }
+
+    /// `COMMAND -- sh -c SCRIPT`.
+    pub fn start_as(&self, mut command: Command, script: &str) -> Run {
+        let (lines, orders) = (self.fifo("lines"), self.fifo("orders"));
+        let report = Report::of(lines.clone());
+        command
+            .args(["--", "sh", "-c", &format!("exec 3>\"$LINES_FIFO\"\n{script}")])
+            .env("LINES_FIFO", &lines)
+            .env("ORDERS", &orders)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut sqlock = command.spawn().expect("sqlock can be started");
+        let pid = pid_of(&sqlock);
+        let stdout = Screen::of(sqlock.stdout.take().expect("a pipe was asked for"));
+        let stderr = Screen::of(sqlock.stderr.take().expect("a pipe was asked for"));
+        Run { sqlock, pid, report, orders, stdout, stderr }
+    }
+
+    /// A new FIFO.
+    pub fn fifo(&self, name: &str) -> PathBuf {
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        let path = self.dir.path().join(format!("{name}-{}", SERIAL.fetch_add(1, Ordering::Relaxed)));
+        mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR).expect("a FIFO can be made");
+        path
+    }
+
+    /// A path for a file of the test's.
+    pub fn path(&self, name: &str) -> String {
+        super::command::path(self.dir.path(), name)
+    }
+
+    // ---- what the database knows
+
+    pub async fn try_row(&self, name: &str) -> Result<Option<Row>, sqlx::Error> {
+        let sql =
+            format!("SELECT owner, holds, token, acquired_at, expires_at FROM sqlock_lease WHERE name = '{name}'");
+        let row: Option<(String, String, i64, i64, i64)> =
+            sqlx::query_as(AssertSqlSafe(sql)).fetch_optional(&self.leases).await?;
+        Ok(row.map(|(owner, holds, token, acquired_at, expires_at)| Row {
+            owner,
+            holds,
+            token,
+            acquired_at,
+            expires_at,
+        }))
+    }
+
+    /// The row of a name that was taken before. A database that has just been restarted is asked again.
+    pub async fn row(&self, name: &str) -> Row {
+        let read = async {
+            loop {
+                match self.try_row(name).await {
+                    Ok(row) => return row.expect("the name was taken before"),
+                    Err(_) => sleep(Duration::from_millis(10)).await,
+                }
+            }
+        };
+        soon("a look at the row", read).await
+    }
+
+    /// Waits for a row that is like that.
+    pub async fn row_when(&self, what: &str, name: &str, like: impl Fn(&Row) -> bool) -> Row {
+        let seen = async {
+            loop {
+                if let Ok(Some(row)) = self.try_row(name).await
+                    && like(&row)
+                {
+                    return row;
+                }
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        soon(what, seen).await
+    }
+
+    /// Waits for the next renewal of the present holding.
+    pub async fn renewed(&self, name: &str) -> Row {
+        let held = self.row(name).await;
+        let later = |row: &Row| row.token == held.token && row.expires_at > held.expires_at;
+        self.row_when("a renewal", name, later).await
+    }
+
+    /// Whether `sqlock run -n` gets the name.
+    pub async fn is_free(&self, name: &str) -> bool {
+        match run(&self.db, &["run", "-n", name, "--", "true"]).await {
+            ended if ended.code() == 75 => false,
+            ended => {
+                ended.expect(0);
+                true
+            }
+        }
+    }
+
+    // ---- faults. SQLite has neither network nor server: there, what comes between is another process that writes in the
+    // sidecar file and does not let go.
+
+    /// Nothing comes through any more, and nobody is told.
+    pub async fn cut(&mut self) {
+        match &self.proxy {
+            Some(proxy) => proxy.blackhole(Direction::Both),
+            None => self.seize().await,
+        }
+    }
+
+    pub async fn mend(&mut self) {
+        match &self.proxy {
+            Some(proxy) => {
+                proxy.pass();
+                proxy.reset();
+            }
+            None => self.yield_the_file().await,
+        }
+    }
+
+    /// The next reply is lost, and its connection with it.
+    pub async fn cut_a_reply(&mut self) {
+        match &self.proxy {
+            Some(proxy) => soon("a reply to cut", proxy.cut_next_reply().happened()).await,
+            // Long enough for a statement to be refused, and to be sent again.
+            None => {
+                self.seize().await;
+                sleep(Duration::from_millis(2300)).await;
+                self.yield_the_file().await;
+            }
+        }
+    }
+
+    pub async fn crash(&mut self) {
+        match &mut self.server {
+            Some(server) => server.kill(),
+            None => self.seize().await,
+        }
+    }
+
+    pub fn restart(&mut self) {
+        match &mut self.server {
+            Some(server) => server.restart(),
+            None => self.writer.take().expect("the file is seized").kill(),
+        }
+    }
+
+    pub async fn freeze(&mut self) {
+        match &self.server {
+            Some(server) => server.pause(),
+            None => {
+                self.seize().await;
+                self.writer.as_ref().expect("the file is seized").stop();
+            }
+        }
+    }
+
+    pub async fn thaw(&mut self) {
+        match &self.server {
+            Some(server) => server.resume(),
+            None => {
+                self.writer.as_ref().expect("the file is seized").resume();
+                self.yield_the_file().await;
+            }
+        }
+    }
+
+    async fn seize(&mut self) {
+        let mut writer = Worker::start(&self.db.of_the_command().url);
+        assert_eq!(writer.ask("seize").await, "seized");
+        self.writer = Some(writer);
+    }
+
+    async fn yield_the_file(&mut self) {
+        let mut writer = self.writer.take().expect("the file is seized");
+        assert_eq!(writer.ask("yield").await, "yielded");
+    }
+
+    pub fn server(&self) -> Option<&Server> {
+        self.server.as_ref()
+    }
+
+    /// From now on the processes under test are given this URL.
+    pub fn lead_through(&mut self, url: String) {
+        self.url = url;
+    }
+}
+
+fn port(url: &str) -> u16 {
+    let authority = url.split_once("://").and_then(|(_, rest)| rest.split_once('/')).expect("a URL of a server").0;
+    let default = if DATABASE.is_mysql() { 3306 } else { 5432 };
+    authority.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(default)
+}
+
+fn with_port(url: &str, port: u16) -> String {
+    let (scheme, rest) = url.split_once("://").expect("a URL has a scheme");
+    let (authority, path) = rest.split_once('/').expect("a URL names a database");
+    let user = authority.rsplit_once('@').map_or(String::new(), |(user, _)| format!("{user}@"));
+    format!("{scheme}://{user}127.0.0.1:{port}/{path}")
+}
+
+/// A `sqlock run`. Dropping it kills sqlock, and so the command.
+pub struct Run {
+    sqlock: Child,
+    pid: Pid,
+    pub report: Report,
+    orders: PathBuf,
+    pub stdout: Screen,
+    pub stderr: Screen,
+}
+
+impl Run {
+    /// sqlock itself.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Its guard, once it has given itself that name.
+    pub async fn guard(&self) -> Pid {
+        self.guard_after(None).await
+    }
+
+    /// The one that takes the place of another.
+    pub async fn guard_after(&self, first: Option<Pid>) -> Pid {
+        let is_one = |child: &Pid| name(*child) == "lease-guard" && Some(*child) != first;
+        until_some("the guard", || children(self.pid).into_iter().find(is_one)).await
+    }
+
+    /// Its command, a shell.
+    pub async fn command(&self) -> Pid {
+        shell_of(self.pid).await
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid, signal).expect("sqlock can be signalled");
+    }
+
+    /// Returns when all its threads stand still.
+    pub async fn stop(&self) {
+        self.signal(Signal::SIGSTOP);
+        until("sqlock stops", || state(self.pid) == Some('T')).await;
+    }
+
+    /// Waits until its command says that it is up.
+    pub async fn up(mut self) -> Self {
+        assert_eq!(self.report.line().await, "up", "{}", self.stderr.text());
+        self
+    }
+
+    /// What a `read … <"$ORDERS"` of the command gets.
+    pub fn order(&self, word: &str) {
+        let (orders, word) = (self.orders.clone(), format!("{word}\n"));
+        // Opening blocks until somebody reads.
+        thread::spawn(move || {
+            let _ = OpenOptions::new().write(true).open(orders).and_then(|mut fifo| fifo.write_all(word.as_bytes()));
+        });
+    }
+
+    pub async fn end(mut self) -> Ended {
+        let status = soon("the end of sqlock", self.sqlock.wait()).await.expect("sqlock is ours to wait for");
+        let (stdout, stderr) = (self.stdout.closed().await, self.stderr.closed().await);
+        Ended { status, stdout, stderr }
+    }
+}
+
+/// What the command and its children report, and when the last of them died.
+pub struct Report(mpsc::UnboundedReceiver<Event>);
+
+enum Event {
+    Line(String),
+    /// All are dead since then, by the wall clock; or a little longer.
+    Gone(i64),
+}
+
+impl Report {
+    pub fn of(fifo: PathBuf) -> Self {
+        let (sender, events) = mpsc::unbounded_channel();
+        // Opening blocks until somebody writes. A thread of its own, so that the time is right and no runtime waits for it.
+        thread::spawn(move || {
+            let mut lines = BufReader::new(File::open(fifo).expect("the FIFO can be read")).lines();
+            while let Some(Ok(line)) = lines.next() {
+                let _ = sender.send(Event::Line(line));
+            }
+            let _ = sender.send(Event::Gone(now()));
+        });
+        Self(events)
+    }
+
+    pub async fn line(&mut self) -> String {
+        match soon("a line of the command", self.0.recv()).await {
+            Some(Event::Line(line)) => line,
+            _ => panic!("the command is dead"),
+        }
+    }
+
+    /// The lines that are there already.
+    pub fn so_far(&mut self) -> Vec<String> {
+        let mut lines = Vec::new();
+        while let Ok(Event::Line(line)) = self.0.try_recv() {
+            lines.push(line);
+        }
+        lines
+    }
+
+    /// Waits until all are dead: when that was, and the lines up to then.
+    pub async fn gone(&mut self) -> (i64, Vec<String>) {
+        let mut lines = Vec::new();
+        let end = async {
+            loop {
+                match self.0.recv().await.expect("the end comes once") {
+                    Event::Line(line) => lines.push(line),
+                    Event::Gone(at) => return at,
+                }
+            }
+        };
+        let at = soon("the end of the command and its children", end).await;
+        (at, lines)
+    }
+}
+
+/// What somebody has written, as far as it has come.
+#[derive(Clone)]
+pub struct Screen(watch::Receiver<String>);
+
+impl Screen {
+    /// Of a pipe.
+    fn of(mut pipe: impl tokio::io::AsyncRead + Unpin + Send + 'static) -> Self {
+        let (sender, text) = watch::channel(String::new());
+        tokio::spawn(async move {
+            let mut buffer = vec![0; 16 * 1024];
+            while let Ok(length @ 1..) = pipe.read(&mut buffer).await {
+                let more = String::from_utf8_lossy(&buffer[..length]).into_owned();
+                sender.send_modify(|text| text.push_str(&more));
+            }
+        });
+        Self(text)
+    }
+
+    /// Of a terminal.
+    fn of_terminal(mut terminal: File) -> Self {
+        let (sender, text) = watch::channel(String::new());
+        thread::spawn(move || {
+            let mut buffer = vec![0; 16 * 1024];
+            while let Ok(length @ 1..) = terminal.read(&mut buffer) {
+                let more = String::from_utf8_lossy(&buffer[..length]).into_owned();
+                sender.send_modify(|text| text.push_str(&more));
+            }
+        });
+        Self(text)
+    }
+
+    pub fn text(&self) -> String {
+        self.0.borrow().clone()
+    }
+
+    /// Waits until this has been written.
+    pub async fn shows(&self, what: &str) {
+        assert!(self.shows_when(|text| text.contains(what)).await, "{what:?} was not written, but:\n{}", self.text());
+    }
+
+    /// Waits until it is like that; `false` when it does not become so.
+    pub async fn shows_when(&self, like: impl Fn(&str) -> bool) -> bool {
+        let mut text = self.0.clone();
+        let seen = tokio::time::timeout(SOON, text.wait_for(|text| like(text))).await;
+        matches!(seen, Ok(Ok(_)))
+    }
+
+    /// All of it, when nobody can write any more.
+    pub async fn closed(&self) -> String {
+        let mut text = self.0.clone();
+        let _ = soon("the end of the output", text.wait_for(|_| false)).await;
+        self.text()
+    }
+}
+
+/// A terminal with a session of its own in it.
+pub struct Terminal {
+    keyboard: File,
+    pub screen: Screen,
+    session: Child,
+}
+
+impl Terminal {
+    /// Starts a program as the first of the session, in the foreground.
+    pub fn start(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        use nix::fcntl::OFlag;
+        use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
+        // Not inherited by the programs that other tests are starting meanwhile.
+        let master = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC).expect("a terminal can be had");
+        grantpt(&master).and_then(|()| unlockpt(&master)).expect("it is ours");
+        let path = ptsname_r(&master).expect("it has a name");
+        let slave = || Stdio::from(File::options().read(true).write(true).open(&path).expect("it can be opened"));
+        let session = Command::new("setsid")
+            .arg("--ctty")
+            .arg(program)
+            .args(arguments)
+            .envs(environment.iter().copied())
+            .stdin(slave())
+            .stdout(slave())
+            .stderr(slave())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("setsid of util-linux");
+        let keyboard = File::from(std::os::fd::OwnedFd::from(master));
+        let screen = Screen::of_terminal(keyboard.try_clone().expect("a second handle"));
+        Self { keyboard, screen, session }
+    }
+
+    pub fn pid(&self) -> Pid {
+        pid_of(&self.session)
+    }
+
+    pub fn keys(&self, keys: &str) {
+        (&self.keyboard).write_all(keys.as_bytes()).expect("the terminal takes keys");
+    }
+
+    pub async fn end(mut self) -> std::process::ExitStatus {
+        soon("the end of the session", self.session.wait()).await.expect("it is ours to wait for")
+    }
+}
+
+// ---- processes
+
+fn pid_of(child: &Child) -> Pid {
+    let pid = child.id().expect("it was not waited for");
+    Pid::from_raw(i32::try_from(pid).expect("a process id"))
+}
+
+/// Waits for what no signal tells of.
+pub async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let wait = async {
+        while !is_so() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(what, wait).await;
+}
+
+/// The same for what is found.
+pub async fn until_some<T>(what: &str, find: impl Fn() -> Option<T>) -> T {
+    let wait = async {
+        loop {
+            if let Some(found) = find() {
+                return found;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(what, wait).await
+}
+
+/// The shell that a sqlock has as its command.
+pub async fn shell_of(sqlock: Pid) -> Pid {
+    until_some("the command", || children(sqlock).into_iter().find(|child| name(*child) == "sh")).await
+}
+
+/// What `/proc/PID/stat` says after the name: the state, the parent, the process group, …
+fn stat(pid: Pid) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
+}
+
+/// `R`, `S`, `T` (stopped), `Z` (dead, and not waited for), …; `None`: there is no such process.
+pub fn state(pid: Pid) -> Option<char> {
+    stat(pid)?.first()?.chars().next()
+}
+
+pub fn parent(pid: Pid) -> Option<Pid> {
+    stat(pid)?.get(1)?.parse().ok().map(Pid::from_raw)
+}
+
+pub fn group(pid: Pid) -> Option<Pid> {
+    stat(pid)?.get(2)?.parse().ok().map(Pid::from_raw)
+}
+
+pub fn name(pid: Pid) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
+}
+
+pub fn children(of: Pid) -> Vec<Pid> {
+    let processes = fs::read_dir("/proc").expect("there is a /proc").flatten();
+    let pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok().map(Pid::from_raw));
+    pids.filter(|pid| parent(*pid) == Some(of)).collect()
+}
