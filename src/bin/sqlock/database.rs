@@ -159,7 +159,8 @@ impl Url {
             #[cfg(feature = "mysql")]
             Kind::Mysql => {
                 let options: sqlx::mysql::MySqlConnectOptions = self.options()?;
-                let place = format!("MySQL at {}:{}", options.get_host(), options.get_port());
+                let server = if self.url.starts_with("mariadb") { "MariaDB" } else { "MySQL" };
+                let place = format!("{server} at {}:{}", options.get_host(), options.get_port());
                 Ok((Pool::MySql(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)), place))
             }
             #[cfg(feature = "sqlite")]

@@ -311,7 +311,11 @@ async fn unreachable_database() -> Table {
         let how = format!("nothing listens on the port: {}", arguments.join(" "));
         let ended = table.add(69, &how, end(command).await);
         assert_eq!(ended.stdout, "");
-        assert!(ended.stderr.contains("unavailable"), "{}", ended.stderr);
+        assert!(
+            ended.stderr.contains("cannot reach") && ended.stderr.contains(&port.number().to_string()),
+            "{}",
+            ended.stderr
+        );
         assert!(!ended.stderr.contains("s3cret"), "{}", ended.stderr);
     }
     table
