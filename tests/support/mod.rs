@@ -34,6 +34,16 @@ impl Database {
         matches!(self, Self::MySql | Self::MariaDb)
     }
 
+    /// How URLs of it begin.
+    pub fn scheme(self) -> &'static str {
+        match self {
+            Self::Postgres => "postgres",
+            Self::MySql => "mysql",
+            Self::MariaDb => "mariadb",
+            Self::Sqlite => "sqlite",
+        }
+    }
+
     /// The kind of throwaway server for tests that must have one to themselves. SQLite has none.
     pub fn server(self) -> Option<server::Kind> {
         match self {

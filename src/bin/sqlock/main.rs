@@ -9,6 +9,9 @@
 #[cfg(not(unix))]
 compile_error!("the sqlock command needs process groups and signals: it is for Unix systems");
 
+#[cfg(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")))]
+compile_error!("the sqlock command needs a database: enable postgres, mysql or sqlite beside cli");
+
 mod acquire;
 mod bench;
 mod database;

@@ -6,7 +6,7 @@
 
 pub mod child;
 pub mod guard;
-mod terminal;
+pub mod terminal;
 
 use std::ffi::OsString;
 use std::time::Duration;

@@ -7,6 +7,7 @@ use nix::sys::signal::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
 use crate::exit::Failure;
+use crate::run::terminal::suspend;
 
 /// Those that sqlock passes on to the command, or ends with while it waits.
 const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
@@ -45,12 +46,13 @@ impl Signals {
         Ok(())
     }
 
-    /// The next signal that asks for an end. Others are lost.
+    /// The next signal that asks for an end, while there is no command to pass the others on to. A terminal's stop is obeyed.
     pub async fn next_that_ends(&mut self) -> Signal {
         loop {
-            let signal = self.next().await;
-            if ENDING.contains(&signal) {
-                return signal;
+            match self.next().await {
+                Signal::SIGTSTP => suspend(),
+                signal if ENDING.contains(&signal) => return signal,
+                _ => {}
             }
         }
     }

@@ -298,7 +298,7 @@ async fn unreachable_database() -> Table {
         return table;
     }
     let port = ClosedPort::reserve();
-    let url = format!("{}://u:s3cret@127.0.0.1:{}/x", scheme(), port.number());
+    let url = format!("{}://u:s3cret@127.0.0.1:{}/x", DATABASE.scheme(), port.number());
     for arguments in [
         &["run", "-n", "job", "--", "echo", "it ran"][..],
         &["run", "-n", "-E", "9", "job", "--", "echo", "it ran"],
@@ -319,15 +319,6 @@ async fn unreachable_database() -> Table {
         assert!(!ended.stderr.contains("s3cret"), "{}", ended.stderr);
     }
     table
-}
-
-fn scheme() -> &'static str {
-    match DATABASE {
-        Database::Postgres => "postgres",
-        Database::MySql => "mysql",
-        Database::MariaDb => "mariadb",
-        Database::Sqlite => "sqlite",
-    }
 }
 
 // ---- 75

@@ -81,6 +81,17 @@ async fn the_command_and_its_children_die_when_sqlock_is_killed_with_9() {
     assert!(!scene.is_free("a").await);
 }
 
+#[tokio::test]
+async fn a_nested_run_and_all_that_it_has_started_die_with_the_outer_one() {
+    let nested = format!("inner=$(cat <<'END'\n{FAMILY}\nEND\n)\n{} run --ttl 1000 b -- sh -c \"$inner\"\n", program());
+    for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
+        let scene = Scene::new().await;
+        let mut holder = scene.start(&["--ttl", "3", "a"], &nested).up().await;
+        holder.signal(signal);
+        holder.report.gone().await;
+    }
+}
+
 /// The guard cannot see to it, and sqlock cannot see to the guard.
 #[tokio::test]
 async fn the_command_dies_when_sqlock_and_its_guard_are_killed_with_9_at_once() {

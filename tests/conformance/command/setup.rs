@@ -171,19 +171,10 @@ async fn no_migrate_refuses_to_make_tables_and_uses_those_that_are_there() {
     run(&db, &["migrate"]).await.expect(0);
 }
 
-fn kind() -> &'static str {
-    match DATABASE {
-        Database::Postgres => "postgres",
-        Database::MySql => "mysql",
-        Database::MariaDb => "mariadb",
-        Database::Sqlite => "sqlite",
-    }
-}
-
 #[tokio::test]
 async fn what_schema_prints_makes_the_tables() {
     let db = empty().await;
-    let printed = run(&db, &["schema", "--db", kind()]).await.expect(0);
+    let printed = run(&db, &["schema", "--db", DATABASE.scheme()]).await.expect(0);
     assert_eq!(printed.stderr, "");
     assert_eq!(run(&db, &["schema"]).await.expect(0).stdout, printed.stdout, "of the database that is configured");
     // Nothing was made by printing it.
@@ -424,7 +415,7 @@ async fn a_password_never_appears() {
     for bad in ["oracle://u:s3cret@127.0.0.1/x", "postgre://u:s3cret@127.0.0.1/x", "u:s3cret@127.0.0.1", "s3cret"] {
         urls.push(bad.into());
     }
-    let scheme = kind();
+    let scheme = DATABASE.scheme();
     for rest in [
         &*format!("127.0.0.1:{closed}/x"),
         "127.0.0.1:port/x",

@@ -177,6 +177,8 @@ impl Guard {
         let guard = Command::new(program)
             .arg0(format!("lease-guard of {}", getpid()))
             .arg(CALL)
+            // Not marked as one that an enclosing run has started: it dies after its own command, not before.
+            .env_remove(Quarry::MARK)
             // Out of reach of the terminal's signals, and of those sent to our group.
             .process_group(0)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
