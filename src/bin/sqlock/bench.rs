@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use sqlock::{Locks, Owner};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::database::{Database, Pool};
 use crate::exit::{Failure, Outcome};
@@ -48,13 +48,11 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let place =
         Place { prefix: format!("sqlock-bench/{}/", Owner::random()), time: args.time, locks: db.locks.clone() };
     // Creates the tables if need be, and the row that the bare write changes.
-    let lease = db.with_tables(async || db.locks.lease(place.name("floor")).acquire().await).await?;
+    let lease =
+        signals.unless_ended(db.with_tables(async || db.locks.lease(place.name("floor")).acquire().await)).await??;
     lease.release().await?;
-    let measured = tokio::select! {
-        measured = place.measure(&db.pool, usize::from(args.tasks)) => measured,
-        signal = signals.next() => Err(Failure::interrupted(signal)),
-    };
-    let _ = db.locks.shutdown().await;
+    let measured = signals.unless_ended(place.measure(&db.pool, usize::from(args.tasks))).await.and_then(|done| done);
+    let _ = timeout(Duration::from_secs(5), db.locks.shutdown()).await;
     let deleted = db.pool.delete(&place.prefix).await;
     let lines = measured?;
     deleted.map_err(|error| Failure::configuration(format!("the names of the bench cannot be deleted: {error}")))?;

@@ -141,6 +141,10 @@ impl Url {
                 )));
             }
         };
+        let authority = url.split_once("://").and_then(|(_, rest)| rest.split('/').next()).unwrap_or_default();
+        if kind != Kind::Sqlite && authority.split_once(['#', '?']).is_some_and(|(_, rest)| rest.contains('@')) {
+            return Err(Failure::configuration(format!("in the password in {from}, write # as %23 and ? as %3F")));
+        }
         Ok(Self { url: url.into(), kind })
     }
 
@@ -243,6 +247,14 @@ fn sidecar(url: &str, database: &Path) -> Result<PathBuf, Failure> {
     if url.contains(":memory:") || url.contains("mode=memory") {
         return Err(Failure::configuration("no other process can see a database in memory: name a file"));
     }
+    // A link to a file that is not there yet stands for that file, as it will when it is there.
+    let mut database = database.to_path_buf();
+    for _ in 0..40 {
+        let Ok(target) = database.read_link() else {
+            break;
+        };
+        database = database.parent().unwrap_or(Path::new("")).join(target);
+    }
     let file = match database.canonicalize() {
         Ok(file) => file,
         // It need not exist yet, but its directory must.
@@ -282,6 +294,8 @@ mod tests {
         std::os::unix::fs::symlink(&file, &link).map_err(|e| Failure::system(e.to_string()))?;
         assert_eq!(sidecar("sqlite://link.db", &link)?, missing);
         assert_eq!(sidecar("sqlite://app.db-sqlock", &missing)?, missing);
+        std::fs::remove_file(&file).map_err(|e| Failure::system(e.to_string()))?;
+        assert_eq!(sidecar("sqlite://link.db", &link)?, missing, "a link to a file that is not there yet");
         assert!(sidecar("sqlite::memory:", Path::new("file:sqlx-in-memory-0")).is_err());
         assert!(sidecar("sqlite://nowhere/app.db", &directory.path().join("nowhere/app.db")).is_err());
         Ok(())

@@ -86,9 +86,9 @@ fn without_passwords(text: &str) -> String {
     let mut parts = text.split("://");
     let mut shown = parts.next().unwrap_or_default().to_owned();
     for part in parts {
-        // Up to the last @ of the word: there are passwords with an @ in them.
-        let word = part.find([' ', '\'', '\n']).unwrap_or(part.len());
-        let host = part[..word].rfind('@').unwrap_or(0);
+        // Up to the last @ of the line: a password may have anything in it.
+        let line = part.find('\n').unwrap_or(part.len());
+        let host = part[..line].rfind('@').unwrap_or(0);
         let user = if host > 0 { "…" } else { "" };
         shown.extend(["://", user, &part[host..]]);
     }

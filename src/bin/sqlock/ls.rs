@@ -34,7 +34,7 @@ pub struct Arguments {
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut signals = Signals::that_end()?;
     let db = Database::open_to_read(global)?;
-    let mut held = db.read(async || db.locks.list(&args.prefix).await).await?;
+    let mut held = signals.unless_ended(db.read(async || db.locks.list(&args.prefix).await)).await??;
     let mut clear = if args.watch && !args.json && std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
     loop {
         let all = || Value::from_iter(held.iter().map(hold::json));
@@ -50,11 +50,15 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         if clear.is_empty() && !args.json {
             clear = "\n";
         }
-        tokio::select! {
-            () = sleep(Duration::from_secs(1)) => {}
-            signal = signals.next() => return Ok(exit::of_signal(signal)),
-        }
-        match db.read(async || db.locks.list(&args.prefix).await).await {
+        let again = async {
+            sleep(Duration::from_secs(1)).await;
+            db.read(async || db.locks.list(&args.prefix).await).await
+        };
+        let again = tokio::select! {
+            again = again => again,
+            signal = signals.next_that_ends() => return Ok(exit::of_signal(signal)),
+        };
+        match again {
             Ok(now) => held = now,
             Err(error) => say::warning(&format!("{}; showing what was", Failure::from(error).message)),
         }

@@ -64,7 +64,7 @@ impl Terms {
             () = tell_who_holds(db, &self.name, &reached), if patience.is_none_or(|p| !p.is_zero()) => None,
             signal = signals.next_that_ends() => {
                 // The place in line is given up, and what was granted in the last moment goes back.
-                let _ = timeout(Duration::from_secs(3), db.locks.shutdown()).await;
+                let _ = timeout(Duration::from_secs(1), db.locks.shutdown()).await;
                 return Err(Failure::interrupted(signal));
             }
         };

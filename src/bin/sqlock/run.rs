@@ -14,7 +14,7 @@ use std::time::Duration;
 use clap::Args;
 use nix::sys::signal::Signal;
 use sqlock::{Lease, LossCause};
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::database::Database;
 use crate::durations;
@@ -22,7 +22,7 @@ use crate::exit::{self, Failure, Outcome};
 use crate::obtain::Terms;
 use crate::options::Global;
 use crate::say::{self, quoted};
-use crate::signals::Signals;
+use crate::signals::{self, Signals};
 use child::{Change, Child};
 use guard::{Guard, Report, Schedule};
 use terminal::Terminal;
@@ -32,7 +32,7 @@ use terminal::Terminal;
 /// Waits for its turn, runs the command, and frees the name when the command has ended. stdin and stdout are the
 /// command's; sqlock speaks on stderr. Signals sent to sqlock go on to the command. The command finds SQLOCK_NAME,
 /// SQLOCK_TOKEN, SQLOCK_OWNER and SQLOCK_EXPIRES_AT in its environment; a sqlock run of the same name inside it enters at
-/// once.
+/// once. When a signal has ended the command, its process group has --kill-after to end as well; only then is the name free.
 ///
 /// The lease is renewed for as long as the command runs. Should that fail, --signal is sent to the command and all its
 /// children --kill-after before the lease ends, and KILL before it ends: nobody else can hold the name while any of them
@@ -79,11 +79,11 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut has_led = false;
     let outcome = loop {
         match hold(&args, &db, &mut signals, has_led).await {
-            Err(failure) if args.elect && failure.code == exit::LOST => {
-                say::warning(&format!("{}; standing again", failure.message));
+            Ok(Ended { stopped: Some(why), .. }) if args.elect => {
+                say::warning(&format!("{why}; standing again"));
                 has_led = true;
             }
-            outcome => break outcome,
+            ended => break ended.and_then(Ended::outcome),
         }
     };
     let _ = timeout(Duration::from_secs(1), db.locks.shutdown()).await;
@@ -91,7 +91,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
 }
 
 /// Gets the lease, runs the command, and gives the lease back.
-async fn hold(args: &Arguments, db: &Database, signals: &mut Signals, has_led: bool) -> Outcome {
+async fn hold(args: &Arguments, db: &Database, signals: &mut Signals, has_led: bool) -> Result<Ended, Failure> {
     let mut request = args.terms.request(db);
     if let Some(at_least) = args.hold_at_least {
         request = request.hold_at_least(at_least);
@@ -100,7 +100,8 @@ async fn hold(args: &Arguments, db: &Database, signals: &mut Signals, has_led: b
         request = request.max_hold(at_most);
     }
     let Some(lease) = args.terms.obtain(db, request, signals, has_led).await? else {
-        return Ok(if args.skip_ok { 0 } else { args.terms.refused() });
+        let code = if args.skip_ok { 0 } else { args.terms.refused() };
+        return Ok(Ended { code, stopped: None });
     };
     let ended = match start(args, &lease, signals) {
         Ok(holding) => holding.until_the_end(&lease, signals).await,
@@ -119,9 +120,9 @@ async fn hold(args: &Arguments, db: &Database, signals: &mut Signals, has_led: b
         (ended, Err(error)) if !error.is_lost() => {
             let left = durations::show_exactly(args.terms.ttl);
             say::warning(&format!("{name} could not be given back: {error}; it is free in {left} at most"));
-            ended.and_then(Ended::outcome)
+            ended
         }
-        (ended, _) => ended.and_then(Ended::outcome),
+        (ended, _) => ended,
     }
 }
 
@@ -156,8 +157,9 @@ struct Holding {
     period: Duration,
 }
 
-/// How the command ended.
+/// How it ended.
 struct Ended {
+    /// The command's exit code, or that for not having obtained the lease.
     code: u8,
     /// Why it was stopped, if it was.
     stopped: Option<String>,
@@ -178,15 +180,30 @@ impl Holding {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut lost: Option<LossCause> = None;
         let mut warned = false;
+        // Once it has ended by a signal, or after one: its children got the same, and may need a while to end, too. They
+        // still work under the lease.
+        let mut ended: Option<(u8, Instant)> = None;
+        let mut asked_to_end = false;
         let code = loop {
             tokio::select! {
-                change = self.child.change() => match change {
+                change = self.child.change(), if ended.is_none() => match change {
+                    Change::Ended(code) if asked_to_end || code > 128 => {
+                        ended = Some((code, Instant::now() + self.terms.kill_after));
+                    }
                     Change::Ended(code) => break code,
                     Change::Stopped(signal) => self.follow(signal, lease),
                     Change::OfAnother(pid) if pid == self.guard.pid() => self.replace_guard(lease)?,
                     Change::OfAnother(_) => {}
                 },
-                signal = signals.next() => self.pass_on(signal, lease),
+                () = sleep(Duration::from_millis(20)), if ended.is_some() => match ended {
+                    Some((_, until)) if self.child.has_group() && Instant::now() >= until => self.child.kill(),
+                    Some((code, _)) if !self.child.has_group() => break code,
+                    _ => {}
+                },
+                signal = signals.next() => {
+                    asked_to_end |= signals::asks_for_end(signal);
+                    self.pass_on(signal, lease);
+                }
                 _ = tick.tick(), if lost.is_none() => {
                     let schedule = Schedule::until(lease, &self.terms);
                     self.guard.tell(&self.child, &schedule);

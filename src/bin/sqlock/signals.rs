@@ -16,17 +16,24 @@ const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Si
 const OTHERS: [Signal; 6] =
     [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGALRM, Signal::SIGWINCH, Signal::SIGTSTP, Signal::SIGCONT];
 
+/// Whether whoever sent it wants an end.
+pub fn asks_for_end(signal: Signal) -> bool {
+    ENDING.contains(&signal)
+}
+
 /// The signals sent to this process, one after the other.
 ///
 /// One that was ignored when sqlock started (nohup, a shell's background job) stays ignored, here and in the command.
 pub struct Signals {
     arriving: Vec<(Signal, unix::Signal)>,
+    /// Handled, and so not ignored, as it is by some supervisors: ignored, it would leave no child to wait for.
+    _of_children: unix::Signal,
 }
 
 impl Signals {
     /// Those that end a wait.
     pub fn that_end() -> Result<Self, Failure> {
-        let mut signals = Self { arriving: Vec::new() };
+        let mut signals = Self { arriving: Vec::new(), _of_children: handle(Signal::SIGCHLD)? };
         signals.listen_for(&ENDING)?;
         Ok(signals)
     }
@@ -38,10 +45,10 @@ impl Signals {
 
     fn listen_for(&mut self, wanted: &[Signal]) -> Result<(), Failure> {
         let ignored = ignored();
-        for &signal in wanted.iter().filter(|signal| !ignored.contains(signal)) {
-            let arrivals = unix::signal(SignalKind::from_raw(signal as i32))
-                .map_err(|error| Failure::system(format!("cannot handle {signal}: {error}")))?;
-            self.arriving.push((signal, arrivals));
+        for &signal in wanted {
+            if !ignored.contains(&signal) && self.arriving.iter().all(|(known, _)| *known != signal) {
+                self.arriving.push((signal, handle(signal)?));
+            }
         }
         Ok(())
     }
@@ -51,9 +58,17 @@ impl Signals {
         loop {
             match self.next().await {
                 Signal::SIGTSTP => suspend(),
-                signal if ENDING.contains(&signal) => return signal,
+                signal if asks_for_end(signal) => return signal,
                 _ => {}
             }
+        }
+    }
+
+    /// Does something unless a signal asks for an end first.
+    pub async fn unless_ended<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Failure> {
+        tokio::select! {
+            done = work => Ok(done),
+            signal = self.next_that_ends() => Err(Failure::interrupted(signal)),
         }
     }
 
@@ -71,10 +86,30 @@ impl Signals {
     }
 }
 
+fn handle(signal: Signal) -> Result<unix::Signal, Failure> {
+    unix::signal(SignalKind::from_raw(signal as i32))
+        .map_err(|error| Failure::system(format!("cannot handle {signal}: {error}")))
+}
+
 /// The signals that this process was started with ignored. Only Linux tells; elsewhere none is taken to be.
 fn ignored() -> Vec<Signal> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
     Signal::iterator().filter(|&signal| mask & (1 << (signal as i32 - 1)) != 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_signal_that_is_listened_for_again_is_heard_once() -> Result<(), Failure> {
+        let mut signals = Signals::that_end()?;
+        signals.and_others()?;
+        let once = signals.arriving.len();
+        signals.and_others()?;
+        assert_eq!(signals.arriving.len(), once);
+        Ok(())
+    }
 }

@@ -10,7 +10,7 @@ use rustix::process::geteuid;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
-use crate::support::command::{end, program, run, sqlock};
+use crate::support::command::{Running, beside, end, held, program, run, sqlock};
 use crate::support::scene::{
     Report, Row, Scene, Terminal, children, group, name, now, shell_of, state, until, until_some,
 };
@@ -141,7 +141,7 @@ async fn with_its_guard_stopped_sqlock_itself_kills_the_command_in_time() {
     let (died, _) = holder.report.gone().await;
     assert!(died <= row.expires_at, "{} µs late", died - row.expires_at);
     holder.end().await.expect(79);
-    kill(guard, Signal::SIGKILL).expect("the guard can be killed");
+    until("the guard is gone", || state(guard).is_none_or(|state| state == 'Z')).await;
 }
 
 #[tokio::test]
@@ -265,6 +265,88 @@ async fn a_command_that_ignores_term_keeps_the_lease_until_it_ends() {
     holder.order("go");
     holder.end().await.expect(4);
     assert!(scene.is_free("a").await);
+}
+
+/// As when a service is stopped whose command is a script: the shell ends at once, what it has started has work to finish.
+#[tokio::test]
+async fn the_lease_is_kept_while_children_of_a_command_that_was_told_to_end_are_at_work() {
+    let scene = Scene::new().await;
+    let child = "trap 'echo TERM >&3' TERM; echo up >&3; until read go <\"$ORDERS\"; do :; done; echo done >&3";
+    let script = format!("sh -c '{}' & wait", child.replace('\'', "'\\''"));
+    let mut holder = scene.start(&["a"], &script).up().await;
+    let command = holder.command().await;
+    holder.signal(Signal::SIGTERM);
+    assert_eq!(holder.report.line().await, "TERM");
+    until("the shell ends", || state(command).is_none()).await;
+    assert!(!scene.is_free("a").await);
+    holder.order("go");
+    assert_eq!(holder.report.line().await, "done");
+    holder.end().await.expect(143);
+    assert!(scene.is_free("a").await);
+}
+
+#[tokio::test]
+async fn children_that_do_not_end_are_killed_before_the_lease_is_given_back() {
+    let scene = Scene::new().await;
+    let mut holder = scene.start(&["--kill-after", "1", "a"], &format!("({FAMILY}) & wait")).up().await;
+    holder.signal(Signal::SIGTERM);
+    holder.report.gone().await;
+    holder.end().await.expect(143);
+    assert!(scene.is_free("a").await);
+}
+
+/// As some supervisors start what they start.
+#[tokio::test]
+async fn a_starter_that_ignores_the_end_of_children_takes_nothing_from_sqlock() {
+    let db = empty().await;
+    let mut command = Command::new("python3");
+    let ignoring =
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])";
+    command
+        .args(["-c", ignoring, program(), "run", "a", "--", "sh", "-c", "exit 5"])
+        .env("DATABASE_URL", &db.url)
+        .stdin(Stdio::null());
+    end(command).await.expect(5);
+    run(&db, &["run", "-n", "a", "--", "true"]).await.expect(0);
+}
+
+#[tokio::test]
+async fn a_guard_that_was_stopped_for_a_while_does_no_harm() {
+    let scene = Scene::new().await;
+    let holder = scene.start(&["--ttl", "2", "a"], OBEDIENT).up().await;
+    let guard = holder.guard().await;
+    kill(guard, Signal::SIGSTOP).expect("the guard can be stopped");
+    until("the guard stops", || state(guard) == Some('T')).await;
+    let before = scene.row("a").await;
+    // Longer than all that the guard knew of.
+    scene.row_when("a renewal after that", "a", |row| now() > before.expires_at && row.expires_at > now()).await;
+    kill(guard, Signal::SIGCONT).expect("the guard can be continued");
+    until("the guard is up to date", || state(guard) == Some('S')).await;
+    scene.renewed("a").await;
+    holder.order("go");
+    holder.end().await.expect(0);
+}
+
+#[tokio::test]
+async fn a_signal_for_the_command_does_not_end_who_stands_by() {
+    let db = empty().await;
+    let script = "trap 'exit 7' QUIT; echo up; while :; do sleep 0.05; done";
+    let mut candidate = Running::start(sqlock(&db, &["run", "--elect", "--ttl", "2", "a", "--", "sh", "-c", script]));
+    candidate.prints("up").await;
+    let locks = beside(&db).await;
+    let next = tokio::spawn(locks.lease("a").acquire());
+    let token = held(&locks, "a").await.expect("held").token;
+    assert!(locks.evict("a", token).await.expect("evicted"));
+    let next = soon("the turn of the next", next).await.expect("no panic").expect("acquired");
+    candidate.says("standing again").await;
+    candidate.says("waiting for").await;
+    for signal in [rustix::process::Signal::WINCH, rustix::process::Signal::USR1, rustix::process::Signal::CONT] {
+        candidate.signal(signal);
+    }
+    next.release().await.expect("ours to the end");
+    candidate.prints("up").await;
+    candidate.signal(rustix::process::Signal::QUIT);
+    candidate.end().await.expect(7);
 }
 
 #[tokio::test]

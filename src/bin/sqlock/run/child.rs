@@ -62,7 +62,7 @@ impl Child {
             .env("SQLOCK_TOKEN", lease.token().to_string())
             .env(OWNER, lease.owner().to_string())
             .env("SQLOCK_EXPIRES_AT", hold::expiry(lease))
-            .env(Quarry::MARK, &mark);
+            .env(Quarry::MARK, Quarry::marks_with(&mark));
         if !outer.is_empty() {
             command.env(OUTER_OWNERS, outer);
         }
@@ -83,7 +83,7 @@ impl Child {
         };
         let (sender, changes) = unbounded_channel();
         let quarry = Quarry { group: pid, mark };
-        let reaper = thread::Builder::new().name("reaper".into()).spawn(move || reap(pid, &sender));
+        let reaper = thread::Builder::new().name("reaper".into()).spawn(move || reap(&sender));
         if let Err(error) = reaper {
             quarry.kill();
             return Err(Failure::system(format!("cannot start a thread: {error}")));
@@ -125,6 +125,11 @@ impl Child {
         let _ = killpg(self.pid, signal);
     }
 
+    /// Whether any process of its group is left. (Those that have ended are waited for, by us or by init.)
+    pub fn has_group(&self) -> bool {
+        killpg(self.pid, None) != Err(Errno::ESRCH)
+    }
+
     /// Ends it and all that it has started.
     pub fn kill(&self) {
         self.quarry.kill();
@@ -164,15 +169,12 @@ fn not_started(program: &OsString, error: &io::Error) -> Failure {
     }
 }
 
-/// Waits for all children, orphans that were given to us included (as the first process of a container we get all), until
-/// the command has ended.
-fn reap(command: Pid, changes: &UnboundedSender<WaitStatus>) {
+/// Waits for all children, orphans that were given to us included: as the first process of a container we get all.
+fn reap(changes: &UnboundedSender<WaitStatus>) {
     loop {
         match waitpid(None, Some(WaitPidFlag::WUNTRACED)) {
             Ok(status) => {
-                let ended =
-                    matches!(status, WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..) if pid == command);
-                if changes.send(status).is_err() || ended {
+                if changes.send(status).is_err() {
                     return;
                 }
             }

@@ -15,6 +15,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal, kill, killpg};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{Pid, getpid};
@@ -31,7 +32,7 @@ const CALL: &str = "__guard";
 #[derive(Clone, Copy)]
 pub struct Terms {
     /// So long before the deadline it is told to stop,
-    kill_after: Duration,
+    pub kill_after: Duration,
     /// and so long before the deadline it is killed: time for the kernel to do it, on a busy machine.
     reserve: Duration,
     signal: Signal,
@@ -106,22 +107,27 @@ pub struct Quarry {
 }
 
 impl Quarry {
-    /// The variable that has the mark.
+    /// The variable that has the marks.
     pub const MARK: &str = "SQLOCK_RUN";
 
     pub fn new_mark() -> String {
         Owner::random().to_string()
     }
 
+    /// With those of the runs around this one, which must find its processes too.
+    pub fn marks_with(mark: &str) -> String {
+        std::env::var(Self::MARK).map_or_else(|_| mark.to_owned(), |outer| format!("{outer},{mark}"))
+    }
+
     /// Kills all of them.
     pub fn kill(&self) {
         let _ = killpg(self.group, Signal::SIGKILL);
-        // Those that made themselves a session of their own; more than once, since they may be starting others.
-        for _ in 0..3 {
+        // Those that made themselves a session of their own. They may be starting others just now: until none is seen
+        // twice in a row, but not for ever.
+        let (mut unseen, give_up) = (0, now().saturating_add(nanos(Duration::from_secs(5))));
+        while unseen < 2 && now() < give_up {
             let strays = self.strays();
-            if strays.is_empty() {
-                return;
-            }
+            unseen = if strays.is_empty() { unseen + 1 } else { 0 };
             for stray in strays {
                 let _ = kill(stray, Signal::SIGKILL);
             }
@@ -131,12 +137,14 @@ impl Quarry {
     /// Living processes with the mark that are not in the group.
     #[cfg(target_os = "linux")]
     fn strays(&self) -> Vec<Pid> {
-        let mark = format!("{}={}", Self::MARK, self.mark);
         let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let marked = processes.filter_map(|process| {
             let pid = Pid::from_raw(process.file_name().to_str()?.parse().ok()?);
             let environment = std::fs::read(process.path().join("environ")).ok()?;
-            let has_mark = environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes());
+            let has_mark = environment.split(|byte| *byte == 0).any(|variable| {
+                let marks = variable.strip_prefix(Self::MARK.as_bytes()).and_then(|value| value.strip_prefix(b"="));
+                marks.is_some_and(|marks| marks.split(|byte| *byte == b',').any(|mark| mark == self.mark.as_bytes()))
+            });
             (has_mark && nix::unistd::getpgid(Some(pid)) != Ok(self.group)).then_some(pid)
         });
         marked.collect()
@@ -177,8 +185,8 @@ impl Guard {
         let guard = Command::new(program)
             .arg0(format!("lease-guard of {}", getpid()))
             .arg(CALL)
-            // Not marked as one that an enclosing run has started: it dies after its own command, not before.
-            .env_remove(Quarry::MARK)
+            // It needs nothing of that, and must not have the mark of an enclosing run: it dies after its command, not before.
+            .env_clear()
             // Out of reach of the terminal's signals, and of those sent to our group.
             .process_group(0)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
@@ -218,7 +226,10 @@ impl Guard {
         let mut reports = Vec::new();
         let _ = self.socket.set_nonblocking(false);
         let _ = self.socket.set_read_timeout(Some(Duration::from_millis(500)));
-        let _ = self.socket.read_to_end(&mut reports);
+        if self.socket.read_to_end(&mut reports).is_err() {
+            // It was stopped, and would have nothing to do any more.
+            let _ = kill(self.pid, Signal::SIGKILL);
+        }
         match reports.last() {
             Some(b'K') => Some(Report::Killed),
             Some(b'T') => Some(Report::Told),
@@ -295,6 +306,7 @@ pub fn main_if_asked() -> Option<ExitCode> {
     }
     // Nothing but KILL and STOP reaches it.
     let _ = SigSet::all().thread_block();
+    let _ = fcntl(io::stdin(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
     // The name that `pkill` knows it by is not that of sqlock, so that one command does not hit both.
     #[cfg(target_os = "linux")]
     let _ = nix::sys::prctl::set_name(c"lease-guard");
@@ -322,20 +334,18 @@ impl Watch {
     fn until_the_end(mut self) {
         let alarm = Alarm::new();
         loop {
-            let next = self.act();
-            match alarm.wait(next) {
-                Wake::Time => {}
-                Wake::Message => match self.receive() {
-                    Message::Orders => {}
-                    Message::Goodbye => return,
-                    Message::Closed => {
-                        if let Some(orders) = &self.orders {
-                            orders.quarry.kill();
-                        }
-                        return;
+            // First all that has come: after a pause, what was read last would be out of date.
+            match self.receive() {
+                Message::Orders => {}
+                Message::Goodbye => return,
+                Message::Closed => {
+                    if let Some(orders) = &self.orders {
+                        orders.quarry.kill();
                     }
-                },
+                    return;
+                }
             }
+            alarm.wait(self.act());
         }
     }
 
@@ -358,35 +368,32 @@ impl Watch {
         Some(if self.told { schedule.kill_at } else { schedule.tell_at })
     }
 
+    /// Reads all that has come.
     fn receive(&mut self) -> Message {
         let mut buffer = [0; 64 * Orders::BYTES];
-        match nix::unistd::read(io::stdin(), &mut buffer) {
-            Ok(0) => return Message::Closed,
-            Ok(n) => self.received.extend(buffer.iter().take(n)),
-            Err(Errno::EINTR | Errno::EAGAIN) => return Message::Orders,
-            Err(_) => return Message::Closed,
-        }
-        let whole = self.received.len() / Orders::BYTES * Orders::BYTES;
-        for message in self.received.drain(..whole).collect::<Vec<_>>().chunks_exact(Orders::BYTES) {
-            match Orders::from_bytes(message) {
-                None => return Message::Goodbye,
-                // Once the command has been told to stop, a renewal that came late does not save it.
-                Some(_) if self.told => {}
-                Some(orders) => self.orders = Some(orders),
+        loop {
+            match nix::unistd::read(io::stdin(), &mut buffer) {
+                Ok(0) => return Message::Closed,
+                Ok(n) => self.received.extend(buffer.iter().take(n)),
+                Err(Errno::EINTR) => continue,
+                Err(Errno::EAGAIN) => return Message::Orders,
+                Err(_) => return Message::Closed,
+            }
+            let whole = self.received.len() / Orders::BYTES * Orders::BYTES;
+            for message in self.received.drain(..whole).collect::<Vec<_>>().chunks_exact(Orders::BYTES) {
+                match Orders::from_bytes(message) {
+                    None => return Message::Goodbye,
+                    // Once the command has been told to stop, a renewal that came late does not save it.
+                    Some(_) if self.told => {}
+                    Some(orders) => self.orders = Some(orders),
+                }
             }
         }
-        Message::Orders
     }
 }
 
 fn report(what: u8) {
     let _ = nix::unistd::write(io::stdin(), &[what]);
-}
-
-/// What ended a wait.
-enum Wake {
-    Time,
-    Message,
 }
 
 #[cfg(target_os = "linux")]
@@ -402,8 +409,6 @@ mod alarm_by_timer {
     use nix::sys::time::TimeSpec;
     use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
-    use super::Wake;
-
     pub(super) struct Alarm(Option<TimerFd>);
 
     impl Alarm {
@@ -411,7 +416,8 @@ mod alarm_by_timer {
             Self(TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC).ok())
         }
 
-        pub(super) fn wait(&self, until: Option<u64>) -> Wake {
+        /// Returns at that time, or when something has come; also now and then without a reason.
+        pub(super) fn wait(&self, until: Option<u64>) {
             let stdin = io::stdin();
             let mut wanted = vec![PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
             // Without a timer, look often.
@@ -426,8 +432,6 @@ mod alarm_by_timer {
                 timeout = PollTimeout::NONE;
             }
             let _ = poll(&mut wanted, timeout);
-            let has_message = wanted.first().and_then(PollFd::any).unwrap_or(false);
-            if has_message { Wake::Message } else { Wake::Time }
         }
     }
 }
@@ -442,7 +446,7 @@ impl Alarm {
         Self
     }
 
-    fn wait(&self, until: Option<u64>) -> Wake {
+    fn wait(&self, until: Option<u64>) {
         use std::os::fd::AsFd;
 
         use nix::poll::{PollFd, PollFlags, poll};
@@ -451,7 +455,6 @@ impl Alarm {
         let mut wanted = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
         let left = until.map_or(100, |until| (until.saturating_sub(now()) / 1_000_000).min(100)) as u8;
         let _ = poll(&mut wanted, left);
-        if wanted[0].any().unwrap_or(false) { Wake::Message } else { Wake::Time }
     }
 }
 
