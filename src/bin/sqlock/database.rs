@@ -149,6 +149,7 @@ impl Url {
     }
 
     /// A pool that connects when it is needed, and where to. `create` a SQLite file that is missing?
+    #[cfg_attr(not(feature = "sqlite"), allow(unused_variables))]
     fn pool(&self, create: bool) -> Result<(Pool, String), Failure> {
         match self.kind {
             #[cfg(feature = "postgres")]
