@@ -187,10 +187,11 @@ impl Holding {
         let code = loop {
             tokio::select! {
                 change = self.child.change(), if ended.is_none() => match change {
-                    Change::Ended(code) if asked_to_end || code > 128 => {
-                        ended = Some((code, Instant::now() + self.terms.kill_after));
+                    Change::Exited(code) if !asked_to_end => break code,
+                    Change::Exited(code) => ended = Some((code, Instant::now() + self.terms.kill_after)),
+                    Change::Killed(signal) => {
+                        ended = Some((exit::of_signal(signal), Instant::now() + self.terms.kill_after));
                     }
-                    Change::Ended(code) => break code,
                     Change::Stopped(signal) => self.follow(signal, lease),
                     Change::OfAnother(pid) if pid == self.guard.pid() => self.replace_guard(lease)?,
                     Change::OfAnother(_) => {}

@@ -295,6 +295,16 @@ async fn children_that_do_not_end_are_killed_before_the_lease_is_given_back() {
     assert!(scene.is_free("a").await);
 }
 
+/// Whatever its code, a command that ends by itself has ended: what it has left in the background is its own affair.
+#[tokio::test]
+async fn a_command_that_exits_by_itself_gives_the_lease_back_at_once() {
+    let scene = Scene::new().await;
+    let script = "echo up >&3; sleep 60 >/dev/null 2>&1 3>&- & exit 200";
+    let holder = scene.start(&["--kill-after", "1000", "--ttl", "3000", "a"], script).up().await;
+    holder.end().await.expect(200);
+    assert!(scene.is_free("a").await);
+}
+
 /// As some supervisors start what they start.
 #[tokio::test]
 async fn a_starter_that_ignores_the_end_of_children_takes_nothing_from_sqlock() {

@@ -39,8 +39,8 @@ pub struct Child {
 
 /// What has become of a process.
 pub enum Change {
-    /// With this exit code, or that of a shell for the signal that killed it.
-    Ended(u8),
+    Exited(u8),
+    Killed(Signal),
     Stopped(Signal),
     /// Another child of ours has ended: the guard, or an orphan that init gave to us.
     OfAnother(Pid),
@@ -106,13 +106,11 @@ impl Child {
         loop {
             let Some(status) = self.changes.recv().await else {
                 // Somebody else has waited for it: how it ended is not known.
-                return Change::Ended(exit::SYSTEM);
+                return Change::Exited(exit::SYSTEM);
             };
             match status {
-                WaitStatus::Exited(pid, code) if pid == self.pid => return Change::Ended(code as u8),
-                WaitStatus::Signaled(pid, signal, _) if pid == self.pid => {
-                    return Change::Ended(exit::of_signal(signal));
-                }
+                WaitStatus::Exited(pid, code) if pid == self.pid => return Change::Exited(code as u8),
+                WaitStatus::Signaled(pid, signal, _) if pid == self.pid => return Change::Killed(signal),
                 WaitStatus::Stopped(pid, signal) if pid == self.pid => return Change::Stopped(signal),
                 WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..) => return Change::OfAnother(pid),
                 _ => {}
