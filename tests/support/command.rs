@@ -50,8 +50,11 @@ pub fn sqlock(db: &Fresh, arguments: &[&str]) -> Command {
 pub fn bare(arguments: &[&str]) -> Command {
     let mut command = Command::new(program());
     command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);
-    for variable in ["DATABASE_URL", "NO_COLOR", "CLICOLOR_FORCE", "SQLOCK_NAME", "SQLOCK_OWNER", "SQLOCK_OUTER_OWNERS"]
-    {
+    // With CI set, a terminal counts as one that can show colours, whatever TERM says.
+    for variable in ["CI", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "DATABASE_URL"] {
+        command.env_remove(variable);
+    }
+    for variable in ["SQLOCK_NAME", "SQLOCK_OWNER", "SQLOCK_OUTER_OWNERS"] {
         command.env_remove(variable);
     }
     command
