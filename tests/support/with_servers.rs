@@ -112,10 +112,12 @@ fn named(name: &str) -> Result<Kind, String> {
     Ok(*kind)
 }
 
-/// The signals that ask a program to end, as they arrive.
+/// The signals that ask a program to end, as they arrive. Whoever started this may have had them ignored, as a shell does for
+/// what it starts in the background, and that would be passed on to the command and to all tests. One that is handled here
+/// is not ignored there.
 fn signals() -> mpsc::UnboundedReceiver<Signal> {
     let (sender, receiver) = mpsc::unbounded_channel();
-    for wanted in [Signal::INT, Signal::TERM, Signal::HUP] {
+    for wanted in [Signal::INT, Signal::QUIT, Signal::TERM, Signal::HUP] {
         let kind = SignalKind::from_raw(wanted.as_raw());
         let mut arrivals = signal(kind).expect("these signals can be handled");
         let sender = sender.clone();
