@@ -33,19 +33,30 @@ pub(crate) trait Backend: Send + Sync {
     /// How many connections at most do any good. SQLite has one writer.
     fn useful_connections(&self) -> usize;
 
-    /// Whether an acquisition also fails, rather than wait, when the row of a free name is locked for a moment. SQLite locks
-    /// no rows.
-    fn skips_locked_rows(&self) -> bool {
-        true
+    /// Whether it can tell of grants.
+    fn rings(&self) -> bool {
+        false
+    }
+
+    /// Opens a connection that hears what is said on a channel, if there is such a thing.
+    fn listen<'a>(&'a self, channel: &'a str) -> Job<'a, Option<Box<dyn Listener>>> {
+        let _ = channel;
+        Box::pin(async { Ok(None) })
     }
 
     /// Creates the tables or brings them up to date.
     fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>>;
 }
 
+/// A connection that hears.
+pub(crate) trait Listener: Send {
+    /// What is said next. An error: something may have been missed.
+    fn hear(&mut self) -> Job<'_, String>;
+}
+
 /// One connection, and the verbs that the pump sends on it.
 pub(crate) trait Session: Send {
-    /// Takes each name that is free. `None`: it is not.
+    /// Takes each name that is free and for which nobody waits. `None`: it is not so.
     fn acquire<'a>(&'a mut self, claims: &'a [Claim]) -> Job<'a, Vec<Option<FencingToken>>>;
 
     /// Adds a hold to each name that the claim's owner holds already. `None`: it does not.
@@ -54,17 +65,53 @@ pub(crate) trait Session: Send {
     /// Moves the expiry. `false`: the holding was not found as named.
     fn renew<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>>;
 
-    /// Ends the hold; the last one frees the name. `false`: the holding was not found as named.
+    /// Ends the hold; the last one frees the name. `false`: the holding was not found as named, or it is the last one and
+    /// others wait, to whom it must be [passed](Self::pass) instead.
     fn release<'a>(&'a mut self, releases: &'a [Release]) -> Job<'a, Vec<bool>>;
 
-    /// Ends a holding and gives the name to the claim, in one step. `None`: nothing was changed.
+    /// Ends a holding and gives the name to the claim, in one step, if nobody waits in line. `None`: nothing was changed.
     fn hand_off<'a>(&'a mut self, hand_offs: &'a [HandOff]) -> Job<'a, Vec<Option<FencingToken>>>;
 
     /// Reads the rows of the names, without locking anything. A name without a row is left out.
     fn look<'a>(&'a mut self, names: &'a [LockName]) -> Job<'a, Vec<Row>>;
 
-    /// Reads the rows of all names that begin with `prefix` and are held, in order of names.
-    fn list<'a>(&'a mut self, prefix: &'a str) -> Job<'a, Vec<Row>>;
+    /// Reads who holds which names, in order of names.
+    fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>>;
+
+    /// Puts each claim in line, once however often it is sent, and marks its name as waited for. Creates what rows are
+    /// missing. Names may repeat.
+    fn enqueue<'a>(&'a mut self, tickets: &'a [Ticket]) -> Job<'a, ()>;
+
+    /// Reads a name: its row, all who share it, and the first `limit` of those who wait. `None`: it has no row.
+    fn queue<'a>(&'a mut self, name: &'a LockName, limit: u32) -> Job<'a, Option<Queue>>;
+
+    /// Gives a name to others, all or nothing, if it still stands as it was seen. `None`: nothing was changed. Otherwise
+    /// those who got it: whoever has left the line in between does not.
+    fn pass<'a>(&'a mut self, pass: &'a Pass) -> Job<'a, Option<Vec<Granted>>>;
+
+    /// Deletes places of a name, by their marks, whose time has run out.
+    fn bury<'a>(&'a mut self, name: &'a LockName, dead: &'a [String]) -> Job<'a, ()>;
+
+    /// Deletes places, of those who wait and of those who share. `false`: there was none.
+    fn leave<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<bool>>;
+
+    /// Keeps the places of those who wait for another [`CLAIM`]. `false`: it does not wait any more.
+    fn keep<'a>(&'a mut self, places: &'a [Spot], bell: &'a str) -> Job<'a, Vec<bool>>;
+
+    /// Reads how far places have come. `None`: the name has no row.
+    fn watch<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<Option<Watched>>>;
+
+    /// [`renew`](Self::renew) for those who share. Names may repeat.
+    fn renew_shares<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>>;
+
+    /// Turns the last hold of an exclusive holding into the only one that shares the name, in one step. The token stays.
+    fn downgrade<'a>(&'a mut self, from: &'a Holding, to: &'a Ticket) -> Job<'a, bool>;
+
+    /// Rings bells: what follows each is what is said.
+    fn ring<'a>(&'a mut self, bells: &'a [(String, String)]) -> Job<'a, ()> {
+        let _ = bells;
+        Box::pin(async { Ok(()) })
+    }
 
     /// Ends the holding with that token, whoever has it. `false`: that token does not hold.
     fn evict<'a>(&'a mut self, name: &'a LockName, token: FencingToken) -> Job<'a, bool>;
@@ -76,16 +123,58 @@ pub(crate) trait Session: Send {
     fn close(self: Box<Self>) -> Job<'static, ()>;
 }
 
+/// How long a place in line lasts without a sign of life, and a name that was handed over without its new holder's
+/// confirmation. They are one and the same, so that when one dead waiter's grant has run out, the places of all that died
+/// with it have as well.
+pub(crate) const CLAIM: Duration = Duration::from_secs(3);
+
+/// How a name is wanted, or held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// By one alone.
+    Exclusive,
+    /// Together with others: so many units, of so many permits.
+    Shared { units: u32, permits: u32 },
+}
+
+impl Mode {
+    /// A shared lease: one of more than there can ever be.
+    pub(crate) const READ: Self = Self::Shared { units: 1, permits: u32::MAX };
+
+    /// As the tables have it: units and permits.
+    pub(crate) fn columns(self) -> (i64, i64) {
+        match self {
+            Self::Exclusive => (0, 0),
+            Self::Shared { units, permits } => (units.into(), permits.into()),
+        }
+    }
+
+    pub(crate) fn of_columns(units: i64, permits: i64) -> Self {
+        if units <= 0 {
+            return Self::Exclusive;
+        }
+        let number = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
+        Self::Shared { units: number(units), permits: number(permits) }
+    }
+}
+
 /// A request for a name.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) name: LockName,
     pub(crate) owner: Owner,
     pub(crate) hold: Hold,
+    pub(crate) mode: Mode,
     pub(crate) ttl: Duration,
     /// The holder in words, for people.
     pub(crate) holder: Arc<str>,
     pub(crate) label: Arc<str>,
+}
+
+impl Claim {
+    pub(crate) fn spot(&self) -> Spot {
+        Spot { name: self.name.clone(), hold: self.hold }
+    }
 }
 
 /// One hold of one owner on a name.
@@ -94,7 +183,133 @@ pub(crate) struct Holding {
     pub(crate) name: LockName,
     pub(crate) owner: Owner,
     pub(crate) hold: Hold,
+    pub(crate) mode: Mode,
     pub(crate) token: FencingToken,
+}
+
+impl Holding {
+    pub(crate) fn spot(&self) -> Spot {
+        Spot { name: self.name.clone(), hold: self.hold }
+    }
+}
+
+/// A place in line, by its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Spot {
+    pub(crate) name: LockName,
+    pub(crate) hold: Hold,
+}
+
+/// What joins a line.
+#[derive(Clone, Debug)]
+pub(crate) struct Ticket {
+    pub(crate) claim: Claim,
+    pub(crate) client: Arc<str>,
+    pub(crate) bell: Arc<str>,
+    /// How long it has waited already. It is placed as if it had come then.
+    pub(crate) waited: Duration,
+}
+
+/// What stands in a line.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// The mark of the hold.
+    pub(crate) hold: String,
+    pub(crate) owner: String,
+    /// Empty: none.
+    pub(crate) bell: String,
+    pub(crate) mode: Mode,
+    /// When it came, in microseconds.
+    pub(crate) place: i64,
+    /// Zero: it waits.
+    pub(crate) token: i64,
+    pub(crate) holder: String,
+    pub(crate) label: String,
+    pub(crate) expires_at: i64,
+}
+
+/// A name and who stands before it: those who share it, then those who wait, in order.
+#[derive(Clone, Debug)]
+pub(crate) struct Queue {
+    pub(crate) row: Row,
+    pub(crate) places: Vec<Place>,
+    /// When so many wait, there may be more.
+    pub(crate) limit: u32,
+}
+
+impl Queue {
+    pub(crate) fn of(row: Row, places: impl Iterator<Item = Place>, limit: u32) -> Self {
+        let mut places: Vec<Place> = places.collect();
+        places.sort_by(|a, b| (a.token == 0, a.place, &a.hold).cmp(&(b.token == 0, b.place, &b.hold)));
+        Self { row, places, limit }
+    }
+}
+
+/// What is to become of a name.
+#[derive(Clone, Debug)]
+pub(crate) struct Pass {
+    pub(crate) name: LockName,
+    pub(crate) seen: Seen,
+    pub(crate) to: To,
+    /// Nobody else waits.
+    pub(crate) last: bool,
+}
+
+/// The state of a name that a decision was made upon. Every grant raises the token.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) token: i64,
+    pub(crate) holds: String,
+    /// `None`: it may have been renewed since.
+    pub(crate) expires_at: Option<i64>,
+    pub(crate) waiting: i64,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum To {
+    /// It stays as it is; only whether anybody waits is noted down.
+    Nobody,
+    /// It is free.
+    Free,
+    /// To one alone, by the mark of its hold.
+    One(String, Duration),
+    /// To these as well as to those who share it already.
+    More(Vec<(String, Duration)>),
+    /// To these, who are the first to share it.
+    Several(Vec<(String, Duration)>),
+}
+
+/// Who got a name.
+#[derive(Clone, Debug)]
+pub(crate) struct Granted {
+    /// The mark of the hold.
+    pub(crate) hold: String,
+    pub(crate) token: FencingToken,
+}
+
+/// How far a place has come.
+#[derive(Clone, Debug)]
+pub(crate) struct Watched {
+    pub(crate) row: Row,
+    /// `None`: the place is gone. Zero: it waits. Otherwise, the token of its share.
+    pub(crate) token: Option<i64>,
+    /// How many wait before it.
+    pub(crate) ahead: i64,
+}
+
+/// Which names to list.
+#[derive(Clone, Debug)]
+pub(crate) enum Names {
+    BeginningWith(String),
+    Just(LockName),
+}
+
+/// A holding as it is listed: the columns of a row, how it is held, and how many wait.
+#[derive(Clone, Debug)]
+pub(crate) struct Listed {
+    pub(crate) row: Row,
+    pub(crate) mode: Mode,
+    pub(crate) waiters: i64,
 }
 
 #[derive(Clone, Debug)]
@@ -132,22 +347,44 @@ pub(crate) struct Row {
     /// Microseconds since the Unix epoch, as `expires_at` and `now`: all by the database's clock.
     pub(crate) acquired_at: i64,
     pub(crate) expires_at: i64,
+    /// Zero: nobody waits. Otherwise rises whenever somebody joins the line.
+    pub(crate) waiting: i64,
     pub(crate) now: i64,
 }
+
+/// What stands in `holds` while the name is shared.
+pub(crate) const SHARED: &str = "+";
 
 /// The columns of [`Row`], in the order in which every backend selects them.
 macro_rules! row_columns {
     () => {
-        "name, owner, holds, token, holder, label, acquired_at, expires_at"
+        "name, owner, holds, token, holder, label, acquired_at, expires_at, waiting"
+    };
+    ($table:literal) => {
+        concat!(
+            $table, ".name, ", $table, ".owner, ", $table, ".holds, ", $table, ".token, ", $table, ".holder, ", $table,
+            ".label, ", $table, ".acquired_at, ", $table, ".expires_at, ", $table, ".waiting"
+        )
     };
 }
 pub(crate) use row_columns;
 
+/// The columns of [`Place`], likewise.
+macro_rules! place_columns {
+    ($table:literal) => {
+        concat!(
+            $table, ".hold, ", $table, ".owner, ", $table, ".bell, ", $table, ".units, ", $table, ".permits, ", $table,
+            ".place, ", $table, ".token, ", $table, ".holder, ", $table, ".label, ", $table, ".expires_at"
+        )
+    };
+}
+pub(crate) use place_columns;
+
 impl Row {
-    /// How long it is still held; `None` when it is free.
+    /// How long it is still held by one alone; `None` when it is not.
     pub(crate) fn held_for(&self) -> Option<Duration> {
         let left = u64::try_from(self.expires_at - self.now).ok().filter(|us| *us > 0)?;
-        (!self.holds.is_empty()).then(|| Duration::from_micros(left))
+        (!self.holds.is_empty() && self.holds != SHARED).then(|| Duration::from_micros(left))
     }
 
     /// What has become of a holding.
@@ -167,6 +404,8 @@ impl Row {
 pub(crate) enum Standing {
     /// It stands as named.
     Held,
+    /// It stands as named, and it was not given back because others wait for it.
+    Awaited,
     /// It was given back, and nobody has come since.
     Released,
     /// Another holding stands there, or none of ours ever did.
@@ -194,6 +433,12 @@ pub(crate) fn in_order<T, A: Clone>(
 ) -> Vec<Option<A>> {
     let answers: std::collections::HashMap<String, A> = answers.into_iter().collect();
     batch.iter().map(|item| answers.get(name(item).as_str()).cloned()).collect()
+}
+
+/// Which holds of a batch were among the marks of an answer.
+pub(crate) fn by_hold(batch: impl Iterator<Item = Hold>, marks: impl Iterator<Item = String>) -> Vec<bool> {
+    let marks: std::collections::HashSet<String> = marks.collect();
+    batch.map(|hold| marks.contains(&hold.mark())).collect()
 }
 
 /// Which holdings of a batch an update matched, where the database tells only how many. When that leaves a doubt, the rows
@@ -240,6 +485,7 @@ pub(crate) mod sealed {
         pub owner: String,
         pub mark: String,
         pub token: i64,
+        pub shared: bool,
     }
 
     /// What the row says to a transaction that wants to be fenced.

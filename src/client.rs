@@ -6,17 +6,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use uuid::Uuid;
 
-use crate::backend::{Backend, Claim, Holding, Kind, Release, Standing};
+use crate::backend::{Backend, Claim, Holding, Kind, Mode, Release, Renewal, Standing, Ticket};
 use crate::clock::Moment;
 use crate::error::{Error, LossCause, Result};
 use crate::lease::Lease;
 use crate::lease::renewal::{Keeper, Tenure, margin};
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
-use crate::pump::{Answer, Pump, Reply, Verb};
+use crate::pump::{Answer, Attend, Attended, Pump, Reply, Serve, Served, Verb};
 use crate::token::FencingToken;
-use crate::waiting::{Departure, Errand, Room, Waiter};
+use crate::waiting::{Departure, Errand, Grant, Room, Waiter};
+use crate::wakeup::Bell;
 
 /// What the builder decides.
 pub(crate) struct Settings {
@@ -38,6 +40,9 @@ pub(crate) struct Client {
     pub(crate) settings: Settings,
     pub(crate) pump: Pump,
     pub(crate) keeper: Keeper,
+    /// Whose places in line are ours.
+    pub(crate) id: Arc<str>,
+    pub(crate) bell: Bell,
     room: Mutex<Room>,
 }
 
@@ -49,6 +54,8 @@ impl Client {
             kind,
             settings,
             keeper: Keeper::default(),
+            id: Uuid::new_v4().simple().to_string().into(),
+            bell: Bell::default(),
             room: Mutex::default(),
         })
     }
@@ -82,8 +89,10 @@ impl Client {
                 let _ = waiter.reply.send(Err(Error::Closed));
             }
             Ok(Some(token)) => {
-                let lease = client.begin(&waiter, token, answer.sent_at);
-                client.room().joined(lease.holding());
+                let grant = Grant { token, sent_at: answer.sent_at, lasts: waiter.claim.ttl, others: false };
+                // Who holds it alone may as well share it.
+                let lease = client.begin(&waiter, Mode::Exclusive, grant);
+                client.room().entered(lease.holding());
                 let answer = if lease.is_held() { Ok(Some(lease)) } else { Err(late()) };
                 // When nobody listens any more, the lease goes back by being dropped here.
                 let _ = waiter.reply.send(answer);
@@ -101,8 +110,30 @@ impl Client {
     /// A holder gives its hold back.
     pub(crate) fn leave(self: &Arc<Self>, tenure: &Tenure, verdict: Option<oneshot::Sender<Result<()>>>) {
         let departure = Departure { verdict, holding: tenure.holding.clone(), deadline: tenure.deadline() };
-        let errands = self.room().leave(departure, tenure.unserved());
-        self.run(errands);
+        if tenure.holding.mode == Mode::Exclusive {
+            let errands = self.room().leave(departure, tenure.unserved());
+            return self.run(errands);
+        }
+        let client = Arc::clone(self);
+        let left = move |answer: Answer<Standing>| {
+            let name = departure.holding.name.clone();
+            let verdict = departure.judge(answer);
+            departure.tell(verdict);
+            let errands = client.room().serve_again(&name);
+            client.run(errands);
+        };
+        match tenure.still_to_serve() {
+            Some(ttl) => {
+                let renewal = Renewal { holding: tenure.holding.clone(), ttl };
+                let kept = |standing| if standing == Standing::Held { Standing::Released } else { standing };
+                self.pump.send(Verb::Renew(renewal, Reply::to(move |answer| left(answer.map(kept)))));
+            }
+            None => {
+                let gone = |was_there| if was_there { Standing::Released } else { Standing::Superseded };
+                let spot = tenure.holding.spot();
+                self.pump.send(Verb::Leave(spot, Reply::to(move |answer| left(answer.map(gone)))));
+            }
+        }
     }
 
     /// A hold has ended without being given back.
@@ -112,8 +143,9 @@ impl Client {
     }
 
     /// A waiter has gone.
-    pub(crate) fn forget(&self, claim: &Claim) {
-        self.room().forget(&claim.name, claim.hold);
+    pub(crate) fn forget(self: &Arc<Self>, claim: &Claim) {
+        let errands = self.room().forget(claim);
+        self.run(errands);
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -125,15 +157,59 @@ impl Client {
         self.room().is_unanswered(name)
     }
 
-    /// The timer of a resting line has run out.
-    pub(crate) fn knock(self: &Arc<Self>, name: &LockName) {
-        let errands = self.room().knock(name);
+    /// It may be time to look after the places in line.
+    pub(crate) fn attend(self: &Arc<Self>) {
+        let (due, near) = {
+            let mut room = self.room();
+            (room.attend(), room.is_near())
+        };
+        if near {
+            self.bell.tend(self);
+        }
+        let (keep, watch) = match due {
+            Ok(places) => places,
+            Err(due) => return due.into_iter().for_each(|due| self.keeper.attend_at(due)),
+        };
+        let slowly = !keep.is_empty();
+        let client = Arc::clone(self);
+        let reply = Reply::to(move |answer: Answer<Attended>| {
+            let errands = client.room().attended(answer.sent_at, slowly, answer.outcome);
+            client.run(errands);
+        });
+        self.pump.send(Verb::Attend(Attend { keep, bell: self.bell.channel(&self.id), watch }, reply));
+    }
+
+    /// How many of ours wait before a claim, as long as they have not joined the database's line.
+    pub(crate) fn ahead_of(&self, claim: &Claim) -> usize {
+        self.room().ahead_of(claim)
+    }
+
+    /// Somebody says that it has granted a name to one of ours.
+    pub(crate) fn told(self: &Arc<Self>, mark: &str, token: FencingToken) {
+        let errands = self.room().told(mark, token);
+        self.run(errands);
+    }
+
+    /// Whether grants are told from now on. Then all is looked at once, for what was told before was not heard.
+    pub(crate) fn is_told(self: &Arc<Self>, told: bool) {
+        self.room().is_told(told);
+        self.keeper.attend_at(Moment::now());
+    }
+
+    /// Whether anybody stands in line.
+    pub(crate) fn stands(&self) -> bool {
+        self.room().stands()
+    }
+
+    /// A name may be somebody's turn now.
+    pub(crate) fn serve(self: &Arc<Self>, name: &LockName) {
+        let errands = self.room().serve_again(name);
         self.run(errands);
     }
 
     /// A holding that this process takes over from another.
     pub(crate) fn adopt(&self, holding: &Holding) {
-        self.room().joined(holding);
+        self.room().entered(holding);
     }
 
     /// Makes a holding of this owner last at least `ttl` from now, by entering once more and leaving at once: unlike a
@@ -146,7 +222,8 @@ impl Client {
         ttl: Duration,
     ) -> Result<bool> {
         let holder = Arc::clone(&self.settings.holder);
-        let claim = Claim { name, owner, hold: Hold::random(), ttl, holder, label: "".into() };
+        let mode = Mode::Exclusive;
+        let claim = Claim { name, owner, hold: Hold::random(), mode, ttl, holder, label: "".into() };
         let entered = claim.clone();
         let client = Arc::clone(self);
         let (touched, answered) = oneshot::channel();
@@ -176,6 +253,7 @@ impl Client {
         self.start();
         let refused = self.room().close();
         self.run(refused);
+        self.bell.silence();
         let mut returned = Vec::new();
         loop {
             let before = returned.len();
@@ -186,8 +264,11 @@ impl Client {
                     returned.push(receiver);
                 }
             }
-            // What was in flight may have been granted meanwhile: look again.
-            self.pump.flush().await;
+            // What was in flight may have been granted meanwhile: look again. Whoever left a line may have been let in just
+            // then, and what that took back goes to the next: three steps.
+            for _ in 0..3 {
+                self.pump.flush().await;
+            }
             if returned.len() == before {
                 break;
             }
@@ -211,7 +292,7 @@ impl Client {
                 let too_late = (answer.sent_at + claim.ttl.saturating_sub(margin(claim.ttl))).is_past();
                 self.room().granted(claim, token, answer.sent_at, too_late)
             }
-            Ok(None) => self.room().refused(claim, self.backend.skips_locked_rows()),
+            Ok(None) => self.room().refused(claim),
             Err(error) => {
                 self.withdraw(&claim.name, claim.owner, claim.hold, None);
                 self.room().failed(claim, error)
@@ -222,16 +303,46 @@ impl Client {
 
     /// Ends what may still stand in the row although nobody counts on it: a request that may have taken effect although
     /// it failed, or a lease that ran out. Should this fail too, the TTL ends it.
-    pub(crate) fn withdraw(&self, name: &LockName, owner: Owner, hold: Hold, token: Option<FencingToken>) {
+    pub(crate) fn withdraw(self: &Arc<Self>, name: &LockName, owner: Owner, hold: Hold, token: Option<FencingToken>) {
         let release = Release { name: name.clone(), owner, hold, token, hold_at_least: Duration::ZERO };
-        self.pump.send(Verb::Release(release, Reply::to(|_| {})));
+        let client = Arc::clone(self);
+        let again = release.clone();
+        let reply = Reply::to(move |answer: Answer<Standing>| {
+            if matches!(answer.outcome, Ok(Standing::Awaited)) {
+                let name = again.name.clone();
+                client.send_serve(name, Some(again), |_, _| {});
+            }
+        });
+        self.pump.send(Verb::Release(release, reply));
     }
 
-    fn begin(self: &Arc<Self>, waiter: &Waiter, token: FencingToken, sent_at: Moment) -> Lease {
-        let holding =
-            Holding { name: waiter.claim.name.clone(), owner: waiter.claim.owner, hold: waiter.claim.hold, token };
-        let tenure = Tenure::begin(holding, waiter.claim.ttl, waiter.terms, sent_at);
+    /// The same for a holding that has ended.
+    pub(crate) fn abandon(self: &Arc<Self>, h: &Holding) {
+        if h.mode == Mode::Exclusive {
+            return self.withdraw(&h.name, h.owner, h.hold, Some(h.token));
+        }
+        let (client, name) = (Arc::clone(self), h.name.clone());
+        self.pump.send(Verb::Leave(h.spot(), Reply::to(move |_| client.serve(&name))));
+    }
+
+    fn begin(self: &Arc<Self>, waiter: &Waiter, mode: Mode, grant: Grant) -> Lease {
+        let Claim { name, owner, hold, ttl, .. } = &waiter.claim;
+        let holding = Holding { name: name.clone(), owner: *owner, hold: *hold, mode, token: grant.token };
+        let tenure = Tenure::begin(holding, *ttl, waiter.terms, grant.sent_at, grant.lasts);
         Lease::begin(Arc::clone(self), tenure)
+    }
+
+    /// Lets those in whose turn it is, and tells what came of it once our own have been told.
+    fn send_serve(
+        self: &Arc<Self>,
+        name: LockName,
+        from: Option<Release>,
+        then: impl FnOnce(&Arc<Self>, Answer<Served>) + Send + 'static,
+    ) {
+        let terms = self.room().terms(&name);
+        let client = Arc::clone(self);
+        let reply = Reply::to(move |answer| then(&client, answer));
+        self.pump.send(Verb::Serve(Serve { name, from, terms }, reply));
     }
 
     fn run(self: &Arc<Self>, errands: Vec<Errand>) {
@@ -267,29 +378,79 @@ impl Client {
                 Errand::Release { release, departure, tracked } => {
                     let name = release.name.clone();
                     let reply = Reply::to(move |answer: Answer<Standing>| {
+                        if matches!(answer.outcome, Ok(Standing::Awaited)) {
+                            return client.run(vec![Errand::Pass(departure)]);
+                        }
                         let verdict = departure.judge(answer);
-                        let errands =
-                            if tracked { client.room().left(&name) } else { client.room().left_untracked(&name) };
-                        client.run(errands);
+                        if tracked {
+                            let errands = client.room().left(&name);
+                            client.run(errands);
+                        }
                         departure.tell(verdict);
                     });
                     self.pump.send(Verb::Release(release, reply));
                 }
-                Errand::Rest(name, pause) => self.keeper.knock_in(pause, name),
-                Errand::Look(name) => {
-                    let looked = name.clone();
-                    let reply = Reply::to(move |answer: Answer<Option<crate::backend::Row>>| {
-                        let held = answer.outcome.map(|row| {
-                            let row = row?;
-                            Some((row.held_for()?, row.owner.parse().ok()))
-                        });
-                        let errands = client.room().looked(&looked, held);
+                Errand::Pass(departure) => {
+                    let Holding { name, owner, hold, token, .. } = departure.holding.clone();
+                    let hold_at_least = Duration::ZERO;
+                    let from = Release { name: name.clone(), owner, hold, token: Some(token), hold_at_least };
+                    self.send_serve(name.clone(), Some(from.clone()), move |client, answer| {
+                        let (sent_at, resent) = (answer.sent_at, answer.resent);
+                        match answer.outcome {
+                            // Its owner has entered again elsewhere: this hold goes, and the name stays.
+                            Ok(Served { standing: Some(Standing::Unsettled), .. }) => {
+                                client.run(vec![Errand::Release { release: from, departure, tracked: true }]);
+                            }
+                            Ok(served) => {
+                                let standing = served.standing.unwrap_or(Standing::Superseded);
+                                let verdict = departure.judge(Answer { outcome: Ok(standing), sent_at, resent });
+                                let errands = client.room().given_up(&name, sent_at, &served);
+                                client.run(errands);
+                                departure.tell(verdict);
+                            }
+                            Err(error) => {
+                                let error = departure.unknown_if(resent, error);
+                                departure.tell(Err(error));
+                                let errands = client.room().left(&name);
+                                client.run(errands);
+                            }
+                        }
+                    });
+                }
+                Errand::Enqueue(claim, waited) => {
+                    let ticket = Ticket {
+                        claim: claim.clone(),
+                        client: Arc::clone(&self.id),
+                        bell: self.bell.channel(&self.id),
+                        waited,
+                    };
+                    let reply = Reply::to(move |answer: Answer<()>| {
+                        let errands = client.room().enqueued(&claim, answer.sent_at, answer.outcome);
                         client.run(errands);
                     });
-                    self.pump.send(Verb::Look(name, reply));
+                    self.pump.send(Verb::Enqueue(ticket, reply));
                 }
-                Errand::Admit { waiter, token, sent_at } => {
-                    let lease = self.begin(&waiter, token, sent_at);
+                Errand::Serve(name) => {
+                    self.send_serve(name.clone(), None, move |client, answer| {
+                        let errands = client.room().served(&name, answer.sent_at, answer.outcome);
+                        client.run(errands);
+                    });
+                }
+                Errand::Leave(claim) => {
+                    let spot = claim.spot();
+                    let reply = Reply::to(move |answer: Answer<bool>| {
+                        if claim.mode == Mode::Exclusive && !matches!(answer.outcome, Ok(true)) {
+                            client.withdraw(&claim.name, claim.owner, claim.hold, None);
+                        }
+                        if answer.outcome.is_ok() {
+                            client.serve(&claim.name);
+                        }
+                    });
+                    self.pump.send(Verb::Leave(spot, reply));
+                }
+                Errand::Attend(due) => self.keeper.attend_at(due),
+                Errand::Admit(waiter, grant) => {
+                    let lease = self.begin(&waiter, waiter.claim.mode, grant);
                     // When nobody listens any more, the lease goes back by being dropped here.
                     let _ = waiter.reply.send(Ok(Some(lease)));
                 }
@@ -333,7 +494,7 @@ impl Departure {
                 let lost = Error::Lost { name: name.clone(), token: *token, cause: LossCause::Superseded };
                 Err(self.unknown_if(answer.resent, lost))
             }
-            Ok(Standing::Held | Standing::Unsettled) => Err(self.unknown_if(true, Error::Closed)),
+            Ok(Standing::Held | Standing::Awaited | Standing::Unsettled) => Err(self.unknown_if(true, Error::Closed)),
             Err(error) => Err(self.unknown_if(answer.resent, error)),
         }
     }

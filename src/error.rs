@@ -121,6 +121,26 @@ pub enum Error {
         max: Duration,
     },
 
+    /// So many permits cannot be taken: at least one, and at most as many as there are.
+    #[error("cannot take {asked} of {permits} permits of \"{name}\"")]
+    Permits {
+        /// The name of the semaphore.
+        name: LockName,
+        /// How many were asked for.
+        asked: u32,
+        /// How many there are.
+        permits: u32,
+    },
+
+    /// A lease cannot be turned into another kind of lease.
+    #[error("the lease on \"{name}\" cannot be converted: {reason}")]
+    Conversion {
+        /// The name that is held.
+        name: LockName,
+        /// Why not, and what to do instead.
+        reason: &'static str,
+    },
+
     /// A label is longer than 255 bytes.
     #[error("a label may be 255 bytes long; this one has {bytes}")]
     LabelTooLong {

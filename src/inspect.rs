@@ -4,10 +4,32 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
-use crate::backend::Row;
+use crate::backend::{self, Listed, Place};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::token::FencingToken;
+
+/// How a name is held, or wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mode {
+    /// By one alone.
+    Exclusive,
+    /// Together with others who only want that nobody has it for himself.
+    Shared,
+    /// So many permits of a [semaphore](crate::Semaphore).
+    Permits(u32),
+}
+
+impl Mode {
+    pub(crate) fn of(mode: backend::Mode) -> Self {
+        match mode {
+            backend::Mode::Exclusive => Self::Exclusive,
+            backend::Mode::READ => Self::Shared,
+            backend::Mode::Shared { units, .. } => Self::Permits(units),
+        }
+    }
+}
 
 /// A lease as it stands in the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +37,8 @@ use crate::token::FencingToken;
 pub struct LeaseInfo {
     /// The name that is held.
     pub name: LockName,
+    /// How it is held. A name that is not held exclusively may be held by several.
+    pub mode: Mode,
     /// The holder in words: host and process id, unless the builder said otherwise.
     pub holder: String,
     /// The identity of the holder. `None` while the name is kept by nobody, after the release of a lease with
@@ -32,15 +56,20 @@ pub struct LeaseInfo {
     pub expires_at: DateTime<Utc>,
     /// How long that is from now, without looking at two clocks.
     pub remaining: Duration,
+    /// How many wait for the name in line. (Waiters of the holder's own process join that line only when somebody else
+    /// does.)
+    pub waiters: u64,
 }
 
 impl LeaseInfo {
     /// `None` when the row tells of no holding.
-    pub(crate) fn of(row: Row) -> Option<Self> {
+    pub(crate) fn of(listed: Listed) -> Option<Self> {
+        let Listed { row, mode, waiters } = listed;
         let remaining = row.held_for()?;
         let holds = row.holds.matches(';').count();
         Some(Self {
             name: LockName::new(row.name).ok()?,
+            mode: Mode::of(mode),
             holder: row.holder,
             owner: (holds > 0).then(|| row.owner.parse().ok()).flatten(),
             holds,
@@ -49,6 +78,47 @@ impl LeaseInfo {
             acquired_at: DateTime::from_timestamp_micros(row.acquired_at)?,
             expires_at: DateTime::from_timestamp_micros(row.expires_at)?,
             remaining,
+            waiters: u64::try_from(waiters).unwrap_or(0),
         })
     }
+}
+
+/// Somebody who waits in line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WaiterInfo {
+    /// How many stand before it.
+    pub ahead: usize,
+    /// How it wants the name.
+    pub mode: Mode,
+    /// Who waits, in words: host and process id, unless the builder said otherwise.
+    pub holder: String,
+    /// The note that it gave, or empty.
+    pub label: String,
+    /// Since when it waits, by the database's clock.
+    pub since: DateTime<Utc>,
+}
+
+impl WaiterInfo {
+    pub(crate) fn of(ahead: usize, place: Place) -> Option<Self> {
+        Some(Self {
+            ahead,
+            mode: Mode::of(place.mode),
+            holder: place.holder,
+            label: place.label,
+            since: DateTime::from_timestamp_micros(place.place)?,
+        })
+    }
+}
+
+/// How far a wait has come: what [`LeaseRequest::while_waiting`](crate::LeaseRequest::while_waiting) tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiting {
+    /// How many stand before this waiter.
+    pub ahead: usize,
+    /// Who holds the name; of several, the one who came first. `None`: it is on its way to somebody.
+    pub holder: Option<LeaseInfo>,
+    /// For how long it has waited.
+    pub waited: Duration,
 }

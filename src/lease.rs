@@ -14,9 +14,11 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::backend::sealed::{Check, Verdict};
-use crate::backend::{Claim, Database, Holding, Renewal, Standing};
+use crate::backend::{Claim, Database, Holding, Mode, Names, Renewal, Standing, Ticket};
 use crate::client::Client;
+use crate::clock::Moment;
 use crate::error::{Error, FenceError, LossCause, Result};
+use crate::inspect::{LeaseInfo, Waiting};
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
 use crate::pump::{Answer, Reply, Verb};
@@ -61,11 +63,13 @@ pub(crate) struct Terms {
 pub struct LeaseRequest {
     client: Arc<Client>,
     name: String,
+    mode: Mode,
     ttl: Duration,
     wait: Option<Duration>,
     terms: Terms,
     label: String,
     owner: Option<Owner>,
+    told: Option<Arc<dyn Fn(&Waiting) + Send + Sync>>,
 }
 
 impl LeaseRequest {
@@ -73,12 +77,59 @@ impl LeaseRequest {
         Self {
             client,
             name,
+            mode: Mode::Exclusive,
             ttl: DEFAULT_TTL,
             wait: None,
             terms: Terms { renew: true, max_hold: None, hold_at_least: None },
             label: String::new(),
             owner: Owner::current(),
+            told: None,
         }
+    }
+
+    /// Shares the name with others who share it: many readers or one writer. Readers and writers stand in one line, so a
+    /// writer that waits keeps later readers out, and readers that wait keep later writers out. Every reader has an expiry and
+    /// a token of its own.
+    ///
+    /// Unlike an exclusive lease, it takes several statements to acquire, also when the name is free.
+    ///
+    /// ```
+    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+    /// let reading = locks.lease("catalogue").shared().acquire().await?;
+    /// # reading.release().await
+    /// # }
+    /// ```
+    pub fn shared(mut self) -> Self {
+        self.mode = Mode::READ;
+        self
+    }
+
+    /// Takes permits instead.
+    pub(crate) fn permits(mut self, units: u32, permits: u32) -> Self {
+        self.mode = Mode::Shared { units, permits };
+        self
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Calls `tell` while [`acquire`](Self::acquire) waits: when it begins to wait, and whenever it comes forward or the holder
+    /// changes. It costs two `SELECT`s a second.
+    ///
+    /// ```
+    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+    /// let lease = locks
+    ///     .lease("deploy")
+    ///     .while_waiting(|waiting| println!("{} ahead of us", waiting.ahead))
+    ///     .acquire()
+    ///     .await?;
+    /// # lease.release().await
+    /// # }
+    /// ```
+    pub fn while_waiting(mut self, tell: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {
+        self.told = Some(Arc::new(tell));
+        self
     }
 
     /// How long the lease outlives its last renewal: the longest time for which a crashed holder blocks others.
@@ -133,8 +184,7 @@ impl LeaseRequest {
 
     /// Waits for its turn and acquires the lease.
     ///
-    /// Waiters of one process are served in the order in which they came; between processes, whoever asks first after
-    /// the name has become free.
+    /// Waiters are served in the order in which they came, from whichever task, process or host.
     ///
     /// # Errors
     ///
@@ -152,10 +202,11 @@ impl LeaseRequest {
             let name = LockName::new(&*self.name)?;
             return self.try_acquire().await?.ok_or(Error::Timeout { name, waited: start.elapsed() });
         }
+        let told = self.told.clone();
         let (mut waiting, name) = self.stand_in_line(Patience::Wait)?;
         let answer = match wait {
-            None => waiting.answer().await,
-            Some(wait) => match tokio::time::timeout(wait, waiting.answer()).await {
+            None => waiting.answer_telling(told).await,
+            Some(wait) => match tokio::time::timeout(wait, waiting.answer_telling(told)).await {
                 Ok(answer) => answer,
                 // A grant may have come in the very last moment: it counts.
                 Err(_) => match waiting.give_up() {
@@ -223,7 +274,7 @@ impl LeaseRequest {
         }
     }
 
-    fn stand_in_line(self, patience: Patience) -> Result<(Waiting, LockName)> {
+    fn stand_in_line(self, patience: Patience) -> Result<(InLine, LockName)> {
         let name = LockName::new(self.name)?;
         let settings = &self.client.settings;
         settings.check_ttl("a TTL", self.ttl)?;
@@ -243,16 +294,18 @@ impl LeaseRequest {
             name: name.clone(),
             owner: self.owner.unwrap_or_else(Owner::random),
             hold: Hold::random(),
+            mode: self.mode,
             // A holder that hangs does not drop its guard: the row must end with max_hold by itself.
             ttl: self.ttl.min(self.terms.max_hold.unwrap_or(Duration::MAX)),
             holder: Arc::clone(&settings.holder),
             label: self.label.into(),
         };
         let (reply, answer) = oneshot::channel();
-        let waiting = Waiting { client: self.client, claim: claim.clone(), answer, answered: false };
-        let waiter = Waiter { claim, terms: self.terms, patience, reply };
+        let waiting = InLine { client: self.client, claim: claim.clone(), answer, answered: false };
+        let waiter = Waiter { claim, terms: self.terms, patience, since: Moment::now(), reply };
         waiting.client.start();
-        if self.owner.is_some() {
+        // Permits are counted, whoever takes them: only a lease can be entered again.
+        if self.owner.is_some() && matches!(self.mode, Mode::Exclusive | Mode::READ) {
             waiting.client.join(waiter);
         } else {
             waiting.client.enter(waiter);
@@ -268,18 +321,58 @@ impl fmt::Debug for LeaseRequest {
 }
 
 /// A place in line. Dropping it gives the place up.
-struct Waiting {
+struct InLine {
     client: Arc<Client>,
     claim: Claim,
     answer: oneshot::Receiver<Result<Option<Lease>>>,
     answered: bool,
 }
 
-impl Waiting {
+impl InLine {
     async fn answer(&mut self) -> Result<Option<Lease>> {
         let answer = (&mut self.answer).await;
         self.answered = true;
         answer.unwrap_or(Err(Error::Closed))
+    }
+
+    /// The same, telling how far it has come.
+    async fn answer_telling(&mut self, told: Option<Arc<dyn Fn(&Waiting) + Send + Sync>>) -> Result<Option<Lease>> {
+        let Some(tell) = told else {
+            return self.answer().await;
+        };
+        let start = Instant::now();
+        let (client, claim) = (Arc::clone(&self.client), self.claim.clone());
+        let mut known = None;
+        let mut pause = Duration::from_millis(100);
+        loop {
+            if let Ok(answer) = tokio::time::timeout(pause, self.answer()).await {
+                return answer;
+            }
+            pause = Duration::from_secs(1);
+            let progress = async {
+                let holders = client.ask(|reply| Verb::List(Names::Just(claim.name.clone()), reply)).await.outcome?;
+                let waiting = client.ask(|reply| Verb::Waiters(claim.name.clone(), reply)).await.outcome?;
+                let mark = claim.hold.mark();
+                let ahead = waiting.iter().position(|place| place.hold == mark);
+                let ahead = ahead.unwrap_or_else(|| waiting.len() + client.ahead_of(&claim));
+                Ok::<_, Error>(Waiting {
+                    ahead,
+                    holder: holders.into_iter().find_map(LeaseInfo::of),
+                    waited: start.elapsed(),
+                })
+            };
+            let progress = match first(std::pin::pin!(self.answer()), std::pin::pin!(progress)).await {
+                Ok(answer) => return answer,
+                Err(progress) => progress,
+            };
+            // Should the database be out of reach, the answer will say so.
+            if let Ok(waiting) = progress {
+                let now = Some((waiting.ahead, waiting.holder.as_ref().map(|holder| holder.token)));
+                if std::mem::replace(&mut known, now) != now {
+                    tell(&waiting);
+                }
+            }
+        }
     }
 
     /// Leaves the line, unless the answer is there already.
@@ -302,7 +395,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for InLine {
     fn drop(&mut self) {
         if !self.answered {
             self.answer.close();
@@ -431,6 +524,7 @@ impl Lease {
             owner: holding.owner.to_string(),
             mark: holding.hold.mark(),
             token: holding.token.get(),
+            shared: holding.mode != Mode::Exclusive,
         };
         match DB::fence(tx, &check).await {
             Ok(Verdict::Fenced) => Ok(()),
@@ -478,6 +572,75 @@ impl Lease {
         }
     }
 
+    /// Turns the lease into a [shared](LeaseRequest::shared) one, without a gap in which a writer could come in. Readers that
+    /// wait next in line come in at once. The token stays the same.
+    ///
+    /// There is no way back: two readers that both wait to become writers would wait for ever. Release it and acquire again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when it has ended; [`Error::Conversion`] when its owner has entered more than once, or it is one of
+    /// several permits; [`Error::Unavailable`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future may lose the lease.
+    pub async fn downgrade(&mut self) -> Result<()> {
+        if let Fate::Lost(cause) = self.tenure.fate() {
+            return Err(self.loss(cause));
+        }
+        let name = self.name().clone();
+        match self.holding().mode {
+            Mode::READ => return Ok(()),
+            Mode::Exclusive => {}
+            Mode::Shared { .. } => {
+                return Err(Error::Conversion { name, reason: "permits of a semaphore are shared already" });
+            }
+        }
+        let from = self.holding().clone();
+        let shared = Holding { mode: Mode::READ, ..from.clone() };
+        let ttl = self.tenure.renewal(self.tenure.ttl);
+        let client = &self.client;
+        let claim = Claim {
+            name: name.clone(),
+            owner: from.owner,
+            hold: from.hold,
+            mode: Mode::READ,
+            ttl,
+            holder: Arc::clone(&client.settings.holder),
+            label: "".into(),
+        };
+        let ticket = Ticket { claim, client: Arc::clone(&client.id), bell: "".into(), waited: Duration::ZERO };
+        let answer = client.ask(|reply| Verb::Downgrade(from.clone(), ticket, reply)).await;
+        let mut sent_at = answer.sent_at;
+        if !answer.outcome? {
+            // It was ours and has been converted already, if the reply to an earlier request was lost.
+            let renewal = Renewal { holding: shared.clone(), ttl };
+            let renewed = client.ask(|reply| Verb::Renew(renewal, reply)).await;
+            sent_at = renewed.sent_at;
+            if renewed.outcome? != Standing::Held {
+                let row = client.ask(|reply| Verb::Look(name.clone(), reply)).await.outcome?;
+                let standing = row.map(|row| row.standing(from.owner, from.hold, Some(from.token)));
+                if standing == Some(Standing::Held) {
+                    let reason = "its owner has entered more than once; give the other holds back first";
+                    return Err(Error::Conversion { name, reason });
+                }
+                self.tenure.lose(LossCause::Superseded);
+                return Err(self.loss(LossCause::Superseded));
+            }
+        }
+        if let Err(Fate::Lost(cause)) = self.tenure.give_back() {
+            client.abandon(&shared);
+            return Err(self.loss(cause));
+        }
+        client.keeper.let_go(from.hold);
+        client.vacate(&from);
+        self.tenure = self.tenure.converted(shared, sent_at, ttl);
+        client.keeper.keep(&self.tenure);
+        client.serve(&name);
+        Ok(())
+    }
+
     /// Gives the lease back, and tells whether it had been ours to the end.
     ///
     /// # Errors
@@ -513,6 +676,11 @@ impl Lease {
             Ok(()) => {
                 self.client.keeper.let_go(self.holding().hold);
                 self.client.vacate(self.holding());
+                if self.tenure.is_unconfirmed() {
+                    // Until it is resumed, it is to last for its TTL.
+                    let renewal = Renewal { holding: self.holding().clone(), ttl: self.tenure.ttl };
+                    self.client.pump.send(Verb::Renew(renewal, Reply::to(|_| {})));
+                }
                 Ok(ExportedLease { holding: self.holding().clone(), ttl: self.tenure.ttl })
             }
             Err(Fate::Lost(cause)) => Err(self.loss(cause)),
@@ -524,12 +692,16 @@ impl Lease {
     pub(crate) async fn resume(client: &Arc<Client>, exported: ExportedLease) -> Result<Self> {
         let ExportedLease { holding, ttl } = exported;
         client.settings.check_ttl("the TTL of an exported lease", ttl)?;
+        if holding.mode != Mode::Exclusive {
+            return Self::resume_share(client, holding, ttl).await;
+        }
         // Enters once more as the same owner and then ends the exported hold. So a text that is resumed twice makes two
         // holds of one owner, and each of them keeps the name until it is given back.
         let claim = Claim {
             name: holding.name.clone(),
             owner: holding.owner,
             hold: Hold::random(),
+            mode: Mode::Exclusive,
             ttl,
             holder: Arc::clone(&client.settings.holder),
             label: "".into(),
@@ -545,7 +717,7 @@ impl Lease {
                     let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
                     let holding = Holding { hold: entered.hold, ..holding };
                     taker.adopt(&holding);
-                    let tenure = Tenure::begin(holding, ttl, terms, answer.sent_at);
+                    let tenure = Tenure::begin(holding, ttl, terms, answer.sent_at, ttl);
                     Ok(Self::begin(taker, tenure))
                 }
                 Ok(None) => Err(Error::Lost { name: holding.name, token: holding.token, cause: LossCause::Superseded }),
@@ -563,6 +735,18 @@ impl Lease {
         // Only now: until here, the text can be resumed again.
         client.withdraw(&exported.name, exported.owner, exported.hold, Some(exported.token));
         Ok(lease)
+    }
+
+    /// A share is known by its hold alone, and whoever renews it has it.
+    async fn resume_share(client: &Arc<Client>, holding: Holding, ttl: Duration) -> Result<Self> {
+        let renewal = Renewal { holding: holding.clone(), ttl };
+        let answer = client.ask(|reply| Verb::Renew(renewal, reply)).await;
+        if answer.outcome? != Standing::Held {
+            return Err(Error::Lost { name: holding.name, token: holding.token, cause: LossCause::Superseded });
+        }
+        let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
+        let tenure = Tenure::begin(holding, ttl, terms, answer.sent_at, ttl);
+        Ok(Self::begin(Arc::clone(client), tenure))
     }
 
     fn loss(&self, cause: LossCause) -> Error {
@@ -583,8 +767,7 @@ impl Drop for Lease {
             Err(_) => {
                 self.client.keeper.let_go(self.holding().hold);
                 self.client.vacate(self.holding());
-                let h = self.holding();
-                self.client.withdraw(&h.name, h.owner, h.hold, Some(h.token));
+                self.client.abandon(self.holding());
             }
         }
     }

@@ -100,20 +100,24 @@ mod locks;
 mod name;
 mod owner;
 mod pump;
+mod queue;
 mod schema;
+mod semaphore;
 mod sweeper;
 mod token;
 mod waiting;
+mod wakeup;
 
 pub use backend::Database;
 pub use election::{Changes, Election, Leadership};
 pub use error::{Error, FenceError, LossCause, Result};
-pub use inspect::LeaseInfo;
+pub use inspect::{LeaseInfo, Mode, WaiterInfo, Waiting};
 pub use lease::export::ExportedLease;
 pub use lease::{Lease, LeaseRequest};
 pub use locks::{Locks, LocksBuilder};
 pub use name::LockName;
 pub use owner::Owner;
+pub use semaphore::Semaphore;
 pub use sweeper::{Sweeper, Sweeping};
 pub use token::FencingToken;
 

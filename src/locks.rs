@@ -5,15 +5,16 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Backend, Kind};
+use crate::backend::{Backend, Holding, Kind, Mode, Names, Renewal, Standing};
 use crate::client::{Client, Settings};
 use crate::election::Election;
 use crate::error::Result;
-use crate::inspect::LeaseInfo;
+use crate::inspect::{LeaseInfo, WaiterInfo};
 use crate::lease::export::ExportedLease;
 use crate::lease::{Lease, LeaseRequest};
 use crate::name::LockName;
 use crate::pump::Verb;
+use crate::semaphore::Semaphore;
 use crate::sweeper::Sweeper;
 use crate::token::FencingToken;
 
@@ -74,6 +75,11 @@ impl Locks {
         LeaseRequest::new(Arc::clone(&self.client), name.into())
     }
 
+    /// A semaphore: at most `permits` are held under a name at a time, by any number of processes.
+    pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore {
+        Semaphore::new(self.lease(name), permits)
+    }
+
     /// An election of one leader among those who campaign under a name.
     pub fn election(&self, name: impl Into<String>) -> Election {
         Election::new(self.clone(), name.into())
@@ -92,7 +98,7 @@ impl Locks {
         Lease::resume(&self.client, exported).await
     }
 
-    /// All names that begin with `prefix` and are held, in order.
+    /// All leases on names that begin with `prefix`, in order of names: one for each holder.
     ///
     /// # Errors
     ///
@@ -106,12 +112,12 @@ impl Locks {
             // No name does, and PostgreSQL would refuse the text.
             return Ok(Vec::new());
         }
-        let prefix = prefix.to_owned();
-        let rows = self.client.ask(|reply| Verb::List(prefix, reply)).await.outcome?;
+        let names = Names::BeginningWith(prefix.to_owned());
+        let rows = self.client.ask(|reply| Verb::List(names, reply)).await.outcome?;
         Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())
     }
 
-    /// Who holds a name. `None`: nobody.
+    /// Who holds a name. `None`: nobody. Of several who share it, the one who came first: see [`holders`](Self::holders).
     ///
     /// # Errors
     ///
@@ -121,9 +127,37 @@ impl Locks {
     ///
     /// It only reads.
     pub async fn inspect(&self, name: &str) -> Result<Option<LeaseInfo>> {
+        Ok(self.holders(name).await?.into_iter().next())
+    }
+
+    /// All who hold a name, in the order in which they came.
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](Self::inspect).
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn holders(&self, name: &str) -> Result<Vec<LeaseInfo>> {
         let name = LockName::new(name)?;
-        let row = self.client.ask(|reply| Verb::Look(name, reply)).await.outcome?;
-        Ok(row.and_then(LeaseInfo::of))
+        let rows = self.client.ask(|reply| Verb::List(Names::Just(name), reply)).await.outcome?;
+        Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())
+    }
+
+    /// All who wait for a name, in order. (Waiters of the holder's own process join that line only when somebody else does.)
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](Self::inspect).
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn waiters(&self, name: &str) -> Result<Vec<WaiterInfo>> {
+        let name = LockName::new(name)?;
+        let places = self.client.ask(|reply| Verb::Waiters(name, reply)).await.outcome?;
+        Ok(places.into_iter().enumerate().filter_map(|(ahead, place)| WaiterInfo::of(ahead, place)).collect())
     }
 
     /// Takes a name away from its holder: an operator's way out. The token says which holding is meant, so a newer one is
@@ -145,6 +179,7 @@ impl Locks {
         let evicted = self.client.ask(|reply| Verb::Evict(name.clone(), token, reply)).await.outcome?;
         if evicted {
             self.client.keeper.evicted(&name, token);
+            self.client.serve(&name);
         }
         Ok(evicted)
     }
@@ -163,9 +198,22 @@ impl Locks {
     pub async fn extend(&self, name: &str, token: FencingToken, ttl: Duration) -> Result<bool> {
         self.client.settings.check_ttl("an extension", ttl)?;
         let name = LockName::new(name)?;
-        let row = self.client.ask(|reply| Verb::Look(name, reply)).await.outcome?;
-        match row.and_then(LeaseInfo::of).filter(|held| held.token == token) {
-            Some(LeaseInfo { name, owner: Some(owner), .. }) => self.client.touch(name, owner, token, ttl).await,
+        let names = Names::Just(name.clone());
+        let rows = self.client.ask(|reply| Verb::List(names, reply)).await.outcome?;
+        let Some(held) = rows.into_iter().find(|held| held.row.token == token.get()) else {
+            return Ok(false);
+        };
+        let Ok(owner) = held.row.owner.parse() else {
+            return Ok(false);
+        };
+        let (mode, hold) = (held.mode, held.row.holds.trim_end_matches(';').parse());
+        match (mode, hold) {
+            (Mode::Exclusive, _) => self.client.touch(name, owner, token, ttl).await,
+            (_, Ok(hold)) => {
+                let ttl = ttl.max(LeaseInfo::of(held).map_or(ttl, |held| held.remaining));
+                let renewal = Renewal { holding: Holding { name, owner, hold, mode, token }, ttl };
+                Ok(self.client.ask(|reply| Verb::Renew(renewal, reply)).await.outcome? == Standing::Held)
+            }
             _ => Ok(false),
         }
     }

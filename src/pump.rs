@@ -15,11 +15,16 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, timeout};
 
-use crate::backend::{Backend, Claim, HandOff, Job, Release, Renewal, Row, Session, Standing};
+use crate::backend::{
+    Backend, Claim, Granted, HandOff, Holding, Job, Listed, Mode, Names, Place, Release, Renewal, Row, Session, Spot, Standing,
+    Ticket, Watched,
+};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::error::{Error, Fault, Result};
 use crate::name::LockName;
+use crate::owner::{Hold, Owner};
+use crate::queue::Terms;
 use crate::token::FencingToken;
 
 /// The most verbs in one statement: 10 000 renewals travel in ten.
@@ -45,6 +50,12 @@ pub(crate) struct Answer<T> {
     pub(crate) sent_at: Moment,
     /// An earlier request may have taken effect although its reply never came.
     pub(crate) resent: bool,
+}
+
+impl<T> Answer<T> {
+    pub(crate) fn map<U>(self, to: impl FnOnce(T) -> U) -> Answer<U> {
+        Answer { outcome: self.outcome.map(to), sent_at: self.sent_at, resent: self.resent }
+    }
 }
 
 /// Where an answer goes. It is called exactly once: when the pump ends first, with [`Error::Closed`].
@@ -78,7 +89,13 @@ pub(crate) enum Verb {
     Release(Release, Reply<Standing>),
     Renew(Renewal, Reply<Standing>),
     Look(LockName, Reply<Option<Row>>),
-    List(String, Reply<Vec<Row>>),
+    List(Names, Reply<Vec<Listed>>),
+    Enqueue(Ticket, Reply<()>),
+    Serve(Serve, Reply<Served>),
+    Leave(Spot, Reply<bool>),
+    Attend(Attend, Reply<Attended>),
+    Waiters(LockName, Reply<Vec<Place>>),
+    Downgrade(Holding, Ticket, Reply<bool>),
     Evict(LockName, FencingToken, Reply<bool>),
     Sweep {
         retention: Duration,
@@ -126,7 +143,11 @@ impl Pump {
     }
 
     pub(crate) fn send(&self, verb: Verb) {
-        let keeps = matches!(verb, Verb::HandOff(..) | Verb::Release(..) | Verb::Renew(..));
+        let keeps = match &verb {
+            Verb::HandOff(..) | Verb::Release(..) | Verb::Renew(..) | Verb::Downgrade(..) => true,
+            Verb::Serve(serve, _) => serve.from.is_some(),
+            _ => false,
+        };
         let lane = if keeps { self.lanes.last() } else { self.lanes.first() };
         if let Some(lane) = lane {
             // A lane that has ended drops the verb, and with it the reply says so.
@@ -203,9 +224,12 @@ impl Lane {
             self.carry::<Releases>(round.releases).await;
             self.carry::<HandOffs>(round.hand_offs).await;
             self.carry::<Renewals>(round.renewals).await;
+            self.carry::<ShareRenewals>(round.share_renewals).await;
             self.carry::<Acquires>(round.acquires).await;
             self.carry::<Joins>(round.joins).await;
             self.carry::<Looks>(round.looks).await;
+            self.carry::<Leaves>(round.leaves).await;
+            self.carry::<Enqueues>(round.enqueues).await;
             for verb in round.singles {
                 self.answer(verb).await;
             }
@@ -262,7 +286,24 @@ impl Lane {
     /// Carries out a verb that does not travel in batches.
     async fn answer(&mut self, verb: Verb) {
         match verb {
-            Verb::List(prefix, reply) => reply.send(self.attempt("list", &List(prefix)).await),
+            Verb::List(names, reply) => reply.send(self.attempt("list", &List(names)).await),
+            Verb::Waiters(name, reply) => reply.send(self.attempt("list those who wait", &Waiters(name)).await),
+            Verb::Serve(serve, reply) => {
+                let answer = self.attempt("hand over", &serve).await;
+                let bells = answer.outcome.as_ref().map(|served| served.bells.clone()).unwrap_or_default();
+                // The grants stand. Whoever was granted the name owns it already, and being told is only faster.
+                reply.send(answer);
+                if !bells.is_empty()
+                    && let Some(session) = &mut self.session
+                    && !matches!(timeout(ANSWER_WITHIN, session.ring(&bells)).await, Ok(Ok(())))
+                {
+                    self.session = None;
+                }
+            }
+            Verb::Attend(attend, reply) => reply.send(self.attempt("wait", &attend).await),
+            Verb::Downgrade(from, to, reply) => {
+                reply.send(self.attempt("downgrade", &Downgrade { from, to }).await);
+            }
             Verb::Evict(name, token, reply) => reply.send(self.attempt("evict", &Evict(name, token)).await),
             Verb::Sweep { retention, limit, reply } => {
                 reply.send(self.attempt("sweep", &Sweep { retention, limit }).await);
@@ -377,9 +418,12 @@ struct Round {
     releases: Items<Releases>,
     hand_offs: Items<HandOffs>,
     renewals: Items<Renewals>,
+    share_renewals: Items<ShareRenewals>,
     acquires: Items<Acquires>,
     joins: Items<Joins>,
     looks: Items<Looks>,
+    leaves: Items<Leaves>,
+    enqueues: Items<Enqueues>,
     singles: Vec<Verb>,
     close: Option<Reply<()>>,
 }
@@ -394,7 +438,7 @@ impl Round {
                 Verb::Acquire(c, _) | Verb::Join(c, _) => Some(&c.name),
                 Verb::HandOff(h, _) => Some(&h.from.name),
                 Verb::Release(r, _) => Some(&r.name),
-                Verb::Renew(r, _) => Some(&r.holding.name),
+                Verb::Renew(r, _) if r.holding.mode == Mode::Exclusive => Some(&r.holding.name),
                 Verb::Look(name, _) => Some(name),
                 _ => None,
             };
@@ -409,8 +453,13 @@ impl Round {
                 Verb::Join(claim, reply) => round.joins.push((claim, reply)),
                 Verb::HandOff(hand_off, reply) => round.hand_offs.push((hand_off, reply)),
                 Verb::Release(release, reply) => round.releases.push((release, reply)),
-                Verb::Renew(renewal, reply) => round.renewals.push((renewal, reply)),
+                Verb::Renew(renewal, reply) if renewal.holding.mode == Mode::Exclusive => {
+                    round.renewals.push((renewal, reply));
+                }
+                Verb::Renew(renewal, reply) => round.share_renewals.push((renewal, reply)),
                 Verb::Look(name, reply) => round.looks.push((name, reply)),
+                Verb::Leave(spot, reply) => round.leaves.push((spot, reply)),
+                Verb::Enqueue(ticket, reply) => round.enqueues.push((ticket, reply)),
                 Verb::Close(reply) if later.is_empty() => round.close = Some(reply),
                 verb @ Verb::Close(_) => later.push(verb),
                 single => round.singles.push(single),
@@ -428,13 +477,158 @@ trait Request: Sync {
     fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Self::Outcome>;
 }
 
-struct List(String);
+struct List(Names);
 
 impl Request for List {
-    type Outcome = Vec<Row>;
+    type Outcome = Vec<Listed>;
 
-    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Vec<Row>> {
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Vec<Listed>> {
         session.list(&self.0)
+    }
+}
+
+struct Waiters(LockName);
+
+impl Request for Waiters {
+    type Outcome = Vec<Place>;
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Vec<Place>> {
+        Box::pin(async move {
+            let queue = session.queue(&self.0, u32::MAX).await?;
+            Ok(queue.map_or_else(Vec::new, |mut queue| {
+                queue.bury();
+                queue.waiting().cloned().collect()
+            }))
+        })
+    }
+}
+
+struct Downgrade {
+    from: Holding,
+    to: Ticket,
+}
+
+impl Request for Downgrade {
+    type Outcome = bool;
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, bool> {
+        session.downgrade(&self.from, &self.to)
+    }
+}
+
+/// How many of those who wait are read to find out who is next.
+const NEXT: u32 = 32;
+
+/// How often a decision is made anew when the name has changed meanwhile.
+const DECISIONS: u32 = 16;
+
+/// Lets those in whose turn it is.
+pub(crate) struct Serve {
+    pub(crate) name: LockName,
+    /// A holding that its holder gives up, to whoever is next.
+    pub(crate) from: Option<Release>,
+    /// What the waiters of this client asked for.
+    pub(crate) terms: Terms,
+}
+
+/// How a name stands after it was served.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Served {
+    pub(crate) granted: Vec<Granted>,
+    /// `None`: nobody holds it.
+    pub(crate) held_for: Option<Duration>,
+    /// Whether it could not be granted to those who wait, for a transaction that an earlier holder has fenced is open.
+    pub(crate) locked: bool,
+    /// Who held it alone, and who shared it, before anybody was let in.
+    pub(crate) owner: Option<Owner>,
+    pub(crate) sharers: Vec<Owner>,
+    /// Somebody goes on waiting.
+    pub(crate) others: bool,
+    /// How the holding stood that was given up.
+    pub(crate) standing: Option<Standing>,
+    /// Whom to tell: bells, and what to say.
+    bells: Vec<(String, String)>,
+}
+
+impl Request for Serve {
+    type Outcome = Served;
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Served> {
+        Box::pin(async move {
+            let mut locked = false;
+            let mut before = None;
+            for _ in 0..DECISIONS {
+                let Some(mut queue) = session.queue(&self.name, NEXT).await? else {
+                    return Ok(Served { standing: Some(Standing::Superseded), ..Served::default() });
+                };
+                let dead = queue.bury();
+                if !dead.is_empty() {
+                    session.bury(&self.name, &dead).await?;
+                    if queue.waiting().next().is_none() {
+                        continue;
+                    }
+                }
+                // Nobody has touched the name, and yet it would not change hands: a fence is in the way.
+                let row = &queue.row;
+                let first = queue.waiting().next().map(|place| place.hold.clone());
+                let now = (row.token, row.holds.clone(), row.waiting, first);
+                locked |= before.replace(now.clone()) == Some(now);
+                let standing = self.from.as_ref().map(|from| queue.standing(from));
+                let served = Served { standing, owner: queue.owner(), sharers: queue.sharers(), locked, ..Served::default() };
+                let Some(pass) = queue.next(&self.name, self.from.as_ref(), &self.terms, locked) else {
+                    let held_for = queue.held_for();
+                    return Ok(Served { held_for, others: queue.waiting().next().is_some(), ..served });
+                };
+                let Some(granted) = session.pass(&pass).await? else {
+                    continue;
+                };
+                let bells = granted.iter().filter_map(|granted| queue.bell(granted)).collect();
+                let held_for = if granted.is_empty() { queue.held_for() } else { Some(crate::backend::CLAIM) };
+                let held_for = held_for.filter(|_| standing != Some(Standing::Released) || !granted.is_empty());
+                return Ok(Served { granted, held_for, others: !pass.last, bells, ..served });
+            }
+            Ok(Served { locked: true, others: true, standing: self.from.as_ref().map(|_| Standing::Unsettled), ..Served::default() })
+        })
+    }
+}
+
+/// Looks after the places of a client.
+pub(crate) struct Attend {
+    /// All places, when they need a sign of life.
+    pub(crate) keep: Vec<Spot>,
+    pub(crate) bell: Arc<str>,
+    /// Those whose turn may have come.
+    pub(crate) watch: Vec<Spot>,
+}
+
+pub(crate) struct Attended {
+    /// Those that still waited when they gave their sign of life.
+    pub(crate) kept: Vec<Hold>,
+    /// Those that did not.
+    pub(crate) gone: Vec<Spot>,
+    pub(crate) watched: Vec<(Spot, Option<Watched>)>,
+}
+
+impl Request for Attend {
+    type Outcome = Attended;
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Attended> {
+        Box::pin(async move {
+            let (mut kept, mut gone) = (Vec::new(), Vec::new());
+            for places in self.keep.chunks(BATCH) {
+                for (spot, is_kept) in places.iter().zip(session.keep(places, &self.bell).await?) {
+                    if is_kept { kept.push(spot.hold) } else { gone.push(spot.clone()) }
+                }
+            }
+            // What is gone may have been granted the name: that is told by looking.
+            let watch: Vec<Spot> =
+                self.watch.iter().chain(gone.iter().filter(|spot| !self.watch.contains(spot))).cloned().collect();
+            let mut watched = Vec::with_capacity(watch.len());
+            for places in watch.chunks(BATCH) {
+                watched.extend(places.iter().cloned().zip(session.watch(places).await?));
+            }
+            Ok(Attended { kept, gone, watched })
+        })
     }
 }
 
@@ -571,6 +765,60 @@ impl Batch for Renewals {
     }
 }
 
+struct ShareRenewals;
+
+impl Batch for ShareRenewals {
+    type Item = Renewal;
+    type Outcome = Standing;
+    const ATTEMPTED: &'static str = "renew";
+
+    fn name(renewal: &Renewal) -> &LockName {
+        &renewal.holding.name
+    }
+
+    fn send<'a>(session: &'a mut dyn Session, batch: &'a [Renewal]) -> Job<'a, Vec<Standing>> {
+        Box::pin(async move {
+            let renewed = session.renew_shares(batch).await?;
+            Ok(renewed.into_iter().map(|done| if done { Standing::Held } else { Standing::Superseded }).collect())
+        })
+    }
+}
+
+struct Leaves;
+
+impl Batch for Leaves {
+    type Item = Spot;
+    type Outcome = bool;
+    const ATTEMPTED: &'static str = "leave";
+
+    fn name(spot: &Spot) -> &LockName {
+        &spot.name
+    }
+
+    fn send<'a>(session: &'a mut dyn Session, batch: &'a [Spot]) -> Job<'a, Vec<bool>> {
+        session.leave(batch)
+    }
+}
+
+struct Enqueues;
+
+impl Batch for Enqueues {
+    type Item = Ticket;
+    type Outcome = ();
+    const ATTEMPTED: &'static str = "wait";
+
+    fn name(ticket: &Ticket) -> &LockName {
+        &ticket.claim.name
+    }
+
+    fn send<'a>(session: &'a mut dyn Session, batch: &'a [Ticket]) -> Job<'a, Vec<()>> {
+        Box::pin(async move {
+            session.enqueue(batch).await?;
+            Ok(vec![(); batch.len()])
+        })
+    }
+}
+
 struct Looks;
 
 impl Batch for Looks {
@@ -602,7 +850,7 @@ async fn standings<T>(
     batch: &[T],
     matched: &[bool],
     done: Standing,
-    holding: impl Fn(&T) -> (&LockName, crate::owner::Owner, crate::owner::Hold, Option<FencingToken>),
+    holding: impl Fn(&T) -> (&LockName, Owner, Hold, Option<FencingToken>),
 ) -> Result<Vec<Standing>, sqlx::Error> {
     let missed: Vec<LockName> =
         batch.iter().zip(matched).filter(|(_, matched)| !**matched).map(|(item, _)| holding(item).0.clone()).collect();
@@ -617,6 +865,7 @@ async fn standings<T>(
             let (name, owner, hold, token) = holding(item);
             let row = rows.iter().find(|row| row.name == name.as_str());
             match row.map(|row| row.standing(owner, hold, token)) {
+                Some(Standing::Held) if done == Standing::Released => Standing::Awaited,
                 Some(Standing::Held) => Standing::Unsettled,
                 Some(standing) => standing,
                 None => Standing::Superseded,

@@ -24,17 +24,24 @@ const PATIENCE: Duration = Duration::from_secs(30);
 type Files = &'static [(i64, &'static str, &'static str)];
 
 #[cfg(feature = "postgres")]
-pub(crate) const POSTGRES: Files = &[(1, "lease", include_str!("../migrations/postgres/0001_lease.sql"))];
+pub(crate) const POSTGRES: Files = &[
+    (1, "lease", include_str!("../migrations/postgres/0001_lease.sql")),
+    (2, "place", include_str!("../migrations/postgres/0002_place.sql")),
+];
 
 #[cfg(feature = "mysql")]
 pub(crate) const MYSQL: Files = &[
     // One statement a file: DDL commits by itself on MySQL.
     (1, "lease", include_str!("../migrations/mysql/0001_lease.sql")),
     (2, "fence", include_str!("../migrations/mysql/0002_fence.sql")),
+    (3, "place", include_str!("../migrations/mysql/0003_place.sql")),
 ];
 
 #[cfg(feature = "sqlite")]
-pub(crate) const SQLITE: Files = &[(1, "lease", include_str!("../migrations/sqlite/0001_lease.sql"))];
+pub(crate) const SQLITE: Files = &[
+    (1, "lease", include_str!("../migrations/sqlite/0001_lease.sql")),
+    (2, "place", include_str!("../migrations/sqlite/0002_place.sql")),
+];
 
 /// Applies what is missing, together with any number of processes that do the same.
 pub(crate) async fn migrate<DB>(pool: &Pool<DB>, files: Files) -> Result<()>

@@ -1,30 +1,35 @@
 //! The waiting room: who waits for what in this process, and what is to be done next.
 //!
-//! Waiters of one name stand in a line in the order in which they came, and only the first asks the database. When a
-//! holder of this process gives the name back and somebody waits, one statement ends the one holding and begins the next.
-//! When somebody elsewhere holds it, the line rests until that holder's expiry or a jittered back-off, whichever is
-//! sooner, and then looks before it asks.
+//! Whoever wants a name for itself alone first asks for it, since it is mostly free. As long as nobody else wants it, those
+//! who come later stand in a [`Line`] here, in the order in which they came, and one statement ends one holding and begins
+//! the next. When the name turns out to be held or wanted elsewhere, all of them join the line that the database keeps
+//! ([`Standing`]), as if they had come there when they came here; whoever gives the name back then passes it to the first in
+//! that line. Who shares a name or wants permits stands there from the beginning.
 //!
-//! The room does no I/O and reads no clock. It is told what happened and answers with [`Errand`]s, which its caller runs
-//! once the room is unlocked. So every transition is a plain function of the line's [`Door`].
+//! The room does no I/O. It is told what happened and answers with [`Errand`]s, which its caller runs once the room is
+//! unlocked.
 
-use std::collections::{HashMap, VecDeque};
+mod standing;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::backend::{Claim, HandOff, Holding, Release};
-use crate::backoff::Backoff;
+use crate::backend::{CLAIM, Claim, HandOff, Holding, Mode, Release, Spot, Watched};
 use crate::client::late;
 use crate::clock::Moment;
 use crate::error::{Error, Result};
+use crate::lease::renewal::margin;
 use crate::lease::{Lease, Terms};
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
+use crate::pump::{Attended, Served};
 use crate::token::FencingToken;
+pub(crate) use standing::{Grant, Standing};
 
-/// The shortest and longest pause of a line whose name is held elsewhere.
-const REST: Backoff = Backoff::between(Duration::from_millis(4), Duration::from_millis(250));
+/// How long to wait until a name is tried again that a fenced transaction keeps from being granted.
+const FENCED: Duration = Duration::from_millis(50);
 
 /// How often a try is repeated while the name is free and yet locked: by another try, which may find a lock in its own way,
 /// or by the fence of a transaction that outlives its lease. Of those who try a free name together one shall get it.
@@ -36,6 +41,8 @@ pub(crate) struct Waiter {
     pub(crate) terms: Terms,
     /// Whether to wait, or to be told at once that the name is taken.
     pub(crate) patience: Patience,
+    /// When it came.
+    pub(crate) since: Moment,
     pub(crate) reply: oneshot::Sender<Result<Option<Lease>>>,
 }
 
@@ -55,14 +62,10 @@ impl Patience {
 enum Door {
     /// The first in line has asked the database.
     Asking,
-    /// Somebody elsewhere holds the name; a timer runs.
-    Resting,
-    /// The timer has run out, and the database is being asked who holds it.
-    Looking,
     /// The first in line was refused, and the database is being asked whether anybody holds it, for those who only try.
     Checking,
-    /// An owner of this process holds the name, with these holds.
-    Held { owner: Owner, holds: Vec<Hold> },
+    /// An owner of this process holds the name, with these holds. `others`: somebody waits elsewhere, or did.
+    Held { owner: Owner, holds: Vec<Hold>, others: bool },
     /// The last hold is being given back.
     Leaving,
 }
@@ -70,7 +73,6 @@ enum Door {
 struct Line {
     door: Door,
     waiters: VecDeque<Waiter>,
-    rest: Backoff,
     /// Whether the database has answered anything yet.
     answered: bool,
 }
@@ -83,12 +85,18 @@ pub(crate) enum Errand {
     HandOff(HandOff, Departure),
     /// Give the hold back. `tracked`: the line waits for it.
     Release { release: Release, departure: Departure, tracked: bool },
-    /// Set the timer of a resting line.
-    Rest(LockName, Duration),
-    /// Ask the database who holds the name.
-    Look(LockName),
+    /// Give the name to whoever is next in the database's line.
+    Pass(Departure),
+    /// Join that line, with the time that was waited already.
+    Enqueue(Claim, Duration),
+    /// Let those in whose turn it is.
+    Serve(LockName),
+    /// Take a place out of the line, or give back what it was granted.
+    Leave(Claim),
+    /// Look after the places, not before then.
+    Attend(Moment),
     /// Tell a waiter that it got the name.
-    Admit { waiter: Waiter, token: FencingToken, sent_at: Moment },
+    Admit(Waiter, Grant),
     /// Let a waiter enter again: its owner has got the name since it stood in line.
     Join(Waiter),
     /// Tell a waiter that it did not.
@@ -106,6 +114,13 @@ pub(crate) struct Departure {
 #[derive(Default)]
 pub(crate) struct Room {
     lines: HashMap<LockName, Line>,
+    standing: Standing,
+    /// Names that are being served, and whether they must be served again when that is done.
+    serving: HashMap<LockName, bool>,
+    /// Who leaves when those who came while it held the name have joined the line: how many are still to join.
+    departing: BTreeMap<LockName, (usize, Departure)>,
+    /// Whether the places are being looked after at this moment.
+    attending: bool,
     closed: bool,
 }
 
@@ -115,17 +130,29 @@ impl Room {
         if self.closed {
             return vec![Errand::Refuse(waiter, Err(Error::Closed))];
         }
-        let Some(line) = self.lines.get_mut(&waiter.claim.name) else {
-            let claim = waiter.claim.clone();
-            let line = Line { waiters: VecDeque::from([waiter]), ..Line::behind(Door::Asking) };
-            self.lines.insert(claim.name.clone(), line);
-            return vec![Errand::Ask(claim)];
-        };
-        if waiter.patience != Patience::Wait && line.is_taken() {
+        let name = waiter.claim.name.clone();
+        let mut errands = Vec::new();
+        if waiter.claim.mode != Mode::Exclusive {
+            self.stand(waiter, &mut errands);
+            return errands;
+        }
+        let stands = self.standing.waits_for(&name);
+        let line = self.lines.get_mut(&name);
+        let tries = waiter.patience != Patience::Wait;
+        if tries && (stands || line.as_ref().is_some_and(|line| line.is_taken())) {
             return vec![Errand::Refuse(waiter, Ok(None))];
         }
-        line.waiters.push_back(waiter);
-        Vec::new()
+        match line {
+            _ if stands => self.stand(waiter, &mut errands),
+            Some(line) if matches!(line.door, Door::Held { others: true, .. }) => self.stand(waiter, &mut errands),
+            Some(line) => line.waiters.push_back(waiter),
+            None => {
+                errands.push(Errand::Ask(waiter.claim.clone()));
+                let line = Line { waiters: VecDeque::from([waiter]), ..Line::behind(Door::Asking) };
+                self.lines.insert(name, line);
+            }
+        }
+        errands
     }
 
     /// The database granted the name to a claim of this room, in time or `too_late`.
@@ -139,7 +166,7 @@ impl Room {
         let line = self.line(&claim.name);
         line.answered = true;
         let waiter = line.take(claim.hold).filter(is_live);
-        let holding = Holding { name: claim.name.clone(), owner: claim.owner, hold: claim.hold, token };
+        let holding = Holding { name: claim.name.clone(), owner: claim.owner, hold: claim.hold, mode: claim.mode, token };
         let give_back = |line: &mut Line| {
             line.door = Door::Leaving;
             Errand::release(&holding, Duration::ZERO, true)
@@ -157,9 +184,9 @@ impl Room {
                 vec![errand, Errand::Refuse(waiter, Err(late()))]
             }
             Some(waiter) => {
-                line.door = Door::Held { owner: claim.owner, holds: vec![claim.hold] };
-                line.rest = REST;
-                let mut errands = vec![Errand::Admit { waiter, token, sent_at }];
+                line.door = Door::Held { owner: claim.owner, holds: vec![claim.hold], others: false };
+                let grant = Grant { token, sent_at, lasts: claim.ttl, others: false };
+                let mut errands = vec![Errand::Admit(waiter, grant)];
                 line.let_in(claim.owner, &mut errands);
                 line.turn_away(&mut errands);
                 errands
@@ -167,18 +194,19 @@ impl Room {
         }
     }
 
-    /// The database refused the name: somebody elsewhere holds it. On a database that skips `locked` rows it may also be
-    /// free, and locked for a moment.
-    pub(crate) fn refused(&mut self, claim: &Claim, locked: bool) -> Vec<Errand> {
+    /// The database refused the name: somebody holds it, or waits for it. On a database that skips locked rows it may also
+    /// be free, and locked for a moment.
+    pub(crate) fn refused(&mut self, claim: &Claim) -> Vec<Errand> {
         let line = self.line(&claim.name);
         line.answered = true;
-        if locked && line.waiters.iter().any(|w| matches!(w.patience, Patience::Try(1..)) && is_live(w)) {
+        if matches!(line.door, Door::Asking)
+            && line.waiters.iter().any(|w| matches!(w.patience, Patience::Try(1..)) && is_live(w))
+        {
             line.door = Door::Checking;
-            return vec![Errand::Look(claim.name.clone())];
+            return self.serve(&claim.name).into_iter().collect();
         }
         let mut errands = Vec::new();
-        line.turn_away(&mut errands);
-        self.rest(&claim.name, None, &mut errands);
+        self.join_line(&claim.name, &mut errands);
         errands
     }
 
@@ -194,67 +222,15 @@ impl Room {
         errands
     }
 
-    /// The timer of a line has run out.
-    pub(crate) fn knock(&mut self, name: &LockName) -> Vec<Errand> {
-        let Some(line) = self.lines.get_mut(name) else {
-            return Vec::new();
-        };
-        if !matches!(line.door, Door::Resting) {
-            return Vec::new();
-        }
-        if line.first().is_none() {
-            self.lines.remove(name);
-            return Vec::new();
-        }
-        line.door = Door::Looking;
-        vec![Errand::Look(name.clone())]
-    }
-
-    /// The database told for how long the name is still held, and by whom: `None` when it is free.
-    pub(crate) fn looked(&mut self, name: &LockName, held: Result<Option<(Duration, Option<Owner>)>>) -> Vec<Errand> {
-        let mut errands = Vec::new();
-        let Some(line) = self.lines.get_mut(name) else {
-            return errands;
-        };
-        if !matches!(line.door, Door::Looking | Door::Checking) {
-            return errands;
-        }
-        match held {
-            Ok(Some((held_for, owner))) => {
-                if let Some(owner) = owner {
-                    line.let_in(owner, &mut errands);
-                }
-                line.turn_away(&mut errands);
-                self.rest(name, Some(held_for), &mut errands);
-            }
-            Ok(None) if matches!(line.door, Door::Checking) => {
-                for waiter in &mut line.waiters {
-                    if let Patience::Try(left) = &mut waiter.patience {
-                        *left = left.saturating_sub(1);
-                    }
-                }
-                self.rest(name, None, &mut errands);
-            }
-            Ok(None) => self.next(name, &mut errands),
-            Err(error) => {
-                if let Some(first) = line.waiters.pop_front() {
-                    line.disappoint(&error, &mut errands);
-                    errands.push(Errand::Refuse(first, Err(error)));
-                }
-                self.next(name, &mut errands);
-            }
-        }
-        errands
-    }
-
     /// An owner of this process re-entered, or took over an exported lease.
-    pub(crate) fn joined(&mut self, holding: &Holding) {
-        let line = self
-            .lines
-            .entry(holding.name.clone())
-            .or_insert_with(|| Line::behind(Door::Held { owner: holding.owner, holds: Vec::new() }));
+    pub(crate) fn entered(&mut self, holding: &Holding) {
+        if holding.mode != Mode::Exclusive {
+            return;
+        }
+        let held = Door::Held { owner: holding.owner, holds: Vec::new(), others: false };
+        let line = self.lines.entry(holding.name.clone()).or_insert_with(|| Line::behind(held));
         // In any other state the line will find out by asking.
-        if let Door::Held { owner, holds } = &mut line.door
+        if let Door::Held { owner, holds, .. } = &mut line.door
             && *owner == holding.owner
         {
             holds.push(holding.hold);
@@ -264,29 +240,30 @@ impl Room {
     /// A holder gives its hold back.
     pub(crate) fn leave(&mut self, departure: Departure, hold_at_least: Duration) -> Vec<Errand> {
         let holding = departure.holding.clone();
+        let stands = self.standing.waits_for(&holding.name);
         let Some(line) = self.lines.get_mut(&holding.name) else {
             return vec![Errand::departing(departure, hold_at_least, false)];
         };
         match line.strike(holding.hold) {
-            Remaining::None => {
+            Remaining::None(others) => {
                 let next = line.first().map(|first| first.claim.clone());
-                if let Some(to) = next
-                    && hold_at_least.is_zero()
-                {
+                if !hold_at_least.is_zero() {
+                    line.door = Door::Leaving;
+                    return vec![Errand::departing(departure, hold_at_least, true)];
+                }
+                if let Some(to) = next {
                     line.door = Door::Asking;
                     let hand_off = HandOff { from: holding, to };
                     return vec![Errand::HandOff(hand_off, departure)];
                 }
                 line.door = Door::Leaving;
+                if others || stands {
+                    return vec![Errand::Pass(departure)];
+                }
                 vec![Errand::departing(departure, hold_at_least, true)]
             }
             Remaining::Some | Remaining::Elsewhere => vec![Errand::departing(departure, hold_at_least, false)],
         }
-    }
-
-    /// A hold was given back that the line did not wait for. It may have been the last one all the same.
-    pub(crate) fn left_untracked(&mut self, name: &LockName) -> Vec<Errand> {
-        self.knock(name)
     }
 
     /// The last hold was given back, or has ended by itself.
@@ -296,18 +273,26 @@ impl Room {
         errands
     }
 
-    /// The database would not pass the name on directly: let the holder go first.
+    /// The database would not pass the name on directly: somebody waits elsewhere, or has joined in. All join its line
+    /// first, as those who came before, and then the holder goes.
     pub(crate) fn not_handed_off(&mut self, departure: Departure) -> Vec<Errand> {
-        let line = self.line(&departure.holding.name);
-        line.door = Door::Leaving;
-        vec![Errand::departing(departure, Duration::ZERO, true)]
+        let name = departure.holding.name.clone();
+        self.line(&name).door = Door::Leaving;
+        let mut errands = Vec::new();
+        let joining = self.join_line(&name, &mut errands);
+        if joining == 0 {
+            errands.push(Errand::Pass(departure));
+        } else {
+            self.departing.insert(name, (joining, departure));
+        }
+        errands
     }
 
     /// A hold has ended without being given back: it was lost, or exported.
     pub(crate) fn vacate(&mut self, holding: &Holding) -> Vec<Errand> {
         let mut errands = Vec::new();
         if let Some(line) = self.lines.get_mut(&holding.name)
-            && line.strike(holding.hold) == Remaining::None
+            && matches!(line.strike(holding.hold), Remaining::None(_))
         {
             self.next(&holding.name, &mut errands);
         }
@@ -315,19 +300,32 @@ impl Room {
     }
 
     /// A waiter has gone. If it has asked, the answer will find it missing.
-    pub(crate) fn forget(&mut self, name: &LockName, hold: Hold) {
-        let Some(line) = self.lines.get_mut(name) else {
-            return;
-        };
-        line.take(hold);
-        if line.waiters.is_empty() && matches!(line.door, Door::Resting | Door::Looking | Door::Checking) {
-            self.lines.remove(name);
+    pub(crate) fn forget(&mut self, claim: &Claim) -> Vec<Errand> {
+        if let Some(line) = self.lines.get_mut(&claim.name) {
+            line.take(claim.hold);
+            if line.waiters.is_empty() && matches!(line.door, Door::Checking) {
+                self.lines.remove(&claim.name);
+            }
+        }
+        let joined = self.standing.is_joined(claim.hold);
+        match self.standing.take(claim.hold) {
+            Some(waiter) if joined => vec![Errand::Leave(waiter.claim)],
+            _ => Vec::new(),
         }
     }
 
     /// Whether the database has been asked about a name and has not said a word.
     pub(crate) fn is_unanswered(&self, name: &LockName) -> bool {
-        self.lines.get(name).is_some_and(|line| !line.answered)
+        match self.lines.get(name) {
+            Some(line) => !line.answered,
+            None => self.standing.waits_for(name) && !self.standing.has_joined(name),
+        }
+    }
+
+    /// How many wait here before a claim.
+    pub(crate) fn ahead_of(&self, claim: &Claim) -> usize {
+        let waiters = self.lines.get(&claim.name).map(|line| &line.waiters);
+        waiters.and_then(|waiters| waiters.iter().position(|w| w.claim.hold == claim.hold)).unwrap_or(0)
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -337,11 +335,342 @@ impl Room {
     /// Refuses everybody, from now on.
     pub(crate) fn close(&mut self) -> Vec<Errand> {
         self.closed = true;
-        self.lines
-            .values_mut()
-            .flat_map(|line| line.waiters.drain(..))
-            .map(|waiter| Errand::Refuse(waiter, Err(Error::Closed)))
-            .collect()
+        let mut errands = Vec::new();
+        for waiter in self.lines.values_mut().flat_map(|line| line.waiters.drain(..)) {
+            errands.push(Errand::Refuse(waiter, Err(Error::Closed)));
+        }
+        for waiter in self.standing.take_all() {
+            errands.push(Errand::Leave(waiter.claim.clone()));
+            errands.push(Errand::Refuse(waiter, Err(Error::Closed)));
+        }
+        for (_, (_, departure)) in std::mem::take(&mut self.departing) {
+            errands.push(Errand::Pass(departure));
+        }
+        errands
+    }
+
+    // ---- in the database's line
+
+    /// The terms of those of ours who wait for a name there.
+    pub(crate) fn terms(&self, name: &LockName) -> crate::queue::Terms {
+        self.standing.terms(name)
+    }
+
+    /// A claim has joined the line, or could not. `repeated`: it may have joined more than once.
+    pub(crate) fn enqueued(&mut self, claim: &Claim, sent_at: Moment, joined: Result<()>) -> Vec<Errand> {
+        let mut errands = Vec::new();
+        match joined.map(|()| self.standing.joined(claim.hold, sent_at)) {
+            Ok(Ok(None)) => errands.extend(self.serve(&claim.name)),
+            Ok(Ok(Some(grant))) => self.deliver(claim.hold, grant, &mut errands),
+            // Nobody listens any more.
+            Ok(Err(())) => errands.push(Errand::Leave(claim.clone())),
+            Err(error) => {
+                errands.push(Errand::Leave(claim.clone()));
+                if let Some(waiter) = self.standing.take(claim.hold) {
+                    errands.push(Errand::Refuse(waiter, Err(error)));
+                }
+            }
+        }
+        if let Some((joining, _)) = self.departing.get_mut(&claim.name) {
+            *joining -= 1;
+            if *joining == 0
+                && let Some((_, departure)) = self.departing.remove(&claim.name)
+            {
+                errands.push(Errand::Pass(departure));
+            }
+        }
+        self.attend_when_due(&mut errands);
+        errands
+    }
+
+    /// A name was served, by a request that was sent then.
+    pub(crate) fn served(&mut self, name: &LockName, sent_at: Moment, served: Result<Served>) -> Vec<Errand> {
+        let mut errands = Vec::new();
+        if self.serving.remove(name) == Some(true) {
+            errands.extend(self.serve(name));
+        }
+        let served = match served {
+            Ok(served) => served,
+            Err(error) => {
+                for waiter in self.standing.take_those(name, |_| true) {
+                    errands.push(Errand::Leave(waiter.claim.clone()));
+                    let error = error.for_another().unwrap_or(Error::Closed);
+                    errands.push(Errand::Refuse(waiter, Err(error)));
+                }
+                if let Some(line) = self.lines.get_mut(name)
+                    && matches!(line.door, Door::Checking)
+                {
+                    if let Some(first) = line.waiters.pop_front() {
+                        line.disappoint(&error, &mut errands);
+                        errands.push(Errand::Refuse(first, Err(error)));
+                    }
+                    self.next(name, &mut errands);
+                }
+                return errands;
+            }
+        };
+        self.passed(name, sent_at, &served, &mut errands);
+        self.standing.look_around(name);
+        if let Some(line) = self.lines.get_mut(name)
+            && matches!(line.door, Door::Checking)
+        {
+            if served.held_for.is_some() || served.others {
+                self.join_line(name, &mut errands);
+            } else {
+                for waiter in &mut line.waiters {
+                    if let Patience::Try(left) = &mut waiter.patience {
+                        *left = left.saturating_sub(1);
+                    }
+                }
+                self.next(name, &mut errands);
+            }
+        }
+        self.attend_when_due(&mut errands);
+        errands
+    }
+
+    /// A name was given up to whoever is next.
+    pub(crate) fn given_up(&mut self, name: &LockName, sent_at: Moment, served: &Served) -> Vec<Errand> {
+        let mut errands = Vec::new();
+        self.passed(name, sent_at, served, &mut errands);
+        if self.lines.get(name).is_some_and(|line| matches!(line.door, Door::Leaving)) {
+            self.next(name, &mut errands);
+        }
+        self.attend_when_due(&mut errands);
+        errands
+    }
+
+    /// A name is to be served on account of something that happened.
+    pub(crate) fn serve_again(&mut self, name: &LockName) -> Vec<Errand> {
+        self.serve(name).into_iter().collect()
+    }
+
+    /// What serving a name has changed for those of ours who wait for it.
+    fn passed(&mut self, name: &LockName, sent_at: Moment, served: &Served, errands: &mut Vec<Errand>) {
+        for granted in &served.granted {
+            if let Some(hold) = self.standing.by_mark(&granted.hold) {
+                let lasts = self.standing.ttl(hold);
+                let grant = Grant { token: granted.token, sent_at, lasts, others: served.others };
+                self.deliver(hold, grant, errands);
+            }
+        }
+        for waiter in self.standing.of_owner(name, |owner| served.owner == Some(owner)) {
+            errands.push(Errand::Leave(waiter.claim.clone()));
+            errands.push(Errand::Join(waiter.again()));
+        }
+        let mut upgrades = self.standing.of_owner(name, |owner| served.sharers.contains(&owner));
+        for waiter in &upgrades {
+            errands.push(Errand::Leave(waiter.claim.clone()));
+        }
+        if let Some(line) = self.lines.get_mut(name) {
+            let (own, stay) = line.waiters.drain(..).partition(|w| served.sharers.contains(&w.claim.owner));
+            line.waiters = stay;
+            upgrades.extend::<VecDeque<Waiter>>(own);
+        }
+        for waiter in upgrades {
+            let reason = "its owner shares the name, and cannot have it alone before it has given that back";
+            let error = Error::Conversion { name: name.clone(), reason };
+            errands.push(Errand::Refuse(waiter, Err(error)));
+        }
+        for waiter in self.standing.tries(name) {
+            errands.push(Errand::Leave(waiter.claim.clone()));
+            errands.push(Errand::Refuse(waiter, Ok(None)));
+        }
+        if served.locked {
+            self.standing.look_again_in(name, FENCED);
+        } else if let Some(held_for) = served.held_for {
+            self.standing.look_again_in(name, held_for);
+        }
+    }
+
+    /// Somebody else says that it has granted the name to one of ours.
+    pub(crate) fn told(&mut self, mark: &str, token: FencingToken) -> Vec<Errand> {
+        let mut errands = Vec::new();
+        if let Some(hold) = self.standing.by_mark(mark)
+            && let Some(sent_at) = self.standing.ungranted_at(hold)
+        {
+            let grant = Grant { token, sent_at, lasts: CLAIM, others: true };
+            self.deliver(hold, grant, &mut errands);
+        }
+        self.attend_when_due(&mut errands);
+        errands
+    }
+
+    /// It may be time to look after the places: which need a sign of life, and which are to be looked at. Otherwise, when it
+    /// will be.
+    pub(crate) fn attend(&mut self) -> Result<(Vec<Spot>, Vec<Spot>), Option<Moment>> {
+        // The answer that is awaited tells when to go on.
+        if self.attending {
+            return Err(None);
+        }
+        match self.standing.due() {
+            Some(due) if due <= Moment::now() => {
+                let (keep, watch) = self.standing.attend();
+                if keep.is_empty() && watch.is_empty() {
+                    return Err(self.standing.due());
+                }
+                self.attending = true;
+                Ok((keep, watch))
+            }
+            due => Err(due),
+        }
+    }
+
+    /// The places were looked after, by a request that was sent then.
+    pub(crate) fn attended(&mut self, sent_at: Moment, slowly: bool, attended: Result<Attended>) -> Vec<Errand> {
+        self.attending = false;
+        let mut errands = Vec::new();
+        match attended {
+            Err(error) => {
+                for waiter in self.standing.take_all() {
+                    errands.push(Errand::Leave(waiter.claim.clone()));
+                    let error = error.for_another().unwrap_or(Error::Closed);
+                    errands.push(Errand::Refuse(waiter, Err(error)));
+                }
+            }
+            Ok(Attended { kept, gone, watched }) => {
+                self.standing.kept(&kept, sent_at);
+                for (spot, watched) in watched {
+                    let is_gone = gone.contains(&spot);
+                    self.watched(&spot, is_gone, sent_at, slowly, watched, &mut errands);
+                }
+            }
+        }
+        self.attend_when_due(&mut errands);
+        errands
+    }
+
+    fn watched(
+        &mut self,
+        spot: &Spot,
+        is_gone: bool,
+        sent_at: Moment,
+        slowly: bool,
+        watched: Option<Watched>,
+        errands: &mut Vec<Errand>,
+    ) {
+        let Some(ungranted_at) = self.standing.ungranted_at(spot.hold) else {
+            return;
+        };
+        let grant = |token, others| {
+            let token = FencingToken::new(token)?;
+            Some(Grant { token, sent_at: ungranted_at, lasts: CLAIM, others })
+        };
+        let granted = watched.as_ref().and_then(|w| {
+            let others = w.row.waiting != 0;
+            if w.row.holds == spot.hold.mark() {
+                return grant(w.row.token, others);
+            }
+            w.token.filter(|token| *token > 0).and_then(|token| grant(token, others))
+        });
+        match (granted, watched) {
+            (Some(grant), _) => self.deliver(spot.hold, grant, errands),
+            (None, Some(watched)) if watched.token == Some(0) && !is_gone => {
+                // Another of ours may have been granted the name.
+                if let Some(other) = self.standing.by_mark(&watched.row.holds)
+                    && let (Some(at), Some(token)) = (self.standing.ungranted_at(other), FencingToken::new(watched.row.token))
+                {
+                    let grant = Grant { token, sent_at: at, lasts: CLAIM, others: true };
+                    self.deliver(other, grant, errands);
+                }
+                if self.standing.waits(spot, sent_at, &watched, slowly) {
+                    errands.extend(self.serve(&spot.name));
+                }
+            }
+            // The place has vanished: it was not kept alive in time, or its grant has run out.
+            _ => {
+                if let Some(waiter) = self.standing.take(spot.hold) {
+                    self.stand(waiter.again(), errands);
+                }
+            }
+        }
+    }
+
+    /// A bell has been given to us, or taken away.
+    pub(crate) fn is_told(&mut self, told: bool) {
+        self.standing.told = told;
+    }
+
+    /// Whether anybody stands in line.
+    pub(crate) fn stands(&self) -> bool {
+        !self.standing.is_empty()
+    }
+
+    /// Whether anybody stands so near to its head that it wants to be told.
+    pub(crate) fn is_near(&self) -> bool {
+        self.standing.is_near()
+    }
+
+    /// Tells a waiter that it has been granted the name, unless it does not listen any more or it is too late.
+    fn deliver(&mut self, hold: Hold, grant: Grant, errands: &mut Vec<Errand>) {
+        let Some(waiter) = self.standing.granted(hold, grant) else {
+            return;
+        };
+        let too_late = (grant.sent_at + grant.lasts.saturating_sub(margin(grant.lasts))).is_past();
+        if !is_live(&waiter) || too_late {
+            errands.push(Errand::Leave(waiter.claim.clone()));
+            if is_live(&waiter) {
+                match waiter.patience {
+                    Patience::Wait => self.stand(waiter.again(), errands),
+                    Patience::Try(_) => errands.push(Errand::Refuse(waiter, Err(late()))),
+                }
+            }
+            return;
+        }
+        let claim = waiter.claim.clone();
+        errands.push(Errand::Admit(waiter, grant));
+        if claim.mode != Mode::Exclusive {
+            return;
+        }
+        let line = self.line(&claim.name);
+        line.answered = true;
+        line.door = Door::Held { owner: claim.owner, holds: vec![claim.hold], others: grant.others };
+        line.let_in(claim.owner, errands);
+        line.turn_away(errands);
+        for own in self.standing.of_owner(&claim.name, |owner| owner == claim.owner) {
+            errands.push(Errand::Leave(own.claim.clone()));
+            errands.push(Errand::Join(own.again()));
+        }
+    }
+
+    /// Lets a waiter stand in the database's line.
+    fn stand(&mut self, waiter: Waiter, errands: &mut Vec<Errand>) {
+        errands.push(self.standing.enter(waiter));
+    }
+
+    /// Lets all who wait here stand in the database's line, and turns those away who would not wait. How many join.
+    fn join_line(&mut self, name: &LockName, errands: &mut Vec<Errand>) -> usize {
+        let Some(line) = self.lines.get_mut(name) else {
+            return 0;
+        };
+        line.turn_away(errands);
+        let waiters: Vec<Waiter> = line.waiters.drain(..).filter(is_live).collect();
+        if matches!(line.door, Door::Asking | Door::Checking) {
+            self.lines.remove(name);
+        }
+        let joining = waiters.len();
+        for waiter in waiters {
+            self.stand(waiter, errands);
+        }
+        joining
+    }
+
+    /// Serves a name, once at a time.
+    fn serve(&mut self, name: &LockName) -> Option<Errand> {
+        if let Some(again) = self.serving.get_mut(name) {
+            *again = true;
+            return None;
+        }
+        self.serving.insert(name.clone(), false);
+        Some(Errand::Serve(name.clone()))
+    }
+
+    fn attend_when_due(&mut self, errands: &mut Vec<Errand>) {
+        if !self.attending
+            && let Some(due) = self.standing.due()
+        {
+            errands.push(Errand::Attend(due));
+        }
     }
 
     /// Lets the first in line ask, or removes the line when nobody is left.
@@ -357,18 +686,6 @@ impl Room {
         errands.push(Errand::Ask(claim));
     }
 
-    /// Lets the line rest until the holder's expiry or for its back-off, whichever is sooner.
-    fn rest(&mut self, name: &LockName, held_for: Option<Duration>, errands: &mut Vec<Errand>) {
-        let line = self.line(name);
-        if line.first().is_none() {
-            self.lines.remove(name);
-            return;
-        }
-        line.door = Door::Resting;
-        let step = line.rest.step();
-        errands.push(Errand::Rest(name.clone(), held_for.map_or(step, |held| held.min(step))));
-    }
-
     /// The line of a name that has asked. It is there: only an answer takes it away.
     fn line(&mut self, name: &LockName) -> &mut Line {
         self.lines.entry(name.clone()).or_insert_with(|| Line::behind(Door::Asking))
@@ -378,8 +695,8 @@ impl Room {
 /// Which holds are left after one was struck off.
 #[derive(PartialEq, Eq)]
 enum Remaining {
-    /// It was the last one of the line's holder.
-    None,
+    /// It was the last one of the line's holder. Whether somebody waits elsewhere.
+    None(bool),
     /// Its owner has others.
     Some,
     /// The line does not know it.
@@ -390,7 +707,7 @@ impl Line {
     /// Whether somebody stands before a newcomer for certain.
     fn is_taken(&self) -> bool {
         match self.door {
-            Door::Held { .. } | Door::Resting | Door::Looking => true,
+            Door::Held { .. } => true,
             // Whoever is in flight may be refused or gone in a moment: stand behind, and be told with it.
             Door::Asking | Door::Checking | Door::Leaving => {
                 self.waiters.iter().any(|w| w.patience == Patience::Wait && is_live(w))
@@ -408,7 +725,7 @@ impl Line {
 
     fn behind(door: Door) -> Self {
         let answered = matches!(door, Door::Held { .. });
-        Self { door, waiters: VecDeque::new(), rest: REST, answered }
+        Self { door, waiters: VecDeque::new(), answered }
     }
 
     fn take(&mut self, hold: Hold) -> Option<Waiter> {
@@ -417,14 +734,14 @@ impl Line {
     }
 
     fn strike(&mut self, hold: Hold) -> Remaining {
-        let Door::Held { holds, .. } = &mut self.door else {
+        let Door::Held { holds, others, .. } = &mut self.door else {
             return Remaining::Elsewhere;
         };
         let Some(i) = holds.iter().position(|h| *h == hold) else {
             return Remaining::Elsewhere;
         };
         holds.swap_remove(i);
-        if holds.is_empty() { Remaining::None } else { Remaining::Some }
+        if holds.is_empty() { Remaining::None(*others) } else { Remaining::Some }
     }
 
     /// Takes those out of the line whose owner has the name: they must not wait for themselves.

@@ -2,8 +2,10 @@
 --
 -- name         bytes, so that neither case nor accent nor trailing space is folded by a collation.
 -- holds        the holds of the present owner, each 32 hex digits and a ';'. Empty: free. '-': kept for nobody
---              until expires_at (a holding that asked to be held at least so long).
+--              until expires_at (a holding that asked to be held at least so long). '+': shared by those whose rows in
+--              sqlock_place have a token; expires_at then says nothing.
 -- token        the fencing token of the present or last holding. It only rises.
+-- waiting      0 when nobody stands in line. Otherwise rises whenever somebody joins the line: what was read is then stale.
 -- acquired_at, expires_at    microseconds since the Unix epoch, by this database's clock: no TIMESTAMP, no time zone.
 CREATE TABLE IF NOT EXISTS sqlock_lease (
     name        VARBINARY(255) NOT NULL PRIMARY KEY,
@@ -13,5 +15,6 @@ CREATE TABLE IF NOT EXISTS sqlock_lease (
     holder      VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
     label       VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
     acquired_at BIGINT NOT NULL,
-    expires_at  BIGINT NOT NULL
+    expires_at  BIGINT NOT NULL,
+    waiting     BIGINT NOT NULL DEFAULT 0
 ) ENGINE = InnoDB

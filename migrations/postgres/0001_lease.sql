@@ -1,8 +1,10 @@
 -- sqlock_lease: one row per name that was ever locked and not yet swept. It is updated in place for its whole life.
 --
 -- holds        the holds of the present owner, each 32 hex digits and a ';'. Empty: free. '-': kept for nobody
---              until expires_at (a holding that asked to be held at least so long).
+--              until expires_at (a holding that asked to be held at least so long). '+': shared by those whose rows in
+--              sqlock_place have a token; expires_at then says nothing.
 -- token        the fencing token of the present or last holding. It only rises.
+-- waiting      0 when nobody stands in line. Otherwise rises whenever somebody joins the line: what was read is then stale.
 -- acquired_at, expires_at    microseconds since the Unix epoch, by this database's clock.
 --
 -- No column that changes is indexed, so every update is a HOT update and a hot name keeps its size.
@@ -14,7 +16,8 @@ CREATE TABLE IF NOT EXISTS sqlock_lease (
     holder      text   NOT NULL,
     label       text   NOT NULL,
     acquired_at bigint NOT NULL,
-    expires_at  bigint NOT NULL
+    expires_at  bigint NOT NULL,
+    waiting     bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 
 -- sqlock_fence: the row that a fenced transaction locks. A fence shares it, a takeover must have it alone, a renewal

@@ -5,7 +5,7 @@
 //! A row is inserted only when a plain SELECT has shown that it is missing, and never deleted by a release: inserts that
 //! meet deletes on one key are what InnoDB answers with deadlocks.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +18,11 @@ use sqlx::mysql::{
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySql, MySqlConnection, MySqlPool, Row as _};
 
 use super::sealed::{Check, Fence, Verdict};
-use super::{Backend, Claim, HandOff, Job, Kind, Release, Renewal, Row, Session, Standing};
-use super::{matched, micros, token};
+use super::{
+    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, Names, Pass, Place, Queue, Release, Renewal, Row,
+    Session, Spot, Standing, Ticket, To, Watched,
+};
+use super::{by_hold, matched, micros, token};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
@@ -29,7 +32,7 @@ use crate::token::FencingToken;
 /// The statements, laid out to be read.
 #[rustfmt::skip]
 mod sql {
-use super::super::row_columns;
+use super::super::{place_columns, row_columns};
 
 /// Microseconds since the epoch; the session's time zone is UTC. SYSDATE is read when the row is locked, NOW and
 /// UTC_TIMESTAMP when the statement began.
@@ -71,7 +74,7 @@ pub(super) const ACQUIRE: &str = concat!("
 UPDATE (SELECT s.name, IF(s.holds = ?, s.token, GREATEST(s.token + 1, g.token + 1, ", now!(), ")) AS token
           FROM sqlock_fence AS g STRAIGHT_JOIN sqlock_lease AS s ON s.name = g.name
          WHERE g.name = ?
-           AND (s.holds = '' OR s.expires_at <= ", now!(), "
+           AND ((s.holds = '' OR s.expires_at <= ", now!(), ") AND s.waiting = 0
                 OR s.holds = ?)                   -- our own, sent again because the reply was lost
          LIMIT 1 FOR UPDATE SKIP LOCKED) AS q
   STRAIGHT_JOIN sqlock_lease AS l ON l.name = q.name STRAIGHT_JOIN sqlock_fence AS f ON f.name = q.name
@@ -85,7 +88,7 @@ UPDATE (SELECT STRAIGHT_JOIN s.name, c.owner, c.hold, c.holder, c.label, c.ttl,
           FROM ", claims!(), "
           JOIN sqlock_fence AS g ON g.name = UNHEX(c.name)
           JOIN sqlock_lease AS s ON s.name = g.name
-         WHERE s.holds = '' OR s.expires_at <= ", now!(), " OR s.holds = c.hold
+         WHERE (s.holds = '' OR s.expires_at <= ", now!(), ") AND s.waiting = 0 OR s.holds = c.hold
          LIMIT 100000 FOR UPDATE SKIP LOCKED) AS q
   STRAIGHT_JOIN sqlock_lease AS l ON l.name = q.name STRAIGHT_JOIN sqlock_fence AS f ON f.name = q.name
    SET l.owner = q.owner, l.holds = q.hold, l.holder = q.holder, l.label = q.label, l.token = q.token, f.token = q.token,
@@ -110,7 +113,7 @@ UPDATE sqlock_lease
    SET holds = IF(LOCATE(?, holds) > 0, holds, CONCAT(holds, ?)),
        token = LAST_INSERT_ID(token),
        expires_at = GREATEST(expires_at, ", now!(), " + ?)
- WHERE name = ? AND owner = ? AND holds NOT IN ('', '-') AND expires_at > ", now!());
+ WHERE name = ? AND owner = ? AND holds NOT IN ('', '-', '+') AND expires_at > ", now!());
 
 // Bind order: hold, ttl, name, owner, token, hold. With other holds of the same owner beside it, the latest expiry counts.
 pub(super) const RENEW: &str = concat!("
@@ -123,13 +126,14 @@ UPDATE ", holdings!(), " STRAIGHT_JOIN sqlock_lease AS l ON l.name = UNHEX(r.nam
    SET l.expires_at = GREATEST(IF(l.holds = r.hold, 0, l.expires_at), ", now!(), " + r.time)
  WHERE l.owner = r.owner AND l.token = r.token AND LOCATE(r.hold, l.holds) > 0");
 
-// Bind order: hold, hold_at_least, hold, hold_at_least, hold, name, owner, token, token, hold. expires_at goes first,
-// while holds still has its old value.
+// Bind order: hold, hold_at_least, hold, hold_at_least, hold, name, owner, token, token, hold, hold, hold_at_least.
+// expires_at goes first, while holds still has its old value.
 pub(super) const RELEASE: &str = concat!("
 UPDATE sqlock_lease
    SET expires_at = IF(holds <> ?, expires_at, GREATEST(", now!(), ", LEAST(acquired_at, ", now!(), ") + ?)),
        holds = IF(holds = ? AND LEAST(acquired_at, ", now!(), ") + ? > ", now!(), ", '-', REPLACE(holds, ?, ''))
- WHERE name = ? AND owner = ? AND (? = 0 OR token = ?) AND LOCATE(?, holds) > 0");
+ WHERE name = ? AND owner = ? AND (? = 0 OR token = ?) AND LOCATE(?, holds) > 0
+   AND (waiting = 0 OR holds <> ? OR ? > 0)");
 
 pub(super) const RELEASE_MANY: &str = concat!("
 UPDATE ", holdings!(), " STRAIGHT_JOIN sqlock_lease AS l ON l.name = UNHEX(r.name)
@@ -137,14 +141,15 @@ UPDATE ", holdings!(), " STRAIGHT_JOIN sqlock_lease AS l ON l.name = UNHEX(r.nam
                          GREATEST(", now!(), ", LEAST(l.acquired_at, ", now!(), ") + r.time)),
        l.holds = IF(l.holds = r.hold AND LEAST(l.acquired_at, ", now!(), ") + r.time > ", now!(), ", '-',
                     REPLACE(l.holds, r.hold, ''))
- WHERE l.owner = r.owner AND (r.token = 0 OR l.token = r.token) AND LOCATE(r.hold, l.holds) > 0");
+ WHERE l.owner = r.owner AND (r.token = 0 OR l.token = r.token) AND LOCATE(r.hold, l.holds) > 0
+   AND (l.waiting = 0 OR l.holds <> r.hold OR r.time > 0)");
 
 // Bind order: hold', name, owner, hold, token, hold', owner', hold', holder', label', ttl' (' is the next holder).
 pub(super) const HAND_OFF: &str = concat!("
 UPDATE (SELECT s.name, IF(s.holds = ?, s.token, GREATEST(s.token + 1, g.token + 1, ", now!(), ")) AS token
           FROM sqlock_fence AS g STRAIGHT_JOIN sqlock_lease AS s ON s.name = g.name
          WHERE g.name = ?
-           AND (s.owner = ? AND s.holds = ? AND s.token = ?
+           AND (s.owner = ? AND s.holds = ? AND s.token = ? AND s.waiting = 0
                 OR s.holds = ?)                   -- done already, the reply was lost
          LIMIT 1 FOR UPDATE SKIP LOCKED) AS q
   STRAIGHT_JOIN sqlock_lease AS l ON l.name = q.name STRAIGHT_JOIN sqlock_fence AS f ON f.name = q.name
@@ -163,7 +168,8 @@ UPDATE (SELECT STRAIGHT_JOIN s.name, p.next_owner, p.next_hold, p.ttl, p.holder,
                     label VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]')) AS j LIMIT 100000) AS p
           JOIN sqlock_fence AS g ON g.name = UNHEX(p.name)
           JOIN sqlock_lease AS s ON s.name = g.name
-         WHERE s.owner = p.owner AND s.holds = p.hold AND s.token = p.token OR s.holds = p.next_hold
+         WHERE s.owner = p.owner AND s.holds = p.hold AND s.token = p.token AND s.waiting = 0
+            OR s.holds = p.next_hold
          LIMIT 100000 FOR UPDATE SKIP LOCKED) AS q
   STRAIGHT_JOIN sqlock_lease AS l ON l.name = q.name STRAIGHT_JOIN sqlock_fence AS f ON f.name = q.name
    SET l.owner = q.next_owner, l.holds = q.next_hold, l.holder = q.holder, l.label = q.label,
@@ -179,13 +185,213 @@ SELECT STRAIGHT_JOIN ", row_columns!(), ", ", now!(), "
   FROM JSON_TABLE(?, '$[*]' COLUMNS (hex VARCHAR(510) PATH '$')) AS n
   JOIN sqlock_lease ON name = UNHEX(n.hex)");
 
-// Bind order: prefix, prefix
-pub(super) const LIST: &str = concat!("SELECT ", row_columns!(), ", ", now!(), " FROM sqlock_lease
-  WHERE LEFT(name, LENGTH(?)) = ? AND holds <> '' AND expires_at > ", now!(), " ORDER BY name");
+/// The condition stands in both halves, with its arguments.
+macro_rules! list {
+    ($condition:literal) => {
+        concat!("
+SELECT ", row_columns!("l"), ", ", now!(), ", 0, 0, ", waiters!(), "
+  FROM sqlock_lease AS l
+ WHERE ", $condition, " AND l.holds NOT IN ('', '+') AND l.expires_at > ", now!(), "
+ UNION ALL
+SELECT l.name, p.owner, p.hold, p.token, p.holder, p.label, p.acquired_at, p.expires_at, l.waiting, ", now!(), ",
+       p.units, p.permits, ", waiters!(), "
+  FROM sqlock_lease AS l JOIN sqlock_place AS p ON p.name = l.name
+ WHERE ", $condition, " AND l.holds = '+' AND p.token > 0 AND p.expires_at > ", now!(), "
+ ORDER BY 1, 4")
+    };
+}
+macro_rules! waiters {
+    () => {
+        concat!("
+       (SELECT COUNT(*) FROM sqlock_place AS w WHERE w.name = l.name AND w.token = 0 AND w.expires_at > ", now!(), ")")
+    };
+}
+// Bind order: prefix, prefix, prefix, prefix
+pub(super) const LIST: &str = list!("LEFT(l.name, LENGTH(?)) = ?");
+// Bind order: name, name
+pub(super) const LIST_ONE: &str = list!("l.name = ?");
+
+/// One ticket a line: hex of name, owner, hold, client, bell, units, permits, waited, holder, label.
+macro_rules! tickets {
+    () => {
+        "JSON_TABLE(?, '$[*]' COLUMNS (
+             name   VARCHAR(510) PATH '$[0]', owner VARCHAR(32) PATH '$[1]', hold   VARCHAR(40) PATH '$[2]',
+             client VARCHAR(32)  PATH '$[3]', bell  VARCHAR(63) PATH '$[4]', units  BIGINT PATH '$[5]',
+             permits BIGINT      PATH '$[6]', waited BIGINT     PATH '$[7]',
+             holder VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]',
+             label  VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[9]')) AS t"
+    };
+}
+
+// The place first, then the mark on the name: whoever gives the name back after that sees both, and whoever gave it back
+// before is seen by us, who look next. Bind order: claim, JSON tickets.
+pub(super) const ENQUEUE: &str = concat!("
+INSERT IGNORE INTO sqlock_place
+       (name, owner, hold, client, bell, units, permits, place, token, holder, label, acquired_at, expires_at)
+SELECT UNHEX(t.name), t.owner, t.hold, t.client, t.bell, t.units, t.permits, ", now!(), " - t.waited, 0, t.holder, t.label,
+       0, ", now!(), " + ?
+  FROM ", tickets!());
+
+// Bind order: JSON names as hex, in order
+pub(super) const MARK: &str = concat!("
+UPDATE JSON_TABLE(?, '$[*]' COLUMNS (hex VARCHAR(510) PATH '$')) AS n STRAIGHT_JOIN sqlock_lease AS l ON l.name = UNHEX(n.hex)
+   SET l.waiting = GREATEST(l.waiting + 1, ", now!(), ")");
+
+// Rows for names that have none. Bind order: JSON names as hex, in order
+pub(super) const CREATE_FREE_FENCE: &str = concat!("
+INSERT IGNORE INTO sqlock_fence (name, token)
+SELECT UNHEX(hex), ", now!(), " FROM JSON_TABLE(?, '$[*]' COLUMNS (hex VARCHAR(510) PATH '$')) AS n ORDER BY 1");
+
+pub(super) const CREATE_FREE_LEASE: &str = concat!("
+INSERT IGNORE INTO sqlock_lease (name, owner, holds, token, holder, label, acquired_at, expires_at, waiting)
+SELECT STRAIGHT_JOIN f.name, '', '', f.token, '', '', ", now!(), ", ", now!(), ", ", now!(), "
+  FROM (SELECT * FROM JSON_TABLE(?, '$[*]' COLUMNS (hex VARCHAR(510) PATH '$')) AS j LIMIT 100000) AS n
+  JOIN sqlock_fence AS f ON f.name = UNHEX(n.hex)
+ ORDER BY 1 FOR UPDATE SKIP LOCKED");
+
+// Bind order: name, name, limit, name
+pub(super) const QUEUE: &str = concat!("
+SELECT ", row_columns!("l"), ", ", now!(), ", ", place_columns!("p"), "
+  FROM sqlock_lease AS l LEFT JOIN (
+       (SELECT * FROM sqlock_place WHERE name = ? AND token > 0)
+        UNION ALL
+       (SELECT * FROM sqlock_place WHERE name = ? AND token = 0 ORDER BY place LIMIT ?)) AS p ON p.name = l.name
+ WHERE l.name = ?");
+
+/// The name still stands as it was seen. Bind order: name, token, holds, expires_at or -1 for any, expires_at.
+macro_rules! as_seen {
+    ($table:literal) => {
+        concat!($table, ".name = ? AND ", $table, ".token = ? AND ", $table, ".holds = ? AND (? = -1 OR ", $table,
+                ".expires_at = ?)")
+    };
+}
+/// Bind order: waiting as it was seen, whether nobody else waits.
+macro_rules! still_waiting {
+    () => {
+        concat!("CASE WHEN l.waiting <> ? THEN l.waiting WHEN ? THEN 0 WHEN l.waiting = 0 THEN ", now!(), "
+                        ELSE l.waiting END")
+    };
+}
+
+// Bind order: still_waiting, as_seen
+pub(super) const PASS_TO_NOBODY: &str = concat!("
+UPDATE sqlock_lease AS l SET l.waiting = ", still_waiting!(), " WHERE ", as_seen!("l"));
+
+// Bind order: still_waiting, as_seen
+pub(super) const PASS_TO_FREE: &str = concat!("
+UPDATE sqlock_lease AS l
+   SET l.waiting = ", still_waiting!(), ", l.owner = '', l.holds = '', l.expires_at = ", now!(), "
+ WHERE ", as_seen!("l"));
+
+// The place is marked as granted in the same statement, and deleted when that is done. Its token and its zero expiry say
+// that it neither waits nor shares any more. Bind order: as_seen, hold, still_waiting, lasts.
+pub(super) const PASS_TO_ONE: &str = concat!("
+UPDATE (SELECT s.name, GREATEST(s.token + 1, g.token + 1, ", now!(), ") AS token
+          FROM sqlock_fence AS g STRAIGHT_JOIN sqlock_lease AS s ON s.name = g.name
+         WHERE ", as_seen!("s"), "
+         LIMIT 1 FOR UPDATE SKIP LOCKED) AS q
+  STRAIGHT_JOIN sqlock_lease AS l ON l.name = q.name STRAIGHT_JOIN sqlock_fence AS f ON f.name = q.name
+  STRAIGHT_JOIN sqlock_place AS p ON p.name = q.name AND p.hold = ? AND p.token = 0
+   SET l.waiting = ", still_waiting!(), ", l.owner = p.owner, l.holds = p.hold, l.holder = p.holder, l.label = p.label,
+       l.token = LAST_INSERT_ID(q.token), f.token = q.token,
+       l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + ?,
+       p.token = q.token, p.expires_at = 0");
+
+// Bind order: name, hold
+pub(super) const UNPLACE: &str = "DELETE FROM sqlock_place WHERE name = ? AND hold = ? AND expires_at = 0";
+
+// The first of those who share it raise the fence's token above all who held it alone; those who come in beside them leave
+// it, and so leave the fences of the others. What is shared has no expiry of its own. Bind order: as_seen, JSON of holds and
+// durations, still_waiting, how many less one.
+macro_rules! pass_to_many {
+    ($least:literal, $free:literal, $fence:literal, $set:literal) => {
+        concat!("
+UPDATE (SELECT s.name, GREATEST(", $least, ", ", now!(), ") AS token
+          FROM ", $free, "
+         WHERE ", as_seen!("s"), "
+         LIMIT 1 FOR UPDATE SKIP LOCKED) AS q
+  STRAIGHT_JOIN sqlock_lease AS l ON l.name = q.name ", $fence, "
+  STRAIGHT_JOIN JSON_TABLE(?, '$[*]' COLUMNS (i FOR ORDINALITY, hold VARCHAR(40) PATH '$[0]', lasts BIGINT PATH '$[1]')) AS n
+  STRAIGHT_JOIN sqlock_place AS p ON p.name = q.name AND p.hold = n.hold AND p.token = 0
+   SET l.waiting = ", still_waiting!(), ", l.owner = '', l.holds = '+', l.holder = '', l.label = '',
+       l.token = q.token + ?, ", $set, "
+       l.acquired_at = ", now!(), ", l.expires_at = 9223372036854775807,
+       p.token = q.token + n.i - 1, p.acquired_at = ", now!(), ", p.expires_at = ", now!(), " + n.lasts")
+    };
+}
+pub(super) const PASS_TO_SEVERAL: &str = pass_to_many!(
+    "s.token + 1, g.token + 1", "sqlock_fence AS g STRAIGHT_JOIN sqlock_lease AS s ON s.name = g.name",
+    "STRAIGHT_JOIN sqlock_fence AS f ON f.name = q.name", "f.token = q.token,");
+pub(super) const PASS_TO_MORE: &str = pass_to_many!("s.token + 1", "sqlock_lease AS s", "", "");
+
+/// One place a line: hex of name, hold.
+macro_rules! spots {
+    () => {
+        "JSON_TABLE(?, '$[*]' COLUMNS (name VARCHAR(510) PATH '$[0]', hold VARCHAR(40) PATH '$[1]')) AS s"
+    };
+}
+
+// Which of these places have a token as wanted: 1 waits, 2 shares. Bind order: JSON spots
+pub(super) const PLACES: &str = concat!("
+SELECT STRAIGHT_JOIN p.hold, p.token FROM ", spots!(), " JOIN sqlock_place AS p ON p.name = UNHEX(s.name) AND p.hold = s.hold");
+
+// Bind order: JSON spots
+pub(super) const LEAVE: &str = concat!("
+DELETE p FROM ", spots!(), " STRAIGHT_JOIN sqlock_place AS p ON p.name = UNHEX(s.name) AND p.hold = s.hold
+ WHERE p.token = 0 OR p.units > 0");
+
+// Bind order: JSON spots
+pub(super) const BURY: &str = concat!("
+DELETE p FROM ", spots!(), " STRAIGHT_JOIN sqlock_place AS p ON p.name = UNHEX(s.name) AND p.hold = s.hold
+ WHERE p.expires_at <= ", now!());
+
+// Bind order: JSON spots, claim, bell
+pub(super) const KEEP: &str = concat!("
+UPDATE ", spots!(), " STRAIGHT_JOIN sqlock_place AS p ON p.name = UNHEX(s.name) AND p.hold = s.hold
+   SET p.expires_at = ", now!(), " + ?, p.bell = ?
+ WHERE p.token = 0");
+
+// Bind order: JSON spots
+pub(super) const WATCH: &str = concat!("
+SELECT STRAIGHT_JOIN ", row_columns!("l"), ", ", now!(), ", s.hold, p.token,
+       (SELECT COUNT(*) FROM sqlock_place AS w
+         WHERE w.name = p.name AND w.token = 0 AND w.place < p.place AND w.expires_at > ", now!(), ")
+  FROM ", spots!(), " JOIN sqlock_lease AS l ON l.name = UNHEX(s.name)
+       LEFT JOIN sqlock_place AS p ON p.name = l.name AND p.hold = s.hold");
+
+// What has run out does not count any more, and others may have come in. Bind order: JSON holdings
+pub(super) const RENEW_SHARES: &str = concat!("
+UPDATE ", holdings!(), " STRAIGHT_JOIN sqlock_place AS p ON p.name = UNHEX(r.name) AND p.hold = r.hold
+   SET p.expires_at = ", now!(), " + r.time
+ WHERE p.token = r.token AND p.expires_at > ", now!());
+
+// Bind order: JSON holdings
+pub(super) const LIVE_SHARES: &str = concat!("
+SELECT STRAIGHT_JOIN p.hold FROM ", holdings!(), " JOIN sqlock_place AS p ON p.name = UNHEX(r.name) AND p.hold = r.hold
+ WHERE p.token = r.token AND p.expires_at > ", now!());
+
+// The share goes first. While its name is held by one alone, it counts for nothing. Bind order: client, units, permits, ttl,
+// holder, label, name, owner, hold, token.
+pub(super) const DOWNGRADE_PLACE: &str = concat!("
+INSERT IGNORE INTO sqlock_place
+       (name, owner, hold, client, bell, units, permits, place, token, holder, label, acquired_at, expires_at)
+SELECT name, owner, holds, ?, '', ?, ?, ", now!(), ", token, ?, ?, acquired_at, ", now!(), " + ?
+  FROM sqlock_lease WHERE name = ? AND owner = ? AND holds = ? AND token = ?");
+
+// Bind order: name, owner, hold, token
+pub(super) const DOWNGRADE_LEASE: &str = "
+UPDATE sqlock_lease SET owner = '', holds = '+', holder = '', label = '', expires_at = 9223372036854775807
+ WHERE name = ? AND owner = ? AND holds = ? AND token = ?";
+
+// Bind order: name, token
+pub(super) const EVICT_SHARE: &str = "DELETE FROM sqlock_place WHERE name = ? AND token = ? AND token > 0 AND units > 0";
+
+// Bind order: retention, limit
+pub(super) const SWEEP_PLACES: &str = concat!("DELETE FROM sqlock_place WHERE expires_at < ", now!(), " - ? LIMIT ?");
 
 // Bind order: name, token
 pub(super) const EVICT: &str = concat!("UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ", now!(), "
-  WHERE name = ? AND token = ? AND holds <> ''");
+  WHERE name = ? AND token = ? AND holds NOT IN ('', '+')");
 
 // The evicted holder's next fence fails; one that is open now ends in peace. Bind order: name, token.
 pub(super) const EVICT_FENCE: &str = "
@@ -193,11 +399,15 @@ UPDATE sqlock_fence AS f
   JOIN (SELECT name FROM sqlock_fence WHERE name = ? AND token = ? LIMIT 1 FOR UPDATE SKIP LOCKED) AS q ON q.name = f.name
    SET f.token = f.token + 1";
 
-// Bind order: retention, retention, limit. Reads without locking: a scan that locks would make free names look taken.
-pub(super) const STALE: &str =
-    concat!("SELECT name FROM sqlock_lease WHERE expires_at < ", now!(), " - ? AND token < ", now!(), " - ? LIMIT ?");
+// Bind order: retention, retention, retention, retention, limit. Reads without locking: a scan that locks would make free
+// names look taken.
+pub(super) const STALE: &str = concat!("
+SELECT l.name FROM sqlock_lease AS l
+ WHERE l.token < ", now!(), " - ? AND l.waiting < ", now!(), " - ? AND (l.expires_at < ", now!(), " - ? OR l.holds = '+')
+   AND NOT EXISTS (SELECT 1 FROM sqlock_place AS p WHERE p.name = l.name AND p.expires_at >= ", now!(), " - ?)
+ LIMIT ?");
 
-// Bind order: JSON names as hex, retention, retention. The condition is checked again once the rows are locked.
+// Bind order: JSON names as hex, retention, retention, retention. The condition is checked again once the rows are locked.
 pub(super) const SWEEP: &str = concat!("
 DELETE l, f
   FROM (SELECT STRAIGHT_JOIN s.name
@@ -205,7 +415,8 @@ DELETE l, f
                  LIMIT 100000) AS n
           JOIN sqlock_fence AS g ON g.name = n.name
           JOIN sqlock_lease AS s ON s.name = g.name
-         WHERE s.expires_at < ", now!(), " - ? AND s.token < ", now!(), " - ?
+         WHERE s.token < ", now!(), " - ? AND s.waiting < ", now!(), " - ?
+           AND (s.expires_at < ", now!(), " - ? OR s.holds = '+')
          LIMIT 100000 FOR UPDATE SKIP LOCKED) AS q
   JOIN sqlock_lease AS l ON l.name = q.name
   JOIN sqlock_fence AS f ON f.name = q.name");
@@ -215,6 +426,13 @@ DELETE l, f
 // https://dev.mysql.com/doc/refman/8.4/en/innodb-locking-reads.html
 pub(super) const FENCE: &str = "
 SELECT f.token, (SELECT s.token FROM sqlock_fence AS s WHERE s.name = f.name)
+  FROM sqlock_fence AS f WHERE f.name = ?
+  LOCK IN SHARE MODE";
+
+// Likewise for one of those who share it: whether the snapshot sees its place stands in place of what token it sees. Bind
+// order: name, hold, token.
+pub(super) const FENCE_SHARE: &str = "
+SELECT f.token, (SELECT f.token FROM sqlock_place AS p WHERE p.name = f.name AND p.hold = ? AND p.token = ?)
   FROM sqlock_fence AS f WHERE f.name = ?
   LOCK IN SHARE MODE";
 }
@@ -321,6 +539,12 @@ impl MySqlSession {
         Ok(rows.iter().map(row).map(|row| (row.name.clone(), row)).collect())
     }
 
+    /// The tokens of places, by the marks of their holds.
+    async fn places(&mut self, spots: Value) -> Result<HashMap<String, i64>, sqlx::Error> {
+        let rows = sqlx::query(sql::PLACES).bind(spots.to_string()).fetch_all(&mut self.conn).await?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    }
+
     /// Gives rows to names that have none, and grants them to whoever comes first.
     async fn create(&mut self, claims: &[Claim]) -> Result<Vec<Option<FencingToken>>, sqlx::Error> {
         let json = json_claims(claims);
@@ -347,6 +571,10 @@ fn json_claims(claims: &[Claim]) -> String {
         json!([name, c.owner.to_string(), c.hold.mark(), micros(c.ttl), &*c.holder, &*c.label])
     });
     Value::from_iter(lines).to_string()
+}
+
+fn spot(spot: &Spot) -> Value {
+    json!([hex(spot.name.as_str()), spot.hold.mark()])
 }
 
 fn json_holding(name: &LockName, owner: Owner, hold: Hold, token: Option<FencingToken>, time: Duration) -> Value {
@@ -443,7 +671,9 @@ impl Session for MySqlSession {
                         .bind(r.owner.to_string())
                         .bind(token)
                         .bind(token)
+                        .bind(mark.clone())
                         .bind(mark)
+                        .bind(least)
                 }
                 _ => {
                     let lines =
@@ -494,11 +724,197 @@ impl Session for MySqlSession {
         Box::pin(async move { Ok(self.rows(names.iter()).await?.into_values().collect()) })
     }
 
-    fn list<'a>(&'a mut self, prefix: &'a str) -> Job<'a, Vec<Row>> {
+    fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>> {
         Box::pin(async move {
-            let query = sqlx::query(sql::LIST).bind(prefix.as_bytes()).bind(prefix.as_bytes());
+            let query = match names {
+                Names::BeginningWith(prefix) => {
+                    let prefix = prefix.as_bytes();
+                    sqlx::query(sql::LIST).bind(prefix).bind(prefix).bind(prefix).bind(prefix)
+                }
+                Names::Just(name) => {
+                    sqlx::query(sql::LIST_ONE).bind(name.as_str().as_bytes()).bind(name.as_str().as_bytes())
+                }
+            };
             let rows = query.fetch_all(&mut self.conn).await?;
-            Ok(rows.iter().map(row).collect())
+            let listed = |r: &MySqlRow| {
+                let mode = Mode::of_columns(r.get(10), r.get(11));
+                Listed { row: row(r), mode, waiters: r.get(12) }
+            };
+            Ok(rows.iter().map(listed).collect())
+        })
+    }
+
+    fn enqueue<'a>(&'a mut self, tickets: &'a [Ticket]) -> Job<'a, ()> {
+        Box::pin(async move {
+            let lines = tickets.iter().map(|Ticket { claim: c, client, bell, waited }| {
+                let (units, permits) = c.mode.columns();
+                json!([
+                    hex(c.name.as_str()),
+                    c.owner.to_string(),
+                    c.hold.mark(),
+                    &**client,
+                    &**bell,
+                    units,
+                    permits,
+                    micros(*waited),
+                    &*c.holder,
+                    &*c.label,
+                ])
+            });
+            let lines = Value::from_iter(lines).to_string();
+            self.execute(sqlx::query(sql::ENQUEUE).bind(micros(CLAIM)).bind(lines)).await?;
+            let names: BTreeSet<&str> = tickets.iter().map(|ticket| ticket.claim.name.as_str()).collect();
+            let json = Value::from_iter(names.iter().map(|name| hex(name))).to_string();
+            let marked = self.execute(sqlx::query(sql::MARK).bind(&json)).await?.rows_affected();
+            if marked < names.len() as u64 {
+                self.execute(sqlx::query(sql::CREATE_FREE_FENCE).bind(&json)).await?;
+                self.execute(sqlx::query(sql::CREATE_FREE_LEASE).bind(&json)).await?;
+                self.execute(sqlx::query(sql::MARK).bind(&json)).await?;
+            }
+            Ok(())
+        })
+    }
+
+    fn queue<'a>(&'a mut self, name: &'a LockName, limit: u32) -> Job<'a, Option<Queue>> {
+        Box::pin(async move {
+            let name = name.as_str().as_bytes();
+            let query = sqlx::query(sql::QUEUE).bind(name).bind(name).bind(limit).bind(name);
+            let rows = query.fetch_all(&mut self.conn).await?;
+            let Some(first) = rows.first() else {
+                return Ok(None);
+            };
+            Ok(Some(Queue::of(row(first), rows.iter().filter_map(place), limit)))
+        })
+    }
+
+    fn pass<'a>(&'a mut self, pass: &'a Pass) -> Job<'a, Option<Vec<Granted>>> {
+        Box::pin(async move {
+            let as_seen = |query: MySqlQuery<'a>| {
+                let expires_at = pass.seen.expires_at.unwrap_or(-1);
+                query
+                    .bind(pass.name.as_str().as_bytes())
+                    .bind(pass.seen.token)
+                    .bind(&*pass.seen.holds)
+                    .bind(expires_at)
+                    .bind(expires_at)
+            };
+            let waiting = |query: MySqlQuery<'a>| query.bind(pass.seen.waiting).bind(pass.last);
+            match &pass.to {
+                To::Nobody | To::Free => {
+                    let sql = if matches!(pass.to, To::Free) { sql::PASS_TO_FREE } else { sql::PASS_TO_NOBODY };
+                    let done = self.execute(as_seen(waiting(sqlx::query(sql)))).await?;
+                    Ok((done.rows_affected() > 0).then(Vec::new))
+                }
+                To::One(hold, lasts) => {
+                    let query = as_seen(sqlx::query(sql::PASS_TO_ONE)).bind(hold);
+                    let granted = self.granted(waiting(query).bind(micros(*lasts))).await?;
+                    let Some(token) = granted else {
+                        return Ok(None);
+                    };
+                    let name = pass.name.as_str().as_bytes();
+                    self.execute(sqlx::query(sql::UNPLACE).bind(name).bind(hold)).await?;
+                    Ok(Some(vec![Granted { hold: hold.clone(), token }]))
+                }
+                To::Several(next) | To::More(next) => {
+                    let several = matches!(pass.to, To::Several(_));
+                    let sql = if several { sql::PASS_TO_SEVERAL } else { sql::PASS_TO_MORE };
+                    let lines = Value::from_iter(next.iter().map(|(hold, lasts)| json!([hold, micros(*lasts)])));
+                    let query = waiting(as_seen(sqlx::query(sql)).bind(lines.to_string()));
+                    let done = self.execute(query.bind(next.len() as i64 - 1)).await?;
+                    if done.rows_affected() == 0 {
+                        return Ok(None);
+                    }
+                    let spots = next.iter().map(|(hold, _)| json!([hex(pass.name.as_str()), hold]));
+                    let places = self.places(Value::from_iter(spots)).await?;
+                    let granted = |(hold, _): &(String, Duration)| {
+                        Some(Granted { hold: hold.clone(), token: token(*places.get(hold)?)? })
+                    };
+                    Ok(Some(next.iter().filter_map(granted).collect()))
+                }
+            }
+        })
+    }
+
+    fn bury<'a>(&'a mut self, name: &'a LockName, dead: &'a [String]) -> Job<'a, ()> {
+        Box::pin(async move {
+            let spots = Value::from_iter(dead.iter().map(|hold| json!([hex(name.as_str()), hold])));
+            self.execute(sqlx::query(sql::BURY).bind(spots.to_string())).await?;
+            Ok(())
+        })
+    }
+
+    fn leave<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<bool>> {
+        Box::pin(async move {
+            let spots = Value::from_iter(places.iter().map(spot));
+            let there = if places.len() > 1 { self.places(spots.clone()).await? } else { HashMap::new() };
+            let left = self.execute(sqlx::query(sql::LEAVE).bind(spots.to_string())).await?.rows_affected();
+            if left == 0 || left == places.len() as u64 {
+                return Ok(vec![left > 0; places.len()]);
+            }
+            // Whoever had a place and was granted the name in between is told so, and asks again.
+            Ok(places.iter().map(|spot| there.contains_key(&spot.hold.mark())).collect())
+        })
+    }
+
+    fn keep<'a>(&'a mut self, places: &'a [Spot], bell: &'a str) -> Job<'a, Vec<bool>> {
+        Box::pin(async move {
+            let spots = Value::from_iter(places.iter().map(spot));
+            let query = sqlx::query(sql::KEEP).bind(spots.to_string()).bind(micros(CLAIM)).bind(bell);
+            if self.execute(query).await?.rows_affected() == places.len() as u64 {
+                return Ok(vec![true; places.len()]);
+            }
+            let there = self.places(spots).await?;
+            Ok(places.iter().map(|spot| there.get(&spot.hold.mark()) == Some(&0)).collect())
+        })
+    }
+
+    fn watch<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<Option<Watched>>> {
+        Box::pin(async move {
+            let spots = Value::from_iter(places.iter().map(spot)).to_string();
+            let rows = sqlx::query(sql::WATCH).bind(spots).fetch_all(&mut self.conn).await?;
+            let mut watched: HashMap<String, Watched> = rows
+                .iter()
+                .map(|r| (r.get(10), Watched { row: row(r), token: r.get(11), ahead: r.get(12) }))
+                .collect();
+            Ok(places.iter().map(|spot| watched.remove(&spot.hold.mark())).collect())
+        })
+    }
+
+    fn renew_shares<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>> {
+        Box::pin(async move {
+            let lines = renewals
+                .iter()
+                .map(|Renewal { holding: h, ttl }| json_holding(&h.name, h.owner, h.hold, Some(h.token), *ttl));
+            let lines = Value::from_iter(lines).to_string();
+            let affected = self.execute(sqlx::query(sql::RENEW_SHARES).bind(&lines)).await?.rows_affected();
+            if affected == 0 || affected == renewals.len() as u64 {
+                return Ok(vec![affected > 0; renewals.len()]);
+            }
+            let rows = sqlx::query(sql::LIVE_SHARES).bind(&lines).fetch_all(&mut self.conn).await?;
+            Ok(by_hold(renewals.iter().map(|r| r.holding.hold), rows.iter().map(|row| row.get(0))))
+        })
+    }
+
+    fn downgrade<'a>(&'a mut self, from: &'a Holding, to: &'a Ticket) -> Job<'a, bool> {
+        Box::pin(async move {
+            let (units, permits) = to.claim.mode.columns();
+            let bind_from = |query: MySqlQuery<'a>| {
+                query
+                    .bind(from.name.as_str().as_bytes())
+                    .bind(from.owner.to_string())
+                    .bind(from.hold.mark())
+                    .bind(from.token.get())
+            };
+            let place = sqlx::query(sql::DOWNGRADE_PLACE)
+                .bind(&*to.client)
+                .bind(units)
+                .bind(permits)
+                .bind(&*to.claim.holder)
+                .bind(&*to.claim.label)
+                .bind(micros(to.claim.ttl));
+            self.execute(bind_from(place)).await?;
+            let done = self.execute(bind_from(sqlx::query(sql::DOWNGRADE_LEASE))).await?;
+            Ok(done.rows_affected() > 0)
         })
     }
 
@@ -506,20 +922,26 @@ impl Session for MySqlSession {
         Box::pin(async move {
             let name = name.as_str().as_bytes();
             let evicted = self.execute(sqlx::query(sql::EVICT).bind(name).bind(token.get())).await?;
+            if evicted.rows_affected() == 0 {
+                let evicted = self.execute(sqlx::query(sql::EVICT_SHARE).bind(name).bind(token.get())).await?;
+                return Ok(evicted.rows_affected() > 0);
+            }
             self.execute(sqlx::query(sql::EVICT_FENCE).bind(name).bind(token.get())).await?;
-            Ok(evicted.rows_affected() > 0)
+            Ok(true)
         })
     }
 
     fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64> {
         Box::pin(async move {
             let age = micros(retention);
-            let stale = sqlx::query(sql::STALE).bind(age).bind(age).bind(limit).fetch_all(&mut self.conn).await?;
+            self.execute(sqlx::query(sql::SWEEP_PLACES).bind(age).bind(limit)).await?;
+            let stale = sqlx::query(sql::STALE).bind(age).bind(age).bind(age).bind(age).bind(limit);
+            let stale = stale.fetch_all(&mut self.conn).await?;
             if stale.is_empty() {
                 return Ok(0);
             }
             let names = Value::from_iter(stale.iter().map(|row| hex(&text(row.get(0)))));
-            let query = sqlx::query(sql::SWEEP).bind(names.to_string()).bind(age).bind(age);
+            let query = sqlx::query(sql::SWEEP).bind(names.to_string()).bind(age).bind(age).bind(age);
             // Two rows go with each name.
             Ok(self.execute(query).await?.rows_affected() / 2)
         })
@@ -545,8 +967,24 @@ fn row(row: &MySqlRow) -> Row {
         label: row.get(5),
         acquired_at: row.get(6),
         expires_at: row.get(7),
-        now: row.get(8),
+        waiting: row.get(8),
+        now: row.get(9),
     }
+}
+
+/// The place beside a row of QUEUE, if there is one.
+fn place(row: &MySqlRow) -> Option<Place> {
+    Some(Place {
+        hold: row.get::<Option<String>, _>(10)?,
+        owner: row.get(11),
+        bell: row.get(12),
+        mode: Mode::of_columns(row.get(13), row.get(14)),
+        place: row.get(15),
+        token: row.get(16),
+        holder: row.get(17),
+        label: row.get(18),
+        expires_at: row.get(19),
+    })
 }
 
 impl super::Database for MySql {}
@@ -561,7 +999,14 @@ impl Fence for MySql {
         Box::pin(async move {
             // As text, not prepared: a future that is dropped while sqlx prepares leaves a connection that never answers
             // again, and with it a transaction that never ends.
-            let sql = sql::FENCE.replace('?', &format!("X'{}'", hex(&check.name)));
+            let name = format!("X'{}'", hex(&check.name));
+            let sql = if check.shared {
+                let hold = format!("'{}'", check.mark);
+                let token = check.token.to_string();
+                sql::FENCE_SHARE.replacen('?', &hold, 1).replacen('?', &token, 1).replacen('?', &name, 1)
+            } else {
+                sql::FENCE.replace('?', &name)
+            };
             let row = match sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(conn).await {
                 Ok(row) => row.map(|row| (row.get::<i64, _>(0), row.get::<Option<i64>, _>(1))),
                 // MariaDB with innodb_snapshot_isolation: the row has changed since the snapshot.
@@ -573,6 +1018,11 @@ impl Fence for MySql {
                 Err(error) => return Err(error),
             };
             Ok(match row {
+                // The fence's token is that of whoever had the name alone last, or of the first who shared it since.
+                Some((present, seen)) if check.shared && present <= check.token => match seen {
+                    Some(_) => Verdict::Fenced,
+                    None => Verdict::StaleSnapshot,
+                },
                 Some((present, _)) if present != check.token => Verdict::Superseded,
                 Some((present, seen)) if seen == Some(present) => Verdict::Fenced,
                 Some(_) => Verdict::StaleSnapshot,

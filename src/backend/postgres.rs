@@ -3,16 +3,20 @@
 //! Each verb has a short form for a batch of one, whose plan PostgreSQL keeps, and a form with arrays for more.
 //! No session state is set anywhere, so it all works behind a pooler that changes the server between transactions.
 
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow};
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgListener, PgPoolOptions, PgRow};
 use sqlx::{ConnectOptions, Connection, Executor, PgConnection, PgPool, Postgres, Row as _};
 
 use super::sealed::{Check, Fence, Verdict};
-use super::{Backend, Claim, HandOff, Job, Kind, Release, Renewal, Row, Session};
-use super::{found, in_order, micros, token};
+use super::{
+    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Listener, Mode, Names, Pass, Place, Queue, Release,
+    Renewal, Row, Session, Spot, Ticket, To, Watched,
+};
+use super::{by_hold, found, in_order, micros, token};
 use crate::error::Result;
 use crate::name::LockName;
 use crate::schema;
@@ -21,7 +25,7 @@ use crate::token::FencingToken;
 /// The statements, laid out to be read.
 #[rustfmt::skip]
 mod sql {
-use super::super::row_columns;
+use super::super::{place_columns, row_columns};
 
 /// Microseconds since the epoch. now() would be the start of the transaction: stale by all the time waited.
 macro_rules! now {
@@ -38,7 +42,7 @@ WITH free AS MATERIALIZED (
     SELECT l.name, CASE WHEN l.holds = $3 THEN l.token ELSE greatest(l.token + 1, f.token + 1, ", now!(), ") END AS token
       FROM sqlock_fence AS f JOIN sqlock_lease AS l ON l.name = f.name
      WHERE f.name = $1
-       AND (l.holds = '' OR l.expires_at <= ", now!(), "
+       AND ((l.holds = '' OR l.expires_at <= ", now!(), ") AND l.waiting = 0
             OR l.holds = $3)                      -- our own, sent again because the reply was lost
        FOR UPDATE SKIP LOCKED),
 fence AS (
@@ -68,7 +72,7 @@ free AS MATERIALIZED (
     SELECT l.name, claim.owner, claim.hold, claim.holder, claim.label, claim.ttl,
            CASE WHEN l.holds = claim.hold THEN l.token ELSE greatest(l.token + 1, f.token + 1, ", now!(), ") END AS token
       FROM claim JOIN sqlock_fence AS f ON f.name = claim.name JOIN sqlock_lease AS l ON l.name = claim.name
-     WHERE l.holds = '' OR l.expires_at <= ", now!(), " OR l.holds = claim.hold
+     WHERE (l.holds = '' OR l.expires_at <= ", now!(), ") AND l.waiting = 0 OR l.holds = claim.hold
        FOR UPDATE OF f, l SKIP LOCKED),
 fence AS (
     UPDATE sqlock_fence AS f SET token = free.token FROM free WHERE f.name = free.name)
@@ -98,7 +102,7 @@ pub(super) const JOIN: &str = concat!("
 UPDATE sqlock_lease
    SET holds = CASE WHEN position($3 IN holds) > 0 THEN holds ELSE holds || $3 END,
        expires_at = greatest(expires_at, ", now!(), " + $4)
- WHERE name = $1 AND owner = $2 AND holds NOT IN ('', '-') AND expires_at > ", now!(), "
+ WHERE name = $1 AND owner = $2 AND holds NOT IN ('', '-', '+') AND expires_at > ", now!(), "
 RETURNING name, token");
 
 // $1 name, $2 owner, $3 hold, $4 token, $5 ttl. With other holds of the same owner beside it, the latest expiry counts.
@@ -125,6 +129,7 @@ UPDATE sqlock_lease
        holds = CASE WHEN holds = $3 AND least(acquired_at, ", now!(), ") + $5 > ", now!(), " THEN '-'
                     ELSE replace(holds, $3, '') END
  WHERE name = $1 AND owner = $2 AND ($4 = 0 OR token = $4) AND position($3 IN holds) > 0
+   AND (waiting = 0 OR holds <> $3 OR $5 > 0)
    AND set_config('synchronous_commit', 'off', true) IS NOT NULL");
 
 pub(super) const RELEASE_MANY: &str = concat!("
@@ -135,6 +140,7 @@ UPDATE sqlock_lease AS l
                     ELSE replace(l.holds, r.hold, '') END
   FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[]) AS r (name, owner, hold, token, least)
  WHERE l.name = r.name AND l.owner = r.owner AND (r.token = 0 OR l.token = r.token) AND position(r.hold IN l.holds) > 0
+   AND (l.waiting = 0 OR l.holds <> r.hold OR r.least > 0)
    AND set_config('synchronous_commit', 'off', true) IS NOT NULL
 RETURNING l.name");
 
@@ -144,7 +150,7 @@ WITH mine AS MATERIALIZED (
     SELECT l.name, CASE WHEN l.holds = $6 THEN l.token ELSE greatest(l.token + 1, f.token + 1, ", now!(), ") END AS token
       FROM sqlock_fence AS f JOIN sqlock_lease AS l ON l.name = f.name
      WHERE f.name = $1
-       AND (l.owner = $2 AND l.holds = $3 AND l.token = $4
+       AND (l.owner = $2 AND l.holds = $3 AND l.token = $4 AND l.waiting = 0
             OR l.holds = $6)                      -- done already, the reply was lost
        FOR UPDATE SKIP LOCKED),
 fence AS (
@@ -166,7 +172,7 @@ mine AS MATERIALIZED (
     SELECT l.name, p.next_owner, p.next_hold, p.holder, p.label, p.ttl,
            CASE WHEN l.holds = p.next_hold THEN l.token ELSE greatest(l.token + 1, f.token + 1, ", now!(), ") END AS token
       FROM pass AS p JOIN sqlock_fence AS f ON f.name = p.name JOIN sqlock_lease AS l ON l.name = p.name
-     WHERE l.owner = p.owner AND l.holds = p.hold AND l.token = p.token OR l.holds = p.next_hold
+     WHERE l.owner = p.owner AND l.holds = p.hold AND l.token = p.token AND l.waiting = 0 OR l.holds = p.next_hold
        FOR UPDATE OF f, l SKIP LOCKED),
 fence AS (
     UPDATE sqlock_fence AS f SET token = mine.token FROM mine WHERE f.name = mine.name)
@@ -181,16 +187,185 @@ RETURNING l.name, l.token");
 pub(super) const LOOK: &str = concat!("
 SELECT ", row_columns!(), ", ", now!(), " FROM sqlock_lease WHERE name = ANY($1)");
 
-// $1 prefix
-pub(super) const LIST: &str = concat!("
-SELECT ", row_columns!(), ", ", now!(), " FROM sqlock_lease
- WHERE starts_with(name, $1) AND holds <> '' AND expires_at > ", now!(), " ORDER BY name");
+// $1 prefix or name
+macro_rules! list {
+    ($condition:literal) => {
+        concat!("
+SELECT ", row_columns!("l"), ", ", now!(), ", 0::bigint, 0::bigint, ", waiters!(), "
+  FROM sqlock_lease AS l
+ WHERE ", $condition, " AND l.holds NOT IN ('', '+') AND l.expires_at > ", now!(), "
+ UNION ALL
+SELECT l.name, p.owner, p.hold, p.token, p.holder, p.label, p.acquired_at, p.expires_at, l.waiting, ", now!(), ",
+       p.units, p.permits, ", waiters!(), "
+  FROM sqlock_lease AS l JOIN sqlock_place AS p ON p.name = l.name
+ WHERE ", $condition, " AND l.holds = '+' AND p.token > 0 AND p.expires_at > ", now!(), "
+ ORDER BY 1, 4")
+    };
+}
+macro_rules! waiters {
+    () => {
+        concat!("
+       (SELECT count(*) FROM sqlock_place AS w WHERE w.name = l.name AND w.token = 0 AND w.expires_at > ", now!(), ")")
+    };
+}
+pub(super) const LIST: &str = list!("starts_with(l.name, $1)");
+pub(super) const LIST_ONE: &str = list!("l.name = $1");
+
+// $1 claim; arrays: $2 name, $3 owner, $4 hold, $5 client, $6 bell, $7 units, $8 permits, $9 waited, $10 holder, $11 label.
+// All in one step: whoever gives the name back after this sees that somebody waits, and who.
+pub(super) const ENQUEUE: &str = concat!("
+WITH ticket AS MATERIALIZED (
+    SELECT * FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bigint[], $9::bigint[],
+                         $10::text[], $11::text[])
+                  AS t (name, owner, hold, client, bell, units, permits, waited, holder, label)),
+names AS MATERIALIZED (
+    SELECT DISTINCT name FROM ticket ORDER BY name),
+fence AS (
+    INSERT INTO sqlock_fence (name, token) SELECT name, ", now!(), " FROM names ON CONFLICT (name) DO NOTHING),
+lease AS (
+    INSERT INTO sqlock_lease AS l (name, owner, holds, token, holder, label, acquired_at, expires_at, waiting)
+    SELECT name, '', '', ", now!(), ", '', '', ", now!(), ", ", now!(), ", ", now!(), " FROM names
+        ON CONFLICT (name) DO UPDATE SET waiting = greatest(l.waiting + 1, ", now!(), ")
+    RETURNING name)
+INSERT INTO sqlock_place (name, owner, hold, client, bell, units, permits, place, token, holder, label, acquired_at, expires_at)
+SELECT name, owner, hold, client, bell, units, permits, ", now!(), " - waited, 0, holder, label, 0, ", now!(), " + $1
+  FROM ticket JOIN lease USING (name)
+    ON CONFLICT (name, hold) DO NOTHING");
+
+// $1 name, $2 limit
+pub(super) const QUEUE: &str = concat!("
+SELECT ", row_columns!("l"), ", ", now!(), ", ", place_columns!("p"), "
+  FROM sqlock_lease AS l LEFT JOIN (
+       (SELECT * FROM sqlock_place WHERE name = $1 AND token > 0)
+        UNION ALL
+       (SELECT * FROM sqlock_place WHERE name = $1 AND token = 0 ORDER BY place LIMIT $2)) AS p ON true
+ WHERE l.name = $1");
+
+/// The name still stands as it was seen: $1 name, $2 token, $3 holds, $4 expires_at or -1 for any.
+macro_rules! as_seen {
+    () => {
+        "l.name = $1 AND l.token = $2 AND l.holds = $3 AND ($4 = -1 OR l.expires_at = $4)"
+    };
+}
+/// $5 waiting as it was seen, $6 whether nobody else waits.
+macro_rules! still_waiting {
+    () => {
+        concat!("CASE WHEN l.waiting <> $5 THEN l.waiting WHEN $6 THEN 0 WHEN l.waiting = 0 THEN ", now!(), "
+                        ELSE l.waiting END")
+    };
+}
+
+pub(super) const PASS_TO_NOBODY: &str = concat!("
+UPDATE sqlock_lease AS l SET waiting = ", still_waiting!(), " WHERE ", as_seen!());
+
+pub(super) const PASS_TO_FREE: &str = concat!("
+UPDATE sqlock_lease AS l
+   SET owner = '', holds = '', expires_at = ", now!(), ", waiting = ", still_waiting!(), "
+ WHERE ", as_seen!());
+
+// $7 hold, $8 lasts
+pub(super) const PASS_TO_ONE: &str = concat!("
+WITH free AS MATERIALIZED (
+    SELECT l.name, greatest(l.token + 1, f.token + 1, ", now!(), ") AS token
+      FROM sqlock_fence AS f JOIN sqlock_lease AS l ON l.name = f.name
+     WHERE f.name = $1 AND ", as_seen!(), "
+       FOR UPDATE SKIP LOCKED),
+next AS (
+    DELETE FROM sqlock_place AS p USING free WHERE p.name = free.name AND p.hold = $7 AND p.token = 0
+    RETURNING p.*, free.token AS granted),
+fence AS (
+    UPDATE sqlock_fence AS f SET token = next.granted FROM next WHERE f.name = next.name)
+UPDATE sqlock_lease AS l
+   SET owner = next.owner, holds = next.hold, holder = next.holder, label = next.label, token = next.granted,
+       acquired_at = ", now!(), ", expires_at = ", now!(), " + $8, waiting = ", still_waiting!(), "
+  FROM next
+ WHERE l.name = next.name
+RETURNING l.holds, l.token");
+
+// $7 holds, $8 lasts: arrays. The first of those who share it raise the fence's token above all who held it alone; those who
+// come in beside them leave it, and so leave the fences of the others. What is shared has no expiry of its own.
+macro_rules! pass_to_many {
+    ($least:literal, $free:literal, $fence:literal) => {
+        concat!("
+WITH free AS MATERIALIZED (
+    SELECT l.name, greatest(", $least, ", ", now!(), ") AS token
+      FROM ", $free, " WHERE ", as_seen!(), "
+       FOR UPDATE SKIP LOCKED),
+next AS (
+    UPDATE sqlock_place AS p
+       SET token = free.token + n.i - 1, acquired_at = ", now!(), ", expires_at = ", now!(), " + n.lasts
+      FROM free, unnest($7::text[], $8::bigint[]) WITH ORDINALITY AS n (hold, lasts, i)
+     WHERE p.name = free.name AND p.hold = n.hold AND p.token = 0
+    RETURNING p.name, p.hold, p.token),
+", $fence, "
+lease AS (
+    UPDATE sqlock_lease AS l
+       SET owner = '', holds = '+', holder = '', label = '', token = free.token + cardinality($7) - 1,
+           acquired_at = ", now!(), ", expires_at = 9223372036854775807, waiting = ", still_waiting!(), "
+      FROM free
+     WHERE l.name = free.name AND EXISTS (SELECT 1 FROM next))
+SELECT hold, token FROM next")
+    };
+}
+pub(super) const PASS_TO_SEVERAL: &str = pass_to_many!(
+    "l.token + 1, f.token + 1", "sqlock_fence AS f JOIN sqlock_lease AS l ON l.name = f.name", "
+fence AS (
+    UPDATE sqlock_fence AS f SET token = free.token FROM free WHERE f.name = free.name AND EXISTS (SELECT 1 FROM next)),");
+pub(super) const PASS_TO_MORE: &str = pass_to_many!("l.token + 1", "sqlock_lease AS l", "");
+
+// $1 name, $2 holds
+pub(super) const BURY: &str = concat!("
+DELETE FROM sqlock_place WHERE name = $1 AND hold = ANY($2) AND expires_at <= ", now!());
+
+// $1 names, $2 holds
+pub(super) const LEAVE: &str = "
+DELETE FROM sqlock_place AS p USING unnest($1::text[], $2::text[]) AS s (name, hold)
+ WHERE p.name = s.name AND p.hold = s.hold
+RETURNING p.hold";
+
+// $1 names, $2 holds, $3 claim, $4 bell
+pub(super) const KEEP: &str = concat!("
+UPDATE sqlock_place AS p SET expires_at = ", now!(), " + $3, bell = $4
+  FROM unnest($1::text[], $2::text[]) AS s (name, hold)
+ WHERE p.name = s.name AND p.hold = s.hold AND p.token = 0
+RETURNING p.hold");
+
+// $1 names, $2 holds
+pub(super) const WATCH: &str = concat!("
+SELECT ", row_columns!("l"), ", ", now!(), ", s.hold, p.token,
+       (SELECT count(*) FROM sqlock_place AS w
+         WHERE w.name = p.name AND w.token = 0 AND w.place < p.place AND w.expires_at > ", now!(), ")
+  FROM unnest($1::text[], $2::text[]) AS s (name, hold) JOIN sqlock_lease AS l ON l.name = s.name
+       LEFT JOIN sqlock_place AS p ON p.name = s.name AND p.hold = s.hold");
+
+// $1 names, $2 holds, $3 tokens, $4 ttls. What has run out does not count any more, and others may have come in.
+pub(super) const RENEW_SHARES: &str = concat!("
+UPDATE sqlock_place AS p SET expires_at = ", now!(), " + s.ttl
+  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[]) AS s (name, hold, token, ttl)
+ WHERE p.name = s.name AND p.hold = s.hold AND p.token = s.token AND p.expires_at > ", now!(), "
+RETURNING p.hold");
+
+// $1 name, $2 owner, $3 hold, $4 token; the share: $5 client, $6 units, $7 permits, $8 ttl, $9 holder, $10 label
+pub(super) const DOWNGRADE: &str = concat!("
+WITH lease AS (
+    UPDATE sqlock_lease SET owner = '', holds = '+', holder = '', label = '', expires_at = 9223372036854775807
+     WHERE name = $1 AND owner = $2 AND holds = $3 AND token = $4
+    RETURNING name, token, acquired_at)
+INSERT INTO sqlock_place (name, owner, hold, client, bell, units, permits, place, token, holder, label, acquired_at, expires_at)
+SELECT name, $2, $3, $5, '', $6, $7, ", now!(), ", token, $9, $10, acquired_at, ", now!(), " + $8 FROM lease
+RETURNING name");
+
+// $1 name, $2 token
+pub(super) const EVICT_SHARE: &str = "DELETE FROM sqlock_place WHERE name = $1 AND token = $2 AND token > 0 RETURNING name";
+
+// pg_notify, and not NOTIFY, takes parameters. $1 channels, $2 what to say.
+pub(super) const RING: &str = "SELECT pg_notify(channel, said) FROM unnest($1::text[], $2::text[]) AS b (channel, said)";
 
 // $1 name, $2 token. The evicted holder's next fence fails; one that is open now ends in peace.
 pub(super) const EVICT: &str = concat!("
 WITH evicted AS (
     UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ", now!(), "
-     WHERE name = $1 AND token = $2 AND holds <> ''
+     WHERE name = $1 AND token = $2 AND holds NOT IN ('', '+')
     RETURNING name),
 unfenced AS MATERIALIZED (
     SELECT name FROM sqlock_fence WHERE name = $1 AND token = $2 FOR UPDATE SKIP LOCKED),
@@ -203,11 +378,19 @@ SELECT name FROM evicted");
 pub(super) const SWEEP: &str = concat!("
 WITH stale AS MATERIALIZED (
     SELECT l.name FROM sqlock_lease AS l JOIN sqlock_fence AS f ON f.name = l.name
-     WHERE l.expires_at < ", now!(), " - $1 AND l.token < ", now!(), " - $1
+     WHERE l.token < ", now!(), " - $1 AND l.waiting < ", now!(), " - $1
+       AND (l.expires_at < ", now!(), " - $1 OR l.holds = '+')
+       AND NOT EXISTS (SELECT 1 FROM sqlock_place AS p WHERE p.name = l.name AND p.expires_at >= ", now!(), " - $1)
      LIMIT $2 FOR UPDATE SKIP LOCKED),
 fence AS (
     DELETE FROM sqlock_fence AS f USING stale WHERE f.name = stale.name)
 DELETE FROM sqlock_lease AS l USING stale WHERE l.name = stale.name");
+
+// $1 retention, $2 limit
+pub(super) const SWEEP_PLACES: &str = concat!("
+WITH stale AS MATERIALIZED (
+    SELECT name, hold FROM sqlock_place WHERE expires_at < ", now!(), " - $1 LIMIT $2 FOR UPDATE SKIP LOCKED)
+DELETE FROM sqlock_place AS p USING stale WHERE p.name = stale.name AND p.hold = stale.hold");
 
 // $1 name, $2 owner, $3 hold. FOR SHARE keeps the row until the transaction ends: a takeover skips it, other fences of
 // the same holding share it. The token comes from the row as it is once it is locked.
@@ -216,6 +399,14 @@ pub(super) const FENCE: &str = "
 SELECT f.token, l.owner = $2 AND position($3 IN l.holds) > 0
   FROM sqlock_fence AS f JOIN sqlock_lease AS l ON l.name = f.name
  WHERE f.name = $1
+   FOR SHARE OF f";
+
+// The same for one of those who share it. $1 name, $2 owner, $3 hold. Since anybody had it alone, the fence's token has risen
+// above those of the shares.
+pub(super) const FENCE_SHARE: &str = "
+SELECT f.token, p.token
+  FROM sqlock_fence AS f JOIN sqlock_place AS p ON p.name = f.name
+ WHERE f.name = $1 AND p.owner = $2 AND p.hold = $3 AND p.token > 0
    FOR SHARE OF f";
 }
 
@@ -253,6 +444,25 @@ impl Backend for PostgresBackend {
         usize::MAX
     }
 
+    fn rings(&self) -> bool {
+        true
+    }
+
+    fn listen<'a>(&'a self, channel: &'a str) -> Job<'a, Option<Box<dyn Listener>>> {
+        Box::pin(async move {
+            let options = (*self.options).clone().disable_statement_logging();
+            let one = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+            let mut listener = PgListener::connect_with(&one).await?;
+            listener.listen(channel).await?;
+            // A pooler would take the statement and never pass on a word: say something to ourselves.
+            sqlx::query("SELECT pg_notify($1, '')").bind(channel).execute(&mut listener).await?;
+            tokio::time::timeout(Duration::from_secs(1), listener.recv())
+                .await
+                .map_err(|_| sqlx::Error::Protocol("nothing is heard on the channel".into()))??;
+            Ok(Some(Box::new(PostgresListener { listener, _one: one }) as Box<dyn Listener>))
+        })
+    }
+
     fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
         Box::pin(async move {
             let one = PgPoolOptions::new()
@@ -263,6 +473,24 @@ impl Backend for PostgresBackend {
             let migrated = schema::migrate(&one, schema::POSTGRES).await;
             one.close().await;
             migrated
+        })
+    }
+}
+
+struct PostgresListener {
+    listener: PgListener,
+    /// The pool that it was made from, which closes with it.
+    _one: PgPool,
+}
+
+impl Listener for PostgresListener {
+    fn hear(&mut self) -> Job<'_, String> {
+        Box::pin(async move {
+            match self.listener.try_recv().await? {
+                Some(notification) => Ok(notification.payload().to_owned()),
+                // It has connected anew: what was said meanwhile was not heard.
+                None => Err(sqlx::Error::WorkerCrashed),
+            }
         })
     }
 }
@@ -457,27 +685,182 @@ impl Session for PostgresSession {
         })
     }
 
-    fn list<'a>(&'a mut self, prefix: &'a str) -> Job<'a, Vec<Row>> {
+    fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>> {
         Box::pin(async move {
-            let rows = self.rows(sqlx::query(sql::LIST).bind(prefix)).await?;
-            Ok(rows.iter().map(row).collect())
+            let query = match names {
+                Names::BeginningWith(prefix) => sqlx::query(sql::LIST).bind(prefix),
+                Names::Just(name) => sqlx::query(sql::LIST_ONE).bind(name.as_str()),
+            };
+            let rows = self.rows(query).await?;
+            let listed = |r: &PgRow| {
+                let mode = Mode::of_columns(r.get(10), r.get(11));
+                Listed { row: row(r), mode, waiters: r.get(12) }
+            };
+            Ok(rows.iter().map(listed).collect())
+        })
+    }
+
+    fn enqueue<'a>(&'a mut self, tickets: &'a [Ticket]) -> Job<'a, ()> {
+        Box::pin(async move {
+            let claims = || tickets.iter().map(|t| &t.claim);
+            let query = sqlx::query(sql::ENQUEUE)
+                .bind(micros(CLAIM))
+                .bind(claims().map(|c| c.name.as_str()).collect::<Vec<_>>())
+                .bind(claims().map(|c| c.owner.to_string()).collect::<Vec<_>>())
+                .bind(claims().map(|c| c.hold.mark()).collect::<Vec<_>>())
+                .bind(tickets.iter().map(|t| &*t.client).collect::<Vec<_>>())
+                .bind(tickets.iter().map(|t| &*t.bell).collect::<Vec<_>>())
+                .bind(claims().map(|c| c.mode.columns().0).collect::<Vec<_>>())
+                .bind(claims().map(|c| c.mode.columns().1).collect::<Vec<_>>())
+                .bind(tickets.iter().map(|t| micros(t.waited)).collect::<Vec<_>>())
+                .bind(claims().map(|c| &*c.holder).collect::<Vec<_>>())
+                .bind(claims().map(|c| &*c.label).collect::<Vec<_>>());
+            self.execute(query).await?;
+            Ok(())
+        })
+    }
+
+    fn queue<'a>(&'a mut self, name: &'a LockName, limit: u32) -> Job<'a, Option<Queue>> {
+        Box::pin(async move {
+            let rows = self.rows(sqlx::query(sql::QUEUE).bind(name.as_str()).bind(i64::from(limit))).await?;
+            let Some(first) = rows.first() else {
+                return Ok(None);
+            };
+            Ok(Some(Queue::of(row(first), rows.iter().filter_map(place), limit)))
+        })
+    }
+
+    fn pass<'a>(&'a mut self, pass: &'a Pass) -> Job<'a, Option<Vec<Granted>>> {
+        Box::pin(async move {
+            let seen = |sql| {
+                sqlx::query(sql)
+                    .bind(pass.name.as_str())
+                    .bind(pass.seen.token)
+                    .bind(&*pass.seen.holds)
+                    .bind(pass.seen.expires_at.unwrap_or(-1))
+                    .bind(pass.seen.waiting)
+                    .bind(pass.last)
+            };
+            let many = |sql, next: &'a [(String, Duration)]| {
+                seen(sql)
+                    .bind(next.iter().map(|(hold, _)| &**hold).collect::<Vec<_>>())
+                    .bind(next.iter().map(|(_, lasts)| micros(*lasts)).collect::<Vec<_>>())
+            };
+            let query = match &pass.to {
+                To::Nobody => return Ok((self.execute(seen(sql::PASS_TO_NOBODY)).await? > 0).then(Vec::new)),
+                To::Free => return Ok((self.execute(seen(sql::PASS_TO_FREE)).await? > 0).then(Vec::new)),
+                To::One(hold, lasts) => seen(sql::PASS_TO_ONE).bind(hold).bind(micros(*lasts)),
+                To::Several(next) => many(sql::PASS_TO_SEVERAL, next),
+                To::More(next) => many(sql::PASS_TO_MORE, next),
+            };
+            let rows = self.rows(query).await?;
+            let granted: Vec<Granted> = granted(rows).map(|(hold, token)| Granted { hold, token }).collect();
+            Ok((!granted.is_empty()).then_some(granted))
+        })
+    }
+
+    fn bury<'a>(&'a mut self, name: &'a LockName, dead: &'a [String]) -> Job<'a, ()> {
+        Box::pin(async move {
+            self.execute(sqlx::query(sql::BURY).bind(name.as_str()).bind(dead)).await?;
+            Ok(())
+        })
+    }
+
+    fn leave<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<bool>> {
+        Box::pin(async move {
+            let rows = self.rows(bind_spots(sql::LEAVE, places)).await?;
+            Ok(by_hold(places.iter().map(|spot| spot.hold), rows.iter().map(|row| row.get(0))))
+        })
+    }
+
+    fn keep<'a>(&'a mut self, places: &'a [Spot], bell: &'a str) -> Job<'a, Vec<bool>> {
+        Box::pin(async move {
+            let rows = self.rows(bind_spots(sql::KEEP, places).bind(micros(CLAIM)).bind(bell)).await?;
+            Ok(by_hold(places.iter().map(|spot| spot.hold), rows.iter().map(|row| row.get(0))))
+        })
+    }
+
+    fn watch<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<Option<Watched>>> {
+        Box::pin(async move {
+            let rows = self.rows(bind_spots(sql::WATCH, places)).await?;
+            let mut watched: HashMap<String, Watched> = rows
+                .iter()
+                .map(|r| (r.get(10), Watched { row: row(r), token: r.get(11), ahead: r.get(12) }))
+                .collect();
+            Ok(places.iter().map(|spot| watched.remove(&spot.hold.mark())).collect())
+        })
+    }
+
+    fn renew_shares<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>> {
+        Box::pin(async move {
+            let all = || renewals.iter().map(|r| &r.holding);
+            let query = sqlx::query(sql::RENEW_SHARES)
+                .bind(all().map(|h| h.name.as_str()).collect::<Vec<_>>())
+                .bind(all().map(|h| h.hold.mark()).collect::<Vec<_>>())
+                .bind(all().map(|h| h.token.get()).collect::<Vec<_>>())
+                .bind(renewals.iter().map(|r| micros(r.ttl)).collect::<Vec<_>>());
+            let rows = self.rows(query).await?;
+            Ok(by_hold(all().map(|h| h.hold), rows.iter().map(|row| row.get(0))))
+        })
+    }
+
+    fn downgrade<'a>(&'a mut self, from: &'a Holding, to: &'a Ticket) -> Job<'a, bool> {
+        Box::pin(async move {
+            let (units, permits) = to.claim.mode.columns();
+            let query = sqlx::query(sql::DOWNGRADE)
+                .bind(from.name.as_str())
+                .bind(from.owner.to_string())
+                .bind(from.hold.mark())
+                .bind(from.token.get())
+                .bind(&*to.client)
+                .bind(units)
+                .bind(permits)
+                .bind(micros(to.claim.ttl))
+                .bind(&*to.claim.holder)
+                .bind(&*to.claim.label);
+            Ok(!self.rows(query).await?.is_empty())
+        })
+    }
+
+    fn ring<'a>(&'a mut self, bells: &'a [(String, String)]) -> Job<'a, ()> {
+        Box::pin(async move {
+            let query = sqlx::query(sql::RING)
+                .bind(bells.iter().map(|(channel, _)| &**channel).collect::<Vec<_>>())
+                .bind(bells.iter().map(|(_, said)| &**said).collect::<Vec<_>>());
+            query.execute(&mut self.conn).await?;
+            Ok(())
         })
     }
 
     fn evict<'a>(&'a mut self, name: &'a LockName, token: FencingToken) -> Job<'a, bool> {
         Box::pin(async move {
-            let evicted = self.rows(sqlx::query(sql::EVICT).bind(name.as_str()).bind(token.get())).await?;
-            Ok(!evicted.is_empty())
+            for sql in [sql::EVICT, sql::EVICT_SHARE] {
+                if !self.rows(sqlx::query(sql).bind(name.as_str()).bind(token.get())).await?.is_empty() {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
         })
     }
 
     fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64> {
-        Box::pin(self.execute(sqlx::query(sql::SWEEP).bind(micros(retention)).bind(i64::from(limit))))
+        Box::pin(async move {
+            let sweep = |sql| sqlx::query(sql).bind(micros(retention)).bind(i64::from(limit));
+            self.execute(sweep(sql::SWEEP_PLACES)).await?;
+            self.execute(sweep(sql::SWEEP)).await
+        })
     }
 
     fn close(self: Box<Self>) -> Job<'static, ()> {
         Box::pin(self.conn.close())
     }
+}
+
+/// Binds the keys of places: names, holds.
+fn bind_spots<'q>(sql: &'static str, places: &'q [Spot]) -> PgQuery<'q> {
+    sqlx::query(sql)
+        .bind(places.iter().map(|spot| spot.name.as_str()).collect::<Vec<_>>())
+        .bind(places.iter().map(|spot| spot.hold.mark()).collect::<Vec<_>>())
 }
 
 fn named(rows: Vec<PgRow>) -> impl Iterator<Item = (String, ())> {
@@ -494,8 +877,24 @@ fn row(row: &PgRow) -> Row {
         label: row.get(5),
         acquired_at: row.get(6),
         expires_at: row.get(7),
-        now: row.get(8),
+        waiting: row.get(8),
+        now: row.get(9),
     }
+}
+
+/// The place beside a row of QUEUE, if there is one.
+fn place(row: &PgRow) -> Option<Place> {
+    Some(Place {
+        hold: row.get::<Option<String>, _>(10)?,
+        owner: row.get(11),
+        bell: row.get(12),
+        mode: Mode::of_columns(row.get(13), row.get(14)),
+        place: row.get(15),
+        token: row.get(16),
+        holder: row.get(17),
+        label: row.get(18),
+        expires_at: row.get(19),
+    })
 }
 
 impl super::Database for Postgres {}
@@ -508,12 +907,14 @@ impl Fence for Postgres {
         check: &'a Check,
     ) -> Pin<Box<dyn Future<Output = Result<Verdict, sqlx::Error>> + Send + 'a>> {
         Box::pin(async move {
-            let row = sqlx::query_as::<_, (i64, bool)>(sql::FENCE)
-                .bind(&check.name)
-                .bind(&check.owner)
-                .bind(&check.mark)
-                .fetch_optional(&mut *conn)
-                .await;
+            let fence = |sql| sqlx::query(sql).bind(&check.name).bind(&check.owner).bind(&check.mark);
+            let row = if check.shared {
+                let row = fence(sql::FENCE_SHARE).fetch_optional(&mut *conn).await;
+                // From here on as if it were the only holder: its token, if nobody has had the name alone since.
+                row.map(|row| row.map(|row| (row.get::<i64, _>(1), row.get::<i64, _>(0) <= check.token)))
+            } else {
+                fence(sql::FENCE).fetch_optional(&mut *conn).await.map(|row| row.map(|row| (row.get(0), row.get(1))))
+            };
             match row {
                 Ok(Some((token, held))) if token == check.token && held => Ok(Verdict::Fenced),
                 Ok(Some(_)) => Ok(Verdict::Superseded),

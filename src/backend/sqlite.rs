@@ -3,6 +3,7 @@
 //! Every verb is one statement that begins with the write lock: no deferred transaction that reads first and is then
 //! refused with `SQLITE_BUSY_SNAPSHOT`. Batches travel as JSON.
 
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +14,11 @@ use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqlitePoolOptions, Sql
 use sqlx::{ConnectOptions, Connection, Row as _, Sqlite, SqliteConnection, SqlitePool};
 
 use super::sealed::{Check, Fence, Verdict};
-use super::{Backend, Claim, HandOff, Job, Kind, Release, Renewal, Row, Session, Standing};
-use super::{in_order, matched, micros, token};
+use super::{
+    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, Names, Pass, Place, Queue, Release, Renewal,
+    Row, Session, Spot, Standing, Ticket, To, Watched,
+};
+use super::{by_hold, in_order, matched, micros, token};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::schema;
@@ -23,7 +27,7 @@ use crate::token::FencingToken;
 /// The statements, laid out to be read.
 #[rustfmt::skip]
 mod sql {
-use super::super::row_columns;
+use super::super::{place_columns, row_columns};
 
 /// Microseconds since the epoch. `unixepoch('subsec')` would need SQLite 3.42. Read after the write lock was waited for.
 macro_rules! now {
@@ -45,7 +49,7 @@ SELECT name, owner, hold, now, holder, label, now, now + ttl
    SET owner = excluded.owner, holds = excluded.holds, holder = excluded.holder, label = excluded.label,
        token = CASE WHEN l.holds = excluded.holds THEN l.token ELSE max(l.token + 1, excluded.token) END,
        acquired_at = excluded.acquired_at, expires_at = excluded.expires_at
- WHERE l.holds = '' OR l.expires_at <= excluded.acquired_at
+ WHERE (l.holds = '' OR l.expires_at <= excluded.acquired_at) AND l.waiting = 0
     OR l.holds = excluded.holds                   -- our own, sent again because the reply was lost");
 
 // ?1 the JSON of ACQUIRE. The claims that stand in their rows, as one JSON object of tokens by name.
@@ -62,7 +66,7 @@ VALUES (?1, ?2, ?3, ", now!(), ", ?5, ?6, ", now!(), ", ", now!(), " + ?4)
    SET owner = excluded.owner, holds = excluded.holds, holder = excluded.holder, label = excluded.label,
        token = CASE WHEN l.holds = excluded.holds THEN l.token ELSE max(l.token + 1, excluded.token) END,
        acquired_at = excluded.acquired_at, expires_at = excluded.expires_at
- WHERE l.holds = '' OR l.expires_at <= excluded.acquired_at OR l.holds = excluded.holds
+ WHERE (l.holds = '' OR l.expires_at <= excluded.acquired_at) AND l.waiting = 0 OR l.holds = excluded.holds
 RETURNING name, token");
 
 // ?1 JSON [[name, owner, hold, ttl], …]
@@ -72,7 +76,7 @@ UPDATE sqlock_lease AS l
        expires_at = max(l.expires_at, ", now!(), " + (c.value ->> 3))
   FROM json_each(?1) AS c
  WHERE l.name = c.value ->> 0 AND l.owner = c.value ->> 1
-   AND l.holds NOT IN ('', '-') AND l.expires_at > ", now!(), "
+   AND l.holds NOT IN ('', '-', '+') AND l.expires_at > ", now!(), "
 RETURNING name, token");
 
 // ?1 JSON [[name, owner, hold, token, ttl], …]
@@ -98,7 +102,8 @@ UPDATE sqlock_lease AS l
        holds = CASE WHEN l.holds = r.hold AND min(l.acquired_at, r.now) + r.least > r.now THEN '-'
                     ELSE replace(l.holds, r.hold, '') END
   FROM r
- WHERE l.name = r.name AND l.owner = r.owner AND (r.token = 0 OR l.token = r.token) AND instr(l.holds, r.hold) > 0");
+ WHERE l.name = r.name AND l.owner = r.owner AND (r.token = 0 OR l.token = r.token) AND instr(l.holds, r.hold) > 0
+   AND (l.waiting = 0 OR l.holds <> r.hold OR r.least > 0)");
 
 // The same for one: ?1 name, ?2 owner, ?3 hold, ?4 token or 0 for any, ?5 hold_at_least
 pub(super) const RELEASE_ONE: &str = concat!("
@@ -107,15 +112,16 @@ UPDATE sqlock_lease
                          ELSE max(", now!(), ", min(acquired_at, ", now!(), ") + ?5) END,
        holds = CASE WHEN holds = ?3 AND min(acquired_at, ", now!(), ") + ?5 > ", now!(), " THEN '-'
                     ELSE replace(holds, ?3, '') END
- WHERE name = ?1 AND owner = ?2 AND (?4 = 0 OR token = ?4) AND instr(holds, ?3) > 0");
+ WHERE name = ?1 AND owner = ?2 AND (?4 = 0 OR token = ?4) AND instr(holds, ?3) > 0
+   AND (waiting = 0 OR holds <> ?3 OR ?5 > 0)");
 
-// The same for one: ?1 name, ?2 owner, ?3 hold, ?4 token; the next holder: ?5 owner, ?6 hold, ?7 ttl, ?8 holder, ?9 label
+// ?1 name, ?2 owner, ?3 hold, ?4 token; the next holder: ?5 owner, ?6 hold, ?7 ttl, ?8 holder, ?9 label
 pub(super) const HAND_OFF_ONE: &str = concat!("
 UPDATE sqlock_lease
    SET owner = ?5, holds = ?6, holder = ?8, label = ?9,
        token = CASE WHEN holds = ?6 THEN token ELSE max(token + 1, ", now!(), ") END,
        acquired_at = ", now!(), ", expires_at = ", now!(), " + ?7
- WHERE name = ?1 AND (owner = ?2 AND holds = ?3 AND token = ?4 OR holds = ?6)
+ WHERE name = ?1 AND (owner = ?2 AND holds = ?3 AND token = ?4 AND waiting = 0 OR holds = ?6)
 RETURNING name, token");
 
 // ?1 JSON [[name, owner, hold, token, owner', hold', ttl', holder', label'], …]
@@ -126,7 +132,7 @@ UPDATE sqlock_lease AS l
        acquired_at = ", now!(), ", expires_at = ", now!(), " + (c.value ->> 6)
   FROM json_each(?1) AS c
  WHERE l.name = c.value ->> 0
-   AND (l.owner = c.value ->> 1 AND l.holds = c.value ->> 2 AND l.token = c.value ->> 3
+   AND (l.owner = c.value ->> 1 AND l.holds = c.value ->> 2 AND l.token = c.value ->> 3 AND l.waiting = 0
         OR l.holds = c.value ->> 5)               -- done already, the reply was lost
 RETURNING name, token");
 
@@ -134,26 +140,182 @@ RETURNING name, token");
 pub(super) const LOOK: &str = concat!("SELECT ", row_columns!(), ", ", now!(), " AS now
   FROM sqlock_lease WHERE name IN (SELECT value FROM json_each(?1))");
 
-// ?1 prefix
-pub(super) const LIST: &str = concat!("SELECT ", row_columns!(), ", ", now!(), " AS now
-  FROM sqlock_lease WHERE substr(name, 1, length(?1)) = ?1 AND holds <> '' AND expires_at > ", now!(), " ORDER BY name");
+// ?1 prefix or name
+macro_rules! list {
+    ($condition:literal) => {
+        concat!("
+SELECT ", row_columns!("l"), ", ", now!(), " AS now, 0 AS units, 0 AS permits, ", waiters!(), "
+  FROM sqlock_lease AS l
+ WHERE ", $condition, " AND l.holds NOT IN ('', '+') AND l.expires_at > ", now!(), "
+ UNION ALL
+SELECT l.name, p.owner, p.hold, p.token, p.holder, p.label, p.acquired_at, p.expires_at, l.waiting, ", now!(), ",
+       p.units, p.permits, ", waiters!(), "
+  FROM sqlock_lease AS l JOIN sqlock_place AS p ON p.name = l.name
+ WHERE ", $condition, " AND l.holds = '+' AND p.token > 0 AND p.expires_at > ", now!(), "
+ ORDER BY 1, 4")
+    };
+}
+macro_rules! waiters {
+    () => {
+        concat!("
+       (SELECT count(*) FROM sqlock_place AS w WHERE w.name = l.name AND w.token = 0 AND w.expires_at > ", now!(), ")")
+    };
+}
+pub(super) const LIST: &str = list!("substr(l.name, 1, length(?1)) = ?1");
+pub(super) const LIST_ONE: &str = list!("l.name = ?1");
+
+// ?1 JSON [[name, owner, hold, client, bell, units, permits, waited, holder, label], …], ?2 claim
+pub(super) const ENQUEUE: &str = concat!("
+BEGIN IMMEDIATE;
+INSERT INTO sqlock_place (name, owner, hold, client, bell, units, permits, place, token, holder, label, acquired_at, expires_at)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6,
+       ", now!(), " - (value ->> 7), 0, value ->> 8, value ->> 9, 0, ", now!(), " + ?2
+  FROM json_each(?1)
+ WHERE true
+    ON CONFLICT (name, hold) DO NOTHING;
+INSERT INTO sqlock_lease AS l (name, owner, holds, token, holder, label, acquired_at, expires_at, waiting)
+SELECT DISTINCT value ->> 0, '', '', ", now!(), ", '', '', ", now!(), ", ", now!(), ", ", now!(), "
+  FROM json_each(?1)
+ WHERE true
+    ON CONFLICT (name) DO UPDATE SET waiting = max(l.waiting + 1, excluded.waiting);
+COMMIT");
+
+// ?1 name, ?2 limit
+pub(super) const QUEUE: &str = concat!("
+SELECT ", row_columns!("l"), ", ", now!(), " AS now, ", place_columns!("p"), "
+  FROM sqlock_lease AS l LEFT JOIN (
+       SELECT * FROM (SELECT * FROM sqlock_place WHERE name = ?1 AND token > 0)
+        UNION ALL
+       SELECT * FROM (SELECT * FROM sqlock_place WHERE name = ?1 AND token = 0 ORDER BY place LIMIT ?2)) AS p ON true
+ WHERE l.name = ?1");
+
+/// The name still stands as it was seen: ?1 name, ?2 token, ?3 holds, ?4 expires_at or -1 for any.
+macro_rules! as_seen {
+    () => {
+        "l.name = ?1 AND l.token = ?2 AND l.holds = ?3 AND (?4 = -1 OR l.expires_at = ?4)"
+    };
+}
+/// ?5 waiting as it was seen, ?6 whether nobody else waits.
+macro_rules! still_waiting {
+    () => {
+        concat!("CASE WHEN l.waiting <> ?5 THEN l.waiting WHEN ?6 THEN 0 WHEN l.waiting = 0 THEN ", now!(), "
+                        ELSE l.waiting END")
+    };
+}
+
+pub(super) const PASS_TO_NOBODY: &str = concat!("
+UPDATE sqlock_lease AS l SET waiting = ", still_waiting!(), " WHERE ", as_seen!());
+
+pub(super) const PASS_TO_FREE: &str = concat!("
+UPDATE sqlock_lease AS l
+   SET owner = '', holds = '', expires_at = ", now!(), ", waiting = ", still_waiting!(), "
+ WHERE ", as_seen!());
+
+// ?7 hold, ?8 lasts
+pub(super) const PASS_TO_ONE: &str = concat!("
+BEGIN IMMEDIATE;
+UPDATE sqlock_lease AS l
+   SET owner = p.owner, holds = p.hold, holder = p.holder, label = p.label, token = max(l.token + 1, ", now!(), "),
+       acquired_at = ", now!(), ", expires_at = ", now!(), " + ?8, waiting = ", still_waiting!(), "
+  FROM sqlock_place AS p
+ WHERE ", as_seen!(), " AND p.name = ?1 AND p.hold = ?7 AND p.token = 0
+RETURNING holds, token;
+DELETE FROM sqlock_place WHERE name = ?1 AND changes() = 1 AND (hold = ?7 OR token > 0);
+COMMIT");
+
+// ?7 JSON [[hold, lasts], …]. What is shared has no expiry of its own.
+pub(super) const PASS_TO_MANY: &str = concat!("
+BEGIN IMMEDIATE;
+UPDATE sqlock_lease AS l
+   SET owner = '', holds = '+', holder = '', label = '', token = max(l.token + 1, ", now!(), ") + json_array_length(?7) - 1,
+       acquired_at = ", now!(), ", expires_at = 9223372036854775807, waiting = ", still_waiting!(), "
+ WHERE ", as_seen!(), ";
+UPDATE sqlock_place
+   SET token = (SELECT l.token FROM sqlock_lease AS l WHERE l.name = ?1) - json_array_length(?7) + 1 + c.key,
+       acquired_at = ", now!(), ", expires_at = ", now!(), " + (c.value ->> 1)
+  FROM json_each(?7) AS c
+ WHERE name = ?1 AND hold = c.value ->> 0 AND token = 0 AND changes() = 1
+RETURNING hold, token;
+COMMIT");
+
+// ?1 name, ?2 JSON [hold, …]
+pub(super) const BURY: &str = concat!("
+DELETE FROM sqlock_place
+ WHERE name = ?1 AND hold IN (SELECT value FROM json_each(?2)) AND expires_at <= ", now!());
+
+// ?1 JSON [[name, hold], …]
+pub(super) const LEAVE: &str = "
+DELETE FROM sqlock_place WHERE (name, hold) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?1))
+RETURNING hold";
+
+// ?1 JSON [[name, hold], …], ?2 claim, ?3 bell
+pub(super) const KEEP: &str = concat!("
+UPDATE sqlock_place SET expires_at = ", now!(), " + ?2, bell = ?3
+ WHERE (name, hold) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?1)) AND token = 0
+RETURNING hold");
+
+// ?1 JSON [[name, hold], …]
+pub(super) const WATCH: &str = concat!("
+SELECT ", row_columns!("l"), ", ", now!(), " AS now, c.value ->> 1, p.token,
+       (SELECT count(*) FROM sqlock_place AS w
+         WHERE w.name = p.name AND w.token = 0 AND w.place < p.place AND w.expires_at > ", now!(), ")
+  FROM json_each(?1) AS c JOIN sqlock_lease AS l ON l.name = c.value ->> 0
+       LEFT JOIN sqlock_place AS p ON p.name = l.name AND p.hold = c.value ->> 1");
+
+// ?1 JSON [[name, owner, hold, token, ttl], …]. What has run out does not count any more, and others may have come in.
+pub(super) const RENEW_SHARES: &str = concat!("
+UPDATE sqlock_place AS p SET expires_at = ", now!(), " + (c.value ->> 4)
+  FROM json_each(?1) AS c
+ WHERE p.name = c.value ->> 0 AND p.hold = c.value ->> 2 AND p.token = c.value ->> 3 AND p.expires_at > ", now!(), "
+RETURNING hold");
+
+// ?1 name, ?2 owner, ?3 hold, ?4 token; the share: ?5 client, ?6 units, ?7 permits, ?8 ttl, ?9 holder, ?10 label
+pub(super) const DOWNGRADE: &str = concat!("
+BEGIN IMMEDIATE;
+INSERT INTO sqlock_place (name, owner, hold, client, bell, units, permits, place, token, holder, label, acquired_at, expires_at)
+SELECT name, owner, ?3, ?5, '', ?6, ?7, ", now!(), ", token, ?9, ?10, acquired_at, ", now!(), " + ?8
+  FROM sqlock_lease WHERE name = ?1 AND owner = ?2 AND holds = ?3 AND token = ?4;
+UPDATE sqlock_lease SET owner = '', holds = '+', holder = '', label = '', expires_at = 9223372036854775807
+ WHERE name = ?1 AND changes() = 1
+RETURNING name;
+COMMIT");
+
+// ?1 name, ?2 token
+pub(super) const EVICT_SHARE: &str = "DELETE FROM sqlock_place WHERE name = ?1 AND token = ?2 AND token > 0";
 
 // ?1 name, ?2 token
 pub(super) const EVICT: &str = concat!("UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ", now!(), "
-  WHERE name = ?1 AND token = ?2 AND holds <> ''");
+  WHERE name = ?1 AND token = ?2 AND holds NOT IN ('', '+')");
 
 // ?1 retention, ?2 limit. The outer condition repeats the inner one so that the statement is right by itself.
+macro_rules! stale {
+    () => {
+        concat!("
+       l.token < ", now!(), " - ?1 AND l.waiting < ", now!(), " - ?1
+   AND (l.expires_at < ", now!(), " - ?1 OR l.holds = '+')
+   AND NOT EXISTS (SELECT 1 FROM sqlock_place AS p WHERE p.name = l.name AND p.expires_at >= ", now!(), " - ?1)")
+    };
+}
 pub(super) const SWEEP: &str = concat!("
-DELETE FROM sqlock_lease
- WHERE name IN (SELECT name FROM sqlock_lease
-                 WHERE expires_at < ", now!(), " - ?1 AND token < ", now!(), " - ?1 LIMIT ?2)
-   AND expires_at < ", now!(), " - ?1 AND token < ", now!(), " - ?1");
+DELETE FROM sqlock_lease AS l
+ WHERE l.name IN (SELECT l.name FROM sqlock_lease AS l WHERE ", stale!(), " LIMIT ?2) AND ", stale!());
+
+// ?1 retention, ?2 limit
+pub(super) const SWEEP_PLACES: &str = concat!("
+DELETE FROM sqlock_place
+ WHERE (name, hold) IN (SELECT name, hold FROM sqlock_place WHERE expires_at < ", now!(), " - ?1 LIMIT ?2)
+   AND expires_at < ", now!(), " - ?1");
 
 // ?1 name, ?2 owner, ?3 hold, ?4 token. A write: it takes SQLite's only write lock, or finds that the transaction reads
 // from an older snapshot, which SQLite refuses to turn into a writer.
 pub(super) const FENCE: &str = "
 UPDATE sqlock_lease SET token = token
  WHERE name = ?1 AND owner = ?2 AND instr(holds, ?3) > 0 AND token = ?4";
+
+pub(super) const FENCE_SHARE: &str = "
+UPDATE sqlock_lease SET token = token
+ WHERE name = ?1 AND holds = '+'
+   AND EXISTS (SELECT 1 FROM sqlock_place WHERE name = ?1 AND owner = ?2 AND hold = ?3 AND token = ?4)";
 }
 
 /// The backend on the caller's pool.
@@ -187,10 +349,6 @@ impl Backend for SqliteBackend {
 
     fn useful_connections(&self) -> usize {
         1
-    }
-
-    fn skips_locked_rows(&self) -> bool {
-        false
     }
 
     fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
@@ -240,6 +398,24 @@ impl SqliteSession {
         }
     }
 
+    /// Sends several statements at once, from BEGIN to COMMIT.
+    async fn transaction(&mut self, query: SqliteQuery<'_>) -> Result<Vec<SqliteRow>, sqlx::Error> {
+        let mut lent;
+        let conn = match self {
+            Self::Own(conn) => conn,
+            Self::Lent(pool) => {
+                lent = lend(pool).await?;
+                &mut *lent
+            }
+        };
+        let rows = query.fetch_all(&mut *conn).await;
+        if rows.is_err() {
+            // It may not have begun: then there is nothing to roll back.
+            let _ = sqlx::raw_sql("ROLLBACK").execute(conn).await;
+        }
+        rows
+    }
+
     async fn execute(&mut self, query: SqliteQuery<'_>) -> Result<u64, sqlx::Error> {
         let done = match self {
             Self::Own(conn) => query.execute(conn).await?,
@@ -282,12 +458,7 @@ impl Session for SqliteSession {
 
     fn renew<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>> {
         Box::pin(async move {
-            let batch = renewals
-                .iter()
-                .map(|Renewal { holding: h, ttl }| {
-                    json!([h.name.as_str(), h.owner.to_string(), h.hold.mark(), h.token.get(), micros(*ttl)])
-                })
-                .collect();
+            let batch = renewals.iter().map(renewal).collect();
             let affected = self.execute(sqlx::query(sql::RENEW).bind(Value::Array(batch).to_string())).await?;
             let batch: Vec<_> =
                 renewals.iter().map(|r| &r.holding).map(|h| (&h.name, h.owner, h.hold, Some(h.token))).collect();
@@ -358,22 +529,160 @@ impl Session for SqliteSession {
         })
     }
 
-    fn list<'a>(&'a mut self, prefix: &'a str) -> Job<'a, Vec<Row>> {
+    fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>> {
         Box::pin(async move {
-            let rows = self.fetch(sqlx::query(sql::LIST).bind(prefix)).await?;
-            Ok(rows.iter().map(row).collect())
+            let query = match names {
+                Names::BeginningWith(prefix) => sqlx::query(sql::LIST).bind(prefix),
+                Names::Just(name) => sqlx::query(sql::LIST_ONE).bind(name.as_str()),
+            };
+            let rows = self.fetch(query).await?;
+            let listed = |r: &SqliteRow| {
+                let mode = Mode::of_columns(r.get(10), r.get(11));
+                Listed { row: row(r), mode, waiters: r.get(12) }
+            };
+            Ok(rows.iter().map(listed).collect())
+        })
+    }
+
+    fn enqueue<'a>(&'a mut self, tickets: &'a [Ticket]) -> Job<'a, ()> {
+        Box::pin(async move {
+            let batch = Value::from_iter(tickets.iter().map(|Ticket { claim: c, client, bell, waited }| {
+                let (units, permits) = c.mode.columns();
+                json!([
+                    c.name.as_str(),
+                    c.owner.to_string(),
+                    c.hold.mark(),
+                    &**client,
+                    &**bell,
+                    units,
+                    permits,
+                    micros(*waited),
+                    &*c.holder,
+                    &*c.label,
+                ])
+            }));
+            let query = sqlx::query(sql::ENQUEUE).bind(batch.to_string()).bind(micros(CLAIM));
+            self.transaction(query).await?;
+            Ok(())
+        })
+    }
+
+    fn queue<'a>(&'a mut self, name: &'a LockName, limit: u32) -> Job<'a, Option<Queue>> {
+        Box::pin(async move {
+            let rows = self.fetch(sqlx::query(sql::QUEUE).bind(name.as_str()).bind(limit)).await?;
+            let Some(first) = rows.first() else {
+                return Ok(None);
+            };
+            Ok(Some(Queue::of(row(first), rows.iter().filter_map(place), limit)))
+        })
+    }
+
+    fn pass<'a>(&'a mut self, pass: &'a Pass) -> Job<'a, Option<Vec<Granted>>> {
+        Box::pin(async move {
+            let bind_seen = |query: SqliteQuery<'a>| {
+                query
+                    .bind(pass.name.as_str())
+                    .bind(pass.seen.token)
+                    .bind(&*pass.seen.holds)
+                    .bind(pass.seen.expires_at.unwrap_or(-1))
+                    .bind(pass.seen.waiting)
+                    .bind(pass.last)
+            };
+            let rows = match &pass.to {
+                To::Nobody | To::Free => {
+                    let sql = if matches!(pass.to, To::Free) { sql::PASS_TO_FREE } else { sql::PASS_TO_NOBODY };
+                    let changed = self.execute(bind_seen(sqlx::query(sql))).await?;
+                    return Ok((changed > 0).then(Vec::new));
+                }
+                To::One(hold, lasts) => {
+                    let query = bind_seen(sqlx::query(sql::PASS_TO_ONE)).bind(hold).bind(micros(*lasts));
+                    self.transaction(query).await?
+                }
+                To::More(next) | To::Several(next) => {
+                    let next = Value::from_iter(next.iter().map(|(hold, lasts)| json!([hold, micros(*lasts)])));
+                    self.transaction(bind_seen(sqlx::query(sql::PASS_TO_MANY)).bind(next.to_string())).await?
+                }
+            };
+            let granted: Vec<Granted> =
+                granted(rows).map(|(hold, token)| Granted { hold, token }).collect();
+            Ok((!granted.is_empty()).then_some(granted))
+        })
+    }
+
+    fn bury<'a>(&'a mut self, name: &'a LockName, dead: &'a [String]) -> Job<'a, ()> {
+        Box::pin(async move {
+            self.execute(sqlx::query(sql::BURY).bind(name.as_str()).bind(json!(dead).to_string())).await?;
+            Ok(())
+        })
+    }
+
+    fn leave<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<bool>> {
+        Box::pin(async move {
+            let rows = self.rows(sql::LEAVE, places.iter().map(spot).collect()).await?;
+            Ok(by_hold(places.iter().map(|spot| spot.hold), rows.iter().map(|row| row.get(0))))
+        })
+    }
+
+    fn keep<'a>(&'a mut self, places: &'a [Spot], bell: &'a str) -> Job<'a, Vec<bool>> {
+        Box::pin(async move {
+            let batch = Value::from_iter(places.iter().map(spot)).to_string();
+            let rows = self.fetch(sqlx::query(sql::KEEP).bind(batch).bind(micros(CLAIM)).bind(bell)).await?;
+            Ok(by_hold(places.iter().map(|spot| spot.hold), rows.iter().map(|row| row.get(0))))
+        })
+    }
+
+    fn watch<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<Option<Watched>>> {
+        Box::pin(async move {
+            let rows = self.rows(sql::WATCH, places.iter().map(spot).collect()).await?;
+            let mut watched: HashMap<String, Watched> = rows
+                .iter()
+                .map(|r| (r.get(10), Watched { row: row(r), token: r.get(11), ahead: r.get(12) }))
+                .collect();
+            Ok(places.iter().map(|spot| watched.remove(&spot.hold.mark())).collect())
+        })
+    }
+
+    fn renew_shares<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>> {
+        Box::pin(async move {
+            let rows = self.rows(sql::RENEW_SHARES, renewals.iter().map(renewal).collect()).await?;
+            Ok(by_hold(renewals.iter().map(|r| r.holding.hold), rows.iter().map(|row| row.get(0))))
+        })
+    }
+
+    fn downgrade<'a>(&'a mut self, from: &'a Holding, to: &'a Ticket) -> Job<'a, bool> {
+        Box::pin(async move {
+            let (units, permits) = to.claim.mode.columns();
+            let query = sqlx::query(sql::DOWNGRADE)
+                .bind(from.name.as_str())
+                .bind(from.owner.to_string())
+                .bind(from.hold.mark())
+                .bind(from.token.get())
+                .bind(&*to.client)
+                .bind(units)
+                .bind(permits)
+                .bind(micros(to.claim.ttl))
+                .bind(&*to.claim.holder)
+                .bind(&*to.claim.label);
+            Ok(!self.transaction(query).await?.is_empty())
         })
     }
 
     fn evict<'a>(&'a mut self, name: &'a LockName, token: FencingToken) -> Job<'a, bool> {
         Box::pin(async move {
-            let evicted = self.execute(sqlx::query(sql::EVICT).bind(name.as_str()).bind(token.get())).await?;
-            Ok(evicted > 0)
+            for sql in [sql::EVICT, sql::EVICT_SHARE] {
+                if self.execute(sqlx::query(sql).bind(name.as_str()).bind(token.get())).await? > 0 {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
         })
     }
 
     fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64> {
-        Box::pin(self.execute(sqlx::query(sql::SWEEP).bind(micros(retention)).bind(limit)))
+        Box::pin(async move {
+            self.execute(sqlx::query(sql::SWEEP_PLACES).bind(micros(retention)).bind(limit)).await?;
+            self.execute(sqlx::query(sql::SWEEP).bind(micros(retention)).bind(limit)).await
+        })
     }
 
     fn close(self: Box<Self>) -> Job<'static, ()> {
@@ -395,6 +704,14 @@ fn claim(c: &Claim) -> Value {
     json!([c.name.as_str(), c.owner.to_string(), c.hold.mark(), micros(c.ttl), &*c.holder, &*c.label])
 }
 
+fn renewal(Renewal { holding: h, ttl }: &Renewal) -> Value {
+    json!([h.name.as_str(), h.owner.to_string(), h.hold.mark(), h.token.get(), micros(*ttl)])
+}
+
+fn spot(spot: &Spot) -> Value {
+    json!([spot.name.as_str(), spot.hold.mark()])
+}
+
 fn granted(rows: Vec<SqliteRow>) -> impl Iterator<Item = (String, FencingToken)> {
     rows.into_iter().filter_map(|row| Some((row.get(0), token(row.get(1))?)))
 }
@@ -409,8 +726,24 @@ fn row(row: &SqliteRow) -> Row {
         label: row.get(5),
         acquired_at: row.get(6),
         expires_at: row.get(7),
-        now: row.get(8),
+        waiting: row.get(8),
+        now: row.get(9),
     }
+}
+
+/// The place beside a row of QUEUE, if there is one.
+fn place(row: &SqliteRow) -> Option<Place> {
+    Some(Place {
+        hold: row.get::<Option<String>, _>(10)?,
+        owner: row.get(11),
+        bell: row.get(12),
+        mode: Mode::of_columns(row.get(13), row.get(14)),
+        place: row.get(15),
+        token: row.get(16),
+        holder: row.get(17),
+        label: row.get(18),
+        expires_at: row.get(19),
+    })
 }
 
 impl super::Database for Sqlite {}
@@ -423,7 +756,7 @@ impl Fence for Sqlite {
         check: &'a Check,
     ) -> Pin<Box<dyn Future<Output = Result<Verdict, sqlx::Error>> + Send + 'a>> {
         Box::pin(async move {
-            let fenced = sqlx::query(sql::FENCE)
+            let fenced = sqlx::query(if check.shared { sql::FENCE_SHARE } else { sql::FENCE })
                 .bind(&check.name)
                 .bind(&check.owner)
                 .bind(&check.mark)

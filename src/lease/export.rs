@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::backend::Holding;
+use crate::backend::{Holding, Mode};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -45,11 +45,20 @@ impl ExportedLease {
 /// The first word says how to read the rest; the name comes last, since it may contain anything.
 const FORMAT: &str = "sqlock1";
 
+/// The same for what is shared: units and permits come before the name.
+const FORMAT_OF_SHARED: &str = "sqlock1s";
+
 impl fmt::Display for ExportedLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let h = &self.holding;
         let ttl = self.ttl.as_millis();
-        write!(f, "{FORMAT}:{}:{}:{}:{ttl}:{}", h.owner, h.hold, h.token, h.name)
+        match h.mode {
+            Mode::Exclusive => write!(f, "{FORMAT}:{}:{}:{}:{ttl}:{}", h.owner, h.hold, h.token, h.name),
+            Mode::Shared { units, permits } => {
+                let Holding { name, owner, hold, token, .. } = h;
+                write!(f, "{FORMAT_OF_SHARED}:{owner}:{hold}:{token}:{ttl}:{units}:{permits}:{name}")
+            }
+        }
     }
 }
 
@@ -58,17 +67,24 @@ impl FromStr for ExportedLease {
 
     fn from_str(text: &str) -> Result<Self> {
         let wrong = |reason| Error::InvalidExport { reason };
-        let mut words = text.splitn(6, ':');
+        let shared = text.split(':').next() == Some(FORMAT_OF_SHARED);
+        let mut words = text.splitn(if shared { 8 } else { 6 }, ':');
         let mut word = || words.next().ok_or(wrong("it is cut off"));
-        if word()? != FORMAT {
+        if ![FORMAT, FORMAT_OF_SHARED].contains(&word()?) {
             return Err(wrong("it does not begin with sqlock1"));
         }
         let owner: Owner = word()?.parse().map_err(|_| wrong("its owner is not an id"))?;
         let hold = word()?.parse().map_err(|_| wrong("its hold is not an id"))?;
         let token = word()?.parse().ok().and_then(FencingToken::new).ok_or(wrong("its token is not a token"))?;
         let ttl = word()?.parse().map(Duration::from_millis).map_err(|_| wrong("its TTL is not a number"))?;
+        let mode = if shared {
+            let mut number = || word()?.parse().ok().filter(|n| *n > 0).ok_or(wrong("its permits are not a number"));
+            Mode::Shared { units: number()?, permits: number()? }
+        } else {
+            Mode::Exclusive
+        };
         let name = LockName::new(word()?)?;
-        Ok(Self { holding: Holding { name, owner, hold, token }, ttl })
+        Ok(Self { holding: Holding { name, owner, hold, mode, token }, ttl })
     }
 }
 
@@ -79,16 +95,19 @@ mod tests {
 
     #[test]
     fn an_exported_lease_survives_being_printed() -> Result<()> {
-        let holding = Holding {
-            name: LockName::new("odd: name:\u{e1}\n")?,
-            owner: Owner::random(),
-            hold: Hold::random(),
-            token: FencingToken::new(7).ok_or(Error::InvalidOwner)?,
-        };
-        let exported = ExportedLease { holding, ttl: Duration::from_millis(1500) };
-        let read: ExportedLease = exported.to_string().parse()?;
-        assert_eq!(read.to_string(), exported.to_string());
-        assert_eq!(read.name(), exported.name());
+        for mode in [Mode::Exclusive, Mode::READ, Mode::Shared { units: 2, permits: 3 }] {
+            let holding = Holding {
+                name: LockName::new("odd: name:\u{e1}\n")?,
+                owner: Owner::random(),
+                hold: Hold::random(),
+                mode,
+                token: FencingToken::new(7).ok_or(Error::InvalidOwner)?,
+            };
+            let exported = ExportedLease { holding, ttl: Duration::from_millis(1500) };
+            let read: ExportedLease = exported.to_string().parse()?;
+            assert_eq!(read.to_string(), exported.to_string());
+            assert_eq!((read.name(), read.holding.mode), (exported.name(), mode));
+        }
         Ok(())
     }
 

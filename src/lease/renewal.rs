@@ -34,6 +34,9 @@ pub(crate) fn margin(ttl: Duration) -> Duration {
 /// The part of the margin that is for the scheduler.
 const MARGIN: Duration = Duration::from_millis(10);
 
+/// When to confirm a lease that was handed over.
+const CONFIRM: Duration = Duration::from_millis(50);
+
 /// At least so often the keeper compares clocks while anything is held: timers stand still while the machine sleeps.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 
@@ -49,6 +52,8 @@ pub(crate) struct Tenure {
     deadline: AtomicU64,
     fate: AtomicU8,
     renewing: AtomicBool,
+    /// Whether it was handed over for a short time only, until it is confirmed by a first renewal.
+    unconfirmed: AtomicBool,
     ended: Notify,
 }
 
@@ -86,8 +91,8 @@ impl Fate {
 }
 
 impl Tenure {
-    /// A tenure that was granted by the answer to a request sent at `sent_at`.
-    pub(crate) fn begin(holding: Holding, ttl: Duration, terms: Terms, sent_at: Moment) -> Arc<Self> {
+    /// A tenure that was granted after `sent_at`, and for the time being `lasts` so long.
+    pub(crate) fn begin(holding: Holding, ttl: Duration, terms: Terms, sent_at: Moment, lasts: Duration) -> Arc<Self> {
         let ends = terms.max_hold.map(|max| sent_at + max);
         let tenure = Self {
             holding,
@@ -98,10 +103,29 @@ impl Tenure {
             deadline: AtomicU64::new(0),
             fate: AtomicU8::new(Fate::Held.code()),
             renewing: AtomicBool::new(false),
+            unconfirmed: AtomicBool::new(lasts < ttl),
             ended: Notify::new(),
         };
-        tenure.prolong(sent_at, ttl);
+        tenure.prolong(sent_at, lasts);
         Arc::new(tenure)
+    }
+
+    /// The same tenure with another holding, which the answer to a request sent at `sent_at` has confirmed.
+    pub(crate) fn converted(&self, holding: Holding, sent_at: Moment, lasts: Duration) -> Arc<Self> {
+        let next = Self {
+            holding,
+            ttl: self.ttl,
+            terms: self.terms,
+            begun: self.begun,
+            ends: self.ends,
+            deadline: AtomicU64::new(0),
+            fate: AtomicU8::new(Fate::Held.code()),
+            renewing: AtomicBool::new(false),
+            unconfirmed: AtomicBool::new(false),
+            ended: Notify::new(),
+        };
+        next.prolong(sent_at, lasts);
+        Arc::new(next)
     }
 
     /// The moment from which on the lease must not be relied upon.
@@ -169,12 +193,22 @@ impl Tenure {
         if Moment::now().since(self.begun) >= least { Duration::ZERO } else { least }
     }
 
+    /// For how long the name must stay taken after this hold, or `None`.
+    pub(crate) fn still_to_serve(&self) -> Option<Duration> {
+        let left = self.terms.hold_at_least?.saturating_sub(Moment::now().since(self.begun));
+        (!left.is_zero()).then_some(left)
+    }
+
     /// What to ask for when renewing: never less than what is granted already, never beyond `max_hold`.
     pub(crate) fn renewal(&self, ttl: Duration) -> Duration {
         // The margin is taken off what is asked for: with it, the deadline is confirmed and not merely kept.
         let left = self.deadline().remaining() + MARGIN;
         let ttl = ttl.max(left + left / 99);
         self.ends.map_or(ttl, |ends| ttl.min(ends.remaining() + margin(ttl)))
+    }
+
+    pub(crate) fn is_unconfirmed(&self) -> bool {
+        self.unconfirmed.load(Ordering::Acquire)
     }
 
     fn end(&self, fate: Fate) -> bool {
@@ -193,6 +227,10 @@ impl Tenure {
     /// When to renew after a confirmation: at the next multiple of a third of the TTL that is not too near. All leases of
     /// one TTL share these moments, whenever they were acquired, so ten thousand of them fall due together.
     fn due_after(&self, sent_at: Moment) -> Moment {
+        if self.is_unconfirmed() {
+            // Who gives it back at once need not confirm it.
+            return (self.begun + CONFIRM).min(self.deadline());
+        }
         if !self.terms.renew {
             return self.deadline();
         }
@@ -214,6 +252,8 @@ pub(crate) struct Keeper {
 struct Agenda {
     entries: BTreeMap<(Moment, u64), Entry>,
     tenures: HashMap<Hold, Kept>,
+    /// When to look after the places in line.
+    attend: Option<(Moment, u64)>,
     serial: u64,
     /// Until when the task sleeps unless it is woken.
     asleep_until: Option<Moment>,
@@ -231,7 +271,7 @@ struct Kept {
 
 enum Entry {
     Tenure(Hold),
-    Knock(LockName),
+    Attend,
 }
 
 impl Keeper {
@@ -278,10 +318,17 @@ impl Keeper {
         }
     }
 
-    /// Wakes a resting line after a pause.
-    pub(crate) fn knock_in(&self, pause: Duration, name: LockName) {
+    /// Has the places in line looked after, at that moment or before.
+    pub(crate) fn attend_at(&self, when: Moment) {
         let mut agenda = self.agenda();
-        let due = agenda.enter(Moment::now() + pause, Entry::Knock(name));
+        if let Some(planned) = agenda.attend {
+            if planned.0 <= when {
+                return;
+            }
+            agenda.entries.remove(&planned);
+        }
+        let due = agenda.enter(when, Entry::Attend);
+        agenda.attend = Some(due);
         self.wake_for(agenda, due);
     }
 
@@ -367,7 +414,10 @@ impl Keeper {
         let due = self.agenda().take_due(Moment::now());
         for entry in due {
             match entry {
-                Entry::Knock(name) => client.knock(&name),
+                Entry::Attend => {
+                    self.agenda().attend = None;
+                    client.attend();
+                }
                 Entry::Tenure(hold) => self.see_to(hold, client),
             }
         }
@@ -386,7 +436,7 @@ impl Keeper {
         }
         self.reschedule(hold, |kept| kept.tenure.deadline());
         // A lease that does not renew was extended by its holder: its deadline has moved.
-        if tenure.terms.renew && !tenure.renewing.swap(true, Ordering::AcqRel) {
+        if (tenure.terms.renew || tenure.is_unconfirmed()) && !tenure.renewing.swap(true, Ordering::AcqRel) {
             self.renew(tenure, client);
         }
     }
@@ -410,6 +460,7 @@ impl Keeper {
         match answer.outcome {
             Ok(Standing::Held) => {
                 tenure.prolong(answer.sent_at, ttl);
+                tenure.unconfirmed.store(false, Ordering::Release);
                 self.reschedule(hold, |kept| {
                     kept.retry = retry(kept.tenure.ttl);
                     kept.tenure.due_after(answer.sent_at)

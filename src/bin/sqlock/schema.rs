@@ -18,12 +18,19 @@ pub struct Arguments {
     db: Option<Kind>,
 }
 
-const POSTGRES: &[&str] = &[include_str!("../../../migrations/postgres/0001_lease.sql")];
+const POSTGRES: &[&str] = &[
+    include_str!("../../../migrations/postgres/0001_lease.sql"),
+    include_str!("../../../migrations/postgres/0002_place.sql"),
+];
 const MYSQL: &[&str] = &[
     include_str!("../../../migrations/mysql/0001_lease.sql"),
     include_str!("../../../migrations/mysql/0002_fence.sql"),
+    include_str!("../../../migrations/mysql/0003_place.sql"),
 ];
-const SQLITE: &[&str] = &[include_str!("../../../migrations/sqlite/0001_lease.sql")];
+const SQLITE: &[&str] = &[
+    include_str!("../../../migrations/sqlite/0001_lease.sql"),
+    include_str!("../../../migrations/sqlite/0002_place.sql"),
+];
 
 pub fn run(global: &Global, args: Arguments) -> Outcome {
     let kind = match args.db {

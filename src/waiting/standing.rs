@@ -1,0 +1,273 @@
+//! Those of this process who stand in the line that the database keeps.
+//!
+//! A place is known by its hold. It joins the line, is kept alive and watched, and ends in one of four ways: it is granted the
+//! name, its waiter goes, its waiter is told why not, or it has vanished from the table and joins again, as if it had come
+//! when it first did.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::{Errand, Patience, Waiter};
+use crate::backend::{CLAIM, Mode, SHARED, Spot, Watched};
+use crate::clock::Moment;
+use crate::name::LockName;
+use crate::owner::{Hold, Owner};
+use crate::queue::Terms;
+use crate::token::FencingToken;
+
+/// How often places give a sign of life.
+const KEEP: Duration = CLAIM.checked_div(3).expect("not zero");
+
+/// How soon and how late the first in line looks whether its turn has come, when nobody tells it.
+const SOONEST: Duration = Duration::from_millis(1);
+const LATEST: Duration = Duration::from_millis(100);
+
+/// A bell is asked for from this place in line on. Every bell of a PostgreSQL server wakes all that listen.
+const EARSHOT: i64 = 8;
+
+/// A grant, as this process learned of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grant {
+    pub(crate) token: FencingToken,
+    /// The grant was made after this.
+    pub(crate) sent_at: Moment,
+    /// How long it lasts from when it was made.
+    pub(crate) lasts: Duration,
+    /// Somebody goes on waiting.
+    pub(crate) others: bool,
+}
+
+struct Stander {
+    waiter: Waiter,
+    /// Whether the database has confirmed the place.
+    joined: bool,
+    /// A grant that was heard of before that.
+    early: Option<Grant>,
+    /// Until then, at least, it had not been granted the name.
+    ungranted_at: Moment,
+}
+
+/// What is known of a name that somebody waits for.
+struct Watch {
+    /// Those of ours who wait for it, in the order in which they came.
+    holds: Vec<Hold>,
+    /// The token that was seen last, and since when.
+    token: i64,
+    since: Moment,
+    /// How many stand before the first of ours, when that was last seen.
+    ahead: Option<i64>,
+    /// When to look again.
+    due: Moment,
+}
+
+/// The places of one client.
+#[derive(Default)]
+pub(crate) struct Standing {
+    standers: HashMap<Hold, Stander>,
+    watches: HashMap<LockName, Watch>,
+    kept: Option<Moment>,
+    /// Whether the database tells us of grants.
+    pub(crate) told: bool,
+}
+
+impl Standing {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.standers.is_empty()
+    }
+
+    /// Whether somebody here stands in line for a name.
+    pub(crate) fn waits_for(&self, name: &LockName) -> bool {
+        self.watches.contains_key(name)
+    }
+
+    /// Whether somebody who stands in line was confirmed.
+    pub(crate) fn has_joined(&self, name: &LockName) -> bool {
+        self.of(name).any(|stander| stander.joined)
+    }
+
+    /// Somebody goes and stands in line.
+    pub(crate) fn enter(&mut self, waiter: Waiter) -> Errand {
+        let now = Moment::now();
+        let (claim, waited) = (waiter.claim.clone(), now.since(waiter.since));
+        let fresh = || Watch { holds: Vec::new(), token: 0, since: now, ahead: None, due: now + KEEP };
+        self.watches.entry(claim.name.clone()).or_insert_with(fresh).holds.push(claim.hold);
+        self.standers.insert(claim.hold, Stander { waiter, joined: false, early: None, ungranted_at: now });
+        Errand::Enqueue(claim, waited)
+    }
+
+    /// The place is in the table since a request that was sent then. `Err`: nobody waits there any more.
+    pub(crate) fn joined(&mut self, hold: Hold, sent_at: Moment) -> Result<Option<Grant>, ()> {
+        let stander = self.standers.get_mut(&hold).ok_or(())?;
+        stander.joined = true;
+        stander.ungranted_at = sent_at;
+        Ok(stander.early.take())
+    }
+
+    /// Ends the wait of a place that was granted the name. `None`: it is not one of ours, or not yet confirmed.
+    pub(crate) fn granted(&mut self, hold: Hold, grant: Grant) -> Option<Waiter> {
+        let stander = self.standers.get_mut(&hold)?;
+        if !stander.joined {
+            stander.early = Some(grant);
+            return None;
+        }
+        self.take(hold)
+    }
+
+    /// Until when it is known that a place had not been granted the name.
+    pub(crate) fn ungranted_at(&self, hold: Hold) -> Option<Moment> {
+        self.standers.get(&hold).map(|stander| stander.ungranted_at)
+    }
+
+    /// Whether a place was confirmed.
+    pub(crate) fn is_joined(&self, hold: Hold) -> bool {
+        self.standers.get(&hold).is_some_and(|stander| stander.joined)
+    }
+
+    /// How long the lease shall last that a place is for.
+    pub(crate) fn ttl(&self, hold: Hold) -> Duration {
+        self.standers.get(&hold).map_or(CLAIM, |stander| stander.waiter.claim.ttl)
+    }
+
+    /// Ends the wait of a place.
+    pub(crate) fn take(&mut self, hold: Hold) -> Option<Waiter> {
+        let waiter = self.standers.remove(&hold)?.waiter;
+        let name = &waiter.claim.name;
+        if let Some(watch) = self.watches.get_mut(name) {
+            watch.holds.retain(|other| *other != hold);
+            if watch.holds.is_empty() {
+                self.watches.remove(name);
+            }
+        }
+        Some(waiter)
+    }
+
+    /// Ends the wait of all those of a name that `leaves` says.
+    pub(crate) fn take_those(&mut self, name: &LockName, leaves: impl Fn(&Waiter) -> bool) -> Vec<Waiter> {
+        let holds: Vec<Hold> = self.of(name).map(|s| &s.waiter).filter(|w| leaves(w)).map(|w| w.claim.hold).collect();
+        holds.into_iter().filter_map(|hold| self.take(hold)).collect()
+    }
+
+    /// Those whose place was confirmed, and who only try.
+    pub(crate) fn tries(&mut self, name: &LockName) -> Vec<Waiter> {
+        let joined: Vec<Hold> =
+            self.of(name).filter(|stander| stander.joined).map(|stander| stander.waiter.claim.hold).collect();
+        self.take_those(name, |w| w.patience != Patience::Wait && joined.contains(&w.claim.hold))
+    }
+
+    /// Those who would wait for themselves.
+    pub(crate) fn of_owner(&mut self, name: &LockName, is: impl Fn(Owner) -> bool) -> Vec<Waiter> {
+        self.take_those(name, |w| w.claim.mode == Mode::Exclusive && is(w.claim.owner))
+    }
+
+    /// Everybody.
+    pub(crate) fn take_all(&mut self) -> Vec<Waiter> {
+        self.watches.clear();
+        self.standers.drain().map(|(_, stander)| stander.waiter).collect()
+    }
+
+    /// What the waiters for a name asked for: a grant by ourselves need not be confirmed.
+    pub(crate) fn terms(&self, name: &LockName) -> Terms {
+        self.of(name).map(|s| (s.waiter.claim.hold.mark(), s.waiter.claim.ttl)).collect()
+    }
+
+    /// The place with this mark, if it is one of ours.
+    pub(crate) fn by_mark(&self, mark: &str) -> Option<Hold> {
+        let hold = mark.trim_end_matches(';').parse().ok()?;
+        self.standers.contains_key(&hold).then_some(hold)
+    }
+
+    // ---- watching
+
+    /// When to attend to the places next. `None`: there are none.
+    pub(crate) fn due(&self) -> Option<Moment> {
+        let next = self.watches.values().map(|watch| watch.due).min()?;
+        Some(next.min(self.kept.map_or(next, |kept| kept + KEEP)))
+    }
+
+    /// Which places need a sign of life, and which are to be looked at.
+    pub(crate) fn attend(&mut self) -> (Vec<Spot>, Vec<Spot>) {
+        let now = Moment::now();
+        let joined = |s: &&Stander| s.joined;
+        let keep = if self.kept.is_none_or(|kept| now >= kept + KEEP) {
+            self.kept = Some(now);
+            self.standers.values().filter(joined).map(|s| s.waiter.claim.spot()).collect()
+        } else {
+            Vec::new()
+        };
+        let all = !keep.is_empty();
+        let mut watch = Vec::new();
+        for look in self.watches.values_mut() {
+            if now < look.due && !all {
+                continue;
+            }
+            look.due = now + KEEP;
+            // One that wants the name for itself alone is next only when all before it have gone; of those who share,
+            // several may have been let in together.
+            let mut alone = false;
+            for stander in look.holds.iter().filter_map(|hold| self.standers.get(hold)).filter(joined) {
+                if stander.waiter.claim.mode != Mode::Exclusive || !std::mem::replace(&mut alone, true) {
+                    watch.push(stander.waiter.claim.spot());
+                }
+            }
+        }
+        (keep, watch)
+    }
+
+    /// Places gave a sign of life, by a request that was sent then, and waited.
+    pub(crate) fn kept(&mut self, holds: &[Hold], sent_at: Moment) {
+        for hold in holds {
+            if let Some(stander) = self.standers.get_mut(hold) {
+                stander.ungranted_at = stander.ungranted_at.max(sent_at);
+            }
+        }
+    }
+
+    /// A place still waits, as an answer to a request tells that was sent then. Says whether its turn may have come.
+    /// `slowly`: this is asked once in a while only.
+    pub(crate) fn waits(&mut self, spot: &Spot, sent_at: Moment, watched: &Watched, slowly: bool) -> bool {
+        if let Some(stander) = self.standers.get_mut(&spot.hold) {
+            stander.ungranted_at = stander.ungranted_at.max(sent_at);
+        }
+        let Some(look) = self.watches.get_mut(&spot.name) else {
+            return false;
+        };
+        let now = Moment::now();
+        let row = &watched.row;
+        if look.token != row.token {
+            (look.token, look.since) = (row.token, now);
+        }
+        look.ahead = Some(watched.ahead);
+        // The longer it has been held, the longer it will be, as far as one can know: an eighth of that is not much.
+        let pause = (now.since(look.since) / 8).clamp(SOONEST, LATEST) * (watched.ahead + 1).clamp(1, 1000) as u32;
+        let pause = if self.told && watched.ahead < EARSHOT { KEEP } else { pause.min(KEEP) };
+        let held_for = row.held_for();
+        look.due = look.due.min(now + held_for.map_or(pause, |held| pause.min(held)));
+        // The last of those who share passes the name on, unless it has died.
+        let may_be_free = held_for.is_none() && (row.holds != SHARED || slowly);
+        (watched.ahead == 0 && may_be_free) || row.waiting == 0
+    }
+
+    /// The name cannot be granted for a while.
+    pub(crate) fn look_again_in(&mut self, name: &LockName, pause: Duration) {
+        if let Some(look) = self.watches.get_mut(name) {
+            look.due = look.due.min(Moment::now() + pause);
+        }
+    }
+
+    /// Somebody has come: where it stands is to be found out, unless we are told when its turn comes.
+    pub(crate) fn look_around(&mut self, name: &LockName) {
+        if !self.told {
+            self.look_again_in(name, SOONEST);
+        }
+    }
+
+    /// Whether anybody stands so near that it wants to be told.
+    pub(crate) fn is_near(&self) -> bool {
+        self.watches.values().any(|look| look.ahead.is_some_and(|ahead| ahead < EARSHOT))
+    }
+
+    fn of(&self, name: &LockName) -> impl Iterator<Item = &Stander> {
+        let holds = self.watches.get(name).map_or(&[][..], |watch| &watch.holds);
+        holds.iter().filter_map(|hold| self.standers.get(hold))
+    }
+}
