@@ -116,7 +116,9 @@ pub(crate) trait Session: Send {
     /// Ends the holding with that token, whoever has it. `false`: that token does not hold.
     fn evict<'a>(&'a mut self, name: &'a LockName, token: FencingToken) -> Job<'a, bool>;
 
-    /// Deletes up to `limit` rows that have been free, and whose token was overtaken by the clock, for `retention`.
+    /// Deletes up to `limit` rows that have been free, and whose token was overtaken by the clock, for `retention`; and places
+    /// that have expired as long ago. Whoever has just joined a line may not be visible yet: a name that was marked as waited
+    /// for within a [`CLAIM`] stays.
     fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64>;
 
     /// Ends the connection in order.
@@ -362,8 +364,24 @@ macro_rules! row_columns {
     };
     ($table:literal) => {
         concat!(
-            $table, ".name, ", $table, ".owner, ", $table, ".holds, ", $table, ".token, ", $table, ".holder, ", $table,
-            ".label, ", $table, ".acquired_at, ", $table, ".expires_at, ", $table, ".waiting"
+            $table,
+            ".name, ",
+            $table,
+            ".owner, ",
+            $table,
+            ".holds, ",
+            $table,
+            ".token, ",
+            $table,
+            ".holder, ",
+            $table,
+            ".label, ",
+            $table,
+            ".acquired_at, ",
+            $table,
+            ".expires_at, ",
+            $table,
+            ".waiting"
         )
     };
 }
@@ -373,8 +391,26 @@ pub(crate) use row_columns;
 macro_rules! place_columns {
     ($table:literal) => {
         concat!(
-            $table, ".hold, ", $table, ".owner, ", $table, ".bell, ", $table, ".units, ", $table, ".permits, ", $table,
-            ".place, ", $table, ".token, ", $table, ".holder, ", $table, ".label, ", $table, ".expires_at"
+            $table,
+            ".hold, ",
+            $table,
+            ".owner, ",
+            $table,
+            ".bell, ",
+            $table,
+            ".units, ",
+            $table,
+            ".permits, ",
+            $table,
+            ".place, ",
+            $table,
+            ".token, ",
+            $table,
+            ".holder, ",
+            $table,
+            ".label, ",
+            $table,
+            ".expires_at"
         )
     };
 }

@@ -17,7 +17,7 @@ use crate::name::LockName;
 use crate::owner::{Hold, Owner};
 use crate::pump::{Answer, Attend, Attended, Pump, Reply, Serve, Served, Verb};
 use crate::token::FencingToken;
-use crate::waiting::{Departure, Errand, Grant, Room, Waiter};
+use crate::waiting::{Departure, Errand, Grant, Patience, Room, Waiter};
 use crate::wakeup::Bell;
 
 /// What the builder decides.
@@ -93,9 +93,14 @@ impl Client {
                 // Who holds it alone may as well share it.
                 let lease = client.begin(&waiter, Mode::Exclusive, grant);
                 client.room().entered(lease.holding());
-                let answer = if lease.is_held() { Ok(Some(lease)) } else { Err(late()) };
-                // When nobody listens any more, the lease goes back by being dropped here.
-                let _ = waiter.reply.send(answer);
+                if lease.is_held() {
+                    // When nobody listens any more, the lease goes back by being dropped here.
+                    let _ = waiter.reply.send(Ok(Some(lease)));
+                } else if waiter.patience == Patience::Wait {
+                    client.enter(waiter.again());
+                } else {
+                    let _ = waiter.reply.send(Err(late()));
+                }
             }
             Ok(None) => client.enter(waiter),
             Err(error) => {
@@ -425,7 +430,7 @@ impl Client {
                         waited,
                     };
                     let reply = Reply::to(move |answer: Answer<()>| {
-                        let errands = client.room().enqueued(&claim, answer.sent_at, answer.outcome);
+                        let errands = client.room().enqueued(&claim, answer);
                         client.run(errands);
                     });
                     self.pump.send(Verb::Enqueue(ticket, reply));
@@ -448,6 +453,7 @@ impl Client {
                     });
                     self.pump.send(Verb::Leave(spot, reply));
                 }
+                Errand::Clear(spot) => self.pump.send(Verb::Leave(spot, Reply::to(|_| {}))),
                 Errand::Attend(due) => self.keeper.attend_at(due),
                 Errand::Admit(waiter, grant) => {
                     let lease = self.begin(&waiter, waiter.claim.mode, grant);

@@ -302,10 +302,11 @@ impl LeaseRequest {
         };
         let (reply, answer) = oneshot::channel();
         let waiting = InLine { client: self.client, claim: claim.clone(), answer, answered: false };
-        let waiter = Waiter { claim, terms: self.terms, patience, since: Moment::now(), reply };
-        waiting.client.start();
         // Permits are counted, whoever takes them: only a lease can be entered again.
-        if self.owner.is_some() && matches!(self.mode, Mode::Exclusive | Mode::READ) {
+        let reenters = self.owner.is_some() && matches!(self.mode, Mode::Exclusive | Mode::READ);
+        let waiter = Waiter { claim, terms: self.terms, patience, reenters, since: Moment::now(), reply };
+        waiting.client.start();
+        if reenters {
             waiting.client.join(waiter);
         } else {
             waiting.client.enter(waiter);

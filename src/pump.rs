@@ -16,8 +16,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, timeout};
 
 use crate::backend::{
-    Backend, Claim, Granted, HandOff, Holding, Job, Listed, Mode, Names, Place, Release, Renewal, Row, Session, Spot, Standing,
-    Ticket, Watched,
+    Backend, Claim, Granted, HandOff, Holding, Job, Listed, Mode, Names, Place, Release, Renewal, Row, Session, Spot,
+    Standing, Ticket, Watched,
 };
 use crate::backoff::Backoff;
 use crate::clock::Moment;
@@ -539,8 +539,9 @@ pub(crate) struct Served {
     pub(crate) held_for: Option<Duration>,
     /// Whether it could not be granted to those who wait, for a transaction that an earlier holder has fenced is open.
     pub(crate) locked: bool,
-    /// Who held it alone, and who shared it, before anybody was let in.
+    /// Who held it alone, and with which hold, and who shared it, before anybody was let in.
     pub(crate) owner: Option<Owner>,
+    pub(crate) held: Option<Granted>,
     pub(crate) sharers: Vec<Owner>,
     /// Somebody goes on waiting.
     pub(crate) others: bool,
@@ -574,7 +575,14 @@ impl Request for Serve {
                 let now = (row.token, row.holds.clone(), row.waiting, first);
                 locked |= before.replace(now.clone()) == Some(now);
                 let standing = self.from.as_ref().map(|from| queue.standing(from));
-                let served = Served { standing, owner: queue.owner(), sharers: queue.sharers(), locked, ..Served::default() };
+                let served = Served {
+                    standing,
+                    owner: queue.owner(),
+                    held: queue.held(),
+                    sharers: queue.sharers(),
+                    locked,
+                    ..Served::default()
+                };
                 let Some(pass) = queue.next(&self.name, self.from.as_ref(), &self.terms, locked) else {
                     let held_for = queue.held_for();
                     return Ok(Served { held_for, others: queue.waiting().next().is_some(), ..served });
@@ -587,7 +595,12 @@ impl Request for Serve {
                 let held_for = held_for.filter(|_| standing != Some(Standing::Released) || !granted.is_empty());
                 return Ok(Served { granted, held_for, others: !pass.last, bells, ..served });
             }
-            Ok(Served { locked: true, others: true, standing: self.from.as_ref().map(|_| Standing::Unsettled), ..Served::default() })
+            Ok(Served {
+                locked: true,
+                others: true,
+                standing: self.from.as_ref().map(|_| Standing::Unsettled),
+                ..Served::default()
+            })
         })
     }
 }

@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::backend::{CLAIM, Granted, Mode, Pass, Place, Queue, Release, SHARED, Seen, Standing, To};
+use crate::backend::{CLAIM, Granted, Mode, Pass, Place, Queue, Release, SHARED, Seen, Standing, To, token};
 use crate::name::LockName;
 use crate::owner::Owner;
 
@@ -83,6 +83,12 @@ impl Queue {
     /// Who holds the name alone.
     pub(crate) fn owner(&self) -> Option<Owner> {
         self.row.held_for().and_then(|_| self.row.owner.parse().ok())
+    }
+
+    /// The hold of whoever holds the name alone.
+    pub(crate) fn held(&self) -> Option<Granted> {
+        self.row.held_for()?;
+        Some(Granted { hold: self.row.holds.clone(), token: token(self.row.token)? })
     }
 
     /// Who shares the name, as a lease. (Permits are counted, whoever has them.)

@@ -24,7 +24,7 @@ use crate::lease::renewal::margin;
 use crate::lease::{Lease, Terms};
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
-use crate::pump::{Attended, Served};
+use crate::pump::{Answer, Attended, Served};
 use crate::token::FencingToken;
 pub(crate) use standing::{Grant, Standing};
 
@@ -41,6 +41,8 @@ pub(crate) struct Waiter {
     pub(crate) terms: Terms,
     /// Whether to wait, or to be told at once that the name is taken.
     pub(crate) patience: Patience,
+    /// Whether its owner was given: then it enters again where that owner is inside.
+    pub(crate) reenters: bool,
     /// When it came.
     pub(crate) since: Moment,
     pub(crate) reply: oneshot::Sender<Result<Option<Lease>>>,
@@ -93,6 +95,8 @@ pub(crate) enum Errand {
     Serve(LockName),
     /// Take a place out of the line, or give back what it was granted.
     Leave(Claim),
+    /// Delete a place that nobody stands at, if there is one.
+    Clear(Spot),
     /// Look after the places, not before then.
     Attend(Moment),
     /// Tell a waiter that it got the name.
@@ -166,7 +170,8 @@ impl Room {
         let line = self.line(&claim.name);
         line.answered = true;
         let waiter = line.take(claim.hold).filter(is_live);
-        let holding = Holding { name: claim.name.clone(), owner: claim.owner, hold: claim.hold, mode: claim.mode, token };
+        let holding =
+            Holding { name: claim.name.clone(), owner: claim.owner, hold: claim.hold, mode: claim.mode, token };
         let give_back = |line: &mut Line| {
             line.door = Door::Leaving;
             Errand::release(&holding, Duration::ZERO, true)
@@ -356,10 +361,10 @@ impl Room {
         self.standing.terms(name)
     }
 
-    /// A claim has joined the line, or could not. `repeated`: it may have joined more than once.
-    pub(crate) fn enqueued(&mut self, claim: &Claim, sent_at: Moment, joined: Result<()>) -> Vec<Errand> {
+    /// A claim has joined the line, or could not.
+    pub(crate) fn enqueued(&mut self, claim: &Claim, answer: Answer<()>) -> Vec<Errand> {
         let mut errands = Vec::new();
-        match joined.map(|()| self.standing.joined(claim.hold, sent_at)) {
+        match answer.outcome.map(|()| self.standing.joined(claim.hold, answer.sent_at, answer.resent)) {
             Ok(Ok(None)) => errands.extend(self.serve(&claim.name)),
             Ok(Ok(Some(grant))) => self.deliver(claim.hold, grant, &mut errands),
             // Nobody listens any more.
@@ -447,6 +452,9 @@ impl Room {
 
     /// What serving a name has changed for those of ours who wait for it.
     fn passed(&mut self, name: &LockName, sent_at: Moment, served: &Served, errands: &mut Vec<Errand>) {
+        if let Some(held) = &served.held {
+            self.heard(&held.hold, held.token, errands);
+        }
         for granted in &served.granted {
             if let Some(hold) = self.standing.by_mark(&granted.hold) {
                 let lasts = self.standing.ttl(hold);
@@ -463,7 +471,8 @@ impl Room {
             errands.push(Errand::Leave(waiter.claim.clone()));
         }
         if let Some(line) = self.lines.get_mut(name) {
-            let (own, stay) = line.waiters.drain(..).partition(|w| served.sharers.contains(&w.claim.owner));
+            let upgrades_by = |w: &Waiter| w.reenters && served.sharers.contains(&w.claim.owner);
+            let (own, stay) = line.waiters.drain(..).partition(upgrades_by);
             line.waiters = stay;
             upgrades.extend::<VecDeque<Waiter>>(own);
         }
@@ -486,14 +495,18 @@ impl Room {
     /// Somebody else says that it has granted the name to one of ours.
     pub(crate) fn told(&mut self, mark: &str, token: FencingToken) -> Vec<Errand> {
         let mut errands = Vec::new();
+        self.heard(mark, token, &mut errands);
+        self.attend_when_due(&mut errands);
+        errands
+    }
+
+    /// A hold has been granted the name by somebody else: it may be one of ours.
+    fn heard(&mut self, mark: &str, token: FencingToken, errands: &mut Vec<Errand>) {
         if let Some(hold) = self.standing.by_mark(mark)
             && let Some(sent_at) = self.standing.ungranted_at(hold)
         {
-            let grant = Grant { token, sent_at, lasts: CLAIM, others: true };
-            self.deliver(hold, grant, &mut errands);
+            self.deliver(hold, Grant { token, sent_at, lasts: CLAIM, others: true }, errands);
         }
-        self.attend_when_due(&mut errands);
-        errands
     }
 
     /// It may be time to look after the places: which need a sign of life, and which are to be looked at. Otherwise, when it
@@ -567,11 +580,8 @@ impl Room {
             (Some(grant), _) => self.deliver(spot.hold, grant, errands),
             (None, Some(watched)) if watched.token == Some(0) && !is_gone => {
                 // Another of ours may have been granted the name.
-                if let Some(other) = self.standing.by_mark(&watched.row.holds)
-                    && let (Some(at), Some(token)) = (self.standing.ungranted_at(other), FencingToken::new(watched.row.token))
-                {
-                    let grant = Grant { token, sent_at: at, lasts: CLAIM, others: true };
-                    self.deliver(other, grant, errands);
+                if let Some(token) = FencingToken::new(watched.row.token) {
+                    self.heard(&watched.row.holds, token, errands);
                 }
                 if self.standing.waits(spot, sent_at, &watched, slowly) {
                     errands.extend(self.serve(&spot.name));
@@ -580,6 +590,7 @@ impl Room {
             // The place has vanished: it was not kept alive in time, or its grant has run out.
             _ => {
                 if let Some(waiter) = self.standing.take(spot.hold) {
+                    errands.push(Errand::Leave(waiter.claim.clone()));
                     self.stand(waiter.again(), errands);
                 }
             }
@@ -603,9 +614,12 @@ impl Room {
 
     /// Tells a waiter that it has been granted the name, unless it does not listen any more or it is too late.
     fn deliver(&mut self, hold: Hold, grant: Grant, errands: &mut Vec<Errand>) {
-        let Some(waiter) = self.standing.granted(hold, grant) else {
+        let Some((waiter, twice)) = self.standing.granted(hold, grant) else {
             return;
         };
+        if twice {
+            errands.push(Errand::Clear(waiter.claim.spot()));
+        }
         let too_late = (grant.sent_at + grant.lasts.saturating_sub(margin(grant.lasts))).is_past();
         if !is_live(&waiter) || too_late {
             errands.push(Errand::Leave(waiter.claim.clone()));
@@ -746,10 +760,11 @@ impl Line {
 
     /// Takes those out of the line whose owner has the name: they must not wait for themselves.
     fn let_in(&mut self, owner: Owner, errands: &mut Vec<Errand>) {
-        if self.waiters.iter().all(|w| w.claim.owner != owner) {
+        let is_own = |w: &Waiter| w.reenters && w.claim.owner == owner;
+        if !self.waiters.iter().any(is_own) {
             return;
         }
-        let (own, stay) = self.waiters.drain(..).partition(|w| w.claim.owner == owner);
+        let (own, stay) = self.waiters.drain(..).partition(is_own);
         self.waiters = stay;
         let own: VecDeque<Waiter> = own;
         errands.extend(own.into_iter().map(Errand::Join));
@@ -778,7 +793,7 @@ impl Line {
 
 impl Waiter {
     /// The same waiter with a new hold, for another attempt whose traces do not mix with those of the last.
-    fn again(mut self) -> Self {
+    pub(crate) fn again(mut self) -> Self {
         self.claim.hold = Hold::random();
         self
     }

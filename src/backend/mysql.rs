@@ -19,11 +19,11 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySql, MySqlConn
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
-    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, Names, Pass, Place, Queue, Release, Renewal, Row,
-    Session, Spot, Standing, Ticket, To, Watched,
+    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, Names, Pass, Place, Queue, Release,
+    Renewal, Row, Session, Spot, Standing, Ticket, To, Watched,
 };
 use super::{by_hold, matched, micros, token};
-use crate::error::{Error, Result};
+use crate::error::{Error, Fault, Result};
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
 use crate::schema;
@@ -399,7 +399,7 @@ UPDATE sqlock_fence AS f
   JOIN (SELECT name FROM sqlock_fence WHERE name = ? AND token = ? LIMIT 1 FOR UPDATE SKIP LOCKED) AS q ON q.name = f.name
    SET f.token = f.token + 1";
 
-// Bind order: retention, retention, retention, retention, limit. Reads without locking: a scan that locks would make free
+// Bind order: retention, retention or claim, retention, retention, limit. Reads without locking: a scan that locks would make free
 // names look taken.
 pub(super) const STALE: &str = concat!("
 SELECT l.name FROM sqlock_lease AS l
@@ -407,7 +407,7 @@ SELECT l.name FROM sqlock_lease AS l
    AND NOT EXISTS (SELECT 1 FROM sqlock_place AS p WHERE p.name = l.name AND p.expires_at >= ", now!(), " - ?)
  LIMIT ?");
 
-// Bind order: JSON names as hex, retention, retention, retention. The condition is checked again once the rows are locked.
+// Bind order: JSON names as hex, retention, retention or claim, retention. The condition is checked again once the rows are locked.
 pub(super) const SWEEP: &str = concat!("
 DELETE l, f
   FROM (SELECT STRAIGHT_JOIN s.name
@@ -765,11 +765,19 @@ impl Session for MySqlSession {
             self.execute(sqlx::query(sql::ENQUEUE).bind(micros(CLAIM)).bind(lines)).await?;
             let names: BTreeSet<&str> = tickets.iter().map(|ticket| ticket.claim.name.as_str()).collect();
             let json = Value::from_iter(names.iter().map(|name| hex(name))).to_string();
-            let marked = self.execute(sqlx::query(sql::MARK).bind(&json)).await?.rows_affected();
-            if marked < names.len() as u64 {
+            let mark = async |session: &mut Self| {
+                loop {
+                    // Not to be begun again from the place: it may have been granted the name, and have gone, since.
+                    match session.execute(sqlx::query(sql::MARK).bind(&json)).await {
+                        Err(error) if Fault::of(&error) == Fault::Again => tokio::task::yield_now().await,
+                        marked => return marked.map(|done| done.rows_affected()),
+                    }
+                }
+            };
+            if mark(self).await? < names.len() as u64 {
                 self.execute(sqlx::query(sql::CREATE_FREE_FENCE).bind(&json)).await?;
                 self.execute(sqlx::query(sql::CREATE_FREE_LEASE).bind(&json)).await?;
-                self.execute(sqlx::query(sql::MARK).bind(&json)).await?;
+                mark(self).await?;
             }
             Ok(())
         })
@@ -812,7 +820,8 @@ impl Session for MySqlSession {
                         return Ok(None);
                     };
                     let name = pass.name.as_str().as_bytes();
-                    self.execute(sqlx::query(sql::UNPLACE).bind(name).bind(hold)).await?;
+                    // The grant stands, whatever becomes of this: what is marked neither waits nor shares, and is swept.
+                    let _ = self.execute(sqlx::query(sql::UNPLACE).bind(name).bind(hold)).await;
                     Ok(Some(vec![Granted { hold: hold.clone(), token }]))
                 }
                 To::Several(next) | To::More(next) => {
@@ -872,10 +881,8 @@ impl Session for MySqlSession {
         Box::pin(async move {
             let spots = Value::from_iter(places.iter().map(spot)).to_string();
             let rows = sqlx::query(sql::WATCH).bind(spots).fetch_all(&mut self.conn).await?;
-            let mut watched: HashMap<String, Watched> = rows
-                .iter()
-                .map(|r| (r.get(10), Watched { row: row(r), token: r.get(11), ahead: r.get(12) }))
-                .collect();
+            let mut watched: HashMap<String, Watched> =
+                rows.iter().map(|r| (r.get(10), Watched { row: row(r), token: r.get(11), ahead: r.get(12) })).collect();
             Ok(places.iter().map(|spot| watched.remove(&spot.hold.mark())).collect())
         })
     }
@@ -933,15 +940,15 @@ impl Session for MySqlSession {
 
     fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64> {
         Box::pin(async move {
-            let age = micros(retention);
+            let (age, marked) = (micros(retention), micros(retention.max(CLAIM)));
             self.execute(sqlx::query(sql::SWEEP_PLACES).bind(age).bind(limit)).await?;
-            let stale = sqlx::query(sql::STALE).bind(age).bind(age).bind(age).bind(age).bind(limit);
+            let stale = sqlx::query(sql::STALE).bind(age).bind(marked).bind(age).bind(age).bind(limit);
             let stale = stale.fetch_all(&mut self.conn).await?;
             if stale.is_empty() {
                 return Ok(0);
             }
             let names = Value::from_iter(stale.iter().map(|row| hex(&text(row.get(0)))));
-            let query = sqlx::query(sql::SWEEP).bind(names.to_string()).bind(age).bind(age).bind(age);
+            let query = sqlx::query(sql::SWEEP).bind(names.to_string()).bind(age).bind(marked).bind(age);
             // Two rows go with each name.
             Ok(self.execute(query).await?.rows_affected() / 2)
         })

@@ -13,8 +13,8 @@ use sqlx::{ConnectOptions, Connection, Executor, PgConnection, PgPool, Postgres,
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
-    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Listener, Mode, Names, Pass, Place, Queue, Release,
-    Renewal, Row, Session, Spot, Ticket, To, Watched,
+    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Listener, Mode, Names, Pass, Place, Queue,
+    Release, Renewal, Row, Session, Spot, Ticket, To, Watched,
 };
 use super::{by_hold, found, in_order, micros, token};
 use crate::error::Result;
@@ -373,12 +373,12 @@ fence AS (
     UPDATE sqlock_fence AS f SET token = f.token + 1 FROM unfenced AS u, evicted AS e WHERE f.name = u.name)
 SELECT name FROM evicted");
 
-// $1 retention, $2 limit. FOR UPDATE checks the condition again once it has the rows, and from then on nobody changes
+// $1 retention, $2 limit, $3 retention or claim, whichever is longer. FOR UPDATE checks the condition again once it has the rows, and from then on nobody changes
 // them: a row that was taken in between is not deleted.
 pub(super) const SWEEP: &str = concat!("
 WITH stale AS MATERIALIZED (
     SELECT l.name FROM sqlock_lease AS l JOIN sqlock_fence AS f ON f.name = l.name
-     WHERE l.token < ", now!(), " - $1 AND l.waiting < ", now!(), " - $1
+     WHERE l.token < ", now!(), " - $1 AND l.waiting < ", now!(), " - $3
        AND (l.expires_at < ", now!(), " - $1 OR l.holds = '+')
        AND NOT EXISTS (SELECT 1 FROM sqlock_place AS p WHERE p.name = l.name AND p.expires_at >= ", now!(), " - $1)
      LIMIT $2 FOR UPDATE SKIP LOCKED),
@@ -783,10 +783,8 @@ impl Session for PostgresSession {
     fn watch<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<Option<Watched>>> {
         Box::pin(async move {
             let rows = self.rows(bind_spots(sql::WATCH, places)).await?;
-            let mut watched: HashMap<String, Watched> = rows
-                .iter()
-                .map(|r| (r.get(10), Watched { row: row(r), token: r.get(11), ahead: r.get(12) }))
-                .collect();
+            let mut watched: HashMap<String, Watched> =
+                rows.iter().map(|r| (r.get(10), Watched { row: row(r), token: r.get(11), ahead: r.get(12) })).collect();
             Ok(places.iter().map(|spot| watched.remove(&spot.hold.mark())).collect())
         })
     }
@@ -847,7 +845,7 @@ impl Session for PostgresSession {
         Box::pin(async move {
             let sweep = |sql| sqlx::query(sql).bind(micros(retention)).bind(i64::from(limit));
             self.execute(sweep(sql::SWEEP_PLACES)).await?;
-            self.execute(sweep(sql::SWEEP)).await
+            self.execute(sweep(sql::SWEEP).bind(micros(retention.max(CLAIM)))).await
         })
     }
 

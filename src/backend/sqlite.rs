@@ -15,8 +15,8 @@ use sqlx::{ConnectOptions, Connection, Row as _, Sqlite, SqliteConnection, Sqlit
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
-    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, Names, Pass, Place, Queue, Release, Renewal,
-    Row, Session, Spot, Standing, Ticket, To, Watched,
+    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, Names, Pass, Place, Queue, Release,
+    Renewal, Row, Session, Spot, Standing, Ticket, To, Watched,
 };
 use super::{by_hold, in_order, matched, micros, token};
 use crate::error::{Error, Result};
@@ -287,11 +287,11 @@ pub(super) const EVICT_SHARE: &str = "DELETE FROM sqlock_place WHERE name = ?1 A
 pub(super) const EVICT: &str = concat!("UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ", now!(), "
   WHERE name = ?1 AND token = ?2 AND holds NOT IN ('', '+')");
 
-// ?1 retention, ?2 limit. The outer condition repeats the inner one so that the statement is right by itself.
+// ?1 retention, ?2 limit, ?3 retention or claim, whichever is longer. The outer condition repeats the inner one so that the statement is right by itself.
 macro_rules! stale {
     () => {
         concat!("
-       l.token < ", now!(), " - ?1 AND l.waiting < ", now!(), " - ?1
+       l.token < ", now!(), " - ?1 AND l.waiting < ", now!(), " - ?3
    AND (l.expires_at < ", now!(), " - ?1 OR l.holds = '+')
    AND NOT EXISTS (SELECT 1 FROM sqlock_place AS p WHERE p.name = l.name AND p.expires_at >= ", now!(), " - ?1)")
     };
@@ -603,8 +603,7 @@ impl Session for SqliteSession {
                     self.transaction(bind_seen(sqlx::query(sql::PASS_TO_MANY)).bind(next.to_string())).await?
                 }
             };
-            let granted: Vec<Granted> =
-                granted(rows).map(|(hold, token)| Granted { hold, token }).collect();
+            let granted: Vec<Granted> = granted(rows).map(|(hold, token)| Granted { hold, token }).collect();
             Ok((!granted.is_empty()).then_some(granted))
         })
     }
@@ -634,10 +633,8 @@ impl Session for SqliteSession {
     fn watch<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<Option<Watched>>> {
         Box::pin(async move {
             let rows = self.rows(sql::WATCH, places.iter().map(spot).collect()).await?;
-            let mut watched: HashMap<String, Watched> = rows
-                .iter()
-                .map(|r| (r.get(10), Watched { row: row(r), token: r.get(11), ahead: r.get(12) }))
-                .collect();
+            let mut watched: HashMap<String, Watched> =
+                rows.iter().map(|r| (r.get(10), Watched { row: row(r), token: r.get(11), ahead: r.get(12) })).collect();
             Ok(places.iter().map(|spot| watched.remove(&spot.hold.mark())).collect())
         })
     }
@@ -681,7 +678,8 @@ impl Session for SqliteSession {
     fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64> {
         Box::pin(async move {
             self.execute(sqlx::query(sql::SWEEP_PLACES).bind(micros(retention)).bind(limit)).await?;
-            self.execute(sqlx::query(sql::SWEEP).bind(micros(retention)).bind(limit)).await
+            let longer = micros(retention.max(CLAIM));
+            self.execute(sqlx::query(sql::SWEEP).bind(micros(retention)).bind(limit).bind(longer)).await
         })
     }
 

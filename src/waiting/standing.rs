@@ -43,6 +43,8 @@ struct Stander {
     joined: bool,
     /// A grant that was heard of before that.
     early: Option<Grant>,
+    /// It may have joined twice, the second time after it had been granted the name.
+    twice: bool,
     /// Until then, at least, it had not been granted the name.
     ungranted_at: Moment,
 }
@@ -91,26 +93,30 @@ impl Standing {
         let (claim, waited) = (waiter.claim.clone(), now.since(waiter.since));
         let fresh = || Watch { holds: Vec::new(), token: 0, since: now, ahead: None, due: now + KEEP };
         self.watches.entry(claim.name.clone()).or_insert_with(fresh).holds.push(claim.hold);
-        self.standers.insert(claim.hold, Stander { waiter, joined: false, early: None, ungranted_at: now });
+        self.standers
+            .insert(claim.hold, Stander { waiter, joined: false, early: None, twice: false, ungranted_at: now });
         Errand::Enqueue(claim, waited)
     }
 
     /// The place is in the table since a request that was sent then. `Err`: nobody waits there any more.
-    pub(crate) fn joined(&mut self, hold: Hold, sent_at: Moment) -> Result<Option<Grant>, ()> {
+    pub(crate) fn joined(&mut self, hold: Hold, sent_at: Moment, twice: bool) -> Result<Option<Grant>, ()> {
         let stander = self.standers.get_mut(&hold).ok_or(())?;
         stander.joined = true;
+        stander.twice = twice;
         stander.ungranted_at = sent_at;
         Ok(stander.early.take())
     }
 
-    /// Ends the wait of a place that was granted the name. `None`: it is not one of ours, or not yet confirmed.
-    pub(crate) fn granted(&mut self, hold: Hold, grant: Grant) -> Option<Waiter> {
+    /// Ends the wait of a place that was granted the name, and tells whether it may have left another behind. `None`: it is not
+    /// one of ours, or not yet confirmed.
+    pub(crate) fn granted(&mut self, hold: Hold, grant: Grant) -> Option<(Waiter, bool)> {
         let stander = self.standers.get_mut(&hold)?;
         if !stander.joined {
             stander.early = Some(grant);
             return None;
         }
-        self.take(hold)
+        let twice = stander.twice;
+        Some((self.take(hold)?, twice))
     }
 
     /// Until when it is known that a place had not been granted the name.
@@ -156,7 +162,7 @@ impl Standing {
 
     /// Those who would wait for themselves.
     pub(crate) fn of_owner(&mut self, name: &LockName, is: impl Fn(Owner) -> bool) -> Vec<Waiter> {
-        self.take_those(name, |w| w.claim.mode == Mode::Exclusive && is(w.claim.owner))
+        self.take_those(name, |w| w.reenters && w.claim.mode == Mode::Exclusive && is(w.claim.owner))
     }
 
     /// Everybody.
