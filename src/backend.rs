@@ -104,6 +104,9 @@ pub(crate) trait Session: Send {
     /// [`renew`](Self::renew) for those who share. Names may repeat.
     fn renew_shares<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>>;
 
+    /// Gives a share another hold, and renews it. `false`: it has ended, or somebody else has done so.
+    fn rehold<'a>(&'a mut self, from: &'a Holding, to: Hold, ttl: Duration) -> Job<'a, bool>;
+
     /// Turns the last hold of an exclusive holding into the only one that shares the name, in one step. The token stays.
     fn downgrade<'a>(&'a mut self, from: &'a Holding, to: &'a Ticket) -> Job<'a, bool>;
 

@@ -344,10 +344,13 @@ impl Client {
         from: Option<Release>,
         then: impl FnOnce(&Arc<Self>, Answer<Served>) + Send + 'static,
     ) {
-        let terms = self.room().terms(&name);
+        let (terms, readers) = {
+            let room = self.room();
+            (room.terms(&name), room.readers(&name))
+        };
         let client = Arc::clone(self);
         let reply = Reply::to(move |answer| then(&client, answer));
-        self.pump.send(Verb::Serve(Serve { name, from, terms }, reply));
+        self.pump.send(Verb::Serve(Serve { name, from, terms, readers }, reply));
     }
 
     fn run(self: &Arc<Self>, errands: Vec<Errand>) {

@@ -405,6 +405,32 @@ impl Drop for InLine {
     }
 }
 
+/// Ends a holding whose kind is not known any more.
+struct Undo {
+    client: Arc<Client>,
+    holdings: [Holding; 2],
+    armed: bool,
+}
+
+impl Undo {
+    fn disarm(mut self) {
+        self.armed = false;
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        if self.armed {
+            // Those of this process who wait behind it need not wait for its next renewal to find out.
+            let [from, _] = &self.holdings;
+            self.client.keeper.evicted(&from.name, from.token);
+            for holding in &self.holdings {
+                self.client.abandon(holding);
+            }
+        }
+    }
+}
+
 /// Runs two futures until one of them completes; the first wins a tie.
 async fn first<A: Future, B: Future>(
     mut a: std::pin::Pin<&mut A>,
@@ -465,6 +491,9 @@ impl Lease {
     }
 
     /// For how much longer the lease is safe without a renewal. Zero when it is lost.
+    ///
+    /// A lease for which somebody waited, and which another process has handed over, begins with at most 3 seconds, and has
+    /// its whole TTL as soon as its first renewal, at once, has come through.
     pub fn remaining(&self) -> Duration {
         if self.is_held() { self.tenure.deadline().remaining() } else { Duration::ZERO }
     }
@@ -580,12 +609,12 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] when it has ended; [`Error::Conversion`] when its owner has entered more than once, or it is one of
-    /// several permits; [`Error::Unavailable`].
+    /// [`Error::Conversion`] when its owner has entered more than once, or it is one of several permits: nothing has changed.
+    /// [`Error::Lost`] when it has ended. After any other error the lease is lost, for it is not known what it was turned into.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future may lose the lease.
+    /// Dropping the future after its first poll loses the lease.
     pub async fn downgrade(&mut self) -> Result<()> {
         if let Fate::Lost(cause) = self.tenure.fate() {
             return Err(self.loss(cause));
@@ -612,24 +641,30 @@ impl Lease {
             label: "".into(),
         };
         let ticket = Ticket { claim, client: Arc::clone(&client.id), bell: "".into(), waited: Duration::ZERO };
+        // From here on it is not known which of the two stands, until the answer says so: neither, if nobody hears it.
+        let undo = Undo { client: Arc::clone(client), holdings: [from.clone(), shared.clone()], armed: true };
         let answer = client.ask(|reply| Verb::Downgrade(from.clone(), ticket, reply)).await;
         let mut sent_at = answer.sent_at;
-        if !answer.outcome? {
+        let mut done = answer.outcome;
+        if matches!(done, Ok(false)) {
             // It was ours and has been converted already, if the reply to an earlier request was lost.
             let renewal = Renewal { holding: shared.clone(), ttl };
             let renewed = client.ask(|reply| Verb::Renew(renewal, reply)).await;
             sent_at = renewed.sent_at;
-            if renewed.outcome? != Standing::Held {
-                let row = client.ask(|reply| Verb::Look(name.clone(), reply)).await.outcome?;
-                let standing = row.map(|row| row.standing(from.owner, from.hold, Some(from.token)));
-                if standing == Some(Standing::Held) {
-                    let reason = "its owner has entered more than once; give the other holds back first";
-                    return Err(Error::Conversion { name, reason });
-                }
-                self.tenure.lose(LossCause::Superseded);
-                return Err(self.loss(LossCause::Superseded));
-            }
+            done = renewed.outcome.map(|standing| standing == Standing::Held);
         }
+        if matches!(done, Ok(false)) {
+            let row = client.ask(|reply| Verb::Look(name.clone(), reply)).await.outcome;
+            let standing = row.map(|row| row.map(|row| row.standing(from.owner, from.hold, Some(from.token))));
+            if matches!(standing, Ok(Some(Standing::Held))) {
+                undo.disarm();
+                let reason = "its owner has entered more than once; give the other holds back first";
+                return Err(Error::Conversion { name, reason });
+            }
+            return Err(self.loss(LossCause::Superseded));
+        }
+        done?;
+        undo.disarm();
         if let Err(Fate::Lost(cause)) = self.tenure.give_back() {
             client.abandon(&shared);
             return Err(self.loss(cause));
@@ -738,16 +773,29 @@ impl Lease {
         Ok(lease)
     }
 
-    /// A share is known by its hold alone, and whoever renews it has it.
-    async fn resume_share(client: &Arc<Client>, holding: Holding, ttl: Duration) -> Result<Self> {
-        let renewal = Renewal { holding: holding.clone(), ttl };
-        let answer = client.ask(|reply| Verb::Renew(renewal, reply)).await;
-        if answer.outcome? != Standing::Held {
-            return Err(Error::Lost { name: holding.name, token: holding.token, cause: LossCause::Superseded });
-        }
-        let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
-        let tenure = Tenure::begin(holding, ttl, terms, answer.sent_at, ttl);
-        Ok(Self::begin(Arc::clone(client), tenure))
+    /// A share changes hands by changing its hold: the text is good for once.
+    async fn resume_share(client: &Arc<Client>, from: Holding, ttl: Duration) -> Result<Self> {
+        client.start();
+        let to = Holding { hold: Hold::random(), ..from.clone() };
+        let (resumed, answered) = oneshot::channel();
+        let (taker, taken) = (Arc::clone(client), to.clone());
+        // In the reply, so that nothing is left behind when this future is dropped.
+        let reply = Reply::to(move |answer: Answer<bool>| {
+            let _ = resumed.send(match answer.outcome {
+                Ok(true) => {
+                    let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
+                    let tenure = Tenure::begin(taken, ttl, terms, answer.sent_at, ttl);
+                    Ok(Self::begin(taker, tenure))
+                }
+                Ok(false) => Err(Error::Lost { name: taken.name, token: taken.token, cause: LossCause::Superseded }),
+                Err(error) => {
+                    taker.abandon(&taken);
+                    Err(error)
+                }
+            });
+        });
+        client.pump.send(Verb::Rehold { from, to: to.hold, ttl, reply });
+        answered.await.unwrap_or(Err(Error::Closed))
     }
 
     fn loss(&self, cause: LossCause) -> Error {

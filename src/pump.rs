@@ -96,6 +96,13 @@ pub(crate) enum Verb {
     Attend(Attend, Reply<Attended>),
     Waiters(LockName, Reply<Vec<Place>>),
     Downgrade(Holding, Ticket, Reply<bool>),
+    /// Gives a share another hold.
+    Rehold {
+        from: Holding,
+        to: Hold,
+        ttl: Duration,
+        reply: Reply<bool>,
+    },
     Evict(LockName, FencingToken, Reply<bool>),
     Sweep {
         retention: Duration,
@@ -308,6 +315,9 @@ impl Lane {
             Verb::Sweep { retention, limit, reply } => {
                 reply.send(self.attempt("sweep", &Sweep { retention, limit }).await);
             }
+            Verb::Rehold { from, to, ttl, reply } => {
+                reply.send(self.attempt("resume", &Rehold { from, to, ttl }).await);
+            }
             // A reply that is dropped is answered.
             Verb::Flush(reply) => drop(reply),
             _ => {}
@@ -516,6 +526,20 @@ impl Request for Downgrade {
     }
 }
 
+struct Rehold {
+    from: Holding,
+    to: Hold,
+    ttl: Duration,
+}
+
+impl Request for Rehold {
+    type Outcome = bool;
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, bool> {
+        session.rehold(&self.from, self.to, self.ttl)
+    }
+}
+
 /// How many of those who wait are read to find out who is next.
 const NEXT: u32 = 32;
 
@@ -529,6 +553,8 @@ pub(crate) struct Serve {
     pub(crate) from: Option<Release>,
     /// What the waiters of this client asked for.
     pub(crate) terms: Terms,
+    /// The owners of those among them who want to share it.
+    pub(crate) readers: Vec<Owner>,
 }
 
 /// How a name stands after it was served.
@@ -558,8 +584,9 @@ impl Request for Serve {
         Box::pin(async move {
             let mut locked = false;
             let mut before = None;
+            let mut limit = NEXT;
             for _ in 0..DECISIONS {
-                let Some(mut queue) = session.queue(&self.name, NEXT).await? else {
+                let Some(mut queue) = session.queue(&self.name, limit).await? else {
                     return Ok(Served { standing: Some(Standing::Superseded), ..Served::default() });
                 };
                 let dead = queue.bury();
@@ -568,6 +595,11 @@ impl Request for Serve {
                     if queue.waiting().next().is_none() {
                         continue;
                     }
+                }
+                // Whoever shares the name goes past all who wait, wherever it stands.
+                if limit == NEXT && queue.is_cut_off() && queue.sharers().iter().any(|own| self.readers.contains(own)) {
+                    limit = u32::MAX;
+                    continue;
                 }
                 // Nobody has touched the name, and yet it would not change hands: a fence is in the way.
                 let row = &queue.row;

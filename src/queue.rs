@@ -108,7 +108,7 @@ impl Queue {
     }
 
     /// Whether more may wait than were read.
-    fn is_cut_off(&self) -> bool {
+    pub(crate) fn is_cut_off(&self) -> bool {
         self.waiting().count() >= self.limit as usize
     }
 

@@ -323,7 +323,7 @@ impl Room {
     pub(crate) fn is_unanswered(&self, name: &LockName) -> bool {
         match self.lines.get(name) {
             Some(line) => !line.answered,
-            None => self.standing.waits_for(name) && !self.standing.has_joined(name),
+            None => self.standing.waits_for(name) && !self.standing.is_heard_of(name),
         }
     }
 
@@ -359,6 +359,11 @@ impl Room {
     /// The terms of those of ours who wait for a name there.
     pub(crate) fn terms(&self, name: &LockName) -> crate::queue::Terms {
         self.standing.terms(name)
+    }
+
+    /// The owners of those of ours who want to share a name.
+    pub(crate) fn readers(&self, name: &LockName) -> Vec<Owner> {
+        self.standing.readers(name)
     }
 
     /// A claim has joined the line, or could not.
@@ -462,11 +467,10 @@ impl Room {
                 self.deliver(hold, grant, errands);
             }
         }
-        for waiter in self.standing.of_owner(name, |owner| served.owner == Some(owner)) {
-            errands.push(Errand::Leave(waiter.claim.clone()));
-            errands.push(Errand::Join(waiter.again()));
-        }
-        let mut upgrades = self.standing.of_owner(name, |owner| served.sharers.contains(&owner));
+        self.let_in(name, served.owner, errands);
+        let mut upgrades = self.standing.take_those(name, |w| {
+            w.reenters && w.claim.mode == Mode::Exclusive && served.sharers.contains(&w.claim.owner)
+        });
         for waiter in &upgrades {
             errands.push(Errand::Leave(waiter.claim.clone()));
         }
@@ -586,6 +590,9 @@ impl Room {
                 if self.standing.waits(spot, sent_at, &watched, slowly) {
                     errands.extend(self.serve(&spot.name));
                 }
+                // Its owner may have got the name elsewhere.
+                let holder = watched.row.held_for().and_then(|_| watched.row.owner.parse().ok());
+                self.let_in(&spot.name, holder, errands);
             }
             // The place has vanished: it was not kept alive in time, or its grant has run out.
             _ => {
@@ -641,7 +648,12 @@ impl Room {
         line.door = Door::Held { owner: claim.owner, holds: vec![claim.hold], others: grant.others };
         line.let_in(claim.owner, errands);
         line.turn_away(errands);
-        for own in self.standing.of_owner(&claim.name, |owner| owner == claim.owner) {
+        self.let_in(&claim.name, Some(claim.owner), errands);
+    }
+
+    /// Takes those out of the database's line whose owner has the name alone: they must not wait for themselves.
+    fn let_in(&mut self, name: &LockName, holder: Option<Owner>, errands: &mut Vec<Errand>) {
+        for own in self.standing.of_owner(name, |owner| holder == Some(owner)) {
             errands.push(Errand::Leave(own.claim.clone()));
             errands.push(Errand::Join(own.again()));
         }

@@ -277,11 +277,11 @@ macro_rules! still_waiting {
 pub(super) const PASS_TO_NOBODY: &str = concat!("
 UPDATE sqlock_lease AS l SET l.waiting = ", still_waiting!(), " WHERE ", as_seen!("l"));
 
-// Bind order: still_waiting, as_seen
+// Whoever has joined the line since has to be let in instead. Bind order: still_waiting, as_seen, waiting
 pub(super) const PASS_TO_FREE: &str = concat!("
 UPDATE sqlock_lease AS l
    SET l.waiting = ", still_waiting!(), ", l.owner = '', l.holds = '', l.expires_at = ", now!(), "
- WHERE ", as_seen!("l"));
+ WHERE ", as_seen!("l"), " AND l.waiting = ?");
 
 // The place is marked as granted in the same statement, and deleted when that is done. Its token and its zero expiry say
 // that it neither waits nor shares any more. Bind order: as_seen, hold, still_waiting, lasts.
@@ -301,14 +301,14 @@ UPDATE (SELECT s.name, GREATEST(s.token + 1, g.token + 1, ", now!(), ") AS token
 pub(super) const UNPLACE: &str = "DELETE FROM sqlock_place WHERE name = ? AND hold = ? AND expires_at = 0";
 
 // The first of those who share it raise the fence's token above all who held it alone; those who come in beside them leave
-// it, and so leave the fences of the others. What is shared has no expiry of its own. Bind order: as_seen, JSON of holds and
-// durations, still_waiting, how many less one.
+// it, and so leave the fences of the others. Whoever has joined the line since may be one of them. What is shared has no expiry
+// of its own. Bind order: as_seen, waiting, JSON of holds and durations, still_waiting, how many less one.
 macro_rules! pass_to_many {
     ($least:literal, $free:literal, $fence:literal, $set:literal) => {
         concat!("
 UPDATE (SELECT s.name, GREATEST(", $least, ", ", now!(), ") AS token
           FROM ", $free, "
-         WHERE ", as_seen!("s"), "
+         WHERE ", as_seen!("s"), " AND s.waiting = ?
          LIMIT 1 FOR UPDATE SKIP LOCKED) AS q
   STRAIGHT_JOIN sqlock_lease AS l ON l.name = q.name ", $fence, "
   STRAIGHT_JOIN JSON_TABLE(?, '$[*]' COLUMNS (i FOR ORDINALITY, hold VARCHAR(40) PATH '$[0]', lasts BIGINT PATH '$[1]')) AS n
@@ -370,12 +370,17 @@ pub(super) const LIVE_SHARES: &str = concat!("
 SELECT STRAIGHT_JOIN p.hold FROM ", holdings!(), " JOIN sqlock_place AS p ON p.name = UNHEX(r.name) AND p.hold = r.hold
  WHERE p.token = r.token AND p.expires_at > ", now!());
 
-// The share goes first. While its name is held by one alone, it counts for nothing. Bind order: client, units, permits, ttl,
-// holder, label, name, owner, hold, token.
+// Bind order: its new hold, ttl, name, hold, its new hold, token
+pub(super) const REHOLD: &str = concat!("
+UPDATE sqlock_place SET hold = ?, expires_at = ", now!(), " + ?
+ WHERE name = ? AND hold IN (?, ?) AND token = ? AND expires_at > ", now!());
+
+// The share goes first. While its name is held by one alone, it counts for nothing. Bind order: client, units, permits,
+// holder, ttl, name, owner, hold, token.
 pub(super) const DOWNGRADE_PLACE: &str = concat!("
 INSERT IGNORE INTO sqlock_place
        (name, owner, hold, client, bell, units, permits, place, token, holder, label, acquired_at, expires_at)
-SELECT name, owner, holds, ?, '', ?, ?, ", now!(), ", token, ?, ?, acquired_at, ", now!(), " + ?
+SELECT name, owner, holds, ?, '', ?, ?, ", now!(), ", token, ?, label, acquired_at, ", now!(), " + ?
   FROM sqlock_lease WHERE name = ? AND owner = ? AND holds = ? AND token = ?");
 
 // Bind order: name, owner, hold, token
@@ -809,8 +814,12 @@ impl Session for MySqlSession {
             let waiting = |query: MySqlQuery<'a>| query.bind(pass.seen.waiting).bind(pass.last);
             match &pass.to {
                 To::Nobody | To::Free => {
-                    let sql = if matches!(pass.to, To::Free) { sql::PASS_TO_FREE } else { sql::PASS_TO_NOBODY };
-                    let done = self.execute(as_seen(waiting(sqlx::query(sql)))).await?;
+                    let done = if matches!(pass.to, To::Free) {
+                        let query = as_seen(waiting(sqlx::query(sql::PASS_TO_FREE)));
+                        self.execute(query.bind(pass.seen.waiting)).await?
+                    } else {
+                        self.execute(as_seen(waiting(sqlx::query(sql::PASS_TO_NOBODY)))).await?
+                    };
                     Ok((done.rows_affected() > 0).then(Vec::new))
                 }
                 To::One(hold, lasts) => {
@@ -828,7 +837,8 @@ impl Session for MySqlSession {
                     let several = matches!(pass.to, To::Several(_));
                     let sql = if several { sql::PASS_TO_SEVERAL } else { sql::PASS_TO_MORE };
                     let lines = Value::from_iter(next.iter().map(|(hold, lasts)| json!([hold, micros(*lasts)])));
-                    let query = waiting(as_seen(sqlx::query(sql)).bind(lines.to_string()));
+                    let query = as_seen(sqlx::query(sql)).bind(pass.seen.waiting).bind(lines.to_string());
+                    let query = waiting(query);
                     let done = self.execute(query.bind(next.len() as i64 - 1)).await?;
                     if done.rows_affected() == 0 {
                         return Ok(None);
@@ -902,6 +912,19 @@ impl Session for MySqlSession {
         })
     }
 
+    fn rehold<'a>(&'a mut self, from: &'a Holding, to: Hold, ttl: Duration) -> Job<'a, bool> {
+        Box::pin(async move {
+            let query = sqlx::query(sql::REHOLD)
+                .bind(to.mark())
+                .bind(micros(ttl))
+                .bind(from.name.as_str().as_bytes())
+                .bind(from.hold.mark())
+                .bind(to.mark())
+                .bind(from.token.get());
+            Ok(self.execute(query).await?.rows_affected() > 0)
+        })
+    }
+
     fn downgrade<'a>(&'a mut self, from: &'a Holding, to: &'a Ticket) -> Job<'a, bool> {
         Box::pin(async move {
             let (units, permits) = to.claim.mode.columns();
@@ -917,7 +940,6 @@ impl Session for MySqlSession {
                 .bind(units)
                 .bind(permits)
                 .bind(&*to.claim.holder)
-                .bind(&*to.claim.label)
                 .bind(micros(to.claim.ttl));
             self.execute(bind_from(place)).await?;
             let done = self.execute(bind_from(sqlx::query(sql::DOWNGRADE_LEASE))).await?;

@@ -19,6 +19,7 @@ use super::{
 use super::{by_hold, found, in_order, micros, token};
 use crate::error::Result;
 use crate::name::LockName;
+use crate::owner::Hold;
 use crate::schema;
 use crate::token::FencingToken;
 
@@ -258,10 +259,11 @@ macro_rules! still_waiting {
 pub(super) const PASS_TO_NOBODY: &str = concat!("
 UPDATE sqlock_lease AS l SET waiting = ", still_waiting!(), " WHERE ", as_seen!());
 
+// Whoever has joined the line since has to be let in instead.
 pub(super) const PASS_TO_FREE: &str = concat!("
 UPDATE sqlock_lease AS l
    SET owner = '', holds = '', expires_at = ", now!(), ", waiting = ", still_waiting!(), "
- WHERE ", as_seen!());
+ WHERE ", as_seen!(), " AND l.waiting = $5");
 
 // $7 hold, $8 lasts
 pub(super) const PASS_TO_ONE: &str = concat!("
@@ -282,14 +284,14 @@ UPDATE sqlock_lease AS l
  WHERE l.name = next.name
 RETURNING l.holds, l.token");
 
-// $7 holds, $8 lasts: arrays. The first of those who share it raise the fence's token above all who held it alone; those who
+// $7 holds, $8 lasts: arrays. Whoever has joined the line since may be one of them. The first of those who share it raise the fence's token above all who held it alone; those who
 // come in beside them leave it, and so leave the fences of the others. What is shared has no expiry of its own.
 macro_rules! pass_to_many {
     ($least:literal, $free:literal, $fence:literal) => {
         concat!("
 WITH free AS MATERIALIZED (
     SELECT l.name, greatest(", $least, ", ", now!(), ") AS token
-      FROM ", $free, " WHERE ", as_seen!(), "
+      FROM ", $free, " WHERE ", as_seen!(), " AND l.waiting = $5
        FOR UPDATE SKIP LOCKED),
 next AS (
     UPDATE sqlock_place AS p
@@ -345,14 +347,19 @@ UPDATE sqlock_place AS p SET expires_at = ", now!(), " + s.ttl
  WHERE p.name = s.name AND p.hold = s.hold AND p.token = s.token AND p.expires_at > ", now!(), "
 RETURNING p.hold");
 
-// $1 name, $2 owner, $3 hold, $4 token; the share: $5 client, $6 units, $7 permits, $8 ttl, $9 holder, $10 label
+// $1 name, $2 hold, $3 token, $4 its new hold, $5 ttl
+pub(super) const REHOLD: &str = concat!("
+UPDATE sqlock_place SET hold = $4, expires_at = ", now!(), " + $5
+ WHERE name = $1 AND hold IN ($2, $4) AND token = $3 AND expires_at > ", now!());
+
+// $1 name, $2 owner, $3 hold, $4 token; the share: $5 client, $6 units, $7 permits, $8 ttl, $9 holder
 pub(super) const DOWNGRADE: &str = concat!("
 WITH lease AS (
-    UPDATE sqlock_lease SET owner = '', holds = '+', holder = '', label = '', expires_at = 9223372036854775807
+    UPDATE sqlock_lease SET owner = '', holds = '+', holder = '', expires_at = 9223372036854775807
      WHERE name = $1 AND owner = $2 AND holds = $3 AND token = $4
-    RETURNING name, token, acquired_at)
+    RETURNING name, token, label, acquired_at)
 INSERT INTO sqlock_place (name, owner, hold, client, bell, units, permits, place, token, holder, label, acquired_at, expires_at)
-SELECT name, $2, $3, $5, '', $6, $7, ", now!(), ", token, $9, $10, acquired_at, ", now!(), " + $8 FROM lease
+SELECT name, $2, $3, $5, '', $6, $7, ", now!(), ", token, $9, label, acquired_at, ", now!(), " + $8 FROM lease
 RETURNING name");
 
 // $1 name, $2 token
@@ -802,6 +809,18 @@ impl Session for PostgresSession {
         })
     }
 
+    fn rehold<'a>(&'a mut self, from: &'a Holding, to: Hold, ttl: Duration) -> Job<'a, bool> {
+        Box::pin(async move {
+            let query = sqlx::query(sql::REHOLD)
+                .bind(from.name.as_str())
+                .bind(from.hold.mark())
+                .bind(from.token.get())
+                .bind(to.mark())
+                .bind(micros(ttl));
+            Ok(self.execute(query).await? > 0)
+        })
+    }
+
     fn downgrade<'a>(&'a mut self, from: &'a Holding, to: &'a Ticket) -> Job<'a, bool> {
         Box::pin(async move {
             let (units, permits) = to.claim.mode.columns();
@@ -814,8 +833,7 @@ impl Session for PostgresSession {
                 .bind(units)
                 .bind(permits)
                 .bind(micros(to.claim.ttl))
-                .bind(&*to.claim.holder)
-                .bind(&*to.claim.label);
+                .bind(&*to.claim.holder);
             Ok(!self.rows(query).await?.is_empty())
         })
     }

@@ -21,6 +21,7 @@ use super::{
 use super::{by_hold, in_order, matched, micros, token};
 use crate::error::{Error, Result};
 use crate::name::LockName;
+use crate::owner::Hold;
 use crate::schema;
 use crate::token::FencingToken;
 
@@ -206,10 +207,11 @@ macro_rules! still_waiting {
 pub(super) const PASS_TO_NOBODY: &str = concat!("
 UPDATE sqlock_lease AS l SET waiting = ", still_waiting!(), " WHERE ", as_seen!());
 
+// Whoever has joined the line since has to be let in instead.
 pub(super) const PASS_TO_FREE: &str = concat!("
 UPDATE sqlock_lease AS l
    SET owner = '', holds = '', expires_at = ", now!(), ", waiting = ", still_waiting!(), "
- WHERE ", as_seen!());
+ WHERE ", as_seen!(), " AND l.waiting = ?5");
 
 // ?7 hold, ?8 lasts
 pub(super) const PASS_TO_ONE: &str = concat!("
@@ -223,13 +225,13 @@ RETURNING holds, token;
 DELETE FROM sqlock_place WHERE name = ?1 AND changes() = 1 AND (hold = ?7 OR token > 0);
 COMMIT");
 
-// ?7 JSON [[hold, lasts], …]. What is shared has no expiry of its own.
+// ?7 JSON [[hold, lasts], …]. Whoever has joined the line since may be one of them. What is shared has no expiry of its own.
 pub(super) const PASS_TO_MANY: &str = concat!("
 BEGIN IMMEDIATE;
 UPDATE sqlock_lease AS l
    SET owner = '', holds = '+', holder = '', label = '', token = max(l.token + 1, ", now!(), ") + json_array_length(?7) - 1,
        acquired_at = ", now!(), ", expires_at = 9223372036854775807, waiting = ", still_waiting!(), "
- WHERE ", as_seen!(), ";
+ WHERE ", as_seen!(), " AND l.waiting = ?5;
 UPDATE sqlock_place
    SET token = (SELECT l.token FROM sqlock_lease AS l WHERE l.name = ?1) - json_array_length(?7) + 1 + c.key,
        acquired_at = ", now!(), ", expires_at = ", now!(), " + (c.value ->> 1)
@@ -269,11 +271,16 @@ UPDATE sqlock_place AS p SET expires_at = ", now!(), " + (c.value ->> 4)
  WHERE p.name = c.value ->> 0 AND p.hold = c.value ->> 2 AND p.token = c.value ->> 3 AND p.expires_at > ", now!(), "
 RETURNING hold");
 
-// ?1 name, ?2 owner, ?3 hold, ?4 token; the share: ?5 client, ?6 units, ?7 permits, ?8 ttl, ?9 holder, ?10 label
+// ?1 name, ?2 hold, ?3 token, ?4 its new hold, ?5 ttl
+pub(super) const REHOLD: &str = concat!("
+UPDATE sqlock_place SET hold = ?4, expires_at = ", now!(), " + ?5
+ WHERE name = ?1 AND hold IN (?2, ?4) AND token = ?3 AND expires_at > ", now!());
+
+// ?1 name, ?2 owner, ?3 hold, ?4 token; the share: ?5 client, ?6 units, ?7 permits, ?8 ttl, ?9 holder
 pub(super) const DOWNGRADE: &str = concat!("
 BEGIN IMMEDIATE;
 INSERT INTO sqlock_place (name, owner, hold, client, bell, units, permits, place, token, holder, label, acquired_at, expires_at)
-SELECT name, owner, ?3, ?5, '', ?6, ?7, ", now!(), ", token, ?9, ?10, acquired_at, ", now!(), " + ?8
+SELECT name, owner, ?3, ?5, '', ?6, ?7, ", now!(), ", token, ?9, label, acquired_at, ", now!(), " + ?8
   FROM sqlock_lease WHERE name = ?1 AND owner = ?2 AND holds = ?3 AND token = ?4;
 UPDATE sqlock_lease SET owner = '', holds = '+', holder = '', label = '', expires_at = 9223372036854775807
  WHERE name = ?1 AND changes() = 1
@@ -646,6 +653,18 @@ impl Session for SqliteSession {
         })
     }
 
+    fn rehold<'a>(&'a mut self, from: &'a Holding, to: Hold, ttl: Duration) -> Job<'a, bool> {
+        Box::pin(async move {
+            let query = sqlx::query(sql::REHOLD)
+                .bind(from.name.as_str())
+                .bind(from.hold.mark())
+                .bind(from.token.get())
+                .bind(to.mark())
+                .bind(micros(ttl));
+            Ok(self.execute(query).await? > 0)
+        })
+    }
+
     fn downgrade<'a>(&'a mut self, from: &'a Holding, to: &'a Ticket) -> Job<'a, bool> {
         Box::pin(async move {
             let (units, permits) = to.claim.mode.columns();
@@ -658,8 +677,7 @@ impl Session for SqliteSession {
                 .bind(units)
                 .bind(permits)
                 .bind(micros(to.claim.ttl))
-                .bind(&*to.claim.holder)
-                .bind(&*to.claim.label);
+                .bind(&*to.claim.holder);
             Ok(!self.transaction(query).await?.is_empty())
         })
     }

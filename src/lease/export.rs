@@ -13,7 +13,8 @@ use crate::token::FencingToken;
 /// A held lease as a text, to be [resumed](crate::Locks::resume) by another process within its TTL.
 ///
 /// Made by [`Lease::export`](crate::Lease::export). Whoever has the text can resume the lease: treat it like the lease. Resumed
-/// twice, it is held twice, by the same owner, and the name is free when both have given it back.
+/// twice, it is held twice, by the same owner, and the name is free when both have given it back. (A [shared](crate::LeaseRequest::shared)
+/// lease, or a permit, can be resumed once.)
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks, lease: sqlock::Lease) -> sqlock::Result<()> {

@@ -82,9 +82,9 @@ impl Standing {
         self.watches.contains_key(name)
     }
 
-    /// Whether somebody who stands in line was confirmed.
-    pub(crate) fn has_joined(&self, name: &LockName) -> bool {
-        self.of(name).any(|stander| stander.joined)
+    /// Whether the database has confirmed of late that somebody stands in line.
+    pub(crate) fn is_heard_of(&self, name: &LockName) -> bool {
+        self.of(name).any(|stander| stander.joined && !(stander.ungranted_at + CLAIM).is_past())
     }
 
     /// Somebody goes and stands in line.
@@ -162,7 +162,12 @@ impl Standing {
 
     /// Those who would wait for themselves.
     pub(crate) fn of_owner(&mut self, name: &LockName, is: impl Fn(Owner) -> bool) -> Vec<Waiter> {
-        self.take_those(name, |w| w.reenters && w.claim.mode == Mode::Exclusive && is(w.claim.owner))
+        self.take_those(name, |w| w.reenters && is(w.claim.owner))
+    }
+
+    /// The owners of those who want to share a name.
+    pub(crate) fn readers(&self, name: &LockName) -> Vec<Owner> {
+        self.of(name).map(|s| &s.waiter.claim).filter(|c| c.mode == Mode::READ).map(|c| c.owner).collect()
     }
 
     /// Everybody.
