@@ -104,7 +104,7 @@ impl Queue {
 
     pub(crate) fn waiting(&self) -> impl Iterator<Item = &Place> {
         // A grant that was just made may not have taken the place away yet.
-        self.places.iter().filter(|place| place.token == 0 && place.hold != self.row.holds)
+        self.places.iter().filter(|place| place.token == 0 && !self.row.holds.contains(&place.hold))
     }
 
     /// Whether more may wait than were read.

@@ -504,9 +504,9 @@ impl Room {
         errands
     }
 
-    /// A hold has been granted the name by somebody else: it may be one of ours.
-    fn heard(&mut self, mark: &str, token: FencingToken, errands: &mut Vec<Errand>) {
-        if let Some(hold) = self.standing.by_mark(mark)
+    /// Holds that have been granted the name by somebody else: one of them may be ours.
+    fn heard(&mut self, holds: &str, token: FencingToken, errands: &mut Vec<Errand>) {
+        if let Some(hold) = holds.split_inclusive(';').find_map(|mark| self.standing.by_mark(mark))
             && let Some(sent_at) = self.standing.ungranted_at(hold)
         {
             self.deliver(hold, Grant { token, sent_at, lasts: CLAIM, others: true }, errands);
@@ -575,7 +575,8 @@ impl Room {
         };
         let granted = watched.as_ref().and_then(|w| {
             let others = w.row.waiting != 0;
-            if w.row.holds == spot.hold.mark() {
+            // Another hold of its owner may have entered beside it already.
+            if w.row.holds.contains(&spot.hold.mark()) {
                 return grant(w.row.token, others);
             }
             w.token.filter(|token| *token > 0).and_then(|token| grant(token, others))
