@@ -221,7 +221,7 @@ impl LeaseRequest {
         }
     }
 
-    /// Acquires the lease if the name is free. `Ok(None)`: somebody else holds it, or waits for it in this process.
+    /// Acquires the lease if the name is free and nobody waits for it. `Ok(None)`: it is not so.
     ///
     /// # Errors
     ///

@@ -36,6 +36,9 @@
 //! |---|---|
 //! | to wait for your turn, for some time or for as long as it takes | [`LeaseRequest::acquire`], with [`wait`](LeaseRequest::wait) |
 //! | to do it only if nobody else is at it (a nightly job) | [`LeaseRequest::try_acquire`], with [`hold_at_least`](LeaseRequest::hold_at_least) |
+//! | many readers or one writer | [`LeaseRequest::shared`], [`Lease::downgrade`] |
+//! | at most so many at a time | [`Locks::semaphore`] |
+//! | to know how many are ahead | [`LeaseRequest::while_waiting`], [`Locks::waiters`] |
 //! | the work to be cancelled when the lease is lost | [`LeaseRequest::run`] |
 //! | one of many instances to lead, and the others to stand by | [`Locks::election`] |
 //! | to write data in this database that only the holder may write | [`Lease::fence`] |
@@ -54,8 +57,10 @@
 //!
 //! Mutual exclusion is decided by the database's clock alone. The holder knows first: [`Lease::is_held`] turns false, and
 //! [`Lease::lost`] completes, before the database could grant the name to another, also after the process was stopped or the
-//! machine slept. [Fencing tokens](FencingToken) only rise. Every future may be dropped at any await point; nothing is left
-//! behind. However many leases are held, waited for or renewed, a client opens at most two connections.
+//! machine slept. [Fencing tokens](FencingToken) only rise. Those who wait are served in the order in which they came, from
+//! whichever task, process or host, and nobody comes in between. Every future may be dropped at any await point; nothing is left
+//! behind. However many leases are held, waited for or renewed, a client opens at most two connections (and on PostgreSQL a
+//! third one that listens, while somebody waits near the head of a line).
 //!
 //! Losing the database ([`Error::Unavailable`]), losing the lease ([`Error::Lost`]), waiting too long ([`Error::Timeout`])
 //! and being refused (`Ok(None)`) are four different answers.
@@ -67,7 +72,9 @@
 //! - A grant is as durable as the database's commits. An asynchronous replica that is promoted may not know it; the tokens
 //!   and the fence still protect the data.
 //! - The database host's clock may be wrong, but a *jump* by more than the TTL ends leases early, or late.
-//! - Waiters of one process are served first come, first served; between processes, whoever asks first.
+//! - A waiter that has died is noticed after 3 seconds. So is a new holder that died before it knew; with several of them, all
+//!   in the same 3 seconds.
+//! - The order of those who wait is that of the database's clock, which may jump.
 //! - In a SQLite file there is one writer: while a transaction writes, no lease in that file can be taken, renewed or
 //!   released. Keep such transactions shorter than the TTL.
 //!
@@ -82,7 +89,8 @@
 //! # How it is built
 //!
 //! A request goes to the waiting room, becomes a verb, travels with others through the pump, and reaches the one file that
-//! knows the database's SQL: `waiting.rs`, `pump.rs`, `backend.rs` and `backend/`. `lease/renewal.rs` keeps the deadlines.
+//! knows the database's SQL: `waiting.rs`, `pump.rs`, `backend.rs` and `backend/`. Where others wait, `queue.rs` decides who is
+//! next, and `wakeup.rs` hears of it. `lease/renewal.rs` keeps the deadlines.
 //! The command is `bin/sqlock/`, one file per subcommand.
 #![forbid(unsafe_code)]
 // Without a database there is nothing to construct, and much that nobody calls.

@@ -21,7 +21,8 @@ use crate::token::FencingToken;
 /// A client for locks in one database. Cloning is cheap; clones share connections and waiting lines.
 ///
 /// It is made from the application's sqlx pool and opens at most two connections of its own with that pool's connect
-/// options, when they are first needed, however many leases are held, waited for or renewed. (Hooks of the pool, such as
+/// options, when they are first needed, however many leases are held, waited for or renewed. (On PostgreSQL a third one listens
+/// while somebody waits in line for a name that is held elsewhere, and for some seconds after. Hooks of the pool, such as
 /// `after_connect`, do not run on them: put what matters, a `search_path` say, into the connect options. A SQLite database
 /// in memory exists in the pool's own connections only; there, one is borrowed for each statement.)
 ///
@@ -274,7 +275,7 @@ impl LocksBuilder {
         }
     }
 
-    /// How many connections the client may open, 1 or 2. By default 2: one asks for names, the other keeps and returns
+    /// How many connections the client may open for its requests, 1 or 2. By default 2: one asks for names, the other keeps and returns
     /// them. SQLite has one writer, and one connection does it.
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections.clamp(1, 2);

@@ -151,7 +151,7 @@ impl Pump {
 
     pub(crate) fn send(&self, verb: Verb) {
         let keeps = match &verb {
-            Verb::HandOff(..) | Verb::Release(..) | Verb::Renew(..) | Verb::Downgrade(..) => true,
+            Verb::HandOff(..) | Verb::Release(..) | Verb::Renew(..) | Verb::Downgrade(..) | Verb::Leave(..) => true,
             Verb::Serve(serve, _) => serve.from.is_some(),
             _ => false,
         };

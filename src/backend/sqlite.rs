@@ -231,7 +231,9 @@ BEGIN IMMEDIATE;
 UPDATE sqlock_lease AS l
    SET owner = '', holds = '+', holder = '', label = '', token = max(l.token + 1, ", now!(), ") + json_array_length(?7) - 1,
        acquired_at = ", now!(), ", expires_at = 9223372036854775807, waiting = ", still_waiting!(), "
- WHERE ", as_seen!(), " AND l.waiting = ?5;
+ WHERE ", as_seen!(), " AND l.waiting = ?5
+   AND EXISTS (SELECT 1 FROM sqlock_place AS p JOIN json_each(?7) AS c ON p.hold = c.value ->> 0
+                WHERE p.name = ?1 AND p.token = 0);
 UPDATE sqlock_place
    SET token = (SELECT l.token FROM sqlock_lease AS l WHERE l.name = ?1) - json_array_length(?7) + 1 + c.key,
        acquired_at = ", now!(), ", expires_at = ", now!(), " + (c.value ->> 1)
