@@ -79,8 +79,9 @@ pub(crate) trait Session: Send {
     fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>>;
 
     /// Puts each claim in line, once however often it is sent, and marks its name as waited for. Creates what rows are
-    /// missing. Names may repeat.
-    fn enqueue<'a>(&'a mut self, tickets: &'a [Ticket]) -> Job<'a, ()>;
+    /// missing. Names may repeat. For how long another owner alone holds the name, who will see that somebody waits. `None`:
+    /// that is not so, or not known.
+    fn enqueue<'a>(&'a mut self, tickets: &'a [Ticket]) -> Job<'a, Vec<Option<Duration>>>;
 
     /// Reads a name: its row, all who share it, and the first `limit` of those who wait. `None`: it has no row.
     fn queue<'a>(&'a mut self, name: &'a LockName, limit: u32) -> Job<'a, Option<Queue>>;
@@ -104,8 +105,8 @@ pub(crate) trait Session: Send {
     /// [`renew`](Self::renew) for those who share. Names may repeat.
     fn renew_shares<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>>;
 
-    /// Gives a share another hold, and renews it. `false`: it has ended, or somebody else has done so.
-    fn rehold<'a>(&'a mut self, from: &'a Holding, to: Hold, ttl: Duration) -> Job<'a, bool>;
+    /// Puts a second share beside one, with a hold of its own and the same token. `false`: there is none.
+    fn copy<'a>(&'a mut self, from: &'a Holding, to: Hold, ttl: Duration) -> Job<'a, bool>;
 
     /// Turns the last hold of an exclusive holding into the only one that shares the name, in one step. The token stays.
     fn downgrade<'a>(&'a mut self, from: &'a Holding, to: &'a Ticket) -> Job<'a, bool>;
@@ -451,6 +452,11 @@ pub(crate) enum Standing {
     Superseded,
     /// It stands as named, yet an update that named it did not match: nothing was done.
     Unsettled,
+}
+
+/// For how long a name is held, as a number of microseconds tells.
+pub(crate) fn held_for(us: i64) -> Option<Duration> {
+    u64::try_from(us).ok().filter(|us| *us > 0).map(Duration::from_micros)
 }
 
 /// Durations go to the database in microseconds.

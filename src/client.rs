@@ -333,7 +333,7 @@ impl Client {
     fn begin(self: &Arc<Self>, waiter: &Waiter, mode: Mode, grant: Grant) -> Lease {
         let Claim { name, owner, hold, ttl, .. } = &waiter.claim;
         let holding = Holding { name: name.clone(), owner: *owner, hold: *hold, mode, token: grant.token };
-        let tenure = Tenure::begin(holding, *ttl, waiter.terms, grant.sent_at, grant.lasts);
+        let tenure = Tenure::begin(holding, *ttl, waiter.terms, grant.sent_at);
         Lease::begin(Arc::clone(self), tenure)
     }
 
@@ -432,7 +432,7 @@ impl Client {
                         bell: self.bell.channel(&self.id),
                         waited,
                     };
-                    let reply = Reply::to(move |answer: Answer<()>| {
+                    let reply = Reply::to(move |answer: Answer<Option<Duration>>| {
                         let errands = client.room().enqueued(&claim, answer);
                         client.run(errands);
                     });
@@ -458,6 +458,15 @@ impl Client {
                 }
                 Errand::Clear(spot) => self.pump.send(Verb::Leave(spot, Reply::to(|_| {}))),
                 Errand::Attend(due) => self.keeper.attend_at(due),
+                Errand::Confirm(waiter, grant) => {
+                    let Claim { name, owner, hold, mode, ttl, .. } = waiter.claim.clone();
+                    let holding = Holding { name, owner, hold, mode, token: grant.token };
+                    let reply = Reply::to(move |answer: Answer<Standing>| {
+                        let errands = client.room().confirmed(waiter, grant, answer);
+                        client.run(errands);
+                    });
+                    self.pump.send(Verb::Renew(Renewal { holding, ttl }, reply));
+                }
                 Errand::Admit(waiter, grant) => {
                     let lease = self.begin(&waiter, waiter.claim.mode, grant);
                     // When nobody listens any more, the lease goes back by being dropped here.

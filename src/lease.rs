@@ -41,6 +41,9 @@ pub(crate) struct Terms {
     pub(crate) hold_at_least: Option<Duration>,
 }
 
+/// Who is told how far a wait has come.
+type Told = Arc<dyn Fn(&Waiting) + Send + Sync>;
+
 /// A request for a lease, made with [`Locks::lease`](crate::Locks::lease). Nothing is sent until one of
 /// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and [`run`](Self::run) is awaited.
 ///
@@ -69,7 +72,7 @@ pub struct LeaseRequest {
     terms: Terms,
     label: String,
     owner: Option<Owner>,
-    told: Option<Arc<dyn Fn(&Waiting) + Send + Sync>>,
+    told: Option<Told>,
 }
 
 impl LeaseRequest {
@@ -337,7 +340,7 @@ impl InLine {
     }
 
     /// The same, telling how far it has come.
-    async fn answer_telling(&mut self, told: Option<Arc<dyn Fn(&Waiting) + Send + Sync>>) -> Result<Option<Lease>> {
+    async fn answer_telling(&mut self, told: Option<Told>) -> Result<Option<Lease>> {
         let Some(tell) = told else {
             return self.answer().await;
         };
@@ -491,9 +494,6 @@ impl Lease {
     }
 
     /// For how much longer the lease is safe without a renewal. Zero when it is lost.
-    ///
-    /// A lease for which somebody waited, and which another process has handed over, begins with at most 3 seconds, and has
-    /// its whole TTL as soon as its first renewal, at once, has come through.
     pub fn remaining(&self) -> Duration {
         if self.is_held() { self.tenure.deadline().remaining() } else { Duration::ZERO }
     }
@@ -712,11 +712,6 @@ impl Lease {
             Ok(()) => {
                 self.client.keeper.let_go(self.holding().hold);
                 self.client.vacate(self.holding());
-                if self.tenure.is_unconfirmed() {
-                    // Until it is resumed, it is to last for its TTL.
-                    let renewal = Renewal { holding: self.holding().clone(), ttl: self.tenure.ttl };
-                    self.client.pump.send(Verb::Renew(renewal, Reply::to(|_| {})));
-                }
                 Ok(ExportedLease { holding: self.holding().clone(), ttl: self.tenure.ttl })
             }
             Err(Fate::Lost(cause)) => Err(self.loss(cause)),
@@ -753,7 +748,7 @@ impl Lease {
                     let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
                     let holding = Holding { hold: entered.hold, ..holding };
                     taker.adopt(&holding);
-                    let tenure = Tenure::begin(holding, ttl, terms, answer.sent_at, ttl);
+                    let tenure = Tenure::begin(holding, ttl, terms, answer.sent_at);
                     Ok(Self::begin(taker, tenure))
                 }
                 Ok(None) => Err(Error::Lost { name: holding.name, token: holding.token, cause: LossCause::Superseded }),
@@ -773,18 +768,18 @@ impl Lease {
         Ok(lease)
     }
 
-    /// A share changes hands by changing its hold: the text is good for once.
+    /// The same for one who shares: a second place beside the exported one, which then goes.
     async fn resume_share(client: &Arc<Client>, from: Holding, ttl: Duration) -> Result<Self> {
         client.start();
         let to = Holding { hold: Hold::random(), ..from.clone() };
         let (resumed, answered) = oneshot::channel();
-        let (taker, taken) = (Arc::clone(client), to.clone());
+        let (taker, taken, exported) = (Arc::clone(client), to.clone(), from.clone());
         // In the reply, so that nothing is left behind when this future is dropped.
         let reply = Reply::to(move |answer: Answer<bool>| {
             let _ = resumed.send(match answer.outcome {
                 Ok(true) => {
                     let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
-                    let tenure = Tenure::begin(taken, ttl, terms, answer.sent_at, ttl);
+                    let tenure = Tenure::begin(taken, ttl, terms, answer.sent_at);
                     Ok(Self::begin(taker, tenure))
                 }
                 Ok(false) => Err(Error::Lost { name: taken.name, token: taken.token, cause: LossCause::Superseded }),
@@ -794,8 +789,11 @@ impl Lease {
                 }
             });
         });
-        client.pump.send(Verb::Rehold { from, to: to.hold, ttl, reply });
-        answered.await.unwrap_or(Err(Error::Closed))
+        client.pump.send(Verb::Copy { from, to: to.hold, ttl, reply });
+        let lease = answered.await.unwrap_or(Err(Error::Closed))?;
+        // Only now: until here, the text can be resumed again.
+        client.abandon(&exported);
+        Ok(lease)
     }
 
     fn loss(&self, cause: LossCause) -> Error {

@@ -90,14 +90,14 @@ pub(crate) enum Verb {
     Renew(Renewal, Reply<Standing>),
     Look(LockName, Reply<Option<Row>>),
     List(Names, Reply<Vec<Listed>>),
-    Enqueue(Ticket, Reply<()>),
+    Enqueue(Ticket, Reply<Option<Duration>>),
     Serve(Serve, Reply<Served>),
     Leave(Spot, Reply<bool>),
     Attend(Attend, Reply<Attended>),
     Waiters(LockName, Reply<Vec<Place>>),
     Downgrade(Holding, Ticket, Reply<bool>),
-    /// Gives a share another hold.
-    Rehold {
+    /// Puts a second share beside one.
+    Copy {
         from: Holding,
         to: Hold,
         ttl: Duration,
@@ -315,8 +315,8 @@ impl Lane {
             Verb::Sweep { retention, limit, reply } => {
                 reply.send(self.attempt("sweep", &Sweep { retention, limit }).await);
             }
-            Verb::Rehold { from, to, ttl, reply } => {
-                reply.send(self.attempt("resume", &Rehold { from, to, ttl }).await);
+            Verb::Copy { from, to, ttl, reply } => {
+                reply.send(self.attempt("resume", &Copy { from, to, ttl }).await);
             }
             // A reply that is dropped is answered.
             Verb::Flush(reply) => drop(reply),
@@ -526,17 +526,17 @@ impl Request for Downgrade {
     }
 }
 
-struct Rehold {
+struct Copy {
     from: Holding,
     to: Hold,
     ttl: Duration,
 }
 
-impl Request for Rehold {
+impl Request for Copy {
     type Outcome = bool;
 
     fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, bool> {
-        session.rehold(&self.from, self.to, self.ttl)
+        session.copy(&self.from, self.to, self.ttl)
     }
 }
 
@@ -574,7 +574,7 @@ pub(crate) struct Served {
     /// How the holding stood that was given up.
     pub(crate) standing: Option<Standing>,
     /// Whom to tell: bells, and what to say.
-    bells: Vec<(String, String)>,
+    pub(crate) bells: Vec<(String, String)>,
 }
 
 impl Request for Serve {
@@ -849,18 +849,15 @@ struct Enqueues;
 
 impl Batch for Enqueues {
     type Item = Ticket;
-    type Outcome = ();
+    type Outcome = Option<Duration>;
     const ATTEMPTED: &'static str = "wait";
 
     fn name(ticket: &Ticket) -> &LockName {
         &ticket.claim.name
     }
 
-    fn send<'a>(session: &'a mut dyn Session, batch: &'a [Ticket]) -> Job<'a, Vec<()>> {
-        Box::pin(async move {
-            session.enqueue(batch).await?;
-            Ok(vec![(); batch.len()])
-        })
+    fn send<'a>(session: &'a mut dyn Session, batch: &'a [Ticket]) -> Job<'a, Vec<Option<Duration>>> {
+        session.enqueue(batch)
     }
 }
 

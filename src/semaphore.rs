@@ -102,7 +102,7 @@ impl Semaphore {
     ///
     /// As [`LeaseRequest::acquire`].
     pub async fn acquire_many(&self, permits: u32) -> Result<Lease> {
-        self.request_for(permits)?.acquire().await
+        self.request(permits)?.acquire().await
     }
 
     /// Takes a permit if one is free and nobody waits. `Ok(None)`: it is not so.
@@ -128,7 +128,7 @@ impl Semaphore {
     ///
     /// As [`LeaseRequest::try_acquire`].
     pub async fn try_acquire_many(&self, permits: u32) -> Result<Option<Lease>> {
-        self.request_for(permits)?.try_acquire().await
+        self.request(permits)?.try_acquire().await
     }
 
     /// As [`LeaseRequest::run`], with a permit.
@@ -144,10 +144,22 @@ impl Semaphore {
     where
         F: AsyncFnOnce(&Lease) -> T,
     {
-        self.request_for(1)?.run(work).await
+        self.request(1)?.run(work).await
     }
 
-    fn request_for(&self, asked: u32) -> Result<LeaseRequest> {
+    /// The request for that many permits, with all that can be asked of a lease: an owner, say, or that it is not renewed.
+    ///
+    /// ```
+    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+    /// let permit = locks.semaphore("imports", 3).request(1)?.renew(false).acquire().await?;
+    /// # permit.release().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Permits`] when there are not so many.
+    pub fn request(&self, asked: u32) -> Result<LeaseRequest> {
         let permits = self.permits;
         // What is more than that stands for "any number", in a shared lease.
         if asked == 0 || asked > permits || permits > i32::MAX as u32 {

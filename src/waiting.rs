@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::backend::{CLAIM, Claim, HandOff, Holding, Mode, Release, Spot, Watched};
+use crate::backend::{self, CLAIM, Claim, Granted, HandOff, Holding, Mode, Release, Spot, Watched};
 use crate::client::late;
 use crate::clock::Moment;
 use crate::error::{Error, Result};
@@ -34,6 +34,9 @@ const FENCED: Duration = Duration::from_millis(50);
 /// How often a try is repeated while the name is free and yet locked: by another try, which may find a lock in its own way,
 /// or by the fence of a transaction that outlives its lease. Of those who try a free name together one shall get it.
 const TRIES: u8 = 5;
+
+/// How many names are remembered that were passed on to others.
+const WANTED: usize = 256;
 
 /// Somebody who wants a name.
 pub(crate) struct Waiter {
@@ -99,6 +102,8 @@ pub(crate) enum Errand {
     Clear(Spot),
     /// Look after the places, not before then.
     Attend(Moment),
+    /// Make a grant that another has made last for as long as was asked for.
+    Confirm(Waiter, Grant),
     /// Tell a waiter that it got the name.
     Admit(Waiter, Grant),
     /// Let a waiter enter again: its owner has got the name since it stood in line.
@@ -119,6 +124,8 @@ pub(crate) struct Departure {
 pub(crate) struct Room {
     lines: HashMap<LockName, Line>,
     standing: Standing,
+    /// Names that were last seen wanted elsewhere, the latest at the end: whoever wants one of these need not ask first.
+    wanted: VecDeque<LockName>,
     /// Names that are being served, and whether they must be served again when that is done.
     serving: HashMap<LockName, bool>,
     /// Who leaves when those who came while it held the name have joined the line: how many are still to join.
@@ -148,6 +155,7 @@ impl Room {
         }
         match line {
             _ if stands => self.stand(waiter, &mut errands),
+            None if !tries && self.wanted.contains(&name) => self.stand(waiter, &mut errands),
             Some(line) if matches!(line.door, Door::Held { others: true, .. }) => self.stand(waiter, &mut errands),
             Some(line) => line.waiters.push_back(waiter),
             None => {
@@ -245,7 +253,7 @@ impl Room {
     /// A holder gives its hold back.
     pub(crate) fn leave(&mut self, departure: Departure, hold_at_least: Duration) -> Vec<Errand> {
         let holding = departure.holding.clone();
-        let stands = self.standing.waits_for(&holding.name);
+        let wanted = self.standing.waits_for(&holding.name) || self.wanted.contains(&holding.name);
         let Some(line) = self.lines.get_mut(&holding.name) else {
             return vec![Errand::departing(departure, hold_at_least, false)];
         };
@@ -262,7 +270,7 @@ impl Room {
                     return vec![Errand::HandOff(hand_off, departure)];
                 }
                 line.door = Door::Leaving;
-                if others || stands {
+                if others || wanted {
                     return vec![Errand::Pass(departure)];
                 }
                 vec![Errand::departing(departure, hold_at_least, true)]
@@ -366,14 +374,22 @@ impl Room {
         self.standing.readers(name)
     }
 
-    /// A claim has joined the line, or could not.
-    pub(crate) fn enqueued(&mut self, claim: &Claim, answer: Answer<()>) -> Vec<Errand> {
+    /// A claim has joined the line of a name, which another holds for so long, or could not.
+    pub(crate) fn enqueued(&mut self, claim: &Claim, answer: Answer<Option<Duration>>) -> Vec<Errand> {
         let mut errands = Vec::new();
-        match answer.outcome.map(|()| self.standing.joined(claim.hold, answer.sent_at, answer.resent)) {
-            Ok(Ok(None)) => errands.extend(self.serve(&claim.name)),
-            Ok(Ok(Some(grant))) => self.deliver(claim.hold, grant, &mut errands),
+        let sent_at = answer.sent_at;
+        let joined = |held_for| (held_for, self.standing.joined(claim.hold, sent_at, answer.resent));
+        match answer.outcome.map(joined) {
+            // Whoever holds it sees that somebody waits.
+            Ok((Some(held_for), Ok(None))) => {
+                let served = Served { held_for: Some(held_for), others: true, ..Served::default() };
+                self.passed(&claim.name, sent_at, &served, &mut errands);
+                self.standing.look_around(&claim.name);
+            }
+            Ok((None, Ok(None))) => errands.extend(self.serve(&claim.name)),
+            Ok((_, Ok(Some(grant)))) => self.deliver(claim.hold, grant, &mut errands),
             // Nobody listens any more.
-            Ok(Err(())) => errands.push(Errand::Leave(claim.clone())),
+            Ok((_, Err(()))) => errands.push(Errand::Leave(claim.clone())),
             Err(error) => {
                 errands.push(Errand::Leave(claim.clone()));
                 if let Some(waiter) = self.standing.take(claim.hold) {
@@ -444,6 +460,9 @@ impl Room {
         let mut errands = Vec::new();
         self.passed(name, sent_at, served, &mut errands);
         if self.lines.get(name).is_some_and(|line| matches!(line.door, Door::Leaving)) {
+            if self.wanted.contains(name) {
+                self.join_line(name, &mut errands);
+            }
             self.next(name, &mut errands);
         }
         self.attend_when_due(&mut errands);
@@ -457,6 +476,8 @@ impl Room {
 
     /// What serving a name has changed for those of ours who wait for it.
     fn passed(&mut self, name: &LockName, sent_at: Moment, served: &Served, errands: &mut Vec<Errand>) {
+        let is_ours = |granted: &Granted| self.standing.by_mark(&granted.hold).is_some();
+        self.note(name, served.others || !served.granted.iter().all(is_ours));
         if let Some(held) = &served.held {
             self.heard(&held.hold, held.token, errands);
         }
@@ -630,15 +651,50 @@ impl Room {
         }
         let too_late = (grant.sent_at + grant.lasts.saturating_sub(margin(grant.lasts))).is_past();
         if !is_live(&waiter) || too_late {
-            errands.push(Errand::Leave(waiter.claim.clone()));
-            if is_live(&waiter) {
-                match waiter.patience {
-                    Patience::Wait => self.stand(waiter.again(), errands),
-                    Patience::Try(_) => errands.push(Errand::Refuse(waiter, Err(late()))),
-                }
-            }
-            return;
+            self.too_late(waiter, errands);
+        } else if grant.lasts < waiter.claim.ttl {
+            errands.push(Errand::Confirm(waiter, grant));
+        } else {
+            self.admit(waiter, grant, errands);
         }
+    }
+
+    /// A grant was confirmed, or could not be.
+    pub(crate) fn confirmed(&mut self, waiter: Waiter, grant: Grant, answer: Answer<backend::Standing>) -> Vec<Errand> {
+        let mut errands = Vec::new();
+        let lasts = waiter.claim.ttl;
+        let too_late = (answer.sent_at + lasts.saturating_sub(margin(lasts))).is_past();
+        match answer.outcome {
+            _ if self.closed => {
+                errands.push(Errand::Leave(waiter.claim.clone()));
+                errands.push(Errand::Refuse(waiter, Err(Error::Closed)));
+            }
+            Ok(backend::Standing::Held) if !too_late && is_live(&waiter) => {
+                self.admit(waiter, Grant { sent_at: answer.sent_at, lasts, ..grant }, &mut errands);
+            }
+            // The claim had run out, and the name has gone on.
+            Ok(_) => self.too_late(waiter, &mut errands),
+            Err(error) => {
+                errands.push(Errand::Leave(waiter.claim.clone()));
+                errands.push(Errand::Refuse(waiter, Err(error)));
+            }
+        }
+        self.attend_when_due(&mut errands);
+        errands
+    }
+
+    /// A grant cannot be used any more: it goes back, and its waiter to its place in line.
+    fn too_late(&mut self, waiter: Waiter, errands: &mut Vec<Errand>) {
+        errands.push(Errand::Leave(waiter.claim.clone()));
+        if is_live(&waiter) {
+            match waiter.patience {
+                Patience::Wait => self.stand(waiter.again(), errands),
+                Patience::Try(_) => errands.push(Errand::Refuse(waiter, Err(late()))),
+            }
+        }
+    }
+
+    fn admit(&mut self, waiter: Waiter, grant: Grant, errands: &mut Vec<Errand>) {
         let claim = waiter.claim.clone();
         errands.push(Errand::Admit(waiter, grant));
         if claim.mode != Mode::Exclusive {
@@ -680,6 +736,17 @@ impl Room {
             self.stand(waiter, errands);
         }
         joining
+    }
+
+    /// Notes whether a name is wanted elsewhere.
+    fn note(&mut self, name: &LockName, wanted: bool) {
+        self.wanted.retain(|other| other != name);
+        if wanted {
+            self.wanted.push_back(name.clone());
+            if self.wanted.len() > WANTED {
+                self.wanted.pop_front();
+            }
+        }
     }
 
     /// Serves a name, once at a time.

@@ -16,7 +16,7 @@ use snapbox::data::{Data, DataFormat};
 use sqlock::Locks;
 use tokio::process::Command;
 
-use support::command::{ClosedPort, Ended, Running, bare, beside, end, run, sqlock};
+use support::command::{ClosedPort, Ended, Running, bare, beside, end, program, run, sqlock};
 use support::{Fresh, builder, empty};
 
 /// The texts are the same on all databases, and SQLite needs no server.
@@ -108,6 +108,13 @@ async fn busy() -> (Fresh, Locks, sqlock::Lease) {
     (db, locks, lease)
 }
 
+/// Two who share "deploy".
+async fn shared(locks: &Locks) -> [sqlock::Lease; 2] {
+    let request = locks.lease("deploy").shared().ttl(LONG);
+    let first = request.clone().label("search").acquire().await.expect("acquire");
+    [first, request.acquire().await.expect("acquire")]
+}
+
 /// What was said on stderr, after what was asked.
 fn answer(text: &mut String, shown: &str, ended: &Ended) {
     let said = [&*ended.stdout, &*ended.stderr].concat();
@@ -126,6 +133,9 @@ async fn usage_errors_say_what_is_wrong() {
         &["run", "deploy"],
         &["run", "deploy", "make"],
         &["run", "-n", "-w", "5m", "deploy", "--", "make"],
+        &["run", "--shared", "--permits", "3", "deploy", "--", "make"],
+        &["run", "--permits", "0", "deploy", "--", "make"],
+        &["run", "--elect", "--permits", "3", "deploy", "--", "make"],
         &["run", "-w", "soon", "deploy", "--", "make"],
         &["run", "--ttl", "100ms", "deploy", "--", "make"],
         &["run", "--signal", "NOPE", "deploy", "--", "make"],
@@ -197,6 +207,29 @@ async fn conflicts_say_who_holds_the_name() {
     let token = lease.token().to_string();
     let unlock = ["unlock", "deploy", "--token", &token];
     answer(&mut text, &unlock.join(" "), &run(&db, &unlock).await.expect(0));
+
+    let [_first, second] = shared(&locks).await;
+    let mut waiter = Running::start(sqlock(&db, &["run", "--label", "release 43", "deploy", "--", "make"]));
+    waiter.says("waiting for").await;
+    let token = second.token().to_string();
+    let unlock = ["unlock", "deploy", "--token", &token];
+    // The waiter's process, and its host.
+    let who = Regex::new(r"(?m)^1        \S+ +").expect("a pattern");
+    let heading = Regex::new("WHO +WANTS").expect("a pattern");
+    for (code, arguments) in [
+        (75, &["run", "-n", "deploy", "--", "make"][..]),
+        (79, &["release", "deploy", "--token", "17"]),
+        (0, &["ls"]),
+        (0, &["show", "deploy"]),
+        (0, &unlock),
+    ] {
+        let ended = run(&db, arguments).await.expect(code);
+        let stdout = who.replace_all(&ended.stdout, "1        [WHO]  ");
+        let heading = heading.replace_all(&stdout, "WHO  WANTS").into_owned();
+        answer(&mut text, &arguments.join(" "), &Ended { stdout: heading, ..ended });
+    }
+    waiter.signal(Signal::INT);
+    waiter.end().await.expect(130);
     let kept = locks.lease("nightly").hold_at_least(LONG).acquire().await.expect("acquire");
     kept.release().await.expect("release");
     let arguments = ["run", "-n", "nightly", "--", "make"];
@@ -206,13 +239,31 @@ async fn conflicts_say_who_holds_the_name() {
 
 #[tokio::test]
 async fn a_waiter_says_what_it_waits_for_and_what_to_do() {
-    let (db, _locks, lease) = busy().await;
+    let (db, locks, lease) = busy().await;
     let mut waiter = Running::start(sqlock(&db, &["run", "deploy", "--", "make"]));
     waiter.says("sqlock unlock").await;
     waiter.signal(Signal::INT);
     let mut text = String::new();
     answer(&mut text, "run deploy -- make        # interrupted", &waiter.end().await.expect(130));
     lease.release().await.expect("ours to the end");
+
+    let _leases = shared(&locks).await;
+    let mut first = Running::start(sqlock(&db, &["run", "deploy", "--", "make"]));
+    first.says("sqlock unlock").await;
+    let mut waiter = Running::start(sqlock(&db, &["run", "--shared", "deploy", "--", "make"]));
+    waiter.says("sqlock unlock").await;
+    waiter.signal(Signal::INT);
+    answer(&mut text, "run --shared deploy -- make        # behind another", &waiter.end().await.expect(130));
+    let enclosed =
+        ["run", "--permits", "1", "import", "--", program(), "run", "--permits", "1", "import", "--", "make"];
+    let mut waiter = Running::start(sqlock(&db, &enclosed));
+    waiter.says("around this one").await;
+    waiter.signal(Signal::INT);
+    let shown = enclosed.join(" ").replace(program(), "sqlock");
+    // The process that holds it, and its host.
+    let ended = waiter.end().await.expect(130);
+    let by = Regex::new(r"held by \S+").expect("a pattern").replace_all(&ended.stderr, "held by [HOLDER]").into_owned();
+    answer(&mut text, &shown, &Ended { stderr: by, ..ended });
     assert_snapshot("waiting", &text);
 }
 

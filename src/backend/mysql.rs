@@ -22,7 +22,7 @@ use super::{
     Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, Names, Pass, Place, Queue, Release,
     Renewal, Row, Session, Spot, Standing, Ticket, To, Watched,
 };
-use super::{by_hold, matched, micros, token};
+use super::{by_hold, held_for, matched, micros, token};
 use crate::error::{Error, Fault, Result};
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
@@ -232,6 +232,14 @@ SELECT UNHEX(t.name), t.owner, t.hold, t.client, t.bell, t.units, t.permits, ", 
        0, ", now!(), " + ?
   FROM ", tickets!());
 
+// Leaves in LAST_INSERT_ID for how long another owner alone holds the name: the row is locked, so that one will see the mark.
+// Zero: nobody does. (Of two rows, one would tell.) Bind order: owner, name.
+pub(super) const MARK_ONE: &str = concat!("
+UPDATE sqlock_lease
+   SET waiting = GREATEST(waiting + 1, ", now!(), ")
+                 + 0 * LAST_INSERT_ID(IF(holds IN ('', '+') OR owner = ?, 0, GREATEST(expires_at - ", now!(), ", 0)))
+ WHERE name = ?");
+
 // Bind order: JSON names as hex, in order
 pub(super) const MARK: &str = concat!("
 UPDATE JSON_TABLE(?, '$[*]' COLUMNS (hex VARCHAR(510) PATH '$')) AS n STRAIGHT_JOIN sqlock_lease AS l ON l.name = UNHEX(n.hex)
@@ -370,10 +378,13 @@ pub(super) const LIVE_SHARES: &str = concat!("
 SELECT STRAIGHT_JOIN p.hold FROM ", holdings!(), " JOIN sqlock_place AS p ON p.name = UNHEX(r.name) AND p.hold = r.hold
  WHERE p.token = r.token AND p.expires_at > ", now!());
 
-// Bind order: its new hold, ttl, name, hold, its new hold, token
-pub(super) const REHOLD: &str = concat!("
-UPDATE sqlock_place SET hold = ?, expires_at = ", now!(), " + ?
- WHERE name = ? AND hold IN (?, ?) AND token = ? AND expires_at > ", now!());
+// Bind order: the copy's hold, ttl, name, hold, token
+pub(super) const COPY: &str = concat!("
+INSERT INTO sqlock_place
+       (name, owner, hold, client, bell, units, permits, place, token, holder, label, acquired_at, expires_at)
+SELECT p.name, p.owner, ?, p.client, '', p.units, p.permits, p.place, p.token, p.holder, p.label, p.acquired_at, ", now!(), " + ?
+  FROM sqlock_place AS p WHERE p.name = ? AND p.hold = ? AND p.token = ? AND p.expires_at > ", now!(), "
+    ON DUPLICATE KEY UPDATE expires_at = VALUES(expires_at)");
 
 // The share goes first. While its name is held by one alone, it counts for nothing. Bind order: client, units, permits,
 // holder, ttl, name, owner, hold, token.
@@ -440,6 +451,10 @@ pub(super) const FENCE_SHARE: &str = "
 SELECT f.token, (SELECT f.token FROM sqlock_place AS p WHERE p.name = f.name AND p.hold = ? AND p.token = ?)
   FROM sqlock_fence AS f WHERE f.name = ?
   LOCK IN SHARE MODE";
+
+// Whether a place that the snapshot does not see is there at present. Bind order: name, hold, token.
+pub(super) const SHARE: &str = "
+SELECT 1 FROM sqlock_place WHERE name = ? AND hold = ? AND token = ? LOCK IN SHARE MODE";
 }
 
 /// The backend on connections made like those of the caller's pool.
@@ -749,7 +764,7 @@ impl Session for MySqlSession {
         })
     }
 
-    fn enqueue<'a>(&'a mut self, tickets: &'a [Ticket]) -> Job<'a, ()> {
+    fn enqueue<'a>(&'a mut self, tickets: &'a [Ticket]) -> Job<'a, Vec<Option<Duration>>> {
         Box::pin(async move {
             let lines = tickets.iter().map(|Ticket { claim: c, client, bell, waited }| {
                 let (units, permits) = c.mode.columns();
@@ -768,6 +783,16 @@ impl Session for MySqlSession {
             });
             let lines = Value::from_iter(lines).to_string();
             self.execute(sqlx::query(sql::ENQUEUE).bind(micros(CLAIM)).bind(lines)).await?;
+            if let [Ticket { claim: c, .. }] = tickets {
+                let query = sqlx::query(sql::MARK_ONE).bind(c.owner.to_string()).bind(c.name.as_str().as_bytes());
+                match self.execute(query).await {
+                    Ok(done) if done.rows_affected() > 0 => {
+                        return Ok(vec![held_for(done.last_insert_id().cast_signed())]);
+                    }
+                    Err(error) if Fault::of(&error) != Fault::Again => return Err(error),
+                    _ => {}
+                }
+            }
             let names: BTreeSet<&str> = tickets.iter().map(|ticket| ticket.claim.name.as_str()).collect();
             let json = Value::from_iter(names.iter().map(|name| hex(name))).to_string();
             let mark = async |session: &mut Self| {
@@ -784,7 +809,7 @@ impl Session for MySqlSession {
                 self.execute(sqlx::query(sql::CREATE_FREE_LEASE).bind(&json)).await?;
                 mark(self).await?;
             }
-            Ok(())
+            Ok(vec![None; tickets.len()])
         })
     }
 
@@ -912,14 +937,13 @@ impl Session for MySqlSession {
         })
     }
 
-    fn rehold<'a>(&'a mut self, from: &'a Holding, to: Hold, ttl: Duration) -> Job<'a, bool> {
+    fn copy<'a>(&'a mut self, from: &'a Holding, to: Hold, ttl: Duration) -> Job<'a, bool> {
         Box::pin(async move {
-            let query = sqlx::query(sql::REHOLD)
+            let query = sqlx::query(sql::COPY)
                 .bind(to.mark())
                 .bind(micros(ttl))
                 .bind(from.name.as_str().as_bytes())
                 .bind(from.hold.mark())
-                .bind(to.mark())
                 .bind(from.token.get());
             Ok(self.execute(query).await?.rows_affected() > 0)
         })
@@ -1036,7 +1060,7 @@ impl Fence for MySql {
             } else {
                 sql::FENCE.replace('?', &name)
             };
-            let row = match sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(conn).await {
+            let row = match sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(&mut *conn).await {
                 Ok(row) => row.map(|row| (row.get::<i64, _>(0), row.get::<Option<i64>, _>(1))),
                 // MariaDB with innodb_snapshot_isolation: the row has changed since the snapshot.
                 Err(sqlx::Error::Database(e))
@@ -1048,10 +1072,16 @@ impl Fence for MySql {
             };
             Ok(match row {
                 // The fence's token is that of whoever had the name alone last, or of the first who shared it since.
-                Some((present, seen)) if check.shared && present <= check.token => match seen {
-                    Some(_) => Verdict::Fenced,
-                    None => Verdict::StaleSnapshot,
-                },
+                Some((present, Some(_))) if check.shared && present <= check.token => Verdict::Fenced,
+                Some((present, None)) if check.shared && present <= check.token => {
+                    let hold = format!("'{}'", check.mark);
+                    let sql = sql::SHARE.replacen('?', &name, 1).replacen('?', &hold, 1);
+                    let sql = sql.replacen('?', &check.token.to_string(), 1);
+                    match sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(conn).await? {
+                        Some(_) => Verdict::StaleSnapshot,
+                        None => Verdict::Superseded,
+                    }
+                }
                 Some((present, _)) if present != check.token => Verdict::Superseded,
                 Some((present, seen)) if seen == Some(present) => Verdict::Fenced,
                 Some(_) => Verdict::StaleSnapshot,

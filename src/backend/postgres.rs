@@ -16,7 +16,7 @@ use super::{
     Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Listener, Mode, Names, Pass, Place, Queue,
     Release, Renewal, Row, Session, Spot, Ticket, To, Watched,
 };
-use super::{by_hold, found, in_order, micros, token};
+use super::{by_hold, found, held_for, in_order, micros, token};
 use crate::error::Result;
 use crate::name::LockName;
 use crate::owner::Hold;
@@ -213,7 +213,8 @@ pub(super) const LIST: &str = list!("starts_with(l.name, $1)");
 pub(super) const LIST_ONE: &str = list!("l.name = $1");
 
 // $1 claim; arrays: $2 name, $3 owner, $4 hold, $5 client, $6 bell, $7 units, $8 permits, $9 waited, $10 holder, $11 label.
-// All in one step: whoever gives the name back after this sees that somebody waits, and who.
+// All in one step: whoever gives the name back after this sees that somebody waits, and who. The lease row is as it is once it
+// is locked, so that it tells of the holder who will see it.
 pub(super) const ENQUEUE: &str = concat!("
 WITH ticket AS MATERIALIZED (
     SELECT * FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bigint[], $9::bigint[],
@@ -227,11 +228,16 @@ lease AS (
     INSERT INTO sqlock_lease AS l (name, owner, holds, token, holder, label, acquired_at, expires_at, waiting)
     SELECT name, '', '', ", now!(), ", '', '', ", now!(), ", ", now!(), ", ", now!(), " FROM names
         ON CONFLICT (name) DO UPDATE SET waiting = greatest(l.waiting + 1, ", now!(), ")
-    RETURNING name)
-INSERT INTO sqlock_place (name, owner, hold, client, bell, units, permits, place, token, holder, label, acquired_at, expires_at)
-SELECT name, owner, hold, client, bell, units, permits, ", now!(), " - waited, 0, holder, label, 0, ", now!(), " + $1
-  FROM ticket JOIN lease USING (name)
-    ON CONFLICT (name, hold) DO NOTHING");
+    RETURNING l.name, l.owner, l.holds, l.expires_at),
+place AS (
+    INSERT INTO sqlock_place (name, owner, hold, client, bell, units, permits, place, token, holder, label, acquired_at,
+                              expires_at)
+    SELECT name, t.owner, hold, client, bell, units, permits, ", now!(), " - waited, 0, holder, label, 0, ", now!(), " + $1
+      FROM ticket AS t JOIN lease USING (name)
+        ON CONFLICT (name, hold) DO NOTHING)
+SELECT t.hold, l.expires_at - ", now!(), "
+  FROM ticket AS t JOIN lease AS l USING (name)
+ WHERE l.holds NOT IN ('', '+') AND l.owner <> t.owner");
 
 // $1 name, $2 limit
 pub(super) const QUEUE: &str = concat!("
@@ -347,10 +353,12 @@ UPDATE sqlock_place AS p SET expires_at = ", now!(), " + s.ttl
  WHERE p.name = s.name AND p.hold = s.hold AND p.token = s.token AND p.expires_at > ", now!(), "
 RETURNING p.hold");
 
-// $1 name, $2 hold, $3 token, $4 its new hold, $5 ttl
-pub(super) const REHOLD: &str = concat!("
-UPDATE sqlock_place SET hold = $4, expires_at = ", now!(), " + $5
- WHERE name = $1 AND hold IN ($2, $4) AND token = $3 AND expires_at > ", now!());
+// $1 name, $2 hold, $3 token, $4 the copy's hold, $5 ttl
+pub(super) const COPY: &str = concat!("
+INSERT INTO sqlock_place (name, owner, hold, client, bell, units, permits, place, token, holder, label, acquired_at, expires_at)
+SELECT name, owner, $4, client, '', units, permits, place, token, holder, label, acquired_at, ", now!(), " + $5
+  FROM sqlock_place WHERE name = $1 AND hold = $2 AND token = $3 AND expires_at > ", now!(), "
+    ON CONFLICT (name, hold) DO UPDATE SET expires_at = excluded.expires_at");
 
 // $1 name, $2 owner, $3 hold, $4 token; the share: $5 client, $6 units, $7 permits, $8 ttl, $9 holder
 pub(super) const DOWNGRADE: &str = concat!("
@@ -707,7 +715,7 @@ impl Session for PostgresSession {
         })
     }
 
-    fn enqueue<'a>(&'a mut self, tickets: &'a [Ticket]) -> Job<'a, ()> {
+    fn enqueue<'a>(&'a mut self, tickets: &'a [Ticket]) -> Job<'a, Vec<Option<Duration>>> {
         Box::pin(async move {
             let claims = || tickets.iter().map(|t| &t.claim);
             let query = sqlx::query(sql::ENQUEUE)
@@ -722,8 +730,9 @@ impl Session for PostgresSession {
                 .bind(tickets.iter().map(|t| micros(t.waited)).collect::<Vec<_>>())
                 .bind(claims().map(|c| &*c.holder).collect::<Vec<_>>())
                 .bind(claims().map(|c| &*c.label).collect::<Vec<_>>());
-            self.execute(query).await?;
-            Ok(())
+            let rows = self.rows(query).await?;
+            let left: HashMap<String, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+            Ok(claims().map(|c| held_for(*left.get(&c.hold.mark())?)).collect())
         })
     }
 
@@ -809,9 +818,9 @@ impl Session for PostgresSession {
         })
     }
 
-    fn rehold<'a>(&'a mut self, from: &'a Holding, to: Hold, ttl: Duration) -> Job<'a, bool> {
+    fn copy<'a>(&'a mut self, from: &'a Holding, to: Hold, ttl: Duration) -> Job<'a, bool> {
         Box::pin(async move {
-            let query = sqlx::query(sql::REHOLD)
+            let query = sqlx::query(sql::COPY)
                 .bind(from.name.as_str())
                 .bind(from.hold.mark())
                 .bind(from.token.get())

@@ -273,10 +273,12 @@ UPDATE sqlock_place AS p SET expires_at = ", now!(), " + (c.value ->> 4)
  WHERE p.name = c.value ->> 0 AND p.hold = c.value ->> 2 AND p.token = c.value ->> 3 AND p.expires_at > ", now!(), "
 RETURNING hold");
 
-// ?1 name, ?2 hold, ?3 token, ?4 its new hold, ?5 ttl
-pub(super) const REHOLD: &str = concat!("
-UPDATE sqlock_place SET hold = ?4, expires_at = ", now!(), " + ?5
- WHERE name = ?1 AND hold IN (?2, ?4) AND token = ?3 AND expires_at > ", now!());
+// ?1 name, ?2 hold, ?3 token, ?4 the copy's hold, ?5 ttl
+pub(super) const COPY: &str = concat!("
+INSERT INTO sqlock_place (name, owner, hold, client, bell, units, permits, place, token, holder, label, acquired_at, expires_at)
+SELECT name, owner, ?4, client, '', units, permits, place, token, holder, label, acquired_at, ", now!(), " + ?5
+  FROM sqlock_place WHERE name = ?1 AND hold = ?2 AND token = ?3 AND expires_at > ", now!(), "
+    ON CONFLICT (name, hold) DO UPDATE SET expires_at = excluded.expires_at");
 
 // ?1 name, ?2 owner, ?3 hold, ?4 token; the share: ?5 client, ?6 units, ?7 permits, ?8 ttl, ?9 holder
 pub(super) const DOWNGRADE: &str = concat!("
@@ -553,7 +555,7 @@ impl Session for SqliteSession {
         })
     }
 
-    fn enqueue<'a>(&'a mut self, tickets: &'a [Ticket]) -> Job<'a, ()> {
+    fn enqueue<'a>(&'a mut self, tickets: &'a [Ticket]) -> Job<'a, Vec<Option<Duration>>> {
         Box::pin(async move {
             let batch = Value::from_iter(tickets.iter().map(|Ticket { claim: c, client, bell, waited }| {
                 let (units, permits) = c.mode.columns();
@@ -572,7 +574,8 @@ impl Session for SqliteSession {
             }));
             let query = sqlx::query(sql::ENQUEUE).bind(batch.to_string()).bind(micros(CLAIM));
             self.transaction(query).await?;
-            Ok(())
+            // To look is cheap here.
+            Ok(vec![None; tickets.len()])
         })
     }
 
@@ -655,9 +658,9 @@ impl Session for SqliteSession {
         })
     }
 
-    fn rehold<'a>(&'a mut self, from: &'a Holding, to: Hold, ttl: Duration) -> Job<'a, bool> {
+    fn copy<'a>(&'a mut self, from: &'a Holding, to: Hold, ttl: Duration) -> Job<'a, bool> {
         Box::pin(async move {
-            let query = sqlx::query(sql::REHOLD)
+            let query = sqlx::query(sql::COPY)
                 .bind(from.name.as_str())
                 .bind(from.hold.mark())
                 .bind(from.token.get())

@@ -34,9 +34,6 @@ pub(crate) fn margin(ttl: Duration) -> Duration {
 /// The part of the margin that is for the scheduler.
 const MARGIN: Duration = Duration::from_millis(10);
 
-/// When to confirm a lease that was handed over.
-const CONFIRM: Duration = Duration::from_millis(50);
-
 /// At least so often the keeper compares clocks while anything is held: timers stand still while the machine sleeps.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 
@@ -52,8 +49,6 @@ pub(crate) struct Tenure {
     deadline: AtomicU64,
     fate: AtomicU8,
     renewing: AtomicBool,
-    /// Whether it was handed over for a short time only, until it is confirmed by a first renewal.
-    unconfirmed: AtomicBool,
     ended: Notify,
 }
 
@@ -91,8 +86,8 @@ impl Fate {
 }
 
 impl Tenure {
-    /// A tenure that was granted after `sent_at`, and for the time being `lasts` so long.
-    pub(crate) fn begin(holding: Holding, ttl: Duration, terms: Terms, sent_at: Moment, lasts: Duration) -> Arc<Self> {
+    /// A tenure that was granted by the answer to a request sent at `sent_at`.
+    pub(crate) fn begin(holding: Holding, ttl: Duration, terms: Terms, sent_at: Moment) -> Arc<Self> {
         let ends = terms.max_hold.map(|max| sent_at + max);
         let tenure = Self {
             holding,
@@ -103,10 +98,9 @@ impl Tenure {
             deadline: AtomicU64::new(0),
             fate: AtomicU8::new(Fate::Held.code()),
             renewing: AtomicBool::new(false),
-            unconfirmed: AtomicBool::new(lasts < ttl),
             ended: Notify::new(),
         };
-        tenure.prolong(sent_at, lasts);
+        tenure.prolong(sent_at, ttl);
         Arc::new(tenure)
     }
 
@@ -121,7 +115,6 @@ impl Tenure {
             deadline: AtomicU64::new(0),
             fate: AtomicU8::new(Fate::Held.code()),
             renewing: AtomicBool::new(false),
-            unconfirmed: AtomicBool::new(false),
             ended: Notify::new(),
         };
         next.prolong(sent_at, lasts);
@@ -207,10 +200,6 @@ impl Tenure {
         self.ends.map_or(ttl, |ends| ttl.min(ends.remaining() + margin(ttl)))
     }
 
-    pub(crate) fn is_unconfirmed(&self) -> bool {
-        self.unconfirmed.load(Ordering::Acquire)
-    }
-
     fn end(&self, fate: Fate) -> bool {
         let ended =
             self.fate.compare_exchange(Fate::Held.code(), fate.code(), Ordering::AcqRel, Ordering::Acquire).is_ok();
@@ -227,10 +216,6 @@ impl Tenure {
     /// When to renew after a confirmation: at the next multiple of a third of the TTL that is not too near. All leases of
     /// one TTL share these moments, whenever they were acquired, so ten thousand of them fall due together.
     fn due_after(&self, sent_at: Moment) -> Moment {
-        if self.is_unconfirmed() {
-            // Who gives it back at once need not confirm it.
-            return (self.begun + CONFIRM).min(self.deadline());
-        }
         if !self.terms.renew {
             return self.deadline();
         }
@@ -436,7 +421,7 @@ impl Keeper {
         }
         self.reschedule(hold, |kept| kept.tenure.deadline());
         // A lease that does not renew was extended by its holder: its deadline has moved.
-        if (tenure.terms.renew || tenure.is_unconfirmed()) && !tenure.renewing.swap(true, Ordering::AcqRel) {
+        if tenure.terms.renew && !tenure.renewing.swap(true, Ordering::AcqRel) {
             self.renew(tenure, client);
         }
     }
@@ -460,7 +445,6 @@ impl Keeper {
         match answer.outcome {
             Ok(Standing::Held) => {
                 tenure.prolong(answer.sent_at, ttl);
-                tenure.unconfirmed.store(false, Ordering::Release);
                 self.reschedule(hold, |kept| {
                     kept.retry = retry(kept.tenure.ttl);
                     kept.tenure.due_after(answer.sent_at)

@@ -20,13 +20,13 @@ const ENOUGH: usize = 500;
 
 /// Where a future is dropped: after so many polls, at once or when it has been woken for the next one.
 #[derive(Clone, Copy, Debug)]
-struct Point {
+pub(super) struct Point {
     polls: usize,
     woken: bool,
 }
 
 /// Drops a future at a point. `Some`: it was done before.
-async fn until<F: Future>(point: Point, future: F) -> Option<F::Output> {
+pub(super) async fn until<F: Future>(point: Point, future: F) -> Option<F::Output> {
     let mut future = Box::pin(future);
     let mut polls = 0;
     let polled = poll_fn(|cx| {
@@ -44,7 +44,7 @@ async fn until<F: Future>(point: Point, future: F) -> Option<F::Output> {
 }
 
 /// Plays a scene for every point, until it tells that its future was done before it could be dropped.
-async fn everywhere(mut scene: impl AsyncFnMut(Point) -> bool) {
+pub(super) async fn everywhere(mut scene: impl AsyncFnMut(Point) -> bool) {
     for polls in 0..ENOUGH {
         let done = scene(Point { polls, woken: false }).await;
         let done_too = scene(Point { polls, woken: true }).await;
@@ -56,17 +56,17 @@ async fn everywhere(mut scene: impl AsyncFnMut(Point) -> bool) {
     panic!("not done after {ENOUGH} polls");
 }
 
-struct Stage {
-    db: Fresh,
+pub(super) struct Stage {
+    pub(super) db: Fresh,
     witness: Witness,
     /// The client whose futures are dropped, and the application's pool that it was made from.
-    ours: Locks,
-    pool: Pool<Sql>,
-    theirs: Locks,
+    pub(super) ours: Locks,
+    pub(super) pool: Pool<Sql>,
+    pub(super) theirs: Locks,
 }
 
 impl Stage {
-    async fn set() -> Self {
+    pub(super) async fn set() -> Self {
         let mut db = fresh().await;
         let witness = Witness::of(&mut db).await;
         let pool = db.pool_of(2).await;
@@ -76,7 +76,7 @@ impl Stage {
     }
 
     /// Nothing is left behind: the name is free, nobody waits for it, no transaction is open, the pool works.
-    async fn is_clean(&self) {
+    pub(super) async fn is_clean(&self) {
         let lease = soon("the name", self.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
         lease.release().await.expect("release");
         self.nothing_is_held().await;

@@ -5,6 +5,7 @@
 #[cfg(feature = "cli")]
 pub mod command;
 pub mod history;
+pub mod inside;
 pub mod proxy;
 #[cfg(feature = "cli")]
 pub mod scene;

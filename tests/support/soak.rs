@@ -1,17 +1,26 @@
-//! Two storms, to see whether anything surfaces that a caller should not have to know of:
+//! Storms, to see whether anything surfaces that a caller should not have to know of. `soak [SECONDS]` runs two, each for so
+//! long (60) and with
 //!
 //! - 64 clients that all want one name and wait their turn;
 //! - 64 clients that take several of 64 names at once, each in its own random order. Every few seconds the names are new
 //!   ones, so that rows are created all along, and swept as soon as they are free.
 //!
-//! Each client has connections of its own, as if it were a process. `soak [SECONDS]` runs each storm for so long (60) on the
-//! database of `DATABASE_URL` (else SQLite in a temporary file), prints what happened and what the server saw of it, and
-//! fails when an error surfaced or two held one name.
+//! Each client has connections of its own, as if it were a process. `soak line [SECONDS]` (600) has real processes stand in
+//! line and be killed and stopped: see `line.rs`.
+//!
+//! The database is that of `DATABASE_URL` (else SQLite in a temporary file). What happened is printed, and what the server
+//! saw of it; it is a failure when an error surfaced or two held one name.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a program for tests")]
 
+#[path = "history.rs"]
+mod history;
+#[path = "line.rs"]
+mod line;
+
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 use std::process::exit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -42,25 +51,34 @@ const TTL: Duration = Duration::from_secs(300);
 
 #[tokio::main]
 async fn main() {
-    let seconds = match std::env::args().nth(1).map(|argument| argument.parse()) {
-        None => 60,
-        Some(Ok(seconds)) => seconds,
-        Some(Err(_)) => {
-            eprintln!("usage: soak [SECONDS]");
-            exit(2)
-        }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (in_line, seconds) = match &arguments[..] {
+        ["stand", url, record] => return line::stand(url, Path::new(record)).await,
+        ["line"] => (true, Ok(600)),
+        ["line", seconds] => (true, seconds.parse()),
+        [] => (false, Ok(60)),
+        [seconds] => (false, seconds.parse()),
+        _ => usage(),
     };
+    let time = Duration::from_secs(seconds.unwrap_or_else(|_| usage()));
     let journal = Arc::new(Journal::default());
     tracing_to(&journal);
     let url = std::env::var("DATABASE_URL").ok().filter(|url| !url.is_empty());
     let place = Place::make(url.as_deref()).await;
     println!("{}", place.database.version().await);
     let clean = tokio::select! {
-        clean = storms(&place, &journal, Duration::from_secs(seconds)) => clean,
+        clean = line::soak(&place, time), if in_line => clean,
+        clean = storms(&place, &journal, time), if !in_line => clean,
         _ = tokio::signal::ctrl_c() => false,
     };
     place.remove().await;
     exit(i32::from(!clean))
+}
+
+fn usage() -> ! {
+    eprintln!("usage: soak [SECONDS] | soak line [SECONDS]");
+    exit(2)
 }
 
 /// Runs both and tells whether nothing surfaced.
@@ -316,6 +334,7 @@ impl tracing::field::Visit for Words {
 /// A database of this run's own.
 struct Place {
     database: Database,
+    url: String,
     remove: Option<(Database, String)>,
     _file: Option<tempfile::TempDir>,
 }
@@ -328,36 +347,24 @@ enum Database {
 }
 
 impl Place {
-    async fn make(url: Option<&str>) -> Self {
+    async fn make(server: Option<&str>) -> Self {
         let name = format!("sqlock_soak_{}", std::process::id());
-        let (server, database) = match url {
-            None => return Self::embedded(),
-            Some(url) if url.starts_with("sqlite:") => return Self::embedded(),
-            Some(url) if url.starts_with("mysql:") || url.starts_with("mariadb:") => {
-                let options: MySqlConnectOptions = url.parse().expect("a URL");
-                let pool =
-                    |options| Database::MySql(MySqlPoolOptions::new().max_connections(1).connect_lazy_with(options));
-                (pool(options.clone()), pool(options.database(&name)))
+        match server {
+            Some(server) if !server.starts_with("sqlite:") => {
+                let (address, query) = server.split_once('?').unwrap_or((server, ""));
+                let (scheme, rest) = address.split_once("://").expect("a URL");
+                let authority = rest.split('/').next().unwrap_or(rest);
+                let url = format!("{scheme}://{authority}/{name}?{query}");
+                let server = Database::open(server);
+                server.run(format!("CREATE DATABASE {name}")).await;
+                Self { database: Database::open(&url), url, remove: Some((server, name)), _file: None }
             }
-            Some(url) => {
-                let options: PgConnectOptions = url.parse().expect("a URL");
-                let pool =
-                    |options| Database::Postgres(PgPoolOptions::new().max_connections(1).connect_lazy_with(options));
-                (pool(options.clone()), pool(options.database(&name)))
+            _ => {
+                let directory = tempfile::tempdir().expect("a temporary directory");
+                let url = format!("sqlite://{}", directory.path().join("soak.db").display());
+                Self { database: Database::open(&url), url, remove: None, _file: Some(directory) }
             }
-        };
-        server.run(format!("CREATE DATABASE {name}")).await;
-        Self { database, remove: Some((server, name)), _file: None }
-    }
-
-    fn embedded() -> Self {
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        let options = SqliteConnectOptions::new()
-            .filename(directory.path().join("soak.db"))
-            .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal);
-        let pool = SqlitePoolOptions::new().max_connections(1).connect_lazy_with(options);
-        Self { database: Database::Sqlite(pool), remove: None, _file: Some(directory) }
+        }
     }
 
     async fn remove(&self) {
@@ -369,6 +376,37 @@ impl Place {
 }
 
 impl Database {
+    fn open(url: &str) -> Self {
+        const URL: &str = "a URL";
+        match url.split(':').next() {
+            Some("sqlite") => {
+                let file: SqliteConnectOptions = url.parse().expect(URL);
+                let options = file.create_if_missing(true).journal_mode(SqliteJournalMode::Wal);
+                Self::Sqlite(SqlitePoolOptions::new().max_connections(1).connect_lazy_with(options))
+            }
+            Some("mysql" | "mariadb") => {
+                let options: MySqlConnectOptions = url.parse().expect(URL);
+                Self::MySql(MySqlPoolOptions::new().max_connections(1).connect_lazy_with(options))
+            }
+            _ => {
+                let options: PgConnectOptions = url.parse().expect(URL);
+                Self::Postgres(PgPoolOptions::new().max_connections(1).connect_lazy_with(options))
+            }
+        }
+    }
+
+    /// The rows that tell of somebody who waits or holds.
+    async fn leftovers(&self) -> i64 {
+        const ROWS: &str = "SELECT (SELECT count(*) FROM sqlock_place)
+                                 + (SELECT count(*) FROM sqlock_lease WHERE holds <> '' OR waiting <> 0)";
+        let count = match self {
+            Self::Postgres(pool) => sqlx::query_scalar(ROWS).fetch_one(pool).await,
+            Self::MySql(pool) => sqlx::query_scalar(ROWS).fetch_one(pool).await,
+            Self::Sqlite(pool) => sqlx::query_scalar(ROWS).fetch_one(pool).await,
+        };
+        count.expect("rows can be counted")
+    }
+
     /// A client with connections of its own.
     fn locks(&self) -> LocksBuilder {
         match self {

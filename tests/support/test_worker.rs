@@ -1,13 +1,18 @@
 //! A process for tests to kill, stop and mislead: it holds leases and writes what they guard.
 //!
 //! `test_worker URL` takes commands on its standard input, one a line, and answers each with one line on its standard
-//! output. (`queue` answers with two.)
+//! output. (`queue` is `wait` and `turn` in one, and answers with two.)
 //!
 //! | command                                   | answer                                                         |
 //! |-------------------------------------------|----------------------------------------------------------------|
 //! | `hold NAME TTL_MS`                        | `token N`, when it has the lease                               |
-//! | `queue NAME TTL_MS`                       | `waiting` once it was refused, and then as `hold`              |
+//! | `queue NAME TTL_MS`                       | `waiting` once it stands in line, and then as `hold`           |
+//! | `wait NAME TTL_MS [AT_MOST_MS]`           | `waiting` once it stands in line                               |
+//! | `turn`                                    | as `hold`, when that wait has ended                            |
+//! | `cancel`                                  | `cancelled`: that wait was given up                            |
 //! | `try NAME TTL_MS`                         | `token N` or `taken`                                           |
+//! | `as MANNER NAME TTL_MS`                   | as `hold`: `alone`, `shared`, or `2/3` of the permits          |
+//! | `visit NAME MANNER TASKS STAY_MS DIR`     | `visits COUNT LONGEST_WAIT_MS TOGETHER`, when DIR is closed    |
 //! | `status`                                  | `held AT` or `gone AT`: the boot clock when it last was held   |
 //! | `lost`                                    | `expired`, `superseded`, …, when the lease is lost             |
 //! | `fenced`                                  | `committed`: one more in the guarded counter                   |
@@ -24,6 +29,8 @@
 
 #[path = "history.rs"]
 mod history;
+#[path = "inside.rs"]
+mod inside;
 
 use std::collections::hash_map::RandomState;
 use std::fmt::Display;
@@ -45,6 +52,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 use history::{Event, Op, Outcome, Recorder, boot_ns};
+use inside::{Inside, Manner, Visits};
 
 fn main() {
     // A worker that was stopped would not notice that its standard input has ended.
@@ -56,7 +64,8 @@ fn main() {
         .build()
         .expect("a runtime can be built");
     let database = Database::open(&runtime, &url);
-    let mut worker = Worker { locks: database.locks(), database, runtime, url, held: None, seized: None };
+    let mut worker =
+        Worker { locks: database.locks(), database, runtime, url, waiting: None, held: None, seized: None };
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("commands are text");
         let words: Vec<&str> = line.split(' ').collect();
@@ -195,11 +204,14 @@ fn outcome<T>(result: &Result<T, Error>) -> Outcome {
     }
 }
 
+type Waiting = tokio::task::JoinHandle<Result<Lease, Error>>;
+
 struct Worker {
     locks: Locks,
     database: Database,
     runtime: Runtime,
     url: String,
+    waiting: Option<Waiting>,
     held: Option<Held>,
     seized: Option<SqliteConnection>,
 }
@@ -208,12 +220,37 @@ impl Worker {
     fn obey(&mut self, words: &[&str]) -> Result<String, String> {
         Ok(match words {
             ["hold", name, ttl] => self.hold(self.request(name, ttl)),
-            ["queue", name, ttl] => self.queue(name, ttl),
+            ["queue", name, ttl] => {
+                say(&self.wait(name, self.request(name, ttl)));
+                self.turn()?
+            }
+            ["wait", name, ttl] => self.wait(name, self.request(name, ttl)),
+            ["wait", name, ttl, at_most] => self.wait(name, self.request(name, ttl).wait(millis(at_most))),
+            ["turn"] => self.turn()?,
+            ["cancel"] => {
+                let waiting = self.waiting.take().ok_or("error nobody waits")?;
+                waiting.abort();
+                match self.runtime.block_on(waiting) {
+                    Err(end) if end.is_cancelled() => "cancelled".into(),
+                    other => format!("error too late: {other:?}"),
+                }
+            }
             ["try", name, ttl] => match self.runtime.block_on(self.request(name, ttl).try_acquire()) {
                 Ok(Some(lease)) => self.keep(lease),
                 Ok(None) => "taken".into(),
                 Err(error) => failed(error),
             },
+            ["as", manner, name, ttl] => {
+                let manner: Manner = manner.parse()?;
+                match self.runtime.block_on(manner.acquire(&self.locks, name, millis(ttl))) {
+                    Ok(lease) => self.keep(lease),
+                    Err(error) => failed(error),
+                }
+            }
+            ["visit", name, manner, tasks, stay, dir] => {
+                let manner = manner.parse()?;
+                self.runtime.block_on(visit(&self.locks, name, manner, number(tasks), millis(stay), dir))?
+            }
             ["status"] => self.held()?.status(),
             ["lost"] => {
                 let lease = Arc::clone(&self.held()?.lease);
@@ -271,23 +308,28 @@ impl Worker {
         }
     }
 
-    /// Stands in line, and says so when the database has refused the name: behind the first in line a short wait times
-    /// out then, and before that fails in another way.
-    fn queue(&mut self, name: &str, ttl: &str) -> String {
-        let first = self.runtime.spawn(self.request(name, ttl).acquire());
+    /// Stands in line, and says so when the line has it.
+    fn wait(&mut self, name: &str, request: LeaseRequest) -> String {
+        let waiting = self.runtime.spawn(request.acquire());
+        let us = format!("/{}", std::process::id());
         loop {
-            let second = self.request(name, ttl).wait(Duration::from_millis(20)).acquire();
-            match self.runtime.block_on(second) {
-                Err(Error::Timeout { .. }) => break,
-                Err(Error::Unavailable { .. }) => {}
-                other => return format!("error no wait: {other:?}"),
+            match self.runtime.block_on(self.locks.waiters(name)) {
+                Ok(line) if line.iter().any(|waiter| waiter.holder.ends_with(&us)) => break,
+                Ok(_) if waiting.is_finished() => break,
+                Ok(_) => thread::sleep(Duration::from_millis(2)),
+                Err(error) => return failed(error),
             }
         }
-        say("waiting");
-        match self.runtime.block_on(first).expect("a wait does not panic") {
+        self.waiting = Some(waiting);
+        "waiting".into()
+    }
+
+    fn turn(&mut self) -> Result<String, String> {
+        let waiting = self.waiting.take().ok_or("error nobody waits")?;
+        Ok(match self.runtime.block_on(waiting).expect("a wait does not panic") {
             Ok(lease) => self.keep(lease),
             Err(error) => failed(error),
-        }
+        })
     }
 
     fn keep(&mut self, lease: Lease) -> String {
@@ -299,6 +341,26 @@ impl Worker {
     fn held(&self) -> Result<&Held, String> {
         self.held.as_ref().ok_or("error nothing is held".into())
     }
+}
+
+/// Many tasks that come and go.
+async fn visit(
+    locks: &Locks,
+    name: &str,
+    manner: Manner,
+    tasks: usize,
+    stay: Duration,
+    dir: &str,
+) -> Result<String, String> {
+    let mut all = JoinSet::new();
+    for _ in 0..tasks {
+        all.spawn(Inside::of(dir).come_and_go(locks.clone(), name.into(), manner, stay));
+    }
+    let mut visits = Visits::default();
+    while let Some(ended) = all.join_next().await {
+        visits = visits.and(ended.expect("a task does not panic")?);
+    }
+    Ok(visits.to_line())
 }
 
 fn millis(text: &str) -> Duration {

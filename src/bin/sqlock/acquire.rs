@@ -28,13 +28,15 @@ pub struct Arguments {
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut signals = Signals::that_end()?;
     let db = Database::open(global)?;
-    let request = args.terms.request(&db).renew(false);
+    let request = args.terms.request(&db)?.renew(false);
     let Some(lease) = args.terms.obtain(&db, request, &mut signals, false).await? else {
         return Ok(args.terms.refused());
     };
-    let printed = match db.locks.inspect(lease.name().as_str()).await {
-        Ok(Some(held)) if held.token == lease.token() => output::json(&hold::json_of_steps(&held)),
-        Ok(_) => Err(Failure::new(exit::LOST, format!("the lease on {} is lost already", quoted(&args.terms.name)))),
+    let printed = match db.locks.holders(lease.name().as_str()).await {
+        Ok(holders) => match holders.iter().find(|held| held.token == lease.token()) {
+            Some(held) => output::json(&hold::json_of_steps(held)),
+            None => Err(Failure::new(exit::LOST, format!("the lease on {} is lost already", quoted(&args.terms.name)))),
+        },
         Err(error) => Err(error.into()),
     };
     let kept = match printed {

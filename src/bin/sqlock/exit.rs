@@ -108,7 +108,9 @@ impl From<sqlock::Error> for Failure {
             | E::InvalidExport { .. }
             | E::OutOfRange { .. }
             | E::LabelTooLong { .. }
-            | E::NulInLabel => USAGE,
+            | E::NulInLabel
+            | E::Permits { .. }
+            | E::Conversion { .. } => USAGE,
             _ => UNREACHABLE,
         };
         let message = match &error {

@@ -17,7 +17,10 @@ use crate::{durations, hold, output};
 
 /// List the names that are held.
 ///
-/// With --json an array of objects with name, mode, holder, owner, token, acquired_at, expires_at, waiters and label.
+/// One line for each holder, with how it holds: exclusive, shared, or with permits; and how many wait in line for the name.
+/// (A waiter stands there from when it has found the name taken.) With --json an array of objects with name, mode
+/// ("exclusive", "shared", "permits"), permits (how many; null in the other modes), holder, owner, token, acquired_at,
+/// expires_at, waiters and label.
 #[derive(Args)]
 pub struct Arguments {
     /// Only names that begin with this.
@@ -72,6 +75,8 @@ fn table(held: &[LeaseInfo]) -> String {
             vec![
                 printable_line(held.name.as_str()),
                 printable_line(&held.holder),
+                hold::mode(held.mode),
+                held.waiters.to_string(),
                 durations::show(hold::age(held)),
                 durations::show(held.remaining),
                 held.token.to_string(),
@@ -79,5 +84,5 @@ fn table(held: &[LeaseInfo]) -> String {
             ]
         })
         .collect();
-    output::table(&["NAME", "HOLDER", "HELD FOR", "EXPIRES IN", "TOKEN", "LABEL"], &rows)
+    output::table(&["NAME", "HOLDER", "MODE", "WAITERS", "HELD FOR", "EXPIRES IN", "TOKEN", "LABEL"], &rows)
 }

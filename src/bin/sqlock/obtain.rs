@@ -1,10 +1,11 @@
 //! Getting a lease: the options that `run` and `acquire` share, and what is said while it takes time.
 
 use std::cell::Cell;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::Args;
-use sqlock::{Error, Lease, LeaseInfo, LeaseRequest, Owner};
+use sqlock::{Error, Lease, LeaseInfo, LeaseRequest, Mode, Owner, Waiting};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::database::Database;
@@ -25,6 +26,13 @@ pub struct Terms {
     /// Wait at most this long, then exit with 75. Without it, wait for as long as it takes.
     #[arg(short = 'w', long, visible_alias = "wait", value_name = "DURATION", value_parser = durations::parse)]
     pub timeout: Option<Duration>,
+    /// Share the name with others who share it: many readers or one writer. All stand in one line, so that a writer who waits
+    /// keeps later readers out.
+    #[arg(short, long, conflicts_with = "permits")]
+    pub shared: bool,
+    /// Let at most this many hold the name at a time. It counts for this one: it comes in when fewer hold than it says.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    pub permits: Option<u32>,
     /// The exit code, instead of 75, when the lease is not obtained.
     #[arg(short = 'E', long, value_name = "N")]
     pub conflict_exit_code: Option<u8>,
@@ -37,8 +45,13 @@ pub struct Terms {
 }
 
 impl Terms {
-    pub fn request(&self, db: &Database) -> LeaseRequest {
-        db.locks.lease(&self.name).ttl(self.ttl).label(&self.label)
+    pub fn request(&self, db: &Database) -> Result<LeaseRequest, Failure> {
+        let request = match self.permits {
+            Some(permits) => db.locks.semaphore(&self.name, permits).request(1)?,
+            None if self.shared => db.locks.lease(&self.name).shared(),
+            None => db.locks.lease(&self.name),
+        };
+        Ok(request.ttl(self.ttl).label(&self.label))
     }
 
     /// How it ends when somebody else has the name.
@@ -59,9 +72,11 @@ impl Terms {
         let for_database = if patient { Duration::MAX } else { self.ttl };
         let patience = if self.nonblock { Some(Duration::ZERO) } else { self.timeout };
         let reached = Cell::new(patient.then(Instant::now));
+        let progress = Progress::default();
+        let request = if say::is_quiet() { request } else { request.while_waiting(progress.listener()) };
         let outcome = tokio::select! {
             outcome = self.wait(db, request, patience, for_database, &reached) => outcome?,
-            () = tell_who_holds(db, &self.name, &reached), if patience.is_none_or(|p| !p.is_zero()) => None,
+            () = tell_who_holds(db, &self.name, &reached, &progress), if patience.is_none_or(|p| !p.is_zero()) => None,
             signal = signals.next_that_ends() => {
                 // The place in line is given up, and what was granted in the last moment goes back.
                 let _ = timeout(Duration::from_secs(1), db.locks.shutdown()).await;
@@ -69,8 +84,8 @@ impl Terms {
             }
         };
         if outcome.is_none() {
-            let held = timeout(Duration::from_secs(2), db.locks.inspect(&self.name)).await;
-            let by = held.ok().and_then(Result::ok).flatten().map(|held| hold::describe(&held));
+            let holders = timeout(Duration::from_secs(2), db.locks.holders(&self.name)).await;
+            let by = holders.ok().and_then(Result::ok).and_then(|holders| hold::describe(&holders));
             let by = by.unwrap_or_else(|| "somebody else was at it".into());
             let waited = match patience {
                 Some(patience) if !patience.is_zero() => format!(" within {}", durations::show_exactly(patience)),
@@ -90,7 +105,7 @@ impl Terms {
         reached: &Cell<Option<Instant>>,
     ) -> Result<Option<Lease>, Failure> {
         let start = Instant::now();
-        let request = &match enclosing_owner(db, &self.name).await? {
+        let request = &match self.enclosing_owner(db).await? {
             Some(owner) => request.owner(owner),
             None => request,
         };
@@ -120,51 +135,97 @@ impl Terms {
             }
         }
     }
-}
 
-/// The owner of an enclosing `sqlock run` that holds this name: the nested one enters again instead of waiting for ever.
-/// An enclosing run that holds another name is no reason to share an owner, for two commands inside it must exclude each
-/// other.
-async fn enclosing_owner(db: &Database, name: &str) -> Result<Option<Owner>, Failure> {
-    let owners = child::enclosing_owners();
-    if owners.is_empty() {
-        return Ok(None);
+    /// The owner of an enclosing `sqlock run` that holds this name: the nested one enters again instead of waiting for ever.
+    /// An enclosing run that holds another name is no reason to share an owner, for two commands inside it must exclude each
+    /// other.
+    async fn enclosing_owner(&self, db: &Database) -> Result<Option<Owner>, Failure> {
+        let owners = child::enclosing_owners();
+        if owners.is_empty() {
+            return Ok(None);
+        }
+        let holders = db.read(async || db.locks.holders(&self.name).await).await?;
+        let enclosing = holders.iter().find(|held| held.owner.is_some_and(|owner| owners.contains(&owner)));
+        let Some(enclosing) = enclosing else {
+            return Ok(None);
+        };
+        let alone = !self.shared && self.permits.is_none();
+        let (has, wanted) = match enclosing.mode {
+            Mode::Exclusive if self.permits.is_some() => ("holds it alone", "take a permit"),
+            Mode::Shared if alone => ("shares it", "hold it alone"),
+            Mode::Permits(_) if alone => ("has a permit of it", "hold it alone"),
+            _ => return Ok(enclosing.owner),
+        };
+        let name = quoted(&self.name);
+        Err(Failure::usage(format!(
+            "{name}: the sqlock run around this one {has}; to {wanted} in here, it would wait for ever"
+        )))
     }
-    let held = db.read(async || db.locks.inspect(name).await).await?;
-    Ok(held.and_then(|held| held.owner).filter(|owner| owners.contains(owner)))
 }
 
-/// Says who holds the name, once the wait is long enough to be noticed; again when the holder changes, and now and then.
-async fn tell_who_holds(db: &Database, name: &str, reached: &Cell<Option<Instant>>) {
-    let mut said: Option<LeaseInfo> = None;
+/// How far the wait has come, as the library tells it.
+#[derive(Default)]
+struct Progress(Arc<Mutex<Option<Waiting>>>);
+
+impl Progress {
+    fn listener(&self) -> impl Fn(&Waiting) + Send + Sync + 'static {
+        let latest = Arc::clone(&self.0);
+        move |waiting| *latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(waiting.clone())
+    }
+
+    fn latest(&self) -> Option<Waiting> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Says who holds the name and how many are ahead, once the wait is long enough to be noticed; again when that changes, and
+/// now and then.
+async fn tell_who_holds(db: &Database, name: &str, reached: &Cell<Option<Instant>>, progress: &Progress) {
+    let around = child::enclosing_owners();
+    let mut said = None;
     let mut again = Instant::now();
     let mut pause = Duration::from_secs(60);
     sleep(Duration::from_millis(500)).await;
     loop {
-        let seen = db.locks.inspect(name).await;
+        let seen = db.locks.holders(name).await;
         if seen.is_ok() {
             reached.set(Some(Instant::now()));
         }
-        if let Ok(Some(held)) = seen {
-            let changed = said.as_ref().is_none_or(|said| said.token != held.token);
-            if changed || Instant::now() >= again {
-                let hint = match said {
-                    None if held.owner.is_some() => format!(
-                        "\nGive up with Ctrl-C, or bound the wait with --timeout. If that holder hangs: \
-                         sqlock unlock {} --token {}",
-                        shell_word(name),
-                        held.token
-                    ),
-                    _ => String::new(),
+        let holders = seen.unwrap_or_default();
+        if let (Some(held), Some(waiting)) = (hold::describe(&holders), progress.latest()) {
+            let now = Some((waiting.ahead, waiting.holder.map(|holder| holder.token)));
+            if now != said || Instant::now() >= again {
+                let ahead = match waiting.ahead {
+                    0 => "next in line".into(),
+                    ahead => format!("{ahead} ahead in line"),
                 };
-                say::note(&format!("waiting for {}, {}{hint}", quoted(name), hold::describe(&held)));
+                let hint = if said.is_none() { hint(name, &holders, &around) } else { String::new() };
+                say::note(&format!("waiting for {}, {ahead}, {held}{hint}", quoted(name)));
                 again = Instant::now() + pause;
                 pause = (pause * 2).min(Duration::from_secs(600));
-                said = Some(held);
+                said = now;
             }
         }
-        sleep(Duration::from_secs(2)).await;
+        // How many are ahead may not have been told yet.
+        let soon = said.is_none() && !holders.is_empty() && !say::is_quiet();
+        sleep(Duration::from_millis(if soon { 250 } else { 2000 })).await;
     }
+}
+
+/// What can be done about it: said once.
+fn hint(name: &str, holders: &[LeaseInfo], around: &[Owner]) -> String {
+    let is_around = |held: &LeaseInfo| held.owner.is_some_and(|owner| around.contains(&owner));
+    let hangs = match holders {
+        _ if holders.iter().any(is_around) => {
+            " The sqlock run around this one holds a part itself: if this must have that, it waits for ever.".into()
+        }
+        [held] if held.owner.is_some() => {
+            format!(" If that holder hangs: sqlock unlock {} --token {}", shell_word(name), held.token)
+        }
+        [_, _, ..] => format!(" If one of the holders hangs: sqlock show {}, and sqlock unlock", shell_word(name)),
+        _ => return String::new(),
+    };
+    format!("\nGive up with Ctrl-C, or bound the wait with --timeout.{hangs}")
 }
 
 /// The name as a shell takes it.

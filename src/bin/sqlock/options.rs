@@ -6,7 +6,7 @@ use crate::{acquire, bench, extras, ls, release, renew, run, schema, show, sweep
 
 /// Hold a lease on a name, in the SQL database you already run, while a command runs.
 ///
-/// Of all the processes on all hosts that use one database, one at a time holds a name. If the holder dies, the name is
+/// Of all the processes on all hosts that use one database, one at a time holds a name (or several, if they share it). If the holder dies, the name is
 /// free after the TTL of its lease; if the lease is lost, the command is dead before anyone else can hold it.
 #[derive(Parser)]
 #[command(
@@ -29,8 +29,10 @@ Examples:
   sqlock run migrate -- sqlx migrate run         one migration at a time, the others wait their turn
   sqlock run -n nightly -- ./report.sh           somebody else is at it: exit with 75
   sqlock run -w 5m deploy -- make deploy         wait for 5 minutes at most
+  sqlock run --permits 3 import -- ./import.sh   at most three at a time
+  sqlock run --shared index -- ./search.sh       with others who share; who does not share is alone
   sqlock ls                                      who holds what
-  sqlock show deploy                             who holds this, since when, until when
+  sqlock show deploy                             who holds this, since when, until when; who waits
 
 The database is the first of these: --database-url, DATABASE_URL, DATABASE_URL in a file .env here or in a directory above,
 the embedded file sqlock.db in this directory. Passwords on a command line can be seen by others on this host: prefer

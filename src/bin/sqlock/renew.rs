@@ -27,13 +27,13 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let db = Database::open_to_read(global)?;
     let Holding { name, token } = &args.holding;
     let extended = db.read(async || db.locks.extend(name, *token, args.ttl).await).await?;
-    let held = db.read(async || db.locks.inspect(name).await).await?;
+    let holders = db.read(async || db.locks.holders(name).await).await?;
     let _ = db.locks.shutdown().await;
-    match held {
-        Some(held) if extended && held.token == *token => {
-            output::json(&hold::json_of_steps(&held))?;
+    match holders.iter().find(|held| extended && held.token == *token) {
+        Some(held) => {
+            output::json(&hold::json_of_steps(held))?;
             Ok(0)
         }
-        held => Err(not_held(&args.holding, held.as_ref())),
+        None => Err(not_held(&args.holding, &holders)),
     }
 }

@@ -32,7 +32,8 @@ use terminal::Terminal;
 /// Waits for its turn, runs the command, and frees the name when the command has ended. stdin and stdout are the
 /// command's; sqlock speaks on stderr. Signals sent to sqlock go on to the command. The command finds SQLOCK_NAME,
 /// SQLOCK_TOKEN, SQLOCK_OWNER and SQLOCK_EXPIRES_AT in its environment; a sqlock run of the same name inside it enters at
-/// once. When a signal has ended the command, its process group has --kill-after to end as well; only then is the name free.
+/// once. (But what could only wait for itself is a mistake, 64: to hold alone inside of --shared or --permits, and --permits
+/// inside of a run that holds alone. Permits inside of permits are more permits, and wait until there are some.) When a signal has ended the command, its process group has --kill-after to end as well; only then is the name free.
 ///
 /// The lease is renewed for as long as the command runs. Should that fail, --signal is sent to the command and all its
 /// children --kill-after before the lease ends, and KILL before it ends: nobody else can hold the name while any of them
@@ -66,7 +67,7 @@ pub struct Arguments {
     max_hold: Option<Duration>,
     /// Stand again when the lease was lost: of all who run this, one leads at any time. After the first time the database
     /// may be away for any time.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["shared", "permits"])]
     elect: bool,
     /// The command and its arguments, after "--".
     #[arg(last = true, required = true, value_name = "COMMAND")]
@@ -92,7 +93,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
 
 /// Gets the lease, runs the command, and gives the lease back.
 async fn hold(args: &Arguments, db: &Database, signals: &mut Signals, has_led: bool) -> Result<Ended, Failure> {
-    let mut request = args.terms.request(db);
+    let mut request = args.terms.request(db)?;
     if let Some(at_least) = args.hold_at_least {
         request = request.hold_at_least(at_least);
     }

@@ -9,16 +9,20 @@ pub fn set_quiet(quiet: bool) {
     QUIET.store(quiet, Ordering::Relaxed);
 }
 
+pub fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
 /// Something worth knowing.
 pub fn note(message: &str) {
-    if !QUIET.load(Ordering::Relaxed) {
+    if !is_quiet() {
         line("\x1b[2m", message);
     }
 }
 
 /// Something that needs attention, but does not end anything.
 pub fn warning(message: &str) {
-    if !QUIET.load(Ordering::Relaxed) {
+    if !is_quiet() {
         line("\x1b[33m", message);
     }
 }

@@ -12,7 +12,7 @@ use crate::say::{self, quoted};
 /// Take a name away from its holder: for one that is gone for good, or hangs.
 ///
 /// The token, which "sqlock show" tells, says which holding is meant: a newer one is never ended by mistake (exit code 79).
-/// The name is free at once. A "sqlock run" that holds it kills its command when it learns of this, at its next renewal
+/// The name, or its part of a name that is shared, is free at once. A "sqlock run" that holds it kills its command when it learns of this, at its next renewal
 /// after a third of its TTL: until then, two may be at work.
 #[derive(Args)]
 pub struct Arguments {
@@ -31,27 +31,33 @@ pub struct Holding {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    end(global, &args.holding).await?;
-    say::note(&format!("{} is free", quoted(&args.holding.name)));
+    let left = end(global, &args.holding).await?;
+    let Holding { name, token } = &args.holding;
+    say::note(&match hold::describe(&left) {
+        None => format!("{} is free", quoted(name)),
+        Some(now) => format!("token {token} does not hold {} any more: it is {now}", quoted(name)),
+    });
     Ok(0)
 }
 
-/// Ends a holding, or fails with 79.
-pub async fn end(global: &Global, holding: &Holding) -> Result<(), Failure> {
+/// Ends a holding, or fails with 79. Who holds the name now.
+pub async fn end(global: &Global, holding: &Holding) -> Result<Vec<LeaseInfo>, Failure> {
     let db = Database::open_to_read(global)?;
     let Holding { name, token } = holding;
     let ended = db.read(async || db.locks.evict(name, *token).await).await?;
-    let held = if ended { None } else { db.read(async || db.locks.inspect(name).await).await? };
+    let holders = db.read(async || db.locks.holders(name).await).await;
     let _ = db.locks.shutdown().await;
-    if ended { Ok(()) } else { Err(not_held(holding, held.as_ref())) }
+    // It was ended, whether or not one can see what came of that.
+    if ended { Ok(holders.unwrap_or_default()) } else { Err(not_held(holding, &holders?)) }
 }
 
 /// What to say when the token does not hold the name.
-pub fn not_held(holding: &Holding, held: Option<&LeaseInfo>) -> Failure {
+pub fn not_held(holding: &Holding, holders: &[LeaseInfo]) -> Failure {
     let Holding { name, token } = holding;
-    let now = match held {
-        None => "it is free".into(),
-        Some(held) => format!("it is {} (token {})", hold::describe(held), held.token),
+    let now = match (hold::describe(holders), holders) {
+        (Some(now), [held]) => format!("it is {now} (token {})", held.token),
+        (Some(now), _) => format!("it is {now} (\"sqlock show\" tells the tokens)"),
+        (None, _) => "it is free".into(),
     };
     Failure::new(exit::LOST, format!("token {token} does not hold {}: {now}", quoted(name)))
 }

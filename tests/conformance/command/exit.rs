@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Pool};
 
-use crate::support::command::{ClosedPort, Ended, Running, bare, beside, end, held, path, run, sqlock};
+use crate::support::command::{ClosedPort, Ended, Running, bare, beside, end, held, path, program, run, sqlock};
 use crate::support::server::{Kind, Options, Server};
 use crate::support::{Database, Fresh, connect, empty, soon};
 use crate::{DATABASE, Sql};
@@ -119,6 +119,12 @@ async fn usage() -> Table {
         ("no command", vec!["run", "job"]),
         ("a command without --", vec!["run", "job", "echo", "it ran"]),
         ("-n together with -w", run_with(&["-n", "-w", "1s"])),
+        ("--shared together with --permits", run_with(&["--shared", "--permits", "2"])),
+        ("--permits 0", run_with(&["--permits", "0"])),
+        ("--permits many", run_with(&["--permits", "many"])),
+        ("--permits 2147483648", run_with(&["--permits", "2147483648"])),
+        ("--elect together with --shared", run_with(&["--elect", "--shared"])),
+        ("--elect together with --permits", run_with(&["--elect", "--permits", "2"])),
         ("-E together with --skip-ok", run_with(&["-E", "9", "--skip-ok"])),
         ("-E 256", run_with(&["-E", "256"])),
         ("-w soon", run_with(&["-w", "soon"])),
@@ -131,6 +137,8 @@ async fn usage() -> Table {
         ("a name of 256 bytes", [&["run", &long_name], &say[..]].concat()),
         ("a label of 256 bytes", [&["run", "--label", &long_label, "job"], &say[..]].concat()),
         ("acquire: a name of 256 bytes", vec!["acquire", &long_name]),
+        ("acquire --permits 0", vec!["acquire", "job", "--permits", "0"]),
+        ("acquire --shared --permits 2", vec!["acquire", "job", "--shared", "--permits", "2"]),
         ("acquire --ttl 999ms", vec!["acquire", "job", "--ttl", "999ms"]),
         ("show: an empty name", vec!["show", ""]),
         ("release without --token", vec!["release", "job"]),
@@ -142,6 +150,22 @@ async fn usage() -> Table {
         let ended = table.add(64, how, run(&db, &arguments).await);
         assert_eq!(ended.stdout, "", "{how}");
         assert_ne!(ended.stderr, "", "{how}");
+    }
+    let nested = |how: &str, outer: &[&'static str], inner: &[&'static str]| {
+        let inner = [&[program(), "run"], inner, &["job"], &say].concat();
+        let command = sqlock(&db, &[&["run"], outer, &["job", "--"], &inner].concat());
+        let how = how.to_owned();
+        async move { (how, end(command).await) }
+    };
+    for nested in [
+        nested("exclusive inside of --shared", &["--shared"], &[]),
+        nested("exclusive inside of --permits", &["--permits", "2"], &[]),
+        nested("--permits inside of exclusive", &[], &["--permits", "2"]),
+    ] {
+        let (how, ended) = nested.await;
+        let ended = table.add(64, &how, ended);
+        assert_eq!(ended.stdout, "", "{how}");
+        assert!(ended.stderr.contains("it would wait for ever"), "{}", ended.stderr);
     }
     // The bounds themselves are in range.
     for ttl in ["1s", "24h"] {
@@ -359,6 +383,22 @@ async fn not_obtained() -> Table {
     }
     lease.release().await.expect("ours to the end");
     run(&db, &["run", "-n", "job", "--", "true"]).await.expect(0);
+
+    let locks = beside(&db).await;
+    let permit = locks.semaphore("job", 2).ttl(LONG).acquire().await.expect("acquire");
+    for (code, options, how) in [
+        (75, &["-n"][..], "-n, and somebody has a permit"),
+        (75, &["-n", "--permits", "1"], "-n --permits 1, and somebody has it"),
+        (75, &["-w", "300ms", "--permits", "1"], "-w 300ms --permits 1, which ran out"),
+        (0, &["-n", "--permits", "2"], "-n --permits 2, and one of them is taken"),
+    ] {
+        table.add(code, how, run(&db, &[&["run"], options, &["job", "--", "true"]].concat()).await);
+    }
+    permit.release().await.expect("ours to the end");
+    let alone = locks.lease("job").ttl(LONG).acquire().await.expect("acquire");
+    let arguments = ["run", "-n", "--shared", "job", "--", "true"];
+    table.add(75, "-n --shared, and somebody holds the name alone", run(&db, &arguments).await);
+    alone.release().await.expect("ours to the end");
     table
 }
 

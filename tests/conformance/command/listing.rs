@@ -38,7 +38,7 @@ async fn ls_shows_who_holds_what_since_when_and_for_how_long() {
     let locks = builder(db.of_the_command().pool_of(2).await).holder("the machine/7").build();
     locks.migrate().await.expect("migrate");
     let ended = run(&db, &["ls"]).await.expect(0);
-    assert_eq!(ended.stdout, "NAME  HOLDER  HELD FOR  EXPIRES IN  TOKEN  LABEL\n");
+    assert_eq!(ended.stdout, "NAME  HOLDER  MODE  WAITERS  HELD FOR  EXPIRES IN  TOKEN  LABEL\n");
     assert_eq!(parse(&run(&db, &["ls", "--json"]).await.expect(0)), Value::Array(Vec::new()));
 
     let lease = locks.lease("job/1").ttl(LONG).label("deploy 42").acquire().await.expect("acquire");
@@ -47,7 +47,7 @@ async fn ls_shows_who_holds_what_since_when_and_for_how_long() {
     let lines: Vec<&str> = ended.stdout.lines().collect();
     let [heading, row] = lines[..] else { panic!("{}", ended.stdout) };
     assert!(heading.starts_with("NAME   HOLDER "), "{heading}");
-    assert!(row.starts_with("job/1  the machine/7  "), "{row}");
+    assert!(row.starts_with("job/1  the machine/7  exclusive  0        "), "{row}");
     assert!(row.ends_with(&format!("  {}  deploy 42", lease.token())), "{row}");
     assert_eq!(row.find(&lease.token().to_string()), heading.find("TOKEN"), "columns are aligned");
 
@@ -55,7 +55,10 @@ async fn ls_shows_who_holds_what_since_when_and_for_how_long() {
     let [row] = listed.as_array().expect("an array").as_slice() else { panic!("{listed}") };
     let mut keys: Vec<&str> = row.as_object().expect("an object").keys().map(String::as_str).collect();
     keys.sort_unstable();
-    assert_eq!(keys, ["acquired_at", "expires_at", "holder", "label", "mode", "name", "owner", "token", "waiters"]);
+    let known =
+        ["acquired_at", "expires_at", "holder", "label", "mode", "name", "owner", "permits", "token", "waiters"];
+    assert_eq!(keys, known);
+    assert_eq!((&row["permits"], &row["waiters"]), (&Value::Null, &Value::from(0)));
     assert_eq!(row["name"], "job/1");
     assert_eq!(row["mode"], "exclusive");
     assert_eq!(row["holder"], "the machine/7");
@@ -158,10 +161,96 @@ async fn show_tells_all_about_one_name() {
     assert!(value("acquired at").ends_with(" ago)"), "{}", ended.stdout);
     assert!(value("expires at").contains("unless it is renewed"), "{}", ended.stdout);
 
-    let shown = parse(&run(&db, &["show", "--json", "job"]).await.expect(0));
+    let mut shown = parse(&run(&db, &["show", "--json", "job"]).await.expect(0));
     let listed = parse(&run(&db, &["ls", "--json"]).await.expect(0));
-    assert_eq!(shown, listed[0], "the object that ls has for it");
+    let shown = shown.as_object_mut().expect("an object");
+    for more in ["other_holders", "waiters_in_line"] {
+        assert_eq!(shown.remove(more), Some(Value::Array(Vec::new())), "nobody else");
+    }
+    assert_eq!(Some(&*shown), listed[0].as_object(), "the object that ls has for it");
     lease.release().await.expect("ours to the end");
+}
+
+#[tokio::test]
+async fn ls_and_show_tell_of_all_who_hold_and_all_who_wait() {
+    let db = empty().await;
+    let clients = ["one/1", "two/2", "three/3", "four/4"];
+    let mut all = Vec::new();
+    for holder in clients {
+        let locks = builder(db.of_the_command().pool_of(2).await).holder(holder).build();
+        locks.migrate().await.expect("migrate");
+        all.push(locks);
+    }
+    let [one, two, three, four] = all.as_slice() else { unreachable!("there are four") };
+    let permit = one.semaphore("job", 3).ttl(LONG).label("first").acquire().await.expect("acquire");
+    let permits = two.semaphore("job", 3).ttl(LONG).acquire_many(2).await.expect("acquire");
+    let alone = tokio::spawn(three.lease("job").label("alone").acquire());
+    in_line(one, "job", 1).await;
+    let shared = tokio::spawn(four.lease("job").shared().acquire());
+    in_line(one, "job", 2).await;
+
+    let ended = run(&db, &["ls"]).await.expect(0);
+    let lines: Vec<Vec<&str>> = ended.stdout.lines().map(|line| line.split("  ").collect()).collect();
+    let cells = |line: usize| -> Vec<&str> {
+        let cells = lines[line].iter().map(|cell| cell.trim()).filter(|cell| !cell.is_empty());
+        cells.take(4).collect()
+    };
+    assert_eq!(lines.len(), 3, "{}", ended.stdout);
+    assert_eq!(cells(0), ["NAME", "HOLDER", "MODE", "WAITERS"]);
+    assert_eq!(cells(1), ["job", "one/1", "1 permit", "2"]);
+    assert_eq!(cells(2), ["job", "two/2", "2 permits", "2"]);
+
+    let listed = parse(&run(&db, &["ls", "--json"]).await.expect(0));
+    let told =
+        |row: &Value| (row["mode"].clone(), row["permits"].clone(), row["waiters"].clone(), row["token"].clone());
+    assert_eq!(told(&listed[0]), ("permits".into(), 1.into(), 2.into(), permit.token().get().into()));
+    assert_eq!(told(&listed[1]), ("permits".into(), 2.into(), 2.into(), permits.token().get().into()));
+
+    let ended = run(&db, &["show", "job"]).await.expect(0);
+    let blocks: Vec<&str> = ended.stdout.split("\n\n").collect();
+    let [first, second, line] = blocks.as_slice() else { panic!("{}", ended.stdout) };
+    assert!(first.contains("one/1") && first.contains("1 permit\n") && first.contains("first"), "{first}");
+    assert!(second.contains("two/2") && second.contains("2 permits\n"), "{second}");
+    let waiters: Vec<&str> = line.lines().collect();
+    assert_eq!(waiters.len(), 3, "{line}");
+    assert!(waiters[1].starts_with("1        three/3  exclusive  2") && waiters[1].ends_with("  alone"), "{line}");
+    assert!(waiters[2].starts_with("2        four/4   shared     2"), "{line}");
+
+    let shown = parse(&run(&db, &["show", "--json", "job"]).await.expect(0));
+    assert_eq!(shown["holder"], "one/1");
+    assert_eq!(shown["other_holders"], Value::Array(vec![listed[1].clone()]));
+    let waiting = one.waiters("job").await.expect("waiters");
+    let row = |i: usize| &shown["waiters_in_line"][i];
+    for (i, (holder, mode, label)) in
+        [("three/3", "exclusive", "alone"), ("four/4", "shared", "")].into_iter().enumerate()
+    {
+        assert_eq!(row(i)["position"], i + 1);
+        assert_eq!((&row(i)["holder"], &row(i)["mode"]), (&holder.into(), &mode.into()));
+        assert_eq!((&row(i)["label"], &row(i)["permits"]), (&label.into(), &Value::Null));
+        let since = DateTime::parse_from_rfc3339(row(i)["since"].as_str().expect("a text")).expect("RFC 3339");
+        assert_eq!(since.timestamp_millis(), waiting[i].since.timestamp_millis());
+    }
+    assert_eq!(row(2), &Value::Null);
+
+    permit.release().await.expect("ours to the end");
+    permits.release().await.expect("ours to the end");
+    let alone = soon("its turn", alone).await.expect("no panic").expect("acquire");
+    assert_eq!(parse(&run(&db, &["ls", "--json"]).await.expect(0))[0]["waiters"], 1);
+    alone.release().await.expect("ours to the end");
+    let shared = soon("its turn", shared).await.expect("no panic").expect("acquire");
+    let listed = parse(&run(&db, &["ls", "--json"]).await.expect(0));
+    assert_eq!((&listed[0]["mode"], &listed[0]["waiters"]), (&"shared".into(), &0.into()));
+    shared.release().await.expect("ours to the end");
+}
+
+/// Waits until so many stand in line.
+async fn in_line(locks: &Locks, name: &str, n: usize) {
+    let all = async {
+        while locks.waiters(name).await.expect("waiters").len() != n {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon("so many in line", all).await;
 }
 
 #[tokio::test]
@@ -229,7 +318,7 @@ async fn what_a_name_or_a_label_does_to_a_terminal_never_reaches_one() {
     assert_eq!(ended.stdout.lines().count(), 2, "a row is a line: {}", ended.stdout);
     let ended = run(&db, &["show", NASTY]).await.expect(0);
     assert_harmless(&ended.stdout);
-    assert_eq!(ended.stdout.lines().count(), 7, "a value is a line: {}", ended.stdout);
+    assert_eq!(ended.stdout.lines().count(), 8, "a value is a line: {}", ended.stdout);
 
     for arguments in [&["ls", "--json"][..], &["show", "--json", NASTY]] {
         let ended = run(&db, arguments).await.expect(0);

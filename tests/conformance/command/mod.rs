@@ -7,5 +7,6 @@ mod once;
 mod process;
 mod run;
 mod setup;
+mod sharing;
 mod steps;
 mod tls;

@@ -1,0 +1,401 @@
+//! `--shared` and `--permits`: several at work under one name, and one line for all who wait.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use sqlock::{FencingToken, Locks, Mode};
+
+use crate::support::command::{Ended, Running, beside, end, program, run, sqlock};
+use crate::support::scene::{Scene, now};
+use crate::support::{Fresh, empty, soon};
+
+const LONG: Duration = Duration::from_secs(600);
+
+/// It says when it is up, and ends when it is told to; a TERM would spoil that.
+const OBEDIENT: &str = r#"trap 'exit 9' TERM; echo up >&3; read go <"$ORDERS"; echo "$go" >&3"#;
+
+/// Waits until so many stand in line.
+async fn in_line(locks: &Locks, name: &str, n: usize) {
+    let all = async {
+        while locks.waiters(name).await.expect("waiters").len() != n {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon("so many in line", all).await;
+}
+
+async fn tokens(locks: &Locks, name: &str) -> Vec<FencingToken> {
+    locks.holders(name).await.expect("holders").iter().map(|held| held.token).collect()
+}
+
+// ---- run
+
+#[tokio::test]
+async fn runs_that_share_a_name_work_together_and_one_that_does_not_waits_for_all_of_them() {
+    let scene = Scene::new().await;
+    let locks = beside(&scene.db).await;
+    let first = scene.start(&["--shared", "a"], OBEDIENT).up().await;
+    let second = scene.start(&["-s", "a"], OBEDIENT).up().await;
+    assert!(locks.holders("a").await.expect("holders").iter().all(|held| held.mode == Mode::Shared));
+
+    let mut writer = scene.start(&["a"], OBEDIENT);
+    in_line(&locks, "a", 1).await;
+    // Whoever comes now would come before it.
+    run(&scene.db, &["run", "-n", "--shared", "a", "--", "true"]).await.expect(75);
+    let reader = scene.start(&["--shared", "a"], OBEDIENT);
+    in_line(&locks, "a", 2).await;
+
+    first.order("go");
+    first.end().await.expect(0);
+    assert_eq!(tokens(&locks, "a").await.len(), 1);
+    in_line(&locks, "a", 2).await;
+    assert_eq!(writer.report.so_far(), [""; 0]);
+    second.order("go");
+    second.end().await.expect(0);
+
+    let writer = writer.up().await;
+    let held = locks.holders("a").await.expect("holders");
+    assert_eq!(held.iter().map(|held| held.mode).collect::<Vec<_>>(), [Mode::Exclusive]);
+    in_line(&locks, "a", 1).await;
+    writer.order("go");
+    writer.end().await.expect(0);
+    let reader = reader.up().await;
+    reader.order("go");
+    reader.end().await.expect(0);
+    assert!(scene.is_free("a").await);
+}
+
+#[tokio::test]
+async fn with_permits_never_more_than_so_many_are_at_work() {
+    let scene = Scene::new().await;
+    let locks = beside(&scene.db).await;
+    let log = scene.path("log");
+    let script = format!("echo in >>'{log}'; {OBEDIENT}; echo out >>'{log}'");
+    let options = ["--permits", "2", "a"];
+    let first = scene.start(&options, &script).up().await;
+    let second = scene.start(&options, &script).up().await;
+    let others: Vec<_> = (0..4).map(|_| scene.start(&options, &script)).collect();
+    in_line(&locks, "a", 4).await;
+    assert_eq!(tokens(&locks, "a").await.len(), 2);
+    run(&scene.db, &["run", "-n", "--permits", "2", "a", "--", "true"]).await.expect(75);
+    // Each goes on when it is up, whenever that is.
+    let all: Vec<_> = [first, second].into_iter().chain(others).collect();
+    for one in &all {
+        one.order("go");
+    }
+    for one in all {
+        one.end().await.expect(0);
+    }
+
+    let log = std::fs::read_to_string(log).expect("they have written");
+    let mut at_work = 0;
+    let counts = log.lines().map(|line| {
+        at_work += if line == "in" { 1 } else { -1 };
+        at_work
+    });
+    let counts: Vec<i32> = counts.collect();
+    assert_eq!((counts.len(), counts.iter().max(), counts.last()), (12, Some(&2), Some(&0)), "{log}");
+    assert!(scene.is_free("a").await);
+}
+
+#[tokio::test]
+async fn how_many_permits_there_are_is_said_by_whoever_asks() {
+    let scene = Scene::new().await;
+    let first = scene.start(&["--permits", "1", "a"], OBEDIENT).up().await;
+    run(&scene.db, &["run", "-n", "--permits", "1", "a", "--", "true"]).await.expect(75);
+    run(&scene.db, &["run", "-n", "--permits", "2", "a", "--", "true"]).await.expect(0);
+    run(&scene.db, &["run", "-n", "a", "--", "true"]).await.expect(75);
+    first.order("go");
+    first.end().await.expect(0);
+    run(&scene.db, &["run", "-n", "a", "--", "true"]).await.expect(0);
+}
+
+#[tokio::test]
+async fn a_run_that_shares_and_is_killed_with_9_frees_its_part_alone() {
+    let scene = Scene::new().await;
+    let locks = beside(&scene.db).await;
+    for options in [&["--shared"][..], &["--permits", "2"]] {
+        let name = options[0].trim_start_matches('-');
+        let start = |ttl| scene.start(&[options, &["--ttl", ttl, name]].concat(), OBEDIENT);
+        let mut killed = start("2").up().await;
+        let lasting = start("30").up().await;
+        let next = scene.start(&[name], OBEDIENT);
+        in_line(&locks, name, 1).await;
+        let both = locks.holders(name).await.expect("holders");
+        let [_, second] = both.as_slice() else { panic!("{both:?}") };
+
+        killed.signal(Signal::SIGKILL);
+        killed.report.gone().await;
+        let alone = async {
+            while tokens(&locks, name).await != [second.token] {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        soon("the end of what it had", alone).await;
+        // The other one works on, and nobody has come in.
+        in_line(&locks, name, 1).await;
+        lasting.order("go");
+        lasting.end().await.expect(0);
+        let next = next.up().await;
+        next.order("go");
+        next.end().await.expect(0);
+    }
+}
+
+#[tokio::test]
+async fn what_keeps_or_ends_a_lease_does_so_when_it_is_shared() {
+    let db = empty().await;
+    for (options, others) in [(&["--shared"][..], 0), (&["--permits", "1"], 75)] {
+        let name = options[0].trim_start_matches('-');
+        let kept = [&["run", "--hold-at-least", "10m"], options, &[name, "--", "true"]].concat();
+        run(&db, &kept).await.expect(0);
+        run(&db, &["run", "-n", name, "--", "true"]).await.expect(75);
+        run(&db, &[&["run", "-n"], options, &[name, "--", "true"]].concat()).await.expect(others);
+        let max = [&["run", "--max-hold", "2s"], options, &["max", "--", "sleep", "600"]].concat();
+        let ended = run(&db, &max).await.expect(79);
+        assert!(ended.stderr.contains("maximum holding time"), "{}", ended.stderr);
+        run(&db, &["run", "-n", "max", "--", "true"]).await.expect(0);
+    }
+}
+
+/// A name that is handed over by another process is for a moment only, until its new holder says that it is there. Nobody
+/// is to take that for a lease that cannot be renewed.
+#[tokio::test]
+async fn a_command_that_is_let_in_by_another_process_has_the_whole_ttl() {
+    let scene = Scene::new().await;
+    let locks = beside(&scene.db).await;
+    for options in [&[][..], &["--shared"], &["--permits", "1"]] {
+        let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+        let options = [options, &["--ttl", "1000", "--kill-after", "300", "a"]].concat();
+        let next = scene.start(&options, &format!("{OBEDIENT}; echo $SQLOCK_EXPIRES_AT"));
+        in_line(&locks, "a", 1).await;
+        lease.release().await.expect("ours to the end");
+        let before = now();
+        let next = next.up().await;
+        next.order("go");
+        let ended = next.end().await.expect(0);
+        let told = chrono::DateTime::parse_from_rfc3339(ended.stdout.trim()).expect("RFC 3339");
+        assert!(told.timestamp_micros() - before > 600_000_000, "{told}");
+    }
+}
+
+// ---- in the line
+
+#[tokio::test]
+async fn a_waiter_says_how_many_are_ahead_and_again_when_that_changes() {
+    let db = empty().await;
+    let locks = beside(&db).await;
+    let lease = locks.lease("job").ttl(LONG).label("the holder").acquire().await.expect("acquire");
+    let start = Instant::now();
+    let wait = |options: &[&str]| Running::start(sqlock(&db, &[&["run"], options, &["job", "--", "true"]].concat()));
+    let mut first = wait(&[]);
+    let said = first.says("waiting for \"job\"").await;
+    assert!(said.contains("waiting for \"job\", next in line, held by ") && said.contains("the holder"), "{said}");
+    let mut second = wait(&["--shared"]);
+    let said = second.says("waiting for \"job\"").await;
+    assert!(said.contains("waiting for \"job\", 1 ahead in line, held by "), "{said}");
+    let mut third = wait(&["--permits", "3"]);
+    let said = third.says("waiting for \"job\"").await;
+    assert!(said.contains("waiting for \"job\", 2 ahead in line, held by "), "{said}");
+
+    second.signal(rustix::process::Signal::INT);
+    second.end().await.expect(130);
+    let said = third.says("waiting for \"job\"").await;
+    assert!(said.contains("waiting for \"job\", 1 ahead in line, held by "), "{said}");
+    lease.release().await.expect("ours to the end");
+    let ended = first.end().await.expect(0);
+    third.end().await.expect(0);
+    // For the first one nothing has changed; it says so once, and then once in a minute.
+    let times = ended.stderr.matches("waiting for").count() as u64;
+    assert!(times <= 1 + start.elapsed().as_secs() / 60, "{}", ended.stderr);
+}
+
+#[tokio::test]
+async fn a_waiter_is_told_how_many_share_the_name() {
+    let db = empty().await;
+    let locks = beside(&db).await;
+    let first = locks.lease("job").shared().ttl(LONG).label("the first").acquire().await.expect("acquire");
+    let second = locks.lease("job").shared().ttl(LONG).acquire().await.expect("acquire");
+    let ended = run(&db, &["run", "-n", "job", "--", "true"]).await.expect(75);
+    assert!(ended.stderr.contains("\"job\" not obtained: shared by 2, first: "), "{}", ended.stderr);
+    let mut waiter = Running::start(sqlock(&db, &["run", "job", "--", "true"]));
+    let said = waiter.says("waiting for \"job\"").await;
+    assert!(said.contains("next in line, shared by 2, first: ") && said.contains("(\"the first\")"), "{said}");
+    first.release().await.expect("ours to the end");
+    let said = waiter.says("waiting for \"job\"").await;
+    assert!(said.contains("next in line, shared by ") && !said.contains("first:"), "{said}");
+    second.release().await.expect("ours to the end");
+    waiter.end().await.expect(0);
+
+    let semaphore = locks.semaphore("job", 3).ttl(LONG);
+    let permits = [semaphore.acquire().await.expect("acquire"), semaphore.acquire_many(2).await.expect("acquire")];
+    let ended = run(&db, &["run", "-n", "job", "--", "true"]).await.expect(75);
+    assert!(ended.stderr.contains("\"job\" not obtained: held by 2, first: "), "{}", ended.stderr);
+    for permit in permits {
+        permit.release().await.expect("ours to the end");
+    }
+}
+
+// ---- a run inside a run
+
+/// `sqlock run OUTER job -- sqlock run INNER job -- echo in`.
+fn nested(db: &Fresh, outer: &[&str], inner: &[&str]) -> tokio::process::Command {
+    sqlock(db, &[&["run"], outer, &["job", "--", program(), "run"], inner, &["job", "--", "echo", "in"]].concat())
+}
+
+#[tokio::test]
+async fn a_run_inside_a_run_of_the_same_name_has_its_part_of_it() {
+    let db = empty().await;
+    for (outer, inner) in [
+        (&["--shared"][..], &["--shared"][..]),
+        (&[], &["--shared"]),
+        (&["--permits", "2"], &["--permits", "2"]),
+        (&["--permits", "2"], &["--shared"]),
+        (&["--shared"], &["--permits", "2"]),
+    ] {
+        let ended = end(nested(&db, outer, &[&["-n"], inner].concat())).await.expect(0);
+        assert_eq!(ended.stdout, "in\n", "{inner:?} in {outer:?}: {}", ended.stderr);
+        run(&db, &["run", "-n", "job", "--", "true"]).await.expect(0);
+    }
+}
+
+#[tokio::test]
+async fn a_reader_inside_a_reader_does_not_wait_behind_a_writer_that_waits_for_it() {
+    let scene = Scene::new().await;
+    let locks = beside(&scene.db).await;
+    let script =
+        format!(r#"echo up >&3; read go <"$ORDERS"; exec {} run --shared a -- sh -c 'echo in >&3'"#, program());
+    let mut reader = scene.start(&["--shared", "a"], &script).up().await;
+    let writer = scene.start(&["a"], OBEDIENT);
+    in_line(&locks, "a", 1).await;
+    reader.order("go");
+    assert_eq!(reader.report.line().await, "in");
+    reader.end().await.expect(0);
+    let writer = writer.up().await;
+    writer.order("go");
+    writer.end().await.expect(0);
+}
+
+#[tokio::test]
+async fn what_could_only_wait_for_itself_is_refused_with_64() {
+    let db = empty().await;
+    for (outer, inner, why) in [
+        (&["--shared"][..], &[][..], "shares it; to hold it alone"),
+        (&["--permits", "2"], &[], "has a permit of it; to hold it alone"),
+        (&[], &["--permits", "2"], "holds it alone; to take a permit"),
+    ] {
+        let ended = end(nested(&db, outer, inner)).await.expect(64);
+        assert_eq!(ended.stdout, "");
+        assert!(ended.stderr.contains(why), "{inner:?} in {outer:?}: {}", ended.stderr);
+        run(&db, &["run", "-n", "job", "--", "true"]).await.expect(0);
+    }
+}
+
+#[tokio::test]
+async fn a_permit_inside_the_only_permit_is_waited_for_but_not_in_silence() {
+    let db = empty().await;
+    end(nested(&db, &["--permits", "1"], &["-n", "--permits", "1"])).await.expect(75);
+    let mut waiting = Running::start(nested(&db, &["--permits", "1"], &["--permits", "1"]));
+    waiting.says("waiting for \"job\", next in line, held by ").await;
+    let hint = waiting.says("Give up with Ctrl-C").await;
+    assert!(hint.contains("The sqlock run around this one holds a part itself"), "{hint}");
+    waiting.signal(rustix::process::Signal::INT);
+    assert_eq!(waiting.end().await.expect(130).stdout, "");
+    run(&db, &["run", "-n", "job", "--", "true"]).await.expect(0);
+}
+
+// ---- acquire, renew, release, unlock
+
+fn object(ended: &Ended) -> Value {
+    serde_json::from_str(&ended.stdout).expect("JSON")
+}
+
+/// The token of a new part of the name.
+async fn part(db: &Fresh, options: &[&str]) -> FencingToken {
+    let printed = object(&run(db, &[&["acquire", "-n", "job"], options].concat()).await.expect(0));
+    FencingToken::new(printed["token"].as_i64().expect("a number")).expect("a token")
+}
+
+#[tokio::test]
+async fn each_part_is_renewed_and_released_by_its_own_token() {
+    let db = empty().await;
+    let locks = beside(&db).await;
+    for options in [&["--shared"][..], &["--permits", "2"]] {
+        let options = [options, &["--ttl", "60s"]].concat();
+        let (first, second) = (part(&db, &options).await, part(&db, &options).await);
+        assert_eq!(tokens(&locks, "job").await, [first, second]);
+        run(&db, &["acquire", "-n", "job"]).await.expect(75);
+
+        // Of the second, for the first is what a look at the name shows.
+        let before = locks.holders("job").await.expect("holders");
+        let renewed = run(&db, &["renew", "job", "--token", &second.to_string(), "--ttl", "1h"]).await.expect(0);
+        assert_eq!(object(&renewed)["token"], second.get());
+        let after = locks.holders("job").await.expect("holders");
+        assert_eq!(after[0].expires_at, before[0].expires_at);
+        assert!(after[1].remaining > Duration::from_secs(3500), "{:?}", after[1].remaining);
+        run(&db, &["renew", "job", "--token", &second.to_string(), "--ttl", "5s"]).await.expect(0);
+        let never_shorter = locks.holders("job").await.expect("holders")[1].expires_at;
+        assert!(never_shorter >= after[1].expires_at);
+
+        let ended = run(&db, &["release", "job", "--token", &second.to_string()]).await.expect(0);
+        assert_eq!((&*ended.stdout, &*ended.stderr), ("", ""));
+        assert_eq!(tokens(&locks, "job").await, [first]);
+        for verb in ["renew", "release", "unlock"] {
+            let ended = run(&db, &[verb, "job", "--token", &second.to_string()]).await.expect(79);
+            assert!(
+                ended.stderr.contains(&first.to_string()),
+                "{verb} names the token that holds it: {}",
+                ended.stderr
+            );
+        }
+        run(&db, &["release", "job", "--token", &first.to_string()]).await.expect(0);
+        run(&db, &["run", "-n", "job", "--", "true"]).await.expect(0);
+    }
+}
+
+#[tokio::test]
+async fn an_operator_who_unlocks_one_of_several_takes_only_its_part() {
+    let scene = Scene::new().await;
+    let locks = beside(&scene.db).await;
+    let options = ["--shared", "--ttl", "3", "a"];
+    let first = scene.start(&options, OBEDIENT).up().await;
+    let second = scene.start(&options, OBEDIENT).up().await;
+    let next = scene.start(&["a"], OBEDIENT);
+    in_line(&locks, "a", 1).await;
+    let both = tokens(&locks, "a").await;
+    let [one, other] = both.as_slice() else { panic!("{both:?}") };
+
+    let ended = run(&scene.db, &["unlock", "a", "--token", &other.to_string()]).await.expect(0);
+    assert_eq!(ended.stdout, "");
+    let said = format!("sqlock: token {other} does not hold \"a\" any more: it is shared by ");
+    assert!(ended.stderr.starts_with(&said), "{}", ended.stderr);
+    assert_eq!(tokens(&locks, "a").await, [*one]);
+    let ended = second.end().await.expect(79);
+    assert!(ended.stderr.contains("the command was stopped"), "{}", ended.stderr);
+    // The first one is as it was, and nobody has come in.
+    in_line(&locks, "a", 1).await;
+    first.order("go");
+    first.end().await.expect(0);
+    let next = next.up().await;
+    next.order("go");
+    next.end().await.expect(0);
+}
+
+#[tokio::test]
+async fn an_acquire_that_waited_prints_when_its_lease_ends() {
+    let db = empty().await;
+    let locks = beside(&db).await;
+    for options in [&[][..], &["--shared"]] {
+        let lease = locks.lease("job").ttl(LONG).acquire().await.expect("acquire");
+        let waiter = Running::start(sqlock(&db, &[&["acquire", "--ttl", "1h", "job"], options].concat()));
+        in_line(&locks, "job", 1).await;
+        lease.release().await.expect("ours to the end");
+        let printed = object(&waiter.end().await.expect(0));
+        let held = locks.inspect("job").await.expect("inspect").expect("held");
+        assert!(held.remaining > Duration::from_secs(3000), "{:?}", held.remaining);
+        let printed_end = chrono::DateTime::parse_from_rfc3339(printed["expires_at"].as_str().expect("a text"));
+        assert_eq!(printed_end.expect("RFC 3339").timestamp_millis(), held.expires_at.timestamp_millis());
+        run(&db, &["release", "job", "--token", &held.token.to_string()]).await.expect(0);
+    }
+}

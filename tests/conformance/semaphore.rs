@@ -1,0 +1,378 @@
+//! Semaphores: never more than there are permits, in the order in which they were asked for.
+
+use std::time::Duration;
+
+use sqlock::{Error, Lease, Locks, LossCause, Mode, Semaphore};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::sleep;
+
+use super::cancel::{Stage, everywhere, until};
+use super::shared::{assert_nothing_is_left, holders, line_of};
+use crate::DATABASE;
+use crate::support::inside::{Inside, Manner, Visits};
+use crate::support::worker::Worker;
+use crate::support::{SOON, fresh, soon};
+
+/// A lease of this length that was left behind is still there when a test gives up.
+const LONG: Duration = Duration::from_secs(600);
+const BRIEF: Duration = Duration::from_millis(1500);
+
+fn semaphore(locks: &Locks, permits: u32) -> Semaphore {
+    locks.semaphore("a", permits).ttl(LONG)
+}
+
+async fn taken(semaphore: &Semaphore, permits: u32) -> Lease {
+    soon("the grant", semaphore.acquire_many(permits)).await.expect("acquire")
+}
+
+/// Somebody who waits, and has joined the line as the one after so many.
+async fn in_line(semaphore: &Semaphore, permits: u32, witness: &Locks, before: usize) -> JoinHandle<Lease> {
+    let semaphore = semaphore.clone();
+    let waits = tokio::spawn(async move { semaphore.acquire_many(permits).await.expect("its turn comes") });
+    line_of(witness, before + 1).await;
+    waits
+}
+
+async fn its_turn(waits: JoinHandle<Lease>) -> Lease {
+    soon("its turn", waits).await.expect("no panic")
+}
+
+/// Whoever tries looks after the line first: who is in it and could come in would be in after this.
+async fn assert_full(semaphore: &Semaphore, witness: &Locks, waiters: usize) {
+    assert!(semaphore.try_acquire().await.expect("try").is_none());
+    line_of(witness, waiters).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn never_are_more_inside_than_there_are_permits() {
+    const PERMITS: u32 = 3;
+    let db = fresh().await;
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let inside = Inside::of(dir.path());
+    // Two clients here and two processes, of four tasks each; and one that wants two permits.
+    let stay = Duration::from_millis(10);
+    let mut here = JoinSet::new();
+    for _ in 0..2 {
+        let locks = db.locks().await;
+        for _ in 0..4 {
+            here.spawn(inside.clone().come_and_go(locks.clone(), "a".into(), Manner::Permits(1, PERMITS), stay));
+        }
+    }
+    let locks = db.locks().await;
+    here.spawn(inside.clone().come_and_go(locks.clone(), "a".into(), Manner::Permits(2, PERMITS), stay));
+    let mut there = [Worker::start(&db.url), Worker::start(&db.url)];
+    for worker in &mut there {
+        worker.tell(&format!("visit a 1/{PERMITS} 4 {} {}", stay.as_millis(), dir.path().display()));
+    }
+    let mut most = 0;
+    let until = tokio::time::Instant::now() + Duration::from_secs(3);
+    while tokio::time::Instant::now() < until {
+        let taken: u32 = holders(&locks).await.iter().map(permits_of).sum();
+        assert!(taken <= PERMITS, "{taken} of {PERMITS}");
+        most = most.max(taken);
+        sleep(Duration::from_millis(5)).await;
+    }
+    inside.close();
+    let mut visits = Visits::default();
+    for its in soon("the end", here.join_all()).await {
+        visits = visits.and(its.expect("never too many"));
+    }
+    for worker in &mut there {
+        visits = visits.and(Visits::of_line(&worker.answer().await));
+    }
+    println!("{DATABASE:?}: {visits:.1?} to {PERMITS} permits of which {most} were seen taken");
+    assert!(visits.count > 20, "too quiet: {visits:?}");
+    assert_eq!(visits.together, PERMITS, "never were all permits in use: this proves nothing");
+    assert_nothing_is_left(&db).await;
+}
+
+fn permits_of(info: &sqlock::LeaseInfo) -> u32 {
+    match info.mode {
+        Mode::Permits(permits) => permits,
+        mode => panic!("not a permit: {mode:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_permit_is_had_while_one_is_free_and_nobody_waits() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let (here, there) = (semaphore(&ours, 3), semaphore(&theirs, 3));
+    let one = here.try_acquire().await.expect("try").expect("free");
+    assert!(there.try_acquire_many(3).await.expect("try").is_none());
+    let two = there.try_acquire_many(2).await.expect("try").expect("free");
+    assert!(one.token() < two.token());
+    assert_eq!(holders(&theirs).await.iter().map(permits_of).collect::<Vec<_>>(), [1, 2]);
+    for semaphore in [&here, &there] {
+        assert!(semaphore.try_acquire().await.expect("try").is_none());
+        let error = semaphore.clone().wait(Duration::from_millis(300)).acquire().await.expect_err("all are taken");
+        assert!(error.is_timeout(), "{error}");
+    }
+    two.release().await.expect("ours to the end");
+    // One is still taken. Who waits for all of them keeps the others out, although two are free.
+    let all = in_line(&there, 3, &ours, 0).await;
+    assert_full(&here, &ours, 1).await;
+    drop(one);
+    let all = its_turn(all).await;
+    assert_full(&here, &ours, 0).await;
+    all.release().await.expect("ours to the end");
+    let done = here.run(async |permit| permit.is_held()).await.expect("run");
+    assert!(done);
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn a_request_for_all_permits_has_its_turn_among_those_for_one() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let (here, there) = (semaphore(&ours, 3), semaphore(&theirs, 3));
+    let mut first = vec![taken(&here, 1).await, taken(&there, 1).await, taken(&here, 1).await];
+    let before = in_line(&there, 1, &ours, 0).await;
+    let all = in_line(&here, 3, &ours, 1).await;
+    let after = [in_line(&there, 1, &ours, 2).await, in_line(&here, 1, &ours, 3).await];
+    first.pop().expect("three").release().await.expect("ours to the end");
+    let before = its_turn(before).await;
+    first.pop().expect("two").release().await.expect("ours to the end");
+    first.pop().expect("one").release().await.expect("ours to the end");
+    // Two are free, and those who came later want one each.
+    assert_full(&there, &ours, 3).await;
+    assert!(after.iter().all(|waits| !waits.is_finished()) && !all.is_finished());
+    before.release().await.expect("ours to the end");
+    let all = its_turn(all).await;
+    assert_full(&there, &ours, 2).await;
+    all.release().await.expect("ours to the end");
+    for one in after {
+        its_turn(one).await.release().await.expect("ours to the end");
+    }
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_for_all_permits_gets_in_among_a_stream_of_those_for_one() {
+    let db = fresh().await;
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let inside = Inside::of(dir.path());
+    let mut stream = JoinSet::new();
+    for _ in 0..3 {
+        let locks = db.locks().await;
+        for _ in 0..4 {
+            let stay = Duration::from_millis(10);
+            stream.spawn(inside.clone().come_and_go(locks.clone(), "a".into(), Manner::Permits(1, 3), stay));
+        }
+    }
+    let locks = db.locks().await;
+    let mut waits = Vec::new();
+    for _ in 0..5 {
+        sleep(Duration::from_millis(50)).await;
+        let came = std::time::Instant::now();
+        let all = taken(&semaphore(&locks, 3), 3).await;
+        waits.push(came.elapsed());
+        let presence = inside.enter(Manner::Permits(3, 3)).expect("nobody else has a permit");
+        sleep(Duration::from_millis(10)).await;
+        drop(presence);
+        all.release().await.expect("ours to the end");
+    }
+    inside.close();
+    let mut visits = Visits::default();
+    for its in soon("the end", stream.join_all()).await {
+        visits = visits.and(its.expect("never too many"));
+    }
+    println!("{DATABASE:?}: all permits were had within {waits:.1?}; the others: {visits:.1?}");
+    assert!(visits.count > 10, "too quiet: {visits:?}");
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn numbers_of_permits_that_cannot_be_are_refused() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    for (asked, permits) in [(0, 3), (4, 3), (1, 0), (0, 0), (u32::MAX, 3), (1, u32::MAX), (u32::MAX, u32::MAX)] {
+        let semaphore = semaphore(&locks, permits);
+        let refused = |error: Error| match error {
+            Error::Permits { name, asked: a, permits: p } => {
+                assert_eq!((name.as_str(), a, p), ("a", asked, permits));
+            }
+            other => panic!("{other:?}"),
+        };
+        refused(semaphore.acquire_many(asked).await.expect_err("impossible"));
+        refused(semaphore.try_acquire_many(asked).await.expect_err("impossible"));
+    }
+    let error = locks.semaphore("", 3).acquire_many(0).await.expect_err("not a name");
+    assert!(matches!(error, Error::InvalidName { .. }), "{error}");
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn a_smaller_number_takes_nothing_away_and_keeps_others_out_until_enough_have_gone() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let four = semaphore(&ours, 4).ttl(BRIEF);
+    let mut holding = vec![taken(&four, 1).await, taken(&four, 1).await, taken(&four, 1).await, taken(&four, 1).await];
+    let two = semaphore(&theirs, 2);
+    let waits = in_line(&two, 1, &ours, 0).await;
+    for left in [3, 2] {
+        holding.pop().expect("somebody holds").release().await.expect("ours to the end");
+        assert_full(&two, &ours, 1).await;
+        assert_eq!(holders(&theirs).await.len(), left);
+    }
+    assert!(!waits.is_finished());
+    // Those who hold are renewed as ever.
+    let before = holders(&theirs).await;
+    soon("a renewal", async { while holders(&theirs).await[0].expires_at <= before[0].expires_at {} }).await;
+    assert!(holding.iter().all(Lease::is_held));
+    holding.pop().expect("somebody holds").release().await.expect("ours to the end");
+    let new = its_turn(waits).await;
+    assert_full(&two, &ours, 0).await;
+    new.release().await.expect("ours to the end");
+    holding.pop().expect("the last one").release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn a_larger_number_lets_in_who_asks_with_it() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let one = taken(&semaphore(&ours, 1), 1).await;
+    assert!(semaphore(&theirs, 1).try_acquire().await.expect("try").is_none());
+    let two = semaphore(&theirs, 2).try_acquire().await.expect("try").expect("there are more now");
+    let more = taken(&semaphore(&theirs, 5), 3).await;
+    assert_eq!(holders(&ours).await.iter().map(permits_of).sum::<u32>(), 5);
+    // In order all the same: not past one who was told of fewer.
+    let told_of_one = in_line(&semaphore(&ours, 1), 1, &ours, 0).await;
+    let told_of_ten = in_line(&semaphore(&theirs, 10), 1, &ours, 1).await;
+    assert_full(&semaphore(&theirs, 10), &ours, 2).await;
+    for lease in [one, two, more] {
+        assert!(!told_of_one.is_finished() && !told_of_ten.is_finished());
+        lease.release().await.expect("ours to the end");
+    }
+    let (told_of_one, told_of_ten) = (its_turn(told_of_one).await, its_turn(told_of_ten).await);
+    assert_eq!(holders(&ours).await.len(), 2);
+    told_of_one.release().await.expect("ours to the end");
+    told_of_ten.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn an_exclusive_lease_and_permits_of_one_name_exclude_each_other() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let there = semaphore(&theirs, 3);
+    let alone = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    assert!(there.try_acquire().await.expect("try").is_none());
+    let waits = in_line(&there, 2, &ours, 0).await;
+    alone.release().await.expect("ours to the end");
+    let two = its_turn(waits).await;
+    for locks in [&ours, &theirs] {
+        assert!(locks.lease("a").try_acquire().await.expect("try").is_none());
+    }
+    let request = ours.lease("a").ttl(LONG);
+    let alone = tokio::spawn(request.acquire());
+    line_of(&theirs, 1).await;
+    // One permit is free, and who wants the name alone came first.
+    assert_full(&there, &theirs, 1).await;
+    let waits = in_line(&there, 1, &theirs, 1).await;
+    two.release().await.expect("ours to the end");
+    let alone = soon("its turn", alone).await.expect("no panic").expect("acquire");
+    assert!(!waits.is_finished());
+    alone.release().await.expect("ours to the end");
+    its_turn(waits).await.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn a_holder_of_permits_that_was_killed_frees_them_after_its_ttl() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let three = semaphore(&locks, 3);
+    let ours = taken(&three, 1).await;
+    let mut dying = Worker::start(&db.url);
+    let answer = dying.ask(&format!("as 2/3 a {}", BRIEF.as_millis())).await;
+    assert!(answer.starts_with("token "), "{answer}");
+    let waits = [in_line(&three, 1, &locks, 0).await, in_line(&three, 1, &locks, 1).await];
+    dying.kill();
+    let last = holders(&locks).await[1].expires_at;
+    for one in waits {
+        let one = its_turn(one).await;
+        let granted = holders(&locks).await.into_iter().find(|info| info.token == one.token()).expect("it holds");
+        assert!(granted.acquired_at >= last, "granted at {}, taken until {last}", granted.acquired_at);
+        one.release().await.expect("ours to the end");
+    }
+    assert!(ours.is_held());
+    ours.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn a_permit_is_a_lease() {
+    let db = fresh().await;
+    let pool = db.pool().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let three = semaphore(&ours, 3);
+    let mut permit = taken(&three.clone().label("two of three"), 2).await;
+    let info = theirs.inspect("a").await.expect("inspect").expect("held");
+    assert_eq!((info.mode, info.token, &*info.label), (Mode::Permits(2), permit.token(), "two of three"));
+    let mut tx = pool.begin().await.expect("begin");
+    permit.fence(&mut tx).await.expect("fence");
+    tx.commit().await.expect("commit");
+    let error = permit.downgrade().await.expect_err("shared already");
+    assert!(matches!(error, Error::Conversion { .. }), "{error}");
+    // Exported, it is as many of as many.
+    let exported = permit.export().expect("export").to_string();
+    let permit = theirs.resume(exported.parse().expect("it was printed")).await.expect("resume");
+    assert!(three.try_acquire_many(2).await.expect("try").is_none());
+    assert!(ours.evict("a", permit.token()).await.expect("evict"));
+    let all = taken(&three, 3).await;
+    assert!(permit.release().await.expect_err("evicted").is_lost());
+    assert!(all.is_held());
+    all.release().await.expect("ours to the end");
+
+    let brief = three.clone().max_hold(BRIEF).acquire().await.expect("acquire");
+    assert_eq!(soon("its end", brief.lost()).await, LossCause::MaxHold);
+    let all = taken(&semaphore(&theirs, 3), 3).await;
+    all.release().await.expect("ours to the end");
+    drop(brief);
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn a_dropped_request_for_permits_leaves_nothing_behind() {
+    let stage = Stage::set().await;
+    let three = semaphore(&stage.ours, 3);
+    everywhere(async |point| {
+        let done = until(point, three.acquire_many(2)).await.map(|lease| lease.expect("acquire")).is_some();
+        stage.is_clean().await;
+        done
+    })
+    .await;
+    everywhere(async |point| {
+        let taken = taken(&semaphore(&stage.theirs, 3), 2).await;
+        let leaves = tokio::spawn(async move {
+            sleep(Duration::from_millis(20)).await;
+            taken.release().await
+        });
+        let done = until(point, three.acquire_many(2)).await.map(|lease| lease.expect("acquire")).is_some();
+        leaves.await.expect("no panic").expect("ours to the end");
+        stage.is_clean().await;
+        done
+    })
+    .await;
+    assert_nothing_is_left(&stage.db).await;
+}
+
+/// The last one waits for the others, and nobody is in its way any more when it is told to wait no longer.
+#[tokio::test]
+async fn who_gives_up_waiting_for_many_permits_lets_those_behind_it_in() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let one = taken(&semaphore(&ours, 3), 1).await;
+    let greedy = semaphore(&theirs, 3).wait(Duration::from_secs(2));
+    let greedy = tokio::spawn(async move { greedy.acquire_many(3).await });
+    line_of(&ours, 1).await;
+    let modest = in_line(&semaphore(&ours, 3).wait(SOON), 1, &ours, 1).await;
+    let error = soon("its end", greedy).await.expect("no panic").expect_err("one is taken");
+    assert!(error.is_timeout(), "{error}");
+    its_turn(modest).await.release().await.expect("ours to the end");
+    assert!(one.is_held());
+    one.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}

@@ -1,0 +1,1160 @@
+//! Shared leases: readers together, writers alone, one line for both.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use chrono::TimeDelta;
+use sqlock::{Error, FenceError, Lease, LeaseInfo, LeaseRequest, Locks, LossCause, Mode, Owner};
+use sqlx::Pool;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+
+use super::cancel::{Stage, everywhere, until};
+use super::fence::{add_one, assert_kept_out, books};
+use crate::support::inside::{Inside, Manner, Visits};
+use crate::support::worker::Worker;
+use crate::support::{Database, Fresh, SOON, fresh, soon};
+use crate::{DATABASE, Sql};
+
+/// A lease of this length that was left behind is still there when a test gives up.
+const LONG: Duration = Duration::from_secs(600);
+
+/// Long enough to do something while it lasts on a busy machine, short enough to wait for its end.
+const BRIEF: Duration = Duration::from_millis(1500);
+
+/// How late anything may be on a busy machine.
+const SLACK: TimeDelta = TimeDelta::seconds(15);
+
+fn reading(locks: &Locks) -> LeaseRequest {
+    locks.lease("a").ttl(LONG).shared()
+}
+
+fn writing(locks: &Locks) -> LeaseRequest {
+    locks.lease("a").ttl(LONG)
+}
+
+/// A lease that is there for the taking.
+async fn taken(request: LeaseRequest) -> Lease {
+    soon("the grant", request.acquire()).await.expect("acquire")
+}
+
+/// Somebody who waits for a name, and has joined the line as the one after so many.
+pub(super) async fn in_line(request: LeaseRequest, witness: &Locks, before: usize) -> JoinHandle<Lease> {
+    let waits = tokio::spawn(async move { request.acquire().await.expect("its turn comes") });
+    line_of(witness, before + 1).await;
+    waits
+}
+
+/// Waits until so many stand in line.
+pub(super) async fn line_of(witness: &Locks, waiters: usize) {
+    soon("the line", async {
+        while witness.waiters("a").await.expect("waiters").len() != waiters {
+            sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+}
+
+async fn its_turn(waits: JoinHandle<Lease>) -> Lease {
+    soon("its turn", waits).await.expect("no panic")
+}
+
+/// Whoever tries looks after the line first: who is in it and could come in would be in after this.
+async fn assert_closed_to_readers(witness: &Locks, waiters: usize) {
+    assert!(reading(witness).try_acquire().await.expect("try").is_none());
+    line_of(witness, waiters).await;
+}
+
+pub(super) async fn holders(witness: &Locks) -> Vec<LeaseInfo> {
+    witness.holders("a").await.expect("holders")
+}
+
+/// Waits until nobody holds the name or waits for it, and no place is left in the table.
+pub(super) async fn assert_nothing_is_left(db: &Fresh) {
+    let pool = db.pool_of(1).await;
+    let next = taken(writing(&db.locks().await)).await;
+    next.release().await.expect("release");
+    soon("the end of all places", async {
+        while places(&pool).await > 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    assert!(db.locks().await.list("").await.expect("list").is_empty());
+}
+
+async fn places(pool: &Pool<Sql>) -> i64 {
+    sqlx::query_scalar("SELECT count(*) FROM sqlock_place").fetch_one(pool).await.expect("count the places")
+}
+
+// ---- who is in
+
+#[tokio::test]
+async fn readers_are_in_together_and_a_writer_is_in_alone() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let readers = [taken(reading(&ours)).await, taken(reading(&theirs)).await, taken(reading(&ours)).await];
+    for locks in [&ours, &theirs] {
+        assert!(writing(locks).try_acquire().await.expect("try").is_none());
+        let error = writing(locks).wait(Duration::from_millis(300)).acquire().await.expect_err("it is shared");
+        assert!(error.is_timeout(), "{error}");
+    }
+    let tried = reading(&theirs).try_acquire().await.expect("try").expect("nobody waits");
+    tried.release().await.expect("ours to the end");
+    for reader in readers {
+        assert!(writing(&theirs).try_acquire().await.expect("try").is_none());
+        reader.release().await.expect("ours to the end");
+    }
+    let writer = writing(&theirs).try_acquire().await.expect("try").expect("free");
+    for locks in [&ours, &theirs] {
+        assert!(reading(locks).try_acquire().await.expect("try").is_none());
+        assert!(writing(locks).try_acquire().await.expect("try").is_none());
+        let error = reading(locks).wait(Duration::from_millis(300)).acquire().await.expect_err("it is held");
+        assert!(error.is_timeout(), "{error}");
+    }
+    writer.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn a_waiting_writer_keeps_later_readers_out_and_they_come_in_together_after_it() {
+    let db = fresh().await;
+    let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
+    let first = taken(reading(&ours)).await;
+    let writer = in_line(writing(&theirs), &ours, 0).await;
+    let mut readers = Vec::new();
+    for (i, locks) in [&ours, &theirs, &others, &others, &ours].into_iter().enumerate() {
+        readers.push(in_line(reading(locks), &ours, i + 1).await);
+    }
+    let last = in_line(writing(&others), &ours, 6).await;
+    assert_closed_to_readers(&others, 7).await;
+    assert_eq!(holders(&ours).await.len(), 1);
+
+    first.release().await.expect("ours to the end");
+    let writer = its_turn(writer).await;
+    assert_closed_to_readers(&others, 6).await;
+    assert_eq!(holders(&ours).await.len(), 1);
+
+    let written = writer.token();
+    writer.release().await.expect("ours to the end");
+    let mut tokens = BTreeSet::new();
+    let mut inside = Vec::new();
+    for reader in readers {
+        let reader = its_turn(reader).await;
+        assert!(reader.token() > written, "tokens only rise");
+        tokens.insert(reader.token().get());
+        inside.push(reader);
+    }
+    // A token is a clock. Those of one grant follow one another without a gap.
+    let (least, most) = (tokens.first().expect("five"), tokens.last().expect("five"));
+    assert_eq!((tokens.len(), most - least), (5, 4), "not all in one go");
+    assert!(!last.is_finished());
+    assert_closed_to_readers(&others, 1).await;
+    for reader in inside {
+        assert!(!last.is_finished());
+        reader.release().await.expect("ours to the end");
+    }
+    its_turn(last).await.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn each_reader_has_its_own_expiry_token_and_renewal() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let steady = taken(locks_label(&ours, BRIEF, "steady")).await;
+    let brief = taken(locks_label(&ours, BRIEF, "brief").renew(false)).await;
+    let long = taken(locks_label(&theirs, LONG, "long").renew(false)).await;
+    assert!(steady.token() < brief.token() && brief.token() < long.token(), "tokens only rise");
+    let before = holders(&theirs).await;
+    assert_eq!(before.iter().map(|info| &*info.label).collect::<Vec<_>>(), ["steady", "brief", "long"]);
+    assert_eq!(
+        before.iter().map(|info| (info.mode, info.token, info.owner, info.holds)).collect::<Vec<_>>(),
+        [&steady, &brief, &long].map(|lease| (Mode::Shared, lease.token(), Some(lease.owner()), 1)),
+    );
+    assert!(before[0].remaining <= BRIEF && before[1].remaining <= BRIEF && before[2].remaining > LONG / 2);
+
+    assert_eq!(soon("its end", brief.lost()).await, LossCause::Expired);
+    assert!(steady.is_held() && long.is_held());
+    soon("the end of its part", async { while holders(&theirs).await.len() > 2 {} }).await;
+    let after = holders(&theirs).await;
+    assert_eq!(after.iter().map(|info| &*info.label).collect::<Vec<_>>(), ["steady", "long"]);
+    assert!(after[0].expires_at > before[1].expires_at, "it was renewed");
+    assert_eq!(after[1].expires_at, before[2].expires_at, "it was not");
+    assert!(brief.release().await.expect_err("it was lost").is_lost());
+    assert!(writing(&theirs).try_acquire().await.expect("try").is_none());
+    steady.release().await.expect("ours to the end");
+    long.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+fn locks_label(locks: &Locks, ttl: Duration, label: &str) -> LeaseRequest {
+    locks.lease("a").ttl(ttl).shared().label(label)
+}
+
+#[tokio::test]
+async fn who_holds_and_who_waits_is_shown_one_by_one() {
+    let db = fresh().await;
+    let ours = db.builder().await.holder("the library").build();
+    let theirs = db.locks().await;
+    let first = taken(reading(&ours).label("first")).await;
+    let second = taken(reading(&theirs).label("second")).await;
+    let writer = in_line(writing(&theirs).label("the writer"), &ours, 0).await;
+    let reader = in_line(reading(&ours).label("late"), &ours, 1).await;
+    let listed = theirs.list("").await.expect("list");
+    assert_eq!(listed.iter().map(|info| info.token).collect::<Vec<_>>(), [first.token(), second.token()]);
+    assert!(listed.iter().all(|info| info.name.as_str() == "a" && info.mode == Mode::Shared && info.waiters == 2));
+    assert_eq!((&*listed[0].holder, &*listed[0].label), ("the library", "first"));
+    assert!(listed[0].acquired_at <= listed[1].acquired_at);
+    let one = theirs.inspect("a").await.expect("inspect").expect("held");
+    assert_eq!(one.token, first.token(), "of several, the one who came first");
+    let waiting = theirs.waiters("a").await.expect("waiters");
+    assert_eq!(
+        waiting.iter().map(|w| (w.ahead, w.mode, &*w.label)).collect::<Vec<_>>(),
+        [(0, Mode::Exclusive, "the writer"), (1, Mode::Shared, "late")],
+    );
+    assert!(waiting[0].since <= waiting[1].since);
+    drop((first, second));
+    its_turn(writer).await.release().await.expect("ours to the end");
+    its_turn(reader).await.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+// ---- a crowd
+
+/// Some in this process, by several clients, and some in two others.
+struct Crowd {
+    here: JoinSet<Result<Visits, String>>,
+    there: Vec<Worker>,
+}
+
+impl Crowd {
+    async fn gather(db: &Fresh, manner: &str, inside: &Inside, dir: &str, clients: usize, tasks: usize) -> Self {
+        let mut here = JoinSet::new();
+        let stay = Duration::from_millis(10);
+        for _ in 0..clients {
+            let locks = db.locks().await;
+            for _ in 0..tasks {
+                let manner: Manner = manner.parse().expect("a manner");
+                here.spawn(inside.clone().come_and_go(locks.clone(), "a".into(), manner, stay));
+            }
+        }
+        let mut there = vec![Worker::start(&db.url), Worker::start(&db.url)];
+        for worker in &mut there {
+            worker.tell(&format!("visit a {manner} {tasks} {} {dir}", stay.as_millis()));
+        }
+        Self { here, there }
+    }
+
+    async fn go_home(mut self) -> Visits {
+        let mut visits = Visits::default();
+        for its in timeout(SOON * 4, self.here.join_all()).await.expect("they go home") {
+            visits = visits.and(its.expect("nobody was there who must not be"));
+        }
+        for worker in &mut self.there {
+            visits = visits.and(Visits::of_line(&worker.answer().await));
+        }
+        visits
+    }
+}
+
+/// Somebody wants to get in again and again among those who come and go all the time. How long each took.
+async fn somebody_among_many(alone: Manner, many: &str, clients: usize, tasks: usize) {
+    let db = fresh().await;
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().to_str().expect("a path of text");
+    let inside = Inside::of(dir.path());
+    let crowd = Crowd::gather(&db, many, &inside, path, clients, tasks).await;
+    let locks = db.locks().await;
+    let mut waits = Vec::new();
+    for _ in 0..8 {
+        sleep(Duration::from_millis(50)).await;
+        let came = Instant::now();
+        let lease = soon("its turn among so many", alone.acquire(&locks, "a", LONG)).await.expect("acquire");
+        waits.push(came.elapsed());
+        let presence = inside.enter(alone).expect("nobody is there who must not be");
+        sleep(Duration::from_millis(10)).await;
+        drop(presence);
+        lease.release().await.expect("ours to the end");
+    }
+    inside.close();
+    let visits = crowd.go_home().await;
+    println!(
+        "{DATABASE:?}: {alone:?} among {} {many} got in within {waits:.1?}; they: {visits:.1?}",
+        (clients + 2) * tasks
+    );
+    assert!(visits.count > 20, "too quiet a crowd: {visits:?}");
+    if many == "shared" {
+        assert!(visits.together > 1, "they were never inside together");
+    }
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_among_fifty_readers_that_come_and_go_gets_in() {
+    somebody_among_many(Manner::Alone, "shared", 3, 10).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_among_writers_that_come_and_go_gets_in() {
+    somebody_among_many(Manner::Shared, "alone", 3, 2).await;
+}
+
+// ---- who dies
+
+#[tokio::test]
+async fn a_reader_that_was_killed_frees_its_part_after_its_ttl_and_no_more() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let ours = taken(reading(&locks)).await;
+    let mut dying = Worker::start(&db.url);
+    let answer = dying.ask(&format!("as shared a {}", BRIEF.as_millis())).await;
+    assert!(answer.starts_with("token "), "{answer}");
+    let writer = in_line(writing(&db.locks().await), &locks, 0).await;
+    dying.kill();
+    soon("the end of its part", async { while holders(&locks).await.len() > 1 {} }).await;
+    assert_eq!(holders(&locks).await[0].token, ours.token());
+    assert_closed_to_readers(&locks, 1).await;
+    assert!(!writer.is_finished() && ours.is_held());
+    ours.release().await.expect("ours to the end");
+    its_turn(writer).await.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn after_the_last_reader_was_killed_a_waiting_writer_comes_in_when_its_ttl_is_over() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let mut dying = Worker::start(&db.url);
+    dying.ask(&format!("as shared a {}", BRIEF.as_millis())).await;
+    let writer = in_line(writing(&db.locks().await), &locks, 0).await;
+    dying.kill();
+    // One that was on its way may still arrive: the last expiry seen is the one that counts.
+    let mut last = None;
+    let next = soon("the takeover", async {
+        loop {
+            match holders(&locks).await.pop() {
+                Some(info) if info.mode == Mode::Exclusive => break info,
+                Some(info) => last = Some(info.expires_at),
+                None => {}
+            }
+        }
+    })
+    .await;
+    let last = last.expect("it was seen alive");
+    assert!(next.acquired_at >= last, "granted at {}, shared until {last}", next.acquired_at);
+    assert!(next.acquired_at <= last + SLACK);
+    its_turn(writer).await.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn a_reader_that_does_not_renew_knows_that_it_is_over_before_the_writer_comes_in() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let reader = taken(reading(&ours).ttl(BRIEF).renew(false)).await;
+    let until = holders(&theirs).await[0].expires_at;
+    let writer = in_line(writing(&theirs), &ours, 0).await;
+    assert_eq!(soon("its end", reader.lost()).await, LossCause::Expired);
+    let writer = its_turn(writer).await;
+    assert!(!reader.is_held() && writer.token() > reader.token());
+    assert!(holders(&ours).await[0].acquired_at >= until);
+    let error = reader.release().await.expect_err("it was lost");
+    assert!(matches!(error, Error::Lost { cause: LossCause::Expired, .. }), "{error}");
+    assert!(writer.is_held());
+    writer.extend(LONG).await.expect("a late release of another's harms nobody");
+    writer.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Dropped,
+    TimedOut,
+}
+
+/// When a waiting writer goes, those behind it come in because it has told so, and not because its place has run out. A busy
+/// machine may make that as slow; it cannot make the other as fast.
+#[tokio::test]
+async fn a_waiting_writer_that_gives_up_lets_the_readers_behind_it_in_at_once() {
+    const AT_ONCE: Duration = Duration::from_millis(1500);
+    for end in [End::Dropped, End::TimedOut] {
+        let mut delays = Vec::new();
+        for _ in 0..10 {
+            let db = fresh().await;
+            let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
+            let inside = taken(reading(&ours)).await;
+            let request = match end {
+                End::Dropped => writing(&theirs),
+                End::TimedOut => writing(&theirs).wait(Duration::from_secs(2)),
+            };
+            let writer = tokio::spawn(request.acquire());
+            line_of(&ours, 1).await;
+            let readers = [in_line(reading(&others), &ours, 1).await, in_line(reading(&ours), &ours, 2).await];
+            if matches!(end, End::Dropped) {
+                assert_closed_to_readers(&ours, 3).await;
+                writer.abort();
+            }
+            match soon("the writer's end", writer).await {
+                Err(aborted) => assert!(aborted.is_cancelled()),
+                Ok(verdict) => assert!(verdict.expect_err("it is shared").is_timeout()),
+            }
+            let gone = Instant::now();
+            for reader in readers {
+                its_turn(reader).await.release().await.expect("ours to the end");
+            }
+            delays.push(gone.elapsed());
+            assert!(inside.is_held());
+            inside.release().await.expect("ours to the end");
+            assert_nothing_is_left(&db).await;
+            if gone.elapsed() < AT_ONCE {
+                break;
+            }
+        }
+        println!("{DATABASE:?}: readers behind a writer that was {end:?} came in after {delays:.1?}");
+        assert!(delays.iter().any(|delay| *delay < AT_ONCE), "never at once: {delays:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_waiting_writer_that_was_killed_lets_the_readers_behind_it_in() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let inside = taken(reading(&ours)).await;
+    let mut writer = Worker::start(&db.url);
+    writer.tell(&format!("as alone a {}", LONG.as_millis()));
+    line_of(&ours, 1).await;
+    let readers = [in_line(reading(&theirs), &ours, 1).await, in_line(reading(&ours), &ours, 2).await];
+    assert_closed_to_readers(&ours, 3).await;
+    writer.kill();
+    let killed = Instant::now();
+    for reader in readers {
+        its_turn(reader).await.release().await.expect("ours to the end");
+    }
+    println!("{DATABASE:?}: readers behind a writer that was killed came in after {:.1?}", killed.elapsed());
+    inside.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+// ---- owners
+
+#[tokio::test]
+async fn an_owner_that_shares_the_name_shares_it_again_past_a_waiting_writer() {
+    let db = fresh().await;
+    let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
+    let owner = Owner::random();
+    let outer = taken(reading(&ours).owner(owner)).await;
+    let writer = in_line(writing(&theirs), &ours, 0).await;
+    let stranger = in_line(reading(&others), &ours, 1).await;
+    // From the same process, from another one, and without waiting.
+    let inner = taken(reading(&ours).owner(owner)).await;
+    let elsewhere = taken(reading(&others).owner(owner)).await;
+    let tried = reading(&theirs).owner(owner).try_acquire().await.expect("try").expect("its owner shares it");
+    let scoped = owner.scope(async { taken(reading(&ours)).await }).await;
+    assert_eq!(holders(&ours).await.len(), 5);
+    line_of(&ours, 2).await;
+    assert!(!writer.is_finished() && !stranger.is_finished());
+    for lease in [outer, elsewhere, scoped, tried] {
+        lease.release().await.expect("ours to the end");
+        assert_closed_to_readers(&theirs, 2).await;
+    }
+    assert!(!writer.is_finished(), "its owner has one left");
+    inner.release().await.expect("ours to the end");
+    its_turn(writer).await.release().await.expect("ours to the end");
+    its_turn(stranger).await.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+/// However many wait: it would wait for itself.
+#[tokio::test]
+async fn an_owner_that_shares_the_name_shares_it_again_past_any_number_of_waiters() {
+    const CROWD: usize = 40;
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let owner = Owner::random();
+    let outer = taken(reading(&ours).owner(owner)).await;
+    let mut crowd = JoinSet::new();
+    crowd.spawn(writing(&theirs).acquire());
+    line_of(&ours, 1).await;
+    for _ in 1..CROWD {
+        crowd.spawn(reading(&theirs).acquire());
+    }
+    line_of(&ours, CROWD).await;
+    let inner = taken(reading(&ours).owner(owner)).await;
+    line_of(&ours, CROWD).await;
+    crowd.shutdown().await;
+    inner.release().await.expect("ours to the end");
+    outer.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn an_owner_that_holds_the_name_alone_may_as_well_share_it() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let owner = Owner::random();
+    let alone = taken(writing(&ours).owner(owner)).await;
+    let here = taken(reading(&ours).owner(owner)).await;
+    let elsewhere = taken(reading(&theirs).owner(owner)).await;
+    let tried = reading(&ours).owner(owner).try_acquire().await.expect("try").expect("its owner has it");
+    assert_eq!([&here, &elsewhere, &tried].map(Lease::token), [alone.token(); 3]);
+    assert!(reading(&theirs).try_acquire().await.expect("try").is_none(), "strangers do not come in with it");
+    let waits = in_line(reading(&theirs), &ours, 0).await;
+    for lease in [alone, elsewhere, tried] {
+        lease.release().await.expect("ours to the end");
+        assert!(writing(&theirs).try_acquire().await.expect("try").is_none());
+    }
+    assert!(!waits.is_finished(), "its owner has one hold left");
+    here.release().await.expect("ours to the end");
+    its_turn(waits).await.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+/// It came before its owner had the name, and would wait for itself from then on.
+#[tokio::test]
+async fn a_waiting_reader_whose_owner_gets_the_name_alone_comes_in_too() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    for reader_is_elsewhere in [false, true] {
+        let owner = Owner::random();
+        let holder = taken(writing(&theirs)).await;
+        let alone = in_line(writing(&ours).owner(owner), &theirs, 0).await;
+        let locks = if reader_is_elsewhere { &theirs } else { &ours };
+        let read = in_line(reading(locks).owner(owner), &theirs, 1).await;
+        holder.release().await.expect("ours to the end");
+        let alone = its_turn(alone).await;
+        let read = its_turn(read).await;
+        assert_eq!(read.token(), alone.token());
+        alone.release().await.expect("ours to the end");
+        assert!(writing(&theirs).try_acquire().await.expect("try").is_none());
+        read.release().await.expect("ours to the end");
+        assert_nothing_is_left(&db).await;
+    }
+}
+
+fn is_conversion(outcome: Result<Lease, Error>) -> bool {
+    match outcome {
+        Err(Error::Conversion { name, .. }) => name.as_str() == "a",
+        other => panic!("not a conversion: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn an_owner_that_shares_the_name_is_refused_at_once_when_it_wants_it_alone() {
+    let db = fresh().await;
+    let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
+    let owner = Owner::random();
+    let share = taken(reading(&ours).owner(owner)).await;
+    let refused = async || {
+        for locks in [&ours, &theirs] {
+            let asked = || writing(locks).owner(owner);
+            assert!(is_conversion(soon("a refusal", asked().acquire()).await));
+            assert!(is_conversion(soon("a refusal", asked().wait(LONG).acquire()).await));
+            let tried = soon("a refusal", asked().try_acquire()).await;
+            assert!(is_conversion(tried.map(|lease| lease.expect("not merely taken"))));
+            let scoped = owner.scope(async { writing(locks).acquire().await });
+            assert!(is_conversion(soon("a refusal", scoped).await));
+        }
+    };
+    refused().await;
+    // Nothing of it stays in line, and to others the name is just taken.
+    line_of(&others, 0).await;
+    assert!(writing(&theirs).try_acquire().await.expect("try").is_none());
+    // Beside other readers, and behind a writer that waits.
+    let beside = taken(reading(&theirs)).await;
+    refused().await;
+    let writer = in_line(writing(&others), &others, 0).await;
+    refused().await;
+    line_of(&others, 1).await;
+    assert!(share.is_held() && beside.is_held() && !writer.is_finished());
+    share.release().await.expect("ours to the end");
+    beside.release().await.expect("ours to the end");
+    its_turn(writer).await.release().await.expect("ours to the end");
+    // What was given back can be had alone.
+    taken(writing(&ours).owner(owner)).await.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+// ---- downgrade
+
+#[tokio::test]
+async fn a_downgrade_lets_the_readers_next_in_line_in_and_no_writer() {
+    let db = fresh().await;
+    let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
+    let mut lease = taken(writing(&ours).label("mine")).await;
+    let token = lease.token();
+    let readers = [in_line(reading(&theirs), &others, 0).await, in_line(reading(&ours), &others, 1).await];
+    let writer = in_line(writing(&others), &others, 2).await;
+    let late = in_line(reading(&others), &others, 3).await;
+    lease.downgrade().await.expect("downgrade");
+    assert!(lease.is_held());
+    assert_eq!(lease.token(), token, "it is still the same holding");
+    let mut inside = Vec::new();
+    for reader in readers {
+        inside.push(its_turn(reader).await);
+    }
+    assert_closed_to_readers(&theirs, 2).await;
+    assert!(!writer.is_finished() && !late.is_finished());
+    let listed = holders(&theirs).await;
+    assert_eq!(listed.len(), 3);
+    assert!(listed.iter().all(|info| info.mode == Mode::Shared));
+    let own = listed.iter().find(|info| info.token == token).expect("it shares the name");
+    assert_eq!((own.owner, &*own.label), (Some(lease.owner()), "mine"));
+    lease.downgrade().await.expect("it is shared already");
+    lease.release().await.expect("ours to the end");
+    for reader in inside {
+        assert!(!writer.is_finished());
+        reader.release().await.expect("ours to the end");
+    }
+    let writer = its_turn(writer).await;
+    assert!(writer.token() > token);
+    assert!(!late.is_finished());
+    writer.release().await.expect("ours to the end");
+    its_turn(late).await.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn during_a_downgrade_nobody_gets_the_name_alone() {
+    let db = fresh().await;
+    let ours = db.locks().await;
+    let rivals = [db.locks().await, db.locks().await, db.locks().await];
+    for _ in 0..10 {
+        let mut lease = taken(writing(&ours)).await;
+        let mut tries = JoinSet::new();
+        for rival in rivals.clone() {
+            tries.spawn(async move {
+                for _ in 0..5 {
+                    assert!(writing(&rival).try_acquire().await.expect("try").is_none(), "there was a gap");
+                }
+            });
+        }
+        let waits = tokio::spawn(writing(&rivals[0]).acquire());
+        lease.downgrade().await.expect("downgrade");
+        soon("the tries", async {
+            while let Some(tried) = tries.join_next().await {
+                tried.expect("no gap")
+            }
+        })
+        .await;
+        line_of(&ours, 1).await;
+        assert!(!waits.is_finished() && lease.is_held());
+        lease.release().await.expect("ours to the end");
+        soon("its turn", waits).await.expect("no panic").expect("acquire").release().await.expect("ours to the end");
+    }
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn what_was_downgraded_is_renewed_fenced_and_lost_like_any_share() {
+    let books = books().await;
+    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    let mut lease = taken(writing(&ours).ttl(BRIEF)).await;
+    lease.downgrade().await.expect("downgrade");
+    let before = holders(&theirs).await[0].expires_at;
+    soon("a renewal", async { while holders(&theirs).await[0].expires_at <= before {} }).await;
+    assert!(lease.is_held());
+    let mut tx = books.pool.begin().await.expect("begin");
+    lease.fence(&mut tx).await.expect("fence");
+    add_one(&mut tx, 1).await.expect("write");
+    tx.commit().await.expect("commit");
+    let beside = reading(&theirs).try_acquire().await.expect("try").expect("it is shared");
+    assert!(theirs.evict("a", lease.token()).await.expect("evict"));
+    assert_eq!(soon("the loss", lease.lost()).await, LossCause::Superseded);
+    assert!(beside.is_held());
+    beside.release().await.expect("ours to the end");
+    drop(lease);
+    assert_nothing_is_left(&books.db).await;
+}
+
+#[tokio::test]
+async fn what_its_owner_has_entered_twice_is_not_downgraded() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let owner = Owner::random();
+    let mut outer = taken(writing(&ours).owner(owner)).await;
+    let inner = taken(writing(&theirs).owner(owner)).await;
+    let error = outer.downgrade().await.expect_err("entered twice");
+    assert!(matches!(error, Error::Conversion { .. }), "{error}");
+    assert!(outer.is_held() && inner.is_held());
+    assert!(reading(&theirs).try_acquire().await.expect("try").is_none(), "it is held alone as before");
+    inner.release().await.expect("ours to the end");
+    outer.downgrade().await.expect("downgrade");
+    taken(reading(&theirs)).await.release().await.expect("ours to the end");
+    outer.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn what_was_lost_is_not_downgraded() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let mut expired = taken(writing(&ours).ttl(Duration::from_millis(300)).renew(false)).await;
+    soon("its end", expired.lost()).await;
+    let error = expired.downgrade().await.expect_err("it has expired");
+    assert!(matches!(error, Error::Lost { cause: LossCause::Expired, .. }), "{error}");
+    drop(expired);
+
+    let mut evicted = taken(writing(&ours)).await;
+    assert!(theirs.evict("a", evicted.token()).await.expect("evict"));
+    let error = evicted.downgrade().await.expect_err("it was evicted");
+    assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{error}");
+    assert!(!evicted.is_held());
+
+    let mut taken_over = taken(writing(&ours)).await;
+    assert!(theirs.evict("a", taken_over.token()).await.expect("evict"));
+    let next = taken(writing(&theirs)).await;
+    let error = taken_over.downgrade().await.expect_err("another has it");
+    assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{error}");
+    assert!(next.is_held() && holders(&ours).await.len() == 1);
+    next.extend(LONG).await.expect("still ours");
+    next.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+// ---- fences
+
+#[tokio::test]
+async fn no_writer_comes_in_while_a_fenced_transaction_of_a_reader_is_open() {
+    let books = books().await;
+    let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
+    for first in [true, false] {
+        // Of the first who shares the name, and of one who came in beside it.
+        let beside = if first { None } else { Some(taken(reading(&ours).ttl(BRIEF).renew(false)).await) };
+        let reader = taken(reading(&ours).ttl(BRIEF).renew(false)).await;
+        let mut tx = books.pool.begin().await.expect("begin");
+        reader.fence(&mut tx).await.expect("fence");
+        add_one(&mut tx, 1).await.expect("write");
+        let writer = tokio::spawn(writing(&theirs).wait(SOON * 2).acquire());
+        soon("its end", reader.lost()).await;
+        sleep(Duration::from_millis(200)).await;
+        assert_kept_out(&others, "a").await;
+        assert!(!writer.is_finished(), "let in before the fenced transaction had ended");
+        tx.commit().await.expect("who is fenced may commit");
+        let writer = soon("its turn", writer).await.expect("no panic").expect("acquire");
+        assert!(writer.token() > reader.token());
+        writer.release().await.expect("ours to the end");
+        drop((reader, beside));
+        assert_nothing_is_left(&books.db).await;
+    }
+    assert_eq!(books.value(1).await, 2);
+}
+
+#[tokio::test]
+async fn an_evicted_reader_cannot_fence_and_one_that_is_fenced_keeps_writers_out() {
+    let books = books().await;
+    let (ours, theirs, operator) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
+    let reader = taken(reading(&ours)).await;
+    assert!(operator.evict("a", reader.token()).await.expect("evict"));
+    assert!(reader.is_held(), "it learns of it at its next renewal");
+    let mut tx = books.at(read_committed()).await.begin().await;
+    let error = reader.fence(&mut tx).await.expect_err("evicted");
+    assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{error:?}");
+    tx.rollback().await.expect("rollback");
+    drop(reader);
+
+    let reader = taken(reading(&ours)).await;
+    let token = reader.token();
+    let mut tx = books.pool.begin().await.expect("begin");
+    reader.fence(&mut tx).await.expect("fence");
+    add_one(&mut tx, 1).await.expect("write");
+    let evicted = tokio::spawn(async move { operator.evict("a", token).await.expect("evict") });
+    assert_kept_out(&theirs, "a").await;
+    let writer = tokio::spawn(writing(&theirs).acquire());
+    assert_kept_out(&books.db.locks().await, "a").await;
+    assert!(!writer.is_finished());
+    tx.commit().await.expect("who is fenced may commit");
+    assert!(soon("the eviction", evicted).await.expect("no panic"));
+    let writer = soon("its turn", writer).await.expect("no panic").expect("acquire");
+    assert!(writer.token() > token);
+    drop((reader, writer));
+    assert_nothing_is_left(&books.db).await;
+}
+
+/// On SQLite, a transaction that takes the write lock when it first writes.
+fn read_committed() -> &'static str {
+    if DATABASE == Database::Sqlite { "DEFERRED" } else { "READ COMMITTED" }
+}
+
+/// The levels at which a transaction reads what is, and what was.
+fn two_levels() -> &'static [&'static str] {
+    if DATABASE == Database::Sqlite { &["DEFERRED"] } else { &["READ COMMITTED", "REPEATABLE READ"] }
+}
+
+#[tokio::test]
+async fn a_reader_whose_name_a_writer_has_had_since_cannot_fence() {
+    let books = books().await;
+    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    for &level in two_levels() {
+        // When the name is free again, when the writer still has it, and when others share it.
+        for since in ["free", "held", "shared"] {
+            for began_before in [false, true] {
+                let reader = taken(reading(&ours)).await;
+                let mut tx = books.at(level).await.begin().await;
+                if began_before {
+                    let read = "SELECT value FROM counter WHERE id = 1";
+                    let _: i64 = sqlx::query_scalar(read).fetch_one(&mut *tx).await.expect("read");
+                }
+                assert!(theirs.evict("a", reader.token()).await.expect("evict"));
+                let writer = taken(writing(&theirs)).await;
+                let mut between = books.pool.begin().await.expect("begin");
+                writer.fence(&mut between).await.expect("fence");
+                add_one(&mut between, 1).await.expect("write");
+                between.commit().await.expect("commit");
+                let (mut writer, mut other) = (Some(writer), None);
+                if since != "held" {
+                    writer.take().expect("it is there").release().await.expect("ours to the end");
+                }
+                if since == "shared" {
+                    other = Some(taken(reading(&theirs)).await);
+                }
+                let what = format!("{level}, {since}, began before: {began_before}");
+                assert!(reader.is_held(), "by its own clock");
+                let error = reader.fence(&mut tx).await.expect_err(&what);
+                if !began_before && level != "REPEATABLE READ" {
+                    assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{what}: {error:?}");
+                }
+                assert!(error.is_lost() || error.is_conflict(), "{what}: {error:?}");
+                tx.rollback().await.expect("rollback");
+                drop((reader, writer, other));
+                assert_nothing_is_left(&books.db).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_transaction_that_read_before_the_share_was_granted_is_not_fenced_on_its_stale_snapshot() {
+    let books = books().await;
+    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    for &level in two_levels() {
+        for first in [true, false] {
+            let what = format!("{level}, first: {first}");
+            let mut tx = books.at(level).await.begin().await;
+            let read = "SELECT value FROM counter WHERE id = 1";
+            let seen: i64 = sqlx::query_scalar(read).fetch_one(&mut *tx).await.expect("read");
+            let writer = taken(writing(&theirs)).await;
+            let mut between = books.pool.begin().await.expect("begin");
+            writer.fence(&mut between).await.expect("fence");
+            add_one(&mut between, 1).await.expect("write");
+            between.commit().await.expect("commit");
+            writer.release().await.expect("ours to the end");
+            let beside = if first { None } else { Some(taken(reading(&theirs)).await) };
+            let reader = taken(reading(&ours)).await;
+            let fenced = reader.fence(&mut tx).await;
+            if level == "READ COMMITTED" {
+                fenced.unwrap_or_else(|e| panic!("{what}: {e}"));
+                let now: i64 = sqlx::query_scalar(read).fetch_one(&mut *tx).await.expect("read");
+                assert_eq!(now, seen + 1, "after the fence it reads what is");
+                tx.commit().await.expect("commit");
+            } else {
+                let error = fenced.expect_err("it reads from before the share");
+                assert!(matches!(error, Error::Fence(FenceError::StaleSnapshot)), "{what}: {error:?}");
+                assert!(error.is_conflict() && error.is_retryable());
+                tx.rollback().await.expect("rollback");
+                let mut tx = books.at(level).await.begin().await;
+                reader.fence(&mut tx).await.unwrap_or_else(|e| panic!("{what}: {e}"));
+                let now: i64 = sqlx::query_scalar(read).fetch_one(&mut *tx).await.expect("read");
+                assert_eq!(now, seen + 1);
+                tx.commit().await.expect("commit");
+            }
+            drop((reader, beside));
+            assert_nothing_is_left(&books.db).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn two_readers_can_have_fenced_transactions_open_at_once() {
+    let books = books().await;
+    let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
+    let one = taken(reading(&ours)).await;
+    let mut first = books.pool.begin().await.expect("begin");
+    one.fence(&mut first).await.expect("fence");
+    if DATABASE == Database::Sqlite {
+        // One writer: not even a share is granted meanwhile.
+        add_one(&mut first, 1).await.expect("write");
+        timeout(Duration::from_millis(300), reading(&theirs).acquire()).await.expect_err("the write lock is taken");
+        first.commit().await.expect("commit");
+        let two = taken(reading(&theirs)).await;
+        let mut second = books.pool.begin().await.expect("begin");
+        two.fence(&mut second).await.expect("fence");
+        add_one(&mut second, 2).await.expect("write");
+        second.commit().await.expect("commit");
+        drop((one, two));
+        return assert_nothing_is_left(&books.db).await;
+    }
+    // One that was granted before the first fence would do; one that comes while it is open must not wait for it either.
+    let two = taken(reading(&theirs)).await;
+    let mut second = books.pool.begin().await.expect("begin");
+    soon("the second fence", two.fence(&mut second)).await.expect("fence");
+    add_one(&mut first, 1).await.expect("write");
+    add_one(&mut second, 2).await.expect("write");
+    one.release().await.expect("ours to the end");
+    two.release().await.expect("ours to the end");
+    let writer = tokio::spawn(writing(&theirs).acquire());
+    assert_kept_out(&others, "a").await;
+    first.commit().await.expect("commit");
+    assert_kept_out(&others, "a").await;
+    assert!(!writer.is_finished(), "the second transaction is still open");
+    second.commit().await.expect("commit");
+    let writer = soon("its turn", writer).await.expect("no panic").expect("acquire");
+    writer.release().await.expect("ours to the end");
+    assert_eq!((books.value(1).await, books.value(2).await), (1, 1));
+    assert_nothing_is_left(&books.db).await;
+}
+
+// ---- the other things that can be done with a lease
+
+#[tokio::test]
+async fn an_exported_share_goes_on_in_another_process() {
+    let db = fresh().await;
+    let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
+    let lease = taken(reading(&ours).ttl(BRIEF).label("on the road")).await;
+    let (token, owner) = (lease.token(), lease.owner());
+    let text = lease.export().expect("export").to_string();
+    assert!(writing(&others).try_acquire().await.expect("try").is_none(), "held by the one who is on the way");
+    let lease = theirs.resume(text.parse().expect("what was printed can be read")).await.expect("resume");
+    assert_eq!((lease.token(), lease.owner()), (token, owner));
+    ours.shutdown().await.expect("shutdown");
+    let before = holders(&others).await[0].expires_at;
+    soon("two renewals", async { while holders(&others).await[0].expires_at <= before + BRIEF {} }).await;
+    assert!(lease.is_held());
+    let info = holders(&others).await.remove(0);
+    assert_eq!((info.mode, info.token, &*info.label), (Mode::Shared, token, "on the road"));
+    let beside = taken(reading(&others)).await;
+    lease.release().await.expect("ours to the end");
+    beside.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+
+    // Not when it has ended on the way.
+    let lost = taken(reading(&theirs)).await;
+    let (token, exported) = (lost.token(), lost.export().expect("export"));
+    assert!(others.evict("a", token).await.expect("evict"));
+    let error = theirs.resume(exported).await.expect_err("it was evicted");
+    assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{error}");
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn one_of_several_readers_is_evicted_by_its_token() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let (first, second) = (taken(reading(&ours).ttl(BRIEF)).await, taken(reading(&ours)).await);
+    let writer = in_line(writing(&theirs), &ours, 0).await;
+    assert!(theirs.evict("a", first.token()).await.expect("evict"));
+    assert!(!theirs.evict("a", first.token()).await.expect("evict"), "it holds no more");
+    assert_eq!(soon("it learns of it", first.lost()).await, LossCause::Superseded);
+    assert_eq!(holders(&theirs).await.iter().map(|info| info.token).collect::<Vec<_>>(), [second.token()]);
+    assert!(second.is_held() && !writer.is_finished());
+    assert!(first.release().await.expect_err("it was evicted").is_lost());
+    second.extend(LONG).await.expect("still held");
+    // Through its own client it learns of it at once, and the writer comes in.
+    assert!(ours.evict("a", second.token()).await.expect("evict"));
+    assert!(!second.is_held());
+    let writer = its_turn(writer).await;
+    assert!(!theirs.evict("a", second.token()).await.expect("evict"), "an old token ends nobody's holding");
+    writer.release().await.expect("ours to the end");
+    drop(second);
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn a_share_is_extended_by_its_holder_and_by_its_token() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let (first, second) = (
+        taken(reading(&ours).ttl(BRIEF * 8).renew(false)).await,
+        taken(reading(&ours).ttl(BRIEF * 8).renew(false)).await,
+    );
+    let before = holders(&theirs).await;
+    first.extend(LONG).await.expect("extend");
+    let after = holders(&theirs).await;
+    assert!(after[0].remaining > LONG / 2 && first.remaining() > LONG / 2);
+    assert_eq!(after[1].expires_at, before[1].expires_at, "the other's is its own");
+    assert!(theirs.extend("a", second.token(), LONG).await.expect("extend"));
+    assert!(holders(&ours).await[1].remaining > LONG / 2);
+    // It never shortens.
+    assert!(theirs.extend("a", second.token(), BRIEF).await.expect("extend"));
+    assert!(holders(&ours).await[1].remaining > LONG / 2);
+    let token = second.token();
+    second.release().await.expect("ours to the end");
+    assert!(!theirs.extend("a", token, LONG).await.expect("extend"), "it has ended");
+    assert_eq!(holders(&ours).await.len(), 1);
+    first.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn a_share_ends_with_its_max_hold_however_well_it_is_renewed() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let reader = taken(reading(&ours).max_hold(BRIEF)).await;
+    let since = holders(&theirs).await[0].acquired_at;
+    let writer = in_line(writing(&theirs), &ours, 0).await;
+    // It hangs: nobody drops the lease.
+    let writer = its_turn(writer).await;
+    assert_eq!(soon("its end", reader.lost()).await, LossCause::MaxHold);
+    let granted = holders(&ours).await[0].acquired_at;
+    assert!(granted >= since + BRIEF - Duration::from_millis(500), "{granted} after {since}");
+    assert!(granted <= since + BRIEF + SLACK);
+    writer.release().await.expect("ours to the end");
+    drop(reader);
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn a_share_that_is_to_be_held_at_least_so_long_keeps_writers_out_after_its_release() {
+    const LEAST: Duration = Duration::from_secs(2);
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let reader = taken(reading(&ours).hold_at_least(LEAST)).await;
+    let since = holders(&theirs).await[0].acquired_at;
+    reader.release().await.expect("ours to the end");
+    let writer = tokio::spawn(writing(&theirs).acquire());
+    let beside = soon("a reader", reading(&ours).wait(SOON).acquire()).await;
+    let writer = {
+        drop(beside.expect("acquire"));
+        soon("its turn", writer).await.expect("no panic").expect("acquire")
+    };
+    let granted = holders(&ours).await[0].acquired_at;
+    // The holder counts from when it learned of the grant, the database from when it made it: rather longer than shorter.
+    assert!(granted >= since + LEAST, "{granted}, and not before {}", since + LEAST);
+    assert!(granted <= since + LEAST + SLACK);
+    writer.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn the_sweeper_leaves_living_shares_and_purges_dead_ones() {
+    let db = fresh().await;
+    let pool = db.pool().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let living = taken(reading(&ours)).await;
+    let dead = taken(reading(&ours).ttl(Duration::from_millis(300)).renew(false)).await;
+    let dead_alone = taken(ours.lease("b").shared().ttl(Duration::from_millis(300)).renew(false)).await;
+    soon("their end", async { (dead.lost().await, dead_alone.lost().await) }).await;
+    let names = async || -> i64 {
+        sqlx::query_scalar("SELECT count(*) FROM sqlock_lease").fetch_one(&pool).await.expect("count the names")
+    };
+    assert_eq!((names().await, places(&pool).await), (2, 3));
+    assert_eq!(theirs.sweeper().sweep().await.expect("sweep"), 0, "by default, after an hour");
+    assert_eq!((names().await, places(&pool).await), (2, 3));
+    soon("the purge", async {
+        while (names().await, places(&pool).await) != (1, 1) {
+            theirs.sweeper().retention(Duration::ZERO).sweep().await.expect("sweep");
+            sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    theirs.sweeper().retention(Duration::ZERO).sweep().await.expect("sweep");
+    assert_eq!((names().await, places(&pool).await), (1, 1));
+    living.extend(LONG).await.expect("still held");
+    let mut tx = pool.begin().await.expect("begin");
+    living.fence(&mut tx).await.expect("fence");
+    tx.commit().await.expect("commit");
+    // Nor are those swept away who wait.
+    let waits = in_line(writing(&theirs), &ours, 0).await;
+    theirs.sweeper().retention(Duration::ZERO).sweep().await.expect("sweep");
+    line_of(&ours, 1).await;
+    living.release().await.expect("ours to the end");
+    its_turn(waits).await.release().await.expect("ours to the end");
+    drop((dead, dead_alone));
+    assert_nothing_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn shutdown_gives_shares_back_and_refuses_those_who_wait() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let shares = [taken(reading(&ours)).await, taken(reading(&ours)).await];
+    let writer = in_line(writing(&theirs), &theirs, 0).await;
+    let request = reading(&ours);
+    let refused = tokio::spawn(request.acquire());
+    line_of(&theirs, 2).await;
+    soon("the shutdown", ours.shutdown()).await.expect("shutdown");
+    for share in shares {
+        assert_eq!(soon("the loss", share.lost()).await, LossCause::Shutdown);
+    }
+    let error = soon("the refusal", refused).await.expect("no panic").expect_err("shut down");
+    assert!(matches!(error, Error::Closed), "{error}");
+    its_turn(writer).await.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+// ---- dropped futures
+
+/// Nothing is left of a future that was dropped at any point: no share, no place.
+async fn leaves_nothing(what: &str, act: impl AsyncFn(&Stage, super::cancel::Point) -> bool) {
+    let stage = Stage::set().await;
+    let pool = stage.db.pool_of(1).await;
+    everywhere(async |point| {
+        let done = act(&stage, point).await;
+        stage.is_clean().await;
+        soon(what, async { while places(&pool).await > 0 {} }).await;
+        done
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_dropped_request_for_a_share_leaves_nothing_behind() {
+    leaves_nothing("the end of its place", async |stage, point| {
+        until(point, reading(&stage.ours).acquire()).await.map(|lease| lease.expect("acquire")).is_some()
+    })
+    .await;
+    leaves_nothing("the end of its place", async |stage, point| {
+        let tried = until(point, reading(&stage.ours).try_acquire()).await;
+        tried.map(|lease| lease.expect("try").expect("free")).is_some()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_dropped_request_for_a_share_of_what_is_held_leaves_nothing_behind() {
+    leaves_nothing("the end of its place", async |stage, point| {
+        let holder = taken(writing(&stage.theirs)).await;
+        let leaves = tokio::spawn(async move {
+            sleep(Duration::from_millis(20)).await;
+            holder.release().await
+        });
+        let done = until(point, reading(&stage.ours).acquire()).await.map(|lease| lease.expect("acquire")).is_some();
+        leaves.await.expect("no panic").expect("ours to the end");
+        done
+    })
+    .await;
+    leaves_nothing("the end of its place", async |stage, point| {
+        let holder = taken(writing(&stage.theirs)).await;
+        let request = reading(&stage.ours).wait(Duration::from_millis(30));
+        let done = until(point, request.acquire()).await.map(|lease| lease.expect_err("held")).is_some();
+        holder.release().await.expect("ours to the end");
+        done
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_dropped_release_downgrade_or_resume_of_a_share_leaves_nothing_behind() {
+    leaves_nothing("the end of the share", async |stage, point| {
+        let lease = taken(reading(&stage.ours)).await;
+        until(point, lease.release()).await.map(|verdict| verdict.expect("ours to the end")).is_some()
+    })
+    .await;
+    leaves_nothing("the end of the share", async |stage, point| {
+        let mut lease = taken(writing(&stage.ours)).await;
+        let done = until(point, lease.downgrade()).await.map(|verdict| verdict.expect("downgrade")).is_some();
+        drop(lease);
+        done
+    })
+    .await;
+    leaves_nothing("the end of the share", async |stage, point| {
+        let exported = taken(reading(&stage.theirs)).await.export().expect("export");
+        let done = match until(point, stage.ours.resume(exported.clone())).await {
+            Some(lease) => return lease.expect("resume").release().await.is_ok(),
+            None => false,
+        };
+        stage.ours.resume(exported).await.expect("it can be resumed again").release().await.expect("ours to the end");
+        done
+    })
+    .await;
+}

@@ -1,0 +1,902 @@
+//! Promise 7: first come, first served, across tasks, clients and processes, whatever happens to those in between.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use sqlock::{Error, Lease, LeaseInfo, LeaseRequest, Locks, Owner};
+use sqlx::{AssertSqlSafe, Pool};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use crate::support::history::boot_ns;
+use crate::support::proxy::Proxy;
+use crate::support::server::{Kind, PgBouncer, Server};
+use crate::support::worker::Worker;
+use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon};
+use crate::{DATABASE, Sql};
+
+/// Longer than any test lasts: whatever is free before that was given back.
+const LONG: Duration = Duration::from_secs(600);
+
+/// For how long a grant to another process stands until that has confirmed it, and a place without a sign of life.
+const CLAIM: Duration = Duration::from_secs(3);
+
+/// How late anything may be on a busy machine. Nothing may be early.
+const SLACK: Duration = Duration::from_secs(10);
+
+/// A line before the name `a`, and somebody who looks at it from outside.
+struct Line {
+    db: Fresh,
+    outside: Locks,
+    table: Pool<Sql>,
+}
+
+type Waiting = JoinHandle<Result<Lease, Error>>;
+
+impl Line {
+    async fn new() -> Self {
+        Self::in_front_of(fresh().await).await
+    }
+
+    async fn in_front_of(db: Fresh) -> Self {
+        let (outside, table) = (db.locks().await, db.pool_of(1).await);
+        Self { db, outside, table }
+    }
+
+    /// A client of its own, as another process would have one.
+    async fn client(&self) -> Locks {
+        self.db.locks().await
+    }
+
+    /// Somebody joins the line: who, is its label.
+    async fn join(&self, request: LeaseRequest, label: &str) -> Waiting {
+        let waiting = tokio::spawn(request.ttl(LONG).label(label).acquire());
+        self.until(&format!("{label} in line"), |line| line.iter().any(|l| l == label)).await;
+        waiting
+    }
+
+    /// The labels of those who wait, in order.
+    async fn labels(&self) -> Vec<String> {
+        let waiters = self.outside.waiters("a").await.expect("the line can be read");
+        assert!(waiters.iter().enumerate().all(|(i, waiter)| waiter.ahead == i));
+        waiters.into_iter().map(|waiter| waiter.label).collect()
+    }
+
+    async fn until(&self, what: &str, like: impl Fn(&[String]) -> bool) {
+        let seen = async {
+            while !like(&self.labels().await) {
+                sleep(Duration::from_millis(2)).await;
+            }
+        };
+        soon(what, seen).await;
+    }
+
+    async fn held(&self) -> LeaseInfo {
+        self.outside.inspect("a").await.expect("inspect").expect("held by somebody")
+    }
+
+    /// How many places are in the table, the dead included.
+    async fn places(&self) -> i64 {
+        let count = sqlx::query_scalar("SELECT count(*) FROM sqlock_place").fetch_one(&self.table);
+        count.await.expect("places can be counted")
+    }
+
+    /// Nobody holds the name, and nobody's place is left. What is deleted in the background may take a moment.
+    async fn assert_empty(&self) {
+        let empty = async {
+            while self.places().await > 0 || self.outside.inspect("a").await.expect("inspect").is_some() {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        soon("the end of the line", empty).await;
+        let lease = self.outside.lease("a").try_acquire().await.expect("try").expect("free");
+        lease.release().await.expect("release");
+    }
+}
+
+async fn turn(waiting: Waiting) -> Lease {
+    soon("the turn", waiting).await.expect("no panic").expect("acquire")
+}
+
+/// They get the name in this order, and nobody before the one before has given it back.
+async fn assert_served(first: Lease, waiting: Vec<Waiting>) {
+    let mut held = first;
+    for next in waiting {
+        assert!(!next.is_finished(), "granted before its turn");
+        let token = held.token();
+        held.release().await.expect("it was ours to the end");
+        held = turn(next).await;
+        assert!(held.token() > token);
+    }
+    held.release().await.expect("it was ours to the end");
+}
+
+// ---- clients of one process, each with its own connections
+
+#[tokio::test]
+async fn clients_are_served_in_the_order_in_which_they_came() {
+    let line = Line::new().await;
+    let first = line.client().await.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let (mut clients, mut waiting) = (Vec::new(), Vec::new());
+    for i in 0..8 {
+        let client = line.client().await;
+        waiting.push(line.join(client.lease("a"), &format!("w{i}")).await);
+        clients.push(client);
+    }
+    assert_eq!(line.labels().await, ["w0", "w1", "w2", "w3", "w4", "w5", "w6", "w7"]);
+    assert_served(first, waiting).await;
+    line.assert_empty().await;
+}
+
+/// Those of the holder's own process wait without the database's knowledge until it has to know.
+#[tokio::test]
+async fn waiters_of_the_holders_process_and_of_others_are_served_in_the_order_in_which_they_came() {
+    // More than a statement may take: the line knows when somebody came by how long it has waited.
+    const APART: Duration = Duration::from_millis(500);
+    let line = Line::new().await;
+    let (ours, theirs) = (line.client().await, line.client().await);
+    let first = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let mut waiting = Vec::new();
+    for i in 0..6 {
+        let (client, label) = (if i % 2 == 0 { &ours } else { &theirs }, format!("w{i}"));
+        if i % 2 == 0 {
+            let request = client.lease("a").ttl(LONG).label(&label);
+            waiting.push(tokio::spawn(request.acquire()));
+            tokio::task::yield_now().await;
+        } else {
+            waiting.push(line.join(client.lease("a"), &label).await);
+        }
+        sleep(APART).await;
+    }
+    assert_eq!(line.labels().await, ["w1", "w3", "w5"], "nobody who can be served here is known there");
+    assert_served(first, waiting).await;
+    line.assert_empty().await;
+}
+
+#[tokio::test]
+async fn a_try_never_jumps_the_line() {
+    let line = Line::new().await;
+    let (ours, theirs) = (line.client().await, line.client().await);
+    let first = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let mut waiting = Vec::new();
+    for i in 0..6 {
+        let client = if i % 2 == 0 { &ours } else { &theirs };
+        waiting.push(line.join(client.lease("a"), &format!("w{i}")).await);
+    }
+    // From here on somebody waits or holds, until the last of them has the name.
+    let over = Arc::new(AtomicBool::new(false));
+    let tries: Vec<_> = [line.client().await, ours.clone(), theirs.clone()]
+        .into_iter()
+        .map(|locks| {
+            let over = Arc::clone(&over);
+            tokio::spawn(async move {
+                let mut tries = 0;
+                while !over.load(Ordering::SeqCst) {
+                    assert!(locks.lease("a").try_acquire().await.expect("try").is_none(), "it jumped the line");
+                    tries += 1;
+                }
+                tries
+            })
+        })
+        .collect();
+    let mut held = first;
+    for next in waiting {
+        held.release().await.expect("release");
+        held = turn(next).await;
+        sleep(Duration::from_millis(20)).await;
+    }
+    over.store(true, Ordering::SeqCst);
+    for tries in tries {
+        assert!(soon("the tries", tries).await.expect("nobody jumped the line") > 0);
+    }
+    held.release().await.expect("release");
+    line.assert_empty().await;
+}
+
+/// Neither between a release and the grant that follows from it, nor when the name is about to be given back.
+#[tokio::test]
+async fn who_comes_while_the_name_is_handed_over_goes_behind_those_who_wait() {
+    let line = Line::new().await;
+    let (holder, waiter) = (line.client().await, line.client().await);
+    let mut newcomers = Vec::new();
+    for _ in 0..3 {
+        newcomers.push(line.client().await);
+    }
+    newcomers.push(holder.clone());
+    for round in 0..15 {
+        let held = holder.lease("a").ttl(LONG).acquire().await.expect("acquire");
+        let next = line.join(waiter.lease("a"), "next").await;
+        let came: Vec<Waiting> = newcomers
+            .iter()
+            .enumerate()
+            .map(|(i, locks)| {
+                let request = locks.lease("a").ttl(LONG);
+                let late = Duration::from_micros((round * i as u64) * 300);
+                tokio::spawn(async move {
+                    sleep(late).await;
+                    request.acquire().await
+                })
+            })
+            .collect();
+        sleep(Duration::from_micros(round * 200)).await;
+        held.release().await.expect("release");
+        let next = turn(next).await;
+        assert!(came.iter().all(|waiting| !waiting.is_finished()), "somebody barged in in round {round}");
+        let token = next.token();
+        next.release().await.expect("release");
+        let mut after = came;
+        while !after.is_empty() {
+            let served = async {
+                loop {
+                    if let Some(i) = after.iter().position(JoinHandle::is_finished) {
+                        return i;
+                    }
+                    sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let i = soon("the turn of a newcomer", served).await;
+            let lease = turn(after.swap_remove(i)).await;
+            assert!(lease.token() > token, "before the one who waited, in round {round}");
+            lease.release().await.expect("release");
+        }
+    }
+    line.assert_empty().await;
+}
+
+/// The row looks free then, and the statement that takes a free name must leave it alone.
+#[tokio::test]
+async fn a_name_that_expires_goes_to_the_first_in_line_and_not_to_who_comes_at_that_moment() {
+    let line = Line::new().await;
+    let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
+    let held = ours.lease("a").ttl(Duration::from_secs(1)).renew(false).acquire().await.expect("acquire");
+    let expires_at = line.held().await.expires_at;
+    let next = line.join(theirs.lease("a"), "next").await;
+    let over = Arc::new(AtomicBool::new(false));
+    let trying = tokio::spawn({
+        let over = Arc::clone(&over);
+        async move {
+            while !over.load(Ordering::SeqCst) {
+                assert!(others.lease("a").try_acquire().await.expect("try").is_none(), "it jumped the line");
+            }
+        }
+    });
+    let next = turn(next).await;
+    let now = line.held().await;
+    assert_eq!(now.token, next.token());
+    assert!(now.acquired_at >= expires_at, "granted at {}, held until {expires_at}", now.acquired_at);
+    over.store(true, Ordering::SeqCst);
+    soon("the tries", trying).await.expect("nobody jumped the line");
+    assert!(held.release().await.expect_err("it has expired").is_lost());
+    next.release().await.expect("release");
+    line.assert_empty().await;
+}
+
+// ---- what holders can ask for
+
+#[tokio::test]
+async fn a_name_that_is_to_be_held_at_least_so_long_is_not_passed_on_before() {
+    let line = Line::new().await;
+    let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
+    let least = chrono::TimeDelta::milliseconds(1500);
+    let held = ours.lease("a").ttl(LONG).hold_at_least(least.to_std().expect("positive")).acquire();
+    let held = held.await.expect("acquire");
+    let before = line.held().await;
+    let waiting = [line.join(theirs.lease("a"), "w0").await, line.join(others.lease("a"), "w1").await];
+    held.release().await.expect("release");
+    let mut last = before.token;
+    for (i, next) in waiting.into_iter().enumerate() {
+        let next = turn(next).await;
+        let now = line.held().await;
+        assert_eq!(now.label, format!("w{i}"));
+        assert!(now.acquired_at >= before.acquired_at + least, "{} after {}", now.acquired_at, before.acquired_at);
+        assert!(next.token() > last);
+        last = next.token();
+        next.release().await.expect("release");
+    }
+    line.assert_empty().await;
+}
+
+#[tokio::test]
+async fn an_eviction_hands_on_to_the_head_at_once() {
+    let line = Line::new().await;
+    let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
+    let held = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let waiting = [line.join(theirs.lease("a"), "w0").await, line.join(others.lease("a"), "w1").await];
+    let [first, second] = waiting;
+    // Nobody would have got it before the TTL.
+    const { assert!(LONG.as_secs() > SOON.as_secs()) };
+    assert!(line.outside.evict("a", held.token()).await.expect("evict"));
+    let first = turn(first).await;
+    assert!(!second.is_finished());
+    assert!(held.release().await.expect_err("evicted").is_lost());
+    assert!(line.outside.evict("a", first.token()).await.expect("evict"));
+    let second = turn(second).await;
+    assert!(second.token() > first.token());
+    assert!(first.release().await.expect_err("evicted").is_lost());
+    second.release().await.expect("release");
+    line.assert_empty().await;
+}
+
+#[tokio::test]
+async fn an_owner_enters_again_past_the_line_and_its_last_hold_hands_on() {
+    let line = Line::new().await;
+    let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
+    let owner = Owner::random();
+    let outer = ours.lease("a").ttl(LONG).owner(owner).acquire().await.expect("acquire");
+    let stranger = line.join(others.lease("a"), "stranger").await;
+    let mut holds = vec![outer];
+    for locks in [&ours, &theirs] {
+        let inner = soon("the entry", locks.lease("a").ttl(LONG).owner(owner).acquire()).await.expect("acquire");
+        assert_eq!(inner.token(), holds[0].token());
+        holds.push(inner);
+    }
+    for hold in holds.drain(..).rev() {
+        assert!(!stranger.is_finished(), "it is still held");
+        assert_eq!(line.held().await.owner, Some(owner));
+        hold.release().await.expect("release");
+    }
+    let stranger = turn(stranger).await;
+    assert_ne!(stranger.owner(), owner);
+    stranger.release().await.expect("release");
+    line.assert_empty().await;
+}
+
+/// It would wait for itself, behind a stranger who waits for it.
+#[tokio::test]
+async fn an_owner_that_waits_in_two_processes_enters_in_both_when_it_gets_the_name() {
+    let line = Line::new().await;
+    let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
+    let owner = Owner::random();
+    let held = line.client().await.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let first = line.join(ours.lease("a").owner(owner), "first").await;
+    let stranger = line.join(others.lease("a"), "stranger").await;
+    let second = line.join(theirs.lease("a").owner(owner), "second").await;
+    held.release().await.expect("release");
+    let (first, second) = (turn(first).await, turn(second).await);
+    assert_eq!((first.owner(), first.token()), (second.owner(), second.token()));
+    assert!(!stranger.is_finished());
+    second.release().await.expect("release");
+    first.release().await.expect("release");
+    turn(stranger).await.release().await.expect("release");
+    line.assert_empty().await;
+}
+
+/// The name is its owner's before the process that waited for it has heard of that.
+#[tokio::test]
+async fn an_owner_that_enters_elsewhere_in_the_moment_of_its_grant_loses_nothing() {
+    let line = Line::new().await;
+    let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
+    for _ in 0..4 {
+        let owner = Owner::random();
+        let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+        let first = line.join(ours.lease("a").owner(owner), "first").await;
+        let stranger = line.join(others.lease("a"), "stranger").await;
+        let entering = tokio::spawn({
+            let theirs = theirs.clone();
+            async move {
+                loop {
+                    let entry = theirs.lease("a").ttl(LONG).owner(owner).try_acquire().await;
+                    if let Some(second) = entry.expect("try") {
+                        return second;
+                    }
+                }
+            }
+        });
+        held.release().await.expect("release");
+        let second = soon("the entry", entering).await.expect("no panic");
+        let first = turn(first).await;
+        assert_eq!(first.token(), second.token());
+        for hold in [first, second] {
+            assert!(!stranger.is_finished());
+            hold.release().await.expect("release");
+        }
+        // At once: no hold is left that nobody has.
+        turn(stranger).await.release().await.expect("release");
+    }
+    line.assert_empty().await;
+}
+
+#[tokio::test]
+async fn a_shutdown_leaves_no_place_and_the_others_move_up() {
+    let line = Line::new().await;
+    let (ours, theirs) = (line.client().await, line.client().await);
+    let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let mut leaving = Vec::new();
+    let mut staying = Vec::new();
+    for i in 0..4 {
+        leaving.push(line.join(ours.lease("a"), &format!("leaves{i}")).await);
+        staying.push(line.join(theirs.lease("a"), &format!("stays{i}")).await);
+    }
+    soon("the shutdown", ours.shutdown()).await.expect("shutdown");
+    assert_eq!(line.labels().await, ["stays0", "stays1", "stays2", "stays3"]);
+    assert_eq!(line.places().await, 4);
+    for waiting in leaving {
+        let answer = soon("an answer", waiting).await.expect("no panic");
+        assert!(matches!(answer, Err(Error::Closed)), "{answer:?}");
+    }
+    assert_served(held, staying).await;
+    line.assert_empty().await;
+}
+
+#[tokio::test]
+async fn who_gives_up_leaves_no_place_and_delays_nobody() {
+    let line = Line::new().await;
+    let (ours, theirs) = (line.client().await, line.client().await);
+    let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let dropped = [line.join(ours.lease("a"), "d0").await, line.join(theirs.lease("a"), "d1").await];
+    let wait = Duration::from_secs(2);
+    let impatient = line.join(ours.lease("a").wait(wait), "impatient").await;
+    let next = line.join(theirs.lease("a"), "next").await;
+    for waiting in dropped {
+        waiting.abort();
+        assert!(waiting.await.expect_err("aborted").is_cancelled());
+    }
+    match soon("the timeout", impatient).await.expect("no panic") {
+        Err(Error::Timeout { waited, .. }) => assert!(waited >= wait, "{waited:?}"),
+        other => panic!("{other:?}"),
+    }
+    line.until("the departures", |labels| labels == ["next"]).await;
+    soon("their deletion", async {
+        while line.places().await > 1 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    assert_served(held, vec![next]).await;
+    line.assert_empty().await;
+}
+
+// ---- being told
+
+#[tokio::test]
+async fn positions_and_holders_are_told_as_they_are() {
+    let line = Line::new().await;
+    let held = line.client().await.lease("a").ttl(LONG).label("h").acquire().await.expect("acquire");
+    assert_eq!(line.held().await.waiters, 0);
+    assert!(line.outside.waiters("a").await.expect("asked").is_empty());
+    assert!(line.outside.waiters("unknown").await.expect("asked").is_empty());
+    let reader = line.db.builder().await.holder("the reader").build();
+    let before = database_clock(&line).await;
+    let first = line.join(line.client().await.lease("a"), "w0").await;
+    let second = line.join(reader.lease("a").shared(), "w1").await;
+    let (told, mut hears) = tokio::sync::mpsc::unbounded_channel();
+    let third = line.client().await;
+    let tell = move |w: &sqlock::Waiting| {
+        let holder = w.holder.as_ref().map(|holder| (holder.token, holder.label.clone(), holder.waiters));
+        let _ = told.send((w.ahead, holder, w.waited));
+    };
+    let third = line.join(third.lease("a").while_waiting(tell), "w2").await;
+
+    let waiters = line.outside.waiters("a").await.expect("asked");
+    let seen: Vec<_> = waiters.iter().map(|w| (w.ahead, w.label.as_str(), w.mode)).collect();
+    use sqlock::Mode::{Exclusive, Shared};
+    assert_eq!(seen, [(0, "w0", Exclusive), (1, "w1", Shared), (2, "w2", Exclusive)]);
+    assert_eq!(waiters[1].holder, "the reader");
+    assert!(waiters.is_sorted_by_key(|w| w.since) && waiters[0].since >= before);
+    let listed = line.outside.list("").await.expect("list");
+    assert_eq!(listed.iter().map(|info| (info.token, info.waiters)).collect::<Vec<_>>(), [(held.token(), 3)]);
+    assert_eq!(line.held().await.waiters, 3);
+
+    let mut hear = async |what: &str| {
+        let (ahead, holder, waited) = soon(what, hears.recv()).await.expect("it goes on");
+        let (token, label, waiters) = holder.expect("somebody holds it");
+        (ahead, token, label, waiters, waited)
+    };
+    let (ahead, token, label, waiters, waited) = hear("a word of the place").await;
+    assert_eq!((ahead, token, label.as_str(), waiters), (2, held.token(), "h", 3));
+    held.release().await.expect("release");
+    let first = turn(first).await;
+    // What is between the holders is told as well, if it is met.
+    let next = async {
+        loop {
+            let (ahead, token, label, _, later) = hear("a word of the next").await;
+            if token == first.token() {
+                return (ahead, label, later);
+            }
+        }
+    };
+    let (ahead, label, later) = next.await;
+    assert_eq!((ahead, label.as_str()), (1, "w0"));
+    assert!(later > waited);
+    first.release().await.expect("release");
+    turn(second).await.release().await.expect("release");
+    turn(third).await.release().await.expect("release");
+    line.assert_empty().await;
+}
+
+/// The database's clock, which every place is stamped with.
+async fn database_clock(line: &Line) -> chrono::DateTime<chrono::Utc> {
+    let lease = line.outside.lease("clock").acquire().await.expect("acquire");
+    let now = line.outside.inspect("clock").await.expect("inspect").expect("held").acquired_at;
+    lease.release().await.expect("release");
+    now
+}
+
+// ---- processes
+
+/// Processes that wait, 300 ms apart.
+async fn queue(line: &Line, processes: usize) -> Vec<Worker> {
+    let mut workers: Vec<Worker> = (0..processes).map(|_| Worker::start(&line.db.url)).collect();
+    for worker in &mut workers {
+        // Connected, so that none is late for that reason.
+        assert_ne!(worker.ask("inspect a").await, "free");
+    }
+    for worker in &mut workers {
+        wait(worker, "").await;
+    }
+    workers
+}
+
+/// Puts a process in line, and lets 300 ms pass.
+async fn wait(worker: &mut Worker, at_most: &str) {
+    let came = Instant::now();
+    assert_eq!(worker.ask(format!("wait a {} {at_most}", LONG.as_millis()).trim_end()).await, "waiting");
+    sleep(Duration::from_millis(300).saturating_sub(came.elapsed())).await;
+}
+
+/// They get the name in this order, and each gives it back. The longest time between a release and the next entry.
+async fn enter_in_order<'w>(mut token: i64, workers: impl IntoIterator<Item = &'w mut Worker>) -> Duration {
+    let mut released = Instant::now();
+    let mut longest = Duration::ZERO;
+    // All wait for their turn: whoever is granted the name before it keeps it, and the one who is asked gets nothing.
+    let mut workers: Vec<&mut Worker> = workers.into_iter().collect();
+    for worker in &mut workers {
+        worker.tell("turn");
+    }
+    for worker in workers {
+        let answer = worker.answer().await;
+        longest = longest.max(released.elapsed());
+        let next: i64 =
+            answer.strip_prefix("token ").and_then(|t| t.parse().ok()).unwrap_or_else(|| panic!("{answer}"));
+        assert!(next > token);
+        token = next;
+        released = Instant::now();
+        assert_eq!(worker.ask("release").await, "released");
+    }
+    longest
+}
+
+#[tokio::test]
+async fn processes_enter_in_the_order_in_which_they_came() {
+    let line = Line::new().await;
+    let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let mut workers = queue(&line, 6).await;
+    let token = held.token().get();
+    held.release().await.expect("release");
+    let longest = enter_in_order(token, &mut workers).await;
+    println!("{DATABASE:?}: 6 processes in order; the longest hand-over took {longest:?}");
+    assert_eq!(line.places().await, 0);
+    line.assert_empty().await;
+}
+
+#[tokio::test]
+async fn processes_that_die_give_up_or_time_out_in_the_line_cost_the_others_a_claim_at_most() {
+    let line = Line::new().await;
+    let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let mut workers = queue(&line, 2).await;
+    let mut killed = queue(&line, 1).await;
+    let mut cancelled = queue(&line, 1).await;
+    let mut impatient = Worker::start(&line.db.url);
+    wait(&mut impatient, "2000").await;
+    workers.extend(queue(&line, 2).await);
+    killed.extend(queue(&line, 2).await);
+    workers.extend(queue(&line, 2).await);
+    let timeout = impatient.ask("turn").await;
+    assert!(timeout.starts_with("timeout"), "{timeout}");
+    assert_eq!(cancelled[0].ask("cancel").await, "cancelled");
+    for worker in &mut killed {
+        worker.kill();
+    }
+    let token = held.token().get();
+    held.release().await.expect("release");
+    let longest = enter_in_order(token, &mut workers).await;
+    println!("{DATABASE:?}: 6 processes in order past 3 dead and 2 gone; the longest hand-over took {longest:?}");
+    assert!(longest < CLAIM + SLACK, "{longest:?}");
+    assert_eq!(line.places().await, 0);
+    line.assert_empty().await;
+}
+
+/// One grant to a dead process is all that dead processes cost, since the places of all of them have run out with it.
+#[tokio::test]
+async fn a_line_that_is_dead_from_the_head_on_costs_a_claim_at_most() {
+    let line = Line::new().await;
+    let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let mut dead = queue(&line, 4).await;
+    let mut alive = queue(&line, 2).await;
+    for worker in &mut dead {
+        worker.kill();
+    }
+    let token = held.token().get();
+    held.release().await.expect("release");
+    let longest = enter_in_order(token, &mut alive).await;
+    println!("{DATABASE:?}: past 4 dead at the head in {longest:?}");
+    assert!(longest < CLAIM + SLACK, "{longest:?}");
+    assert_eq!(line.places().await, 0);
+    line.assert_empty().await;
+}
+
+#[tokio::test]
+async fn a_killed_holder_hands_on_to_the_head_after_its_ttl() {
+    let line = Line::new().await;
+    let mut holder = Worker::start(&line.db.url);
+    let token = holder.hold("a", Duration::from_millis(1500)).await;
+    let clients = [line.client().await, line.client().await];
+    let (first, second) =
+        (line.join(clients[0].lease("a"), "first").await, line.join(clients[1].lease("a"), "second").await);
+    holder.kill();
+    // A renewal that was on its way may still arrive: the last expiry seen is the one that counts.
+    let mut last = line.held().await;
+    let next = soon("the grant", async {
+        loop {
+            match line.outside.inspect("a").await.expect("inspect") {
+                Some(now) if now.token.get() != token => break now,
+                Some(now) => last = now,
+                None => {}
+            }
+        }
+    })
+    .await;
+    assert_eq!(next.label, "first");
+    assert!(next.acquired_at >= last.expires_at, "granted at {}, held until {}", next.acquired_at, last.expires_at);
+    println!("{DATABASE:?}: granted {} after the expiry", next.acquired_at - last.expires_at);
+    assert_served(turn(first).await, vec![second]).await;
+    line.assert_empty().await;
+}
+
+/// And goes to the next then; and the one who slept does not believe it has it, and has lost nothing but that turn.
+#[tokio::test]
+async fn a_grant_to_a_process_that_stands_still_lasts_for_a_claim() {
+    let line = Line::new().await;
+    let client = line.client().await;
+    // The place of a process that was stopped lasts for a while. On a busy machine that may be over before the grant.
+    let tries = 5;
+    for _ in 0..tries {
+        let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+        let mut sleeper = queue(&line, 1).await.remove(0);
+        let awake = line.join(client.lease("a"), "awake").await;
+        let last = line.join(line.client().await.lease("a"), "last").await;
+        sleeper.stop();
+        // Should it stand still in mid-statement on SQLite, nobody could write.
+        let released = tokio::time::timeout(Duration::from_secs(1), held.release()).await;
+        let granted = match released {
+            Ok(released) => {
+                released.expect("release");
+                line.held().await
+            }
+            Err(_) => {
+                sleeper.kill();
+                drop(turn(awake).await);
+                drop(turn(last).await);
+                continue;
+            }
+        };
+        let awake = turn(awake).await;
+        if !granted.holder.ends_with(&format!("/{}", sleeper.pid().as_raw_pid())) {
+            drop((awake, last, sleeper));
+            continue;
+        }
+        let now = line.held().await;
+        assert_eq!(now.token, awake.token());
+        assert!(now.acquired_at >= granted.expires_at, "not before the claim has run out");
+        let lasted = (granted.expires_at - granted.acquired_at).to_std().expect("it goes on");
+        assert!(lasted >= CLAIM && lasted < CLAIM + SLACK, "{lasted:?}");
+        println!("{DATABASE:?}: the next was let in {} after the grant", now.acquired_at - granted.acquired_at);
+
+        sleeper.resume();
+        sleeper.tell("turn");
+        // It comes back to where it stood: before the one who came later.
+        let pid = sleeper.pid().as_raw_pid();
+        soon("its return", async {
+            loop {
+                let waiters = line.outside.waiters("a").await.expect("asked");
+                let is_back = waiters.len() == 2 && waiters[0].holder.ends_with(&format!("/{pid}"));
+                if is_back && waiters[1].label == "last" {
+                    return;
+                }
+                sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+        assert!(line.held().await.token == awake.token() && awake.is_held(), "it took nothing from its successor");
+        let token = awake.token().get();
+        awake.release().await.expect("it was ours to the end");
+        let answer = sleeper.answer().await;
+        let its: i64 = answer.strip_prefix("token ").and_then(|t| t.parse().ok()).unwrap_or_else(|| panic!("{answer}"));
+        assert!(its > token && its > granted.token.get(), "the grant that it slept through is over");
+        assert!(!last.is_finished());
+        assert_eq!(sleeper.ask("release").await, "released");
+        turn(last).await.release().await.expect("release");
+        line.assert_empty().await;
+        return;
+    }
+    panic!("in {tries} tries no grant was made to a process that stood still");
+}
+
+#[tokio::test]
+async fn a_process_that_slept_until_its_place_was_cleared_away_comes_back_to_that_place() {
+    let line = Line::new().await;
+    let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let (one, other) = (line.client().await, line.client().await);
+    let mut sleeper = loop {
+        let sleeper = queue(&line, 1).await.remove(0);
+        sleeper.stop();
+        // Should it stand still in mid-statement on SQLite, it has the file to itself.
+        let written = line.client().await.lease("b").wait(Duration::from_secs(1)).acquire().await;
+        if written.is_ok() {
+            break sleeper;
+        }
+        drop(sleeper);
+        line.until("its end", |labels| labels.is_empty()).await;
+    };
+    let second = line.join(one.lease("a"), "second").await;
+    line.until("the end of its place", |labels| labels == ["second"]).await;
+    // Whoever joins has the name looked at, and what has run out cleared away.
+    let third = line.join(other.lease("a"), "third").await;
+    soon("the clearing", async {
+        while line.places().await > 2 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    sleeper.resume();
+    line.until("its return", |labels| labels == ["", "second", "third"]).await;
+    let token = held.token().get();
+    held.release().await.expect("release");
+    let answer = sleeper.ask("turn").await;
+    let its: i64 = answer.strip_prefix("token ").and_then(|t| t.parse().ok()).unwrap_or_else(|| panic!("{answer}"));
+    assert!(its > token);
+    assert!(!second.is_finished() && !third.is_finished());
+    assert_eq!(sleeper.ask("release").await, "released");
+    let second = turn(second).await;
+    assert_served(second, vec![third]).await;
+    line.assert_empty().await;
+}
+
+// ---- databases and networks
+
+/// Where there is no network, another process keeps everybody from writing.
+#[tokio::test]
+async fn a_waiter_whose_database_is_gone_is_told_so_and_not_that_it_timed_out() {
+    let line = Line::new().await;
+    let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let (proxy, url) = match DATABASE {
+        Database::Sqlite => (None, line.db.url.clone()),
+        _ => {
+            let (proxy, url) = behind_a_proxy(&line.db.url);
+            (Some(proxy), url)
+        }
+    };
+    let theirs = builder(connect(&url, 1).await).build();
+    let patient = line.join(theirs.lease("a"), "patient").await;
+    let impatient = line.join(theirs.lease("a").wait(Duration::from_secs(6)), "impatient").await;
+    let mut blocker = None;
+    match &proxy {
+        Some(proxy) => {
+            proxy.refuse();
+            proxy.reset();
+        }
+        None => {
+            let mut worker = Worker::start(&line.db.url);
+            assert_eq!(worker.ask("seize").await, "seized");
+            blocker = Some(worker);
+        }
+    }
+    for waiting in [impatient, patient] {
+        match soon("an answer", waiting).await.expect("no panic") {
+            Err(Error::Unavailable { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    // It comes back, and nothing is left of those waits.
+    if let Some(mut worker) = blocker {
+        assert_eq!(worker.ask("yield").await, "yielded");
+    }
+    if let Some(proxy) = &proxy {
+        proxy.pass();
+    }
+    let again = line.join(theirs.lease("a"), "again").await;
+    line.until("the end of the old places", |labels| labels == ["again"]).await;
+    assert_served(held, vec![again]).await;
+    line.assert_empty().await;
+}
+
+/// A proxy in front of a server on this machine, and the URL that leads through it.
+fn behind_a_proxy(url: &str) -> (Proxy, String) {
+    let (scheme, rest) = url.split_once("://").expect("a URL has a scheme");
+    let (authority, path) = rest.split_once('/').expect("a URL names a database");
+    let (user, host) = authority.rsplit_once('@').map_or(("", authority), |(user, host)| (user, host));
+    let default = if DATABASE == Database::Postgres { 5432 } else { 3306 };
+    let upstream = host.rsplit_once(':').map_or(default, |(_, port)| port.parse().expect("a port is a number"));
+    let proxy = Proxy::start(upstream);
+    let at = if user.is_empty() { "" } else { "@" };
+    let url = format!("{scheme}://{user}{at}127.0.0.1:{}/{path}", proxy.port());
+    (proxy, url)
+}
+
+/// The name goes to and fro between two clients, each waiting for the other. How long the slowest hand-over took.
+async fn to_and_fro(line: &Line, clients: [&Locks; 2], times: usize, mut between: impl AsyncFnMut()) -> Duration {
+    let mut held = clients[1].lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let mut slowest = Duration::ZERO;
+    for i in 0..times {
+        let next = line.join(clients[i % 2].lease("a"), &format!("turn {i}")).await;
+        between().await;
+        let token = held.token();
+        let released = boot_ns();
+        held.release().await.expect("release");
+        held = turn(next).await;
+        slowest = slowest.max(Duration::from_nanos(boot_ns() - released));
+        assert!(held.token() > token);
+    }
+    held.release().await.expect("release");
+    slowest
+}
+
+/// Elsewhere nobody listens, and nobody can be cut off: there the same is done without.
+#[tokio::test]
+async fn waiters_whose_listening_connection_is_cut_get_their_turn_all_the_same() {
+    let line = Line::new().await;
+    let mark = format!("sqlock-line-{}", std::process::id());
+    let url = match DATABASE {
+        Database::Postgres => format!("{}&application_name={mark}", line.db.url),
+        _ => line.db.url.clone(),
+    };
+    let clients = [builder(connect(&url, 1).await).build(), builder(connect(&url, 1).await).build()];
+    let cut = async || {
+        if DATABASE != Database::Postgres {
+            return;
+        }
+        let sql = format!(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+              WHERE application_name = '{mark}' AND (query LIKE 'LISTEN %' OR query LIKE '%pg_notify($1, %')"
+        );
+        let cut = async {
+            loop {
+                let cut: i64 =
+                    sqlx::query_scalar(AssertSqlSafe(sql.clone())).fetch_one(&line.table).await.expect("cut");
+                if cut > 0 {
+                    return;
+                }
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        soon("somebody who listens", cut).await;
+    };
+    let slowest = to_and_fro(&line, [&clients[0], &clients[1]], 4, cut).await;
+    println!("{DATABASE:?}: the slowest hand-over with its listener cut took {slowest:?}");
+    line.assert_empty().await;
+}
+
+/// For the other databases there is no such proxy here: what is asserted of them is the same without.
+#[tokio::test]
+async fn waiters_behind_a_pooler_get_their_turn_all_the_same() {
+    if DATABASE != Database::Postgres {
+        let line = Line::new().await;
+        let clients = [line.client().await, line.client().await];
+        to_and_fro(&line, [&clients[0], &clients[1]], 6, async || {}).await;
+        return line.assert_empty().await;
+    }
+    let server = Server::start(Kind::Postgres);
+    let pooler = PgBouncer::start(&server);
+    let direct = builder(connect(&server.url(), 2).await).build();
+    direct.migrate().await.expect("migrate");
+    let pooled = [builder(connect(&pooler.url(), 2).await).build(), builder(connect(&pooler.url(), 2).await).build()];
+    let mut held = pooled[1].lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let mut slowest = Duration::ZERO;
+    for i in 0..6 {
+        let next = tokio::spawn(pooled[i % 2].lease("a").ttl(LONG).acquire());
+        let in_line = async { while direct.waiters("a").await.expect("asked").is_empty() {} };
+        soon("a place in line", in_line).await;
+        // Long enough for it to have tried to listen.
+        sleep(Duration::from_millis(700)).await;
+        let (token, released) = (held.token(), Instant::now());
+        held.release().await.expect("release");
+        held = turn(next).await;
+        slowest = slowest.max(released.elapsed());
+        assert!(held.token() > token);
+    }
+    held.release().await.expect("release");
+    println!("{DATABASE:?}: the slowest hand-over behind a pooler took {slowest:?}");
+    assert!(direct.waiters("a").await.expect("asked").is_empty());
+    assert!(direct.inspect("a").await.expect("inspect").is_none());
+}

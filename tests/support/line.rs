@@ -1,0 +1,360 @@
+//! The line under fire: processes that come at random, wait for some names, give up, are stopped and are killed; and a check
+//! of everything that they have put on record.
+//!
+//! Nobody may hold a name while another can believe that it does, tokens rise, nobody waits for long while the name is free,
+//! and when all have gone no row is left that tells of them.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use sqlock::{Error, Lease, Locks};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::history::{Event, History, Op, Outcome, Recorder, Residue, Rules, Violation, boot_ns, read_dir};
+use super::{Database, Place, random};
+
+const PROCESSES: usize = 6;
+const TASKS: usize = 4;
+const NAMES: usize = 3;
+
+const TTL: Duration = Duration::from_secs(4);
+
+/// How long a grant stands that its new holder does not confirm.
+const CLAIM: Duration = Duration::from_secs(3);
+
+/// For how long at most a process is stopped: its leases and its places run out meanwhile.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// How long a name may seem free to somebody who waits: one that holds it is killed before it has put that on record, two
+/// more are granted it while they stand still, and then the machine is busy.
+const BOUND: Duration = Duration::from_secs(4 + 3 + 3 + 4);
+
+fn up_to(most: Duration) -> Duration {
+    Duration::from_micros(random(most.as_micros() as usize) as u64)
+}
+
+// ---- the one that watches
+
+/// Whether nothing was wrong.
+pub(super) async fn soak(place: &Place, time: Duration) -> bool {
+    let locks = place.database.locks().build();
+    locks.migrate().await.expect("migrate");
+    let record = tempfile::tempdir().expect("a temporary directory");
+    let mut processes: Vec<Process> = (0..PROCESSES).map(|_| Process::start(&place.url, record.path())).collect();
+    let (mut kills, mut pauses) = (0, 0);
+    let mut asleep = Vec::new();
+    let start = Instant::now();
+    while start.elapsed() < time {
+        sleep(Duration::from_secs(2) + up_to(Duration::from_secs(4))).await;
+        let i = random(PROCESSES);
+        if random(5) < 2 {
+            processes[i].kill();
+            kills += 1;
+            processes[i] = Process::start(&place.url, record.path());
+        } else {
+            processes[i].signal(Signal::STOP);
+            pauses += 1;
+            let pid = processes[i].pid();
+            asleep.push(tokio::spawn(async move {
+                sleep(up_to(PAUSE)).await;
+                // It may be dead by now.
+                let _ = kill_process(pid, Signal::CONT);
+            }));
+        }
+    }
+    for asleep in asleep {
+        asleep.await.expect("no panic");
+    }
+    let mut clean = true;
+    let mut said = BTreeMap::new();
+    for process in &mut processes {
+        drop(process.child.stdin.take());
+    }
+    for process in processes {
+        clean &= process.end(&mut said).await;
+    }
+    // The time of those who were killed runs out, and then one who comes clears away what is left of them.
+    sleep(TTL + CLAIM).await;
+    for i in 0..NAMES {
+        match timeout(Duration::from_secs(30), locks.lease(name(i)).acquire()).await {
+            Ok(Ok(lease)) => lease.release().await.expect("release"),
+            other => {
+                println!("    a name cannot be had when all have gone: {other:?}");
+                clean = false;
+            }
+        }
+    }
+    let rows = place.database.leftovers().await;
+    println!(
+        "  the line: {PROCESSES} processes of {TASKS} tasks, {NAMES} names, {:.0} s",
+        start.elapsed().as_secs_f64()
+    );
+    println!("    {:<34} {kills}\n    {:<34} {pauses}", "processes killed", "processes stopped for a while");
+    for (what, count) in &said {
+        println!("    {what:<34} {count}");
+        clean &= !what.starts_with("ERROR");
+    }
+    println!("    {:<34} {rows}", "rows left behind");
+    let history = History { events: read_dir(record.path()), residue: Residue::default(), ..History::default() };
+    let (ok, figures) = judge(&history);
+    print!("{figures}");
+    let _ = locks.shutdown().await;
+    clean && ok && rows == 0
+}
+
+fn name(i: usize) -> String {
+    format!("line/{i}")
+}
+
+struct Process {
+    child: Child,
+}
+
+impl Process {
+    fn start(url: &str, record: &Path) -> Self {
+        let this = std::env::current_exe().expect("a program knows where it is");
+        let child = Command::new(this)
+            .arg("stand")
+            .arg(url)
+            .arg(record)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process can be started");
+        Self { child }
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("it is ours");
+    }
+
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// What it has counted, when it has come to its end.
+    async fn end(mut self, said: &mut BTreeMap<String, u64>) -> bool {
+        let patience = Instant::now() + Duration::from_secs(60);
+        while !matches!(self.child.try_wait(), Ok(Some(_))) {
+            if Instant::now() > patience {
+                println!("    a process does not come to its end");
+                self.kill();
+                return false;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        let mut text = String::new();
+        let stdout = self.child.stdout.take().map(|mut stdout| stdout.read_to_string(&mut text));
+        for (count, what) in text.lines().filter_map(|line| line.split_once(' ')) {
+            *said.entry(what.to_owned()).or_default() += count.parse::<u64>().unwrap_or(1);
+        }
+        stdout.is_some_and(|read| read.is_ok())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn judge(history: &History) -> (bool, String) {
+    let violations = history.check(&Rules { client_exclusion: true, liveness: Some(BOUND) });
+    let grants: Vec<&Event> =
+        history.events.iter().filter(|e| e.op == Op::Acquire && e.outcome == Outcome::Ok).collect();
+    let mut text = format!("    {:<34} {}\n", "grants on record", grants.len());
+    // From the call that gives a name back to the next who holds it, of those who had come before that.
+    let mut hand_overs = Vec::new();
+    for release in history.events.iter().filter(|e| e.op == Op::Release && e.outcome == Outcome::Ok) {
+        let next = grants.iter().filter(|g| g.name == release.name && g.token > release.token).min_by_key(|g| g.token);
+        if let Some(next) = next
+            && next.invoke_ns < release.invoke_ns
+        {
+            hand_overs.push(next.return_ns.saturating_sub(release.invoke_ns));
+        }
+    }
+    hand_overs.sort_unstable();
+    if let Some(last) = hand_overs.len().checked_sub(1) {
+        let [median, p99, max] = [last / 2, last * 99 / 100, last].map(|i| Duration::from_nanos(hand_overs[i]));
+        text +=
+            &format!("    {:<34} {} (median {median:.1?}, p99 {p99:.1?}, longest {max:.1?})\n", "hand-overs", last + 1);
+    }
+    for bound in [1, 2, 4, 7, 10].map(Duration::from_secs) {
+        let found = history.check(&Rules { client_exclusion: false, liveness: Some(bound) });
+        let starved = found.iter().filter(|v| matches!(v, Violation::Starved(..))).count();
+        text += &format!("    {:<34} {starved}\n", format!("waited with the name free > {bound:?}"));
+    }
+    text += &format!("    {:<34} {}\n", "violations", violations.len());
+    for violation in violations.iter().take(10) {
+        text += &format!("      {violation}\n");
+    }
+    (violations.is_empty() && !grants.is_empty(), text)
+}
+
+// ---- those who stand in it
+
+/// `soak stand URL RECORD`: until its standard input ends.
+pub(super) async fn stand(url: &str, record: &Path) {
+    // One that was stopped would not notice the end of its parent.
+    set_parent_process_death_signal(Some(Signal::KILL)).expect("a process may say when it wants to die");
+    let proc = std::process::id().to_string();
+    let stander = Arc::new(Stander {
+        locks: Database::open(url).locks().build(),
+        // Process ids recur.
+        recorder: Recorder::create(record, &format!("{proc}-{}", boot_ns())),
+        proc,
+        over: AtomicBool::new(false),
+        said: std::sync::Mutex::default(),
+    });
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|_| {
+            let stander = Arc::clone(&stander);
+            tokio::spawn(async move {
+                while !stander.over.load(Ordering::Relaxed) {
+                    stander.take_a_turn().await;
+                }
+            })
+        })
+        .collect();
+    let end = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
+    let _ = end.await;
+    stander.over.store(true, Ordering::Relaxed);
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    if let Err(error) = stander.locks.shutdown().await {
+        stander.error(&error);
+    }
+    for (what, count) in &*stander.said.lock().expect("no panic") {
+        println!("{count} {what}");
+    }
+}
+
+struct Stander {
+    locks: Locks,
+    recorder: Recorder,
+    proc: String,
+    over: AtomicBool,
+    said: std::sync::Mutex<BTreeMap<String, u64>>,
+}
+
+impl Stander {
+    async fn take_a_turn(&self) {
+        sleep(up_to(Duration::from_millis(400))).await;
+        let name = name(random(NAMES));
+        let request = self.locks.lease(&name).ttl(TTL);
+        let invoked = boot_ns();
+        let answer = match random(8) {
+            0 => request.try_acquire().await,
+            1 => request.wait(up_to(CLAIM)).acquire().await.map(Some),
+            2 => match timeout(up_to(Duration::from_secs(1)), request.acquire()).await {
+                Ok(answer) => answer.map(Some),
+                Err(_) => {
+                    self.count("cancelled");
+                    Ok(None)
+                }
+            },
+            _ => request.acquire().await.map(Some),
+        };
+        match answer {
+            Ok(Some(lease)) => self.hold(lease, invoked).await,
+            // What it waited in vain counts, unless it could not have been told.
+            Ok(None) => self.waited(&name, invoked),
+            Err(Error::Timeout { .. }) => {
+                self.count("timed out");
+                self.waited(&name, invoked);
+            }
+            // It was stopped, or one that was had the file to itself.
+            Err(Error::Unavailable { reason, .. }) if reason.starts_with("no answer came within") => {
+                self.count("had no answer in time");
+            }
+            Err(error) => self.error(&error),
+        }
+    }
+
+    async fn hold(&self, lease: Lease, invoked: u64) {
+        let mut event = self.event(&lease, Op::Acquire, invoked);
+        if event.deadline_ns.is_some_and(|deadline| deadline <= event.return_ns) {
+            event.outcome = Outcome::Late;
+        }
+        self.recorder.record(&event);
+        self.count("held");
+        let most = if random(32) == 0 { TTL } else { Duration::from_millis(30) };
+        sleep(up_to(most)).await;
+        let mut event = self.event(&lease, Op::Held, boot_ns());
+        event.outcome = if lease.is_held() { Outcome::Ok } else { Outcome::Refused };
+        // It was so when it was asked: since then it may have been stopped.
+        self.recorder.record(&Event { invoke_ns: event.invoke_ns.min(event.return_ns), ..event });
+        let mut event = self.event(&lease, Op::Release, boot_ns());
+        event.deadline_ns = None;
+        if random(8) == 0 {
+            drop(lease);
+            event.outcome = Outcome::Unknown;
+        } else {
+            match lease.release().await {
+                Ok(()) => {}
+                Err(error) if error.is_lost() => {
+                    self.count("lost");
+                    event.outcome = Outcome::Refused;
+                }
+                Err(error) => {
+                    self.error(&error);
+                    event.outcome = Outcome::Unknown;
+                }
+            }
+        }
+        event.return_ns = boot_ns();
+        self.recorder.record(&event);
+    }
+
+    fn event(&self, lease: &Lease, op: Op, invoke_ns: u64) -> Event {
+        let return_ns = boot_ns();
+        // In this order: rather a little too early than too late.
+        let deadline_ns = boot_ns() + u64::try_from(lease.remaining().as_nanos()).expect("a TTL is short");
+        Event {
+            proc: self.proc.clone(),
+            invoke_ns,
+            return_ns,
+            op,
+            name: lease.name().to_string(),
+            owner: lease.owner().to_string(),
+            token: u64::try_from(lease.token().get()).ok(),
+            deadline_ns: Some(deadline_ns),
+            outcome: Outcome::Ok,
+        }
+    }
+
+    /// Somebody has waited and got nothing.
+    fn waited(&self, name: &str, invoke_ns: u64) {
+        self.recorder.record(&Event {
+            proc: self.proc.clone(),
+            invoke_ns,
+            return_ns: boot_ns(),
+            op: Op::Acquire,
+            name: name.into(),
+            owner: String::new(),
+            token: None,
+            deadline_ns: None,
+            outcome: Outcome::Refused,
+        });
+    }
+
+    fn count(&self, what: &str) {
+        *self.said.lock().expect("no panic").entry(what.into()).or_default() += 1;
+    }
+
+    fn error(&self, error: &Error) {
+        self.count(&format!("ERROR {}", error.to_string().replace('\n', " ")));
+    }
+}
