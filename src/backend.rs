@@ -455,6 +455,7 @@ pub(crate) enum Standing {
 }
 
 /// For how long a name is held, as a number of microseconds tells.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) fn held_for(us: i64) -> Option<Duration> {
     u64::try_from(us).ok().filter(|us| *us > 0).map(Duration::from_micros)
 }
@@ -504,7 +505,9 @@ pub(crate) async fn matched(
         .iter()
         .map(|&(name, owner, hold, token)| {
             let row = rows.iter().find(|row| row.name == name.as_str());
-            row.is_some_and(|row| row.standing(owner, hold, token) == after)
+            // What was given back may have been swept since.
+            let swept = after == Standing::Released;
+            row.map_or(swept, |row| row.standing(owner, hold, token) == after)
         })
         .collect())
 }

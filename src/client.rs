@@ -315,7 +315,13 @@ impl Client {
         let reply = Reply::to(move |answer: Answer<Standing>| {
             if matches!(answer.outcome, Ok(Standing::Awaited)) {
                 let name = again.name.clone();
-                client.send_serve(name, Some(again), |_, _| {});
+                client.send_serve(name.clone(), Some(again), move |client, answer| {
+                    let Ok(served) = answer.outcome else {
+                        return;
+                    };
+                    let errands = client.room().given_up(&name, answer.sent_at, &served);
+                    client.run(errands);
+                });
             }
         });
         self.pump.send(Verb::Release(release, reply));

@@ -628,7 +628,7 @@ impl Room {
 
     /// A bell has been given to us, or taken away.
     pub(crate) fn is_told(&mut self, told: bool) {
-        self.standing.told = told;
+        self.standing.is_told(told);
     }
 
     /// Whether anybody stands in line.

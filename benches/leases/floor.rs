@@ -4,7 +4,7 @@
 //! re-entrance, no labels, no recovery of lost replies.
 
 use sqlx::mysql::MySqlConnection;
-use sqlx::postgres::PgConnection;
+use sqlx::postgres::{PgConnection, PgListener, PgPool};
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{AssertSqlSafe, Connection, Executor, Row};
 
@@ -146,6 +146,22 @@ CREATE TABLE floor_lease (name TEXT PRIMARY KEY NOT NULL, owner TEXT NOT NULL, t
     );
 }
 
+/// A connection that is told.
+pub(crate) struct Ear(PgListener);
+
+impl Ear {
+    pub(crate) async fn on(pool: &PgPool, channel: &str) -> Self {
+        let mut listener = PgListener::connect_with(pool).await.expect("connect");
+        listener.listen(channel).await.expect("LISTEN");
+        Self(listener)
+    }
+
+    /// The token that is said next.
+    pub(crate) async fn hear(&mut self) -> i64 {
+        self.0.recv().await.expect("hear").payload().parse().expect("a token")
+    }
+}
+
 impl Bare {
     /// Takes a name that is free, which it is whenever this is called.
     pub(crate) async fn acquire(&mut self, name: &str, owner: &str) -> Held {
@@ -223,6 +239,29 @@ impl Bare {
         Held { name, owner: to.into(), token }
     }
 
+    /// The token of a lease, once it is this owner's.
+    pub(crate) async fn look(&mut self, name: &str, owner: &str) -> Option<i64> {
+        let sql = "SELECT token FROM floor_lease WHERE name = ? AND owner = ?";
+        match self {
+            Self::Postgres(_) => unreachable!("PostgreSQL tells"),
+            Self::MySql(conn) => {
+                let query = sqlx::query_scalar(sql).bind(name.as_bytes()).bind(owner);
+                query.fetch_optional(conn).await.expect("look")
+            }
+            Self::Sqlite(conn) => {
+                sqlx::query_scalar(sql).bind(name).bind(owner).fetch_optional(conn).await.expect("look")
+            }
+        }
+    }
+
+    /// Says a token on a channel.
+    pub(crate) async fn say(&mut self, channel: &str, token: i64) {
+        if let Self::Postgres(conn) = self {
+            let query = sqlx::query("SELECT pg_notify($1, $2)").bind(channel).bind(token.to_string());
+            query.execute(conn).await.expect("notify");
+        }
+    }
+
     pub(crate) async fn create_table(&mut self) {
         let table = match self {
             Self::Postgres(_) => postgres::TABLE,
@@ -278,6 +317,24 @@ impl Bare {
                 Some(count.parse().expect("a number"))
             }
             Self::Sqlite(_) => None,
+        }
+    }
+
+    /// How many statements the server has carried out so far: on PostgreSQL in one database, also those that only read, as
+    /// far as connections have ended; elsewhere, for whomever.
+    pub(crate) async fn total(&mut self, database: &str) -> i64 {
+        let Self::Postgres(conn) = self else {
+            return self.statements().await.expect("servers count");
+        };
+        loop {
+            let sql =
+                "SELECT numbackends, (xact_commit + xact_rollback)::bigint FROM pg_stat_database WHERE datname = $1";
+            let (connections, count): (i32, i64) =
+                sqlx::query_as(sql).bind(database).fetch_one(&mut *conn).await.expect("the count");
+            if connections == 0 {
+                return count;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     }
 

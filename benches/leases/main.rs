@@ -20,26 +20,34 @@ mod growth;
 mod hand_off;
 mod measure;
 mod place;
+mod processes;
 mod renewal;
 mod throughput;
+mod worker;
 
 use std::time::Instant;
 
 use measure::{Line, Pace};
 use place::Place;
 
-const USAGE: &str = "leases [--only A,B,C,D,E] [--quick] [--json [FILE]]
+const USAGE: &str = "leases [--only A,B,…,H] [--quick] [--json [FILE]]
 
 A  uncontended acquire and release, one task
 B  throughput on distinct names: 1, 64, 1024 tasks
 C  hand-off of one name inside a process: 8, 64, 128 tasks
 D  renewal of 10 000 held leases
 E  200 000 cycles on one name: time and table size at start and end
+F  hand-off between two processes: from the release until the other holds the name
+G  hand-off between processes: 2, 8, 16 that want one name
+H  statements per hand-off between processes, with 2 to 1024 waiters
 
 DATABASE_URL chooses the database; without it, SQLite in a temporary file.";
 
 #[tokio::main]
 async fn main() {
+    if std::env::args().nth(1).as_deref() == Some(worker::WORKER) {
+        return worker::run().await;
+    }
     let request = Request::from_arguments().unwrap_or_else(|problem| {
         eprintln!("{problem}\n\n{USAGE}");
         std::process::exit(2)
@@ -85,14 +93,14 @@ enum Json {
 
 impl Request {
     fn from_arguments() -> Result<Self, String> {
-        let mut request = Self { only: "ABCDE".chars().collect(), pace: Pace::FULL, json: Json::No };
+        let mut request = Self { only: "ABCDEFGH".chars().collect(), pace: Pace::FULL, json: Json::No };
         let mut arguments = std::env::args().skip(1).peekable();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
                 "--only" => {
                     let list = arguments.next().ok_or("--only what?")?.to_uppercase();
                     request.only = list.chars().filter(|c| *c != ',').collect();
-                    if !request.only.iter().all(|c| ('A'..='E').contains(c)) {
+                    if !request.only.iter().all(|c| ('A'..='H').contains(c)) {
                         return Err(format!("unknown metric in {list}"));
                     }
                 }
@@ -123,7 +131,10 @@ impl Request {
                 'B' => throughput::measure(place, &self.pace).await,
                 'C' => hand_off::measure(place, &self.pace).await,
                 'D' => renewal::measure(place, &self.pace).await,
-                _ => growth::measure(place, &self.pace).await,
+                'E' => growth::measure(place, &self.pace).await,
+                'F' => processes::latency(place, &self.pace).await,
+                'G' => processes::contention(place, &self.pace).await,
+                _ => processes::statements(place, &self.pace).await,
             };
             if table {
                 for line in &more {

@@ -1,7 +1,9 @@
 //! Where it is measured: a database of its own, made and dropped again.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use serde_json::{Value, json};
 use sqlock::Locks;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -9,13 +11,15 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 use sqlx::{AssertSqlSafe, ConnectOptions, Executor};
 use tempfile::TempDir;
 
-use crate::floor::Bare;
+use crate::floor::{Bare, Ear};
 
 pub(crate) struct Place {
     pub(crate) title: String,
     options: Options,
     server: Option<Options>,
     name: String,
+    /// How SQLite writes.
+    synchronous: Option<&'static str>,
     _file: Option<TempDir>,
 }
 
@@ -43,26 +47,20 @@ impl Place {
             // Also with the URL of a file a new one is made: beside it, on the same disk.
             url => {
                 let beside = url.as_deref().and_then(directory);
-                let full = Self::embedded(beside.as_deref(), SqliteSynchronous::Full, "FULL").await;
-                vec![full, Self::embedded(beside.as_deref(), SqliteSynchronous::Normal, "NORMAL").await]
+                let full = Self::embedded(beside.as_deref(), "FULL").await;
+                vec![full, Self::embedded(beside.as_deref(), "NORMAL").await]
             }
         }
     }
 
-    async fn embedded(beside: Option<&str>, synchronous: SqliteSynchronous, title: &str) -> Self {
+    async fn embedded(beside: Option<&str>, synchronous: &'static str) -> Self {
         let directory = match beside {
             Some(beside) => tempfile::tempdir_in(beside),
             None => tempfile::tempdir(),
         };
         let directory = directory.expect("a temporary directory");
-        let options = SqliteConnectOptions::new()
-            .filename(directory.path().join("bench.db"))
-            .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal)
-            .synchronous(synchronous)
-            .disable_statement_logging();
-        let options = Options::Sqlite(options);
-        Self::ready(options, None, String::new(), Some(directory), &format!("synchronous {title}")).await
+        let options = Options::sqlite(&directory.path().join("bench.db"), synchronous);
+        Self::ready(options, None, String::new(), Some(directory), Some(synchronous)).await
     }
 
     async fn on_server(url: &str) -> Self {
@@ -79,7 +77,7 @@ impl Place {
             (Options::Postgres(options.clone()), Options::Postgres(options.database(&name)))
         };
         server.connect().await.run(create).await;
-        Self::ready(options, Some(server), name, None, "").await
+        Self::ready(options, Some(server), name, None, None).await
     }
 
     /// Names the server and its durability, and makes the floor's table.
@@ -88,12 +86,13 @@ impl Place {
         server: Option<Options>,
         name: String,
         file: Option<TempDir>,
-        settings: &str,
+        synchronous: Option<&'static str>,
     ) -> Self {
         let mut bare = options.connect().await;
-        let title = format!("{} {settings}", bare.version().await);
+        let settings = synchronous.map_or(String::new(), |synchronous| format!(" synchronous {synchronous}"));
+        let title = format!("{}{settings}", bare.version().await);
         bare.create_table().await;
-        let place = Self { title: title.trim().into(), options, server, name, _file: file };
+        let place = Self { title, options, server, name, synchronous, _file: file };
         place.locks().migrate().await.expect("migrate");
         place
     }
@@ -117,11 +116,53 @@ impl Place {
 
     /// A client as an application makes it.
     pub(crate) fn locks(&self) -> Locks {
-        match self.options.clone() {
-            Options::Postgres(options) => Locks::new(PgPoolOptions::new().connect_lazy_with(options)),
-            Options::MySql(options) => Locks::new(MySqlPoolOptions::new().connect_lazy_with(options)),
-            Options::Sqlite(options) => Locks::new(SqlitePoolOptions::new().connect_lazy_with(options)),
+        self.options.clone().locks()
+    }
+
+    /// Where another process finds this place.
+    pub(crate) fn address(&self) -> Value {
+        match &self.options {
+            Options::Postgres(options) => json!({ "url": options.to_url_lossy().as_str() }),
+            Options::MySql(options) => json!({ "url": options.to_url_lossy().as_str() }),
+            Options::Sqlite(options) => json!({ "file": options.get_filename(), "synchronous": self.synchronous }),
         }
+    }
+
+    /// A client in another process.
+    pub(crate) fn locks_at(address: &Value) -> Locks {
+        let text = |key: &str| address[key].as_str().expect("a text");
+        let options = match address["url"].as_str() {
+            Some(url) if url.starts_with("postgres") => {
+                Options::Postgres(url.parse::<PgConnectOptions>().expect("a URL").disable_statement_logging())
+            }
+            Some(url) => Options::MySql(url.parse::<MySqlConnectOptions>().expect("a URL").disable_statement_logging()),
+            None => Options::sqlite(Path::new(text("file")), text("synchronous")),
+        };
+        options.locks()
+    }
+
+    /// Hears what is said on a channel, where that can be.
+    pub(crate) async fn ear(&self, channel: &str) -> Option<Ear> {
+        match self.options.clone() {
+            Options::Postgres(options) => {
+                let one = PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
+                Some(Ear::on(&one, channel).await)
+            }
+            _ => None,
+        }
+    }
+
+    /// A connection to the server, outside of the place, which counts for nothing there.
+    pub(crate) async fn monitor(&self) -> Option<Bare> {
+        match &self.server {
+            Some(server) => Some(server.connect().await),
+            None => None,
+        }
+    }
+
+    /// The name of the place on its server.
+    pub(crate) fn database(&self) -> &str {
+        &self.name
     }
 
     /// A connection without a pool.
@@ -141,6 +182,25 @@ impl Place {
 }
 
 impl Options {
+    fn sqlite(file: &Path, synchronous: &str) -> Self {
+        let synchronous = if synchronous == "FULL" { SqliteSynchronous::Full } else { SqliteSynchronous::Normal };
+        let options = SqliteConnectOptions::new()
+            .filename(file)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(synchronous)
+            .disable_statement_logging();
+        Self::Sqlite(options)
+    }
+
+    fn locks(self) -> Locks {
+        match self {
+            Self::Postgres(options) => Locks::new(PgPoolOptions::new().connect_lazy_with(options)),
+            Self::MySql(options) => Locks::new(MySqlPoolOptions::new().connect_lazy_with(options)),
+            Self::Sqlite(options) => Locks::new(SqlitePoolOptions::new().connect_lazy_with(options)),
+        }
+    }
+
     async fn connect(&self) -> Bare {
         match self {
             Self::Postgres(options) => Bare::Postgres(options.connect().await.expect("connect")),

@@ -69,7 +69,7 @@ pub(crate) struct Standing {
     watches: HashMap<LockName, Watch>,
     kept: Option<Moment>,
     /// Whether the database tells us of grants.
-    pub(crate) told: bool,
+    told: bool,
 }
 
 impl Standing {
@@ -193,6 +193,15 @@ impl Standing {
     pub(crate) fn due(&self) -> Option<Moment> {
         let next = self.watches.values().map(|watch| watch.due).min()?;
         Some(next.min(self.kept.map_or(next, |kept| kept + KEEP)))
+    }
+
+    /// A bell has been given to us, or taken away. The places do not say so yet, and what was told before was not heard: they
+    /// are to give a sign of life and to look, at once.
+    pub(crate) fn is_told(&mut self, told: bool) {
+        self.told = told;
+        self.kept = None;
+        let now = Moment::now();
+        self.watches.values_mut().for_each(|look| look.due = now);
     }
 
     /// Which places need a sign of life, and which are to be looked at.

@@ -5,6 +5,7 @@
 //! the caller's own connections, whose statement log is on. What a verb costs on a file is its commit, and those are
 //! counted by the file itself, in its header.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -77,6 +78,88 @@ async fn verbs_cost_one_commit_of_the_file_each() {
     assert_eq!((bill.acquire_known, bill.acquire_new, bill.refused_try), (1, 1, 0));
     assert_eq!((bill.release, bill.hand_off), (1, 1));
     assert!((1..=2).contains(&bill.renewal_of_1000), "{}", bill.renewal_of_1000);
+}
+
+/// From the call of a release until another process has the name, who waits behind that one costs nothing.
+#[tokio::test]
+async fn hand_off_between_processes_costs_no_more_when_more_wait() {
+    if DATABASE == Database::Sqlite && !is_alone() {
+        return alone("conformance::statements::hand_off_between_processes_costs_no_more_when_more_wait");
+    }
+    let meter = Meter::new().await;
+    let few = cost_of_passing(&meter, "few", 2).await;
+    let many = cost_of_passing(&meter, "many", 64).await;
+    println!("{DATABASE:?}: statements of a hand-off with 2 waiting: {few}, with 64: {many}");
+    assert!(few > 0);
+    // Where nobody is told, the next one looks once or oftener.
+    assert!(many <= few + 2, "{few} with 2 waiting, {many} with 64");
+}
+
+/// The least that a hand-off costs of some between two clients, in turn, while so many wait.
+async fn cost_of_passing(meter: &Meter, name: &'static str, waiting: i64) -> u64 {
+    let clients = [meter.locks().await, meter.locks().await];
+    let mut lease = clients[0].lease(name).ttl(LONG).acquire().await.expect("acquire");
+    let mut line = VecDeque::new();
+    let mut least = u64::MAX;
+    for turn in 0..10 {
+        while line.len() < waiting as usize {
+            let client = &clients[(turn + 1 + line.len()) % 2];
+            let request = client.lease(name).ttl(LONG).wait(SOON);
+            line.push_back(tokio::spawn(async move { request.acquire().await.expect("acquire") }));
+            meter.until_in_line(name, line.len() as i64).await;
+        }
+        let next = line.pop_front().expect("somebody waits");
+        let passing = async {
+            lease.release().await.expect("release");
+            next.await.expect("no panic")
+        };
+        let cost;
+        (lease, cost) = meter.cost(passing).await;
+        least = least.min(cost);
+    }
+    for waiter in line {
+        waiter.abort();
+    }
+    for locks in clients {
+        locks.shutdown().await.expect("shutdown");
+    }
+    least
+}
+
+/// However many they are: all places of a client travel together.
+#[tokio::test]
+async fn waiters_far_from_the_head_only_give_signs_of_life() {
+    if DATABASE == Database::Sqlite && !is_alone() {
+        return alone("conformance::statements::waiters_far_from_the_head_only_give_signs_of_life");
+    }
+    const SIGNS: u64 = 3;
+    let meter = Meter::new().await;
+    let locks = meter.locks().await;
+    let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    // Others who came before, and who say nothing.
+    for i in 1..=10 {
+        let place = format!(
+            "INSERT INTO sqlock_place (name, hold, owner, client, bell, units, permits, place, token, holder, label,
+                                       acquired_at, expires_at)
+             VALUES ('a', '{i};', '', '', '', 0, 0, {i}, 0, '', '', 0, 9000000000000000)"
+        );
+        meter.monitor.execute(AssertSqlSafe(place)).await.expect("a place");
+    }
+    let waiters = meter.locks().await;
+    let mut waiting = tokio::task::JoinSet::new();
+    for _ in 0..64 {
+        waiting.spawn(waiters.lease("a").ttl(LONG).wait(LONG).acquire());
+    }
+    meter.until_in_line("a", 74).await;
+    // They look oftener while they have just come.
+    meter.signs_of_life(2).await;
+    let (looks, cost) = meter.cost(meter.signs_of_life(SIGNS)).await;
+    let cost = cost - looks * meter.sign;
+    println!("{DATABASE:?}: statements of 64 waiters in {SIGNS} signs of life: {cost}");
+    // One keeps all places, one tells how far the first has come.
+    assert!((SIGNS..=2 * SIGNS + 2).contains(&cost), "{cost}");
+    waiting.shutdown().await;
+    lease.release().await.expect("release");
 }
 
 async fn bill(meter: &Meter) -> Bill {
@@ -161,9 +244,10 @@ struct Meter {
     ours: Pool<Sql>,
     monitor: Pool<Sql>,
     gauge: Gauge,
-    /// What a reading adds to the count, and what a look at the rows does.
+    /// What a reading adds to the count, and what a look at the rows does, or at the places.
     reading: u64,
     look: u64,
+    sign: u64,
     _server: Option<Server>,
     _file: Option<crate::support::Fresh>,
 }
@@ -217,12 +301,14 @@ impl Meter {
         server: Option<Server>,
         file: Option<crate::support::Fresh>,
     ) -> Self {
-        let mut meter = Self { ours, monitor, gauge, reading: 0, look: 0, _server: server, _file: file };
+        let mut meter = Self { ours, monitor, gauge, reading: 0, look: 0, sign: 0, _server: server, _file: file };
         meter.count().await;
         let (first, second) = (meter.count().await, meter.count().await);
         meter.reading = second - first;
         meter.expiries().await;
         (_, meter.look) = meter.cost(meter.expiries()).await;
+        meter.latest_sign().await;
+        (_, meter.sign) = meter.cost(meter.latest_sign()).await;
         meter
     }
 
@@ -280,6 +366,40 @@ impl Meter {
         let sql = "SELECT coalesce(min(expires_at), 0), coalesce(max(expires_at), 0) FROM sqlock_lease WHERE label = ''
                       AND expires_at > 0 AND holds <> ''";
         sqlx::query_as(sql).fetch_one(&self.monitor).await.expect("rows can be read")
+    }
+
+    /// Waits until so many stand in line.
+    async fn until_in_line(&self, name: &str, many: i64) {
+        let standing = async {
+            let sql = format!("SELECT count(*) FROM sqlock_place WHERE name = '{name}' AND token = 0");
+            let count = || sqlx::query_scalar::<_, i64>(AssertSqlSafe(sql.clone())).fetch_one(&self.monitor);
+            while count().await.expect("places can be read") < many {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        soon("a place in line", standing).await;
+    }
+
+    /// Waits for that many signs of life of those who wait. Returns how often it looked.
+    async fn signs_of_life(&self, many: u64) -> u64 {
+        let mut latest = self.latest_sign().await;
+        let (mut seen, mut looks) = (0, 1);
+        while seen < many {
+            let sign = self.latest_sign().await;
+            looks += 1;
+            if sign > latest {
+                (latest, seen) = (sign, seen + 1);
+            } else {
+                sleep(Duration::from_millis(20)).await;
+            }
+        }
+        looks
+    }
+
+    /// When the last place to expire will, of those who are alive.
+    async fn latest_sign(&self) -> i64 {
+        let sql = "SELECT coalesce(max(expires_at), 0) FROM sqlock_place WHERE client <> ''";
+        sqlx::query_scalar(sql).fetch_one(&self.monitor).await.expect("places can be read")
     }
 
     /// Waits until every one of the held leases was renewed. Returns how often it looked.

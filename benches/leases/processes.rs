@@ -1,0 +1,215 @@
+//! F, G, H. One name that several processes want.
+//!
+//! The floor is what any hand-off between processes needs: one commit, and the word of it. Two bare connections pass a row to
+//! and fro; on PostgreSQL each is notified in a statement of its own after the commit, elsewhere it looks every millisecond.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use crate::floor::{Bare, Ear, Held};
+use crate::measure::{Aim, Line, Pace, median, percentile};
+use crate::place::{Kind, Place};
+use crate::worker::{Done, Turn, Worker, clock};
+
+/// How often the floor looks, where nobody tells it.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// F. How long it takes from the call of a release until another process holds the name, when that waits already.
+pub(crate) async fn latency(place: &Place, pace: &Pace) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for (hold, most) in [(5, 4), (100, 20)] {
+        let hold = Duration::from_millis(hold);
+        let turn = pace.turn * most;
+        let mut workers = vec![Worker::start(place, 1, hold).await, Worker::start(place, 1, hold).await];
+        let (mut ours, mut floor) = (Vec::new(), Vec::new());
+        for _ in 0..pace.rounds.min(4) {
+            let done = Worker::take_turns(&mut workers, turn).await;
+            let log: Vec<Turn> = done.into_iter().flat_map(|done| done.log).collect();
+            ours.push(waits(&log));
+            floor.push(waits(&to_and_fro(place, turn, hold).await));
+        }
+        for worker in workers {
+            worker.end().await;
+        }
+        let count: usize = ours.iter().map(Vec::len).sum();
+        let aim = match place.kind() {
+            Kind::Postgres => Some(Aim::AtMost(1.3)),
+            _ => None,
+        };
+        for (percent, word, aim) in [(50, "p50", aim), (99, "p99", None)] {
+            let of = |rounds: &[Vec<f64>]| rounds.iter().map(|round| percentile(round, percent)).collect::<Vec<_>>();
+            let (ours, floor) = (of(&ours), of(&floor));
+            lines.push(Line {
+                database: place.title.clone(),
+                metric: 'F',
+                what: format!("release to holding, {} ms, {word}", hold.as_millis()),
+                unit: "µs",
+                ours: median(&ours),
+                floor: Some(median(&floor)),
+                ratios: ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect(),
+                aim,
+                note: format!("{count} hand-offs"),
+            });
+        }
+    }
+    lines
+}
+
+/// G. Processes that take the name in turn and give it back at once.
+pub(crate) async fn contention(place: &Place, pace: &Pace) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for processes in [2, 8, 16] {
+        let mut workers = Vec::new();
+        for _ in 0..processes {
+            workers.push(Worker::start(place, 1, Duration::ZERO).await);
+        }
+        let time = pace.turn * 3;
+        let (mut ours, mut floor, mut fairness) = (Vec::new(), Vec::new(), Vec::new());
+        Worker::take_turns(&mut workers, pace.turn).await;
+        for _ in 0..pace.rounds.min(4) {
+            let start = Instant::now();
+            let turns = turns(Worker::take_turns(&mut workers, time).await);
+            ours.push(turns.iter().sum::<u64>() as f64 / start.elapsed().as_secs_f64());
+            let fewest = turns.iter().min().copied().unwrap_or_default();
+            fairness.push(fewest as f64 / turns.iter().max().copied().unwrap_or(1).max(1) as f64);
+            let start = Instant::now();
+            let bare = to_and_fro(place, pace.turn, Duration::ZERO).await.len();
+            floor.push(bare as f64 / start.elapsed().as_secs_f64());
+        }
+        for worker in workers {
+            worker.end().await;
+        }
+        lines.push(Line {
+            database: place.title.clone(),
+            metric: 'G',
+            what: format!("{processes} processes on one name"),
+            unit: "hand-offs/s",
+            ours: median(&ours),
+            floor: Some(median(&floor)),
+            ratios: ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect(),
+            aim: None,
+            note: format!("fairness {:.2}", median(&fairness)),
+        });
+    }
+    lines
+}
+
+/// H. What the server is sent for each hand-off, whoever waits.
+pub(crate) async fn statements(place: &Place, pace: &Pace) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for (processes, tasks) in [(2, 1), (16, 1), (4, 4), (4, 32), (4, 256)] {
+        // What it costs to begin and to end is what it costs to do nothing else.
+        let (Some((idle, _)), Some((busy, turns))) =
+            (bill(place, processes, tasks, Duration::ZERO).await, bill(place, processes, tasks, pace.turn * 10).await)
+        else {
+            return lines;
+        };
+        let each = (busy - idle) as f64 / turns as f64;
+        lines.push(Line {
+            database: place.title.clone(),
+            metric: 'H',
+            what: format!("{processes} processes of {tasks}"),
+            unit: "statements",
+            ours: each,
+            floor: None,
+            ratios: Vec::new(),
+            aim: None,
+            note: format!("{turns} hand-offs"),
+        });
+    }
+    lines
+}
+
+/// What the server counts from the first worker to the end of the last, and how many turns they took.
+async fn bill(place: &Place, processes: usize, tasks: usize, time: Duration) -> Option<(i64, u64)> {
+    let mut meter = place.monitor().await?;
+    let before = meter.total(place.database()).await;
+    let mut workers = Vec::new();
+    for _ in 0..processes {
+        workers.push(Worker::start(place, tasks, Duration::ZERO).await);
+    }
+    let turns = if time.is_zero() { 0 } else { turns(Worker::take_turns(&mut workers, time).await).iter().sum() };
+    for worker in workers {
+        worker.end().await;
+    }
+    let after = meter.total(place.database()).await;
+    meter.close().await;
+    Some((after - before, turns))
+}
+
+fn turns(done: Vec<Done>) -> Vec<u64> {
+    done.into_iter().map(|done| done.turns.into_iter().sum()).collect()
+}
+
+/// For how long each name lay between two holders, in microseconds, when the later one waited for it.
+fn waits(log: &[Turn]) -> Vec<f64> {
+    let mut turns: Vec<&Turn> = log.iter().collect();
+    turns.sort_by_key(|turn| turn.token);
+    let waited = |pair: &[&Turn]| match pair {
+        [earlier, later] if later.called + 1_000_000 < earlier.released => {
+            Some((later.acquired - earlier.released) as f64 / 1e3)
+        }
+        _ => None,
+    };
+    turns.windows(2).filter_map(waited).collect()
+}
+
+/// Two that pass a row to and fro.
+async fn to_and_fro(place: &Place, time: Duration, hold: Duration) -> Vec<Turn> {
+    let names = ["00000000000000000000000000000000", "11111111111111111111111111111111"];
+    let log = Arc::new(Mutex::new(HashMap::new()));
+    let start = Instant::now();
+    let mut first = Some(place.bare().await.acquire("to and fro", names[0]).await);
+    let mut parties = JoinSet::new();
+    let ears = [place.ear("party_0").await, place.ear("party_1").await];
+    for (i, mut ear) in ears.into_iter().enumerate() {
+        let (mut bare, log) = (place.bare().await, Arc::clone(&log));
+        let mut held = first.take();
+        parties.spawn(async move {
+            let (me, other) = (names[i], names[1 - i]);
+            loop {
+                let mine = match held.take() {
+                    Some(held) => held,
+                    None => wait(&mut ear, &mut bare, me).await,
+                };
+                let acquired = clock();
+                if start.elapsed() >= time {
+                    return bare.release(&mine).await;
+                }
+                if !hold.is_zero() {
+                    sleep(hold.mul_f64(0.75 + (acquired / 1000 % 1000) as f64 / 2000.0)).await;
+                }
+                let token = mine.token;
+                let released = clock();
+                let theirs = bare.hand_off(mine, other).await;
+                if ear.is_some() {
+                    bare.say(&format!("party_{}", 1 - i), theirs.token).await;
+                }
+                let turn = Turn { token, called: i64::MIN / 2, acquired, released };
+                log.lock().unwrap_or_else(PoisonError::into_inner).insert(token, turn);
+            }
+        });
+    }
+    parties.join_next().await;
+    parties.shutdown().await;
+    let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+    log.drain().map(|(_, turn)| turn).collect()
+}
+
+/// Waits until a party is told that the row is its own, or sees it.
+async fn wait(ear: &mut Option<Ear>, bare: &mut Bare, me: &str) -> Held {
+    let held = |token| Held { name: "to and fro".into(), owner: me.into(), token };
+    if let Some(ear) = ear {
+        return held(ear.hear().await);
+    }
+    loop {
+        if let Some(token) = bare.look("to and fro", me).await {
+            return held(token);
+        }
+        sleep(LOOK).await;
+    }
+}

@@ -1,0 +1,145 @@
+//! A process among those that want one name: this program, started again, with a client of its own.
+//!
+//! It is told on its standard input where to go and how to behave, as JSON; then, a line each, how long to take turns, and
+//! it answers each with a line of JSON. It ends when its input does.
+
+use std::io::BufRead;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::task::JoinSet;
+
+use crate::place::Place;
+
+/// The argument that makes this program a worker.
+pub(crate) const WORKER: &str = "--worker";
+
+/// One turn of somebody who had the name, in nanoseconds of the clock that all processes share.
+pub(crate) struct Turn {
+    pub(crate) token: i64,
+    pub(crate) called: i64,
+    pub(crate) acquired: i64,
+    pub(crate) released: i64,
+}
+
+/// What a worker did.
+pub(crate) struct Done {
+    /// How often each of its tasks had the name.
+    pub(crate) turns: Vec<u64>,
+    /// The turns one by one, when they were held for a while.
+    pub(crate) log: Vec<Turn>,
+}
+
+/// A worker, as its parent sees it.
+pub(crate) struct Worker {
+    child: Child,
+    orders: ChildStdin,
+    answers: Lines<BufReader<ChildStdout>>,
+}
+
+impl Worker {
+    /// Starts a worker, which is connected when this returns. `hold`: for how long it keeps the name, more or less.
+    pub(crate) async fn start(place: &Place, tasks: usize, hold: Duration) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("this program has a path"))
+            .arg(WORKER)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("it can be started again");
+        let orders = child.stdin.take().expect("it is piped");
+        let answers = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        let mut worker = Self { child, orders, answers };
+        let hold = hold.as_micros() as u64;
+        worker.tell(&json!({ "address": place.address(), "tasks": tasks, "hold": hold }).to_string()).await;
+        assert_eq!(worker.hear().await, "ready");
+        worker
+    }
+
+    /// Lets workers take turns all together.
+    pub(crate) async fn take_turns(workers: &mut [Self], time: Duration) -> Vec<Done> {
+        for worker in &mut *workers {
+            worker.tell(&time.as_micros().to_string()).await;
+        }
+        let mut done = Vec::new();
+        for worker in workers {
+            let answer: Value = serde_json::from_str(&worker.hear().await).expect("JSON");
+            let number = |value: &Value| value.as_i64().expect("a number");
+            let numbers = |value: &Value| value.as_array().expect("an array").iter().map(number).collect::<Vec<_>>();
+            let turn = |value: &Value| match numbers(value)[..] {
+                [token, called, acquired, released] => Turn { token, called, acquired, released },
+                _ => panic!("no turn: {value}"),
+            };
+            done.push(Done {
+                turns: numbers(&answer["turns"]).into_iter().map(i64::cast_unsigned).collect(),
+                log: answer["log"].as_array().expect("an array").iter().map(turn).collect(),
+            });
+        }
+        done
+    }
+
+    /// Returns when the process has ended, and with it its connections.
+    pub(crate) async fn end(self) {
+        let Self { mut child, orders, answers } = self;
+        drop(orders);
+        assert!(child.wait().await.expect("it ends").success());
+        drop(answers);
+    }
+
+    async fn tell(&mut self, order: &str) {
+        self.orders.write_all(format!("{order}\n").as_bytes()).await.expect("it listens");
+    }
+
+    async fn hear(&mut self) -> String {
+        self.answers.next_line().await.expect("it answers").expect("it answers")
+    }
+}
+
+/// The worker itself.
+pub(crate) async fn run() {
+    let mut orders = std::io::stdin().lock().lines().map(|order| order.expect("an order"));
+    let behaviour: Value = serde_json::from_str(&orders.next().expect("where to go")).expect("JSON");
+    let tasks = behaviour["tasks"].as_u64().expect("a number");
+    let hold = Duration::from_micros(behaviour["hold"].as_u64().expect("a number"));
+    let locks = Place::locks_at(&behaviour["address"]);
+    let own = format!("worker/{}", std::process::id());
+    locks.lease(own).acquire().await.expect("acquire").release().await.expect("release");
+    println!("ready");
+    for order in orders {
+        let time = Duration::from_micros(order.parse().expect("a number"));
+        let until = clock() + time.as_nanos() as i64;
+        let mut running = JoinSet::new();
+        for _ in 0..tasks {
+            let locks = locks.clone();
+            running.spawn(async move {
+                let (mut turns, mut log) = (0, Vec::new());
+                while clock() < until {
+                    let called = clock();
+                    let lease = locks.lease("hot").acquire().await.expect("acquire");
+                    let acquired = clock();
+                    turns += 1;
+                    if !hold.is_zero() {
+                        // Not in step with whoever looks at intervals.
+                        tokio::time::sleep(hold.mul_f64(0.75 + (acquired / 1000 % 1000) as f64 / 2000.0)).await;
+                        log.push((lease.token().get(), called, acquired, clock()));
+                    }
+                    lease.release().await.expect("release");
+                }
+                (turns, log)
+            });
+        }
+        let (turns, logs): (Vec<u64>, Vec<Vec<_>>) = running.join_all().await.into_iter().unzip();
+        println!("{}", json!({ "turns": turns, "log": logs.concat() }));
+    }
+    locks.shutdown().await.expect("shutdown");
+}
+
+/// Nanoseconds on a clock that is the same in all processes.
+pub(crate) fn clock() -> i64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
+}
