@@ -561,6 +561,8 @@ pub(crate) struct Serve {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Served {
     pub(crate) granted: Vec<Granted>,
+    /// How long those grants last that are not mere claims.
+    pub(crate) terms: Terms,
     /// `None`: nobody holds it.
     pub(crate) held_for: Option<Duration>,
     /// Whether it could not be granted to those who wait, for a transaction that an earlier holder has fenced is open.
@@ -625,7 +627,14 @@ impl Request for Serve {
                 let bells = granted.iter().filter_map(|granted| queue.bell(granted)).collect();
                 let held_for = if granted.is_empty() { queue.held_for() } else { Some(crate::backend::CLAIM) };
                 let held_for = held_for.filter(|_| standing != Some(Standing::Released) || !granted.is_empty());
-                return Ok(Served { granted, held_for, others: !pass.last, bells, ..served });
+                return Ok(Served {
+                    granted,
+                    terms: self.terms.clone(),
+                    held_for,
+                    others: !pass.last,
+                    bells,
+                    ..served
+                });
             }
             Ok(Served {
                 locked: true,

@@ -483,7 +483,8 @@ impl Room {
         }
         for granted in &served.granted {
             if let Some(hold) = self.standing.by_mark(&granted.hold) {
-                let lasts = self.standing.ttl(hold);
+                // Whoever has come since the request was sent was granted a claim.
+                let lasts = served.terms.get(&granted.hold).copied().unwrap_or(CLAIM);
                 let grant = Grant { token: granted.token, sent_at, lasts, others: served.others };
                 self.deliver(hold, grant, errands);
             }

@@ -129,11 +129,6 @@ impl Standing {
         self.standers.get(&hold).is_some_and(|stander| stander.joined)
     }
 
-    /// How long the lease shall last that a place is for.
-    pub(crate) fn ttl(&self, hold: Hold) -> Duration {
-        self.standers.get(&hold).map_or(CLAIM, |stander| stander.waiter.claim.ttl)
-    }
-
     /// Ends the wait of a place.
     pub(crate) fn take(&mut self, hold: Hold) -> Option<Waiter> {
         let waiter = self.standers.remove(&hold)?.waiter;
