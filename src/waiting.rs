@@ -418,11 +418,12 @@ impl Room {
         let served = match served {
             Ok(served) => served,
             Err(error) => {
-                for waiter in self.standing.take_those(name, |_| true) {
-                    errands.push(Errand::Leave(waiter.claim.clone()));
-                    let error = error.for_another().unwrap_or(Error::Closed);
-                    errands.push(Errand::Refuse(waiter, Err(error)));
-                }
+                let all =
+                    self.standing.take_those(name, |w| error.for_another().is_some() || w.patience != Patience::Wait);
+                self.turn_out(all, &error, &mut errands);
+                // The others wait on: it may be otherwise the next time.
+                self.standing.look_again_in(name, FENCED);
+                self.attend_when_due(&mut errands);
                 if let Some(line) = self.lines.get_mut(name)
                     && matches!(line.door, Door::Checking)
                 {
@@ -472,6 +473,19 @@ impl Room {
     /// A name is to be served on account of something that happened.
     pub(crate) fn serve_again(&mut self, name: &LockName) -> Vec<Errand> {
         self.serve(name).into_iter().collect()
+    }
+
+    /// Tells waiters of an error that concerns them all.
+    fn turn_out(&self, waiters: Vec<Waiter>, error: &Error, errands: &mut Vec<Errand>) {
+        for waiter in waiters {
+            errands.push(Errand::Leave(waiter.claim.clone()));
+            let told = error.for_another().unwrap_or_else(|| Error::Unavailable {
+                attempted: "wait",
+                reason: error.to_string(),
+                source: None,
+            });
+            errands.push(Errand::Refuse(waiter, Err(told)));
+        }
     }
 
     /// What serving a name has changed for those of ours who wait for it.
@@ -560,12 +574,11 @@ impl Room {
         self.attending = false;
         let mut errands = Vec::new();
         match attended {
+            // It may be otherwise the next time.
+            Err(error) if error.is_conflict() => {}
             Err(error) => {
-                for waiter in self.standing.take_all() {
-                    errands.push(Errand::Leave(waiter.claim.clone()));
-                    let error = error.for_another().unwrap_or(Error::Closed);
-                    errands.push(Errand::Refuse(waiter, Err(error)));
-                }
+                let all = self.standing.take_all();
+                self.turn_out(all, &error, &mut errands);
             }
             Ok(Attended { kept, gone, watched }) => {
                 self.standing.kept(&kept, sent_at);

@@ -60,7 +60,8 @@ macro_rules! claims {
 macro_rules! holdings {
     () => {
         "JSON_TABLE(?, '$[*]' COLUMNS (
-             name  VARCHAR(510) PATH '$[0]', owner VARCHAR(32) PATH '$[1]', hold VARCHAR(40) PATH '$[2]',
+             name  VARCHAR(510) PATH '$[0]', owner VARCHAR(32) PATH '$[1]',
+             hold  VARCHAR(40) CHARACTER SET ascii PATH '$[2]',
              token BIGINT       PATH '$[3]', time  BIGINT      PATH '$[4]')) AS r"
     };
 }
@@ -319,7 +320,8 @@ UPDATE (SELECT s.name, GREATEST(", $least, ", ", now!(), ") AS token
          WHERE ", as_seen!("s"), " AND s.waiting = ?
          LIMIT 1 FOR UPDATE SKIP LOCKED) AS q
   STRAIGHT_JOIN sqlock_lease AS l ON l.name = q.name ", $fence, "
-  STRAIGHT_JOIN JSON_TABLE(?, '$[*]' COLUMNS (i FOR ORDINALITY, hold VARCHAR(40) PATH '$[0]', lasts BIGINT PATH '$[1]')) AS n
+  STRAIGHT_JOIN JSON_TABLE(?, '$[*]' COLUMNS (i FOR ORDINALITY, hold VARCHAR(40) CHARACTER SET ascii PATH '$[0]',
+                                          lasts BIGINT PATH '$[1]')) AS n
   STRAIGHT_JOIN sqlock_place AS p ON p.name = q.name AND p.hold = n.hold AND p.token = 0
    SET l.waiting = ", still_waiting!(), ", l.owner = '', l.holds = '+', l.holder = '', l.label = '',
        l.token = q.token + ?, ", $set, "
@@ -332,10 +334,11 @@ pub(super) const PASS_TO_SEVERAL: &str = pass_to_many!(
     "STRAIGHT_JOIN sqlock_fence AS f ON f.name = q.name", "f.token = q.token,");
 pub(super) const PASS_TO_MORE: &str = pass_to_many!("s.token + 1", "sqlock_lease AS s", "", "");
 
-/// One place a line: hex of name, hold.
+/// One place a line: hex of name, hold. With another character set than the table's, the hold would not be looked up by the key,
+/// but searched among all places of the name, and all of them locked.
 macro_rules! spots {
     () => {
-        "JSON_TABLE(?, '$[*]' COLUMNS (name VARCHAR(510) PATH '$[0]', hold VARCHAR(40) PATH '$[1]')) AS s"
+        "JSON_TABLE(?, '$[*]' COLUMNS (name VARCHAR(510) PATH '$[0]', hold VARCHAR(40) CHARACTER SET ascii PATH '$[1]')) AS s"
     };
 }
 
