@@ -90,6 +90,13 @@ pub(crate) trait Session: Send {
     /// those who got it: whoever has left the line in between does not.
     fn pass<'a>(&'a mut self, pass: &'a Pass) -> Job<'a, Option<Vec<Granted>>>;
 
+    /// Ends a holding and gives the name to the first in line, in one step, if that one lives and wants it alone. `None`:
+    /// nothing was changed, and [`queue`](Self::queue) and [`pass`](Self::pass) do it. Not every database has it.
+    fn pass_on<'a>(&'a mut self, from: &'a Release) -> Job<'a, Option<PassedOn>> {
+        let _ = from;
+        Box::pin(async { Ok(None) })
+    }
+
     /// Deletes places of a name, by their marks, whose time has run out.
     fn bury<'a>(&'a mut self, name: &'a LockName, dead: &'a [String]) -> Job<'a, ()>;
 
@@ -291,6 +298,23 @@ pub(crate) struct Granted {
     /// The mark of the hold.
     pub(crate) hold: String,
     pub(crate) token: FencingToken,
+}
+
+/// What came of [`Session::pass_on`].
+#[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "only PostgreSQL has it"))]
+pub(crate) struct PassedOn {
+    pub(crate) to: Granted,
+    /// The new holder's. Empty: none.
+    pub(crate) bell: String,
+    /// Somebody goes on waiting.
+    pub(crate) others: bool,
+}
+
+impl Granted {
+    /// What to say to somebody who was granted a name: the mark of its hold, then the token.
+    pub(crate) fn message(&self) -> String {
+        format!("{}{}", self.hold, self.token)
+    }
 }
 
 /// How far a place has come.

@@ -56,7 +56,8 @@ impl Client {
             keeper: Keeper::default(),
             id: Uuid::new_v4().simple().to_string().into(),
             bell: Bell::default(),
-            room: Mutex::default(),
+            // On SQLite nothing can be renewed while somebody writes, and this one might.
+            room: Mutex::new(Room::new(kind == Kind::Sqlite)),
         })
     }
 
@@ -144,6 +145,12 @@ impl Client {
     /// A hold has ended without being given back.
     pub(crate) fn vacate(self: &Arc<Self>, holding: &Holding) {
         let errands = self.room().vacate(holding);
+        self.run(errands);
+    }
+
+    /// A waiter waits no longer, and wants to be told when it has left the line.
+    pub(crate) fn dismiss(self: &Arc<Self>, claim: &Claim) {
+        let errands = self.room().dismiss(claim);
         self.run(errands);
     }
 
@@ -312,8 +319,8 @@ impl Client {
         let release = Release { name: name.clone(), owner, hold, token, hold_at_least: Duration::ZERO };
         let client = Arc::clone(self);
         let again = release.clone();
-        let reply = Reply::to(move |answer: Answer<Standing>| {
-            if matches!(answer.outcome, Ok(Standing::Awaited)) {
+        let reply = Reply::to(move |answer: Answer<Standing>| match answer.outcome {
+            Ok(Standing::Awaited) => {
                 let name = again.name.clone();
                 client.send_serve(name.clone(), Some(again), move |client, answer| {
                     let Ok(served) = answer.outcome else {
@@ -323,6 +330,9 @@ impl Client {
                     client.run(errands);
                 });
             }
+            // Until now a transaction of its holder may have kept the name from whoever is next.
+            Ok(Standing::Superseded) => client.serve(&again.name),
+            _ => {}
         });
         self.pump.send(Verb::Release(release, reply));
     }
@@ -339,8 +349,8 @@ impl Client {
     fn begin(self: &Arc<Self>, waiter: &Waiter, mode: Mode, grant: Grant) -> Lease {
         let Claim { name, owner, hold, ttl, .. } = &waiter.claim;
         let holding = Holding { name: name.clone(), owner: *owner, hold: *hold, mode, token: grant.token };
-        let tenure = Tenure::begin(holding, *ttl, waiter.terms, grant.sent_at);
-        Lease::begin(Arc::clone(self), tenure)
+        let tenure = Tenure::begin(holding, *ttl, waiter.terms, grant.sent_at, grant.lasts);
+        Lease::begin(Arc::clone(self), tenure, grant.lasts < *ttl)
     }
 
     /// Lets those in whose turn it is, and tells what came of it once our own have been told.
@@ -356,7 +366,24 @@ impl Client {
         };
         let client = Arc::clone(self);
         let reply = Reply::to(move |answer| then(&client, answer));
-        self.pump.send(Verb::Serve(Serve { name, from, terms, readers }, reply));
+        let bell = self.bell.channel(&self.id);
+        self.pump.send(Verb::Serve(Serve { name, from, terms, readers, bell }, reply));
+    }
+
+    /// Takes a place out of the line, or gives back what it was granted.
+    fn send_leave(self: &Arc<Self>, claim: Claim, then: impl FnOnce() + Send + 'static) {
+        let client = Arc::clone(self);
+        let spot = claim.spot();
+        let reply = Reply::to(move |answer: Answer<bool>| {
+            if claim.mode == Mode::Exclusive && !matches!(answer.outcome, Ok(true)) {
+                client.withdraw(&claim.name, claim.owner, claim.hold, None);
+            }
+            if answer.outcome.is_ok() {
+                client.serve(&claim.name);
+            }
+            then();
+        });
+        self.pump.send(Verb::Leave(spot, reply));
     }
 
     fn run(self: &Arc<Self>, errands: Vec<Errand>) {
@@ -400,6 +427,10 @@ impl Client {
                             let errands = client.room().left(&name);
                             client.run(errands);
                         }
+                        if matches!(verdict, Err(Error::Lost { .. })) {
+                            // Until now a transaction of its holder may have kept the name from whoever is next.
+                            client.serve(&name);
+                        }
                         departure.tell(verdict);
                     });
                     self.pump.send(Verb::Release(release, reply));
@@ -420,6 +451,9 @@ impl Client {
                                 let verdict = departure.judge(Answer { outcome: Ok(standing), sent_at, resent });
                                 let errands = client.room().given_up(&name, sent_at, &served);
                                 client.run(errands);
+                                if standing == Standing::Superseded {
+                                    client.serve(&name);
+                                }
                                 departure.tell(verdict);
                             }
                             Err(error) => {
@@ -450,18 +484,10 @@ impl Client {
                         client.run(errands);
                     });
                 }
-                Errand::Leave(claim) => {
-                    let spot = claim.spot();
-                    let reply = Reply::to(move |answer: Answer<bool>| {
-                        if claim.mode == Mode::Exclusive && !matches!(answer.outcome, Ok(true)) {
-                            client.withdraw(&claim.name, claim.owner, claim.hold, None);
-                        }
-                        if answer.outcome.is_ok() {
-                            client.serve(&claim.name);
-                        }
-                    });
-                    self.pump.send(Verb::Leave(spot, reply));
-                }
+                Errand::Leave(claim) => self.send_leave(claim, || {}),
+                Errand::Dismiss(waiter, answer) => self.send_leave(waiter.claim.clone(), || {
+                    let _ = waiter.reply.send(answer);
+                }),
                 Errand::Clear(spot) => self.pump.send(Verb::Leave(spot, Reply::to(|_| {}))),
                 Errand::Attend(due) => self.keeper.attend_at(due),
                 Errand::Confirm(waiter, grant) => {

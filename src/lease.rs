@@ -211,11 +211,10 @@ impl LeaseRequest {
             None => waiting.answer_telling(told).await,
             Some(wait) => match tokio::time::timeout(wait, waiting.answer_telling(told)).await {
                 Ok(answer) => answer,
-                // A grant may have come in the very last moment: it counts.
-                Err(_) => match waiting.give_up() {
-                    Some(answer) => answer,
-                    None => return Err(waiting.timeout(name, start.elapsed())),
-                },
+                Err(_) => {
+                    let error = waiting.timeout(name, start.elapsed());
+                    return waiting.give_up(error).await;
+                }
             },
         };
         match answer? {
@@ -324,6 +323,9 @@ impl fmt::Debug for LeaseRequest {
     }
 }
 
+/// How long one whose patience has run out waits for the database to confirm that it has left the line.
+const FAREWELL: Duration = Duration::from_millis(250);
+
 /// A place in line. Dropping it gives the place up.
 struct InLine {
     client: Arc<Client>,
@@ -379,10 +381,15 @@ impl InLine {
         }
     }
 
-    /// Leaves the line, unless the answer is there already.
-    fn give_up(&mut self) -> Option<Result<Option<Lease>>> {
-        self.answer.close();
-        self.answer.try_recv().ok()
+    /// Leaves the line and fails with this error; a database that can be reached has been told then. A grant that comes in
+    /// the very last moment counts.
+    async fn give_up(mut self, error: Error) -> Result<Lease> {
+        self.client.dismiss(&self.claim);
+        let patience = if error.is_timeout() { FAREWELL } else { Duration::ZERO };
+        match tokio::time::timeout(patience, self.answer()).await {
+            Ok(Ok(Some(lease))) => Ok(lease),
+            _ => Err(error),
+        }
     }
 
     /// Why there is no lease when the time is over: a database that could not be asked is not a name that was held.
@@ -460,8 +467,9 @@ pub struct Lease {
 }
 
 impl Lease {
-    pub(crate) fn begin(client: Arc<Client>, tenure: Arc<Tenure>) -> Self {
-        client.keeper.keep(&tenure);
+    /// `claimed`: its TTL is still to be confirmed.
+    pub(crate) fn begin(client: Arc<Client>, tenure: Arc<Tenure>, claimed: bool) -> Self {
+        client.keeper.keep(&tenure, claimed);
         Self { client, tenure }
     }
 
@@ -672,7 +680,7 @@ impl Lease {
         client.keeper.let_go(from.hold);
         client.vacate(&from);
         self.tenure = self.tenure.converted(shared, sent_at, ttl);
-        client.keeper.keep(&self.tenure);
+        client.keeper.keep(&self.tenure, false);
         client.serve(&name);
         Ok(())
     }
@@ -712,6 +720,9 @@ impl Lease {
             Ok(()) => {
                 self.client.keeper.let_go(self.holding().hold);
                 self.client.vacate(self.holding());
+                // It may be a mere claim as yet.
+                let renewal = Renewal { holding: self.holding().clone(), ttl: self.tenure.ttl };
+                self.client.pump.send(Verb::Renew(renewal, Reply::to(|_| {})));
                 Ok(ExportedLease { holding: self.holding().clone(), ttl: self.tenure.ttl })
             }
             Err(Fate::Lost(cause)) => Err(self.loss(cause)),
@@ -748,8 +759,8 @@ impl Lease {
                     let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
                     let holding = Holding { hold: entered.hold, ..holding };
                     taker.adopt(&holding);
-                    let tenure = Tenure::begin(holding, ttl, terms, answer.sent_at);
-                    Ok(Self::begin(taker, tenure))
+                    let tenure = Tenure::begin(holding, ttl, terms, answer.sent_at, ttl);
+                    Ok(Self::begin(taker, tenure, false))
                 }
                 Ok(None) => Err(Error::Lost { name: holding.name, token: holding.token, cause: LossCause::Superseded }),
                 answer => {
@@ -779,8 +790,8 @@ impl Lease {
             let _ = resumed.send(match answer.outcome {
                 Ok(true) => {
                     let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
-                    let tenure = Tenure::begin(taken, ttl, terms, answer.sent_at);
-                    Ok(Self::begin(taker, tenure))
+                    let tenure = Tenure::begin(taken, ttl, terms, answer.sent_at, ttl);
+                    Ok(Self::begin(taker, tenure, false))
                 }
                 Ok(false) => Err(Error::Lost { name: taken.name, token: taken.token, cause: LossCause::Superseded }),
                 Err(error) => {

@@ -16,8 +16,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, timeout};
 
 use crate::backend::{
-    Backend, Claim, Granted, HandOff, Holding, Job, Listed, Mode, Names, Place, Release, Renewal, Row, Session, Spot,
-    Standing, Ticket, Watched,
+    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Listed, Mode, Names, PassedOn, Place, Release, Renewal, Row,
+    Session, Spot, Standing, Ticket, Watched,
 };
 use crate::backoff::Backoff;
 use crate::clock::Moment;
@@ -297,7 +297,8 @@ impl Lane {
             Verb::Waiters(name, reply) => reply.send(self.attempt("list those who wait", &Waiters(name)).await),
             Verb::Serve(serve, reply) => {
                 let answer = self.attempt("hand over", &serve).await;
-                let bells = answer.outcome.as_ref().map(|served| served.bells.clone()).unwrap_or_default();
+                let mut bells = answer.outcome.as_ref().map(|served| served.bells.clone()).unwrap_or_default();
+                bells.retain(|(bell, _)| **bell != *serve.bell);
                 // The grants stand. Whoever was granted the name owns it already, and being told is only faster.
                 reply.send(answer);
                 if !bells.is_empty()
@@ -555,6 +556,8 @@ pub(crate) struct Serve {
     pub(crate) terms: Terms,
     /// The owners of those among them who want to share it.
     pub(crate) readers: Vec<Owner>,
+    /// Our own bell, which needs not be rung.
+    pub(crate) bell: Arc<str>,
 }
 
 /// How a name stands after it was served.
@@ -584,6 +587,19 @@ impl Request for Serve {
 
     fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Served> {
         Box::pin(async move {
+            if let Some(from) = &self.from
+                && let Some(PassedOn { to, bell, others }) = session.pass_on(from).await?
+            {
+                let bells = if bell.is_empty() { Vec::new() } else { vec![(bell, to.message())] };
+                return Ok(Served {
+                    granted: vec![to],
+                    held_for: Some(CLAIM),
+                    others,
+                    standing: Some(Standing::Released),
+                    bells,
+                    ..Served::default()
+                });
+            }
             let mut locked = false;
             let mut before = None;
             let mut limit = NEXT;
@@ -625,7 +641,7 @@ impl Request for Serve {
                     continue;
                 };
                 let bells = granted.iter().filter_map(|granted| queue.bell(granted)).collect();
-                let held_for = if granted.is_empty() { queue.held_for() } else { Some(crate::backend::CLAIM) };
+                let held_for = if granted.is_empty() { queue.held_for() } else { Some(CLAIM) };
                 let held_for = held_for.filter(|_| standing != Some(Standing::Released) || !granted.is_empty());
                 return Ok(Served {
                     granted,

@@ -68,7 +68,7 @@ impl Queue {
     /// How to tell somebody of a grant: the bell, and what to say.
     pub(crate) fn bell(&self, granted: &Granted) -> Option<(String, String)> {
         let place = self.places.iter().find(|place| place.hold == granted.hold && !place.bell.is_empty())?;
-        Some((place.bell.clone(), format!("{}{}", granted.hold, granted.token)))
+        Some((place.bell.clone(), granted.message()))
     }
 
     /// For how long nobody can be let in, as far as is known.

@@ -98,6 +98,8 @@ pub(crate) enum Errand {
     Serve(LockName),
     /// Take a place out of the line, or give back what it was granted.
     Leave(Claim),
+    /// The same, and tell its waiter that it did not get the name once nothing of it is left there.
+    Dismiss(Waiter, Result<Option<Lease>>),
     /// Delete a place that nobody stands at, if there is one.
     Clear(Spot),
     /// Look after the places, not before then.
@@ -133,9 +135,15 @@ pub(crate) struct Room {
     /// Whether the places are being looked after at this moment.
     attending: bool,
     closed: bool,
+    /// Whether a grant must last for as long as was asked for before its waiter is told.
+    confirms_first: bool,
 }
 
 impl Room {
+    pub(crate) fn new(confirms_first: bool) -> Self {
+        Self { confirms_first, ..Self::default() }
+    }
+
     /// Somebody wants a name.
     pub(crate) fn enter(&mut self, waiter: Waiter) -> Vec<Errand> {
         if self.closed {
@@ -327,6 +335,17 @@ impl Room {
         }
     }
 
+    /// The patience of a waiter has run out. It is told once its place in the database's line is gone, if it has one.
+    pub(crate) fn dismiss(&mut self, claim: &Claim) -> Vec<Errand> {
+        if let Some(waiter) = self.lines.get_mut(&claim.name).and_then(|line| line.take(claim.hold)) {
+            return vec![Errand::Refuse(waiter, Ok(None))];
+        }
+        match self.standing.dismiss(claim.hold) {
+            Some(waiter) => vec![Errand::Dismiss(waiter, Ok(None))],
+            None => Vec::new(),
+        }
+    }
+
     /// Whether the database has been asked about a name and has not said a word.
     pub(crate) fn is_unanswered(&self, name: &LockName) -> bool {
         match self.lines.get(name) {
@@ -507,9 +526,6 @@ impl Room {
         let mut upgrades = self.standing.take_those(name, |w| {
             w.reenters && w.claim.mode == Mode::Exclusive && served.sharers.contains(&w.claim.owner)
         });
-        for waiter in &upgrades {
-            errands.push(Errand::Leave(waiter.claim.clone()));
-        }
         if let Some(line) = self.lines.get_mut(name) {
             let upgrades_by = |w: &Waiter| w.reenters && served.sharers.contains(&w.claim.owner);
             let (own, stay) = line.waiters.drain(..).partition(upgrades_by);
@@ -519,11 +535,10 @@ impl Room {
         for waiter in upgrades {
             let reason = "its owner shares the name, and cannot have it alone before it has given that back";
             let error = Error::Conversion { name: name.clone(), reason };
-            errands.push(Errand::Refuse(waiter, Err(error)));
+            errands.push(Errand::Dismiss(waiter, Err(error)));
         }
         for waiter in self.standing.tries(name) {
-            errands.push(Errand::Leave(waiter.claim.clone()));
-            errands.push(Errand::Refuse(waiter, Ok(None)));
+            errands.push(Errand::Dismiss(waiter, Ok(None)));
         }
         if served.locked {
             self.standing.look_again_in(name, FENCED);
@@ -664,9 +679,12 @@ impl Room {
             errands.push(Errand::Clear(waiter.claim.spot()));
         }
         let too_late = (grant.sent_at + grant.lasts.saturating_sub(margin(grant.lasts))).is_past();
+        // The first renewal makes a claim last, unless there is none, or it would come too late.
+        let ttl = waiter.claim.ttl;
+        let confirms_first = self.confirms_first || !waiter.terms.renew || ttl < CLAIM;
         if !is_live(&waiter) || too_late {
             self.too_late(waiter, errands);
-        } else if grant.lasts < waiter.claim.ttl {
+        } else if grant.lasts != ttl && confirms_first {
             errands.push(Errand::Confirm(waiter, grant));
         } else {
             self.admit(waiter, grant, errands);

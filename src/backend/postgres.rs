@@ -13,8 +13,8 @@ use sqlx::{ConnectOptions, Connection, Executor, PgConnection, PgPool, Postgres,
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
-    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Listener, Mode, Names, Pass, Place, Queue,
-    Release, Renewal, Row, Session, Spot, Ticket, To, Watched,
+    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Listener, Mode, Names, Pass, PassedOn, Place,
+    Queue, Release, Renewal, Row, Session, Spot, Ticket, To, Watched,
 };
 use super::{by_hold, found, held_for, in_order, micros, token};
 use crate::error::Result;
@@ -320,6 +320,33 @@ pub(super) const PASS_TO_SEVERAL: &str = pass_to_many!(
 fence AS (
     UPDATE sqlock_fence AS f SET token = free.token FROM free WHERE f.name = free.name AND EXISTS (SELECT 1 FROM next)),");
 pub(super) const PASS_TO_MORE: &str = pass_to_many!("l.token + 1", "sqlock_lease AS l", "");
+
+// $1 name, $2 owner, $3 hold, $4 token, $5 lasts. The line is read from the statement's snapshot, and the lease row as it is once
+// it is locked: who has joined in between has changed `waiting`. A first one who left in between is not there to be deleted.
+pub(super) const PASS_ON: &str = concat!("
+WITH mine AS MATERIALIZED (
+    SELECT l.name, l.waiting, greatest(l.token + 1, f.token + 1, ", now!(), ") AS token
+      FROM sqlock_fence AS f JOIN sqlock_lease AS l ON l.name = f.name
+     WHERE f.name = $1 AND l.owner = $2 AND l.holds = $3 AND l.token = $4
+       FOR UPDATE SKIP LOCKED),
+line AS MATERIALIZED (
+    SELECT hold FROM sqlock_place WHERE name = $1 AND token = 0 ORDER BY place, hold LIMIT 2),
+alone AS MATERIALIZED (
+    SELECT waiting FROM sqlock_lease WHERE name = $1 AND (SELECT count(*) FROM line) = 1),
+next AS (
+    DELETE FROM sqlock_place AS p USING mine
+     WHERE p.name = mine.name AND p.hold = (SELECT hold FROM line LIMIT 1)
+       AND p.token = 0 AND p.units = 0 AND p.expires_at > ", now!(), "
+    RETURNING p.*, mine.token AS granted, mine.waiting),
+fence AS (
+    UPDATE sqlock_fence AS f SET token = next.granted FROM next WHERE f.name = next.name)
+UPDATE sqlock_lease AS l
+   SET owner = next.owner, holds = next.hold, holder = next.holder, label = next.label, token = next.granted,
+       acquired_at = ", now!(), ", expires_at = ", now!(), " + $5,
+       waiting = CASE WHEN next.waiting = (SELECT waiting FROM alone) THEN 0 ELSE next.waiting END
+  FROM next
+ WHERE l.name = next.name
+RETURNING l.holds, l.token, next.bell, l.waiting > 0");
 
 // $1 name, $2 holds
 pub(super) const BURY: &str = concat!("
@@ -772,6 +799,25 @@ impl Session for PostgresSession {
             let rows = self.rows(query).await?;
             let granted: Vec<Granted> = granted(rows).map(|(hold, token)| Granted { hold, token }).collect();
             Ok((!granted.is_empty()).then_some(granted))
+        })
+    }
+
+    fn pass_on<'a>(&'a mut self, from: &'a Release) -> Job<'a, Option<PassedOn>> {
+        Box::pin(async move {
+            let Some(last) = from.token else {
+                return Ok(None);
+            };
+            let query = sqlx::query(sql::PASS_ON)
+                .bind(from.name.as_str())
+                .bind(from.owner.to_string())
+                .bind(from.hold.mark())
+                .bind(last.get())
+                .bind(micros(CLAIM));
+            let passed_on = |row: &PgRow| {
+                let to = Granted { hold: row.get(0), token: token(row.get(1))? };
+                Some(PassedOn { to, bell: row.get(2), others: row.get(3) })
+            };
+            Ok(self.rows(query).await?.first().and_then(passed_on))
         })
     }
 

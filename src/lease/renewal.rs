@@ -34,6 +34,9 @@ pub(crate) fn margin(ttl: Duration) -> Duration {
 /// The part of the margin that is for the scheduler.
 const MARGIN: Duration = Duration::from_millis(10);
 
+/// When to renew a lease that is a mere claim as yet. Who gives it back before that saves the statement.
+const CONFIRM_AFTER: Duration = Duration::from_millis(200);
+
 /// At least so often the keeper compares clocks while anything is held: timers stand still while the machine sleeps.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 
@@ -86,8 +89,8 @@ impl Fate {
 }
 
 impl Tenure {
-    /// A tenure that was granted by the answer to a request sent at `sent_at`.
-    pub(crate) fn begin(holding: Holding, ttl: Duration, terms: Terms, sent_at: Moment) -> Arc<Self> {
+    /// A tenure that was granted for so long by the answer to a request sent at `sent_at`.
+    pub(crate) fn begin(holding: Holding, ttl: Duration, terms: Terms, sent_at: Moment, lasts: Duration) -> Arc<Self> {
         let ends = terms.max_hold.map(|max| sent_at + max);
         let tenure = Self {
             holding,
@@ -100,7 +103,7 @@ impl Tenure {
             renewing: AtomicBool::new(false),
             ended: Notify::new(),
         };
-        tenure.prolong(sent_at, ttl);
+        tenure.prolong(sent_at, ttl.min(lasts));
         Arc::new(tenure)
     }
 
@@ -276,9 +279,9 @@ impl Keeper {
         self.wake.notify_one();
     }
 
-    /// Takes a tenure into care.
-    pub(crate) fn keep(&self, tenure: &Arc<Tenure>) {
-        let due = tenure.due_after(tenure.begun);
+    /// Takes a tenure into care. `claimed`: its TTL is still to be confirmed.
+    pub(crate) fn keep(&self, tenure: &Arc<Tenure>, claimed: bool) {
+        let due = if claimed { tenure.begun + CONFIRM_AFTER } else { tenure.due_after(tenure.begun) };
         let mut agenda = self.agenda();
         let due = agenda.enter(due, Entry::Tenure(tenure.holding.hold));
         let kept = Kept { tenure: Arc::clone(tenure), due, retry: retry(tenure.ttl) };

@@ -56,8 +56,10 @@ struct Watch {
     /// The token that was seen last, and since when.
     token: i64,
     since: Moment,
-    /// How many stand before the first of ours, when that was last seen.
-    ahead: Option<i64>,
+    /// How many stand before the first of ours, and when that was seen.
+    ahead: Option<(i64, Moment)>,
+    /// How long the name stays with each of those before it, as far as was seen.
+    pace: Duration,
     /// When to look again.
     due: Moment,
 }
@@ -91,7 +93,8 @@ impl Standing {
     pub(crate) fn enter(&mut self, waiter: Waiter) -> Errand {
         let now = Moment::now();
         let (claim, waited) = (waiter.claim.clone(), now.since(waiter.since));
-        let fresh = || Watch { holds: Vec::new(), token: 0, since: now, ahead: None, due: now + KEEP };
+        let fresh =
+            || Watch { holds: Vec::new(), token: 0, since: now, ahead: None, pace: Duration::ZERO, due: now + KEEP };
         self.watches.entry(claim.name.clone()).or_insert_with(fresh).holds.push(claim.hold);
         self.standers
             .insert(claim.hold, Stander { waiter, joined: false, early: None, twice: false, ungranted_at: now });
@@ -140,6 +143,13 @@ impl Standing {
             }
         }
         Some(waiter)
+    }
+
+    /// Ends the wait of a place that is confirmed. Another becomes a mere try, which ends once it is.
+    pub(crate) fn dismiss(&mut self, hold: Hold) -> Option<Waiter> {
+        let stander = self.standers.get_mut(&hold)?;
+        stander.waiter.patience = Patience::Try(0);
+        if stander.joined { self.take(hold) } else { None }
     }
 
     /// Ends the wait of all those of a name that `leaves` says.
@@ -251,9 +261,15 @@ impl Standing {
         if look.token != row.token {
             (look.token, look.since) = (row.token, now);
         }
-        look.ahead = Some(watched.ahead);
-        // The longer it has been held, the longer it will be, as far as one can know: an eighth of that is not much.
-        let pause = (now.since(look.since) / 8).clamp(SOONEST, LATEST) * (watched.ahead + 1).clamp(1, 1000) as u32;
+        if let Some((before, at)) = look.ahead.replace((watched.ahead, now))
+            && let Ok(served @ 1..) = u32::try_from(before - watched.ahead)
+        {
+            look.pace = now.since(at) / served;
+        }
+        // The longer it has been held, the longer it will be, as far as one can know: an eighth of that is not much. Who is
+        // further back looks when half of those before it should have been served, at the pace that was seen.
+        let ahead = u32::try_from(watched.ahead).unwrap_or(0).min(1000);
+        let pause = ((now.since(look.since) / 8).clamp(SOONEST, LATEST) * (ahead + 1)).max(look.pace / 2 * ahead);
         let pause = if self.told && watched.ahead < EARSHOT { KEEP } else { pause.min(KEEP) };
         let held_for = row.held_for();
         look.due = look.due.min(now + held_for.map_or(pause, |held| pause.min(held)));
@@ -278,7 +294,7 @@ impl Standing {
 
     /// Whether anybody stands so near that it wants to be told.
     pub(crate) fn is_near(&self) -> bool {
-        self.watches.values().any(|look| look.ahead.is_some_and(|ahead| ahead < EARSHOT))
+        self.watches.values().any(|look| look.ahead.is_some_and(|(ahead, _)| ahead < EARSHOT))
     }
 
     fn of(&self, name: &LockName) -> impl Iterator<Item = &Stander> {

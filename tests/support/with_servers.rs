@@ -42,6 +42,8 @@ async fn main() {
     let mut signals = signals(); // from here on none ends this program before its servers
     let mut command = Command::new(&request.command[0]);
     command.args(&request.command[1..]);
+    // The command may be cargo itself: with what the outer one says of this package, it would build some dependencies anew.
+    command.env_remove("CARGO_MANIFEST_DIR");
 
     let mut servers = Vec::new();
     for (kind, name, variable) in KINDS {
