@@ -17,6 +17,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::clock::Moment;
 use crate::error::Result;
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
@@ -219,8 +220,15 @@ pub(crate) struct Ticket {
     pub(crate) claim: Claim,
     pub(crate) client: Arc<str>,
     pub(crate) bell: Arc<str>,
-    /// How long it has waited already. It is placed as if it had come then.
-    pub(crate) waited: Duration,
+    /// When it came. It is placed as if it had come there then.
+    pub(crate) since: Moment,
+}
+
+impl Ticket {
+    /// How long it has waited already, in microseconds.
+    pub(crate) fn waited(&self) -> i64 {
+        micros(Moment::now().since(self.since))
+    }
 }
 
 /// What stands in a line.

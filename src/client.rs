@@ -465,12 +465,12 @@ impl Client {
                         }
                     });
                 }
-                Errand::Enqueue(claim, waited) => {
+                Errand::Enqueue(claim, since) => {
                     let ticket = Ticket {
                         claim: claim.clone(),
                         client: Arc::clone(&self.id),
                         bell: self.bell.channel(&self.id),
-                        waited,
+                        since,
                     };
                     let reply = Reply::to(move |answer: Answer<Option<Duration>>| {
                         let errands = client.room().enqueued(&claim, answer);

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::backend::sealed::{Check, Verdict};
-use crate::backend::{Claim, Database, Holding, Mode, Names, Renewal, Standing, Ticket};
+use crate::backend::{CLAIM, Claim, Database, Holding, Mode, Names, Renewal, Standing, Ticket};
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::error::{Error, FenceError, LossCause, Result};
@@ -501,7 +501,8 @@ impl Lease {
         self.tenure.is_held()
     }
 
-    /// For how much longer the lease is safe without a renewal. Zero when it is lost.
+    /// For how much longer the lease is safe without a renewal. Zero when it is lost. One that another process has handed over
+    /// is safe for up to 3 seconds at first, and for its TTL from its first renewal, some 0.2 seconds later.
     pub fn remaining(&self) -> Duration {
         if self.is_held() { self.tenure.deadline().remaining() } else { Duration::ZERO }
     }
@@ -648,7 +649,7 @@ impl Lease {
             holder: Arc::clone(&client.settings.holder),
             label: "".into(),
         };
-        let ticket = Ticket { claim, client: Arc::clone(&client.id), bell: "".into(), waited: Duration::ZERO };
+        let ticket = Ticket { claim, client: Arc::clone(&client.id), bell: "".into(), since: Moment::now() };
         // From here on it is not known which of the two stands, until the answer says so: neither, if nobody hears it.
         let undo = Undo { client: Arc::clone(client), holdings: [from.clone(), shared.clone()], armed: true };
         let answer = client.ask(|reply| Verb::Downgrade(from.clone(), ticket, reply)).await;
@@ -721,8 +722,10 @@ impl Lease {
                 self.client.keeper.let_go(self.holding().hold);
                 self.client.vacate(self.holding());
                 // It may be a mere claim as yet.
-                let renewal = Renewal { holding: self.holding().clone(), ttl: self.tenure.ttl };
-                self.client.pump.send(Verb::Renew(renewal, Reply::to(|_| {})));
+                if self.tenure.deadline().remaining() < CLAIM {
+                    let renewal = Renewal { holding: self.holding().clone(), ttl: self.tenure.ttl };
+                    self.client.pump.send(Verb::Renew(renewal, Reply::to(|_| {})));
+                }
                 Ok(ExportedLease { holding: self.holding().clone(), ttl: self.tenure.ttl })
             }
             Err(Fate::Lost(cause)) => Err(self.loss(cause)),

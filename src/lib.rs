@@ -73,7 +73,8 @@
 //!   and the fence still protect the data.
 //! - The database host's clock may be wrong, but a *jump* by more than the TTL ends leases early, or late.
 //! - A waiter that has died is noticed after 3 seconds. So is a new holder that died before it knew; with several of them, all
-//!   in the same 3 seconds.
+//!   in the same 3 seconds. A lease that was handed over by another process therefore lasts 3 seconds at first, and its TTL from
+//!   its first renewal, which comes 0.2 seconds later.
 //! - The order of those who wait is that of the database's clock, which may jump.
 //! - In a SQLite file there is one writer: while a transaction writes, no lease in that file can be taken, renewed or
 //!   released. Keep such transactions shorter than the TTL.

@@ -92,8 +92,8 @@ pub(crate) enum Errand {
     Release { release: Release, departure: Departure, tracked: bool },
     /// Give the name to whoever is next in the database's line.
     Pass(Departure),
-    /// Join that line, with the time that was waited already.
-    Enqueue(Claim, Duration),
+    /// Join that line, as if it had been then.
+    Enqueue(Claim, Moment),
     /// Let those in whose turn it is.
     Serve(LockName),
     /// Take a place out of the line, or give back what it was granted.

@@ -769,7 +769,8 @@ impl Session for MySqlSession {
 
     fn enqueue<'a>(&'a mut self, tickets: &'a [Ticket]) -> Job<'a, Vec<Option<Duration>>> {
         Box::pin(async move {
-            let lines = tickets.iter().map(|Ticket { claim: c, client, bell, waited }| {
+            let lines = tickets.iter().map(|ticket| {
+                let Ticket { claim: c, client, bell, .. } = ticket;
                 let (units, permits) = c.mode.columns();
                 json!([
                     hex(c.name.as_str()),
@@ -779,7 +780,7 @@ impl Session for MySqlSession {
                     &**bell,
                     units,
                     permits,
-                    micros(*waited),
+                    ticket.waited(),
                     &*c.holder,
                     &*c.label,
                 ])

@@ -754,7 +754,7 @@ impl Session for PostgresSession {
                 .bind(tickets.iter().map(|t| &*t.bell).collect::<Vec<_>>())
                 .bind(claims().map(|c| c.mode.columns().0).collect::<Vec<_>>())
                 .bind(claims().map(|c| c.mode.columns().1).collect::<Vec<_>>())
-                .bind(tickets.iter().map(|t| micros(t.waited)).collect::<Vec<_>>())
+                .bind(tickets.iter().map(Ticket::waited).collect::<Vec<_>>())
                 .bind(claims().map(|c| &*c.holder).collect::<Vec<_>>())
                 .bind(claims().map(|c| &*c.label).collect::<Vec<_>>());
             let rows = self.rows(query).await?;

@@ -557,7 +557,8 @@ impl Session for SqliteSession {
 
     fn enqueue<'a>(&'a mut self, tickets: &'a [Ticket]) -> Job<'a, Vec<Option<Duration>>> {
         Box::pin(async move {
-            let batch = Value::from_iter(tickets.iter().map(|Ticket { claim: c, client, bell, waited }| {
+            let batch = Value::from_iter(tickets.iter().map(|ticket| {
+                let Ticket { claim: c, client, bell, .. } = ticket;
                 let (units, permits) = c.mode.columns();
                 json!([
                     c.name.as_str(),
@@ -567,7 +568,7 @@ impl Session for SqliteSession {
                     &**bell,
                     units,
                     permits,
-                    micros(*waited),
+                    ticket.waited(),
                     &*c.holder,
                     &*c.label,
                 ])

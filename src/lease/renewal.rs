@@ -281,7 +281,8 @@ impl Keeper {
 
     /// Takes a tenure into care. `claimed`: its TTL is still to be confirmed.
     pub(crate) fn keep(&self, tenure: &Arc<Tenure>, claimed: bool) {
-        let due = if claimed { tenure.begun + CONFIRM_AFTER } else { tenure.due_after(tenure.begun) };
+        let soon = CONFIRM_AFTER.min(tenure.deadline().remaining() / 2);
+        let due = if claimed { tenure.begun + soon } else { tenure.due_after(tenure.begun) };
         let mut agenda = self.agenda();
         let due = agenda.enter(due, Entry::Tenure(tenure.holding.hold));
         let kept = Kept { tenure: Arc::clone(tenure), due, retry: retry(tenure.ttl) };

@@ -92,13 +92,13 @@ impl Standing {
     /// Somebody goes and stands in line.
     pub(crate) fn enter(&mut self, waiter: Waiter) -> Errand {
         let now = Moment::now();
-        let (claim, waited) = (waiter.claim.clone(), now.since(waiter.since));
+        let (claim, since) = (waiter.claim.clone(), waiter.since);
         let fresh =
             || Watch { holds: Vec::new(), token: 0, since: now, ahead: None, pace: Duration::ZERO, due: now + KEEP };
         self.watches.entry(claim.name.clone()).or_insert_with(fresh).holds.push(claim.hold);
         self.standers
             .insert(claim.hold, Stander { waiter, joined: false, early: None, twice: false, ungranted_at: now });
-        Errand::Enqueue(claim, waited)
+        Errand::Enqueue(claim, since)
     }
 
     /// The place is in the table since a request that was sent then. `Err`: nobody waits there any more.

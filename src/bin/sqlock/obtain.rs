@@ -113,15 +113,22 @@ impl Terms {
             let left = patience.map(|patience| patience.saturating_sub(start.elapsed()));
             let attempt = db.with_tables(async || {
                 let request = request.clone();
-                match left {
-                    Some(Duration::ZERO) => request.try_acquire().await,
-                    Some(left) => request.wait(left).acquire().await.map(Some),
-                    None => request.acquire().await.map(Some),
+                let lease = match left {
+                    Some(Duration::ZERO) => request.try_acquire().await?,
+                    Some(left) => Some(request.wait(left).acquire().await?),
+                    None => Some(request.acquire().await?),
+                };
+                // What was handed over lasts for a moment at first: less than it may take to stop a command.
+                if let Some(lease) = lease.as_ref().filter(|lease| lease.remaining() < self.ttl / 2) {
+                    lease.extend(self.ttl).await?;
                 }
+                Ok(lease)
             });
             match attempt.await {
                 Ok(lease) => return Ok(lease),
                 Err(Error::Timeout { .. }) => return Ok(None),
+                // It had passed already to somebody else.
+                Err(Error::Lost { .. }) => {}
                 Err(error @ Error::Unavailable { .. }) => {
                     let failure = Failure::from(error);
                     let may_return = reached.get().is_some_and(|at| at.elapsed() < for_database);
