@@ -104,7 +104,7 @@ pub(crate) trait Session: Send {
     /// Deletes places, of those who wait and of those who share. `false`: there was none.
     fn leave<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<bool>>;
 
-    /// Keeps the places of those who wait for another [`CLAIM`]. `false`: it does not wait any more.
+    /// Keeps the places of those who wait for another [`PLACE`]. `false`: it does not wait any more.
     fn keep<'a>(&'a mut self, places: &'a [Spot], bell: &'a str) -> Job<'a, Vec<bool>>;
 
     /// Reads how far places have come. `None`: the name has no row.
@@ -137,10 +137,17 @@ pub(crate) trait Session: Send {
     fn close(self: Box<Self>) -> Job<'static, ()>;
 }
 
-/// How long a place in line lasts without a sign of life, and a name that was handed over without its new holder's
-/// confirmation. They are one and the same, so that when one dead waiter's grant has run out, the places of all that died
-/// with it have as well.
+/// How long a name that was handed over lasts without its new holder's confirmation, and how long a dead waiter may stand in
+/// the way of others. They are one and the same, so that when one dead waiter's grant has run out, the places of all that
+/// died with it have as well.
 pub(crate) const CLAIM: Duration = Duration::from_secs(3);
+
+/// How long a place is left alone when it is first seen without a sign of life: if the database stood still, the living write
+/// theirs at once when it goes on.
+pub(crate) const GRACE: Duration = Duration::from_millis(300);
+
+/// How long a place lasts without a sign of life.
+pub(crate) const PLACE: Duration = Duration::from_millis(2_700);
 
 /// How a name is wanted, or held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -354,6 +361,19 @@ pub(crate) struct Listed {
 pub(crate) struct Renewal {
     pub(crate) holding: Holding,
     pub(crate) ttl: Duration,
+    /// A share that was given back and is to be kept from others for so long: it is nobody's from now on.
+    pub(crate) given_back: bool,
+}
+
+impl Renewal {
+    pub(crate) fn new(holding: Holding, ttl: Duration) -> Self {
+        Self { holding, ttl, given_back: false }
+    }
+
+    /// Whose share it is afterwards, as the tables have it.
+    pub(crate) fn owner(&self) -> String {
+        if self.given_back { String::new() } else { self.holding.owner.to_string() }
+    }
 }
 
 #[derive(Clone, Debug)]

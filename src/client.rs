@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tokio::time::sleep;
 use uuid::Uuid;
 
 use crate::backend::{Backend, Claim, Holding, Kind, Mode, Release, Renewal, Standing, Ticket};
@@ -19,6 +20,9 @@ use crate::pump::{Answer, Attend, Attended, Pump, Reply, Serve, Served, Verb};
 use crate::token::FencingToken;
 use crate::waiting::{Departure, Errand, Grant, Patience, Room, Waiter};
 use crate::wakeup::Bell;
+
+/// The time between two tries for a share that is free, while somebody stands before it who may be only trying.
+const BETWEEN_TRIES: Duration = Duration::from_millis(5);
 
 /// What the builder decides.
 pub(crate) struct Settings {
@@ -130,7 +134,7 @@ impl Client {
         };
         match tenure.still_to_serve() {
             Some(ttl) => {
-                let renewal = Renewal { holding: tenure.holding.clone(), ttl };
+                let renewal = Renewal { given_back: true, ..Renewal::new(tenure.holding.clone(), ttl) };
                 let kept = |standing| if standing == Standing::Held { Standing::Released } else { standing };
                 self.pump.send(Verb::Renew(renewal, Reply::to(move |answer| left(answer.map(kept)))));
             }
@@ -410,7 +414,7 @@ impl Client {
                         Err(error) => {
                             let error = departure.unknown_if(answer.resent, error);
                             departure.tell(Err(error));
-                            let errands = client.room().left(&claim.name);
+                            let errands = client.room().hand_off_failed(&claim.name);
                             client.run(errands);
                         }
                     });
@@ -484,6 +488,12 @@ impl Client {
                         client.run(errands);
                     });
                 }
+                Errand::ServeSoon(name) => {
+                    tokio::spawn(async move {
+                        sleep(BETWEEN_TRIES).await;
+                        client.serve(&name);
+                    });
+                }
                 Errand::Leave(claim) => self.send_leave(claim, || {}),
                 Errand::Dismiss(waiter, answer) => self.send_leave(waiter.claim.clone(), || {
                     let _ = waiter.reply.send(answer);
@@ -497,7 +507,7 @@ impl Client {
                         let errands = client.room().confirmed(waiter, grant, answer);
                         client.run(errands);
                     });
-                    self.pump.send(Verb::Renew(Renewal { holding, ttl }, reply));
+                    self.pump.send(Verb::Renew(Renewal::new(holding, ttl), reply));
                 }
                 Errand::Admit(waiter, grant) => {
                     let lease = self.begin(&waiter, waiter.claim.mode, grant);

@@ -56,7 +56,7 @@ impl Election {
         self
     }
 
-    /// Waits until it is elected.
+    /// Waits until it is elected. Two that campaign inside one [`Owner::scope`](crate::Owner::scope) are one candidate: both lead.
     ///
     /// # Errors
     ///
@@ -136,9 +136,10 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// How often to look. Every second by default: one `SELECT`. A leadership shorter than that can go unnoticed.
+    /// How often to look. Every second by default: one `SELECT`. A leadership shorter than that can go unnoticed. (At most a
+    /// day.)
     pub fn every(mut self, interval: Duration) -> Self {
-        self.every = interval;
+        self.every = interval.min(Duration::from_secs(86_400));
         self
     }
 

@@ -533,6 +533,9 @@ impl Lease {
     /// # }
     /// ```
     ///
+    /// A fence of a shared lease or of permits keeps out those who want the name for themselves alone, not others who share it:
+    /// when a fenced permit ends before its transaction does, another holder may get it meanwhile.
+    ///
     /// For data elsewhere, send [`token`](Self::token) along. There, comparing tokens only when writing loses updates:
     /// the receiver must *first* record the token as the highest it has seen, *then* read, then write on condition that the
     /// recorded token is still this one.
@@ -590,7 +593,7 @@ impl Lease {
             return Err(self.loss(cause));
         }
         let asked = self.tenure.renewal(ttl);
-        let renewal = Renewal { holding: self.holding().clone(), ttl: asked };
+        let renewal = Renewal::new(self.holding().clone(), asked);
         let (extended, answered) = oneshot::channel();
         let (client, tenure) = (Arc::clone(&self.client), Arc::clone(&self.tenure));
         // Noted down in the reply, so that it counts even if this future is dropped.
@@ -657,7 +660,7 @@ impl Lease {
         let mut done = answer.outcome;
         if matches!(done, Ok(false)) {
             // It was ours and has been converted already, if the reply to an earlier request was lost.
-            let renewal = Renewal { holding: shared.clone(), ttl };
+            let renewal = Renewal::new(shared.clone(), ttl);
             let renewed = client.ask(|reply| Verb::Renew(renewal, reply)).await;
             sent_at = renewed.sent_at;
             done = renewed.outcome.map(|standing| standing == Standing::Held);
@@ -710,7 +713,8 @@ impl Lease {
     }
 
     /// Turns the lease into a text that another process can [resume](crate::Locks::resume). This process no longer renews
-    /// it: it must be resumed within its TTL. Of the request's terms only the TTL goes along: a resumed lease is renewed, and has no
+    /// it: it must be resumed within the time that [remains](Self::remaining); [`extend`](Self::extend) it before if that may be
+    /// too short. Of the request's terms only the TTL goes along: a resumed lease is renewed, and has no
     /// [`max_hold`](LeaseRequest::max_hold) and no [`hold_at_least`](LeaseRequest::hold_at_least).
     ///
     /// # Errors
@@ -723,7 +727,7 @@ impl Lease {
                 self.client.vacate(self.holding());
                 // It may be a mere claim as yet.
                 if self.tenure.deadline().remaining() < CLAIM {
-                    let renewal = Renewal { holding: self.holding().clone(), ttl: self.tenure.ttl };
+                    let renewal = Renewal::new(self.holding().clone(), self.tenure.ttl);
                     self.client.pump.send(Verb::Renew(renewal, Reply::to(|_| {})));
                 }
                 Ok(ExportedLease { holding: self.holding().clone(), ttl: self.tenure.ttl })

@@ -212,7 +212,7 @@ impl Locks {
             (Mode::Exclusive, _) => self.client.touch(name, owner, token, ttl).await,
             (_, Ok(hold)) => {
                 let ttl = ttl.max(LeaseInfo::of(held).map_or(ttl, |held| held.remaining));
-                let renewal = Renewal { holding: Holding { name, owner, hold, mode, token }, ttl };
+                let renewal = Renewal::new(Holding { name, owner, hold, mode, token }, ttl);
                 Ok(self.client.ask(|reply| Verb::Renew(renewal, reply)).await.outcome? == Standing::Held)
             }
             _ => Ok(false),

@@ -16,8 +16,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, timeout};
 
 use crate::backend::{
-    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Listed, Mode, Names, PassedOn, Place, Release, Renewal, Row,
-    Session, Spot, Standing, Ticket, Watched,
+    Backend, CLAIM, Claim, GRACE, Granted, HandOff, Holding, Job, Listed, Mode, Names, PassedOn, Place, Release,
+    Renewal, Row, Session, Spot, Standing, Ticket, Watched,
 };
 use crate::backoff::Backoff;
 use crate::clock::Moment;
@@ -443,9 +443,10 @@ impl Round {
     fn gather(waiting: &mut Vec<Verb>) -> Self {
         let mut round = Self::default();
         let mut taken = HashSet::new();
+        let mut converted = HashSet::new();
         let mut later = Vec::new();
         for verb in waiting.drain(..) {
-            let name = match &verb {
+            let once = match &verb {
                 Verb::Acquire(c, _) | Verb::Join(c, _) => Some(&c.name),
                 Verb::HandOff(h, _) => Some(&h.from.name),
                 Verb::Release(r, _) => Some(&r.name),
@@ -453,11 +454,23 @@ impl Round {
                 Verb::Look(name, _) => Some(name),
                 _ => None,
             };
+            let given_back = match &verb {
+                Verb::Release(r, _) => Some(&r.name),
+                Verb::Renew(r, _) => Some(&r.holding.name),
+                Verb::Leave(spot, _) => Some(&spot.name),
+                Verb::Serve(serve, _) => Some(&serve.name),
+                _ => None,
+            };
             if round.close.is_some()
-                || name.is_some_and(|name| !taken.insert((std::mem::discriminant(&verb), name.clone())))
+                || given_back.is_some_and(|name| converted.contains(name))
+                || once.is_some_and(|name| !taken.insert((std::mem::discriminant(&verb), name.clone())))
             {
                 later.push(verb);
                 continue;
+            }
+            // What is turned into something else must not be given back before.
+            if let Verb::Downgrade(holding, ..) | Verb::Copy { from: holding, .. } = &verb {
+                converted.insert(holding.name.clone());
             }
             match verb {
                 Verb::Acquire(claim, reply) => round.acquires.push((claim, reply)),
@@ -507,7 +520,7 @@ impl Request for Waiters {
         Box::pin(async move {
             let queue = session.queue(&self.0, u32::MAX).await?;
             Ok(queue.map_or_else(Vec::new, |mut queue| {
-                queue.bury();
+                queue.bury(&Terms::new());
                 queue.waiting().cloned().collect()
             }))
         })
@@ -542,7 +555,7 @@ impl Request for Copy {
 }
 
 /// How many of those who wait are read to find out who is next.
-const NEXT: u32 = 32;
+pub(crate) const NEXT: u32 = 32;
 
 /// How often a decision is made anew when the name has changed meanwhile.
 const DECISIONS: u32 = 16;
@@ -570,16 +583,30 @@ pub(crate) struct Served {
     pub(crate) held_for: Option<Duration>,
     /// Whether it could not be granted to those who wait, for a transaction that an earlier holder has fenced is open.
     pub(crate) locked: bool,
-    /// Who held it alone, and with which hold, and who shared it, before anybody was let in.
+    /// Who held it alone and who shared it, with which holds, and how many units were taken, before anybody was let in.
     pub(crate) owner: Option<Owner>,
-    pub(crate) held: Option<Granted>,
     pub(crate) sharers: Vec<Owner>,
+    pub(crate) holding: Vec<Granted>,
+    pub(crate) taken: u64,
     /// Somebody goes on waiting.
     pub(crate) others: bool,
     /// How the holding stood that was given up.
     pub(crate) standing: Option<Standing>,
     /// Whom to tell: bells, and what to say.
     pub(crate) bells: Vec<(String, String)>,
+}
+
+impl Served {
+    /// Whether somebody who wants it like this could be let in, but for those who stand before.
+    pub(crate) fn has_room_for(&self, mode: Mode) -> bool {
+        let granted = self.granted.len() as u64;
+        match mode {
+            Mode::Exclusive => false,
+            Mode::Shared { units, permits } => {
+                self.owner.is_none() && self.taken + granted + u64::from(units) <= u64::from(permits)
+            }
+        }
+    }
 }
 
 impl Request for Serve {
@@ -600,6 +627,7 @@ impl Request for Serve {
                     ..Served::default()
                 });
             }
+            let mut waited = false;
             let mut locked = false;
             let mut before = None;
             let mut limit = NEXT;
@@ -607,8 +635,14 @@ impl Request for Serve {
                 let Some(mut queue) = session.queue(&self.name, limit).await? else {
                     return Ok(Served { standing: Some(Standing::Superseded), ..Served::default() });
                 };
-                let dead = queue.bury();
+                let dead = queue.bury(&self.terms);
                 if !dead.is_empty() {
+                    // Those who wait may be alive, and the database may have stood still for all of us until now.
+                    if dead.iter().any(|place| place.token == 0) && !std::mem::replace(&mut waited, true) {
+                        tokio::time::sleep(GRACE).await;
+                        continue;
+                    }
+                    let dead: Vec<String> = dead.into_iter().map(|place| place.hold).collect();
                     session.bury(&self.name, &dead).await?;
                     if queue.waiting().next().is_none() {
                         continue;
@@ -628,8 +662,9 @@ impl Request for Serve {
                 let served = Served {
                     standing,
                     owner: queue.owner(),
-                    held: queue.held(),
                     sharers: queue.sharers(),
+                    holding: queue.holding(),
+                    taken: queue.taken(),
                     locked,
                     ..Served::default()
                 };
@@ -939,4 +974,33 @@ async fn standings<T>(
             }
         })
         .collect())
+}
+
+#[cfg(test)]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    /// They were sent in this order, by a downgrade whose future was dropped while the lane was busy.
+    #[test]
+    fn what_is_being_converted_is_not_given_back_before() {
+        let name = || LockName::new("a").expect("a name");
+        let (owner, hold, token) = (Owner::random(), Hold::random(), FencingToken::new(1).expect("positive"));
+        let from = Holding { name: name(), owner, hold, mode: Mode::Exclusive, token };
+        let (mode, ttl) = (Mode::READ, Duration::from_secs(30));
+        let claim = Claim { name: name(), owner, hold, mode, ttl, holder: "".into(), label: "".into() };
+        let ticket = Ticket { claim, client: "".into(), bell: "".into(), since: Moment::now() };
+        let release = Release { name: name(), owner, hold, token: Some(token), hold_at_least: Duration::ZERO };
+        let mut waiting = vec![
+            Verb::Downgrade(from.clone(), ticket, Reply(None)),
+            Verb::Release(release, Reply(None)),
+            Verb::Leave(from.spot(), Reply(None)),
+        ];
+        let round = Round::gather(&mut waiting);
+        assert!(matches!(round.singles[..], [Verb::Downgrade(..)]));
+        assert!(round.releases.is_empty() && round.leaves.is_empty());
+        assert!(matches!(waiting[..], [Verb::Release(..), Verb::Leave(..)]));
+        let round = Round::gather(&mut waiting);
+        assert_eq!((round.releases.len(), round.leaves.len()), (1, 1));
+    }
 }

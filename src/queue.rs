@@ -47,13 +47,14 @@ impl Queue {
         Some(Pass { name: name.clone(), seen, to, last })
     }
 
-    /// Takes out those whose time has run out, and tells which.
-    pub(crate) fn bury(&mut self) -> Vec<String> {
+    /// Takes out those whose time has run out, but for our own that wait (for those we are there), and returns them.
+    pub(crate) fn bury(&mut self, ours: &Terms) -> Vec<Place> {
         let now = self.row.now;
-        let (live, dead): (Vec<Place>, Vec<Place>) = self.places.drain(..).partition(|place| place.expires_at > now);
+        let lives = |place: &Place| place.expires_at > now || (place.token == 0 && ours.contains_key(&place.hold));
+        let (live, dead): (Vec<Place>, Vec<Place>) = self.places.drain(..).partition(lives);
         self.places = live;
         self.limit = self.limit.saturating_sub(dead.iter().filter(|place| place.token == 0).count() as u32);
-        dead.into_iter().map(|place| place.hold).collect()
+        dead
     }
 
     /// How a holding stands, that its holder wants to give up: the last hold counts as given back.
@@ -85,10 +86,16 @@ impl Queue {
         self.row.held_for().and_then(|_| self.row.owner.parse().ok())
     }
 
-    /// The hold of whoever holds the name alone.
-    pub(crate) fn held(&self) -> Option<Granted> {
-        self.row.held_for()?;
-        Some(Granted { hold: self.row.holds.clone(), token: token(self.row.token)? })
+    /// The holds of those who have the name, alone or together.
+    pub(crate) fn holding(&self) -> Vec<Granted> {
+        let granted = |hold: &str, value| Some(Granted { hold: hold.to_owned(), token: token(value)? });
+        let alone = self.row.held_for().and_then(|_| granted(&self.row.holds, self.row.token));
+        alone.into_iter().chain(self.sharing().filter_map(|place| granted(&place.hold, place.token))).collect()
+    }
+
+    /// How many units are taken of a name that is shared.
+    pub(crate) fn taken(&self) -> u64 {
+        self.sharing().map(|place| units(place.mode)).sum()
     }
 
     /// Who shares the name, as a lease. (Permits are counted, whoever has them.)
@@ -119,7 +126,7 @@ impl Queue {
 
     /// Who comes in next, when nobody holds the name alone.
     fn successors(&self) -> Vec<&Place> {
-        let mut taken: u64 = self.sharing().map(|place| units(place.mode)).sum();
+        let mut taken = self.taken();
         let mut empty = taken == 0;
         let mut next = Vec::new();
         let mut open = true;
@@ -369,7 +376,7 @@ mod tests {
         // Nor when one of those who were read was dead.
         queue.places.remove(0);
         queue.places.insert(0, place(1, READ, 0, SECOND));
-        assert_eq!(queue.bury(), [hold(1).mark()]);
+        assert_eq!(buried(&mut queue, &Terms::new()), [1]);
         assert!(!queue.next(&name(), None, &Terms::new(), false).expect("a change").last);
     }
 
@@ -377,9 +384,24 @@ mod tests {
     fn who_has_died_is_buried_and_does_not_count() {
         let mut queue =
             queue(shared(), vec![place(1, READ, 10, 50 * SECOND), place(2, ALONE, 0, SECOND), waits(3, ALONE)]);
-        assert_eq!(queue.bury(), [hold(1).mark(), hold(2).mark()]);
+        assert_eq!(buried(&mut queue, &Terms::new()), [1, 2]);
         let pass = queue.next(&name(), None, &Terms::new(), false).expect("a change");
         assert_eq!(lets_in(&pass.to), [3]);
+    }
+
+    #[test]
+    fn nobody_takes_its_own_waiters_for_dead() {
+        let ours = Terms::from([2, 3].map(|n| (hold(n).mark(), Duration::from_secs(30))));
+        let late = vec![place(1, ALONE, 0, SECOND), place(2, ALONE, 0, SECOND)];
+        let mut queue = queue(shared(), [late, vec![place(3, READ, 10, SECOND)]].concat());
+        // A share that has run out has run out, whoever had it.
+        assert_eq!(buried(&mut queue, &ours), [3, 1]);
+        let pass = queue.next(&name(), None, &ours, false).expect("a change");
+        assert_eq!(lets_in(&pass.to), [2]);
+    }
+
+    fn buried(queue: &mut Queue, ours: &Terms) -> Vec<u64> {
+        queue.bury(ours).iter().map(|place| number(&place.hold)).collect()
     }
 
     #[test]
@@ -543,7 +565,7 @@ mod tests {
                 waiting.truncate(self.limit as usize);
                 let sharing = self.places.iter().filter(|p| p.token > 0).cloned();
                 let mut queue = Queue::of(self.row.clone(), sharing.chain(waiting), self.limit);
-                let dead = queue.bury();
+                let dead: Vec<String> = queue.bury(&Terms::new()).into_iter().map(|place| place.hold).collect();
                 self.places.retain(|p| !dead.contains(&p.hold));
                 if !dead.is_empty() && queue.waiting().next().is_none() {
                     continue;

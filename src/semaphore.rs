@@ -20,7 +20,9 @@ use crate::name::LockName;
 /// takes nothing from those who hold; it keeps others out until enough have given back.
 ///
 /// An exclusive [lease](crate::Locks::lease) on the same name excludes all holders of permits. Permits are counted whoever
-/// takes them: an owner that enters again takes more.
+/// takes them: an owner that enters again takes more, and one that holds the name alone waits for itself when it asks for a
+/// permit (or the other way round). Do not mix permits and [shared](LeaseRequest::shared) leases of one name: each request
+/// counts all who share it against the number that it was told, and a shared lease was told none.
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {

@@ -24,7 +24,7 @@ use crate::lease::renewal::margin;
 use crate::lease::{Lease, Terms};
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
-use crate::pump::{Answer, Attended, Served};
+use crate::pump::{Answer, Attended, NEXT, Served};
 use crate::token::FencingToken;
 pub(crate) use standing::{Grant, Standing};
 
@@ -96,6 +96,8 @@ pub(crate) enum Errand {
     Enqueue(Claim, Moment),
     /// Let those in whose turn it is.
     Serve(LockName),
+    /// The same, when those have gone who were only trying.
+    ServeSoon(LockName),
     /// Take a place out of the line, or give back what it was granted.
     Leave(Claim),
     /// The same, and tell its waiter that it did not get the name once nothing of it is left there.
@@ -185,6 +187,10 @@ impl Room {
     ) -> Vec<Errand> {
         let line = self.line(&claim.name);
         line.answered = true;
+        // A second answer to a claim that is known by its hold: the lease is in use, and must not be given back.
+        if matches!(&line.door, Door::Held { holds, .. } if holds.contains(&claim.hold)) {
+            return Vec::new();
+        }
         let waiter = line.take(claim.hold).filter(is_live);
         let holding =
             Holding { name: claim.name.clone(), owner: claim.owner, hold: claim.hold, mode: claim.mode, token };
@@ -287,8 +293,17 @@ impl Room {
         }
     }
 
-    /// The last hold was given back, or has ended by itself.
+    /// The last hold was given back, or has ended by itself. (The line may have gone on meanwhile: then somebody has asked.)
     pub(crate) fn left(&mut self, name: &LockName) -> Vec<Errand> {
+        let mut errands = Vec::new();
+        if self.lines.get(name).is_some_and(|line| matches!(line.door, Door::Leaving)) {
+            self.next(name, &mut errands);
+        }
+        errands
+    }
+
+    /// It is not known whether the name was handed to the first in line, who is to ask.
+    pub(crate) fn hand_off_failed(&mut self, name: &LockName) -> Vec<Errand> {
         let mut errands = Vec::new();
         self.next(name, &mut errands);
         errands
@@ -511,7 +526,7 @@ impl Room {
     fn passed(&mut self, name: &LockName, sent_at: Moment, served: &Served, errands: &mut Vec<Errand>) {
         let is_ours = |granted: &Granted| self.standing.by_mark(&granted.hold).is_some();
         self.note(name, served.others || !served.granted.iter().all(is_ours));
-        if let Some(held) = &served.held {
+        for held in &served.holding {
             self.heard(&held.hold, held.token, errands);
         }
         for granted in &served.granted {
@@ -537,8 +552,16 @@ impl Room {
             let error = Error::Conversion { name: name.clone(), reason };
             errands.push(Errand::Dismiss(waiter, Err(error)));
         }
-        for waiter in self.standing.tries(name) {
+        let (again, refused) = self.standing.tries(name, |mode| served.has_room_for(mode));
+        for waiter in refused {
             errands.push(Errand::Dismiss(waiter, Ok(None)));
+        }
+        if again {
+            errands.push(Errand::ServeSoon(name.clone()));
+        }
+        // More may be next than were looked at.
+        if served.others && served.granted.len() >= NEXT as usize {
+            errands.extend(self.serve(name));
         }
         if served.locked {
             self.standing.look_again_in(name, FENCED);
@@ -927,5 +950,50 @@ impl Errand {
     fn release(holding: &Holding, hold_at_least: Duration, tracked: bool) -> Self {
         let departure = Departure { verdict: None, holding: holding.clone(), deadline: Moment::from_nanos(0) };
         Self::departing(departure, hold_at_least, tracked)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn waiter(patience: Patience) -> (Waiter, oneshot::Receiver<Result<Option<Lease>>>) {
+        let claim = Claim {
+            name: LockName::new("a").expect("a name"),
+            owner: Owner::random(),
+            hold: Hold::random(),
+            mode: Mode::Exclusive,
+            ttl: Duration::from_secs(30),
+            holder: "".into(),
+            label: "".into(),
+        };
+        let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
+        let (reply, answer) = oneshot::channel();
+        (Waiter { claim, terms, patience, reenters: false, since: Moment::now(), reply }, answer)
+    }
+
+    fn token(value: i64) -> FencingToken {
+        FencingToken::new(value).expect("positive")
+    }
+
+    /// The database knows a claim by its hold, and would grant it twice: the second time to nobody.
+    #[test]
+    fn a_lease_that_is_in_use_is_not_given_back_when_its_claim_is_answered_twice() {
+        let mut room = Room::default();
+        let (waiter, _answer) = waiter(Patience::Wait);
+        let claim = waiter.claim.clone();
+        assert!(matches!(room.enter(waiter)[..], [Errand::Ask(_)]));
+        assert!(matches!(room.granted(&claim, token(1), Moment::now(), false)[..], [Errand::Admit(..)]));
+        assert!(room.granted(&claim, token(1), Moment::now(), false).is_empty());
+    }
+
+    #[test]
+    fn the_end_of_a_hold_makes_nobody_ask_who_has_asked_already() {
+        let mut room = Room::default();
+        let (waiter, _answer) = waiter(Patience::Wait);
+        let name = waiter.claim.name.clone();
+        assert!(matches!(room.enter(waiter)[..], [Errand::Ask(_)]));
+        assert!(room.left(&name).is_empty());
     }
 }

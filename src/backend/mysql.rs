@@ -19,13 +19,13 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySql, MySqlConn
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
-    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, Names, Pass, Place, Queue, Release,
-    Renewal, Row, Session, Spot, Standing, Ticket, To, Watched,
+    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, Names, PLACE, Pass, Place, Queue,
+    Release, Renewal, Row, Session, Spot, Standing, Ticket, To, Watched,
 };
 use super::{by_hold, held_for, matched, micros, token};
 use crate::error::{Error, Fault, Result};
 use crate::name::LockName;
-use crate::owner::{Hold, Owner};
+use crate::owner::Hold;
 use crate::schema;
 use crate::token::FencingToken;
 
@@ -373,7 +373,7 @@ SELECT STRAIGHT_JOIN ", row_columns!("l"), ", ", now!(), ", s.hold, p.token,
 // What has run out does not count any more, and others may have come in. Bind order: JSON holdings
 pub(super) const RENEW_SHARES: &str = concat!("
 UPDATE ", holdings!(), " STRAIGHT_JOIN sqlock_place AS p ON p.name = UNHEX(r.name) AND p.hold = r.hold
-   SET p.expires_at = ", now!(), " + r.time
+   SET p.expires_at = ", now!(), " + r.time, p.owner = r.owner
  WHERE p.token = r.token AND p.expires_at > ", now!());
 
 // Bind order: JSON holdings
@@ -600,9 +600,13 @@ fn spot(spot: &Spot) -> Value {
     json!([hex(spot.name.as_str()), spot.hold.mark()])
 }
 
-fn json_holding(name: &LockName, owner: Owner, hold: Hold, token: Option<FencingToken>, time: Duration) -> Value {
-    let token = token.map_or(0, FencingToken::get);
-    json!([hex(name.as_str()), owner.to_string(), hold.mark(), token, micros(time)])
+fn json_release(r: &Release) -> Value {
+    let token = r.token.map_or(0, FencingToken::get);
+    json!([hex(r.name.as_str()), r.owner.to_string(), r.hold.mark(), token, micros(r.hold_at_least)])
+}
+
+fn json_renewal(Renewal { holding: h, ttl, .. }: &Renewal, owner: String) -> Value {
+    json!([hex(h.name.as_str()), owner, h.hold.mark(), h.token.get(), micros(*ttl)])
 }
 
 /// Binds what a new holder brings along: owner, hold, holder, label, ttl.
@@ -657,7 +661,7 @@ impl Session for MySqlSession {
     fn renew<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>> {
         Box::pin(async move {
             let query = match renewals {
-                [Renewal { holding: h, ttl }] => sqlx::query(sql::RENEW)
+                [Renewal { holding: h, ttl, .. }] => sqlx::query(sql::RENEW)
                     .bind(h.hold.mark())
                     .bind(micros(*ttl))
                     .bind(h.name.as_str().as_bytes())
@@ -665,9 +669,7 @@ impl Session for MySqlSession {
                     .bind(h.token.get())
                     .bind(h.hold.mark()),
                 _ => {
-                    let lines = renewals
-                        .iter()
-                        .map(|Renewal { holding: h, ttl }| json_holding(&h.name, h.owner, h.hold, Some(h.token), *ttl));
+                    let lines = renewals.iter().map(|r| json_renewal(r, r.holding.owner.to_string()));
                     sqlx::query(sql::RENEW_MANY).bind(Value::from_iter(lines).to_string())
                 }
             };
@@ -699,8 +701,7 @@ impl Session for MySqlSession {
                         .bind(least)
                 }
                 _ => {
-                    let lines =
-                        releases.iter().map(|r| json_holding(&r.name, r.owner, r.hold, r.token, r.hold_at_least));
+                    let lines = releases.iter().map(json_release);
                     sqlx::query(sql::RELEASE_MANY).bind(Value::from_iter(lines).to_string())
                 }
             };
@@ -786,7 +787,7 @@ impl Session for MySqlSession {
                 ])
             });
             let lines = Value::from_iter(lines).to_string();
-            self.execute(sqlx::query(sql::ENQUEUE).bind(micros(CLAIM)).bind(lines)).await?;
+            self.execute(sqlx::query(sql::ENQUEUE).bind(micros(PLACE)).bind(lines)).await?;
             if let [Ticket { claim: c, .. }] = tickets {
                 let query = sqlx::query(sql::MARK_ONE).bind(c.owner.to_string()).bind(c.name.as_str().as_bytes());
                 match self.execute(query).await {
@@ -907,7 +908,7 @@ impl Session for MySqlSession {
     fn keep<'a>(&'a mut self, places: &'a [Spot], bell: &'a str) -> Job<'a, Vec<bool>> {
         Box::pin(async move {
             let spots = Value::from_iter(places.iter().map(spot));
-            let query = sqlx::query(sql::KEEP).bind(spots.to_string()).bind(micros(CLAIM)).bind(bell);
+            let query = sqlx::query(sql::KEEP).bind(spots.to_string()).bind(micros(PLACE)).bind(bell);
             if self.execute(query).await?.rows_affected() == places.len() as u64 {
                 return Ok(vec![true; places.len()]);
             }
@@ -928,9 +929,7 @@ impl Session for MySqlSession {
 
     fn renew_shares<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>> {
         Box::pin(async move {
-            let lines = renewals
-                .iter()
-                .map(|Renewal { holding: h, ttl }| json_holding(&h.name, h.owner, h.hold, Some(h.token), *ttl));
+            let lines = renewals.iter().map(|r| json_renewal(r, r.owner()));
             let lines = Value::from_iter(lines).to_string();
             let affected = self.execute(sqlx::query(sql::RENEW_SHARES).bind(&lines)).await?.rows_affected();
             if affected == 0 || affected == renewals.len() as u64 {

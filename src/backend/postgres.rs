@@ -13,8 +13,8 @@ use sqlx::{ConnectOptions, Connection, Executor, PgConnection, PgPool, Postgres,
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
-    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Listener, Mode, Names, Pass, PassedOn, Place,
-    Queue, Release, Renewal, Row, Session, Spot, Ticket, To, Watched,
+    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Listener, Mode, Names, PLACE, Pass, PassedOn,
+    Place, Queue, Release, Renewal, Row, Session, Spot, Ticket, To, Watched,
 };
 use super::{by_hold, found, held_for, in_order, micros, token};
 use crate::error::Result;
@@ -373,10 +373,10 @@ SELECT ", row_columns!("l"), ", ", now!(), ", s.hold, p.token,
   FROM unnest($1::text[], $2::text[]) AS s (name, hold) JOIN sqlock_lease AS l ON l.name = s.name
        LEFT JOIN sqlock_place AS p ON p.name = s.name AND p.hold = s.hold");
 
-// $1 names, $2 holds, $3 tokens, $4 ttls. What has run out does not count any more, and others may have come in.
+// $1 names, $2 holds, $3 tokens, $4 ttls, $5 owners. What has run out does not count any more, and others may have come in.
 pub(super) const RENEW_SHARES: &str = concat!("
-UPDATE sqlock_place AS p SET expires_at = ", now!(), " + s.ttl
-  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[]) AS s (name, hold, token, ttl)
+UPDATE sqlock_place AS p SET expires_at = ", now!(), " + s.ttl, owner = s.owner
+  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::text[]) AS s (name, hold, token, ttl, owner)
  WHERE p.name = s.name AND p.hold = s.hold AND p.token = s.token AND p.expires_at > ", now!(), "
 RETURNING p.hold");
 
@@ -650,7 +650,7 @@ impl Session for PostgresSession {
 
     fn renew<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>> {
         Box::pin(async move {
-            if let [Renewal { holding: h, ttl }] = renewals {
+            if let [Renewal { holding: h, ttl, .. }] = renewals {
                 let query = sqlx::query(sql::RENEW)
                     .bind(h.name.as_str())
                     .bind(h.owner.to_string())
@@ -746,7 +746,7 @@ impl Session for PostgresSession {
         Box::pin(async move {
             let claims = || tickets.iter().map(|t| &t.claim);
             let query = sqlx::query(sql::ENQUEUE)
-                .bind(micros(CLAIM))
+                .bind(micros(PLACE))
                 .bind(claims().map(|c| c.name.as_str()).collect::<Vec<_>>())
                 .bind(claims().map(|c| c.owner.to_string()).collect::<Vec<_>>())
                 .bind(claims().map(|c| c.hold.mark()).collect::<Vec<_>>())
@@ -837,7 +837,7 @@ impl Session for PostgresSession {
 
     fn keep<'a>(&'a mut self, places: &'a [Spot], bell: &'a str) -> Job<'a, Vec<bool>> {
         Box::pin(async move {
-            let rows = self.rows(bind_spots(sql::KEEP, places).bind(micros(CLAIM)).bind(bell)).await?;
+            let rows = self.rows(bind_spots(sql::KEEP, places).bind(micros(PLACE)).bind(bell)).await?;
             Ok(by_hold(places.iter().map(|spot| spot.hold), rows.iter().map(|row| row.get(0))))
         })
     }
@@ -858,7 +858,8 @@ impl Session for PostgresSession {
                 .bind(all().map(|h| h.name.as_str()).collect::<Vec<_>>())
                 .bind(all().map(|h| h.hold.mark()).collect::<Vec<_>>())
                 .bind(all().map(|h| h.token.get()).collect::<Vec<_>>())
-                .bind(renewals.iter().map(|r| micros(r.ttl)).collect::<Vec<_>>());
+                .bind(renewals.iter().map(|r| micros(r.ttl)).collect::<Vec<_>>())
+                .bind(renewals.iter().map(Renewal::owner).collect::<Vec<_>>());
             let rows = self.rows(query).await?;
             Ok(by_hold(all().map(|h| h.hold), rows.iter().map(|row| row.get(0))))
         })

@@ -15,8 +15,8 @@ use sqlx::{ConnectOptions, Connection, Row as _, Sqlite, SqliteConnection, Sqlit
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
-    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, Names, Pass, Place, Queue, Release,
-    Renewal, Row, Session, Spot, Standing, Ticket, To, Watched,
+    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, Names, PLACE, Pass, Place, Queue,
+    Release, Renewal, Row, Session, Spot, Standing, Ticket, To, Watched,
 };
 use super::{by_hold, in_order, matched, micros, token};
 use crate::error::{Error, Result};
@@ -268,7 +268,7 @@ SELECT ", row_columns!("l"), ", ", now!(), " AS now, c.value ->> 1, p.token,
 
 // ?1 JSON [[name, owner, hold, token, ttl], …]. What has run out does not count any more, and others may have come in.
 pub(super) const RENEW_SHARES: &str = concat!("
-UPDATE sqlock_place AS p SET expires_at = ", now!(), " + (c.value ->> 4)
+UPDATE sqlock_place AS p SET expires_at = ", now!(), " + (c.value ->> 4), owner = c.value ->> 1
   FROM json_each(?1) AS c
  WHERE p.name = c.value ->> 0 AND p.hold = c.value ->> 2 AND p.token = c.value ->> 3 AND p.expires_at > ", now!(), "
 RETURNING hold");
@@ -469,7 +469,7 @@ impl Session for SqliteSession {
 
     fn renew<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>> {
         Box::pin(async move {
-            let batch = renewals.iter().map(renewal).collect();
+            let batch = renewals.iter().map(|r| renewal(r, r.holding.owner.to_string())).collect();
             let affected = self.execute(sqlx::query(sql::RENEW).bind(Value::Array(batch).to_string())).await?;
             let batch: Vec<_> =
                 renewals.iter().map(|r| &r.holding).map(|h| (&h.name, h.owner, h.hold, Some(h.token))).collect();
@@ -573,7 +573,7 @@ impl Session for SqliteSession {
                     &*c.label,
                 ])
             }));
-            let query = sqlx::query(sql::ENQUEUE).bind(batch.to_string()).bind(micros(CLAIM));
+            let query = sqlx::query(sql::ENQUEUE).bind(batch.to_string()).bind(micros(PLACE));
             self.transaction(query).await?;
             // To look is cheap here.
             Ok(vec![None; tickets.len()])
@@ -638,7 +638,7 @@ impl Session for SqliteSession {
     fn keep<'a>(&'a mut self, places: &'a [Spot], bell: &'a str) -> Job<'a, Vec<bool>> {
         Box::pin(async move {
             let batch = Value::from_iter(places.iter().map(spot)).to_string();
-            let rows = self.fetch(sqlx::query(sql::KEEP).bind(batch).bind(micros(CLAIM)).bind(bell)).await?;
+            let rows = self.fetch(sqlx::query(sql::KEEP).bind(batch).bind(micros(PLACE)).bind(bell)).await?;
             Ok(by_hold(places.iter().map(|spot| spot.hold), rows.iter().map(|row| row.get(0))))
         })
     }
@@ -654,7 +654,7 @@ impl Session for SqliteSession {
 
     fn renew_shares<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>> {
         Box::pin(async move {
-            let rows = self.rows(sql::RENEW_SHARES, renewals.iter().map(renewal).collect()).await?;
+            let rows = self.rows(sql::RENEW_SHARES, renewals.iter().map(|r| renewal(r, r.owner())).collect()).await?;
             Ok(by_hold(renewals.iter().map(|r| r.holding.hold), rows.iter().map(|row| row.get(0))))
         })
     }
@@ -726,8 +726,8 @@ fn claim(c: &Claim) -> Value {
     json!([c.name.as_str(), c.owner.to_string(), c.hold.mark(), micros(c.ttl), &*c.holder, &*c.label])
 }
 
-fn renewal(Renewal { holding: h, ttl }: &Renewal) -> Value {
-    json!([h.name.as_str(), h.owner.to_string(), h.hold.mark(), h.token.get(), micros(*ttl)])
+fn renewal(Renewal { holding: h, ttl, .. }: &Renewal, owner: String) -> Value {
+    json!([h.name.as_str(), owner, h.hold.mark(), h.token.get(), micros(*ttl)])
 }
 
 fn spot(spot: &Spot) -> Value {

@@ -91,12 +91,14 @@ impl Fate {
 impl Tenure {
     /// A tenure that was granted for so long by the answer to a request sent at `sent_at`.
     pub(crate) fn begin(holding: Holding, ttl: Duration, terms: Terms, sent_at: Moment, lasts: Duration) -> Arc<Self> {
-        let ends = terms.max_hold.map(|max| sent_at + max);
+        // A grant by others may be learned of long after what is known to have been before it.
+        let begun = Moment::now();
+        let ends = terms.max_hold.map(|max| begun + max);
         let tenure = Self {
             holding,
             ttl,
             terms,
-            begun: Moment::now(),
+            begun,
             ends,
             deadline: AtomicU64::new(0),
             fate: AtomicU8::new(Fate::Held.code()),
@@ -432,7 +434,7 @@ impl Keeper {
 
     fn renew(&self, tenure: Arc<Tenure>, client: &Arc<Client>) {
         let ttl = tenure.renewal(tenure.ttl);
-        let renewal = Renewal { holding: tenure.holding.clone(), ttl };
+        let renewal = Renewal::new(tenure.holding.clone(), ttl);
         let keeper = Arc::downgrade(client);
         let reply = Reply::to(move |answer: Answer<Standing>| {
             tenure.renewing.store(false, Ordering::Release);

@@ -158,11 +158,25 @@ impl Standing {
         holds.into_iter().filter_map(|hold| self.take(hold)).collect()
     }
 
-    /// Those whose place was confirmed, and who only try.
-    pub(crate) fn tries(&mut self, name: &LockName) -> Vec<Waiter> {
-        let joined: Vec<Hold> =
-            self.of(name).filter(|stander| stander.joined).map(|stander| stander.waiter.claim.hold).collect();
-        self.take_those(name, |w| w.patience != Patience::Wait && joined.contains(&w.claim.hold))
+    /// Those whose place was confirmed, and who only try, unless there is room for them: these try some times more, since
+    /// who stands before them may be only trying as well. Whether there are such.
+    pub(crate) fn tries(&mut self, name: &LockName, has_room: impl Fn(Mode) -> bool) -> (bool, Vec<Waiter>) {
+        let (mut again, mut refused) = (false, Vec::new());
+        let holds = self.watches.get(name).map_or_else(Vec::new, |watch| watch.holds.clone());
+        for hold in holds {
+            let Some(stander) = self.standers.get_mut(&hold).filter(|stander| stander.joined) else {
+                continue;
+            };
+            match &mut stander.waiter.patience {
+                Patience::Wait => {}
+                Patience::Try(left @ 1..) if has_room(stander.waiter.claim.mode) => {
+                    *left -= 1;
+                    again = true;
+                }
+                Patience::Try(_) => refused.extend(self.take(hold)),
+            }
+        }
+        (again, refused)
     }
 
     /// Those who would wait for themselves.

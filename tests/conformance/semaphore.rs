@@ -228,6 +228,23 @@ async fn a_smaller_number_takes_nothing_away_and_keeps_others_out_until_enough_h
     assert_nothing_is_left(&db).await;
 }
 
+/// A try for more than is free stands before it for a moment, and is not somebody who waits.
+#[tokio::test]
+async fn a_permit_that_is_free_is_there_for_a_try_beside_other_tries() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let two = taken(&semaphore(&ours, 3), 2).await;
+    for round in 0..30 {
+        let (greedy, modest) = (semaphore(&ours, 3), semaphore(&theirs, 3));
+        let (too_many, one) = tokio::join!(greedy.try_acquire_many(2), modest.try_acquire());
+        assert!(too_many.expect("try").is_none());
+        let one = one.expect("try").unwrap_or_else(|| panic!("refused in round {round}"));
+        one.release().await.expect("ours to the end");
+    }
+    two.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
 #[tokio::test]
 async fn a_larger_number_lets_in_who_asks_with_it() {
     let db = fresh().await;

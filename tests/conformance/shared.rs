@@ -1003,6 +1003,71 @@ async fn a_share_ends_with_its_max_hold_however_well_it_is_renewed() {
     assert_nothing_is_left(&db).await;
 }
 
+/// Who tries beside another stands in line for a moment, and is not somebody who waits.
+#[tokio::test]
+async fn of_those_who_try_a_free_name_at_once_all_readers_get_it_or_one_writer() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    for round in 0..30 {
+        let (one, other) = tokio::join!(reading(&ours).try_acquire(), reading(&theirs).try_acquire());
+        let both = [one.expect("try"), other.expect("try")];
+        assert!(both.iter().all(Option::is_some), "a reader was refused in round {round}: {both:?}");
+        for lease in both.into_iter().flatten() {
+            lease.release().await.expect("ours to the end");
+        }
+        let (reader, writer) = tokio::join!(reading(&ours).try_acquire(), writing(&theirs).try_acquire());
+        let either = [reader.expect("try"), writer.expect("try")];
+        assert!(either.iter().any(Option::is_some), "neither got it in round {round}");
+        for lease in either.into_iter().flatten() {
+            lease.release().await.expect("ours to the end");
+        }
+    }
+    assert_nothing_is_left(&db).await;
+}
+
+/// However many they are. At so many a second, these would not be in before the test gives up.
+#[tokio::test]
+async fn all_readers_who_wait_behind_a_writer_are_in_when_it_has_gone() {
+    const READERS: usize = 1_200;
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let writer = taken(writing(&ours)).await;
+    let mut readers = JoinSet::new();
+    for i in 0..READERS {
+        let request = reading([&ours, &theirs][i % 2]);
+        readers.spawn(async move { request.acquire().await.expect("its turn comes") });
+    }
+    line_of(&ours, READERS).await;
+    writer.release().await.expect("ours to the end");
+    let mut inside = Vec::new();
+    soon("the readers", async {
+        while let Some(reader) = readers.join_next().await {
+            inside.push(reader.expect("no panic"));
+        }
+    })
+    .await;
+    let tokens: BTreeSet<_> = inside.iter().map(Lease::token).collect();
+    assert_eq!(tokens.len(), READERS);
+    assert!(inside.iter().all(Lease::is_held));
+    drop(inside);
+    assert_nothing_is_left(&db).await;
+}
+
+/// What is kept is nobody's: its owner has given it back.
+#[tokio::test]
+async fn who_has_given_back_a_share_that_is_kept_waits_for_its_end_like_everybody_else() {
+    let db = fresh().await;
+    let (locks, owner) = (db.locks().await, Owner::random());
+    let reader = taken(reading(&locks).owner(owner).hold_at_least(BRIEF)).await;
+    let since = holders(&locks).await[0].acquired_at;
+    reader.release().await.expect("ours to the end");
+    assert!(holders(&locks).await.iter().all(|kept| kept.owner.is_none()));
+    let writer = taken(writing(&locks).owner(owner)).await;
+    assert!(holders(&locks).await[0].acquired_at >= since + BRIEF);
+    writer.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
 #[tokio::test]
 async fn a_share_that_is_to_be_held_at_least_so_long_keeps_writers_out_after_its_release() {
     const LEAST: Duration = Duration::from_secs(2);

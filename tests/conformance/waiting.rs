@@ -53,6 +53,15 @@ impl Line {
     async fn join(&self, request: LeaseRequest, label: &str) -> Waiting {
         let waiting = tokio::spawn(request.ttl(LONG).label(label).acquire());
         self.until(&format!("{label} in line"), |line| line.iter().any(|l| l == label)).await;
+        // On MySQL the place is there a moment before the name is marked as waited for, which is what joins the line.
+        let marked = async {
+            let sql = "SELECT waiting FROM sqlock_lease WHERE name = 'a'";
+            let waiting = || sqlx::query_scalar::<_, i64>(sql).fetch_one(&self.table);
+            while waiting().await.expect("the name can be read") == 0 {
+                sleep(Duration::from_millis(2)).await;
+            }
+        };
+        soon("the mark", marked).await;
         waiting
     }
 
@@ -751,6 +760,39 @@ async fn a_process_that_slept_until_its_place_was_cleared_away_comes_back_to_tha
 }
 
 // ---- databases and networks
+
+/// For longer than a place lasts without a sign of life: those who wait are alive, and can write none.
+#[tokio::test]
+async fn a_database_that_stands_still_for_a_while_loses_nobody_its_place() {
+    let line = Line::new().await;
+    let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let (one, other, late) = (line.client().await, line.client().await, line.client().await);
+    let first = line.join(one.lease("a"), "first").await;
+    let second = line.join(other.lease("a"), "second").await;
+    let pool = line.db.pool_of(1).await;
+    let mut standstill = pool.acquire().await.expect("a connection");
+    let (begin, end) = match DATABASE {
+        Database::Sqlite => ("BEGIN IMMEDIATE", "COMMIT"),
+        Database::Postgres => ("BEGIN; LOCK TABLE sqlock_place IN EXCLUSIVE MODE", "COMMIT"),
+        Database::MySql | Database::MariaDb => ("LOCK TABLES sqlock_place READ", "UNLOCK TABLES"),
+    };
+    sqlx::raw_sql(begin).execute(&mut *standstill).await.expect("a lock on everybody's places");
+    sleep(CLAIM + Duration::from_millis(500)).await;
+    let newcomer = tokio::spawn(late.lease("a").ttl(LONG).acquire());
+    sleep(Duration::from_millis(200)).await;
+    let releasing = tokio::spawn(held.release());
+    sqlx::raw_sql(end).execute(&mut *standstill).await.expect("the end of the lock");
+    soon("the release", releasing).await.expect("no panic").expect("it was ours to the end");
+    let first = turn(first).await;
+    assert!(!second.is_finished() && !newcomer.is_finished(), "somebody has lost its place");
+    let token = first.token();
+    first.release().await.expect("it was ours to the end");
+    let second = turn(second).await;
+    assert!(second.token() > token && !newcomer.is_finished(), "somebody has lost its place");
+    second.release().await.expect("it was ours to the end");
+    turn(newcomer).await.release().await.expect("it was ours to the end");
+    line.assert_empty().await;
+}
 
 /// Where there is no network, another process keeps everybody from writing.
 #[tokio::test]

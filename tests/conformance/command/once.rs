@@ -79,11 +79,12 @@ async fn without_sqlock_the_same_scripts_overlap() {
         command.spawn().expect("sh can be started")
     };
     let in_the_middle = async |n| until("they are in the middle", || lines(&dir.path().join("middle")) == n).await;
-    let open = async || {
+    // As many words as there are who wait for one: what is left over would let somebody through later.
+    let open_for = async |n| {
         let mut options = tokio::fs::OpenOptions::new();
         let mut gate =
             soon("somebody at the gate", options.write(true).open(&gate)).await.expect("the FIFO can be written");
-        gate.write_all(b"go\ngo\n").await.expect("there is room");
+        gate.write_all("go\n".repeat(n).as_bytes()).await.expect("there is room");
         gate.flush().await.expect("there is room");
         gate
     };
@@ -93,13 +94,13 @@ async fn without_sqlock_the_same_scripts_overlap() {
     let second = soon("the second", start(MIGRATION).wait()).await.expect("it is ours to wait for");
     assert_eq!(second.code(), Some(9));
     assert_eq!(lines(&dir.path().join("overlaps")), 1);
-    let held_open = open().await;
+    let held_open = open_for(1).await;
     assert!(soon("the first", first.wait()).await.expect("it is ours to wait for").success());
     drop(held_open);
 
     let mut both = [start(ONLY_ONCE), start(ONLY_ONCE)];
     in_the_middle(3).await;
-    let _held_open = open().await;
+    let _held_open = open_for(2).await;
     for one in &mut both {
         assert!(soon("the end", one.wait()).await.expect("it is ours to wait for").success());
     }
