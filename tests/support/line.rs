@@ -298,20 +298,19 @@ impl Stander {
         self.recorder.record(&Event { invoke_ns: event.invoke_ns.min(event.return_ns), ..event });
         let mut event = self.event(&lease, Op::Release, boot_ns());
         event.deadline_ns = None;
+        event.outcome = Outcome::Unknown;
+        // Before the call: one that is killed during it has let go all the same.
+        self.recorder.record(&event);
         if random(8) == 0 {
             drop(lease);
-            event.outcome = Outcome::Unknown;
         } else {
             match lease.release().await {
-                Ok(()) => {}
+                Ok(()) => event.outcome = Outcome::Ok,
                 Err(error) if error.is_lost() => {
                     self.count("lost");
                     event.outcome = Outcome::Refused;
                 }
-                Err(error) => {
-                    self.error(&error);
-                    event.outcome = Outcome::Unknown;
-                }
+                Err(error) => self.error(&error),
             }
         }
         event.return_ns = boot_ns();
