@@ -600,10 +600,11 @@ impl Served {
     /// Whether somebody who wants it like this could be let in, but for those who stand before.
     pub(crate) fn has_room_for(&self, mode: Mode) -> bool {
         let granted = self.granted.len() as u64;
+        let held_alone = self.held_for.is_some() && self.taken + granted == 0;
         match mode {
             Mode::Exclusive => false,
             Mode::Shared { units, permits } => {
-                self.owner.is_none() && self.taken + granted + u64::from(units) <= u64::from(permits)
+                !held_alone && self.taken + granted + u64::from(units) <= u64::from(permits)
             }
         }
     }

@@ -22,7 +22,8 @@ const KEEP: Duration = CLAIM.checked_div(3).expect("not zero");
 const SOONEST: Duration = Duration::from_millis(1);
 const LATEST: Duration = Duration::from_millis(100);
 
-/// How late those further back look: all before them may be of one process, which serves them fast.
+/// How late those further back look while the name changes hands, up to the 64th: all before them may be of one process,
+/// which serves them fast.
 const SELDOM: Duration = Duration::from_millis(250);
 
 /// A bell is asked for from this place in line on. Every bell of a PostgreSQL server wakes all that listen.
@@ -286,8 +287,10 @@ impl Standing {
         // The longer it has been held, the longer it will be, as far as one can know: an eighth of that is not much. Who is
         // further back looks when a quarter of those before it should have been served, at the pace that was seen.
         let ahead = u32::try_from(watched.ahead).unwrap_or(0).min(1000);
-        let pause = ((now.since(look.since) / 8).clamp(SOONEST, LATEST) * (ahead + 1)).max(look.pace / 4 * ahead);
-        let pause = if self.told && watched.ahead < EARSHOT { KEEP } else { pause.min(SELDOM) };
+        let by_hold = (now.since(look.since) / 8).clamp(SOONEST, LATEST) * (ahead + 1);
+        let by_pace = (look.pace / 4 * ahead).min((SELDOM / 64 * ahead).max(SELDOM));
+        let told = self.told && watched.ahead < EARSHOT;
+        let pause = if told { KEEP } else { by_hold.max(by_pace).min(KEEP) };
         let held_for = row.held_for();
         look.due = look.due.min(now + held_for.map_or(pause, |held| pause.min(held)));
         // The last of those who share passes the name on, unless it has died.
