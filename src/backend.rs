@@ -573,7 +573,7 @@ pub(crate) fn found(answers: Vec<Option<()>>) -> Vec<bool> {
 /// The databases whose transactions can be fenced: [`sqlx::Postgres`], [`sqlx::MySql`] (also MariaDB), [`sqlx::Sqlite`].
 ///
 /// Sealed: nobody else can implement it.
-pub trait Database: sqlx::Database + sealed::Fence {}
+pub trait Database: sqlx::Database + sealed::Fence + sealed::Dialect {}
 
 pub(crate) mod sealed {
     use std::pin::Pin;
@@ -597,6 +597,28 @@ pub(crate) mod sealed {
         Superseded,
         /// The transaction reads from before the holding.
         StaleSnapshot,
+    }
+
+    /// What statements on the caller's own tables are made of. Part of [`Database`](super::Database) that is nobody's business
+    /// outside.
+    pub trait Dialect: sqlx::Database {
+        /// Encloses the name of a table or column; doubled inside.
+        const QUOTE: char;
+        /// As what a whole number of any width is read: `CAST(… AS …)`.
+        const INTEGER: &'static str;
+        /// Makes a SELECT read what is there now, not what was there when the transaction began to read.
+        const PRESENT: &'static str;
+        /// How a transaction begins that is going to write. `None`: as any other.
+        const BEGIN: Option<&'static str>;
+
+        /// The rows that a statement returns.
+        fn fetch<'a>(
+            conn: &'a mut Self::Connection,
+            query: &'a mut sqlx::QueryBuilder<Self>,
+        ) -> super::Job<'a, Vec<Self::Row>>;
+
+        /// How many rows a statement has matched.
+        fn execute<'a>(conn: &'a mut Self::Connection, query: &'a mut sqlx::QueryBuilder<Self>) -> super::Job<'a, u64>;
     }
 
     /// The part of [`Database`](super::Database) that is nobody's business outside.

@@ -155,6 +155,41 @@ pub enum Error {
     /// The transaction cannot be fenced.
     #[error("cannot fence this transaction: {0}")]
     Fence(#[source] FenceError),
+
+    /// The rows cannot be locked in this transaction.
+    #[error("cannot lock rows of {table}: {cause}")]
+    Row {
+        /// The table, as it was named.
+        table: String,
+        /// Why not, and what to do instead.
+        #[source]
+        cause: RowError,
+    },
+
+    /// The row is not as it was read: see [`Versioned`](crate::Versioned). Nothing was written.
+    #[error("a row of {table} has changed: {}", versions(*expected, *found))]
+    Conflict {
+        /// The table, as it was named.
+        table: String,
+        /// The version that the row was expected to have; `None`: it was expected not to exist.
+        expected: Option<i64>,
+        /// The version that it has; `None`: there is no such row.
+        found: Option<i64>,
+    },
+
+    /// This database, or the way to it, does not have what was asked for.
+    #[error("{what} cannot be had here: {reason}")]
+    Unsupported {
+        /// What was asked for.
+        what: &'static str,
+        /// Why it cannot be had, and what to take instead.
+        reason: &'static str,
+    },
+}
+
+fn versions(expected: Option<i64>, found: Option<i64>) -> String {
+    let name = |version: Option<i64>| version.map_or("no row".to_owned(), |version| format!("version {version}"));
+    format!("expected {}, found {}", name(expected), name(found))
 }
 
 /// How a lease was lost.
@@ -193,6 +228,49 @@ pub enum FenceError {
     StaleSnapshot,
 }
 
+/// Why rows cannot be locked in a transaction.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RowError {
+    /// The transaction is one of another kind of database than the client.
+    #[error("the transaction belongs to another kind of database than this client")]
+    OtherDatabase,
+    /// There is no transaction open on the connection, so the lock would end at once.
+    #[error("no transaction is open on this connection")]
+    NoTransaction,
+    /// The database does not know the table, or it has no such column.
+    #[error("there is no such table, or it has no column {column}")]
+    NoSuchColumn {
+        /// The column, as it was named.
+        column: String,
+    },
+    /// No unique index is on this column alone: more rows than one could be locked.
+    #[error("no unique index is on {column} alone, so more than the row that is meant could be locked")]
+    NotUnique {
+        /// The column, as it was named.
+        column: String,
+    },
+    /// The key is of a type with which the database cannot use the column's index, and would lock every row.
+    #[error(
+        "a key of type {key} cannot be looked up in the index on a column of type {column}: every row would be locked"
+    )]
+    KeyType {
+        /// The type of the key given.
+        key: String,
+        /// The type of the column.
+        column: String,
+    },
+    /// There is no row with this key, so there is nothing to lock.
+    #[error("there is no row with this key")]
+    NoSuchRow,
+    /// The transaction has read already, and what it read is older than what the lock would protect.
+    #[error("the transaction began to read before the row became what it is; run it again from its beginning")]
+    StaleSnapshot,
+    /// On SQLite, the transaction does not have the write lock, which is the row lock there.
+    #[error("on SQLite begin the transaction with BEGIN IMMEDIATE: sqlx's begin_with(\"BEGIN IMMEDIATE\")")]
+    Deferred,
+}
+
 impl Error {
     /// The time given with `wait` ran out.
     pub fn is_timeout(&self) -> bool {
@@ -208,6 +286,8 @@ impl Error {
     pub fn is_conflict(&self) -> bool {
         match self {
             Self::Fence(cause) => *cause == FenceError::StaleSnapshot,
+            Self::Row { cause, .. } => *cause == RowError::StaleSnapshot,
+            Self::Conflict { .. } => true,
             Self::Database { source, .. } => Fault::of(source) == Fault::Again,
             _ => false,
         }

@@ -5,6 +5,8 @@
 //! A row is inserted only when a plain SELECT has shown that it is missing, and never deleted by a release: inserts that
 //! meet deletes on one key are what InnoDB answers with deadlocks.
 
+mod rows;
+
 use std::collections::{BTreeSet, HashMap};
 use std::pin::Pin;
 use std::sync::Arc;

@@ -3,6 +3,8 @@
 //! Each verb has a short form for a batch of one, whose plan PostgreSQL keeps, and a form with arrays for more.
 //! No session state is set anywhere, so it all works behind a pooler that changes the server between transactions.
 
+mod rows;
+
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;

@@ -3,6 +3,8 @@
 //! Every verb is one statement that begins with the write lock: no deferred transaction that reads first and is then
 //! refused with `SQLITE_BUSY_SNAPSHOT`. Batches travel as JSON.
 
+mod rows;
+
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;

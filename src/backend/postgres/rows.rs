@@ -1,0 +1,21 @@
+//! Statements on the caller's own tables, in the caller's own transactions.
+
+use sqlx::{PgConnection, Postgres, QueryBuilder};
+
+use crate::backend::Job;
+use crate::backend::sealed::Dialect;
+
+impl Dialect for Postgres {
+    const QUOTE: char = '"';
+    const INTEGER: &'static str = "bigint";
+    const PRESENT: &'static str = "";
+    const BEGIN: Option<&'static str> = None;
+
+    fn fetch<'a>(conn: &'a mut PgConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, Vec<Self::Row>> {
+        Box::pin(query.build().fetch_all(conn))
+    }
+
+    fn execute<'a>(conn: &'a mut PgConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, u64> {
+        Box::pin(async move { Ok(query.build().execute(conn).await?.rows_affected()) })
+    }
+}
