@@ -67,8 +67,9 @@ pub(crate) trait Session: Send {
     fn renew<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>>;
 
     /// Ends the hold; the last one frees the name. `false`: the holding was not found as named, or it is the last one and
-    /// others wait, to whom it must be [passed](Self::pass) instead.
-    fn release<'a>(&'a mut self, releases: &'a [Release]) -> Job<'a, Vec<bool>>;
+    /// others wait, to whom it must be [passed](Self::pass) instead. `None`: somebody else has the name already, and it is not
+    /// known whether that came of this.
+    fn release<'a>(&'a mut self, releases: &'a [Release]) -> Job<'a, Vec<Option<bool>>>;
 
     /// Ends a holding and gives the name to the claim, in one step, if nobody waits in line. `None`: nothing was changed.
     fn hand_off<'a>(&'a mut self, hand_offs: &'a [HandOff]) -> Job<'a, Vec<Option<FencingToken>>>;
@@ -128,9 +129,24 @@ pub(crate) trait Session: Send {
     /// Ends the holding with that token, whoever has it. `false`: that token does not hold.
     fn evict<'a>(&'a mut self, name: &'a LockName, token: FencingToken) -> Job<'a, bool>;
 
+    /// Makes sure that a row stands for the name, to be locked by others. Waits for nobody who has locked it. Where a database
+    /// locks no rows, there is nothing to do.
+    fn ensure<'a>(&'a mut self, name: &'a LockName) -> Job<'a, ()> {
+        let _ = name;
+        Box::pin(async { Ok(()) })
+    }
+
+    /// What the catalogue says about a column, for those whose transactions [cannot ask](sealed::Catalogued::Elsewhere) themselves:
+    /// of a schema, a table, a column.
+    fn column<'a>(&'a mut self, of: &'a (String, String, String)) -> Job<'a, Option<sealed::Column>> {
+        let _ = of;
+        Box::pin(async { Ok(None) })
+    }
+
     /// Deletes up to `limit` rows that have been free, and whose token was overtaken by the clock, for `retention`; and places
     /// that have expired as long ago. Whoever has just joined a line may not be visible yet: a name that was marked as waited
-    /// for within a [`CLAIM`] stays.
+    /// for within a [`CLAIM`] stays. Likewise rows that nobody has [made sure of](Self::ensure) and nobody has locked, for
+    /// `retention` and at least [`UNSEEN`].
     fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64>;
 
     /// Ends the connection in order.
@@ -148,6 +164,13 @@ pub(crate) const GRACE: Duration = Duration::from_millis(300);
 
 /// How long a place lasts without a sign of life.
 pub(crate) const PLACE: Duration = Duration::from_millis(2_700);
+
+/// How long the row of a name stays that nobody asks for, to be locked. Whoever asks for it makes sure of it every
+/// [`ENSURED`](crate::row::ENSURED) and notes that down every [`NOTED`].
+pub(crate) const UNSEEN: Duration = Duration::from_secs(3600);
+
+/// How old the note may get that a row is in use. Writing it makes others' snapshots stale, so it is written seldom.
+pub(crate) const NOTED: Duration = Duration::from_secs(600);
 
 /// How a name is wanted, or held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -491,6 +514,17 @@ impl Row {
     }
 }
 
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+impl Row {
+    /// Whether an update has matched a holding that stands like that `after` it. `None`: it would have been given back, and
+    /// somebody else has the name now.
+    fn tells(&self, owner: Owner, hold: Hold, token: Option<FencingToken>, after: Standing) -> Option<bool> {
+        let standing = self.standing(owner, hold, token);
+        let overtaken = standing == Standing::Superseded && token.is_none_or(|token| self.token > token.get());
+        (after != Standing::Released || !overtaken).then_some(standing == after)
+    }
+}
+
 /// What has become of a holding, as far as its row tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
@@ -502,6 +536,8 @@ pub(crate) enum Standing {
     Released,
     /// Another holding stands there, or none of ours ever did.
     Superseded,
+    /// Another holding stands there, and it is not known whether ours was given back before.
+    Overtaken,
     /// It stands as named, yet an update that named it did not match: nothing was done.
     Unsettled,
 }
@@ -540,26 +576,27 @@ pub(crate) fn by_hold(batch: impl Iterator<Item = Hold>, marks: impl Iterator<It
 }
 
 /// Which holdings of a batch an update matched, where the database tells only how many. When that leaves a doubt, the rows
-/// tell: `after` is how a holding stands that was matched.
+/// tell: `after` is how a holding stands that was matched. `None`: what was given back, if it was, somebody has taken since.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub(crate) async fn matched(
     session: &mut dyn Session,
     affected: u64,
     batch: &[(&LockName, Owner, Hold, Option<FencingToken>)],
     after: Standing,
-) -> Result<Vec<bool>, sqlx::Error> {
+) -> Result<Vec<Option<bool>>, sqlx::Error> {
     if affected == 0 || affected == batch.len() as u64 {
-        return Ok(vec![affected > 0; batch.len()]);
+        return Ok(vec![Some(affected > 0); batch.len()]);
     }
     let names: Vec<LockName> = batch.iter().map(|(name, ..)| (*name).clone()).collect();
     let rows = session.look(&names).await?;
     Ok(batch
         .iter()
         .map(|&(name, owner, hold, token)| {
-            let row = rows.iter().find(|row| row.name == name.as_str());
-            // What was given back may have been swept since.
-            let swept = after == Standing::Released;
-            row.map_or(swept, |row| row.standing(owner, hold, token) == after)
+            let Some(row) = rows.iter().find(|row| row.name == name.as_str()) else {
+                // What was given back may have been swept since.
+                return Some(after == Standing::Released);
+            };
+            row.tells(owner, hold, token, after)
         })
         .collect())
 }
@@ -610,6 +647,10 @@ pub(crate) mod sealed {
         const PRESENT: &'static str;
         /// How a transaction begins that is going to write. `None`: as any other.
         const BEGIN: Option<&'static str>;
+        /// Whether an error leaves a transaction unusable.
+        const ABORTS: bool;
+        /// Whether rows are locked one by one, or all at once with the database.
+        const LOCKS_ROWS: bool;
 
         /// The rows that a statement returns.
         fn fetch<'a>(
@@ -619,6 +660,126 @@ pub(crate) mod sealed {
 
         /// How many rows a statement has matched.
         fn execute<'a>(conn: &'a mut Self::Connection, query: &'a mut sqlx::QueryBuilder<Self>) -> super::Job<'a, u64>;
+
+        /// What makes a SELECT lock its rows.
+        fn clauses(locking: Locking) -> Clauses;
+
+        /// The name of a lock, as the tables have it.
+        fn push_name(query: &mut sqlx::QueryBuilder<Self>, name: &str);
+
+        /// After the name of a table: look rows up in that index, and in no other way.
+        fn push_index(query: &mut sqlx::QueryBuilder<Self>, index: &str) {
+            let _ = (query, index);
+        }
+
+        /// What an error of a statement that locks rows says about the lock.
+        fn refusal(error: &sqlx::Error) -> Option<Refusal>;
+
+        /// Whether that error has ended the transaction although it looks like one that does not.
+        fn has_rolled_back<'a>(conn: &'a mut Self::Connection, error: &'a sqlx::Error) -> super::Job<'a, bool> {
+            let _ = (conn, error);
+            Box::pin(async { Ok(false) })
+        }
+
+        /// Where an error [would](Self::ABORTS), keeps the next statement from ending the transaction, and bounds its time.
+        /// What is returned restores the settings.
+        fn guard(conn: &mut Self::Connection, within: Option<std::time::Duration>) -> super::Job<'_, String> {
+            let _ = (conn, within);
+            Box::pin(async { Ok(String::new()) })
+        }
+
+        /// After [`guard`](Self::guard), once the statement has succeeded or failed.
+        fn unguard<'a>(conn: &'a mut Self::Connection, settings: &'a str, succeeded: bool) -> super::Job<'a, ()> {
+            let _ = (conn, settings, succeeded);
+            Box::pin(async { Ok(()) })
+        }
+
+        /// Where [no single rows](Self::LOCKS_ROWS) are locked, makes sure that the transaction has the lock on them all.
+        fn seize<'a>(conn: &'a mut Self::Connection, table: &'a str, column: &'a str) -> super::Job<'a, ()> {
+            let _ = (conn, table, column);
+            Box::pin(async { Ok(()) })
+        }
+
+        /// What the catalogue says about a column. `None`: it knows no such table, or no such column in it.
+        fn column<'a>(
+            conn: &'a mut Self::Connection,
+            table: &'a crate::table::Table,
+            column: &'a str,
+        ) -> super::Job<'a, Catalogued>;
+
+        /// What to select for the key of a row, so that it can be read as a key of that type.
+        fn push_key(query: &mut sqlx::QueryBuilder<Self>, column: &str, key: &Self::TypeInfo) {
+            let _ = key;
+            query.push(column);
+        }
+
+        /// Whether keys of a type can be looked up in an index on such a column.
+        fn suits(key: &Self::TypeInfo, column: &Column) -> bool {
+            let _ = (key, column);
+            true
+        }
+    }
+
+    /// How rows are to be locked.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Locking {
+        pub shared: bool,
+        pub wait: Wait,
+    }
+
+    /// What to do about rows that others have locked.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Wait {
+        /// Wait, as long as the session's own settings allow.
+        Unbounded,
+        /// Wait, but not longer.
+        AtMost(std::time::Duration),
+        /// Fail.
+        Refuse,
+        /// Leave them out.
+        Skip,
+    }
+
+    /// What stands before a SELECT, right behind the word, and at its end.
+    #[derive(Debug, Default)]
+    pub struct Clauses {
+        pub before: String,
+        pub hint: String,
+        pub after: &'static str,
+    }
+
+    /// Why a row was not locked.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Refusal {
+        /// Somebody else has it.
+        Taken,
+        /// The statement ran into a bound on its time.
+        Cut,
+        /// The transaction reads from before the row became what it is.
+        Stale,
+        /// The transaction cannot get the lock on the database.
+        Deferred,
+    }
+
+    /// An answer of the catalogue.
+    #[derive(Debug)]
+    pub enum Catalogued {
+        Known(Column),
+        /// There is no such table, or it has no such column.
+        Unknown,
+        /// To look into it would be the beginning of what the transaction reads. Another connection can, in this schema.
+        Elsewhere(String),
+    }
+
+    /// What the catalogue says about a column.
+    #[derive(Clone, Debug)]
+    pub struct Column {
+        /// Its type, as the database calls it.
+        pub type_name: String,
+        /// A unique index on this column alone.
+        pub unique: Option<String>,
+        /// The engine that keeps the table, if it locks no rows.
+        pub rowless: Option<String>,
     }
 
     /// The part of [`Database`](super::Database) that is nobody's business outside.
@@ -641,4 +802,35 @@ pub enum Kind {
     Postgres,
     MySql,
     Sqlite,
+}
+
+#[cfg(all(test, any(feature = "mysql", feature = "sqlite")))]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    /// Several were released in one statement, not all of them were there, and somebody was faster than the look at the rows.
+    #[test]
+    fn release_is_not_called_lost_because_somebody_has_taken_the_name_since() {
+        let (owner, hold, token) = (Owner::random(), Hold::random(), FencingToken::new(7).expect("positive"));
+        let row = |owner: String, holds: String, token| Row {
+            name: "a".into(),
+            owner,
+            holds,
+            token,
+            holder: String::new(),
+            label: String::new(),
+            acquired_at: 0,
+            expires_at: 0,
+            waiting: 0,
+            now: 0,
+        };
+        let tells = |row: Row| row.tells(owner, hold, Some(token), Standing::Released);
+        let other = || (Owner::random().to_string(), Hold::random().mark());
+        assert_eq!(tells(row(owner.to_string(), String::new(), 7)), Some(true), "given back");
+        assert_eq!(tells(row(owner.to_string(), hold.mark(), 7)), Some(false), "others wait");
+        assert_eq!(tells(row(String::new(), String::new(), 7)), Some(false), "evicted");
+        assert_eq!(tells(row(other().0, other().1, 8)), None, "taken, before or after");
+        assert_eq!(tells(row(owner.to_string(), other().1, 8)), None, "taken by another hold of the same owner");
+    }
 }

@@ -17,6 +17,7 @@ use crate::lease::renewal::{Keeper, Tenure, margin};
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
 use crate::pump::{Answer, Attend, Attended, Pump, Reply, Serve, Served, Verb};
+use crate::row::Rows;
 use crate::token::FencingToken;
 use crate::waiting::{Departure, Errand, Grant, Patience, Room, Waiter};
 use crate::wakeup::Bell;
@@ -47,6 +48,7 @@ pub(crate) struct Client {
     /// Whose places in line are ours.
     pub(crate) id: Arc<str>,
     pub(crate) bell: Bell,
+    pub(crate) rows: Rows,
     room: Mutex<Room>,
 }
 
@@ -60,6 +62,7 @@ impl Client {
             keeper: Keeper::default(),
             id: Uuid::new_v4().simple().to_string().into(),
             bell: Bell::default(),
+            rows: Rows::default(),
             // On SQLite nothing can be renewed while somebody writes, and this one might.
             room: Mutex::new(Room::new(kind == Kind::Sqlite)),
         })
@@ -548,13 +551,16 @@ impl Departure {
         let Holding { name, token, .. } = &self.holding;
         match answer.outcome {
             Ok(Standing::Released) => Ok(()),
-            // Our own first request has ended it, for before the deadline nobody else could have.
+            // Our own request has ended it, this one or an earlier one, for before the deadline nobody else could have.
+            Ok(Standing::Overtaken) if !self.deadline.is_past() => Ok(()),
             Ok(Standing::Superseded) if answer.resent && !self.deadline.is_past() => Ok(()),
             Ok(Standing::Superseded) => {
                 let lost = Error::Lost { name: name.clone(), token: *token, cause: LossCause::Superseded };
                 Err(self.unknown_if(answer.resent, lost))
             }
-            Ok(Standing::Held | Standing::Awaited | Standing::Unsettled) => Err(self.unknown_if(true, Error::Closed)),
+            Ok(Standing::Held | Standing::Awaited | Standing::Unsettled | Standing::Overtaken) => {
+                Err(self.unknown_if(true, Error::Closed))
+            }
             Err(error) => Err(self.unknown_if(answer.resent, error)),
         }
     }

@@ -97,6 +97,15 @@ pub enum Error {
         reason: &'static str,
     },
 
+    /// Not the name of a table or column.
+    #[error("{name:?} cannot be the name of a table or column: {reason}")]
+    InvalidIdentifier {
+        /// The text that was given.
+        name: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+
     /// Not an owner: it must be 32 hexadecimal digits, as an [`Owner`](crate::Owner) prints itself.
     #[error("that is not an owner: expected 32 hexadecimal digits")]
     InvalidOwner,
@@ -259,6 +268,12 @@ pub enum RowError {
         key: String,
         /// The type of the column.
         column: String,
+    },
+    /// The engine that keeps the table locks no single rows.
+    #[error("it is kept by {engine}, which locks no rows: convert it to InnoDB")]
+    NoRowLocks {
+        /// The engine, as the database calls it.
+        engine: String,
     },
     /// There is no row with this key, so there is nothing to lock.
     #[error("there is no row with this key")]

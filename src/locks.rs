@@ -14,6 +14,7 @@ use crate::lease::export::ExportedLease;
 use crate::lease::{Lease, LeaseRequest};
 use crate::name::LockName;
 use crate::pump::Verb;
+use crate::row::{RowLock, RowOf, RowsOf, RowsWhere};
 use crate::semaphore::Semaphore;
 use crate::sweeper::Sweeper;
 use crate::token::FencingToken;
@@ -84,6 +85,33 @@ impl Locks {
     /// An election of one leader among those who campaign under a name.
     pub fn election(&self, name: impl Into<String>) -> Election {
         Election::new(self.clone(), name.into())
+    }
+
+    /// A row lock by name, for the caller's own transaction: `locks.row("stock/shirts").lock(&mut tx)`.
+    pub fn row(&self, name: impl Into<String>) -> RowLock {
+        RowLock::new(Arc::clone(&self.client), name.into())
+    }
+
+    /// A lock on the row of the caller's own `table` whose `column`, which must be uniquely indexed, is `key`:
+    /// `locks.row_of("accounts", "id", 7).lock(&mut tx)`.
+    pub fn row_of<K>(&self, table: impl Into<String>, column: impl Into<String>, key: K) -> RowOf<K> {
+        RowOf::new(Arc::clone(&self.client), table.into(), column.into(), key)
+    }
+
+    /// Locks on several rows of the caller's own table, by keys, in one order:
+    /// `locks.rows_of("accounts", "id", [7, 3]).lock(&mut tx)`.
+    pub fn rows_of<K>(
+        &self,
+        table: impl Into<String>,
+        column: impl Into<String>,
+        keys: impl IntoIterator<Item = K>,
+    ) -> RowsOf<K> {
+        RowsOf::new(Arc::clone(&self.client), table.into(), column.into(), keys.into_iter().collect())
+    }
+
+    /// Locks on rows of the caller's own table, by a condition: a queue of jobs. What is told of each row is its `column`.
+    pub fn rows_where(&self, table: impl Into<String>, column: impl Into<String>) -> RowsWhere {
+        RowsWhere::new(Arc::clone(&self.client), table.into(), column.into())
     }
 
     /// Takes over a lease that another process [exported](Lease::export). It is renewed from here.

@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, timeout};
 
+use crate::backend::sealed::Column;
 use crate::backend::{
     Backend, CLAIM, Claim, GRACE, Granted, HandOff, Holding, Job, Listed, Mode, Names, PassedOn, Place, Release,
     Renewal, Row, Session, Spot, Standing, Ticket, Watched,
@@ -104,6 +105,10 @@ pub(crate) enum Verb {
         reply: Reply<bool>,
     },
     Evict(LockName, FencingToken, Reply<bool>),
+    /// Makes sure that there is a row to be locked.
+    Ensure(LockName, Reply<()>),
+    /// Looks up a column: schema, table, column.
+    Column((String, String, String), Reply<Option<Column>>),
     Sweep {
         retention: Duration,
         limit: u32,
@@ -313,6 +318,8 @@ impl Lane {
                 reply.send(self.attempt("downgrade", &Downgrade { from, to }).await);
             }
             Verb::Evict(name, token, reply) => reply.send(self.attempt("evict", &Evict(name, token)).await),
+            Verb::Ensure(name, reply) => reply.send(self.attempt("create the row of a name", &Ensure(name)).await),
+            Verb::Column(of, reply) => reply.send(self.attempt("look a table up", &ColumnOf(of)).await),
             Verb::Sweep { retention, limit, reply } => {
                 reply.send(self.attempt("sweep", &Sweep { retention, limit }).await);
             }
@@ -748,6 +755,26 @@ impl Request for Evict {
     }
 }
 
+struct Ensure(LockName);
+
+impl Request for Ensure {
+    type Outcome = ();
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, ()> {
+        session.ensure(&self.0)
+    }
+}
+
+struct ColumnOf((String, String, String));
+
+impl Request for ColumnOf {
+    type Outcome = Option<Column>;
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Option<Column>> {
+        session.column(&self.0)
+    }
+}
+
 struct Sweep {
     retention: Duration,
     limit: u32,
@@ -862,7 +889,7 @@ impl Batch for Renewals {
 
     fn send<'a>(session: &'a mut dyn Session, batch: &'a [Renewal]) -> Job<'a, Vec<Standing>> {
         Box::pin(async move {
-            let done = session.renew(batch).await?;
+            let done: Vec<_> = session.renew(batch).await?.into_iter().map(Some).collect();
             standings(session, batch, &done, Standing::Held, |Renewal { holding: h, .. }| {
                 (&h.name, h.owner, h.hold, Some(h.token))
             })
@@ -951,19 +978,21 @@ impl Batch for Looks {
 async fn standings<T>(
     session: &mut dyn Session,
     batch: &[T],
-    matched: &[bool],
+    matched: &[Option<bool>],
     done: Standing,
     holding: impl Fn(&T) -> (&LockName, Owner, Hold, Option<FencingToken>),
 ) -> Result<Vec<Standing>, sqlx::Error> {
-    let missed: Vec<LockName> =
-        batch.iter().zip(matched).filter(|(_, matched)| !**matched).map(|(item, _)| holding(item).0.clone()).collect();
+    let missed = batch.iter().zip(matched).filter(|(_, matched)| **matched == Some(false));
+    let missed: Vec<LockName> = missed.map(|(item, _)| holding(item).0.clone()).collect();
     let rows = if missed.is_empty() { Vec::new() } else { session.look(&missed).await? };
     Ok(batch
         .iter()
         .zip(matched)
         .map(|(item, matched)| {
-            if *matched {
-                return done;
+            match matched {
+                Some(true) => return done,
+                Some(false) => {}
+                None => return Standing::Overtaken,
             }
             let (name, owner, hold, token) = holding(item);
             let row = rows.iter().find(|row| row.name == name.as_str());

@@ -27,6 +27,7 @@ type Files = &'static [(i64, &'static str, &'static str)];
 pub(crate) const POSTGRES: Files = &[
     (1, "lease", include_str!("../migrations/postgres/0001_lease.sql")),
     (2, "place", include_str!("../migrations/postgres/0002_place.sql")),
+    (3, "row", include_str!("../migrations/postgres/0003_row.sql")),
 ];
 
 #[cfg(feature = "mysql")]
@@ -35,6 +36,7 @@ pub(crate) const MYSQL: Files = &[
     (1, "lease", include_str!("../migrations/mysql/0001_lease.sql")),
     (2, "fence", include_str!("../migrations/mysql/0002_fence.sql")),
     (3, "place", include_str!("../migrations/mysql/0003_place.sql")),
+    (4, "row", include_str!("../migrations/mysql/0004_row.sql")),
 ];
 
 #[cfg(feature = "sqlite")]

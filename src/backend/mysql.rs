@@ -21,8 +21,8 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySql, MySqlConn
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
-    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, Names, PLACE, Pass, Place, Queue,
-    Release, Renewal, Row, Session, Spot, Standing, Ticket, To, Watched,
+    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, NOTED, Names, PLACE, Pass, Place, Queue,
+    Release, Renewal, Row, Session, Spot, Standing, Ticket, To, UNSEEN, Watched,
 };
 use super::{by_hold, held_for, matched, micros, token};
 use crate::error::{Error, Fault, Result};
@@ -407,6 +407,32 @@ UPDATE sqlock_lease SET owner = '', holds = '+', holder = '', label = '', expire
 // Bind order: name, token
 pub(super) const EVICT_SHARE: &str = "DELETE FROM sqlock_place WHERE name = ? AND token = ? AND token > 0 AND units > 0";
 
+// Whether there is a row, and whether it is time to note down that it is in use. Bind order: how old the note may get, name.
+pub(super) const SEEN: &str = concat!("SELECT seen_at < ", now!(), " - ? FROM sqlock_row WHERE name = ?");
+
+// Bind order: name
+pub(super) const CREATE_ROW: &str = concat!("INSERT IGNORE INTO sqlock_row (name, seen_at) VALUES (?, ", now!(), ")");
+
+// Whoever has locked the row is not waited for. Bind order: name.
+pub(super) const NOTE: &str = concat!("
+UPDATE (SELECT name FROM sqlock_row WHERE name = ? LIMIT 1 FOR UPDATE SKIP LOCKED) AS q
+       STRAIGHT_JOIN sqlock_row AS r ON r.name = q.name
+   SET r.seen_at = ", now!());
+
+// Reads without locking. Bind order: retention, limit.
+pub(super) const UNSEEN_ROWS: &str = concat!("SELECT name FROM sqlock_row WHERE seen_at < ", now!(), " - ? LIMIT ?");
+
+// Bind order: JSON names as hex, retention
+pub(super) const SWEEP_ROWS: &str = concat!("
+DELETE r
+  FROM (SELECT STRAIGHT_JOIN s.name
+          FROM (SELECT UNHEX(hex) AS name FROM JSON_TABLE(?, '$[*]' COLUMNS (hex VARCHAR(510) PATH '$')) AS j
+                 LIMIT 100000) AS n
+          JOIN sqlock_row AS s ON s.name = n.name
+         WHERE s.seen_at < ", now!(), " - ?
+         LIMIT 100000 FOR UPDATE SKIP LOCKED) AS q
+       STRAIGHT_JOIN sqlock_row AS r ON r.name = q.name");
+
 // Bind order: retention, limit
 pub(super) const SWEEP_PLACES: &str = concat!("DELETE FROM sqlock_place WHERE expires_at < ", now!(), " - ? LIMIT ?");
 
@@ -439,8 +465,8 @@ DELETE l, f
          WHERE s.token < ", now!(), " - ? AND s.waiting < ", now!(), " - ?
            AND (s.expires_at < ", now!(), " - ? OR s.holds = '+')
          LIMIT 100000 FOR UPDATE SKIP LOCKED) AS q
-  JOIN sqlock_lease AS l ON l.name = q.name
-  JOIN sqlock_fence AS f ON f.name = q.name");
+       STRAIGHT_JOIN sqlock_lease AS l ON l.name = q.name
+       STRAIGHT_JOIN sqlock_fence AS f ON f.name = q.name");
 
 // Bind order: name. The outer read locks and sees the present; the inner one reads what the transaction's snapshot sees.
 // Where they differ, the transaction began to read before this lease was granted.
@@ -529,6 +555,14 @@ type MySqlQuery<'q> = sqlx::query::Query<'q, MySql, MySqlArguments>;
 impl MySqlSession {
     async fn execute(&mut self, query: MySqlQuery<'_>) -> Result<MySqlQueryResult, sqlx::Error> {
         query.execute(&mut self.conn).await
+    }
+
+    async fn sweep_rows(&mut self, age: i64, limit: u32) -> Result<(), sqlx::Error> {
+        let unseen = sqlx::query(sql::UNSEEN_ROWS).bind(age).bind(limit).fetch_all(&mut self.conn).await?;
+        if !unseen.is_empty() {
+            self.execute(sqlx::query(sql::SWEEP_ROWS).bind(json_names(&unseen)).bind(age)).await?;
+        }
+        Ok(())
     }
 
     /// For statements that leave the new token in LAST_INSERT_ID.
@@ -678,11 +712,12 @@ impl Session for MySqlSession {
             let affected = self.execute(query).await?.rows_affected();
             let batch: Vec<_> =
                 renewals.iter().map(|Renewal { holding: h, .. }| (&h.name, h.owner, h.hold, Some(h.token))).collect();
-            matched(self, affected, &batch, Standing::Held).await
+            let matched = matched(self, affected, &batch, Standing::Held).await?;
+            Ok(matched.into_iter().map(|matched| matched == Some(true)).collect())
         })
     }
 
-    fn release<'a>(&'a mut self, releases: &'a [Release]) -> Job<'a, Vec<bool>> {
+    fn release<'a>(&'a mut self, releases: &'a [Release]) -> Job<'a, Vec<Option<bool>>> {
         Box::pin(async move {
             let query = match releases {
                 [r] => {
@@ -989,17 +1024,42 @@ impl Session for MySqlSession {
         })
     }
 
+    fn ensure<'a>(&'a mut self, name: &'a LockName) -> Job<'a, ()> {
+        Box::pin(async move {
+            let name = name.as_str().as_bytes();
+            let seen = sqlx::query(sql::SEEN).bind(micros(NOTED)).bind(name).fetch_optional(&mut self.conn).await?;
+            let done = match seen.map(|row| row.get::<bool, _>(0)) {
+                Some(false) => return Ok(()),
+                Some(true) => self.execute(sqlx::query(sql::NOTE).bind(name)).await,
+                None => self.execute(sqlx::query(sql::CREATE_ROW).bind(name)).await,
+            };
+            match done {
+                // Somebody was faster, and has locked it already: the row is there.
+                Err(sqlx::Error::Database(e))
+                    if e.try_downcast_ref::<MySqlDatabaseError>().is_some_and(|e| e.number() == 1205) =>
+                {
+                    Ok(())
+                }
+                done => done.map(|_| ()),
+            }
+        })
+    }
+
+    fn column<'a>(&'a mut self, of: &'a (String, String, String)) -> Job<'a, Option<super::sealed::Column>> {
+        Box::pin(self.column_of(of))
+    }
+
     fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64> {
         Box::pin(async move {
             let (age, marked) = (micros(retention), micros(retention.max(CLAIM)));
             self.execute(sqlx::query(sql::SWEEP_PLACES).bind(age).bind(limit)).await?;
+            self.sweep_rows(micros(retention.max(UNSEEN)), limit).await?;
             let stale = sqlx::query(sql::STALE).bind(age).bind(marked).bind(age).bind(age).bind(limit);
             let stale = stale.fetch_all(&mut self.conn).await?;
             if stale.is_empty() {
                 return Ok(0);
             }
-            let names = Value::from_iter(stale.iter().map(|row| hex(&text(row.get(0)))));
-            let query = sqlx::query(sql::SWEEP).bind(names.to_string()).bind(age).bind(marked).bind(age);
+            let query = sqlx::query(sql::SWEEP).bind(json_names(&stale)).bind(age).bind(marked).bind(age);
             // Two rows go with each name.
             Ok(self.execute(query).await?.rows_affected() / 2)
         })
@@ -1008,6 +1068,11 @@ impl Session for MySqlSession {
     fn close(self: Box<Self>) -> Job<'static, ()> {
         Box::pin(self.conn.close())
     }
+}
+
+/// The names that rows begin with, as the statements take them.
+fn json_names(rows: &[MySqlRow]) -> String {
+    Value::from_iter(rows.iter().map(|row| hex(&text(row.get(0))))).to_string()
 }
 
 /// Names are stored as the bytes of valid UTF-8.

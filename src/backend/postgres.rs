@@ -15,8 +15,8 @@ use sqlx::{ConnectOptions, Connection, Executor, PgConnection, PgPool, Postgres,
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
-    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Listener, Mode, Names, PLACE, Pass, PassedOn,
-    Place, Queue, Release, Renewal, Row, Session, Spot, Ticket, To, Watched,
+    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Listener, Mode, NOTED, Names, PLACE, Pass,
+    PassedOn, Place, Queue, Release, Renewal, Row, Session, Spot, Ticket, To, UNSEEN, Watched,
 };
 use super::{by_hold, found, held_for, in_order, micros, token};
 use crate::error::Result;
@@ -430,6 +430,22 @@ fence AS (
     DELETE FROM sqlock_fence AS f USING stale WHERE f.name = stale.name)
 DELETE FROM sqlock_lease AS l USING stale WHERE l.name = stale.name");
 
+// $1 name, $2 how old the note may get. Nothing is waited for and, most of the time, nothing is written.
+pub(super) const ENSURE: &str = concat!("
+WITH noted AS MATERIALIZED (
+    SELECT name FROM sqlock_row WHERE name = $1 AND seen_at < ", now!(), " - $2 FOR UPDATE SKIP LOCKED),
+note AS (
+    UPDATE sqlock_row AS r SET seen_at = ", now!(), " FROM noted WHERE r.name = noted.name)
+INSERT INTO sqlock_row (name, seen_at)
+SELECT $1, ", now!(), " WHERE NOT EXISTS (SELECT 1 FROM sqlock_row WHERE name = $1)
+    ON CONFLICT (name) DO NOTHING");
+
+// $1 retention, $2 limit
+pub(super) const SWEEP_ROWS: &str = concat!("
+WITH unseen AS MATERIALIZED (
+    SELECT name FROM sqlock_row WHERE seen_at < ", now!(), " - $1 LIMIT $2 FOR UPDATE SKIP LOCKED)
+DELETE FROM sqlock_row AS r USING unseen WHERE r.name = unseen.name");
+
 // $1 retention, $2 limit
 pub(super) const SWEEP_PLACES: &str = concat!("
 WITH stale AS MATERIALIZED (
@@ -673,7 +689,7 @@ impl Session for PostgresSession {
         })
     }
 
-    fn release<'a>(&'a mut self, releases: &'a [Release]) -> Job<'a, Vec<bool>> {
+    fn release<'a>(&'a mut self, releases: &'a [Release]) -> Job<'a, Vec<Option<bool>>> {
         Box::pin(async move {
             let token = |r: &Release| r.token.map_or(0, FencingToken::get);
             if let [r] = releases {
@@ -683,7 +699,7 @@ impl Session for PostgresSession {
                     .bind(r.hold.mark())
                     .bind(token(r))
                     .bind(micros(r.hold_at_least));
-                return Ok(vec![self.execute(query).await? > 0]);
+                return Ok(vec![Some(self.execute(query).await? > 0)]);
             }
             let query = sqlx::query(sql::RELEASE_MANY)
                 .bind(releases.iter().map(|r| r.name.as_str()).collect::<Vec<_>>())
@@ -692,7 +708,7 @@ impl Session for PostgresSession {
                 .bind(releases.iter().map(token).collect::<Vec<_>>())
                 .bind(releases.iter().map(|r| micros(r.hold_at_least)).collect::<Vec<_>>());
             let rows = self.rows(query).await?;
-            Ok(found(in_order(releases, |r| &r.name, named(rows))))
+            Ok(found(in_order(releases, |r| &r.name, named(rows))).into_iter().map(Some).collect())
         })
     }
 
@@ -917,10 +933,19 @@ impl Session for PostgresSession {
         })
     }
 
+    fn ensure<'a>(&'a mut self, name: &'a LockName) -> Job<'a, ()> {
+        Box::pin(async move {
+            self.execute(sqlx::query(sql::ENSURE).bind(name.as_str()).bind(micros(NOTED))).await?;
+            Ok(())
+        })
+    }
+
     fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64> {
         Box::pin(async move {
             let sweep = |sql| sqlx::query(sql).bind(micros(retention)).bind(i64::from(limit));
             self.execute(sweep(sql::SWEEP_PLACES)).await?;
+            self.execute(sqlx::query(sql::SWEEP_ROWS).bind(micros(retention.max(UNSEEN))).bind(i64::from(limit)))
+                .await?;
             self.execute(sweep(sql::SWEEP).bind(micros(retention.max(CLAIM)))).await
         })
     }

@@ -475,11 +475,12 @@ impl Session for SqliteSession {
             let affected = self.execute(sqlx::query(sql::RENEW).bind(Value::Array(batch).to_string())).await?;
             let batch: Vec<_> =
                 renewals.iter().map(|r| &r.holding).map(|h| (&h.name, h.owner, h.hold, Some(h.token))).collect();
-            matched(self, affected, &batch, Standing::Held).await
+            let matched = matched(self, affected, &batch, Standing::Held).await?;
+            Ok(matched.into_iter().map(|matched| matched == Some(true)).collect())
         })
     }
 
-    fn release<'a>(&'a mut self, releases: &'a [Release]) -> Job<'a, Vec<bool>> {
+    fn release<'a>(&'a mut self, releases: &'a [Release]) -> Job<'a, Vec<Option<bool>>> {
         Box::pin(async move {
             if let [r] = releases {
                 let query = sqlx::query(sql::RELEASE_ONE)
@@ -488,7 +489,7 @@ impl Session for SqliteSession {
                     .bind(r.hold.mark())
                     .bind(r.token.map_or(0, FencingToken::get))
                     .bind(micros(r.hold_at_least));
-                return Ok(vec![self.execute(query).await? > 0]);
+                return Ok(vec![Some(self.execute(query).await? > 0)]);
             }
             let batch = releases
                 .iter()

@@ -446,7 +446,7 @@ async fn fence_of_a_transaction_of_another_kind_of_database_is_refused() {
 }
 
 /// As much of PostgreSQL as it takes to have a transaction of it where no server is: it greets, and agrees to everything.
-async fn a_server_that_only_begins() -> String {
+pub(super) async fn a_server_that_only_begins() -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("the port").port();
     tokio::spawn(async move {

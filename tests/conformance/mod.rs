@@ -16,6 +16,7 @@ mod name;
 mod network;
 mod owner;
 mod pooler;
+mod row;
 mod schema;
 mod semaphore;
 mod server;

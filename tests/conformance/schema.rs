@@ -52,7 +52,16 @@ async fn twelve_at_once_find_the_tables_made() {
     let pool = db.pool().await;
     let applied: i64 =
         sqlx::query_scalar("SELECT count(*) FROM _sqlock_migrations").fetch_one(&pool).await.expect("the history");
-    assert_eq!(applied, if DATABASE.is_mysql() { 3 } else { 2 });
+    assert_eq!(applied, migrations());
+}
+
+/// How many there are.
+fn migrations() -> i64 {
+    match DATABASE {
+        Database::Postgres => 3,
+        Database::MySql | Database::MariaDb => 4,
+        Database::Sqlite => 2,
+    }
 }
 
 /// On a database of its own, unless the test above has started it.
@@ -115,9 +124,7 @@ async fn our_tables_live_beside_an_applications_migrations() {
         application(2).run(&pool).await.expect("nothing left to do");
         sqlx::query("INSERT INTO application (id, note) VALUES (1, 'x')").execute(&pool).await.expect("insert");
         works(&locks).await;
-        for (history, expected) in
-            [("_sqlx_migrations", 2), ("_sqlock_migrations", if DATABASE.is_mysql() { 3 } else { 2 })]
-        {
+        for (history, expected) in [("_sqlx_migrations", 2), ("_sqlock_migrations", migrations())] {
             let count = AssertSqlSafe(format!("SELECT count(*) FROM {history}"));
             let applied: i64 = sqlx::query_scalar(count).fetch_one(&pool).await.expect("the history");
             assert_eq!(applied, expected, "{history}");

@@ -1,21 +1,153 @@
 //! Statements on the caller's own tables, in the caller's own transactions.
+//!
+//! A wait is bounded by the statement itself, in the way that each of the two has. No setting of the session is touched, so
+//! none has to be restored, even when a future is dropped in the middle.
 
-use sqlx::{MySql, MySqlConnection, QueryBuilder};
+use std::time::Duration;
 
+use sqlx::mysql::{MySqlDatabaseError, MySqlTypeInfo};
+use sqlx::{MySql, MySqlConnection, QueryBuilder, Row as _, TypeInfo as _};
+
+use super::{MySqlSession, hex};
 use crate::backend::Job;
-use crate::backend::sealed::Dialect;
+use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Locking, Refusal, Wait};
+use crate::table::Table;
+
+/// The statements, laid out to be read.
+#[rustfmt::skip]
+mod sql {
+// An index on a part of the column, or on an expression, will not do. Bind order: schema, table, column.
+pub(super) const COLUMN: &str = "
+SELECT CAST(c.DATA_TYPE AS CHAR),
+       (SELECT CAST(s.INDEX_NAME AS CHAR)
+          FROM information_schema.STATISTICS AS s
+         WHERE s.TABLE_SCHEMA = c.TABLE_SCHEMA AND s.TABLE_NAME = c.TABLE_NAME AND s.NON_UNIQUE = 0
+         GROUP BY s.INDEX_NAME
+        HAVING COUNT(*) = 1 AND MAX(s.COLUMN_NAME) = c.COLUMN_NAME AND MAX(s.SUB_PART) IS NULL
+         ORDER BY s.INDEX_NAME <> 'PRIMARY'
+         LIMIT 1),
+       CAST(t.ENGINE AS CHAR)
+  FROM information_schema.COLUMNS AS c
+  JOIN information_schema.TABLES AS t ON t.TABLE_SCHEMA = c.TABLE_SCHEMA AND t.TABLE_NAME = c.TABLE_NAME
+ WHERE c.TABLE_SCHEMA = ? AND c.TABLE_NAME = ? AND c.COLUMN_NAME = ?";
+}
 
 impl Dialect for MySql {
     const QUOTE: char = '`';
     const INTEGER: &'static str = "SIGNED";
     const PRESENT: &'static str = " LOCK IN SHARE MODE";
     const BEGIN: Option<&'static str> = None;
+    const ABORTS: bool = false;
+    const LOCKS_ROWS: bool = true;
 
     fn fetch<'a>(conn: &'a mut MySqlConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, Vec<Self::Row>> {
-        Box::pin(query.build().fetch_all(conn))
+        let sql = query.sql();
+        if sql.as_str().contains('?') {
+            return Box::pin(query.build().fetch_all(conn));
+        }
+        // Not prepared: a future that is dropped while sqlx prepares leaves a connection that never answers again, and with
+        // it a transaction that never ends.
+        Box::pin(sqlx::raw_sql(sql).fetch_all(conn))
     }
 
     fn execute<'a>(conn: &'a mut MySqlConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, u64> {
         Box::pin(async move { Ok(query.build().execute(conn).await?.rows_affected()) })
     }
+
+    fn clauses(Locking { shared, wait }: Locking) -> Clauses {
+        // /*M! … */ is for MariaDB's eyes, /*!80001 … */ for MySQL's: MariaDB leaves out what is for a MySQL that it never was.
+        // https://mariadb.com/kb/en/comment-syntax/
+        let after = match (shared, wait) {
+            (false, Wait::Unbounded | Wait::AtMost(_)) => " FOR UPDATE",
+            (false, Wait::Refuse) => " FOR UPDATE NOWAIT",
+            (false, Wait::Skip) => " FOR UPDATE SKIP LOCKED",
+            (true, Wait::Unbounded | Wait::AtMost(_)) => " LOCK IN SHARE MODE",
+            (true, Wait::Refuse) => " /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ NOWAIT",
+            (true, Wait::Skip) => " /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ SKIP LOCKED",
+        };
+        let Wait::AtMost(within) = wait else {
+            return Clauses { after, ..Clauses::default() };
+        };
+        // The server's own bound, innodb_lock_wait_timeout, counts seconds. Zero would be no bound.
+        // https://dev.mysql.com/doc/refman/8.4/en/optimizer-hints.html#optimizer-hints-execution-time
+        // https://mariadb.com/kb/en/set-statement/
+        let within = within.clamp(Duration::from_millis(1), Duration::from_millis(u32::MAX.into()));
+        Clauses {
+            before: format!("/*M! SET STATEMENT max_statement_time = {:.6} FOR */ ", within.as_secs_f64()),
+            hint: format!("/*+ MAX_EXECUTION_TIME({}) */ ", within.as_micros().div_ceil(1000)),
+            after,
+        }
+    }
+
+    fn push_name(query: &mut QueryBuilder<Self>, name: &str) {
+        query.push("X'").push(hex(name)).push("'");
+    }
+
+    fn push_index(query: &mut QueryBuilder<Self>, index: &str) {
+        query.push(" FORCE INDEX (`").push(index.replace('`', "``")).push("`)");
+    }
+
+    fn refusal(error: &sqlx::Error) -> Option<Refusal> {
+        match number(error)? {
+            // Lock wait timeout, also MariaDB's answer to NOWAIT; MySQL's answer to it.
+            1205 | 3572 => Some(Refusal::Taken),
+            // MAX_EXECUTION_TIME, max_statement_time.
+            3024 | 1969 => Some(Refusal::Cut),
+            // MariaDB with innodb_snapshot_isolation: the row has changed since the snapshot.
+            1020 => Some(Refusal::Stale),
+            _ => None,
+        }
+    }
+
+    fn has_rolled_back<'a>(conn: &'a mut MySqlConnection, error: &'a sqlx::Error) -> Job<'a, bool> {
+        Box::pin(async move {
+            if number(error) != Some(1205) {
+                return Ok(false);
+            }
+            // https://dev.mysql.com/doc/refman/8.4/en/innodb-parameters.html#sysvar_innodb_rollback_on_timeout
+            let row = sqlx::raw_sql("SELECT @@innodb_rollback_on_timeout").fetch_one(conn).await?;
+            Ok(row.try_get::<i64, _>(0)? != 0)
+        })
+    }
+
+    /// MySQL's catalogue is made of InnoDB tables. To read it at REPEATABLE READ would be the beginning of the snapshot, which is
+    /// to begin when the row is locked.
+    fn column<'a>(conn: &'a mut MySqlConnection, table: &'a Table, _column: &'a str) -> Job<'a, Catalogued> {
+        Box::pin(async move {
+            if let Some(schema) = table.schema() {
+                return Ok(Catalogued::Elsewhere(schema.into()));
+            }
+            let row = sqlx::raw_sql("SELECT CAST(DATABASE() AS CHAR)").fetch_one(conn).await?;
+            let schema: Option<String> = row.try_get(0)?;
+            Ok(schema.map_or(Catalogued::Unknown, Catalogued::Elsewhere))
+        })
+    }
+
+    /// A text column is compared with anything else than text by converting the column: no index, and every row is locked.
+    fn suits(key: &MySqlTypeInfo, column: &Column) -> bool {
+        let is_text = |name: &str| ["char", "text", "enum", "set"].iter().any(|kind| name.contains(kind));
+        !is_text(&column.type_name.to_ascii_lowercase()) || is_text(&key.name().to_ascii_lowercase())
+    }
+}
+
+impl MySqlSession {
+    pub(super) async fn column_of(
+        &mut self,
+        (schema, table, column): &(String, String, String),
+    ) -> Result<Option<Column>, sqlx::Error> {
+        let query = sqlx::query(sql::COLUMN).bind(schema).bind(table).bind(column);
+        let Some(row) = query.fetch_optional(&mut self.conn).await? else {
+            return Ok(None);
+        };
+        let engine: Option<String> = row.try_get(2)?;
+        Ok(Some(Column {
+            type_name: row.try_get(0)?,
+            unique: row.try_get(1)?,
+            rowless: engine.filter(|engine| !engine.eq_ignore_ascii_case("InnoDB")),
+        }))
+    }
+}
+
+fn number(error: &sqlx::Error) -> Option<u16> {
+    Some(error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?.number())
 }

@@ -1,15 +1,37 @@
 //! Statements on the caller's own tables, in the caller's own transactions.
+//!
+//! SQLite locks no rows: who has the write lock has them all, until the end of the transaction.
 
-use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
+use sqlx::{AssertSqlSafe, QueryBuilder, Row as _, Sqlite, SqliteConnection};
 
 use crate::backend::Job;
-use crate::backend::sealed::Dialect;
+use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Locking, Refusal};
+use crate::table::Table;
+
+/// The statements, laid out to be read.
+#[rustfmt::skip]
+mod sql {
+// The rowid by its other name is unique without an index. Bind order: table, schema, column.
+pub(super) const COLUMN: &str = r#"
+SELECT c.type,
+       CASE WHEN c.pk = 1 AND upper(c.type) = 'INTEGER'
+                 AND (SELECT count(*) FROM pragma_table_info(?1, ?2) AS p WHERE p.pk > 0) = 1 THEN 'rowid'
+            ELSE (SELECT x.name
+                    FROM pragma_index_list(?1, ?2) AS x
+                   WHERE x."unique" = 1 AND x.partial = 0
+                     AND (SELECT count(*) FROM pragma_index_info(x.name, ?2)) = 1
+                     AND (SELECT i.name FROM pragma_index_info(x.name, ?2) AS i) = c.name) END
+  FROM pragma_table_info(?1, ?2) AS c
+ WHERE c.name = ?3"#;
+}
 
 impl Dialect for Sqlite {
     const QUOTE: char = '"';
     const INTEGER: &'static str = "INTEGER";
     const PRESENT: &'static str = "";
     const BEGIN: Option<&'static str> = Some("BEGIN IMMEDIATE");
+    const ABORTS: bool = false;
+    const LOCKS_ROWS: bool = false;
 
     fn fetch<'a>(conn: &'a mut SqliteConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, Vec<Self::Row>> {
         Box::pin(query.build().fetch_all(conn))
@@ -17,5 +39,40 @@ impl Dialect for Sqlite {
 
     fn execute<'a>(conn: &'a mut SqliteConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, u64> {
         Box::pin(async move { Ok(query.build().execute(conn).await?.rows_affected()) })
+    }
+
+    fn clauses(_: Locking) -> Clauses {
+        Clauses::default()
+    }
+
+    fn push_name(query: &mut QueryBuilder<Self>, name: &str) {
+        query.push_bind(name.to_owned());
+    }
+
+    fn refusal(error: &sqlx::Error) -> Option<Refusal> {
+        let code: u32 = error.as_database_error()?.code()?.parse().ok()?;
+        // BUSY and LOCKED with all their kinds. Whoever has the write lock meets none of them.
+        matches!(code & 0xff, 5 | 6).then_some(Refusal::Deferred)
+    }
+
+    fn seize<'a>(conn: &'a mut SqliteConnection, table: &'a str, column: &'a str) -> Job<'a, ()> {
+        Box::pin(async move {
+            // It writes nothing, but for that it takes the write lock.
+            let sql = format!("UPDATE {table} SET {column} = {column} WHERE 0");
+            sqlx::query(AssertSqlSafe(sql)).execute(conn).await?;
+            Ok(())
+        })
+    }
+
+    fn column<'a>(conn: &'a mut SqliteConnection, table: &'a Table, column: &'a str) -> Job<'a, Catalogued> {
+        Box::pin(async move {
+            let schema = table.schema().map_or_else(|| "main".to_owned(), str::to_owned);
+            let query = sqlx::query(sql::COLUMN).bind(table.name()).bind(schema).bind(column);
+            let row = query.fetch_optional(conn).await?;
+            let Some(row) = row else {
+                return Ok(Catalogued::Unknown);
+            };
+            Ok(Catalogued::Known(Column { type_name: row.try_get(0)?, unique: row.try_get(1)?, rowless: None }))
+        })
     }
 }

@@ -1,0 +1,712 @@
+//! Row locks in the caller's own transaction, until it ends: of a row that stands for a name, and of rows of the caller's own
+//! tables.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sqlx::{Decode, Encode, QueryBuilder, Row as _, Transaction, Type, TypeInfo as _};
+use sqlx_core::transaction::TransactionManager as _;
+
+use crate::backend::Database;
+use crate::backend::sealed::{Catalogued, Column, Locking, Refusal, Wait};
+use crate::client::Client;
+use crate::clock::Moment;
+use crate::error::{Error, Result, RowError};
+use crate::name::LockName;
+use crate::pump::Verb;
+use crate::table::{Identifier, Table};
+
+/// The table of the rows that stand for names.
+const NAMED: &str = "sqlock_row";
+
+/// For how long it is taken for granted that the row of a name is there.
+pub(crate) const ENSURED: Duration = Duration::from_secs(60);
+
+/// How many names a client remembers to have [ensured](ENSURED).
+const REMEMBERED: usize = 10_000;
+
+/// A row lock by name: `SELECT … FOR UPDATE` on a row that is there for this and nothing else, created when it is missing.
+/// Made with [`Locks::row`](crate::Locks::row).
+///
+/// It is held until the transaction ends, by commit or rollback, and by nothing else: it needs no TTL and no renewal, and the
+/// database ends it when it loses the connection. (What is locked inside a savepoint is given back, on PostgreSQL, when that is
+/// rolled back.) The same transaction may lock a name again. Rows are given in the order that the database has for those who
+/// wait; nothing is promised about it.
+///
+/// ```
+/// # async fn example(pool: sqlx::SqlitePool, locks: sqlock::Locks) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;      // on SQLite; elsewhere pool.begin()
+/// locks.row("stock/shirts").lock(&mut tx).await?;
+/// // … whoever else locks "stock/shirts" waits …
+/// tx.commit().await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// It costs one statement in the transaction, and about once a minute one of the client's own that makes sure of the row. Two
+/// transactions that lock two names in opposite order deadlock, as with any rows: the database ends one of them with an error
+/// for which [`is_conflict`](crate::Error::is_conflict) holds. Lock in one order, or [run it again](crate::Retry).
+///
+/// **On SQLite the write lock is the row lock**, and there is one of it: the transaction must have been begun with
+/// `BEGIN IMMEDIATE`, which is where it waits. One that was begun otherwise is refused with [`RowError::Deferred`] when it
+/// cannot have the write lock, or has read what is not true any more. **On a Galera cluster** a row that is only read is not
+/// locked on the other nodes: the loser's commit fails there if both write.
+#[derive(Clone)]
+#[must_use = "a row is locked when lock or try_lock is called"]
+pub struct RowLock {
+    client: Arc<Client>,
+    name: String,
+    shared: bool,
+    wait: Option<Duration>,
+}
+
+impl RowLock {
+    pub(crate) fn new(client: Arc<Client>, name: String) -> Self {
+        Self { client, name, shared: false, wait: None }
+    }
+
+    /// Together with others who lock it like this: `SELECT … FOR SHARE`. SQLite has nothing of the kind. (On PostgreSQL those
+    /// who want it alone may wait for ever while others take turns in sharing it.)
+    pub fn shared(mut self) -> Self {
+        self.shared = true;
+        self
+    }
+
+    /// Wait that long at most. By default [`lock`](Self::lock) waits for as long as the session's own settings allow
+    /// (`lock_timeout`, 0 unless set; `innodb_lock_wait_timeout`, 50 s unless set). Those are not touched, or are afterwards
+    /// as they were.
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.wait = Some(at_most);
+        self
+    }
+
+    /// Locks the row in this transaction, when it is our turn.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] when the wait ran out: the transaction is as good as before, unless it was a limit of the session's own
+    /// on PostgreSQL, which aborts it. [`Error::InvalidName`], [`Error::Unsupported`], and [`Error::Row`] when this transaction
+    /// cannot lock anything or, at isolation levels from REPEATABLE READ upwards, began to read before the row was created.
+    /// [`Error::Database`] when the database ended the transaction, [`Error::Unavailable`], [`Error::NotMigrated`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the transaction as undecided as dropping any of its statements: roll back.
+    pub async fn lock<DB: Database>(&self, tx: &mut Transaction<'_, DB>) -> Result<()> {
+        let name = LockName::new(&*self.name)?;
+        let start = Moment::now();
+        if self.hold(tx, &name, patience(self.wait)).await? { Ok(()) } else { Err(waited_for(name, start)) }
+    }
+
+    /// Locks the row if nobody else has it: `false` when somebody has, and then the transaction is as good as before.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock), without the timeout.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock<DB: Database>(&self, tx: &mut Transaction<'_, DB>) -> Result<bool> {
+        self.hold(tx, &LockName::new(&*self.name)?, without_waiting::<DB>()).await
+    }
+
+    async fn hold<DB: Database>(&self, tx: &mut Transaction<'_, DB>, name: &LockName, wait: Wait) -> Result<bool> {
+        let table = Table::new(NAMED)?;
+        admit(&self.client, tx, &table)?;
+        if !DB::LOCKS_ROWS {
+            // There is no row to look for. Any table will do to take the write lock.
+            return seize(tx, &Table::new("sqlock_lease")?, &Identifier::new("name")?, self.shared)
+                .await
+                .map(|()| true);
+        }
+        // On a connection of ours and before the transaction looks for it: its snapshot may be taken by that look.
+        self.client.rows.ensure(&self.client, name).await?;
+        let by_name = |query: &mut QueryBuilder<DB>| {
+            query.push("1 FROM ").push(NAMED).push(" WHERE name = ");
+            DB::push_name(query, name.as_str());
+        };
+        let Some(found) = select(tx, &table, Locking { shared: self.shared, wait }, by_name).await? else {
+            return Ok(false);
+        };
+        if !found.is_empty() {
+            return Ok(true);
+        }
+        if wait == Wait::Skip && exists(tx, by_name).await? {
+            return Ok(false);
+        }
+        // It was created, or purged, in between.
+        self.client.rows.forget(name);
+        Err(fault(&table, RowError::StaleSnapshot))
+    }
+}
+
+/// Locks one row of the caller's own table. Made with [`Locks::row_of`](crate::Locks::row_of).
+///
+/// As [`RowLock`], but for the row: it must exist, and the column must have a unique index on it alone, since a database
+/// that cannot look the row up in such an index locks more than this row. That is checked once for each table and client.
+///
+/// ```
+/// # async fn example(pool: sqlx::SqlitePool, locks: sqlock::Locks) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;      // on SQLite; elsewhere pool.begin()
+/// locks.row_of("accounts", "id", 7).lock(&mut tx).await?;
+/// sqlx::query("UPDATE accounts SET balance = balance - 5 WHERE id = 7").execute(&mut *tx).await?;
+/// tx.commit().await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A dot in the name of the table separates its schema from it; each part is quoted, so it is written as the catalogue has it.
+#[derive(Clone)]
+#[must_use = "a row is locked when lock or try_lock is called"]
+pub struct RowOf<K> {
+    rows: RowsOf<K>,
+}
+
+impl<K> RowOf<K> {
+    pub(crate) fn new(client: Arc<Client>, table: String, column: String, key: K) -> Self {
+        Self { rows: RowsOf::new(client, table, column, vec![key]) }
+    }
+
+    /// As [`RowLock::shared`].
+    pub fn shared(mut self) -> Self {
+        self.rows = self.rows.shared();
+        self
+    }
+
+    /// As [`RowLock::wait`].
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.rows = self.rows.wait(at_most);
+        self
+    }
+
+    /// Do not wait: [`lock`](Self::lock) fails with [`Error::Timeout`] when somebody else has the row.
+    pub fn nowait(mut self) -> Self {
+        self.rows = self.rows.nowait();
+        self
+    }
+
+    /// Locks the row in this transaction, when it is our turn.
+    ///
+    /// # Errors
+    ///
+    /// As [`RowLock::lock`]; and [`Error::Row`] when there is no such row, table or column, or no unique index.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`RowLock::lock`].
+    pub async fn lock<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<()>
+    where
+        DB: Database,
+        K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
+    {
+        let start = Moment::now();
+        let wait = if self.rows.wait == Wait::Refuse { without_waiting::<DB>() } else { self.rows.wait };
+        if self.hold(tx, wait).await? { Ok(()) } else { Err(timeout(&Table::new(&self.rows.table)?, start)) }
+    }
+
+    /// Locks the row if nobody else has it: `false` when somebody has, and then the transaction is as good as before.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock), without the timeout.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<bool>
+    where
+        DB: Database,
+        K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
+    {
+        self.hold(tx, without_waiting::<DB>()).await
+    }
+
+    async fn hold<DB>(&self, tx: &mut Transaction<'_, DB>, wait: Wait) -> Result<bool>
+    where
+        DB: Database,
+        K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
+    {
+        let rows = &self.rows;
+        let target = rows.enter(tx).await?;
+        let by_key = |query: &mut QueryBuilder<DB>| rows.push_select(query, &target);
+        let Some(found) = select(tx, &target.table, Locking { shared: rows.shared, wait }, by_key).await? else {
+            return Ok(false);
+        };
+        if !found.is_empty() {
+            return Ok(true);
+        }
+        if wait == Wait::Skip && exists(tx, by_key).await? {
+            return Ok(false);
+        }
+        Err(fault(&target.table, RowError::NoSuchRow))
+    }
+}
+
+/// Locks several rows of the caller's own table. Made with [`Locks::rows_of`](crate::Locks::rows_of).
+///
+/// They are locked in the order of their keys, in whatever order the caller names them, so two transactions that lock the
+/// same rows never deadlock over them. Otherwise as [`RowOf`].
+///
+/// ```
+/// # async fn example(pool: sqlx::SqlitePool, locks: sqlock::Locks) -> Result<(), Box<dyn std::error::Error>> {
+/// let (from, to) = (7, 3);
+/// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;      // on SQLite; elsewhere pool.begin()
+/// let found: Vec<i64> = locks.rows_of("accounts", "id", [from, to]).lock(&mut tx).await?;
+/// assert_eq!(found, [to, from]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use = "rows are locked when lock is called"]
+pub struct RowsOf<K> {
+    client: Arc<Client>,
+    table: String,
+    column: String,
+    keys: Vec<K>,
+    shared: bool,
+    wait: Wait,
+    limit: Option<u32>,
+}
+
+impl<K> RowsOf<K> {
+    pub(crate) fn new(client: Arc<Client>, table: String, column: String, keys: Vec<K>) -> Self {
+        Self { client, table, column, keys, shared: false, wait: Wait::Unbounded, limit: None }
+    }
+
+    /// As [`RowLock::shared`].
+    pub fn shared(mut self) -> Self {
+        self.shared = true;
+        self
+    }
+
+    /// As [`RowLock::wait`], for all of them together.
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.wait = patience(Some(at_most));
+        self
+    }
+
+    /// Do not wait: [`lock`](Self::lock) fails with [`Error::Timeout`] when somebody else has one of the rows.
+    pub fn nowait(mut self) -> Self {
+        self.wait = Wait::Refuse;
+        self
+    }
+
+    /// Leave out those that somebody else has: `SKIP LOCKED`.
+    pub fn skip_locked(mut self) -> Self {
+        self.wait = Wait::Skip;
+        self
+    }
+
+    /// So many at most, the first ones in the order of their keys.
+    pub fn limit(mut self, rows: u32) -> Self {
+        self.limit = Some(rows);
+        self
+    }
+
+    /// Locks the rows in this transaction and tells the keys of those it has locked, in order. Keys without a row are left out.
+    ///
+    /// # Errors
+    ///
+    /// As [`RowLock::lock`]; and [`Error::Row`] when there is no such table or column, or no unique index. After a timeout on
+    /// MySQL and MariaDB, rows that were locked before the one that was waited for stay locked until the transaction ends.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`RowLock::lock`].
+    pub async fn lock<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<Vec<K>>
+    where
+        DB: Database,
+        K: for<'q> Encode<'q, DB> + for<'r> Decode<'r, DB> + Type<DB> + Sync,
+        usize: sqlx::ColumnIndex<DB::Row>,
+    {
+        let start = Moment::now();
+        let target = self.enter(tx).await?;
+        if self.keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let by_keys = |query: &mut QueryBuilder<DB>| self.push_select(query, &target);
+        match select(tx, &target.table, Locking { shared: self.shared, wait: self.wait }, by_keys).await? {
+            Some(found) => keys(&found),
+            None => Err(timeout(&target.table, start)),
+        }
+    }
+
+    /// Checks what can be checked before anything is locked.
+    async fn enter<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<Target>
+    where
+        DB: Database,
+        K: Type<DB>,
+    {
+        let (target, column) = Target::find(self, tx).await?;
+        let fault = |cause| Err(fault(&target.table, cause));
+        if column.unique.is_none() {
+            return fault(RowError::NotUnique { column: self.column.clone() });
+        }
+        let key = K::type_info();
+        if !DB::suits(&key, &column) {
+            return fault(RowError::KeyType { key: key.name().to_owned(), column: column.type_name });
+        }
+        target.seize(tx, self.shared).await?;
+        Ok(Target { index: column.unique, ..target })
+    }
+
+    /// What comes between SELECT and FOR UPDATE.
+    fn push_select<DB>(&self, query: &mut QueryBuilder<DB>, target: &Target)
+    where
+        DB: Database,
+        K: for<'q> Encode<'q, DB> + Type<DB>,
+    {
+        let column = target.column.quoted::<DB>();
+        DB::push_key(query, &column, &K::type_info());
+        query.push(" FROM ").push(target.table.quoted::<DB>());
+        if let Some(index) = &target.index {
+            DB::push_index(query, index);
+        }
+        query.push(" WHERE ").push(&column);
+        if let [key] = &*self.keys {
+            query.push(" = ").push_bind(key);
+            return;
+        }
+        let mut keys = query.push(" IN (").separated(", ");
+        for key in &self.keys {
+            keys.push_bind(key);
+        }
+        query.push(") ORDER BY ").push(&column);
+        if let Some(limit) = self.limit {
+            query.push(" LIMIT ").push(limit);
+        }
+    }
+}
+
+/// Locks rows of the caller's own table that fulfil a condition: what a queue of jobs is made of. Made with
+/// [`Locks::rows_where`](crate::Locks::rows_where).
+///
+/// ```
+/// # async fn example(pool: sqlx::SqlitePool, locks: sqlock::Locks) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;      // on SQLite; elsewhere pool.begin()
+/// let ready = locks.rows_where("job", "id").skip_locked().limit(10);
+/// let jobs: Vec<i64> = ready
+///     .lock(&mut tx, |sql| {
+///         sql.push("state = 'ready' AND tenant = ").push_bind(7).push(" ORDER BY priority");
+///     })
+///     .await?;
+/// // … do them in this transaction: should it end without a commit, somebody else finds them …
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The rows that the database has to look at are those it locks: give it an index to find them in, and on MySQL and MariaDB READ
+/// COMMITTED, since at REPEATABLE READ InnoDB keeps the locks also of rows that did not fulfil the condition, and of the gaps
+/// between them.
+#[derive(Clone)]
+#[must_use = "rows are locked when lock is called"]
+pub struct RowsWhere {
+    rows: RowsOf<()>,
+}
+
+impl RowsWhere {
+    pub(crate) fn new(client: Arc<Client>, table: String, column: String) -> Self {
+        Self { rows: RowsOf::new(client, table, column, Vec::new()) }
+    }
+
+    /// As [`RowLock::shared`].
+    pub fn shared(mut self) -> Self {
+        self.rows = self.rows.shared();
+        self
+    }
+
+    /// As [`RowLock::wait`], for all of them together.
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.rows = self.rows.wait(at_most);
+        self
+    }
+
+    /// As [`RowsOf::nowait`].
+    pub fn nowait(mut self) -> Self {
+        self.rows = self.rows.nowait();
+        self
+    }
+
+    /// As [`RowsOf::skip_locked`].
+    pub fn skip_locked(mut self) -> Self {
+        self.rows = self.rows.skip_locked();
+        self
+    }
+
+    /// So many at most, the first ones in the order that the condition ends with.
+    pub fn limit(mut self, rows: u32) -> Self {
+        self.rows = self.rows.limit(rows);
+        self
+    }
+
+    /// Locks the rows in this transaction and tells the values of the column in those it has locked.
+    ///
+    /// The closure writes what stands between `WHERE` and `LIMIT`: the condition and, if there is to be one, the order. It may be
+    /// called more than once.
+    ///
+    /// # Errors
+    ///
+    /// As [`RowsOf::lock`]; a unique index is not asked for.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`RowLock::lock`].
+    pub async fn lock<DB, K>(
+        &self,
+        tx: &mut Transaction<'_, DB>,
+        condition: impl Fn(&mut QueryBuilder<DB>) + Sync,
+    ) -> Result<Vec<K>>
+    where
+        DB: Database,
+        K: for<'r> Decode<'r, DB> + Type<DB>,
+        usize: sqlx::ColumnIndex<DB::Row>,
+    {
+        let start = Moment::now();
+        let rows = &self.rows;
+        let (target, _) = Target::find(rows, tx).await?;
+        target.seize(tx, rows.shared).await?;
+        let Target { table, column, .. } = &target;
+        let by_condition = |query: &mut QueryBuilder<DB>| {
+            query.push(column.quoted::<DB>()).push(" FROM ").push(table.quoted::<DB>()).push(" WHERE ");
+            condition(query);
+            if let Some(limit) = rows.limit {
+                query.push(" LIMIT ").push(limit);
+            }
+        };
+        match select(tx, table, Locking { shared: rows.shared, wait: rows.wait }, by_condition).await? {
+            Some(found) => keys(&found),
+            None => Err(timeout(table, start)),
+        }
+    }
+}
+
+/// Where rows are to be locked.
+struct Target {
+    table: Table,
+    column: Identifier,
+    /// In which they are to be looked up.
+    index: Option<String>,
+}
+
+impl Target {
+    /// Checks what can be checked before anything is locked.
+    async fn find<DB: Database, K>(rows: &RowsOf<K>, tx: &mut Transaction<'_, DB>) -> Result<(Self, Column)> {
+        let (table, column) = (Table::new(&rows.table)?, Identifier::new(&rows.column)?);
+        admit(&rows.client, tx, &table)?;
+        let known = rows.client.rows.column(&rows.client, tx, &table, &rows.column).await?;
+        Ok((Self { table, column, index: None }, known))
+    }
+
+    /// Where no single rows are locked, locks them all.
+    async fn seize<DB: Database>(&self, tx: &mut Transaction<'_, DB>, shared: bool) -> Result<()> {
+        if DB::LOCKS_ROWS { Ok(()) } else { seize(tx, &self.table, &self.column, shared).await }
+    }
+}
+
+/// What a client knows of the rows it locks.
+#[derive(Default)]
+pub(crate) struct Rows {
+    ensured: Mutex<HashMap<LockName, Moment>>,
+    columns: Mutex<HashMap<(String, String), Column>>,
+}
+
+impl Rows {
+    /// Makes sure that the row of a name is there.
+    async fn ensure(&self, client: &Arc<Client>, name: &LockName) -> Result<()> {
+        let ensured = |at: &Moment| Moment::now().since(*at) < ENSURED;
+        if unpoisoned(&self.ensured).get(name).is_some_and(ensured) {
+            return Ok(());
+        }
+        let answer = client.ask(|reply| Verb::Ensure(name.clone(), reply)).await;
+        answer.outcome?;
+        let mut names = unpoisoned(&self.ensured);
+        if names.len() >= REMEMBERED {
+            names.retain(|_, at| ensured(at));
+        }
+        if names.len() < REMEMBERED {
+            names.insert(name.clone(), answer.sent_at);
+        }
+        Ok(())
+    }
+
+    fn forget(&self, name: &LockName) {
+        unpoisoned(&self.ensured).remove(name);
+    }
+
+    /// What the catalogue says about a column in which rows can be locked.
+    async fn column<DB: Database>(
+        &self,
+        client: &Arc<Client>,
+        tx: &mut Transaction<'_, DB>,
+        table: &Table,
+        column: &str,
+    ) -> Result<Column> {
+        let key = (table.to_string(), column.to_owned());
+        if let Some(column) = unpoisoned(&self.columns).get(&key) {
+            return Ok(column.clone());
+        }
+        // In the caller's transaction, which sees the tables that it means, and those that it has just created.
+        let found = DB::column(tx, table, column).await.map_err(|e| Error::from_sqlx("look a table up", e))?;
+        let found = match found {
+            Catalogued::Known(column) => Some(column),
+            Catalogued::Unknown => None,
+            Catalogued::Elsewhere(schema) => {
+                let of = (schema, table.name().to_owned(), column.to_owned());
+                client.ask(|reply| Verb::Column(of, reply)).await.outcome?
+            }
+        };
+        let Some(found) = found else {
+            return Err(fault(table, RowError::NoSuchColumn { column: column.to_owned() }));
+        };
+        if let Some(engine) = found.rowless {
+            return Err(fault(table, RowError::NoRowLocks { engine }));
+        }
+        unpoisoned(&self.columns).insert(key, found.clone());
+        Ok(found)
+    }
+}
+
+fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn patience(wait: Option<Duration>) -> Wait {
+    match wait {
+        None => Wait::Unbounded,
+        Some(Duration::ZERO) => Wait::Refuse,
+        Some(at_most) => Wait::AtMost(at_most),
+    }
+}
+
+/// How a single row is tried: in the way that leaves the transaction usable.
+fn without_waiting<DB: Database>() -> Wait {
+    if DB::ABORTS { Wait::Skip } else { Wait::Refuse }
+}
+
+fn waited_for(name: LockName, start: Moment) -> Error {
+    Error::Timeout { name, waited: Moment::now().since(start) }
+}
+
+/// What was waited for is a row of a table.
+fn timeout(table: &Table, start: Moment) -> Error {
+    match LockName::new(table.to_string()) {
+        Ok(name) => waited_for(name, start),
+        Err(error) => error,
+    }
+}
+
+fn fault(table: &Table, cause: RowError) -> Error {
+    Error::Row { table: table.to_string(), cause }
+}
+
+/// Refuses a transaction in which nothing can be locked.
+fn admit<DB: Database>(client: &Client, tx: &Transaction<'_, DB>, table: &Table) -> Result<()> {
+    if DB::KIND != client.kind {
+        return Err(fault(table, RowError::OtherDatabase));
+    }
+    if DB::TransactionManager::get_transaction_depth(tx) == 0 {
+        return Err(fault(table, RowError::NoTransaction));
+    }
+    Ok(())
+}
+
+/// Where the whole database is locked instead of a row.
+async fn seize<DB: Database>(
+    tx: &mut Transaction<'_, DB>,
+    table: &Table,
+    column: &Identifier,
+    shared: bool,
+) -> Result<()> {
+    if shared {
+        return Err(Error::Unsupported {
+            what: "a shared row lock",
+            reason: "SQLite has one write lock and no row locks; take a shared lease, or lock it for yourself alone",
+        });
+    }
+    match DB::seize(tx, &table.quoted::<DB>(), &column.quoted::<DB>()).await {
+        Err(error) if DB::refusal(&error) == Some(Refusal::Deferred) => Err(fault(table, RowError::Deferred)),
+        done => done.map_err(failed),
+    }
+}
+
+/// Runs a SELECT that locks what it finds. `None`: somebody else had it for as long as was to be waited.
+async fn select<DB: Database>(
+    conn: &mut Transaction<'_, DB>,
+    table: &Table,
+    locking: Locking,
+    what: impl Fn(&mut QueryBuilder<DB>) + Sync,
+) -> Result<Option<Vec<DB::Row>>> {
+    let start = Moment::now();
+    let mut now = locking;
+    loop {
+        let clauses = DB::clauses(now);
+        let mut query = QueryBuilder::new(clauses.before);
+        query.push("SELECT ").push(clauses.hint);
+        what(&mut query);
+        query.push(clauses.after);
+        let error = match guarded::<DB>(conn, &mut query, now.wait).await {
+            Ok(found) => return Ok(Some(found)),
+            Err(error) => error,
+        };
+        let left = match locking.wait {
+            Wait::AtMost(at_most) => at_most.saturating_sub(Moment::now().since(start)),
+            _ => Duration::ZERO,
+        };
+        match DB::refusal(&error) {
+            Some(Refusal::Stale) => return Err(fault(table, RowError::StaleSnapshot)),
+            Some(Refusal::Taken) if DB::has_rolled_back(conn, &error).await.map_err(failed)? => {
+                return Err(failed(error));
+            }
+            Some(Refusal::Taken | Refusal::Cut) if left.is_zero() && locking.wait != Wait::Unbounded => {
+                return Ok(None);
+            }
+            // The session has a lower limit for each single wait.
+            Some(Refusal::Taken) if !left.is_zero() => now.wait = Wait::AtMost(left),
+            Some(Refusal::Taken) => return Ok(None),
+            _ => return Err(failed(error)),
+        }
+    }
+}
+
+/// Sends a statement that may fail without harm to the transaction.
+async fn guarded<DB: Database>(
+    conn: &mut DB::Connection,
+    query: &mut QueryBuilder<DB>,
+    wait: Wait,
+) -> Result<Vec<DB::Row>, sqlx::Error> {
+    let within = match wait {
+        Wait::AtMost(within) => Some(within),
+        Wait::Refuse => None,
+        Wait::Unbounded | Wait::Skip => return DB::fetch(conn, query).await,
+    };
+    let settings = DB::guard(conn, within).await?;
+    let found = DB::fetch(conn, query).await;
+    let unguarded = DB::unguard(conn, &settings, found.is_ok()).await;
+    let found = found?;
+    unguarded?;
+    Ok(found)
+}
+
+/// Whether there is anything to lock, whoever has it.
+async fn exists<DB: Database>(conn: &mut Transaction<'_, DB>, what: impl Fn(&mut QueryBuilder<DB>)) -> Result<bool> {
+    let mut query = QueryBuilder::new("SELECT ");
+    what(&mut query);
+    let found = DB::fetch(conn, &mut query).await.map_err(failed)?;
+    Ok(!found.is_empty())
+}
+
+fn keys<DB, K>(found: &[DB::Row]) -> Result<Vec<K>>
+where
+    DB: Database,
+    K: for<'r> Decode<'r, DB> + Type<DB>,
+    usize: sqlx::ColumnIndex<DB::Row>,
+{
+    let keys: Result<_, sqlx::Error> = found.iter().map(|row| row.try_get(0)).collect();
+    keys.map_err(|error| Error::from_sqlx("read the keys of locked rows", error))
+}
+
+fn failed(error: sqlx::Error) -> Error {
+    Error::from_sqlx("lock rows", error)
+}

@@ -1,0 +1,924 @@
+//! Row locks in the caller's own transaction: of rows that stand for names, and of rows of the caller's own tables.
+
+use std::time::Duration;
+
+use sqlock::{Error, Locks, RowError};
+use sqlx::{AssertSqlSafe, Executor as _, Pool, Row as _, Transaction};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+
+use super::fence::{Books, Business, add_one, books, levels, run};
+use super::isolation::a_server_that_only_begins;
+use crate::support::{Database, SOON, connect, soon};
+use crate::{DATABASE, Sql};
+
+/// Long enough that whoever does not wait has answered.
+const A_WHILE: Duration = Duration::from_millis(300);
+
+/// As an application begins a transaction that is going to lock.
+async fn begin(pool: &Pool<Sql>) -> Transaction<'static, Sql> {
+    let begun = match DATABASE {
+        Database::Sqlite => pool.begin_with("BEGIN IMMEDIATE").await,
+        _ => pool.begin().await,
+    };
+    begun.expect("begin")
+}
+
+/// Another process: a client and a pool of its own.
+struct Rival {
+    locks: Locks,
+    pool: Pool<Sql>,
+}
+
+impl Rival {
+    async fn on(books: &Books) -> Self {
+        Self { locks: books.db.locks().await, pool: impatient(&books.db.url).await }
+    }
+
+    /// Whether it would get the lock on the name at once.
+    async fn finds_free(&self, name: &str) -> bool {
+        if DATABASE == Database::Sqlite {
+            return self.gets_the_file().await;
+        }
+        let mut tx = begin(&self.pool).await;
+        let locked = self.locks.row(name).try_lock(&mut tx).await.expect("try");
+        tx.rollback().await.expect("rollback");
+        locked
+    }
+
+    /// The same for a row of the counters.
+    async fn finds_free_row(&self, id: i64) -> bool {
+        if DATABASE == Database::Sqlite {
+            return self.gets_the_file().await;
+        }
+        let mut tx = begin(&self.pool).await;
+        let locked = self.locks.row_of("counter", "id", id).try_lock(&mut tx).await.expect("try");
+        tx.rollback().await.expect("rollback");
+        locked
+    }
+
+    async fn gets_the_file(&self) -> bool {
+        match self.pool.begin_with("BEGIN IMMEDIATE").await {
+            Ok(tx) => tx.rollback().await.is_ok(),
+            Err(sqlx::Error::Database(e)) if e.code().as_deref() == Some("5") => false,
+            Err(e) => panic!("{e}"),
+        }
+    }
+}
+
+/// A pool whose connections do not wait for SQLite's write lock: whether it is free is the question.
+async fn impatient(url: &str) -> Pool<Sql> {
+    let set = if DATABASE == Database::Sqlite { "PRAGMA busy_timeout = 0" } else { "SELECT 1" };
+    sqlx::pool::PoolOptions::<Sql>::new()
+        .after_connect(move |conn, _| Box::pin(async move { conn.execute(set).await.map(|_| ()) }))
+        .connect_lazy_with((*connect(url, 1).await.connect_options()).clone())
+}
+
+/// A transaction elsewhere that locks the name as soon as it can, and tells when it has.
+fn locks_when_it_can(books: &Books, locks: &Locks, name: &'static str) -> JoinHandle<Transaction<'static, Sql>> {
+    let (pool, locks) = (books.pool.clone(), locks.clone());
+    tokio::spawn(async move {
+        let mut tx = begin(&pool).await;
+        locks.row(name).lock(&mut tx).await.expect("lock");
+        tx
+    })
+}
+
+#[tokio::test]
+async fn named_row_is_locked_until_commit_or_rollback() {
+    let books = books().await;
+    let (ours, rival) = (books.db.locks().await, Rival::on(&books).await);
+    for commits in [true, false] {
+        let mut tx = begin(&books.pool).await;
+        ours.row("a").lock(&mut tx).await.expect("lock");
+        ours.row("a").lock(&mut tx).await.expect("the same transaction may lock it again");
+        assert!(!rival.finds_free("a").await, "while the transaction is open");
+        if commits {
+            tx.commit().await.expect("commit");
+        } else {
+            tx.rollback().await.expect("rollback");
+        }
+        assert!(rival.finds_free("a").await, "after its end");
+    }
+}
+
+#[tokio::test]
+async fn whoever_waits_for_a_named_row_gets_it_when_the_holder_commits() {
+    let books = books().await;
+    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    let mut tx = begin(&books.pool).await;
+    ours.row("a").lock(&mut tx).await.expect("lock");
+    add_one(&mut tx, 1).await.expect("write");
+    let mut next = locks_when_it_can(&books, &theirs, "a");
+    timeout(A_WHILE, &mut next).await.expect_err("it is taken");
+    tx.commit().await.expect("commit");
+    let mut tx = soon("the next one's turn", next).await.expect("no panic");
+    let seen: i64 =
+        sqlx::query_scalar("SELECT value FROM counter WHERE id = 1").fetch_one(&mut *tx).await.expect("read");
+    assert_eq!(seen, 1, "it sees what the one before has written");
+}
+
+#[tokio::test]
+async fn many_creators_of_one_missing_row_get_it_one_after_the_other() {
+    let books = books().await;
+    let mut creators = JoinSet::new();
+    for _ in 0..8 {
+        let (locks, pool) = (books.db.locks().await, books.pool.clone());
+        creators.spawn(async move {
+            for name in ["new/1", "new/2", "new/3"] {
+                let mut tx = begin(&pool).await;
+                locks.row(name).lock(&mut tx).await.expect("no deadlock, no duplicate");
+                let value: i64 = sqlx::query_scalar("SELECT value FROM counter WHERE id = 1")
+                    .fetch_one(&mut *tx)
+                    .await
+                    .expect("read");
+                let sql = format!("UPDATE counter SET value = {} WHERE id = 2", value + 1);
+                sqlx::query(AssertSqlSafe(sql)).execute(&mut *tx).await.expect("write");
+                tx.commit().await.expect("commit");
+            }
+        });
+    }
+    soon("all creators", creators.join_all()).await;
+}
+
+#[tokio::test]
+async fn missing_row_hinders_nobody_who_wants_another_name() {
+    if DATABASE == Database::Sqlite {
+        return one_writer_locks_everything().await;
+    }
+    let books = books().await;
+    for level in levels() {
+        let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+        let business = books.at(level).await;
+        let mut first = business.begin().await;
+        ours.row(format!("m/{level}")).lock(&mut first).await.expect("lock");
+        // At REPEATABLE READ, InnoDB would lock the gap in which a row was looked for and not found.
+        for name in ["a", "l", "m", "n", "z"] {
+            let mut second = business.begin().await;
+            let lock = theirs.row(format!("{name}/{level}/other")).wait(SOON);
+            soon("another name", lock.lock(&mut second)).await.unwrap_or_else(|e| panic!("{level}, {name}: {e}"));
+            second.commit().await.expect("commit");
+        }
+        first.commit().await.expect("commit");
+    }
+}
+
+/// What the type promises of SQLite.
+async fn one_writer_locks_everything() {
+    let books = books().await;
+    let (ours, rival) = (books.db.locks().await, Rival::on(&books).await);
+    let mut tx = begin(&books.pool).await;
+    ours.row("a").lock(&mut tx).await.expect("lock");
+    assert!(!rival.finds_free("another").await, "there is one write lock");
+}
+
+/// The four names of the contract, and long ones that differ at their end.
+#[tokio::test]
+async fn names_of_rows_are_compared_byte_for_byte() {
+    let books = books().await;
+    let ours = books.db.locks().await;
+    let long = "x".repeat(254);
+    let mut tx = begin(&books.pool).await;
+    ours.row("a").lock(&mut tx).await.expect("lock");
+    ours.row(format!("{long}1")).lock(&mut tx).await.expect("lock");
+    if DATABASE != Database::Sqlite {
+        let rival = Rival::on(&books).await;
+        for name in ["A", "a ", "á", &format!("{long}2"), "it's \\ \"quoted\" `so`"] {
+            assert!(rival.finds_free(name).await, "{name:?} is another name");
+        }
+        assert!(!rival.finds_free("a").await);
+    }
+    let error = ours.row("").lock(&mut tx).await.expect_err("not a name");
+    assert!(matches!(error, Error::InvalidName { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn refused_try_leaves_the_transaction_as_it_was() {
+    let books = books().await;
+    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    let mut holder = begin(&books.pool).await;
+    ours.row("a").lock(&mut holder).await.expect("lock");
+    ours.row_of("counter", "id", 1_i64).lock(&mut holder).await.expect("lock");
+    if DATABASE == Database::Sqlite {
+        // The one that would be refused does not even begin.
+        assert!(!Rival::on(&books).await.finds_free("a").await);
+        return;
+    }
+    for level in levels() {
+        let business = books.at(level).await;
+        let mut tx = business.begin().await;
+        assert!(!theirs.row("a").try_lock(&mut tx).await.expect("try"), "{level}");
+        add_one(&mut tx, 2).await.expect("before");
+        assert!(!theirs.row("a").try_lock(&mut tx).await.expect("try"), "{level}");
+        assert!(!theirs.row_of("counter", "id", 1_i64).try_lock(&mut tx).await.expect("try"), "{level}");
+        let error = theirs.row_of("counter", "id", 1_i64).nowait().lock(&mut tx).await.expect_err("taken");
+        assert!(error.is_timeout(), "{level}: {error}");
+        let error = theirs.rows_of("counter", "id", [2_i64, 1]).nowait().lock(&mut tx).await.expect_err("taken");
+        assert!(error.is_timeout(), "{level}: {error}");
+        add_one(&mut tx, 2).await.expect("after");
+        tx.commit().await.unwrap_or_else(|e| panic!("{level}: {e}"));
+    }
+    assert_eq!(books.value(2).await, 2 * i64::try_from(levels().len()).expect("few"), "all was committed");
+}
+
+/// What a session could have set, and what a wait may use.
+async fn settings(tx: &mut Transaction<'static, Sql>) -> Vec<String> {
+    let names: &[&str] = match DATABASE {
+        Database::Postgres => &["SHOW statement_timeout", "SHOW lock_timeout"],
+        Database::MySql => {
+            &["SELECT CAST(@@innodb_lock_wait_timeout AS CHAR)", "SELECT CAST(@@max_execution_time AS CHAR)"]
+        }
+        Database::MariaDb => {
+            &["SELECT CAST(@@innodb_lock_wait_timeout AS CHAR)", "SELECT CAST(@@max_statement_time AS CHAR)"]
+        }
+        Database::Sqlite => &["SELECT CAST(timeout AS TEXT) FROM pragma_busy_timeout"],
+    };
+    let mut settings = Vec::new();
+    for sql in names {
+        settings.push(sqlx::query_scalar(*sql).fetch_one(&mut **tx).await.expect("a setting"));
+    }
+    settings
+}
+
+#[tokio::test]
+async fn bounded_wait_ends_in_time_with_the_transaction_usable_and_the_settings_as_they_were() {
+    let books = books().await;
+    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    let mut holder = begin(&books.pool).await;
+    ours.row("a").lock(&mut holder).await.expect("lock");
+    ours.row_of("counter", "id", 1_i64).lock(&mut holder).await.expect("lock");
+    let at_most = Duration::from_millis(1300);
+    if DATABASE == Database::Sqlite {
+        // BEGIN IMMEDIATE is where a transaction waits, as long as its pool says.
+        assert!(!Rival::on(&books).await.finds_free("a").await);
+        let before = settings(&mut holder).await;
+        ours.row("b").wait(at_most).lock(&mut holder).await.expect("it has the write lock");
+        assert_eq!(settings(&mut holder).await, before);
+        return;
+    }
+    let mut tx = begin(&books.pool).await;
+    if DATABASE == Database::Postgres {
+        run_in(&mut tx, "SET LOCAL statement_timeout = '31s'").await;
+    }
+    let before = settings(&mut tx).await;
+    add_one(&mut tx, 2).await.expect("before");
+    let start = std::time::Instant::now();
+    let error = soon("the end of the wait", theirs.row("a").wait(at_most).lock(&mut tx)).await.expect_err("taken");
+    assert!(matches!(&error, Error::Timeout { name, .. } if name.as_str() == "a"), "{error}");
+    assert!(start.elapsed() >= at_most, "it has waited");
+    assert_eq!(settings(&mut tx).await, before, "after a wait that ran out");
+    let error =
+        soon("the end", theirs.row_of("counter", "id", 1_i64).wait(at_most).lock(&mut tx)).await.expect_err("taken");
+    assert!(error.is_timeout() && !error.is_conflict(), "{error}");
+    let error = soon("the end", theirs.rows_of("counter", "id", [2_i64, 1]).wait(at_most).lock(&mut tx))
+        .await
+        .expect_err("taken");
+    assert!(error.is_timeout(), "{error}");
+    theirs.row("b").wait(at_most).lock(&mut tx).await.expect("free");
+    assert_eq!(settings(&mut tx).await, before, "after a wait that succeeded");
+    add_one(&mut tx, 2).await.expect("after");
+    tx.commit().await.expect("commit");
+    assert_eq!(books.value(2).await, 2, "all of the transaction was committed");
+}
+
+async fn run_in(tx: &mut Transaction<'static, Sql>, sql: &'static str) {
+    sqlx::query(sql).execute(&mut **tx).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
+}
+
+/// The session's own limit on one wait is shorter than what was asked for.
+#[tokio::test]
+async fn wait_goes_on_past_the_sessions_own_limit() {
+    if DATABASE == Database::Sqlite {
+        return one_writer_locks_everything().await;
+    }
+    let books = books().await;
+    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    let mut holder = begin(&books.pool).await;
+    ours.row("a").lock(&mut holder).await.expect("lock");
+    let pool = books.pool.clone();
+    let waiter = tokio::spawn(async move {
+        let mut tx = begin(&pool).await;
+        let limit = match DATABASE {
+            Database::Postgres => "SET LOCAL lock_timeout = '500ms'",
+            _ => "SET SESSION innodb_lock_wait_timeout = 1",
+        };
+        run_in(&mut tx, limit).await;
+        let error =
+            theirs.row("a").lock(&mut tx).await.expect_err("without a wait of ours it is the session's that counts");
+        assert!(error.is_timeout(), "{error}");
+        tx.rollback().await.expect("rollback");
+        let mut tx = begin(&pool).await;
+        run_in(&mut tx, limit).await;
+        theirs.row("a").wait(SOON).lock(&mut tx).await.expect("we waited longer");
+    });
+    sleep(Duration::from_millis(3500)).await;
+    assert!(!waiter.is_finished());
+    holder.commit().await.expect("commit");
+    soon("the waiter's turn", waiter).await.expect("no panic");
+}
+
+#[tokio::test]
+async fn transactions_that_lock_rows_in_opposite_order_do_not_deadlock() {
+    let books = books().await;
+    let locks = books.db.locks().await;
+    let mut transfers = JoinSet::new();
+    for task in 0..6_u8 {
+        let (pool, locks) = (books.pool.clone(), locks.clone());
+        transfers.spawn(async move {
+            for _ in 0..25 {
+                let keys = if task % 2 == 0 { [1_i64, 2] } else { [2, 1] };
+                let mut tx = begin(&pool).await;
+                let found: Vec<i64> = locks.rows_of("counter", "id", keys).lock(&mut tx).await.expect("no deadlock");
+                assert_eq!(found, [1, 2], "in order of keys");
+                add_one(&mut tx, 1).await.expect("write");
+                add_one(&mut tx, 2).await.expect("write");
+                tx.commit().await.expect("commit");
+            }
+        });
+    }
+    soon("all transfers", transfers.join_all()).await;
+    assert_eq!((books.value(1).await, books.value(2).await), (150, 150));
+}
+
+/// Two names in opposite order do deadlock; the database ends one of them, and it is told to run again.
+#[tokio::test]
+async fn deadlock_is_a_conflict() {
+    if DATABASE == Database::Sqlite {
+        return one_writer_locks_everything().await;
+    }
+    let books = books().await;
+    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    let mut first = begin(&books.pool).await;
+    let mut second = begin(&books.pool).await;
+    ours.row("a").lock(&mut first).await.expect("lock");
+    theirs.row("b").lock(&mut second).await.expect("lock");
+    let crossing = tokio::spawn(async move {
+        let outcome = theirs.row("a").lock(&mut second).await;
+        second.rollback().await.expect("rollback");
+        outcome
+    });
+    let outcome = soon("an end of the deadlock", ours.row("b").lock(&mut first)).await;
+    first.rollback().await.expect("rollback");
+    let other = soon("the other's end", crossing).await.expect("no panic");
+    let errors: Vec<Error> = [outcome, other].into_iter().filter_map(Result::err).collect();
+    assert_eq!(errors.len(), 1, "one of them is the victim: {errors:?}");
+    assert!(errors[0].is_conflict() && errors[0].is_retryable(), "{}", errors[0]);
+}
+
+#[tokio::test]
+async fn lock_ends_with_the_holders_connection() {
+    let books = books().await;
+    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    let one = books.db.pool_of(1).await;
+    let mut tx = begin(&one).await;
+    ours.row("a").lock(&mut tx).await.expect("lock");
+    let next = locks_when_it_can(&books, &theirs, "a");
+    match DATABASE {
+        Database::Postgres => {
+            let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *tx).await.expect("a pid");
+            let sql = format!("SELECT pg_terminate_backend({pid})");
+            sqlx::query(AssertSqlSafe(sql)).execute(&books.pool).await.expect("terminate");
+        }
+        Database::MySql | Database::MariaDb => {
+            let id: i64 =
+                sqlx::query_scalar("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(&mut *tx).await.expect("an id");
+            sqlx::raw_sql(AssertSqlSafe(format!("KILL {id}"))).execute(&books.pool).await.expect("kill");
+        }
+        // Nobody kills a connection there but its process.
+        Database::Sqlite => drop(tx.rollback().await),
+    }
+    soon("the next one's turn", next).await.expect("no panic");
+}
+
+#[tokio::test]
+async fn pool_of_one_connection_is_enough() {
+    let books = books().await;
+    let one = books.db.pool_of(1).await;
+    let locks = Locks::new(one.clone());
+    let mut tx = begin(&one).await;
+    soon("a lock", locks.row("never/seen/before").lock(&mut tx))
+        .await
+        .expect("the row was created on a connection of our own");
+    assert!(soon("a lock", locks.row("another").try_lock(&mut tx)).await.expect("try"));
+    soon("a lock", locks.row_of("counter", "id", 1_i64).lock(&mut tx)).await.expect("lock");
+    tx.commit().await.expect("commit");
+}
+
+/// What an application does: it runs the transaction again when it met a concurrent change.
+async fn increment(business: &Business, locks: &Locks, named: bool) {
+    loop {
+        let mut tx = business.begin().await;
+        let locked = if named {
+            locks.row("counter/1").lock(&mut tx).await
+        } else {
+            locks.row_of("counter", "id", 1_i64).lock(&mut tx).await
+        };
+        match locked {
+            Ok(()) => {}
+            Err(error) if error.is_conflict() => {
+                tx.rollback().await.expect("rollback");
+                continue;
+            }
+            Err(Error::Row { cause: RowError::Deferred, .. }) => {
+                tx.rollback().await.expect("rollback");
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        }
+        let written = async {
+            let value: i64 = sqlx::query_scalar("SELECT value FROM counter WHERE id = 1").fetch_one(&mut *tx).await?;
+            tokio::task::yield_now().await;
+            let sql = format!("UPDATE counter SET value = {} WHERE id = 1", value + 1);
+            sqlx::query(AssertSqlSafe(sql)).execute(&mut *tx).await?;
+            Ok::<_, sqlx::Error>(())
+        };
+        // PostgreSQL above READ COMMITTED: the snapshot is older than the wait, and the write is refused.
+        let again = |e: &sqlx::Error| e.as_database_error().is_some_and(|e| e.code().as_deref() == Some("40001"));
+        match written.await {
+            Ok(()) => {}
+            Err(error) if again(&error) => {
+                tx.rollback().await.expect("rollback");
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        }
+        match tx.commit().await {
+            Ok(()) => return,
+            Err(error) if again(&error) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_lost_under_a_row_lock_at_any_isolation_level() {
+    let books = books().await;
+    let mut expected = 0;
+    for level in levels() {
+        let business = books.at(level).await;
+        for named in [true, false] {
+            let mut tasks = JoinSet::new();
+            for _ in 0..4 {
+                let (business, locks) = (business.clone(), books.db.locks().await);
+                tasks.spawn(async move {
+                    for _ in 0..10 {
+                        increment(&business, &locks, named).await;
+                    }
+                });
+            }
+            soon("all increments", tasks.join_all()).await;
+            expected += 40;
+            assert_eq!(books.value(1).await, expected, "{level}, named: {named}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn row_of_ones_own_table_is_locked_and_its_neighbours_are_not() {
+    let books = books().await;
+    let (ours, rival) = (books.db.locks().await, Rival::on(&books).await);
+    for level in levels() {
+        let business = books.at(level).await;
+        let mut tx = business.begin().await;
+        ours.row_of("counter", "id", 1_i64).lock(&mut tx).await.expect("lock");
+        assert!(!rival.finds_free_row(1).await, "{level}");
+        if DATABASE != Database::Sqlite {
+            assert!(rival.finds_free_row(2).await, "{level}");
+            // Nor is a gap beside it.
+            let mut other = begin(&rival.pool).await;
+            let insert = sqlx::query("INSERT INTO counter (id, value) VALUES (0, 0), (3, 0)").execute(&mut *other);
+            soon("an insert beside the row", insert).await.expect("insert");
+            other.rollback().await.expect("rollback");
+        }
+        tx.rollback().await.expect("rollback");
+        assert!(rival.finds_free_row(1).await, "{level}");
+    }
+}
+
+fn cause(error: &Error) -> &RowError {
+    match error {
+        Error::Row { cause, .. } => cause,
+        error => panic!("{error}"),
+    }
+}
+
+#[tokio::test]
+async fn column_without_a_unique_index_of_its_own_is_refused() {
+    let books = books().await;
+    run(&books.pool, "CREATE TABLE seat (id INTEGER PRIMARY KEY, hall INTEGER NOT NULL, place INTEGER NOT NULL, code VARCHAR(20) NOT NULL)").await;
+    run(&books.pool, "CREATE INDEX seat_hall ON seat (hall)").await;
+    run(&books.pool, "CREATE UNIQUE INDEX seat_place ON seat (hall, place)").await;
+    run(&books.pool, "CREATE UNIQUE INDEX seat_code ON seat (code)").await;
+    run(&books.pool, "INSERT INTO seat VALUES (1, 1, 1, 'a'), (2, 1, 2, 'b')").await;
+    let locks = books.db.locks().await;
+    let mut tx = begin(&books.pool).await;
+    for column in ["hall", "place"] {
+        for _ in 0..2 {
+            let error = locks.row_of("seat", column, 1_i32).lock(&mut tx).await.expect_err("not unique");
+            assert_eq!(cause(&error), &RowError::NotUnique { column: column.into() });
+            assert!(!error.is_retryable());
+        }
+    }
+    locks.row_of("seat", "code", "a".to_owned()).lock(&mut tx).await.expect("a unique index will do");
+    locks.row_of("seat", "id", 2_i32).lock(&mut tx).await.expect("the primary key will do");
+    let error = locks.row_of("seat", "row", 1_i32).lock(&mut tx).await.expect_err("no such column");
+    assert_eq!(cause(&error), &RowError::NoSuchColumn { column: "row".into() });
+    let error = locks.row_of("chair", "id", 1_i32).lock(&mut tx).await.expect_err("no such table");
+    assert_eq!(cause(&error), &RowError::NoSuchColumn { column: "id".into() });
+    let error = locks.row_of("", "id", 1_i32).lock(&mut tx).await.expect_err("no name");
+    assert!(matches!(error, Error::InvalidIdentifier { .. }), "{error}");
+    let error = locks.row_of("seat", "id", 9_i32).lock(&mut tx).await.expect_err("no such row");
+    assert_eq!(cause(&error), &RowError::NoSuchRow);
+    let error = locks.row_of("seat", "id", 9_i32).try_lock(&mut tx).await.expect_err("no such row");
+    assert_eq!(cause(&error), &RowError::NoSuchRow);
+    tx.commit().await.expect("after all these errors the transaction is usable");
+}
+
+/// InnoDB compares a text column with a number by converting each row: it would lock them all.
+#[tokio::test]
+async fn key_that_cannot_use_the_index_is_refused() {
+    let books = books().await;
+    run(&books.pool, "CREATE TABLE voucher (code VARCHAR(20) PRIMARY KEY)").await;
+    run(&books.pool, "INSERT INTO voucher VALUES ('1'), ('2')").await;
+    let locks = books.db.locks().await;
+    let mut tx = begin(&books.pool).await;
+    let outcome = locks.row_of("voucher", "code", 1_i64).lock(&mut tx).await;
+    match DATABASE {
+        Database::MySql | Database::MariaDb => {
+            let error = outcome.expect_err("all rows would be locked");
+            assert!(matches!(cause(&error), RowError::KeyType { .. }), "{error}");
+            locks.row_of("voucher", "code", "1".to_owned()).lock(&mut tx).await.expect("text is right");
+        }
+        // It refuses to compare text with a number.
+        Database::Postgres => assert!(matches!(outcome, Err(Error::Database { .. })), "{outcome:?}"),
+        // The column's affinity makes text of it.
+        Database::Sqlite => outcome.expect("found"),
+    }
+}
+
+/// MyISAM takes the statement and locks nothing.
+#[tokio::test]
+async fn table_whose_engine_locks_no_rows_is_refused() {
+    let books = books().await;
+    let locks = books.db.locks().await;
+    if !DATABASE.is_mysql() {
+        // All tables are alike there, save those without rows of their own.
+        run(&books.pool, "CREATE VIEW counted AS SELECT id, value FROM counter").await;
+        let mut tx = begin(&books.pool).await;
+        let error = locks.row_of("counted", "id", 1_i64).lock(&mut tx).await.expect_err("a view has no index");
+        assert_eq!(cause(&error), &RowError::NotUnique { column: "id".into() });
+        return;
+    }
+    run(&books.pool, "CREATE TABLE old (id BIGINT PRIMARY KEY) ENGINE = MyISAM").await;
+    let mut tx = begin(&books.pool).await;
+    let error = locks.row_of("old", "id", 1_i64).lock(&mut tx).await.expect_err("it locks tables only");
+    assert_eq!(cause(&error), &RowError::NoRowLocks { engine: "MyISAM".into() });
+}
+
+#[tokio::test]
+async fn odd_names_of_tables_and_columns_are_quoted() {
+    let books = books().await;
+    let (table, column) = ("the \"odd` 'one", "or`d\"er");
+    let quote = |name: &str| match DATABASE {
+        Database::MySql | Database::MariaDb => format!("`{}`", name.replace('`', "``")),
+        _ => format!("\"{}\"", name.replace('"', "\"\"")),
+    };
+    let (t, c) = (quote(table), quote(column));
+    for sql in [format!("CREATE TABLE {t} ({c} BIGINT PRIMARY KEY)"), format!("INSERT INTO {t} VALUES (1), (2)")] {
+        sqlx::query(AssertSqlSafe(sql)).execute(&books.pool).await.expect("an odd table");
+    }
+    let locks = books.db.locks().await;
+    let mut tx = begin(&books.pool).await;
+    locks.row_of(table, column, 1_i64).lock(&mut tx).await.expect("lock");
+    let found: Vec<i64> = locks.rows_of(table, column, [2_i64, 1, 7]).lock(&mut tx).await.expect("lock");
+    assert_eq!(found, [1, 2]);
+    let schema: String = match DATABASE {
+        Database::Postgres => {
+            sqlx::query_scalar("SELECT current_schema()::text").fetch_one(&mut *tx).await.expect("a schema")
+        }
+        Database::Sqlite => "main".into(),
+        _ => sqlx::query_scalar("SELECT CAST(DATABASE() AS CHAR)").fetch_one(&mut *tx).await.expect("a schema"),
+    };
+    locks.row_of(format!("{schema}.counter"), "id", 1_i64).lock(&mut tx).await.expect("with its schema");
+}
+
+#[tokio::test]
+async fn workers_that_skip_locked_rows_share_a_queue_of_jobs() {
+    let books = books().await;
+    run(&books.pool, "CREATE TABLE job (id BIGINT PRIMARY KEY, tenant BIGINT NOT NULL, done BIGINT NOT NULL)").await;
+    for id in 0..60 {
+        let sql = format!("INSERT INTO job VALUES ({id}, {}, 0)", id % 2);
+        sqlx::query(AssertSqlSafe(sql)).execute(&books.pool).await.expect("a job");
+    }
+    let mut workers = JoinSet::new();
+    for _ in 0..4 {
+        let (pool, locks) = (books.at(levels()[1]).await, books.db.locks().await);
+        workers.spawn(async move {
+            let mut most = 0;
+            loop {
+                let mut tx = pool.begin().await;
+                let ready = locks.rows_where("job", "id").skip_locked().limit(3);
+                let jobs: Vec<i64> = ready
+                    .lock(&mut tx, |sql| {
+                        sql.push("done = 0 AND tenant = ").push_bind(1_i64).push(" ORDER BY id");
+                    })
+                    .await
+                    .expect("jobs");
+                most = most.max(jobs.len());
+                if jobs.is_empty() {
+                    return most;
+                }
+                for id in jobs {
+                    let sql = format!("UPDATE job SET done = done + 1 WHERE id = {id}");
+                    sqlx::query(AssertSqlSafe(sql)).execute(&mut *tx).await.expect("the job");
+                }
+                tx.commit().await.expect("commit");
+            }
+        });
+    }
+    let most = soon("all jobs", workers.join_all()).await;
+    assert_eq!(most.into_iter().max(), Some(3), "the limit");
+    let rows = sqlx::query("SELECT tenant, done, COUNT(*) FROM job GROUP BY tenant, done ORDER BY tenant")
+        .fetch_all(&books.pool)
+        .await
+        .expect("counts");
+    let counts: Vec<(i64, i64, i64)> = rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect();
+    assert_eq!(counts, [(0, 0, 30), (1, 1, 30)], "each job of the tenant once, and no other");
+}
+
+#[tokio::test]
+async fn locked_rows_are_skipped_and_the_limit_counts_the_others() {
+    let books = books().await;
+    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    let mut holder = begin(&books.pool).await;
+    ours.row_of("counter", "id", 1_i64).lock(&mut holder).await.expect("lock");
+    if DATABASE == Database::Sqlite {
+        let two: Vec<i64> =
+            ours.rows_of("counter", "id", [2_i64, 1]).skip_locked().limit(1).lock(&mut holder).await.expect("lock");
+        assert_eq!(two, [1], "nobody else has any, and the limit counts in order");
+        return;
+    }
+    let mut tx = begin(&books.pool).await;
+    let free = theirs.rows_of("counter", "id", [1_i64, 2]).skip_locked().limit(1).lock(&mut tx).await.expect("lock");
+    assert_eq!(free, [2]);
+    let none: Vec<i64> =
+        theirs.rows_of("counter", "id", Vec::<i64>::new()).lock(&mut tx).await.expect("nothing to lock");
+    assert!(none.is_empty());
+}
+
+#[tokio::test]
+async fn shared_locks_keep_out_those_who_want_the_row_alone() {
+    let books = books().await;
+    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    let mut first = begin(&books.pool).await;
+    if DATABASE == Database::Sqlite {
+        for outcome in [
+            ours.row("a").shared().lock(&mut first).await,
+            ours.row_of("counter", "id", 1_i64).shared().lock(&mut first).await,
+        ] {
+            assert!(matches!(outcome, Err(Error::Unsupported { .. })), "{outcome:?}");
+        }
+        return;
+    }
+    let mut second = begin(&books.pool).await;
+    ours.row("a").shared().lock(&mut first).await.expect("lock");
+    assert!(theirs.row("a").shared().try_lock(&mut second).await.expect("try"), "shared with the first");
+    theirs.row_of("counter", "id", 1_i64).shared().lock(&mut first).await.expect("lock");
+    let shared = theirs.row_of("counter", "id", 1_i64).shared().wait(SOON);
+    soon("a shared lock", shared.lock(&mut second)).await.expect("lock");
+    let found = theirs.rows_of("counter", "id", [1_i64]).shared().skip_locked().lock(&mut second).await.expect("lock");
+    assert_eq!(found, [1]);
+    let rival = Rival::on(&books).await;
+    assert!(!rival.finds_free("a").await && !rival.finds_free_row(1).await);
+    first.commit().await.expect("commit");
+    assert!(!rival.finds_free("a").await, "one is left");
+    second.commit().await.expect("commit");
+    assert!(rival.finds_free("a").await);
+}
+
+/// On SQLite a transaction has to begin as one that writes. Elsewhere, what corresponds to it is a snapshot that is older than
+/// the row's last change.
+#[tokio::test]
+async fn transaction_that_reads_from_before_is_refused() {
+    let books = books().await;
+    let locks = books.db.locks().await;
+    let level = if DATABASE == Database::Sqlite { "DEFERRED" } else { "REPEATABLE READ" };
+    let business = books.at(level).await;
+    let mut tx = business.begin().await;
+    let _: i64 = sqlx::query_scalar("SELECT value FROM counter WHERE id = 1").fetch_one(&mut *tx).await.expect("read");
+    run(&books.pool, "UPDATE counter SET value = 5 WHERE id = 1").await;
+    let outcome = locks.row_of("counter", "id", 1_i64).lock(&mut tx).await;
+    match DATABASE {
+        Database::Sqlite => {
+            let error = outcome.expect_err("it cannot become a writer");
+            assert_eq!(cause(&error), &RowError::Deferred);
+            assert!(error.to_string().contains("BEGIN IMMEDIATE"), "{error}");
+            let named = locks.row("a").lock(&mut tx).await.expect_err("nor here");
+            assert_eq!(cause(&named), &RowError::Deferred);
+        }
+        Database::Postgres => {
+            let error = outcome.expect_err("it reads from before the change");
+            assert_eq!(cause(&error), &RowError::StaleSnapshot);
+            assert!(error.is_conflict(), "{error}");
+            tx.rollback().await.expect("rollback");
+            // A name that nobody has locked before: its row is younger than the snapshot.
+            let mut tx = business.begin().await;
+            let _: i64 =
+                sqlx::query_scalar("SELECT value FROM counter WHERE id = 1").fetch_one(&mut *tx).await.expect("read");
+            let error = locks.row("younger").lock(&mut tx).await.expect_err("its row cannot be seen");
+            assert_eq!(cause(&error), &RowError::StaleSnapshot);
+            tx.rollback().await.expect("rollback");
+            let mut tx = business.begin().await;
+            locks.row("younger").lock(&mut tx).await.expect("run again");
+        }
+        // A locking read sees the present there.
+        Database::MySql | Database::MariaDb => outcome.expect("lock"),
+    }
+}
+
+#[tokio::test]
+async fn transaction_of_a_deferred_kind_that_can_have_the_write_lock_gets_it() {
+    let books = books().await;
+    let (ours, rival) = (books.db.locks().await, Rival::on(&books).await);
+    let business = books.at(levels()[0]).await; // DEFERRED, or READ UNCOMMITTED
+    let mut tx = business.begin().await;
+    ours.row("a").lock(&mut tx).await.expect("lock");
+    assert!(!rival.finds_free("a").await);
+    tx.commit().await.expect("commit");
+    assert!(rival.finds_free("a").await);
+}
+
+#[tokio::test]
+async fn sweeper_purges_rows_that_nobody_asks_for_and_none_that_is_locked() {
+    if DATABASE == Database::Sqlite {
+        return one_writer_locks_everything().await; // and no rows to purge
+    }
+    let books = books().await;
+    let locks = books.db.locks().await;
+    for name in ["old", "locked", "young"] {
+        let mut tx = begin(&books.pool).await;
+        locks.row(name).lock(&mut tx).await.expect("lock");
+        tx.commit().await.expect("commit");
+    }
+    run(&books.pool, "UPDATE sqlock_row SET seen_at = 1 WHERE name IN ('old', 'locked')").await;
+    let mut holder = begin(&books.pool).await;
+    locks.row("locked").lock(&mut holder).await.expect("lock");
+    locks.sweeper().retention(Duration::ZERO).sweep().await.expect("sweep");
+    let left: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM sqlock_row").fetch_one(&books.pool).await.expect("count");
+    assert_eq!(left, 2, "locked and young");
+    // The client believes that it is there. It finds out, and the next attempt creates it again.
+    let mut tx = begin(&books.pool).await;
+    let error = locks.row("old").lock(&mut tx).await.expect_err("purged");
+    assert!(error.is_conflict(), "{error}");
+    tx.rollback().await.expect("rollback");
+    let mut tx = begin(&books.pool).await;
+    locks.row("old").lock(&mut tx).await.expect("created again");
+    holder.commit().await.expect("commit");
+}
+
+#[tokio::test]
+async fn use_is_noted_down_seldom_and_waits_for_nobody() {
+    if DATABASE == Database::Sqlite {
+        return one_writer_locks_everything().await;
+    }
+    let books = books().await;
+    let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
+    let mut holder = begin(&books.pool).await;
+    ours.row("a").lock(&mut holder).await.expect("lock");
+    holder.commit().await.expect("commit");
+    let seen = async || -> i64 {
+        sqlx::query_scalar("SELECT seen_at FROM sqlock_row").fetch_one(&books.pool).await.expect("a row")
+    };
+    let first = seen().await;
+    let rival = Rival { locks: theirs, pool: books.db.pool().await };
+    assert!(rival.finds_free("a").await);
+    assert_eq!(seen().await, first, "nothing was written");
+    run(&books.pool, "UPDATE sqlock_row SET seen_at = 1").await;
+    let mut holder = begin(&books.pool).await;
+    ours.row("a").lock(&mut holder).await.expect("lock");
+    let rival = Rival { locks: others, pool: books.db.pool().await };
+    assert!(!soon("a try", rival.finds_free("a")).await, "who asks while it is locked does not wait to write");
+    holder.commit().await.expect("commit");
+    let rival = Rival::on(&books).await;
+    assert!(rival.finds_free("a").await);
+    assert!(seen().await > first, "and it is noted down when that is possible");
+}
+
+#[tokio::test]
+async fn dropped_wait_leaves_no_lock_and_no_open_transaction() {
+    if DATABASE == Database::Sqlite {
+        return one_writer_locks_everything().await;
+    }
+    let books = books().await;
+    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    let one = books.db.pool_of(1).await;
+    for wait in [None, Some(SOON)] {
+        let mut holder = begin(&books.pool).await;
+        ours.row("a").lock(&mut holder).await.expect("lock");
+        let mut tx = begin(&one).await;
+        let before = settings(&mut tx).await;
+        let mut lock = theirs.row("a");
+        if let Some(wait) = wait {
+            lock = lock.wait(wait);
+        }
+        timeout(A_WHILE, lock.lock(&mut tx)).await.expect_err("taken");
+        drop(tx);
+        holder.commit().await.expect("commit");
+        // The same connection again: the statement that was abandoned has ended, and so has its transaction.
+        let mut tx = soon("the connection", begin(&one)).await;
+        assert_eq!(settings(&mut tx).await, before);
+        tx.commit().await.expect("commit");
+        let rival = Rival::on(&books).await;
+        assert!(rival.finds_free("a").await, "nobody has the lock");
+    }
+}
+
+#[tokio::test]
+async fn transaction_of_another_kind_of_database_is_refused() {
+    let books = books().await;
+    let locks = books.db.locks().await;
+    let error = elsewhere(&locks).await;
+    assert_eq!(cause(&error), &RowError::OtherDatabase);
+}
+
+/// Tries to lock in a transaction of a database that is not the one under test.
+async fn elsewhere(locks: &Locks) -> Error {
+    if DATABASE == Database::Sqlite {
+        let pool = sqlx::PgPool::connect_lazy(&a_server_that_only_begins().await).expect("a URL");
+        let mut tx = soon("the other database", pool.begin()).await.expect("begin");
+        return locks.row("a").lock(&mut tx).await.expect_err("another kind");
+    }
+    let pool = sqlx::SqlitePool::connect("sqlite::memory:").await.expect("SQLite");
+    let mut tx = pool.begin().await.expect("begin");
+    locks.row("a").lock(&mut tx).await.expect_err("another kind")
+}
+
+/// A lock of one row looks at one row, by the unique index, and locks nothing beside it: what the server itself counts.
+#[tokio::test]
+async fn row_lock_touches_the_rows_that_are_meant_by_a_unique_index() {
+    let books = books().await;
+    if DATABASE == Database::Sqlite {
+        // Which rows are looked at: the plan says it.
+        let plan = sqlx::query("EXPLAIN QUERY PLAN SELECT id FROM counter WHERE id = 1").fetch_one(&books.pool).await;
+        let plan: String = plan.expect("a plan").get("detail");
+        assert!(plan.starts_with("SEARCH counter USING INTEGER PRIMARY KEY"), "{plan}");
+        return;
+    }
+    let rows = match DATABASE {
+        Database::Postgres => "SELECT 'n/' || i AS name, i AS id FROM generate_series(10, 20000) AS i",
+        _ => {
+            "SELECT CONCAT('n/', i.a * 1000 + j.a) AS name, i.a * 1000 + j.a AS id
+               FROM JSON_TABLE(CONCAT('[', REPEAT('0,', 18), '0]'), '$[*]' COLUMNS (a FOR ORDINALITY)) AS i
+               JOIN JSON_TABLE(CONCAT('[', REPEAT('0,', 998), '0]'), '$[*]' COLUMNS (a FOR ORDINALITY)) AS j"
+        }
+    };
+    for insert in [
+        format!("INSERT INTO counter (id, value) SELECT id, 0 FROM ({rows}) AS r"),
+        format!("INSERT INTO sqlock_row (name, seen_at) SELECT name, 9000000000000000 FROM ({rows}) AS r"),
+    ] {
+        sqlx::query(AssertSqlSafe(insert)).execute(&books.pool).await.expect("many rows");
+    }
+    let analyze = if DATABASE == Database::Postgres {
+        "ANALYZE counter, sqlock_row"
+    } else {
+        "ANALYZE TABLE counter, sqlock_row"
+    };
+    run(&books.pool, analyze).await;
+    let locks = books.db.locks().await;
+    for level in levels() {
+        let business = books.at(level).await;
+        // Once, so that the catalogue has been asked.
+        locks.row_of("counter", "id", 1_i64).lock(&mut business.begin().await).await.expect("lock");
+        let mut tx = business.begin().await;
+        locks.row_of("counter", "id", 1010_i64).lock(&mut tx).await.expect("lock");
+        assert_eq!(touched(&mut tx, "counter").await, 1, "{level}: by key");
+        tx.rollback().await.expect("rollback");
+        let mut tx = business.begin().await;
+        locks.row("n/1010").lock(&mut tx).await.expect("lock");
+        assert_eq!(touched(&mut tx, "sqlock_row").await, 1, "{level}: by name");
+        tx.rollback().await.expect("rollback");
+        let mut tx = business.begin().await;
+        let found = locks.rows_of("counter", "id", [5005_i64, 1010, 3003]).lock(&mut tx).await.expect("lock");
+        assert_eq!(found, [1010, 3003, 5005]);
+        assert_eq!(touched(&mut tx, "counter").await, 3, "{level}: by three keys");
+    }
+}
+
+/// How many rows of a table the transaction has locked, or looked up in an index. Fails when it has scanned the table.
+async fn touched(tx: &mut Transaction<'static, Sql>, table: &str) -> i64 {
+    let sql = match DATABASE {
+        Database::Postgres => format!(
+            "SELECT CASE WHEN seq_scan > 0 THEN -1 ELSE idx_tup_fetch END
+               FROM pg_stat_xact_user_tables WHERE relid = '{table}'::regclass"
+        ),
+        Database::MySql => format!(
+            "SELECT COUNT(*) FROM performance_schema.data_locks
+              WHERE THREAD_ID = PS_CURRENT_THREAD_ID() AND OBJECT_NAME = '{table}' AND LOCK_TYPE = 'RECORD'
+                AND INDEX_NAME = 'PRIMARY' AND LOCK_MODE = 'X,REC_NOT_GAP'"
+        ),
+        _ => "SELECT CAST(trx_rows_locked AS SIGNED) FROM information_schema.innodb_trx
+               WHERE trx_mysql_thread_id = CONNECTION_ID()"
+            .into(),
+    };
+    sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut **tx).await.expect("a count")
+}
