@@ -1,6 +1,6 @@
 //! Statements on the caller's own tables, in the caller's own transactions.
 
-use sqlx::{MySql, MySqlConnection, QueryBuilder};
+use sqlx::{MySql, MySqlConnection, QueryBuilder, Row as _};
 
 use crate::backend::Job;
 use crate::backend::sealed::Dialect;
@@ -17,5 +17,13 @@ impl Dialect for MySql {
 
     fn execute<'a>(conn: &'a mut MySqlConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, u64> {
         Box::pin(async move { Ok(query.build().execute(conn).await?.rows_affected()) })
+    }
+
+    fn integer(row: &Self::Row, column: usize) -> Result<i64, sqlx::Error> {
+        row.try_get(column)
+    }
+
+    fn push_integer(query: &mut QueryBuilder<Self>, value: i64) {
+        query.push_bind(value);
     }
 }
