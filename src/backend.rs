@@ -658,6 +658,12 @@ pub(crate) mod sealed {
             query: &'a mut sqlx::QueryBuilder<Self>,
         ) -> super::Job<'a, Vec<Self::Row>>;
 
+        /// What stands in a column that was read as [`INTEGER`](Self::INTEGER).
+        fn integer(row: &Self::Row, column: usize) -> Result<i64, sqlx::Error>;
+
+        /// Binds a whole number.
+        fn push_integer(query: &mut sqlx::QueryBuilder<Self>, value: i64);
+
         /// How many rows a statement has matched.
         fn execute<'a>(conn: &'a mut Self::Connection, query: &'a mut sqlx::QueryBuilder<Self>) -> super::Job<'a, u64>;
 
@@ -708,7 +714,7 @@ pub(crate) mod sealed {
         ) -> super::Job<'a, Catalogued>;
 
         /// What to select for the key of a row, so that it can be read as a key of that type.
-        fn push_key(query: &mut sqlx::QueryBuilder<Self>, column: &str, key: &Self::TypeInfo) {
+        fn push_column(query: &mut sqlx::QueryBuilder<Self>, column: &str, key: &Self::TypeInfo) {
             let _ = key;
             query.push(column);
         }

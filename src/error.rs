@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use sqlx::error::DatabaseError;
+
 use crate::name::LockName;
 use crate::token::FencingToken;
 
@@ -47,7 +49,7 @@ pub enum Error {
         source: Option<sqlx::Error>,
     },
 
-    /// The caller's pool had no connection to lend. Only a SQLite database in memory is reached through that pool.
+    /// The caller's pool had no connection to lend. Leases need one of it only where the database is a SQLite one in memory.
     #[error("the pool had no connection to lend while trying to {attempted}")]
     PoolExhausted {
         /// What was being done.
@@ -97,15 +99,6 @@ pub enum Error {
         reason: &'static str,
     },
 
-    /// Not the name of a table or column.
-    #[error("{name:?} cannot be the name of a table or column: {reason}")]
-    InvalidIdentifier {
-        /// The text that was given.
-        name: String,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-
     /// Not an owner: it must be 32 hexadecimal digits, as an [`Owner`](crate::Owner) prints itself.
     #[error("that is not an owner: expected 32 hexadecimal digits")]
     InvalidOwner,
@@ -113,6 +106,15 @@ pub enum Error {
     /// Not an exported lease: see [`ExportedLease`](crate::ExportedLease).
     #[error("that is not an exported lease: {reason}")]
     InvalidExport {
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+
+    /// Not the name of a table or column.
+    #[error("{name:?} cannot be the name of a table or column: {reason}")]
+    InvalidIdentifier {
+        /// What was given.
+        name: String,
         /// What is wrong with it.
         reason: &'static str,
     },
@@ -165,8 +167,8 @@ pub enum Error {
     #[error("cannot fence this transaction: {0}")]
     Fence(#[source] FenceError),
 
-    /// The rows cannot be locked in this transaction.
-    #[error("cannot lock rows of {table}: {cause}")]
+    /// The rows cannot be locked, or changed, in this transaction.
+    #[error("cannot lock or change rows of {table}: {cause}")]
     Row {
         /// The table, as it was named.
         table: String,
@@ -259,6 +261,14 @@ pub enum RowError {
         /// The column, as it was named.
         column: String,
     },
+    /// More rows than one have the key and the version, and all of them were changed: roll the transaction back.
+    #[error("{rows} rows have this {column}, and all were changed: roll back, and make {column} unique")]
+    SeveralRows {
+        /// The column, as it was named.
+        column: String,
+        /// How many there are.
+        rows: u64,
+    },
     /// The key is of a type with which the database cannot use the column's index, and would lock every row.
     #[error(
         "a key of type {key} cannot be looked up in the index on a column of type {column}: every row would be locked"
@@ -297,7 +307,9 @@ impl Error {
         matches!(self, Self::Lost { .. })
     }
 
-    /// The transaction met a concurrent change and must be rerun from its beginning.
+    /// The transaction met a concurrent change and must be rerun from its beginning, which [`Retry`](crate::Retry) does.
+    ///
+    /// A lock that was waited for in vain is none, unless the database rolled the transaction back to end a deadlock.
     pub fn is_conflict(&self) -> bool {
         match self {
             Self::Fence(cause) => *cause == FenceError::StaleSnapshot,
@@ -312,6 +324,12 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Timeout { .. } | Self::Unavailable { .. } | Self::PoolExhausted { .. })
             || self.is_conflict()
+            || self.is_blocked()
+    }
+
+    /// Somebody else's lock was in the way for too long.
+    pub(crate) fn is_blocked(&self) -> bool {
+        matches!(self, Self::Database { source, .. } if Fault::of(source) == Fault::Blocked)
     }
 
     /// Refuses a duration that is out of range.
@@ -347,8 +365,26 @@ impl Error {
                 reason: "another connection is writing to the SQLite file".into(),
                 source: Some(source),
             },
-            Fault::Again | Fault::Race | Fault::Final => Self::Database { attempted, source },
+            Fault::Again | Fault::Blocked | Fault::Race | Fault::Final => Self::Database { attempted, source },
         }
+    }
+
+    /// The error of a statement on the caller's own tables, or on the caller's own connection.
+    pub(crate) fn of_caller(attempted: &'static str, source: sqlx::Error) -> Self {
+        match Fault::of(&source) {
+            Fault::Exhausted if matches!(source, sqlx::Error::PoolTimedOut) => Self::PoolExhausted { attempted },
+            Fault::Severed | Fault::Exhausted => {
+                Self::Unavailable { attempted, reason: source.to_string(), source: Some(source) }
+            }
+            _ => Self::Database { attempted, source },
+        }
+    }
+}
+
+/// So that what runs beside this crate's calls, in one function or in a [`Retry`](crate::Retry), may use `?` as well.
+impl From<sqlx::Error> for Error {
+    fn from(source: sqlx::Error) -> Self {
+        Self::of_caller("run a statement", source)
     }
 }
 
@@ -359,8 +395,10 @@ pub(crate) enum Fault {
     Severed,
     /// The server or the pool has no connection to give.
     Exhausted,
-    /// The statement was rolled back on account of others; it may be sent again.
+    /// The statement was rolled back on account of others; it may be sent again, in a transaction that is begun again.
     Again,
+    /// Others have locked what the statement needs, for longer than it was to wait. It may be sent again.
+    Blocked,
     /// Another process created the same table, or recorded the same migration, first.
     Race,
     /// The table does not exist.
@@ -372,7 +410,7 @@ pub(crate) enum Fault {
 impl Fault {
     pub(crate) fn of(error: &sqlx::Error) -> Self {
         match error {
-            sqlx::Error::Database(e) => Self::of_code(e.code().as_deref().unwrap_or_default(), e.as_ref()),
+            sqlx::Error::Database(error) => Self::of_database(error.as_ref()),
             sqlx::Error::Io(_)
             | sqlx::Error::Tls(_)
             | sqlx::Error::Protocol(_)
@@ -383,21 +421,48 @@ impl Fault {
         }
     }
 
-    fn of_code(code: &str, error: &dyn sqlx::error::DatabaseError) -> Self {
+    fn of_database(error: &dyn DatabaseError) -> Self {
+        Self::of_driver(error).unwrap_or(Self::Final)
+    }
+
+    /// Whether an error of COMMIT leaves open what became of the transaction.
+    pub(crate) fn is_doubtful_commit(error: &sqlx::Error) -> bool {
+        match error {
+            // Class 08 has transaction_resolution_unknown; who is shut down while a standby confirms has committed.
+            sqlx::Error::Database(answer) => {
+                Self::of(error) == Self::Severed || is_error_during_commit(answer.as_ref())
+            }
+            _ => true,
+        }
+    }
+
+    /// What any error means that is one of sqlx, of a database or of a driver. `None`: it is none of them.
+    pub(crate) fn of_any(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
+        if let Some(error) = error.downcast_ref::<sqlx::Error>() {
+            return Some(Self::of(error));
+        }
+        // What stands behind one of sqlx.
+        if let Some(error) = error.downcast_ref::<Box<dyn DatabaseError>>() {
+            return Some(Self::of_database(error.as_ref()));
+        }
+        Self::of_driver(error)
+    }
+
+    fn of_driver(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
         #[cfg(feature = "postgres")]
-        if error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>().is_some() {
-            return Self::of_postgres(code);
+        if let Some(error) = error.downcast_ref::<sqlx::postgres::PgDatabaseError>() {
+            return Some(Self::of_postgres(error.code()));
         }
         #[cfg(feature = "mysql")]
-        if let Some(error) = error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
-            return Self::of_mysql(error.number());
+        if let Some(error) = error.downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
+            return Some(Self::of_mysql(error.number()));
         }
         #[cfg(feature = "sqlite")]
-        if error.try_downcast_ref::<sqlx::sqlite::SqliteError>().is_some() {
-            return Self::of_sqlite(code, error.message());
+        if let Some(error) = error.downcast_ref::<sqlx::sqlite::SqliteError>() {
+            return Some(Self::of_sqlite(error.code().as_deref().unwrap_or_default(), error.message()));
         }
-        let _ = (code, error);
-        Self::Final
+        let _ = error;
+        None
     }
 
     /// <https://www.postgresql.org/docs/current/errcodes-appendix.html>
@@ -408,8 +473,10 @@ impl Fault {
             "57P01" | "57P02" | "57P03" => Self::Severed,
             c if c.starts_with("08") => Self::Severed,
             "53300" => Self::Exhausted,
-            // serialization_failure, deadlock_detected, lock_not_available.
-            "40001" | "40P01" | "55P03" => Self::Again,
+            // serialization_failure, deadlock_detected.
+            "40001" | "40P01" => Self::Again,
+            // lock_not_available.
+            "55P03" => Self::Blocked,
             // unique_violation, duplicate_table, duplicate_object; XX000 is "tuple concurrently updated".
             "23505" | "42P07" | "42710" | "XX000" => Self::Race,
             "42P01" => Self::NoTable,
@@ -424,8 +491,11 @@ impl Fault {
             // Server shutdown in progress, connection killed, client was disconnected by the server because of inactivity.
             1053 | 1927 | 3169 | 4031 => Self::Severed,
             1040 | 1203 | 1226 => Self::Exhausted,
-            // Lock wait timeout, deadlock, record has changed since last read, NOWAIT.
-            1205 | 1213 | 1020 | 3572 => Self::Again,
+            // Deadlock (on Galera also another node's commit), record has changed since last read, rolled back during commit
+            // (Group Replication, for another member's commit).
+            1213 | 1020 | 3101 => Self::Again,
+            // Lock wait timeout (on MariaDB also NOWAIT), NOWAIT.
+            1205 | 3572 => Self::Blocked,
             // Table exists, duplicate entry.
             1050 | 1062 => Self::Race,
             1146 => Self::NoTable,
@@ -446,6 +516,15 @@ impl Fault {
             _ => Self::Final,
         }
     }
+}
+
+/// "Got error … during COMMIT": what a Galera node says that has lost its cluster.
+fn is_error_during_commit(error: &dyn DatabaseError) -> bool {
+    let _ = error;
+    #[cfg(feature = "mysql")]
+    return error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>().is_some_and(|error| error.number() == 1180);
+    #[cfg(not(feature = "mysql"))]
+    return false;
 }
 
 fn is_sqlite_busy(error: &sqlx::Error) -> bool {

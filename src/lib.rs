@@ -42,6 +42,8 @@
 //! | the work to be cancelled when the lease is lost | [`LeaseRequest::run`] |
 //! | one of many instances to lead, and the others to stand by | [`Locks::election`] |
 //! | to write data in this database that only the holder may write | [`Lease::fence`] |
+//! | to write a row only if it is still as it was read, without a lock in between | [`Versioned`] |
+//! | a transaction to be run again when it met a concurrent change | [`Retry`] |
 //! | to have effects elsewhere that only the holder may have | [`Lease::token`], checked by the receiver |
 //! | to enter again while you are inside | [`Owner::scope`], or [`LeaseRequest::owner`] |
 //! | to hand a held lease to another process | [`Lease::export`], [`Locks::resume`] |
@@ -110,12 +112,14 @@ mod name;
 mod owner;
 mod pump;
 mod queue;
+mod retry;
 mod row;
 mod schema;
 mod semaphore;
 mod sweeper;
 mod table;
 mod token;
+mod version;
 mod waiting;
 mod wakeup;
 
@@ -128,10 +132,12 @@ pub use lease::{Lease, LeaseRequest};
 pub use locks::{Locks, LocksBuilder};
 pub use name::LockName;
 pub use owner::Owner;
+pub use retry::{Retry, RetryError};
 pub use row::{RowLock, RowOf, RowsOf, RowsWhere};
 pub use semaphore::Semaphore;
 pub use sweeper::{Sweeper, Sweeping};
 pub use token::FencingToken;
+pub use version::{Versioned, VersionedRow};
 
 /// The README's examples, compiled.
 #[cfg(doctest)]

@@ -360,7 +360,7 @@ impl Lane {
                 self.trouble.set(Some(outcome.reason()));
             }
             let patience = match fault {
-                Fault::Again => PATIENCE_WITH_CONFLICTS,
+                Fault::Again | Fault::Blocked => PATIENCE_WITH_CONFLICTS,
                 Fault::Severed | Fault::Exhausted => PATIENCE,
                 _ => Duration::ZERO,
             };

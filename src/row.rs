@@ -359,7 +359,7 @@ impl<K> RowsOf<K> {
         K: for<'q> Encode<'q, DB> + Type<DB>,
     {
         let column = target.column.quoted::<DB>();
-        DB::push_key(query, &column, &K::type_info());
+        DB::push_column(query, &column, &K::type_info());
         query.push(" FROM ").push(target.table.quoted::<DB>());
         if let Some(index) = &target.index {
             DB::push_index(query, index);

@@ -130,7 +130,7 @@ async fn pause() {
 fn patience_with(error: &MigrateError) -> Duration {
     match error {
         MigrateError::Execute(e) | MigrateError::ExecuteMigration(e, _)
-            if matches!(Fault::of(e), Fault::Race | Fault::Again | Fault::NoTable) =>
+            if matches!(Fault::of(e), Fault::Race | Fault::Again | Fault::Blocked | Fault::NoTable) =>
         {
             PATIENCE
         }

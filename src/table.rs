@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::backend::Database;
+use sqlx::{Encode, QueryBuilder, Type, TypeInfo};
+
+use crate::backend::{Database, Kind};
 use crate::error::{Error, Result};
 
 /// A table of the caller's: `accounts`, or with its schema `shop.accounts`.
@@ -80,5 +82,22 @@ impl Identifier {
         }
         quoted.push(DB::QUOTE);
         quoted
+    }
+}
+
+/// Binds a key of the caller's.
+///
+/// sqlx prepares a statement once for each text, and PostgreSQL with the types that its parameters had then: the same text with
+/// a key of another type (`7_i32`, `7_i64`) would be refused. So there the type is made part of the text.
+pub(crate) fn push_key<'q, DB, K>(query: &mut QueryBuilder<DB>, key: K)
+where
+    DB: Database,
+    K: Encode<'q, DB> + Type<DB>,
+{
+    let r#type = (DB::KIND == Kind::Postgres).then(|| key.produces().unwrap_or_else(K::type_info));
+    query.push_bind(key);
+    if let Some(r#type) = r#type {
+        let name = r#type.name().replace(|c: char| !c.is_alphanumeric(), "_");
+        query.push(format_args!(" /* {name} */"));
     }
 }

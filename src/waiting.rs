@@ -613,7 +613,7 @@ impl Room {
         let mut errands = Vec::new();
         match attended {
             // It may be otherwise the next time.
-            Err(error) if error.is_conflict() => {}
+            Err(error) if error.is_conflict() || error.is_blocked() => {}
             Err(error) => {
                 let all = self.standing.take_all();
                 self.turn_out(all, &error, &mut errands);

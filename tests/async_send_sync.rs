@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use sqlock::{
     Changes, Election, Error, ExportedLease, FenceError, FencingToken, Leadership, Lease, LeaseInfo, LeaseRequest,
-    LockName, Locks, LocksBuilder, LossCause, Owner, Sweeper, Sweeping,
+    LockName, Locks, LocksBuilder, LossCause, Owner, Retry, RetryError, Sweeper, Sweeping, Versioned, VersionedRow,
 };
-use sqlx::{Sqlite, SqlitePool, Transaction};
+use sqlx::{Sqlite, SqliteConnection, SqlitePool, Transaction};
 
 fn is_send<T: Send + ?Sized>() {}
 fn is_sync<T: Sync + ?Sized>() {}
@@ -39,8 +39,12 @@ fn every_type_may_be_sent_shared_and_moved() {
         Locks,
         LossCause,
         Owner,
+        Retry,
+        RetryError<Error>,
         Sweeper,
         Sweeping,
+        Versioned,
+        VersionedRow<String>,
         sqlock::Result<Option<Lease>>,
     ];
     // A builder is used once, by one.
@@ -59,6 +63,8 @@ fn handles_and_values_are_clone_and_guards_are_not() {
     is_clone::<LockName>();
     is_clone::<Owner>();
     is_clone::<FencingToken>();
+    is_clone::<Retry>();
+    is_clone::<Versioned>();
 
     // Ambiguous, and so an error, for a type that is Clone.
     trait NotClone<A> {
@@ -103,16 +109,42 @@ async fn every_future_may_be_sent(
     is_send_value(&lease.release());
 }
 
-async fn locks_in_memory() -> Locks {
-    let pool = sqlx::sqlite::SqlitePoolOptions::new()
+/// Never called. The same for what goes in the caller's own transaction, or on its pool or connection.
+#[allow(dead_code)]
+async fn every_future_on_rows_may_be_sent(
+    pool: SqlitePool,
+    mut tx: Transaction<'static, Sqlite>,
+    conn: &mut SqliteConnection,
+    accounts: Versioned,
+) {
+    let key = String::from("borrowed");
+    is_send_value(&accounts.read::<_, (i64, String)>(&pool, &key));
+    is_send_value(&accounts.read::<_, (i64, String)>(&mut tx, 7));
+    is_send_value(&accounts.update(&pool, key.as_str(), 1, |set| {
+        set.push("balance = ").push_bind(&key);
+    }));
+    is_send_value(&accounts.update(&mut *tx, 7, 1, |_| {}));
+    is_send_value(&accounts.delete(&mut tx, 7, 1));
+    is_send_value(&accounts.delete(&mut *conn, 7, 1));
+    is_send_value(&accounts.insert(conn, key.clone(), &["balance"], |row| {
+        row.push_bind(&key);
+    }));
+    is_send_value(&Retry::new().run(&pool, async |tx| accounts.delete(tx, 7, 1).await));
+}
+
+async fn pool_in_memory() -> SqlitePool {
+    sqlx::sqlite::SqlitePoolOptions::new()
         .max_connections(1)
         .min_connections(1)
         .idle_timeout(None)
         .max_lifetime(None)
         .connect("sqlite::memory:")
         .await
-        .expect("a database in memory");
-    let locks = Locks::new(pool);
+        .expect("a database in memory")
+}
+
+async fn locks_in_memory() -> Locks {
+    let locks = Locks::new(pool_in_memory().await);
     locks.migrate().await.expect("migrate");
     locks
 }
@@ -173,6 +205,68 @@ async fn a_lease_may_be_held_across_an_await_and_dropped_on_another_thread() {
     std::thread::spawn(move || drop(lease)).join().expect("outside of any runtime, too");
     let next = tokio::time::timeout(Duration::from_secs(30), locks.lease("a").acquire()).await.expect("released");
     next.expect("acquire").release().await.expect("release");
+}
+
+/// Transactions are rerun in tasks of their own: with a closure that captures, with one that borrows what the task owns, and with
+/// a function of the application's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn retry_and_versions_may_be_spawned() {
+    async fn deposit(tx: &mut Transaction<'_, Sqlite>, accounts: &Versioned, amount: i64) -> Result<i64, Error> {
+        let read = accounts.read::<_, (i64, i64, i64)>(&mut *tx, 1).await?.expect("an account");
+        tokio::task::yield_now().await;
+        sqlx::query("SELECT 1").execute(&mut **tx).await?;
+        let (_, _, balance) = read.value;
+        accounts
+            .update(&mut *tx, 1, read.version, |set| {
+                set.push("balance = ").push_bind(balance + amount);
+            })
+            .await
+    }
+    async fn close(tx: &mut Transaction<'_, Sqlite>) -> Result<(), Error> {
+        Versioned::table("accounts").delete(tx, 1, 9).await
+    }
+    let pool = pool_in_memory().await;
+    let accounts = Versioned::table("accounts");
+    sqlx::query("CREATE TABLE accounts (id INTEGER PRIMARY KEY, version INTEGER, balance INTEGER)")
+        .execute(&pool)
+        .await
+        .expect("a table");
+    let opening = tokio::spawn({
+        let (pool, accounts) = (pool.clone(), accounts.clone());
+        async move {
+            let columns = ["balance".to_owned()];
+            accounts
+                .insert(&pool, 1, &[columns[0].as_str()], |row| {
+                    row.push_bind(0);
+                })
+                .await
+        }
+    });
+    opening.await.expect("no panic").expect("insert");
+    let mut tasks = tokio::task::JoinSet::new();
+    for i in 1..=4 {
+        let (pool, accounts) = (pool.clone(), accounts.clone());
+        tasks.spawn(async move {
+            let mut tx = pool.begin().await.expect("begin");
+            deposit(&mut tx, &accounts, i).await.expect("a version that nobody else can have");
+            tx.commit().await.expect("commit");
+            let text = format!("captured {i}");
+            let retry = Retry::new();
+            retry
+                .run(&pool, async |tx| {
+                    let version = deposit(tx, &accounts, i).await?;
+                    Ok::<_, Error>((version, text.len()))
+                })
+                .await
+                .expect("run")
+        });
+    }
+    let done = tasks.join_all().await;
+    assert_eq!(done.len(), 4);
+    let read = accounts.read::<_, (i64, i64, i64)>(&pool, 1).await.expect("read").expect("it is there");
+    assert_eq!((read.version, read.value.2), (9, 20));
+    let closed = tokio::spawn(async move { Retry::new().run(&pool, close).await });
+    closed.await.expect("no panic").expect("run");
 }
 
 /// A pool is all that is needed, of any kind.

@@ -831,7 +831,7 @@ impl Session for MySqlSession {
                     Ok(done) if done.rows_affected() > 0 => {
                         return Ok(vec![held_for(done.last_insert_id().cast_signed())]);
                     }
-                    Err(error) if Fault::of(&error) != Fault::Again => return Err(error),
+                    Err(error) if !matches!(Fault::of(&error), Fault::Again | Fault::Blocked) => return Err(error),
                     _ => {}
                 }
             }
@@ -841,7 +841,9 @@ impl Session for MySqlSession {
                 loop {
                     // Not to be begun again from the place: it may have been granted the name, and have gone, since.
                     match session.execute(sqlx::query(sql::MARK).bind(&json)).await {
-                        Err(error) if Fault::of(&error) == Fault::Again => tokio::task::yield_now().await,
+                        Err(error) if matches!(Fault::of(&error), Fault::Again | Fault::Blocked) => {
+                            tokio::task::yield_now().await;
+                        }
                         marked => return marked.map(|done| done.rows_affected()),
                     }
                 }

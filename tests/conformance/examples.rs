@@ -80,6 +80,14 @@ async fn stock_of_one_notices_when_it_oversells() {
 }
 
 #[tokio::test]
+async fn flash_sale_oversells_by_no_strategy_but_the_naive_one() {
+    let db = empty().await;
+    // It fails if any of the others does.
+    shows(&db, "flash_sale", "sold what was not there").await;
+    shows(&db, "flash_sale", "conditional update      100         0").await;
+}
+
+#[tokio::test]
 async fn nightly_job_runs_once_a_night() {
     let line = "Reports sent: 1 in the first night, 1 in the second.";
     let db = empty().await;

@@ -128,6 +128,14 @@ impl Dialect for MySql {
         let is_text = |name: &str| ["char", "text", "enum", "set"].iter().any(|kind| name.contains(kind));
         !is_text(&column.type_name.to_ascii_lowercase()) || is_text(&key.name().to_ascii_lowercase())
     }
+
+    fn integer(row: &Self::Row, column: usize) -> Result<i64, sqlx::Error> {
+        row.try_get(column)
+    }
+
+    fn push_integer(query: &mut QueryBuilder<Self>, value: i64) {
+        query.push_bind(value);
+    }
 }
 
 impl MySqlSession {

@@ -121,7 +121,15 @@ impl Dialect for Postgres {
     }
 
     /// An integer column is compared with keys of any width, but read as one of its own.
-    fn push_key(query: &mut QueryBuilder<Self>, column: &str, key: &PgTypeInfo) {
+    fn push_column(query: &mut QueryBuilder<Self>, column: &str, key: &PgTypeInfo) {
         query.push("CAST(").push(column).push(" AS ").push(key.name()).push(")");
+    }
+
+    fn integer(row: &Self::Row, column: usize) -> Result<i64, sqlx::Error> {
+        row.try_get(column)
+    }
+
+    fn push_integer(query: &mut QueryBuilder<Self>, value: i64) {
+        query.push_bind(value);
     }
 }

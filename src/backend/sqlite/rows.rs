@@ -75,4 +75,12 @@ impl Dialect for Sqlite {
             Ok(Catalogued::Known(Column { type_name: row.try_get(0)?, unique: row.try_get(1)?, rowless: None }))
         })
     }
+
+    fn integer(row: &Self::Row, column: usize) -> Result<i64, sqlx::Error> {
+        row.try_get(column)
+    }
+
+    fn push_integer(query: &mut QueryBuilder<Self>, value: i64) {
+        query.push_bind(value);
+    }
 }

@@ -1,0 +1,284 @@
+//! Transactions that are rerun from their beginning when they met a concurrent change.
+
+use std::error::Error as StdError;
+use std::time::Duration;
+
+use sqlx::{Connection, Pool, SqlSafeStr, SqlStr, Transaction};
+use tokio::time::Instant;
+
+use crate::backend::{Database, Job, Kind};
+use crate::backoff::Backoff;
+use crate::error::{Error, Fault};
+
+/// How often a transaction is begun unless [`Retry::attempts`] says otherwise.
+const ATTEMPTS: u32 = 10;
+
+/// How long transactions are begun unless [`Retry::within`] says otherwise.
+const WITHIN: Duration = Duration::from_secs(10);
+
+/// The pauses between attempts. The first is about as long as the rival's commit takes.
+const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(100));
+
+/// Runs a transaction, and runs it again from its beginning when it met a concurrent change.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # sqlx::query("CREATE TABLE accounts (id INTEGER PRIMARY KEY, version INTEGER, balance INTEGER)").execute(&pool).await?;
+/// # sqlx::query("INSERT INTO accounts VALUES (1, 1, 100), (2, 1, 100)").execute(&pool).await?;
+/// use sqlock::{Retry, Versioned};
+///
+/// let accounts = Versioned::table("accounts");
+/// let left = Retry::new()
+///     .run(&pool, async |tx| {
+///         let from = accounts.read::<_, (i64, i64, i64)>(&mut *tx, 1).await?.expect("an account");
+///         let left = from.value.2 - 30;
+///         accounts.update(&mut *tx, 1, from.version, |set| {
+///             set.push("balance = ").push_bind(left);
+///         }).await?;
+///         sqlx::query("UPDATE accounts SET balance = balance + 30, version = version + 1 WHERE id = 2")
+///             .execute(&mut **tx)
+///             .await?;
+///         Ok::<_, sqlock::Error>(left)
+///     })
+///     .await?;
+/// assert_eq!(left, 70);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
+///
+/// # What is rerun
+///
+/// The closure's error decides, or what stands behind it ([`source`](StdError::source)), so it may be of any type of the
+/// application's own that keeps its sources:
+///
+/// - an error of this crate that [is a conflict](Error::is_conflict): another version, a snapshot that is too old;
+/// - a deadlock, of which the database chose this transaction to end (PostgreSQL 40P01, MySQL 1213);
+/// - a serialization failure (40001, MariaDB's 1020), also when it comes with the commit;
+/// - SQLite's `SQLITE_BUSY` and `SQLITE_LOCKED`.
+///
+/// Nothing else: not a lock that was waited for in vain, not a lost connection, not a constraint. Those end the run at once
+/// with [`RetryError::Failed`]. And never a commit whose outcome is not known: [`RetryError::CommitUnknown`].
+///
+/// # What a closure must keep to
+///
+/// - All that it reads from the database it reads inside, or it would decide again upon what has changed.
+/// - What it does elsewhere it does again with each attempt: leave that to what follows the commit.
+/// - The database's errors are to be returned. After a deadlock MySQL has rolled everything back, and what the closure does
+///   next would take effect by itself. (An error to live with, like a constraint, goes into a savepoint: `tx.begin()`.)
+#[derive(Clone, Debug)]
+#[must_use = "a retry does nothing until run is awaited"]
+pub struct Retry {
+    attempts: u32,
+    within: Duration,
+    begin: Option<SqlStr>,
+}
+
+impl Retry {
+    /// At most 10 attempts, begun within 10 seconds.
+    pub fn new() -> Self {
+        Self { attempts: ATTEMPTS, within: WITHIN, begin: None }
+    }
+
+    /// How often the transaction is begun at most. Zero counts as one.
+    pub fn attempts(mut self, at_most: u32) -> Self {
+        self.attempts = at_most;
+        self
+    }
+
+    /// How long after the first attempt began another one may begin. An attempt that runs is not cut short.
+    pub fn within(mut self, at_most: Duration) -> Self {
+        self.within = at_most;
+        self
+    }
+
+    /// How a transaction begins, for example with an isolation level: `BEGIN ISOLATION LEVEL SERIALIZABLE` on PostgreSQL.
+    ///
+    /// By default with `BEGIN`, on SQLite with `BEGIN IMMEDIATE`: a transaction that reads before it writes would otherwise
+    /// be refused the write lock as soon as another one has committed.
+    pub fn begin_with(mut self, sql: impl SqlSafeStr) -> Self {
+        self.begin = Some(sql.into_sql_str());
+        self
+    }
+
+    /// Begins a transaction, calls the closure with it, and commits; or rolls back when the closure returns an error, and
+    /// begins another one if that error is [of the kind](Self#what-is-rerun) that passes. Between attempts it pauses, for 1 to
+    /// 100 milliseconds.
+    ///
+    /// Each attempt calls a clone of the closure, so all begin alike. What is captured by reference is shared.
+    ///
+    /// # Errors
+    ///
+    /// [`RetryError::Failed`] with the closure's error, or that of a connection that could not be had;
+    /// [`RetryError::Exhausted`]; [`RetryError::CommitUnknown`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future rolls the transaction back, unless it was committing: then it may have been committed. The
+    /// connection of a transaction that was cut short is not used again: it is closed (except on SQLite, which needs no such
+    /// care).
+    ///
+    /// # Panics
+    ///
+    /// When the closure does; the transaction is rolled back then.
+    pub async fn run<DB, T, E, F>(self, pool: &Pool<DB>, work: F) -> Result<T, RetryError<E>>
+    where
+        DB: Database,
+        E: From<sqlx::Error> + StdError + 'static,
+        // Not AsyncFnMut: the future of one that captures anything cannot be seen to be Send, as of Rust 1.95.
+        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
+    {
+        let start = Instant::now();
+        let mut pauses = PAUSE;
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let last = match self.attempt(pool, work.clone()).await {
+                Ok(value) => return Ok(value),
+                Err(Ended::ForGood(error)) => return Err(error),
+                Err(Ended::ByOthers(error)) => error,
+            };
+            let pause = pauses.step();
+            let elapsed = start.elapsed();
+            if attempts >= self.attempts || elapsed + pause > self.within {
+                return Err(RetryError::Exhausted { attempts, elapsed, last });
+            }
+            tracing::debug!(attempts, reason = %last, ?pause, "a transaction met a concurrent change; running it again");
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn attempt<DB, T, E, F>(&self, pool: &Pool<DB>, work: F) -> Result<T, Ended<E>>
+    where
+        DB: Database,
+        E: From<sqlx::Error> + StdError + 'static,
+        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E>,
+    {
+        let mut lent = Lent { connection: pool.acquire().await.map_err(Ended::of)?, is_clean: false };
+        let mut tx = self.begin::<DB>(&mut lent.connection).await.map_err(Ended::of)?;
+        let outcome = match work(&mut tx).await {
+            Ok(value) => still_open::<DB>(&mut tx).await.map(|()| value).map_err(E::from),
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Ok(value) => match tx.commit().await {
+                Ok(()) => {
+                    lent.is_clean = true;
+                    Ok(value)
+                }
+                Err(source) if Fault::is_doubtful_commit(&source) => {
+                    Err(Ended::ForGood(RetryError::CommitUnknown { source }))
+                }
+                // Answered: the transaction has ended, and dropping it made sure.
+                Err(error) => {
+                    lent.is_clean = true;
+                    Err(Ended::of(error))
+                }
+            },
+            Err(error) => {
+                // Now, not when the connection is used next: others wait for its locks.
+                lent.is_clean = tx.rollback().await.is_ok();
+                Err(Ended::of(error))
+            }
+        }
+    }
+
+    fn begin<'c, DB: Database>(&self, conn: &'c mut DB::Connection) -> Job<'c, Transaction<'c, DB>> {
+        match (&self.begin, DB::BEGIN) {
+            (Some(sql), _) => Box::pin(conn.begin_with(sql.clone())),
+            (None, Some(sql)) => Box::pin(conn.begin_with(sql)),
+            (None, None) => Box::pin(conn.begin()),
+        }
+    }
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Why a transaction did not take effect, or is not known to have.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RetryError<E: StdError + 'static> {
+    /// It failed for a reason that another attempt would not cure. It was rolled back.
+    #[error(transparent)]
+    Failed(E),
+
+    /// Every attempt met a concurrent change. All were rolled back.
+    #[error("gave up after {attempts} attempts in {elapsed:?}: {last}")]
+    Exhausted {
+        /// How often it was begun.
+        attempts: u32,
+        /// How long that took.
+        elapsed: Duration,
+        /// What the last one met.
+        #[source]
+        last: E,
+    },
+
+    /// The connection was lost while it committed. It took effect or it did not: read, before doing it again.
+    #[error("it is not known whether the transaction was committed: {source}")]
+    CommitUnknown {
+        /// The error of the driver.
+        source: sqlx::Error,
+    },
+}
+
+/// How an attempt ended without a commit.
+enum Ended<E: StdError + 'static> {
+    /// By a concurrent change.
+    ByOthers(E),
+    ForGood(RetryError<E>),
+}
+
+impl<E: StdError + 'static> Ended<E> {
+    fn of(error: impl Into<E>) -> Self {
+        let error = error.into();
+        if is_by_others(&error) { Self::ByOthers(error) } else { Self::ForGood(RetryError::Failed(error)) }
+    }
+}
+
+/// Whether an error, or one that stands behind it, says that the transaction is to be run again.
+fn is_by_others(error: &(dyn StdError + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let is_conflict = error.downcast_ref::<Error>().is_some_and(Error::is_conflict);
+        if is_conflict || Fault::of_any(error) == Some(Fault::Again) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
+/// PostgreSQL answers the COMMIT of a transaction in which a statement has failed by rolling it back, and sqlx takes that for
+/// a success. So it is asked before.
+async fn still_open<DB: Database>(conn: &mut DB::Connection) -> Result<(), sqlx::Error> {
+    if DB::KIND == Kind::Postgres {
+        DB::fetch(conn, &mut sqlx::QueryBuilder::new("SELECT 1")).await?;
+    }
+    Ok(())
+}
+
+/// A connection of the pool, which goes back there only when no statement and no transaction can be left in it. sqlx would roll
+/// back and use it again, but on MySQL a connection whose statement was cut off while it was being prepared answers nothing more,
+/// and on PostgreSQL one whose BEGIN was cut off may be left in a transaction.
+struct Lent<DB: Database> {
+    connection: sqlx::pool::PoolConnection<DB>,
+    is_clean: bool,
+}
+
+impl<DB: Database> Drop for Lent<DB> {
+    fn drop(&mut self) {
+        // SQLite's connections have a thread of their own, which ends what it has begun; one in memory must not be closed.
+        if !self.is_clean && DB::KIND != Kind::Sqlite {
+            self.connection.close_on_drop();
+        }
+    }
+}

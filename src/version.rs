@@ -1,0 +1,412 @@
+//! A version column: a row of the caller's own table is written only if it is still as it was read.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+
+use sqlx::query_builder::Separated;
+use sqlx::{Acquire, Encode, FromRow, QueryBuilder, Row, Type};
+
+use crate::backend::{Database, Kind};
+use crate::error::{Error, Result, RowError};
+use crate::table::{Identifier, Table, push_key};
+
+/// A table of the caller's own whose rows have a version: a number that rises with each update. Whoever writes names the
+/// version that was read, and finds out if somebody else has written meanwhile ([`Error::Conflict`]). Nobody waits and
+/// nothing is locked between the reading and the writing, in which a user may take all day.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # let schema = "CREATE TABLE accounts (
+/// #     id INTEGER PRIMARY KEY, version INTEGER NOT NULL, owner TEXT NOT NULL, balance INTEGER NOT NULL)";
+/// # sqlx::query(schema).execute(&pool).await?;
+/// use sqlock::{Error, Versioned};
+///
+/// // The columns in their order: id, version, owner, balance. Or a struct that derives sqlx::FromRow.
+/// type Account = (i64, i64, String, i64);
+///
+/// let accounts = Versioned::table("accounts"); // with the columns "id" and "version"
+/// accounts.insert(&pool, 7, &["owner", "balance"], |row| {
+///     row.push_bind("ann").push_bind(100);
+/// }).await?;
+///
+/// let read = accounts.read::<_, Account>(&pool, 7).await?.expect("it is there");
+/// let (_, _, _, balance) = read.value;
+/// assert_eq!((read.version, balance), (1, 100));
+/// let version = accounts.update(&pool, 7, read.version, |set| {
+///     set.push("balance = ").push_bind(balance - 5);
+/// }).await?;
+/// assert_eq!(version, 2);
+///
+/// // Who has read before that comes too late.
+/// let late = accounts.update(&pool, 7, read.version, |set| {
+///     set.push("balance = ").push_bind(0);
+/// }).await;
+/// assert!(matches!(late, Err(Error::Conflict { expected: Some(1), found: Some(2), .. })));
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
+///
+/// # On a pool, or in a transaction
+///
+/// The first argument is what sqlx can take a connection from: `&pool`, `&mut tx`, or `&mut conn`. On a pool, each call is one
+/// statement that takes effect by itself. In a transaction it is a part of that, and goes with it when it is rolled back; a
+/// conflict leaves the transaction usable. To do it again from the reading on, see [`Retry`](crate::Retry).
+///
+/// # The table
+///
+/// ```sql
+/// CREATE TABLE accounts (
+///     id      BIGINT PRIMARY KEY,           -- of any type; it must be unique
+///     version BIGINT NOT NULL DEFAULT 1,    -- of any integer type
+///     …
+/// )
+/// ```
+///
+/// Whatever else writes to the table must raise the version as well, or it is not noticed. The names of the table and the
+/// columns are quoted, so they may be any text, and on PostgreSQL they are in lower case unless the table was created with
+/// quoted ones. A dot separates a schema from a table.
+///
+/// # Isolation levels
+///
+/// At READ COMMITTED a concurrent change is an [`Error::Conflict`]. At the stricter levels the database may notice it first,
+/// and then refuses the statement (PostgreSQL: 40001; MariaDB: 1020; SQLite: `SQLITE_BUSY_SNAPSHOT`, in a transaction that was
+/// not begun with `BEGIN IMMEDIATE`): an [`Error::Database`], of which [`Error::is_conflict`] says the same.
+#[derive(Clone, Debug)]
+pub struct Versioned {
+    table: Arc<str>,
+    key: Arc<str>,
+    version: Arc<str>,
+}
+
+/// A row as it was read, and its version then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VersionedRow<T> {
+    /// What the row had.
+    pub value: T,
+    /// The version to write it by.
+    pub version: i64,
+}
+
+impl Versioned {
+    /// A table with the key column `id` and the version column `version`. It need not exist yet: nothing is sent.
+    pub fn table(name: impl Into<String>) -> Self {
+        Self { table: name.into().into(), key: "id".into(), version: "version".into() }
+    }
+
+    /// The column by which rows are found. It must be unique: a primary key, or with a unique index of its own.
+    pub fn key(mut self, column: impl Into<String>) -> Self {
+        self.key = column.into().into();
+        self
+    }
+
+    /// The column that has the version.
+    pub fn version(mut self, column: impl Into<String>) -> Self {
+        self.version = column.into().into();
+        self
+    }
+
+    /// Reads a row, and its version. `None`: there is none.
+    ///
+    /// `T` is read from all columns of the table, in their order. Like sqlx's own
+    /// [`query_as`](sqlx::query_as), it wants to be named: `read::<_, Account>(…)`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Database`], also when the row does not make a `T`; [`Error::Unavailable`]; [`Error::PoolExhausted`];
+    /// [`Error::Row`] when the key is not unique; [`Error::InvalidIdentifier`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing was changed when the future is dropped.
+    pub fn read<'c, 'q, DB, T>(
+        &self,
+        db: impl Acquire<'c, Database = DB>,
+        key: impl Encode<'q, DB> + Type<DB>,
+    ) -> impl Future<Output = Result<Option<VersionedRow<T>>>> + Send
+    where
+        DB: Database,
+        T: for<'r> FromRow<'r, DB::Row> + Send,
+    {
+        let connection = db.acquire();
+        let statement = self.quoted::<DB>().map(|names| {
+            let Names { table, key: column, version } = &names;
+            let mut query = QueryBuilder::new(format!(
+                "SELECT t.*, CAST(t.{version} AS {}) AS sqlock_version FROM {table} AS t WHERE t.{column} = ",
+                DB::INTEGER,
+            ));
+            push_key(&mut query, key);
+            query
+        });
+        let this = self.clone();
+        async move {
+            let mut query = statement?;
+            let mut conn = connection.await.map_err(|e| Error::of_caller("read a row", e))?;
+            let rows = DB::fetch(&mut conn, &mut query).await.map_err(|e| Error::of_caller("read a row", e))?;
+            let [row] = rows.as_slice() else {
+                return if rows.is_empty() { Ok(None) } else { Err(this.several(rows.len() as u64)) };
+            };
+            let version = DB::integer(row, row.len() - 1);
+            let value = T::from_row(row);
+            match (version, value) {
+                (Ok(version), Ok(value)) => Ok(Some(VersionedRow { value, version })),
+                (Err(e), _) | (_, Err(e)) => Err(Error::of_caller("read a row", e)),
+            }
+        }
+    }
+
+    /// Writes a row if it still has the expected version, and returns its new one, which is the next number.
+    ///
+    /// `set` says what: it is called with a statement that ends in `SET`, and adds the columns that change, separated by
+    /// commas. Nothing added: only the version rises. As everywhere in sqlx, a column's values should have one type wherever the
+    /// same text is built: PostgreSQL prepares it once, and with `push_bind(5_i32)` refuses a later `push_bind(5_i64)`.
+    ///
+    /// ```
+    /// # async fn example(pool: sqlx::SqlitePool, accounts: sqlock::Versioned) -> sqlock::Result<()> {
+    /// let mut tx = pool.begin().await?;
+    /// accounts.update(&mut tx, 7, 1, |set| {
+    ///     set.push("balance = balance - ").push_bind(5).push(", owner = ").push_bind("bob");
+    /// }).await?;
+    /// tx.commit().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Conflict`]: the row has another version, or there is none, and nothing was written. What it has is read
+    /// afterwards, and may have changed once more. [`Error::Row`] with [`RowError::SeveralRows`]: the key is not unique, and
+    /// several rows were changed; roll back. Otherwise as [`read`](Self::read).
+    ///
+    /// # Cancel safety
+    ///
+    /// When the future is dropped it is not known whether the row was written, as with any statement: in a transaction, roll
+    /// it back; on a pool, read.
+    pub fn update<'c, 'q, DB, K>(
+        &self,
+        db: impl Acquire<'c, Database = DB>,
+        key: K,
+        expected: i64,
+        set: impl FnOnce(&mut QueryBuilder<DB>),
+    ) -> impl Future<Output = Result<i64>> + Send
+    where
+        DB: Database,
+        K: Encode<'q, DB> + Type<DB> + Send,
+    {
+        let statement = self.quoted::<DB>().map(|names| {
+            let Names { table, key: column, version } = &names;
+            let mut query = QueryBuilder::new(format!("UPDATE {table} SET "));
+            let empty = query.sql().as_str().len();
+            set(&mut query);
+            // After what the caller has set: MySQL assigns from left to right, and the caller may use the old version.
+            let comma = if query.sql().as_str().len() > empty { ", " } else { "" };
+            push_key(query.push(format_args!("{comma}{version} = {version} + 1 WHERE {column} = ")), &key);
+            DB::push_integer(query.push(format_args!(" AND {version} = ")), expected);
+            (query, names)
+        });
+        let change = self.change("update a row", db, key, expected, statement);
+        async move { change.await.map(|()| expected.saturating_add(1)) }
+    }
+
+    /// Deletes a row if it still has the expected version.
+    ///
+    /// # Errors
+    ///
+    /// As [`update`](Self::update).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`update`](Self::update).
+    pub fn delete<'c, 'q, DB, K>(
+        &self,
+        db: impl Acquire<'c, Database = DB>,
+        key: K,
+        expected: i64,
+    ) -> impl Future<Output = Result<()>> + Send
+    where
+        DB: Database,
+        K: Encode<'q, DB> + Type<DB> + Send,
+    {
+        let statement = self.quoted::<DB>().map(|names| {
+            let Names { table, key: column, version } = &names;
+            let mut query = QueryBuilder::new(format!("DELETE FROM {table} WHERE {column} = "));
+            push_key(&mut query, &key);
+            DB::push_integer(query.push(format_args!(" AND {version} = ")), expected);
+            (query, names)
+        });
+        self.change("delete a row", db, key, expected, statement)
+    }
+
+    /// Inserts a row with version 1. `columns` are those beside the key and the version; `values` adds their values, in the
+    /// same order.
+    ///
+    /// ```
+    /// # async fn example(pool: sqlx::SqlitePool, accounts: sqlock::Versioned) -> sqlock::Result<()> {
+    /// accounts.insert(&pool, 8, &["owner", "balance"], |row| {
+    ///     row.push_bind("bob").push_bind(0);
+    /// }).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Conflict`]: there is a row with this key already, and nothing was written. The transaction stays usable, on
+    /// PostgreSQL too. When it is another unique column that has the value already, that is an [`Error::Database`]. Otherwise
+    /// as [`read`](Self::read).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`update`](Self::update).
+    pub fn insert<'c, 'q, DB, K>(
+        &self,
+        db: impl Acquire<'c, Database = DB>,
+        key: K,
+        columns: &[&str],
+        values: impl FnOnce(&mut Separated<'_, DB, &'static str>),
+    ) -> impl Future<Output = Result<()>> + Send
+    where
+        DB: Database,
+        K: Encode<'q, DB> + Type<DB> + Send,
+    {
+        let statement = self.insertion(&key, columns, values);
+        let connection = db.acquire();
+        let this = self.clone();
+        async move {
+            let (mut query, names) = statement?;
+            let mut conn = connection.await.map_err(|e| Error::of_caller("insert a row", e))?;
+            let error = match DB::execute(&mut conn, &mut query).await {
+                Ok(0) => None,
+                Ok(_) => return Ok(()),
+                // MySQL says only that some unique index has the value already. Is it the key's?
+                Err(e) if DB::KIND == Kind::MySql && is_duplicate(&e) => Some(e),
+                Err(e) => return Err(Error::of_caller("insert a row", e)),
+            };
+            match (answer::<DB>(&mut conn, names.look(key)).await?, error) {
+                (None, Some(e)) => Err(Error::of_caller("insert a row", e)),
+                (found, _) => Err(this.conflict(None, found)),
+            }
+        }
+    }
+
+    fn insertion<'q, DB, K>(
+        &self,
+        key: &K,
+        columns: &[&str],
+        values: impl FnOnce(&mut Separated<'_, DB, &'static str>),
+    ) -> Result<(QueryBuilder<DB>, Names)>
+    where
+        DB: Database,
+        K: Encode<'q, DB> + Type<DB>,
+    {
+        let names = self.quoted::<DB>()?;
+        let Names { table, key: column, version } = &names;
+        let mut query = QueryBuilder::new(format!("INSERT INTO {table} ({column}, {version}"));
+        for column in columns {
+            query.push(format_args!(", {}", Identifier::new(column)?.quoted::<DB>()));
+        }
+        push_key(query.push(") VALUES ("), key);
+        query.push(", 1");
+        if !columns.is_empty() {
+            query.push(", ");
+            values(&mut query.separated(", "));
+        }
+        query.push(")");
+        if DB::KIND != Kind::MySql {
+            // On PostgreSQL an error would end the caller's transaction. (MySQL has INSERT IGNORE, which ignores far more.)
+            query.push(format_args!(" ON CONFLICT ({column}) DO NOTHING"));
+        }
+        Ok((query, names))
+    }
+
+    /// Sends what changes the row of that key and version, and sees what it did.
+    fn change<'c, 'q, DB, K>(
+        &self,
+        attempted: &'static str,
+        db: impl Acquire<'c, Database = DB>,
+        key: K,
+        expected: i64,
+        statement: Result<(QueryBuilder<DB>, Names)>,
+    ) -> impl Future<Output = Result<()>> + Send
+    where
+        DB: Database,
+        K: Encode<'q, DB> + Type<DB> + Send,
+    {
+        let connection = db.acquire();
+        let this = self.clone();
+        async move {
+            let (mut query, names) = statement?;
+            let mut conn = connection.await.map_err(|e| Error::of_caller(attempted, e))?;
+            match DB::execute(&mut conn, &mut query).await.map_err(|e| Error::of_caller(attempted, e))? {
+                0 => {
+                    let found = answer::<DB>(&mut conn, names.look(key)).await?;
+                    Err(this.conflict(Some(expected), found))
+                }
+                1 => Ok(()),
+                rows => Err(this.several(rows)),
+            }
+        }
+    }
+
+    fn quoted<DB: Database>(&self) -> Result<Names> {
+        Ok(Names {
+            table: Table::new(&self.table)?.quoted::<DB>(),
+            key: Identifier::new(&self.key)?.quoted::<DB>(),
+            version: Identifier::new(&self.version)?.quoted::<DB>(),
+        })
+    }
+
+    fn conflict(&self, expected: Option<i64>, found: Option<i64>) -> Error {
+        Error::Conflict { table: self.table.as_ref().into(), expected, found }
+    }
+
+    fn several(&self, rows: u64) -> Error {
+        let cause = RowError::SeveralRows { column: self.key.as_ref().into(), rows };
+        Error::Row { table: self.table.as_ref().into(), cause }
+    }
+}
+
+impl fmt::Display for Versioned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.table)
+    }
+}
+
+/// The names as they stand in a statement.
+struct Names {
+    table: String,
+    key: String,
+    version: String,
+}
+
+impl Names {
+    /// Asks for the version that a row has now, whenever the transaction began to read.
+    fn look<'q, DB, K>(&self, key: K) -> QueryBuilder<DB>
+    where
+        DB: Database,
+        K: Encode<'q, DB> + Type<DB>,
+    {
+        let Self { table, key: column, version } = self;
+        let sql = format!("SELECT CAST({version} AS {}) FROM {table} WHERE {column} = ", DB::INTEGER);
+        let mut query = QueryBuilder::new(sql);
+        push_key(&mut query, key);
+        query.push(DB::PRESENT);
+        query
+    }
+}
+
+async fn answer<DB: Database>(conn: &mut DB::Connection, mut look: QueryBuilder<DB>) -> Result<Option<i64>> {
+    let read = DB::fetch(conn, &mut look).await;
+    let version = read.and_then(|rows| rows.first().map(|row| DB::integer(row, 0)).transpose());
+    version.map_err(|e| Error::of_caller("look for the version of a row", e))
+}
+
+fn is_duplicate(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Database(error) if error.is_unique_violation())
+}

@@ -1,0 +1,616 @@
+//! Transactions that are rerun: what is, what is not, how it ends, and that nothing is left of one that was dropped.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use sqlock::{Error, Retry, RetryError};
+use sqlx::{AssertSqlSafe, Connection, Executor, Pool, QueryBuilder, Transaction};
+use tokio::sync::{Barrier, Notify};
+use tokio::time::sleep;
+
+use super::cancel::{everywhere, until};
+use super::fence::{Books, Business, add_one, books, run};
+use super::network::behind_a_proxy;
+use super::version::bank;
+use crate::support::{Database, SOON, connect, soon};
+use crate::{DATABASE, Sql};
+
+type Tx<'c> = Transaction<'c, Sql>;
+
+/// As many attempts as it takes: what ends it is the test.
+fn patiently() -> Retry {
+    Retry::new().attempts(u32::MAX).within(SOON * 4)
+}
+
+/// An error of an application, as people write them: nothing of its own beside what it stands for.
+#[derive(Debug, thiserror::Error)]
+enum AppError {
+    #[error(transparent)]
+    Database(#[from] sqlx::Error),
+    #[error("the stock could not be counted")]
+    Lock(#[from] Error),
+    #[error("sold out")]
+    SoldOut,
+}
+
+async fn value(tx: &mut Tx<'_>, id: u8) -> Result<i64, sqlx::Error> {
+    let sql = format!("SELECT value FROM counter WHERE id = {id}");
+    sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut **tx).await
+}
+
+fn count(counter: &AtomicU32) -> u32 {
+    counter.load(Ordering::SeqCst)
+}
+
+#[tokio::test]
+async fn of_many_who_read_modify_and_write_by_version_nobody_loses_an_update() {
+    const TASKS: i64 = 8;
+    const ROUNDS: i64 = 25;
+    let bank = bank().await;
+    let runs = Arc::new(AtomicU32::new(0));
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..TASKS {
+        let (pool, accounts, runs) = (bank.pool.clone(), bank.accounts.clone(), Arc::clone(&runs));
+        tasks.spawn(async move {
+            for _ in 0..ROUNDS {
+                let done = patiently().run(&pool, async |tx| {
+                    runs.fetch_add(1, Ordering::SeqCst);
+                    let read = accounts.read::<_, (i64, i64, String, i64)>(&mut *tx, 1).await?;
+                    let read = read.ok_or(AppError::SoldOut)?;
+                    tokio::task::yield_now().await;
+                    let update = accounts.update(&mut *tx, 1, read.version, |set| {
+                        set.push("balance = ").push_bind(read.value.3 + 1);
+                    });
+                    Ok::<_, AppError>(update.await?)
+                });
+                done.await.expect("it gets there in the end");
+            }
+        });
+    }
+    soon("their end", tasks.join_all()).await;
+    let total = TASKS * ROUNDS;
+    assert_eq!(bank.row(1).await.map(|row| (row.1, row.3)), Some((1 + total, 100 + total)));
+    let reruns = i64::from(count(&runs)) - total;
+    println!("{DATABASE:?}: {total} updates, {reruns} reruns");
+    match DATABASE {
+        // Begun with the write lock in hand, nobody can be overtaken.
+        Database::Sqlite => assert_eq!(reruns, 0),
+        _ => assert!(reruns > 0, "nobody met anybody: this proves nothing"),
+    }
+}
+
+/// Two transfers in opposite directions. SQLite, with its one writer, knows no deadlock: there they run one after the other.
+#[tokio::test]
+async fn a_deadlock_is_rerun_and_both_get_through() {
+    let books = books().await;
+    let (runs, met) = (Arc::new(AtomicU32::new(0)), Arc::new(Barrier::new(2)));
+    let transfer = |from: u8, to: u8| {
+        let (pool, runs, met) = (books.pool.clone(), Arc::clone(&runs), Arc::clone(&met));
+        async move {
+            let first = AtomicBool::new(true);
+            let done = patiently().run(&pool, async |tx| {
+                runs.fetch_add(1, Ordering::SeqCst);
+                add_one(tx, from).await?;
+                if first.swap(false, Ordering::SeqCst) && DATABASE != Database::Sqlite {
+                    // Both have locked one row, and go for the other's.
+                    met.wait().await;
+                }
+                add_one(tx, to).await?;
+                Ok::<_, AppError>(())
+            });
+            done.await
+        }
+    };
+    let both = async { tokio::join!(tokio::spawn(transfer(1, 2)), tokio::spawn(transfer(2, 1))) };
+    let (one, other) = soon("the end of the deadlock", both).await;
+    one.expect("no panic").expect("it gets through");
+    other.expect("no panic").expect("it gets through");
+    assert_eq!((books.value(1).await, books.value(2).await), (2, 2));
+    let runs = count(&runs);
+    assert!(if DATABASE == Database::Sqlite { runs == 2 } else { runs > 2 }, "{runs} runs");
+}
+
+/// Two doctors on call, of whom one may leave: each sees that there are two.
+#[tokio::test]
+async fn a_serialization_failure_is_rerun_and_the_rule_that_both_kept_is_kept() {
+    let books = books().await;
+    let (business, retry) = match DATABASE {
+        Database::Postgres => (books.pool.clone(), patiently().begin_with("BEGIN ISOLATION LEVEL SERIALIZABLE")),
+        // A snapshot, and the write lock only when it writes.
+        Database::Sqlite => (books.pool.clone(), patiently().begin_with("BEGIN DEFERRED")),
+        _ => (Business::at(&books.db.url, "SERIALIZABLE").await.pool().clone(), patiently()),
+    };
+    let (runs, met) = (Arc::new(AtomicU32::new(0)), Arc::new(Barrier::new(2)));
+    let mut doctors = tokio::task::JoinSet::new();
+    for id in [1, 2] {
+        let (business, retry, runs, met) = (business.clone(), retry.clone(), Arc::clone(&runs), Arc::clone(&met));
+        doctors.spawn(async move {
+            let first = AtomicBool::new(true);
+            let leave = retry.run(&business, async |tx| {
+                runs.fetch_add(1, Ordering::SeqCst);
+                let away = value(tx, 1).await? + value(tx, 2).await?;
+                if first.swap(false, Ordering::SeqCst) {
+                    met.wait().await;
+                }
+                if away > 0 {
+                    return Ok::<_, sqlx::Error>(false);
+                }
+                add_one(tx, id).await.map(|()| true)
+            });
+            leave.await.expect("it gets through")
+        });
+    }
+    let left = soon("their end", doctors.join_all()).await;
+    assert_eq!(left.iter().filter(|left| **left).count(), 1, "one leaves and one stays");
+    assert_eq!(books.value(1).await + books.value(2).await, 1);
+    assert!(count(&runs) > 2, "somebody was run again");
+}
+
+/// Somebody else commits between its reading and its writing. At this level only MySQL lets it go on as if nothing were.
+#[tokio::test]
+async fn a_snapshot_that_was_overtaken_is_rerun() {
+    let books = books().await;
+    let business = match DATABASE {
+        Database::Sqlite => books.pool.clone(),
+        Database::MariaDb => connect(&books.db.url, 1).await,
+        _ => Business::at(&books.db.url, "REPEATABLE READ").await.pool().clone(),
+    };
+    if DATABASE == Database::MariaDb {
+        // The default since version 11.6, as REPEATABLE READ has always been.
+        run(&business, "SET SESSION innodb_snapshot_isolation = ON").await;
+    }
+    let retry = if DATABASE == Database::Sqlite { patiently().begin_with("BEGIN DEFERRED") } else { patiently() };
+    let (runs, errors) = (AtomicU32::new(0), Mutex::new(Vec::new()));
+    let done = retry.run(&business, async |tx| {
+        let seen = value(tx, 1).await?;
+        if runs.fetch_add(1, Ordering::SeqCst) == 0 {
+            run(&books.pool, "UPDATE counter SET value = 10 WHERE id = 1").await;
+        }
+        let written = add_one(tx, 1).await;
+        if let Err(sqlx::Error::Database(error)) = &written {
+            errors.lock().expect("no panic").push(code(error.as_ref()));
+        }
+        Ok::<_, AppError>(written.map(|()| seen)?)
+    });
+    let seen = done.await.expect("it gets through");
+    let errors = errors.into_inner().expect("no panic");
+    match DATABASE {
+        Database::MySql => assert_eq!((seen, count(&runs), errors.as_slice()), (0, 1, [].as_slice())),
+        _ => {
+            let expected = match DATABASE {
+                Database::Postgres => "40001",
+                Database::MariaDb => "1020",
+                _ => "517",
+            };
+            assert_eq!((seen, count(&runs), errors), (10, 2, vec![expected.to_owned()]));
+        }
+    }
+    assert_eq!(books.value(1).await, 11);
+}
+
+/// What the database said: MySQL has numbers that tell more than its states.
+fn code(error: &dyn sqlx::error::DatabaseError) -> String {
+    #[cfg(feature = "mysql")]
+    if let Some(error) = error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
+        return error.number().to_string();
+    }
+    error.code().unwrap_or_default().into_owned()
+}
+
+/// Nobody else can come between the reading and the writing, where that takes a lock on the whole file.
+#[tokio::test]
+async fn on_sqlite_a_transaction_begins_with_the_write_lock_in_hand_and_elsewhere_locks_nothing() {
+    let books = books().await;
+    let other = connect(&books.db.url, 1).await;
+    if DATABASE == Database::Sqlite {
+        run(&other, "PRAGMA busy_timeout = 0").await;
+    }
+    let done = Retry::new().run(&books.pool, async |tx| {
+        assert_eq!(value(tx, 1).await?, 0);
+        Ok::<_, sqlx::Error>(other.execute("UPDATE counter SET value = 7 WHERE id = 1").await.map(|_| ()))
+    });
+    let between = done.await.expect("commit");
+    match DATABASE {
+        Database::Sqlite => assert!(between.expect_err("locked").to_string().contains("locked")),
+        _ => between.expect("nothing is locked"),
+    }
+}
+
+#[tokio::test]
+async fn what_another_attempt_would_not_cure_ends_it_at_once() {
+    let books = books().await;
+    let runs = AtomicU32::new(0);
+
+    // The application's own reasons.
+    let done = patiently().run(&books.pool, async |tx| {
+        runs.fetch_add(1, Ordering::SeqCst);
+        add_one(tx, 1).await?;
+        Err::<(), _>(AppError::SoldOut)
+    });
+    assert!(matches!(done.await, Err(RetryError::Failed(AppError::SoldOut))));
+    assert_eq!((count(&runs), books.value(1).await), (1, 0), "rolled back, and not run again");
+
+    // A constraint.
+    let done = patiently().run(&books.pool, async |tx| {
+        runs.fetch_add(1, Ordering::SeqCst);
+        tx.execute("INSERT INTO counter (id, value) VALUES (3, 0)").await?;
+        tx.execute("INSERT INTO counter (id, value) VALUES (1, 0)").await?;
+        Ok::<_, sqlx::Error>(())
+    });
+    let error = done.await.expect_err("it exists");
+    assert!(matches!(&error, RetryError::Failed(sqlx::Error::Database(error)) if error.is_unique_violation()));
+    assert_eq!(count(&runs), 2);
+
+    // What this crate says of other things than conflicts, and what stands behind that.
+    let done = patiently().run(&books.pool, async |_| {
+        runs.fetch_add(1, Ordering::SeqCst);
+        Err::<(), _>(AppError::Lock(Error::from(sqlx::Error::PoolTimedOut)))
+    });
+    assert!(matches!(done.await, Err(RetryError::Failed(AppError::Lock(Error::PoolExhausted { .. })))));
+    assert_eq!(count(&runs), 3);
+
+    // A connection that cannot be had.
+    let closed = connect(&books.db.url, 1).await;
+    closed.close().await;
+    let done = patiently().run(&closed, async |_| {
+        runs.fetch_add(1, Ordering::SeqCst);
+        Ok::<_, Error>(())
+    });
+    assert!(matches!(done.await, Err(RetryError::Failed(Error::Unavailable { .. }))));
+    assert_eq!(count(&runs), 3, "it never began");
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM counter").fetch_one(&books.pool).await.expect("count");
+    assert_eq!(rows, 2);
+}
+
+/// The caller has said for how long to wait. On SQLite that is the busy timeout, and the lock that of all: there, what was
+/// waited for in vain is worth another attempt.
+#[tokio::test]
+async fn a_lock_that_was_waited_for_in_vain_is_not_waited_for_again() {
+    let books = books().await;
+    let mut rival = books.pool.begin_with(begin_to_write()).await.expect("begin");
+    add_one(&mut rival, 1).await.expect("write");
+    let rival = Mutex::new(Some(rival));
+    let runs = AtomicU32::new(0);
+    if DATABASE == Database::Sqlite {
+        let hasty = connect(&books.db.url, 1).await;
+        run(&hasty, "PRAGMA busy_timeout = 0").await;
+        let done = patiently().begin_with("BEGIN").run(&hasty, async |tx| {
+            if runs.fetch_add(1, Ordering::SeqCst) == 1 {
+                let rival = rival.lock().expect("no panic").take().expect("still there");
+                rival.commit().await?;
+            }
+            add_one(tx, 1).await
+        });
+        done.await.expect("it gets through");
+        assert_eq!((count(&runs), books.value(1).await), (2, 2));
+        return;
+    }
+    for (sql, codes) in [
+        ("SELECT value FROM counter WHERE id = 1 FOR UPDATE NOWAIT", ["55P03", "3572", "1205"]),
+        ("SELECT value FROM counter WHERE id = 1 FOR UPDATE", ["55P03", "1205", "1205"]),
+    ] {
+        let done = patiently().run(&books.pool, async |tx| {
+            runs.fetch_add(1, Ordering::SeqCst);
+            tx.execute(match DATABASE {
+                Database::Postgres => "SET LOCAL lock_timeout = '100ms'",
+                _ => "SET SESSION innodb_lock_wait_timeout = 1",
+            })
+            .await?;
+            tx.execute(sql).await?;
+            Ok::<_, Error>(())
+        });
+        let error = done.await.expect_err("locked");
+        let RetryError::Failed(error) = &error else { panic!("{error:?}") };
+        assert!(!error.is_conflict() && error.is_retryable(), "{error:?}");
+        let Error::Database { source: sqlx::Error::Database(source), .. } = error else { panic!("{error:?}") };
+        let nth = match DATABASE {
+            Database::Postgres => 0,
+            Database::MySql => 1,
+            _ => 2,
+        };
+        assert_eq!(code(source.as_ref()), codes[nth], "{source}");
+    }
+    assert_eq!(count(&runs), 2);
+}
+
+/// For a transaction that is not under test.
+fn begin_to_write() -> &'static str {
+    if DATABASE == Database::Sqlite { "BEGIN IMMEDIATE" } else { "BEGIN" }
+}
+
+#[tokio::test]
+async fn attempts_and_time_are_bounded_and_the_last_error_is_told() {
+    let bank = bank().await;
+    let runs = AtomicU32::new(0);
+    let in_vain = async |tx: &mut Tx<'_>| {
+        runs.fetch_add(1, Ordering::SeqCst);
+        sqlx::query("UPDATE accounts SET balance = 0").execute(&mut **tx).await?;
+        bank.accounts.update(&mut *tx, 1, 7, |_| {}).await
+    };
+    let mut total = 0;
+    for (retry, least, most) in [
+        (Retry::new().attempts(3), 3, 3),
+        (Retry::new().attempts(1), 1, 1),
+        (Retry::new().attempts(0), 1, 1),
+        (Retry::new().within(Duration::ZERO), 1, 1),
+        (Retry::new(), 1, 10),
+        // Only the time ends this one.
+        (Retry::new().attempts(u32::MAX).within(Duration::from_millis(300)), 1, u32::MAX),
+    ] {
+        let error = soon("the end", retry.clone().run(&bank.pool, in_vain)).await.expect_err("always in vain");
+        let RetryError::Exhausted { attempts, elapsed, last } = &error else { panic!("{error:?}") };
+        total += attempts;
+        assert!((least..=most).contains(attempts), "{retry:?}: {attempts}");
+        assert_eq!(count(&runs), total);
+        assert!(matches!(last, Error::Conflict { expected: Some(7), found: Some(1), .. }), "{last:?}");
+        // A pause of at least half a millisecond before each attempt but the first.
+        assert!(*elapsed >= Duration::from_micros(500) * (attempts - 1), "{elapsed:?}");
+        assert!(error.to_string().contains("expected version 7, found version 1"), "{error}");
+        assert!(std::error::Error::source(&error).is_some_and(|source| source.is::<Error>()));
+    }
+    assert_eq!(bank.balance(1).await, 100, "all were rolled back");
+}
+
+/// An error that the closure keeps to itself. PostgreSQL undoes the transaction then, and answers the COMMIT as if all were well.
+#[tokio::test]
+async fn a_transaction_that_the_database_has_given_up_is_not_taken_for_committed() {
+    let books = books().await;
+    let runs = AtomicU32::new(0);
+    let done = patiently().run(&books.pool, async |tx| {
+        runs.fetch_add(1, Ordering::SeqCst);
+        add_one(tx, 1).await?;
+        let _ = tx.execute("INSERT INTO counter (id, value) VALUES (1, 0)").await;
+        Ok::<_, sqlx::Error>(())
+    });
+    let done = done.await;
+    let written = books.value(1).await;
+    if DATABASE == Database::Postgres {
+        let Err(RetryError::Failed(sqlx::Error::Database(error))) = &done else { panic!("{done:?}") };
+        assert_eq!((error.code().as_deref(), written), (Some("25P02"), 0));
+    } else {
+        // The others undo the statement alone.
+        done.expect("commit");
+        assert_eq!(written, 1);
+    }
+    assert_eq!(count(&runs), 1);
+
+    // In a savepoint, it is an error to live with everywhere.
+    let done = patiently().run(&books.pool, async |tx| {
+        add_one(tx, 2).await?;
+        let mut inner = tx.begin().await?;
+        inner.execute("INSERT INTO counter (id, value) VALUES (1, 0)").await.expect_err("it exists");
+        inner.rollback().await?;
+        Ok::<_, sqlx::Error>(())
+    });
+    done.await.expect("commit");
+    assert_eq!(books.value(2).await, 1);
+}
+
+/// MySQL checks every constraint with the statement.
+#[tokio::test]
+async fn a_commit_that_is_refused_for_good_has_failed() {
+    let books = books().await;
+    run(
+        &books.pool,
+        match DATABASE {
+            Database::MySql | Database::MariaDb => {
+                "CREATE TABLE part (id INTEGER PRIMARY KEY, whole INTEGER, FOREIGN KEY (whole) REFERENCES counter (id))"
+            }
+            _ => {
+                "CREATE TABLE part (id INTEGER PRIMARY KEY,
+                                    whole INTEGER REFERENCES counter (id) DEFERRABLE INITIALLY DEFERRED)"
+            }
+        },
+    )
+    .await;
+    let (runs, ends) = (AtomicU32::new(0), AtomicU32::new(0));
+    let done = patiently().run(&books.pool, async |tx| {
+        runs.fetch_add(1, Ordering::SeqCst);
+        tx.execute("INSERT INTO part (id, whole) VALUES (1, 9)").await?;
+        ends.fetch_add(1, Ordering::SeqCst);
+        Ok::<_, sqlx::Error>(())
+    });
+    let error = done.await.expect_err("there is no such whole");
+    assert!(
+        matches!(&error, RetryError::Failed(sqlx::Error::Database(error)) if error.is_foreign_key_violation()),
+        "{error:?}"
+    );
+    assert_eq!((count(&runs), count(&ends)), (1, u32::from(!DATABASE.is_mysql())));
+    let parts: i64 = sqlx::query_scalar("SELECT count(*) FROM part").fetch_one(&books.pool).await.expect("count");
+    assert_eq!(parts, 0);
+}
+
+/// The server commits, and its answer is lost.
+#[tokio::test]
+async fn a_commit_whose_answer_was_lost_is_told_and_not_run_again() {
+    let books = books().await;
+    if DATABASE == Database::Sqlite {
+        return a_commit_that_must_wait_for_readers_is_run_again(&books).await;
+    }
+    let (proxy, url) = behind_a_proxy(&books.db.url);
+    let far = connect(&url, 1).await;
+    let runs = AtomicU32::new(0);
+    // On PostgreSQL the commit can be made to wait until the test has seen it.
+    let mut gate = books.pool.acquire().await.expect("a connection");
+    if DATABASE == Database::Postgres {
+        for sql in [
+            "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS
+                $$ BEGIN PERFORM pg_advisory_xact_lock(hashtext(current_schema())); RETURN NULL; END $$",
+            "CREATE CONSTRAINT TRIGGER wait AFTER UPDATE ON counter DEFERRABLE INITIALLY DEFERRED
+                FOR EACH ROW EXECUTE FUNCTION wait()",
+            "SELECT pg_advisory_lock(hashtext(current_schema()))",
+        ] {
+            gate.execute(sql).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
+        }
+    }
+    let running = patiently().run(&far, async |tx| {
+        runs.fetch_add(1, Ordering::SeqCst);
+        add_one(tx, 1).await?;
+        if DATABASE != Database::Postgres {
+            // Nothing but the COMMIT comes after this.
+            proxy.cut_next_reply();
+        }
+        Ok::<_, Error>(())
+    });
+    let cut = async {
+        if DATABASE == Database::Postgres {
+            let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity AS a JOIN pg_locks AS l USING (pid)
+                                         WHERE a.query = 'COMMIT' AND l.locktype = 'advisory' AND NOT l.granted
+                                           AND l.objid::bigint = hashtext(current_schema())::bigint & 4294967295)";
+            while !sqlx::query_scalar::<_, bool>(waits).fetch_one(&books.pool).await.expect("activity") {
+                sleep(Duration::from_millis(5)).await;
+            }
+            proxy.reset();
+        }
+    };
+    let (done, ()) = soon("the answer", async { tokio::join!(running, cut) }).await;
+    assert!(matches!(&done, Err(RetryError::CommitUnknown { source: sqlx::Error::Io(_) })), "{done:?}");
+    drop(gate.close().await);
+    // It was committed; the closure, run again, would have added another one.
+    let committed = async {
+        while books.value(1).await == 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon("the commit", committed).await;
+    assert_eq!((books.value(1).await, count(&runs)), (1, 1));
+    proxy.pass();
+    // The connection is none that anybody gets.
+    assert_eq!(
+        soon("another one", sqlx::query_scalar::<_, i32>("SELECT 1").fetch_one(&far)).await.expect("it works"),
+        1
+    );
+}
+
+/// SQLite has no network between: whatever it answers to a COMMIT, the outcome is known. In a file without a WAL readers hold
+/// a commit up, and that passes.
+async fn a_commit_that_must_wait_for_readers_is_run_again(books: &Books) {
+    let db = crate::support::empty().await;
+    let pool = db.pool_of(1).await;
+    run(&pool, "CREATE TABLE counter (id INTEGER PRIMARY KEY, value BIGINT NOT NULL)").await;
+    run(&pool, "INSERT INTO counter (id, value) VALUES (1, 0)").await;
+    run(&pool, "PRAGMA busy_timeout = 0").await;
+    let other = db.pool_of(1).await;
+    let mut reader = other.begin().await.expect("begin");
+    assert_eq!(value(&mut reader, 1).await.expect("read"), 0);
+    let reader = Mutex::new(Some(reader));
+    let runs = AtomicU32::new(0);
+    let done = patiently().run(&pool, async |tx| {
+        if runs.fetch_add(1, Ordering::SeqCst) == 1 {
+            let reader = reader.lock().expect("no panic").take().expect("still there");
+            reader.rollback().await?;
+        }
+        add_one(tx, 1).await
+    });
+    done.await.expect("commit");
+    assert_eq!(count(&runs), 2);
+    let mut tx = pool.begin().await.expect("begin");
+    assert_eq!(value(&mut tx, 1).await.expect("read"), 1);
+    assert_eq!(books.value(1).await, 0);
+}
+
+/// The connection is lost before the COMMIT is sent: it is known that nothing was written.
+#[tokio::test]
+async fn a_connection_that_is_lost_before_the_commit_has_failed() {
+    let books = books().await;
+    let runs = AtomicU32::new(0);
+    if DATABASE == Database::Sqlite {
+        // Nothing to lose there but the closure itself.
+        let pool = books.pool.clone();
+        let running = tokio::spawn(async move {
+            let panics = Retry::new().run(&pool, async |tx| {
+                add_one(tx, 1).await?;
+                if value(tx, 1).await? == 1 {
+                    panic!("as expected");
+                }
+                Ok::<_, sqlx::Error>(())
+            });
+            panics.await
+        });
+        assert!(running.await.expect_err("a panic goes through").is_panic());
+        assert_eq!(books.value(1).await, 0);
+        return;
+    }
+    let (proxy, url) = behind_a_proxy(&books.db.url);
+    let far = connect(&url, 1).await;
+    let done = patiently().run(&far, async |tx| {
+        runs.fetch_add(1, Ordering::SeqCst);
+        add_one(tx, 1).await?;
+        proxy.reset();
+        add_one(tx, 2).await?;
+        Ok::<_, Error>(())
+    });
+    let done = soon("the answer", done).await;
+    assert!(matches!(&done, Err(RetryError::Failed(Error::Unavailable { .. }))), "{done:?}");
+    assert_eq!((count(&runs), books.value(1).await, books.value(2).await), (1, 0, 0));
+}
+
+#[tokio::test]
+async fn dropping_the_future_rolls_the_transaction_back_at_once() {
+    let books = books().await;
+    let small = connect(&books.db.url, 1).await;
+    let inside = Arc::new(Notify::new());
+    let running = tokio::spawn({
+        let (small, inside) = (small.clone(), Arc::clone(&inside));
+        async move {
+            let done = Retry::new().run(&small, async |tx| {
+                add_one(tx, 1).await?;
+                inside.notify_one();
+                std::future::pending::<Result<(), sqlx::Error>>().await
+            });
+            done.await
+        }
+    });
+    soon("the transaction", inside.notified()).await;
+    running.abort();
+    assert!(running.await.expect_err("aborted").is_cancelled());
+    // The row is free, and as it was.
+    soon("the end of the transaction", run(&books.pool, "UPDATE counter SET value = value + 10 WHERE id = 1")).await;
+    assert_eq!(books.value(1).await, 10);
+    soon("the pool", run(&small, "UPDATE counter SET value = value + 10 WHERE id = 1")).await;
+}
+
+/// Wherever it is dropped, and whatever was being prepared there: the pool has its connection again, no transaction is left
+/// open, and what is written is written whole.
+#[tokio::test]
+async fn run_may_be_dropped_anywhere() {
+    let books = books().await;
+    let pool = connect(&books.db.url, 1).await;
+    let (done, begun) = (AtomicU32::new(0), AtomicU32::new(0));
+    everywhere(async |point| {
+        let transfer = Retry::new().run(&pool, async |tx| {
+            begun.fetch_add(1, Ordering::SeqCst);
+            // Prepared anew each time, as on a connection that is new, with parameters and columns to be told of.
+            let mut update = QueryBuilder::<Sql>::new(format!("UPDATE counter /* {point:?} */ SET value = value + "));
+            update.push_bind(1_i64).push(" WHERE id = ").push_bind(1_i32).build().execute(&mut **tx).await?;
+            let mut look =
+                QueryBuilder::<Sql>::new(format!("SELECT id, value /* {point:?} */ FROM counter WHERE id = "));
+            look.push_bind(1_i32).build().fetch_one(&mut **tx).await?;
+            add_one(tx, 2).await
+        });
+        let outcome = until(point, transfer).await;
+        let is_done = outcome.is_some();
+        if let Some(outcome) = outcome {
+            outcome.expect("nobody is in the way");
+            done.fetch_add(1, Ordering::SeqCst);
+        }
+        free(&pool, &books.pool).await;
+        let (one, two) = (books.value(1).await, books.value(2).await);
+        assert_eq!(one, two, "{point:?}: half a transaction");
+        assert!(one >= i64::from(count(&done)), "{point:?}: {one}");
+        // A commit that was dropped may have been carried out.
+        assert!(one <= i64::from(count(&begun)), "{point:?}: {one}");
+        is_done
+    })
+    .await;
+    assert!(count(&done) > 0);
+}
+
+/// The pool of one has its connection again, and what is written on it is not part of a transaction that somebody left: others
+/// can write the same at once.
+async fn free(pool: &Pool<Sql>, others: &Pool<Sql>) {
+    let write = "UPDATE counter SET value = value";
+    soon("a connection that is free", run(pool, write)).await;
+    soon("rows that are free", run(others, write)).await;
+}

@@ -1,0 +1,529 @@
+//! A version column: what was changed meanwhile is not written over, in a transaction of the caller's and outside of one, on
+//! tables and columns of any name and type.
+
+use sqlock::{Error, RowError, Versioned};
+use sqlx::{AssertSqlSafe, Executor, FromRow, Pool, Row as _};
+
+use super::fence::{Business, levels, run};
+use crate::support::{Database, Fresh, SOON, connect, empty, soon};
+use crate::{DATABASE, Sql};
+
+/// All columns of an account: its id, version, owner and balance.
+type Row = (i64, i64, String, i64);
+
+/// What is read by the names of columns, as by a struct that derives it.
+struct Named<T>(T);
+
+impl<'r, T> FromRow<'r, <Sql as sqlx::Database>::Row> for Named<T>
+where
+    T: sqlx::Decode<'r, Sql> + sqlx::Type<Sql>,
+{
+    fn from_row(row: &'r <Sql as sqlx::Database>::Row) -> Result<Self, sqlx::Error> {
+        row.try_get("balance").map(Self)
+    }
+}
+
+/// A database with accounts, of which the first is Ann's: 100, at version 1.
+pub(super) struct Bank {
+    pub(super) db: Fresh,
+    pub(super) pool: Pool<Sql>,
+    pub(super) accounts: Versioned,
+}
+
+pub(super) async fn bank() -> Bank {
+    let db = empty().await;
+    let pool = db.pool().await;
+    if DATABASE == Database::Sqlite {
+        // Readers that hinder no writer, as on the others.
+        run(&pool, "PRAGMA journal_mode = WAL").await;
+    }
+    run(
+        &pool,
+        "CREATE TABLE accounts (id BIGINT NOT NULL PRIMARY KEY, version BIGINT NOT NULL,
+                                owner VARCHAR(40) NOT NULL UNIQUE, balance BIGINT NOT NULL)",
+    )
+    .await;
+    let bank = Bank { db, pool, accounts: Versioned::table("accounts") };
+    bank.open(1, "ann").await.expect("insert");
+    bank
+}
+
+impl Bank {
+    pub(super) async fn open(&self, id: i64, owner: &str) -> sqlock::Result<()> {
+        let opening = self.accounts.insert(&self.pool, id, &["owner", "balance"], |row| {
+            row.push_bind(owner).push_bind(100_i64);
+        });
+        opening.await
+    }
+
+    pub(super) async fn row(&self, id: i64) -> Option<Row> {
+        let read = self.accounts.read::<_, Row>(&self.pool, id).await.expect("read")?;
+        assert_eq!(read.version, read.value.1, "the version that was read is that of the row");
+        Some(read.value)
+    }
+
+    pub(super) async fn balance(&self, id: i64) -> i64 {
+        self.row(id).await.expect("there is such an account").3
+    }
+
+    /// A write by somebody else.
+    async fn disturb(&self, id: i64, expected: i64) -> sqlock::Result<i64> {
+        let update = self.accounts.update(&self.pool, id, expected, |set| {
+            set.push("balance = ").push_bind(-1_i64);
+        });
+        update.await
+    }
+}
+
+/// What a conflict says, or that it is none.
+fn versions(error: &Error) -> (Option<i64>, Option<i64>) {
+    match error {
+        Error::Conflict { table, expected, found } => {
+            assert_eq!(table, "accounts");
+            assert!(error.is_conflict() && error.is_retryable());
+            (*expected, *found)
+        }
+        error => panic!("not a conflict: {error:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_row_is_read_with_its_version_and_written_by_it() {
+    let bank = bank().await;
+    assert_eq!(bank.row(2).await, None);
+    assert_eq!(bank.row(1).await, Some((1, 1, "ann".into(), 100)));
+
+    let rich = "ann the rich".to_owned();
+    let update = bank.accounts.update(&bank.pool, 1, 1, |set| {
+        set.push("owner = ").push_bind(&rich).push(", balance = balance * ").push_bind(3_i64);
+    });
+    assert_eq!(update.await.expect("update"), 2);
+    assert_eq!(bank.row(1).await, Some((1, 2, rich, 300)));
+    let read = bank.accounts.read::<_, Named<i64>>(&bank.pool, 1).await.expect("read").expect("it is there");
+    assert_eq!((read.version, read.value.0), (2, 300));
+}
+
+#[tokio::test]
+async fn a_conflict_names_the_version_expected_and_the_one_found_and_nothing_is_written() {
+    let bank = bank().await;
+    for expected in 1..=3 {
+        bank.accounts.update(&bank.pool, 1, expected, |_| {}).await.expect("update");
+    }
+    let before = bank.row(1).await;
+    for stale in [0, 1, 3, 5] {
+        let error = bank.disturb(1, stale).await.expect_err("another version");
+        assert_eq!(versions(&error), (Some(stale), Some(4)));
+        let error = bank.accounts.delete(&bank.pool, 1, stale).await.expect_err("another version");
+        assert_eq!(versions(&error), (Some(stale), Some(4)));
+    }
+    let error = bank.disturb(2, 1).await.expect_err("no such row");
+    assert_eq!(versions(&error), (Some(1), None));
+    assert_eq!(error.to_string(), "a row of accounts has changed: expected version 1, found no row");
+    let error = bank.accounts.delete(&bank.pool, 2, 1).await.expect_err("no such row");
+    assert_eq!(versions(&error), (Some(1), None));
+    assert_eq!(bank.row(1).await, before);
+}
+
+#[tokio::test]
+async fn of_many_who_write_what_they_read_one_wins() {
+    let bank = bank().await;
+    let mut writers = tokio::task::JoinSet::new();
+    for writer in 1..=8 {
+        let (pool, accounts) = (bank.pool.clone(), bank.accounts.clone());
+        writers.spawn(async move {
+            let update = accounts.update(&pool, 1, 1, |set| {
+                set.push("balance = ").push_bind(writer);
+            });
+            update.await.map(|version| (version, writer))
+        });
+    }
+    let done = soon("their end", writers.join_all()).await;
+    let won: Vec<_> = done.iter().flatten().collect();
+    let [(2, winner)] = won.as_slice() else { panic!("one wins: {done:?}") };
+    for error in done.iter().flat_map(|done| done.as_ref().err()) {
+        assert_eq!(versions(error), (Some(1), Some(2)));
+    }
+    assert_eq!(bank.row(1).await, Some((1, 2, "ann".into(), *winner)));
+}
+
+#[tokio::test]
+async fn nothing_set_raises_the_version_alone() {
+    let bank = bank().await;
+    assert_eq!(bank.accounts.update(&bank.pool, 1, 1, |_| {}).await.expect("update"), 2);
+    assert_eq!(bank.row(1).await, Some((1, 2, "ann".into(), 100)));
+}
+
+#[tokio::test]
+async fn a_row_is_deleted_only_as_it_was_read() {
+    let bank = bank().await;
+    bank.disturb(1, 1).await.expect("update");
+    let error = bank.accounts.delete(&bank.pool, 1, 1).await.expect_err("changed since");
+    assert_eq!(versions(&error), (Some(1), Some(2)));
+    bank.accounts.delete(&bank.pool, 1, 2).await.expect("delete");
+    assert_eq!(bank.row(1).await, None);
+}
+
+#[tokio::test]
+async fn a_row_is_inserted_once_and_at_version_one() {
+    let bank = bank().await;
+    bank.disturb(1, 1).await.expect("update");
+    let error = bank.open(1, "bob").await.expect_err("it exists");
+    assert_eq!(versions(&error), (None, Some(2)));
+    assert_eq!(error.to_string(), "a row of accounts has changed: expected no row, found version 2");
+    assert_eq!(bank.row(1).await, Some((1, 2, "ann".into(), -1)));
+    bank.open(2, "bob").await.expect("insert");
+    assert_eq!(bank.row(2).await, Some((2, 1, "bob".into(), 100)));
+
+    // Another unique column than the key: no conflict, for another version would not help.
+    let error = bank.open(3, "bob").await.expect_err("there is another bob");
+    assert!(!error.is_conflict() && !error.is_retryable());
+    let Error::Database { source: sqlx::Error::Database(source), .. } = &error else { panic!("{error:?}") };
+    assert!(source.is_unique_violation(), "{source}");
+    assert_eq!(bank.row(3).await, None);
+}
+
+/// No column but the key and the version.
+#[tokio::test]
+async fn a_row_may_consist_of_key_and_version() {
+    let bank = bank().await;
+    run(&bank.pool, "CREATE TABLE bare (id VARCHAR(20) NOT NULL PRIMARY KEY, version BIGINT NOT NULL)").await;
+    let bare = Versioned::table("bare");
+    bare.insert(&bank.pool, "a", &[], |_| {}).await.expect("insert");
+    assert!(bare.insert(&bank.pool, "a", &[], |_| {}).await.expect_err("it exists").is_conflict());
+    assert_eq!(bare.update(&bank.pool, String::from("a"), 1, |_| {}).await.expect("update"), 2);
+}
+
+#[tokio::test]
+async fn what_is_done_in_a_transaction_of_the_callers_goes_with_it() {
+    let bank = bank().await;
+    bank.open(2, "bob").await.expect("insert");
+    for commit in [false, true] {
+        let mut tx = bank.pool.begin().await.expect("begin");
+        let update = bank.accounts.update(&mut tx, 1, 1, |set| {
+            set.push("balance = ").push_bind(1_i64);
+        });
+        assert_eq!(update.await.expect("update"), 2);
+        bank.accounts.delete(&mut *tx, 2, 1).await.expect("delete");
+        let insert = bank.accounts.insert(&mut tx, 3, &["owner", "balance"], |row| {
+            row.push_bind("cid").push_bind(0_i64);
+        });
+        insert.await.expect("insert");
+        let seen = bank.accounts.read::<_, Row>(&mut tx, 1).await.expect("read").expect("it is there");
+        assert_eq!((seen.version, seen.value.3), (2, 1), "it sees its own");
+        if commit {
+            tx.commit().await.expect("commit");
+        } else {
+            tx.rollback().await.expect("rollback");
+        }
+        let rows = (bank.row(1).await, bank.row(2).await, bank.row(3).await);
+        let expected = if commit {
+            (Some((1, 2, "ann".into(), 1)), None, Some((3, 1, "cid".into(), 0)))
+        } else {
+            (Some((1, 1, "ann".into(), 100)), Some((2, 1, "bob".into(), 100)), None)
+        };
+        assert_eq!(rows, expected, "commit: {commit}");
+    }
+}
+
+/// On PostgreSQL, any error of the database would have ended it.
+#[tokio::test]
+async fn a_conflict_leaves_the_callers_transaction_usable() {
+    let bank = bank().await;
+    let mut tx = bank.pool.begin().await.expect("begin");
+    let error = bank.accounts.update(&mut tx, 1, 7, |_| {}).await.expect_err("another version");
+    assert_eq!(versions(&error), (Some(7), Some(1)));
+    let error = bank.accounts.delete(&mut tx, 2, 1).await.expect_err("no such row");
+    assert_eq!(versions(&error), (Some(1), None));
+    let insert = bank.accounts.insert(&mut tx, 1, &["owner", "balance"], |row| {
+        row.push_bind("bob").push_bind(0_i64);
+    });
+    assert_eq!(versions(&insert.await.expect_err("it exists")), (None, Some(1)));
+    let update = bank.accounts.update(&mut tx, 1, 1, |set| {
+        set.push("balance = ").push_bind(5_i64);
+    });
+    assert_eq!(update.await.expect("the transaction goes on"), 2);
+    tx.commit().await.expect("commit");
+    assert_eq!(bank.row(1).await, Some((1, 2, "ann".into(), 5)));
+}
+
+/// The rival's write comes between the reading and the writing, or waits until that is over where the reading has locked.
+#[tokio::test]
+async fn of_two_writers_one_wins_at_every_isolation_level_and_the_other_has_a_conflict() {
+    for &level in levels() {
+        let bank = bank().await;
+        let business = Business::at(&bank.db.url, level).await;
+        let mut tx = business.begin().await;
+        let read = bank.accounts.read::<_, Row>(&mut tx, 1).await.expect("read").expect("it is there");
+        let rival = tokio::spawn({
+            let (pool, accounts) = (business.pool().clone(), bank.accounts.clone());
+            async move {
+                let update = accounts.update(&pool, 1, 1, |set| {
+                    set.push("balance = ").push_bind(-1_i64);
+                });
+                update.await
+            }
+        });
+        let rival_waits = matches!((DATABASE, level), (Database::Sqlite, "IMMEDIATE" | "EXCLUSIVE"))
+            || (DATABASE.is_mysql() && level == "SERIALIZABLE");
+        let rival = if rival_waits { Err(rival) } else { Ok(soon("the rival", rival).await.expect("no panic")) };
+        let update = bank.accounts.update(&mut tx, 1, read.version, |set| {
+            set.push("balance = ").push_bind(1_i64);
+        });
+        let ours = update.await;
+        match ours {
+            Ok(_) => tx.commit().await.expect("commit"),
+            Err(_) => tx.rollback().await.expect("rollback"),
+        }
+        let rival = match rival {
+            Ok(done) => done,
+            Err(waiting) => soon("the rival", waiting).await.expect("no panic"),
+        };
+        let (loser, balance) = match (&ours, &rival) {
+            (Ok(2), Err(error)) => (error, 1),
+            (Err(error), Ok(2)) => (error, -1),
+            both => panic!("{level}: {both:?}"),
+        };
+        assert!(loser.is_conflict() && loser.is_retryable(), "{level}: {loser:?}");
+        let by_version = matches!(loser, Error::Conflict { expected: Some(1), found: Some(2), .. });
+        match (DATABASE, level) {
+            (_, "READ UNCOMMITTED" | "READ COMMITTED") => assert!(by_version, "{level}: {loser:?}"),
+            (Database::Postgres, _) => assert_eq!(code(loser), "40001", "{level}"),
+            (Database::MySql, "REPEATABLE READ") => assert!(by_version, "{level}: {loser:?}"),
+            (Database::Sqlite, "DEFERRED") => assert_eq!(code(loser), "517", "SQLITE_BUSY_SNAPSHOT"),
+            _ => {}
+        }
+        assert_eq!(bank.row(1).await, Some((1, 2, "ann".into(), balance)), "{level}");
+    }
+}
+
+/// The same for a row that both want to create.
+#[tokio::test]
+async fn of_two_creators_of_a_row_one_wins_at_every_isolation_level_and_the_other_has_a_conflict() {
+    for &level in levels() {
+        let bank = bank().await;
+        let business = Business::at(&bank.db.url, level).await;
+        let mut tx = business.begin().await;
+        // Where transactions keep to a snapshot, this takes it.
+        assert!(bank.accounts.read::<_, Row>(&mut tx, 1).await.expect("read").is_some());
+        let create = |owner: &'static str| {
+            let (pool, accounts) = (business.pool().clone(), bank.accounts.clone());
+            async move {
+                let insert = accounts.insert(&pool, 2, &["owner", "balance"], |row| {
+                    row.push_bind(owner).push_bind(0_i64);
+                });
+                insert.await
+            }
+        };
+        let rival_waits = matches!((DATABASE, level), (Database::Sqlite, "IMMEDIATE" | "EXCLUSIVE"));
+        let rival = tokio::spawn(create("rival"));
+        let rival = if rival_waits { Err(rival) } else { Ok(soon("the rival", rival).await.expect("no panic")) };
+        let insert = bank.accounts.insert(&mut tx, 2, &["owner", "balance"], |row| {
+            row.push_bind("ours").push_bind(0_i64);
+        });
+        let ours = insert.await;
+        match ours {
+            Ok(()) => tx.commit().await.expect("commit"),
+            Err(_) => tx.rollback().await.expect("rollback"),
+        }
+        let rival = match rival {
+            Ok(done) => done,
+            Err(waiting) => soon("the rival", waiting).await.expect("no panic"),
+        };
+        let (loser, owner) = match (&ours, &rival) {
+            (Ok(()), Err(error)) => (error, "ours"),
+            (Err(error), Ok(())) => (error, "rival"),
+            both => panic!("{level}: {both:?}"),
+        };
+        assert!(loser.is_conflict(), "{level}: {loser:?}");
+        let by_version = matches!(loser, Error::Conflict { expected: None, found: Some(1), .. });
+        match (DATABASE, level) {
+            (_, "READ UNCOMMITTED" | "READ COMMITTED") | (Database::MySql, _) => assert!(by_version, "{loser:?}"),
+            (Database::Postgres, _) => assert_eq!(code(loser), "40001", "{level}"),
+            (Database::Sqlite, "DEFERRED") => assert_eq!(code(loser), "517", "SQLITE_BUSY_SNAPSHOT"),
+            _ => {}
+        }
+        assert_eq!(bank.row(2).await, Some((2, 1, owner.into(), 0)), "{level}");
+    }
+}
+
+/// What the database said.
+fn code(error: &Error) -> String {
+    match error {
+        Error::Database { source: sqlx::Error::Database(source), .. } => source.code().unwrap_or_default().into_owned(),
+        error => panic!("not of the database: {error:?}"),
+    }
+}
+
+#[tokio::test]
+async fn tables_and_columns_may_have_any_name() {
+    let bank = bank().await;
+    let quote = if DATABASE.is_mysql() { '`' } else { '"' };
+    // The quote itself, what would end a statement, and words that are SQL's.
+    let table = format!("it{quote}s; DROP TABLE accounts --");
+    let quoted = format!("{quote}it{quote}{quote}s; DROP TABLE accounts --{quote}");
+    let sql = format!(
+        "CREATE TABLE {quoted} ({quote}select{quote} BIGINT NOT NULL PRIMARY KEY, {quote}ver{quote}{quote}sion{quote} BIGINT,
+                                {quote}order{quote} BIGINT)"
+    );
+    bank.pool.execute(AssertSqlSafe(sql)).await.expect("a table of that name");
+    let odd = Versioned::table(table).key("select").version(format!("ver{quote}sion"));
+    let insert = odd.insert(&bank.pool, 1, &["order"], |row| {
+        row.push_bind(5_i64);
+    });
+    insert.await.expect("insert");
+    let update = odd.update(&bank.pool, 1, 1, |set| {
+        set.push(format_args!("{quote}order{quote} = ")).push_bind(6_i64);
+    });
+    assert_eq!(update.await.expect("update"), 2);
+    let read = odd.read::<_, (i64, i64, i64)>(&bank.pool, 1).await.expect("read").expect("it is there");
+    assert_eq!((read.version, read.value), (2, (1, 2, 6)));
+    odd.delete(&bank.pool, 1, 2).await.expect("delete");
+    assert!(bank.row(1).await.is_some());
+
+    // In a schema of its own, where that of the connection has no such table.
+    let schema = match DATABASE {
+        Database::Sqlite => "main".to_owned(),
+        Database::Postgres => {
+            sqlx::query_scalar("SELECT current_schema()::text").fetch_one(&bank.pool).await.expect("a schema")
+        }
+        _ => sqlx::query_scalar("SELECT DATABASE()").fetch_one(&bank.pool).await.expect("a database"),
+    };
+    let other = match DATABASE {
+        Database::Sqlite => bank.pool.clone(),
+        _ => {
+            let elsewhere = empty().await;
+            connect(&elsewhere.url, 1).await
+        }
+    };
+    let accounts = Versioned::table(format!("{schema}.accounts"));
+    assert_eq!(accounts.update(&other, 1, 1, |_| {}).await.expect("update"), 2);
+    let error = accounts.update(&other, 1, 1, |_| {}).await.expect_err("another version");
+    assert!(error.to_string().contains(&format!("{schema}.accounts")), "{error}");
+}
+
+#[tokio::test]
+async fn what_can_be_no_name_is_refused_before_anything_is_sent() {
+    let pool = connect(&empty().await.url, 1).await;
+    pool.close().await;
+    for (odd, name) in [
+        (Versioned::table(""), ""),
+        (Versioned::table("a\0b"), "a\0b"),
+        (Versioned::table(".b"), ""),
+        (Versioned::table("a.b.c"), "a.b.c"),
+        (Versioned::table("a").key(""), ""),
+        (Versioned::table("a").version("\0"), "\0"),
+    ] {
+        let is_named = |error: &Error| matches!(error, Error::InvalidIdentifier { name: given, .. } if given == name);
+        let error = odd.read::<_, Row>(&pool, 1).await.expect_err("no name");
+        assert!(is_named(&error) && !error.is_retryable(), "{error:?}");
+        assert!(is_named(&odd.update(&pool, 1, 1, |_| {}).await.expect_err("no name")));
+        assert!(is_named(&odd.delete(&pool, 1, 1).await.expect_err("no name")));
+        assert!(is_named(&odd.insert(&pool, 1, &[], |_| {}).await.expect_err("no name")));
+    }
+    let error = Versioned::table("a").insert(&pool, 1, &["b", ""], |_| {}).await.expect_err("no name");
+    assert!(matches!(&error, Error::InvalidIdentifier { name, .. } if name.is_empty()), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_version_may_be_of_any_integer_type_and_a_key_of_any_type() {
+    let bank = bank().await;
+    let mut types = vec!["SMALLINT", "INTEGER", "BIGINT"];
+    match DATABASE {
+        Database::MySql | Database::MariaDb => types.extend(["TINYINT", "INTEGER UNSIGNED", "BIGINT UNSIGNED"]),
+        Database::Postgres => types.push("NUMERIC(10)"),
+        Database::Sqlite => types.push("TINYINT"),
+    }
+    for (n, r#type) in types.into_iter().enumerate() {
+        let table = format!("typed{n}");
+        let sql =
+            format!("CREATE TABLE {table} (id VARCHAR(20) PRIMARY KEY, version {type} NOT NULL, balance VARCHAR(9))");
+        bank.pool.execute(AssertSqlSafe(sql)).await.expect("a table");
+        let typed = Versioned::table(&table);
+        let insert = typed.insert(&bank.pool, "key", &["balance"], |row| {
+            row.push_bind("a");
+        });
+        insert.await.unwrap_or_else(|e| panic!("{type}: {e}"));
+        let version = typed.update(&bank.pool, "key", 1, |set| {
+            set.push("balance = ").push_bind("b");
+        });
+        assert_eq!(version.await.unwrap_or_else(|e| panic!("{type}: {e}")), 2);
+        let read = typed.read::<_, Named<String>>(&bank.pool, "key").await.unwrap_or_else(|e| panic!("{type}: {e}"));
+        let read = read.expect("it is there");
+        assert_eq!((read.version, &*read.value.0), (2, "b"), "{type}");
+        let error = typed.delete(&bank.pool, "key", 1).await.expect_err("another version");
+        assert!(matches!(error, Error::Conflict { found: Some(2), .. }), "{type}: {error:?}");
+        typed.delete(&bank.pool, "key", 2).await.unwrap_or_else(|e| panic!("{type}: {e}"));
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_is_not_unique_is_told_in_time_to_roll_back() {
+    let bank = bank().await;
+    run(&bank.pool, "CREATE TABLE twins (id BIGINT, version BIGINT)").await;
+    run(&bank.pool, "INSERT INTO twins (id, version) VALUES (1, 1), (1, 1)").await;
+    let twins = Versioned::table("twins");
+    let mut tx = bank.pool.begin().await.expect("begin");
+    for error in [
+        twins.read::<_, (i64, i64)>(&mut tx, 1).await.expect_err("two"),
+        twins.update(&mut tx, 1, 1, |_| {}).await.expect_err("two"),
+        twins.delete(&mut tx, 1, 2).await.expect_err("two"),
+    ] {
+        let Error::Row { table, cause: RowError::SeveralRows { column, rows: 2 } } = &error else {
+            panic!("{error:?}")
+        };
+        assert_eq!((&**table, &**column), ("twins", "id"));
+        assert!(!error.is_conflict() && !error.is_retryable());
+    }
+    tx.rollback().await.expect("rollback");
+    let left: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM twins WHERE version = 1").fetch_one(&bank.pool).await.expect("count");
+    assert_eq!(left, 2);
+}
+
+/// PostgreSQL prepares statements for the types of their parameters, sqlx for their text alone.
+#[tokio::test]
+async fn keys_of_several_types_may_be_used_on_one_connection() {
+    let bank = bank().await;
+    let mut conn = bank.pool.acquire().await.expect("a connection");
+    for round in 0..3 {
+        let version = 1 + 3 * round;
+        assert!(bank.accounts.read::<_, Row>(&mut *conn, 1_i16).await.expect("read").is_some());
+        assert!(bank.accounts.read::<_, Row>(&mut *conn, 1_i32).await.expect("read").is_some());
+        assert!(bank.accounts.read::<_, Row>(&mut *conn, 1_i64).await.expect("read").is_some());
+        assert!(bank.accounts.update(&mut *conn, 1_i16, version, |_| {}).await.is_ok());
+        assert!(bank.accounts.update(&mut *conn, 1_i32, version + 1, |_| {}).await.is_ok());
+        assert!(bank.accounts.update(&mut *conn, 1_i64, version + 2, |_| {}).await.is_ok());
+        assert!(bank.accounts.delete(&mut *conn, 1_i32, 0).await.expect_err("another version").is_conflict());
+        assert!(bank.accounts.delete(&mut *conn, 1_i64, 0).await.expect_err("another version").is_conflict());
+    }
+}
+
+/// None of them is taken for a missing table of ours.
+#[tokio::test]
+async fn errors_of_the_database_are_told_as_such() {
+    let bank = bank().await;
+    let error = Versioned::table("nowhere").read::<_, Row>(&bank.pool, 1).await.expect_err("no such table");
+    assert!(matches!(error, Error::Database { .. }) && !error.is_retryable(), "{error:?}");
+    let error = bank.accounts.clone().version("nothing").update(&bank.pool, 1, 1, |_| {}).await.expect_err("no column");
+    assert!(matches!(error, Error::Database { .. }) && !error.is_retryable(), "{error:?}");
+    // A row that does not make what is wanted.
+    let error = bank.accounts.read::<_, (i64, i64, i64)>(&bank.pool, 1).await.expect_err("a name is no number");
+    assert!(matches!(error, Error::Database { .. }) && !error.is_retryable(), "{error:?}");
+
+    let small = sqlx::pool::PoolOptions::<Sql>::new()
+        .max_connections(1)
+        .acquire_timeout(SOON / 300)
+        .connect_lazy_with((*bank.pool.connect_options()).clone());
+    let taken = loop {
+        // The first connection may take longer on a busy machine.
+        if let Ok(taken) = small.acquire().await {
+            break taken;
+        }
+    };
+    let error = bank.accounts.read::<_, Row>(&small, 1).await.expect_err("none left");
+    assert!(matches!(error, Error::PoolExhausted { .. }) && error.is_retryable(), "{error:?}");
+    drop(taken);
+    small.close().await;
+    let error = bank.accounts.delete(&small, 1, 1).await.expect_err("closed");
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+}
