@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlock::{
     Changes, Election, Error, ExportedLease, FenceError, FencingToken, Leadership, Lease, LeaseInfo, LeaseRequest,
-    LockName, Locks, LocksBuilder, LossCause, Owner, Sweeper, Sweeping,
+    LockName, Locks, LocksBuilder, LossCause, Owner, SessionLock, SessionRequest, Sweeper, Sweeping,
 };
 use sqlx::{Sqlite, SqlitePool, Transaction};
 
@@ -39,6 +39,8 @@ fn every_type_may_be_sent_shared_and_moved() {
         Locks,
         LossCause,
         Owner,
+        SessionLock,
+        SessionRequest,
         Sweeper,
         Sweeping,
         sqlock::Result<Option<Lease>>,
@@ -52,6 +54,7 @@ fn every_type_may_be_sent_shared_and_moved() {
 fn handles_and_values_are_clone_and_guards_are_not() {
     is_clone::<Locks>();
     is_clone::<LeaseRequest>();
+    is_clone::<SessionRequest>();
     is_clone::<Election>();
     is_clone::<Sweeper>();
     is_clone::<ExportedLease>();
@@ -68,6 +71,7 @@ fn handles_and_values_are_clone_and_guards_are_not() {
     impl<T: Clone> NotClone<u8> for T {}
     <Lease as NotClone<_>>::check();
     <Leadership as NotClone<_>>::check();
+    <SessionLock as NotClone<_>>::check();
     <Sweeping as NotClone<_>>::check();
 }
 
@@ -77,6 +81,7 @@ async fn every_future_may_be_sent(
     locks: Locks,
     lease: Lease,
     exported: ExportedLease,
+    lock: SessionLock,
     token: FencingToken,
     mut tx: Transaction<'static, Sqlite>,
 ) {
@@ -96,6 +101,12 @@ async fn every_future_may_be_sent(
     is_send_value(&locks.lease("a").wait(Duration::ZERO).acquire());
     is_send_value(&locks.lease("a").try_acquire());
     is_send_value(&Owner::random().scope(locks.lease("a").acquire()));
+
+    is_send_value(&locks.session("a").acquire());
+    is_send_value(&locks.session("a").shared().wait(Duration::ZERO).acquire());
+    is_send_value(&locks.session("a").try_acquire());
+    is_send_value(&lock.lost());
+    is_send_value(&lock.release());
 
     is_send_value(&lease.lost());
     is_send_value(&lease.fence(&mut tx));

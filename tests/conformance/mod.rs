@@ -19,6 +19,7 @@ mod pooler;
 mod schema;
 mod semaphore;
 mod server;
+mod session;
 mod shared;
 mod statements;
 mod storm;

@@ -215,7 +215,7 @@ struct Row {
 }
 
 /// A proxy in front of a server on this machine, and the URL that leads through it.
-fn behind_a_proxy(url: &str) -> (Proxy, String) {
+pub(super) fn behind_a_proxy(url: &str) -> (Proxy, String) {
     let (scheme, rest) = url.split_once("://").expect("a URL has a scheme");
     let (authority, path) = rest.split_once('/').expect("a URL names a database");
     let (user, host) = authority.rsplit_once('@').map_or(("", authority), |(user, host)| (user, host));
