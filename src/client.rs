@@ -18,6 +18,7 @@ use crate::name::LockName;
 use crate::owner::{Hold, Owner};
 use crate::pump::{Answer, Attend, Attended, Pump, Reply, Serve, Served, Verb};
 use crate::row::Rows;
+use crate::session::Desk;
 use crate::token::FencingToken;
 use crate::waiting::{Departure, Errand, Grant, Patience, Room, Waiter};
 use crate::wakeup::Bell;
@@ -45,6 +46,8 @@ pub(crate) struct Client {
     pub(crate) settings: Settings,
     pub(crate) pump: Pump,
     pub(crate) keeper: Keeper,
+    /// For session locks.
+    pub(crate) desk: Desk,
     /// Whose places in line are ours.
     pub(crate) id: Arc<str>,
     pub(crate) bell: Bell,
@@ -60,6 +63,7 @@ impl Client {
             kind,
             settings,
             keeper: Keeper::default(),
+            desk: Desk::default(),
             id: Uuid::new_v4().simple().to_string().into(),
             bell: Bell::default(),
             rows: Rows::default(),
@@ -273,6 +277,7 @@ impl Client {
         let refused = self.room().close();
         self.run(refused);
         self.bell.silence();
+        let sessions = self.desk.close();
         let mut returned = Vec::new();
         loop {
             let before = returned.len();
@@ -300,6 +305,7 @@ impl Client {
             }
         }
         self.pump.close().await;
+        sessions.await;
         outcome
     }
 

@@ -37,6 +37,15 @@ pub enum Error {
         cause: LossCause,
     },
 
+    /// The session lock ended before its holder gave it back.
+    #[error("lost the session lock on \"{name}\": {cause}")]
+    SessionLost {
+        /// The name that was held.
+        name: LockName,
+        /// How it ended.
+        cause: LossCause,
+    },
+
     /// The database did not answer, or not in time. Nothing is said about who holds the name.
     #[error("the database is unavailable while trying to {attempted}: {reason}")]
     Unavailable {
@@ -219,6 +228,9 @@ pub enum LossCause {
     /// [`Locks::shutdown`](crate::Locks::shutdown) released it.
     #[error("the client was shut down")]
     Shutdown,
+    /// The connection that a [session lock](crate::SessionLock) lived on has ended, or was silent for too long.
+    #[error("its connection to the database was lost")]
+    Disconnected,
 }
 
 /// Why a transaction cannot be fenced.
@@ -302,9 +314,9 @@ impl Error {
         matches!(self, Self::Timeout { .. })
     }
 
-    /// The lease is not, or no longer, ours.
+    /// The lease, or the session lock, is not, or no longer, ours.
     pub fn is_lost(&self) -> bool {
-        matches!(self, Self::Lost { .. })
+        matches!(self, Self::Lost { .. } | Self::SessionLost { .. })
     }
 
     /// The transaction met a concurrent change and must be rerun from its beginning, which [`Retry`](crate::Retry) does.
@@ -348,6 +360,7 @@ impl Error {
             }
             Self::PoolExhausted { attempted } => Some(Self::PoolExhausted { attempted }),
             Self::Closed => Some(Self::Closed),
+            Self::Unsupported { what, reason } => Some(Self::Unsupported { what, reason }),
             _ => None,
         }
     }
@@ -469,8 +482,8 @@ impl Fault {
     #[cfg(feature = "postgres")]
     fn of_postgres(code: &str) -> Self {
         match code {
-            // admin_shutdown, crash_shutdown, cannot_connect_now; class 08 is connection_exception.
-            "57P01" | "57P02" | "57P03" => Self::Severed,
+            // admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout; class 08 is connection_exception.
+            "57P01" | "57P02" | "57P03" | "57P05" => Self::Severed,
             c if c.starts_with("08") => Self::Severed,
             "53300" => Self::Exhausted,
             // serialization_failure, deadlock_detected.

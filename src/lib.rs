@@ -49,6 +49,7 @@
 //! | to hand a held lease to another process | [`Lease::export`], [`Locks::resume`] |
 //! | to prolong a lease of which you know the token only | [`Locks::extend`] |
 //! | to see who holds what, or to take it away | [`Locks::list`], [`Locks::inspect`], [`Locks::evict`] |
+//! | a lock that writes nothing and ends with its connection | [`Locks::session`] |
 //! | to purge names that are not used any more | [`Locks::sweeper`] |
 //! | to hang without holding for ever | [`LeaseRequest::max_hold`] |
 //! | to end in order | [`Locks::shutdown`] |
@@ -62,7 +63,7 @@
 //! machine slept. [Fencing tokens](FencingToken) only rise. Those who wait are served in the order in which they came, from
 //! whichever task, process or host, and nobody comes in between. Every future may be dropped at any await point; nothing is left
 //! behind. However many leases are held, waited for or renewed, a client opens at most two connections (and on PostgreSQL a
-//! third one that listens, while somebody waits near the head of a line).
+//! third one that listens, while somebody waits near the head of a line; and one for all [session locks](SessionLock)).
 //!
 //! Losing the database ([`Error::Unavailable`]), losing the lease ([`Error::Lost`]), waiting too long ([`Error::Timeout`])
 //! and being refused (`Ok(None)`) are four different answers.
@@ -93,7 +94,8 @@
 //!
 //! A request goes to the waiting room, becomes a verb, travels with others through the pump, and reaches the one file that
 //! knows the database's SQL: `waiting.rs`, `pump.rs`, `backend.rs` and `backend/`. Where others wait, `queue.rs` decides who is
-//! next, and `wakeup.rs` hears of it. `lease/renewal.rs` keeps the deadlines.
+//! next, and `wakeup.rs` hears of it. `lease/renewal.rs` keeps the deadlines. Session locks have a connection and a task of their
+//! own: `session.rs` and `session/`.
 //! The command is `bin/sqlock/`, one file per subcommand.
 #![forbid(unsafe_code)]
 // Without a database there is nothing to construct, and much that nobody calls.
@@ -116,6 +118,7 @@ mod retry;
 mod row;
 mod schema;
 mod semaphore;
+mod session;
 mod sweeper;
 mod table;
 mod token;
@@ -135,6 +138,7 @@ pub use owner::Owner;
 pub use retry::{Retry, RetryError};
 pub use row::{RowLock, RowOf, RowsOf, RowsWhere};
 pub use semaphore::Semaphore;
+pub use session::{SessionLock, SessionRequest};
 pub use sweeper::{Sweeper, Sweeping};
 pub use token::FencingToken;
 pub use version::{Versioned, VersionedRow};

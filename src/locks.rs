@@ -16,6 +16,7 @@ use crate::name::LockName;
 use crate::pump::Verb;
 use crate::row::{RowLock, RowOf, RowsOf, RowsWhere};
 use crate::semaphore::Semaphore;
+use crate::session::SessionRequest;
 use crate::sweeper::Sweeper;
 use crate::token::FencingToken;
 
@@ -23,7 +24,8 @@ use crate::token::FencingToken;
 ///
 /// It is made from the application's sqlx pool and opens at most two connections of its own with that pool's connect
 /// options, when they are first needed, however many leases are held, waited for or renewed. (On PostgreSQL a third one listens
-/// while somebody waits in line for a name that is held elsewhere, and for some seconds after. Hooks of the pool, such as
+/// while somebody waits in line for a name that is held elsewhere, and for some seconds after. All
+/// [session locks](Self::session) live on one more, while there are any. Hooks of the pool, such as
 /// `after_connect`, do not run on them: put what matters, a `search_path` say, into the connect options. A SQLite database
 /// in memory exists in the pool's own connections only; there, one is borrowed for each statement.)
 ///
@@ -80,6 +82,12 @@ impl Locks {
     /// A semaphore: at most `permits` are held under a name at a time, by any number of processes.
     pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore {
         Semaphore::new(self.lease(name), permits)
+    }
+
+    /// A request for a session lock on a name: 1 to 255 bytes of UTF-8 without NUL. It lives on a connection and dies with it; what
+    /// that is good for, and what not, is told at [`SessionLock`](crate::SessionLock). It needs no tables.
+    pub fn session(&self, name: impl Into<String>) -> SessionRequest {
+        SessionRequest::new(Arc::clone(&self.client), name.into())
     }
 
     /// An election of one leader among those who campaign under a name.
@@ -252,8 +260,8 @@ impl Locks {
         Sweeper::new(Arc::clone(&self.client))
     }
 
-    /// Gives back every lease of this client, refuses its waiters, and closes its connections. Leases still in somebody's
-    /// hands are lost with [`LossCause::Shutdown`](crate::LossCause::Shutdown).
+    /// Gives back every lease and session lock of this client, refuses its waiters, and closes its connections. Those still in
+    /// somebody's hands are lost with [`LossCause::Shutdown`](crate::LossCause::Shutdown).
     ///
     /// For the orderly end of a process: dropping everything releases too, but nobody waits for it, and a runtime that
     /// stops right away leaves the names to their TTL.

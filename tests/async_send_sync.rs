@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use sqlock::{
     Changes, Election, Error, ExportedLease, FenceError, FencingToken, Leadership, Lease, LeaseInfo, LeaseRequest,
-    LockName, Locks, LocksBuilder, LossCause, Owner, Retry, RetryError, Sweeper, Sweeping, Versioned, VersionedRow,
+    LockName, Locks, LocksBuilder, LossCause, Owner, Retry, RetryError, SessionLock, SessionRequest, Sweeper, Sweeping,
+    Versioned, VersionedRow,
 };
 use sqlx::{Sqlite, SqliteConnection, SqlitePool, Transaction};
 
@@ -41,6 +42,8 @@ fn every_type_may_be_sent_shared_and_moved() {
         Owner,
         Retry,
         RetryError<Error>,
+        SessionLock,
+        SessionRequest,
         Sweeper,
         Sweeping,
         Versioned,
@@ -56,6 +59,7 @@ fn every_type_may_be_sent_shared_and_moved() {
 fn handles_and_values_are_clone_and_guards_are_not() {
     is_clone::<Locks>();
     is_clone::<LeaseRequest>();
+    is_clone::<SessionRequest>();
     is_clone::<Election>();
     is_clone::<Sweeper>();
     is_clone::<ExportedLease>();
@@ -74,6 +78,7 @@ fn handles_and_values_are_clone_and_guards_are_not() {
     impl<T: Clone> NotClone<u8> for T {}
     <Lease as NotClone<_>>::check();
     <Leadership as NotClone<_>>::check();
+    <SessionLock as NotClone<_>>::check();
     <Sweeping as NotClone<_>>::check();
 }
 
@@ -83,6 +88,7 @@ async fn every_future_may_be_sent(
     locks: Locks,
     lease: Lease,
     exported: ExportedLease,
+    lock: SessionLock,
     token: FencingToken,
     mut tx: Transaction<'static, Sqlite>,
 ) {
@@ -102,6 +108,12 @@ async fn every_future_may_be_sent(
     is_send_value(&locks.lease("a").wait(Duration::ZERO).acquire());
     is_send_value(&locks.lease("a").try_acquire());
     is_send_value(&Owner::random().scope(locks.lease("a").acquire()));
+
+    is_send_value(&locks.session("a").acquire());
+    is_send_value(&locks.session("a").shared().wait(Duration::ZERO).acquire());
+    is_send_value(&locks.session("a").try_acquire());
+    is_send_value(&lock.lost());
+    is_send_value(&lock.release());
 
     is_send_value(&lease.lost());
     is_send_value(&lease.fence(&mut tx));

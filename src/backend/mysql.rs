@@ -6,6 +6,7 @@
 //! meet deletes on one key are what InnoDB answers with deadlocks.
 
 mod rows;
+mod session;
 
 use std::collections::{BTreeSet, HashMap};
 use std::pin::Pin;
@@ -21,8 +22,8 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySql, MySqlConn
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
-    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, NOTED, Names, PLACE, Pass, Place, Queue,
-    Release, Renewal, Row, Session, Spot, Standing, Ticket, To, UNSEEN, Watched,
+    Anchoring, Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, NOTED, Names, PLACE, Pass,
+    Place, Queue, Release, Renewal, Row, Session, Spot, Standing, Ticket, To, UNSEEN, Watched,
 };
 use super::{by_hold, held_for, matched, micros, token};
 use crate::error::{Error, Fault, Result};
@@ -534,6 +535,10 @@ impl Backend for MySqlBackend {
             one.close().await;
             migrated
         })
+    }
+
+    fn anchor(&self) -> Anchoring<'_> {
+        Box::pin(session::open(&self.options))
     }
 }
 

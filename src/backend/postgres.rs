@@ -4,6 +4,7 @@
 //! No session state is set anywhere, so it all works behind a pooler that changes the server between transactions.
 
 mod rows;
+mod session;
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -15,8 +16,8 @@ use sqlx::{ConnectOptions, Connection, Executor, PgConnection, PgPool, Postgres,
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
-    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Listener, Mode, NOTED, Names, PLACE, Pass,
-    PassedOn, Place, Queue, Release, Renewal, Row, Session, Spot, Ticket, To, UNSEEN, Watched,
+    Anchoring, Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Listener, Mode, NOTED, Names,
+    PLACE, Pass, PassedOn, Place, Queue, Release, Renewal, Row, Session, Spot, Ticket, To, UNSEEN, Watched,
 };
 use super::{by_hold, found, held_for, in_order, micros, token};
 use crate::error::Result;
@@ -534,6 +535,10 @@ impl Backend for PostgresBackend {
             one.close().await;
             migrated
         })
+    }
+
+    fn anchor(&self) -> Anchoring<'_> {
+        Box::pin(session::open(&self.options))
     }
 }
 

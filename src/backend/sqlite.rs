@@ -4,6 +4,7 @@
 //! refused with `SQLITE_BUSY_SNAPSHOT`. Batches travel as JSON.
 
 mod rows;
+mod session;
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -17,8 +18,8 @@ use sqlx::{ConnectOptions, Connection, Row as _, Sqlite, SqliteConnection, Sqlit
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
-    Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, Names, PLACE, Pass, Place, Queue,
-    Release, Renewal, Row, Session, Spot, Standing, Ticket, To, Watched,
+    Anchoring, Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, Names, PLACE, Pass, Place,
+    Queue, Release, Renewal, Row, Session, Spot, Standing, Ticket, To, Watched,
 };
 use super::{by_hold, in_order, matched, micros, token};
 use crate::error::{Error, Result};
@@ -382,14 +383,22 @@ impl Backend for SqliteBackend {
             migrated
         })
     }
+
+    fn anchor(&self) -> Anchoring<'_> {
+        Box::pin(session::open(&self.options))
+    }
 }
 
 /// A database in memory lives in the caller's own connections and nowhere else.
 async fn is_in_memory(conn: &mut SqliteConnection) -> Result<bool, sqlx::Error> {
-    let file: String = sqlx::query_scalar("SELECT coalesce(file, '') FROM pragma_database_list WHERE name = 'main'")
-        .fetch_one(conn)
-        .await?;
-    Ok(file.is_empty())
+    Ok(file_of(conn).await?.is_empty())
+}
+
+/// The file that the database is in, or nothing. As a table, the pragma would wait for whoever writes.
+async fn file_of(conn: &mut SqliteConnection) -> Result<String, sqlx::Error> {
+    let all = sqlx::query("PRAGMA database_list").fetch_all(conn).await?;
+    let main = all.iter().find(|row| row.get::<&str, _>("name") == "main");
+    Ok(main.and_then(|row| row.get("file")).unwrap_or_default())
 }
 
 /// A connection of our own, or for a database in memory the caller's, borrowed verb by verb.

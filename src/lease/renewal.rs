@@ -73,6 +73,7 @@ impl Fate {
             Self::Lost(LossCause::Superseded) => 3,
             Self::Lost(LossCause::MaxHold) => 4,
             Self::Lost(LossCause::Shutdown) => 5,
+            Self::Lost(LossCause::Disconnected) => 6,
         }
     }
 
@@ -83,6 +84,7 @@ impl Fate {
             3 => Self::Lost(LossCause::Superseded),
             4 => Self::Lost(LossCause::MaxHold),
             5 => Self::Lost(LossCause::Shutdown),
+            6 => Self::Lost(LossCause::Disconnected),
             _ => Self::Lost(LossCause::Expired),
         }
     }

@@ -21,6 +21,7 @@ mod row;
 mod schema;
 mod semaphore;
 mod server;
+mod session;
 mod shared;
 mod statements;
 mod storm;

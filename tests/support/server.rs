@@ -55,6 +55,10 @@ pub struct Options {
     pub durable: bool,
     /// Let [`Server::jump_clock`] set the server's clock. Reading the time is slow then.
     pub faketime: bool,
+    /// Start MariaDB as the first node of a Galera cluster. It is ready a moment after it greets.
+    pub galera: bool,
+    /// Start PostgreSQL as the standby of a primary that it never hears of.
+    pub standby: bool,
     /// More server settings: `name=value` for PostgreSQL, `--name=value` for the others. They
     /// override those made here.
     pub settings: Vec<String>,
@@ -66,6 +70,7 @@ pub struct Server {
     options: Options,
     version: String,
     process: Option<Process>,
+    group: Option<Port>, // where nodes of a cluster meet
     dir: TempDir,
     port: Port, // last: as long as it is reserved nobody sweeps up the directory
 }
@@ -79,7 +84,8 @@ impl Server {
         let port = Port::reserve();
         let dir = port.directory();
         fill_from_template(kind, dir.path());
-        let mut server = Server { kind, options, version: String::new(), process: None, dir, port };
+        let group = options.galera.then(Port::reserve);
+        let mut server = Server { kind, options, version: String::new(), process: None, group, dir, port };
         server.launch();
         server
     }
@@ -142,13 +148,21 @@ impl Server {
     fn launch(&mut self) {
         let dir = self.dir.path();
         // What a killed server leaves behind to keep a second one out.
-        for lock in ["data/postmaster.pid", "s", "s.lock", "pid"] {
+        for lock in ["data/postmaster.pid", "data/grastate.dat", "s", "s.lock", "pid"] {
             let _ = fs::remove_file(dir.join(lock));
+        }
+        if self.options.standby {
+            let signal = dir.join("data/standby.signal");
+            File::create(&signal).expect("the server's directory is ours to write");
+            give_away(&signal);
         }
         let mut arguments = match self.kind {
             Kind::Postgres => postgres_arguments(dir, self.port.0, self.options.durable),
             Kind::MariaDb | Kind::MySql => mysql_arguments(self.kind, dir, self.port.0, self.options.durable),
         };
+        if let Some(group) = &self.group {
+            arguments.extend(galera_arguments(group.0));
+        }
         for setting in &self.options.settings {
             if self.kind == Kind::Postgres {
                 arguments.push("-c".into());
@@ -350,6 +364,22 @@ fn mysql_arguments(kind: Kind, dir: &Path, port: u16, durable: bool) -> Vec<Stri
         ]);
     }
     arguments
+}
+
+/// One node, and a cluster of its own.
+fn galera_arguments(group: u16) -> Vec<String> {
+    let address = format!("127.0.0.1:{group}");
+    vec![
+        "--wsrep-on=ON".into(),
+        format!("--wsrep-provider={}", from_env("SQLOCK_GALERA_PROVIDER")),
+        "--wsrep-cluster-address=gcomm://".into(),
+        "--wsrep-new-cluster".into(),
+        format!("--wsrep-node-address={address}"),
+        format!("--wsrep-provider-options=gmcast.listen_addr=tcp://{address};base_port={group};gcache.size=8M"),
+        "--binlog-format=ROW".into(),
+        "--default-storage-engine=InnoDB".into(),
+        "--innodb-autoinc-lock-mode=2".into(),
+    ]
 }
 
 /// Where the server finds its own parts, which it may look for elsewhere than beside its program.

@@ -21,6 +21,9 @@
 //! | `clock`                                   | milliseconds since 1970, as this process sees it               |
 //! | `seize`                                   | `seized`: SQLite's write lock, in mid-transaction              |
 //! | `yield`                                   | `yielded`: that transaction is rolled back                     |
+//! | `session NAME`                            | `locked`, when it has the session lock                         |
+//! | `session-try NAME`                        | `locked` or `taken`                                            |
+//! | `session-release`                         | `released`                                                     |
 //! | `storm NAME TASKS CYCLES DIR TTL_MS`      | `done N`: N cycles ended in a loss                             |
 //!
 //! What fails answers `lost`, `unavailable`, `unknown`, `timeout` or `error`, and why.
@@ -43,7 +46,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 
 use rustix::process::{Signal, set_parent_process_death_signal};
-use sqlock::{Error, Lease, LeaseRequest, Locks};
+use sqlock::{Error, Lease, LeaseRequest, Locks, SessionLock};
 use sqlx::mysql::MySqlPoolOptions;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
@@ -64,8 +67,16 @@ fn main() {
         .build()
         .expect("a runtime can be built");
     let database = Database::open(&runtime, &url);
-    let mut worker =
-        Worker { locks: database.locks(), database, runtime, url, waiting: None, held: None, seized: None };
+    let mut worker = Worker {
+        locks: database.locks(),
+        database,
+        runtime,
+        url,
+        waiting: None,
+        held: None,
+        locked: None,
+        seized: None,
+    };
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("commands are text");
         let words: Vec<&str> = line.split(' ').collect();
@@ -186,7 +197,7 @@ impl From<Error> for Failure {
 /// What the parent is told.
 fn failed(error: Error) -> String {
     let word = match error {
-        Error::Lost { .. } => "lost",
+        Error::Lost { .. } | Error::SessionLost { .. } => "lost",
         Error::Unavailable { .. } => "unavailable",
         Error::Unknown { .. } => "unknown",
         Error::Timeout { .. } => "timeout",
@@ -213,6 +224,7 @@ struct Worker {
     url: String,
     waiting: Option<Waiting>,
     held: Option<Held>,
+    locked: Option<SessionLock>,
     seized: Option<SqliteConnection>,
 }
 
@@ -289,6 +301,18 @@ impl Worker {
                 let rolled_back = self.runtime.block_on(sqlx::raw_sql("ROLLBACK").execute(&mut conn));
                 rolled_back.map_or_else(|e| format!("error {e}"), |_| "yielded".into())
             }
+            ["session", name] => match self.runtime.block_on(self.locks.session(*name).acquire()) {
+                Ok(lock) => self.lock(Some(lock)),
+                Err(error) => failed(error),
+            },
+            ["session-try", name] => match self.runtime.block_on(self.locks.session(*name).try_acquire()) {
+                Ok(lock) => self.lock(lock),
+                Err(error) => failed(error),
+            },
+            ["session-release"] => {
+                let lock = self.locked.take().ok_or("error nothing is locked")?;
+                self.runtime.block_on(lock.release()).map_or_else(failed, |()| "released".into())
+            }
             ["storm", name, tasks, cycles, dir, ttl] => {
                 let storm = Storm::new(self, name, Path::new(dir), millis(ttl));
                 self.runtime.block_on(storm.rage(number(tasks), number(cycles)))
@@ -330,6 +354,12 @@ impl Worker {
             Ok(lease) => self.keep(lease),
             Err(error) => failed(error),
         })
+    }
+
+    fn lock(&mut self, lock: Option<SessionLock>) -> String {
+        let answer = if lock.is_some() { "locked" } else { "taken" };
+        self.locked = lock.or(self.locked.take());
+        answer.into()
     }
 
     fn keep(&mut self, lease: Lease) -> String {

@@ -1,0 +1,689 @@
+//! Session locks: they live on one connection of their own and die with it.
+//!
+//! They need no tables, so nothing is migrated here. SQLite has no server and no connection that could be cut: there the locks
+//! are on files, and what is asserted is that nothing but their process ends them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use sqlock::{Error, Locks, LossCause, SessionLock};
+use sqlx::{AssertSqlSafe, Pool};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::network::behind_a_proxy;
+use super::witness::Witness;
+use crate::support::proxy::Direction;
+use crate::support::server::{Options, PgBouncer, Server};
+use crate::support::worker::Worker;
+use crate::support::{Database, Fresh, builder, connect, empty, of_processes, soon};
+use crate::{DATABASE, Sql};
+
+async fn hold(locks: &Locks, name: &str) -> SessionLock {
+    soon("the lock", locks.session(name).acquire()).await.expect("acquire")
+}
+
+async fn is_free(locks: &Locks, name: &str) -> bool {
+    let lock = soon("an answer", locks.session(name).try_acquire()).await.expect("try");
+    let free = lock.is_some();
+    if let Some(lock) = lock {
+        lock.release().await.expect("ours to the end");
+    }
+    free
+}
+
+async fn comes_free(locks: &Locks, name: &str) {
+    hold(locks, name).await.release().await.expect("ours to the end");
+}
+
+#[track_caller]
+fn assert_unsupported<T>(outcome: Result<T, Error>, says: &str) {
+    match outcome {
+        Err(error @ Error::Unsupported { .. }) => {
+            assert!(error.to_string().contains(says), "{error}");
+            assert!(!error.is_retryable());
+        }
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("granted"),
+    }
+}
+
+// ---- exclusion
+
+#[tokio::test]
+async fn a_session_lock_keeps_out_other_clients_and_other_tasks_of_the_same_client() {
+    let db = empty().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lock = hold(&ours, "a").await;
+    assert_eq!(lock.name().as_str(), "a");
+    assert!(lock.is_held());
+    // A server would grant it to the same session as often as it asks.
+    assert!(!is_free(&ours, "a").await);
+    assert!(!is_free(&theirs, "a").await);
+    assert!(is_free(&ours, "b").await);
+    assert!(is_free(&theirs, "b").await);
+    lock.release().await.expect("ours to the end");
+    assert!(is_free(&theirs, "a").await);
+    let lock = hold(&theirs, "a").await;
+    assert!(!is_free(&ours, "a").await);
+    drop(lock);
+    comes_free(&ours, "a").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_is_inside_with_another_whoever_they_are() {
+    let db = empty().await;
+    let inside = Arc::new(AtomicUsize::new(0));
+    let mut tasks = JoinSet::new();
+    for _ in 0..3 {
+        let locks = db.locks().await;
+        for _ in 0..4 {
+            let (locks, inside) = (locks.clone(), Arc::clone(&inside));
+            tasks.spawn(async move {
+                for _ in 0..10 {
+                    let lock = hold(&locks, "a").await;
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "somebody is inside");
+                    tokio::task::yield_now().await;
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    lock.release().await.expect("ours to the end");
+                }
+            });
+        }
+    }
+    assert_eq!(soon("all visits", tasks.join_all()).await.len(), 12);
+}
+
+#[tokio::test]
+async fn a_release_lets_in_those_who_wait_here_in_the_order_in_which_they_came() {
+    let db = empty().await;
+    let locks = db.locks().await;
+    let first = hold(&locks, "a").await;
+    let (order, mut came) = tokio::sync::mpsc::unbounded_channel();
+    let mut waiting = JoinSet::new();
+    for i in 0..5 {
+        let (request, order) = (locks.session("a").acquire(), order.clone());
+        waiting.spawn(async move {
+            let lock = request.await.expect("acquire");
+            order.send(i).expect("somebody listens");
+            lock.release().await
+        });
+        // One poll brings it into line.
+        tokio::task::yield_now().await;
+    }
+    first.release().await.expect("ours to the end");
+    for expected in 0..5 {
+        assert_eq!(soon("a turn", came.recv()).await, Some(expected));
+    }
+    soon("their releases", waiting.join_all()).await;
+}
+
+#[tokio::test]
+async fn a_release_elsewhere_lets_the_waiter_in() {
+    let db = empty().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lock = hold(&theirs, "a").await;
+    let waiting = tokio::spawn(ours.session("a").acquire());
+    sleep(Duration::from_millis(200)).await;
+    assert!(!waiting.is_finished());
+    lock.release().await.expect("ours to the end");
+    let next = soon("the turn", waiting).await.expect("no panic").expect("acquire");
+    assert!(!is_free(&theirs, "a").await);
+    next.release().await.expect("ours to the end");
+}
+
+#[tokio::test]
+async fn a_wait_ends_in_a_timeout_and_not_before() {
+    let db = empty().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lock = hold(&ours, "a").await;
+    const WAIT: Duration = Duration::from_millis(300);
+    // Warm, so that the time is that of waiting and not that of connecting.
+    assert!(!is_free(&theirs, "a").await);
+    for locks in [&ours, &theirs] {
+        let start = Instant::now();
+        let error = soon("the end", locks.session("a").wait(WAIT).acquire()).await.expect_err("held");
+        assert!(
+            matches!(&error, Error::Timeout { name, waited } if name.as_str() == "a" && *waited >= WAIT),
+            "{error}"
+        );
+        assert!(error.is_timeout() && start.elapsed() >= WAIT);
+        let error = soon("the end", locks.session("a").wait(Duration::ZERO).acquire()).await.expect_err("held");
+        assert!(error.is_timeout(), "{error}");
+    }
+    // Those who gave up are in nobody's way.
+    lock.release().await.expect("ours to the end");
+    assert!(is_free(&theirs, "a").await);
+    assert!(is_free(&ours, "a").await);
+    let lock = soon("the lock", theirs.session("a").wait(Duration::ZERO).acquire()).await.expect("free");
+    lock.release().await.expect("ours to the end");
+}
+
+#[tokio::test]
+async fn those_who_share_are_in_together_and_keep_out_who_wants_it_alone() {
+    let db = empty().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let share = async |locks: &Locks| soon("an answer", locks.session("a").shared().try_acquire()).await;
+    if DATABASE.is_mysql() {
+        assert_unsupported(share(&ours).await, "take a shared lease");
+        assert_unsupported(ours.session("a").shared().acquire().await, "take a shared lease");
+        return;
+    }
+    let here = share(&ours).await.expect("try").expect("free");
+    let here_too = share(&ours).await.expect("try").expect("shared");
+    let there = share(&theirs).await.expect("try").expect("shared");
+    assert!(!is_free(&ours, "a").await);
+    assert!(!is_free(&theirs, "a").await);
+    here.release().await.expect("ours to the end");
+    there.release().await.expect("ours to the end");
+    assert!(!is_free(&theirs, "a").await, "one of two that share through one client is still in");
+    let alone = tokio::spawn(ours.session("a").acquire());
+    tokio::task::yield_now().await;
+    // Who came later does not come in before.
+    assert!(share(&ours).await.expect("try").is_none());
+    let later = tokio::spawn(ours.session("a").shared().acquire());
+    tokio::task::yield_now().await;
+    here_too.release().await.expect("ours to the end");
+    let alone = soon("the turn", alone).await.expect("no panic").expect("acquire");
+    assert!(share(&theirs).await.expect("try").is_none());
+    assert!(!later.is_finished());
+    alone.release().await.expect("ours to the end");
+    let later = soon("the turn", later).await.expect("no panic").expect("acquire");
+    let with_it = share(&theirs).await.expect("try").expect("shared");
+    later.release().await.expect("ours to the end");
+    with_it.release().await.expect("ours to the end");
+    assert!(is_free(&ours, "a").await);
+}
+
+#[tokio::test]
+async fn a_waiter_that_was_dropped_is_in_nobodys_way() {
+    let db = empty().await;
+    let locks = db.locks().await;
+    if DATABASE.is_mysql() {
+        // Without sharing there is nobody who could come in earlier for it; but the next in line can.
+        let lock = hold(&locks, "a").await;
+        let dropped = tokio::spawn(locks.session("a").acquire());
+        tokio::task::yield_now().await;
+        let next = tokio::spawn(locks.session("a").acquire());
+        tokio::task::yield_now().await;
+        dropped.abort();
+        lock.release().await.expect("ours to the end");
+        return drop(soon("the turn", next).await.expect("no panic").expect("acquire"));
+    }
+    let reader = soon("the lock", locks.session("a").shared().acquire()).await.expect("acquire");
+    let writer = tokio::spawn(locks.session("a").acquire());
+    tokio::task::yield_now().await;
+    let later = tokio::spawn(locks.session("a").shared().acquire());
+    sleep(Duration::from_millis(100)).await;
+    assert!(!later.is_finished(), "it stands behind the writer");
+    writer.abort();
+    let later = soon("the turn", later).await.expect("no panic").expect("acquire");
+    assert!(reader.is_held() && later.is_held());
+}
+
+#[tokio::test]
+async fn names_are_bytes() {
+    let db = empty().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let long = |last| format!("{}{last}", "x".repeat(254));
+    let names = ["a", "A", "a ", "á", "a\u{301}", &long('y'), &long('z')];
+    let mut held = Vec::new();
+    for name in names {
+        held.push(soon("an answer", ours.session(name).try_acquire()).await.expect("try").expect(name));
+    }
+    for name in names {
+        assert!(!is_free(&theirs, name).await, "{name}");
+    }
+    for bad in [String::new(), "x".repeat(256), "a\0b".into()] {
+        assert!(matches!(ours.session(bad.clone()).acquire().await, Err(Error::InvalidName { .. })));
+        assert!(matches!(ours.session(bad).try_acquire().await, Err(Error::InvalidName { .. })));
+    }
+}
+
+#[tokio::test]
+async fn names_of_two_schemas_or_databases_of_one_server_do_not_meet() {
+    let (here, there) = (empty().await, empty().await);
+    let (ours, theirs, others) = (here.locks().await, here.locks().await, there.locks().await);
+    let lock = hold(&ours, "a").await;
+    assert!(is_free(&others, "a").await);
+    assert!(!is_free(&theirs, "a").await);
+    let other = hold(&others, "a").await;
+    assert!(lock.is_held() && other.is_held());
+}
+
+#[tokio::test]
+async fn a_lease_of_the_same_name_is_another_thing() {
+    let db = crate::support::fresh().await;
+    let locks = db.locks().await;
+    let lock = hold(&locks, "a").await;
+    let lease = locks.lease("a").try_acquire().await.expect("try").expect("free");
+    lock.release().await.expect("ours to the end");
+    lease.release().await.expect("ours to the end");
+}
+
+// ---- the connection
+
+#[tokio::test]
+async fn two_hundred_locks_live_on_one_connection_which_is_closed_after_the_last() {
+    let mut db = empty().await;
+    let witness = Witness::of(&mut db).await;
+    let locks = db.locks().await;
+    let mut taken = JoinSet::new();
+    for i in 0..200 {
+        let request = locks.session(format!("name/{i}"));
+        taken.spawn(async move { soon("the lock", request.acquire()).await.expect("acquire") });
+    }
+    let held = taken.join_all().await;
+    // On SQLite the database itself is not even open.
+    let one = i64::from(DATABASE != Database::Sqlite);
+    for _ in 0..5 {
+        assert_eq!(witness.connections().await, one);
+        sleep(Duration::from_millis(300)).await;
+    }
+    assert!(held.iter().all(SessionLock::is_held));
+    if DATABASE == Database::Postgres {
+        assert_eq!(witness.advisory_locks().await, 200);
+    }
+    let mut released = JoinSet::new();
+    for lock in held {
+        released.spawn(lock.release());
+    }
+    for verdict in soon("all releases", released.join_all()).await {
+        verdict.expect("ours to the end");
+    }
+    if DATABASE == Database::Postgres {
+        assert_eq!(witness.advisory_locks().await, 0);
+    }
+    soon("the end of the connection", no_connections(&witness)).await;
+}
+
+async fn no_connections(witness: &Witness) {
+    while witness.connections().await > 0 {
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_pool_of_one_that_is_in_use_does_not_matter() {
+    let db = empty().await;
+    let pool = db.pool_of(1).await;
+    let locks = builder(pool.clone()).build();
+    let mut business = pool.begin().await.expect("begin");
+    sqlx::query("SELECT 1").execute(&mut *business).await.expect("select");
+    let lock = hold(&locks, "a").await;
+    assert!(!is_free(&locks, "a").await);
+    lock.release().await.expect("ours to the end");
+    sqlx::query("SELECT 1").execute(&mut *business).await.expect("select");
+    business.rollback().await.expect("rollback");
+}
+
+#[tokio::test]
+async fn when_the_handle_is_dropped_the_lock_stays_and_with_the_last_lock_all_is_closed() {
+    let mut db = empty().await;
+    let witness = Witness::of(&mut db).await;
+    let ours = db.locks().await;
+    let lock = hold(&ours, "a").await;
+    drop(ours);
+    let rival = db.locks().await;
+    // Over several confirmations.
+    sleep(Duration::from_millis(2500)).await;
+    assert!(lock.is_held());
+    assert!(!is_free(&rival, "a").await);
+    lock.release().await.expect("ours to the end");
+    comes_free(&rival, "a").await;
+    drop(rival);
+    soon("the end of all connections", no_connections(&witness)).await;
+}
+
+#[tokio::test]
+async fn shutdown_ends_all_locks_and_waits_and_then_the_names_are_free() {
+    let db = empty().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let (a, b) = (hold(&ours, "a").await, hold(&ours, "b").await);
+    let waiting = tokio::spawn(ours.session("a").acquire());
+    tokio::task::yield_now().await;
+    soon("the shutdown", ours.shutdown()).await.expect("shutdown");
+    assert!(is_free(&theirs, "a").await);
+    assert!(is_free(&theirs, "b").await);
+    assert!(!a.is_held());
+    assert_eq!(soon("the loss", a.lost()).await, LossCause::Shutdown);
+    let error = a.release().await.expect_err("lost");
+    assert!(
+        matches!(&error, Error::SessionLost { name, cause: LossCause::Shutdown } if name.as_str() == "a"),
+        "{error}"
+    );
+    assert!(error.is_lost() && !error.is_retryable());
+    drop(b);
+    assert!(matches!(soon("the refusal", waiting).await.expect("no panic"), Err(Error::Closed)));
+    assert!(matches!(ours.session("c").acquire().await, Err(Error::Closed)));
+    assert!(matches!(ours.session("c").try_acquire().await, Err(Error::Closed)));
+    // A client that was never used, too.
+    let unused = db.locks().await;
+    unused.shutdown().await.expect("shutdown");
+    assert!(matches!(unused.session("c").try_acquire().await, Err(Error::Closed)));
+}
+
+// ---- loss
+
+#[tokio::test]
+async fn a_holder_that_is_killed_frees_the_name() {
+    let db = empty().await;
+    let locks = db.locks().await;
+    let mut holder = Worker::start(&db.url);
+    assert_eq!(holder.ask("session a").await, "locked");
+    assert!(!is_free(&locks, "a").await);
+    let waiting = tokio::spawn(locks.session("a").acquire());
+    sleep(Duration::from_millis(100)).await;
+    assert!(!waiting.is_finished());
+    holder.kill();
+    let lock = soon("the turn", waiting).await.expect("no panic").expect("acquire");
+    let mut other = Worker::start(&db.url);
+    assert_eq!(other.ask("session-try a").await, "taken");
+    lock.release().await.expect("ours to the end");
+    assert_eq!(other.ask("session-try a").await, "locked");
+    assert_eq!(other.ask("session-release").await, "released");
+}
+
+/// Ends the connection of a client that has locked something, from outside. On MySQL all others in this database, too.
+async fn end_the_connection(pool: &Pool<Sql>) {
+    let (find, end) = match DATABASE {
+        Database::Postgres => (
+            "SELECT DISTINCT a.pid::bigint FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
+              WHERE l.locktype = 'advisory' AND a.application_name = current_schema()",
+            "SELECT pg_terminate_backend",
+        ),
+        _ => (
+            "SELECT CAST(id AS SIGNED) FROM information_schema.processlist
+              WHERE db = DATABASE() AND id <> CONNECTION_ID()",
+            "KILL ",
+        ),
+    };
+    let found: Vec<i64> = of_processes(async || sqlx::query_scalar(find).fetch_all(pool).await).await;
+    assert!(!found.is_empty(), "there is a connection");
+    for id in found {
+        let end = if DATABASE == Database::Postgres { format!("{end}({id})") } else { format!("{end}{id}") };
+        sqlx::raw_sql(AssertSqlSafe(end)).execute(pool).await.expect("ended");
+    }
+}
+
+#[tokio::test]
+async fn when_the_server_ends_the_connection_every_lock_on_it_is_lost_and_others_can_have_them() {
+    let mut db = empty().await;
+    let _witness = Witness::of(&mut db).await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let (a, b) = (hold(&ours, "a").await, hold(&ours, "b").await);
+    if DATABASE == Database::Sqlite {
+        // There is nothing that could be ended, other than this process.
+        assert!(timeout(Duration::from_secs(2), a.lost()).await.is_err());
+        assert!(a.is_held());
+        return;
+    }
+    end_the_connection(&connect(&db.url, 1).await).await;
+    for lock in [&a, &b] {
+        assert_eq!(soon("the loss", lock.lost()).await, LossCause::Disconnected);
+        assert!(!lock.is_held());
+    }
+    let taken = hold(&theirs, "a").await;
+    assert!(!is_free(&ours, "a").await, "our own next lock is a new one");
+    let error = a.release().await.expect_err("lost");
+    assert!(matches!(&error, Error::SessionLost { cause: LossCause::Disconnected, .. }) && error.is_lost(), "{error}");
+    drop(b);
+    assert!(!is_free(&ours, "a").await, "those who lost theirs have not freed another's");
+    taken.release().await.expect("ours to the end");
+    comes_free(&ours, "a").await;
+    comes_free(&theirs, "b").await;
+}
+
+#[tokio::test]
+async fn a_release_that_finds_the_connection_ended_says_that_the_lock_was_lost() {
+    let mut db = empty().await;
+    let _witness = Witness::of(&mut db).await;
+    let locks = db.locks().await;
+    let lock = hold(&locks, "a").await;
+    if DATABASE == Database::Sqlite {
+        lock.release().await.expect("ours to the end");
+    } else {
+        end_the_connection(&connect(&db.url, 1).await).await;
+        // Before anybody had reason to ask.
+        let error = lock.release().await.expect_err("lost");
+        assert!(matches!(error, Error::SessionLost { .. }), "{error}");
+    }
+    comes_free(&locks, "a").await;
+}
+
+#[tokio::test]
+async fn an_unlock_that_was_not_confirmed_closes_the_connection() {
+    let mut db = empty().await;
+    let witness = Witness::of(&mut db).await;
+    if DATABASE == Database::Sqlite {
+        return a_file_is_there_while_the_name_is_locked(&db).await;
+    }
+    let (proxy, url) = behind_a_proxy(&db.url);
+    let locks = builder(connect(&url, 1).await).build();
+    let (a, b) = (hold(&locks, "a").await, hold(&locks, "b").await);
+    assert_eq!(witness.connections().await, 1);
+    // (Or that to the question whether we are there; the release comes too late then.)
+    let cut = proxy.cut_next_reply();
+    let error = soon("the verdict", a.release()).await.expect_err("not known");
+    assert!(matches!(error, Error::SessionLost { .. }), "{error}");
+    cut.happened().await;
+    assert!(!b.is_held(), "it hung on the same connection");
+    soon("the end of the connection", no_connections(&witness)).await;
+    comes_free(&locks, "a").await;
+    comes_free(&locks, "b").await;
+}
+
+/// On SQLite, an unlock cannot fail. What is to be seen from outside is a file for each name that is locked.
+async fn a_file_is_there_while_the_name_is_locked(db: &Fresh) {
+    let place =
+        db.url.trim_start_matches("sqlite://").split_once('?').map(|(path, _)| format!("{path}-sqlock-session"));
+    let files = || std::fs::read_dir(place.as_deref().expect("a path")).map_or(0, Iterator::count);
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    assert_eq!(files(), 0);
+    let (a, b) = (hold(&ours, "a").await, ours.session("b").shared().acquire().await.expect("acquire"));
+    let with_b = theirs.session("b").shared().acquire().await.expect("acquire");
+    assert_eq!(files(), 2);
+    a.release().await.expect("ours to the end");
+    b.release().await.expect("ours to the end");
+    assert_eq!(files(), 1, "somebody still shares it");
+    with_b.release().await.expect("ours to the end");
+    assert_eq!(files(), 0);
+    // What a killed process leaves is nobody's.
+    let mut killed = Worker::start(&db.url);
+    assert_eq!(killed.ask("session a").await, "locked");
+    killed.kill();
+    assert_eq!(files(), 1);
+    comes_free(&ours, "a").await;
+    assert_eq!(files(), 0);
+}
+
+#[tokio::test]
+async fn a_database_that_is_out_of_reach_is_unavailable_and_not_somebody_elses_lock() {
+    let db = empty().await;
+    if DATABASE == Database::Sqlite {
+        // It does not even matter that somebody writes.
+        let pool = db.pool_of(1).await;
+        let writing = pool.begin_with("BEGIN EXCLUSIVE").await.expect("begin");
+        let locks = db.locks().await;
+        let lock = hold(&locks, "a").await;
+        assert!(!is_free(&db.locks().await, "a").await);
+        lock.release().await.expect("ours to the end");
+        return writing.rollback().await.expect("rollback");
+    }
+    let (proxy, url) = behind_a_proxy(&db.url);
+    let client = async || builder(connect(&url, 1).await).build();
+    let (used, cold) = (client().await, client().await);
+    assert!(is_free(&used, "a").await);
+    let rounds: [&dyn Fn(); 2] = [&|| proxy.refuse(), &|| proxy.blackhole(Direction::Both)];
+    for strike in rounds {
+        strike();
+        for locks in [&used, &cold] {
+            let tried = locks.session("a").try_acquire();
+            let waited = locks.session("b").wait(Duration::from_millis(300)).acquire();
+            let (tried, waited) = soon("two answers", async { tokio::join!(tried, waited) }).await;
+            for error in [tried.expect_err("no database"), waited.expect_err("no database")] {
+                assert!(matches!(error, Error::Unavailable { .. }) && error.is_retryable(), "{error}");
+            }
+        }
+        let waited = soon("an answer", used.session("c").acquire()).await.expect_err("no database");
+        assert!(matches!(waited, Error::Unavailable { .. }), "{waited}");
+        proxy.pass();
+        comes_free(&used, "a").await;
+        comes_free(&cold, "b").await;
+    }
+}
+
+#[tokio::test]
+async fn a_wait_outlasts_the_loss_of_a_connection() {
+    let mut db = empty().await;
+    let witness = Witness::of(&mut db).await;
+    let holder = db.locks().await;
+    let lock = hold(&holder, "a").await;
+    let (waiting, proxy) = if DATABASE == Database::Sqlite {
+        (tokio::spawn(db.locks().await.session("a").acquire()), None)
+    } else {
+        let (proxy, url) = behind_a_proxy(&db.url);
+        let locks = builder(connect(&url, 1).await).build();
+        (tokio::spawn(locks.session("a").acquire()), Some(proxy))
+    };
+    if let Some(proxy) = &proxy {
+        soon("the wait", async {
+            while witness.connections().await < 2 {
+                sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await;
+        proxy.reset();
+    }
+    sleep(Duration::from_millis(200)).await;
+    assert!(!waiting.is_finished());
+    lock.release().await.expect("ours to the end");
+    let next = soon("the turn", waiting).await.expect("no panic").expect("acquire");
+    assert!(!is_free(&holder, "a").await);
+    drop(next);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn futures_that_are_dropped_anywhere_leave_no_lock_behind() {
+    let mut db = empty().await;
+    let witness = Witness::of(&mut db).await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    for i in 0..200_u64 {
+        let name = format!("name/{}", i % 4);
+        let request = (if i % 8 < 4 { &ours } else { &theirs }).session(name);
+        // From before the first poll to after the grant.
+        let cut = Duration::from_micros(i * 37 % 2000);
+        if i % 3 == 0 {
+            drop(timeout(cut, request.try_acquire()).await);
+        } else {
+            drop(timeout(cut, request.acquire()).await);
+        }
+    }
+    for name in (0..4).map(|i| format!("name/{i}")) {
+        comes_free(&ours, &name).await;
+        comes_free(&theirs, &name).await;
+    }
+    if DATABASE == Database::Postgres {
+        assert_eq!(witness.advisory_locks().await, 0);
+    }
+}
+
+// ---- where it would be a lie
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn behind_a_pooler_on_a_standby_or_in_memory_it_is_refused() {
+    match DATABASE {
+        Database::Postgres => {
+            behind_pgbouncer().await;
+            let standby = Server::start_with(
+                crate::support::server::Kind::Postgres,
+                Options { standby: true, ..Options::default() },
+            );
+            let locks = builder(connect(&standby.url(), 1).await).build();
+            assert_unsupported(locks.session("a").try_acquire().await, "connect to the primary");
+        }
+        Database::MySql | Database::MariaDb => {
+            let kind = DATABASE.server().expect("it has servers");
+            let settings = vec!["--read-only=ON".into()];
+            let replica = Server::start_with(kind, Options { settings, ..Options::default() });
+            let locks = builder(connect(&replica.url(), 1).await).build();
+            assert_unsupported(locks.session("a").try_acquire().await, "the primary");
+        }
+        Database::Sqlite => {
+            let locks = builder(connect("sqlite::memory:", 1).await).build();
+            assert_unsupported(locks.session("a").try_acquire().await, "in memory");
+            assert_unsupported(locks.session("a").acquire().await, "in memory");
+        }
+    }
+}
+
+async fn behind_pgbouncer() {
+    let server = Server::start(crate::support::server::Kind::Postgres);
+    let direct = builder(connect(&server.url(), 1).await).build();
+    comes_free(&direct, "a").await;
+    // An idle pooler, whose first session is as young as our connection; then one whose sessions are not.
+    for _ in 0..3 {
+        let bouncer = PgBouncer::start(&server);
+        for _ in 0..3 {
+            let locks = builder(connect(&bouncer.url(), 1).await).build();
+            assert_unsupported(locks.session("a").try_acquire().await, "a lease");
+            assert_unsupported(locks.session("a").acquire().await, "a lease");
+        }
+    }
+    // One that is busy with others from the first moment on.
+    for _ in 0..3 {
+        let bouncer = PgBouncer::start(&server);
+        let business = connect(&bouncer.url(), 3).await;
+        let mut others = JoinSet::new();
+        for _ in 0..3 {
+            let business = business.clone();
+            others.spawn(async move {
+                loop {
+                    sqlx::raw_sql("SELECT 1").execute(&business).await.expect("select");
+                }
+            });
+        }
+        let mut ours = JoinSet::new();
+        for _ in 0..5 {
+            let locks = builder(connect(&bouncer.url(), 1).await).build();
+            ours.spawn(async move { locks.session("a").acquire().await });
+        }
+        while let Some(outcome) = soon("a refusal", ours.join_next()).await {
+            assert_unsupported(outcome.expect("no panic"), "a lease");
+        }
+        others.abort_all();
+        while others.join_next().await.is_some() {}
+    }
+    // Nothing of it is left on the sessions that all share.
+    let left: (i64, i64) =
+        sqlx::query_as::<Sql, _>(LEFT_BEHIND).fetch_one(&connect(&server.url(), 1).await).await.expect("left");
+    assert_eq!(left, (0, 0));
+    assert!(is_free(&direct, "a").await);
+}
+
+/// Advisory locks, and transactions.
+const LEFT_BEHIND: &str = "
+    SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'),
+           (SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%')";
+
+/// There is a cluster of this kind for MariaDB alone.
+#[tokio::test]
+async fn on_a_node_of_galera_it_is_refused() {
+    if DATABASE != Database::MariaDb {
+        return comes_free(&empty().await.locks().await, "a").await;
+    }
+    let kind = DATABASE.server().expect("it has servers");
+    let node = Server::start_with(kind, Options { galera: true, ..Options::default() });
+    let pool = connect(&node.url(), 1).await;
+    soon("the node to be ready", async {
+        while sqlx::raw_sql("SELECT 1").execute(&pool).await.is_err() {
+            sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    let locks = builder(pool).build();
+    for _ in 0..3 {
+        assert_unsupported(locks.session("a").try_acquire().await, "take a lease");
+        assert_unsupported(locks.session("a").acquire().await, "take a lease");
+    }
+}
