@@ -42,6 +42,8 @@
 //! | the work to be cancelled when the lease is lost | [`LeaseRequest::run`] |
 //! | one of many instances to lead, and the others to stand by | [`Locks::election`] |
 //! | to write data in this database that only the holder may write | [`Lease::fence`] |
+//! | to lock something within one transaction of yours | [`Locks::row`] by name; [`Locks::row_of`], [`Locks::rows_of`] your own rows |
+//! | to take jobs from a table, each worker others | [`Locks::rows_where`] with [`skip_locked`](RowsWhere::skip_locked) |
 //! | to write a row only if it is still as it was read, without a lock in between | [`Versioned`] |
 //! | a transaction to be run again when it met a concurrent change | [`Retry`] |
 //! | to have effects elsewhere that only the holder may have | [`Lease::token`], checked by the receiver |
@@ -54,7 +56,7 @@
 //! | to hang without holding for ever | [`LeaseRequest::max_hold`] |
 //! | to end in order | [`Locks::shutdown`] |
 //!
-//! For a lock of some milliseconds inside one transaction take none of these: `SELECT … FOR UPDATE` of your own row is enough.
+//! The [`guide`] says which one when, what each costs, and uses them together.
 //!
 //! # What is promised
 //!
@@ -107,6 +109,7 @@ mod client;
 mod clock;
 mod election;
 mod error;
+pub mod guide;
 mod inspect;
 mod lease;
 mod locks;
