@@ -23,6 +23,9 @@ const NAMED: &str = "sqlock_row";
 /// For how long it is taken for granted that the row of a name is there.
 pub(crate) const ENSURED: Duration = Duration::from_secs(60);
 
+/// By how much a server may end a wait early, by our clock.
+const CLOCKS: Duration = Duration::from_millis(20);
+
 /// How many names a client remembers to have [ensured](ENSURED).
 const REMEMBERED: usize = 10_000;
 
@@ -659,12 +662,15 @@ async fn select<DB: Database>(
             Some(Refusal::Taken) if DB::has_rolled_back(conn, &error).await.map_err(failed)? => {
                 return Err(failed(error));
             }
-            Some(Refusal::Taken | Refusal::Cut) if left.is_zero() && locking.wait != Wait::Unbounded => {
+            // The session has a lower limit for each single wait.
+            Some(Refusal::Taken) if left > CLOCKS => now.wait = Wait::AtMost(left),
+            Some(Refusal::Cut) if left > CLOCKS || !matches!(locking.wait, Wait::AtMost(_)) => {
+                return Err(failed(error));
+            }
+            Some(Refusal::Taken | Refusal::Cut) => {
+                tokio::time::sleep(left).await;
                 return Ok(None);
             }
-            // The session has a lower limit for each single wait.
-            Some(Refusal::Taken) if !left.is_zero() => now.wait = Wait::AtMost(left),
-            Some(Refusal::Taken) => return Ok(None),
             _ => return Err(failed(error)),
         }
     }
