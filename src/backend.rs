@@ -205,7 +205,7 @@ pub(crate) trait Session: Send {
     /// Deletes up to `limit` rows that have been free, and whose token was overtaken by the clock, for `retention`; and places
     /// that have expired as long ago. Whoever has just joined a line may not be visible yet: a name that was marked as waited
     /// for within a [`CLAIM`] stays. Likewise rows that nobody has [made sure of](Self::ensure) and nobody has locked, for
-    /// `retention` and at least [`UNSEEN`].
+    /// `retention` and at least an hour.
     fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64>;
 
     /// Ends the connection in order.
@@ -226,9 +226,11 @@ pub(crate) const PLACE: Duration = Duration::from_millis(2_700);
 
 /// How long the row of a name stays that nobody asks for, to be locked. Whoever asks for it makes sure of it every
 /// [`ENSURED`](crate::row::ENSURED) and notes that down every [`NOTED`].
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) const UNSEEN: Duration = Duration::from_secs(3600);
 
 /// How old the note may get that a row is in use. Writing it makes others' snapshots stale, so it is written seldom.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) const NOTED: Duration = Duration::from_secs(600);
 
 /// How a name is wanted, or held.
@@ -710,6 +712,8 @@ pub(crate) mod sealed {
         const ABORTS: bool;
         /// Whether rows are locked one by one, or all at once with the database.
         const LOCKS_ROWS: bool;
+        /// Whether a statement with several keys of a unique index locks only their rows.
+        const LOOKS_UP_SEVERAL: bool;
 
         /// The rows that a statement returns.
         fn fetch<'a>(
@@ -729,12 +733,13 @@ pub(crate) mod sealed {
         /// What makes a SELECT lock its rows.
         fn clauses(locking: Locking) -> Clauses;
 
-        /// The name of a lock, as the tables have it.
-        fn push_name(query: &mut sqlx::QueryBuilder<Self>, name: &str);
+        /// What to select for the row that stands for a name, up to the clauses.
+        fn push_named(query: &mut sqlx::QueryBuilder<Self>, name: &str);
 
-        /// After the name of a table: look rows up in that index, and in no other way.
-        fn push_index(query: &mut sqlx::QueryBuilder<Self>, index: &str) {
-            let _ = (query, index);
+        /// Does what has to be done once that row is locked, so that others notice.
+        fn mark<'a>(conn: &'a mut Self::Connection, locked: &'a Self::Row, name: &'a str) -> super::Job<'a, ()> {
+            let _ = (conn, locked, name);
+            Box::pin(async { Ok(()) })
         }
 
         /// What an error of a statement that locks rows says about the lock.

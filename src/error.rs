@@ -195,6 +195,9 @@ pub enum Error {
         expected: Option<i64>,
         /// The version that it has; `None`: there is no such row.
         found: Option<i64>,
+        /// What stands behind it, also where an error of the application's own is transparent for this one.
+        #[source]
+        cause: Overtaken,
     },
 
     /// This database, or the way to it, does not have what was asked for.
@@ -206,6 +209,12 @@ pub enum Error {
         reason: &'static str,
     },
 }
+
+/// What stands behind an [`Error::Conflict`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("somebody else has written, or deleted, or inserted it")]
+#[non_exhaustive]
+pub struct Overtaken;
 
 fn versions(expected: Option<i64>, found: Option<i64>) -> String {
     let name = |version: Option<i64>| version.map_or("no row".to_owned(), |version| format!("version {version}"));

@@ -131,7 +131,7 @@ mod wakeup;
 
 pub use backend::Database;
 pub use election::{Changes, Election, Leadership};
-pub use error::{Error, FenceError, LossCause, Result, RowError};
+pub use error::{Error, FenceError, LossCause, Overtaken, Result, RowError};
 pub use inspect::{LeaseInfo, Mode, WaiterInfo, Waiting};
 pub use lease::export::ExportedLease;
 pub use lease::{Lease, LeaseRequest};

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::backend::{Database, Job, Kind};
 use crate::backoff::Backoff;
-use crate::error::{Error, Fault};
+use crate::error::{Error, Fault, FenceError, Overtaken, RowError};
 
 /// How often a transaction is begun unless [`Retry::attempts`] says otherwise.
 const ATTEMPTS: u32 = 10;
@@ -248,7 +248,11 @@ impl<E: StdError + 'static> Ended<E> {
 fn is_by_others(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
-        let is_conflict = error.downcast_ref::<Error>().is_some_and(Error::is_conflict);
+        // What is transparent for an error of this crate shows only what stands behind that one.
+        let is_conflict = error.downcast_ref::<Error>().is_some_and(Error::is_conflict)
+            || error.is::<Overtaken>()
+            || error.downcast_ref() == Some(&RowError::StaleSnapshot)
+            || error.downcast_ref() == Some(&FenceError::StaleSnapshot);
         if is_conflict || Fault::of_any(error) == Some(Fault::Again) {
             return true;
         }

@@ -51,6 +51,11 @@ const REMEMBERED: usize = 10_000;
 /// transactions that lock two names in opposite order deadlock, as with any rows: the database ends one of them with an error
 /// for which [`is_conflict`](crate::Error::is_conflict) holds. Lock in one order, or [run it again](crate::Retry).
 ///
+/// **At isolation levels above READ COMMITTED** a transaction goes on to read as of its first statement. PostgreSQL takes the lock for
+/// that statement: whoever has waited for another such transaction is refused with [`RowError::StaleSnapshot`] and is to be run
+/// again (the lock writes its row there, which costs one more statement). InnoDB counts from the first plain SELECT, so lock before
+/// you read. Use one level for all who lock a name.
+///
 /// **On SQLite the write lock is the row lock**, and there is one of it: the transaction must have been begun with
 /// `BEGIN IMMEDIATE`, which is where it waits. One that was begun otherwise is refused with [`RowError::Deferred`] when it
 /// cannot have the write lock, or has read what is not true any more. **On a Galera cluster** a row that is only read is not
@@ -91,11 +96,14 @@ impl RowLock {
     /// [`Error::Timeout`] when the wait ran out: the transaction is as good as before, unless it was a limit of the session's own
     /// on PostgreSQL, which aborts it. [`Error::InvalidName`], [`Error::Unsupported`], and [`Error::Row`] when this transaction
     /// cannot lock anything or, at isolation levels from REPEATABLE READ upwards, began to read before the row was created.
-    /// [`Error::Database`] when the database ended the transaction, [`Error::Unavailable`], [`Error::NotMigrated`].
+    /// [`Error::Database`] when the database ended the transaction, or cut the statement short for a limit of the session's own on
+    /// any statement; [`Error::Unavailable`], [`Error::NotMigrated`]. After any other error than a timeout, roll back.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the transaction as undecided as dropping any of its statements: roll back.
+    /// Dropping the future leaves the transaction as undecided as dropping any of its statements: roll back. The database goes on
+    /// waiting for the row, and the connection for its answer, until it has it. So bound a wait with [`wait`](Self::wait), not by
+    /// dropping it.
     pub async fn lock<DB: Database>(&self, tx: &mut Transaction<'_, DB>) -> Result<()> {
         let name = LockName::new(&*self.name)?;
         let start = Moment::now();
@@ -120,20 +128,20 @@ impl RowLock {
         admit(&self.client, tx, &table)?;
         if !DB::LOCKS_ROWS {
             // There is no row to look for. Any table will do to take the write lock.
-            return seize(tx, &Table::new("sqlock_lease")?, &Identifier::new("name")?, self.shared)
-                .await
-                .map(|()| true);
+            let lease = Target { table: Table::new("sqlock_lease")?, column: Identifier::new("name")? };
+            lease.seize(tx, self.shared, &table).await?;
+            return Ok(true);
         }
         // On a connection of ours and before the transaction looks for it: its snapshot may be taken by that look.
         self.client.rows.ensure(&self.client, name).await?;
-        let by_name = |query: &mut QueryBuilder<DB>| {
-            query.push("1 FROM ").push(NAMED).push(" WHERE name = ");
-            DB::push_name(query, name.as_str());
-        };
+        let by_name = |query: &mut QueryBuilder<DB>| DB::push_named(query, name.as_str());
         let Some(found) = select(tx, &table, Locking { shared: self.shared, wait }, by_name).await? else {
             return Ok(false);
         };
-        if !found.is_empty() {
+        if let Some(locked) = found.first() {
+            if !self.shared {
+                DB::mark(tx, locked, name.as_str()).await.map_err(|error| refused::<DB>(&table, error))?;
+            }
             return Ok(true);
         }
         if wait == Wait::Skip && exists(tx, by_name).await? {
@@ -233,7 +241,8 @@ impl<K> RowOf<K> {
     {
         let rows = &self.rows;
         let target = rows.enter(tx).await?;
-        let by_key = |query: &mut QueryBuilder<DB>| rows.push_select(query, &target);
+        let by_key =
+            |query: &mut QueryBuilder<DB>| rows.push_select(query, &target, &rows.keys.iter().collect::<Vec<_>>());
         let Some(found) = select(tx, &target.table, Locking { shared: rows.shared, wait }, by_key).await? else {
             return Ok(false);
         };
@@ -250,7 +259,8 @@ impl<K> RowOf<K> {
 /// Locks several rows of the caller's own table. Made with [`Locks::rows_of`](crate::Locks::rows_of).
 ///
 /// They are locked in the order of their keys, in whatever order the caller names them, so two transactions that lock the
-/// same rows never deadlock over them. Otherwise as [`RowOf`].
+/// same rows never deadlock over them. Keys are of an owned type (`String`, not `&str`), the same one in all programs. Otherwise
+/// as [`RowOf`].
 ///
 /// ```
 /// # async fn example(pool: sqlx::SqlitePool, locks: sqlock::Locks) -> Result<(), Box<dyn std::error::Error>> {
@@ -310,6 +320,10 @@ impl<K> RowsOf<K> {
 
     /// Locks the rows in this transaction and tells the keys of those it has locked, in order. Keys without a row are left out.
     ///
+    /// On PostgreSQL and SQLite it is one statement for all, in the database's order of keys. On MySQL and MariaDB it is one for
+    /// each key, in the order that they have in Rust: InnoDB may take a statement with several keys for a reason to look at, and
+    /// lock, the whole table.
+    ///
     /// # Errors
     ///
     /// As [`RowLock::lock`]; and [`Error::Row`] when there is no such table or column, or no unique index. After a timeout on
@@ -321,19 +335,42 @@ impl<K> RowsOf<K> {
     pub async fn lock<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<Vec<K>>
     where
         DB: Database,
-        K: for<'q> Encode<'q, DB> + for<'r> Decode<'r, DB> + Type<DB> + Sync,
+        K: Clone + Ord + for<'q> Encode<'q, DB> + for<'r> Decode<'r, DB> + Type<DB> + Send + Sync,
         usize: sqlx::ColumnIndex<DB::Row>,
     {
         let start = Moment::now();
         let target = self.enter(tx).await?;
-        if self.keys.is_empty() {
+        let mut wanted: Vec<&K> = self.keys.iter().collect();
+        wanted.sort();
+        wanted.dedup();
+        let limit = self.limit.unwrap_or(u32::MAX);
+        if wanted.is_empty() || limit == 0 {
             return Ok(Vec::new());
         }
-        let by_keys = |query: &mut QueryBuilder<DB>| self.push_select(query, &target);
-        match select(tx, &target.table, Locking { shared: self.shared, wait: self.wait }, by_keys).await? {
-            Some(found) => keys(&found),
-            None => Err(timeout(&target.table, start)),
+        if DB::LOOKS_UP_SEVERAL {
+            let locking = Locking { shared: self.shared, wait: self.wait };
+            let by_keys = |query: &mut QueryBuilder<DB>| self.push_select(query, &target, &wanted);
+            return match select(tx, &target.table, locking, by_keys).await? {
+                Some(found) => keys(&found),
+                None => Err(timeout(&target.table, start)),
+            };
         }
+        let mut locked = Vec::new();
+        for key in wanted {
+            let wait = match self.wait {
+                Wait::AtMost(at_most) => patience(Some(at_most.saturating_sub(Moment::now().since(start)))),
+                wait => wait,
+            };
+            let by_key = |query: &mut QueryBuilder<DB>| self.push_select(query, &target, &[key]);
+            match select(tx, &target.table, Locking { shared: self.shared, wait }, by_key).await? {
+                Some(found) => locked.extend(found.first().map(|_| key.clone())),
+                None => return Err(timeout(&target.table, start)),
+            }
+            if locked.len() >= limit as usize {
+                break;
+            }
+        }
+        Ok(locked)
     }
 
     /// Checks what can be checked before anything is locked.
@@ -351,30 +388,26 @@ impl<K> RowsOf<K> {
         if !DB::suits(&key, &column) {
             return fault(RowError::KeyType { key: key.name().to_owned(), column: column.type_name });
         }
-        target.seize(tx, self.shared).await?;
-        Ok(Target { index: column.unique, ..target })
+        target.seize(tx, self.shared, &target.table).await?;
+        Ok(target)
     }
 
     /// What comes between SELECT and FOR UPDATE.
-    fn push_select<DB>(&self, query: &mut QueryBuilder<DB>, target: &Target)
+    fn push_select<DB>(&self, query: &mut QueryBuilder<DB>, target: &Target, keys: &[&K])
     where
         DB: Database,
         K: for<'q> Encode<'q, DB> + Type<DB>,
     {
         let column = target.column.quoted::<DB>();
         DB::push_column(query, &column, &K::type_info());
-        query.push(" FROM ").push(target.table.quoted::<DB>());
-        if let Some(index) = &target.index {
-            DB::push_index(query, index);
-        }
-        query.push(" WHERE ").push(&column);
-        if let [key] = &*self.keys {
-            query.push(" = ").push_bind(key);
+        query.push(" FROM ").push(target.table.quoted::<DB>()).push(" WHERE ").push(&column);
+        if let [key] = keys {
+            query.push(" = ").push_bind(*key);
             return;
         }
-        let mut keys = query.push(" IN (").separated(", ");
-        for key in &self.keys {
-            keys.push_bind(key);
+        let mut list = query.push(" IN (").separated(", ");
+        for key in keys {
+            list.push_bind(*key);
         }
         query.push(") ORDER BY ").push(&column);
         if let Some(limit) = self.limit {
@@ -469,11 +502,13 @@ impl RowsWhere {
         let start = Moment::now();
         let rows = &self.rows;
         let (target, _) = Target::find(rows, tx).await?;
-        target.seize(tx, rows.shared).await?;
-        let Target { table, column, .. } = &target;
+        target.seize(tx, rows.shared, &target.table).await?;
+        let Target { table, column } = &target;
         let by_condition = |query: &mut QueryBuilder<DB>| {
             query.push(column.quoted::<DB>()).push(" FROM ").push(table.quoted::<DB>()).push(" WHERE ");
             condition(query);
+            // It may end in a comment.
+            query.push("\n");
             if let Some(limit) = rows.limit {
                 query.push(" LIMIT ").push(limit);
             }
@@ -489,8 +524,6 @@ impl RowsWhere {
 struct Target {
     table: Table,
     column: Identifier,
-    /// In which they are to be looked up.
-    index: Option<String>,
 }
 
 impl Target {
@@ -499,12 +532,24 @@ impl Target {
         let (table, column) = (Table::new(&rows.table)?, Identifier::new(&rows.column)?);
         admit(&rows.client, tx, &table)?;
         let known = rows.client.rows.column(&rows.client, tx, &table, &rows.column).await?;
-        Ok((Self { table, column, index: None }, known))
+        Ok((Self { table, column }, known))
     }
 
     /// Where no single rows are locked, locks them all.
-    async fn seize<DB: Database>(&self, tx: &mut Transaction<'_, DB>, shared: bool) -> Result<()> {
-        if DB::LOCKS_ROWS { Ok(()) } else { seize(tx, &self.table, &self.column, shared).await }
+    async fn seize<DB: Database>(&self, tx: &mut Transaction<'_, DB>, shared: bool, meant: &Table) -> Result<()> {
+        if DB::LOCKS_ROWS {
+            return Ok(());
+        }
+        if shared {
+            return Err(Error::Unsupported {
+                what: "a shared row lock",
+                reason: "SQLite has one write lock and no row locks; take a shared lease, or lock it for yourself alone",
+            });
+        }
+        match DB::seize(tx, &self.table.quoted::<DB>(), &self.column.quoted::<DB>()).await {
+            Err(error) if DB::refusal(&error) == Some(Refusal::Deferred) => Err(fault(meant, RowError::Deferred)),
+            done => done.map_err(failed),
+        }
     }
 }
 
@@ -615,25 +660,6 @@ fn admit<DB: Database>(client: &Client, tx: &Transaction<'_, DB>, table: &Table)
     Ok(())
 }
 
-/// Where the whole database is locked instead of a row.
-async fn seize<DB: Database>(
-    tx: &mut Transaction<'_, DB>,
-    table: &Table,
-    column: &Identifier,
-    shared: bool,
-) -> Result<()> {
-    if shared {
-        return Err(Error::Unsupported {
-            what: "a shared row lock",
-            reason: "SQLite has one write lock and no row locks; take a shared lease, or lock it for yourself alone",
-        });
-    }
-    match DB::seize(tx, &table.quoted::<DB>(), &column.quoted::<DB>()).await {
-        Err(error) if DB::refusal(&error) == Some(Refusal::Deferred) => Err(fault(table, RowError::Deferred)),
-        done => done.map_err(failed),
-    }
-}
-
 /// Runs a SELECT that locks what it finds. `None`: somebody else had it for as long as was to be waited.
 async fn select<DB: Database>(
     conn: &mut Transaction<'_, DB>,
@@ -658,7 +684,7 @@ async fn select<DB: Database>(
             _ => Duration::ZERO,
         };
         match DB::refusal(&error) {
-            Some(Refusal::Stale) => return Err(fault(table, RowError::StaleSnapshot)),
+            Some(Refusal::Stale) => return Err(refused::<DB>(table, error)),
             Some(Refusal::Taken) if DB::has_rolled_back(conn, &error).await.map_err(failed)? => {
                 return Err(failed(error));
             }
@@ -711,6 +737,13 @@ where
 {
     let keys: Result<_, sqlx::Error> = found.iter().map(|row| row.try_get(0)).collect();
     keys.map_err(|error| Error::from_sqlx("read the keys of locked rows", error))
+}
+
+fn refused<DB: Database>(table: &Table, error: sqlx::Error) -> Error {
+    match DB::refusal(&error) {
+        Some(Refusal::Stale) => fault(table, RowError::StaleSnapshot),
+        _ => failed(error),
+    }
 }
 
 fn failed(error: sqlx::Error) -> Error {

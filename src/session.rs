@@ -55,7 +55,8 @@ impl SessionRequest {
         Self { client, name, shared: false, wait: None }
     }
 
-    /// Shares the name with others who share it. MySQL and MariaDB have no such locks: there, acquiring fails with
+    /// Shares the name with others who share it. Who wants it alone waits until nobody does, and between clients nobody makes
+    /// room for that. MySQL and MariaDB have no such locks: there, acquiring fails with
     /// [`Error::Unsupported`].
     pub fn shared(mut self) -> Self {
         self.shared = true;

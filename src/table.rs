@@ -26,6 +26,7 @@ impl Table {
     }
 
     /// Where it was said to be; `None`: where the connection looks first.
+    #[cfg(any(feature = "mysql", feature = "sqlite"))]
     pub(crate) fn schema(&self) -> Option<&str> {
         self.schema.as_ref().map(Identifier::as_str)
     }

@@ -8,7 +8,7 @@ use sqlx::query_builder::Separated;
 use sqlx::{Acquire, Encode, FromRow, QueryBuilder, Row, Type};
 
 use crate::backend::{Database, Kind};
-use crate::error::{Error, Result, RowError};
+use crate::error::{Error, Overtaken, Result, RowError};
 use crate::table::{Identifier, Table, push_key};
 
 /// A table of the caller's own whose rows have a version: a number that rises with each update. Whoever writes names the
@@ -204,8 +204,8 @@ impl Versioned {
             let mut query = QueryBuilder::new(format!("UPDATE {table} SET "));
             let empty = query.sql().as_str().len();
             set(&mut query);
-            // After what the caller has set: MySQL assigns from left to right, and the caller may use the old version.
-            let comma = if query.sql().as_str().len() > empty { ", " } else { "" };
+            // On a new line, for what the caller has set may end in a comment. And after it: MySQL assigns from left to right, and the caller may use the old version.
+            let comma = if query.sql().as_str().len() > empty { "\n, " } else { "" };
             push_key(query.push(format_args!("{comma}{version} = {version} + 1 WHERE {column} = ")), &key);
             DB::push_integer(query.push(format_args!(" AND {version} = ")), expected);
             (query, names)
@@ -363,7 +363,7 @@ impl Versioned {
     }
 
     fn conflict(&self, expected: Option<i64>, found: Option<i64>) -> Error {
-        Error::Conflict { table: self.table.as_ref().into(), expected, found }
+        Error::Conflict { table: self.table.as_ref().into(), expected, found, cause: Overtaken }
     }
 
     fn several(&self, rows: u64) -> Error {

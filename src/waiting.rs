@@ -299,6 +299,7 @@ impl Room {
         if self.lines.get(name).is_some_and(|line| matches!(line.door, Door::Leaving)) {
             self.next(name, &mut errands);
         }
+        self.gone_on(name, &mut errands);
         errands
     }
 
@@ -331,6 +332,7 @@ impl Room {
             && matches!(line.strike(holding.hold), Remaining::None(_))
         {
             self.next(&holding.name, &mut errands);
+            self.gone_on(&holding.name, &mut errands);
         }
         errands
     }
@@ -493,6 +495,7 @@ impl Room {
     /// A name was given up to whoever is next.
     pub(crate) fn given_up(&mut self, name: &LockName, sent_at: Moment, served: &Served) -> Vec<Errand> {
         let mut errands = Vec::new();
+        let stays = served.granted.iter().any(|granted| self.standing.by_mark(&granted.hold).is_some());
         self.passed(name, sent_at, served, &mut errands);
         if self.lines.get(name).is_some_and(|line| matches!(line.door, Door::Leaving)) {
             if self.wanted.contains(name) {
@@ -500,7 +503,11 @@ impl Room {
             }
             self.next(name, &mut errands);
         }
-        self.attend_when_due(&mut errands);
+        if stays {
+            self.attend_when_due(&mut errands);
+        } else {
+            self.gone_on(name, &mut errands);
+        }
         errands
     }
 
@@ -814,6 +821,12 @@ impl Room {
         Some(Errand::Serve(name.clone()))
     }
 
+    /// A name is not ours any more. As long as it was, nobody looked where the next of ours stands: its turn may come soon.
+    fn gone_on(&mut self, name: &LockName, errands: &mut Vec<Errand>) {
+        self.standing.look_around(name);
+        self.attend_when_due(errands);
+    }
+
     fn attend_when_due(&mut self, errands: &mut Vec<Errand>) {
         if !self.attending
             && let Some(due) = self.standing.due()
@@ -986,6 +999,56 @@ mod tests {
         assert!(matches!(room.enter(waiter)[..], [Errand::Ask(_)]));
         assert!(matches!(room.granted(&claim, token(1), Moment::now(), false)[..], [Errand::Admit(..)]));
         assert!(room.granted(&claim, token(1), Moment::now(), false).is_empty());
+    }
+
+    /// While the name was ours nobody looked at those of ours who come later, but for the sign of life once a second.
+    #[test]
+    fn who_waits_here_is_looked_at_once_the_name_has_gone_elsewhere() {
+        let mut room = Room::default();
+        let (first, _answer) = waiter(Patience::Wait);
+        let (second, _other_answer) = waiter(Patience::Wait);
+        let (one, other) = (first.claim.clone(), second.claim.clone());
+        let name = one.name.clone();
+        room.note(&name, true);
+        let sent_at = Moment::now();
+        let held_by_the_first = backend::Row {
+            name: name.to_string(),
+            owner: one.owner.to_string(),
+            holds: one.hold.mark(),
+            token: 1,
+            holder: String::new(),
+            label: String::new(),
+            acquired_at: 0,
+            expires_at: 30_000_000,
+            waiting: 1,
+            now: 0,
+        };
+        for waiter in [first, second] {
+            let claim = waiter.claim.clone();
+            assert!(matches!(room.enter(waiter)[..], [Errand::Enqueue(..)]));
+            let held_for = Some(Duration::from_secs(30));
+            room.enqueued(&claim, Answer { outcome: Ok(held_for), sent_at, resent: false });
+        }
+        let (_, watch) = loop {
+            if let Ok(places) = room.attend() {
+                break places;
+            }
+        };
+        assert!(matches!(&watch[..], [spot] if spot.hold == one.hold));
+        let seen = Watched { row: held_by_the_first, token: None, ahead: 0 };
+        let kept = vec![one.hold, other.hold];
+        let watched = watch.into_iter().map(|spot| (spot, Some(seen.clone()))).collect();
+        let errands = room.attended(sent_at, true, Ok(Attended { kept, gone: Vec::new(), watched }));
+        assert!(errands.iter().any(|errand| matches!(errand, Errand::Admit(..))));
+
+        let holding = Holding { name: name.clone(), owner: one.owner, hold: one.hold, mode: one.mode, token: token(1) };
+        let departure = Departure { verdict: None, holding, deadline: sent_at };
+        assert!(matches!(room.leave(departure, Duration::ZERO)[..], [Errand::Pass(_)]));
+        let to = Granted { hold: Hold::random().mark(), token: token(2) };
+        let served = Served { granted: vec![to], held_for: Some(CLAIM), others: true, ..Served::default() };
+        let errands = room.given_up(&name, sent_at, &served);
+        let next = errands.iter().find_map(|errand| if let Errand::Attend(due) = errand { Some(*due) } else { None });
+        assert!(next.expect("a look") <= Moment::now() + Duration::from_millis(1));
     }
 
     #[test]

@@ -28,7 +28,7 @@ fn patiently() -> Retry {
 enum AppError {
     #[error(transparent)]
     Database(#[from] sqlx::Error),
-    #[error("the stock could not be counted")]
+    #[error(transparent)]
     Lock(#[from] Error),
     #[error("sold out")]
     SoldOut,

@@ -934,3 +934,127 @@ async fn touched(tx: &mut Transaction<'static, Sql>, table: &str) -> i64 {
     let (before, _) = ours.split_once(" row lock(s)").expect("a number of locks");
     before.rsplit(' ').next().and_then(|number| number.parse().ok()).expect("a number")
 }
+
+/// A bound can run out at any moment, also when the lock has just been had.
+#[tokio::test]
+async fn shortest_wait_leaves_the_transaction_usable_too() {
+    let books = books().await;
+    let locks = books.db.locks().await;
+    let one = books.db.pool_of(1).await;
+    let mut tx = begin(&one).await;
+    let before = settings(&mut tx).await;
+    tx.commit().await.expect("commit");
+    for _ in 0..300 {
+        let mut tx = begin(&one).await;
+        let rows = locks.rows_of("counter", "id", [1_i64, 2]).wait(Duration::from_millis(1));
+        match rows.lock(&mut tx).await {
+            Ok(found) => assert_eq!(found, [1, 2]),
+            Err(error) => assert!(error.is_timeout(), "{error}"),
+        }
+        assert_eq!(settings(&mut tx).await, before, "and its settings are as they were");
+        tx.commit().await.expect("commit");
+    }
+}
+
+/// What one has written, the next one must see, or be told that it does not.
+#[tokio::test]
+async fn name_that_was_waited_for_is_not_had_with_a_view_from_before() {
+    let books = books().await;
+    for level in levels() {
+        run(&books.pool, "DELETE FROM counter WHERE id > 2").await;
+        let business = books.at(level).await;
+        let mut tasks = JoinSet::new();
+        for id in 0..6_i64 {
+            let (business, locks) = (business.clone(), books.db.locks().await);
+            tasks.spawn(async move {
+                loop {
+                    let mut tx = business.begin().await;
+                    match locks.row("once").lock(&mut tx).await {
+                        Err(Error::Row { cause: RowError::StaleSnapshot | RowError::Deferred, .. }) => {
+                            tx.rollback().await.expect("rollback");
+                            continue;
+                        }
+                        locked => locked.expect("lock"),
+                    }
+                    let count =
+                        sqlx::query_scalar("SELECT COUNT(*) FROM counter WHERE id > 2").fetch_one(&mut *tx).await;
+                    if count.is_ok_and(|count: i64| count == 0) {
+                        let sql = format!("INSERT INTO counter (id, value) VALUES ({}, 0)", 10 + id);
+                        sqlx::query(AssertSqlSafe(sql)).execute(&mut *tx).await.expect("insert");
+                    }
+                    // At SERIALIZABLE PostgreSQL may still refuse it.
+                    if tx.commit().await.is_ok() {
+                        return;
+                    }
+                }
+            });
+        }
+        soon("all of them", tasks.join_all()).await;
+        let count: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM counter WHERE id > 2")
+            .fetch_one(&books.pool)
+            .await
+            .expect("a count");
+        assert_eq!(count, 1, "{level}: done once");
+    }
+}
+
+#[tokio::test]
+async fn condition_that_ends_in_a_comment_locks_all_the_same() {
+    let books = books().await;
+    let (locks, rival) = (books.db.locks().await, Rival::on(&books).await);
+    let mut tx = begin(&books.pool).await;
+    let rows = locks.rows_where("counter", "id").limit(1);
+    let found: Vec<i32> = rows
+        .lock(&mut tx, |sql| {
+            sql.push("value = 0 ORDER BY id -- the first one");
+        })
+        .await
+        .expect("lock");
+    assert_eq!(found, [1], "the limit counts");
+    assert!(!rival.finds_free_row(1).await);
+}
+
+/// InnoDB may scan a table of which many rows are wanted.
+#[tokio::test]
+async fn several_rows_of_a_small_table_are_locked_and_no_others() {
+    if DATABASE == Database::Sqlite {
+        return one_writer_locks_everything().await;
+    }
+    let books = books().await;
+    run(&books.pool, "INSERT INTO counter (id, value) VALUES (3, 0), (4, 0)").await;
+    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    for level in levels() {
+        let business = books.at(level).await;
+        let (mut first, mut second) = (business.begin().await, business.begin().await);
+        let found = ours.rows_of("counter", "id", [2_i64, 1, 2]).lock(&mut first).await.expect("lock");
+        assert_eq!(found, [1, 2], "{level}");
+        let others = theirs.rows_of("counter", "id", [4_i64, 3, 9]).nowait().lock(&mut second).await;
+        assert_eq!(others.unwrap_or_else(|e| panic!("{level}: {e}")), [3, 4]);
+        let none =
+            theirs.rows_of("counter", "id", [1_i64]).limit(0).lock(&mut second).await.expect("nothing asked for");
+        assert!(none.is_empty());
+        first.rollback().await.expect("rollback");
+        second.rollback().await.expect("rollback");
+    }
+}
+
+/// What the catalogue said is remembered.
+#[tokio::test]
+async fn index_that_was_renamed_is_found_again() {
+    let books = books().await;
+    run(&books.pool, "CREATE TABLE seat (id BIGINT NOT NULL, note BIGINT)").await;
+    run(&books.pool, "CREATE UNIQUE INDEX first_name ON seat (id)").await;
+    run(&books.pool, "INSERT INTO seat (id) VALUES (1), (2)").await;
+    let locks = books.db.locks().await;
+    let lock = async || -> Vec<i64> {
+        let mut tx = begin(&books.pool).await;
+        let found = locks.rows_of("seat", "id", [2_i64, 1]).lock(&mut tx).await.expect("lock");
+        locks.row_of("seat", "id", 1_i64).lock(&mut tx).await.expect("lock");
+        tx.commit().await.expect("commit");
+        found
+    };
+    assert_eq!(lock().await, [1, 2]);
+    run(&books.pool, "CREATE UNIQUE INDEX second_name ON seat (id)").await;
+    run(&books.pool, if DATABASE.is_mysql() { "DROP INDEX first_name ON seat" } else { "DROP INDEX first_name" }).await;
+    assert_eq!(lock().await, [1, 2]);
+}

@@ -78,7 +78,7 @@ impl Bank {
 /// What a conflict says, or that it is none.
 fn versions(error: &Error) -> (Option<i64>, Option<i64>) {
     match error {
-        Error::Conflict { table, expected, found } => {
+        Error::Conflict { table, expected, found, .. } => {
             assert_eq!(table, "accounts");
             assert!(error.is_conflict() && error.is_retryable());
             (*expected, *found)

@@ -39,6 +39,8 @@ impl Dialect for MySql {
     const BEGIN: Option<&'static str> = None;
     const ABORTS: bool = false;
     const LOCKS_ROWS: bool = true;
+    // Of a small table, or for many keys, it scans the index, and locks what it looks at.
+    const LOOKS_UP_SEVERAL: bool = false;
 
     fn fetch<'a>(conn: &'a mut MySqlConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, Vec<Self::Row>> {
         let sql = query.sql();
@@ -79,12 +81,8 @@ impl Dialect for MySql {
         }
     }
 
-    fn push_name(query: &mut QueryBuilder<Self>, name: &str) {
-        query.push("X'").push(hex(name)).push("'");
-    }
-
-    fn push_index(query: &mut QueryBuilder<Self>, index: &str) {
-        query.push(" FORCE INDEX (`").push(index.replace('`', "``")).push("`)");
+    fn push_named(query: &mut QueryBuilder<Self>, name: &str) {
+        query.push("1 FROM sqlock_row WHERE name = X'").push(hex(name)).push("'");
     }
 
     fn refusal(error: &sqlx::Error) -> Option<Refusal> {

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use sqlx::postgres::PgTypeInfo;
+use sqlx::postgres::{PgRow, PgTypeInfo};
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Postgres, QueryBuilder, Row as _, TypeInfo as _};
 
 use crate::backend::Job;
@@ -22,6 +22,9 @@ SELECT b.present,
             ELSE set_config('statement_timeout', '{}', true) END
   FROM (SELECT current_setting('statement_timeout') AS present OFFSET 0) AS b";
 
+// $1 name
+pub(super) const MARK: &str = "UPDATE sqlock_row SET seen_at = seen_at WHERE name = $1";
+
 // $1 table, $2 column. Not every unique index will do: a partial one leaves rows out, a deferrable constraint may be broken for
 // a while. https://www.postgresql.org/docs/current/catalog-pg-index.html
 pub(super) const COLUMN: &str = "
@@ -36,6 +39,9 @@ SELECT format_type(a.atttypid, a.atttypmod),
  WHERE a.attrelid = to_regclass($1) AND a.attname = $2 AND a.attnum > 0 AND NOT a.attisdropped";
 }
 
+/// How often what was cut short is undone before it is given up: each time may be cut short again.
+const UNDONE_WITHIN: usize = 10;
+
 impl Dialect for Postgres {
     const QUOTE: char = '"';
     const INTEGER: &'static str = "bigint";
@@ -43,6 +49,7 @@ impl Dialect for Postgres {
     const BEGIN: Option<&'static str> = None;
     const ABORTS: bool = true;
     const LOCKS_ROWS: bool = true;
+    const LOOKS_UP_SEVERAL: bool = true;
 
     fn fetch<'a>(conn: &'a mut PgConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, Vec<Self::Row>> {
         Box::pin(query.build().fetch_all(conn))
@@ -64,8 +71,19 @@ impl Dialect for Postgres {
         Clauses { after, ..Clauses::default() }
     }
 
-    fn push_name(query: &mut QueryBuilder<Self>, name: &str) {
-        query.push_bind(name.to_owned());
+    fn push_named(query: &mut QueryBuilder<Self>, name: &str) {
+        query.push("current_setting('transaction_isolation') FROM sqlock_row WHERE name = ").push_bind(name.to_owned());
+    }
+
+    /// Above READ COMMITTED whoever has waited goes on to read from before the wait, and is not told unless the row has changed.
+    fn mark<'a>(conn: &'a mut PgConnection, locked: &'a PgRow, name: &'a str) -> Job<'a, ()> {
+        Box::pin(async move {
+            let isolation: String = locked.try_get(0)?;
+            if !isolation.starts_with("read ") {
+                sqlx::query(sql::MARK).bind(name).execute(conn).await?;
+            }
+            Ok(())
+        })
     }
 
     fn refusal(error: &sqlx::Error) -> Option<Refusal> {
@@ -96,17 +114,18 @@ impl Dialect for Postgres {
 
     fn unguard<'a>(conn: &'a mut PgConnection, settings: &'a str, succeeded: bool) -> Job<'a, ()> {
         Box::pin(async move {
-            let sql = match (succeeded, settings) {
-                // This restores the settings, too.
-                (false, _) => "ROLLBACK TO SAVEPOINT sqlock_row; RELEASE SAVEPOINT sqlock_row".into(),
-                (true, "") => "RELEASE SAVEPOINT sqlock_row".into(),
-                (true, was) => {
-                    let was = was.replace('\'', "''");
-                    format!("RELEASE SAVEPOINT sqlock_row; SELECT set_config('statement_timeout', '{was}', true)")
-                }
+            let Err(error) = (if succeeded { release(conn, settings).await } else { roll_back(conn).await }) else {
+                return Ok(());
             };
-            conn.execute(AssertSqlSafe(sql)).await?;
-            Ok(())
+            // These statements are bounded as well. What they did is undone, and the bound with it.
+            for _ in 0..UNDONE_WITHIN {
+                match roll_back(conn).await {
+                    Ok(()) => break,
+                    Err(sqlx::Error::Database(_)) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            if succeeded { Err(error) } else { Ok(()) }
         })
     }
 
@@ -132,4 +151,23 @@ impl Dialect for Postgres {
     fn push_integer(query: &mut QueryBuilder<Self>, value: i64) {
         query.push_bind(value);
     }
+}
+
+async fn release(conn: &mut PgConnection, settings: &str) -> Result<(), sqlx::Error> {
+    if settings.is_empty() {
+        conn.execute("RELEASE SAVEPOINT sqlock_row").await?;
+        return Ok(());
+    }
+    let was = settings.replace('\'', "''");
+    // As long as there is the savepoint, all can be undone.
+    let sql = format!("SELECT set_config('statement_timeout', '{was}', true); RELEASE SAVEPOINT sqlock_row");
+    conn.execute(AssertSqlSafe(sql)).await?;
+    Ok(())
+}
+
+/// This restores the settings, too.
+async fn roll_back(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
+    conn.execute("ROLLBACK TO SAVEPOINT sqlock_row").await?;
+    conn.execute("RELEASE SAVEPOINT sqlock_row").await?;
+    Ok(())
 }

@@ -32,6 +32,7 @@ impl Dialect for Sqlite {
     const BEGIN: Option<&'static str> = Some("BEGIN IMMEDIATE");
     const ABORTS: bool = false;
     const LOCKS_ROWS: bool = false;
+    const LOOKS_UP_SEVERAL: bool = true;
 
     fn fetch<'a>(conn: &'a mut SqliteConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, Vec<Self::Row>> {
         Box::pin(query.build().fetch_all(conn))
@@ -45,9 +46,7 @@ impl Dialect for Sqlite {
         Clauses::default()
     }
 
-    fn push_name(query: &mut QueryBuilder<Self>, name: &str) {
-        query.push_bind(name.to_owned());
-    }
+    fn push_named(_: &mut QueryBuilder<Self>, _: &str) {}
 
     fn refusal(error: &sqlx::Error) -> Option<Refusal> {
         let code: u32 = error.as_database_error()?.code()?.parse().ok()?;
