@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use shared::*;
 use sqlock::{Retry, Versioned};
-use sqlx::Transaction;
 use tokio::sync::Barrier;
 
 const STOCK: i64 = 100;
@@ -69,15 +68,6 @@ any_database! {
         Ok(true)
     }
 
-    /// Locks the item until the transaction ends. On SQLite BEGIN IMMEDIATE has done that already.
-    async fn lock_item(tx: &mut Transaction<'_, Db>) -> Result<(), sqlx::Error> {
-        if cfg!(feature = "sqlite") && std::any::TypeId::of::<Db>() == std::any::TypeId::of::<sqlx::Sqlite>() {
-            return Ok(());
-        }
-        sqlx::query("SELECT id FROM sqlock_example_item WHERE id = 1 FOR UPDATE").execute(&mut **tx).await?;
-        Ok(())
-    }
-
     /// Sells one item. `false`: sold out.
     async fn sell(pool: &Pool<Db>, locks: &Locks, by: Strategy, attempts: &AtomicU32) -> Result<bool> {
         // Retry::run begins each transaction as its database needs it, and begins another one for those that met a rival.
@@ -87,10 +77,13 @@ any_database! {
                 attempts.fetch_add(1, Ordering::Relaxed);
                 Ok(look_then_write(&mut *pool.acquire().await?).await?)
             }
+            // On SQLite this is slower than it need be: BEGIN IMMEDIATE waits for the write lock by sleeping, 1 to 100 ms at a
+            // time, and who sleeps does not notice that it is free. A pool of one connection for what writes would wait in the
+            // pool instead.
             Strategy::RowLock => {
                 let sold = patiently.run(pool, async |tx| {
                     attempts.fetch_add(1, Ordering::Relaxed);
-                    lock_item(tx).await?;
+                    locks.row_of("sqlock_example_item", "id", 1_i64).lock(tx).await?;
                     Ok::<_, sqlock::Error>(look_then_write(&mut *tx).await?)
                 });
                 Ok(sold.await?)

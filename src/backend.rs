@@ -765,8 +765,8 @@ pub(crate) mod sealed {
         }
 
         /// Where [no single rows](Self::LOCKS_ROWS) are locked, makes sure that the transaction has the lock on them all.
-        fn seize<'a>(conn: &'a mut Self::Connection, table: &'a str, column: &'a str) -> super::Job<'a, ()> {
-            let _ = (conn, table, column);
+        fn seize<'a>(conn: &'a mut Self::Connection, table: &'a str) -> super::Job<'a, ()> {
+            let _ = (conn, table);
             Box::pin(async { Ok(()) })
         }
 

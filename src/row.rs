@@ -546,7 +546,7 @@ impl Target {
                 reason: "SQLite has one write lock and no row locks; take a shared lease, or lock it for yourself alone",
             });
         }
-        match DB::seize(tx, &self.table.quoted::<DB>(), &self.column.quoted::<DB>()).await {
+        match DB::seize(tx, &self.table.quoted::<DB>()).await {
             Err(error) if DB::refusal(&error) == Some(Refusal::Deferred) => Err(fault(meant, RowError::Deferred)),
             done => done.map_err(failed),
         }

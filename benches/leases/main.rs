@@ -22,6 +22,7 @@ mod measure;
 mod place;
 mod processes;
 mod renewal;
+mod rows;
 mod throughput;
 mod worker;
 
@@ -30,7 +31,7 @@ use std::time::Instant;
 use measure::{Line, Pace};
 use place::Place;
 
-const USAGE: &str = "leases [--only A,B,…,H] [--quick] [--json [FILE]]
+const USAGE: &str = "leases [--only A,B,…,I] [--quick] [--json [FILE]]
 
 A  uncontended acquire and release, one task
 B  throughput on distinct names: 1, 64, 1024 tasks
@@ -40,6 +41,7 @@ E  200 000 cycles on one name: time and table size at start and end
 F  hand-off between two processes: from the release until the other holds the name
 G  hand-off between processes: 2, 8, 16 that want one name
 H  statements per hand-off between processes, with 2 to 1024 waiters
+I  row locks and version updates in a transaction, next to the same SQL by hand
 
 DATABASE_URL chooses the database; without it, SQLite in a temporary file.";
 
@@ -93,14 +95,14 @@ enum Json {
 
 impl Request {
     fn from_arguments() -> Result<Self, String> {
-        let mut request = Self { only: "ABCDEFGH".chars().collect(), pace: Pace::FULL, json: Json::No };
+        let mut request = Self { only: "ABCDEFGHI".chars().collect(), pace: Pace::FULL, json: Json::No };
         let mut arguments = std::env::args().skip(1).peekable();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
                 "--only" => {
                     let list = arguments.next().ok_or("--only what?")?.to_uppercase();
                     request.only = list.chars().filter(|c| *c != ',').collect();
-                    if !request.only.iter().all(|c| ('A'..='H').contains(c)) {
+                    if !request.only.iter().all(|c| ('A'..='I').contains(c)) {
                         return Err(format!("unknown metric in {list}"));
                     }
                 }
@@ -134,7 +136,8 @@ impl Request {
                 'E' => growth::measure(place, &self.pace).await,
                 'F' => processes::latency(place, &self.pace).await,
                 'G' => processes::contention(place, &self.pace).await,
-                _ => processes::statements(place, &self.pace).await,
+                'H' => processes::statements(place, &self.pace).await,
+                _ => rows::measure(place, &self.pace).await,
             };
             if table {
                 for line in &more {

@@ -8,7 +8,7 @@ use sqlock::Locks;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{AssertSqlSafe, ConnectOptions, Executor};
+use sqlx::{AssertSqlSafe, ConnectOptions, Executor, MySqlPool, PgPool, SqlitePool};
 use tempfile::TempDir;
 
 use crate::floor::{Bare, Ear};
@@ -28,6 +28,13 @@ enum Options {
     Postgres(PgConnectOptions),
     MySql(MySqlConnectOptions),
     Sqlite(SqliteConnectOptions),
+}
+
+/// An application's own connections.
+pub(crate) enum Pool {
+    Postgres(PgPool),
+    MySql(MySqlPool),
+    Sqlite(SqlitePool),
 }
 
 /// The databases, where what can be expected of them differs.
@@ -119,6 +126,11 @@ impl Place {
         self.options.clone().locks()
     }
 
+    /// The pool of an application.
+    pub(crate) fn pool(&self) -> Pool {
+        self.options.clone().pool()
+    }
+
     /// Where another process finds this place.
     pub(crate) fn address(&self) -> Value {
         match &self.options {
@@ -193,11 +205,19 @@ impl Options {
         Self::Sqlite(options)
     }
 
-    fn locks(self) -> Locks {
+    fn pool(self) -> Pool {
         match self {
-            Self::Postgres(options) => Locks::new(PgPoolOptions::new().connect_lazy_with(options)),
-            Self::MySql(options) => Locks::new(MySqlPoolOptions::new().connect_lazy_with(options)),
-            Self::Sqlite(options) => Locks::new(SqlitePoolOptions::new().connect_lazy_with(options)),
+            Self::Postgres(options) => Pool::Postgres(PgPoolOptions::new().connect_lazy_with(options)),
+            Self::MySql(options) => Pool::MySql(MySqlPoolOptions::new().connect_lazy_with(options)),
+            Self::Sqlite(options) => Pool::Sqlite(SqlitePoolOptions::new().connect_lazy_with(options)),
+        }
+    }
+
+    fn locks(self) -> Locks {
+        match self.pool() {
+            Pool::Postgres(pool) => Locks::new(pool),
+            Pool::MySql(pool) => Locks::new(pool),
+            Pool::Sqlite(pool) => Locks::new(pool),
         }
     }
 

@@ -12,8 +12,8 @@ pub use tokio::task::JoinSet;
 
 use std::process::Stdio;
 
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
 
 pub type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
@@ -178,31 +178,81 @@ impl Database {
         Ok(command)
     }
 
+    /// Starts this example again as another process on this database, to be talked with. It waits for
+    /// [`begin`](Conversation::begin).
+    pub fn conversation(&self, arguments: &str) -> Result<Conversation> {
+        let mut child = self.again(arguments)?.stdout(Stdio::piped()).spawn()?;
+        let output = child.stdout.take().ok_or("no stdout")?;
+        Ok(Conversation { child, output: BufReader::new(output).lines() })
+    }
+
     /// Runs this example again as other processes on this database, one for each line of arguments. They begin at the
     /// same moment, and what they print is printed here.
     pub async fn processes(&self, lines: impl IntoIterator<Item = String>) -> Result<()> {
         let mut ready = Vec::new();
         for line in lines {
-            let mut child = self.again(&line)?.stdout(Stdio::piped()).spawn()?;
-            let output = child.stdout.take().ok_or("no stdout")?;
-            ready.push((child, BufReader::new(output).lines()));
+            ready.push(self.conversation(&line)?);
         }
-        for (_, output) in &mut ready {
-            output.next_line().await?.ok_or("a process ended before it began")?;
+        for process in &mut ready {
+            process.is_ready().await?;
         }
-        for (child, _) in &mut ready {
-            child.stdin.as_mut().ok_or("no stdin")?.write_all(b"go\n").await?;
+        for process in &mut ready {
+            process.go().await?;
         }
         let mut running = JoinSet::new();
-        for (mut child, mut output) in ready {
-            running.spawn(async move {
-                while let Some(line) = output.next_line().await? {
-                    println!("{line}");
-                }
-                if child.wait().await?.success() { Ok(()) } else { Err("one of the processes failed".into()) }
-            });
+        for process in ready {
+            running.spawn(process.ends());
         }
         running.join_all().await.into_iter().collect()
+    }
+}
+
+/// Another process that runs this example, and what it says.
+pub struct Conversation {
+    child: Child,
+    output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Conversation {
+    async fn is_ready(&mut self) -> Result<()> {
+        self.output.next_line().await?.ok_or("a process ended before it began")?;
+        Ok(())
+    }
+
+    async fn go(&mut self) -> Result<()> {
+        Ok(self.child.stdin.as_mut().ok_or("no stdin")?.write_all(b"go\n").await?)
+    }
+
+    /// Lets it begin.
+    pub async fn begin(&mut self) -> Result<()> {
+        self.is_ready().await?;
+        self.go().await
+    }
+
+    /// Waits until it says something that begins like this. What comes then.
+    pub async fn hears(&mut self, beginning: &str) -> Result<String> {
+        let says = async {
+            while let Some(line) = self.output.next_line().await? {
+                if let Some(rest) = line.strip_prefix(beginning) {
+                    return Ok(rest.to_owned());
+                }
+            }
+            Err(format!("a process ended before it said {beginning:?}").into())
+        };
+        tokio::time::timeout(Duration::from_secs(60), says).await.map_err(|_| "a process says nothing")?
+    }
+
+    /// With `kill -9`.
+    pub async fn kill(mut self) -> Result<()> {
+        Ok(self.child.kill().await?)
+    }
+
+    /// Waits until it has ended, and shows what else it says.
+    pub async fn ends(mut self) -> Result<()> {
+        while let Some(line) = self.output.next_line().await? {
+            println!("{line}");
+        }
+        if self.child.wait().await?.success() { Ok(()) } else { Err("one of the processes failed".into()) }
     }
 }
 
@@ -220,6 +270,11 @@ pub async fn all_are_ready() -> Result<()> {
         0 => Err("nobody said go".into()),
         _ => Ok(()),
     }
+}
+
+/// In such a process: completes when its stdin ends, which is when the other process does.
+pub async fn until_stdin_ends() {
+    let _ = tokio::io::copy(&mut tokio::io::stdin(), &mut tokio::io::sink()).await;
 }
 
 /// Whether the command line has this option.

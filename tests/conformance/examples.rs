@@ -88,6 +88,33 @@ async fn flash_sale_oversells_by_no_strategy_but_the_naive_one() {
 }
 
 #[tokio::test]
+async fn bank_transfer_keeps_the_books_in_order_without_a_deadlock_of_row_locks() {
+    let line = "The books are in order";
+    let db = empty().await;
+    // It fails if locking both rows in one order has met a deadlock, or had to begin anything again.
+    shows(&db, "bank_transfer", line).await;
+    shows(&db, "bank_transfer", line).await;
+}
+
+#[tokio::test]
+async fn bank_transfer_notices_lost_updates() {
+    notices(&empty().await, "bank_transfer", "--without-lock", "FAILED: nothing: ").await;
+}
+
+#[tokio::test]
+async fn job_queue_does_the_jobs_of_a_killed_worker_once() {
+    let line = "60 jobs were done, each of them once.";
+    let db = empty().await;
+    shows(&db, "job_queue", line).await;
+    shows(&db, "job_queue", line).await;
+}
+
+#[tokio::test]
+async fn job_queue_notices_jobs_that_are_done_twice() {
+    notices(&empty().await, "job_queue", "--without-lock", "not done once").await;
+}
+
+#[tokio::test]
 async fn nightly_job_runs_once_a_night() {
     let line = "Reports sent: 1 in the first night, 1 in the second.";
     let db = empty().await;

@@ -54,10 +54,10 @@ impl Dialect for Sqlite {
         matches!(code & 0xff, 5 | 6).then_some(Refusal::Deferred)
     }
 
-    fn seize<'a>(conn: &'a mut SqliteConnection, table: &'a str, column: &'a str) -> Job<'a, ()> {
+    fn seize<'a>(conn: &'a mut SqliteConnection, table: &'a str) -> Job<'a, ()> {
         Box::pin(async move {
-            // It writes nothing, but for that it takes the write lock.
-            let sql = format!("UPDATE {table} SET {column} = {column} WHERE 0");
+            // It writes nothing, but for that it takes the write lock. (An UPDATE would do as well, and be ten times as slow.)
+            let sql = format!("DELETE FROM {table} WHERE 0");
             sqlx::query(AssertSqlSafe(sql)).execute(conn).await?;
             Ok(())
         })

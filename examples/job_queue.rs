@@ -1,0 +1,200 @@
+//! How do several workers share a table of jobs, so that each job is done once, even when a worker dies in the middle?
+//!
+//! 4 worker processes take jobs with `SKIP LOCKED` and do them in the transaction that has them locked. One is killed with `kill -9`
+//! while it holds some: its transaction ends with it, and the others find those jobs as if nobody had ever had them.
+//!
+//! ```text
+//! cargo run --example job_queue
+//! cargo run --example job_queue -- --without-lock                   # to see what the locks are good for
+//! DATABASE_URL=postgres://… cargo run --all-features --example job_queue
+//! ```
+//!
+//! What a job does must be in the same database for that. For effects elsewhere, see leases and fencing tokens.
+
+mod shared;
+
+use shared::*;
+use sqlock::Retry;
+use sqlx::Transaction;
+
+const JOBS: i64 = 60;
+const BATCH: u32 = 5;
+const WORKERS: [&str; 3] = ["alice", "bob", "carol"];
+
+/// The one that is killed.
+const UNLUCKY: &str = "mallory";
+
+any_database! {
+    /// Takes the next jobs that nobody else has, and does them. How many.
+    async fn take_and_do(tx: &mut Transaction<'_, Db>, locks: &Locks, worker: &str) -> Result<usize, sqlock::Error> {
+        let ready = locks.rows_where("sqlock_example_job", "id").skip_locked().limit(BATCH);
+        let jobs: Vec<i64> = ready
+            .lock(tx, |sql| {
+                sql.push("state = 'ready' ORDER BY id");
+            })
+            .await?;
+        work_on(tx, &jobs, worker).await?;
+        Ok(jobs.len())
+    }
+
+    /// As it is often done, in no transaction: looks for jobs, does them, and says so.
+    async fn look_and_do(conn: &mut Connection, worker: &str) -> Result<usize, sqlx::Error> {
+        let jobs: Vec<i64> = QueryBuilder::<Db>::new("SELECT id FROM sqlock_example_job WHERE state = 'ready' ORDER BY id LIMIT ")
+            .push(BATCH)
+            .build_query_scalar()
+            .fetch_all(&mut *conn)
+            .await?;
+        work_on(conn, &jobs, worker).await?;
+        Ok(jobs.len())
+    }
+
+    /// The jobs themselves: each leaves an entry in the journal. Nothing there keeps two from doing the same one.
+    async fn work_on(conn: &mut Connection, jobs: &[i64], worker: &str) -> Result<(), sqlx::Error> {
+        for job in jobs {
+            tokio::time::sleep(Duration::from_millis(1)).await; // it takes a while
+            QueryBuilder::<Db>::new("INSERT INTO sqlock_example_journal (job, worker) ")
+                .push_values([job], |mut row, job| {
+                    row.push_bind(job).push_bind(worker);
+                })
+                .build()
+                .execute(&mut *conn)
+                .await?;
+        }
+        if worker == UNLUCKY && !jobs.is_empty() {
+            say(&format!("holds {jobs:?}"));
+            until_stdin_ends().await;
+        }
+        for job in jobs {
+            QueryBuilder::<Db>::new("UPDATE sqlock_example_job SET state = 'done' WHERE id = ")
+                .push_bind(job)
+                .build()
+                .execute(&mut *conn)
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// How a transaction begins. On MySQL and MariaDB, at REPEATABLE READ, it would lock more rows than those it takes.
+    fn begin() -> &'static str {
+        match <Db as sqlx::Database>::NAME {
+            "MySQL" => "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; BEGIN",
+            "SQLite" => "BEGIN IMMEDIATE",
+            _ => "BEGIN",
+        }
+    }
+
+    /// A worker is a process. It works until all jobs are done.
+    async fn worker(pool: Pool<Db>, name: &str) -> Result<()> {
+        let locks = Locks::new(pool.clone());
+        all_are_ready().await?;
+        let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(60)).begin_with(begin());
+        let mut idle = false;
+        loop {
+            let done = if asked_for("--without-lock") {
+                look_and_do(&mut *pool.acquire().await?, name).await?
+            } else {
+                patiently.clone().run(&pool, async |tx| take_and_do(tx, &locks, name).await).await?
+            };
+            if done > 0 {
+                continue;
+            }
+            if count(&pool, "SELECT count(*) FROM sqlock_example_job WHERE state = 'ready'").await? == 0 {
+                break;
+            }
+            // There are jobs, and others have them.
+            if !std::mem::replace(&mut idle, true) {
+                say("idle");
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(locks.shutdown().await?)
+    }
+
+    async fn count(pool: &Pool<Db>, sql: &'static str) -> Result<i64, sqlx::Error> {
+        sqlx::query_scalar(sql).fetch_one(pool).await
+    }
+
+    async fn example(pool: Pool<Db>, database: &Database) -> Result<()> {
+        if let Some([name]) = arguments().as_deref() {
+            return worker(pool, name).await;
+        }
+        let locks = Locks::new(pool.clone());
+        let turn = take_turns(&locks, "job_queue").await?;
+        for sql in [
+            "DROP TABLE IF EXISTS sqlock_example_job",
+            "DROP TABLE IF EXISTS sqlock_example_journal",
+            "CREATE TABLE sqlock_example_job (id BIGINT NOT NULL PRIMARY KEY, state VARCHAR(10) NOT NULL)",
+            // Rows that have to be looked at are locked as well: this finds those that are ready.
+            "CREATE INDEX sqlock_example_job_state ON sqlock_example_job (state, id)",
+            "CREATE TABLE sqlock_example_journal (job BIGINT NOT NULL, worker VARCHAR(20) NOT NULL)",
+        ] {
+            sqlx::query(sql).execute(&pool).await?;
+        }
+        QueryBuilder::<Db>::new("INSERT INTO sqlock_example_job (id, state) ")
+            .push_values(1..=JOBS, |mut row, job| {
+                row.push_bind(job).push("'ready'");
+            })
+            .build()
+            .execute(&pool)
+            .await?;
+
+        let mut unlucky = database.conversation(UNLUCKY)?;
+        unlucky.begin().await?;
+        let held = unlucky.hears("holds ").await?;
+        println!("{UNLUCKY} holds the jobs {held}");
+        let mut workers = Vec::new();
+        for name in WORKERS {
+            workers.push(database.conversation(name)?);
+        }
+        for worker in &mut workers {
+            worker.begin().await?;
+        }
+        // On SQLite who holds some jobs holds them all, and the others wait.
+        if database.kind() != "sqlite" && !asked_for("--without-lock") {
+            for worker in &mut workers {
+                worker.hears("idle").await?;
+            }
+            let done = count(&pool, "SELECT count(*) FROM sqlock_example_journal").await?;
+            println!("the others have done {done} jobs, all but those, and find no more");
+            if done != JOBS - i64::from(BATCH) {
+                return Err(format!("{done} jobs were done while {BATCH} of {JOBS} were held").into());
+            }
+        }
+        unlucky.kill().await?; // with -9
+        println!("{UNLUCKY} was killed");
+        for worker in workers {
+            worker.ends().await?;
+        }
+
+        let journal: Vec<(i64, String)> =
+            sqlx::query_as("SELECT job, worker FROM sqlock_example_journal ORDER BY job, worker").fetch_all(&pool).await?;
+        sqlx::query("DROP TABLE sqlock_example_job").execute(&pool).await?;
+        sqlx::query("DROP TABLE sqlock_example_journal").execute(&pool).await?;
+        turn.release().await?;
+        locks.shutdown().await?;
+        check(&journal)
+    }
+}
+
+/// Tells the process that has started this one.
+fn say(line: &str) {
+    println!("{line}");
+}
+
+/// Shows who did how many, and whether each was done once.
+fn check(journal: &[(i64, String)]) -> Result<()> {
+    println!();
+    for name in WORKERS.into_iter().chain([UNLUCKY]) {
+        let done = journal.iter().filter(|(_, worker)| worker == name).count();
+        println!("  {name:<8} {} {done}", "█".repeat(done));
+    }
+    println!();
+    let times = |job| journal.iter().filter(|(done, _)| *done == job).count();
+    let wrong: Vec<_> =
+        (1..=JOBS).filter(|job| times(*job) != 1).map(|job| format!("{job} ({}×)", times(job))).collect();
+    if !wrong.is_empty() {
+        return Err(format!("not done once: the jobs {}", wrong.join(", ")).into());
+    }
+    println!("{JOBS} jobs were done, each of them once.");
+    Ok(())
+}
