@@ -897,7 +897,9 @@ async fn row_lock_touches_the_rows_that_are_meant_by_a_unique_index() {
         let mut tx = business.begin().await;
         let before = self::before(&mut tx, "sqlock_row").await;
         locks.row("n/1010").lock(&mut tx).await.expect("lock");
-        assert_eq!(touched(&mut tx, "sqlock_row").await, before + 1, "{level}: by name");
+        // Where PostgreSQL would not tell those who wait that somebody was there before them, the row is written as well.
+        let marked = DATABASE == Database::Postgres && ["REPEATABLE READ", "SERIALIZABLE"].contains(level);
+        assert_eq!(touched(&mut tx, "sqlock_row").await, before + 1 + i64::from(marked), "{level}: by name");
         tx.rollback().await.expect("rollback");
         let mut tx = business.begin().await;
         let before = self::before(&mut tx, "counter").await;
