@@ -344,7 +344,7 @@ impl Client {
                 });
             }
             // Until now a transaction of its holder may have kept the name from whoever is next.
-            Ok(Standing::Superseded) => client.serve(&again.name),
+            Ok(Standing::Superseded | Standing::Overtaken) => client.serve(&again.name),
             _ => {}
         });
         self.pump.send(Verb::Release(release, reply));
@@ -435,12 +435,13 @@ impl Client {
                         if matches!(answer.outcome, Ok(Standing::Awaited)) {
                             return client.run(vec![Errand::Pass(departure)]);
                         }
+                        let overtaken = matches!(answer.outcome, Ok(Standing::Overtaken));
                         let verdict = departure.judge(answer);
                         if tracked {
                             let errands = client.room().left(&name);
                             client.run(errands);
                         }
-                        if matches!(verdict, Err(Error::Lost { .. })) {
+                        if overtaken || matches!(verdict, Err(Error::Lost { .. })) {
                             // Until now a transaction of its holder may have kept the name from whoever is next.
                             client.serve(&name);
                         }
