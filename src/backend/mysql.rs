@@ -626,7 +626,7 @@ fn granted_in(rows: &HashMap<String, Row>, c: &Claim) -> Option<FencingToken> {
 }
 
 fn hex(text: &str) -> String {
-    text.bytes().map(|byte| format!("{byte:02x}")).collect()
+    super::hex(text.as_bytes())
 }
 
 fn json_claims(claims: &[Claim]) -> String {
