@@ -365,13 +365,17 @@ UPDATE ", spots!(), " STRAIGHT_JOIN sqlock_place AS p ON p.name = UNHEX(s.name) 
    SET p.expires_at = ", now!(), " + ?, p.bell = ?
  WHERE p.token = 0");
 
-// Bind order: JSON spots
+// Where it stands in the line is counted in one pass over the line, however many places are asked for.
+// Bind order: JSON spots, JSON spots
 pub(super) const WATCH: &str = concat!("
-SELECT STRAIGHT_JOIN ", row_columns!("l"), ", ", now!(), ", s.hold, p.token,
-       (SELECT COUNT(*) FROM sqlock_place AS w
-         WHERE w.name = p.name AND w.token = 0 AND w.place < p.place AND w.expires_at > ", now!(), ")
+SELECT STRAIGHT_JOIN ", row_columns!("l"), ", ", now!(), ", s.hold, p.token, COALESCE(q.ahead, 0)
   FROM ", spots!(), " JOIN sqlock_lease AS l ON l.name = UNHEX(s.name)
-       LEFT JOIN sqlock_place AS p ON p.name = l.name AND p.hold = s.hold");
+       LEFT JOIN sqlock_place AS p ON p.name = l.name AND p.hold = s.hold
+       LEFT JOIN (SELECT w.name, w.hold, COUNT(IF(w.expires_at > ", now!(), ", 1, NULL)) OVER (PARTITION BY w.name
+                                 ORDER BY w.place ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS ahead
+                    FROM (SELECT DISTINCT UNHEX(s.name) AS name FROM ", spots!(), ") AS n
+                         JOIN sqlock_place AS w ON w.name = n.name AND w.token = 0) AS q
+         ON q.name = p.name AND q.hold = p.hold");
 
 // What has run out does not count any more, and others may have come in. Bind order: JSON holdings
 pub(super) const RENEW_SHARES: &str = concat!("
@@ -964,7 +968,7 @@ impl Session for MySqlSession {
     fn watch<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<Option<Watched>>> {
         Box::pin(async move {
             let spots = Value::from_iter(places.iter().map(spot)).to_string();
-            let rows = sqlx::query(sql::WATCH).bind(spots).fetch_all(&mut self.conn).await?;
+            let rows = sqlx::query(sql::WATCH).bind(&spots).bind(&spots).fetch_all(&mut self.conn).await?;
             let mut watched: HashMap<String, Watched> =
                 rows.iter().map(|r| (r.get(10), Watched { row: row(r), token: r.get(11), ahead: r.get(12) })).collect();
             Ok(places.iter().map(|spot| watched.remove(&spot.hold.mark())).collect())

@@ -368,13 +368,15 @@ UPDATE sqlock_place AS p SET expires_at = ", now!(), " + $3, bell = $4
  WHERE p.name = s.name AND p.hold = s.hold AND p.token = 0
 RETURNING p.hold");
 
-// $1 names, $2 holds
+// $1 names, $2 holds. Where it stands in the line is counted in one pass over the line, however many places are asked for.
 pub(super) const WATCH: &str = concat!("
-SELECT ", row_columns!("l"), ", ", now!(), ", s.hold, p.token,
-       (SELECT count(*) FROM sqlock_place AS w
-         WHERE w.name = p.name AND w.token = 0 AND w.place < p.place AND w.expires_at > ", now!(), ")
+SELECT ", row_columns!("l"), ", ", now!(), ", s.hold, p.token, coalesce(q.ahead, 0)
   FROM unnest($1::text[], $2::text[]) AS s (name, hold) JOIN sqlock_lease AS l ON l.name = s.name
-       LEFT JOIN sqlock_place AS p ON p.name = s.name AND p.hold = s.hold");
+       LEFT JOIN sqlock_place AS p ON p.name = s.name AND p.hold = s.hold
+       LEFT JOIN (SELECT w.name, w.hold, count(*) FILTER (WHERE w.expires_at > ", now!(), ") OVER (PARTITION BY w.name
+                                 ORDER BY w.place ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS ahead
+                    FROM sqlock_place AS w WHERE w.name = ANY ($1) AND w.token = 0) AS q
+         ON q.name = p.name AND q.hold = p.hold");
 
 // $1 names, $2 holds, $3 tokens, $4 ttls, $5 owners. What has run out does not count any more, and others may have come in.
 pub(super) const RENEW_SHARES: &str = concat!("

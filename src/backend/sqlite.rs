@@ -261,13 +261,15 @@ UPDATE sqlock_place SET expires_at = ", now!(), " + ?2, bell = ?3
  WHERE (name, hold) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?1)) AND token = 0
 RETURNING hold");
 
-// ?1 JSON [[name, hold], …]
+// ?1 JSON [[name, hold], …]. Where it stands in the line is counted in one pass over the line, however many places are asked for.
 pub(super) const WATCH: &str = concat!("
-SELECT ", row_columns!("l"), ", ", now!(), " AS now, c.value ->> 1, p.token,
-       (SELECT count(*) FROM sqlock_place AS w
-         WHERE w.name = p.name AND w.token = 0 AND w.place < p.place AND w.expires_at > ", now!(), ")
+SELECT ", row_columns!("l"), ", ", now!(), " AS now, c.value ->> 1, p.token, coalesce(q.ahead, 0)
   FROM json_each(?1) AS c JOIN sqlock_lease AS l ON l.name = c.value ->> 0
-       LEFT JOIN sqlock_place AS p ON p.name = l.name AND p.hold = c.value ->> 1");
+       LEFT JOIN sqlock_place AS p ON p.name = l.name AND p.hold = c.value ->> 1
+       LEFT JOIN (SELECT w.name, w.hold, count(*) FILTER (WHERE w.expires_at > ", now!(), ") OVER (PARTITION BY w.name
+                                 ORDER BY w.place ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS ahead
+                    FROM sqlock_place AS w WHERE w.name IN (SELECT value ->> 0 FROM json_each(?1)) AND w.token = 0) AS q
+         ON q.name = p.name AND q.hold = p.hold");
 
 // ?1 JSON [[name, owner, hold, token, ttl], …]. What has run out does not count any more, and others may have come in.
 pub(super) const RENEW_SHARES: &str = concat!("
