@@ -10,6 +10,7 @@
 pub(crate) mod mysql;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
+pub(crate) mod records;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 
@@ -93,7 +94,6 @@ pub(crate) fn session_key(place: &str, name: &LockName) -> [u8; 32] {
 }
 
 /// Two digits for each byte.
-#[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::new(), |mut text, byte| {
@@ -194,6 +194,9 @@ pub(crate) trait Session: Send {
         let _ = name;
         Box::pin(async { Ok(()) })
     }
+
+    /// Does something about the records of requests.
+    fn record<'a>(&'a mut self, errand: &'a records::Errand) -> Job<'a, records::Findings>;
 
     /// What the catalogue says about a column, for those whose transactions [cannot ask](sealed::Catalogued::Elsewhere) themselves:
     /// of a schema, a table, a column.
@@ -671,7 +674,7 @@ pub(crate) fn found(answers: Vec<Option<()>>) -> Vec<bool> {
 /// The databases whose transactions can be fenced: [`sqlx::Postgres`], [`sqlx::MySql`] (also MariaDB), [`sqlx::Sqlite`].
 ///
 /// Sealed: nobody else can implement it.
-pub trait Database: sqlx::Database + sealed::Fence + sealed::Dialect {}
+pub trait Database: sqlx::Database + sealed::Fence + sealed::Dialect + records::Records {}
 
 pub(crate) mod sealed {
     use std::pin::Pin;

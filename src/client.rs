@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::backend::{Backend, Claim, Holding, Kind, Mode, Release, Renewal, Standing, Ticket};
 use crate::clock::Moment;
 use crate::error::{Error, LossCause, Result};
+use crate::idempotency::Duplicates;
 use crate::lease::Lease;
 use crate::lease::renewal::{Keeper, Tenure, margin};
 use crate::name::LockName;
@@ -52,6 +53,7 @@ pub(crate) struct Client {
     pub(crate) id: Arc<str>,
     pub(crate) bell: Bell,
     pub(crate) rows: Rows,
+    pub(crate) duplicates: Duplicates,
     room: Mutex<Room>,
 }
 
@@ -67,6 +69,7 @@ impl Client {
             id: Uuid::new_v4().simple().to_string().into(),
             bell: Bell::default(),
             rows: Rows::default(),
+            duplicates: Duplicates::default(),
             // On SQLite nothing can be renewed while somebody writes, and this one might.
             room: Mutex::new(Room::new(kind == Kind::Sqlite)),
         })

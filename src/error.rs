@@ -200,6 +200,37 @@ pub enum Error {
         cause: Overtaken,
     },
 
+    /// Not a key of a request, a principal, a namespace or the name of a step: 1 to 255 bytes of UTF-8 without NUL.
+    #[error("{what} cannot be like that: {reason}")]
+    InvalidKey {
+        /// What was given. (Which one is not told: keys are nobody else's business.)
+        what: &'static str,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+
+    /// A request, or a result, is not JSON, or a stored result is not of the type that was asked for.
+    #[error("{what} cannot be written or read as JSON: {source}")]
+    Json {
+        /// What it was about.
+        what: &'static str,
+        /// The error of serde_json.
+        source: serde_json::Error,
+    },
+
+    /// A result is longer than what may be [stored](crate::Idempotency::result_limit). Nothing took effect.
+    #[error("the result has {bytes} bytes, and {limit} may be stored")]
+    ResultTooLarge {
+        /// Its length.
+        bytes: usize,
+        /// The longest that may be stored.
+        limit: usize,
+    },
+
+    /// This claim cannot be completed in this transaction: the result was stored already, or it is another transaction.
+    #[error("there is nothing to be completed in this transaction: the result is stored already, or it is another one")]
+    NotClaimed,
+
     /// This database, or the way to it, does not have what was asked for.
     #[error("{what} cannot be had here: {reason}")]
     Unsupported {

@@ -442,7 +442,7 @@ impl Drop for Undo {
 }
 
 /// Runs two futures until one of them completes; the first wins a tie.
-async fn first<A: Future, B: Future>(
+pub(crate) async fn first<A: Future, B: Future>(
     mut a: std::pin::Pin<&mut A>,
     mut b: std::pin::Pin<&mut B>,
 ) -> Result<A::Output, B::Output> {

@@ -58,6 +58,10 @@ impl Locks {
         pool.into()
     }
 
+    pub(crate) fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
     /// Creates the tables, or brings them up to date. Any number of processes may do this at once, and when there is
     /// nothing to do, the right to read suffices.
     ///

@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, timeout};
 
+use crate::backend::records::{Errand, Findings};
 use crate::backend::sealed::Column;
 use crate::backend::{
     Backend, CLAIM, Claim, GRACE, Granted, HandOff, Holding, Job, Listed, Mode, Names, PassedOn, Place, Release,
@@ -109,6 +110,8 @@ pub(crate) enum Verb {
     Ensure(LockName, Reply<()>),
     /// Looks up a column: schema, table, column.
     Column((String, String, String), Reply<Option<Column>>),
+    /// Does something about the records of requests.
+    Record(Errand, Reply<Findings>),
     Sweep {
         retention: Duration,
         limit: u32,
@@ -320,6 +323,7 @@ impl Lane {
             Verb::Evict(name, token, reply) => reply.send(self.attempt("evict", &Evict(name, token)).await),
             Verb::Ensure(name, reply) => reply.send(self.attempt("create the row of a name", &Ensure(name)).await),
             Verb::Column(of, reply) => reply.send(self.attempt("look a table up", &ColumnOf(of)).await),
+            Verb::Record(errand, reply) => reply.send(self.attempt(errand.attempted(), &errand).await),
             Verb::Sweep { retention, limit, reply } => {
                 reply.send(self.attempt("sweep", &Sweep { retention, limit }).await);
             }
@@ -772,6 +776,14 @@ impl Request for ColumnOf {
 
     fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Option<Column>> {
         session.column(&self.0)
+    }
+}
+
+impl Request for Errand {
+    type Outcome = Findings;
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Findings> {
+        session.record(self)
     }
 }
 

@@ -132,27 +132,23 @@ impl Retry {
         // Not AsyncFnMut: the future of one that captures anything cannot be seen to be Send, as of Rust 1.95.
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
     {
-        let start = Instant::now();
-        let mut pauses = PAUSE;
-        let mut attempts = 0;
+        let mut attempts = self.attempts_of();
         loop {
-            attempts += 1;
-            let last = match self.attempt(pool, work.clone()).await {
+            match self.attempt(pool, work.clone(), true).await {
                 Ok(value) => return Ok(value),
                 Err(Ended::ForGood(error)) => return Err(error),
-                Err(Ended::ByOthers(error)) => error,
-            };
-            let pause = pauses.step();
-            let elapsed = start.elapsed();
-            if attempts >= self.attempts || elapsed + pause > self.within {
-                return Err(RetryError::Exhausted { attempts, elapsed, last });
+                Err(Ended::ByOthers(last)) => attempts.another(last).await?,
             }
-            tracing::debug!(attempts, reason = %last, ?pause, "a transaction met a concurrent change; running it again");
-            tokio::time::sleep(pause).await;
         }
     }
 
-    async fn attempt<DB, T, E, F>(&self, pool: &Pool<DB>, work: F) -> Result<T, Ended<E>>
+    /// Counts them, from the first one.
+    pub(crate) fn attempts_of(&self) -> Attempts<'_> {
+        Attempts { retry: self, start: Instant::now(), pauses: PAUSE, begun: 1 }
+    }
+
+    /// One attempt. `asks`: whether the transaction is still good, before it commits; not needed where the last statement tells.
+    pub(crate) async fn attempt<DB, T, E, F>(&self, pool: &Pool<DB>, work: F, asks: bool) -> Result<T, Ended<E>>
     where
         DB: Database,
         E: From<sqlx::Error> + StdError + 'static,
@@ -161,7 +157,8 @@ impl Retry {
         let mut lent = Lent { connection: pool.acquire().await.map_err(Ended::of)?, is_clean: false };
         let mut tx = self.begin::<DB>(&mut lent.connection).await.map_err(Ended::of)?;
         let outcome = match work(&mut tx).await {
-            Ok(value) => still_open::<DB>(&mut tx).await.map(|()| value).map_err(E::from),
+            Ok(value) if asks => still_open::<DB>(&mut tx).await.map(|()| value).map_err(E::from),
+            Ok(value) => Ok(value),
             Err(error) => Err(error),
         };
         match outcome {
@@ -230,8 +227,39 @@ pub enum RetryError<E: StdError + 'static> {
     },
 }
 
+/// The attempts at one transaction.
+pub(crate) struct Attempts<'r> {
+    retry: &'r Retry,
+    start: Instant,
+    pauses: Backoff,
+    begun: u32,
+}
+
+impl Attempts<'_> {
+    /// Waits for the next one to begin, unless there is to be none after what the last one met.
+    pub(crate) async fn another<E: StdError + 'static>(&mut self, last: E) -> Result<(), RetryError<E>> {
+        let reason = last.to_string();
+        if !self.may_go_on(&reason).await {
+            return Err(RetryError::Exhausted { attempts: self.begun, elapsed: self.start.elapsed(), last });
+        }
+        Ok(())
+    }
+
+    /// Waits for the next one to begin: `false` if there is to be none.
+    pub(crate) async fn may_go_on(&mut self, reason: &str) -> bool {
+        let pause = self.pauses.step();
+        if self.begun >= self.retry.attempts || self.start.elapsed() + pause > self.retry.within {
+            return false;
+        }
+        tracing::debug!(attempts = self.begun, reason, ?pause, "a transaction did not commit; running it again");
+        self.begun += 1;
+        tokio::time::sleep(pause).await;
+        true
+    }
+}
+
 /// How an attempt ended without a commit.
-enum Ended<E: StdError + 'static> {
+pub(crate) enum Ended<E: StdError + 'static> {
     /// By a concurrent change.
     ByOthers(E),
     ForGood(RetryError<E>),

@@ -28,6 +28,8 @@ pub(crate) const POSTGRES: Files = &[
     (1, "lease", include_str!("../migrations/postgres/0001_lease.sql")),
     (2, "place", include_str!("../migrations/postgres/0002_place.sql")),
     (3, "row", include_str!("../migrations/postgres/0003_row.sql")),
+    (4, "idem", include_str!("../migrations/postgres/0004_idem.sql")),
+    (5, "idem step", include_str!("../migrations/postgres/0005_idem_step.sql")),
 ];
 
 #[cfg(feature = "mysql")]
@@ -37,12 +39,15 @@ pub(crate) const MYSQL: Files = &[
     (2, "fence", include_str!("../migrations/mysql/0002_fence.sql")),
     (3, "place", include_str!("../migrations/mysql/0003_place.sql")),
     (4, "row", include_str!("../migrations/mysql/0004_row.sql")),
+    (5, "idem", include_str!("../migrations/mysql/0005_idem.sql")),
+    (6, "idem step", include_str!("../migrations/mysql/0006_idem_step.sql")),
 ];
 
 #[cfg(feature = "sqlite")]
 pub(crate) const SQLITE: Files = &[
     (1, "lease", include_str!("../migrations/sqlite/0001_lease.sql")),
     (2, "place", include_str!("../migrations/sqlite/0002_place.sql")),
+    (3, "idem", include_str!("../migrations/sqlite/0003_idem.sql")),
 ];
 
 /// Applies what is missing, together with any number of processes that do the same.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
+use crate::backend::records::Errand;
 use crate::backoff::jittered;
 use crate::client::Client;
 use crate::error::Result;
@@ -104,6 +105,13 @@ async fn sweep(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<
         let batch = client.ask(|reply| Verb::Sweep { retention, limit, reply }).await.outcome?;
         purged += batch;
         if batch < u64::from(limit) {
+            break;
+        }
+    }
+    loop {
+        let batch = client.ask(|reply| Verb::Record(Errand::Purge { limit }, reply)).await.outcome?.changed;
+        purged += batch;
+        if batch == 0 {
             return Ok(purged);
         }
     }

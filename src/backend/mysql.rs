@@ -5,6 +5,7 @@
 //! A row is inserted only when a plain SELECT has shown that it is missing, and never deleted by a release: inserts that
 //! meet deletes on one key are what InnoDB answers with deadlocks.
 
+mod records;
 mod rows;
 mod session;
 
@@ -45,6 +46,7 @@ macro_rules! now {
         "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"
     };
 }
+pub(super) use now;
 
 /// One claim a line: hex of name, owner, hold, ttl, holder, label. Names travel as hex because they are bytes; texts have
 /// their character set named, since MariaDB would take the database's. The lines stand in a derived table of their own,
@@ -1058,6 +1060,10 @@ impl Session for MySqlSession {
 
     fn column<'a>(&'a mut self, of: &'a (String, String, String)) -> Job<'a, Option<super::sealed::Column>> {
         Box::pin(self.column_of(of))
+    }
+
+    fn record<'a>(&'a mut self, errand: &'a super::records::Errand) -> Job<'a, super::records::Findings> {
+        Box::pin(self.carry(errand))
     }
 
     fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64> {

@@ -3,6 +3,7 @@
 //! Each verb has a short form for a batch of one, whose plan PostgreSQL keeps, and a form with arrays for more.
 //! No session state is set anywhere, so it all works behind a pooler that changes the server between transactions.
 
+mod records;
 mod rows;
 mod session;
 
@@ -37,6 +38,7 @@ macro_rules! now {
         "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
     };
 }
+pub(super) use now;
 
 // $1 name, $2 owner, $3 hold, $4 holder, $5 label, $6 ttl.
 // The rows are locked first and written second, so that the clock is read when nothing is waited for any more. SKIP LOCKED
@@ -583,10 +585,9 @@ impl PostgresSession {
         if self.transaction == InTransaction::No {
             return query.fetch_all(&mut self.conn).await;
         }
-        self.conn.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL synchronous_commit = on").await?;
+        self.begin().await?;
         let rows = query.fetch_all(&mut self.conn).await;
-        let end = if rows.is_ok() { "COMMIT" } else { "ROLLBACK" };
-        self.conn.execute(end).await?;
+        self.end(rows.is_ok()).await?;
         rows
     }
 
@@ -594,11 +595,20 @@ impl PostgresSession {
         if self.transaction == InTransaction::No {
             return Ok(query.execute(&mut self.conn).await?.rows_affected());
         }
-        self.conn.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL synchronous_commit = on").await?;
+        self.begin().await?;
         let done = query.execute(&mut self.conn).await;
-        let end = if done.is_ok() { "COMMIT" } else { "ROLLBACK" };
-        self.conn.execute(end).await?;
+        self.end(done.is_ok()).await?;
         Ok(done?.rows_affected())
+    }
+
+    async fn begin(&mut self) -> Result<(), sqlx::Error> {
+        self.conn.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL synchronous_commit = on").await?;
+        Ok(())
+    }
+
+    async fn end(&mut self, well: bool) -> Result<(), sqlx::Error> {
+        self.conn.execute(if well { "COMMIT" } else { "ROLLBACK" }).await?;
+        Ok(())
     }
 
     async fn claim(
@@ -945,6 +955,10 @@ impl Session for PostgresSession {
             self.execute(sqlx::query(sql::ENSURE).bind(name.as_str()).bind(micros(NOTED))).await?;
             Ok(())
         })
+    }
+
+    fn record<'a>(&'a mut self, errand: &'a super::records::Errand) -> Job<'a, super::records::Findings> {
+        Box::pin(self.carry(errand))
     }
 
     fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64> {

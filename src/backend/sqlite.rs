@@ -3,6 +3,7 @@
 //! Every verb is one statement that begins with the write lock: no deferred transaction that reads first and is then
 //! refused with `SQLITE_BUSY_SNAPSHOT`. Batches travel as JSON.
 
+mod records;
 mod rows;
 mod session;
 
@@ -39,6 +40,7 @@ macro_rules! now {
         "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)"
     };
 }
+pub(super) use now;
 
 // ?1 JSON [[name, owner, hold, ttl, holder, label], …]. Without RETURNING: sqlx passes every row from one thread to
 // another, which costs more than asking afterwards for all of them in one (GRANTED).
@@ -711,6 +713,10 @@ impl Session for SqliteSession {
             }
             Ok(false)
         })
+    }
+
+    fn record<'a>(&'a mut self, errand: &'a super::records::Errand) -> Job<'a, super::records::Findings> {
+        Box::pin(self.carry(errand))
     }
 
     fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64> {

@@ -9,6 +9,7 @@ mod election;
 mod examples;
 mod fence;
 mod handover;
+mod idempotency;
 mod inspect;
 mod isolation;
 mod lease;

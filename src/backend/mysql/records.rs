@@ -1,0 +1,86 @@
+//! How a key is claimed: an INSERT that meets one which is not committed waits for it. MariaDB can be told not to. For MySQL
+//! another connection looks first, and an INSERT waits only for a rival that came in the same moment.
+
+use sqlx::{MySql, MySqlConnection, QueryBuilder, Row as _};
+
+use super::MySqlSession;
+use super::sql::now;
+use crate::backend::Job;
+use crate::backend::records::{
+    Claimed, Claiming, Errand, Findings, INTO, Records, State, carry, push_consume, push_values, read,
+};
+use crate::backend::sealed::{Dialect as _, Locking, Refusal, Wait};
+
+/// https://mariadb.com/kb/en/set-statement/
+const WITHOUT_WAITING: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */ ";
+
+/// For the next transaction only, which is the next statement.
+const DIRTY: &str = "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED";
+
+impl Records for MySql {
+    const NOW: &'static str = now!();
+    const INSERT_NEW: (&'static str, &'static str) = ("INSERT IGNORE INTO ", "");
+    const STEP: &'static str = "CONVERT(step USING utf8mb4)";
+    const PEEKS: bool = true;
+
+    fn push_text(query: &mut QueryBuilder<Self>, text: &str) {
+        query.push_bind(text.to_owned());
+    }
+
+    fn push_step(query: &mut QueryBuilder<Self>, name: &str) {
+        query.push_bind(name.as_bytes().to_vec());
+    }
+
+    fn push_bytes(query: &mut QueryBuilder<Self>, bytes: &[u8]) {
+        query.push_bind(bytes.to_vec());
+    }
+
+    fn text(row: &Self::Row, column: usize) -> Result<String, sqlx::Error> {
+        row.try_get(column)
+    }
+
+    fn bytes(row: &Self::Row, column: usize) -> Result<Option<Vec<u8>>, sqlx::Error> {
+        row.try_get(column)
+    }
+
+    fn claim<'a>(conn: &'a mut MySqlConnection, claim: &'a Claiming) -> Job<'a, Claimed> {
+        Box::pin(async move {
+            let mut query = QueryBuilder::new(WITHOUT_WAITING);
+            if claim.issued {
+                push_consume::<Self>(&mut query, claim, State::Done, 0);
+            } else {
+                // What has expired was deleted before: to change it behind an INSERT that met it would make rivals deadlock.
+                query.push("INSERT IGNORE INTO ").push(INTO).push(" VALUES (");
+                push_values::<Self>(&mut query, claim, State::Done, 0);
+                query.push(")");
+            }
+            match query.build().execute(&mut *conn).await {
+                Ok(done) if done.rows_affected() > 0 => Ok(Claimed::Ours),
+                Ok(_) => Ok(Claimed::Not),
+                Err(error) if Self::refusal(&error) == Some(Refusal::Taken) => {
+                    if Self::has_rolled_back(conn, &error).await? { Err(error) } else { Ok(Claimed::Taken) }
+                }
+                Err(error) => Err(error),
+            }
+        })
+    }
+}
+
+impl MySqlSession {
+    pub(super) async fn carry(&mut self, errand: &Errand) -> Result<Findings, sqlx::Error> {
+        let Errand::Peek(key) = errand else {
+            return carry::<MySql>(&mut self.conn, errand).await;
+        };
+        // Who has written it and not committed has it locked; who has only read it does not mind.
+        let clauses = MySql::clauses(Locking { shared: true, wait: Wait::Refuse });
+        match read::<MySql>(&mut self.conn, &key.id, clauses.after).await {
+            Ok(record) => Ok(Findings { records: record.into_iter().collect(), ..Findings::default() }),
+            Err(error) if MySql::refusal(&error) == Some(Refusal::Taken) => {
+                self.execute(sqlx::query(DIRTY)).await?;
+                let dirty = read::<MySql>(&mut self.conn, &key.id, "").await?;
+                Ok(Findings { busy: true, fingerprint: dirty.map(|record| record.fingerprint), ..Findings::default() })
+            }
+            Err(error) => Err(error),
+        }
+    }
+}

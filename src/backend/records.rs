@@ -1,0 +1,537 @@
+//! The records of requests that must take effect once: statements that all databases take alike, in the caller's transactions
+//! and on connections of our own. What one of them has of its own is in `records.rs` under its name.
+
+use std::time::Duration;
+
+use sqlx::QueryBuilder;
+
+use super::sealed::Dialect;
+use super::{Job, hex, micros};
+
+/// The part of [`Database`](super::Database) that knows of records. Nobody's business outside.
+pub trait Records: Dialect {
+    /// This moment, by the database's clock, in microseconds.
+    const NOW: &'static str;
+    /// What makes an INSERT leave alone what is there already: what stands before and what behind.
+    const INSERT_NEW: (&'static str, &'static str);
+    /// The name of a step, to be read as text.
+    const STEP: &'static str;
+    /// Whether a claim may wait for one that is not committed yet, so that another connection looks for that first.
+    const PEEKS: bool;
+
+    /// Binds a text.
+    fn push_text(query: &mut QueryBuilder<Self>, text: &str);
+
+    /// Binds the name of a step.
+    fn push_step(query: &mut QueryBuilder<Self>, name: &str) {
+        Self::push_text(query, name);
+    }
+
+    /// Binds bytes.
+    fn push_bytes(query: &mut QueryBuilder<Self>, bytes: &[u8]);
+
+    /// Reads a text.
+    fn text(row: &Self::Row, column: usize) -> Result<String, sqlx::Error>;
+
+    /// Reads bytes.
+    fn bytes(row: &Self::Row, column: usize) -> Result<Option<Vec<u8>>, sqlx::Error>;
+
+    /// Claims a key in the caller's transaction. Does not wait for a rival, as far as the database can do that.
+    fn claim<'a>(conn: &'a mut Self::Connection, claim: &'a Claiming) -> Job<'a, Claimed>;
+
+    /// Who has claimed a key in a transaction that is still open, where that is not told by reading the record.
+    fn rival<'a>(conn: &'a mut Self::Connection, claim: &'a Claiming) -> Job<'a, Option<Rival>> {
+        let _ = (conn, claim);
+        Box::pin(async { Ok(None) })
+    }
+}
+
+/// A key with all that makes it one of its own.
+#[derive(Clone)]
+pub struct FullKey {
+    pub namespace: String,
+    /// Empty: everybody's.
+    pub principal: String,
+    pub key: String,
+    /// SHA-256 of these.
+    pub id: String,
+}
+
+impl FullKey {
+    pub(crate) fn new(namespace: String, principal: String, key: String) -> Self {
+        let id = hex(&digest(b"sqlock/idem/1", [namespace.as_bytes(), principal.as_bytes(), key.as_bytes()]));
+        Self { namespace, principal, key, id }
+    }
+}
+
+/// SHA-256 over parts with their lengths, so that no two lists of parts are alike.
+pub(crate) fn digest<'a>(domain: &[u8], parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
+    use sha2::{Digest, Sha256};
+    let mut hash = Sha256::new();
+    hash.update(domain);
+    for part in parts {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    hash.finalize().into()
+}
+
+/// What is to be claimed.
+pub struct Claiming {
+    pub key: FullKey,
+    pub fingerprint: Vec<u8>,
+    /// For how long the record is to be kept, in microseconds.
+    pub keep: i64,
+    /// The key is a token that must have been issued.
+    pub issued: bool,
+}
+
+/// What came of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claimed {
+    /// It is this transaction's.
+    Ours,
+    /// There is a record, or somebody is about to write one.
+    Not,
+    /// Somebody else's transaction is in the way.
+    Taken,
+}
+
+/// Another transaction that has claimed the same key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rival {
+    /// Which one, as the database calls it.
+    pub who: i64,
+    /// Whether it is about the same request.
+    pub same: bool,
+}
+
+/// A record as it stands in its table.
+#[derive(Clone)]
+pub(crate) struct Record {
+    pub(crate) key: FullKey,
+    pub(crate) fingerprint: Vec<u8>,
+    pub(crate) state: State,
+    pub(crate) token: i64,
+    pub(crate) attempts: i64,
+    pub(crate) result: Option<Vec<u8>>,
+    /// Microseconds since the Unix epoch, as `expires_at` and `now`: all by the database's clock.
+    pub(crate) created_at: i64,
+    pub(crate) expires_at: i64,
+    pub(crate) now: i64,
+}
+
+impl Record {
+    pub(crate) fn is_expired(&self) -> bool {
+        self.expires_at <= self.now
+    }
+}
+
+/// How far a request has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Issued,
+    Started,
+    Unknown,
+    Done,
+}
+
+impl State {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Issued => "issued",
+            Self::Started => "started",
+            Self::Unknown => "unknown",
+            Self::Done => "done",
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, sqlx::Error> {
+        [Self::Issued, Self::Started, Self::Unknown, Self::Done]
+            .into_iter()
+            .find(|state| state.as_str() == text)
+            .ok_or_else(|| sqlx::Error::Decode(format!("{text:?} is no state of a record").into()))
+    }
+}
+
+/// What is to be done about records, on a connection of our own. Each may be sent again.
+pub(crate) enum Errand {
+    /// Reads a record.
+    Read(FullKey),
+    /// Reads a record, and what of it a transaction has not committed yet.
+    Peek(FullKey),
+    /// Makes an attempt, under a lease with this token, the latest one of a record. `resume`: also of one whose outcome is not known.
+    Start { claim: Claiming, token: i64, resume: bool },
+    /// Writes how the attempt with this token has ended, if it is still the latest.
+    End { id: String, token: i64, state: State, result: Option<Vec<u8>> },
+    /// Deletes the record of the attempt with this token, if it is still the latest and has not ended well.
+    Forget { id: String, token: i64 },
+    /// Stores the result of a step of the attempt with this token, if it is still the latest.
+    Step { step: Step, token: i64, result: Vec<u8> },
+    /// Reads the result of a step.
+    Recall(Step),
+    /// Writes down a token that has been made.
+    Issue { key: FullKey, ttl: Duration },
+    /// Reads records in order of their creation: of a namespace, in a state.
+    List { namespace: Option<String>, state: Option<State>, limit: u32 },
+    /// Reads the names of the steps of a record.
+    Steps { id: String, begun: i64 },
+    /// Deletes a record whose time has run out.
+    Bury(FullKey),
+    /// Deletes so many records whose time has run out.
+    Purge { limit: u32 },
+}
+
+impl Errand {
+    /// In words.
+    pub(crate) fn attempted(&self) -> &'static str {
+        match self {
+            Self::Read(_) | Self::Peek(_) => "look a request up",
+            Self::Start { .. } => "record an attempt",
+            Self::End { .. } | Self::Forget { .. } => "record how an attempt ended",
+            Self::Step { .. } => "record a step",
+            Self::Recall(_) | Self::Steps { .. } => "look steps up",
+            Self::Issue { .. } => "issue a token",
+            Self::List { .. } => "list requests",
+            Self::Bury(_) | Self::Purge { .. } => "purge requests",
+        }
+    }
+}
+
+/// Where the result of a step is kept.
+#[derive(Clone)]
+pub(crate) struct Step {
+    pub(crate) id: String,
+    pub(crate) begun: i64,
+    pub(crate) name: String,
+}
+
+/// What came of an [`Errand`].
+#[derive(Default)]
+pub(crate) struct Findings {
+    pub(crate) records: Vec<Record>,
+    /// A transaction has the record that is not committed yet. With what fingerprint, if that can be seen.
+    pub(crate) busy: bool,
+    pub(crate) fingerprint: Option<Vec<u8>>,
+    /// How many rows were changed.
+    pub(crate) changed: u64,
+    pub(crate) result: Option<Vec<u8>>,
+    pub(crate) steps: Vec<String>,
+}
+
+/// Carries an errand out.
+pub(crate) async fn carry<DB: Records>(conn: &mut DB::Connection, errand: &Errand) -> Result<Findings, sqlx::Error> {
+    match errand {
+        Errand::Read(key) | Errand::Peek(key) => {
+            let records = read::<DB>(conn, &key.id, "").await?.into_iter().collect();
+            Ok(Findings { records, ..Findings::default() })
+        }
+        Errand::Start { claim, token, resume } => {
+            let records = start::<DB>(conn, claim, *token, *resume).await?.into_iter().collect();
+            Ok(Findings { records, ..Findings::default() })
+        }
+        Errand::End { id, token, state, result } => {
+            end::<DB>(conn, id, *token, *state, result.as_deref()).await.map(changed)
+        }
+        Errand::Forget { id, token } => forget::<DB>(conn, id, *token).await.map(changed),
+        Errand::Step { step, token, result } => put_step::<DB>(conn, step, *token, result).await.map(changed),
+        Errand::Recall(step) => Ok(Findings { result: recall::<DB>(conn, step).await?, ..Findings::default() }),
+        Errand::Issue { key, ttl } => issue::<DB>(conn, key, micros(*ttl)).await.map(changed),
+        Errand::List { namespace, state, limit } => {
+            let records = list::<DB>(conn, namespace.as_deref(), *state, *limit).await?;
+            Ok(Findings { records, ..Findings::default() })
+        }
+        Errand::Steps { id, begun } => {
+            Ok(Findings { steps: steps::<DB>(conn, id, *begun).await?, ..Findings::default() })
+        }
+        Errand::Bury(key) => bury::<DB>(conn, std::slice::from_ref(&key.id)).await.map(changed),
+        Errand::Purge { limit } => purge::<DB>(conn, *limit).await.map(changed),
+    }
+}
+
+fn changed(rows: u64) -> Findings {
+    Findings { changed: rows, ..Findings::default() }
+}
+
+const COLUMNS: &str =
+    "id, namespace, principal, request_key, fingerprint, state, token, attempts, result, created_at, expires_at, ";
+
+/// Up to the values.
+pub(crate) const INTO: &str = "sqlock_idem (id, namespace, principal, request_key, fingerprint, state, token, attempts, \
+     created_at, expires_at)";
+
+/// What has been done may be done anew once its time has run out: then the key counts as never used. An attempt that has not
+/// ended, or nobody knows how, has no such time.
+pub(crate) const EXPIRED: &str = "state IN ('done', 'issued') AND expires_at <= ";
+
+/// The values of a new record.
+pub(crate) fn push_values<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Claiming, state: State, token: i64) {
+    let FullKey { namespace, principal, key, id } = &claim.key;
+    for text in [id, namespace, principal, key] {
+        DB::push_text(query, text);
+        query.push(", ");
+    }
+    DB::push_bytes(query, &claim.fingerprint);
+    query.push(", '").push(state.as_str()).push("', ");
+    DB::push_integer(query, token);
+    let attempts = i64::from(state == State::Started);
+    query.push(", ").push(attempts).push(", ").push(DB::NOW).push(", ").push(DB::NOW).push(" + ");
+    DB::push_integer(query, claim.keep);
+}
+
+/// From here on it is another request: the values that an upsert would have inserted.
+pub(crate) const ANEW: &str = "fingerprint = excluded.fingerprint, state = excluded.state, token = excluded.token, \
+     attempts = excluded.attempts, result = NULL, created_at = excluded.created_at, expires_at = excluded.expires_at";
+
+/// Uses a token up, up to conditions of a database's own.
+pub(crate) fn push_consume<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Claiming, state: State, token: i64) {
+    query.push("UPDATE sqlock_idem SET fingerprint = ");
+    DB::push_bytes(query, &claim.fingerprint);
+    query.push(", token = ");
+    DB::push_integer(query, token);
+    let attempts = i64::from(state == State::Started);
+    query.push(", attempts = ").push(attempts).push(", created_at = ").push(DB::NOW);
+    query.push(", expires_at = CASE WHEN state = 'issued' THEN ").push(DB::NOW).push(" + ");
+    DB::push_integer(query, claim.keep);
+    // MySQL assigns from left to right.
+    query.push(" ELSE expires_at END, state = '").push(state.as_str()).push("' WHERE id = ");
+    DB::push_text(query, &claim.key.id);
+    query.push(" AND state = 'issued' AND expires_at > ").push(DB::NOW);
+}
+
+/// Reads a record; `present`: as it is now, not as it was when the transaction began to read.
+pub(crate) async fn read<DB: Records>(
+    conn: &mut DB::Connection,
+    id: &str,
+    present: &str,
+) -> Result<Option<Record>, sqlx::Error> {
+    let mut query = QueryBuilder::new("SELECT ");
+    query.push(COLUMNS).push(DB::NOW).push(" FROM sqlock_idem WHERE id = ");
+    DB::push_text(&mut query, id);
+    query.push(present);
+    DB::fetch(conn, &mut query).await?.first().map(record::<DB>).transpose()
+}
+
+fn record<DB: Records>(row: &DB::Row) -> Result<Record, sqlx::Error> {
+    Ok(Record {
+        key: FullKey {
+            id: DB::text(row, 0)?,
+            namespace: DB::text(row, 1)?,
+            principal: DB::text(row, 2)?,
+            key: DB::text(row, 3)?,
+        },
+        fingerprint: DB::bytes(row, 4)?.unwrap_or_default(),
+        state: State::parse(&DB::text(row, 5)?)?,
+        token: DB::integer(row, 6)?,
+        attempts: DB::integer(row, 7)?,
+        result: DB::bytes(row, 8)?,
+        created_at: DB::integer(row, 9)?,
+        expires_at: DB::integer(row, 10)?,
+        now: DB::integer(row, 11)?,
+    })
+}
+
+/// Stores the result of what was claimed in this transaction.
+pub(crate) async fn complete<DB: Records>(
+    conn: &mut DB::Connection,
+    id: &str,
+    result: &[u8],
+) -> Result<bool, sqlx::Error> {
+    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET result = ");
+    DB::push_bytes(&mut query, result);
+    query.push(" WHERE id = ");
+    DB::push_text(&mut query, id);
+    query.push(" AND state = 'done' AND token = 0 AND result IS NULL");
+    Ok(DB::execute(conn, &mut query).await? > 0)
+}
+
+async fn start<DB: Records>(
+    conn: &mut DB::Connection,
+    claim: &Claiming,
+    token: i64,
+    resume: bool,
+) -> Result<Option<Record>, sqlx::Error> {
+    let id = std::slice::from_ref(&claim.key.id);
+    let changed = if claim.issued {
+        let mut query = QueryBuilder::new("");
+        push_consume::<DB>(&mut query, claim, State::Started, token);
+        DB::execute(conn, &mut query).await?
+    } else if resume {
+        0
+    } else {
+        bury::<DB>(conn, id).await?;
+        let mut query = QueryBuilder::new(DB::INSERT_NEW.0);
+        query.push(INTO).push(" VALUES (");
+        push_values::<DB>(&mut query, claim, State::Started, token);
+        query.push(")").push(DB::INSERT_NEW.1);
+        DB::execute(conn, &mut query).await?
+    };
+    if changed == 0 {
+        let mut query =
+            QueryBuilder::new("UPDATE sqlock_idem SET state = 'started', attempts = attempts + 1, token = ");
+        DB::push_integer(&mut query, token);
+        query.push(" WHERE id = ");
+        DB::push_text(&mut query, &claim.key.id);
+        query.push(" AND token < ");
+        DB::push_integer(&mut query, token);
+        if resume {
+            query.push(" AND state IN ('started', 'unknown')");
+        } else {
+            query.push(" AND state = 'started' AND fingerprint = ");
+            DB::push_bytes(&mut query, &claim.fingerprint);
+        }
+        DB::execute(conn, &mut query).await?;
+    }
+    read::<DB>(conn, &claim.key.id, "").await
+}
+
+/// Writes how the attempt with this token has ended, if it is still the latest.
+pub(crate) async fn end<DB: Records>(
+    conn: &mut DB::Connection,
+    id: &str,
+    token: i64,
+    state: State,
+    result: Option<&[u8]>,
+) -> Result<u64, sqlx::Error> {
+    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = '");
+    query.push(state.as_str()).push("'");
+    if let Some(result) = result {
+        query.push(", result = ");
+        DB::push_bytes(&mut query, result);
+    }
+    query.push(" WHERE id = ");
+    DB::push_text(&mut query, id);
+    query.push(" AND state IN ('started', '").push(state.as_str()).push("') AND token = ");
+    DB::push_integer(&mut query, token);
+    DB::execute(conn, &mut query).await
+}
+
+async fn forget<DB: Records>(conn: &mut DB::Connection, id: &str, token: i64) -> Result<u64, sqlx::Error> {
+    let mut query = QueryBuilder::new("DELETE FROM sqlock_idem WHERE id = ");
+    DB::push_text(&mut query, id);
+    query.push(" AND state IN ('started', 'unknown') AND token = ");
+    DB::push_integer(&mut query, token);
+    let forgotten = DB::execute(conn, &mut query).await?;
+    bury_steps::<DB>(conn, &[id.to_owned()]).await?;
+    Ok(forgotten)
+}
+
+/// Stores the result of a step, if the attempt with this token is still the latest. A step that is stored stays as it is.
+pub(crate) async fn put_step<DB: Records>(
+    conn: &mut DB::Connection,
+    step: &Step,
+    token: i64,
+    result: &[u8],
+) -> Result<u64, sqlx::Error> {
+    let mut query = QueryBuilder::new(DB::INSERT_NEW.0);
+    query.push("sqlock_idem_step (id, begun, step, result) SELECT id, created_at, ");
+    DB::push_step(&mut query, &step.name);
+    query.push(", ");
+    DB::push_bytes(&mut query, result);
+    query.push(" FROM sqlock_idem WHERE id = ");
+    DB::push_text(&mut query, &step.id);
+    query.push(" AND state = 'started' AND token = ");
+    DB::push_integer(&mut query, token);
+    query.push(" AND created_at = ");
+    DB::push_integer(&mut query, step.begun);
+    query.push(DB::INSERT_NEW.1);
+    DB::execute(conn, &mut query).await
+}
+
+/// Reads the result of a step.
+pub(crate) async fn recall<DB: Records>(
+    conn: &mut DB::Connection,
+    step: &Step,
+) -> Result<Option<Vec<u8>>, sqlx::Error> {
+    let mut query = QueryBuilder::new("SELECT result FROM sqlock_idem_step WHERE id = ");
+    DB::push_text(&mut query, &step.id);
+    query.push(" AND begun = ");
+    DB::push_integer(&mut query, step.begun);
+    query.push(" AND step = ");
+    DB::push_step(&mut query, &step.name);
+    let rows = DB::fetch(conn, &mut query).await?;
+    rows.first().map_or(Ok(None), |row| DB::bytes(row, 0))
+}
+
+async fn issue<DB: Records>(conn: &mut DB::Connection, key: &FullKey, ttl: i64) -> Result<u64, sqlx::Error> {
+    let claim = Claiming { key: key.clone(), fingerprint: Vec::new(), keep: ttl, issued: true };
+    let mut query = QueryBuilder::new(DB::INSERT_NEW.0);
+    query.push(INTO).push(" VALUES (");
+    push_values::<DB>(&mut query, &claim, State::Issued, 0);
+    query.push(")").push(DB::INSERT_NEW.1);
+    DB::execute(conn, &mut query).await
+}
+
+async fn list<DB: Records>(
+    conn: &mut DB::Connection,
+    namespace: Option<&str>,
+    state: Option<State>,
+    limit: u32,
+) -> Result<Vec<Record>, sqlx::Error> {
+    let mut query = QueryBuilder::new("SELECT ");
+    // Not the results: they may be long.
+    query.push(COLUMNS.replace(" result,", " NULL,")).push(DB::NOW).push(" FROM sqlock_idem WHERE 1 = 1");
+    if let Some(namespace) = namespace {
+        query.push(" AND namespace = ");
+        DB::push_text(&mut query, namespace);
+    }
+    if let Some(state) = state {
+        query.push(" AND state = '").push(state.as_str()).push("'");
+    }
+    query.push(" ORDER BY created_at, id LIMIT ").push(limit);
+    DB::fetch(conn, &mut query).await?.iter().map(record::<DB>).collect()
+}
+
+async fn steps<DB: Records>(conn: &mut DB::Connection, id: &str, begun: i64) -> Result<Vec<String>, sqlx::Error> {
+    let mut query = QueryBuilder::new("SELECT ");
+    query.push(DB::STEP).push(" FROM sqlock_idem_step WHERE id = ");
+    DB::push_text(&mut query, id);
+    query.push(" AND begun = ");
+    DB::push_integer(&mut query, begun);
+    query.push(" ORDER BY step");
+    DB::fetch(conn, &mut query).await?.iter().map(|row| DB::text(row, 0)).collect()
+}
+
+/// Deletes those of these records whose time has run out, with their steps.
+async fn bury<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
+    let mut query = QueryBuilder::new("DELETE FROM sqlock_idem WHERE ");
+    push_ids::<DB>(&mut query, ids);
+    // Again: somebody may have used the key anew since it was looked up.
+    query.push(" AND ").push(EXPIRED).push(DB::NOW);
+    let buried = DB::execute(conn, &mut query).await?;
+    if buried > 0 {
+        bury_steps::<DB>(conn, ids).await?;
+    }
+    Ok(buried)
+}
+
+/// Deletes the steps of records that are not there any more.
+async fn bury_steps<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
+    let mut query = QueryBuilder::new("DELETE FROM sqlock_idem_step WHERE ");
+    push_ids::<DB>(&mut query, ids);
+    query.push(
+        " AND NOT EXISTS (SELECT 1 FROM sqlock_idem AS r
+                           WHERE r.id = sqlock_idem_step.id AND r.created_at = sqlock_idem_step.begun)",
+    );
+    DB::execute(conn, &mut query).await
+}
+
+fn push_ids<DB: Records>(query: &mut QueryBuilder<DB>, ids: &[String]) {
+    query.push("id IN (");
+    for (i, id) in ids.iter().enumerate() {
+        if i > 0 {
+            query.push(", ");
+        }
+        DB::push_text(query, id);
+    }
+    query.push(")");
+}
+
+async fn purge<DB: Records>(conn: &mut DB::Connection, limit: u32) -> Result<u64, sqlx::Error> {
+    let mut query = QueryBuilder::new("SELECT id FROM sqlock_idem WHERE ");
+    query.push(EXPIRED).push(DB::NOW).push(" ORDER BY expires_at LIMIT ").push(limit);
+    let ids: Result<Vec<String>, sqlx::Error> =
+        DB::fetch(conn, &mut query).await?.iter().map(|row| DB::text(row, 0)).collect();
+    let ids = ids?;
+    if ids.is_empty() { Ok(0) } else { bury::<DB>(conn, &ids).await }
+}

@@ -1,0 +1,58 @@
+//! How a key is claimed: the transaction has the write lock, so there is no rival.
+
+use sqlx::{QueryBuilder, Row as _, Sqlite, SqliteConnection};
+
+use super::sql::now;
+use super::{SqliteSession, lend};
+use crate::backend::Job;
+use crate::backend::records::{
+    ANEW, Claimed, Claiming, Errand, Findings, INTO, Records, State, carry, push_consume, push_values,
+};
+
+impl Records for Sqlite {
+    const NOW: &'static str = now!();
+    const INSERT_NEW: (&'static str, &'static str) = ("INSERT OR IGNORE INTO ", "");
+    const STEP: &'static str = "step";
+    const PEEKS: bool = false;
+
+    fn push_text(query: &mut QueryBuilder<Self>, text: &str) {
+        query.push_bind(text.to_owned());
+    }
+
+    fn push_bytes(query: &mut QueryBuilder<Self>, bytes: &[u8]) {
+        query.push_bind(bytes.to_vec());
+    }
+
+    fn text(row: &Self::Row, column: usize) -> Result<String, sqlx::Error> {
+        row.try_get(column)
+    }
+
+    fn bytes(row: &Self::Row, column: usize) -> Result<Option<Vec<u8>>, sqlx::Error> {
+        row.try_get(column)
+    }
+
+    fn claim<'a>(conn: &'a mut SqliteConnection, claim: &'a Claiming) -> Job<'a, Claimed> {
+        Box::pin(async move {
+            let mut query = QueryBuilder::new("");
+            if claim.issued {
+                push_consume::<Self>(&mut query, claim, State::Done, 0);
+            } else {
+                query.push("INSERT INTO ").push(INTO).push(" VALUES (");
+                push_values::<Self>(&mut query, claim, State::Done, 0);
+                query.push(") ON CONFLICT (id) DO UPDATE SET ").push(ANEW);
+                query.push(" WHERE sqlock_idem.state = 'done' AND sqlock_idem.expires_at <= ").push(Self::NOW);
+            }
+            let claimed = query.build().execute(conn).await?.rows_affected();
+            Ok(if claimed > 0 { Claimed::Ours } else { Claimed::Not })
+        })
+    }
+}
+
+impl SqliteSession {
+    pub(super) async fn carry(&mut self, errand: &Errand) -> Result<Findings, sqlx::Error> {
+        match self {
+            Self::Own(conn) => carry::<Sqlite>(conn, errand).await,
+            Self::Lent(pool) => carry::<Sqlite>(&mut *lend(pool).await?, errand).await,
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! Effects elsewhere: a lease on the key, a record of how far it has come, and no guess about what is not known.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::Transaction;
+
+use super::{Claiming, Idempotency, IdempotencyKey, Outcome, Stored, decode, encode, failed, known, told};
+use crate::backend::Database;
+use crate::backend::records::{self, Errand, FullKey, Record, State, Step};
+use crate::error::{Error, LossCause, Result};
+use crate::lease::{Lease, first};
+use crate::token::FencingToken;
+use crate::{Fingerprint, LockName};
+
+impl Idempotency {
+    /// Claims a key under a lease, for an effect elsewhere.
+    ///
+    /// The lease is renewed until the attempt has ended. `New` is an [`Attempt`]: the first one for this key, or one that takes
+    /// up what an earlier one has left when its process died ([`number`](Attempt::number) tells). An attempt that
+    /// [does not know](Attempt::unknown) what became of it is not taken up by those who come with the key: they are told
+    /// [`Outcome::Unknown`], and [`resume`](Self::resume) takes it up.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::Unavailable`], [`Error::NotMigrated`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives the lease back. The next one takes up what may have been recorded.
+    pub async fn attempt(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<Outcome<Attempt, Stored>> {
+        let claim = self.claiming(key, request)?;
+        if let Some(known) = self.look(&claim).await? {
+            return Ok(known);
+        }
+        let lease = self.lease_on(&claim.key);
+        let lease = if self.wait.is_zero() {
+            lease.try_acquire().await?
+        } else {
+            match lease.wait(self.wait).acquire().await {
+                Err(Error::Timeout { .. }) => None,
+                acquired => Some(acquired?),
+            }
+        };
+        let Some(lease) = lease else {
+            // Its fingerprint was not there to be compared before, if it has just begun.
+            return Ok(self.look(&claim).await?.unwrap_or(Outcome::InProgress));
+        };
+        self.start(claim, lease, false).await
+    }
+
+    /// What the record of a key tells without a lease. `None`: that it may be claimed.
+    pub(super) async fn look<N>(&self, claim: &Claiming) -> Result<Option<Outcome<N, Stored>>> {
+        let found = self.send(Errand::Read(claim.key.clone())).await?;
+        Ok(match found.records.into_iter().next() {
+            None => claim.issued.then_some(Outcome::Expired),
+            // Somebody is at work, or has died: the lease tells.
+            Some(record) if record.state == State::Started && record.fingerprint == claim.fingerprint => None,
+            Some(record) => known(claim, record),
+        })
+    }
+
+    async fn start(&self, claim: Claiming, lease: Lease, resume: bool) -> Result<Outcome<Attempt, Stored>> {
+        let fingerprint = claim.fingerprint.clone();
+        let issued = claim.issued;
+        let token = lease.token().get();
+        let found = self.send(Errand::Start { claim, token, resume }).await?;
+        let Some(record) = found.records.into_iter().next() else {
+            return Ok(if issued { Outcome::Expired } else { Outcome::InProgress });
+        };
+        if record.state == State::Started && record.token == token {
+            return Ok(Outcome::New(Attempt::new(self.clone(), record, lease)));
+        }
+        let claim = Claiming { key: record.key.clone(), fingerprint, keep: 0, issued };
+        Ok(known(&claim, record).unwrap_or(Outcome::InProgress))
+    }
+
+    /// Does the work [under a lease](Self::attempt), and tells everybody who comes with this key what came of it.
+    ///
+    /// When the work succeeds, its result is stored. When it fails, and has not said otherwise itself
+    /// ([`forget`](Attempt::forget)), nobody knows what became of the effect, and the record says so: [`Outcome::Unknown`]. When
+    /// the lease is lost, the work is dropped.
+    ///
+    /// # Errors
+    ///
+    /// The work's own; [`Error::Lost`] when another attempt has taken over, [`Error::Unavailable`] when it could not be recorded
+    /// how it ended: then the record stays as that of an attempt which has died. As [`attempt`](Self::attempt).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future is to the record what the death of the process is: the next one takes it up.
+    pub async fn run_leased<T, E, F>(
+        &self,
+        key: &IdempotencyKey,
+        request: &Fingerprint,
+        work: F,
+    ) -> Result<Outcome<T>, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error> + StdError,
+        F: AsyncFnOnce(&Attempt) -> Result<T, E>,
+    {
+        match self.attempt(key, request).await? {
+            Outcome::New(attempt) => Ok(Outcome::New(attempt.carry(work).await?)),
+            known => Ok(told(known.never_new())?),
+        }
+    }
+
+    /// Takes up all that has not ended, or of which nobody knows how it has, and at which nobody is at work: call it now and
+    /// then from a background task. The work is told by the [key](Attempt::key) what it is about; steps that are done are not done
+    /// again, and the [key for the provider](Attempt::provider_key) is the one that the earlier attempts used.
+    ///
+    /// One that fails does not keep the others from being taken up.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`], [`Error::NotMigrated`], of this crate's own statements; the work's own are counted.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run_leased`](Self::run_leased).
+    pub async fn resume<T, E, F>(&self, work: F) -> Result<Resumed>
+    where
+        T: Serialize,
+        E: From<Error> + StdError,
+        F: AsyncFnOnce(&Attempt) -> Result<T, E> + Clone,
+    {
+        let mut resumed = Resumed::default();
+        for info in self.unfinished(u32::MAX >> 1).await? {
+            let key = FullKey::new(info.namespace, info.principal.unwrap_or_default(), info.key);
+            let Some(lease) = self.lease_on(&key).try_acquire().await? else {
+                resumed.at_work += 1;
+                continue;
+            };
+            let claim = Claiming { key, fingerprint: Vec::new(), keep: 0, issued: false };
+            let Outcome::New(attempt) = self.start(claim, lease, true).await? else {
+                continue;
+            };
+            match attempt.carry(work.clone()).await {
+                Ok(_) => resumed.done += 1,
+                Err(error) => {
+                    tracing::warn!(%error, "a request that was resumed failed");
+                    resumed.failed += 1;
+                }
+            }
+        }
+        Ok(resumed)
+    }
+}
+
+/// What came of [`Idempotency::resume`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Resumed {
+    /// How many are done now.
+    pub done: u64,
+    /// How many failed.
+    pub failed: u64,
+    /// At how many somebody else is at work.
+    pub at_work: u64,
+}
+
+/// One attempt to do what a key stands for, under a lease. Made by [`Idempotency::attempt`].
+///
+/// End it with [`complete`](Self::complete), [`forget`](Self::forget) or [`unknown`](Self::unknown). One that is dropped counts as
+/// died: its lease goes back, and the next one takes it up.
+#[must_use = "an attempt that is dropped counts as died"]
+pub struct Attempt {
+    idempotency: Idempotency,
+    record: Record,
+    lease: Lease,
+    token: FencingToken,
+    ended: AtomicBool,
+}
+
+impl Attempt {
+    fn new(idempotency: Idempotency, record: Record, lease: Lease) -> Self {
+        let token = lease.token();
+        Self { idempotency, record, lease, token, ended: AtomicBool::new(false) }
+    }
+
+    /// Whose key it is. `None`: everybody's.
+    pub fn principal(&self) -> Option<&str> {
+        Some(self.record.key.principal.as_str()).filter(|principal| !principal.is_empty())
+    }
+
+    /// The key.
+    pub fn key(&self) -> &str {
+        &self.record.key.key
+    }
+
+    /// Which attempt it is for this request, from 1.
+    pub fn number(&self) -> u32 {
+        u32::try_from(self.record.attempts).unwrap_or(u32::MAX)
+    }
+
+    /// The fencing token, greater than that of every attempt before.
+    pub fn token(&self) -> FencingToken {
+        self.token
+    }
+
+    /// The lease: to be looked at before an effect, or waited for to be lost.
+    pub fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// A key for the provider's own idempotency: the same in every attempt at this request, another one for every other request,
+    /// also for one that uses the key again after the retention. 64 digits.
+    ///
+    /// `step`: for one of several calls; they need different keys.
+    pub fn provider_key(&self, step: &str) -> String {
+        let begun = self.record.created_at.to_be_bytes();
+        let parts = [self.record.key.id.as_bytes(), &begun, step.as_bytes()];
+        crate::backend::hex(&records::digest(b"sqlock/idem/provider/1", parts))
+    }
+
+    /// Does a step of the work and stores its result, or, when an earlier attempt has stored one under this name, tells that:
+    /// a recovery point. The step itself may be done more than once, when a process dies before its result is stored: so call
+    /// providers with a [key](Self::provider_key).
+    ///
+    /// # Errors
+    ///
+    /// The step's own; [`Error::Lost`] when another attempt has taken over; [`Error::InvalidKey`], [`Error::Json`],
+    /// [`Error::Unavailable`].
+    ///
+    /// # Cancel safety
+    ///
+    /// The step may be done without its result being stored.
+    pub async fn step<T, E, F>(&self, name: &str, work: F) -> Result<T, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error>,
+        F: AsyncFnOnce() -> Result<T, E>,
+    {
+        if let Some(done) = self.recall(name).await? {
+            return Ok(done);
+        }
+        if !self.lease.is_held() {
+            return Err(self.lost().into());
+        }
+        let result = work().await?;
+        let bytes = encode(&result, self.idempotency.limit)?;
+        let errand = Errand::Step { step: self.step_of(name)?, token: self.token.get(), result: bytes };
+        if self.idempotency.send(errand).await?.changed == 0 {
+            // Sent again after a reply that was lost, it is there already.
+            return match self.recall(name).await? {
+                Some(done) if self.lease.is_held() => Ok(done),
+                _ => Err(self.lost().into()),
+            };
+        }
+        Ok(result)
+    }
+
+    /// Stores the result of a step in a transaction of the caller's own, with what it has written there.
+    ///
+    /// # Errors
+    ///
+    /// As [`step`](Self::step). The transaction is as good as before; roll it back when the attempt was lost.
+    ///
+    /// # Cancel safety
+    ///
+    /// As any statement of a transaction.
+    pub async fn record_step<DB: Database, T: Serialize + ?Sized>(
+        &self,
+        tx: &mut Transaction<'_, DB>,
+        name: &str,
+        result: &T,
+    ) -> Result<()> {
+        self.idempotency.admit(tx)?;
+        let bytes = encode(result, self.idempotency.limit)?;
+        let step = self.step_of(name)?;
+        let put = records::put_step::<DB>(tx, &step, self.token.get(), &bytes).await.map_err(failed::<DB>)?;
+        if put > 0 { Ok(()) } else { Err(self.lost()) }
+    }
+
+    /// The result of a step that this attempt, or an earlier one, has stored.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::Json`], [`Error::Unavailable`].
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn recall<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        let found = self.idempotency.send(Errand::Recall(self.step_of(name)?)).await?.result;
+        found.map(|bytes| decode(Some(&bytes))).transpose()
+    }
+
+    /// It is done: stores the result, if no other attempt has taken over.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when one has; [`Error::Json`] and [`Error::ResultTooLarge`], and then the record says that nobody knows;
+    /// [`Error::Unavailable`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves open whether it is stored. If not, the next attempt takes it up.
+    pub async fn complete<T: Serialize + ?Sized>(&self, result: &T) -> Result<()> {
+        let bytes = match encode(result, self.idempotency.limit) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                self.unknown().await?;
+                return Err(error);
+            }
+        };
+        self.end(State::Done, Some(bytes)).await
+    }
+
+    /// As [`complete`](Self::complete), in a transaction of the caller's own, with what it has written there: both or
+    /// nothing. The commit fails, or this does, when another attempt has taken over.
+    ///
+    /// # Errors
+    ///
+    /// As [`complete`](Self::complete); [`Error::Row`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As any statement of a transaction.
+    pub async fn complete_in<DB: Database, T: Serialize + ?Sized>(
+        &self,
+        tx: &mut Transaction<'_, DB>,
+        result: &T,
+    ) -> Result<()> {
+        self.idempotency.admit(tx)?;
+        let bytes = encode(result, self.idempotency.limit)?;
+        let (id, token) = (&self.record.key.id, self.token.get());
+        let ended = records::end::<DB>(tx, id, token, State::Done, Some(&bytes)).await.map_err(failed::<DB>)?;
+        if ended == 0 {
+            return Err(self.lost());
+        }
+        self.ended.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Nobody knows whether it took effect: says so in the record, which stays until it is [resumed](Idempotency::resume) or
+    /// [forgotten](Idempotency::forget).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`], [`Error::Unavailable`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves open whether it is recorded. If not, it counts as died.
+    pub async fn unknown(&self) -> Result<()> {
+        self.end(State::Unknown, None).await
+    }
+
+    /// It certainly took no effect: deletes the record, and the key is as good as new.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves open whether it is deleted. If not, it counts as died.
+    pub async fn forget(&self) -> Result<()> {
+        self.ended.store(true, Ordering::Relaxed);
+        let id = self.record.key.id.clone();
+        self.idempotency.send(Errand::Forget { id, token: self.token.get() }).await?;
+        Ok(())
+    }
+
+    async fn end(&self, state: State, result: Option<Vec<u8>>) -> Result<()> {
+        self.ended.store(true, Ordering::Relaxed);
+        let errand = Errand::End { id: self.record.key.id.clone(), token: self.token.get(), state, result };
+        if self.idempotency.send(errand).await?.changed > 0 { Ok(()) } else { Err(self.lost()) }
+    }
+
+    /// Does the work and records how it ended.
+    pub(crate) async fn carry<T, E, F>(self, work: F) -> Result<T, E>
+    where
+        T: Serialize,
+        E: From<Error> + StdError,
+        F: AsyncFnOnce(&Self) -> Result<T, E>,
+    {
+        let outcome = {
+            let work = std::pin::pin!(work(&self));
+            let lost = std::pin::pin!(self.lease.lost());
+            first(work, lost).await
+        };
+        let ended = self.ended.load(Ordering::Relaxed);
+        match outcome {
+            Err(_) => Err(self.lost().into()),
+            Ok(Ok(value)) => {
+                if !ended {
+                    self.complete(&value).await?;
+                }
+                self.release().await;
+                Ok(value)
+            }
+            Ok(Err(error)) => {
+                // If that fails as well, it counts as died.
+                if !ended && let Err(error) = self.unknown().await {
+                    tracing::warn!(%error, "it could not be recorded that the outcome of a request is not known");
+                }
+                self.release().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// What has been recorded stands; that the lease is given back is for others to be faster.
+    async fn release(self) {
+        if let Err(error) = self.lease.release().await {
+            tracing::debug!(%error, "the lease of an attempt was not given back");
+        }
+    }
+
+    fn step_of(&self, name: &str) -> Result<Step> {
+        super::key::check("the name of a step", name)?;
+        Ok(Step { id: self.record.key.id.clone(), begun: self.record.created_at, name: name.to_owned() })
+    }
+
+    fn lost(&self) -> Error {
+        let name: LockName = self.lease.name().clone();
+        Error::Lost { name, token: self.token, cause: LossCause::Superseded }
+    }
+}
+
+/// Without the key, which is nobody else's business.
+impl fmt::Debug for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attempt").field("number", &self.number()).field("token", &self.token).finish_non_exhaustive()
+    }
+}
