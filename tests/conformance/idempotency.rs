@@ -1,19 +1,21 @@
 //! Requests that take effect once: in one transaction, and under a lease.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use sqlock::{
-    Error, FencingToken, Fingerprint, Idempotency, IdempotencyKey, Locks, Outcome, Retry, RetryError, RowError,
+    Attempt, Error, FencingToken, Fingerprint, Idempotency, IdempotencyKey, Locks, Outcome, Retry, RetryError, RowError,
 };
 use sqlx::{AssertSqlSafe, Transaction};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use super::fence::{Books, add_one, books, levels, run};
+use super::fence::{Books, add_one, books, books_in, levels, run};
 use super::network::behind_a_proxy;
-use crate::support::{Database, SOON, builder, connect, soon};
+use crate::support::worker::Worker;
+use crate::support::{Database, SOON, connect, fresh, soon};
 use crate::{DATABASE, Sql};
 
 type Tx<'c> = Transaction<'c, Sql>;
@@ -239,4 +241,610 @@ async fn of_200_concurrent_duplicates_one_takes_effect_and_all_are_told_the_same
     let told = soon("all of them", tasks.join_all()).await;
     assert_eq!(told, vec![Some(1); DUPLICATES]);
     assert_eq!(app.effects().await, 1);
+}
+
+#[tokio::test]
+async fn transaction_of_the_callers_own_works_at_every_isolation_level_or_is_refused() {
+    for level in levels() {
+        let app = app().await;
+        let business = app.books.at(level).await;
+        // One that began to read before a rival committed.
+        let mut late = business.begin().await;
+        if DATABASE == Database::Sqlite && *level != "DEFERRED" {
+            late.rollback().await.expect("rollback");
+            late = business.begin().await;
+        } else {
+            sqlx::raw_sql("SELECT value FROM counter WHERE id = 2").fetch_all(&mut *late).await.expect("read");
+            assert_eq!(app.charge(&alice("a")).await, Outcome::New(1), "{level}");
+        }
+        let told = soon("the answer", app.payments.begin(&mut late, &alice("a"), &request())).await;
+        match (DATABASE, *level) {
+            (Database::Postgres, "REPEATABLE READ" | "SERIALIZABLE") => {
+                let stale = Error::Row { table: "sqlock_idem".into(), cause: RowError::StaleSnapshot };
+                let error = told.expect_err("it cannot see what is there");
+                assert_eq!(error.to_string(), stale.to_string(), "{level}");
+                assert!(error.is_conflict());
+            }
+            (Database::Sqlite, "DEFERRED") => {
+                let error = told.expect_err("it has read what is not true any more");
+                assert!(matches!(error, Error::Row { cause: RowError::Deferred, .. }), "{error:?}");
+            }
+            (Database::Sqlite, _) => {
+                assert!(matches!(told.expect("begin"), Outcome::New(_)));
+            }
+            _ => {
+                let Outcome::Replay(stored) = told.expect("begin") else { panic!("{level}: it was done") };
+                assert_eq!(stored.get::<i64>().expect("a number"), 1);
+            }
+        }
+        late.rollback().await.expect("rollback");
+        let mut tx = business.begin().await;
+        let claim = claimed(app.payments.begin(&mut tx, &alice("b"), &request()).await);
+        add_one(&mut tx, 1).await.expect("an effect");
+        claim.complete(&mut tx, "done").await.expect("complete");
+        tx.commit().await.expect("commit");
+        let mut tx = business.begin().await;
+        let told = app.payments.begin(&mut tx, &alice("b"), &request()).await.expect("begin");
+        let Outcome::Replay(stored) = told else { panic!("{level}: it was done") };
+        assert_eq!(stored.get::<String>().expect("a text"), "done");
+        tx.rollback().await.expect("rollback");
+    }
+}
+
+/// At every level of the application's own, whatever the database's default.
+#[tokio::test]
+async fn concurrent_duplicates_take_effect_once_at_every_isolation_level() {
+    const KEYS: usize = 6;
+    for level in levels() {
+        let app = app().await;
+        let begin = match (DATABASE, *level) {
+            (Database::Sqlite, level) => format!("BEGIN {level}"),
+            (Database::Postgres, level) => format!("BEGIN ISOLATION LEVEL {level}"),
+            _ => String::new(),
+        };
+        let business = app.books.at(level).await;
+        let mut retry = Retry::new().attempts(u32::MAX).within(SOON);
+        if !begin.is_empty() {
+            retry = retry.begin_with(AssertSqlSafe(begin));
+        }
+        let processes = [app.payments.clone(), app.other().await];
+        let mut tasks = JoinSet::new();
+        for i in 0..KEYS * 5 {
+            let payments = processes[i % 2].clone().wait(SOON).retry(retry.clone());
+            let pool = business.pool().clone();
+            tasks.spawn(async move {
+                let key = alice(&format!("{}", i / 5));
+                let done = payments.run(&pool, &key, &request(), effect).await;
+                (i / 5, done.expect("run").into_value().expect("a result"))
+            });
+        }
+        let told: BTreeSet<_> = soon("all of them", tasks.join_all()).await.into_iter().collect();
+        assert_eq!(told.len(), KEYS, "{level}: {told:?}");
+        assert_eq!(app.effects().await, KEYS as i64, "{level}");
+    }
+}
+
+#[tokio::test]
+async fn transaction_that_cannot_be_used_is_refused() {
+    let app = app().await;
+    let mut tx = app.begin().await;
+    let claim = claimed(app.payments.begin(&mut tx, &alice("a"), &request()).await);
+    claim.complete(&mut tx, &1).await.expect("complete");
+    tx.commit().await.expect("commit");
+    // A claim of a transaction that was rolled back is none.
+    let mut tx = app.begin().await;
+    let claim = claimed(app.payments.begin(&mut tx, &alice("b"), &request()).await);
+    tx.rollback().await.expect("rollback");
+    let mut tx = app.begin().await;
+    let error = claim.complete(&mut tx, &1).await.expect_err("another transaction");
+    assert!(matches!(error, Error::NotClaimed), "{error:?}");
+    tx.rollback().await.expect("rollback");
+    for key in [alice(""), alice(&"k".repeat(256)), alice("a\0"), IdempotencyKey::new("", "a")] {
+        let mut tx = app.begin().await;
+        let error = app.payments.begin(&mut tx, &key, &request()).await.expect_err("no key");
+        assert!(matches!(error, Error::InvalidKey { .. }), "{error:?}");
+        tx.rollback().await.expect("rollback");
+    }
+    let longest = alice(&"k".repeat(255));
+    assert_eq!(app.charge(&longest).await, Outcome::New(1));
+}
+
+/// Nothing can be stuck: what was committed without its result has taken effect.
+#[tokio::test]
+async fn claim_that_is_committed_without_a_result_is_replayed_as_null() {
+    let app = app().await;
+    let mut tx = app.begin().await;
+    let _claim = claimed(app.payments.begin(&mut tx, &alice("a"), &request()).await);
+    tx.commit().await.expect("commit");
+    let told: Outcome<Option<i64>> = app
+        .payments
+        .run(&app.books.pool, &alice("a"), &request(), async |_| Ok::<_, AppError>(Some(1)))
+        .await
+        .expect("run");
+    assert_eq!(told, Outcome::Replay(None));
+}
+
+#[tokio::test]
+async fn result_that_is_too_large_or_of_another_type_is_told_and_nothing_took_effect() {
+    let app = app().await;
+    let small = app.payments.clone().result_limit(10);
+    let large = async |tx: &mut Tx<'_>| {
+        effect(tx).await?;
+        Ok::<_, AppError>("12345678901".to_owned())
+    };
+    let error = small.run(&app.books.pool, &alice("a"), &request(), large).await.expect_err("too large");
+    assert!(matches!(error, RetryError::Failed(AppError::Lock(Error::ResultTooLarge { bytes: 13, limit: 10 }))));
+    assert_eq!(app.effects().await, 0);
+    assert_eq!(app.charge(&alice("a")).await, Outcome::New(1));
+    let error = app.payments.run(&app.books.pool, &alice("a"), &request(), large).await.expect_err("another type");
+    assert!(matches!(error, RetryError::Failed(AppError::Lock(Error::Json { .. }))));
+    assert_eq!(app.effects().await, 1);
+}
+
+#[tokio::test]
+async fn key_counts_as_new_after_the_retention_whether_it_was_purged_or_not() {
+    let app = app().await;
+    for purged in [false, true] {
+        let before = app.effects().await;
+        assert_eq!(app.charge(&alice("a")).await, Outcome::New(before + 1));
+        run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+        if purged {
+            app.locks.sweeper().sweep().await.expect("sweep");
+            assert_eq!(app.payments.inspect(&alice("a")).await.expect("inspect"), None);
+        }
+        // Also for another request.
+        assert_eq!(app.charge_by(&app.payments, &alice("a"), &another()).await, Outcome::New(before + 2));
+        assert_eq!(app.charge_by(&app.payments, &alice("a"), &another()).await, Outcome::Replay(before + 2));
+        run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    }
+    // The retention is that of the one who runs it.
+    let brief = app.payments.clone().retention(Duration::from_secs(3));
+    let _ = app.charge_by(&brief, &alice("b"), &request()).await;
+    let info = app.payments.inspect(&alice("b")).await.expect("inspect").expect("a record");
+    assert_eq!((info.expires_at - info.created_at).num_milliseconds(), 3000);
+}
+
+async fn expire(app: &App, key: &str) {
+    let sql = format!("UPDATE sqlock_idem SET expires_at = 1 WHERE request_key = '{key}'");
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&app.books.pool).await.expect("update");
+}
+
+#[tokio::test]
+async fn issued_token_is_used_up_with_the_transaction_and_not_before() {
+    let app = app().await;
+    let token = app.payments.issue("alice", Duration::from_secs(60)).await.expect("issue");
+    let key = IdempotencyKey::issued("alice", token.as_str());
+    // Rolled back: as good as before, also for another request.
+    let mut tx = app.begin().await;
+    let _claim = claimed(app.payments.begin(&mut tx, &key, &another()).await);
+    tx.rollback().await.expect("rollback");
+    assert_eq!(app.charge(&key).await, Outcome::New(1));
+    assert_eq!(app.charge(&key).await, Outcome::Replay(1));
+    assert_eq!(app.charge_by(&app.other().await, &key, &another()).await, Outcome::Mismatch);
+    // Foreign, unknown, plain and expired ones are refused alike.
+    let expired = app.payments.issue("alice", Duration::from_secs(60)).await.expect("issue");
+    let fresh = app.payments.issue("alice", Duration::from_secs(60)).await.expect("issue");
+    expire(&app, &expired).await;
+    for key in [
+        IdempotencyKey::issued("alice", expired),
+        IdempotencyKey::issued("bob", fresh.as_str()),
+        IdempotencyKey::issued("alice", "never"),
+        alice(&fresh),
+    ] {
+        assert_eq!(app.charge(&key).await, Outcome::Expired);
+        let mut tx = app.begin().await;
+        let told = app.payments.begin(&mut tx, &key, &request()).await.expect("begin");
+        assert!(matches!(told, Outcome::Expired), "{told:?}");
+        tx.rollback().await.expect("rollback");
+        let told = app.payments.attempt(&key, &request()).await.expect("attempt");
+        assert!(matches!(told, Outcome::Expired), "{told:?}");
+    }
+    // What was used and is kept no longer is not good a second time.
+    expire(&app, &token).await;
+    assert_eq!(app.charge(&key).await, Outcome::Expired);
+    assert_eq!(app.effects().await, 1);
+}
+
+#[tokio::test]
+async fn issued_token_that_comes_many_times_at_once_takes_effect_once() {
+    const TOKENS: usize = 8;
+    let app = app().await;
+    let processes = [app.payments.clone(), app.other().await];
+    let mut tasks = JoinSet::new();
+    for i in 0..TOKENS {
+        let token = app.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
+        for payments in processes.iter().cycle().take(5) {
+            let (payments, pool) = (payments.clone().wait(SOON), app.books.pool.clone());
+            let key = IdempotencyKey::issued("alice", token.as_str());
+            tasks.spawn(async move {
+                let done = payments.run(&pool, &key, &request(), effect).await.expect("run");
+                (i, done.into_value().expect("a result"))
+            });
+        }
+    }
+    let told: BTreeSet<_> = soon("all of them", tasks.join_all()).await.into_iter().collect();
+    assert_eq!(told.len(), TOKENS, "{told:?}");
+    assert_eq!(app.effects().await, TOKENS as i64);
+}
+
+#[tokio::test]
+async fn dropped_wherever_it_stands_a_run_leaves_all_or_nothing() {
+    let app = app().await;
+    for i in 0..60_u64 {
+        let key = alice(&i.to_string());
+        let before = app.effects().await;
+        let brief = Duration::from_micros(i * 150);
+        let _ = tokio::time::timeout(brief, app.payments.run(&app.books.pool, &key, &request(), effect)).await;
+        // What was cut short may not have been rolled back yet.
+        let done = app.charge_by(&app.payments.clone().wait(SOON), &key, &request()).await;
+        assert_eq!(done.into_value(), Some(before + 1), "cut after {brief:?}");
+        assert_eq!(app.effects().await, before + 1);
+    }
+}
+
+/// The connection is lost at any moment, also while it commits.
+#[tokio::test]
+async fn no_connection_that_is_cut_at_any_moment_doubles_or_loses_an_effect() {
+    const KEYS: usize = 40;
+    let app = app().await;
+    let cut = Arc::new(AtomicBool::new(true));
+    let (pool, cutting) = if DATABASE == Database::Sqlite {
+        // There is none to be lost. Another writer gets in between instead.
+        let pool = app.books.pool.clone();
+        let (rival, cut) = (app.books.db.pool_of(1).await, Arc::clone(&cut));
+        let cutting = tokio::spawn(async move {
+            while cut.load(Ordering::SeqCst) {
+                let tx = rival.begin_with("BEGIN IMMEDIATE").await.expect("begin");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                tx.rollback().await.expect("rollback");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        (pool, cutting)
+    } else {
+        let (proxy, url) = behind_a_proxy(&app.books.db.url);
+        let pool = connect(&url, 6).await;
+        let cut = Arc::clone(&cut);
+        let cutting = tokio::spawn(async move {
+            for i in 0.. {
+                if !cut.load(Ordering::SeqCst) {
+                    break;
+                }
+                // Less and less often, so that it goes on in the end, however slow this machine is.
+                tokio::time::sleep(Duration::from_millis(20 + i * 7 % 20 + 2 * i)).await;
+                if i % 2 == 0 { proxy.reset() } else { drop(proxy.cut_next_reply()) }
+            }
+            proxy.pass();
+            proxy
+        });
+        let keep = tokio::spawn(async move {
+            let _proxy = cutting.await;
+        });
+        (pool, keep)
+    };
+    let mut tasks = JoinSet::new();
+    let lost = Arc::new(AtomicU32::new(0));
+    for i in 0..KEYS * 3 {
+        let (payments, pool, lost) = (app.payments.clone().wait(SOON), pool.clone(), Arc::clone(&lost));
+        tasks.spawn(async move {
+            let key = alice(&(i / 3).to_string());
+            loop {
+                match payments.run(&pool, &key, &request(), effect).await {
+                    Ok(told) => return (i / 3, told.into_value().expect("a result")),
+                    Err(_) => lost.fetch_add(1, Ordering::SeqCst),
+                };
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+    }
+    let told = tokio::time::timeout(SOON * 3, tasks.join_all()).await.expect("all get through");
+    cut.store(false, Ordering::SeqCst);
+    let told: BTreeSet<_> = told.into_iter().collect();
+    assert_eq!(told.len(), KEYS, "{told:?}");
+    assert_eq!(app.effects().await, KEYS as i64);
+    println!("{DATABASE:?}: {} errors on the way", lost.load(Ordering::SeqCst));
+    soon("the end", cutting).await.expect("no panic");
+}
+
+// ---- under a lease
+
+async fn attempt(outcome: Result<Outcome<Attempt, sqlock::Stored>, Error>) -> Attempt {
+    match outcome.expect("attempt") {
+        Outcome::New(attempt) => attempt,
+        other => panic!("no attempt: {other:?}"),
+    }
+}
+
+async fn state(app: &App, key: &str) -> Option<(&'static str, u32)> {
+    let info = app.payments.inspect(&alice(key)).await.expect("inspect");
+    info.map(|info| (info.state, info.attempts))
+}
+
+#[tokio::test]
+async fn attempt_that_is_at_work_is_in_progress_for_all_others_and_then_replayed() {
+    let app = app().await;
+    let other = app.other().await;
+    let first = attempt(app.payments.attempt(&alice("a"), &request()).await).await;
+    assert_eq!((first.number(), first.key(), first.principal()), (1, "a", Some("alice")));
+    for by in [&app.payments, &other] {
+        assert!(matches!(by.attempt(&alice("a"), &request()).await.expect("attempt"), Outcome::InProgress));
+        assert!(matches!(by.attempt(&alice("a"), &another()).await.expect("attempt"), Outcome::Mismatch));
+    }
+    let waiting = tokio::spawn({
+        let other = other.clone().wait(SOON);
+        async move { other.run_leased(&alice("a"), &request(), async |_| Ok::<_, Error>(9)).await }
+    });
+    first.complete(&7).await.expect("complete");
+    drop(first);
+    let told = soon("the replay", waiting).await.expect("no panic").expect("run");
+    assert_eq!(told, Outcome::Replay(7));
+    let told = other.attempt(&alice("a"), &another()).await.expect("attempt");
+    assert!(matches!(told, Outcome::Mismatch));
+    assert_eq!(state(&app, "a").await, Some(("done", 1)));
+    assert!(app.payments.unfinished(10).await.expect("list").is_empty());
+}
+
+#[tokio::test]
+async fn what_a_dead_attempt_has_left_is_taken_up_with_its_steps_and_its_provider_key() {
+    let app = app().await;
+    let first = attempt(app.payments.attempt(&alice("a"), &request()).await).await;
+    let charged = first.step("charge", async || Ok::<_, Error>("receipt".to_owned())).await.expect("step");
+    let (key, other_key) = (first.provider_key("charge"), first.provider_key("refund"));
+    assert_ne!(key, other_key);
+    let token = first.token();
+    drop(first);
+    let other = app.other().await.wait(SOON);
+    let second = attempt(soon("the takeover", other.attempt(&alice("a"), &request())).await).await;
+    assert_eq!(second.number(), 2);
+    assert!(second.token() > token);
+    assert_eq!(second.provider_key("charge"), key);
+    let again = second.step("charge", async || -> Result<String, Error> { panic!("it is done") }).await.expect("step");
+    assert_eq!(again, charged);
+    assert_eq!(second.recall::<String>("mail").await.expect("recall"), None);
+    let info = app.payments.inspect(&alice("a")).await.expect("inspect").expect("a record");
+    assert_eq!((info.state, info.steps), ("started", vec!["charge".to_owned()]));
+    second.complete(&charged).await.expect("complete");
+    drop(second);
+    // Used anew, it begins anew: with no steps, and with another key for the provider.
+    run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    let third = attempt(soon("the lease", other.attempt(&alice("a"), &request())).await).await;
+    assert_eq!(third.number(), 1);
+    assert_eq!(third.recall::<String>("charge").await.expect("recall"), None);
+    assert_ne!(third.provider_key("charge"), key);
+    third.forget().await.expect("forget");
+    assert_eq!(state(&app, "a").await, None);
+    let steps: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM sqlock_idem_step").fetch_one(&app.books.pool).await.expect("count");
+    assert_eq!(steps, 0);
+}
+
+#[tokio::test]
+async fn names_of_steps_are_compared_byte_for_byte() {
+    let app = app().await;
+    let first = attempt(app.payments.attempt(&alice("a"), &request()).await).await;
+    for (i, name) in ["a", "A", "a ", "á"].into_iter().enumerate() {
+        assert_eq!(first.step(name, async || Ok::<_, Error>(i)).await.expect("step"), i);
+    }
+    assert_eq!(first.step("a", async || Ok::<_, Error>(9)).await.expect("step"), 0);
+    assert!(matches!(first.recall::<i64>("").await, Err(Error::InvalidKey { .. })));
+    first.forget().await.expect("forget");
+}
+
+/// Its lease ran out while it was held up, and another one has taken over.
+#[tokio::test]
+async fn attempt_that_was_overtaken_can_write_nothing_any_more() {
+    let app = app().await;
+    let first = attempt(app.payments.attempt(&alice("a"), &request()).await).await;
+    let name = first.lease().name().to_string();
+    assert!(app.locks.evict(&name, first.token()).await.expect("evict"));
+    let other = app.other().await.wait(SOON);
+    let second = attempt(soon("the takeover", other.attempt(&alice("a"), &request())).await).await;
+    let lost = |result: Result<(), Error>| assert!(matches!(&result, Err(error) if error.is_lost()), "{result:?}");
+    let step = first.step("late", async || -> Result<i64, Error> { Ok(1) }).await;
+    lost(step.map(|_| ()));
+    lost(first.complete(&1).await);
+    lost(first.unknown().await);
+    first.forget().await.expect("nothing to forget");
+    let mut tx = app.begin().await;
+    lost(first.record_step(&mut tx, "late", &1).await);
+    lost(first.complete_in(&mut tx, &1).await);
+    tx.rollback().await.expect("rollback");
+    assert_eq!(second.recall::<i64>("late").await.expect("recall"), None);
+    let mut tx = app.begin().await;
+    add_one(&mut tx, 1).await.expect("an effect");
+    second.record_step(&mut tx, "ledger", &5).await.expect("step");
+    second.complete_in(&mut tx, &2).await.expect("complete");
+    tx.commit().await.expect("commit");
+    assert_eq!(second.recall::<i64>("ledger").await.expect("recall"), Some(5));
+    assert_eq!(state(&app, "a").await, Some(("done", 2)));
+    let told = app.payments.run_leased(&alice("a"), &request(), async |_| Ok::<_, Error>(9)).await.expect("run");
+    assert_eq!(told, Outcome::Replay(2));
+    assert_eq!(app.effects().await, 1);
+}
+
+#[tokio::test]
+async fn outcome_that_is_not_known_is_kept_and_told_until_it_is_resumed_or_forgotten() {
+    let app = app().await;
+    let fail = async |_: &Attempt| Err::<i64, _>(AppError::Declined);
+    let failed = app.payments.run_leased(&alice("a"), &request(), fail).await;
+    assert!(matches!(failed, Err(AppError::Declined)));
+    for by in [&app.payments, &app.other().await] {
+        let told = by.run_leased(&alice("a"), &request(), fail).await.expect("run");
+        assert_eq!(told, Outcome::Unknown);
+        assert!(matches!(by.attempt(&alice("a"), &another()).await.expect("attempt"), Outcome::Mismatch));
+    }
+    let kept = app.payments.unfinished(10).await.expect("list");
+    assert_eq!(kept.iter().map(|info| (info.key.as_str(), info.state)).collect::<Vec<_>>(), [("a", "unknown")]);
+    // However long it takes.
+    run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    app.locks.sweeper().sweep().await.expect("sweep");
+    assert_eq!(state(&app, "a").await, Some(("unknown", 1)));
+    let resumed = app.payments.resume(async |_: &Attempt| Err::<i64, _>(AppError::Declined)).await.expect("resume");
+    assert_eq!((resumed.done, resumed.failed, resumed.at_work), (0, 1, 0));
+    assert_eq!(state(&app, "a").await, Some(("unknown", 2)));
+    let resumed =
+        app.payments.resume(async |attempt: &Attempt| Ok::<_, AppError>(attempt.number())).await.expect("resume");
+    assert_eq!((resumed.done, resumed.failed), (1, 0));
+    assert_eq!(state(&app, "a").await, Some(("done", 3)));
+
+    // An operator knows that nothing happened.
+    let failed = app.payments.run_leased(&alice("b"), &request(), fail).await;
+    assert!(matches!(failed, Err(AppError::Declined)));
+    let info = app.payments.inspect(&alice("b")).await.expect("inspect").expect("a record");
+    let token = info.token.expect("a token");
+    let other = FencingToken::new(token.get() - 1).expect("positive");
+    assert!(!app.payments.forget(&alice("b"), other).await.expect("forget"), "another attempt");
+    assert!(app.payments.forget(&alice("b"), token).await.expect("forget"));
+    assert!(!app.payments.forget(&alice("b"), token).await.expect("forget"), "there is nothing any more");
+    let told = app.payments.run_leased(&alice("b"), &request(), async |_| Ok::<_, AppError>(1)).await.expect("run");
+    assert_eq!(told, Outcome::New(1));
+    let done = app.payments.inspect(&alice("b")).await.expect("inspect").expect("a record").token.expect("a token");
+    assert!(!app.payments.forget(&alice("b"), done).await.expect("forget"), "it has taken effect");
+}
+
+#[tokio::test]
+async fn handler_that_knows_that_nothing_happened_says_so() {
+    let app = app().await;
+    let declined = async |attempt: &Attempt| {
+        attempt.forget().await?;
+        Err::<i64, _>(AppError::Declined)
+    };
+    let failed = app.payments.run_leased(&alice("a"), &request(), declined).await;
+    assert!(matches!(failed, Err(AppError::Declined)));
+    assert_eq!(state(&app, "a").await, None);
+    let told = app.payments.run_leased(&alice("a"), &another(), async |_| Ok::<_, AppError>(1)).await.expect("run");
+    assert_eq!(told, Outcome::New(1));
+}
+
+#[tokio::test]
+async fn issued_token_can_be_used_under_a_lease() {
+    let app = app().await;
+    let token = app.payments.issue("alice", Duration::from_secs(60)).await.expect("issue");
+    let key = IdempotencyKey::issued("alice", token);
+    let run = async || app.payments.run_leased(&key, &request(), async |_| Ok::<_, Error>(1)).await.expect("run");
+    assert_eq!(run().await, Outcome::New(1));
+    assert_eq!(run().await, Outcome::Replay(1));
+}
+
+// ---- processes that die
+
+/// Tables of the application's own, with nothing in them that would keep an effect from being doubled.
+async fn ledger() -> App {
+    let books = books_in(fresh().await).await;
+    run(&books.pool, "CREATE TABLE charge (request_key VARCHAR(64) NOT NULL, receipt VARCHAR(64) NOT NULL)").await;
+    app_in(books).await
+}
+
+impl App {
+    /// The receipts of each key.
+    async fn charges(&self) -> BTreeMap<String, Vec<String>> {
+        let rows: Vec<(String, String)> = sqlx::query_as("SELECT request_key, receipt FROM charge")
+            .fetch_all(&self.books.pool)
+            .await
+            .expect("charges");
+        let mut charges: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (key, receipt) in rows {
+            charges.entry(key).or_default().push(receipt);
+        }
+        charges
+    }
+}
+
+/// A till that is killed at random and started again, and whoever sent it a request sends that again until it is answered.
+async fn storm_of_kills(mode: &str, provider: Option<&str>) -> (App, u32) {
+    const KEYS: usize = 50;
+    const DUPLICATES: usize = 20;
+    let app = ledger().await;
+    let mut kills = 0;
+    let mut open: BTreeSet<usize> = (0..KEYS * DUPLICATES).collect();
+    let mut receipts: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
+    let deadline = tokio::time::Instant::now() + SOON * 4;
+    while !open.is_empty() {
+        assert!(tokio::time::Instant::now() < deadline, "{} requests are not answered; {kills} kills", open.len());
+        // Two servers, so that duplicates meet in different processes as well.
+        let mut tills = [Worker::till(&app.books.db.url, provider), Worker::till(&app.books.db.url, provider)];
+        for request in &open {
+            // In an order of its own: first all keys once, then all of them again.
+            tills[request % 2].tell(&format!("{request} {mode} {}", request / DUPLICATES));
+        }
+        // So that it goes on in the end, however slow this machine is.
+        let patience = Duration::from_millis(60 + u64::from(kills * kills) * 2);
+        let until = tokio::time::Instant::now() + patience.min(Duration::from_secs(5));
+        for till in &mut tills {
+            while let Ok(Some(answer)) = tokio::time::timeout_at(until, till.last_words()).await {
+                let (request, told) = answer.split_once(' ').expect("an answer to a request");
+                let request: usize = request.parse().expect("a number");
+                match told.split_once(' ') {
+                    Some(("new" | "replay", receipt)) => {
+                        receipts.entry(request / DUPLICATES).or_default().insert(receipt.to_owned());
+                        open.remove(&request);
+                    }
+                    _ if told == "in-progress" => {}
+                    other => assert!(told.starts_with("error"), "{other:?}"),
+                }
+            }
+        }
+        kills += 1;
+        for till in &mut tills {
+            till.kill();
+        }
+    }
+    let charges = app.charges().await;
+    assert_eq!(charges.len(), KEYS);
+    for (key, told) in &receipts {
+        let charged = &charges[&key.to_string()];
+        assert_eq!(charged.len(), 1, "{key} was charged {} times", charged.len());
+        assert_eq!(told.iter().collect::<Vec<_>>(), charged.iter().collect::<Vec<_>>(), "{key}");
+    }
+    println!("{DATABASE:?}, {mode}: {KEYS} keys, {} requests, {kills} kills", KEYS * DUPLICATES);
+    (app, kills)
+}
+
+#[tokio::test]
+async fn whenever_servers_are_killed_each_key_takes_effect_once_and_none_is_stuck() {
+    let (app, kills) = storm_of_kills("once", None).await;
+    assert!(kills > 3, "{kills} kills prove nothing");
+    assert!(app.payments.unfinished(10).await.expect("list").is_empty());
+}
+
+#[tokio::test]
+async fn whenever_servers_are_killed_the_provider_charges_each_key_once() {
+    let (mut provider, port) = Worker::provider().await;
+    let (app, _) = storm_of_kills("leased", Some(&port)).await;
+    let count = provider.ask("count").await;
+    assert_eq!(count.split(' ').next(), Some("50"), "{count}");
+    assert!(app.payments.unfinished(10).await.expect("list").is_empty());
+}
+
+#[tokio::test]
+async fn after_a_server_has_died_between_the_charge_and_its_record_there_is_one_charge_and_the_record_tells_it() {
+    let app = ledger().await;
+    let (mut provider, port) = Worker::provider().await;
+    let mut till = Worker::till(&app.books.db.url, Some(&port));
+    assert_eq!(provider.ask("hold").await, "held");
+    till.tell("1 leased a");
+    soon("the charge", async {
+        while provider.ask("count").await != "1 1" {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    till.kill();
+    assert_eq!(provider.ask("go").await, "gone");
+    assert_eq!(state(&app, "a").await, Some(("started", 1)));
+    assert!(app.charges().await.is_empty());
+    let mut till = Worker::till(&app.books.db.url, Some(&port));
+    soon("the resumption", async {
+        // Its lease has to run out.
+        while till.ask("2 resume").await != "2 resumed 1 0" {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    assert_eq!(provider.ask("count").await, "1 2");
+    assert_eq!(state(&app, "a").await, Some(("done", 2)));
+    let charges = app.charges().await;
+    assert_eq!(charges["a"].len(), 1);
+    assert_eq!(till.ask("3 leased a").await, format!("3 replay {}", charges["a"][0]));
+    assert_eq!(provider.ask("count").await, "1 2");
 }

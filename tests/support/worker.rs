@@ -29,7 +29,24 @@ pub struct Worker {
 
 impl Worker {
     pub fn start(url: &str) -> Self {
-        Self::launch(Command::new(program()).arg(url))
+        Self::launch(Command::new(program("test_worker")).arg(url))
+    }
+
+    /// A process that takes charges: see `till.rs`.
+    pub fn till(url: &str, provider: Option<&str>) -> Self {
+        Self::launch(Command::new(program("till")).arg(url).args(provider))
+    }
+
+    /// A process at which charges are made, and its port.
+    pub async fn provider() -> (Self, String) {
+        let mut provider = Self::launch(Command::new(program("till")).arg("provider"));
+        let port = provider.answer().await;
+        (provider, port)
+    }
+
+    /// The next answer. `None`: it is dead.
+    pub async fn last_words(&mut self) -> Option<String> {
+        soon("an answer of the worker", self.answers.next_line()).await.expect("the worker can be read")
     }
 
     /// A process that reads the time from a clock of ours. What it measures with the monotonic clock stays true.
@@ -37,7 +54,7 @@ impl Worker {
         let library = std::env::var("SQLOCK_FAKETIME")
             .unwrap_or_else(|_| panic!("SQLOCK_FAKETIME is not set: run scripts/test, or eval \"$(scripts/servers)\""));
         Self::launch(
-            Command::new(program())
+            Command::new(program("test_worker"))
                 .arg(url)
                 .env("LD_PRELOAD", library)
                 .env("FAKETIME_TIMESTAMP_FILE", clock.file())
@@ -149,10 +166,10 @@ fn token(answer: &str) -> i64 {
 }
 
 /// Where cargo puts the program: beside the directory of the test's own.
-fn program() -> PathBuf {
+fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test knows where it is");
     let profile = test.ancestors().nth(2).expect("tests are in target/PROFILE/deps");
-    let program = profile.join("examples/test_worker");
+    let program = profile.join("examples").join(name);
     assert!(program.exists(), "there is no {}: run cargo build --examples --all-features", program.display());
     program
 }

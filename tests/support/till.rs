@@ -1,0 +1,233 @@
+//! Processes for tests to kill: a till that takes charges, each once under its key, and a provider at which charges are made.
+//!
+//! `till URL [PROVIDER_PORT]` takes requests on its standard input, one a line, and answers in any order.
+//!
+//! | request             | answer                                                                           |
+//! |---------------------|----------------------------------------------------------------------------------|
+//! | `N once KEY`        | `N new RECEIPT`, `N replay RECEIPT`, `N in-progress` …, `N error …`: in one transaction |
+//! | `N leased KEY`      | the same, under a lease: the charge is made at the provider, and written down here |
+//! | `N resume`          | `N resumed DONE FAILED`                                                           |
+//!
+//! `till provider` says on which port it listens. It charges once for each key it is sent, and answers with the receipt.
+//!
+//! | command | answer                                                      |
+//! |---------|-------------------------------------------------------------|
+//! | `hold`  | `held`: charges are made, but not answered any more          |
+//! | `go`    | `gone`                                                       |
+//! | `count` | how many charges were made, and how often it was asked       |
+
+#![allow(clippy::expect_used, clippy::panic, reason = "a program for tests")]
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, Write};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use sqlock::{Attempt, Error, Fingerprint, Idempotency, IdempotencyKey, Locks, Outcome, RetryError};
+use sqlx::mysql::MySqlPoolOptions;
+use sqlx::postgres::PgPoolOptions;
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
+use sqlx::{AssertSqlSafe, MySqlPool, PgPool, SqlitePool};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() {
+    set_parent_process_death_signal(Some(Signal::KILL)).expect("a process may say when it wants to die");
+    let mut arguments = std::env::args().skip(1);
+    let url = arguments.next().expect("usage: till URL [PROVIDER_PORT]");
+    if url == "provider" {
+        return provide().await;
+    }
+    let port = arguments.next().map(|port| port.parse().expect("a port"));
+    let till = Arc::new(Till::open(&url, port));
+    let (requests, mut inbox) = tokio::sync::mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines() {
+            let _ = requests.send(line.expect("requests are text"));
+        }
+    });
+    while let Some(request) = inbox.recv().await {
+        let till = Arc::clone(&till);
+        tokio::spawn(async move {
+            let words: Vec<&str> = request.split(' ').collect();
+            let answer = match words[..] {
+                [n, "once", key] => format!("{n} {}", told(till.once(key).await)),
+                [n, "leased", key] => format!("{n} {}", told(till.leased(key).await)),
+                [n, "resume"] => match till.resume().await {
+                    Ok((done, failed)) => format!("{n} resumed {done} {failed}"),
+                    Err(error) => format!("{n} error {error}"),
+                },
+                _ => panic!("{request}?"),
+            };
+            say(&answer);
+        });
+    }
+}
+
+fn say(answer: &str) {
+    let mut out = std::io::stdout().lock();
+    // When nobody listens any more, the end is near.
+    let _ = writeln!(out, "{}", answer.replace('\n', " ")).and_then(|()| out.flush());
+}
+
+fn told(outcome: Result<Outcome<String>, String>) -> String {
+    match outcome {
+        Ok(Outcome::New(receipt)) => format!("new {receipt}"),
+        Ok(Outcome::Replay(receipt)) => format!("replay {receipt}"),
+        Ok(Outcome::InProgress) => "in-progress".into(),
+        Ok(Outcome::Unknown) => "unknown".into(),
+        Ok(other) => format!("refused {other:?}"),
+        Err(error) => format!("error {error}"),
+    }
+}
+
+enum Pool {
+    Postgres(PgPool),
+    MySql(MySqlPool),
+    Sqlite(SqlitePool),
+}
+
+/// The same code for each type of pool.
+macro_rules! on {
+    ($pool:expr, $each:ident => $work:expr) => {
+        match $pool {
+            Pool::Postgres($each) => $work,
+            Pool::MySql($each) => $work,
+            Pool::Sqlite($each) => $work,
+        }
+    };
+}
+
+struct Till {
+    pool: Pool,
+    payments: Idempotency,
+    provider: Option<u16>,
+}
+
+impl Till {
+    fn open(url: &str, provider: Option<u16>) -> Self {
+        const CONNECTIONS: u32 = 6;
+        const PATIENCE: Duration = Duration::from_secs(30);
+        const URL: &str = "the URL can be parsed";
+        let pool = match url.split(':').next() {
+            Some("postgres") => {
+                let options = PgPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(PATIENCE);
+                Pool::Postgres(options.connect_lazy(url).expect(URL))
+            }
+            Some("mysql") => {
+                let options = MySqlPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(PATIENCE);
+                Pool::MySql(options.connect_lazy(url).expect(URL))
+            }
+            _ => {
+                let file: SqliteConnectOptions = url.parse().expect(URL);
+                let options = SqlitePoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(PATIENCE);
+                Pool::Sqlite(options.connect_lazy_with(file.busy_timeout(PATIENCE)))
+            }
+        };
+        let locks = on!(&pool, pool => Locks::new(pool.clone()));
+        // So short that a test sees it run out.
+        let payments = Idempotency::new(&locks).namespace("payments").lease(Duration::from_secs(1));
+        Self { pool, payments, provider }
+    }
+
+    async fn once(&self, key: &str) -> Result<Outcome<String>, String> {
+        let (alice, request) = (IdempotencyKey::new("alice", key), Fingerprint::of([key]));
+        let receipt = uuid::Uuid::new_v4().simple().to_string();
+        let write = format!("INSERT INTO charge (request_key, receipt) VALUES ('{key}', '{receipt}')");
+        let done: Result<_, RetryError<Error>> = on!(&self.pool, pool => {
+            self.payments.run(pool, &alice, &request, async |tx| {
+                sqlx::raw_sql(AssertSqlSafe(write.clone())).execute(&mut **tx).await?;
+                // Something takes time, so that there is a middle to be killed in.
+                tokio::time::sleep(Duration::from_millis(3)).await;
+                Ok(receipt.clone())
+            }).await
+        });
+        done.map_err(|error| error.to_string())
+    }
+
+    async fn leased(&self, key: &str) -> Result<Outcome<String>, String> {
+        let (alice, request) = (IdempotencyKey::new("alice", key), Fingerprint::of([key]));
+        let done = self.payments.run_leased(&alice, &request, async |attempt| self.charge(attempt).await).await;
+        done.map_err(|error: Error| error.to_string())
+    }
+
+    async fn resume(&self) -> Result<(u64, u64), String> {
+        let resumed = self.payments.resume(async |attempt: &Attempt| self.charge(attempt).await).await;
+        resumed.map(|resumed| (resumed.done, resumed.failed)).map_err(|error: Error| error.to_string())
+    }
+
+    /// Charges at the provider, and writes the receipt down with the result.
+    async fn charge(&self, attempt: &Attempt) -> Result<String, Error> {
+        let port = self.provider.expect("a till that charges elsewhere is told where");
+        let receipt: String = attempt
+            .step("charge", async || {
+                let answer = ask(port, &attempt.provider_key("charge")).await;
+                answer.map_err(|error| Error::from(sqlx::Error::Io(error)))
+            })
+            .await?;
+        let write = format!("INSERT INTO charge (request_key, receipt) VALUES ('{}', '{receipt}')", attempt.key());
+        on!(&self.pool, pool => {
+            let mut tx = pool.begin().await?;
+            sqlx::raw_sql(AssertSqlSafe(write)).execute(&mut *tx).await?;
+            attempt.complete_in(&mut tx, &receipt).await?;
+            tx.commit().await?;
+        });
+        Ok(receipt)
+    }
+}
+
+async fn ask(port: u16, key: &str) -> std::io::Result<String> {
+    let mut provider = BufReader::new(TcpStream::connect(("127.0.0.1", port)).await?);
+    provider.write_all(format!("{key}\n").as_bytes()).await?;
+    provider.lines().next_line().await?.ok_or_else(|| std::io::ErrorKind::UnexpectedEof.into())
+}
+
+/// The receipts by the keys of the charges, and how often one was asked for.
+#[derive(Default)]
+struct Ledger {
+    receipts: BTreeMap<String, String>,
+    asked: u64,
+}
+
+async fn provide() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+    let ledger = Arc::new(Mutex::new(Ledger::default()));
+    let (holding, held) = watch::channel(false);
+    say(&listener.local_addr().expect("an address").port().to_string());
+    let commands = Arc::clone(&ledger);
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines() {
+            match line.expect("commands are text").as_str() {
+                "hold" => say(if holding.send(true).is_ok() { "held" } else { "?" }),
+                "go" => say(if holding.send(false).is_ok() { "gone" } else { "?" }),
+                _ => {
+                    let ledger = commands.lock().expect("nobody panics with it");
+                    say(&format!("{} {}", ledger.receipts.len(), ledger.asked));
+                }
+            }
+        }
+    });
+    loop {
+        let (client, _) = listener.accept().await.expect("a client");
+        let (ledger, mut held) = (Arc::clone(&ledger), held.clone());
+        tokio::spawn(async move {
+            let mut client = BufReader::new(client);
+            let mut key = String::new();
+            if !matches!(client.read_line(&mut key).await, Ok(1..)) {
+                return;
+            }
+            let receipt = {
+                let mut ledger = ledger.lock().expect("nobody panics with it");
+                ledger.asked += 1;
+                let new = || uuid::Uuid::new_v4().simple().to_string();
+                ledger.receipts.entry(key).or_insert_with(new).clone()
+            };
+            tokio::time::sleep(Duration::from_millis(3)).await;
+            let _ = held.wait_for(|held| !held).await;
+            let _ = client.write_all(format!("{receipt}\n").as_bytes()).await;
+        });
+    }
+}
