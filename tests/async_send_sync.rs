@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use sqlock::{
-    Changes, Election, Error, ExportedLease, FenceError, FencingToken, Leadership, Lease, LeaseInfo, LeaseRequest,
-    LockName, Locks, LocksBuilder, LossCause, Owner, Retry, RetryError, SessionLock, SessionRequest, Sweeper, Sweeping,
-    Versioned, VersionedRow,
+    Attempt, Changes, Claim, Election, Error, ExportedLease, FenceError, FencingToken, Fingerprint, Idempotency,
+    IdempotencyKey, Leadership, Lease, LeaseInfo, LeaseRequest, LockName, Locks, LocksBuilder, LossCause, Owner, Retry,
+    RetryError, SessionLock, SessionRequest, Sweeper, Sweeping, Versioned, VersionedRow,
 };
 use sqlx::{Sqlite, SqliteConnection, SqlitePool, Transaction};
 
@@ -142,6 +142,34 @@ async fn every_future_on_rows_may_be_sent(
         row.push_bind(&key);
     }));
     is_send_value(&Retry::new().run(&pool, async |tx| accounts.delete(tx, 7, 1).await));
+}
+
+/// Never called. The same for requests that take effect once.
+#[allow(dead_code)]
+async fn every_future_of_a_request_may_be_sent(
+    pool: SqlitePool,
+    mut tx: Transaction<'static, Sqlite>,
+    payments: Idempotency,
+    attempt: Attempt,
+    claim: Claim,
+) {
+    let (key, request, text) = (IdempotencyKey::global("a"), Fingerprint::of(["a"]), String::from("captured"));
+    is_send_value(&payments.run(&pool, &key, &request, async |tx| {
+        sqlx::query("SELECT 1").execute(&mut **tx).await?;
+        Ok::<_, Error>(text.clone())
+    }));
+    is_send_value(&payments.begin(&mut tx, &key, &request));
+    is_send_value(&claim.complete(&mut tx, &text));
+    is_send_value(&payments.attempt(&key, &request));
+    is_send_value(
+        &payments
+            .run_leased(&key, &request, async |attempt| attempt.step("a", async || Ok::<_, Error>(text.clone())).await),
+    );
+    is_send_value(&payments.resume(async |attempt: &Attempt| Ok::<_, Error>(attempt.key().to_owned() + &text)));
+    is_send_value(&payments.issue("a", Duration::ZERO));
+    is_send_value(&attempt.step("a", async || Ok::<_, Error>(1)));
+    is_send_value(&attempt.complete(&1));
+    is_send_value(&attempt.complete_in(&mut tx, &1));
 }
 
 async fn pool_in_memory() -> SqlitePool {

@@ -533,5 +533,22 @@ async fn purge<DB: Records>(conn: &mut DB::Connection, limit: u32) -> Result<u64
     let ids: Result<Vec<String>, sqlx::Error> =
         DB::fetch(conn, &mut query).await?.iter().map(|row| DB::text(row, 0)).collect();
     let ids = ids?;
-    if ids.is_empty() { Ok(0) } else { bury::<DB>(conn, &ids).await }
+    if !ids.is_empty() {
+        return bury::<DB>(conn, &ids).await;
+    }
+    // What a process has left that died between the deletion of a record and that of its steps.
+    let mut query = QueryBuilder::new(
+        "SELECT DISTINCT id FROM sqlock_idem_step
+          WHERE NOT EXISTS (SELECT 1 FROM sqlock_idem AS r
+                             WHERE r.id = sqlock_idem_step.id AND r.created_at = sqlock_idem_step.begun)
+          LIMIT ",
+    );
+    query.push(limit);
+    let rows = DB::fetch(conn, &mut query).await?;
+    let orphaned: Result<Vec<String>, sqlx::Error> = rows.iter().map(|row| DB::text(row, 0)).collect();
+    let orphaned = orphaned?;
+    if !orphaned.is_empty() {
+        bury_steps::<DB>(conn, &orphaned).await?;
+    }
+    Ok(0)
 }

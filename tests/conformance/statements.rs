@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use sqlock::{Lease, Locks};
-use sqlx::{AssertSqlSafe, Executor, Pool, Row};
+use sqlock::{Error, Fingerprint, Idempotency, IdempotencyKey, Lease, Locks};
+use sqlx::{AssertSqlSafe, Executor, Pool, Row, Transaction};
 use tokio::time::{Instant, sleep};
 
 use crate::support::server::{Options, Server};
@@ -78,6 +78,53 @@ async fn verbs_cost_one_commit_of_the_file_each() {
     assert_eq!((bill.acquire_known, bill.acquire_new, bill.refused_try), (1, 1, 0));
     assert_eq!((bill.release, bill.hand_off), (1, 1));
     assert!((1..=2).contains(&bill.renewal_of_1000), "{}", bill.renewal_of_1000);
+}
+
+/// Next to a transaction with the same effect and nothing else.
+#[tokio::test]
+async fn an_effect_that_is_to_be_had_once_costs_two_statements_more() {
+    if DATABASE == Database::Sqlite && !is_alone() {
+        return alone("conformance::statements::an_effect_that_is_to_be_had_once_costs_two_statements_more");
+    }
+    let meter = Meter::new().await;
+    let pool = meter.ours.clone();
+    pool.execute("CREATE TABLE counter (id INTEGER NOT NULL PRIMARY KEY, value BIGINT NOT NULL)")
+        .await
+        .expect("a table");
+    pool.execute("INSERT INTO counter (id, value) VALUES (1, 0)").await.expect("a row");
+    let locks = meter.locks().await;
+    // As nobody else is there to be named.
+    let payments = Idempotency::new(&locks);
+    let effect = async |tx: &mut Transaction<'_, Sql>| {
+        sqlx::query("UPDATE counter SET value = value + 1 WHERE id = 1").execute(&mut **tx).await?;
+        Ok::<_, Error>(())
+    };
+    let bare = async || {
+        let begin = if DATABASE == Database::Sqlite { "BEGIN IMMEDIATE" } else { "BEGIN" };
+        let mut tx = pool.begin_with(begin).await.expect("begin");
+        effect(&mut tx).await.expect("an effect");
+        tx.commit().await.expect("commit");
+    };
+    let once = async |key: &str| {
+        let (key, request) = (IdempotencyKey::global(key), Fingerprint::of(["pay"]));
+        payments.run(&pool, &key, &request, effect).await.expect("run").is_replay()
+    };
+    // What is prepared once is prepared.
+    bare().await;
+    assert!(!once("warm").await);
+    assert!(once("warm").await);
+    let ((), floor) = meter.cost(bare()).await;
+    let (replayed, first) = meter.cost(once("a")).await;
+    assert!(!replayed);
+    let (replayed, replay) = meter.cost(once("a")).await;
+    assert!(replayed);
+    println!("{DATABASE:?}: statements: bare {floor}, once {first}, replay {replay}");
+    // On MySQL and MariaDB another connection looks for a rival, and finds what is done already.
+    let looks = u64::from(DATABASE.is_mysql());
+    assert_eq!(first, floor + 2 + looks);
+    // The claim and a look at the record, between BEGIN and COMMIT (which the driver does not count).
+    let around = if DATABASE == Database::Postgres { 2 } else { 0 };
+    assert_eq!(replay, if looks > 0 { looks } else { 2 + around });
 }
 
 /// From the call of a release until another process has the name, who waits behind that one costs nothing.
