@@ -446,9 +446,49 @@ impl Idempotency {
         self.list(None, limit).await
     }
 
-    async fn list(&self, state: Option<State>, limit: u32) -> Result<Vec<RecordInfo>> {
-        let found = self.send(Errand::List { namespace: Some(self.namespace.clone()), state, limit }).await?;
+    /// For those who look after all of them: the records of some namespace, or of all, in some [state](RecordInfo::state), or
+    /// in any, in order of creation, at most `limit`. In a state that there is not, there are none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::Unavailable`], [`Error::NotMigrated`].
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn records_in(
+        &self,
+        namespace: Option<&str>,
+        state: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<RecordInfo>> {
+        if let Some(namespace) = namespace {
+            key::check("a namespace", namespace)?;
+        }
+        let Ok(state) = state.map(State::parse).transpose() else {
+            return Ok(Vec::new());
+        };
+        let found = self.send(Errand::List { namespace: namespace.map(str::to_owned), state, limit }).await?;
         Ok(found.records.into_iter().map(RecordInfo::of).collect())
+    }
+
+    async fn list(&self, state: Option<State>, limit: u32) -> Result<Vec<RecordInfo>> {
+        self.records_in(Some(&self.namespace), state.map(State::as_str), limit).await
+    }
+
+    /// Deletes the records of all namespaces whose time has run out, in batches, and tells how many: results that are not told
+    /// any more, and tokens that are not good any more. What has not ended has no such time. The [sweeper](crate::Sweeper)
+    /// does it as well.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`], [`Error::NotMigrated`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future ends it after the batch under way.
+    pub async fn purge(&self) -> Result<u64> {
+        crate::sweeper::purge_records(&self.client, crate::sweeper::BATCH).await
     }
 
     /// What stands under a key. `None`: nothing, or nothing that has been committed.
@@ -511,8 +551,13 @@ impl Idempotency {
     }
 
     fn lease_on(&self, key: &FullKey) -> LeaseRequest {
-        LeaseRequest::new(Arc::clone(&self.client), format!("sqlock-idem/{}", key.id)).ttl(self.lease)
+        LeaseRequest::new(Arc::clone(&self.client), lease_of(key)).ttl(self.lease)
     }
+}
+
+/// The name of the lease on a key.
+fn lease_of(key: &FullKey) -> String {
+    format!("sqlock-idem/{}", key.id)
 }
 
 impl fmt::Debug for Idempotency {
@@ -734,13 +779,17 @@ pub struct RecordInfo {
     pub token: Option<crate::FencingToken>,
     /// How many attempts were made under a lease.
     pub attempts: u32,
+    /// Under what name its attempts hold their lease: `sqlock-idem/` and a digest of the key. While it is
+    /// [held](Locks::inspect), somebody is at work.
+    pub lease: String,
     /// How many bytes the stored result has. `None`: there is none, or it was not asked for.
     pub result_bytes: Option<usize>,
     /// The names of the steps that are done. Empty in a list.
     pub steps: Vec<String>,
     /// When it was made, by the database's clock.
     pub created_at: chrono::DateTime<chrono::Utc>,
-    /// Until when the result is told, or the token is good, by the database's clock.
+    /// Until when the result is told, or the token is good, by the database's clock. What has not ended has no such time:
+    /// it is that which it would have if it were done.
     pub expires_at: chrono::DateTime<chrono::Utc>,
 }
 
@@ -748,6 +797,7 @@ impl RecordInfo {
     fn of(record: Record) -> Self {
         let at = |micros| chrono::DateTime::from_timestamp_micros(micros).unwrap_or_default();
         Self {
+            lease: lease_of(&record.key),
             namespace: record.key.namespace,
             principal: Some(record.key.principal).filter(|principal| !principal.is_empty()),
             key: record.key.key,

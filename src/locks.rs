@@ -259,7 +259,7 @@ impl Locks {
         }
     }
 
-    /// The purge of names that have long been free.
+    /// The purge of names that have long been free, and of requests whose time has run out.
     pub fn sweeper(&self) -> Sweeper {
         Sweeper::new(Arc::clone(&self.client))
     }

@@ -12,11 +12,20 @@ use crate::client::Client;
 use crate::error::Result;
 use crate::pump::Verb;
 
-/// Purges the rows of names that have been free for a while. Made with [`Locks::sweeper`](crate::Locks::sweeper).
+/// How many rows go at a time unless [`Sweeper::batch`] says otherwise.
+pub(crate) const BATCH: u32 = 500;
+
+/// Purges the rows of names that have been free for a while, and records of requests whose time has run out. Made with
+/// [`Locks::sweeper`](crate::Locks::sweeper).
 ///
-/// It only tidies: an expired lease can be taken over at once, with or without it. Any number of instances may run at the
-/// same time, on any number of hosts. A sweep goes in batches, never touches a row that is held, and leaves a row alone
-/// until its token lies as far behind the database's clock as the retention, so that a token never goes back.
+/// It only tidies: an expired lease can be taken over at once, with or without it, and an expired key can be used anew. Any
+/// number of instances may run at the same time, on any number of hosts. A sweep goes in batches, never touches a row that is
+/// held, and leaves a row alone until its token lies as far behind the database's clock as the retention, so that a token
+/// never goes back.
+///
+/// Of the records of [`Idempotency`](crate::Idempotency) it purges, with their steps, results that have been kept for
+/// [their own retention](crate::Idempotency::retention) and issued tokens that are not good any more. What has not ended, or of
+/// which nobody knows how it has, stays for ever.
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -37,7 +46,7 @@ pub struct Sweeper {
 
 impl Sweeper {
     pub(crate) fn new(client: Arc<Client>) -> Self {
-        Self { client, every: Duration::from_secs(300), retention: Duration::from_secs(3600), batch: 500 }
+        Self { client, every: Duration::from_secs(300), retention: Duration::from_secs(3600), batch: BATCH }
     }
 
     /// The mean time between two sweeps in the background. 5 minutes by default, jittered so that instances spread out.
@@ -47,7 +56,7 @@ impl Sweeper {
     }
 
     /// For how long a name must have been free. One hour by default. Keep it well above any step that the database's
-    /// clock may make backwards: a token could go back by as much as the step exceeds it.
+    /// clock may make backwards: a token could go back by as much as the step exceeds it. (For records it has no meaning.)
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = retention;
         self
@@ -59,7 +68,7 @@ impl Sweeper {
         self
     }
 
-    /// Sweeps once and tells how many names were purged.
+    /// Sweeps once and tells how many names and records were purged.
     ///
     /// # Errors
     ///
@@ -105,9 +114,14 @@ async fn sweep(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<
         let batch = client.ask(|reply| Verb::Sweep { retention, limit, reply }).await.outcome?;
         purged += batch;
         if batch < u64::from(limit) {
-            break;
+            return Ok(purged + purge_records(client, limit).await?);
         }
     }
+}
+
+/// Batch after batch, until one finds nothing.
+pub(crate) async fn purge_records(client: &Arc<Client>, limit: u32) -> Result<u64> {
+    let mut purged = 0;
     loop {
         let batch = client.ask(|reply| Verb::Record(Errand::Purge { limit }, reply)).await.outcome?.changed;
         purged += batch;

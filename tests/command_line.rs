@@ -67,23 +67,28 @@ async fn help_is_what_it_was() {
     assert_eq!(long.stderr, "");
     assert_snapshot("help", &long.stdout);
     assert_snapshot("help-short", &said(&["-h"]).await.expect(0).stdout);
-    for subcommand in subcommands(&long.stdout).into_iter().filter(|name| name != "help") {
+    let all = subcommands(&long.stdout);
+    assert!(all.len() >= 14 && all.iter().any(|name| name == "run"), "{all:?}");
+    for subcommand in all.into_iter().filter(|name| name != "help") {
         let help = said(&[&subcommand, "--help"]).await.expect(0);
         assert_eq!(help.stderr, "");
         assert_snapshot(&format!("help-{subcommand}"), &help.stdout);
+        for inner in subcommands(&help.stdout).into_iter().filter(|name| name != "help") {
+            let help = said(&[&subcommand, &inner, "--help"]).await.expect(0);
+            assert_eq!(help.stderr, "");
+            assert_snapshot(&format!("help-{subcommand}-{inner}"), &help.stdout);
+        }
     }
 }
 
 /// As the help lists them, so that none is forgotten here.
 fn subcommands(help: &str) -> Vec<String> {
-    let list = help.split("Commands:\n").nth(1).expect("a list of commands");
+    let list = help.split("Commands:\n").nth(1).unwrap_or_default();
     let lines = list.lines().take_while(|line| !line.is_empty());
-    let names: Vec<String> = lines
+    lines
         .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
         .filter_map(|line| line.split_whitespace().next().map(str::to_owned))
-        .collect();
-    assert!(names.len() >= 13 && names.iter().any(|name| name == "run"), "{names:?}");
-    names
+        .collect()
 }
 
 #[tokio::test]
@@ -142,6 +147,9 @@ async fn usage_errors_say_what_is_wrong() {
         &["run", "", "--", "make"],
         &["release", "deploy"],
         &["release", "deploy", "--token", "0"],
+        &["idem"],
+        &["idem", "show", "order-17"],
+        &["idem", "release", "order-17", "--global"],
         &["postgres://me:s3cret@db.example/app", "run", "deploy"],
     ] {
         let shown: Vec<&str> = arguments.iter().map(|word| if word.is_empty() { "''" } else { word }).collect();
@@ -198,6 +206,7 @@ async fn conflicts_say_who_holds_the_name() {
         (79, &["renew", "deploy", "--token", "17"]),
         (79, &["release", "deploy", "--token", "17"]),
         (79, &["unlock", "other", "--token", "17"]),
+        (79, &["idem", "release", "order-17", "--principal", "alice", "--token", "17"]),
         (0, &["ls"]),
         (0, &["show", "deploy"]),
         (0, &["show", "other"]),
@@ -346,7 +355,7 @@ async fn on_a_terminal(mut command: Command, code: i32) -> String {
 async fn completions_are_scripts_for_their_shells() {
     for shell in ["bash", "zsh", "fish"] {
         let script = said(&["completions", shell]).await.expect(0).stdout;
-        for word in ["acquire", "unlock", "hold-at-least"] {
+        for word in ["acquire", "unlock", "hold-at-least", "principal"] {
             assert!(script.contains(word), "{shell}: no {word}");
         }
     }
@@ -367,7 +376,7 @@ async fn man_is_a_page_that_man_can_show() {
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{program} has nothing to complain about");
         let shown = String::from_utf8_lossy(&output.stdout);
         let shown = format.replace_all(&shown, "");
-        for words in ["SQLOCK RUN", "--database-url", "postgres://…"] {
+        for words in ["SQLOCK RUN", "SQLOCK IDEM RELEASE", "--principal", "--database-url", "postgres://…"] {
             assert!(shown.contains(words), "{program} shows no {words}: {shown}");
         }
     }

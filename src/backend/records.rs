@@ -146,7 +146,7 @@ impl State {
         }
     }
 
-    fn parse(text: &str) -> Result<Self, sqlx::Error> {
+    pub(crate) fn parse(text: &str) -> Result<Self, sqlx::Error> {
         [Self::Issued, Self::Started, Self::Unknown, Self::Done]
             .into_iter()
             .find(|state| state.as_str() == text)

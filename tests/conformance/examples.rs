@@ -115,6 +115,45 @@ async fn job_queue_notices_jobs_that_are_done_twice() {
 }
 
 #[tokio::test]
+async fn webhook_consumer_does_the_events_of_a_killed_instance_once() {
+    let line = "40 events took effect, each of them once: ";
+    let db = empty().await;
+    shows(&db, "webhook_consumer", line).await;
+    shows(&db, "webhook_consumer", line).await;
+}
+
+#[tokio::test]
+async fn webhook_consumer_notices_events_that_take_effect_twice() {
+    notices(&empty().await, "webhook_consumer", "--without-lock", "not once: the events").await;
+}
+
+#[tokio::test]
+async fn red_packet_is_shared_out_to_the_last_cent_and_nobody_has_two_parts() {
+    let line = "12 of them have a part, nobody two, and the parts sum to 10000.";
+    let db = empty().await;
+    shows(&db, "red_packet", line).await;
+    shows(&db, "red_packet", line).await;
+}
+
+#[tokio::test]
+async fn red_packet_notices_when_it_is_shared_out_wrongly() {
+    notices(&empty().await, "red_packet", "--without-lock", "not shared out as it should be").await;
+}
+
+#[tokio::test]
+async fn checkout_form_leads_to_one_order_at_most() {
+    let line = "Each form has led to one order at most.";
+    let db = empty().await;
+    shows(&db, "checkout_form", line).await;
+    shows(&db, "checkout_form", line).await;
+}
+
+#[tokio::test]
+async fn checkout_form_notices_orders_that_nobody_wanted() {
+    notices(&empty().await, "checkout_form", "--without-token", "one order, told to all").await;
+}
+
+#[tokio::test]
 async fn nightly_job_runs_once_a_night() {
     let line = "Reports sent: 1 in the first night, 1 in the second.";
     let db = empty().await;

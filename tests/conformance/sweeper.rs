@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use sqlock::{Attempt, Error, Fingerprint, Idempotency, IdempotencyKey, Outcome};
 use sqlx::Pool;
 use tokio::task::JoinSet;
 
+use super::fence::run;
 use crate::Sql;
 use crate::support::{SOON, fresh, soon};
 
@@ -178,4 +180,155 @@ async fn in_the_background_it_ends_with_its_client() {
     })
     .await;
     drop(sweeping);
+}
+
+/// Requests, each under a key of its own.
+struct Requests {
+    pool: Pool<Sql>,
+    by: Idempotency,
+}
+
+impl Requests {
+    fn key(number: u32) -> IdempotencyKey {
+        IdempotencyKey::new("alice", format!("order-{number}"))
+    }
+
+    async fn run(&self, number: u32) -> Outcome<u32> {
+        let request = Fingerprint::of(["charge"]);
+        self.by.run(&self.pool, &Self::key(number), &request, async |_| Ok::<_, Error>(number)).await.expect("run")
+    }
+
+    async fn attempt(&self, number: u32) -> Attempt {
+        match self.by.attempt(&Self::key(number), &Fingerprint::of(["charge"])).await.expect("attempt") {
+            Outcome::New(attempt) => attempt,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// One that has done a step.
+    async fn attempt_with_a_step(&self, number: u32) -> Attempt {
+        let attempt = self.attempt(number).await;
+        attempt.step("reserve", async || Ok::<_, Error>(number)).await.expect("step");
+        attempt
+    }
+
+    async fn state(&self, number: u32) -> Option<&'static str> {
+        self.by.inspect(&Self::key(number)).await.expect("inspect").map(|record| record.state)
+    }
+
+    /// As if all that there is had been there for longer than it was to be kept.
+    async fn grow_old(&self) {
+        run(&self.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    }
+
+    /// How many records there are, and how many steps.
+    async fn rows(&self) -> (i64, i64) {
+        let records = sqlx::query_scalar("SELECT count(*) FROM sqlock_idem").fetch_one(&self.pool).await;
+        let steps = sqlx::query_scalar("SELECT count(*) FROM sqlock_idem_step").fetch_one(&self.pool).await;
+        (records.expect("count the records"), steps.expect("count the steps"))
+    }
+}
+
+#[tokio::test]
+async fn requests_whose_time_has_run_out_go_with_their_steps_batch_by_batch() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let requests = Requests { pool: db.pool().await, by: Idempotency::new(&locks) };
+    for batch in [0, 1, 3, 500] {
+        for number in 0..5 {
+            assert_eq!(requests.run(number).await, Outcome::New(number));
+        }
+        for number in 5..8 {
+            requests.attempt_with_a_step(number).await.complete(&number).await.expect("complete");
+        }
+        for _ in 0..2 {
+            requests.by.issue("alice", LONG).await.expect("issue");
+        }
+        // Nor do the leases of the attempts, which have just been free.
+        assert_eq!(locks.sweeper().batch(batch).sweep().await.expect("sweep"), 0, "all are still told");
+        assert_eq!(requests.rows().await, (10, 3));
+        assert_eq!(requests.run(0).await, Outcome::Replay(0));
+        requests.grow_old().await;
+        assert_eq!(locks.sweeper().batch(batch).sweep().await.expect("sweep"), 10, "in batches of {batch}");
+        assert_eq!(requests.rows().await, (0, 0));
+    }
+}
+
+#[tokio::test]
+async fn requests_that_have_not_ended_or_nobody_knows_how_are_never_purged() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let requests = Requests { pool: db.pool().await, by: Idempotency::new(&locks).retention(Duration::ZERO) };
+    let at_work = requests.attempt_with_a_step(1).await;
+    drop(requests.attempt_with_a_step(2).await); // as if its process had died
+    requests.attempt_with_a_step(3).await.unknown().await.expect("unknown");
+    requests.grow_old().await;
+    let sweeper = locks.sweeper().batch(1);
+    assert_eq!(sweeper.sweep().await.expect("sweep"), 0);
+    assert_eq!(requests.rows().await, (3, 3));
+    assert_eq!(requests.by.purge().await.expect("purge"), 0);
+    for (number, state) in [(1, "started"), (2, "started"), (3, "unknown")] {
+        assert_eq!(requests.state(number).await, Some(state));
+    }
+    // Once it has ended, it goes.
+    at_work.complete(&1).await.expect("complete");
+    assert_eq!(sweeper.sweep().await.expect("sweep"), 1);
+    assert_eq!(requests.rows().await, (2, 2));
+}
+
+#[tokio::test]
+async fn keys_that_were_used_anew_since_are_spared() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let requests = Requests { pool: db.pool().await, by: Idempotency::new(&locks) };
+    for number in 0..2 {
+        requests.attempt_with_a_step(number).await.complete(&number).await.expect("complete");
+    }
+    requests.grow_old().await;
+    // The step of the earlier request is not that of this one.
+    let anew = requests.attempt(0).await;
+    anew.step("pay", async || Ok::<_, Error>(0)).await.expect("step");
+    anew.complete(&0).await.expect("complete");
+    assert_eq!(requests.by.purge().await.expect("purge"), 1);
+    assert_eq!((requests.state(0).await, requests.state(1).await), (Some("done"), None));
+    let record = requests.by.inspect(&Requests::key(0)).await.expect("inspect").expect("a record");
+    assert_eq!(record.steps, ["pay"]);
+    assert_eq!(requests.rows().await, (1, 1));
+}
+
+/// Between the look of a sweeper and its DELETE a key may be used anew. What has taken effect then must not be forgotten.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sweepers_that_meet_requests_of_the_same_keys_purge_none_of_the_new_ones() {
+    let db = fresh().await;
+    let pool = db.pool().await;
+    let requests = Requests { pool: pool.clone(), by: Idempotency::new(&db.locks().await) };
+    let over = Arc::new(AtomicBool::new(false));
+    let mut sweepers = JoinSet::new();
+    for batch in [1, 4] {
+        let (locks, over) = (db.locks().await, Arc::clone(&over));
+        sweepers.spawn(async move {
+            let mut purged = 0;
+            while !over.load(Ordering::SeqCst) {
+                purged += locks.sweeper().batch(batch).sweep().await.expect("sweep");
+            }
+            purged
+        });
+    }
+    for round in 0..30 {
+        for number in 0..4 {
+            let told = soon("the request", requests.run(number)).await;
+            assert_eq!(told, Outcome::New(number), "round {round}: it was told what had run out");
+            assert_eq!(soon("the request", requests.run(number)).await, Outcome::Replay(number), "round {round}");
+        }
+        requests.grow_old().await;
+    }
+    soon("the purge of the last ones", async {
+        while requests.rows().await.0 > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    over.store(true, Ordering::SeqCst);
+    let purged: u64 = sweepers.join_all().await.into_iter().sum();
+    assert!(purged >= 4, "the sweepers and the requests never met");
 }

@@ -55,17 +55,22 @@ pub fn unreachable() -> String {
 impl Database {
     /// The database that the command line, the environment or `.env` names. Nothing is sent yet.
     pub fn open(global: &Global) -> Result<Self, Failure> {
-        Self::open_with(global, true)
+        Self::open_with(global, File::Beside { create: true })
     }
 
     /// The same, to look at what is held: a SQLite file that is missing is not made.
     pub fn open_to_read(global: &Global) -> Result<Self, Failure> {
-        Self::open_with(global, false)
+        Self::open_with(global, File::Beside { create: false })
     }
 
-    fn open_with(global: &Global, create: bool) -> Result<Self, Failure> {
+    /// The application's own database, to look at what it keeps there. A SQLite file that is missing is not made.
+    pub fn open_of_the_application(global: &Global) -> Result<Self, Failure> {
+        Self::open_with(global, File::Itself)
+    }
+
+    fn open_with(global: &Global, file: File) -> Result<Self, Failure> {
         let url = Url::find(global)?;
-        let (pool, place) = url.pool(create)?;
+        let (pool, place) = url.pool(file)?;
         let file = (url.kind == Kind::Sqlite).then(|| PathBuf::from(&place));
         let _ = PLACE.set(say::printable_line(&place));
         Ok(Self { locks: pool.locks(), pool, may_migrate: !global.no_migrate, file })
@@ -90,6 +95,15 @@ impl Database {
             outcome => outcome,
         }
     }
+}
+
+/// Which file, on SQLite.
+#[derive(Clone, Copy)]
+enum File {
+    /// The one that leases are kept in. `create`: if it is missing.
+    Beside { create: bool },
+    /// The one that is named.
+    Itself,
 }
 
 /// A URL that has been found, and where.
@@ -148,9 +162,9 @@ impl Url {
         Ok(Self { url: url.into(), kind })
     }
 
-    /// A pool that connects when it is needed, and where to. `create` a SQLite file that is missing?
+    /// A pool that connects when it is needed, and where to.
     #[cfg_attr(not(feature = "sqlite"), allow(unused_variables))]
-    fn pool(&self, create: bool) -> Result<(Pool, String), Failure> {
+    fn pool(&self, file: File) -> Result<(Pool, String), Failure> {
         match self.kind {
             #[cfg(feature = "postgres")]
             Kind::Postgres => {
@@ -171,13 +185,18 @@ impl Url {
             #[cfg(feature = "sqlite")]
             Kind::Sqlite => {
                 let options: sqlx::sqlite::SqliteConnectOptions = self.options()?;
-                let file = sidecar(&self.url, options.get_filename())?;
-                let place = file.display().to_string();
-                // The file is ours alone, so readers need not wait for writers in it.
-                let options = sqlx::sqlite::SqliteConnectOptions::new()
-                    .filename(file)
-                    .create_if_missing(create)
-                    .journal_mode(sqlx::sqlite::SqliteJournalMode::Wal);
+                let beside = sidecar(&self.url, options.get_filename())?;
+                let (place, options) = match file {
+                    // That file is ours alone, so readers need not wait for writers in it.
+                    File::Beside { create } => {
+                        let options = sqlx::sqlite::SqliteConnectOptions::new()
+                            .filename(&beside)
+                            .create_if_missing(create)
+                            .journal_mode(sqlx::sqlite::SqliteJournalMode::Wal);
+                        (beside.display().to_string(), options)
+                    }
+                    File::Itself => (options.get_filename().display().to_string(), options.create_if_missing(false)),
+                };
                 Ok((Pool::Sqlite(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)), place))
             }
             #[allow(unreachable_patterns, reason = "not in a binary with all databases")]

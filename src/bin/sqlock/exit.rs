@@ -109,6 +109,7 @@ impl From<sqlock::Error> for Failure {
             | E::OutOfRange { .. }
             | E::LabelTooLong { .. }
             | E::NulInLabel
+            | E::InvalidKey { .. }
             | E::Permits { .. }
             | E::Conversion { .. } => USAGE,
             _ => UNREACHABLE,

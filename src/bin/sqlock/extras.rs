@@ -1,6 +1,6 @@
 //! `sqlock completions` and `sqlock man`: made from the command line's definition.
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command, CommandFactory};
 use clap_complete::Shell;
 
 use crate::exit::{Failure, Outcome};
@@ -31,14 +31,26 @@ pub fn man() -> Outcome {
     let mut page = Vec::new();
     clap_mangen::Man::new(command.clone()).render(&mut page).map_err(failed)?;
     for subcommand in command.get_subcommands() {
-        let man = clap_mangen::Man::new(subcommand.clone());
-        page.extend(format!(".SH \"SQLOCK {}\"\n", subcommand.get_name().to_uppercase()).into_bytes());
-        man.render_description_section(&mut page).map_err(failed)?;
-        man.render_synopsis_section(&mut page).map_err(failed)?;
-        man.render_options_section(&mut page).map_err(failed)?;
+        section("SQLOCK", subcommand, &mut page).map_err(failed)?;
     }
     output::text(&ascii(&String::from_utf8_lossy(&page)))?;
     Ok(0)
+}
+
+/// A subcommand, and then those that it has itself. (What "help" has are the names of all again.)
+fn section(of: &str, command: &Command, page: &mut Vec<u8>) -> std::io::Result<()> {
+    let man = clap_mangen::Man::new(command.clone());
+    let title = format!("{of} {}", command.get_name().to_uppercase());
+    page.extend(format!(".SH \"{title}\"\n").into_bytes());
+    man.render_description_section(page)?;
+    man.render_synopsis_section(page)?;
+    man.render_options_section(page)?;
+    for subcommand in command.get_subcommands().filter(|_| command.get_name() != "help") {
+        if subcommand.get_name() != "help" {
+            section(&title, subcommand, page)?;
+        }
+    }
+    Ok(())
 }
 
 /// roff reads ASCII everywhere, UTF-8 only where somebody converts it first.

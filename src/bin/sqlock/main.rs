@@ -19,6 +19,7 @@ mod durations;
 mod exit;
 mod extras;
 mod hold;
+mod idem;
 mod ls;
 mod migrate;
 mod obtain;
@@ -79,6 +80,7 @@ async fn dispatch(options: Options) -> Outcome {
         Subcommand::Migrate => migrate::run(&global).await,
         Subcommand::Schema(args) => schema::run(&global, args),
         Subcommand::Sweep(args) => sweep::run(&global, args).await,
+        Subcommand::Idem(args) => idem::run(&global, args).await,
         Subcommand::Bench(args) => bench::run(&global, args).await,
         Subcommand::Completions(args) => extras::completions(&args),
         Subcommand::Man => extras::man(),

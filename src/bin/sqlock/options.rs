@@ -2,7 +2,7 @@
 
 use clap::{Args, Parser};
 
-use crate::{acquire, bench, extras, ls, release, renew, run, schema, show, sweep, unlock};
+use crate::{acquire, bench, extras, idem, ls, release, renew, run, schema, show, sweep, unlock};
 
 /// Hold a lease on a name, in the SQL database you already run, while a command runs.
 ///
@@ -79,6 +79,7 @@ pub enum Subcommand {
     Migrate,
     Schema(schema::Arguments),
     Sweep(sweep::Arguments),
+    Idem(idem::Arguments),
     Bench(bench::Arguments),
     Completions(extras::Completions),
     /// Print the manual page, in roff: sqlock man | man -l -

@@ -62,7 +62,7 @@ pub fn not_held(holding: &Holding, holders: &[LeaseInfo]) -> Failure {
     Failure::new(exit::LOST, format!("token {token} does not hold {}: {now}", quoted(name)))
 }
 
-fn parse_token(text: &str) -> Result<FencingToken, String> {
+pub fn parse_token(text: &str) -> Result<FencingToken, String> {
     let token = text.parse().ok().and_then(FencingToken::new);
     token.ok_or_else(|| "a token is a positive number".into())
 }

@@ -294,11 +294,11 @@ async fn sweep_purges_what_is_free_and_nothing_that_is_held() {
     for name in ["free/1", "free/2"] {
         locks.lease(name).acquire().await.expect("acquire").release().await.expect("release");
     }
-    assert_eq!(run(&db, &["sweep"]).await.expect(0).stdout, "purged 0 names\n", "an hour has not passed");
+    assert_eq!(run(&db, &["sweep"]).await.expect(0).stdout, "purged 0 names and requests\n", "an hour has not passed");
     // The database's clock counts microseconds, and the releases are behind it.
     tokio::time::sleep(Duration::from_millis(5)).await;
-    assert_eq!(run(&db, &["sweep", "--retention", "0s"]).await.expect(0).stdout, "purged 2 names\n");
-    assert_eq!(run(&db, &["sweep", "--retention", "0s"]).await.expect(0).stdout, "purged 0 names\n");
+    assert_eq!(run(&db, &["sweep", "--retention", "0s"]).await.expect(0).stdout, "purged 2 names and requests\n");
+    assert_eq!(run(&db, &["sweep", "--retention", "0s"]).await.expect(0).stdout, "purged 0 names and requests\n");
     lease.release().await.expect("ours to the end");
 }
 

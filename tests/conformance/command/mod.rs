@@ -2,6 +2,7 @@
 
 mod exit;
 mod faults;
+mod idem;
 mod listing;
 mod once;
 mod process;

@@ -232,7 +232,7 @@ async fn without_the_right_to_make_tables_it_uses_those_that_are_there_or_says_w
     as_user(&["migrate"]).await.expect(0);
     as_user(&["bench", "--time", "100ms", "--tasks", "2"]).await.expect(0);
     tokio::time::sleep(Duration::from_millis(5)).await;
-    assert_eq!(as_user(&["sweep", "--retention", "0s"]).await.expect(0).stdout, "purged 1 names\n");
+    assert_eq!(as_user(&["sweep", "--retention", "0s"]).await.expect(0).stdout, "purged 1 names and requests\n");
     user.drop().await;
 }
 

@@ -1,0 +1,199 @@
+//! A red packet: a pot that is shared out among those who grab first, in parts that chance decides. Each may grab once, and many
+//! grab at the same moment, most of them with more than one click. Is it shared out to the last cent, and has nobody two parts?
+//!
+//! Three server processes are sent the clicks of all users at once. A grab is made in a transaction that has the row of the packet
+//! locked, under the key (user, packet): whoever clicks again is told what the first click brought, whichever server it reaches.
+//!
+//! ```text
+//! cargo run --example red_packet
+//! cargo run --example red_packet -- --without-lock                  # to see what locks and keys are good for
+//! DATABASE_URL=postgres://… cargo run --all-features --example red_packet
+//! ```
+
+mod shared;
+
+use shared::*;
+use sqlock::{Fingerprint, Idempotency, IdempotencyKey, Outcome, Retry};
+use sqlx::Transaction;
+
+const POT: i64 = 10_000;
+const PARTS: i64 = 12;
+const USERS: i64 = 20;
+const SERVERS: i64 = 3;
+
+/// A part of what is left: chance decides, but each of the others is left a cent at least.
+fn part_of(left: i64, parts: i64, chance: u64) -> i64 {
+    if parts == 1 {
+        return left;
+    }
+    let most = (2 * left / parts).min(left - (parts - 1)).max(1);
+    1 + (chance % most.unsigned_abs()).cast_signed()
+}
+
+any_database! {
+    /// What is left in the packet, and in how many parts.
+    async fn left(conn: &mut Connection, packet: i64) -> Result<(i64, i64), sqlx::Error> {
+        QueryBuilder::<Db>::new("SELECT cents, parts FROM sqlock_example_packet WHERE id = ")
+            .push_bind(packet)
+            .build_query_as()
+            .fetch_one(conn)
+            .await
+    }
+
+    /// A user's part. `None`: came too late.
+    async fn grab(conn: &mut Connection, packet: i64, user: i64) -> Result<Option<i64>, sqlx::Error> {
+        let (cents, parts) = left(conn, packet).await?;
+        if parts == 0 {
+            return Ok(None);
+        }
+        let part = part_of(cents, parts, chance());
+        tokio::time::sleep(Duration::from_millis(1)).await; // it takes a while
+        let mut take = QueryBuilder::<Db>::new("UPDATE sqlock_example_packet SET cents = ");
+        take.push_bind(cents - part).push(", parts = ").push_bind(parts - 1);
+        take.push(" WHERE id = ").push_bind(packet).build().execute(&mut *conn).await?;
+        note(conn, "INSERT INTO sqlock_example_grab (customer, cents) ", user, part).await?;
+        Ok(Some(part))
+    }
+
+    async fn note(conn: &mut Connection, into: &'static str, user: i64, cents: i64) -> Result<(), sqlx::Error> {
+        QueryBuilder::<Db>::new(into)
+            .push_values([(user, cents)], |mut row, (user, cents)| {
+                row.push_bind(user).push_bind(cents);
+            })
+            .build()
+            .execute(conn)
+            .await?;
+        Ok(())
+    }
+
+    async fn grab_once(pool: Pool<Db>, locks: Locks, packet: i64, user: i64) -> Result<Option<i64>> {
+        let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(60)).begin_with(begin());
+        let grabs = Idempotency::new(&locks).namespace("packets").wait(Duration::from_secs(60)).retry(patiently);
+        let key = IdempotencyKey::new(format!("user {user}"), format!("packet {packet}"));
+        let request = Fingerprint::of(["grab"]);
+        let grabbed = grabs.run(&pool, &key, &request, async |tx: &mut Transaction<'_, Db>| {
+            locks.row_of("sqlock_example_packet", "id", packet).lock(tx).await?;
+            Ok::<_, sqlock::Error>(grab(tx, packet, user).await?)
+        });
+        match grabbed.await? {
+            Outcome::New(part) | Outcome::Replay(part) => Ok(part),
+            other => Err(format!("user {user}: {other:?}").into()),
+        }
+    }
+
+    /// As it is often done: looks whether the user has grabbed, and does it if not.
+    async fn look_and_grab(pool: Pool<Db>, packet: i64, user: i64) -> Result<Option<i64>> {
+        let mut conn = pool.acquire().await?;
+        let mut grabbed = QueryBuilder::<Db>::new("SELECT cents FROM sqlock_example_grab WHERE customer = ");
+        match grabbed.push_bind(user).build_query_scalar().fetch_optional(&mut *conn).await? {
+            Some(part) => Ok(Some(part)),
+            None => Ok(grab(&mut conn, packet, user).await?),
+        }
+    }
+
+    /// How a transaction begins. What is read under a lock is to be what stands there now, on MySQL and MariaDB too.
+    fn begin() -> &'static str {
+        match <Db as sqlx::Database>::NAME {
+            "MySQL" => "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; BEGIN",
+            "SQLite" => "BEGIN IMMEDIATE",
+            _ => "BEGIN",
+        }
+    }
+
+    /// One click. What the user was told is noted.
+    async fn click(pool: Pool<Db>, locks: Locks, packet: i64, user: i64) -> Result<()> {
+        let part = if asked_for("--without-lock") {
+            look_and_grab(pool.clone(), packet, user).await?
+        } else {
+            grab_once(pool.clone(), locks, packet, user).await?
+        };
+        let mut conn = pool.acquire().await?;
+        Ok(note(&mut conn, "INSERT INTO sqlock_example_told (customer, cents) ", user, part.unwrap_or(0)).await?)
+    }
+
+    /// A server is a process. All clicks reach it at once; those of every other user twice.
+    async fn server(pool: Pool<Db>, packet: i64) -> Result<()> {
+        let locks = Locks::new(pool.clone());
+        all_are_ready().await?;
+        let mut clicks = JoinSet::new();
+        for user in 1..=USERS {
+            for _ in 0..=user % 2 {
+                clicks.spawn(click(pool.clone(), locks.clone(), packet, user));
+            }
+        }
+        clicks.join_all().await.into_iter().collect::<Result<()>>()?;
+        Ok(locks.shutdown().await?)
+    }
+
+    async fn example(pool: Pool<Db>, database: &Database) -> Result<()> {
+        if let Some([_, packet]) = arguments().as_deref() {
+            return server(pool, packet.parse()?).await;
+        }
+        let locks = Locks::new(pool.clone());
+        let turn = take_turns(&locks, "red_packet").await?;
+        // Another packet in each run.
+        let packet = turn.token().get();
+        for sql in [
+            "DROP TABLE IF EXISTS sqlock_example_packet",
+            "DROP TABLE IF EXISTS sqlock_example_grab",
+            "DROP TABLE IF EXISTS sqlock_example_told",
+            "CREATE TABLE sqlock_example_packet (id BIGINT NOT NULL PRIMARY KEY, cents BIGINT NOT NULL, parts BIGINT NOT NULL)",
+            "CREATE TABLE sqlock_example_grab (customer BIGINT NOT NULL, cents BIGINT NOT NULL)",
+            "CREATE TABLE sqlock_example_told (customer BIGINT NOT NULL, cents BIGINT NOT NULL)",
+        ] {
+            sqlx::query(sql).execute(&pool).await?;
+        }
+        QueryBuilder::<Db>::new("INSERT INTO sqlock_example_packet (id, cents, parts) ")
+            .push_values([packet], |mut row, packet| {
+                row.push_bind(packet).push_bind(POT).push_bind(PARTS);
+            })
+            .build()
+            .execute(&pool)
+            .await?;
+        database.processes((0..SERVERS).map(|number| format!("server{number} {packet}"))).await?;
+
+        let grabbed: Vec<(i64, i64)> =
+            sqlx::query_as("SELECT customer, cents FROM sqlock_example_grab ORDER BY customer").fetch_all(&pool).await?;
+        let told: Vec<(i64, i64)> =
+            sqlx::query_as("SELECT customer, cents FROM sqlock_example_told").fetch_all(&pool).await?;
+        for sql in ["DROP TABLE sqlock_example_packet", "DROP TABLE sqlock_example_grab", "DROP TABLE sqlock_example_told"] {
+            sqlx::query(sql).execute(&pool).await?;
+        }
+        turn.release().await?;
+        locks.shutdown().await?;
+        for (user, cents) in &grabbed {
+            println!("  user {user:>2} {cents:>6} {}", "█".repeat((cents / 100).clamp(1, 60) as usize));
+        }
+        println!();
+        check(&grabbed, &told).map_err(|problem| format!("the packet was not shared out as it should be: {problem}"))?;
+        println!(
+            "{} clicks by {USERS} users: {PARTS} of them have a part, nobody two, and the parts sum to {POT}.",
+            told.len()
+        );
+        Ok(())
+    }
+}
+
+/// Good enough for an example: each process has a seed of its own, and so has each hash.
+fn chance() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(())
+}
+
+fn check(grabbed: &[(i64, i64)], told: &[(i64, i64)]) -> Result<(), String> {
+    for user in 1..=USERS {
+        let parts: Vec<i64> = grabbed.iter().filter(|(who, _)| *who == user).map(|(_, cents)| *cents).collect();
+        if parts.len() > 1 {
+            return Err(format!("user {user} has {} parts", parts.len()));
+        }
+        let part = parts.first().copied().unwrap_or(0);
+        if let Some((_, other)) = told.iter().find(|(who, cents)| *who == user && *cents != part) {
+            return Err(format!("user {user} has {part} and was told {other}"));
+        }
+    }
+    let sum: i64 = grabbed.iter().map(|(_, cents)| cents).sum();
+    if sum != POT || grabbed.len() as i64 != PARTS || grabbed.iter().any(|(_, cents)| *cents < 1) {
+        return Err(format!("{} parts sum to {sum}, not {PARTS} to {POT}", grabbed.len()));
+    }
+    Ok(())
+}
