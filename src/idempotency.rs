@@ -1,6 +1,8 @@
 //! Requests that take effect once, however often they are sent: claim, effect and result in one transaction.
 
 mod attempt;
+#[cfg(feature = "axum")]
+pub mod http;
 mod key;
 
 use std::collections::HashMap;

@@ -89,6 +89,8 @@
 //! `sqlite` (default), `postgres`, `mysql` (also MariaDB) enable the sqlx drivers of those names. TLS, and everything else
 //! about connecting, is the application's choice, through its own features of sqlx.
 //!
+//! `axum` adds `http`: requests over HTTP that take effect once, as a layer and extractors for axum.
+//!
 //! `cli` builds the command `sqlock`, which holds a lease around any command (`sqlock run migrate -- sqlx migrate run`), for
 //! the databases whose features are enabled beside it; it brings TLS along.
 //!
@@ -133,6 +135,8 @@ mod wakeup;
 pub use backend::Database;
 pub use election::{Changes, Election, Leadership};
 pub use error::{Error, FenceError, LossCause, Overtaken, Result, RowError};
+#[cfg(feature = "axum")]
+pub use idempotency::http;
 pub use idempotency::{Attempt, Claim, Fingerprint, Idempotency, IdempotencyKey, Outcome, RecordInfo, Resumed, Stored};
 pub use inspect::{LeaseInfo, Mode, WaiterInfo, Waiting};
 pub use lease::export::ExportedLease;

@@ -319,3 +319,54 @@ fn locks_are_made_from_a_pool() {
     #[cfg(feature = "mysql")]
     from::<sqlx::MySqlPool>();
 }
+
+/// Handlers with what people write: a function of the application's, captured values, both modes. That they are handlers proves
+/// that their futures are Send.
+#[cfg(feature = "axum")]
+#[allow(dead_code)]
+fn work_that_takes_effect_once_may_be_done_in_handlers(idempotency: sqlock::Idempotency) -> axum::Router<SqlitePool> {
+    use axum::extract::State;
+    use axum::response::{IntoResponse, Response};
+    use sqlock::http::{IdempotencyLayer, IdempotencyService, Idempotent};
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0}")]
+    struct AppError(#[from] Error);
+    impl From<sqlx::Error> for AppError {
+        fn from(error: sqlx::Error) -> Self {
+            Self(error.into())
+        }
+    }
+    impl IntoResponse for AppError {
+        fn into_response(self) -> Response {
+            axum::http::StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+    async fn effect(tx: &mut Transaction<'_, Sqlite>) -> Result<&'static str, sqlx::Error> {
+        sqlx::query("SELECT 1").execute(&mut **tx).await?;
+        Ok("done")
+    }
+    async fn in_transaction(State(pool): State<SqlitePool>, idempotent: Idempotent, body: String) -> Response {
+        idempotent
+            .run(&pool, async |tx| {
+                let done = effect(tx).await?;
+                Ok::<_, AppError>(format!("{done} {body}"))
+            })
+            .await
+    }
+    async fn leased(idempotent: Option<Idempotent>, body: String) -> Response {
+        let Some(idempotent) = idempotent else { return "no key".into_response() };
+        idempotent
+            .run_leased(async |attempt| {
+                let step = attempt.step("charge", async || Ok::<_, AppError>(body.len())).await?;
+                Ok::<_, AppError>(step.to_string())
+            })
+            .await
+    }
+    anywhere![Idempotent, IdempotencyLayer, IdempotencyService<axum::routing::Route>];
+    is_clone::<Idempotent>();
+    is_clone::<IdempotencyLayer>();
+    axum::Router::new()
+        .route("/charge", axum::routing::post(in_transaction).patch(leased))
+        .layer(IdempotencyLayer::global(idempotency))
+}

@@ -373,6 +373,18 @@ impl Attempt {
         if self.idempotency.send(errand).await?.changed > 0 { Ok(()) } else { Err(self.lost()) }
     }
 
+    /// Whether it has been said how it ended.
+    #[cfg(feature = "axum")]
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    /// As [`complete`](Self::complete), whatever the size.
+    #[cfg(feature = "axum")]
+    pub(super) async fn store<T: Serialize>(&self, result: &T) -> Result<()> {
+        self.end(State::Done, Some(encode(result, usize::MAX)?)).await
+    }
+
     /// Does the work and records how it ended.
     pub(crate) async fn carry<T, E, F>(self, work: F) -> Result<T, E>
     where
@@ -407,7 +419,7 @@ impl Attempt {
     }
 
     /// What has been recorded stands; that the lease is given back is for others to be faster.
-    async fn release(self) {
+    pub(super) async fn release(self) {
         if let Err(error) = self.lease.release().await {
             tracing::debug!(%error, "the lease of an attempt was not given back");
         }

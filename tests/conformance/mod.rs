@@ -9,6 +9,8 @@ mod election;
 mod examples;
 mod fence;
 mod handover;
+#[cfg(feature = "axum")]
+mod http;
 mod idempotency;
 mod inspect;
 mod isolation;

@@ -1,0 +1,138 @@
+//! A response as it is stored, and told again.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::header::{self, HeaderName, HeaderValue};
+use axum::http::{StatusCode, response};
+use axum::response::Response;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::problem::Problem;
+
+/// Tells a client that what it is told was answered before.
+const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+
+/// The headers that are stored, unless others are named too.
+const KEPT: [HeaderName; 11] = [
+    header::CONTENT_DISPOSITION,
+    header::CONTENT_ENCODING,
+    header::CONTENT_LANGUAGE,
+    header::CONTENT_LOCATION,
+    header::CONTENT_TYPE,
+    header::ETAG,
+    header::LAST_MODIFIED,
+    header::LINK,
+    header::LOCATION,
+    header::RETRY_AFTER,
+    header::VARY,
+];
+
+/// Which responses are stored, and what of them.
+#[derive(Clone)]
+pub(super) struct Policy {
+    pub(super) store_if: Arc<dyn Fn(StatusCode) -> bool + Send + Sync>,
+    pub(super) headers: Vec<HeaderName>,
+    pub(super) limit: usize,
+}
+
+impl Policy {
+    pub(super) fn new() -> Self {
+        let store_if = |status: StatusCode| status.is_success() || status.is_redirection();
+        Self { store_if: Arc::new(store_if), headers: KEPT.to_vec(), limit: 1 << 20 }
+    }
+
+    pub(super) fn stores(&self, status: StatusCode) -> bool {
+        (self.store_if)(status)
+    }
+
+    /// The cookie of one session is nothing for another, whatever is asked for.
+    fn keeps(&self, name: &HeaderName) -> bool {
+        *name != header::SET_COOKIE && self.headers.contains(name)
+    }
+}
+
+/// What is stored of a response.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Answer {
+    status: u16,
+    /// In their order, each byte of a value as one character.
+    headers: Vec<(String, String)>,
+    body: Content,
+    /// All of it but the body, as the handler made it: for the one who is answered first.
+    #[serde(skip)]
+    fresh: Option<response::Parts>,
+}
+
+impl Answer {
+    /// Reads a response to its end.
+    pub(super) async fn of(response: Response, policy: &Policy) -> Result<Self, Problem> {
+        let (parts, body) = response.into_parts();
+        let length = body.size_hint().exact().ok_or(Problem::ResponseNotStorable)?;
+        if length > policy.limit as u64 {
+            return Err(Problem::ResponseTooLarge);
+        }
+        let body = axum::body::to_bytes(body, policy.limit).await.map_err(|_| Problem::ResponseNotStorable)?;
+        let headers = parts.headers.iter().filter(|(name, _)| policy.keeps(name));
+        let headers =
+            headers.map(|(name, value)| (name.to_string(), value.as_bytes().iter().copied().map(char::from).collect()));
+        Ok(Self { status: parts.status.as_u16(), headers: headers.collect(), body: Content(body), fresh: Some(parts) })
+    }
+
+    /// As the handler made it.
+    pub(super) fn into_first(mut self) -> Response {
+        match self.fresh.take() {
+            Some(parts) => Response::from_parts(parts, Body::from(self.body.0)),
+            None => self.into_replay(),
+        }
+    }
+
+    /// As it was stored.
+    pub(super) fn into_replay(self) -> Response {
+        let mut response = Response::new(Body::from(self.body.0));
+        // What cannot be a status or a header any more was not written by this version.
+        *response.status_mut() = StatusCode::from_u16(self.status).unwrap_or(StatusCode::OK);
+        for (name, value) in self.headers {
+            let value: Option<Vec<u8>> = value.chars().map(|c| u8::try_from(c).ok()).collect();
+            let value = value.and_then(|bytes| HeaderValue::from_bytes(&bytes).ok());
+            if let (Ok(name), Some(value)) = (HeaderName::try_from(name), value) {
+                response.headers_mut().append(name, value);
+            }
+        }
+        response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+        response
+    }
+}
+
+/// Bytes: stored as text where they are text.
+#[derive(Clone, Debug)]
+struct Content(Bytes);
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Encoded {
+    Text(String),
+    Base64(String),
+}
+
+impl Serialize for Content {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let encoded = match std::str::from_utf8(&self.0) {
+            Ok(text) => Encoded::Text(text.to_owned()),
+            Err(_) => Encoded::Base64(BASE64_STANDARD.encode(&self.0)),
+        };
+        encoded.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Self(match Encoded::deserialize(deserializer)? {
+            Encoded::Text(text) => text.into(),
+            Encoded::Base64(text) => BASE64_STANDARD.decode(text).map_err(D::Error::custom)?.into(),
+        }))
+    }
+}

@@ -1,0 +1,213 @@
+//! What is answered when it is not the handler that answers.
+
+use axum::body::Body;
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+
+use super::super::Outcome;
+use crate::error::Error;
+
+/// Where the types are explained; each is a heading there.
+const TYPES: &str = "https://docs.rs/sqlock/latest/sqlock/http/index.html#";
+
+/// A reason, which is answered as `application/problem+json` (RFC 9457).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Problem {
+    KeyMissing,
+    KeyMalformed(&'static str),
+    PrincipalMissing,
+    RequestIncomplete,
+    RequestTooLarge,
+    InProgress,
+    OutcomeUnknown,
+    KeyReused(StatusCode),
+    TokenNotValid,
+    StoreUnavailable,
+    Conflict,
+    CommitUnknown,
+    ResponseNotStorable,
+    ResponseTooLarge,
+    NotSetUp(&'static str),
+}
+
+impl Problem {
+    /// Of a request that came with a key and whose handler is not to run. `None`: it is not one of those.
+    pub(super) fn of_outcome<N, R>(outcome: &Outcome<N, R>, mismatch: StatusCode) -> Option<Self> {
+        Some(match outcome {
+            Outcome::New(_) | Outcome::Replay(_) => return None,
+            Outcome::InProgress => Self::InProgress,
+            Outcome::Mismatch => Self::KeyReused(mismatch),
+            Outcome::Expired => Self::TokenNotValid,
+            Outcome::Unknown => Self::OutcomeUnknown,
+        })
+    }
+
+    /// Of an error of this crate's own. The message goes to the log, and not to the client.
+    pub(super) fn of_error(error: &Error) -> Self {
+        let problem = match error {
+            Error::Lost { .. } => Self::InProgress,
+            Error::Json { .. } => Self::NotSetUp("the stored answer cannot be read"),
+            Error::InvalidKey { .. } => Self::NotSetUp("the namespace or the principal is not one"),
+            Error::OutOfRange { .. } => Self::NotSetUp("a duration is out of range"),
+            Error::Row { .. } | Error::NotClaimed => Self::NotSetUp("the transaction is not one of this database"),
+            _ => Self::StoreUnavailable,
+        };
+        match problem {
+            Self::InProgress => {}
+            Self::StoreUnavailable => tracing::warn!(%error, "a request with an idempotency key was not run"),
+            _ => tracing::error!(%error, "a request with an idempotency key cannot be run"),
+        }
+        problem
+    }
+
+    fn parts(self) -> (&'static str, StatusCode, &'static str, &'static str) {
+        match self {
+            Self::KeyMissing => (
+                "key-missing",
+                StatusCode::BAD_REQUEST,
+                "An Idempotency-Key is required",
+                "Send a key of your choice in the header Idempotency-Key, and the same one when you send this request again.",
+            ),
+            Self::KeyMalformed(reason) => {
+                ("key-malformed", StatusCode::BAD_REQUEST, "The Idempotency-Key cannot be read", reason)
+            }
+            Self::PrincipalMissing => (
+                "principal-missing",
+                StatusCode::UNAUTHORIZED,
+                "It is not known who sends this",
+                "Keys belong to whoever sends them: this request needs authentication.",
+            ),
+            Self::RequestIncomplete => (
+                "request-incomplete",
+                StatusCode::BAD_REQUEST,
+                "The request could not be read to its end",
+                "Nothing was done. Send it again.",
+            ),
+            Self::RequestTooLarge => (
+                "request-too-large",
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "The request is too large",
+                "Nothing was done. A request with an idempotency key may have fewer bytes than this one.",
+            ),
+            Self::InProgress => (
+                "in-progress",
+                StatusCode::CONFLICT,
+                "A request with this key is in progress",
+                "Send it again with the same key to be told what came of it.",
+            ),
+            Self::OutcomeUnknown => (
+                "outcome-unknown",
+                StatusCode::CONFLICT,
+                "It is not known whether a request with this key took effect",
+                "That is being found out. Send it again with the same key, and with no other one.",
+            ),
+            Self::KeyReused(status) => {
+                ("key-reused", status, "This key was used for another request", "Use a new key for a new request.")
+            }
+            Self::TokenNotValid => (
+                "token-not-valid",
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "This token is not valid",
+                "It has expired, or it is not one of yours. Ask for a new one.",
+            ),
+            Self::StoreUnavailable => (
+                "store-unavailable",
+                StatusCode::SERVICE_UNAVAILABLE,
+                "Requests with a key cannot be served at present",
+                "Send it again with the same key.",
+            ),
+            Self::Conflict => (
+                "conflict",
+                StatusCode::SERVICE_UNAVAILABLE,
+                "Others kept changing the same data",
+                "Nothing was done. Send it again with the same key.",
+            ),
+            Self::CommitUnknown => (
+                "commit-unknown",
+                StatusCode::SERVICE_UNAVAILABLE,
+                "It is not known yet whether this took effect",
+                "Send it again with the same key to find out.",
+            ),
+            Self::ResponseNotStorable => (
+                "response-not-storable",
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "The answer cannot be stored",
+                "It is a stream, or broke off.",
+            ),
+            Self::ResponseTooLarge => (
+                "response-too-large",
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "The answer is too large to be stored",
+                "The server would have to be changed.",
+            ),
+            Self::NotSetUp(detail) => {
+                ("not-set-up", StatusCode::INTERNAL_SERVER_ERROR, "Idempotency is not set up on this server", detail)
+            }
+        }
+    }
+
+    /// When to come again, in seconds.
+    fn retry_after(self) -> Option<HeaderValue> {
+        Some(HeaderValue::from_static(match self {
+            Self::InProgress | Self::Conflict | Self::CommitUnknown => "1",
+            Self::StoreUnavailable => "5",
+            Self::OutcomeUnknown => "30",
+            _ => return None,
+        }))
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let (slug, status, title, detail) = self.parts();
+        let body = serde_json::json!({
+            "type": format!("{TYPES}{slug}"),
+            "title": title,
+            "status": status.as_u16(),
+            "detail": detail,
+        });
+        let mut response = Response::new(Body::from(body.to_string()));
+        *response.status_mut() = status;
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if let Some(seconds) = self.retry_after() {
+            response.headers_mut().insert(RETRY_AFTER, seconds);
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_is_a_heading_of_the_documentation_with_its_status() {
+        let lines: Vec<_> = include_str!("../http.rs").lines().collect();
+        for problem in [
+            Problem::KeyMissing,
+            Problem::KeyMalformed(""),
+            Problem::PrincipalMissing,
+            Problem::RequestIncomplete,
+            Problem::RequestTooLarge,
+            Problem::InProgress,
+            Problem::OutcomeUnknown,
+            Problem::KeyReused(StatusCode::UNPROCESSABLE_ENTITY),
+            Problem::TokenNotValid,
+            Problem::StoreUnavailable,
+            Problem::Conflict,
+            Problem::CommitUnknown,
+            Problem::ResponseNotStorable,
+            Problem::ResponseTooLarge,
+            Problem::NotSetUp(""),
+        ] {
+            let (slug, status, ..) = problem.parts();
+            let heading = lines.iter().position(|line| *line == format!("//! ## {slug}"));
+            let below = heading.and_then(|at| lines.get(at + 1)).copied().unwrap_or_default();
+            let again =
+                problem.retry_after().map(|seconds| format!(", `Retry-After: {}`", seconds.to_str().unwrap_or("?")));
+            let expected = format!("//! {}{}:", status.as_u16(), again.unwrap_or_default());
+            assert!(below.starts_with(&expected), "{slug}: {below}");
+        }
+    }
+}

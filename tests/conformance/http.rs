@@ -1,0 +1,714 @@
+//! Requests over HTTP that take effect once: through a real server, with a real client, row by row of the table that the
+//! documentation of `sqlock::http` has.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Extension, Path, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::response::{AppendHeaders, IntoResponse, Response};
+use axum::{Router, routing::post};
+use sqlock::http::{IdempotencyLayer, Idempotent};
+use sqlock::{Attempt, Error, Idempotency, IdempotencyKey, Locks, Retry, RowError};
+use sqlx::{Pool, Transaction};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::fence::{Books, add_one, books, run};
+use super::network::behind_a_proxy;
+use crate::support::{Database, Fresh, SOON, builder, soon};
+use crate::{DATABASE, Sql};
+
+/// An error of an application.
+#[derive(Debug, thiserror::Error)]
+enum AppError {
+    #[error(transparent)]
+    Database(#[from] sqlx::Error),
+    #[error(transparent)]
+    Lock(#[from] Error),
+    #[error("declined")]
+    Declined,
+    #[error("nobody knows")]
+    Timeout,
+}
+
+impl IntoResponse for AppError {
+    fn into_response(self) -> Response {
+        let status = match self {
+            Self::Declined => StatusCode::PAYMENT_REQUIRED,
+            Self::Timeout => StatusCode::BAD_GATEWAY,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (status, self.to_string()).into_response()
+    }
+}
+
+/// What the handlers of one process have.
+#[derive(Clone)]
+struct Till {
+    pool: Pool<Sql>,
+    /// How often the work was begun.
+    begun: Arc<AtomicU32>,
+    inside: Arc<Notify>,
+    go_on: Arc<Notify>,
+    /// The keys with which the provider was called, each with the number of the attempt.
+    provider: Arc<Mutex<Vec<(String, u32)>>>,
+}
+
+impl Till {
+    /// In a transaction. How it goes is in the path.
+    async fn work(&self, tx: &mut Transaction<'_, Sql>, what: &str) -> Result<Response, AppError> {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        add_one(tx, 1).await?;
+        let count: i64 = sqlx::query_scalar("SELECT value FROM counter WHERE id = 1").fetch_one(&mut **tx).await?;
+        self.answer(what, count).await
+    }
+
+    /// At a provider, under a lease.
+    async fn call(&self, attempt: &Attempt, what: &str) -> Result<Response, AppError> {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        self.provider.lock().expect("no panic").push((attempt.provider_key("charge"), attempt.number()));
+        if what == "nothing" {
+            attempt.forget().await?;
+        }
+        self.answer(what, attempt.number().into()).await
+    }
+
+    async fn answer(&self, what: &str, count: i64) -> Result<Response, AppError> {
+        let receipt = format!("receipt {count}");
+        Ok(match what {
+            "receipt" => {
+                let headers = AppendHeaders([
+                    ("content-type", "text/plain; charset=utf-8"),
+                    ("link", "</b>; rel=next"),
+                    ("location", "/charges/1"),
+                    ("set-cookie", "session=secret"),
+                    ("link", "</a>; rel=prev"),
+                    ("x-internal", "7"),
+                    ("x-kept", "8"),
+                ]);
+                (StatusCode::CREATED, headers, receipt).into_response()
+            }
+            "picture" => {
+                let title = HeaderValue::from_bytes(b"title=\"\xe9\"").expect("a header's value");
+                ([("link", title)], vec![0xff, 0x00, b'"', 0xfe]).into_response()
+            }
+            "wait" => {
+                self.inside.notify_one();
+                self.go_on.notified().await;
+                receipt.into_response()
+            }
+            "wait-once" if self.begun.load(Ordering::Relaxed) == 1 => {
+                self.inside.notify_one();
+                self.go_on.notified().await;
+                receipt.into_response()
+            }
+            "wait-once" => receipt.into_response(),
+            "large" => "x".repeat(1001).into_response(),
+            "stream" => Body::new(Chunked(Some(Bytes::from(receipt)))).into_response(),
+            "teapot" | "nothing" => (StatusCode::IM_A_TEAPOT, receipt).into_response(),
+            "declined" => return Err(AppError::Declined),
+            "timeout" => return Err(AppError::Timeout),
+            "conflict" => {
+                return Err(Error::Row { table: "counter".into(), cause: RowError::StaleSnapshot }.into());
+            }
+            other => panic!("{other}?"),
+        })
+    }
+}
+
+/// A body whose length is not known before it is read.
+struct Chunked(Option<Bytes>);
+
+impl axum::body::HttpBody for Chunked {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        std::task::Poll::Ready(self.0.take().map(|bytes| Ok(http_body::Frame::data(bytes))))
+    }
+}
+
+async fn charge(State(till): State<Till>, Path(what): Path<String>, idempotent: Idempotent, _body: String) -> Response {
+    idempotent.run(&till.pool, async |tx| till.work(tx, &what).await).await
+}
+
+async fn maybe(State(till): State<Till>, Path(what): Path<String>, idempotent: Option<Idempotent>) -> Response {
+    match idempotent {
+        Some(idempotent) => idempotent.run(&till.pool, async |tx| till.work(tx, &what).await).await,
+        None => "without a key".into_response(),
+    }
+}
+
+async fn provider(State(till): State<Till>, Path(what): Path<String>, idempotent: Idempotent) -> Response {
+    idempotent.run_leased(async |attempt| till.call(attempt, &what).await).await
+}
+
+async fn layered(
+    State(till): State<Till>,
+    Path(what): Path<String>,
+    Extension(attempt): Extension<Arc<Attempt>>,
+) -> Result<Response, AppError> {
+    till.call(&attempt, &what).await
+}
+
+async fn echo(body: String) -> String {
+    body
+}
+
+/// A process of the application.
+struct Server {
+    till: Till,
+    payments: Idempotency,
+    address: SocketAddr,
+    task: AbortHandle,
+    _locks: Locks,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Whoever a header says it is: tests need no passwords.
+fn user(parts: &Parts) -> Option<String> {
+    Some(parts.headers.get("x-user")?.to_str().ok()?.to_owned())
+}
+
+fn usual(payments: Idempotency) -> IdempotencyLayer {
+    IdempotencyLayer::new(payments, user).required().response_limit(1000).request_limit(100)
+}
+
+impl Server {
+    async fn on(db: &Fresh, layer: impl Fn(Idempotency) -> IdempotencyLayer) -> Self {
+        Self::with(db.locks().await, db.pool().await, layer).await
+    }
+
+    async fn with(locks: Locks, pool: Pool<Sql>, layer: impl Fn(Idempotency) -> IdempotencyLayer) -> Self {
+        // Short leases: one that is given back in the background is waited for no longer than that.
+        let payments = Idempotency::new(&locks).namespace("payments").lease(Duration::from_secs(5));
+        let till = Till {
+            pool,
+            begun: Arc::default(),
+            inside: Arc::default(),
+            go_on: Arc::default(),
+            provider: Arc::default(),
+        };
+        let nested = Router::new().route("/charge/{what}", post(charge)).layer(layer(payments.clone()));
+        let router = Router::new()
+            .route("/charge/{what}", post(charge).patch(charge).put(charge))
+            .route("/maybe/{what}", post(maybe).get(maybe))
+            .route("/provider/{what}", post(provider))
+            .route("/echo", post(echo))
+            .layer(layer(payments.clone()))
+            .merge(Router::new().route("/layered/{what}", post(layered)).layer(layer(payments.clone()).leased()))
+            .merge(Router::new().route("/twice/{what}", post(charge)).layer(layer(payments.clone()).leased()))
+            .route("/bare/{what}", post(charge))
+            .nest("/one", nested.clone())
+            .nest("/two", nested)
+            .with_state(till.clone());
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let task = tokio::spawn(async move { axum::serve(listener, router).await.expect("it serves") }).abort_handle();
+        Self { till, payments, address, task, _locks: locks }
+    }
+
+    /// Whether, and how often, the work was begun.
+    fn begun(&self) -> u32 {
+        self.till.begun.load(Ordering::Relaxed)
+    }
+
+    async fn post(&self, path: &str, key: &str) -> Told {
+        self.post_as("alice", path, key, "500").await
+    }
+
+    async fn post_as(&self, user: &str, path: &str, key: &str, body: &str) -> Told {
+        self.send("POST", path, &[("X-User", user), ("Idempotency-Key", key)], body).await
+    }
+
+    async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Told {
+        let mut connection = self.begin(method, path, headers, body).await;
+        told(&mut connection).await
+    }
+
+    /// Sends a request, and does not wait for what comes of it.
+    async fn begin(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> TcpStream {
+        let mut head = format!("{method} {path} HTTP/1.1\r\nHost: shop\r\nConnection: close\r\n");
+        for (name, value) in headers {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        if !headers.iter().any(|(name, _)| *name == "Content-Length" || *name == "Transfer-Encoding") {
+            head.push_str(&format!("Content-Length: {}\r\n", body.len()));
+        }
+        let mut connection = TcpStream::connect(self.address).await.expect("the server listens");
+        connection.write_all(format!("{head}\r\n{body}").as_bytes()).await.expect("it reads");
+        connection
+    }
+}
+
+/// What a client is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Told {
+    status: u16,
+    headers: Vec<(String, Vec<u8>)>,
+    body: Vec<u8>,
+}
+
+async fn told(connection: &mut TcpStream) -> Told {
+    let mut all = Vec::new();
+    soon("the response", connection.read_to_end(&mut all)).await.expect("a response");
+    let end = all.windows(4).position(|window| window == b"\r\n\r\n").expect("the end of the head");
+    let mut lines = all[..end].split(|&byte| byte == b'\n').map(|line| line.trim_ascii());
+    let status = lines.next().expect("a status line");
+    let status = std::str::from_utf8(&status[9..12]).expect("text").parse().expect("a status");
+    let headers = lines.map(|line| {
+        let colon = line.iter().position(|&byte| byte == b':').expect("a header");
+        (String::from_utf8_lossy(&line[..colon]).to_lowercase(), line[colon + 1..].trim_ascii().to_vec())
+    });
+    Told { status, headers: headers.collect(), body: all[end + 4..].to_vec() }
+}
+
+impl Told {
+    fn all(&self, name: &str) -> Vec<&[u8]> {
+        self.headers.iter().filter(|(n, _)| n == name).map(|(_, value)| value.as_slice()).collect()
+    }
+
+    fn header(&self, name: &str) -> Option<&str> {
+        Some(std::str::from_utf8(self.all(name).first()?).expect("text"))
+    }
+
+    fn is_replay(&self) -> bool {
+        self.header("idempotent-replayed") == Some("true")
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// What both a first answer and its replay must have.
+    fn essence(&self, names: &[&str]) -> (u16, Vec<u8>, Vec<Vec<&[u8]>>) {
+        (self.status, self.body.clone(), names.iter().map(|name| self.all(name)).collect())
+    }
+
+    /// It is this problem.
+    #[track_caller]
+    fn is(&self, status: u16, slug: &str) {
+        assert_eq!(self.status, status, "{slug}: {}", self.text());
+        assert_eq!(self.header("content-type"), Some("application/problem+json"));
+        let problem: serde_json::Value = serde_json::from_slice(&self.body).expect("JSON");
+        assert_eq!(problem["type"], format!("https://docs.rs/sqlock/latest/sqlock/http/index.html#{slug}"));
+        assert_eq!(problem["status"], status);
+        for text in ["title", "detail"] {
+            assert!(problem[text].as_str().is_some_and(|text| !text.is_empty()), "{problem}");
+        }
+        assert!(!self.is_replay());
+        let again = match slug {
+            "in-progress" | "conflict" => Some("1"),
+            "store-unavailable" => Some("5"),
+            "outcome-unknown" => Some("30"),
+            _ => None,
+        };
+        assert_eq!(self.header("retry-after"), again, "{slug}");
+    }
+}
+
+async fn shop() -> (Books, Server) {
+    shop_with(usual).await
+}
+
+async fn shop_with(layer: impl Fn(Idempotency) -> IdempotencyLayer) -> (Books, Server) {
+    let books = books().await;
+    let server = Server::on(&books.db, layer).await;
+    (books, server)
+}
+
+fn alice(key: &str) -> IdempotencyKey {
+    IdempotencyKey::new("alice", key)
+}
+
+async fn is_new(server: &Server, key: &str) -> bool {
+    server.payments.inspect(&alice(key)).await.expect("inspect").is_none()
+}
+
+#[tokio::test]
+async fn replay_has_status_body_and_listed_headers_of_the_first_answer_and_never_its_cookies() {
+    let kept = |payments| {
+        usual(payments)
+            .keep_header(HeaderName::from_static("x-kept"))
+            .keep_header(HeaderName::from_static("set-cookie"))
+    };
+    let (books, server) = shop_with(kept).await;
+    let listed = ["content-type", "link", "location", "x-kept"];
+    let first = server.post("/charge/receipt", "a").await;
+    assert_eq!((first.status, first.text().as_str()), (201, "receipt 1"));
+    assert!(!first.is_replay());
+    assert_eq!(first.header("set-cookie"), Some("session=secret"));
+    assert_eq!(first.header("x-internal"), Some("7"));
+    assert_eq!(first.all("link"), [b"</b>; rel=next", b"</a>; rel=prev"]);
+    // Also by another process.
+    for server in [&server, &Server::on(&books.db, kept).await] {
+        let replay = server.post("/charge/receipt", "a").await;
+        assert!(replay.is_replay());
+        assert_eq!(replay.essence(&listed), first.essence(&listed));
+        assert_eq!(replay.header("set-cookie"), None);
+        assert_eq!(replay.header("x-internal"), None);
+    }
+    let first = server.post("/charge/picture", "b").await;
+    let replay = server.post("/charge/picture", "b").await;
+    assert_eq!(first.body, [0xff, 0x00, b'"', 0xfe]);
+    assert_eq!(first.all("link"), [b"title=\"\xe9\""]);
+    assert_eq!((first.is_replay(), replay.is_replay()), (false, true));
+    assert_eq!(replay.essence(&listed), first.essence(&listed));
+    assert_eq!(books.value(1).await, 2);
+}
+
+#[tokio::test]
+async fn quoted_and_bare_keys_are_the_same_key() {
+    let (books, server) = shop().await;
+    assert!(!server.post("/charge/receipt", r#""k-1""#).await.is_replay());
+    assert!(server.post("/charge/receipt", "k-1").await.is_replay());
+    assert!(!server.post("/charge/receipt", r"k\1").await.is_replay());
+    assert!(server.post("/charge/receipt", r#""k\\1""#).await.is_replay());
+    assert_eq!(books.value(1).await, 2);
+}
+
+#[tokio::test]
+async fn what_has_no_key_no_good_key_or_no_principal_does_not_reach_the_handler() {
+    let (books, server) = shop().await;
+    let path = "/charge/receipt";
+    for method in ["POST", "PATCH"] {
+        server.send(method, path, &[("X-User", "alice")], "500").await.is(400, "key-missing");
+    }
+    for key in ["", "a b", "a,b", "\"a", "\"a\";v=1", "á", &"k".repeat(256)] {
+        server.post(path, key).await.is(400, "key-malformed");
+    }
+    let two = [("X-User", "alice"), ("Idempotency-Key", "a"), ("Idempotency-Key", "a")];
+    server.send("POST", path, &two, "500").await.is(400, "key-malformed");
+    server.send("POST", path, &[("Idempotency-Key", "a")], "500").await.is(401, "principal-missing");
+    assert_eq!(server.begun(), 0);
+    assert_eq!(server.payments.records(10).await.expect("records"), []);
+    assert_eq!(server.post(path, &"k".repeat(255)).await.status, 201);
+    assert_eq!(books.value(1).await, 1);
+}
+
+#[tokio::test]
+async fn without_a_key_a_request_passes_unless_one_is_required_and_other_methods_always_do() {
+    let (books, server) = shop_with(|payments| IdempotencyLayer::new(payments, user)).await;
+    let nothing = [("X-User", "alice")];
+    assert_eq!(server.send("POST", "/maybe/receipt", &nothing, "").await.text(), "without a key");
+    assert_eq!(server.send("POST", "/echo", &nothing, "500").await.text(), "500");
+    // The handler wants one.
+    server.send("POST", "/charge/receipt", &nothing, "").await.is(400, "key-missing");
+    let malformed = [("Idempotency-Key", "a b")];
+    assert_eq!(server.send("GET", "/maybe/receipt", &malformed, "").await.text(), "without a key");
+    server.send("PUT", "/charge/receipt", &malformed, "").await.is(400, "key-missing");
+    assert_eq!(server.begun(), 0);
+    assert_eq!(server.post("/maybe/receipt", "a").await.text(), "receipt 1");
+    assert!(server.post("/maybe/receipt", "a").await.is_replay());
+    // The handler that takes no extractor gets the same body, and nothing is claimed.
+    assert_eq!(server.post("/echo", "b").await.text(), "500");
+    assert!(is_new(&server, "b").await);
+    // Where there is no layer, or one that is at work itself, running the effect would not be safe.
+    server.post("/bare/receipt", "c").await.is(500, "not-set-up");
+    server.post("/twice/receipt", "d").await.is(500, "not-set-up");
+    assert_eq!(books.value(1).await, 1);
+}
+
+#[tokio::test]
+async fn key_of_another_request_is_422_whether_that_is_done_or_in_progress() {
+    let (books, server) = shop().await;
+    assert_eq!(server.post("/charge/receipt", "a").await.status, 201);
+    server.post_as("alice", "/charge/receipt", "a", "501").await.is(422, "key-reused");
+    server.post("/charge/receipt?x=1", "a").await.is(422, "key-reused");
+    server.post("/charge/picture", "a").await.is(422, "key-reused");
+    let headers = [("X-User", "alice"), ("Idempotency-Key", "a")];
+    server.send("PATCH", "/charge/receipt", &headers, "500").await.is(422, "key-reused");
+
+    let headers = [("X-User", "alice"), ("Idempotency-Key", "b")];
+    let mut first = server.begin("POST", "/charge/wait", &headers, "500").await;
+    soon("the first one", server.till.inside.notified()).await;
+    server.post("/charge/wait", "b").await.is(409, "in-progress");
+    let mut another = server.begin("POST", "/charge/wait", &headers, "501").await;
+    if DATABASE == Database::Sqlite {
+        // There is one writer: it waits for that, and is told then.
+        server.till.go_on.notify_one();
+        told(&mut another).await.is(422, "key-reused");
+    } else {
+        told(&mut another).await.is(422, "key-reused");
+        let other = Server::on(&books.db, usual).await;
+        other.post("/charge/wait", "b").await.is(409, "in-progress");
+        other.post_as("alice", "/charge/wait", "b", "501").await.is(422, "key-reused");
+        server.till.go_on.notify_one();
+    }
+    assert_eq!(told(&mut first).await.text(), "receipt 2");
+    let replay = server.post("/charge/wait", "b").await;
+    assert_eq!((replay.is_replay(), replay.text().as_str()), (true, "receipt 2"));
+    assert_eq!(books.value(1).await, 2);
+}
+
+#[tokio::test]
+async fn key_of_one_principal_is_not_that_of_another() {
+    let (books, server) = shop().await;
+    assert_eq!(server.post_as("alice", "/charge/receipt", "a", "500").await.text(), "receipt 1");
+    let bobs = server.post_as("bob", "/charge/receipt", "a", "501").await;
+    assert_eq!((bobs.is_replay(), bobs.text().as_str()), (false, "receipt 2"));
+    assert_eq!(server.post_as("alice", "/charge/receipt", "a", "500").await.text(), "receipt 1");
+    assert_eq!(books.value(1).await, 2);
+
+    let events = Server::on(&books.db, |events| IdempotencyLayer::global(events.namespace("events"))).await;
+    assert!(!events.post_as("alice", "/charge/receipt", "a", "500").await.is_replay());
+    assert!(events.post_as("bob", "/charge/receipt", "a", "500").await.is_replay());
+}
+
+#[tokio::test]
+async fn request_over_the_limit_is_413_before_anything_is_claimed() {
+    let (books, server) = shop().await;
+    let headers = [("X-User", "alice"), ("Idempotency-Key", "a")];
+    let with = |header| [headers[0], headers[1], header];
+    // It is not waited for: of these, not one byte is sent.
+    let declared = with(("Content-Length", "101"));
+    server.send("POST", "/charge/receipt", &declared, "").await.is(413, "request-too-large");
+    let chunked = with(("Transfer-Encoding", "chunked"));
+    let (long, right) = (format!("65\r\n{}", "x".repeat(101)), format!("64\r\n{}\r\n0\r\n\r\n", "x".repeat(100)));
+    server.send("POST", "/charge/receipt", &chunked, &long).await.is(413, "request-too-large");
+    assert!(is_new(&server, "a").await);
+    assert_eq!(server.begun(), 0);
+    assert_eq!(server.send("POST", "/charge/receipt", &chunked, &right).await.status, 201);
+    // What is said about the length is no part of the request.
+    assert!(server.post_as("alice", "/charge/receipt", "a", &"x".repeat(100)).await.is_replay());
+    assert_eq!(books.value(1).await, 1);
+}
+
+#[tokio::test]
+async fn answer_that_cannot_be_stored_or_is_a_failure_undoes_the_effect() {
+    let (books, server) = shop().await;
+    server.post("/charge/large", "a").await.is(500, "response-too-large");
+    server.post("/charge/stream", "b").await.is(500, "response-not-storable");
+    for (path, status) in [("/charge/declined", 402), ("/charge/teapot", 418)] {
+        for _ in 0..2 {
+            let failed = server.post(path, "c").await;
+            assert_eq!((failed.status, failed.is_replay()), (status, false));
+        }
+    }
+    assert_eq!(server.begun(), 6);
+    assert_eq!(books.value(1).await, 0);
+    for key in ["a", "b", "c"] {
+        assert!(is_new(&server, key).await, "{key}");
+    }
+    assert_eq!(server.post("/charge/receipt", "c").await.text(), "receipt 1");
+}
+
+#[tokio::test]
+async fn concurrent_changes_without_end_are_503() {
+    let thrice = |payments: Idempotency| usual(payments.retry(Retry::new().attempts(3)));
+    let (books, server) = shop_with(thrice).await;
+    server.post("/charge/conflict", "a").await.is(503, "conflict");
+    assert_eq!(server.begun(), 3, "as often as the retry says");
+    assert_eq!(books.value(1).await, 0);
+    assert!(is_new(&server, "a").await);
+}
+
+#[tokio::test]
+async fn without_the_store_nothing_runs() {
+    let books = books().await;
+    let (proxy, server) = if DATABASE == Database::Sqlite {
+        let server = Server::on(&books.db, usual).await;
+        run(&books.pool, "DROP TABLE sqlock_idem").await;
+        (None, server)
+    } else {
+        let (proxy, url) = behind_a_proxy(&books.db.url);
+        let options = sqlx::pool::PoolOptions::<Sql>::new().acquire_timeout(Duration::from_secs(3));
+        let pool = options.connect_lazy(&url).expect("a pool");
+        let server = Server::with(builder(pool.clone()).build(), pool, usual).await;
+        assert_eq!(server.post("/charge/receipt", "before").await.status, 201);
+        proxy.refuse();
+        (Some(proxy), server)
+    };
+    let before = server.begun();
+    let (in_transaction, leased, layered) = tokio::join!(
+        server.post("/charge/receipt", "a"),
+        server.post("/provider/receipt", "b"),
+        server.post("/layered/receipt", "c"),
+    );
+    in_transaction.is(503, "store-unavailable");
+    leased.is(503, "store-unavailable");
+    layered.is(503, "store-unavailable");
+    assert_eq!(server.begun(), before);
+    drop(proxy);
+}
+
+#[tokio::test]
+async fn client_that_goes_away_leaves_the_key_as_good_as_new() {
+    let (books, server) = shop().await;
+    let headers = [("X-User", "alice"), ("Idempotency-Key", "a")];
+    let first = server.begin("POST", "/charge/wait-once", &headers, "500").await;
+    soon("the first one", server.till.inside.notified()).await;
+    drop(first);
+    let answer = soon("the retry", until_not_in_progress(&server, "/charge/wait-once", "a")).await;
+    assert_eq!((answer.is_replay(), answer.text().as_str()), (false, "receipt 1"));
+    assert_eq!(server.begun(), 2);
+    assert_eq!(books.value(1).await, 1);
+}
+
+/// As a client does that is told to come again.
+async fn until_not_in_progress(server: &Server, path: &str, key: &str) -> Told {
+    loop {
+        let told = server.post(path, key).await;
+        if told.status != 409 {
+            return told;
+        }
+        told.is(409, "in-progress");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn under_a_lease_who_comes_after_a_client_that_went_away_takes_the_attempt_up() {
+    for path in ["/provider/wait-once", "/layered/wait-once"] {
+        let (_books, server) = shop().await;
+        let headers = [("X-User", "alice"), ("Idempotency-Key", "a")];
+        let first = server.begin("POST", path, &headers, "500").await;
+        soon("the first one", server.till.inside.notified()).await;
+        server.post(path, "a").await.is(409, "in-progress");
+        server.post_as("alice", path, "a", "501").await.is(422, "key-reused");
+        drop(first);
+        let answer = soon("the retry", until_not_in_progress(&server, path, "a")).await;
+        assert_eq!((answer.is_replay(), answer.text().as_str()), (false, "receipt 2"));
+        let calls = server.till.provider.lock().expect("no panic").clone();
+        assert_eq!(calls.iter().map(|(_, number)| *number).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(calls[0].0, calls[1].0, "the provider can tell that it is the same charge");
+    }
+}
+
+#[tokio::test]
+async fn under_a_lease_the_answer_decides_what_becomes_of_the_key() {
+    for mode in ["provider", "layered"] {
+        let (_books, server) = shop().await;
+        let path = |what| format!("/{mode}/{what}");
+        let calls = || server.till.provider.lock().expect("no panic").clone();
+        let first = server.post(&path("receipt"), "done").await;
+        assert_eq!((first.status, first.text().as_str()), (201, "receipt 1"));
+        let replay = server.post(&path("receipt"), "done").await;
+        assert!(replay.is_replay());
+        assert_eq!(replay.essence(&["link", "location"]), first.essence(&["link", "location"]));
+        server.post_as("alice", &path("receipt"), "done", "501").await.is(422, "key-reused");
+        assert_eq!(calls().len(), 1);
+
+        for number in 1..3 {
+            assert_eq!(server.post(&path("declined"), "refused").await.status, 402);
+            let calls = calls();
+            assert_eq!(calls.last().map(|(_, number)| *number), Some(number));
+            assert_eq!(calls.last().map(|(key, _)| key), Some(&calls[1].0));
+        }
+        for _ in 0..2 {
+            assert_eq!(server.post(&path("nothing"), "nothing").await.status, 418);
+            assert_eq!(calls().last().map(|(_, number)| *number), Some(1));
+            assert!(is_new(&server, "nothing").await);
+        }
+        let before = calls().len();
+        for (what, status) in [("timeout", 502), ("large", 500), ("stream", 500)] {
+            assert_eq!(server.post(&path(what), what).await.status, status);
+            server.post(&path(what), what).await.is(409, "outcome-unknown");
+            let kept = server.payments.inspect(&alice(what)).await.expect("inspect").expect("it is kept");
+            assert_eq!(kept.state, "unknown");
+        }
+        assert_eq!(calls().len(), before + 3);
+    }
+}
+
+#[tokio::test]
+async fn issued_token_is_good_once_for_whom_it_was_issued_to() {
+    let (books, server) = shop_with(|payments| IdempotencyLayer::issued(payments, user)).await;
+    let token = server.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
+    server.post_as("bob", "/charge/receipt", &token, "500").await.is(422, "token-not-valid");
+    server.post("/charge/receipt", "of-my-own").await.is(422, "token-not-valid");
+    assert_eq!(server.post("/charge/declined", &token).await.status, 402);
+    assert_eq!(server.post("/charge/receipt", &token).await.text(), "receipt 1");
+    assert!(server.post("/charge/receipt", &token).await.is_replay());
+    server.post_as("alice", "/charge/receipt", &token, "501").await.is(422, "key-reused");
+    let token = server.payments.issue("alice", Duration::ZERO).await.expect("issue");
+    server.post("/charge/receipt", &token).await.is(422, "token-not-valid");
+    assert_eq!(books.value(1).await, 1);
+}
+
+#[tokio::test]
+async fn stripe_v1_stores_failures_whose_effect_is_undone() {
+    let stripe = |payments| IdempotencyLayer::stripe_v1(payments, user).response_limit(1000);
+    let (books, server) = shop_with(stripe).await;
+    for (path, status) in [("/charge/declined", 402), ("/charge/timeout", 502), ("/charge/teapot", 418)] {
+        let before = server.begun();
+        let first = server.post(path, path).await;
+        let replay = server.post(path, path).await;
+        assert_eq!((first.status, first.is_replay(), replay.is_replay()), (status, false, true));
+        assert_eq!(replay.essence(&["content-type"]), first.essence(&["content-type"]));
+        server.post_as("alice", path, path, "501").await.is(400, "key-reused");
+        assert_eq!(server.begun(), before + 1);
+    }
+    assert_eq!(books.value(1).await, 0);
+    server.post("/charge/conflict", "k").await.is(503, "conflict");
+    assert_eq!(server.post("/charge/receipt", "k").await.status, 201);
+    assert!(!server.post("/charge/receipt", "\"k\"").await.is_replay());
+    assert!(server.post("/charge/receipt", "\"k\"").await.is_replay());
+    assert_eq!(server.send("POST", "/echo", &[], "500").await.text(), "500");
+    // PATCH is not among the methods.
+    let headers = [("X-User", "alice"), ("Idempotency-Key", "k")];
+    server.send("PATCH", "/charge/receipt", &headers, "500").await.is(400, "key-missing");
+    assert_eq!(books.value(1).await, 2);
+}
+
+#[tokio::test]
+async fn what_makes_a_request_another_one_can_be_chosen() {
+    let (books, server) = shop_with(|payments| usual(payments).json()).await;
+    let post =
+        async |server: &Server, key: &str, body: &str| server.post_as("alice", "/charge/receipt", key, body).await;
+    assert_eq!(post(&server, "a", r#"{"cents": 5, "to": "bob"}"#).await.status, 201);
+    assert!(post(&server, "a", r#"{"to":"bob","cents":5}"#).await.is_replay());
+    post(&server, "a", r#"{"to":"bob","cents":6}"#).await.is(422, "key-reused");
+    assert_eq!(post(&server, "b", "no json {").await.status, 201);
+    assert!(post(&server, "b", "no json {").await.is_replay());
+    post(&server, "b", "no json  {").await.is(422, "key-reused");
+
+    let fields = Server::on(&books.db, |payments| usual(payments).json_fields(["/cents"])).await;
+    assert_eq!(post(&fields, "c", r#"{"cents": 5, "at": 1}"#).await.status, 201);
+    assert!(post(&fields, "c", r#"{"cents": 5, "at": 2}"#).await.is_replay());
+    post(&fields, "c", r#"{"cents": 6, "at": 2}"#).await.is(422, "key-reused");
+
+    let own = |payments| usual(payments).fingerprint(|_, body| sqlock::Fingerprint::of([&body[..1]]));
+    let own = Server::on(&books.db, own).await;
+    assert_eq!(post(&own, "d", "5").await.status, 201);
+    assert!(post(&own, "d", "55").await.is_replay());
+
+    // The path is the one that the client has sent, wherever the handler is nested.
+    assert_eq!(server.post("/one/charge/receipt", "e").await.status, 201);
+    assert!(server.post("/one/charge/receipt", "e").await.is_replay());
+    server.post("/two/charge/receipt", "e").await.is(422, "key-reused");
+}
+
+#[tokio::test]
+async fn fifty_clicks_charge_once_and_all_have_one_receipt() {
+    let (books, one) = shop().await;
+    let servers = [Arc::new(one), Arc::new(Server::on(&books.db, usual).await)];
+    for path in ["/charge/receipt", "/provider/receipt"] {
+        let mut clicks = JoinSet::new();
+        for i in 0..50 {
+            let server = Arc::clone(&servers[i % 2]);
+            clicks.spawn(async move { until_not_in_progress(&server, path, path).await });
+        }
+        let told = tokio::time::timeout(SOON * 2, clicks.join_all()).await.expect("all are told");
+        assert!(told.iter().all(|told| (told.status, told.text().as_str()) == (201, "receipt 1")), "{path}");
+        assert_eq!(told.iter().filter(|told| !told.is_replay()).count(), 1, "{path}");
+    }
+    assert_eq!(books.value(1).await, 1);
+    let calls: usize = servers.iter().map(|server| server.till.provider.lock().expect("no panic").len()).sum();
+    assert_eq!(calls, 1);
+}
