@@ -74,7 +74,7 @@ impl Idempotent {
     {
         let this = &*self.0;
         let within = async move |tx: &mut Transaction<'_, DB>| this.within(tx, work).await;
-        match this.store.run(pool, &this.key, &this.fingerprint, within).await {
+        match this.unbounded().run(pool, &this.key, &this.fingerprint, within).await {
             Ok(outcome) => this.told(outcome),
             Err(RetryError::Failed(Undone::Work(error))) => this.undone(pool, error.into_response()).await,
             Err(RetryError::Failed(Undone::Answered(response))) => this.undone(pool, *response).await,
@@ -160,6 +160,11 @@ fn slot(parts: &Parts) -> Result<Option<Idempotent>, Response> {
 }
 
 impl Prepared {
+    /// The store, without a bound of its own: that on the body of a response is the policy's.
+    fn unbounded(&self) -> Idempotency {
+        self.store.clone().result_limit(usize::MAX)
+    }
+
     /// What happens in the transaction.
     async fn within<DB, R, E, F>(&self, tx: &mut Transaction<'_, DB>, work: F) -> Result<Answer, Undone<E>>
     where
@@ -190,7 +195,7 @@ impl Prepared {
         // In a transaction in which nothing else happens.
         let answer = &answer;
         let nothing = async move |_: &mut Transaction<'_, DB>| Ok::<_, Undone<Infallible>>(answer.clone());
-        match self.store.run(pool, &self.key, &self.fingerprint, nothing).await {
+        match self.unbounded().run(pool, &self.key, &self.fingerprint, nothing).await {
             Ok(outcome) => self.told(outcome),
             Err(error) => refused(error).into_response(),
         }
