@@ -1,4 +1,4 @@
-//! Leases, row locks, versions, session locks: which one when, what each costs, and all of them in one program.
+//! Leases, row locks, versions, session locks, effects that are had once: which one when, what each costs, and all of them in one program.
 //!
 //! # Which one?
 //!
@@ -12,6 +12,7 @@
 //! | for one transaction, on whichever rows are free | [`Locks::rows_where`] with `skip_locked` | nobody waits, and what a worker that dies has taken is free again |
 //! | while a user thinks | [`Versioned`] | nothing is held; who comes too late is told |
 //! | for longer than a transaction | [`Locks::lease`] | it outlives connections, its holder knows when it is lost, and [`Lease::fence`] keeps the data safe if it was |
+//! | for ever: it must not happen twice | [`Idempotency`] | claim, effect and result are one transaction, and whoever comes again is told the result |
 //! | for some seconds, cheaply, and may break | [`Locks::session`] | nothing is written; it is gone with the connection |
 //!
 //! # What each costs
@@ -23,6 +24,7 @@
 //! | version | 1, and the read that you send anyway; 1 more when it fails | the transaction's, or any | nobody; who fails does it again | nothing was held |
 //! | lease | 1 to acquire, 1 to release, 1 each third of the TTL to renew, however many are held | 2 for all leases of a client | in a line, first come, first served | free after the TTL at most |
 //! | fence | 1, the first in its transaction | the transaction's | the next holder, until the transaction ends | rolled back |
+//! | effect once | 2 in its transaction; MySQL and MariaDB 1 more of our own | the transaction's | nobody: a duplicate is told "in progress", or waits without a connection | rolled back, and the key is as good as new |
 //! | session lock | 1 to take, 1 to give back, 1 a second for all | 1 for all of a client | by asking again | free when the server notices |
 //!
 //! A row lock is held by whoever has a connection, and a thousand who wait for one have a thousand. A line of a thousand waiters
@@ -117,6 +119,9 @@
 //! - *Checking a lease, then writing* is not a fence: the process may stand still in between. [`Lease::fence`] keeps the next
 //!   holder out until the transaction has ended.
 //!
+//! - *Look whether it was done, do it, write down that it was* does it twice when two come at once, and leaves a key "in progress" for
+//!   ever when the process dies in between. [`Idempotency`] inserts first, and all of it commits or nothing.
+//!
 //! # Isolation levels
 //!
 //! At READ COMMITTED whoever has waited for a row reads what the one before has written. At REPEATABLE READ and SERIALIZABLE
@@ -124,6 +129,7 @@
 //! ([`RowError::StaleSnapshot`]), and so is a write to anything else that has: [`Retry`] runs the transaction again. InnoDB's
 //! snapshot begins with the first plain SELECT, so lock first, then read.
 //!
+//! [`Idempotency`]: crate::Idempotency
 //! [`Lease::fence`]: crate::Lease::fence
 //! [`Locks::lease`]: crate::Locks::lease
 //! [`Locks::row`]: crate::Locks::row

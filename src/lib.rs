@@ -45,6 +45,7 @@
 //! | to lock something within one transaction of yours | [`Locks::row`] by name; [`Locks::row_of`], [`Locks::rows_of`] your own rows |
 //! | to take jobs from a table, each worker others | [`Locks::rows_where`] with [`skip_locked`](RowsWhere::skip_locked) |
 //! | to write a row only if it is still as it was read, without a lock in between | [`Versioned`] |
+//! | a request to take effect once, however often it is sent | [`Idempotency::run`]; for effects elsewhere [`Idempotency::run_leased`]; over HTTP the feature `axum` |
 //! | a transaction to be run again when it met a concurrent change | [`Retry`] |
 //! | to have effects elsewhere that only the holder may have | [`Lease::token`], checked by the receiver |
 //! | to enter again while you are inside | [`Owner::scope`], or [`LeaseRequest::owner`] |
@@ -99,7 +100,8 @@
 //! A request goes to the waiting room, becomes a verb, travels with others through the pump, and reaches the one file that
 //! knows the database's SQL: `waiting.rs`, `pump.rs`, `backend.rs` and `backend/`. Where others wait, `queue.rs` decides who is
 //! next, and `wakeup.rs` hears of it. `lease/renewal.rs` keeps the deadlines. Session locks have a connection and a task of their
-//! own: `session.rs` and `session/`.
+//! own: `session.rs` and `session/`. Requests that take effect once: `idempotency.rs` and `idempotency/`, their statements in
+//! `backend/records.rs`.
 //! The command is `bin/sqlock/`, one file per subcommand.
 #![forbid(unsafe_code)]
 // Without a database there is nothing to construct, and much that nobody calls.

@@ -262,7 +262,7 @@ pub(crate) const INTO: &str = "sqlock_idem (id, namespace, principal, request_ke
 
 /// What has been done may be done anew once its time has run out: then the key counts as never used. An attempt that has not
 /// ended, or nobody knows how, has no such time.
-pub(crate) const EXPIRED: &str = "state IN ('done', 'issued') AND expires_at <= ";
+const EXPIRED: &str = "state IN ('done', 'issued') AND expires_at <= ";
 
 /// The values of a new record.
 pub(crate) fn push_values<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Claiming, state: State, token: i64) {
@@ -279,9 +279,17 @@ pub(crate) fn push_values<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Cla
     DB::push_integer(query, claim.keep);
 }
 
-/// From here on it is another request: the values that an upsert would have inserted.
-pub(crate) const ANEW: &str = "fingerprint = excluded.fingerprint, state = excluded.state, token = excluded.token, \
-     attempts = excluded.attempts, result = NULL, created_at = excluded.created_at, expires_at = excluded.expires_at";
+/// Behind the insertion of a new record: one whose time has run out becomes it.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) fn push_or_anew<DB: Records>(query: &mut QueryBuilder<DB>) {
+    query
+        .push(
+            " ON CONFLICT (id) DO UPDATE SET fingerprint = excluded.fingerprint, token = excluded.token,
+                attempts = excluded.attempts, result = NULL, created_at = excluded.created_at, expires_at = excluded.expires_at
+              WHERE sqlock_idem.state = 'done' AND sqlock_idem.expires_at <= ",
+        )
+        .push(DB::NOW);
+}
 
 /// Uses a token up, up to conditions of a database's own.
 pub(crate) fn push_consume<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Claiming, state: State, token: i64) {

@@ -6,7 +6,7 @@ use super::sql::now;
 use super::{InTransaction, PostgresSession};
 use crate::backend::Job;
 use crate::backend::records::{
-    ANEW, Claimed, Claiming, EXPIRED, Errand, Findings, INTO, Records, Rival, State, carry, digest, push_consume,
+    Claimed, Claiming, Errand, Findings, INTO, Records, Rival, State, carry, digest, push_consume, push_or_anew,
     push_values,
 };
 
@@ -78,9 +78,7 @@ impl Records for Postgres {
                 push_values::<Self>(&mut query, claim, State::Done, 0);
                 query.push(" WHERE ");
                 push_locks(&mut query, claim);
-                query.push(" ON CONFLICT (id) DO UPDATE SET ").push(ANEW);
-                query.push(" WHERE sqlock_idem.").push(EXPIRED.replace("expires_at", "sqlock_idem.expires_at"));
-                query.push(Self::NOW).push(" AND sqlock_idem.state = 'done'");
+                push_or_anew::<Self>(&mut query);
             }
             let claimed = query.build().execute(conn).await?.rows_affected();
             Ok(if claimed > 0 { Claimed::Ours } else { Claimed::Not })

@@ -6,7 +6,7 @@ use super::sql::now;
 use super::{SqliteSession, lend};
 use crate::backend::Job;
 use crate::backend::records::{
-    ANEW, Claimed, Claiming, Errand, Findings, INTO, Records, State, carry, push_consume, push_values,
+    Claimed, Claiming, Errand, Findings, INTO, Records, State, carry, push_consume, push_or_anew, push_values,
 };
 
 impl Records for Sqlite {
@@ -39,8 +39,8 @@ impl Records for Sqlite {
             } else {
                 query.push("INSERT INTO ").push(INTO).push(" VALUES (");
                 push_values::<Self>(&mut query, claim, State::Done, 0);
-                query.push(") ON CONFLICT (id) DO UPDATE SET ").push(ANEW);
-                query.push(" WHERE sqlock_idem.state = 'done' AND sqlock_idem.expires_at <= ").push(Self::NOW);
+                query.push(")");
+                push_or_anew::<Self>(&mut query);
             }
             let claimed = query.build().execute(conn).await?.rows_affected();
             Ok(if claimed > 0 { Claimed::Ours } else { Claimed::Not })
