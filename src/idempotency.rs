@@ -29,6 +29,7 @@ use crate::client::Client;
 use crate::error::{Error, Result, RowError};
 use crate::lease::LeaseRequest;
 use crate::locks::Locks;
+use crate::owner::Owner;
 use crate::pump::Verb;
 use crate::retry::{Ended, Retry, RetryError};
 
@@ -37,6 +38,9 @@ const TABLE: &str = "sqlock_idem";
 
 /// For how long a result is kept unless [`Idempotency::retention`] says otherwise.
 const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// For how long records may be kept: the longest for ever, as far as anybody lives.
+const KEPT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(100 * 366 * 24 * 60 * 60));
 
 /// For how long an attempt is claimed unless [`Idempotency::lease`] says otherwise.
 const LEASE: Duration = Duration::from_secs(30);
@@ -136,7 +140,8 @@ impl Idempotency {
         self
     }
 
-    /// For how long a result is told: 24 hours by default.
+    /// For how long a result is told: 24 hours by default; 1 second to 100 years. Counted from the claim, under a lease from the
+    /// result.
     pub fn retention(mut self, time: Duration) -> Self {
         self.retention = time;
         self
@@ -178,13 +183,15 @@ impl Idempotency {
     ///
     /// It costs two statements: the claim and the result. On MySQL and MariaDB another connection looks first whether
     /// somebody is at it, since a claim would wait there (a rival of the same moment is waited for on MySQL). On SQLite
-    /// whoever writes waits for whoever writes; within one process a duplicate is told at once.
+    /// whoever writes waits for whoever writes, and gives up when that takes longer than the busy timeout; within one process a
+    /// duplicate is told at once.
     ///
     /// # Errors
     ///
     /// [`RetryError::Failed`] with the work's own error, or with one of this crate: [`Error::Unavailable`] and its like,
-    /// [`Error::InvalidKey`], [`Error::Json`] when a stored result is not of the type asked for, [`Error::ResultTooLarge`]. Nothing
-    /// took effect. [`RetryError::Exhausted`]; [`RetryError::CommitUnknown`] when it could not be found out in time: ask
+    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::ResultTooLarge`], [`Error::Json`] when the result could not be read
+    /// again. Nothing took effect. (Also [`Error::Json`] when a stored result is not of the type asked for: that did.)
+    /// [`RetryError::Exhausted`]; [`RetryError::CommitUnknown`] when it could not be found out in time: ask
     /// again with the same key.
     ///
     /// # Cancel safety
@@ -279,7 +286,8 @@ impl Idempotency {
         match self.decide(tx, claim).await.map_err(Side::Ours)? {
             Outcome::New(claim) => {
                 let value = work(tx).await.map_err(Side::Theirs)?;
-                claim.complete(tx, &value).await.map_err(Side::Ours)?;
+                let result = encode_legibly(&value, self.limit).map_err(Side::Ours)?;
+                claim.store(tx, &result).await.map_err(Side::Ours)?;
                 Ok(Outcome::New(value))
             }
             known => told(known.never_new()).map_err(Side::Ours),
@@ -309,7 +317,8 @@ impl Idempotency {
     /// # }
     /// ```
     ///
-    /// It may be called at any time in the transaction, but what was done before it is done again by a duplicate. A rival that
+    /// Call it once in a transaction: a second time, before the result is stored, is told in-progress or null. It may be called at
+    /// any time in the transaction, but what was done before it is done again by a duplicate. A rival that
     /// is at work is told at once, [except as said](Self::run); [`wait`](Self::wait) has no meaning here.
     ///
     /// At REPEATABLE READ and SERIALIZABLE a rival that has committed since this transaction began to read is told by
@@ -317,7 +326,8 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// [`Error::Row`] when this transaction cannot be used for it, or reads from before; [`Error::InvalidKey`];
+    /// [`Error::Row`] when this transaction cannot be used for it, or reads from before; [`Error::InvalidKey`],
+    /// [`Error::OutOfRange`];
     /// [`Error::Database`], [`Error::Unavailable`], [`Error::NotMigrated`]. Roll back after any.
     ///
     /// # Cancel safety
@@ -405,12 +415,13 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`], [`Error::Unavailable`], [`Error::NotMigrated`].
+    /// [`Error::InvalidKey`], [`Error::OutOfRange`] (1 second to 100 years), [`Error::Unavailable`], [`Error::NotMigrated`].
     ///
     /// # Cancel safety
     ///
     /// A token of which nobody learns expires.
     pub async fn issue(&self, principal: impl Into<String>, ttl: Duration) -> Result<String> {
+        Error::check_range("the TTL of a token", ttl, KEPT.0, KEPT.1)?;
         let token = uuid::Uuid::new_v4().simple().to_string();
         let key = IdempotencyKey::issued(principal, token.as_str()).within(&self.namespace)?;
         self.send(Errand::Issue { key, ttl }).await?;
@@ -511,7 +522,8 @@ impl Idempotency {
         Ok(Some(RecordInfo { steps, ..RecordInfo::of(record) }))
     }
 
-    /// Deletes the record of an attempt that has not ended well, so that the key is as good as new: for an operator who has
+    /// Deletes the record of an attempt that has not ended well, so that the key is as good as new (a token that was issued, as
+    /// good as before): for an operator who has
     /// found out that nothing took effect. The token says which attempt is meant: `false` when it is not the latest, or the
     /// request is done.
     ///
@@ -525,11 +537,16 @@ impl Idempotency {
     ///
     /// Dropping the future leaves open whether it is deleted. It can be repeated.
     pub async fn forget(&self, key: &IdempotencyKey, token: crate::FencingToken) -> Result<bool> {
-        let id = key.within(&self.namespace)?.id;
-        Ok(self.send(Errand::Forget { id, token: token.get() }).await?.changed > 0)
+        let key = key.within(&self.namespace)?;
+        let errand = Errand::Forget { id: key.id.clone(), token: token.get() };
+        let answer = self.client.ask(|reply| Verb::Record(errand, reply)).await;
+        // Sent again after a reply that was lost, it finds nothing any more.
+        let gone = answer.resent && self.send(Errand::Read(key)).await?.records.is_empty();
+        Ok(answer.outcome?.changed > 0 || gone)
     }
 
     fn claiming(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<Claiming> {
+        Error::check_range("a retention", self.retention, KEPT.0, KEPT.1)?;
         Ok(Claiming {
             key: key.within(&self.namespace)?,
             fingerprint: request.bytes(),
@@ -552,8 +569,9 @@ impl Idempotency {
         self.client.ask(|reply| Verb::Record(errand, reply)).await.outcome
     }
 
+    /// Whoever is at work is an owner of its own, so that a duplicate in the same [scope](Owner::scope) does not enter again.
     fn lease_on(&self, key: &FullKey) -> LeaseRequest {
-        LeaseRequest::new(Arc::clone(&self.client), lease_of(key)).ttl(self.lease)
+        LeaseRequest::new(Arc::clone(&self.client), lease_of(key)).owner(Owner::random()).ttl(self.lease)
     }
 }
 
@@ -723,7 +741,11 @@ impl Claim {
         result: &T,
     ) -> Result<()> {
         let result = encode(result, self.limit)?;
-        if records::complete::<DB>(tx, &self.id, &result).await.map_err(failed::<DB>)? {
+        self.store(tx, &result).await
+    }
+
+    async fn store<DB: Database>(self, tx: &mut Transaction<'_, DB>, result: &[u8]) -> Result<()> {
+        if records::complete::<DB>(tx, &self.id, result).await.map_err(failed::<DB>)? {
             return Ok(());
         }
         Err(Error::NotClaimed)
@@ -758,6 +780,13 @@ fn encode<T: Serialize + ?Sized>(result: &T, limit: usize) -> Result<Vec<u8>> {
     if bytes.len() > limit {
         return Err(Error::ResultTooLarge { bytes: bytes.len(), limit });
     }
+    Ok(bytes)
+}
+
+/// What cannot be read again as what it was (no number, too deeply nested) is not stored.
+fn encode_legibly<T: Serialize + DeserializeOwned>(result: &T, limit: usize) -> Result<Vec<u8>> {
+    let bytes = encode(result, limit)?;
+    decode::<T>(Some(&bytes))?;
     Ok(bytes)
 }
 

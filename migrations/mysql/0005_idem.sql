@@ -7,8 +7,9 @@
 --              has ended, and nobody knows whether it took effect. 'done'.
 -- token        the fencing token of the latest attempt. 0: there was none, it was done in one transaction.
 -- attempts     how many there were.
+-- issued_until 0: it is no token that was issued. Otherwise how long that is good.
 -- result       what is told to those who ask again.
--- created_at, expires_at   microseconds since the Unix epoch, by this database's clock.
+-- issued_until, created_at, expires_at   microseconds since the Unix epoch, by this database's clock.
 CREATE TABLE IF NOT EXISTS sqlock_idem (
     id          VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
     namespace   VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
@@ -18,6 +19,7 @@ CREATE TABLE IF NOT EXISTS sqlock_idem (
     state       VARCHAR(8) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     token       BIGINT NOT NULL,
     attempts    BIGINT NOT NULL,
+    issued_until BIGINT NOT NULL,
     result      LONGBLOB,
     created_at  BIGINT NOT NULL,
     expires_at  BIGINT NOT NULL,

@@ -7,8 +7,9 @@
 --              has ended, and nobody knows whether it took effect. 'done'.
 -- token        the fencing token of the latest attempt. 0: there was none, it was done in one transaction.
 -- attempts     how many there were.
+-- issued_until 0: it is no token that was issued. Otherwise how long that is good.
 -- result       what is told to those who ask again.
--- created_at, expires_at   microseconds since the Unix epoch, by this database's clock.
+-- issued_until, created_at, expires_at   microseconds since the Unix epoch, by this database's clock.
 CREATE TABLE IF NOT EXISTS sqlock_idem (
     id          text COLLATE "C" NOT NULL PRIMARY KEY,
     namespace   text COLLATE "C" NOT NULL,
@@ -18,6 +19,7 @@ CREATE TABLE IF NOT EXISTS sqlock_idem (
     state       text   NOT NULL,
     token       bigint NOT NULL,
     attempts    bigint NOT NULL,
+    issued_until bigint NOT NULL,
     result      bytea,
     created_at  bigint NOT NULL,
     expires_at  bigint NOT NULL

@@ -14,6 +14,10 @@ pub trait Records: Dialect {
     const NOW: &'static str;
     /// What makes an INSERT leave alone what is there already: what stands before and what behind.
     const INSERT_NEW: (&'static str, &'static str);
+    /// What makes a SELECT lock what it finds, and pass over what others have locked.
+    const SKIPPING: &'static str = "";
+    /// Whether a DELETE may have such a SELECT in it. Otherwise one goes before it, in a transaction.
+    const SKIPS_IN_DELETE: bool = false;
     /// The name of a step, to be read as text.
     const STEP: &'static str;
     /// Whether a claim may wait for one that is not committed yet, so that another connection looks for that first.
@@ -163,7 +167,7 @@ pub(crate) enum Errand {
     /// Makes an attempt, under a lease with this token, the latest one of a record. `resume`: also of one whose outcome is not known.
     Start { claim: Claiming, token: i64, resume: bool },
     /// Writes how the attempt with this token has ended, if it is still the latest.
-    End { id: String, token: i64, state: State, result: Option<Vec<u8>> },
+    End { id: String, token: i64, ending: Ending },
     /// Deletes the record of the attempt with this token, if it is still the latest and has not ended well.
     Forget { id: String, token: i64 },
     /// Stores the result of a step of the attempt with this token, if it is still the latest.
@@ -230,9 +234,7 @@ pub(crate) async fn carry<DB: Records>(conn: &mut DB::Connection, errand: &Erran
             let records = start::<DB>(conn, claim, *token, *resume).await?.into_iter().collect();
             Ok(Findings { records, ..Findings::default() })
         }
-        Errand::End { id, token, state, result } => {
-            end::<DB>(conn, id, *token, *state, result.as_deref()).await.map(changed)
-        }
+        Errand::End { id, token, ending } => end::<DB>(conn, id, *token, ending).await.map(changed),
         Errand::Forget { id, token } => forget::<DB>(conn, id, *token).await.map(changed),
         Errand::Step { step, token, result } => put_step::<DB>(conn, step, *token, result).await.map(changed),
         Errand::Recall(step) => Ok(Findings { result: recall::<DB>(conn, step).await?, ..Findings::default() }),
@@ -258,7 +260,7 @@ const COLUMNS: &str =
 
 /// Up to the values.
 pub(crate) const INTO: &str = "sqlock_idem (id, namespace, principal, request_key, fingerprint, state, token, attempts, \
-     created_at, expires_at)";
+     issued_until, created_at, expires_at)";
 
 /// What has been done may be done anew once its time has run out: then the key counts as never used. An attempt that has not
 /// ended, or nobody knows how, has no such time.
@@ -275,7 +277,14 @@ pub(crate) fn push_values<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Cla
     query.push(", '").push(state.as_str()).push("', ");
     DB::push_integer(query, token);
     let attempts = i64::from(state == State::Started);
-    query.push(", ").push(attempts).push(", ").push(DB::NOW).push(", ").push(DB::NOW).push(" + ");
+    query.push(", ").push(attempts).push(", ");
+    if state == State::Issued {
+        query.push(DB::NOW).push(" + ");
+        DB::push_integer(query, claim.keep);
+    } else {
+        query.push("0");
+    }
+    query.push(", ").push(DB::NOW).push(", ").push(DB::NOW).push(" + ");
     DB::push_integer(query, claim.keep);
 }
 
@@ -393,21 +402,36 @@ async fn start<DB: Records>(
     read::<DB>(conn, &claim.key.id, "").await
 }
 
+/// How an attempt has ended.
+pub(crate) enum Ending {
+    /// The result, and for how long it is to be kept from now on, in microseconds: how long the attempt took does not count.
+    Done {
+        result: Vec<u8>,
+        keep: i64,
+    },
+    Unknown,
+}
+
 /// Writes how the attempt with this token has ended, if it is still the latest.
 pub(crate) async fn end<DB: Records>(
     conn: &mut DB::Connection,
     id: &str,
     token: i64,
-    state: State,
-    result: Option<&[u8]>,
+    ending: &Ending,
 ) -> Result<u64, sqlx::Error> {
-    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = '");
-    query.push(state.as_str()).push("'");
-    if let Some(result) = result {
-        query.push(", result = ");
-        DB::push_bytes(&mut query, result);
-    }
-    query.push(" WHERE id = ");
+    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET ");
+    let state = match ending {
+        Ending::Done { result, keep } => {
+            query.push("result = ");
+            DB::push_bytes(&mut query, result);
+            query.push(", expires_at = ").push(DB::NOW).push(" + ");
+            DB::push_integer(&mut query, *keep);
+            query.push(", ");
+            State::Done
+        }
+        Ending::Unknown => State::Unknown,
+    };
+    query.push("state = '").push(state.as_str()).push("' WHERE id = ");
     DB::push_text(&mut query, id);
     query.push(" AND state IN ('started', '").push(state.as_str()).push("') AND token = ");
     DB::push_integer(&mut query, token);
@@ -415,13 +439,35 @@ pub(crate) async fn end<DB: Records>(
 }
 
 async fn forget<DB: Records>(conn: &mut DB::Connection, id: &str, token: i64) -> Result<u64, sqlx::Error> {
-    let mut query = QueryBuilder::new("DELETE FROM sqlock_idem WHERE id = ");
-    DB::push_text(&mut query, id);
-    query.push(" AND state IN ('started', 'unknown') AND token = ");
-    DB::push_integer(&mut query, token);
-    let forgotten = DB::execute(conn, &mut query).await?;
+    let push_latest = |query: &mut QueryBuilder<DB>| {
+        query.push(" WHERE id = ");
+        DB::push_text(query, id);
+        query.push(" AND state IN ('started', 'unknown') AND token = ");
+        DB::push_integer(query, token);
+    };
+    // A token that was issued is as good as before.
+    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'issued', fingerprint = ");
+    DB::push_bytes(&mut query, &[]);
+    query.push(", attempts = 0, expires_at = issued_until");
+    push_latest(&mut query);
+    query.push(" AND issued_until > ").push(DB::NOW);
+    let mut forgotten = DB::execute(conn, &mut query).await?;
+    if forgotten == 0 {
+        let mut query = QueryBuilder::new("DELETE FROM sqlock_idem");
+        push_latest(&mut query);
+        forgotten = DB::execute(conn, &mut query).await?;
+    }
     bury_steps::<DB>(conn, &[id.to_owned()]).await?;
     Ok(forgotten)
+}
+
+/// Keeps any other attempt from being made until this transaction has ended, if the attempt with this token is the latest.
+pub(crate) async fn hold_up<DB: Records>(conn: &mut DB::Connection, id: &str, token: i64) -> Result<bool, sqlx::Error> {
+    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET token = token WHERE id = ");
+    DB::push_text(&mut query, id);
+    query.push(" AND state = 'started' AND token = ");
+    DB::push_integer(&mut query, token);
+    Ok(DB::execute(conn, &mut query).await? > 0)
 }
 
 /// Stores the result of a step, if the attempt with this token is still the latest. A step that is stored stays as it is.
@@ -497,20 +543,41 @@ async fn steps<DB: Records>(conn: &mut DB::Connection, id: &str, begun: i64) -> 
     query.push(" AND begun = ");
     DB::push_integer(&mut query, begun);
     query.push(" ORDER BY step");
-    DB::fetch(conn, &mut query).await?.iter().map(|row| DB::text(row, 0)).collect()
+    texts::<DB>(conn, &mut query).await
 }
 
-/// Deletes those of these records whose time has run out, with their steps.
+/// Deletes those of these records whose time has run out, with their steps. One that is being used, or used anew, is passed over:
+/// its transaction may take its time.
 async fn bury<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
+    let mut free = QueryBuilder::new("SELECT id FROM sqlock_idem WHERE ");
+    push_ids::<DB>(&mut free, ids);
+    free.push(" AND ").push(EXPIRED).push(DB::NOW).push(DB::SKIPPING);
+    let ids = if DB::SKIPS_IN_DELETE { ids.to_vec() } else { texts::<DB>(conn, &mut free).await? };
+    if ids.is_empty() {
+        return Ok(0);
+    }
     let mut query = QueryBuilder::new("DELETE FROM sqlock_idem WHERE ");
-    push_ids::<DB>(&mut query, ids);
+    push_ids::<DB>(&mut query, &ids);
+    if DB::SKIPS_IN_DELETE {
+        query.push(" AND id IN (SELECT id FROM sqlock_idem WHERE ");
+        push_ids::<DB>(&mut query, &ids);
+        query.push(DB::SKIPPING).push(")");
+    }
     // Again: somebody may have used the key anew since it was looked up.
     query.push(" AND ").push(EXPIRED).push(DB::NOW);
     let buried = DB::execute(conn, &mut query).await?;
     if buried > 0 {
-        bury_steps::<DB>(conn, ids).await?;
+        bury_steps::<DB>(conn, &ids).await?;
     }
     Ok(buried)
+}
+
+/// The texts in the first column.
+async fn texts<DB: Records>(
+    conn: &mut DB::Connection,
+    query: &mut QueryBuilder<DB>,
+) -> Result<Vec<String>, sqlx::Error> {
+    DB::fetch(conn, query).await?.iter().map(|row| DB::text(row, 0)).collect()
 }
 
 /// Deletes the steps of records that are not there any more.
@@ -537,10 +604,8 @@ fn push_ids<DB: Records>(query: &mut QueryBuilder<DB>, ids: &[String]) {
 
 async fn purge<DB: Records>(conn: &mut DB::Connection, limit: u32) -> Result<u64, sqlx::Error> {
     let mut query = QueryBuilder::new("SELECT id FROM sqlock_idem WHERE ");
-    query.push(EXPIRED).push(DB::NOW).push(" ORDER BY expires_at LIMIT ").push(limit);
-    let ids: Result<Vec<String>, sqlx::Error> =
-        DB::fetch(conn, &mut query).await?.iter().map(|row| DB::text(row, 0)).collect();
-    let ids = ids?;
+    query.push(EXPIRED).push(DB::NOW).push(" ORDER BY expires_at LIMIT ").push(limit).push(DB::SKIPPING);
+    let ids = texts::<DB>(conn, &mut query).await?;
     if !ids.is_empty() {
         return bury::<DB>(conn, &ids).await;
     }
@@ -552,9 +617,7 @@ async fn purge<DB: Records>(conn: &mut DB::Connection, limit: u32) -> Result<u64
           LIMIT ",
     );
     query.push(limit);
-    let rows = DB::fetch(conn, &mut query).await?;
-    let orphaned: Result<Vec<String>, sqlx::Error> = rows.iter().map(|row| DB::text(row, 0)).collect();
-    let orphaned = orphaned?;
+    let orphaned = texts::<DB>(conn, &mut query).await?;
     if !orphaned.is_empty() {
         bury_steps::<DB>(conn, &orphaned).await?;
     }

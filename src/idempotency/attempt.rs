@@ -2,15 +2,18 @@
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::Transaction;
 
-use super::{Claiming, Idempotency, IdempotencyKey, Outcome, Stored, decode, encode, failed, known, told};
+use super::{
+    Claiming, Idempotency, IdempotencyKey, Outcome, Stored, decode, encode, encode_legibly, failed, known, told,
+};
 use crate::backend::Database;
-use crate::backend::records::{self, Errand, FullKey, Record, State, Step};
+use crate::backend::micros;
+use crate::backend::records::{self, Ending, Errand, FullKey, Record, State, Step};
 use crate::error::{Error, LossCause, Result};
 use crate::lease::{Lease, first};
 use crate::token::FencingToken;
@@ -81,8 +84,10 @@ impl Idempotency {
     /// Does the work [under a lease](Self::attempt), and tells everybody who comes with this key what came of it.
     ///
     /// When the work succeeds, its result is stored. When it fails, and has not said otherwise itself
-    /// ([`forget`](Attempt::forget)), nobody knows what became of the effect, and the record says so: [`Outcome::Unknown`]. When
-    /// the lease is lost, the work is dropped.
+    /// ([`forget`](Attempt::forget)), nobody knows what became of the effect, and the record says so: [`Outcome::Unknown`]. The
+    /// same holds for a result that cannot be stored, and for one that was [completed](Attempt::complete_in) in a transaction that
+    /// was not committed. When the lease is lost, the work is dropped. Work that panics, or is dropped, counts as died: the next
+    /// one takes it up.
     ///
     /// # Errors
     ///
@@ -113,7 +118,8 @@ impl Idempotency {
     /// then from a background task. The work is told by the [key](Attempt::key) what it is about; steps that are done are not done
     /// again, and the [key for the provider](Attempt::provider_key) is the one that the earlier attempts used.
     ///
-    /// One that fails does not keep the others from being taken up.
+    /// One that fails does not keep the others from being taken up. What came over HTTP is resumed by
+    /// `IdempotencyLayer::resume`, whose work makes responses.
     ///
     /// # Errors
     ///
@@ -124,7 +130,7 @@ impl Idempotency {
     /// As [`run_leased`](Self::run_leased).
     pub async fn resume<T, E, F>(&self, work: F) -> Result<Resumed>
     where
-        T: Serialize,
+        T: Serialize + DeserializeOwned,
         E: From<Error> + StdError,
         F: AsyncFnOnce(&Attempt) -> Result<T, E> + Clone,
     {
@@ -173,13 +179,21 @@ pub struct Attempt {
     record: Record,
     lease: Lease,
     token: FencingToken,
-    ended: AtomicBool,
+    /// Whether the work has said how it ended: one of these.
+    ended: AtomicU8,
 }
+
+/// It has not said.
+const OPEN: u8 = 0;
+/// It has, in a transaction of its own, which it may have committed.
+const IN_TRANSACTION: u8 = 1;
+/// It has.
+const ENDED: u8 = 2;
 
 impl Attempt {
     fn new(idempotency: Idempotency, record: Record, lease: Lease) -> Self {
         let token = lease.token();
-        Self { idempotency, record, lease, token, ended: AtomicBool::new(false) }
+        Self { idempotency, record, lease, token, ended: AtomicU8::new(OPEN) }
     }
 
     /// Whose key it is. `None`: everybody's.
@@ -242,7 +256,7 @@ impl Attempt {
             return Err(self.lost().into());
         }
         let result = work().await?;
-        let bytes = encode(&result, self.idempotency.limit)?;
+        let bytes = encode_legibly(&result, self.idempotency.limit)?;
         let errand = Errand::Step { step: self.step_of(name)?, token: self.token.get(), result: bytes };
         if self.idempotency.send(errand).await?.changed == 0 {
             // Sent again after a reply that was lost, it is there already.
@@ -254,7 +268,8 @@ impl Attempt {
         Ok(result)
     }
 
-    /// Stores the result of a step in a transaction of the caller's own, with what it has written there.
+    /// Stores the result of a step in a transaction of the caller's own, with what it has written there, unless one is stored
+    /// already. No other attempt begins before that transaction has ended.
     ///
     /// # Errors
     ///
@@ -272,8 +287,12 @@ impl Attempt {
         self.idempotency.admit(tx)?;
         let bytes = encode(result, self.idempotency.limit)?;
         let step = self.step_of(name)?;
-        let put = records::put_step::<DB>(tx, &step, self.token.get(), &bytes).await.map_err(failed::<DB>)?;
-        if put > 0 { Ok(()) } else { Err(self.lost()) }
+        // Or another attempt could begin, and not see it, before this transaction commits.
+        if !records::hold_up::<DB>(tx, &step.id, self.token.get()).await.map_err(failed::<DB>)? {
+            return Err(self.lost());
+        }
+        records::put_step::<DB>(tx, &step, self.token.get(), &bytes).await.map_err(failed::<DB>)?;
+        Ok(())
     }
 
     /// The result of a step that this attempt, or an earlier one, has stored.
@@ -308,7 +327,7 @@ impl Attempt {
                 return Err(error);
             }
         };
-        self.end(State::Done, Some(bytes)).await
+        self.end(self.done(bytes)).await
     }
 
     /// As [`complete`](Self::complete), in a transaction of the caller's own, with what it has written there: both or
@@ -316,7 +335,8 @@ impl Attempt {
     ///
     /// # Errors
     ///
-    /// As [`complete`](Self::complete); [`Error::Row`].
+    /// [`Error::Lost`], [`Error::Json`], [`Error::ResultTooLarge`], [`Error::Row`], those of any statement. Nothing is recorded
+    /// then.
     ///
     /// # Cancel safety
     ///
@@ -327,13 +347,13 @@ impl Attempt {
         result: &T,
     ) -> Result<()> {
         self.idempotency.admit(tx)?;
-        let bytes = encode(result, self.idempotency.limit)?;
-        let (id, token) = (&self.record.key.id, self.token.get());
-        let ended = records::end::<DB>(tx, id, token, State::Done, Some(&bytes)).await.map_err(failed::<DB>)?;
+        let ending = self.done(encode(result, self.idempotency.limit)?);
+        let ended =
+            records::end::<DB>(tx, &self.record.key.id, self.token.get(), &ending).await.map_err(failed::<DB>)?;
         if ended == 0 {
             return Err(self.lost());
         }
-        self.ended.store(true, Ordering::Relaxed);
+        self.ended.store(IN_TRANSACTION, Ordering::Relaxed);
         Ok(())
     }
 
@@ -348,10 +368,10 @@ impl Attempt {
     ///
     /// Dropping the future leaves open whether it is recorded. If not, it counts as died.
     pub async fn unknown(&self) -> Result<()> {
-        self.end(State::Unknown, None).await
+        self.end(Ending::Unknown).await
     }
 
-    /// It certainly took no effect: deletes the record, and the key is as good as new.
+    /// It certainly took no effect: the key is as good as new, and a token that was issued as good as before.
     ///
     /// # Errors
     ///
@@ -361,34 +381,73 @@ impl Attempt {
     ///
     /// Dropping the future leaves open whether it is deleted. If not, it counts as died.
     pub async fn forget(&self) -> Result<()> {
-        self.ended.store(true, Ordering::Relaxed);
+        self.ended.store(ENDED, Ordering::Relaxed);
         let id = self.record.key.id.clone();
         self.idempotency.send(Errand::Forget { id, token: self.token.get() }).await?;
         Ok(())
     }
 
-    async fn end(&self, state: State, result: Option<Vec<u8>>) -> Result<()> {
-        self.ended.store(true, Ordering::Relaxed);
-        let errand = Errand::End { id: self.record.key.id.clone(), token: self.token.get(), state, result };
+    fn done(&self, result: Vec<u8>) -> Ending {
+        Ending::Done { result, keep: micros(self.idempotency.retention) }
+    }
+
+    async fn end(&self, ending: Ending) -> Result<()> {
+        self.ended.store(ENDED, Ordering::Relaxed);
+        let errand = Errand::End { id: self.record.key.id.clone(), token: self.token.get(), ending };
         if self.idempotency.send(errand).await?.changed > 0 { Ok(()) } else { Err(self.lost()) }
     }
 
-    /// Whether it has been said how it ended.
+    /// Whether the work has said how it ended, and may do nothing more about it.
     #[cfg(feature = "axum")]
-    pub(super) fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Relaxed)
+    pub(super) async fn has_ended(&self) -> Result<bool> {
+        match self.ended.load(Ordering::Relaxed) {
+            OPEN => Ok(false),
+            IN_TRANSACTION => self.committed().await.map(|()| true),
+            _ => Ok(true),
+        }
     }
 
     /// As [`complete`](Self::complete), whatever the size.
     #[cfg(feature = "axum")]
     pub(super) async fn store<T: Serialize>(&self, result: &T) -> Result<()> {
-        self.end(State::Done, Some(encode(result, usize::MAX)?)).await
+        self.end(self.done(encode(result, usize::MAX)?)).await
+    }
+
+    /// The work says that it was refused: the key is as good as new, unless something was done on the way, or may have been by
+    /// an attempt before.
+    #[cfg(feature = "axum")]
+    pub(super) async fn refuse(&self) -> Result<()> {
+        let steps = Errand::Steps { id: self.record.key.id.clone(), begun: self.record.created_at };
+        if self.number() == 1 && self.idempotency.send(steps).await?.steps.is_empty() {
+            return self.forget().await;
+        }
+        self.unknown().await
+    }
+
+    /// Whether the transaction in which it was completed has been committed. If not, nobody knows what became of the rest.
+    async fn committed(&self) -> Result<()> {
+        let found = self.idempotency.send(Errand::Read(self.record.key.clone())).await?;
+        let token = self.token.get();
+        if found.records.iter().any(|record| record.state == State::Done && record.token == token) {
+            return Ok(());
+        }
+        self.unknown().await?;
+        Err(Error::Unknown { attempted: "commit the result under", name: self.lease.name().clone() })
+    }
+
+    /// As [`complete`](Self::complete), for a result that can be read again; of any other nobody knows.
+    async fn complete_legibly<T: Serialize + DeserializeOwned>(&self, result: &T) -> Result<()> {
+        if let Err(error) = encode_legibly(result, usize::MAX) {
+            self.unknown().await?;
+            return Err(error);
+        }
+        self.complete(result).await
     }
 
     /// Does the work and records how it ended.
     pub(crate) async fn carry<T, E, F>(self, work: F) -> Result<T, E>
     where
-        T: Serialize,
+        T: Serialize + DeserializeOwned,
         E: From<Error> + StdError,
         F: AsyncFnOnce(&Self) -> Result<T, E>,
     {
@@ -401,15 +460,20 @@ impl Attempt {
         match outcome {
             Err(_) => Err(self.lost().into()),
             Ok(Ok(value)) => {
-                if !ended {
-                    self.complete(&value).await?;
-                }
+                let stored = match ended {
+                    OPEN => self.complete_legibly(&value).await,
+                    IN_TRANSACTION => self.committed().await,
+                    _ => Ok(()),
+                };
                 self.release().await;
+                stored?;
                 Ok(value)
             }
             Ok(Err(error)) => {
                 // If that fails as well, it counts as died.
-                if !ended && let Err(error) = self.unknown().await {
+                if ended != ENDED
+                    && let Err(error) = self.unknown().await
+                {
                     tracing::warn!(%error, "it could not be recorded that the outcome of a request is not known");
                 }
                 self.release().await;

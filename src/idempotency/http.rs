@@ -81,7 +81,8 @@
 //! principal, or what the database said; that is logged.
 //!
 //! ## key-missing
-//! 400: the route [requires](IdempotencyLayer::required) a key.
+//! 400: the route [requires](IdempotencyLayer::required) a key, or the handler does, or the method is not one of
+//! [those](IdempotencyLayer::methods) for which keys are read.
 //! ## key-malformed
 //! 400: the header is not a key, or there are two.
 //! ## principal-missing
@@ -94,7 +95,7 @@
 //! 409, `Retry-After: 1`: another one with this key is at work.
 //! ## outcome-unknown
 //! 409, `Retry-After: 30`: an attempt under a lease has ended, and nobody knows whether it took effect. It will have to be
-//! [resumed](crate::Idempotency::resume), or [forgotten](crate::Idempotency::forget).
+//! [resumed](IdempotencyLayer::resume), or [forgotten](crate::Idempotency::forget).
 //! ## key-reused
 //! 422: the key came with another request before. (400 with [`stripe_v1`](IdempotencyLayer::stripe_v1).)
 //! ## token-not-valid

@@ -1,8 +1,10 @@
 //! What makes a request the same one: its key, and what it asks for.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde_json::Value;
+use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
 use crate::backend::records::FullKey;
@@ -110,15 +112,13 @@ impl Fingerprint {
     }
 
     /// And of this JSON text. White space and the order of members do not count; of a member that is there twice the last
-    /// one does. Whole numbers differ from numbers with a fraction, even one of zero.
+    /// one does. Numbers are compared as they are written: 1 and 1.0 are two.
     ///
     /// # Errors
     ///
-    /// [`Error::Json`]: it is no JSON text, or has a number that cannot be told from others when it is read as a 64-bit integer
-    /// or floating-point number: send such as text.
+    /// [`Error::Json`]: it is no JSON text, or nested more than 127 deep.
     pub fn and_json(self, text: &[u8]) -> Result<Self> {
-        let value = serde_json::from_slice(text).map_err(|source| Error::Json { what: "the request", source })?;
-        let canonical = canonical(&value)?;
+        let canonical = canonical(parse(text)?)?;
         Ok(self.and(canonical))
     }
 
@@ -127,12 +127,11 @@ impl Fingerprint {
     ///
     /// # Errors
     ///
-    /// As [`and_json`](Self::and_json).
+    /// As [`and_json`](Self::and_json); [`Error::InvalidKey`]: something else than a JSON Pointer.
     pub fn and_json_fields<'p>(self, text: &[u8], pointers: impl IntoIterator<Item = &'p str>) -> Result<Self> {
-        let value: Value =
-            serde_json::from_slice(text).map_err(|source| Error::Json { what: "the request", source })?;
+        let value = parse(text)?;
         pointers.into_iter().try_fold(self, |fingerprint, pointer| {
-            let field = value.pointer(pointer).map(canonical).transpose()?;
+            let field = find(value, pointer)?.map(canonical).transpose()?;
             Ok(fingerprint.and(pointer).and(field.unwrap_or_default()))
         })
     }
@@ -158,48 +157,81 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
+/// Checked, and with no more nesting than a stack can bear.
+fn parse(text: &[u8]) -> Result<&RawValue> {
+    serde_json::from_slice::<Value>(text).map_err(no_json)?;
+    serde_json::from_slice(text).map_err(no_json)
+}
+
+fn no_json(source: serde_json::Error) -> Error {
+    Error::Json { what: "the request", source }
+}
+
+type Members<'t> = BTreeMap<String, &'t RawValue>;
+
 /// One text for all that mean the same, with the members of objects in order.
-fn canonical(value: &Value) -> Result<String> {
+fn canonical(value: &RawValue) -> Result<String> {
     let mut text = String::new();
-    write(value, &mut text)?;
+    write(value, &mut text).map_err(no_json)?;
     Ok(text)
 }
 
-fn write(value: &Value, text: &mut String) -> Result<()> {
-    match value {
-        Value::Array(items) => {
+fn write(value: &RawValue, text: &mut String) -> serde_json::Result<()> {
+    match value.get().as_bytes().first() {
+        Some(b'[') => {
             text.push('[');
-            for item in items {
+            for item in serde_json::from_str::<Vec<&RawValue>>(value.get())? {
                 write(item, text)?;
                 text.push(',');
             }
             text.push(']');
         }
-        Value::Object(members) => {
-            // Of the order in the map nothing is known: other crates may have it keep that of the text.
-            let mut members: Vec<_> = members.iter().collect();
-            members.sort_by_key(|(name, _)| *name);
+        Some(b'{') => {
             text.push('{');
-            for (name, value) in members {
-                text.push_str(&Value::String(name.clone()).to_string());
+            for (name, value) in serde_json::from_str::<Members<'_>>(value.get())? {
+                text.push_str(&Value::String(name).to_string());
                 text.push(':');
                 write(value, text)?;
                 text.push(',');
             }
             text.push('}');
         }
-        Value::Number(number) if number.is_f64() && number.as_f64().is_none_or(|n| n.abs() >= EXACT) => {
-            use serde::de::Error as _;
-            let source = serde_json::Error::custom("a number is too large to be told from others: send it as text");
-            return Err(Error::Json { what: "the request", source });
-        }
-        other => text.push_str(&other.to_string()),
+        Some(b'"') => text.push_str(&Value::String(serde_json::from_str(value.get())?).to_string()),
+        // As it is written: read as a number, it could become another one.
+        _ => text.push_str(value.get()),
     }
     Ok(())
 }
 
-/// From here on not every whole number is a floating-point number.
-const EXACT: f64 = 9_007_199_254_740_992.0;
+/// The part at a JSON Pointer, if it is there.
+fn find<'t>(value: &'t RawValue, pointer: &str) -> Result<Option<&'t RawValue>> {
+    let Some((before, path)) = pointer.split_once('/') else {
+        return if pointer.is_empty() { Ok(Some(value)) } else { Err(no_pointer()) };
+    };
+    if !before.is_empty() {
+        return Err(no_pointer());
+    }
+    let mut value = Some(value);
+    for token in path.split('/') {
+        let token = token.replace("~1", "/").replace("~0", "~");
+        let Some(inside) = value else {
+            break;
+        };
+        value = match inside.get().as_bytes().first() {
+            Some(b'{') => serde_json::from_str::<Members<'_>>(inside.get()).map_err(no_json)?.remove(&token),
+            Some(b'[') => {
+                let items: Vec<&RawValue> = serde_json::from_str(inside.get()).map_err(no_json)?;
+                token.parse().ok().and_then(|i: usize| items.get(i).copied())
+            }
+            _ => None,
+        };
+    }
+    Ok(value)
+}
+
+fn no_pointer() -> Error {
+    Error::InvalidKey { what: "a JSON Pointer", reason: "it does not begin with a slash" }
+}
 
 #[cfg(test)]
 #[allow(clippy::expect_used, reason = "tests")]
@@ -253,12 +285,31 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_could_be_another_one_is_refused() {
-        for text in ["18446744073709551617", "1e300", "[-1e17]", "9007199254740993.0"] {
-            let refused = Fingerprint::of([""; 0]).and_json(text.as_bytes());
-            assert!(matches!(refused, Err(Error::Json { .. })), "{text}");
+    fn numbers_count_as_they_are_written() {
+        let json = |text: &str| Fingerprint::of([""; 0]).and_json(text.as_bytes()).expect("json");
+        for (one, other) in [
+            ("0.1", "0.10000000000000000001"),
+            ("4503599627370496.75", "4503599627370497.25"),
+            ("18446744073709551616", "18446744073709551617"),
+            ("[1e-400]", "[0.0]"),
+        ] {
+            assert_ne!(json(one), json(other));
+            assert_eq!(json(one), json(&format!(" {one} ")));
         }
-        assert!(Fingerprint::of([""; 0]).and_json(b"{").is_err());
+    }
+
+    #[test]
+    fn what_is_no_json_and_no_pointer_is_refused() {
+        let deep = "[".repeat(100_000) + &"]".repeat(100_000);
+        for text in ["", "{", "nul", "[1,]", deep.as_str()] {
+            assert!(matches!(Fingerprint::of([""; 0]).and_json(text.as_bytes()), Err(Error::Json { .. })));
+        }
+        let fields =
+            |pointer| Fingerprint::of([""; 0]).and_json_fields(br#"{"amount":5,"a/b":[1,{"~":2}]}"#, [pointer]);
+        assert!(matches!(fields("amount"), Err(Error::InvalidKey { .. })));
+        assert!(matches!(fields("x/amount"), Err(Error::InvalidKey { .. })));
+        assert_eq!(fields("/a~1b/1/~0").expect("a pointer"), Fingerprint::of(["/a~1b/1/~0", "2"]));
+        assert_eq!(fields("/a~1b/7").expect("a pointer"), Fingerprint::of(["/a~1b/7", ""]));
     }
 
     #[test]

@@ -404,6 +404,29 @@ async fn key_counts_as_new_after_the_retention_whether_it_was_purged_or_not() {
     assert_eq!((info.expires_at - info.created_at).num_milliseconds(), 3000);
 }
 
+/// However long that takes.
+#[tokio::test]
+async fn sweeper_does_not_wait_for_whoever_uses_an_expired_key_anew() {
+    let app = app().await;
+    assert_eq!(app.charge(&alice("a")).await, Outcome::New(1));
+    assert_eq!(app.charge(&alice("b")).await, Outcome::New(2));
+    run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    let mut tx = app.begin().await;
+    let claim = claimed(app.payments.begin(&mut tx, &alice("a"), &another()).await);
+    if DATABASE != Database::Sqlite {
+        let start = tokio::time::Instant::now();
+        soon("the sweep", app.locks.sweeper().sweep()).await.expect("sweep");
+        assert_eq!(app.payments.inspect(&alice("b")).await.expect("inspect"), None);
+        // No statement was given up, after 4 seconds, because it waited.
+        println!("{DATABASE:?}: swept in {:?}", start.elapsed());
+    }
+    claim.complete(&mut tx, &7).await.expect("complete");
+    tx.commit().await.expect("commit");
+    app.locks.sweeper().sweep().await.expect("sweep");
+    assert_eq!(app.payments.inspect(&alice("b")).await.expect("inspect"), None);
+    assert_eq!(app.charge_by(&app.payments, &alice("a"), &another()).await, Outcome::Replay(7));
+}
+
 async fn expire(app: &App, key: &str) {
     let sql = format!("UPDATE sqlock_idem SET expires_at = 1 WHERE request_key = '{key}'");
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&app.books.pool).await.expect("update");

@@ -1,7 +1,7 @@
 //! How a key is claimed: an INSERT that meets one which is not committed waits for it. MariaDB can be told not to. For MySQL
 //! another connection looks first, and an INSERT waits only for a rival that came in the same moment.
 
-use sqlx::{MySql, MySqlConnection, QueryBuilder, Row as _};
+use sqlx::{Executor as _, MySql, MySqlConnection, QueryBuilder, Row as _};
 
 use super::MySqlSession;
 use super::sql::now;
@@ -20,6 +20,7 @@ const DIRTY: &str = "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED";
 impl Records for MySql {
     const NOW: &'static str = now!();
     const INSERT_NEW: (&'static str, &'static str) = ("INSERT IGNORE INTO ", "");
+    const SKIPPING: &'static str = " FOR UPDATE SKIP LOCKED";
     const STEP: &'static str = "CONVERT(step USING utf8mb4)";
     const PEEKS: bool = true;
 
@@ -68,8 +69,16 @@ impl Records for MySql {
 
 impl MySqlSession {
     pub(super) async fn carry(&mut self, errand: &Errand) -> Result<Findings, sqlx::Error> {
-        let Errand::Peek(key) = errand else {
-            return carry::<MySql>(&mut self.conn, errand).await;
+        let key = match errand {
+            Errand::Peek(key) => key,
+            // What is found not to be locked stays so until it is deleted.
+            Errand::Bury(_) | Errand::Purge { .. } => {
+                self.conn.execute("START TRANSACTION").await?;
+                let found = carry::<MySql>(&mut self.conn, errand).await;
+                self.conn.execute(if found.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
+                return found;
+            }
+            _ => return carry::<MySql>(&mut self.conn, errand).await,
         };
         // Who has written it and not committed has it locked; who has only read it does not mind.
         let clauses = MySql::clauses(Locking { shared: true, wait: Wait::Refuse });
@@ -77,7 +86,9 @@ impl MySqlSession {
             Ok(record) => Ok(Findings { records: record.into_iter().collect(), ..Findings::default() }),
             Err(error) if MySql::refusal(&error) == Some(Refusal::Taken) => {
                 self.execute(sqlx::query(DIRTY)).await?;
+                // What is about to be used, or to be used anew, has the fingerprint of nobody who is at work.
                 let dirty = read::<MySql>(&mut self.conn, &key.id, "").await?;
+                let dirty = dirty.filter(|record| record.state != State::Issued && !record.is_expired());
                 Ok(Findings { busy: true, fingerprint: dirty.map(|record| record.fingerprint), ..Findings::default() })
             }
             Err(error) => Err(error),

@@ -47,6 +47,8 @@ fn push_locks(query: &mut QueryBuilder<Postgres>, claim: &Claiming) {
 impl Records for Postgres {
     const NOW: &'static str = now!();
     const INSERT_NEW: (&'static str, &'static str) = ("INSERT INTO ", " ON CONFLICT DO NOTHING");
+    const SKIPPING: &'static str = " FOR UPDATE SKIP LOCKED";
+    const SKIPS_IN_DELETE: bool = true;
     const STEP: &'static str = "step";
     const PEEKS: bool = false;
 

@@ -25,9 +25,8 @@ use crate::retry::RetryError;
 /// As `Option<Idempotent>` it is `None` where the request came without a key. Otherwise such a request is rejected with
 /// [`key-missing`](super#key-missing). Where there is no layer, or one that [runs the handler under a
 /// lease](super::IdempotencyLayer::leased), both forms are rejected with [`not-set-up`](super#not-set-up).
-#[derive(Clone)]
 #[must_use = "the request takes effect in run, or run_leased"]
-pub struct Idempotent(pub(super) Arc<Prepared>);
+pub struct Idempotent(Arc<Prepared>);
 
 /// What the layer has found out about a request.
 pub(super) struct Prepared {
@@ -42,7 +41,7 @@ pub(super) struct Prepared {
 #[derive(Clone)]
 pub(super) enum Slot {
     NoKey,
-    Key(Idempotent),
+    Key(Arc<Prepared>),
     /// The layer itself is at work on the key.
     Leased,
 }
@@ -65,7 +64,7 @@ impl Idempotent {
     /// # Panics
     ///
     /// When the closure does; the transaction is rolled back then.
-    pub async fn run<DB, R, E, F>(&self, pool: &Pool<DB>, work: F) -> Response
+    pub async fn run<DB, R, E, F>(self, pool: &Pool<DB>, work: F) -> Response
     where
         DB: Database,
         R: IntoResponse,
@@ -76,7 +75,11 @@ impl Idempotent {
         let within = async move |tx: &mut Transaction<'_, DB>| this.within(tx, work).await;
         match this.unbounded().run(pool, &this.key, &this.fingerprint, within).await {
             Ok(outcome) => this.told(outcome),
-            Err(RetryError::Failed(Undone::Work(error))) => this.undone(pool, error.into_response()).await,
+            // Only a failure is told again: whatever else it looks like, nothing took effect.
+            Err(RetryError::Failed(Undone::Work(error))) => match error.into_response() {
+                response if is_failure(response.status()) => this.undone(pool, response).await,
+                response => response,
+            },
             Err(RetryError::Failed(Undone::Answered(response))) => this.undone(pool, *response).await,
             Err(error) => refused(error).into_response(),
         }
@@ -87,19 +90,18 @@ impl Idempotent {
     /// on the response's status what becomes of the key, unless the work has [said so itself](Attempt::forget):
     ///
     /// - one that [is to be stored](super::IdempotencyLayer::store_if): it is done, and the response is told to all that follow;
-    /// - another one of 400 to 499: whoever sends the request again takes the attempt up, with the same
-    ///   [keys for the provider](Attempt::provider_key). (If the work is sure that nothing took effect, it should say
-    ///   [`forget`](Attempt::forget) before: then the key is as good as new.)
-    /// - any other one: [nobody knows](Attempt::unknown), and all that follow are told [`outcome-unknown`](super#outcome-unknown)
+    /// - another one of 400 to 499: the work says that it has refused. The key is as good as new, unless a
+    ///   [step](Attempt::step) was done, or it was not the first attempt: then nobody knows.
+    /// - any other one, and an error that looks like a success: [nobody knows](Attempt::unknown), and all that follow are told [`outcome-unknown`](super#outcome-unknown)
     ///   until it is [resumed](Idempotency::resume). The same holds for a response that is to be stored and cannot be.
     ///
     /// The work must not [complete](Attempt::complete) the attempt: what is stored is the response. When the lease is lost, the
-    /// work is dropped.
+    /// work is dropped; work that panics counts as died, and whoever sends the request again takes it up.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future, as when the client has gone, gives the lease back. Who asks again with the same key takes it up.
-    pub async fn run_leased<R, E, F>(&self, work: F) -> Response
+    pub async fn run_leased<R, E, F>(self, work: F) -> Response
     where
         R: IntoResponse,
         E: IntoResponse,
@@ -111,8 +113,8 @@ impl Idempotent {
         };
         let answered = async {
             Ok::<_, Infallible>(match work(&attempt).await {
-                Ok(response) => response.into_response(),
-                Err(error) => error.into_response(),
+                Ok(response) => (response.into_response(), true),
+                Err(error) => (error.into_response(), false),
             })
         };
         let response = self.0.conduct(&attempt, answered).await;
@@ -122,6 +124,20 @@ impl Idempotent {
             Err(never) => match never {},
         }
     }
+}
+
+/// The work of [`IdempotencyLayer::resume`](super::IdempotencyLayer::resume): its response, as it is stored.
+pub(super) async fn resumed<R, E, F>(policy: &Policy, attempt: &Attempt, work: F) -> Result<Answer, Undone<E>>
+where
+    R: IntoResponse,
+    E: StdError + 'static,
+    F: AsyncFnOnce(&Attempt) -> Result<R, E>,
+{
+    let response = work(attempt).await.map_err(Undone::Work)?.into_response();
+    if !policy.stores(response.status()) {
+        return Err(Undone::Answered(Box::new(response)));
+    }
+    Answer::of(response, policy).await.map_err(|problem| Undone::Answered(Box::new(problem.into_response())))
 }
 
 /// Without the key, which is nobody else's business.
@@ -150,7 +166,7 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for Idempotent {
 #[allow(clippy::result_large_err, reason = "as a rejection is")]
 fn slot(parts: &Parts) -> Result<Option<Idempotent>, Response> {
     let detail = match parts.extensions.get() {
-        Some(Slot::Key(idempotent)) => return Ok(Some(idempotent.clone())),
+        Some(Slot::Key(prepared)) => return Ok(Some(Idempotent(Arc::clone(prepared)))),
         Some(Slot::NoKey) => return Ok(None),
         Some(Slot::Leased) => "the handler runs under a lease already",
         None => "no layer is around the handler",
@@ -224,19 +240,19 @@ impl Prepared {
         }
     }
 
-    /// Waits for the response while the lease is held, and records how the attempt ended.
+    /// Waits for the response, and whether the work has succeeded, while the lease is held, and records how the attempt ended.
     pub(super) async fn conduct<X>(
         &self,
         attempt: &Attempt,
-        answered: impl Future<Output = Result<Response, X>>,
+        answered: impl Future<Output = Result<(Response, bool), X>>,
     ) -> Result<Response, X> {
         let outcome = {
             let answered = std::pin::pin!(answered);
             let lost = std::pin::pin!(attempt.lease().lost());
             first(answered, lost).await
         };
-        let response = match outcome {
-            Ok(Ok(response)) => response,
+        let (response, succeeded) = match outcome {
+            Ok(Ok(answered)) => answered,
             Ok(Err(error)) => {
                 not_known(attempt).await;
                 return Err(error);
@@ -245,12 +261,16 @@ impl Prepared {
             Err(_lost) => return Ok(Problem::InProgress.into_response()),
         };
         let status = response.status();
-        if attempt.has_ended() {
-            return Ok(response);
+        match attempt.has_ended().await {
+            Ok(true) => return Ok(response),
+            Ok(false) => {}
+            Err(error) => return Ok(Problem::of_error(&error).into_response()),
         }
-        if !self.policy.stores(status) {
+        if !self.policy.stores(status) || !(succeeded || is_failure(status)) {
             if !status.is_client_error() {
                 not_known(attempt).await;
+            } else if let Err(error) = attempt.refuse().await {
+                tracing::warn!(%error, "it could not be recorded that a request was refused");
             }
             return Ok(response);
         }
@@ -273,9 +293,7 @@ impl Prepared {
 
 /// If that fails as well, it counts as died.
 async fn not_known(attempt: &Attempt) {
-    if !attempt.has_ended()
-        && let Err(error) = attempt.unknown().await
-    {
+    if let Err(error) = attempt.unknown().await {
         tracing::warn!(%error, "it could not be recorded that the outcome of a request is not known");
     }
 }
@@ -303,7 +321,7 @@ fn refused<E: StdError + 'static>(error: RetryError<Undone<E>>) -> Problem {
 
 /// Why a transaction was rolled back.
 #[derive(Debug)]
-enum Undone<E> {
+pub(super) enum Undone<E> {
     /// The work failed.
     Work(E),
     /// The work was done, and its response says that it is to be undone.

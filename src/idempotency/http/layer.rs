@@ -14,9 +14,9 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::super::{Fingerprint, Idempotency, IdempotencyKey};
+use super::super::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Resumed};
 use super::answer::Policy;
-use super::idempotent::{Idempotent, Prepared, Slot, give_back};
+use super::idempotent::{Prepared, Slot, give_back, resumed};
 use super::key_header::{self, Reading};
 use super::problem::Problem;
 
@@ -132,6 +132,28 @@ impl IdempotencyLayer {
     pub fn leased(mut self) -> Self {
         self.0.leased = true;
         self
+    }
+
+    /// As [`Idempotency::resume`], for what came over HTTP under a lease: takes up what has not ended, and stores the response that
+    /// the work makes, which is told to those who come with the key. One whose status [is not stored](Self::store_if), or an
+    /// error, leaves it unknown.
+    ///
+    /// # Errors
+    ///
+    /// As [`Idempotency::resume`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Idempotency::resume`].
+    pub async fn resume<R, E, F>(&self, work: F) -> crate::Result<Resumed>
+    where
+        R: IntoResponse,
+        E: std::error::Error + 'static,
+        F: AsyncFnOnce(&Attempt) -> Result<R, E> + Clone,
+    {
+        let policy = &self.0.policy;
+        let store = self.0.store.clone().result_limit(usize::MAX);
+        store.resume(async move |attempt: &Attempt| resumed(policy, attempt, work).await).await
     }
 
     /// How many bytes the body of a request with a key may have, which is held in memory: 1 MiB by default. A longer one is
@@ -260,7 +282,7 @@ where
         mismatch: settings.mismatch,
     });
     if !settings.leased {
-        parts.extensions.insert(Slot::Key(Idempotent(prepared)));
+        parts.extensions.insert(Slot::Key(prepared));
         return inner.call(Request::from_parts(parts, body.into())).await;
     }
     let attempt = match prepared.attempt().await {
@@ -270,6 +292,8 @@ where
     parts.extensions.insert(Slot::Leased);
     parts.extensions.insert(Arc::clone(&attempt));
     let answered = inner.call(Request::from_parts(parts, body.into()));
+    // Whether it succeeded, its status tells.
+    let answered = async { answered.await.map(|response| (response, true)) };
     let answered = prepared.conduct(&attempt, answered).await;
     give_back(attempt).await;
     answered
