@@ -154,6 +154,20 @@ async fn checkout_form_notices_orders_that_nobody_wanted() {
 }
 
 #[tokio::test]
+async fn payment_handler_charges_each_order_once_and_tells_everybody_its_receipt() {
+    let line = "23 orders were charged";
+    let db = empty().await;
+    // It fails if the second click is not told that it is a replay, or another amount with the same key is taken.
+    shows(&db, "payment_handler", line).await;
+    shows(&db, "payment_handler", line).await;
+}
+
+#[tokio::test]
+async fn payment_handler_notices_double_charges() {
+    notices(&empty().await, "payment_handler", "--without-key", "50 duplicates at once: 50 charges for 1 orders").await;
+}
+
+#[tokio::test]
 async fn nightly_job_runs_once_a_night() {
     let line = "Reports sent: 1 in the first night, 1 in the second.";
     let db = empty().await;
