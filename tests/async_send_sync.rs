@@ -364,7 +364,6 @@ fn work_that_takes_effect_once_may_be_done_in_handlers(idempotency: sqlock::Idem
             .await
     }
     anywhere![Idempotent, IdempotencyLayer, IdempotencyService<axum::routing::Route>];
-    is_clone::<Idempotent>();
     is_clone::<IdempotencyLayer>();
     axum::Router::new()
         .route("/charge", axum::routing::post(in_transaction).patch(leased))

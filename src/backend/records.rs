@@ -214,7 +214,7 @@ pub(crate) struct Step {
 #[derive(Default)]
 pub(crate) struct Findings {
     pub(crate) records: Vec<Record>,
-    /// A transaction has the record that is not committed yet. With what fingerprint, if that can be seen.
+    /// A transaction has the record that is not committed yet; with what fingerprint, if it can be seen that it has claimed it.
     pub(crate) busy: bool,
     pub(crate) fingerprint: Option<Vec<u8>>,
     /// How many rows were changed.

@@ -36,6 +36,8 @@ enum AppError {
     Declined,
     #[error("nobody knows")]
     Timeout,
+    #[error("somewhere else")]
+    Elsewhere,
 }
 
 impl IntoResponse for AppError {
@@ -43,6 +45,7 @@ impl IntoResponse for AppError {
         let status = match self {
             Self::Declined => StatusCode::PAYMENT_REQUIRED,
             Self::Timeout => StatusCode::BAD_GATEWAY,
+            Self::Elsewhere => StatusCode::SEE_OTHER,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         (status, self.to_string()).into_response()
@@ -114,6 +117,7 @@ impl Till {
             "stream" => Body::new(Chunked(Some(Bytes::from(receipt)))).into_response(),
             "teapot" | "nothing" => (StatusCode::IM_A_TEAPOT, receipt).into_response(),
             "declined" => return Err(AppError::Declined),
+            "elsewhere" => return Err(AppError::Elsewhere),
             "timeout" => return Err(AppError::Timeout),
             "conflict" => {
                 return Err(Error::Row { table: "counter".into(), cause: RowError::StaleSnapshot }.into());
@@ -604,11 +608,11 @@ async fn under_a_lease_the_answer_decides_what_becomes_of_the_key() {
         server.post_as("alice", &path("receipt"), "done", "501").await.is(422, "key-reused");
         assert_eq!(calls().len(), 1);
 
-        for number in 1..3 {
-            assert_eq!(server.post(&path("declined"), "refused").await.status, 402);
-            let calls = calls();
-            assert_eq!(calls.last().map(|(_, number)| *number), Some(number));
-            assert_eq!(calls.last().map(|(key, _)| key), Some(&calls[1].0));
+        // A refusal leaves nothing that could be resumed, and the key is as good as new, also for another request.
+        for cents in ["500", "500", "501"] {
+            assert_eq!(server.post_as("alice", &path("declined"), "refused", cents).await.status, 402);
+            assert_eq!(calls().last().map(|(_, number)| *number), Some(1));
+            assert!(is_new(&server, "refused").await);
         }
         for _ in 0..2 {
             assert_eq!(server.post(&path("nothing"), "nothing").await.status, 418);
@@ -623,7 +627,31 @@ async fn under_a_lease_the_answer_decides_what_becomes_of_the_key() {
             assert_eq!(kept.state, "unknown");
         }
         assert_eq!(calls().len(), before + 3);
+
+        // What is resumed is told as any other response.
+        let layer = usual(server.payments.clone());
+        let resumed =
+            layer.resume(async |attempt: &Attempt| Ok::<_, AppError>((StatusCode::CREATED, attempt.key().to_owned())));
+        let resumed = soon("the resumption", resumed).await.expect("resume");
+        assert_eq!((resumed.done, resumed.failed), (3, 0), "{resumed:?}");
+        for what in ["timeout", "large", "stream"] {
+            let replay = server.post(&path(what), what).await;
+            assert_eq!((replay.status, replay.is_replay(), replay.text().as_str()), (201, true, what));
+        }
     }
+}
+
+/// Whatever it looks like, nothing took effect.
+#[tokio::test]
+async fn error_that_looks_like_a_success_is_not_stored() {
+    let (books, server) = shop().await;
+    for _ in 0..2 {
+        let told = server.post("/charge/elsewhere", "k").await;
+        assert_eq!((told.status, told.is_replay()), (303, false));
+        assert!(is_new(&server, "k").await);
+    }
+    assert_eq!(books.value(1).await, 0);
+    assert_eq!(server.post("/charge/receipt", "k").await.status, 201);
 }
 
 #[tokio::test]
@@ -636,7 +664,8 @@ async fn issued_token_is_good_once_for_whom_it_was_issued_to() {
     assert_eq!(server.post("/charge/receipt", &token).await.text(), "receipt 1");
     assert!(server.post("/charge/receipt", &token).await.is_replay());
     server.post_as("alice", "/charge/receipt", &token, "501").await.is(422, "key-reused");
-    let token = server.payments.issue("alice", Duration::ZERO).await.expect("issue");
+    let token = server.payments.issue("alice", Duration::from_millis(1)).await.expect("issue");
+    tokio::time::sleep(Duration::from_millis(20)).await;
     server.post("/charge/receipt", &token).await.is(422, "token-not-valid");
     assert_eq!(books.value(1).await, 1);
 }

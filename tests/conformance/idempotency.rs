@@ -749,6 +749,168 @@ async fn issued_token_can_be_used_under_a_lease() {
     assert_eq!(run().await, Outcome::Replay(1));
 }
 
+/// However long an attempt takes, its result is told for as long as any other.
+#[tokio::test]
+async fn result_is_kept_from_when_it_is_there() {
+    let app = app().await;
+    let fail = async |_: &Attempt| Err::<i64, _>(AppError::Declined);
+    let failed = app.payments.run_leased(&alice("a"), &request(), fail).await;
+    assert!(matches!(failed, Err(AppError::Declined)));
+    run(&app.books.pool, "UPDATE sqlock_idem SET created_at = 1, expires_at = 2").await;
+    let resumed = app.payments.resume(async |_: &Attempt| Ok::<_, AppError>(7)).await.expect("resume");
+    assert_eq!(resumed.done, 1);
+    app.locks.sweeper().sweep().await.expect("sweep");
+    let told = app.payments.run_leased(&alice("a"), &request(), async |_| Ok::<_, AppError>(8)).await.expect("run");
+    assert_eq!(told, Outcome::Replay(7));
+}
+
+/// A lease that is taken in the scope of an owner is entered again there. Not that of an attempt.
+#[tokio::test]
+async fn duplicates_of_one_owner_do_not_enter_together() {
+    let app = app().await;
+    let both = async {
+        let first = attempt(app.payments.attempt(&alice("a"), &request()).await).await;
+        let told = app.payments.attempt(&alice("a"), &request()).await.expect("attempt");
+        assert!(matches!(told, Outcome::InProgress), "{told:?}");
+        let resumed = app.payments.resume(async |_: &Attempt| Ok::<_, AppError>(7)).await.expect("resume");
+        assert_eq!((resumed.done, resumed.at_work), (0, 1));
+        first.complete(&1).await.expect("complete");
+    };
+    sqlock::Owner::random().scope(both).await;
+}
+
+#[tokio::test]
+async fn result_that_was_completed_in_a_transaction_counts_once_that_is_committed() {
+    let app = app().await;
+    for (key, succeeds) in [("a", true), ("b", false)] {
+        let (name, asked) = (alice(key), request());
+        let rolled_back = app.payments.run_leased(&name, &asked, async |attempt| {
+            let mut tx = app.begin().await;
+            attempt.complete_in(&mut tx, &1).await?;
+            tx.rollback().await?;
+            if succeeds { Ok(1) } else { Err(AppError::Declined) }
+        });
+        let error = rolled_back.await.expect_err("nobody knows");
+        assert_eq!(succeeds, matches!(error, AppError::Lock(Error::Unknown { .. })), "{error:?}");
+        assert_eq!(state(&app, key).await, Some(("unknown", 1)));
+        let told = app.payments.run_leased(&alice(key), &request(), async |_| Ok::<_, AppError>(2)).await.expect("run");
+        assert_eq!(told, Outcome::Unknown);
+    }
+    let (name, asked) = (alice("c"), request());
+    let committed = app.payments.run_leased(&name, &asked, async |attempt| {
+        let mut tx = app.begin().await;
+        attempt.complete_in(&mut tx, &1).await?;
+        tx.commit().await?;
+        Err::<i64, _>(AppError::Declined)
+    });
+    assert!(matches!(committed.await, Err(AppError::Declined)));
+    assert_eq!(state(&app, "c").await, Some(("done", 1)), "what is committed stays");
+}
+
+#[tokio::test]
+async fn result_that_could_not_be_read_again_is_not_stored() {
+    let app = app().await;
+    let (name, asked) = (alice("a"), request());
+    let nan = app.payments.run(&app.books.pool, &name, &asked, async |tx| {
+        effect(tx).await?;
+        Ok::<_, AppError>(f64::NAN)
+    });
+    let error = nan.await.expect_err("it would be null");
+    assert!(matches!(error, RetryError::Failed(AppError::Lock(Error::Json { .. }))), "{error:?}");
+    assert_eq!(app.effects().await, 0);
+    let leased = app.payments.run_leased(&alice("b"), &request(), async |_| Ok::<_, AppError>(f64::NAN)).await;
+    assert!(matches!(leased, Err(AppError::Lock(Error::Json { .. }))), "{leased:?}");
+    assert_eq!(state(&app, "b").await, Some(("unknown", 1)));
+}
+
+#[tokio::test]
+async fn retention_and_ttl_out_of_range_are_refused() {
+    let app = app().await;
+    for time in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
+        let odd = app.payments.clone().retention(time);
+        let error = odd.run(&app.books.pool, &alice("a"), &request(), effect).await.expect_err("out of range");
+        assert!(matches!(error, RetryError::Failed(AppError::Lock(Error::OutOfRange { .. }))), "{error:?}");
+        assert!(matches!(odd.attempt(&alice("a"), &request()).await, Err(Error::OutOfRange { .. })));
+        assert!(matches!(app.payments.issue("alice", time).await, Err(Error::OutOfRange { .. })));
+    }
+    let century = app.payments.clone().retention(Duration::from_secs(100 * 365 * 86_400));
+    assert_eq!(app.charge_by(&century, &alice("a"), &request()).await, Outcome::New(1));
+    assert_eq!(app.payments.records(10).await.expect("list").len(), 1);
+}
+
+/// Nobody who sends the same request is told that it is another one, whatever becomes of those before.
+#[tokio::test]
+async fn token_that_is_used_and_given_back_by_many_is_never_a_mismatch() {
+    const TOKENS: usize = 12;
+    let app = app().await;
+    let mut tasks = JoinSet::new();
+    for _ in 0..TOKENS {
+        let token = app.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
+        for i in 0..6 {
+            let (payments, pool) = (app.other().await.wait(SOON), app.books.pool.clone());
+            let key = IdempotencyKey::issued("alice", token.as_str());
+            tasks.spawn(async move {
+                let work = async |tx: &mut Tx<'_>| {
+                    effect(tx).await?;
+                    if i < 4 { Err(AppError::Declined) } else { Ok(i) }
+                };
+                match payments.run(&pool, &key, &request(), work).await {
+                    Ok(told) => assert!(told.clone().into_value().is_some(), "{told:?}"),
+                    Err(error) => assert!(matches!(error, RetryError::Failed(AppError::Declined)), "{error:?}"),
+                }
+            });
+        }
+    }
+    soon("all of them", tasks.join_all()).await;
+    assert_eq!(app.effects().await, TOKENS as i64);
+}
+
+#[tokio::test]
+async fn issued_token_is_as_good_as_before_when_nothing_happened_under_a_lease() {
+    let app = app().await;
+    let token = app.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
+    let key = IdempotencyKey::issued("alice", token.as_str());
+    for _ in 0..2 {
+        let first = attempt(app.payments.clone().wait(SOON).attempt(&key, &another()).await).await;
+        assert_eq!(first.number(), 1);
+        first.forget().await.expect("forget");
+    }
+    let told = app.payments.clone().wait(SOON).run_leased(&key, &request(), async |_| Ok::<_, Error>(1)).await;
+    assert_eq!(told.expect("run"), Outcome::New(1));
+    // Once its own time has run out, it is not good any more.
+    let late = app.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
+    let key = IdempotencyKey::issued("alice", late.as_str());
+    let first = attempt(app.payments.attempt(&key, &request()).await).await;
+    run(&app.books.pool, "UPDATE sqlock_idem SET issued_until = 1").await;
+    first.forget().await.expect("forget");
+    assert!(matches!(app.payments.attempt(&key, &request()).await.expect("attempt"), Outcome::Expired));
+}
+
+/// Or it would not see what is about to be written.
+#[tokio::test]
+async fn no_attempt_begins_while_a_step_of_the_one_before_is_being_committed() {
+    let app = app().await;
+    let first = attempt(app.payments.attempt(&alice("a"), &request()).await).await;
+    let mut tx = app.begin().await;
+    add_one(&mut tx, 1).await.expect("an effect");
+    first.record_step(&mut tx, "ledger", &5).await.expect("step");
+    if DATABASE != Database::Sqlite {
+        assert!(app.locks.evict(first.lease().name().as_str(), first.token()).await.expect("evict"));
+    }
+    let next = tokio::spawn({
+        let other = app.other().await.wait(SOON);
+        async move {
+            let next = attempt(other.attempt(&alice("a"), &request()).await).await;
+            next.recall::<i64>("ledger").await.expect("recall")
+        }
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!next.is_finished());
+    tx.commit().await.expect("commit");
+    drop(first);
+    assert_eq!(soon("the next attempt", next).await.expect("no panic"), Some(5));
+}
+
 // ---- processes that die
 
 /// Tables of the application's own, with nothing in them that would keep an effect from being doubled.

@@ -7,7 +7,7 @@ use super::MySqlSession;
 use super::sql::now;
 use crate::backend::Job;
 use crate::backend::records::{
-    Claimed, Claiming, Errand, Findings, INTO, Records, State, carry, push_consume, push_values, read,
+    Claimed, Claiming, Errand, Findings, INTO, Record, Records, State, carry, push_consume, push_values, read,
 };
 use crate::backend::sealed::{Dialect as _, Locking, Refusal, Wait};
 
@@ -86,9 +86,10 @@ impl MySqlSession {
             Ok(record) => Ok(Findings { records: record.into_iter().collect(), ..Findings::default() }),
             Err(error) if MySql::refusal(&error) == Some(Refusal::Taken) => {
                 self.execute(sqlx::query(DIRTY)).await?;
-                // What is about to be used, or to be used anew, has the fingerprint of nobody who is at work.
+                // Only what has been claimed and has no result yet has the fingerprint of one who is at work.
                 let dirty = read::<MySql>(&mut self.conn, &key.id, "").await?;
-                let dirty = dirty.filter(|record| record.state != State::Issued && !record.is_expired());
+                let is_claimed = |record: &Record| record.state == State::Done && record.result.is_none();
+                let dirty = dirty.filter(|record| is_claimed(record) && !record.is_expired());
                 Ok(Findings { busy: true, fingerprint: dirty.map(|record| record.fingerprint), ..Findings::default() })
             }
             Err(error) => Err(error),

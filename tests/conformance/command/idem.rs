@@ -297,6 +297,8 @@ async fn purge_takes_only_what_has_expired() {
         assert_eq!(app.state(&alice(key)).await, Some(state));
     }
     attempt.complete(&()).await.expect("it was not touched");
+    assert_eq!(app.idem(&["purge"]).await.expect(0).stdout, "purged 0 requests\n", "its result is kept from now on");
+    execute(&app.pool, "UPDATE sqlock_idem SET expires_at = 1 WHERE request_key <> 'new'").await;
     assert_eq!(app.idem(&["purge"]).await.expect(0).stdout, "purged 1 requests\n", "it has ended, and is old");
 }
 
