@@ -99,6 +99,7 @@ impl Database {
 
 /// Which file, on SQLite.
 #[derive(Clone, Copy)]
+#[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
 enum File {
     /// The one that leases are kept in. `create`: if it is missing.
     Beside { create: bool },
