@@ -99,7 +99,11 @@ impl Standing {
         let (claim, since) = (waiter.claim.clone(), waiter.since);
         let fresh =
             || Watch { holds: Vec::new(), token: 0, since: now, ahead: None, pace: Duration::ZERO, due: now + KEEP };
-        self.watches.entry(claim.name.clone()).or_insert_with(fresh).holds.push(claim.hold);
+        let holds = &mut self.watches.entry(claim.name.clone()).or_insert_with(fresh).holds;
+        // Whoever joins anew stands where it stood.
+        let earlier = |hold: &Hold| self.standers.get(hold).is_some_and(|other| other.waiter.since <= since);
+        let before = holds.iter().rposition(earlier).map_or(0, |last| last + 1);
+        holds.insert(before, claim.hold);
         self.standers
             .insert(claim.hold, Stander { waiter, joined: false, early: None, twice: false, ungranted_at: now });
         Errand::Enqueue(claim, since)
@@ -295,7 +299,9 @@ impl Standing {
         look.due = look.due.min(now + held_for.map_or(pause, |held| pause.min(held)));
         // The last of those who share passes the name on, unless it has died.
         let may_be_free = held_for.is_none() && (row.holds != SHARED || slowly);
-        (watched.ahead == 0 && may_be_free) || row.waiting == 0
+        // Those before it may be ours as well: they stand there in the order of the database's clock, and here in ours. If
+        // they are all ours, nobody else serves the name.
+        ((watched.ahead == 0 || slowly) && may_be_free) || row.waiting == 0
     }
 
     /// The name cannot be granted for a while.

@@ -579,6 +579,23 @@ async fn processes_enter_in_the_order_in_which_they_came() {
     line.assert_empty().await;
 }
 
+/// The order of those who wait in one process is not the database's when one of them joined the line anew, or was slow to.
+#[tokio::test]
+async fn who_waits_behind_another_of_its_process_is_let_in_when_the_database_has_it_before_that_one() {
+    let line = Line::new().await;
+    let ours = line.client().await;
+    let mut holder = Worker::start(&line.db.url);
+    holder.hold("a", Duration::from_secs(2)).await;
+    let first = line.join(ours.lease("a"), "first").await;
+    let second = line.join(ours.lease("a"), "second").await;
+    let sql = "UPDATE sqlock_place SET place = place - 60000000 WHERE label = 'second'";
+    sqlx::query(sql).execute(&line.table).await.expect("another order");
+    holder.kill();
+    turn(second).await.release().await.expect("release");
+    turn(first).await.release().await.expect("release");
+    line.assert_empty().await;
+}
+
 #[tokio::test]
 async fn processes_that_die_give_up_or_time_out_in_the_line_cost_the_others_a_claim_at_most() {
     let line = Line::new().await;
