@@ -15,7 +15,6 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::{Pool, Transaction};
-use sqlx_core::transaction::TransactionManager as _;
 use tokio::time::Instant;
 
 pub use attempt::{Attempt, Resumed};
@@ -32,6 +31,8 @@ use crate::locks::Locks;
 use crate::owner::Owner;
 use crate::pump::Verb;
 use crate::retry::{Ended, Retry, RetryError};
+use crate::row;
+use crate::table::Table;
 
 /// The table of the records.
 const TABLE: &str = "sqlock_idem";
@@ -318,8 +319,8 @@ impl Idempotency {
     /// ```
     ///
     /// Call it once in a transaction: a second time, before the result is stored, is told in-progress or null. It may be called at
-    /// any time in the transaction, but what was done before it is done again by a duplicate. A rival that
-    /// is at work is told at once, [except as said](Self::run); [`wait`](Self::wait) has no meaning here.
+    /// any time in the transaction, but what was done before it is done again by a duplicate. A rival that is at work is told at
+    /// once, [except as said](Self::run); [`wait`](Self::wait) has no meaning here.
     ///
     /// At REPEATABLE READ and SERIALIZABLE a rival that has committed since this transaction began to read is told by
     /// [`RowError::StaleSnapshot`] on PostgreSQL (and on MariaDB with `innodb_snapshot_isolation`): run the transaction again.
@@ -327,8 +328,7 @@ impl Idempotency {
     /// # Errors
     ///
     /// [`Error::Row`] when this transaction cannot be used for it, or reads from before; [`Error::InvalidKey`],
-    /// [`Error::OutOfRange`];
-    /// [`Error::Database`], [`Error::Unavailable`], [`Error::NotMigrated`]. Roll back after any.
+    /// [`Error::OutOfRange`]; [`Error::Database`], [`Error::Unavailable`], [`Error::NotMigrated`]. Roll back after any.
     ///
     /// # Cancel safety
     ///
@@ -563,13 +563,7 @@ impl Idempotency {
     }
 
     fn admit<DB: Database>(&self, tx: &Transaction<'_, DB>) -> Result<()> {
-        if DB::KIND != self.client.kind {
-            return Err(fault(RowError::OtherDatabase));
-        }
-        if DB::TransactionManager::get_transaction_depth(tx) == 0 {
-            return Err(fault(RowError::NoTransaction));
-        }
-        Ok(())
+        row::admit(&self.client, tx, &Table::new(TABLE)?)
     }
 
     async fn send(&self, errand: Errand) -> Result<Findings> {
@@ -615,14 +609,11 @@ fn known<N>(claim: &Claiming, record: Record) -> Option<Outcome<N, Stored>> {
 }
 
 fn failed<DB: Database>(error: sqlx::Error) -> Error {
-    match DB::refusal(&error) {
-        Some(Refusal::Stale) => fault(RowError::StaleSnapshot),
-        Some(Refusal::Deferred) => fault(RowError::Deferred),
-        _ => Error::from_sqlx("claim a key", error),
-    }
-}
-
-fn fault(cause: RowError) -> Error {
+    let cause = match DB::refusal(&error) {
+        Some(Refusal::Stale) => RowError::StaleSnapshot,
+        Some(Refusal::Deferred) => RowError::Deferred,
+        _ => return Error::from_sqlx("claim a key", error),
+    };
     Error::Row { table: TABLE.into(), cause }
 }
 

@@ -645,12 +645,12 @@ fn timeout(table: &Table, start: Moment) -> Error {
     }
 }
 
-fn fault(table: &Table, cause: RowError) -> Error {
+pub(crate) fn fault(table: &Table, cause: RowError) -> Error {
     Error::Row { table: table.to_string(), cause }
 }
 
 /// Refuses a transaction in which nothing can be locked.
-fn admit<DB: Database>(client: &Client, tx: &Transaction<'_, DB>, table: &Table) -> Result<()> {
+pub(crate) fn admit<DB: Database>(client: &Client, tx: &Transaction<'_, DB>, table: &Table) -> Result<()> {
     if DB::KIND != client.kind {
         return Err(fault(table, RowError::OtherDatabase));
     }

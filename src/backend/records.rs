@@ -50,6 +50,30 @@ pub trait Records: Dialect {
     }
 }
 
+/// How a text and bytes are bound and read: the same words for each database, whose types are its own.
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+macro_rules! as_usual {
+    () => {
+        fn push_text(query: &mut QueryBuilder<Self>, text: &str) {
+            query.push_bind(text.to_owned());
+        }
+
+        fn push_bytes(query: &mut QueryBuilder<Self>, bytes: &[u8]) {
+            query.push_bind(bytes.to_vec());
+        }
+
+        fn text(row: &Self::Row, column: usize) -> Result<String, sqlx::Error> {
+            row.try_get(column)
+        }
+
+        fn bytes(row: &Self::Row, column: usize) -> Result<Option<Vec<u8>>, sqlx::Error> {
+            row.try_get(column)
+        }
+    };
+}
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+pub(super) use as_usual;
+
 /// A key with all that makes it one of its own.
 #[derive(Clone)]
 pub struct FullKey {

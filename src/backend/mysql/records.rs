@@ -7,7 +7,7 @@ use super::MySqlSession;
 use super::sql::now;
 use crate::backend::Job;
 use crate::backend::records::{
-    Claimed, Claiming, Errand, Findings, INTO, Record, Records, State, carry, push_consume, push_values, read,
+    Claimed, Claiming, Errand, Findings, INTO, Record, Records, State, as_usual, carry, push_consume, push_values, read,
 };
 use crate::backend::sealed::{Dialect as _, Locking, Refusal, Wait};
 
@@ -24,25 +24,11 @@ impl Records for MySql {
     const STEP: &'static str = "CONVERT(step USING utf8mb4)";
     const PEEKS: bool = true;
 
-    fn push_text(query: &mut QueryBuilder<Self>, text: &str) {
-        query.push_bind(text.to_owned());
-    }
-
     fn push_step(query: &mut QueryBuilder<Self>, name: &str) {
         query.push_bind(name.as_bytes().to_vec());
     }
 
-    fn push_bytes(query: &mut QueryBuilder<Self>, bytes: &[u8]) {
-        query.push_bind(bytes.to_vec());
-    }
-
-    fn text(row: &Self::Row, column: usize) -> Result<String, sqlx::Error> {
-        row.try_get(column)
-    }
-
-    fn bytes(row: &Self::Row, column: usize) -> Result<Option<Vec<u8>>, sqlx::Error> {
-        row.try_get(column)
-    }
+    as_usual!();
 
     fn claim<'a>(conn: &'a mut MySqlConnection, claim: &'a Claiming) -> Job<'a, Claimed> {
         Box::pin(async move {

@@ -6,8 +6,8 @@ use super::sql::now;
 use super::{InTransaction, PostgresSession};
 use crate::backend::Job;
 use crate::backend::records::{
-    Claimed, Claiming, Errand, Findings, INTO, Records, Rival, State, carry, digest, push_consume, push_or_anew,
-    push_values,
+    Claimed, Claiming, Errand, Findings, INTO, Records, Rival, State, as_usual, carry, digest, push_consume,
+    push_or_anew, push_values,
 };
 
 /// The statements, laid out to be read.
@@ -52,21 +52,7 @@ impl Records for Postgres {
     const STEP: &'static str = "step";
     const PEEKS: bool = false;
 
-    fn push_text(query: &mut QueryBuilder<Self>, text: &str) {
-        query.push_bind(text.to_owned());
-    }
-
-    fn push_bytes(query: &mut QueryBuilder<Self>, bytes: &[u8]) {
-        query.push_bind(bytes.to_vec());
-    }
-
-    fn text(row: &Self::Row, column: usize) -> Result<String, sqlx::Error> {
-        row.try_get(column)
-    }
-
-    fn bytes(row: &Self::Row, column: usize) -> Result<Option<Vec<u8>>, sqlx::Error> {
-        row.try_get(column)
-    }
+    as_usual!();
 
     fn claim<'a>(conn: &'a mut PgConnection, claim: &'a Claiming) -> Job<'a, Claimed> {
         Box::pin(async move {
