@@ -211,8 +211,22 @@ pub(crate) trait Session: Send {
     /// `retention` and at least an hour.
     fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64>;
 
+    /// Begins a transaction around the verbs that follow, or ends it.
+    fn transact(&mut self, step: Step) -> Job<'_, ()>;
+
+    /// Lets places that wait stand at one moment in their lines, the latest of theirs.
+    fn align<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, ()>;
+
     /// Ends the connection in order.
     fn close(self: Box<Self>) -> Job<'static, ()>;
+}
+
+/// What becomes of a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Begin,
+    Commit,
+    RollBack,
 }
 
 /// How long a name that was handed over lasts without its new holder's confirmation, and how long a dead waiter may stand in
@@ -241,6 +255,8 @@ pub(crate) const NOTED: Duration = Duration::from_secs(600);
 pub(crate) enum Mode {
     /// By one alone.
     Exclusive,
+    /// By one alone, if it can have other names as well. Nobody else lets it in.
+    Joint,
     /// Together with others: so many units, of so many permits.
     Shared { units: u32, permits: u32 },
 }
@@ -253,13 +269,14 @@ impl Mode {
     pub(crate) fn columns(self) -> (i64, i64) {
         match self {
             Self::Exclusive => (0, 0),
+            Self::Joint => (0, 1),
             Self::Shared { units, permits } => (units.into(), permits.into()),
         }
     }
 
     pub(crate) fn of_columns(units: i64, permits: i64) -> Self {
         if units <= 0 {
-            return Self::Exclusive;
+            return if permits == 0 { Self::Exclusive } else { Self::Joint };
         }
         let number = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
         Self::Shared { units: number(units), permits: number(permits) }

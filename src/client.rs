@@ -15,6 +15,7 @@ use crate::error::{Error, LossCause, Result};
 use crate::idempotency::Duplicates;
 use crate::lease::Lease;
 use crate::lease::renewal::{Keeper, Tenure, margin};
+use crate::multi::Gatherings;
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
 use crate::pump::{Answer, Attend, Attended, Pump, Reply, Serve, Served, Verb};
@@ -54,6 +55,7 @@ pub(crate) struct Client {
     pub(crate) bell: Bell,
     pub(crate) rows: Rows,
     pub(crate) duplicates: Duplicates,
+    pub(crate) gatherings: Gatherings,
     room: Mutex<Room>,
 }
 
@@ -70,6 +72,7 @@ impl Client {
             bell: Bell::default(),
             rows: Rows::default(),
             duplicates: Duplicates::default(),
+            gatherings: Gatherings::default(),
             // On SQLite nothing can be renewed while somebody writes, and this one might.
             room: Mutex::new(Room::new(kind == Kind::Sqlite)),
         })
@@ -281,6 +284,7 @@ impl Client {
         self.run(refused);
         self.bell.silence();
         let sessions = self.desk.close();
+        self.gatherings.close().await;
         let mut returned = Vec::new();
         loop {
             let before = returned.len();
@@ -387,7 +391,7 @@ impl Client {
     }
 
     /// Takes a place out of the line, or gives back what it was granted.
-    fn send_leave(self: &Arc<Self>, claim: Claim, then: impl FnOnce() + Send + 'static) {
+    pub(crate) fn send_leave(self: &Arc<Self>, claim: Claim, then: impl FnOnce() + Send + 'static) {
         let client = Arc::clone(self);
         let spot = claim.spot();
         let reply = Reply::to(move |answer: Answer<bool>| {

@@ -152,6 +152,15 @@ pub enum Error {
         permits: u32,
     },
 
+    /// So many names cannot be taken together: at least one, and not too many.
+    #[error("cannot take {given} names together: it must be between 1 and {most}")]
+    Names {
+        /// How many different names were given.
+        given: usize,
+        /// The most that are allowed.
+        most: usize,
+    },
+
     /// A lease cannot be turned into another kind of lease.
     #[error("the lease on \"{name}\" cannot be converted: {reason}")]
     Conversion {

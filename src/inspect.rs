@@ -24,7 +24,7 @@ pub enum Mode {
 impl Mode {
     pub(crate) fn of(mode: backend::Mode) -> Self {
         match mode {
-            backend::Mode::Exclusive => Self::Exclusive,
+            backend::Mode::Exclusive | backend::Mode::Joint => Self::Exclusive,
             backend::Mode::READ => Self::Shared,
             backend::Mode::Shared { units, .. } => Self::Permits(units),
         }

@@ -117,6 +117,15 @@ impl LeaseRequest {
         &self.name
     }
 
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        self.wait
+    }
+
+    /// By which client, as whose, and how it is to be held.
+    pub(crate) fn parts(&self) -> (&Arc<Client>, Option<Owner>, Terms) {
+        (&self.client, self.owner, self.terms)
+    }
+
     /// Calls `tell` while [`acquire`](Self::acquire) waits: when it begins to wait, and whenever it comes forward or the holder
     /// changes. It costs two `SELECT`s a second.
     ///
@@ -276,8 +285,8 @@ impl LeaseRequest {
         }
     }
 
-    fn stand_in_line(self, patience: Patience) -> Result<(InLine, LockName)> {
-        let name = LockName::new(self.name)?;
+    /// Refuses what cannot be asked for.
+    pub(crate) fn check(&self) -> Result<()> {
         let settings = &self.client.settings;
         settings.check_ttl("a TTL", self.ttl)?;
         if let Some(max_hold) = self.terms.max_hold {
@@ -292,16 +301,27 @@ impl LeaseRequest {
         if self.label.contains('\0') {
             return Err(Error::NulInLabel);
         }
-        let claim = Claim {
-            name: name.clone(),
-            owner: self.owner.unwrap_or_else(Owner::random),
-            hold: Hold::random(),
+        Ok(())
+    }
+
+    /// What is asked for.
+    pub(crate) fn claim(&self, name: LockName, owner: Owner, hold: Hold) -> Claim {
+        Claim {
+            name,
+            owner,
+            hold,
             mode: self.mode,
             // A holder that hangs does not drop its guard: the row must end with max_hold by itself.
             ttl: self.ttl.min(self.terms.max_hold.unwrap_or(Duration::MAX)),
-            holder: Arc::clone(&settings.holder),
-            label: self.label.into(),
-        };
+            holder: Arc::clone(&self.client.settings.holder),
+            label: self.label.as_str().into(),
+        }
+    }
+
+    fn stand_in_line(self, patience: Patience) -> Result<(InLine, LockName)> {
+        let name = LockName::new(&*self.name)?;
+        self.check()?;
+        let claim = self.claim(name.clone(), self.owner.unwrap_or_else(Owner::random), Hold::random());
         let (reply, answer) = oneshot::channel();
         let waiting = InLine { client: self.client, claim: claim.clone(), answer, answered: false };
         // Permits are counted, whoever takes them: only a lease can be entered again.
@@ -324,7 +344,7 @@ impl fmt::Debug for LeaseRequest {
 }
 
 /// How long one whose patience has run out waits for the database to confirm that it has left the line.
-const FAREWELL: Duration = Duration::from_millis(250);
+pub(crate) const FAREWELL: Duration = Duration::from_millis(250);
 
 /// A place in line. Dropping it gives the place up.
 struct InLine {
@@ -634,7 +654,7 @@ impl Lease {
         let name = self.name().clone();
         match self.holding().mode {
             Mode::READ => return Ok(()),
-            Mode::Exclusive => {}
+            Mode::Exclusive | Mode::Joint => {}
             Mode::Shared { .. } => {
                 return Err(Error::Conversion { name, reason: "permits of a semaphore are shared already" });
             }
@@ -700,15 +720,24 @@ impl Lease {
     ///
     /// Dropping the future after its first poll does not stop the release.
     pub async fn release(self) -> Result<()> {
+        self.depart().await
+    }
+
+    /// The same, under way before it is awaited: what is given back together goes in one statement.
+    pub(crate) fn depart(self) -> impl Future<Output = Result<()>> {
         let (verdict, answer) = oneshot::channel();
-        match self.tenure.give_back() {
+        let departed = match self.tenure.give_back() {
             Ok(()) => {
                 self.client.keeper.let_go(self.holding().hold);
                 self.client.leave(&self.tenure, Some(verdict));
-                answer.await.unwrap_or(Err(Error::Closed))
+                Ok(())
             }
             Err(Fate::Lost(cause)) => Err(self.loss(cause)),
             Err(_) => Err(self.loss(LossCause::Superseded)),
+        };
+        async move {
+            departed?;
+            answer.await.unwrap_or(Err(Error::Closed))
         }
     }
 
@@ -814,7 +843,7 @@ impl Lease {
         Ok(lease)
     }
 
-    fn loss(&self, cause: LossCause) -> Error {
+    pub(crate) fn loss(&self, cause: LossCause) -> Error {
         Error::Lost { name: self.name().clone(), token: self.token(), cause }
     }
 }

@@ -37,6 +37,7 @@
 //! | to wait for your turn, for some time or for as long as it takes | [`LeaseRequest::acquire`], with [`wait`](LeaseRequest::wait) |
 //! | to do it only if nobody else is at it (a nightly job) | [`LeaseRequest::try_acquire`], with [`hold_at_least`](LeaseRequest::hold_at_least) |
 //! | many readers or one writer | [`LeaseRequest::shared`], [`Lease::downgrade`] |
+//! | several names at once, all or none | [`Locks::lease_all`] |
 //! | at most so many at a time | [`Locks::semaphore`] |
 //! | to know how many are ahead | [`LeaseRequest::while_waiting`], [`Locks::waiters`] |
 //! | the work to be cancelled when the lease is lost | [`LeaseRequest::run`] |
@@ -118,6 +119,7 @@ mod idempotency;
 mod inspect;
 mod lease;
 mod locks;
+mod multi;
 mod name;
 mod owner;
 mod pump;
@@ -144,6 +146,7 @@ pub use inspect::{LeaseInfo, Mode, WaiterInfo, Waiting};
 pub use lease::export::ExportedLease;
 pub use lease::{Lease, LeaseRequest};
 pub use locks::{Locks, LocksBuilder};
+pub use multi::{LeaseAll, LeaseAllRequest};
 pub use name::LockName;
 pub use owner::Owner;
 pub use retry::{Retry, RetryError};

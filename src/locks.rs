@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::inspect::{LeaseInfo, WaiterInfo};
 use crate::lease::export::ExportedLease;
 use crate::lease::{Lease, LeaseRequest};
+use crate::multi::LeaseAllRequest;
 use crate::name::LockName;
 use crate::pump::Verb;
 use crate::row::{RowLock, RowOf, RowsOf, RowsWhere};
@@ -81,6 +82,13 @@ impl Locks {
     /// A request for the lease on a name: 1 to 255 bytes of UTF-8 without NUL.
     pub fn lease(&self, name: impl Into<String>) -> LeaseRequest {
         LeaseRequest::new(Arc::clone(&self.client), name.into())
+    }
+
+    /// A request for the leases on several names, all or none, in whatever order they are named:
+    /// `locks.lease_all(["account/3", "account/7"])`. A name that is given twice is taken once.
+    pub fn lease_all<N: Into<String>>(&self, names: impl IntoIterator<Item = N>) -> LeaseAllRequest {
+        let names = names.into_iter().map(Into::into).collect();
+        LeaseAllRequest::new(LeaseRequest::new(Arc::clone(&self.client), String::new()), names)
     }
 
     /// A semaphore: at most `permits` are held under a name at a time, by any number of processes.

@@ -79,6 +79,13 @@ impl Hold {
         Self(Uuid::new_v4())
     }
 
+    /// Holds on names that are wanted together. They differ in their last digits only, so that of two such sets the same one
+    /// comes first wherever they meet.
+    pub(crate) fn siblings() -> impl Iterator<Item = Self> {
+        let first = Uuid::new_v4().as_u128() & !u128::from(u16::MAX);
+        (0..=u16::MAX).map(move |n| Self(Uuid::from_u128(first | u128::from(n))))
+    }
+
     /// The text that stands in the `holds` column: fixed width and closed by `;`, so one never matches inside another.
     pub(crate) fn mark(self) -> String {
         format!("{};", self.0.simple())

@@ -19,7 +19,7 @@ use crate::backend::records::{Errand, Findings};
 use crate::backend::sealed::Column;
 use crate::backend::{
     Backend, CLAIM, Claim, GRACE, Granted, HandOff, Holding, Job, Listed, Mode, Names, PassedOn, Place, Release,
-    Renewal, Row, Session, Spot, Standing, Ticket, Watched,
+    Renewal, Row, Session, Spot, Standing, Step, Ticket, Watched,
 };
 use crate::backoff::Backoff;
 use crate::clock::Moment;
@@ -95,6 +95,10 @@ pub(crate) enum Verb {
     Enqueue(Ticket, Reply<Option<Duration>>),
     Serve(Serve, Reply<Served>),
     Leave(Spot, Reply<bool>),
+    /// Stands in several lines at one moment.
+    LineUp(Vec<Ticket>, Reply<()>),
+    /// Takes several names, all or none.
+    Gather(Gather, Reply<Result<Vec<FencingToken>, Hindrance>>),
     Attend(Attend, Reply<Attended>),
     Waiters(LockName, Reply<Vec<Place>>),
     Downgrade(Holding, Ticket, Reply<bool>),
@@ -316,6 +320,8 @@ impl Lane {
                     self.session = None;
                 }
             }
+            Verb::LineUp(tickets, reply) => reply.send(self.attempt("wait", &LineUp(tickets)).await),
+            Verb::Gather(gather, reply) => reply.send(self.attempt("acquire", &gather).await),
             Verb::Attend(attend, reply) => reply.send(self.attempt("wait", &attend).await),
             Verb::Downgrade(from, to, reply) => {
                 reply.send(self.attempt("downgrade", &Downgrade { from, to }).await);
@@ -613,7 +619,7 @@ impl Served {
         let granted = self.granted.len() as u64;
         let held_alone = self.held_for.is_some() && self.taken + granted == 0;
         match mode {
-            Mode::Exclusive => false,
+            Mode::Exclusive | Mode::Joint => false,
             Mode::Shared { units, permits } => {
                 !held_alone && self.taken + granted + u64::from(units) <= u64::from(permits)
             }
@@ -746,6 +752,98 @@ impl Request for Attend {
             }
             Ok(Attended { kept, gone, watched })
         })
+    }
+}
+
+/// Stands in the lines of several names, in each of them at the same moment: of two that want some of the same names, the
+/// same one comes first in every line, so neither waits for the other to go first elsewhere.
+struct LineUp(Vec<Ticket>);
+
+impl Request for LineUp {
+    type Outcome = ();
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, ()> {
+        Box::pin(async move {
+            session.enqueue(&self.0).await?;
+            let spots: Vec<Spot> = self.0.iter().map(|ticket| ticket.claim.spot()).collect();
+            session.align(&spots).await
+        })
+    }
+}
+
+/// Takes several names in one transaction, all or none. It never waits in the server for a name that is held.
+pub(crate) struct Gather {
+    /// In order of names.
+    pub(crate) claims: Vec<Claim>,
+    /// Whether they stand in line for each of them. Otherwise a name is taken only if nobody waits for it.
+    pub(crate) in_line: bool,
+    /// Whether names are entered again that their owner holds already.
+    pub(crate) reenters: bool,
+}
+
+/// Why nothing was taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hindrance {
+    /// Which claim.
+    pub(crate) claim: usize,
+    /// Somebody stands before it whose time has run out.
+    pub(crate) dead: bool,
+}
+
+impl Request for Gather {
+    type Outcome = Result<Vec<FencingToken>, Hindrance>;
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Self::Outcome> {
+        Box::pin(async move {
+            session.transact(Step::Begin).await?;
+            let taken = self.take(session).await;
+            session.transact(if matches!(taken, Ok(Ok(_))) { Step::Commit } else { Step::RollBack }).await?;
+            taken
+        })
+    }
+}
+
+impl Gather {
+    async fn take(&self, session: &mut dyn Session) -> Result<Result<Vec<FencingToken>, Hindrance>, sqlx::Error> {
+        let mut tokens = vec![None; self.claims.len()];
+        if self.reenters {
+            tokens = session.join(&self.claims).await?;
+        }
+        let missing = |tokens: &[Option<FencingToken>]| tokens.iter().position(Option::is_none);
+        if !self.in_line {
+            let wanted =
+                || self.claims.iter().zip(&tokens).filter(|(_, token)| token.is_none()).map(|(claim, _)| claim);
+            let wanted: Vec<Claim> = wanted().cloned().collect();
+            if !wanted.is_empty() {
+                let mut granted = session.acquire(&wanted).await?.into_iter();
+                tokens.iter_mut().filter(|token| token.is_none()).for_each(|token| *token = granted.next().flatten());
+            }
+        }
+        while self.in_line
+            && let Some(i) = missing(&tokens)
+        {
+            let claim = &self.claims[i];
+            let mark = claim.hold.mark();
+            let Some(mut queue) = session.queue(&claim.name, NEXT).await? else {
+                break;
+            };
+            // It has been granted before, and the reply was lost.
+            if queue.row.standing(claim.owner, claim.hold, None) == Standing::Held {
+                tokens[i] = FencingToken::new(queue.row.token);
+            } else if !queue.bury(&Terms::from([(mark.clone(), claim.ttl)])).is_empty() {
+                return Ok(Err(Hindrance { claim: i, dead: true }));
+            } else if let Some(pass) = queue.next_to(&claim.name, &mark, claim.ttl) {
+                let granted = session.pass(&pass).await?.unwrap_or_default();
+                tokens[i] = granted.first().map(|granted| granted.token);
+            }
+            if tokens[i].is_none() {
+                break;
+            }
+        }
+        match missing(&tokens) {
+            None => Ok(Ok(tokens.into_iter().flatten().collect())),
+            Some(claim) => Ok(Err(Hindrance { claim, dead: false })),
+        }
     }
 }
 

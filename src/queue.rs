@@ -47,6 +47,19 @@ impl Queue {
         Some(Pass { name: name.clone(), seen, to, last })
     }
 
+    /// Gives the name to this place, which wants others as well, if it is its turn.
+    pub(crate) fn next_to(&self, name: &LockName, mark: &str, lasts: Duration) -> Option<Pass> {
+        let row = &self.row;
+        let free = row.held_for().is_none() && self.sharing().next().is_none();
+        if !free || self.waiting().next().is_none_or(|first| first.hold != mark) {
+            return None;
+        }
+        let expires_at = (row.holds != SHARED).then_some(row.expires_at);
+        let seen = Seen { token: row.token, holds: row.holds.clone(), expires_at, waiting: row.waiting };
+        let last = self.waiting().count() == 1 && !self.is_cut_off();
+        Some(Pass { name: name.clone(), seen, to: To::One(mark.to_owned(), lasts), last })
+    }
+
     /// Takes out those whose time has run out, but for our own that wait (for those we are there), and returns them.
     pub(crate) fn bury(&mut self, ours: &Terms) -> Vec<Place> {
         let now = self.row.now;
@@ -138,6 +151,8 @@ impl Queue {
                     }
                     open = false;
                 }
+                // It takes the name by itself, when it can have all that it wants.
+                Mode::Joint => open = false,
                 Mode::Shared { units, permits } => {
                     let fits = taken + u64::from(units) <= u64::from(permits);
                     if fits && (open || (place.mode == Mode::READ && self.sharing().any(|s| s.owner == place.owner))) {
@@ -156,7 +171,7 @@ impl Queue {
 
 fn units(mode: Mode) -> u64 {
     match mode {
-        Mode::Exclusive => 0,
+        Mode::Exclusive | Mode::Joint => 0,
         Mode::Shared { units, .. } => units.into(),
     }
 }

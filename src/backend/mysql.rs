@@ -24,7 +24,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySql, MySqlConn
 use super::sealed::{Check, Fence, Verdict};
 use super::{
     Anchoring, Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, NOTED, Names, PLACE, Pass,
-    Place, Queue, Release, Renewal, Row, Session, Spot, Standing, Ticket, To, UNSEEN, Watched,
+    Place, Queue, Release, Renewal, Row, Session, Spot, Standing, Step, Ticket, To, UNSEEN, Watched,
 };
 use super::{by_hold, held_for, matched, micros, token};
 use crate::error::{Error, Fault, Result};
@@ -367,6 +367,18 @@ UPDATE ", spots!(), " STRAIGHT_JOIN sqlock_place AS p ON p.name = UNHEX(s.name) 
    SET p.expires_at = ", now!(), " + ?, p.bell = ?
  WHERE p.token = 0");
 
+// Bind order: JSON spots
+pub(super) const LATEST: &str = concat!("
+SELECT STRAIGHT_JOIN COALESCE(MAX(p.place), 0)
+  FROM ", spots!(), " JOIN sqlock_place AS p ON p.name = UNHEX(s.name) AND p.hold = s.hold
+ WHERE p.token = 0");
+
+// Bind order: JSON spots, place
+pub(super) const ALIGN: &str = concat!("
+UPDATE ", spots!(), " STRAIGHT_JOIN sqlock_place AS p ON p.name = UNHEX(s.name) AND p.hold = s.hold
+   SET p.place = ?
+ WHERE p.token = 0");
+
 // Where it stands in the line is counted in one pass over the line, however many places are asked for.
 // Bind order: JSON spots, JSON spots
 pub(super) const WATCH: &str = concat!("
@@ -516,7 +528,7 @@ impl Backend for MySqlBackend {
                  SET SESSION autocommit = 1, innodb_lock_wait_timeout = 1",
             )
             .await?;
-            Ok(Box::new(MySqlSession { conn }) as Box<dyn Session>)
+            Ok(Box::new(MySqlSession { conn, open: false }) as Box<dyn Session>)
         })
     }
 
@@ -559,6 +571,8 @@ async fn clear_interrupted(one: &MySqlPool) -> Result<(), sqlx::Error> {
 
 struct MySqlSession {
     conn: MySqlConnection,
+    /// Whether a transaction is open, around several verbs.
+    open: bool,
 }
 
 type MySqlQuery<'q> = sqlx::query::Query<'q, MySql, MySqlArguments>;
@@ -909,8 +923,12 @@ impl Session for MySqlSession {
                         return Ok(None);
                     };
                     let name = pass.name.as_str().as_bytes();
-                    // The grant stands, whatever becomes of this: what is marked neither waits nor shares, and is swept.
-                    let _ = self.execute(sqlx::query(sql::UNPLACE).bind(name).bind(hold)).await;
+                    let unplaced = self.execute(sqlx::query(sql::UNPLACE).bind(name).bind(hold)).await;
+                    // By itself the grant stands, whatever becomes of this: what is marked neither waits nor shares, and is
+                    // swept. A transaction may have been rolled back by it.
+                    if self.open {
+                        unplaced?;
+                    }
                     Ok(Some(vec![Granted { hold: hold.clone(), token }]))
                 }
                 To::Several(next) | To::More(next) => {
@@ -1079,6 +1097,28 @@ impl Session for MySqlSession {
             let query = sqlx::query(sql::SWEEP).bind(json_names(&stale)).bind(age).bind(marked).bind(age);
             // Two rows go with each name.
             Ok(self.execute(query).await?.rows_affected() / 2)
+        })
+    }
+
+    fn transact(&mut self, step: Step) -> Job<'_, ()> {
+        Box::pin(async move {
+            let sql = match step {
+                Step::Begin => "START TRANSACTION",
+                Step::Commit => "COMMIT",
+                Step::RollBack => "ROLLBACK",
+            };
+            self.conn.execute(sql).await?;
+            self.open = step == Step::Begin;
+            Ok(())
+        })
+    }
+
+    fn align<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, ()> {
+        Box::pin(async move {
+            let spots = Value::from_iter(places.iter().map(spot)).to_string();
+            let latest: i64 = sqlx::query_scalar(sql::LATEST).bind(&spots).fetch_one(&mut self.conn).await?;
+            self.execute(sqlx::query(sql::ALIGN).bind(&spots).bind(latest)).await?;
+            Ok(())
         })
     }
 

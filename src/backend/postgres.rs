@@ -18,7 +18,7 @@ use sqlx::{ConnectOptions, Connection, Executor, PgConnection, PgPool, Postgres,
 use super::sealed::{Check, Fence, Verdict};
 use super::{
     Anchoring, Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Listener, Mode, NOTED, Names,
-    PLACE, Pass, PassedOn, Place, Queue, Release, Renewal, Row, Session, Spot, Ticket, To, UNSEEN, Watched,
+    PLACE, Pass, PassedOn, Place, Queue, Release, Renewal, Row, Session, Spot, Step, Ticket, To, UNSEEN, Watched,
 };
 use super::{by_hold, found, held_for, in_order, micros, token};
 use crate::error::Result;
@@ -341,7 +341,7 @@ alone AS MATERIALIZED (
 next AS (
     DELETE FROM sqlock_place AS p USING mine
      WHERE p.name = mine.name AND p.hold = (SELECT hold FROM line LIMIT 1)
-       AND p.token = 0 AND p.units = 0 AND p.expires_at > ", now!(), "
+       AND p.token = 0 AND p.units = 0 AND p.permits = 0 AND p.expires_at > ", now!(), "
     RETURNING p.*, mine.token AS granted, mine.waiting),
 fence AS (
     UPDATE sqlock_fence AS f SET token = next.granted FROM next WHERE f.name = next.name)
@@ -362,6 +362,16 @@ pub(super) const LEAVE: &str = "
 DELETE FROM sqlock_place AS p USING unnest($1::text[], $2::text[]) AS s (name, hold)
  WHERE p.name = s.name AND p.hold = s.hold
 RETURNING p.hold";
+
+// $1 names, $2 holds
+pub(super) const ALIGN: &str = "
+WITH mine AS MATERIALIZED (
+    SELECT p.name, p.hold, p.place
+      FROM unnest($1::text[], $2::text[]) AS s (name, hold)
+      JOIN sqlock_place AS p ON p.name = s.name AND p.hold = s.hold AND p.token = 0)
+UPDATE sqlock_place AS p SET place = (SELECT max(place) FROM mine)
+  FROM mine
+ WHERE p.name = mine.name AND p.hold = mine.hold";
 
 // $1 names, $2 holds, $3 claim, $4 bell
 pub(super) const KEEP: &str = concat!("
@@ -501,7 +511,7 @@ impl Backend for PostgresBackend {
             } else {
                 InTransaction::Yes
             };
-            Ok(Box::new(PostgresSession { conn, transaction }) as Box<dyn Session>)
+            Ok(Box::new(PostgresSession { conn, transaction, open: false }) as Box<dyn Session>)
         })
     }
 
@@ -576,13 +586,15 @@ enum InTransaction {
 struct PostgresSession {
     conn: PgConnection,
     transaction: InTransaction,
+    /// Whether one is open, around several verbs.
+    open: bool,
 }
 
 type PgQuery<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
 
 impl PostgresSession {
     async fn rows(&mut self, query: PgQuery<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
-        if self.transaction == InTransaction::No {
+        if self.open || self.transaction == InTransaction::No {
             return query.fetch_all(&mut self.conn).await;
         }
         self.begin().await?;
@@ -592,7 +604,7 @@ impl PostgresSession {
     }
 
     async fn execute(&mut self, query: PgQuery<'_>) -> Result<u64, sqlx::Error> {
-        if self.transaction == InTransaction::No {
+        if self.open || self.transaction == InTransaction::No {
             return Ok(query.execute(&mut self.conn).await?.rows_affected());
         }
         self.begin().await?;
@@ -968,6 +980,24 @@ impl Session for PostgresSession {
             self.execute(sqlx::query(sql::SWEEP_ROWS).bind(micros(retention.max(UNSEEN))).bind(i64::from(limit)))
                 .await?;
             self.execute(sweep(sql::SWEEP).bind(micros(retention.max(CLAIM)))).await
+        })
+    }
+
+    fn transact(&mut self, step: Step) -> Job<'_, ()> {
+        Box::pin(async move {
+            match step {
+                Step::Begin => self.begin().await?,
+                Step::Commit | Step::RollBack => self.end(step == Step::Commit).await?,
+            }
+            self.open = step == Step::Begin;
+            Ok(())
+        })
+    }
+
+    fn align<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, ()> {
+        Box::pin(async move {
+            self.execute(bind_spots(sql::ALIGN, places)).await?;
+            Ok(())
         })
     }
 

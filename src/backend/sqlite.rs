@@ -8,6 +8,7 @@ mod rows;
 mod session;
 
 use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +16,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqlitePoolOptions, SqliteRow};
-use sqlx::{ConnectOptions, Connection, Row as _, Sqlite, SqliteConnection, SqlitePool};
+use sqlx::{ConnectOptions, Connection, Executor as _, Row as _, Sqlite, SqliteConnection, SqlitePool, Transaction};
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
     Anchoring, Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, Names, PLACE, Pass, Place,
-    Queue, Release, Renewal, Row, Session, Spot, Standing, Ticket, To, Watched,
+    Queue, Release, Renewal, Row, Session, Spot, Standing, Step, Ticket, To, Watched,
 };
 use super::{by_hold, in_order, matched, micros, token};
 use crate::error::{Error, Result};
@@ -218,17 +219,30 @@ UPDATE sqlock_lease AS l
    SET owner = '', holds = '', expires_at = ", now!(), ", waiting = ", still_waiting!(), "
  WHERE ", as_seen!(), " AND l.waiting = ?5");
 
-// ?7 hold, ?8 lasts
-pub(super) const PASS_TO_ONE: &str = concat!("
-BEGIN IMMEDIATE;
+/// ?7 hold, ?8 lasts
+macro_rules! pass_to_one {
+    () => {
+        concat!("
 UPDATE sqlock_lease AS l
    SET owner = p.owner, holds = p.hold, holder = p.holder, label = p.label, token = max(l.token + 1, ", now!(), "),
        acquired_at = ", now!(), ", expires_at = ", now!(), " + ?8, waiting = ", still_waiting!(), "
   FROM sqlock_place AS p
  WHERE ", as_seen!(), " AND p.name = ?1 AND p.hold = ?7 AND p.token = 0
 RETURNING holds, token;
-DELETE FROM sqlock_place WHERE name = ?1 AND changes() = 1 AND (hold = ?7 OR token > 0);
-COMMIT");
+DELETE FROM sqlock_place WHERE name = ?1 AND changes() = 1 AND (hold = ?7 OR token > 0);")
+    };
+}
+pub(super) const PASS_TO_ONE: &str = concat!("BEGIN IMMEDIATE;", pass_to_one!(), "COMMIT");
+pub(super) const PASS_TO_ONE_WITHIN: &str = pass_to_one!();
+
+// ?1 JSON [[name, hold], …]
+pub(super) const ALIGN: &str = "
+WITH mine AS MATERIALIZED (
+    SELECT p.name, p.hold, p.place FROM json_each(?1) AS s
+      JOIN sqlock_place AS p ON p.name = s.value ->> 0 AND p.hold = s.value ->> 1 AND p.token = 0)
+UPDATE sqlock_place AS p SET place = (SELECT max(place) FROM mine)
+  FROM mine
+ WHERE p.name = mine.name AND p.hold = mine.hold";
 
 // ?7 JSON [[hold, lasts], …]. Whoever has joined the line since may be one of them. What is shared has no expiry of its own.
 pub(super) const PASS_TO_MANY: &str = concat!("
@@ -357,9 +371,9 @@ impl Backend for SqliteBackend {
             let mut own = options.disable_statement_logging().connect().await?;
             let session = if is_in_memory(&mut own).await? {
                 own.close().await?;
-                SqliteSession::Lent(self.pool.clone())
+                SqliteSession::Lent(self.pool.clone(), None)
             } else {
-                SqliteSession::Own(own)
+                SqliteSession::Own(own, false)
             };
             Ok(Box::new(session) as Box<dyn Session>)
         })
@@ -407,8 +421,36 @@ async fn file_of(conn: &mut SqliteConnection) -> Result<String, sqlx::Error> {
 
 /// A connection of our own, or for a database in memory the caller's, borrowed verb by verb.
 enum SqliteSession {
-    Own(SqliteConnection),
-    Lent(SqlitePool),
+    /// And whether a transaction is open.
+    Own(SqliteConnection, bool),
+    /// And the transaction that is open.
+    Lent(SqlitePool, Option<Transaction<'static, Sqlite>>),
+}
+
+/// The connection that a statement is sent on.
+enum Lent<'s> {
+    Ours(&'s mut SqliteConnection),
+    Theirs(PoolConnection<Sqlite>),
+}
+
+impl Deref for Lent<'_> {
+    type Target = SqliteConnection;
+
+    fn deref(&self) -> &SqliteConnection {
+        match self {
+            Self::Ours(conn) => conn,
+            Self::Theirs(conn) => conn,
+        }
+    }
+}
+
+impl DerefMut for Lent<'_> {
+    fn deref_mut(&mut self) -> &mut SqliteConnection {
+        match self {
+            Self::Ours(conn) => conn,
+            Self::Theirs(conn) => conn,
+        }
+    }
 }
 
 impl SqliteSession {
@@ -418,40 +460,38 @@ impl SqliteSession {
     }
 
     async fn fetch(&mut self, query: SqliteQuery<'_>) -> Result<Vec<SqliteRow>, sqlx::Error> {
-        match self {
-            Self::Own(conn) => query.fetch_all(conn).await,
-            Self::Lent(pool) => query.fetch_all(&mut *lend(pool).await?).await,
-        }
+        query.fetch_all(&mut *self.conn().await?).await
+    }
+
+    /// The connection, borrowed if need be for less time than the pump has patience: an exhausted pool is known for what it is.
+    async fn conn(&mut self) -> Result<Lent<'_>, sqlx::Error> {
+        Ok(match self {
+            Self::Own(conn, _) => Lent::Ours(conn),
+            Self::Lent(_, Some(open)) => Lent::Ours(open),
+            Self::Lent(pool, None) => Lent::Theirs(lend(pool).await?),
+        })
+    }
+
+    fn in_transaction(&self) -> bool {
+        matches!(self, Self::Own(_, true) | Self::Lent(_, Some(_)))
     }
 
     /// Sends several statements at once, from BEGIN to COMMIT.
     async fn transaction(&mut self, query: SqliteQuery<'_>) -> Result<Vec<SqliteRow>, sqlx::Error> {
-        let mut lent;
-        let conn = match self {
-            Self::Own(conn) => conn,
-            Self::Lent(pool) => {
-                lent = lend(pool).await?;
-                &mut *lent
-            }
-        };
+        let mut conn = self.conn().await?;
         let rows = query.fetch_all(&mut *conn).await;
         if rows.is_err() {
             // It may not have begun: then there is nothing to roll back.
-            let _ = sqlx::raw_sql("ROLLBACK").execute(conn).await;
+            let _ = sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await;
         }
         rows
     }
 
     async fn execute(&mut self, query: SqliteQuery<'_>) -> Result<u64, sqlx::Error> {
-        let done = match self {
-            Self::Own(conn) => query.execute(conn).await?,
-            Self::Lent(pool) => query.execute(&mut *lend(pool).await?).await?,
-        };
-        Ok(done.rows_affected())
+        Ok(query.execute(&mut *self.conn().await?).await?.rows_affected())
     }
 }
 
-/// Borrows a connection, for less time than the pump has patience, so that an exhausted pool is known for what it is.
 async fn lend(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
     tokio::time::timeout(Duration::from_secs(2), pool.acquire()).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
 }
@@ -624,8 +664,12 @@ impl Session for SqliteSession {
                     return Ok((changed > 0).then(Vec::new));
                 }
                 To::One(hold, lasts) => {
-                    let query = bind_seen(sqlx::query(sql::PASS_TO_ONE)).bind(hold).bind(micros(*lasts));
-                    self.transaction(query).await?
+                    let to_one = |sql| bind_seen(sqlx::query(sql)).bind(hold).bind(micros(*lasts));
+                    if self.in_transaction() {
+                        self.fetch(to_one(sql::PASS_TO_ONE_WITHIN)).await?
+                    } else {
+                        self.transaction(to_one(sql::PASS_TO_ONE)).await?
+                    }
                 }
                 To::More(next) | To::Several(next) => {
                     let next = Value::from_iter(next.iter().map(|(hold, lasts)| json!([hold, micros(*lasts)])));
@@ -727,11 +771,41 @@ impl Session for SqliteSession {
         })
     }
 
+    fn transact(&mut self, step: Step) -> Job<'_, ()> {
+        Box::pin(async move {
+            match self {
+                Self::Own(conn, open) => {
+                    let sql = match step {
+                        Step::Begin => "BEGIN IMMEDIATE",
+                        Step::Commit => "COMMIT",
+                        Step::RollBack => "ROLLBACK",
+                    };
+                    conn.execute(sql).await?;
+                    *open = step == Step::Begin;
+                }
+                Self::Lent(pool, open) => match (step, open.take()) {
+                    (Step::Begin, _) => *open = Some(pool.begin_with("BEGIN IMMEDIATE").await?),
+                    (Step::Commit, Some(begun)) => begun.commit().await?,
+                    (Step::RollBack, Some(begun)) => begun.rollback().await?,
+                    (_, None) => {}
+                },
+            }
+            Ok(())
+        })
+    }
+
+    fn align<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, ()> {
+        Box::pin(async move {
+            self.execute(sqlx::query(sql::ALIGN).bind(Value::from_iter(places.iter().map(spot)).to_string())).await?;
+            Ok(())
+        })
+    }
+
     fn close(self: Box<Self>) -> Job<'static, ()> {
         Box::pin(async move {
             match *self {
-                Self::Own(conn) => conn.close().await,
-                Self::Lent(_) => Ok(()),
+                Self::Own(conn, _) => conn.close().await,
+                Self::Lent(..) => Ok(()),
             }
         })
     }

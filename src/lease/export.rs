@@ -54,7 +54,7 @@ impl fmt::Display for ExportedLease {
         let h = &self.holding;
         let ttl = self.ttl.as_millis();
         match h.mode {
-            Mode::Exclusive => write!(f, "{FORMAT}:{}:{}:{}:{ttl}:{}", h.owner, h.hold, h.token, h.name),
+            Mode::Exclusive | Mode::Joint => write!(f, "{FORMAT}:{}:{}:{}:{ttl}:{}", h.owner, h.hold, h.token, h.name),
             Mode::Shared { units, permits } => {
                 let Holding { name, owner, hold, token, .. } = h;
                 write!(f, "{FORMAT_OF_SHARED}:{owner}:{hold}:{token}:{ttl}:{units}:{permits}:{name}")

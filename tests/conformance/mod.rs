@@ -15,6 +15,7 @@ mod idempotency;
 mod inspect;
 mod isolation;
 mod lease;
+mod multi;
 mod name;
 mod network;
 mod owner;

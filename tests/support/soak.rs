@@ -6,17 +6,23 @@
 //!   ones, so that rows are created all along, and swept as soon as they are free.
 //!
 //! Each client has connections of its own, as if it were a process. `soak line [SECONDS]` (600) has real processes stand in
-//! line and be killed and stopped: see `line.rs`.
+//! line and be killed and stopped: see `line.rs`. `soak many [COUNT]` (10000) has them take several names at once: see `many.rs`.
 //!
 //! The database is that of `DATABASE_URL` (else SQLite in a temporary file). What happened is printed, and what the server
 //! saw of it; it is a failure when an error surfaced or two held one name.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a program for tests")]
 
+#[path = "gather.rs"]
+mod gather;
 #[path = "history.rs"]
 mod history;
+#[path = "inside.rs"]
+mod inside;
 #[path = "line.rs"]
 mod line;
+#[path = "many.rs"]
+mod many;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -53,31 +59,46 @@ const TTL: Duration = Duration::from_secs(300);
 async fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let (in_line, seconds) = match &arguments[..] {
+    let number = |text: &str| text.parse().unwrap_or_else(|_| usage());
+    let what = match &arguments[..] {
         ["stand", url, record] => return line::stand(url, Path::new(record)).await,
-        ["line"] => (true, Ok(600)),
-        ["line", seconds] => (true, seconds.parse()),
-        [] => (false, Ok(60)),
-        [seconds] => (false, seconds.parse()),
+        ["gather", url, how, count, dir] => return many::gather(url, how, count, Path::new(dir)).await,
+        ["line"] => Soak::Line(600),
+        ["line", seconds] => Soak::Line(number(seconds)),
+        ["many"] => Soak::Many(10_000),
+        ["many", count] => Soak::Many(number(count)),
+        [] => Soak::Storms(60),
+        [seconds] => Soak::Storms(number(seconds)),
         _ => usage(),
     };
-    let time = Duration::from_secs(seconds.unwrap_or_else(|_| usage()));
     let journal = Arc::new(Journal::default());
     tracing_to(&journal);
     let url = std::env::var("DATABASE_URL").ok().filter(|url| !url.is_empty());
     let place = Place::make(url.as_deref()).await;
     println!("{}", place.database.version().await);
+    let soak = async {
+        match what {
+            Soak::Storms(seconds) => storms(&place, &journal, Duration::from_secs(seconds)).await,
+            Soak::Line(seconds) => line::soak(&place, Duration::from_secs(seconds)).await,
+            Soak::Many(count) => many::soak(&place, usize::try_from(count).unwrap_or(usize::MAX)).await,
+        }
+    };
     let clean = tokio::select! {
-        clean = line::soak(&place, time), if in_line => clean,
-        clean = storms(&place, &journal, time), if !in_line => clean,
+        clean = soak => clean,
         _ = tokio::signal::ctrl_c() => false,
     };
     place.remove().await;
     exit(i32::from(!clean))
 }
 
+enum Soak {
+    Storms(u64),
+    Line(u64),
+    Many(u64),
+}
+
 fn usage() -> ! {
-    eprintln!("usage: soak [SECONDS] | soak line [SECONDS]");
+    eprintln!("usage: soak [SECONDS] | soak line [SECONDS] | soak many [COUNT]");
     exit(2)
 }
 

@@ -24,12 +24,16 @@
 //! | `session NAME`                            | `locked`, when it has the session lock                         |
 //! | `session-try NAME`                        | `locked` or `taken`                                            |
 //! | `session-release`                         | `released`                                                     |
+//! | `gather NAME,… TTL_MS`                    | `gathered`, when it has the leases on all of them              |
+//! | `gather HOW NAMES TASKS COUNT DIR`        | as `visit`, when each task has had some of the names so often  |
 //! | `storm NAME TASKS CYCLES DIR TTL_MS`      | `done N`: N cycles ended in a loss                             |
 //!
 //! What fails answers `lost`, `unavailable`, `unknown`, `timeout` or `error`, and why.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a program for tests")]
 
+#[path = "gather.rs"]
+mod gather;
 #[path = "history.rs"]
 mod history;
 #[path = "inside.rs"]
@@ -54,6 +58,7 @@ use sqlx::{AssertSqlSafe, Connection, MySqlPool, PgPool, SqliteConnection, Sqlit
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
+use gather::How;
 use history::{Event, Op, Outcome, Recorder, boot_ns};
 use inside::{Inside, Manner, Visits};
 
@@ -76,6 +81,7 @@ fn main() {
         held: None,
         locked: None,
         seized: None,
+        gathered: None,
     };
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("commands are text");
@@ -226,6 +232,8 @@ struct Worker {
     held: Option<Held>,
     locked: Option<SessionLock>,
     seized: Option<SqliteConnection>,
+    /// Kept until the process ends.
+    gathered: Option<sqlock::LeaseAll>,
 }
 
 impl Worker {
@@ -312,6 +320,22 @@ impl Worker {
             ["session-release"] => {
                 let lock = self.locked.take().ok_or("error nothing is locked")?;
                 self.runtime.block_on(lock.release()).map_or_else(failed, |()| "released".into())
+            }
+            ["gather", how, names, tasks, count, dir] => {
+                let dir = Path::new(dir);
+                let (names, tasks, count) = (number(names), number(tasks), number(count));
+                let gathering = gather::gather(&self.locks, How::of(how), names, tasks, count, dir);
+                self.runtime.block_on(gathering).map_or_else(|failure| failure, Visits::to_line)
+            }
+            ["gather", all, ttl] => {
+                let names = all.split(',');
+                match self.runtime.block_on(self.locks.lease_all(names).ttl(millis(ttl)).acquire()) {
+                    Ok(all) => {
+                        self.gathered = Some(all);
+                        "gathered".into()
+                    }
+                    Err(error) => failed(error),
+                }
             }
             ["storm", name, tasks, cycles, dir, ttl] => {
                 let storm = Storm::new(self, name, Path::new(dir), millis(ttl));

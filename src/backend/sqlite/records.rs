@@ -2,11 +2,11 @@
 
 use sqlx::{QueryBuilder, Row as _, Sqlite, SqliteConnection};
 
+use super::SqliteSession;
 use super::sql::now;
-use super::{SqliteSession, lend};
 use crate::backend::Job;
 use crate::backend::records::{
-    Claimed, Claiming, Errand, Findings, INTO, Records, State, carry, push_consume, push_or_anew, push_values,
+    Claimed, Claiming, Errand, Findings, INTO, Records, State, as_usual, carry, push_consume, push_or_anew, push_values,
 };
 
 impl Records for Sqlite {
@@ -15,21 +15,7 @@ impl Records for Sqlite {
     const STEP: &'static str = "step";
     const PEEKS: bool = false;
 
-    fn push_text(query: &mut QueryBuilder<Self>, text: &str) {
-        query.push_bind(text.to_owned());
-    }
-
-    fn push_bytes(query: &mut QueryBuilder<Self>, bytes: &[u8]) {
-        query.push_bind(bytes.to_vec());
-    }
-
-    fn text(row: &Self::Row, column: usize) -> Result<String, sqlx::Error> {
-        row.try_get(column)
-    }
-
-    fn bytes(row: &Self::Row, column: usize) -> Result<Option<Vec<u8>>, sqlx::Error> {
-        row.try_get(column)
-    }
+    as_usual!();
 
     fn claim<'a>(conn: &'a mut SqliteConnection, claim: &'a Claiming) -> Job<'a, Claimed> {
         Box::pin(async move {
@@ -50,9 +36,6 @@ impl Records for Sqlite {
 
 impl SqliteSession {
     pub(super) async fn carry(&mut self, errand: &Errand) -> Result<Findings, sqlx::Error> {
-        match self {
-            Self::Own(conn) => carry::<Sqlite>(conn, errand).await,
-            Self::Lent(pool) => carry::<Sqlite>(&mut *lend(pool).await?, errand).await,
-        }
+        carry::<Sqlite>(&mut *self.conn().await?, errand).await
     }
 }

@@ -1,0 +1,402 @@
+//! Several names at once: all or none, in whatever order they are named, and no name is held while another is waited for.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use sqlock::{Error, FencingToken, LeaseAll, LeaseAllRequest, Locks, LossCause, Owner};
+use sqlx::{AssertSqlSafe, Pool};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::Sql;
+use crate::support::inside::Visits;
+use crate::support::worker::Worker;
+use crate::support::{Fresh, SOON, fresh, soon};
+
+/// Longer than any test lasts: whatever is free before that was given back.
+const LONG: Duration = Duration::from_secs(600);
+
+fn all(locks: &Locks, names: &[&str]) -> LeaseAllRequest {
+    locks.lease_all(names.iter().copied()).ttl(LONG)
+}
+
+async fn taken(request: LeaseAllRequest) -> LeaseAll {
+    soon("the grants", request.acquire()).await.expect("acquire")
+}
+
+/// Whether somebody else could have it.
+async fn is_free(locks: &Locks, name: &str) -> bool {
+    let lease = locks.lease(name).ttl(LONG).owner(Owner::random()).try_acquire().await.expect("try");
+    let free = lease.is_some();
+    if let Some(lease) = lease {
+        lease.release().await.expect("release");
+    }
+    free
+}
+
+/// Somebody who waits for several names, and stands in line for each of them.
+async fn in_line(witness: &Locks, request: LeaseAllRequest, names: &[&str], before: usize) -> JoinHandle<LeaseAll> {
+    let waits = tokio::spawn(async move { request.acquire().await.expect("its turn comes") });
+    for name in names {
+        line_of(witness, name, before + 1).await;
+    }
+    waits
+}
+
+async fn line_of(witness: &Locks, name: &str, waiters: usize) {
+    let line = async {
+        while witness.waiters(name).await.expect("waiters").len() != waiters {
+            sleep(Duration::from_millis(2)).await;
+        }
+    };
+    soon(&format!("a line of {waiters} before {name}"), line).await;
+}
+
+async fn its_turn<T>(waits: JoinHandle<T>) -> T {
+    soon("its turn", waits).await.expect("no panic")
+}
+
+async fn places(db: &Fresh) -> i64 {
+    let pool: Pool<Sql> = db.pool_of(1).await;
+    sqlx::query_scalar("SELECT count(*) FROM sqlock_place").fetch_one(&pool).await.expect("places can be counted")
+}
+
+async fn until_no_place_is_left(db: &Fresh) {
+    soon("the end of all lines", async {
+        while places(db).await > 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn all_names_are_taken_or_none() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let b = theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
+    assert!(all(&ours, &["a", "b", "c"]).try_acquire().await.expect("try").is_none());
+    assert!(is_free(&theirs, "a").await);
+    assert!(is_free(&theirs, "c").await);
+    b.release().await.expect("release");
+
+    let held = all(&ours, &["c", "a", "b", "a"]).try_acquire().await.expect("try").expect("all are free");
+    let names: Vec<&str> = held.tokens().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    assert!(held.is_held() && held.remaining() > LONG / 2);
+    for name in names {
+        assert!(!is_free(&theirs, name).await);
+        let info = theirs.inspect(name).await.expect("inspect").expect("held");
+        assert_eq!((info.owner, Some(info.token)), (Some(held.owner()), held.token(name)));
+    }
+    assert_eq!(held.token("d"), None);
+    held.release().await.expect("release");
+    for name in ["a", "b", "c"] {
+        assert!(is_free(&theirs, name).await);
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_asked_for_is_refused_before_anything_is_sent() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let none = all(&locks, &[]).try_acquire().await;
+    assert!(matches!(none, Err(Error::Names { given: 0, most: 64 })), "{none:?}");
+    let many: Vec<String> = (0..65).map(|i| i.to_string()).collect();
+    let too_many = locks.lease_all(many.clone()).acquire().await;
+    assert!(matches!(too_many, Err(Error::Names { given: 65, .. })), "{too_many:?}");
+    let bad = all(&locks, &["a", ""]).acquire().await;
+    assert!(matches!(bad, Err(Error::InvalidName { .. })), "{bad:?}");
+    let brief = locks.lease_all(["a"]).ttl(Duration::ZERO).acquire().await;
+    assert!(matches!(brief, Err(Error::OutOfRange { .. })), "{brief:?}");
+
+    let most = soon("64 names", locks.lease_all(many.into_iter().take(64)).acquire()).await.expect("acquire");
+    assert_eq!(most.tokens().len(), 64);
+    most.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn who_waits_for_one_of_its_names_holds_none_of_the_others() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let b = theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
+    let waits = in_line(&theirs, all(&ours, &["a", "b"]), &["a", "b"], 0).await;
+    // Nobody holds it, and whoever comes now comes later.
+    assert!(theirs.inspect("a").await.expect("inspect").is_none());
+    assert!(!is_free(&theirs, "a").await);
+    let later = tokio::spawn(theirs.lease("a").ttl(LONG).acquire());
+    line_of(&ours, "a", 2).await;
+    assert!(theirs.inspect("a").await.expect("inspect").is_none());
+
+    b.release().await.expect("release");
+    let both = its_turn(waits).await;
+    line_of(&ours, "a", 1).await;
+    assert!(!later.is_finished());
+    let ours = both.token("a").expect("a token");
+    both.release().await.expect("release");
+    let later = its_turn(later).await.expect("acquire");
+    assert!(later.token() > ours);
+    later.release().await.expect("release");
+    until_no_place_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn who_came_first_is_first_for_all_its_names() {
+    let db = fresh().await;
+    let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
+    let held = taken(all(&ours, &["a", "b", "c"])).await;
+    let first = in_line(&ours, all(&theirs, &["c", "b"]), &["b", "c"], 0).await;
+    let second = in_line(&ours, all(&others, &["a", "b"]), &["b"], 1).await;
+    let third = in_line(&ours, all(&theirs, &["c", "a"]), &["a", "c"], 1).await;
+    held.release().await.expect("release");
+    // The second could have `a`, but not `b`.
+    let first = its_turn(first).await;
+    assert!(!second.is_finished() && !third.is_finished());
+    assert!(ours.inspect("a").await.expect("inspect").is_none());
+    first.release().await.expect("release");
+    let second = its_turn(second).await;
+    assert!(!third.is_finished());
+    second.release().await.expect("release");
+    its_turn(third).await.release().await.expect("release");
+    until_no_place_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn eight_processes_that_take_some_of_twenty_names_never_meet_inside_and_never_wait_for_ever() {
+    const NAMES: usize = 20;
+    const TASKS: usize = 2;
+    const COUNT: usize = 12;
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    for i in 0..NAMES {
+        std::fs::create_dir(dir.path().join(format!("n{i:02}"))).expect("a directory");
+    }
+    let mut workers: Vec<Worker> = (0..8).map(|_| Worker::start(&db.url)).collect();
+    for worker in &mut workers {
+        worker.tell(&format!("gather together {NAMES} {TASKS} {COUNT} {}", dir.path().display()));
+    }
+    let mut visits = Visits::default();
+    for worker in &mut workers {
+        let answer = tokio::time::timeout(SOON * 4, worker.answer_some_time()).await.expect("an end");
+        assert!(answer.starts_with("visits"), "{answer}");
+        visits = visits.and(Visits::of_line(&answer));
+    }
+    assert_eq!(visits.count, (8 * TASKS * COUNT) as u64);
+    assert!(locks.list("").await.expect("list").is_empty());
+    until_no_place_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn one_deadline_counts_for_all_names_and_nothing_is_left_when_it_has_passed() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let held = taken(all(&theirs, &["b", "c"])).await;
+    let patience = Duration::from_millis(300);
+    let start = std::time::Instant::now();
+    let error = all(&ours, &["a", "b", "c"]).wait(patience).acquire().await.expect_err("b and c are held");
+    assert!(start.elapsed() >= patience);
+    assert!(matches!(&error, Error::Timeout { name, .. } if name.as_str() == "b"), "{error}");
+    let error = all(&ours, &["a", "b"]).wait(Duration::ZERO).acquire().await.expect_err("b is held");
+    assert!(error.is_timeout(), "{error}");
+    until_no_place_is_left(&db).await;
+    assert!(is_free(&theirs, "a").await);
+    held.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn who_is_dropped_while_it_waits_leaves_every_line() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let held = taken(all(&theirs, &["b"])).await;
+    let waits = in_line(&theirs, all(&ours, &["a", "b"]), &["a", "b"], 0).await;
+    let behind = tokio::spawn(theirs.lease("a").ttl(LONG).acquire());
+    line_of(&ours, "a", 2).await;
+    waits.abort();
+    // It is not in the way any more.
+    its_turn(behind).await.expect("acquire").release().await.expect("release");
+    until_no_place_is_left(&db).await;
+    held.release().await.expect("release");
+    assert!(is_free(&theirs, "b").await);
+}
+
+#[tokio::test]
+async fn no_dropped_future_leaves_a_lease_or_a_place() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    for i in 0..60_u64 {
+        let request = all(&ours, &["a", "b", "c"]).acquire();
+        if let Ok(held) = tokio::time::timeout(Duration::from_micros(i * 150), request).await {
+            held.expect("acquire").release().await.expect("release");
+        }
+    }
+    soon("all names", async {
+        for name in ["a", "b", "c"] {
+            theirs.lease(name).ttl(LONG).acquire().await.expect("acquire").release().await.expect("release");
+        }
+    })
+    .await;
+    until_no_place_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn a_process_that_is_killed_while_it_waits_is_passed_over_everywhere() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let b = locks.lease("b").ttl(LONG).acquire().await.expect("acquire");
+    let mut worker = Worker::start(&db.url);
+    worker.tell("gather a,b,c 60000");
+    line_of(&locks, "c", 1).await;
+    let behind = tokio::spawn(all(&locks, &["a", "c"]).acquire());
+    line_of(&locks, "a", 2).await;
+    worker.kill();
+    its_turn(behind).await.expect("acquire").release().await.expect("release");
+    b.release().await.expect("release");
+    until_no_place_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn a_process_that_is_killed_while_it_holds_frees_all_its_names_after_the_ttl() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let mut worker = Worker::start(&db.url);
+    assert_eq!(worker.ask("gather a,b 1500").await, "gathered");
+    let theirs: BTreeMap<String, FencingToken> =
+        locks.list("").await.expect("list").into_iter().map(|info| (info.name.to_string(), info.token)).collect();
+    assert_eq!(theirs.len(), 2);
+    worker.kill();
+    let both = taken(all(&locks, &["b", "a"])).await;
+    assert!(both.tokens().all(|(name, token)| token > theirs[name.as_str()]));
+    both.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn the_loss_of_one_is_the_loss_of_all() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let held = taken(all(&ours, &["a", "b"]).ttl(Duration::from_secs(3))).await;
+    assert!(theirs.evict("b", held.token("b").expect("a token")).await.expect("evict"));
+    let cause = soon("the loss", held.lost()).await;
+    assert_eq!(cause, LossCause::Superseded);
+    assert!(!held.is_held() && held.remaining().is_zero());
+    let error = held.release().await.expect_err("one was lost");
+    assert!(matches!(&error, Error::Lost { name, .. } if name.as_str() == "b"), "{error}");
+    assert!(is_free(&theirs, "a").await);
+
+    let error = all(&ours, &["a", "b"]).ttl(Duration::from_secs(3)).run(async |held| {
+        assert!(theirs.evict("a", held.token("a").expect("a token")).await.expect("evict"));
+        std::future::pending::<()>().await;
+    });
+    let error = soon("the loss", error).await.expect_err("one was lost");
+    assert!(error.is_lost(), "{error}");
+    let done = all(&ours, &["a", "b"]).run(async |held| held.tokens().len()).await.expect("the work");
+    assert_eq!(done, 2);
+}
+
+#[tokio::test]
+async fn a_transaction_is_fenced_by_all_of_them() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let pool = db.pool_of(2).await;
+    for sql in ["CREATE TABLE account (id INT PRIMARY KEY, balance INT)", "INSERT INTO account VALUES (1, 10), (2, 10)"]
+    {
+        sqlx::query(AssertSqlSafe(sql.to_owned())).execute(&pool).await.expect("accounts");
+    }
+    let balances = || sqlx::query_scalar::<Sql, i32>("SELECT balance FROM account ORDER BY id").fetch_all(&pool);
+    let held = taken(all(&ours, &["account/1", "account/2"])).await;
+    let mut tx = pool.begin().await.expect("begin");
+    held.fence(&mut tx).await.expect("fence");
+    for sql in [
+        "UPDATE account SET balance = balance - 3 WHERE id = 1",
+        "UPDATE account SET balance = balance + 3 WHERE id = 2",
+    ] {
+        sqlx::query(sql).execute(&mut *tx).await.expect("a transfer");
+    }
+    tx.commit().await.expect("commit");
+    assert_eq!(balances().await.expect("balances"), [7, 13]);
+
+    assert!(theirs.evict("account/2", held.token("account/2").expect("a token")).await.expect("evict"));
+    let mut tx = pool.begin().await.expect("begin");
+    let error = held.fence(&mut tx).await.expect_err("one was lost");
+    assert!(error.is_lost(), "{error}");
+    tx.rollback().await.expect("rollback");
+    let _ = held.release().await;
+}
+
+#[tokio::test]
+async fn an_owner_enters_again_what_it_holds_already() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    Owner::random()
+        .scope(async {
+            let a = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
+            let both = taken(all(&ours, &["a", "b"])).await;
+            assert_eq!(both.token("a"), Some(a.token()));
+            assert_eq!(both.owner(), a.owner());
+            both.release().await.expect("release");
+            assert!(!is_free(&theirs, "a").await);
+
+            // Also when it has to wait for the others.
+            let b = theirs.lease("b").ttl(LONG).owner(Owner::random()).acquire().await.expect("acquire");
+            let request = all(&ours, &["a", "b"]);
+            let waits = in_line(&theirs, request, &["b"], 0).await;
+            b.release().await.expect("release");
+            let both = its_turn(waits).await;
+            assert_eq!(both.token("a"), Some(a.token()));
+            a.release().await.expect("release");
+            assert!(!is_free(&theirs, "a").await);
+            both.release().await.expect("release");
+        })
+        .await;
+    until_no_place_is_left(&db).await;
+    assert!(is_free(&theirs, "a").await);
+}
+
+#[tokio::test]
+async fn several_names_wait_for_readers_and_keep_later_readers_out() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let reads = theirs.lease("a").ttl(LONG).shared().acquire().await.expect("acquire");
+    let waits = in_line(&theirs, all(&ours, &["a", "b"]), &["a", "b"], 0).await;
+    assert!(theirs.lease("a").ttl(LONG).shared().try_acquire().await.expect("try").is_none());
+    reads.release().await.expect("release");
+    its_turn(waits).await.release().await.expect("release");
+    let reads = theirs.lease("a").ttl(LONG).shared().acquire().await.expect("acquire");
+    reads.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn who_waits_when_its_client_is_shut_down_is_told_and_leaves_nothing() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let b = theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
+    let waits = tokio::spawn(all(&ours, &["a", "b"]).acquire());
+    line_of(&theirs, "b", 1).await;
+    ours.shutdown().await.expect("shutdown");
+    assert_eq!(places(&db).await, 0);
+    let answer = its_turn(waits).await;
+    assert!(matches!(answer, Err(Error::Closed)), "{answer:?}");
+    let answer = all(&ours, &["a", "b"]).acquire().await;
+    assert!(matches!(answer, Err(Error::Closed)), "{answer:?}");
+    b.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn leases_on_several_names_are_renewed_until_they_are_given_back() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let ttl = Duration::from_secs(1);
+    let held = taken(all(&ours, &["a", "b"]).ttl(ttl)).await;
+    sleep(ttl * 3).await;
+    assert!(held.is_held());
+    held.extend(LONG).await.expect("extend");
+    assert!(held.remaining() > LONG / 2);
+    assert!(!is_free(&theirs, "a").await && !is_free(&theirs, "b").await);
+    drop(held);
+    soon("the end of both", async {
+        while !(is_free(&theirs, "a").await && is_free(&theirs, "b").await) {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}

@@ -1,0 +1,140 @@
+//! Tasks that want several of some names at once, again and again, each in an order of its own, and find out whether anybody
+//! is inside one of them with them.
+
+#![allow(dead_code, unreachable_pub, reason = "included by several tests")]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use sqlock::Locks;
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use super::inside::{Inside, Manner, Visits};
+
+/// How many names are taken at once.
+const FEWEST: usize = 2;
+const MOST: usize = 4;
+
+/// How somebody takes several names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// By one request for all of them, in random order.
+    Together,
+    /// One after the other, in order of names: the order that all have agreed upon by hand.
+    InTurn,
+}
+
+impl How {
+    pub fn of(word: &str) -> Self {
+        match word {
+            "together" => Self::Together,
+            "in-turn" => Self::InTurn,
+            _ => panic!("{word} is no way to take names"),
+        }
+    }
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Together => "together",
+            Self::InTurn => "in-turn",
+        }
+    }
+}
+
+/// So many tasks go in and out so often, of some of so many names. The directory has one for each name.
+pub async fn gather(
+    locks: &Locks,
+    how: How,
+    names: usize,
+    tasks: usize,
+    count: usize,
+    dir: &Path,
+) -> Result<Visits, String> {
+    let mut all = JoinSet::new();
+    for _ in 0..tasks {
+        let (locks, dir) = (locks.clone(), dir.to_owned());
+        all.spawn(async move {
+            let mut visits = Visits::default();
+            for _ in 0..count {
+                let wanted = some_of(names);
+                let came = Instant::now();
+                let held = take(&locks, how, &wanted).await.map_err(|error| format!("error {error}"))?;
+                visits.longest_wait = visits.longest_wait.max(came.elapsed());
+                visits.count += 1;
+                let enter = |name: &String| Inside::of(dir.join(name)).enter(Manner::Alone);
+                let inside = wanted.iter().map(enter).collect::<Result<Vec<_>, _>>()?;
+                drop(inside);
+                held.release().await.map_err(|error| format!("error {error}"))?;
+            }
+            Ok::<_, String>(visits)
+        });
+    }
+    let mut visits = Visits::default();
+    while let Some(ended) = all.join_next().await {
+        visits = visits.and(ended.expect("a task does not panic")?);
+    }
+    Ok(visits)
+}
+
+/// A directory for each name.
+pub fn make_room(dir: &Path, names: usize) {
+    for i in 0..names {
+        std::fs::create_dir(dir.join(name(i))).expect("a directory");
+    }
+}
+
+enum Held {
+    Together(sqlock::LeaseAll),
+    InTurn(Vec<sqlock::Lease>),
+}
+
+impl Held {
+    async fn release(self) -> sqlock::Result<()> {
+        match self {
+            Self::Together(all) => all.release().await,
+            Self::InTurn(leases) => {
+                for lease in leases {
+                    lease.release().await?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+async fn take(locks: &Locks, how: How, wanted: &[String]) -> sqlock::Result<Held> {
+    const TTL: Duration = Duration::from_secs(600);
+    if how == How::Together {
+        let all = locks.lease_all(wanted.iter().cloned()).ttl(TTL).acquire().await?;
+        assert_eq!(all.tokens().len(), wanted.len());
+        return Ok(Held::Together(all));
+    }
+    let mut held = Vec::new();
+    for name in wanted.iter().collect::<BTreeSet<_>>() {
+        held.push(locks.lease(name).ttl(TTL).acquire().await?);
+    }
+    Ok(Held::InTurn(held))
+}
+
+fn name(i: usize) -> String {
+    format!("n{i:02}")
+}
+
+/// Some names, in random order.
+fn some_of(names: usize) -> Vec<String> {
+    let mut wanted = Vec::new();
+    let many = FEWEST + random(MOST - FEWEST + 1);
+    while wanted.len() < many {
+        let name = name(random(names));
+        if !wanted.contains(&name) {
+            wanted.push(name);
+        }
+    }
+    wanted
+}
+
+fn random(below: usize) -> usize {
+    (Uuid::new_v4().as_u128() % below as u128) as usize
+}
