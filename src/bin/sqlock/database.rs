@@ -141,6 +141,23 @@ impl Url {
         self.kind
     }
 
+    /// Each of the URLs, where several are named: `postgres://…,postgres://…`.
+    pub fn each(&self) -> Result<Vec<Self>, Failure> {
+        split(&self.url).into_iter().map(|url| Self::parse(url, "each database URL")).collect()
+    }
+
+    /// The place where leases are kept, to be looked at: nothing is sent yet, nor made. On SQLite the application's own file
+    /// comes after it, where that is another one.
+    pub fn pools_to_examine(&self) -> Result<Vec<Pool>, Failure> {
+        let (pool, place) = self.pool(File::Beside { create: false })?;
+        let mut pools = vec![pool];
+        if self.kind == Kind::Sqlite {
+            let (own, file) = self.pool(File::Itself)?;
+            pools.extend(Path::new(&file).canonicalize().is_ok_and(|file| file != Path::new(&place)).then_some(own));
+        }
+        Ok(pools)
+    }
+
     fn parse(url: &str, from: &str) -> Result<Self, Failure> {
         // An empty one is a secret that was not set, in CI for instance. Falling back to a file would exclude nobody.
         if url.trim().is_empty() {
@@ -239,6 +256,21 @@ impl Pool {
     }
 }
 
+/// A list of URLs. A comma ends one only if another begins after it: passwords may have commas.
+fn split(urls: &str) -> Vec<&str> {
+    let mut list = Vec::new();
+    let mut from = 0;
+    for (comma, _) in urls.match_indices(',') {
+        let scheme = urls[comma + 1..].split_once("://").map(|(scheme, _)| scheme.trim_start());
+        if scheme.is_some_and(|scheme| !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphabetic())) {
+            list.push(urls[from..comma].trim());
+            from = comma + 1;
+        }
+    }
+    list.push(urls[from..].trim());
+    list
+}
+
 /// `DATABASE_URL` of the nearest `.env`. The other variables there are none of ours, nor are they passed to the command.
 fn from_dotenv() -> Result<Option<String>, Failure> {
     let unreadable = |error: dotenvy::Error| match error {
@@ -303,6 +335,14 @@ fn sidecar(url: &str, database: &Path) -> Result<PathBuf, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_of_urls_is_split_where_another_one_begins() {
+        assert_eq!(split("postgres://a,postgresql://b/x"), ["postgres://a", "postgresql://b/x"]);
+        assert_eq!(split("mysql://u:p,w@a/x, mysql://b"), ["mysql://u:p,w@a/x", "mysql://b"]);
+        assert_eq!(split("postgres://u@a:1,b:2/x?options=-cx%3D1,2"), ["postgres://u@a:1,b:2/x?options=-cx%3D1,2"]);
+        assert_eq!(split("sqlite://a,b.db"), ["sqlite://a,b.db"]);
+    }
 
     #[test]
     fn a_sidecar_is_the_same_by_whatever_path_it_is_named() -> Result<(), Failure> {

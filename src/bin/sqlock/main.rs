@@ -15,6 +15,7 @@ compile_error!("the sqlock command needs a database: enable postgres, mysql or s
 mod acquire;
 mod bench;
 mod database;
+mod doctor;
 mod durations;
 mod exit;
 mod extras;
@@ -81,6 +82,7 @@ async fn dispatch(options: Options) -> Outcome {
         Subcommand::Schema(args) => schema::run(&global, args),
         Subcommand::Sweep(args) => sweep::run(&global, args).await,
         Subcommand::Idem(args) => idem::run(&global, args).await,
+        Subcommand::Doctor(args) => doctor::run(&global, args).await,
         Subcommand::Bench(args) => bench::run(&global, args).await,
         Subcommand::Completions(args) => extras::completions(&args),
         Subcommand::Man => extras::man(),

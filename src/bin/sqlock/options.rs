@@ -2,7 +2,7 @@
 
 use clap::{Args, Parser};
 
-use crate::{acquire, bench, extras, idem, ls, release, renew, run, schema, show, sweep, unlock};
+use crate::{acquire, bench, doctor, extras, idem, ls, release, renew, run, schema, show, sweep, unlock};
 
 /// Hold a lease on a name, in the SQL database you already run, while a command runs.
 ///
@@ -33,6 +33,7 @@ Examples:
   sqlock run --shared index -- ./search.sh       with others who share; who does not share is alone
   sqlock ls                                      who holds what
   sqlock show deploy                             who holds this, since when, until when; who waits
+  sqlock doctor                                  whether the database is set up as it should be
 
 The database is the first of these: --database-url, DATABASE_URL, DATABASE_URL in a file .env here or in a directory above,
 the embedded file sqlock.db in this directory. Passwords on a command line can be seen by others on this host: prefer
@@ -80,6 +81,7 @@ pub enum Subcommand {
     Schema(schema::Arguments),
     Sweep(sweep::Arguments),
     Idem(idem::Arguments),
+    Doctor(doctor::Arguments),
     Bench(bench::Arguments),
     Completions(extras::Completions),
     /// Print the manual page, in roff: sqlock man | man -l -

@@ -18,33 +18,44 @@ pub struct Arguments {
     db: Option<Kind>,
 }
 
+/// The migrations, in their order: the first has version 1.
 const POSTGRES: &[&str] = &[
     include_str!("../../../migrations/postgres/0001_lease.sql"),
     include_str!("../../../migrations/postgres/0002_place.sql"),
+    include_str!("../../../migrations/postgres/0003_row.sql"),
+    include_str!("../../../migrations/postgres/0004_idem.sql"),
+    include_str!("../../../migrations/postgres/0005_idem_step.sql"),
 ];
 const MYSQL: &[&str] = &[
     include_str!("../../../migrations/mysql/0001_lease.sql"),
     include_str!("../../../migrations/mysql/0002_fence.sql"),
     include_str!("../../../migrations/mysql/0003_place.sql"),
+    include_str!("../../../migrations/mysql/0004_row.sql"),
+    include_str!("../../../migrations/mysql/0005_idem.sql"),
+    include_str!("../../../migrations/mysql/0006_idem_step.sql"),
 ];
 const SQLITE: &[&str] = &[
     include_str!("../../../migrations/sqlite/0001_lease.sql"),
     include_str!("../../../migrations/sqlite/0002_place.sql"),
+    include_str!("../../../migrations/sqlite/0003_idem.sql"),
 ];
+
+pub fn migrations(kind: Kind) -> &'static [&'static str] {
+    match kind {
+        Kind::Postgres => POSTGRES,
+        Kind::Mysql => MYSQL,
+        Kind::Sqlite => SQLITE,
+    }
+}
 
 pub fn run(global: &Global, args: Arguments) -> Outcome {
     let kind = match args.db {
         Some(kind) => kind,
         None => Url::find(global)?.kind(),
     };
-    let files = match kind {
-        Kind::Postgres => POSTGRES,
-        Kind::Mysql => MYSQL,
-        Kind::Sqlite => SQLITE,
-    };
-    // A migration is one statement, and on MySQL ends without a semicolon.
+    // On MySQL a migration is one statement, and ends without a semicolon.
     let statements: Vec<String> =
-        files.iter().map(|file| format!("{};\n", file.trim_end().trim_end_matches(';'))).collect();
+        migrations(kind).iter().map(|file| format!("{};\n", file.trim_end().trim_end_matches(';'))).collect();
     output::text(&statements.join("\n"))?;
     Ok(0)
 }

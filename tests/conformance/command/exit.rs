@@ -246,7 +246,7 @@ async fn configuration() -> Table {
 }
 
 /// A server with a user whose password it asks for.
-struct Guarded {
+pub(super) struct Guarded {
     user: String,
     admin: Pool<Sql>,
     /// Where the user's name and password go.
@@ -255,7 +255,7 @@ struct Guarded {
 }
 
 impl Guarded {
-    async fn start(db: &Fresh) -> Self {
+    pub(super) async fn start(db: &Fresh) -> Self {
         if DATABASE.is_mysql() {
             let admin = db.pool_of(1).await;
             let place: String = sqlx::query_scalar("SELECT DATABASE()").fetch_one(&admin).await.expect("the place");
@@ -280,11 +280,11 @@ impl Guarded {
         Self { user: "guarded".into(), admin, url, _server: Some((server, directory)) }
     }
 
-    fn url(&self, password: &str) -> String {
+    pub(super) fn url(&self, password: &str) -> String {
         self.url.replacen("USER:PASSWORD", &format!("{}:{password}", self.user), 1)
     }
 
-    async fn drop(self) {
+    pub(super) async fn drop(self) {
         if DATABASE.is_mysql() {
             execute(&self.admin, &format!("DROP USER {}@'%'", self.user)).await;
         }

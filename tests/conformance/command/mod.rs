@@ -1,5 +1,6 @@
 //! The command `sqlock`, driven as real processes.
 
+mod doctor;
 mod exit;
 mod faults;
 mod idem;

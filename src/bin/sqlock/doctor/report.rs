@@ -1,0 +1,165 @@
+//! What was found, check by check, and what to do about it.
+
+use serde_json::{Value, json};
+use sqlx::Error;
+
+use crate::say::printable_line;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Status {
+    /// It cannot be found out here, or there is nothing to find out.
+    NotApplicable,
+    Ok,
+    /// It works, and something should be known.
+    Warn,
+    /// Something that sqlock needs is missing.
+    Fail,
+}
+
+impl Status {
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::NotApplicable => "n/a",
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Fail => "fail",
+        }
+    }
+}
+
+/// One thing that was looked into. It is as bad as the worst that was found.
+#[derive(Debug)]
+pub struct Check {
+    pub name: &'static str,
+    pub status: Status,
+    found: Vec<String>,
+    advice: Vec<String>,
+}
+
+impl Check {
+    pub fn new(name: &'static str) -> Self {
+        Self { name, status: Status::NotApplicable, found: Vec::new(), advice: Vec::new() }
+    }
+
+    pub fn ok(self, found: impl Into<String>) -> Self {
+        self.and(Status::Ok, found, "")
+    }
+
+    pub fn warn(self, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        self.and(Status::Warn, found, advice)
+    }
+
+    pub fn fail(self, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        self.and(Status::Fail, found, advice)
+    }
+
+    pub fn unknown(self, why: impl Into<String>, advice: impl Into<String>) -> Self {
+        self.and(Status::NotApplicable, why, advice)
+    }
+
+    pub fn and(mut self, status: Status, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        self.status = self.status.max(status);
+        self.found.push(printable_line(&found.into()));
+        let advice = advice.into();
+        if !advice.is_empty() && !self.advice.contains(&advice) {
+            self.advice.push(advice);
+        }
+        self
+    }
+
+    /// For what is as it should be when nothing else was found.
+    pub fn or_ok(self, found: impl Into<String>) -> Self {
+        if self.found.is_empty() { self.ok(found) } else { self }
+    }
+
+    pub fn found(&self) -> String {
+        self.found.join("; ")
+    }
+
+    pub fn advice(&self) -> String {
+        self.advice.join(" ")
+    }
+
+    fn json(&self) -> Value {
+        let advice = if self.advice.is_empty() { Value::Null } else { self.advice().into() };
+        json!({ "check": self.name, "status": self.status.word(), "found": self.found(), "advice": advice })
+    }
+}
+
+/// All about one database.
+pub struct Report {
+    /// Where it is, without credentials.
+    pub database: String,
+    pub checks: Vec<Check>,
+    /// It is there, and replicates another one: it may be written to once it has been promoted.
+    pub is_standby: bool,
+}
+
+impl Report {
+    pub fn of(database: String) -> Self {
+        Self { database: printable_line(&database), checks: Vec::new(), is_standby: false }
+    }
+
+    /// Takes up what was found, or why the database did not tell. An error means that it is there no longer.
+    pub fn add(&mut self, name: &'static str, check: Result<Check, Error>) -> Result<(), Error> {
+        let check = match check {
+            Ok(check) => check,
+            Err(Error::Database(error)) => Check::new(name).unknown(format!("not told: {}", error.message()), ""),
+            Err(error) => return Err(error),
+        };
+        self.checks.push(check);
+        Ok(())
+    }
+
+    pub fn count(&self, status: Status) -> usize {
+        self.checks.iter().filter(|check| check.status == status).count()
+    }
+
+    pub fn is_ok(&self) -> bool {
+        self.count(Status::Fail) == 0
+    }
+
+    /// That it is not writable now is as it should be: it stands by for another one, which is writable.
+    pub fn stands_by(&mut self) {
+        for check in &mut self.checks {
+            if check.name == "role" && check.status == Status::Fail {
+                check.status = Status::Ok;
+                check.advice.clear();
+            }
+        }
+    }
+
+    pub fn text(&self) -> String {
+        let width = self.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
+        let mut text = format!("{}\n", self.database);
+        for check in &self.checks {
+            text.push_str(&format!("  {:<4}  {:<width$}  {}\n", check.status.word(), check.name, check.found()));
+            for advice in &check.advice {
+                text.push_str(&format!("        {:<width$}  → {advice}\n", ""));
+            }
+        }
+        text.push_str(&self.verdict());
+        text
+    }
+
+    fn verdict(&self) -> String {
+        let warnings = match self.count(Status::Warn) {
+            0 => String::new(),
+            1 => " (1 warning)".into(),
+            warnings => format!(" ({warnings} warnings)"),
+        };
+        match self.count(Status::Fail) {
+            0 => format!("  everything that sqlock needs is in order{warnings}\n"),
+            1 => format!("  1 check failed{warnings}\n"),
+            failed => format!("  {failed} checks failed{warnings}\n"),
+        }
+    }
+
+    pub fn json(&self) -> Value {
+        json!({
+            "database": self.database,
+            "ok": self.is_ok(),
+            "checks": Value::from_iter(self.checks.iter().map(Check::json)),
+        })
+    }
+}

@@ -1,0 +1,228 @@
+//! What is asked of SQLite: a file, and who may write it.
+//!
+//! Opened without making it, and in no other journal mode than it has. Nothing is written but a lock for a moment.
+
+use std::path::Path;
+use std::time::Duration;
+
+use nix::unistd::{AccessFlags, access};
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{ConnectOptions, Connection, Error, Sqlite, SqliteConnection};
+use tokio::time::Instant;
+
+use super::report::{Check, Report};
+use super::tables::{Found, HISTORY};
+use super::{ask, brief, connect, first, in_time, tables, version};
+use crate::database::Kind;
+
+/// The statements, laid out to be read.
+#[rustfmt::skip]
+mod sql {
+pub(super) const VERSION: &str = "SELECT sqlite_version()";
+pub(super) const JOURNAL: &str = "PRAGMA journal_mode";
+pub(super) const SYNCHRONOUS: &str = "PRAGMA synchronous";
+
+// The write lock, which is refused where the file cannot be written, and given back: no page is changed.
+// https://www.sqlite.org/lang_transaction.html#immediate
+pub(super) const LOCK: &str = "BEGIN IMMEDIATE; ROLLBACK";
+
+pub(super) const HISTORY: &str = "SELECT version, success, hex(checksum) FROM _sqlock_migrations ORDER BY version";
+
+pub(super) const TABLES: &str = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name LIKE '%sqlock%'";
+
+pub(super) const COLUMNS: &str = "
+SELECT t.name, c.name, lower(c.type), '', c.\"notnull\", c.dflt_value IS NOT NULL
+  FROM sqlite_schema AS t JOIN pragma_table_info(t.name) AS c
+ WHERE t.type = 'table'";
+
+// A column that is compared in another way is not the one that is looked for.
+pub(super) const INDEXES: &str = "
+SELECT t.name, i.\"unique\", (SELECT group_concat(name || iif(coll = 'BINARY', '', ' COLLATE ' || coll))
+                              FROM (SELECT * FROM pragma_index_xinfo(i.name) WHERE key = 1 ORDER BY seqno))
+  FROM sqlite_schema AS t JOIN pragma_index_list(t.name) AS i
+ WHERE t.type = 'table' AND NOT i.partial";
+}
+
+/// The file that the command keeps its leases in.
+pub async fn examine(options: &SqliteConnectOptions, may_migrate: bool) -> Report {
+    let file = options.get_filename();
+    let mut report = Report::of(format!("SQLite, the file {}", file.display()));
+    if !file.exists() {
+        unmade(file, may_migrate, &mut report);
+        return report;
+    }
+    look_into(file, Use::OfTheCommand { may_migrate }, &mut report).await;
+    report
+}
+
+/// The application's own file, if it has tables of ours.
+pub async fn examine_if_used(options: &SqliteConnectOptions) -> Option<Report> {
+    let file = options.get_filename();
+    let mut conn = open(file).await.ok()?;
+    let tables = ask::<Sqlite>(&mut conn, sql::TABLES).await;
+    let _ = conn.close().await;
+    if !tables.ok()?.iter().any(|row| row.first().is_some_and(|name| name == "sqlock_lease" || name == HISTORY)) {
+        return None;
+    }
+    let mut report = Report::of(format!("SQLite, the application's own file {}", file.display()));
+    look_into(file, Use::OfTheApplication, &mut report).await;
+    Some(report)
+}
+
+/// Who keeps leases in a file.
+#[derive(Clone, Copy)]
+enum Use {
+    OfTheCommand { may_migrate: bool },
+    OfTheApplication,
+}
+
+async fn open(file: &Path) -> Result<SqliteConnection, Error> {
+    let options = SqliteConnectOptions::new().filename(file).create_if_missing(false);
+    options.busy_timeout(Duration::from_secs(2)).disable_statement_logging().connect().await
+}
+
+/// There is no file yet: whether it can be made.
+fn unmade(file: &Path, may_migrate: bool, report: &mut Report) {
+    let check = Check::new("reachable");
+    report.checks.push(if may_migrate {
+        check.warn("there is no such file", "It is created on first use; or run \"sqlock migrate\".")
+    } else {
+        check.fail("there is no such file", "Run \"sqlock migrate\": --no-migrate forbids others to create it.")
+    });
+    report.checks.push(place(file, Check::new("rights")).or_ok("the directory can be written"));
+}
+
+async fn look_into(file: &Path, of: Use, report: &mut Report) {
+    let asked = Instant::now();
+    let opened = connect(async {
+        let mut conn = open(file).await?;
+        // Opening alone does not look into the file.
+        ask::<Sqlite>(&mut conn, sql::TABLES).await?;
+        Ok(conn)
+    });
+    let mut conn = match opened.await {
+        Ok(conn) => conn,
+        Err(check) => return report.checks.push(check),
+    };
+    report.checks.push(Check::new("reachable").ok(format!("yes, opened in {}", brief(asked.elapsed()))));
+    in_time(report, async |report| checks(&mut conn, file, of, report).await).await;
+    // The last one to close takes the files beside it away.
+    let _ = conn.close().await;
+}
+
+async fn checks(conn: &mut SqliteConnection, file: &Path, of: Use, report: &mut Report) -> Result<(), Error> {
+    let told = ask::<Sqlite>(conn, sql::VERSION).await?;
+    report.add("server", Ok(version("SQLite", first(&told), (3, 38))))?;
+    report.add("durability", durability(conn, of).await)?;
+    report.add("clock", Ok(Check::new("clock").ok("that of this host")))?;
+
+    let expected = tables::expected(Kind::Sqlite);
+    let found = find(conn).await;
+    let may_migrate = matches!(of, Use::OfTheCommand { may_migrate: true });
+    report.add(
+        "tables",
+        found.as_ref().map_or_else(
+            |_| Ok(Check::new("tables").unknown("the file cannot be read just now", "")),
+            |found| Ok(tables::presence(Kind::Sqlite, &expected, found, may_migrate)),
+        ),
+    )?;
+    let definitions =
+        |found: Found| tables::definitions(Kind::Sqlite, &expected, &found.tables, Check::new("definitions"));
+    report.add("definitions", found.map(definitions))?;
+    report.add("rights", rights(conn, file).await)
+}
+
+async fn durability(conn: &mut SqliteConnection, of: Use) -> Result<Check, Error> {
+    let journal = ask::<Sqlite>(conn, sql::JOURNAL).await?;
+    let synchronous = ask::<Sqlite>(conn, sql::SYNCHRONOUS).await?;
+    let check = Check::new("durability");
+    let synchronous = match first(&synchronous) {
+        "0" => return Ok(check.warn("synchronous is off", "A crash of the host can lose grants, or the file.")),
+        "1" => "normal",
+        "2" => "full",
+        _ => "extra",
+    };
+    let found = format!("journal_mode {}, synchronous {synchronous} unless a program sets another", first(&journal));
+    Ok(match of {
+        Use::OfTheApplication if first(&journal) != "wal" => {
+            let advice =
+                "Set journal_mode to WAL in the options of your pool: then nobody who reads waits for who writes.";
+            check.warn(found, advice)
+        }
+        _ => check.ok(found),
+    })
+}
+
+async fn find(conn: &mut SqliteConnection) -> Result<Found, Error> {
+    let mut tables = tables::of_rows(&ask::<Sqlite>(conn, sql::TABLES).await?);
+    tables::add_columns(&mut tables, &ask::<Sqlite>(conn, sql::COLUMNS).await?);
+    tables::add_indexes(&mut tables, &ask::<Sqlite>(conn, sql::INDEXES).await?);
+    let history = match tables.iter().any(|table| table.name == HISTORY) {
+        true => Some(ask::<Sqlite>(conn, sql::HISTORY).await?),
+        false => None,
+    };
+    Ok(Found { tables, history, place: "in this file".into() })
+}
+
+/// Whether the file can be written, and what SQLite puts beside it.
+async fn rights(conn: &mut SqliteConnection, file: &Path) -> Result<Check, Error> {
+    let check = Check::new("rights");
+    let check = match ask::<Sqlite>(conn, sql::LOCK).await {
+        Ok(_) => check,
+        Err(Error::Database(error)) => {
+            // Of an extended result code, the last byte is the primary one: 5 is BUSY.
+            let code: u32 = error.code().and_then(|code| code.parse().ok()).unwrap_or(0);
+            if code & 0xff == 5 {
+                let advice = "A long transaction in this file keeps leases from being renewed: see that it ends.";
+                check.warn("another process has been writing for 2 s", advice)
+            } else {
+                let advice = "Let this user write the file.";
+                check.fail(format!("the file cannot be written: {}", error.message()), advice)
+            }
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(place(file, check).or_ok("the file and its directory can be written"))
+}
+
+/// Whether the directory is one for a database that several processes share.
+fn place(file: &Path, check: Check) -> Check {
+    let directory = file.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let check = match access(directory, AccessFlags::W_OK) {
+        Ok(()) => check,
+        Err(error) => {
+            let advice = "Let this user write the directory: SQLite keeps its log beside the file.";
+            check.fail(format!("the directory cannot be written: {}", error.desc()), advice)
+        }
+    };
+    match network(directory) {
+        Some(system) => check.warn(
+            format!("the directory is on a network file system ({system})"),
+            "Put the file on a local disk: SQLite's locks do not work everywhere on such systems, and never in WAL mode from \
+             two hosts.",
+        ),
+        None => check,
+    }
+}
+
+/// The network file system that a directory is on, of those that are known by their number.
+/// <https://man7.org/linux/man-pages/man2/statfs.2.html>
+#[cfg(target_os = "linux")]
+fn network(directory: &Path) -> Option<&'static str> {
+    let number = nix::sys::statfs::statfs(directory).ok()?.filesystem_type().0;
+    // The numbers have 32 bits; on some systems the field is wider, or signed.
+    match number as u32 {
+        0x6969 => Some("NFS"),
+        0x517b | 0xff53_4d42 | 0xfe53_4d42 => Some("SMB"),
+        0x00c3_6400 => Some("Ceph"),
+        0x0bd0_0bd0 => Some("Lustre"),
+        0x5346_414f | 0x6b41_4653 => Some("AFS"),
+        0x0102_1997 => Some("9P"),
+        _ => None,
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn network(_: &Path) -> Option<&'static str> {
+    None
+}

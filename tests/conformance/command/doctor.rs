@@ -1,0 +1,563 @@
+//! `sqlock doctor`: what is wrong with a database, found by looking alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+use sqlx::{AssertSqlSafe, Executor, Pool};
+
+use super::exit::Guarded;
+use crate::conformance::schema::Restricted;
+use crate::support::command::{ClosedPort, Ended, bare, beside, end, run};
+use crate::support::server::{Options, PgBouncer, Server};
+use crate::support::{Database, Fresh, empty, empty_on};
+use crate::{DATABASE, Sql};
+
+// ---- what it says
+
+/// What it tells about one database.
+struct Told {
+    ended: Ended,
+    database: String,
+    ok: bool,
+    /// By the name of the check: status, found, advice.
+    checks: BTreeMap<String, (String, String, String)>,
+}
+
+impl Told {
+    #[track_caller]
+    fn assert(&self, check: &str, status: &str, found: &str) -> &Self {
+        let Some(told) = self.checks.get(check) else { panic!("no {check} in {}", self.ended.stdout) };
+        assert!(told.0 == status && told.1.contains(found), "{check}: {status}, {found:?}? It is {told:?}");
+        assert!(matches!(status, "ok" | "n/a") || !told.2.is_empty(), "{check}: it says what to do");
+        self
+    }
+
+    fn statuses(&self) -> Vec<(&str, &str)> {
+        self.checks.iter().map(|(check, told)| (&**check, &*told.0)).collect()
+    }
+}
+
+fn read(report: &Value, ended: Ended) -> Told {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let checks = report["checks"].as_array().expect("checks").iter().map(|check| {
+        assert!(check["advice"].is_null() || check["advice"].is_string(), "{check}");
+        (text(&check["check"]), (text(&check["status"]), text(&check["found"]), text(&check["advice"])))
+    });
+    let checks: BTreeMap<_, _> = checks.collect();
+    let ok = report["ok"].as_bool().expect("ok");
+    assert_eq!(ok, checks.values().all(|told| told.0 != "fail"));
+    Told { database: text(&report["database"]), ok, checks, ended }
+}
+
+fn reports(ended: &Ended) -> Vec<Value> {
+    serde_json::from_str::<Vec<Value>>(&ended.stdout)
+        .unwrap_or_else(|e| panic!("{e}: {} {}", ended.stdout, ended.stderr))
+}
+
+/// Runs it on one database, to this exit code.
+async fn doctor(url: &str, code: i32) -> Told {
+    let ended = end(bare(&["-D", url, "doctor", "--json"])).await.expect(code);
+    assert_eq!(ended.stderr, "");
+    let reports = reports(&ended);
+    assert_eq!(reports.len(), 1, "{}", ended.stdout);
+    let told = read(&reports[0], ended);
+    assert_eq!(told.ok, code == 0);
+    told
+}
+
+async fn execute(pool: &Pool<Sql>, sql: &str) {
+    pool.execute(AssertSqlSafe(sql.to_owned())).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+}
+
+/// A place with tables, and the way to alter them.
+async fn migrated() -> (Fresh, Pool<Sql>) {
+    let db = empty().await;
+    run(&db, &["migrate"]).await.expect(0);
+    let pool = db.of_the_command().pool_of(1).await;
+    (db, pool)
+}
+
+/// A server of the test's own, with these settings; SQLite has none.
+fn server(settings: &[&str]) -> Option<Server> {
+    let settings = settings.iter().map(|&setting| setting.to_owned()).collect();
+    DATABASE.server().map(|kind| Server::start_with(kind, Options { durable: true, settings, ..Options::default() }))
+}
+
+// ---- in order
+
+#[tokio::test]
+async fn what_is_in_order_is_called_so_check_by_check_as_text_and_as_json() {
+    let server = server(&[]);
+    let db = match &server {
+        Some(server) => empty_on(&server.url()).await,
+        None => empty().await,
+    };
+    run(&db, &["migrate"]).await.expect(0);
+    let told = doctor(&db.url, 0).await;
+    let of_all = ["clock", "definitions", "durability", "reachable", "rights", "server", "tables"];
+    let mut expected: BTreeSet<&str> = of_all.into();
+    if DATABASE != Database::Sqlite {
+        expected.extend(["pooler", "replication", "role", "settings"]);
+    }
+    if DATABASE.is_mysql() {
+        expected.insert("cluster");
+    }
+    assert_eq!(told.statuses(), expected.into_iter().map(|check| (check, "ok")).collect::<Vec<_>>());
+    told.assert("reachable", "ok", " ms").assert("tables", "ok", "up to date");
+    let name = match DATABASE {
+        Database::Postgres => "PostgreSQL",
+        Database::MySql => "MySQL",
+        Database::MariaDb => "MariaDB",
+        Database::Sqlite => "SQLite",
+    };
+    assert!(told.database.starts_with(name), "{}", told.database);
+    told.assert("server", "ok", server.as_ref().map_or("3.", Server::version));
+
+    let text = run(&db, &["doctor"]).await.expect(0);
+    assert_eq!(text.stderr, "");
+    assert!(text.stdout.starts_with(&format!("{}\n", told.database)), "{}", text.stdout);
+    assert!(text.stdout.ends_with("everything that sqlock needs is in order\n"), "{}", text.stdout);
+    for (check, (status, found, _)) in &told.checks {
+        // Two measurements are two.
+        let found = if matches!(&**check, "reachable" | "clock") { "" } else { found };
+        let line = |line: &&str| line.split_whitespace().take(2).eq([&**status, &**check]) && line.ends_with(found);
+        assert!(text.stdout.lines().any(|l| line(&l)), "{check}:\n{}", text.stdout);
+    }
+}
+
+#[tokio::test]
+async fn tables_that_are_missing_are_a_warning_and_none_is_made() {
+    let db = empty().await;
+    let told = doctor(&db.url, 0).await;
+    let check = if DATABASE == Database::Sqlite { "reachable" } else { "tables" };
+    told.assert(check, "warn", "there").assert("rights", "ok", "");
+    let advice = &told.checks[check].2;
+    assert!(advice.contains("first use") && advice.contains("sqlock migrate"), "{advice}");
+    // Where they may not be made later either, nothing works.
+    let ended = run(&db, &["--no-migrate", "doctor"]).await.expect(1);
+    assert!(ended.stdout.contains("1 check failed"), "{}", ended.stdout);
+    run(&db, &["--no-migrate", "acquire", "job"]).await.expect(78);
+}
+
+#[tokio::test]
+async fn what_schema_prints_is_all_that_is_needed() {
+    let db = empty().await;
+    let pool = db.of_the_command().pool_of(1).await;
+    let printed = run(&db, &["schema"]).await.expect(0);
+    sqlx::raw_sql(AssertSqlSafe(printed.stdout)).execute(&pool).await.expect("SQL");
+    doctor(&db.url, 0).await.assert("tables", "ok", "without").assert("definitions", "ok", "");
+    // The same as what migrate makes, which finds nothing to change.
+    run(&db, &["migrate"]).await.expect(0);
+    doctor(&db.url, 0).await.assert("tables", "ok", "up to date").assert("definitions", "ok", "");
+}
+
+// ---- tables
+
+#[tokio::test]
+async fn a_table_that_is_not_as_it_should_be_is_named_with_what_is_wrong() {
+    let (db, pool) = migrated().await;
+    let drop_index = match DATABASE.is_mysql() {
+        true => "DROP INDEX sqlock_place_in_order ON sqlock_place",
+        false => "DROP INDEX sqlock_place_in_order",
+    };
+    execute(&pool, drop_index).await;
+    doctor(&db.url, 1).await.assert("definitions", "fail", "sqlock_place has no index on (name, token, place)");
+
+    execute(&pool, "ALTER TABLE sqlock_lease DROP COLUMN label").await;
+    doctor(&db.url, 1).await.assert("definitions", "fail", "sqlock_lease.label is missing");
+
+    let drop_key: &[&str] = match DATABASE {
+        Database::Postgres => &["ALTER TABLE sqlock_idem_step DROP CONSTRAINT sqlock_idem_step_pkey"],
+        Database::MySql | Database::MariaDb => &["ALTER TABLE sqlock_idem_step DROP PRIMARY KEY"],
+        Database::Sqlite => &[
+            "DROP TABLE sqlock_idem_step",
+            "CREATE TABLE sqlock_idem_step (id TEXT NOT NULL, begun INTEGER NOT NULL, step TEXT NOT NULL, result BLOB NOT NULL)",
+        ],
+    };
+    for sql in drop_key {
+        execute(&pool, sql).await;
+    }
+    doctor(&db.url, 1).await.assert("definitions", "fail", "sqlock_idem_step has no primary key on (id, begun, step)");
+
+    execute(&pool, "ALTER TABLE sqlock_lease ADD COLUMN mine INT NOT NULL DEFAULT 7").await;
+    assert!(!doctor(&db.url, 1).await.checks["definitions"].1.contains("mine"), "it is in nobody's way");
+
+    execute(&pool, "DROP TABLE sqlock_idem").await;
+    let told = doctor(&db.url, 1).await;
+    told.assert("tables", "fail", "sqlock_idem");
+    let text = run(&db, &["doctor"]).await.expect(1).stdout;
+    assert!(text.contains("2 checks failed"), "{text}");
+}
+
+#[tokio::test]
+async fn names_that_would_be_taken_for_each_other_are_a_failure() {
+    let (db, pool) = migrated().await;
+    let (fold, found): (&[&str], &str) = match DATABASE {
+        Database::Postgres => (
+            &[
+                "CREATE COLLATION fold (provider = icu, locale = 'und-u-ks-level2', deterministic = false)",
+                "ALTER TABLE sqlock_lease ALTER COLUMN name TYPE text COLLATE fold",
+            ],
+            "sqlock_lease.name takes different names to be equal",
+        ),
+        Database::MySql | Database::MariaDb => (
+            &["ALTER TABLE sqlock_lease MODIFY name VARCHAR(255) CHARACTER SET ascii NOT NULL"],
+            "sqlock_lease.name is varchar(255) and should be varbinary(255)",
+        ),
+        Database::Sqlite => (
+            &[
+                "CREATE TABLE other (name TEXT NOT NULL PRIMARY KEY COLLATE NOCASE, owner TEXT NOT NULL, holds TEXT NOT NULL,
+                                     token INTEGER NOT NULL, holder TEXT NOT NULL, label TEXT NOT NULL,
+                                     acquired_at INTEGER NOT NULL, expires_at INTEGER NOT NULL,
+                                     waiting INTEGER NOT NULL DEFAULT 0)",
+                "DROP TABLE sqlock_lease",
+                "ALTER TABLE other RENAME TO sqlock_lease",
+            ],
+            "sqlock_lease has no primary key on (name)",
+        ),
+    };
+    for sql in fold {
+        execute(&pool, sql).await;
+    }
+    doctor(&db.url, 1).await.assert("definitions", "fail", found);
+}
+
+#[tokio::test]
+async fn a_history_of_another_version_or_of_an_accident_is_a_failure() {
+    let (db, pool) = migrated().await;
+    let copy = "INSERT INTO _sqlock_migrations (version, description, installed_on, success, checksum, execution_time)
+                SELECT 99, description, installed_on, success, checksum, execution_time FROM _sqlock_migrations WHERE version = 1";
+    execute(&pool, copy).await;
+    doctor(&db.url, 1).await.assert("tables", "fail", "migration 99 is newer than this program");
+    execute(&pool, "DELETE FROM _sqlock_migrations WHERE version IN (2, 99)").await;
+    doctor(&db.url, 1).await.assert("tables", "fail", "migration 2 not applied");
+    run(&db, &["migrate"]).await.expect(0);
+    doctor(&db.url, 0).await.assert("tables", "ok", "up to date");
+
+    execute(&pool, "UPDATE _sqlock_migrations SET success = FALSE WHERE version = 1").await;
+    doctor(&db.url, 1).await.assert("tables", "fail", "migration 1 was interrupted");
+    let other = if DATABASE == Database::Postgres { "'\\x00'" } else { "X'00'" };
+    execute(&pool, &format!("UPDATE _sqlock_migrations SET success = TRUE, checksum = {other} WHERE version = 1"))
+        .await;
+    doctor(&db.url, 1).await.assert("tables", "fail", "migration 1 is not the one that this program knows");
+
+    for table in ["sqlock_lease", "sqlock_place", "sqlock_idem", "sqlock_idem_step"] {
+        execute(&pool, &format!("DROP TABLE {table}")).await;
+    }
+    let told = doctor(&db.url, 1).await;
+    told.assert("tables", "fail", "sqlock_place");
+    assert!(told.checks["tables"].2.contains("sqlock schema"), "migrate would find nothing to do");
+}
+
+// ---- rights
+
+#[tokio::test]
+async fn rights_that_are_missing_are_named_with_their_table() {
+    if DATABASE == Database::Sqlite {
+        // What is in the way of writing there is somebody who writes.
+        let (db, pool) = migrated().await;
+        let writing = pool.begin_with("BEGIN IMMEDIATE").await.expect("the file is there");
+        doctor(&db.url, 0).await.assert("rights", "warn", "another process has been writing");
+        writing.rollback().await.expect("rollback");
+        doctor(&db.url, 0).await.assert("rights", "ok", "can be written");
+        return;
+    }
+    let user = Restricted::on(empty().await).await;
+    if DATABASE.is_mysql() {
+        // Nobody sees a database there in which he has no right at all.
+        user.grant("SELECT").await;
+    }
+    let told = doctor(&user.url, 1).await;
+    told.assert("tables", "warn", "none").assert("rights", "fail", "CREATE");
+    run(&user.db, &["migrate"]).await.expect(0);
+    user.grant("SELECT").await;
+    let told = doctor(&user.url, 1).await;
+    told.assert("tables", "ok", "up to date");
+    for table in ["sqlock_lease", "sqlock_fence", "sqlock_place", "sqlock_row", "sqlock_idem", "sqlock_idem_step"] {
+        told.assert("rights", "fail", &format!("no INSERT, UPDATE, DELETE on {table}"));
+    }
+    user.grant("INSERT, DELETE").await;
+    doctor(&user.url, 1).await.assert("rights", "fail", "no UPDATE on sqlock_lease");
+    user.grant("UPDATE").await;
+    doctor(&user.url, 0).await.assert("rights", "ok", "");
+    // They were asked for, and not used.
+    assert!(beside(&user.db).await.list("").await.expect("list").is_empty());
+    user.drop().await;
+}
+
+// ---- what is not there, or only reads
+
+#[tokio::test]
+async fn a_database_that_cannot_be_reached_is_a_failure_and_no_password_is_told() {
+    let mut tried = Vec::new();
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let _port;
+    match DATABASE.server() {
+        Some(_) => {
+            let port = ClosedPort::reserve();
+            tried.push(format!("{}://u:s3cret@127.0.0.1:{}/x", DATABASE.scheme(), port.number()));
+            _port = port;
+        }
+        None => {
+            let file = directory.path().join("app.db-sqlock");
+            fs::write(file, "this is not a SQLite file, but long enough for the header of one".repeat(100))
+                .expect("the directory is ours to write");
+            tried.push(format!("sqlite://{}/app.db", directory.path().display()));
+        }
+    }
+    let db = empty().await;
+    let guarded = match DATABASE {
+        Database::Sqlite => None,
+        _ => Some(Guarded::start(&db).await),
+    };
+    if let Some(guarded) = &guarded {
+        assert!(doctor(&guarded.url("s3cret"), 0).await.ok);
+        tried.push(guarded.url("s3cret-not"));
+    }
+    let frozen = server(&[]);
+    if let Some(server) = &frozen {
+        server.pause();
+        tried.push(server.url());
+    }
+    for url in &tried {
+        let told = doctor(url, 1).await;
+        told.assert("reachable", "fail", "no: ");
+        assert_eq!(told.checks.len(), 1, "nothing else was found out: {}", told.ended.stdout);
+        let text = end(bare(&["-D", url, "doctor"])).await.expect(1);
+        for said in [&told.ended.stdout, &text.stdout, &text.stderr] {
+            assert!(!said.contains("s3cret"), "{said}");
+        }
+    }
+    if let Some(server) = &frozen {
+        server.resume();
+    }
+    if let Some(guarded) = guarded {
+        guarded.drop().await;
+    }
+    // What cannot even be tried is a mistake in the configuration, as everywhere.
+    end(bare(&["-D", "oracle://u:s3cret@127.0.0.1/x", "doctor"])).await.expect(78);
+}
+
+#[tokio::test]
+async fn a_server_that_only_reads_is_a_failure_unless_it_stands_by_for_another() {
+    let Some(kind) = DATABASE.server() else {
+        // One file is nobody's replica. Of several, each is checked.
+        let (one, two) = (empty().await, empty().await);
+        run(&one, &["migrate"]).await.expect(0);
+        let ended = end(bare(&["-D", &format!("{},{}", one.url, two.url), "doctor", "--json"])).await.expect(0);
+        assert_eq!(reports(&ended).len(), 2);
+        return;
+    };
+    let standby = Server::start_with(kind, Options { standby: DATABASE == Database::Postgres, ..Options::default() });
+    let read_only = Fresh::at(standby.url());
+    if DATABASE.is_mysql() {
+        run(&read_only, &["migrate"]).await.expect(0);
+        let pool = read_only.pool_of(1).await;
+        execute(&pool, "SET GLOBAL read_only = 1").await;
+    }
+    doctor(&read_only.url, 1).await.assert("role", "fail", "read");
+
+    let (primary, _) = migrated().await;
+    for urls in [format!("{},{}", primary.url, read_only.url), format!("{},{}", read_only.url, primary.url)] {
+        let ended = end(bare(&["-D", &urls, "doctor", "--json"])).await.expect(0);
+        let reports = reports(&ended);
+        assert_eq!(reports.len(), 2);
+        let roles: Vec<&Value> = reports.iter().map(|report| &report["checks"][2]["status"]).collect();
+        assert_eq!(roles, ["ok", "ok"], "{}", ended.stdout);
+    }
+    // Not one of them can be written to.
+    end(bare(&["-D", &format!("{0},{0}", read_only.url), "doctor"])).await.expect(1);
+    let gone = ClosedPort::reserve();
+    let gone = format!("{}://127.0.0.1:{}/x", DATABASE.scheme(), gone.number());
+    let ended = end(bare(&["-D", &format!("{},{gone}", primary.url), "doctor"])).await.expect(1);
+    assert!(ended.stdout.contains("in order") && ended.stdout.contains("1 check failed"), "{}", ended.stdout);
+}
+
+#[tokio::test]
+async fn transactions_that_only_read_by_default_are_a_warning_since_leases_work() {
+    if DATABASE != Database::Postgres {
+        // The others are asked for read_only alone, which stands for the server: see above.
+        doctor(&empty().await.url, 0).await;
+        return;
+    }
+    let db = empty().await;
+    let read_only = Fresh::at(format!("{}%20-cdefault_transaction_read_only%3Don", db.url));
+    doctor(&read_only.url, 1).await.assert("tables", "fail", "cannot be created").assert("role", "warn", "read_only");
+    run(&db, &["migrate"]).await.expect(0);
+    doctor(&read_only.url, 0).await.assert("tables", "ok", "").assert("role", "warn", "read_only");
+    run(&read_only, &["run", "job", "--", "true"]).await.expect(0);
+}
+
+// ---- clusters, poolers, clocks, settings
+
+#[tokio::test]
+async fn a_primary_without_its_synchronous_standby_is_a_failure() {
+    if DATABASE != Database::Postgres {
+        return doctor(&empty().await.url, 0).await.assert_no_replicas();
+    }
+    let server = server(&["synchronous_standby_names=b"]).expect("a server");
+    let told = doctor(&server.url(), 1).await;
+    told.assert("replication", "fail", "no standby of synchronous_standby_names (b)").assert("pooler", "ok", "heard");
+}
+
+impl Told {
+    fn assert_no_replicas(self) {
+        if DATABASE != Database::Sqlite {
+            self.assert("replication", "ok", "none").assert("cluster", "ok", "none");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_node_of_galera_is_told_as_one() {
+    if DATABASE != Database::MariaDb {
+        return doctor(&empty().await.url, 0).await.assert_no_cluster();
+    }
+    let kind = DATABASE.server().expect("MariaDB has servers");
+    let node = Server::start_with(kind, Options { galera: true, ..Options::default() });
+    let told = crate::support::soon("the node to be ready", async {
+        loop {
+            let told = end(bare(&["-D", &node.url(), "doctor", "--json"])).await;
+            if told.code() == 0 {
+                break read(&reports(&told)[0], told);
+            }
+        }
+    });
+    let told = told.await;
+    told.assert("cluster", "warn", "Galera, 1 nodes, component Primary, this node Synced");
+    told.assert("cluster", "warn", "it is the only node").assert("replication", "ok", "that of the cluster");
+}
+
+impl Told {
+    fn assert_no_cluster(self) {
+        match DATABASE.is_mysql() {
+            true => drop(self.assert("cluster", "ok", "none").ok),
+            false => assert!(!self.checks.contains_key("cluster")),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_pooler_in_front_is_told() {
+    if DATABASE != Database::Postgres {
+        let told = doctor(&empty().await.url, 0).await;
+        if DATABASE.is_mysql() {
+            told.assert("pooler", "ok", "none");
+        }
+        return;
+    }
+    let server = server(&[]).expect("a server");
+    doctor(&server.url(), 0).await.assert("pooler", "ok", "none; LISTEN is heard");
+    let bouncer = PgBouncer::start(&server);
+    for _ in 0..3 {
+        doctor(&bouncer.url(), 0).await.assert("pooler", "warn", "one for transactions");
+    }
+    run(&Fresh::at(bouncer.url()), &["run", "job", "--", "true"]).await.expect(0);
+}
+
+#[tokio::test]
+async fn a_clock_that_is_off_is_told_and_a_time_zone_is_none() {
+    let zone = match DATABASE {
+        Database::Postgres => "timezone=Asia/Tokyo",
+        Database::MySql | Database::MariaDb => "--default-time-zone=+09:00",
+        Database::Sqlite => return drop(doctor(&empty().await.url, 0).await),
+    };
+    let kind = DATABASE.server().expect("it has servers");
+    let settings = vec![zone.to_owned()];
+    let server = Server::start_with(kind, Options { faketime: true, settings, ..Options::default() });
+    doctor(&server.url(), 0).await.assert("clock", "ok", "this host");
+    for (jump, found) in [(3600, "ahead of this host's"), (-60, "behind this host's")] {
+        server.jump_clock(jump);
+        doctor(&server.url(), 0).await.assert("clock", "warn", found);
+    }
+}
+
+#[tokio::test]
+async fn settings_that_hurt_are_told() {
+    match DATABASE {
+        Database::Postgres => {
+            let db = empty().await;
+            let with = |options: &str| format!("{}%20-c{}", db.url, options.replace('=', "%3D"));
+            let told = doctor(&with("statement_timeout=200"), 0).await;
+            told.assert("settings", "warn", "statement_timeout is 200 ms");
+            doctor(&with("idle_session_timeout=3s"), 0).await.assert(
+                "settings",
+                "warn",
+                "idle_session_timeout is 3.0 s",
+            );
+            let told = doctor(&with("default_transaction_isolation=serializable"), 0).await;
+            told.assert("settings", "ok", "default_transaction_isolation is serializable");
+            doctor(&with("synchronous_commit=off"), 0).await.assert("durability", "warn", "fsync is off");
+        }
+        Database::MySql | Database::MariaDb => {
+            let settings =
+                ["--log-bin=log", "--server-id=1", "--binlog-format=STATEMENT", "--sysdate-is-now", "--wait-timeout=5"];
+            let server = server(&settings).expect("a server");
+            let told = doctor(&server.url(), 1).await;
+            told.assert("settings", "fail", "binlog_format is STATEMENT").assert(
+                "settings",
+                "fail",
+                "wait_timeout is 5 s",
+            );
+            told.assert("clock", "warn", "stands still").assert("replication", "ok", "no replica");
+            // It is not for nothing.
+            assert_ne!(run(&Fresh::at(server.url()), &["run", "job", "--", "true"]).await.code(), 0);
+        }
+        Database::Sqlite => {
+            let (db, own) = (empty().await, tempfile::tempdir().expect("a temporary directory"));
+            drop(own);
+            // A program that uses the library keeps its leases in the application's file.
+            db.locks().await.migrate().await.expect("migrate");
+            let ended = end(bare(&["-D", &db.url, "doctor", "--json"])).await.expect(0);
+            let reports = reports(&ended);
+            assert_eq!(reports.len(), 2, "{}", ended.stdout);
+            let application = read(&reports[1], ended);
+            assert!(application.database.ends_with("/test.db"), "{}", application.database);
+            application.assert("tables", "ok", "up to date").assert("durability", "warn", "journal_mode delete");
+        }
+    }
+}
+
+// ---- nothing is left behind
+
+#[tokio::test]
+async fn it_changes_nothing_and_leaves_nothing() {
+    if DATABASE != Database::Sqlite {
+        let (db, pool) = migrated().await;
+        run(&db, &["acquire", "job"]).await.expect(0);
+        let before = run(&db, &["show", "job", "--json"]).await.expect(0).stdout;
+        doctor(&db.url, 0).await;
+        assert_eq!(run(&db, &["show", "job", "--json"]).await.expect(0).stdout, before);
+        let tables = "SELECT CAST(count(*) AS CHAR(10)) FROM information_schema.tables WHERE table_schema = ";
+        let here = if DATABASE == Database::Postgres { "current_schema()" } else { "DATABASE()" };
+        let tables = AssertSqlSafe(format!("{tables}{here}"));
+        let count: String = sqlx::query_scalar(tables).fetch_one(&pool).await.expect("a count");
+        assert_eq!(count.trim(), "7", "six and the history");
+        return;
+    }
+    let listed = |directory: &Path| -> BTreeMap<String, Vec<u8>> {
+        let entries = fs::read_dir(directory).expect("it is there").flatten();
+        entries
+            .map(|entry| (entry.file_name().display().to_string(), fs::read(entry.path()).expect("a file")))
+            .collect()
+    };
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let db = Fresh::at(format!("sqlite://{}/test.db?mode=rwc", directory.path().display()));
+    doctor(&db.url, 0).await.assert("reachable", "warn", "no such file");
+    assert_eq!(listed(directory.path()), BTreeMap::new());
+
+    // In whatever mode the file is.
+    for mode in ["WAL", "DELETE"] {
+        run(&db, &["acquire", mode]).await.expect(0);
+        let pool = db.of_the_command().pool_of(1).await;
+        execute(&pool, &format!("PRAGMA journal_mode = {mode}")).await;
+        pool.close().await;
+        let before = listed(directory.path());
+        assert_eq!(before.len(), 1, "{:?}", before.keys());
+        doctor(&db.url, 0).await.assert("durability", "ok", &format!("journal_mode {}", mode.to_lowercase()));
+        let after = listed(directory.path());
+        assert!(before == after, "{:?}", after.keys());
+    }
+}
