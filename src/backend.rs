@@ -185,6 +185,15 @@ pub(crate) trait Session: Send {
         Box::pin(async { Ok(()) })
     }
 
+    /// Raises the token of a holding that stands alone, in one step with the token of its fence. `true` also when that was done
+    /// before. `false`: the holding was not found as named, or somebody had locked its rows.
+    fn raise<'a>(&'a mut self, holding: &'a Holding, to: FencingToken) -> Job<'a, bool>;
+
+    /// For how long the server has been up, by its own clock. `None`: there is no server.
+    fn uptime(&mut self) -> Job<'_, Option<Duration>> {
+        Box::pin(async { Ok(None) })
+    }
+
     /// Ends the holding with that token, whoever has it. `false`: that token does not hold.
     fn evict<'a>(&'a mut self, name: &'a LockName, token: FencingToken) -> Job<'a, bool>;
 

@@ -28,7 +28,7 @@ use export::ExportedLease;
 use renewal::{Fate, Tenure};
 
 /// The TTL of a lease that asks for none.
-const DEFAULT_TTL: Duration = Duration::from_secs(30);
+pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
 /// A label is for people to read in a list.
 const MAX_LABEL_BYTES: usize = 255;
@@ -72,6 +72,8 @@ pub struct LeaseRequest {
     terms: Terms,
     label: String,
     owner: Option<Owner>,
+    /// Whether that owner enters again where it is inside.
+    reenters: bool,
     told: Option<Told>,
 }
 
@@ -86,6 +88,7 @@ impl LeaseRequest {
             terms: Terms { renew: true, max_hold: None, hold_at_least: None },
             label: String::new(),
             owner: Owner::current(),
+            reenters: Owner::current().is_some(),
             told: None,
         }
     }
@@ -191,6 +194,14 @@ impl LeaseRequest {
     /// owner is that of the [`Owner::scope`] in which the request was made, or one that nobody else has.
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner);
+        self.reenters = true;
+        self
+    }
+
+    /// Acquires as this owner, and never re-enters.
+    pub(crate) fn identity(mut self, owner: Owner) -> Self {
+        self.owner = Some(owner);
+        self.reenters = false;
         self
     }
 
@@ -325,7 +336,7 @@ impl LeaseRequest {
         let (reply, answer) = oneshot::channel();
         let waiting = InLine { client: self.client, claim: claim.clone(), answer, answered: false };
         // Permits are counted, whoever takes them: only a lease can be entered again.
-        let reenters = self.owner.is_some() && matches!(self.mode, Mode::Exclusive | Mode::READ);
+        let reenters = self.reenters && matches!(self.mode, Mode::Exclusive | Mode::READ);
         let waiter = Waiter { claim, terms: self.terms, patience, reenters, since: Moment::now(), reply };
         waiting.client.start();
         if reenters {
@@ -608,6 +619,11 @@ impl Lease {
     ///
     /// Dropping the future does no harm; the extension may or may not take place.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
+        self.extending(ttl)?.await
+    }
+
+    /// An extension that is on its way, to be awaited apart from the lease.
+    pub(crate) fn extending(&self, ttl: Duration) -> Result<impl Future<Output = Result<()>> + Send + use<>> {
         self.client.settings.check_ttl("an extension", ttl)?;
         if let Fate::Lost(cause) = self.tenure.fate() {
             return Err(self.loss(cause));
@@ -627,11 +643,57 @@ impl Lease {
             });
         });
         self.client.pump.send(Verb::Renew(renewal, reply));
-        answered.await.unwrap_or(Err(Error::Closed))?;
-        match self.tenure.fate() {
-            Fate::Lost(cause) => Err(self.loss(cause)),
-            _ => Ok(()),
-        }
+        let tenure = Arc::clone(&self.tenure);
+        Ok(async move {
+            answered.await.unwrap_or(Err(Error::Closed))?;
+            match tenure.fate() {
+                Fate::Lost(cause) => {
+                    let Holding { name, token, .. } = tenure.holding.clone();
+                    Err(Error::Lost { name, token, cause })
+                }
+                _ => Ok(()),
+            }
+        })
+    }
+
+    pub(crate) fn tenure(&self) -> &Arc<Tenure> {
+        &self.tenure
+    }
+
+    /// Raises the token of an exclusive lease that has been entered once. `Ok(None)`: it could not be raised, and is given back.
+    /// Whatever becomes of the future, the lease goes back if nobody receives it.
+    pub(crate) async fn raise(self, to: FencingToken) -> Result<Option<Self>> {
+        let (client, holding) = (Arc::clone(&self.client), self.holding().clone());
+        // Until the answer says which token stands there, no renewal can name it.
+        client.keeper.let_go(holding.hold);
+        let (raised, answered) = oneshot::channel();
+        let reply = Reply::to(move |answer: Answer<bool>| {
+            let client = Arc::clone(&self.client);
+            // The next tenure keeps the deadline that this one has by now.
+            let tenure = self.tenure.raised(to);
+            let ours = self.tenure.give_back().is_ok();
+            let outcome = match answer.outcome {
+                Ok(true) if ours => {
+                    // Where the next renewal might come too late it is made soon.
+                    let short = tenure.deadline().remaining() < tenure.ttl / 2;
+                    let lease = Self::begin(Arc::clone(&client), tenure, short);
+                    if client.is_closed() { Err(Error::Closed) } else { Ok(Some(lease)) }
+                }
+                outcome => {
+                    // Whichever token stands in the row by now.
+                    let Holding { name, owner, hold, .. } = self.holding();
+                    client.withdraw(name, *owner, *hold, None);
+                    if ours {
+                        client.vacate(self.holding());
+                    }
+                    outcome.map(|_| None)
+                }
+            };
+            // When nobody listens any more, the lease goes back by being dropped here.
+            let _ = raised.send(outcome);
+        });
+        client.pump.send(Verb::Raise(holding, to, reply));
+        answered.await.unwrap_or(Err(Error::Closed))
     }
 
     /// Turns the lease into a [shared](LeaseRequest::shared) one, without a gap in which a writer could come in. Readers that

@@ -55,6 +55,7 @@
 //! | to see who holds what, or to take it away | [`Locks::list`], [`Locks::inspect`], [`Locks::evict`] |
 //! | a lock that writes nothing and ends with its connection | [`Locks::session`] |
 //! | to purge names that are not used any more | [`Locks::sweeper`] |
+//! | the lock to survive the loss of a server: a majority of independent ones | [`Quorum`] |
 //! | to hang without holding for ever | [`LeaseRequest::max_hold`] |
 //! | to end in order | [`Locks::shutdown`] |
 //!
@@ -101,7 +102,7 @@
 //! A request goes to the waiting room, becomes a verb, travels with others through the pump, and reaches the one file that
 //! knows the database's SQL: `waiting.rs`, `pump.rs`, `backend.rs` and `backend/`. Where others wait, `queue.rs` decides who is
 //! next, and `wakeup.rs` hears of it. `lease/renewal.rs` keeps the deadlines. Session locks have a connection and a task of their
-//! own: `session.rs` and `session/`. Requests that take effect once: `idempotency.rs` and `idempotency/`, their statements in
+//! own: `session.rs` and `session/`. A majority of databases is asked in `quorum/round.rs` and counted in `quorum/held.rs`. Requests that take effect once: `idempotency.rs` and `idempotency/`, their statements in
 //! `backend/records.rs`.
 //! The command is `bin/sqlock/`, one file per subcommand.
 #![forbid(unsafe_code)]
@@ -124,6 +125,7 @@ mod name;
 mod owner;
 mod pump;
 mod queue;
+mod quorum;
 mod retry;
 mod row;
 mod schema;
@@ -149,6 +151,7 @@ pub use locks::{Locks, LocksBuilder};
 pub use multi::{LeaseAll, LeaseAllRequest};
 pub use name::LockName;
 pub use owner::Owner;
+pub use quorum::{Quorum, QuorumLease, QuorumRequest};
 pub use retry::{Retry, RetryError};
 pub use row::{RowLock, RowOf, RowsOf, RowsWhere};
 pub use semaphore::Semaphore;

@@ -109,6 +109,10 @@ pub(crate) enum Verb {
         ttl: Duration,
         reply: Reply<bool>,
     },
+    /// Raises the token of a holding.
+    Raise(Holding, FencingToken, Reply<bool>),
+    /// Asks for how long the server has been up.
+    Uptime(Reply<Option<Duration>>),
     Evict(LockName, FencingToken, Reply<bool>),
     /// Makes sure that there is a row to be locked.
     Ensure(LockName, Reply<()>),
@@ -164,6 +168,7 @@ impl Pump {
     pub(crate) fn send(&self, verb: Verb) {
         let keeps = match &verb {
             Verb::HandOff(..) | Verb::Release(..) | Verb::Renew(..) | Verb::Downgrade(..) | Verb::Leave(..) => true,
+            Verb::Raise(..) => true,
             Verb::Serve(serve, _) => serve.from.is_some(),
             _ => false,
         };
@@ -326,6 +331,8 @@ impl Lane {
             Verb::Downgrade(from, to, reply) => {
                 reply.send(self.attempt("downgrade", &Downgrade { from, to }).await);
             }
+            Verb::Raise(holding, to, reply) => reply.send(self.attempt("raise a token", &Raise { holding, to }).await),
+            Verb::Uptime(reply) => reply.send(self.attempt("ask for the uptime", &Uptime).await),
             Verb::Evict(name, token, reply) => reply.send(self.attempt("evict", &Evict(name, token)).await),
             Verb::Ensure(name, reply) => reply.send(self.attempt("create the row of a name", &Ensure(name)).await),
             Verb::Column(of, reply) => reply.send(self.attempt("look a table up", &ColumnOf(of)).await),
@@ -486,7 +493,7 @@ impl Round {
                 continue;
             }
             // What is turned into something else must not be given back before.
-            if let Verb::Downgrade(holding, ..) | Verb::Copy { from: holding, .. } = &verb {
+            if let Verb::Downgrade(holding, ..) | Verb::Raise(holding, ..) | Verb::Copy { from: holding, .. } = &verb {
                 converted.insert(holding.name.clone());
             }
             match verb {
@@ -844,6 +851,47 @@ impl Gather {
             None => Ok(Ok(tokens.into_iter().flatten().collect())),
             Some(claim) => Ok(Err(Hindrance { claim, dead: false })),
         }
+    }
+}
+
+struct Raise {
+    holding: Holding,
+    to: FencingToken,
+}
+
+/// How often a raise is repeated when others, who will not get the name, have its rows locked at that moment.
+const RAISES: u32 = 8;
+
+impl Request for Raise {
+    type Outcome = bool;
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, bool> {
+        Box::pin(async move {
+            let h = &self.holding;
+            let mut backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(20));
+            for _ in 0..RAISES {
+                if session.raise(h, self.to).await? {
+                    return Ok(true);
+                }
+                let rows = session.look(std::slice::from_ref(&h.name)).await?;
+                let standing = rows.first().map(|row| row.standing(h.owner, h.hold, Some(h.token)));
+                if standing != Some(Standing::Held) {
+                    break;
+                }
+                tokio::time::sleep(backoff.step()).await;
+            }
+            Ok(false)
+        })
+    }
+}
+
+struct Uptime;
+
+impl Request for Uptime {
+    type Outcome = Option<Duration>;
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Option<Duration>> {
+        session.uptime()
     }
 }
 

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use sqlock::{
     Attempt, Changes, Claim, Election, Error, ExportedLease, FenceError, FencingToken, Fingerprint, Idempotency,
-    IdempotencyKey, Leadership, Lease, LeaseInfo, LeaseRequest, LockName, Locks, LocksBuilder, LossCause, Owner, Retry,
-    RetryError, SessionLock, SessionRequest, Sweeper, Sweeping, Versioned, VersionedRow,
+    IdempotencyKey, Leadership, Lease, LeaseInfo, LeaseRequest, LockName, Locks, LocksBuilder, LossCause, Owner,
+    Quorum, QuorumLease, QuorumRequest, Retry, RetryError, SessionLock, SessionRequest, Sweeper, Sweeping, Versioned,
+    VersionedRow,
 };
 use sqlx::{Sqlite, SqliteConnection, SqlitePool, Transaction};
 
@@ -40,6 +41,9 @@ fn every_type_may_be_sent_shared_and_moved() {
         Locks,
         LossCause,
         Owner,
+        Quorum,
+        QuorumLease,
+        QuorumRequest,
         Retry,
         RetryError<Error>,
         SessionLock,
@@ -67,6 +71,8 @@ fn handles_and_values_are_clone_and_guards_are_not() {
     is_clone::<LockName>();
     is_clone::<Owner>();
     is_clone::<FencingToken>();
+    is_clone::<Quorum>();
+    is_clone::<QuorumRequest>();
     is_clone::<Retry>();
     is_clone::<Versioned>();
 
@@ -78,6 +84,7 @@ fn handles_and_values_are_clone_and_guards_are_not() {
     impl<T: Clone> NotClone<u8> for T {}
     <Lease as NotClone<_>>::check();
     <Leadership as NotClone<_>>::check();
+    <QuorumLease as NotClone<_>>::check();
     <SessionLock as NotClone<_>>::check();
     <Sweeping as NotClone<_>>::check();
 }
@@ -117,6 +124,17 @@ async fn every_future_may_be_sent(
 
     is_send_value(&lease.lost());
     is_send_value(&lease.fence(&mut tx));
+    is_send_value(&lease.extend(Duration::ZERO));
+    is_send_value(&lease.release());
+}
+
+/// Never called. The same for a majority.
+#[allow(dead_code)]
+async fn every_future_of_a_quorum_may_be_sent(quorum: Quorum, lease: QuorumLease) {
+    is_send_value(&quorum.lease("a").acquire());
+    is_send_value(&quorum.lease("a").try_acquire());
+    is_send_value(&quorum.lease("a").run(async |lease| lease.is_held()));
+    is_send_value(&lease.lost());
     is_send_value(&lease.extend(Duration::ZERO));
     is_send_value(&lease.release());
 }

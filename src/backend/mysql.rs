@@ -423,6 +423,20 @@ pub(super) const DOWNGRADE_LEASE: &str = "
 UPDATE sqlock_lease SET owner = '', holds = '+', holder = '', label = '', expires_at = 9223372036854775807
  WHERE name = ? AND owner = ? AND holds = ? AND token = ?";
 
+// A token never goes down, whatever is asked for. Bind order: name, owner, hold, token, token, to, to, to, to.
+pub(super) const RAISE: &str = "
+UPDATE (SELECT s.name
+          FROM sqlock_fence AS g STRAIGHT_JOIN sqlock_lease AS s ON s.name = g.name
+         WHERE g.name = ? AND s.owner = ? AND s.holds = ?
+           AND (s.token = ? AND ? < ?
+                OR s.token = ?)                   -- done already, the reply was lost
+         LIMIT 1 FOR UPDATE SKIP LOCKED) AS q
+  STRAIGHT_JOIN sqlock_lease AS l ON l.name = q.name STRAIGHT_JOIN sqlock_fence AS f ON f.name = q.name
+   SET l.token = ?, f.token = ?";
+
+// In whole seconds.
+pub(super) const UPTIME: &str = "SHOW GLOBAL STATUS LIKE 'Uptime'";
+
 // Bind order: name, token
 pub(super) const EVICT_SHARE: &str = "DELETE FROM sqlock_place WHERE name = ? AND token = ? AND token > 0 AND units > 0";
 
@@ -1039,6 +1053,31 @@ impl Session for MySqlSession {
             self.execute(bind_from(place)).await?;
             let done = self.execute(bind_from(sqlx::query(sql::DOWNGRADE_LEASE))).await?;
             Ok(done.rows_affected() > 0)
+        })
+    }
+
+    fn raise<'a>(&'a mut self, h: &'a Holding, to: FencingToken) -> Job<'a, bool> {
+        Box::pin(async move {
+            let query = sqlx::query(sql::RAISE)
+                .bind(h.name.as_str().as_bytes())
+                .bind(h.owner.to_string())
+                .bind(h.hold.mark())
+                .bind(h.token.get())
+                .bind(h.token.get())
+                .bind(to.get())
+                .bind(to.get())
+                .bind(to.get())
+                .bind(to.get());
+            Ok(self.execute(query).await?.rows_affected() > 0)
+        })
+    }
+
+    fn uptime(&mut self) -> Job<'_, Option<Duration>> {
+        Box::pin(async move {
+            let row = sqlx::query(sql::UPTIME).fetch_optional(&mut self.conn).await?;
+            let seconds = row.and_then(|row| row.get::<String, _>(1).parse().ok());
+            // Who is not told does not know it to be up for long.
+            Ok(Some(Duration::from_secs(seconds.unwrap_or(0))))
         })
     }
 

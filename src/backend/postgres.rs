@@ -414,6 +414,22 @@ INSERT INTO sqlock_place (name, owner, hold, client, bell, units, permits, place
 SELECT name, $2, $3, $5, '', $6, $7, ", now!(), ", token, $9, label, acquired_at, ", now!(), " + $8 FROM lease
 RETURNING name");
 
+// $1 name, $2 owner, $3 hold, $4 token, $5 the token that it is raised to. A token never goes down, whatever is asked for.
+pub(super) const RAISE: &str = "
+WITH mine AS MATERIALIZED (
+    SELECT l.name
+      FROM sqlock_fence AS f JOIN sqlock_lease AS l ON l.name = f.name
+     WHERE f.name = $1 AND l.owner = $2 AND l.holds = $3
+       AND (l.token = $4 AND $4 < $5
+            OR l.token = $5)                      -- done already, the reply was lost
+       FOR UPDATE SKIP LOCKED),
+fence AS (
+    UPDATE sqlock_fence AS f SET token = $5 FROM mine WHERE f.name = mine.name)
+UPDATE sqlock_lease AS l SET token = $5 FROM mine WHERE l.name = mine.name";
+
+pub(super) const UPTIME: &str = "
+SELECT (extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 1000000)::bigint";
+
 // $1 name, $2 token
 pub(super) const EVICT_SHARE: &str = "DELETE FROM sqlock_place WHERE name = $1 AND token = $2 AND token > 0 RETURNING name";
 
@@ -948,6 +964,25 @@ impl Session for PostgresSession {
                 .bind(bells.iter().map(|(_, said)| &**said).collect::<Vec<_>>());
             query.execute(&mut self.conn).await?;
             Ok(())
+        })
+    }
+
+    fn raise<'a>(&'a mut self, h: &'a Holding, to: FencingToken) -> Job<'a, bool> {
+        Box::pin(async move {
+            let query = sqlx::query(sql::RAISE)
+                .bind(h.name.as_str())
+                .bind(h.owner.to_string())
+                .bind(h.hold.mark())
+                .bind(h.token.get())
+                .bind(to.get());
+            Ok(self.execute(query).await? > 0)
+        })
+    }
+
+    fn uptime(&mut self) -> Job<'_, Option<Duration>> {
+        Box::pin(async move {
+            let rows = self.rows(sqlx::query(sql::UPTIME)).await?;
+            Ok(rows.first().and_then(|row| u64::try_from(row.get::<i64, _>(0)).ok()).map(Duration::from_micros))
         })
     }
 

@@ -312,6 +312,12 @@ UPDATE sqlock_lease SET owner = '', holds = '+', holder = '', label = '', expire
 RETURNING name;
 COMMIT");
 
+// ?1 name, ?2 owner, ?3 hold, ?4 token, ?5 the token that it is raised to. A token never goes down, whatever is asked for.
+pub(super) const RAISE: &str = "
+UPDATE sqlock_lease SET token = ?5
+ WHERE name = ?1 AND owner = ?2 AND holds = ?3
+   AND (token = ?4 AND ?4 < ?5 OR token = ?5)     -- done already, the reply was lost";
+
 // ?1 name, ?2 token
 pub(super) const EVICT_SHARE: &str = "DELETE FROM sqlock_place WHERE name = ?1 AND token = ?2 AND token > 0";
 
@@ -745,6 +751,18 @@ impl Session for SqliteSession {
                 .bind(micros(to.claim.ttl))
                 .bind(&*to.claim.holder);
             Ok(!self.transaction(query).await?.is_empty())
+        })
+    }
+
+    fn raise<'a>(&'a mut self, h: &'a Holding, to: FencingToken) -> Job<'a, bool> {
+        Box::pin(async move {
+            let query = sqlx::query(sql::RAISE)
+                .bind(h.name.as_str())
+                .bind(h.owner.to_string())
+                .bind(h.hold.mark())
+                .bind(h.token.get())
+                .bind(to.get());
+            Ok(self.execute(query).await? > 0)
         })
     }
 

@@ -128,6 +128,21 @@ impl Tenure {
         Arc::new(next)
     }
 
+    /// The same tenure under a higher token.
+    pub(crate) fn raised(&self, to: FencingToken) -> Arc<Self> {
+        Arc::new(Self {
+            holding: Holding { token: to, ..self.holding.clone() },
+            ttl: self.ttl,
+            terms: self.terms,
+            begun: self.begun,
+            ends: self.ends,
+            deadline: AtomicU64::new(self.deadline.load(Ordering::Acquire)),
+            fate: AtomicU8::new(Fate::Held.code()),
+            renewing: AtomicBool::new(false),
+            ended: Notify::new(),
+        })
+    }
+
     /// The moment from which on the lease must not be relied upon.
     pub(crate) fn deadline(&self) -> Moment {
         Moment::from_nanos(self.deadline.load(Ordering::Acquire))

@@ -1,0 +1,242 @@
+//! What is held on a majority, by the clocks of the leases on the single databases.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+
+use super::Nodes;
+use super::round::{Round, Vote};
+use crate::error::{Error, LossCause, Result};
+use crate::lease::renewal::Fate;
+use crate::lease::{Lease, first};
+use crate::name::LockName;
+use crate::token::FencingToken;
+
+/// At least so often the clocks are compared: timers stand still while the machine sleeps.
+const HEARTBEAT: Duration = Duration::from_millis(500);
+
+/// A majority, as its holder may see it.
+pub(super) struct Held {
+    pub(super) name: LockName,
+    pub(super) token: FencingToken,
+    /// How many make a majority.
+    pub(super) needed: usize,
+    votes: Mutex<Votes>,
+    ended: Notify,
+}
+
+struct Votes {
+    /// For each database: the lease there, if there is one.
+    leases: Vec<Option<Lease>>,
+    fate: Fate,
+}
+
+impl Held {
+    pub(super) fn new(name: LockName, token: FencingToken, nodes: &Nodes, votes: Vec<Vote>) -> Arc<Self> {
+        let mut leases: Vec<Option<Lease>> = nodes.locks.iter().map(|_| None).collect();
+        for (node, lease) in votes {
+            leases[node] = Some(lease);
+        }
+        let votes = Mutex::new(Votes { leases, fate: Fate::Held });
+        Arc::new(Self { name, token, needed: nodes.needed(), votes, ended: Notify::new() })
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.settled().fate == Fate::Held
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        match self.settled().fate {
+            Fate::Held => Ok(()),
+            Fate::Lost(cause) => Err(self.loss(cause)),
+            Fate::Returned => Err(self.loss(LossCause::Superseded)),
+        }
+    }
+
+    pub(super) fn loss(&self, cause: LossCause) -> Error {
+        Error::Lost { name: self.name.clone(), token: self.token, cause }
+    }
+
+    /// On how many databases it is held.
+    pub(super) fn votes(&self) -> usize {
+        let votes = self.settled();
+        if votes.fate == Fate::Held { votes.count() } else { 0 }
+    }
+
+    /// Until the first moment at which fewer than a majority are safe.
+    pub(super) fn remaining(&self) -> Duration {
+        let votes = self.settled();
+        if votes.fate != Fate::Held {
+            return Duration::ZERO;
+        }
+        let mut left: Vec<Duration> = votes.leases.iter().flatten().map(Lease::remaining).collect();
+        left.sort_unstable_by(|a, b| b.cmp(a));
+        left.get(self.needed - 1).copied().unwrap_or_default()
+    }
+
+    /// Completes when it is lost.
+    pub(super) async fn lost(&self) -> LossCause {
+        loop {
+            let ended = self.ended.notified();
+            tokio::pin!(ended);
+            // From here on no end is missed.
+            ended.as_mut().enable();
+            if let Fate::Lost(cause) = self.settled().fate {
+                return cause;
+            }
+            // The task that tends it wakes us. Should that not get to run, a look at the clock now and then does.
+            let _ = timeout(self.remaining().min(HEARTBEAT), ended).await;
+        }
+    }
+
+    /// Extensions of all its leases, on their way.
+    pub(super) fn extending(&self, ttl: Duration) -> Result<Vec<impl Future<Output = Result<()>> + Send + use<>>> {
+        self.check()?;
+        let votes = self.settled();
+        let mut extensions = Vec::new();
+        for lease in votes.leases.iter().flatten() {
+            match lease.extending(ttl) {
+                Ok(extension) => extensions.push(extension),
+                Err(error) if error.is_lost() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(extensions)
+    }
+
+    /// Ends it as given back: these leases go with it.
+    pub(super) fn give_back(&self) -> Result<Vec<Lease>> {
+        let mut votes = self.settled();
+        match votes.fate {
+            Fate::Held => {
+                votes.fate = Fate::Returned;
+                let leases = votes.take();
+                drop(votes);
+                self.ended.notify_waiters();
+                let (held, ended): (Vec<Lease>, Vec<Lease>) = leases.into_iter().partition(Lease::is_held);
+                drop(ended);
+                Ok(held)
+            }
+            Fate::Lost(cause) => {
+                let leases = votes.take();
+                drop(votes);
+                drop(leases);
+                Err(self.loss(cause))
+            }
+            Fate::Returned => Ok(Vec::new()),
+        }
+    }
+
+    /// Makes a lease on another database part of it. It comes too late for a majority that had been lost without it: in between
+    /// somebody else may have had that.
+    fn adopt(&self, (node, lease): Vote) {
+        let mut votes = self.settled();
+        let unused = if votes.fate == Fate::Held { votes.leases[node].replace(lease) } else { Some(lease) };
+        // Never while the votes are locked: giving back is somebody else's business.
+        drop(votes);
+        drop(unused);
+    }
+
+    /// Which databases it is not held on. What has ended there is cleared away.
+    fn vacant(&self) -> Vec<usize> {
+        let mut votes = self.settled();
+        let mut ended = Vec::new();
+        for lease in &mut votes.leases {
+            if lease.as_ref().is_some_and(|lease| !lease.is_held()) {
+                ended.extend(lease.take());
+            }
+        }
+        let vacant =
+            votes.leases.iter().enumerate().filter(|(_, lease)| lease.is_none()).map(|(node, _)| node).collect();
+        drop(votes);
+        drop(ended);
+        vacant
+    }
+
+    /// Completes when it has ended, or has been lost on one of the databases.
+    async fn changed(&self) {
+        let ended = self.ended.notified();
+        tokio::pin!(ended);
+        ended.as_mut().enable();
+        let tenures: Vec<_> = {
+            let votes = self.settled();
+            if votes.fate != Fate::Held {
+                return;
+            }
+            votes.leases.iter().flatten().map(|lease| Arc::clone(lease.tenure())).collect()
+        };
+        let mut losses: Vec<Pin<Box<dyn Future<Output = LossCause> + Send>>> = Vec::new();
+        for tenure in tenures {
+            losses.push(Box::pin(async move { tenure.lost().await }));
+        }
+        std::future::poll_fn(|cx| {
+            let ready =
+                ended.as_mut().poll(cx).is_ready() || losses.iter_mut().any(|loss| loss.as_mut().poll(cx).is_ready());
+            if ready { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    /// The votes, counted up to this moment.
+    fn settled(&self) -> MutexGuard<'_, Votes> {
+        let mut votes = self.votes.lock().unwrap_or_else(PoisonError::into_inner);
+        if votes.fate == Fate::Held && votes.count() < self.needed {
+            let cause = votes.cause();
+            tracing::warn!(name = %self.name, token = %self.token, %cause, "lost the majority for a lease");
+            votes.fate = Fate::Lost(cause);
+            self.ended.notify_waiters();
+        }
+        votes
+    }
+}
+
+impl Votes {
+    fn count(&self) -> usize {
+        self.leases.iter().flatten().filter(|lease| lease.is_held()).count()
+    }
+
+    /// Why there are not enough of them: time, unless there was something else.
+    fn cause(&self) -> LossCause {
+        let causes = self.leases.iter().flatten().filter_map(|lease| match lease.tenure().fate() {
+            Fate::Lost(cause) => Some(cause),
+            _ => None,
+        });
+        causes.fold(LossCause::Expired, |cause, other| if cause == LossCause::Expired { other } else { cause })
+    }
+
+    fn take(&mut self) -> Vec<Lease> {
+        self.leases.iter_mut().filter_map(Option::take).collect()
+    }
+}
+
+/// Looks after it until it ends: takes in the votes that come late, and asks those who did not vote, or have forgotten, again.
+pub(super) async fn tend(held: Arc<Held>, mut round: Round) {
+    let period = (round.terms.ttl / 3).max(Duration::from_millis(1));
+    let within = round.terms.node_timeout().max(period);
+    let mut next = Instant::now() + period;
+    while held.is_held() {
+        let vacant = held.vacant();
+        if Instant::now() >= next {
+            next += period;
+            next = next.max(Instant::now());
+            for node in vacant {
+                if round.terms.renew {
+                    round.ask(node, within);
+                }
+            }
+        }
+        let pause = next.saturating_duration_since(Instant::now());
+        let changed = std::pin::pin!(held.changed());
+        let answer = std::pin::pin!(timeout(pause, round.answer(within)));
+        if let Err(Ok((node, Ok(Some(lease))))) = first(changed, answer).await {
+            held.adopt((node, lease));
+        }
+    }
+    // What is left of it is nobody's use.
+    drop(held.give_back());
+}

@@ -1,0 +1,641 @@
+//! A lease on a majority of three independent servers: PostgreSQL, MySQL and MariaDB, each behind a proxy that can be told to
+//! lose, refuse or swallow.
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
+
+#[allow(dead_code, reason = "the rest is for other tests")]
+#[path = "support/proxy.rs"]
+mod proxy;
+#[allow(dead_code, reason = "the rest is for other tests")]
+#[path = "support/server.rs"]
+mod server;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use proxy::{Direction, Proxy};
+use server::{Kind, Options, Server};
+use sqlock::{Error, Locks, LossCause, Quorum, QuorumLease, QuorumRequest};
+use sqlx::{AssertSqlSafe, MySqlPool, PgPool, SqlitePool};
+use tokio::task::{JoinSet, block_in_place};
+use tokio::time::{sleep, timeout};
+
+/// The longest that anything which must happen may take here before a test fails.
+const SOON: Duration = Duration::from_secs(60);
+
+/// Longer than any test: what is free before this has run out was given back.
+const LONG: Duration = Duration::from_secs(600);
+
+/// How long one database may take: nothing here is to fail because the machine is busy.
+const PATIENT: Duration = Duration::from_secs(15);
+
+// ---- the servers
+
+/// A place of its own on one of the servers, and the way to it.
+struct Node {
+    kind: Kind,
+    url: String,
+    port: u16,
+    proxy: Proxy,
+}
+
+/// One on each server.
+struct Trio {
+    nodes: Vec<Node>,
+}
+
+impl Trio {
+    /// On the servers that all tests share.
+    async fn shared() -> Self {
+        let from_env = |variable: &str| {
+            std::env::var(variable).unwrap_or_else(|_| {
+                panic!(
+                    "{variable} is not set: run scripts/test, which starts throwaway servers, or point it at one of yours"
+                )
+            })
+        };
+        Self::on([
+            (Kind::Postgres, from_env("SQLOCK_TEST_POSTGRES_URL")),
+            (Kind::MySql, from_env("SQLOCK_TEST_MYSQL_URL")),
+            (Kind::MariaDb, from_env("SQLOCK_TEST_MARIADB_URL")),
+        ])
+        .await
+    }
+
+    async fn on(servers: [(Kind, String); 3]) -> Self {
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        static START: LazyLock<u128> =
+            LazyLock::new(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis()));
+        let name = format!("q{}_{}_{}", *START, std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
+        let mut nodes = Vec::new();
+        for (kind, server) in servers {
+            let url = match kind {
+                Kind::Postgres => {
+                    execute(kind, &server, &format!("CREATE SCHEMA {name}")).await;
+                    let mark = if server.contains('?') { '&' } else { '?' };
+                    format!("{server}{mark}options=-csearch_path%3D{name}")
+                }
+                Kind::MySql | Kind::MariaDb => {
+                    execute(kind, &server, &format!("CREATE DATABASE {name}")).await;
+                    let (server, query) = server.split_once('?').unwrap_or((&server, ""));
+                    let base = server.rsplit_once('/').map_or(server, |(base, _)| base);
+                    format!("{base}/{name}?{query}")
+                }
+            };
+            client(kind, &url).migrate().await.expect("migrate");
+            let authority =
+                server.split("://").nth(1).and_then(|rest| rest.split(['/', '?']).next()).unwrap_or_default();
+            let port = authority.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).expect("a URL with a port");
+            nodes.push(Node { kind, url, port, proxy: Proxy::start(port) });
+        }
+        Self { nodes }
+    }
+
+    /// As another process would have it: with clients of its own.
+    fn quorum(&self) -> Quorum {
+        Quorum::new(self.nodes.iter().map(Node::locks))
+    }
+
+    /// The tokens of those who hold a name, on each of them.
+    async fn tokens(&self, name: &str) -> Vec<Option<i64>> {
+        let mut tokens = Vec::new();
+        for node in &self.nodes {
+            let held = node.direct().inspect(name).await.expect("the server answers");
+            tokens.push(held.map(|held| held.token.get()));
+        }
+        tokens
+    }
+
+    async fn becomes_free(&self, name: &str) {
+        eventually("everything is given back", async || self.tokens(name).await == [None; 3]).await;
+    }
+}
+
+impl Node {
+    /// A client through the proxy.
+    fn locks(&self) -> Locks {
+        client(self.kind, &self.url.replacen(&format!(":{}", self.port), &format!(":{}", self.proxy.port()), 1))
+    }
+
+    /// A client that no fault of the proxy concerns.
+    fn direct(&self) -> Locks {
+        client(self.kind, &self.url)
+    }
+
+    async fn execute(&self, sql: &str) {
+        execute(self.kind, &self.url, sql).await;
+    }
+}
+
+fn client(kind: Kind, url: &str) -> Locks {
+    let builder = match kind {
+        Kind::Postgres => Locks::builder(PgPool::connect_lazy(url).expect("a URL")),
+        Kind::MySql | Kind::MariaDb => Locks::builder(MySqlPool::connect_lazy(url).expect("a URL")),
+    };
+    builder.ttl_range(Duration::from_millis(100)..=Duration::from_secs(86_400)).build()
+}
+
+async fn execute(kind: Kind, url: &str, sql: &str) {
+    let sql = sqlx::raw_sql(AssertSqlSafe(sql.to_owned()));
+    match kind {
+        Kind::Postgres => {
+            let pool = PgPool::connect(url).await.expect("the server answers");
+            sql.execute(&pool).await.expect("the statement is carried out");
+            pool.close().await;
+        }
+        Kind::MySql | Kind::MariaDb => {
+            let pool = MySqlPool::connect(url).await.expect("the server answers");
+            sql.execute(&pool).await.expect("the statement is carried out");
+            pool.close().await;
+        }
+    }
+}
+
+async fn eventually(what: &str, is: impl AsyncFn() -> bool) {
+    let start = Instant::now();
+    while !is().await {
+        assert!(start.elapsed() < SOON, "{what}: not within {SOON:?}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn soon<F: Future>(what: &str, future: F) -> F::Output {
+    timeout(SOON, future).await.unwrap_or_else(|_| panic!("{what} did not happen within {SOON:?}"))
+}
+
+fn patient(quorum: &Quorum, name: &str) -> QuorumRequest {
+    quorum.lease(name).ttl(LONG).node_timeout(PATIENT).wait(SOON)
+}
+
+// ---- what is promised
+
+#[tokio::test]
+async fn a_majority_excludes_others_until_it_is_given_back_everywhere() {
+    let trio = Trio::shared().await;
+    let (ours, others) = (trio.quorum(), trio.quorum());
+    let lease = patient(&ours, "a").label("first").acquire().await.expect("all are up");
+    assert!(lease.is_held() && lease.votes() >= 2 && lease.remaining() > LONG / 2);
+    assert!(others.lease("a").node_timeout(PATIENT).try_acquire().await.expect("all are up").is_none());
+
+    eventually("the third has voted too", async || lease.votes() == 3).await;
+    let token = lease.token().get();
+    let tokens = trio.tokens("a").await;
+    assert!(tokens.iter().all(|there| there.is_some_and(|there| there >= token)), "{tokens:?}, told {token}");
+    assert!(
+        tokens.iter().filter(|there| **there == Some(token)).count() >= 2 || tokens.iter().any(|t| *t > Some(token))
+    );
+    lease.release().await.expect("it was ours to the end");
+    trio.becomes_free("a").await;
+
+    let next = patient(&others, "a").acquire().await.expect("it is free");
+    assert!(next.token().get() > token);
+    next.release().await.expect("it was ours to the end");
+}
+
+#[tokio::test]
+async fn one_may_be_down_and_two_may_not() {
+    let trio = Trio::shared().await;
+    for down in 0..3 {
+        trio.nodes[down].proxy.refuse();
+        let quorum = trio.quorum();
+        let lease = patient(&quorum, "a").acquire().await.expect("two are enough");
+        assert_eq!(lease.votes(), 2);
+        lease.release().await.expect("two can confirm it");
+        trio.nodes[down].proxy.pass();
+        trio.becomes_free("a").await;
+    }
+    trio.nodes[0].proxy.refuse();
+    trio.nodes[1].proxy.refuse();
+    let quorum = trio.quorum();
+    let refused = [
+        quorum.lease("a").ttl(LONG).acquire().await.expect_err("one is no majority"),
+        quorum.lease("a").ttl(LONG).wait(Duration::from_secs(1)).acquire().await.expect_err("one is no majority"),
+        quorum.lease("a").ttl(LONG).try_acquire().await.expect_err("one is no majority"),
+    ];
+    for error in refused {
+        assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("1 of 3")), "{error}");
+    }
+    trio.becomes_free("a").await;
+}
+
+#[tokio::test]
+async fn a_database_that_returns_becomes_part_of_it() {
+    let trio = Trio::shared().await;
+    let away = &trio.nodes[1];
+    away.proxy.refuse();
+    let lease = patient(&trio.quorum(), "a").ttl(Duration::from_secs(15)).acquire().await.expect("two are enough");
+    assert_eq!((lease.votes(), trio.tokens("a").await[1]), (2, None));
+    away.proxy.pass();
+    eventually("it votes", async || lease.votes() == 3).await;
+    let there = trio.tokens("a").await[1].expect("it is held there");
+    assert!(there >= lease.token().get());
+
+    // One that has forgotten it, or from which it was taken, likewise.
+    let token = away.direct().inspect("a").await.expect("the server answers").expect("it is held there").token;
+    assert!(away.direct().evict("a", token).await.expect("the server answers"));
+    eventually("it has noticed, and votes again", async || {
+        let now = trio.tokens("a").await[1];
+        now.is_some_and(|now| now > there) && lease.votes() == 3
+    })
+    .await;
+    assert!(lease.is_held());
+    lease.release().await.expect("it was ours to the end");
+    trio.becomes_free("a").await;
+}
+
+#[tokio::test]
+async fn the_loss_of_the_majority_is_told_before_anybody_else_can_have_it() {
+    let trio = Trio::shared().await;
+    let lease = patient(&trio.quorum(), "a").ttl(Duration::from_secs(5)).acquire().await.expect("all are up");
+    for node in &trio.nodes[..2] {
+        node.proxy.blackhole(Direction::Both);
+    }
+    let rival = Quorum::new(trio.nodes.iter().map(Node::direct));
+    let theirs = patient(&rival, "a").acquire().await.expect("the lease runs out");
+    assert!(!lease.is_held(), "two have it");
+    assert!(theirs.is_held());
+    assert!(theirs.token() > lease.token());
+    assert_eq!(soon("the loss", lease.lost()).await, LossCause::Expired);
+    assert_eq!((lease.remaining(), lease.votes()), (Duration::ZERO, 0));
+    // Neither does it come back, nor does it take anything from the other, when the two are back.
+    for node in &trio.nodes {
+        node.proxy.pass();
+    }
+    let error = lease.release().await.expect_err("it had ended");
+    assert!(error.is_lost(), "{error}");
+    assert!(theirs.is_held());
+    theirs.release().await.expect("it was theirs to the end");
+}
+
+#[tokio::test]
+async fn an_eviction_from_a_majority_is_a_loss() {
+    let trio = Trio::shared().await;
+    let lease =
+        patient(&trio.quorum(), "a").ttl(Duration::from_secs(15)).renew(false).acquire().await.expect("all are up");
+    eventually("the third has voted too", async || lease.votes() == 3).await;
+    for node in &trio.nodes[1..] {
+        let token = node.direct().inspect("a").await.expect("the server answers").expect("it is held there").token;
+        assert!(node.direct().evict("a", token).await.expect("the server answers"));
+    }
+    let error = lease.extend(LONG).await.expect_err("one is no majority");
+    assert!(error.is_lost(), "{error}");
+    assert_eq!(soon("the loss", lease.lost()).await, LossCause::Superseded);
+    drop(lease);
+    trio.becomes_free("a").await;
+}
+
+#[tokio::test]
+async fn a_failed_attempt_leaves_nothing_also_where_the_answer_never_came() {
+    let trio = Trio::shared().await;
+    let quorum = trio.quorum();
+    // So that connections are open, and what is swallowed is an answer.
+    let warm = patient(&quorum, "a").acquire().await.expect("all are up");
+    eventually("the third has voted too", async || warm.votes() == 3).await;
+    warm.release().await.expect("it was ours to the end");
+    trio.becomes_free("a").await;
+
+    let mut taken = Vec::new();
+    for node in &trio.nodes[1..] {
+        taken.push(node.direct().lease("a").ttl(LONG).acquire().await.expect("it is free"));
+    }
+    trio.nodes[0].proxy.blackhole(Direction::Down);
+    let refused = quorum.lease("a").ttl(LONG).node_timeout(Duration::from_secs(2)).try_acquire().await;
+    assert!(refused.expect("two have answered").is_none());
+    eventually("it was granted where the answer was swallowed", async || trio.tokens("a").await[0].is_some()).await;
+    trio.nodes[0].proxy.pass();
+    eventually("what nobody heard of was given back", async || trio.tokens("a").await[0].is_none()).await;
+    for lease in taken {
+        lease.release().await.expect("it was theirs to the end");
+    }
+}
+
+/// Without the second round it would: the first majority has the token of a clock that is an hour ahead, and the second does not
+/// have that database in it.
+#[tokio::test]
+async fn the_token_rises_whichever_majority_grants_it() {
+    let trio = Trio::shared().await;
+    let ahead = &trio.nodes[0];
+    ahead.direct().lease("a").acquire().await.expect("it is free").release().await.expect("it was ours");
+    ahead.execute("UPDATE sqlock_lease SET token = token + 3600000000").await;
+    ahead.execute("UPDATE sqlock_fence SET token = token + 3600000000").await;
+    let mut last = None;
+    for round in 0..6 {
+        let down = &trio.nodes[[2, 0, 1][round % 3]];
+        down.proxy.refuse();
+        let lease = patient(&trio.quorum(), "a").acquire().await.expect("two are enough");
+        assert!(Some(lease.token()) > last, "{} after {last:?}", lease.token());
+        last = Some(lease.token());
+        // The token is in the rows: an ordinary lease on any of the two has a higher one.
+        assert!(trio.tokens("a").await.iter().filter(|there| **there >= Some(lease.token().get())).count() >= 2);
+        lease.release().await.expect("it was ours to the end");
+        down.proxy.pass();
+        trio.becomes_free("a").await;
+    }
+}
+
+/// Two of them decide here, and one is common to both quorums.
+#[tokio::test]
+async fn files_are_databases_as_well() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let url = |file: &str| format!("sqlite://{}?mode=rwc", directory.path().join(file).display());
+    let file = async |name: &str| {
+        let pool = SqlitePool::connect(&url(name)).await.expect("a file");
+        let locks = Locks::new(pool.clone());
+        locks.migrate().await.expect("migrate");
+        (locks, pool)
+    };
+    let ((a, pool), (b, _), (c, _)) = (file("a.db").await, file("b.db").await, file("c.db").await);
+    a.lease("a").acquire().await.expect("it is free").release().await.expect("it was ours");
+    sqlx::query("UPDATE sqlock_lease SET token = token + 3600000000").execute(&pool).await.expect("a clock ahead");
+
+    let first = patient(&Quorum::new([a, b.clone()]), "a").acquire().await.expect("it is free");
+    let there = b.inspect("a").await.expect("it can be read").expect("it is held there");
+    assert_eq!(there.token, first.token(), "it was written back");
+    let token = first.token();
+    first.release().await.expect("it was ours, under the token that it was raised to");
+    let second = patient(&Quorum::new([b, c]), "a").acquire().await.expect("it is free");
+    assert!(second.token() > token);
+    second.release().await.expect("it was ours");
+}
+
+#[tokio::test]
+async fn an_extension_needs_a_majority() {
+    let trio = Trio::shared().await;
+    let lease = patient(&trio.quorum(), "a").ttl(Duration::from_secs(60)).acquire().await.expect("all are up");
+    eventually("the third has voted too", async || lease.votes() == 3).await;
+    trio.nodes[2].proxy.refuse();
+    lease.extend(LONG).await.expect("two are enough");
+    assert!(lease.remaining() > LONG / 2);
+    trio.nodes[1].proxy.refuse();
+    let error = lease.extend(LONG * 2).await.expect_err("one is no majority");
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(lease.is_held());
+    assert!(lease.remaining() < LONG);
+    let error = lease.extend(Duration::from_secs(100_000)).await.expect_err("longer than allowed");
+    assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn all_means_every_one() {
+    let trio = Trio::shared().await;
+    let quorum = Quorum::all(trio.nodes.iter().map(Node::locks));
+    trio.nodes[0].proxy.refuse();
+    let error = quorum.lease("a").ttl(LONG).try_acquire().await.expect_err("one is missing");
+    assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("2 of 3")), "{error}");
+    trio.becomes_free("a").await;
+    trio.nodes[0].proxy.pass();
+
+    let taken = trio.nodes[1].direct().lease("a").ttl(LONG).acquire().await.expect("it is free");
+    assert!(quorum.lease("a").ttl(LONG).node_timeout(PATIENT).try_acquire().await.expect("all are up").is_none());
+    taken.release().await.expect("it was theirs");
+
+    let lease = patient(&quorum, "a").ttl(Duration::from_secs(15)).acquire().await.expect("all are up");
+    assert_eq!(lease.votes(), 3);
+    let token = trio.tokens("a").await[2].and_then(sqlock::FencingToken::new).expect("it is held there");
+    assert!(trio.nodes[2].direct().evict("a", token).await.expect("the server answers"));
+    assert_eq!(soon("the loss", lease.lost()).await, LossCause::Superseded);
+    assert!(!lease.is_held());
+}
+
+#[tokio::test]
+async fn a_dropped_acquire_leaves_nothing_on_any_database() {
+    let trio = Trio::shared().await;
+    let quorum = trio.quorum();
+    for round in 0..40u64 {
+        let request = patient(&quorum, "a");
+        if let Ok(lease) = timeout(Duration::from_micros(round * 300), request.acquire()).await {
+            lease.expect("all are up").release().await.expect("it was ours");
+        }
+    }
+    trio.becomes_free("a").await;
+    let lease = patient(&trio.quorum(), "a").acquire().await.expect("it is free");
+    drop(lease);
+    trio.becomes_free("a").await;
+}
+
+#[tokio::test]
+async fn the_time_to_wait_is_one_for_everything() {
+    let trio = Trio::shared().await;
+    let held = patient(&trio.quorum(), "a").acquire().await.expect("all are up");
+    eventually("the third has voted too", async || held.votes() == 3).await;
+    let quorum = trio.quorum();
+    // A database that does not answer has no time of its own beside it.
+    trio.nodes[2].proxy.blackhole(Direction::Both);
+    let start = Instant::now();
+    let mut waiting = JoinSet::new();
+    for _ in 0..3 {
+        let request = quorum.lease("a").ttl(LONG).node_timeout(LONG).wait(Duration::from_secs(2));
+        waiting.spawn(request.acquire());
+    }
+    while let Some(answer) = waiting.join_next().await {
+        let error = answer.expect("no panic").expect_err("it is held");
+        assert!(matches!(error, Error::Timeout { waited, .. } if waited >= Duration::from_secs(2)), "{error}");
+    }
+    assert!(start.elapsed() < SOON);
+    let error = quorum.lease("a").ttl(LONG).node_timeout(PATIENT).wait(Duration::ZERO).acquire().await;
+    assert!(error.expect_err("it is held").is_timeout());
+    held.release().await.expect("two can confirm it");
+}
+
+#[tokio::test]
+async fn those_of_one_process_take_turns() {
+    let trio = Trio::shared().await;
+    let quorum = trio.quorum();
+    let held = patient(&quorum, "a").acquire().await.expect("all are up");
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut waiting = JoinSet::new();
+    for i in 0..4 {
+        let (request, order) = (patient(&quorum, "a"), Arc::clone(&order));
+        waiting.spawn(async move {
+            let lease = request.acquire().await.expect("it becomes free");
+            order.lock().unwrap().push(i);
+            lease.release().await.expect("it was ours");
+        });
+        // It stands behind those before it.
+        tokio::task::yield_now().await;
+    }
+    held.release().await.expect("it was ours");
+    soon("all had their turn", async { while waiting.join_next().await.is_some() {} }).await;
+    assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3]);
+}
+
+#[tokio::test]
+async fn work_is_dropped_when_the_majority_is_lost() {
+    let trio = Trio::shared().await;
+    let done = patient(&trio.quorum(), "a").run(async |lease| lease.votes()).await.expect("it lasted");
+    assert!(done >= 2);
+    let request = patient(&trio.quorum(), "a").ttl(Duration::from_secs(3));
+    let lost = soon(
+        "the loss",
+        request.run(async |_| {
+            for node in &trio.nodes {
+                node.proxy.blackhole(Direction::Both);
+            }
+            std::future::pending::<()>().await;
+        }),
+    );
+    assert!(lost.await.expect_err("it did not last").is_lost());
+}
+
+#[tokio::test]
+async fn a_server_that_was_started_lately_does_not_vote_where_it_may_forget() {
+    let trio = Trio::shared().await;
+    let young = trio.quorum().rejoin_after(Duration::from_secs(86_400 * 365));
+    let error = young.lease("a").ttl(LONG).node_timeout(PATIENT).try_acquire().await.expect_err("none may vote");
+    assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("does not vote")), "{error}");
+    trio.becomes_free("a").await;
+    let old = trio.quorum().rejoin_after(Duration::ZERO);
+    patient(&old, "a").acquire().await.expect("all may vote").release().await.expect("it was ours");
+}
+
+#[tokio::test]
+async fn what_is_no_quorum_is_refused() {
+    let none = Quorum::new([]).lease("a").try_acquire().await.expect_err("nobody can vote");
+    assert!(matches!(none, Error::Unsupported { .. }), "{none}");
+    let trio = Trio::shared().await;
+    let (a, b) = (trio.nodes[0].locks(), trio.nodes[1].locks());
+    let twice = Quorum::new([a.clone(), b, a]).lease("a").acquire().await.expect_err("one would vote twice");
+    assert!(matches!(twice, Error::Unsupported { .. }), "{twice}");
+    let error = trio.quorum().lease("").acquire().await.expect_err("no name");
+    assert!(matches!(error, Error::InvalidName { .. }), "{error}");
+    let error = trio.quorum().lease("a").ttl(Duration::from_micros(1)).acquire().await.expect_err("no TTL");
+    assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+}
+
+// ---- under faults
+
+/// What the lease guards, elsewhere than in any of the databases. Whoever comes claims first, then reads, then writes.
+#[derive(Default)]
+struct Resource {
+    state: Mutex<State>,
+    grants: AtomicUsize,
+}
+
+#[derive(Default)]
+struct State {
+    highest: i64,
+    value: u64,
+    /// Who is inside.
+    inside: HashMap<usize, Arc<QuorumLease>>,
+    faults: Vec<String>,
+}
+
+impl Resource {
+    /// `None`: refused.
+    fn claim(&self, who: usize, lease: &Arc<QuorumLease>) -> Option<u64> {
+        let mut state = self.state.lock().unwrap();
+        let others: Vec<usize> =
+            state.inside.iter().filter(|(_, other)| other.is_held()).map(|(other, _)| *other).collect();
+        let token = lease.token().get();
+        let too_low = token <= state.highest;
+        // Both were held at the moment when the others were looked at.
+        if lease.is_held() && (!others.is_empty() || too_low) {
+            let fault = format!("{who} with {token} after {}, beside {others:?}", state.highest);
+            state.faults.push(fault);
+        }
+        if too_low {
+            return None;
+        }
+        state.highest = token;
+        state.inside.insert(who, Arc::clone(lease));
+        self.grants.fetch_add(1, Ordering::SeqCst);
+        Some(state.value)
+    }
+
+    fn write(&self, lease: &QuorumLease, value: u64) -> bool {
+        let mut state = self.state.lock().unwrap();
+        let is_highest = state.highest == lease.token().get();
+        if is_highest {
+            state.value = value;
+        }
+        is_highest
+    }
+
+    fn leave(&self, who: usize) {
+        self.state.lock().unwrap().inside.remove(&who);
+    }
+
+    async fn goes_on(&self, what: &str) {
+        let before = self.grants.load(Ordering::SeqCst);
+        eventually(what, async || self.grants.load(Ordering::SeqCst) >= before + 5).await;
+    }
+}
+
+async fn contend(who: usize, quorum: Quorum, resource: Arc<Resource>, end: Arc<AtomicBool>) -> u64 {
+    let mut written = 0;
+    while !end.load(Ordering::SeqCst) {
+        let request = quorum.lease("a").ttl(Duration::from_secs(3)).node_timeout(Duration::from_secs(1));
+        let lease = match request.wait(Duration::from_secs(5)).acquire().await {
+            Ok(lease) => Arc::new(lease),
+            Err(Error::Timeout { .. } | Error::Unavailable { .. }) => continue,
+            Err(error) => panic!("{error}"),
+        };
+        if let Some(value) = resource.claim(who, &lease) {
+            sleep(Duration::from_millis(5)).await;
+            written += u64::from(resource.write(&lease, value + 1));
+            resource.leave(who);
+        }
+        let lease = Arc::into_inner(lease).expect("nobody else has it now");
+        // Where a database is out of reach the others confirm it, and a lease that was lost is lost.
+        if let Err(error) = lease.release().await {
+            assert!(error.is_lost() || matches!(error, Error::Unavailable { .. }), "{error}");
+        }
+    }
+    written
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_never_hold_it_while_one_is_killed_one_paused_and_one_cut_off() {
+    let mut servers = [Kind::Postgres, Kind::MySql, Kind::MariaDb]
+        .map(|kind| Server::start_with(kind, Options { durable: true, ..Options::default() }));
+    let [a, b, c] = &servers;
+    let urls = [(Kind::Postgres, a.url()), (Kind::MySql, b.url()), (Kind::MariaDb, c.url())];
+    let trio = Trio::on(urls).await;
+    let (resource, end) = (Arc::new(Resource::default()), Arc::new(AtomicBool::new(false)));
+    let mut contenders = JoinSet::new();
+    for who in 0..4 {
+        contenders.spawn(contend(who, trio.quorum(), Arc::clone(&resource), Arc::clone(&end)));
+    }
+    resource.goes_on("with all of them").await;
+    for node in 0..3 {
+        block_in_place(|| servers[node].kill());
+        resource.goes_on("with one killed").await;
+        block_in_place(|| servers[node].restart());
+        resource.goes_on("with one restarted").await;
+
+        let paused = (node + 1) % 3;
+        block_in_place(|| servers[paused].pause());
+        resource.goes_on("with one paused").await;
+        block_in_place(|| servers[paused].resume());
+        resource.goes_on("with one resumed").await;
+
+        let cut_off = &trio.nodes[(node + 2) % 3].proxy;
+        cut_off.blackhole(Direction::Both);
+        resource.goes_on("with one cut off").await;
+        cut_off.pass();
+    }
+    // Two at once: whoever is inside may finish, and nobody comes in until one is back.
+    block_in_place(|| servers[0].kill());
+    trio.nodes[2].proxy.blackhole(Direction::Both);
+    sleep(Duration::from_secs(4)).await;
+    let before = resource.grants.load(Ordering::SeqCst);
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(resource.grants.load(Ordering::SeqCst), before, "one is no majority");
+    trio.nodes[2].proxy.pass();
+    resource.goes_on("with two again").await;
+    block_in_place(|| servers[0].restart());
+    resource.goes_on("with all of them again").await;
+
+    end.store(true, Ordering::SeqCst);
+    let mut written = 0;
+    while let Some(done) = soon("the contenders end", contenders.join_next()).await {
+        written += done.expect("no panic");
+    }
+    {
+        let state = resource.state.lock().unwrap();
+        assert!(state.faults.is_empty(), "{:#?}", state.faults);
+        assert_eq!(state.value, written);
+    }
+    trio.becomes_free("a").await;
+}
