@@ -6,6 +6,7 @@
 //!
 //! No verb waits in the server for another client's transaction.
 
+pub(crate) mod failover;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
 #[cfg(feature = "postgres")]
@@ -34,6 +35,19 @@ pub(crate) trait Backend: Send + Sync {
 
     /// How many connections at most do any good. SQLite has one writer.
     fn useful_connections(&self) -> usize;
+
+    /// Where it is, for people: never with a credential.
+    fn place(&self) -> String;
+
+    /// Makes all connections wait until a second server has what the first has done. `false`: here is no such thing.
+    fn synchronous(&mut self) -> bool {
+        false
+    }
+
+    /// Whether other servers take writes as well, and know nothing of the locks of transactions here.
+    fn is_one_of_many_writers(&self) -> bool {
+        false
+    }
 
     /// Whether it can tell of grants.
     fn rings(&self) -> bool {
@@ -592,6 +606,11 @@ impl Row {
         (!self.holds.is_empty() && self.holds != SHARED).then(|| Duration::from_micros(left))
     }
 
+    /// Whether a claim could have it: nobody holds it, nobody waits.
+    pub(crate) fn is_free(&self) -> bool {
+        (self.holds.is_empty() || self.expires_at <= self.now) && self.waiting == 0
+    }
+
     /// What has become of a holding.
     pub(crate) fn standing(&self, owner: Owner, hold: Hold, token: Option<FencingToken>) -> Standing {
         if self.owner != owner.to_string() || token.is_some_and(|t| t.get() != self.token) {
@@ -713,6 +732,8 @@ pub(crate) mod sealed {
         pub mark: String,
         pub token: i64,
         pub shared: bool,
+        /// Locks are not seen by others who may write: see [`Backend`](super::Backend::is_one_of_many_writers).
+        pub by_writing: bool,
     }
 
     /// What the row says to a transaction that wants to be fenced.

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use crate::backend::{Backend, Claim, Holding, Kind, Mode, Release, Renewal, Standing, Ticket};
+use crate::backend::{Backend, Claim, Holding, Kind, Mode, Release, Renewal, Row, Standing, Ticket};
 use crate::clock::Moment;
 use crate::error::{Error, LossCause, Result};
 use crate::idempotency::Duplicates;
@@ -324,6 +324,8 @@ impl Client {
                 let too_late = (answer.sent_at + claim.ttl.saturating_sub(margin(claim.ttl))).is_past();
                 self.room().granted(claim, token, answer.sent_at, too_late)
             }
+            // Whoever waits in line will see.
+            Ok(None) if answer.resent && self.room().only_tries(claim) => return self.doubt(claim),
             Ok(None) => self.room().refused(claim),
             Err(error) => {
                 self.withdraw(&claim.name, claim.owner, claim.hold, None);
@@ -331,6 +333,28 @@ impl Client {
             }
         };
         self.run(errands);
+    }
+
+    /// A claim was refused that had been sent before without an answer. That one may stand in its own way: it holds the row while
+    /// it waits for the disk, or for a standby. Then the name looks as free as before, and nothing is known.
+    fn doubt(self: &Arc<Self>, claim: &Claim) {
+        let (client, claim) = (Arc::clone(self), claim.clone());
+        let name = claim.name.clone();
+        let reply = Reply::to(move |answer: Answer<Option<Row>>| {
+            let free = match &answer.outcome {
+                Ok(row) => row.as_ref().is_none_or(Row::is_free),
+                Err(_) => true,
+            };
+            let errands = if free {
+                client.withdraw(&claim.name, claim.owner, claim.hold, None);
+                let reason = "a request was not answered, and what it asked for is not done yet".into();
+                client.room().failed(&claim, Error::Unavailable { attempted: "acquire", reason, source: None })
+            } else {
+                client.room().refused(&claim)
+            };
+            client.run(errands);
+        });
+        self.pump.send(Verb::Look(name, reply));
     }
 
     /// Ends what may still stand in the row although nobody counts on it: a request that may have taken effect although

@@ -240,6 +240,13 @@ pub enum Error {
     #[error("there is nothing to be completed in this transaction: the result is stored already, or it is another one")]
     NotClaimed,
 
+    /// Not the URL of a database, nor a list of URLs: see [`Locks::connect`](crate::Locks::connect).
+    #[error("that is not the URL of a database, nor a list of them: {reason}")]
+    InvalidUrl {
+        /// What is wrong with it. (The URL is not told: there may be a password in it.)
+        reason: &'static str,
+    },
+
     /// This database, or the way to it, does not have what was asked for.
     #[error("{what} cannot be had here: {reason}")]
     Unsupported {
@@ -420,14 +427,16 @@ impl Error {
             Fault::NoTable => Self::NotMigrated { source },
             Fault::Exhausted if matches!(source, sqlx::Error::PoolTimedOut) => Self::PoolExhausted { attempted },
             Fault::Severed | Fault::Exhausted => {
-                Self::Unavailable { attempted, reason: source.to_string(), source: Some(source) }
+                Self::Unavailable { attempted, reason: reason(&source), source: Some(source) }
             }
             Fault::Again if is_sqlite_busy(&source) => Self::Unavailable {
                 attempted,
                 reason: "another connection is writing to the SQLite file".into(),
                 source: Some(source),
             },
-            Fault::Again | Fault::Blocked | Fault::Race | Fault::Final => Self::Database { attempted, source },
+            Fault::Again | Fault::Blocked | Fault::Race | Fault::ReadOnly | Fault::Final => {
+                Self::Database { attempted, source }
+            }
         }
     }
 
@@ -436,7 +445,7 @@ impl Error {
         match Fault::of(&source) {
             Fault::Exhausted if matches!(source, sqlx::Error::PoolTimedOut) => Self::PoolExhausted { attempted },
             Fault::Severed | Fault::Exhausted => {
-                Self::Unavailable { attempted, reason: source.to_string(), source: Some(source) }
+                Self::Unavailable { attempted, reason: reason(&source), source: Some(source) }
             }
             _ => Self::Database { attempted, source },
         }
@@ -447,6 +456,24 @@ impl Error {
 impl From<sqlx::Error> for Error {
     fn from(source: sqlx::Error) -> Self {
         Self::of_caller("run a statement", source)
+    }
+}
+
+/// No server was found that can be written, although some may have answered.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct NotWritable(String);
+
+/// The error of a connection to a server that cannot be written, or whose writes are worth less than was asked for.
+pub(crate) fn not_writable(reason: String) -> sqlx::Error {
+    sqlx::Error::Configuration(Box::new(NotWritable(reason)))
+}
+
+/// What happened, in words.
+pub(crate) fn reason(error: &sqlx::Error) -> String {
+    match error {
+        sqlx::Error::Configuration(cause) if cause.is::<NotWritable>() => cause.to_string(),
+        error => error.to_string(),
     }
 }
 
@@ -465,6 +492,8 @@ pub(crate) enum Fault {
     Race,
     /// The table does not exist.
     NoTable,
+    /// This server cannot be written, or not at present, or not in this transaction. Nothing was done.
+    ReadOnly,
     /// Anything else.
     Final,
 }
@@ -479,6 +508,7 @@ impl Fault {
             | sqlx::Error::PoolClosed
             | sqlx::Error::WorkerCrashed => Self::Severed,
             sqlx::Error::PoolTimedOut => Self::Exhausted,
+            sqlx::Error::Configuration(cause) if cause.is::<NotWritable>() => Self::Severed,
             _ => Self::Final,
         }
     }
@@ -491,9 +521,7 @@ impl Fault {
     pub(crate) fn is_doubtful_commit(error: &sqlx::Error) -> bool {
         match error {
             // Class 08 has transaction_resolution_unknown; who is shut down while a standby confirms has committed.
-            sqlx::Error::Database(answer) => {
-                Self::of(error) == Self::Severed || is_error_during_commit(answer.as_ref())
-            }
+            sqlx::Error::Database(_) => Self::of(error) == Self::Severed,
             _ => true,
         }
     }
@@ -542,6 +570,8 @@ impl Fault {
             // unique_violation, duplicate_table, duplicate_object; XX000 is "tuple concurrently updated".
             "23505" | "42P07" | "42710" | "XX000" => Self::Race,
             "42P01" => Self::NoTable,
+            // read_only_sql_transaction: on a standby there are no others.
+            "25006" => Self::ReadOnly,
             _ => Self::Final,
         }
     }
@@ -550,8 +580,12 @@ impl Fault {
     #[cfg(feature = "mysql")]
     fn of_mysql(number: u16) -> Self {
         match number {
-            // Server shutdown in progress, connection killed, client was disconnected by the server because of inactivity.
-            1053 | 1927 | 3169 | 4031 => Self::Severed,
+            // Server shutdown in progress, connection killed, client was disconnected by the server because of inactivity; error
+            // during COMMIT (a Galera node has lost its cluster: the others may have it or not).
+            1053 | 1927 | 3169 | 4031 | 1180 => Self::Severed,
+            // The server runs with --read-only (or another option that forbids it), the transaction is read-only, the server is;
+            // a Galera node has no cluster ("has not yet prepared node for application use").
+            1290 | 1792 | 1836 | 1047 => Self::ReadOnly,
             1040 | 1203 | 1226 => Self::Exhausted,
             // Deadlock (on Galera also another node's commit), record has changed since last read, rolled back during commit
             // (Group Replication, for another member's commit).
@@ -578,15 +612,6 @@ impl Fault {
             _ => Self::Final,
         }
     }
-}
-
-/// "Got error … during COMMIT": what a Galera node says that has lost its cluster.
-fn is_error_during_commit(error: &dyn DatabaseError) -> bool {
-    let _ = error;
-    #[cfg(feature = "mysql")]
-    return error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>().is_some_and(|error| error.number() == 1180);
-    #[cfg(not(feature = "mysql"))]
-    return false;
 }
 
 fn is_sqlite_busy(error: &sqlx::Error) -> bool {

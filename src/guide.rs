@@ -1,5 +1,7 @@
 //! Leases, row locks, versions, session locks, effects that are had once: which one when, what each costs, and all of them in one program.
 //!
+//! What becomes of them when a server is lost, and which cluster to choose: [`cluster`].
+//!
 //! # Which one?
 //!
 //! Ask for how long it must hold, and what happens to data meanwhile.
@@ -140,3 +142,5 @@
 //! [`Retry`]: crate::Retry
 //! [`RowError::StaleSnapshot`]: crate::RowError::StaleSnapshot
 //! [`Versioned`]: crate::Versioned
+
+pub mod cluster;

@@ -564,6 +564,9 @@ impl Lease {
     /// # }
     /// ```
     ///
+    /// On a Galera cluster, where locks are not seen by other nodes, a fence is a write: whoever takes the name over on another node
+    /// is not kept waiting, and this transaction cannot commit any more. See the [guide](crate::guide::cluster#galera).
+    ///
     /// A fence of a shared lease or of permits keeps out those who want the name for themselves alone, not others who share it:
     /// when a fenced permit ends before its transaction does, another holder may get it meanwhile.
     ///
@@ -598,6 +601,7 @@ impl Lease {
             mark: holding.hold.mark(),
             token: holding.token.get(),
             shared: holding.mode != Mode::Exclusive,
+            by_writing: self.client.backend.is_one_of_many_writers(),
         };
         match DB::fence(tx, &check).await {
             Ok(Verdict::Fenced) => Ok(()),

@@ -78,7 +78,7 @@
 //! - A process that is paused for longer than the TTL may act, before it looks at its lease, while another holds the name.
 //!   Inside this database a fence prevents the harm; elsewhere the receiver must check tokens.
 //! - A grant is as durable as the database's commits. An asynchronous replica that is promoted may not know it; the tokens
-//!   and the fence still protect the data.
+//!   and the fence still protect the data: see [`guide::cluster`].
 //! - The database host's clock may be wrong, but a *jump* by more than the TTL ends leases early, or late.
 //! - A waiter that has died is noticed after 3 seconds. So is a new holder that died before it knew; with several of them, all
 //!   in the same 3 seconds. A lease that was handed over by another process therefore lasts 3 seconds at first, and its TTL from

@@ -37,7 +37,7 @@ const BATCH: usize = 1000;
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 
 /// The same for opening a connection.
-const CONNECT_WITHIN: Duration = Duration::from_secs(4);
+pub(crate) const CONNECT_WITHIN: Duration = Duration::from_secs(4);
 
 /// How long a lane tries to get through to a database that refuses it, before the verbs fail.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -125,6 +125,8 @@ pub(crate) enum Verb {
         limit: u32,
         reply: Reply<u64>,
     },
+    /// Is answered when there is a connection.
+    Reach(Reply<()>),
     /// Is answered when everything before it is done.
     Flush(Reply<()>),
     /// Ends the lane when everything before it is done.
@@ -343,6 +345,7 @@ impl Lane {
             Verb::Copy { from, to, ttl, reply } => {
                 reply.send(self.attempt("resume", &Copy { from, to, ttl }).await);
             }
+            Verb::Reach(reply) => reply.send(self.attempt("connect", &Reach).await),
             // A reply that is dropped is answered.
             Verb::Flush(reply) => drop(reply),
             _ => {}
@@ -418,7 +421,11 @@ enum Failure {
 impl Failure {
     fn fault(&self) -> Fault {
         match self {
-            Self::Refused(error) => Fault::of(error),
+            Self::Refused(error) => match Fault::of(error) {
+                // It was another one when we connected: there may be a better one by now, here or elsewhere.
+                Fault::ReadOnly => Fault::Severed,
+                fault => fault,
+            },
             Self::NoAnswer | Self::Unconnected(None) => Fault::Severed,
             Self::Unconnected(Some(error)) => match Fault::of(error) {
                 Fault::Final => Fault::Final,
@@ -429,7 +436,7 @@ impl Failure {
 
     fn reason(&self) -> String {
         match self {
-            Self::Refused(error) | Self::Unconnected(Some(error)) => error.to_string(),
+            Self::Refused(error) | Self::Unconnected(Some(error)) => crate::error::reason(error),
             Self::NoAnswer => format!("no answer came within {ANSWER_WITHIN:?}"),
             Self::Unconnected(None) => format!("no connection could be opened within {CONNECT_WITHIN:?}"),
         }
@@ -438,6 +445,9 @@ impl Failure {
     fn into_error(self, attempted: &'static str) -> Error {
         let reason = self.reason();
         match self {
+            Self::Refused(error) if Fault::of(&error) == Fault::ReadOnly => {
+                Error::Unavailable { attempted, reason, source: Some(error) }
+            }
             Self::Refused(error) => Error::from_sqlx(attempted, error),
             Self::NoAnswer => Error::Unavailable { attempted, reason, source: None },
             Self::Unconnected(source) => Error::Unavailable { attempted, reason, source },
@@ -523,6 +533,17 @@ trait Request: Sync {
     type Outcome: Send;
 
     fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Self::Outcome>;
+}
+
+/// Takes nothing but a connection.
+struct Reach;
+
+impl Request for Reach {
+    type Outcome = ();
+
+    fn send<'a>(&'a self, _session: &'a mut dyn Session) -> Job<'a, ()> {
+        Box::pin(async { Ok(()) })
+    }
 }
 
 struct List(Names);

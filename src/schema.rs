@@ -147,7 +147,11 @@ fn patience_with(error: &MigrateError) -> Duration {
 
 /// The error of a connection for the migration that could not be opened.
 pub(crate) fn unconnected(error: sqlx::Error) -> Error {
-    Error::Unavailable { attempted: "connect for the migration", reason: error.to_string(), source: Some(error) }
+    Error::Unavailable {
+        attempted: "connect for the migration",
+        reason: crate::error::reason(&error),
+        source: Some(error),
+    }
 }
 
 fn into_error(error: MigrateError) -> Error {

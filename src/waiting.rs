@@ -237,6 +237,13 @@ impl Room {
         errands
     }
 
+    /// Whether whoever made a claim will not wait.
+    pub(crate) fn only_tries(&self, claim: &Claim) -> bool {
+        let waiters = self.lines.get(&claim.name).map(|line| &line.waiters);
+        waiters
+            .is_some_and(|waiters| waiters.iter().any(|w| w.claim.hold == claim.hold && w.patience != Patience::Wait))
+    }
+
     /// The database could not be asked, or refused for a reason of its own.
     pub(crate) fn failed(&mut self, claim: &Claim, error: Error) -> Vec<Errand> {
         let line = self.line(&claim.name);

@@ -12,6 +12,7 @@ mod session;
 use std::collections::{BTreeSet, HashMap};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -27,7 +28,7 @@ use super::{
     Place, Queue, Release, Renewal, Row, Session, Spot, Standing, Step, Ticket, To, UNSEEN, Watched,
 };
 use super::{by_hold, held_for, matched, micros, token};
-use crate::error::{Error, Fault, Result};
+use crate::error::{Error, Fault, Result, not_writable};
 use crate::name::LockName;
 use crate::owner::Hold;
 use crate::schema;
@@ -47,6 +48,22 @@ macro_rules! now {
     };
 }
 pub(super) use now;
+
+// For a new session; what the server is follows: whether it can be written (told by a number, or by one of several words), and
+// whether it may be a node of a Galera cluster. /*M! … */ is for MariaDB's eyes.
+pub(super) const SETTLE: &str = "
+SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
+SET SESSION autocommit = 1, innodb_lock_wait_timeout = 1;
+SELECT CAST(@@GLOBAL.read_only NOT IN ('0', 'OFF') AS SIGNED),
+       CAST(@@version_comment LIKE '%wsrep%' OR @@version_comment LIKE '%XtraDB Cluster%'
+            /*M! OR EXISTS (SELECT 1 FROM information_schema.GLOBAL_VARIABLES
+                             WHERE VARIABLE_NAME = 'WSREP_ON' AND VARIABLE_VALUE = 'ON') */ AS SIGNED)";
+
+// Not before something was read can what was written elsewhere be missing. A causal read: 1 is for SELECT and SHOW.
+// https://mariadb.com/kb/en/galera-cluster-system-variables/#wsrep_sync_wait
+pub(super) const SYNC_READS: &str = "SET SESSION wsrep_sync_wait = 1";
+
+pub(super) const IS_READY: &str = "SHOW GLOBAL STATUS WHERE Variable_name = 'wsrep_ready' AND Value = 'ON'";
 
 /// One claim a line: hex of name, owner, hold, ttl, holder, label. Names travel as hex because they are bytes; texts have
 /// their character set named, since MariaDB would take the database's. The lines stand in a derived table of their own,
@@ -509,6 +526,25 @@ SELECT f.token, (SELECT s.token FROM sqlock_fence AS s WHERE s.name = f.name)
   FROM sqlock_fence AS f WHERE f.name = ?
   LOCK IN SHARE MODE";
 
+// On a Galera cluster, where locks are not seen by other nodes. But of two who have written a row, one cannot commit: so the row
+// is written, and is as it was afterwards. (Nothing is written by an update that changes nothing.) A row whose token is below the
+// holding's is one of before the holding, which this node has not been told of yet. Bind order: name, least token, name, least
+// token, token, name.
+pub(super) const FENCE_BY_WRITING: &str = "
+SELECT f.token, (SELECT s.token FROM sqlock_fence AS s WHERE s.name = f.name)
+  FROM sqlock_fence AS f WHERE f.name = ? AND f.token >= ?
+   FOR UPDATE;
+UPDATE sqlock_fence SET token = -token WHERE name = ? AND token BETWEEN ? AND ?;
+UPDATE sqlock_fence SET token = -token WHERE name = ? AND token < 0";
+
+// Likewise for one of those who share it, if it is seen. Bind order: hold, token, name, name, token, name.
+pub(super) const FENCE_SHARE_BY_WRITING: &str = "
+SELECT f.token, (SELECT f.token FROM sqlock_place AS p WHERE p.name = f.name AND p.hold = ? AND p.token = ?)
+  FROM sqlock_fence AS f WHERE f.name = ?
+   FOR UPDATE;
+UPDATE sqlock_fence SET token = -token WHERE name = ? AND token BETWEEN 1 AND ?;
+UPDATE sqlock_fence SET token = -token WHERE name = ? AND token < 0";
+
 // Likewise for one of those who share it: whether the snapshot sees its place stands in place of what token it sees. Bind
 // order: name, hold, token.
 pub(super) const FENCE_SHARE: &str = "
@@ -524,25 +560,48 @@ SELECT 1 FROM sqlock_place WHERE name = ? AND hold = ? AND token = ? LOCK IN SHA
 /// The backend on connections made like those of the caller's pool.
 pub(crate) struct MySqlBackend {
     options: Arc<MySqlConnectOptions>,
+    /// The server we are connected to is, or was, a node of a Galera cluster.
+    on_galera: AtomicBool,
 }
 
 impl MySqlBackend {
     pub(crate) fn new(pool: &MySqlPool) -> Self {
-        Self { options: pool.connect_options() }
+        Self { options: pool.connect_options(), on_galera: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn with(options: MySqlConnectOptions) -> Self {
+        Self { options: Arc::new(options), on_galera: AtomicBool::new(false) }
     }
 }
 
 impl Backend for MySqlBackend {
+    fn place(&self) -> String {
+        format!("{}:{}", self.options.get_host(), self.options.get_port())
+    }
+
+    fn is_one_of_many_writers(&self) -> bool {
+        self.on_galera.load(Ordering::Relaxed)
+    }
+
     fn connect(&self) -> Job<'_, Box<dyn Session>> {
         Box::pin(async move {
             let options = (*self.options).clone().disable_statement_logging();
             let mut conn = options.timezone(String::from("+00:00")).connect().await?;
-            conn.execute(
-                "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
-                 SET SESSION autocommit = 1, innodb_lock_wait_timeout = 1",
-            )
-            .await?;
-            Ok(Box::new(MySqlSession { conn, open: false }) as Box<dyn Session>)
+            let about = sqlx::raw_sql(sql::SETTLE).fetch_one(&mut conn).await?;
+            let (is_read_only, may_be_galera): (i64, i64) = (about.get(0), about.get(1));
+            // Also when we have the right to write all the same: on a replica nobody else would see it.
+            if is_read_only != 0 {
+                return Err(not_writable(format!("{} is read-only, as replicas are", self.place())));
+            }
+            let on_galera = may_be_galera != 0 && session::is_on_galera(&mut conn).await?;
+            if on_galera {
+                if sqlx::raw_sql(sql::IS_READY).fetch_all(&mut conn).await?.is_empty() {
+                    return Err(not_writable(format!("{} is a Galera node without a cluster", self.place())));
+                }
+                conn.execute(sql::SYNC_READS).await?;
+            }
+            self.on_galera.store(on_galera, Ordering::Relaxed);
+            Ok(Box::new(MySqlSession { conn, on_galera, open: false }) as Box<dyn Session>)
         })
     }
 
@@ -585,6 +644,7 @@ async fn clear_interrupted(one: &MySqlPool) -> Result<(), sqlx::Error> {
 
 struct MySqlSession {
     conn: MySqlConnection,
+    on_galera: bool,
     /// Whether a transaction is open, around several verbs.
     open: bool,
 }
@@ -594,6 +654,16 @@ type MySqlQuery<'q> = sqlx::query::Query<'q, MySql, MySqlArguments>;
 impl MySqlSession {
     async fn execute(&mut self, query: MySqlQuery<'_>) -> Result<MySqlQueryResult, sqlx::Error> {
         query.execute(&mut self.conn).await
+    }
+
+    /// Whether it makes sense to repeat what has found nothing: on a Galera node, what another one has written may not have been
+    /// there yet. Now it is.
+    async fn has_caught_up(&mut self) -> Result<bool, sqlx::Error> {
+        if self.on_galera {
+            // Any read waits.
+            self.conn.execute("SELECT 1").await?;
+        }
+        Ok(self.on_galera)
     }
 
     async fn sweep_rows(&mut self, age: i64, limit: u32) -> Result<(), sqlx::Error> {
@@ -721,13 +791,19 @@ impl Session for MySqlSession {
         Box::pin(async move {
             let mut joined = Vec::with_capacity(claims.len());
             for c in claims {
-                let query = sqlx::query(sql::JOIN)
-                    .bind(c.hold.mark())
-                    .bind(c.hold.mark())
-                    .bind(micros(c.ttl))
-                    .bind(c.name.as_str().as_bytes())
-                    .bind(c.owner.to_string());
-                joined.push(self.granted(query).await?);
+                let query = || {
+                    sqlx::query(sql::JOIN)
+                        .bind(c.hold.mark())
+                        .bind(c.hold.mark())
+                        .bind(micros(c.ttl))
+                        .bind(c.name.as_str().as_bytes())
+                        .bind(c.owner.to_string())
+                };
+                let mut token = self.granted(query()).await?;
+                if token.is_none() && self.has_caught_up().await? {
+                    token = self.granted(query()).await?;
+                }
+                joined.push(token);
             }
             Ok(joined)
         })
@@ -735,7 +811,7 @@ impl Session for MySqlSession {
 
     fn renew<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>> {
         Box::pin(async move {
-            let query = match renewals {
+            let query = || match renewals {
                 [Renewal { holding: h, ttl, .. }] => sqlx::query(sql::RENEW)
                     .bind(h.hold.mark())
                     .bind(micros(*ttl))
@@ -748,7 +824,11 @@ impl Session for MySqlSession {
                     sqlx::query(sql::RENEW_MANY).bind(Value::from_iter(lines).to_string())
                 }
             };
-            let affected = self.execute(query).await?.rows_affected();
+            let mut affected = self.execute(query()).await?.rows_affected();
+            // None is taken to be renewed because it is there now.
+            if affected < renewals.len() as u64 && self.has_caught_up().await? {
+                affected = self.execute(query()).await?.rows_affected();
+            }
             let batch: Vec<_> =
                 renewals.iter().map(|Renewal { holding: h, .. }| (&h.name, h.owner, h.hold, Some(h.token))).collect();
             let matched = matched(self, affected, &batch, Standing::Held).await?;
@@ -758,7 +838,7 @@ impl Session for MySqlSession {
 
     fn release<'a>(&'a mut self, releases: &'a [Release]) -> Job<'a, Vec<Option<bool>>> {
         Box::pin(async move {
-            let query = match releases {
+            let query = || match releases {
                 [r] => {
                     let (mark, token) = (r.hold.mark(), r.token.map_or(0, FencingToken::get));
                     let least = micros(r.hold_at_least);
@@ -781,7 +861,10 @@ impl Session for MySqlSession {
                     sqlx::query(sql::RELEASE_MANY).bind(Value::from_iter(lines).to_string())
                 }
             };
-            let affected = self.execute(query).await?.rows_affected();
+            let mut affected = self.execute(query()).await?.rows_affected();
+            if affected == 0 && self.has_caught_up().await? {
+                affected = self.execute(query()).await?.rows_affected();
+            }
             let batch: Vec<_> = releases.iter().map(|r| (&r.name, r.owner, r.hold, r.token)).collect();
             matched(self, affected, &batch, Standing::Released).await
         })
@@ -1013,7 +1096,10 @@ impl Session for MySqlSession {
         Box::pin(async move {
             let lines = renewals.iter().map(|r| json_renewal(r, r.owner()));
             let lines = Value::from_iter(lines).to_string();
-            let affected = self.execute(sqlx::query(sql::RENEW_SHARES).bind(&lines)).await?.rows_affected();
+            let mut affected = self.execute(sqlx::query(sql::RENEW_SHARES).bind(&lines)).await?.rows_affected();
+            if affected < renewals.len() as u64 && self.has_caught_up().await? {
+                affected = self.execute(sqlx::query(sql::RENEW_SHARES).bind(&lines)).await?.rows_affected();
+            }
             if affected == 0 || affected == renewals.len() as u64 {
                 return Ok(vec![affected > 0; renewals.len()]);
             }
@@ -1219,6 +1305,9 @@ impl Fence for MySql {
             // As text, not prepared: a future that is dropped while sqlx prepares leaves a connection that never answers
             // again, and with it a transaction that never ends.
             let name = format!("X'{}'", hex(&check.name));
+            if check.by_writing {
+                return fence_by_writing(conn, check, &name).await;
+            }
             let sql = if check.shared {
                 let hold = format!("'{}'", check.mark);
                 let token = check.token.to_string();
@@ -1228,12 +1317,7 @@ impl Fence for MySql {
             };
             let row = match sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(&mut *conn).await {
                 Ok(row) => row.map(|row| (row.get::<i64, _>(0), row.get::<Option<i64>, _>(1))),
-                // MariaDB with innodb_snapshot_isolation: the row has changed since the snapshot.
-                Err(sqlx::Error::Database(e))
-                    if e.try_downcast_ref::<MySqlDatabaseError>().is_some_and(|e| e.number() == 1020) =>
-                {
-                    return Ok(Verdict::StaleSnapshot);
-                }
+                Err(error) if is_stale(&error) => return Ok(Verdict::StaleSnapshot),
                 Err(error) => return Err(error),
             };
             Ok(match row {
@@ -1255,4 +1339,43 @@ impl Fence for MySql {
             })
         })
     }
+}
+
+/// How often a fence looks whether its node has been told of its holding, and how long it waits in between.
+const LOOKS: u32 = 20;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+
+/// The fence where several servers are written: of this transaction, and of one that takes the name over elsewhere, only one can
+/// commit.
+async fn fence_by_writing(conn: &mut MySqlConnection, check: &Check, name: &str) -> Result<Verdict, sqlx::Error> {
+    let (token, hold) = (check.token.to_string(), format!("'{}'", check.mark));
+    let (sql, binds) = if check.shared {
+        (sql::FENCE_SHARE_BY_WRITING, vec![&*hold, &*token, name, name, &*token, name])
+    } else {
+        (sql::FENCE_BY_WRITING, vec![name, &*token, name, &*token, &*token, name])
+    };
+    let sql = binds.into_iter().fold(sql.to_owned(), |sql, bind| sql.replacen('?', bind, 1));
+    for _ in 0..LOOKS {
+        let row = match sqlx::raw_sql(AssertSqlSafe(sql.clone())).fetch_all(&mut *conn).await {
+            Ok(rows) => rows.first().map(|row| (row.get::<i64, _>(0), row.get::<Option<i64>, _>(1))),
+            Err(error) if is_stale(&error) => return Ok(Verdict::StaleSnapshot),
+            Err(error) => return Err(error),
+        };
+        match row {
+            Some((present, _)) if present > check.token => return Ok(Verdict::Superseded),
+            Some((_, Some(_))) if check.shared => return Ok(Verdict::Fenced),
+            Some((present, seen)) if !check.shared => {
+                return Ok(if seen == Some(present) { Verdict::Fenced } else { Verdict::StaleSnapshot });
+            }
+            // Here it is still before the holding, or after it, and the name was purged.
+            _ => tokio::time::sleep(BETWEEN_LOOKS).await,
+        }
+    }
+    Ok(Verdict::StaleSnapshot)
+}
+
+/// MariaDB with innodb_snapshot_isolation: the row has changed since the snapshot.
+fn is_stale(error: &sqlx::Error) -> bool {
+    let error = error.as_database_error().and_then(|error| error.try_downcast_ref::<MySqlDatabaseError>());
+    error.is_some_and(|error| error.number() == 1020)
 }

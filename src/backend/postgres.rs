@@ -13,7 +13,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgListener, PgPoolOptions, PgRow};
-use sqlx::{ConnectOptions, Connection, Executor, PgConnection, PgPool, Postgres, Row as _};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection, PgPool, Postgres, Row as _, SqlSafeStr as _,
+    SqlStr,
+};
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
@@ -21,7 +24,7 @@ use super::{
     PLACE, Pass, PassedOn, Place, Queue, Release, Renewal, Row, Session, Spot, Step, Ticket, To, UNSEEN, Watched,
 };
 use super::{by_hold, found, held_for, in_order, micros, token};
-use crate::error::Result;
+use crate::error::{Result, not_writable};
 use crate::name::LockName;
 use crate::owner::Hold;
 use crate::schema;
@@ -504,30 +507,60 @@ SELECT f.token, p.token
 /// The backend on connections made like those of the caller's pool.
 pub(crate) struct PostgresBackend {
     options: Arc<PgConnectOptions>,
+    /// Nothing counts that only one server has.
+    synchronous: bool,
 }
 
 impl PostgresBackend {
     pub(crate) fn new(pool: &PgPool) -> Self {
-        Self { options: pool.connect_options() }
+        Self { options: pool.connect_options(), synchronous: false }
+    }
+
+    pub(crate) fn with(options: PgConnectOptions) -> Self {
+        Self { options: Arc::new(options), synchronous: false }
     }
 }
 
 impl Backend for PostgresBackend {
+    fn place(&self) -> String {
+        format!("{}:{}", self.options.get_host(), self.options.get_port())
+    }
+
+    fn synchronous(&mut self) -> bool {
+        self.synchronous = true;
+        true
+    }
+
     fn connect(&self) -> Job<'_, Box<dyn Session>> {
         Box::pin(async move {
             let mut conn = (*self.options).clone().disable_statement_logging().connect().await?;
-            let (isolation, commit, read_only): (String, String, String) = sqlx::query_as(
+            let about: (String, String, String, bool, String) = sqlx::query_as(
                 "SELECT current_setting('default_transaction_isolation'), current_setting('synchronous_commit'),
-                        current_setting('default_transaction_read_only')",
+                        current_setting('default_transaction_read_only'), pg_is_in_recovery(),
+                        current_setting('synchronous_standby_names')",
             )
             .fetch_one(&mut conn)
             .await?;
-            let transaction = if isolation == "read committed" && commit != "off" && read_only == "off" {
+            let (isolation, commit, read_only, is_standby, standbys) = about;
+            if is_standby {
+                return Err(not_writable(format!("{} is a standby, which cannot be written", self.place())));
+            }
+            if self.synchronous
+                && let Some(missing) = missing_standby(&mut conn, &standbys).await?
+            {
+                let missing = format!("{} does not replicate synchronously, as was asked for: {missing}", self.place());
+                return Err(not_writable(missing));
+            }
+            let waits = if self.synchronous { matches!(&*commit, "on" | "remote_apply") } else { commit != "off" };
+            let transaction = if isolation == "read committed" && waits && read_only == "off" {
                 InTransaction::No
+            } else if commit == "remote_apply" {
+                InTransaction::AsConfigured
             } else {
                 InTransaction::Yes
             };
-            Ok(Box::new(PostgresSession { conn, transaction, open: false }) as Box<dyn Session>)
+            let synchronous = self.synchronous;
+            Ok(Box::new(PostgresSession { conn, transaction, synchronous, open: false }) as Box<dyn Session>)
         })
     }
 
@@ -572,6 +605,25 @@ impl Backend for PostgresBackend {
     }
 }
 
+/// Why nobody would confirm our commits. `None`: somebody does, at present.
+async fn missing_standby(conn: &mut PgConnection, configured: &str) -> Result<Option<&'static str>, sqlx::Error> {
+    if configured.trim().is_empty() {
+        return Ok(Some("synchronous_standby_names is empty"));
+    }
+    // Whoever may not see the others' details sees that they are there.
+    let (seen, hidden): (i64, i64) = sqlx::query_as(
+        "SELECT count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')), count(*) FILTER (WHERE sync_state IS NULL)
+           FROM pg_stat_replication",
+    )
+    .fetch_one(conn)
+    .await?;
+    Ok(match (seen, hidden) {
+        (0, 0) => Some("no synchronous standby is connected"),
+        (0, _) => Some("this user may not see whether a standby is synchronous: GRANT pg_monitor to it"),
+        _ => None,
+    })
+}
+
 struct PostgresListener {
     listener: PgListener,
     /// The pool that it was made from, which closes with it.
@@ -596,12 +648,17 @@ impl Listener for PostgresListener {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum InTransaction {
     No,
+    /// With a commit that waits for the disk here, and on a synchronous standby.
     Yes,
+    /// With a commit as the server has it, which waits for more than that.
+    AsConfigured,
 }
 
 struct PostgresSession {
     conn: PgConnection,
     transaction: InTransaction,
+    /// Nothing counts that only one server has, not even a release.
+    synchronous: bool,
     /// Whether one is open, around several verbs.
     open: bool,
 }
@@ -629,8 +686,20 @@ impl PostgresSession {
         Ok(done?.rows_affected())
     }
 
+    /// A release, which does not wait for its commit, unless that was asked for.
+    fn releasing(&self, sql: &'static str) -> SqlStr {
+        if self.synchronous {
+            return AssertSqlSafe(sql.replace("'off'", "current_setting('synchronous_commit')")).into_sql_str();
+        }
+        SqlStr::from_static(sql)
+    }
+
     async fn begin(&mut self) -> Result<(), sqlx::Error> {
-        self.conn.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL synchronous_commit = on").await?;
+        let begin = match self.transaction {
+            InTransaction::Yes => "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL synchronous_commit = on",
+            InTransaction::No | InTransaction::AsConfigured => "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
+        };
+        self.conn.execute(begin).await?;
         Ok(())
     }
 
@@ -738,7 +807,7 @@ impl Session for PostgresSession {
         Box::pin(async move {
             let token = |r: &Release| r.token.map_or(0, FencingToken::get);
             if let [r] = releases {
-                let query = sqlx::query(sql::RELEASE)
+                let query = sqlx::query(self.releasing(sql::RELEASE))
                     .bind(r.name.as_str())
                     .bind(r.owner.to_string())
                     .bind(r.hold.mark())
@@ -746,7 +815,7 @@ impl Session for PostgresSession {
                     .bind(micros(r.hold_at_least));
                 return Ok(vec![Some(self.execute(query).await? > 0)]);
             }
-            let query = sqlx::query(sql::RELEASE_MANY)
+            let query = sqlx::query(self.releasing(sql::RELEASE_MANY))
                 .bind(releases.iter().map(|r| r.name.as_str()).collect::<Vec<_>>())
                 .bind(releases.iter().map(|r| r.owner.to_string()).collect::<Vec<_>>())
                 .bind(releases.iter().map(|r| r.hold.mark()).collect::<Vec<_>>())

@@ -370,6 +370,10 @@ impl SqliteBackend {
 }
 
 impl Backend for SqliteBackend {
+    fn place(&self) -> String {
+        self.options.get_filename().display().to_string()
+    }
+
     fn connect(&self) -> Job<'_, Box<dyn Session>> {
         Box::pin(async move {
             // Shorter than the pump's patience with one statement: it would rather ask again than give up the connection.

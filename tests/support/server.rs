@@ -70,7 +70,7 @@ pub struct Server {
     options: Options,
     version: String,
     process: Option<Process>,
-    group: Option<Port>, // where nodes of a cluster meet
+    node: Option<Node>,
     dir: TempDir,
     port: Port, // last: as long as it is reserved nobody sweeps up the directory
 }
@@ -81,13 +81,59 @@ impl Server {
     }
 
     pub fn start_with(kind: Kind, options: Options) -> Server {
-        let port = Port::reserve();
-        let dir = port.directory();
-        fill_from_template(kind, dir.path());
-        let group = options.galera.then(Port::reserve);
-        let mut server = Server { kind, options, version: String::new(), process: None, group, dir, port };
+        let mut server = Server::prepare(kind, options);
+        fill_from_template(kind, server.dir.path());
+        if server.options.galera {
+            server.node = Some(Node::alone());
+        }
         server.launch();
         server
+    }
+
+    /// A server without a database.
+    fn prepare(kind: Kind, options: Options) -> Server {
+        let port = Port::reserve();
+        let dir = port.directory();
+        Server { kind, options, version: String::new(), process: None, node: None, dir, port }
+    }
+
+    /// A PostgreSQL server that follows another, of which it has a copy. That one knows it by the `name`.
+    pub fn standby_of(primary: &Server, name: &str, options: Options) -> Server {
+        assert_eq!(primary.kind, Kind::Postgres, "the standbys of others are not made like this");
+        let mut standby = Server::prepare(Kind::Postgres, options);
+        let dir = standby.dir.path();
+        let from = format!("host=127.0.0.1 port={} user=postgres application_name={name}", primary.port());
+        let mut copy = unprivileged([], &Kind::Postgres.program().with_file_name("pg_basebackup"), dir);
+        copy.args(["-d", &from, "-D", &text(&dir.join("data")), "-R", "-X", "stream", "-c", "fast", "--no-sync"]);
+        Process::start(copy, dir).succeed();
+        standby.launch();
+        standby
+    }
+
+    /// A Galera cluster of MariaDB servers on which everything is written everywhere. [`Server::restart`] brings back
+    /// a node that was killed, if others have stayed.
+    pub fn galera(nodes: usize, options: Options) -> Vec<Server> {
+        let mut all: Vec<Server> = (0..nodes).map(|_| Server::prepare(Kind::MariaDb, options.clone())).collect();
+        // One is a cluster of its own, for a moment, and the others begin as its copies. What they miss then they are told
+        // when they join (IST): to have everything copied by the servers themselves (SST) would take rsync.
+        let first = &mut all[0];
+        fill_from_template(Kind::MariaDb, first.dir.path());
+        first.node = Some(Node::alone());
+        first.launch();
+        first.process.take().expect("it was started").end();
+        let (from, desk) = (first.dir.path().join("data"), first.dir.path().join("ist"));
+        for server in &mut all[1..] {
+            copy(&from, &server.dir.path().join("data"));
+            server.node = Some(Node::alone());
+        }
+        let members: Vec<u16> = all.iter().filter_map(|server| server.node.as_ref()).map(|node| node.group.0).collect();
+        for (i, server) in all.iter_mut().enumerate() {
+            let node = server.node.as_mut().expect("they all are nodes");
+            (node.members, node.desk) = (members.clone(), desk.clone());
+            node.founds = i == 0;
+            server.launch();
+        }
+        all
     }
 
     /// Where a client may do anything: create databases and users, end sessions of others.
@@ -148,7 +194,7 @@ impl Server {
     fn launch(&mut self) {
         let dir = self.dir.path();
         // What a killed server leaves behind to keep a second one out.
-        for lock in ["data/postmaster.pid", "data/grastate.dat", "s", "s.lock", "pid"] {
+        for lock in ["data/postmaster.pid", "data/gvwstate.dat", "s", "s.lock", "pid"] {
             let _ = fs::remove_file(dir.join(lock));
         }
         if self.options.standby {
@@ -160,8 +206,10 @@ impl Server {
             Kind::Postgres => postgres_arguments(dir, self.port.0, self.options.durable),
             Kind::MariaDb | Kind::MySql => mysql_arguments(self.kind, dir, self.port.0, self.options.durable),
         };
-        if let Some(group) = &self.group {
-            arguments.extend(galera_arguments(group.0));
+        if let Some(node) = &mut self.node {
+            node.prepare(dir, &arguments);
+            arguments.extend(node.arguments());
+            node.founds = false;
         }
         for setting in &self.options.settings {
             if self.kind == Kind::Postgres {
@@ -170,6 +218,11 @@ impl Server {
             arguments.push(setting.clone());
         }
         let mut environment = Vec::new();
+        if let Some(node) = &self.node {
+            environment.push(format!("SQLOCK_IST={}", text(&node.desk)));
+            // Where it finds the script with which it asks for what it has missed.
+            environment.push(format!("PATH={}:{}", text(dir), env::var("PATH").unwrap_or_default()));
+        }
         if self.options.faketime {
             set_clock(dir, 0);
             environment = vec![
@@ -182,12 +235,16 @@ impl Server {
         }
         let mut command = unprivileged(environment, &self.kind.program(), dir);
         command.args(arguments);
+        let said = fs::metadata(dir.join("log")).map_or(0, |log| log.len());
         let process = self.process.insert(Process::start(command, dir));
         let port = self.port.0;
         self.version = match self.kind {
             Kind::Postgres => process.await_greeting(|| greet_postgres(port)),
             Kind::MariaDb | Kind::MySql => process.await_greeting(|| greet_mysql(port)),
         };
+        if self.node.is_some() {
+            process.await_word("Synchronized with group, ready for connections", said);
+        }
         if self.options.faketime {
             // libfaketime's shared memory, which a killed server would leave behind. The server has
             // it open.
@@ -366,21 +423,103 @@ fn mysql_arguments(kind: Kind, dir: &Path, port: u16, durable: bool) -> Vec<Stri
     arguments
 }
 
-/// One node, and a cluster of its own.
-fn galera_arguments(group: u16) -> Vec<String> {
-    let address = format!("127.0.0.1:{group}");
-    vec![
-        "--wsrep-on=ON".into(),
-        format!("--wsrep-provider={}", from_env("SQLOCK_GALERA_PROVIDER")),
-        "--wsrep-cluster-address=gcomm://".into(),
-        "--wsrep-new-cluster".into(),
-        format!("--wsrep-node-address={address}"),
-        format!("--wsrep-provider-options=gmcast.listen_addr=tcp://{address};base_port={group};gcache.size=8M"),
-        "--binlog-format=ROW".into(),
-        "--default-storage-engine=InnoDB".into(),
-        "--innodb-autoinc-lock-mode=2".into(),
-    ]
+/// What makes a MariaDB server a node of a Galera cluster.
+struct Node {
+    /// Where the nodes meet.
+    group: Port,
+    /// Where it is told what it has missed.
+    ist: Port,
+    /// The groups' ports of all nodes. Empty: it is a cluster of its own.
+    members: Vec<u16>,
+    /// Where it is left for a node from where on it is told.
+    desk: PathBuf,
+    /// It is the first to be there.
+    founds: bool,
 }
+
+impl Node {
+    fn alone() -> Node {
+        let (group, ist) = (Port::reserve(), Port::reserve());
+        Node { group, ist, members: Vec::new(), desk: PathBuf::new(), founds: true }
+    }
+
+    /// Finds out how far a node had come that was killed, so that it needs to be told the rest only.
+    fn prepare(&self, dir: &Path, arguments: &[String]) {
+        let state = dir.join("data/grastate.dat");
+        if self.members.is_empty() {
+            let _ = fs::remove_file(state);
+            return;
+        }
+        let script = dir.join("wsrep_sst_ist");
+        fs::write(&script, IST).expect("the server's directory is ours to write");
+        fs::set_permissions(&script, Permissions::from_mode(0o755)).expect("it is ours");
+        if self.founds {
+            return;
+        }
+        let mut recover = unprivileged([], &Kind::MariaDb.program(), dir);
+        recover.args(arguments).args(self.arguments()).args(["--wsrep-cluster-address=gcomm://", "--wsrep-recover"]);
+        Process::start(recover, dir).succeed();
+        let log = String::from_utf8_lossy(&fs::read(dir.join("log")).expect("it has a log")).into_owned();
+        let position = log.rsplit("Recovered position: ").next().and_then(|rest| rest.split_whitespace().next());
+        let (uuid, seqno) = position.and_then(|at| at.split_once(':')).expect("a node knows how far it has come");
+        let saved = format!("# GALERA saved state\nversion: 2.1\nuuid: {uuid}\nseqno: {seqno}\nsafe_to_bootstrap: 0\n");
+        fs::write(&state, saved).expect("the server's directory is ours to write");
+        give_away(&state);
+    }
+
+    fn arguments(&self) -> Vec<String> {
+        let address = format!("127.0.0.1:{}", self.group.0);
+        let members: Vec<String> = self.members.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        let mut arguments = vec![
+            "--wsrep-on=ON".into(),
+            format!("--wsrep-provider={}", from_env("SQLOCK_GALERA_PROVIDER")),
+            format!("--wsrep-cluster-address=gcomm://{}", members.join(",")),
+            format!("--wsrep-node-address={address}"),
+            "--wsrep-sst-method=ist".into(),
+            // Ports, and a dead node is noticed within a second or two.
+            format!(
+                "--wsrep-provider-options=gmcast.listen_addr=tcp://{address};base_port={};ist.recv_addr=127.0.0.1:{};\
+                 gcache.size={};evs.keepalive_period=PT0.1S;evs.inactive_check_period=PT0.1S;evs.suspect_timeout=PT2S;\
+                 evs.inactive_timeout=PT4S;evs.install_timeout=PT4S;gmcast.peer_timeout=PT2S;pc.wait_prim_timeout=PT30S",
+                self.group.0,
+                self.ist.0,
+                if members.is_empty() { "8M" } else { "64M" },
+            ),
+            "--binlog-format=ROW".into(),
+            "--default-storage-engine=InnoDB".into(),
+            "--innodb-autoinc-lock-mode=2".into(),
+        ];
+        if self.founds {
+            arguments.push("--wsrep-new-cluster".into());
+        }
+        arguments
+    }
+}
+
+/// What the nodes of a cluster call to bring another one up to date; they name it by how they are told to do that. All it does is
+/// to tell from where on the rest is to be sent. A node for which that is not enough cannot be helped.
+const IST: &str = r#"#!/bin/sh
+while [ $# -gt 0 ]; do
+    case $1 in
+        --role) role=$2 ;;
+        --gtid) position=$2 ;;
+        --bypass) bypass=1 ;;
+    esac
+    shift
+done
+case $role in
+    joiner)
+        rm -f "$SQLOCK_IST"
+        echo 'ready 127.0.0.1:1/ist'
+        until [ -s "$SQLOCK_IST" ]; do sleep 0.05; done
+        cat "$SQLOCK_IST"
+        ;;
+    donor)
+        [ -n "$bypass" ] || exit 1
+        echo "$position" >"$SQLOCK_IST.new" && mv "$SQLOCK_IST.new" "$SQLOCK_IST" && echo "done $position"
+        ;;
+esac
+"#;
 
 /// Where the server finds its own parts, which it may look for elsewhere than beside its program.
 fn mysql_installation(kind: Kind) -> Vec<String> {
@@ -420,13 +559,18 @@ fn fill_from_template(kind: Kind, dir: &Path) {
     }
     drop(turn);
 
+    copy(&template, &dir.join("data"));
+}
+
+/// Copies a directory with all that it holds, and whose it is.
+fn copy(from: &Path, to: &Path) {
     let status = Command::new("cp")
         .args(["-a", "--reflink=auto"])
-        .args([&template, &dir.join("data")])
+        .args([from, to])
         .process_group(0) // Ctrl-C is for others
         .status()
         .expect("cp can be started");
-    assert!(status.success(), "could not copy {}: {status}", template.display());
+    assert!(status.success(), "could not copy {}: {status}", from.display());
 }
 
 /// Makes `dir/data`, with a superuser who needs no password and an empty database to connect to.
@@ -590,6 +734,32 @@ impl Process {
         signal_tree(self.pid(), Signal::KILL);
         let _ = self.child.wait();
         await_true("killed processes to be gone", || all.iter().all(|&pid| family(pid).is_empty()));
+    }
+
+    /// Waits until something is said in the log, after the first `said` bytes.
+    fn await_word(&mut self, word: &str, said: u64) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let log = fs::read(&self.log).unwrap_or_default();
+            if String::from_utf8_lossy(log.get(said as usize..).unwrap_or_default()).contains(word) {
+                return;
+            }
+            if let Some(status) = self.child.try_wait().expect("a child can be waited for") {
+                panic!("the server ended while starting ({status}):\n{}", self.log_tail());
+            }
+            assert!(Instant::now() < deadline, "it does not say {word:?}:\n{}", self.log_tail());
+            sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Asks a server to end in order, and waits for that.
+    fn end(mut self) {
+        send(self.pid(), Signal::TERM);
+        let deadline = Instant::now() + PATIENCE;
+        while matches!(self.child.try_wait(), Ok(None)) {
+            assert!(Instant::now() < deadline, "it does not end:\n{}", self.log_tail());
+            sleep(Duration::from_millis(5));
+        }
     }
 
     /// Asks PostgreSQL to end at once, and sees to it that it does.

@@ -51,8 +51,7 @@ async fn lie(conn: &mut MySqlConnection, read_only: bool) -> Result<Option<&'sta
     if read_only {
         return Ok(Some("this server is read-only, as replicas are: its locks are not those of the primary"));
     }
-    // A provider, and switched on.
-    if sqlx::raw_sql(sql::GALERA).fetch_all(&mut *conn).await?.len() == 2 {
+    if is_on_galera(conn).await? {
         return Ok(Some("GET_LOCK of one node of a Galera cluster is not seen by the others; take a lease"));
     }
     let online = match sqlx::raw_sql(sql::GROUP).fetch_all(conn).await {
@@ -62,6 +61,11 @@ async fn lie(conn: &mut MySqlConnection, read_only: bool) -> Result<Option<&'sta
         Err(error) => return Err(error),
     };
     Ok((online > 0).then_some("GET_LOCK of one member of a replication group is not seen by the others; take a lease"))
+}
+
+/// Whether the server is a node of a Galera cluster: it has a provider, and that is switched on.
+pub(super) async fn is_on_galera(conn: &mut MySqlConnection) -> Result<bool, sqlx::Error> {
+    Ok(sqlx::raw_sql(sql::GALERA).fetch_all(conn).await?.len() == 2)
 }
 
 struct MySqlAnchor {

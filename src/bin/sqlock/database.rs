@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-use sqlock::{Error, Locks};
+use sqlock::{Error, Locks, LocksBuilder};
 
 use crate::exit::Failure;
 use crate::options::Global;
@@ -34,7 +34,7 @@ pub struct Database {
     file: Option<PathBuf>,
 }
 
-/// The pool that `locks` was made from.
+/// A pool on the database that was named, or the first of those.
 pub enum Pool {
     #[cfg(feature = "postgres")]
     Postgres(sqlx::PgPool),
@@ -70,10 +70,20 @@ impl Database {
 
     fn open_with(global: &Global, file: File) -> Result<Self, Failure> {
         let url = Url::find(global)?;
-        let (pool, place) = url.pool(file)?;
+        let urls = LocksBuilder::split_urls(&url.url);
+        let (pool, mut place) = url.pool(file)?;
         let file = (url.kind == Kind::Sqlite).then(|| PathBuf::from(&place));
+        let locks = if urls.len() > 1 {
+            place.push_str(&format!(", or {} more", urls.len() - 1));
+            let builder = LocksBuilder::from_urls(&url.url);
+            builder
+                .map_err(|error| Failure::configuration(format!("the database URLs are not valid: {error}")))?
+                .build()
+        } else {
+            pool.locks()
+        };
         let _ = PLACE.set(say::printable_line(&place));
-        Ok(Self { locks: pool.locks(), pool, may_migrate: !global.no_migrate, file })
+        Ok(Self { locks, pool, may_migrate: !global.no_migrate, file })
     }
 
     /// Does something that needs the tables, and creates them when they are missing.
@@ -143,7 +153,7 @@ impl Url {
 
     /// Each of the URLs, where several are named: `postgres://…,postgres://…`.
     pub fn each(&self) -> Result<Vec<Self>, Failure> {
-        split(&self.url).into_iter().map(|url| Self::parse(url, "each database URL")).collect()
+        LocksBuilder::split_urls(&self.url).into_iter().map(|url| Self::parse_one(url, "each database URL")).collect()
     }
 
     /// The place where leases are kept, to be looked at: nothing is sent yet, nor made. On SQLite the application's own file
@@ -158,7 +168,27 @@ impl Url {
         Ok(pools)
     }
 
-    fn parse(url: &str, from: &str) -> Result<Self, Failure> {
+    /// One, or several of one kind, for failover.
+    fn parse(urls: &str, from: &str) -> Result<Self, Failure> {
+        let several = LocksBuilder::split_urls(urls);
+        let mut found = Self::parse_one(several.first().copied().unwrap_or_default(), from)?;
+        if let [_, others @ ..] = &*several
+            && !others.is_empty()
+        {
+            for url in others {
+                if Self::parse_one(url, from)?.kind != found.kind || found.kind == Kind::Sqlite {
+                    return Err(Failure::configuration(format!(
+                        "{from} names several databases, which must be PostgreSQL all, or MySQL all: \
+                         one takes over from another"
+                    )));
+                }
+            }
+            found.url = urls.into();
+        }
+        Ok(found)
+    }
+
+    fn parse_one(url: &str, from: &str) -> Result<Self, Failure> {
         // An empty one is a secret that was not set, in CI for instance. Falling back to a file would exclude nobody.
         if url.trim().is_empty() {
             return Err(Failure::configuration(format!("{from} is empty")));
@@ -230,14 +260,20 @@ impl Url {
         }
     }
 
+    /// The first, where there are several.
+    fn first(&self) -> &str {
+        LocksBuilder::split_urls(&self.url).first().copied().unwrap_or_default()
+    }
+
     /// What is wrong with a URL is told without the URL: there may be a password in it.
     fn options<O: FromStr<Err = sqlx::Error>>(&self) -> Result<O, Failure> {
-        self.url.parse().map_err(|error| {
+        let url = self.first();
+        url.parse().map_err(|error| {
             let reason = match error {
                 sqlx::Error::Configuration(cause) => cause.to_string(),
                 _ => "it cannot be read".into(),
             };
-            let reason = if reason.contains(&self.url) { "it cannot be read".into() } else { reason };
+            let reason = if reason.contains(url) { "it cannot be read".into() } else { reason };
             Failure::configuration(format!("the database URL is not valid: {reason}"))
         })
     }
@@ -254,21 +290,6 @@ impl Pool {
             Self::Sqlite(pool) => Locks::new(pool.clone()),
         }
     }
-}
-
-/// A list of URLs. A comma ends one only if another begins after it: passwords may have commas.
-fn split(urls: &str) -> Vec<&str> {
-    let mut list = Vec::new();
-    let mut from = 0;
-    for (comma, _) in urls.match_indices(',') {
-        let scheme = urls[comma + 1..].split_once("://").map(|(scheme, _)| scheme.trim_start());
-        if scheme.is_some_and(|scheme| !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphabetic())) {
-            list.push(urls[from..comma].trim());
-            from = comma + 1;
-        }
-    }
-    list.push(urls[from..].trim());
-    list
 }
 
 /// `DATABASE_URL` of the nearest `.env`. The other variables there are none of ours, nor are they passed to the command.
@@ -338,6 +359,7 @@ mod tests {
 
     #[test]
     fn a_list_of_urls_is_split_where_another_one_begins() {
+        let split = LocksBuilder::split_urls;
         assert_eq!(split("postgres://a,postgresql://b/x"), ["postgres://a", "postgresql://b/x"]);
         assert_eq!(split("mysql://u:p,w@a/x, mysql://b"), ["mysql://u:p,w@a/x", "mysql://b"]);
         assert_eq!(split("postgres://u@a:1,b:2/x?options=-cx%3D1,2"), ["postgres://u@a:1,b:2/x?options=-cx%3D1,2"]);

@@ -1,0 +1,242 @@
+//! MariaDB Galera: three nodes, and everything is written everywhere.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use sqlock::{Error, Lease, Locks};
+use sqlx::mysql::MySqlPoolOptions;
+use sqlx::{AssertSqlSafe, MySqlPool};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::server::{Options, Server};
+use super::{on, soon, until, urls};
+
+/// How many times the counter is raised, and how often under one lease.
+const TIMES: u64 = 1200;
+const EACH: u64 = 10;
+
+/// Three servers are much for a small machine.
+static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+async fn cluster() -> Vec<Server> {
+    let nodes = Server::galera(3, Options::default());
+    on(&nodes[0].url()).connect().await.expect("a node").migrate().await.expect("migrate");
+    nodes
+}
+
+/// The nodes' URLs, this one first.
+fn beginning_with(nodes: &[Server], first: usize) -> String {
+    urls(nodes[first..].iter().chain(&nodes[..first]))
+}
+
+async fn locks(nodes: &[Server], first: usize) -> Locks {
+    on(&beginning_with(nodes, first)).connect().await.expect("a client")
+}
+
+fn pool(node: &Server) -> MySqlPool {
+    let options = MySqlPoolOptions::new().max_connections(4).acquire_timeout(Duration::from_secs(2));
+    options.connect_lazy(&node.url()).expect("a URL")
+}
+
+async fn execute(pool: &MySqlPool, sql: &str) {
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(pool).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
+}
+
+/// A number, as all nodes know it.
+async fn number(pool: &MySqlPool, sql: &str) -> i64 {
+    let sql = format!("SET STATEMENT wsrep_sync_wait = 1 FOR {sql}");
+    let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(pool).await.expect("an answer");
+    sqlx::Row::get(&row, 0)
+}
+
+/// One of those who raise the counter.
+struct Clerk {
+    locks: Locks,
+    pools: Vec<MySqlPool>,
+    at: usize,
+    done: Arc<AtomicU64>,
+    conflicts: Arc<AtomicU64>,
+}
+
+impl Clerk {
+    async fn work(mut self) {
+        while self.done.load(Ordering::Relaxed) < TIMES {
+            let Ok(lease) = self.locks.lease("counter").ttl(Duration::from_secs(10)).acquire().await else { continue };
+            for _ in 0..EACH {
+                if lease.raise(&self.pools[self.at]).await.is_ok() {
+                    self.done.fetch_add(1, Ordering::Relaxed);
+                    continue;
+                }
+                // A concurrent change is met again on the same node; a node that has gone is not.
+                self.conflicts.fetch_add(1, Ordering::Relaxed);
+                if self.pools[self.at].acquire().await.is_err() {
+                    self.at = (self.at + 1) % self.pools.len();
+                }
+                if !lease.is_held() {
+                    break;
+                }
+            }
+            let _ = lease.release().await;
+        }
+    }
+}
+
+trait Raise {
+    async fn raise(&self, pool: &MySqlPool) -> Result<(), Error>;
+}
+
+impl Raise for Lease {
+    /// Reads the counter and writes it, one greater: whoever else writes in between is lost.
+    async fn raise(&self, pool: &MySqlPool) -> Result<(), Error> {
+        let mut tx = pool.begin().await?;
+        self.fence(&mut tx).await?;
+        let value: i64 = sqlx::query_scalar("SELECT value FROM counter").fetch_one(&mut *tx).await?;
+        let raise = format!("UPDATE counter SET value = {}; INSERT INTO audit VALUES ({})", value + 1, value + 1);
+        sqlx::raw_sql(AssertSqlSafe(raise)).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+}
+
+/// All nodes are written at once; one is killed, and comes back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_counter_is_exact_that_is_raised_through_all_nodes_while_one_is_killed() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let mut nodes = cluster().await;
+    let pools: Vec<MySqlPool> = nodes.iter().map(pool).collect();
+    // Not one row that all agree about by accident: it would be an error to raise it twice from the same value.
+    execute(
+        &pools[0],
+        "CREATE TABLE counter (id INT PRIMARY KEY, value BIGINT NOT NULL); INSERT INTO counter VALUES (1, 0);
+                        CREATE TABLE audit (value BIGINT PRIMARY KEY)",
+    )
+    .await;
+    let (done, conflicts) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let start = Instant::now();
+    let mut clerks = JoinSet::new();
+    for at in 0..nodes.len() {
+        let locks = locks(&nodes, at).await;
+        for _ in 0..2 {
+            let (done, conflicts) = (Arc::clone(&done), Arc::clone(&conflicts));
+            clerks.spawn(Clerk { locks: locks.clone(), pools: pools.clone(), at, done, conflicts }.work());
+        }
+    }
+    until("a third of the work", async || done.load(Ordering::Relaxed) >= TIMES / 3).await;
+    nodes[2].kill();
+    until("half of the work", async || done.load(Ordering::Relaxed) >= TIMES / 2).await;
+    nodes[2].restart();
+    let back = done.load(Ordering::Relaxed);
+    while let Some(ended) = soon("the end of the work", clerks.join_next()).await {
+        ended.expect("no panic");
+    }
+    println!(
+        "{} times in {:.1?}, {} were tried again; the node was back at {back}",
+        done.load(Ordering::Relaxed),
+        start.elapsed(),
+        conflicts.load(Ordering::Relaxed),
+    );
+    for pool in &pools {
+        let value = number(pool, "SELECT value FROM counter").await;
+        // Each that was told to be done was, and each that was done was one of its own. (Of some, nobody was told.)
+        assert_eq!(number(pool, "SELECT COUNT(*) FROM audit").await, value);
+        assert_eq!(number(pool, "SELECT CAST(MAX(value) AS SIGNED) FROM audit").await, value);
+        let done = done.load(Ordering::Relaxed).cast_signed();
+        assert!(value >= done && value <= done + conflicts.load(Ordering::Relaxed).cast_signed(), "{value}, {done}");
+    }
+}
+
+#[tokio::test]
+async fn what_was_fenced_on_one_node_cannot_commit_once_the_name_was_taken_on_another() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let nodes = cluster().await;
+    let pools: Vec<MySqlPool> = nodes.iter().map(pool).collect();
+    execute(
+        &pools[0],
+        "CREATE TABLE account (id INT PRIMARY KEY, balance INT NOT NULL); INSERT INTO account VALUES (1, 0)",
+    )
+    .await;
+    let (first, third) = (locks(&nodes, 0).await, locks(&nodes, 2).await);
+    number(&pools[1], "SELECT COUNT(*) FROM account").await;
+
+    for level in ["READ COMMITTED", "REPEATABLE READ"] {
+        let lease = first.lease("a").ttl(Duration::from_secs(2)).renew(false).acquire().await.expect("acquired");
+        let mut tx = soon("a fence", async {
+            loop {
+                let begin = AssertSqlSafe(format!("SET TRANSACTION ISOLATION LEVEL {level}; BEGIN"));
+                let mut tx = pools[1].begin_with(begin).await.expect("a transaction");
+                match lease.fence(&mut tx).await {
+                    Ok(()) => break tx,
+                    Err(error) if error.is_conflict() => tx.rollback().await.expect("rolled back"),
+                    Err(error) => panic!("{level}: {error}"),
+                }
+            }
+        })
+        .await;
+        sqlx::query("UPDATE account SET balance = balance + 100 WHERE id = 1")
+            .execute(&mut *tx)
+            .await
+            .expect("written");
+        // The lease runs out, and whoever takes the name on another node knows nothing of the transaction.
+        let next = soon("the next holder", third.lease("a").acquire()).await.expect("acquired");
+        assert!(next.token() > lease.token());
+        assert!(tx.commit().await.is_err(), "{level}: committed by a holder that was superseded");
+        let mut tx = pools[2].begin().await.expect("a transaction");
+        next.fence(&mut tx).await.expect("it is held");
+        let balance: i32 = sqlx::query_scalar("SELECT balance FROM account").fetch_one(&mut *tx).await.expect("read");
+        assert_eq!(balance, 0, "{level}");
+        tx.commit().await.expect("committed");
+        next.release().await.expect("held");
+    }
+}
+
+/// What was committed on one node is not at once to be seen on the others.
+#[tokio::test]
+async fn a_lease_is_not_called_lost_on_a_node_that_has_not_been_told_of_it_yet() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let nodes = cluster().await;
+    let pools: Vec<MySqlPool> = nodes.iter().map(pool).collect();
+    let (first, second) = (locks(&nodes, 0).await, locks(&nodes, 1).await);
+    let mut behind = 0;
+    for i in 0..150 {
+        let name = format!("name/{}", i % 10);
+        let lease = first.lease(&name).acquire().await.unwrap_or_else(|e| panic!("{i}: {e}"));
+        let mut tx = pools[2].begin().await.expect("a transaction");
+        match lease.fence(&mut tx).await {
+            Ok(()) => tx.commit().await.expect("committed"),
+            Err(error) if error.is_conflict() => behind += 1,
+            Err(error) => panic!("{i}: {error}"),
+        }
+        let lease = second.resume(lease.export().expect("held")).await.unwrap_or_else(|e| panic!("{i}: resumed: {e}"));
+        lease.release().await.unwrap_or_else(|e| panic!("{i}: released: {e}"));
+    }
+    println!("{behind} of 150 fences came to a node before it had been told of the lease");
+}
+
+#[tokio::test]
+async fn session_locks_are_refused_and_a_node_without_a_cluster_is_passed_by() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let mut nodes = cluster().await;
+    for first in 0..3 {
+        let refused = locks(&nodes, first).await.session("a").try_acquire().await;
+        assert!(matches!(refused, Err(Error::Unsupported { .. })), "node {first}");
+    }
+    let held = locks(&nodes, 0).await;
+    let lease = held.lease("a").ttl(Duration::from_secs(60)).acquire().await.expect("acquired");
+    nodes[0].kill();
+    // Its client goes on with another one.
+    soon("a renewal elsewhere", async {
+        while lease.extend(Duration::from_secs(60)).await.is_err() {
+            assert!(lease.is_held());
+            sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    lease.release().await.expect("it was held all the time");
+    nodes[1].kill();
+    // The last one has no majority: whatever it says, it must not grant.
+    let alone = on(&nodes[2].url()).build();
+    let asked = soon("an answer", alone.lease("b").try_acquire()).await;
+    assert!(matches!(asked, Err(Error::Unavailable { .. } | Error::Unknown { .. })), "{asked:?}");
+}

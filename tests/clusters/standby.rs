@@ -1,0 +1,344 @@
+//! PostgreSQL: a primary, and standbys that may take over.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use sqlock::{Lease, Locks};
+use sqlx::{AssertSqlSafe, PgPool};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::server::{Kind, Options, Server};
+use super::{on, soon, unavailable, until, urls};
+
+/// Far longer than a failover takes here.
+const TTL: Duration = Duration::from_secs(120);
+
+/// A primary, a standby of it, and one of that, which follows it when it takes over.
+struct Cluster {
+    a: Server,
+    b: Server,
+    _c: Server,
+}
+
+impl Cluster {
+    /// With a synchronous standby, whichever of the two is the primary.
+    async fn synchronous() -> Self {
+        // A standby is copied from a standby only if that knows whole pages.
+        let whole = vec!["full_page_writes=on".into()];
+        let a = Server::start_with(Kind::Postgres, Options { settings: whole, ..Options::default() });
+        let settings = vec!["synchronous_standby_names=c".into()];
+        let b = Server::standby_of(&a, "b", Options { settings, ..Options::default() });
+        let c = Server::standby_of(&b, "c", Options::default());
+        let cluster = Self { a, b, _c: c };
+        execute(&cluster.a, "ALTER SYSTEM SET synchronous_standby_names = 'b'").await;
+        execute(&cluster.a, "SELECT pg_reload_conf()").await;
+        confirmed(&cluster.a).await;
+        cluster
+    }
+
+    /// The client of an application that wants no grant to be lost.
+    async fn locks(&self) -> Locks {
+        on(&urls([&self.a, &self.b])).synchronous().expect("PostgreSQL has it").connect().await.expect("a client")
+    }
+}
+
+async fn pool(server: &Server) -> PgPool {
+    sqlx::postgres::PgPoolOptions::new().max_connections(1).connect_lazy(&server.url()).expect("a URL")
+}
+
+async fn execute(server: &Server, sql: &str) {
+    let pool = pool(server).await;
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&pool).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
+    pool.close().await;
+}
+
+async fn number(pool: &PgPool, sql: &'static str) -> i64 {
+    sqlx::query_scalar(sql).fetch_one(pool).await.unwrap_or_else(|e| panic!("{sql}: {e}"))
+}
+
+/// Returns when a standby confirms what is committed here.
+async fn confirmed(primary: &Server) {
+    let pool = pool(primary).await;
+    let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync' AND state = 'streaming'";
+    until("a synchronous standby", async || number(&pool, sql).await == 1).await;
+}
+
+async fn promote(standby: &Server) {
+    execute(standby, "SELECT pg_promote(true, 60)").await;
+}
+
+/// What the clients have been told.
+#[derive(Default)]
+struct Told {
+    /// What was granted, and not given back.
+    held: Mutex<HashMap<String, i64>>,
+    /// The greatest token of the name that all want.
+    greatest: AtomicI64,
+    grants: AtomicU64,
+    /// When something was granted first that was asked for after the primary was killed.
+    killed: Mutex<Option<Instant>>,
+    first: Mutex<Option<Duration>>,
+    over: AtomicBool,
+}
+
+impl Told {
+    fn granted(&self, asked: Instant) {
+        self.grants.fetch_add(1, Ordering::Relaxed);
+        if let Some(killed) = *self.killed.lock().unwrap()
+            && asked > killed
+        {
+            self.first.lock().unwrap().get_or_insert_with(|| killed.elapsed());
+        }
+    }
+}
+
+/// Takes names, keeps some and gives some back, until it is over.
+async fn work(locks: Locks, told: Arc<Told>, who: usize) -> Vec<Lease> {
+    let mut kept = Vec::new();
+    for i in 0.. {
+        if told.over.load(Ordering::Relaxed) {
+            break;
+        }
+        let asked = Instant::now();
+        if i % 4 == 0 {
+            // Everybody wants this one.
+            let Ok(lease) = locks.lease("hot").ttl(TTL).acquire().await else { continue };
+            told.granted(asked);
+            let token = lease.token().get();
+            let before = told.greatest.fetch_max(token, Ordering::Relaxed);
+            assert!(token > before, "token {token} after {before}");
+            let _ = lease.release().await;
+            continue;
+        }
+        let name = format!("{who}/{i}");
+        let Ok(lease) = locks.lease(&name).ttl(TTL).acquire().await else { continue };
+        told.granted(asked);
+        if i % 4 == 1 {
+            let _ = lease.release().await;
+        } else {
+            told.held.lock().unwrap().insert(name, lease.token().get());
+            kept.push(lease);
+        }
+    }
+    kept
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_acknowledged_lease_survives_the_primary() {
+    let mut cluster = Cluster::synchronous().await;
+    let told = Arc::new(Told::default());
+    let mut tasks = JoinSet::new();
+    cluster.locks().await.migrate().await.expect("migrate");
+    for client in 0..3 {
+        let locks = cluster.locks().await;
+        for task in 0..4 {
+            tasks.spawn(work(locks.clone(), Arc::clone(&told), client * 10 + task));
+        }
+    }
+    until("some work", async || told.grants.load(Ordering::Relaxed) >= 300).await;
+
+    cluster.a.kill();
+    let killed = Instant::now();
+    *told.killed.lock().unwrap() = Some(killed);
+    let held = told.held.lock().unwrap().clone();
+    let grants = told.grants.load(Ordering::Relaxed);
+    promote(&cluster.b).await;
+    let promoted = killed.elapsed();
+
+    // Nothing that was acknowledged before has gone.
+    let direct = on(&cluster.b.url()).connect().await.expect("the standby has taken over");
+    for (name, token) in &held {
+        let info = direct.inspect(name).await.expect("it can be looked at");
+        assert_eq!(info.map(|info| info.token.get()), Some(*token), "the lease on {name} that was acknowledged");
+    }
+    // And it goes on from there. (That tokens rise is seen to by those who work.)
+    let before = told.grants.load(Ordering::Relaxed);
+    until("more work", async || told.grants.load(Ordering::Relaxed) >= before + 100).await;
+    told.over.store(true, Ordering::Relaxed);
+    let mut kept = Vec::new();
+    while let Some(ended) = soon("the end of the work", tasks.join_next()).await {
+        kept.extend(ended.expect("nobody has seen a token go back"));
+    }
+    assert!(kept.len() >= held.len());
+    for lease in kept {
+        let name = lease.name().to_string();
+        lease.release().await.unwrap_or_else(|e| panic!("{name} was ours to the end: {e}"));
+    }
+    println!(
+        "{grants} grants before the primary was killed, {} held, none lost; the standby had taken over after {promoted:.1?}, \
+         the first new grant came after {:.1?}",
+        held.len(),
+        told.first.lock().unwrap().expect("there was one"),
+    );
+}
+
+#[tokio::test]
+async fn a_standby_alone_is_refused_and_passed_by_in_a_list() {
+    let a = Server::start(Kind::Postgres);
+    let b = Server::standby_of(&a, "b", Options::default());
+    Locks::connect(&a.url()).await.expect("the primary").migrate().await.expect("migrate");
+
+    let alone = on(&b.url()).build();
+    let reason = unavailable(alone.lease("a").try_acquire().await);
+    assert!(reason.contains("is a standby"), "{reason}");
+    let reason = unavailable(Locks::connect(&urls([&b, &b])).await);
+    assert!(reason.contains("none of the 2 servers can be written") && reason.contains("is a standby"), "{reason}");
+
+    let locks = Locks::connect(&urls([&b, &a])).await.expect("one of them can be written");
+    locks.migrate().await.expect("there");
+    let lease = locks.lease("a").try_acquire().await.expect("there").expect("it is free");
+    lease.release().await.expect("held");
+    let lock = locks.session("a").try_acquire().await.expect("there").expect("it is free");
+    lock.release().await.expect("held");
+}
+
+#[tokio::test]
+async fn without_a_synchronous_standby_nothing_is_granted_to_those_who_insist_on_one() {
+    let a = Server::start(Kind::Postgres);
+    let insist = |url: String| async move { on(&url).synchronous().expect("PostgreSQL").connect().await };
+    let reason = unavailable(insist(a.url()).await);
+    assert!(reason.contains("synchronous_standby_names is empty"), "{reason}");
+
+    execute(&a, "ALTER SYSTEM SET synchronous_standby_names = 'b'").await;
+    execute(&a, "SELECT pg_reload_conf()").await;
+    let pool = pool(&a).await;
+    let set = "SELECT (current_setting('synchronous_standby_names') = 'b')::int::bigint";
+    until("the setting", async || number(&pool, set).await == 1).await;
+    let reason = unavailable(insist(a.url()).await);
+    assert!(reason.contains("no synchronous standby is connected"), "{reason}");
+
+    let _b = Server::standby_of(&a, "b", Options::default());
+    confirmed(&a).await;
+    insist(a.url()).await.expect("now there is one");
+    execute(&a, "CREATE USER nobody_special").await;
+    let reason = unavailable(insist(a.url().replace("postgres@", "nobody_special@")).await);
+    assert!(reason.contains("GRANT pg_monitor"), "{reason}");
+}
+
+#[tokio::test]
+async fn while_the_standby_stands_still_nothing_is_granted_and_nobody_is_said_to_hold_it() {
+    let cluster = Cluster::synchronous().await;
+    let locks = cluster.locks().await;
+    locks.migrate().await.expect("migrate");
+    let lease = locks.lease("a").ttl(TTL).acquire().await.expect("acquired");
+    let first = lease.token();
+    lease.release().await.expect("held");
+
+    cluster.b.pause();
+    let ttl = Duration::from_secs(3);
+    for _ in 0..2 {
+        let reason = unavailable(soon("an answer", locks.lease("a").ttl(ttl).try_acquire()).await);
+        assert!(!reason.contains("standby"), "it is there, and says nothing: {reason}");
+    }
+    cluster.b.resume();
+    // What was asked for in vain may be granted now, and runs out.
+    let lease = soon("the lease", locks.lease("a").ttl(TTL).acquire()).await.expect("the standby is back");
+    assert!(lease.token() > first);
+    lease.release().await.expect("held");
+}
+
+/// The primary has it, and would say so; a failover would lose it.
+#[tokio::test]
+async fn a_grant_that_is_asked_for_again_is_not_acknowledged_before_the_standby_has_it() {
+    let cluster = Cluster::synchronous().await;
+    let locks = cluster.locks().await;
+    locks.migrate().await.expect("migrate");
+    locks.lease("a").acquire().await.expect("acquired").release().await.expect("held");
+    let admin = pool(&cluster.a).await;
+    let stands = async |but: i64| -> i64 {
+        let sql =
+            "SELECT coalesce(max(pid), 0)::bigint FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND pid <> $1";
+        sqlx::query_scalar(sql).bind(but).fetch_one(&admin).await.expect("the server tells of its sessions")
+    };
+
+    cluster.b.pause();
+    let asked = tokio::spawn(locks.lease("a").ttl(TTL).try_acquire());
+    let mut pid = 0;
+    until("a commit that waits", async || {
+        pid = stands(0).await;
+        pid > 0
+    })
+    .await;
+    // The session ends, and with it the wait: committed here, and nowhere else.
+    let terminate = format!("SELECT pg_terminate_backend({pid})");
+    sqlx::raw_sql(AssertSqlSafe(terminate)).execute(&admin).await.expect("it can be ended");
+    until("the same, asked again", async || stands(pid).await > 0).await;
+    assert_eq!(
+        number(&admin, "SELECT count(*) FROM sqlock_lease WHERE name = 'a' AND holds <> ''").await,
+        1,
+        "it is there"
+    );
+    sleep(Duration::from_millis(300)).await;
+    assert!(!asked.is_finished(), "acknowledged, although only the primary has it");
+    cluster.b.resume();
+    let lease = soon("the answer", asked).await.expect("no panic").expect("the standby is back").expect("it was free");
+    lease.release().await.expect("held");
+}
+
+#[tokio::test]
+async fn what_an_asynchronous_standby_has_missed_is_lost_and_the_tokens_and_the_fence_still_protect_the_data() {
+    let mut a = Server::start(Kind::Postgres);
+    let b = Server::standby_of(&a, "b", Options::default());
+    let locks = Locks::connect(&urls([&a, &b])).await.expect("a client");
+    locks.migrate().await.expect("migrate");
+    execute(&a, "CREATE TABLE account (balance int); INSERT INTO account VALUES (0)").await;
+    let early = locks.lease("early").ttl(TTL).acquire().await.expect("acquired");
+    for name in ["known/0", "known/1"] {
+        locks.lease(name).acquire().await.expect("acquired").release().await.expect("held");
+    }
+    let (pool_a, pool_b) = (pool(&a).await, pool(&b).await);
+    // A release is told before it is on the disk here.
+    until("the standby to have that", async || {
+        let sql = "SELECT count(*) FROM sqlock_lease WHERE name LIKE 'known/%' AND holds = ''";
+        number(&pool_b, sql).await == 2
+    })
+    .await;
+
+    // The standby hears no more, and nobody notices.
+    execute(&b, "ALTER SYSTEM SET primary_conninfo = ''").await;
+    execute(&b, "SELECT pg_reload_conf()").await;
+    until("the cut", async || number(&pool_b, "SELECT count(*) FROM pg_stat_wal_receiver").await == 0).await;
+    until("its end there", async || number(&pool_a, "SELECT count(*) FROM pg_stat_replication").await == 0).await;
+    let mut lost = Vec::new();
+    for name in ["known/0", "known/1", "new/0", "new/1"] {
+        lost.push(locks.lease(name).ttl(TTL).acquire().await.expect("acquired"));
+    }
+    pool_a.close().await;
+    a.kill();
+    promote(&b).await;
+
+    // Another client, as if on another host.
+    let others = Locks::connect(&urls([&a, &b])).await.expect("the standby has taken over");
+    let missing =
+        lost.iter().map(Lease::name).map(async |name| others.inspect(name.as_str()).await.expect("there").is_none());
+    let mut count = 0;
+    for is_missing in missing {
+        count += u32::from(is_missing.await);
+    }
+    println!("{count} of {} leases were lost that the standby had missed; 1 of 1 that it had not was kept", lost.len());
+    assert_eq!(count, 4, "all that it has missed");
+    let info = others.inspect("early").await.expect("there").expect("what the standby had is kept");
+    assert_eq!(info.token, early.token());
+    for lease in &lost {
+        let mut tx = pool_b.begin().await.expect("a transaction");
+        let fenced = lease.fence(&mut tx).await;
+        assert!(fenced.is_err_and(|e| e.is_lost()), "before anybody else has it");
+        tx.rollback().await.expect("rolled back");
+        let next = others.lease(lease.name().as_str()).try_acquire().await.expect("there").expect("it is free");
+        assert!(next.token() > lease.token(), "{} after {}", next.token(), lease.token());
+        let mut tx = pool_b.begin().await.expect("a transaction");
+        assert!(lease.fence(&mut tx).await.is_err_and(|e| e.is_lost()), "while somebody else has it");
+        tx.rollback().await.expect("rolled back");
+        let mut tx = pool_b.begin().await.expect("a transaction");
+        next.fence(&mut tx).await.expect("the new holder is the holder");
+        sqlx::query("UPDATE account SET balance = balance + 1").execute(&mut *tx).await.expect("written");
+        tx.commit().await.expect("committed");
+    }
+    let mut tx = pool_b.begin().await.expect("a transaction");
+    early.fence(&mut tx).await.expect("it goes on there");
+    tx.commit().await.expect("committed");
+    assert_eq!(number(&pool_b, "SELECT balance::bigint FROM account").await, 4);
+}
