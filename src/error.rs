@@ -466,13 +466,13 @@ struct NotWritable(String);
 
 /// The error of a connection to a server that cannot be written, or whose writes are worth less than was asked for.
 pub(crate) fn not_writable(reason: String) -> sqlx::Error {
-    sqlx::Error::Configuration(Box::new(NotWritable(reason)))
+    sqlx::Error::Io(std::io::Error::other(NotWritable(reason)))
 }
 
 /// What happened, in words.
 pub(crate) fn reason(error: &sqlx::Error) -> String {
     match error {
-        sqlx::Error::Configuration(cause) if cause.is::<NotWritable>() => cause.to_string(),
+        sqlx::Error::Io(cause) if cause.get_ref().is_some_and(|cause| cause.is::<NotWritable>()) => cause.to_string(),
         error => error.to_string(),
     }
 }
@@ -508,7 +508,6 @@ impl Fault {
             | sqlx::Error::PoolClosed
             | sqlx::Error::WorkerCrashed => Self::Severed,
             sqlx::Error::PoolTimedOut => Self::Exhausted,
-            sqlx::Error::Configuration(cause) if cause.is::<NotWritable>() => Self::Severed,
             _ => Self::Final,
         }
     }

@@ -7,7 +7,7 @@
 //! of arrival does here what a fixed order of resources does in Havender's standard pattern: J. W. Havender, "Avoiding deadlock
 //! in multitasking systems", IBM Systems Journal 7(2), 1968.)
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use crate::backend::{CLAIM, Claim, Database, Holding, Mode, Spot, Ticket, Watched};
+use crate::backend::{CLAIM, Claim, Database, Holding, Mode, SHARED, Spot, Ticket, Watched};
 use crate::client::{Client, late};
 use crate::clock::Moment;
 use crate::error::{Error, LossCause, Result};
@@ -26,7 +26,7 @@ use crate::lease::renewal::{Tenure, margin};
 use crate::lease::{FAREWELL, Lease, LeaseRequest, Terms, first};
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
-use crate::pump::{Answer, Attend, Gather, Hindrance, Verb};
+use crate::pump::{Answer, Attend, Gather, Hindrance, Serve, Verb};
 use crate::token::FencingToken;
 
 /// The most names that are taken together: the transaction that takes them keeps others from these names while it lasts.
@@ -41,7 +41,7 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(5);
 /// How often the places in line give a sign of life.
 const KEEP: Duration = CLAIM.checked_div(3).expect("not zero");
 
-/// How soon and how late somebody who waits looks at its places.
+/// How soon and how late somebody who is first everywhere looks at its places; the others less often.
 const SOONEST: Duration = Duration::from_millis(1);
 const LATEST: Duration = Duration::from_millis(100);
 
@@ -176,7 +176,10 @@ impl LeaseAllRequest {
                 Err(error) if error.is_lost() => Err(error),
                 _ => Ok(done),
             },
-            Err(_) => Err(all.release().await.err().unwrap_or(Error::Closed)),
+            Err(cause) => {
+                let lost = all.leases.iter().find(|lease| !lease.is_held()).or(all.leases.first());
+                Err(lost.map_or(Error::Closed, |lease| lease.loss(cause)))
+            }
         }
     }
 
@@ -332,17 +335,23 @@ impl LeaseAll {
     ///
     /// # Errors
     ///
-    /// As [`Lease::release`], of the first for which there is one; the others are given back all the same.
+    /// As [`Lease::release`]: [`Error::Lost`] when one of them was lost, otherwise the first error there is. The others are given back
+    /// all the same.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future after its first poll does not stop the release.
     pub async fn release(self) -> Result<()> {
         let departures: Vec<_> = self.leases.into_iter().map(Lease::depart).collect();
-        let mut outcome = Ok(());
+        let mut outcome: Result<()> = Ok(());
         for departure in departures {
             let departed = departure.await;
-            if outcome.is_ok() {
+            let matters = match (&outcome, &departed) {
+                (Err(first), Err(error)) => error.is_lost() && !first.is_lost(),
+                (Ok(()), _) => true,
+                _ => false,
+            };
+            if matters {
                 outcome = departed;
             }
         }
@@ -413,10 +422,7 @@ impl Gathering {
         let gathered = self.gather(waits).await;
         if !matches!(gathered, Ok(Some(_))) {
             if gathered.is_err() {
-                // A request that failed may have taken effect.
-                for claim in &self.claims {
-                    self.client.withdraw(&claim.name, claim.owner, claim.hold, None);
-                }
+                self.withdraw();
             }
             if waits {
                 self.leave().await;
@@ -460,6 +466,10 @@ impl Gathering {
                 Err(error) => return Err(error),
             };
             if !attended.gone.is_empty() {
+                // They were not kept alive in time, or what they were granted has run out unheard.
+                self.withdraw();
+                self.leave().await;
+                self.claims.iter_mut().zip(Hold::siblings()).for_each(|(claim, hold)| claim.hold = hold);
                 self.line_up().await?;
                 continue;
             }
@@ -470,7 +480,7 @@ impl Gathering {
                 None => match self.take(true).await? {
                     Ok(all) => return Ok(Some(all)),
                     // Whoever serves the name clears the dead away.
-                    Err(Hindrance { claim, dead: true }) => self.client.serve(&self.claims[claim].name),
+                    Err(Hindrance { claim, dead: true, .. }) => self.client.serve(&self.claims[claim].name),
                     Err(_) => {}
                 },
             }
@@ -481,7 +491,8 @@ impl Gathering {
                 since = Moment::now();
             }
             let patience = u32::try_from(ahead + 1).unwrap_or(u32::MAX);
-            pause = (Moment::now().since(since) / 8).max(SOONEST).saturating_mul(patience).min(LATEST);
+            let by_wait = (Moment::now().since(since) / 8).clamp(SOONEST, LATEST);
+            pause = by_wait.saturating_mul(patience).min(KEEP);
         }
     }
 
@@ -498,6 +509,10 @@ impl Gathering {
         let Answer { outcome, sent_at, .. } = self.client.ask(|reply| Verb::Gather(gather, reply)).await;
         let tokens = match outcome? {
             Ok(tokens) => tokens,
+            Err(Hindrance { claim, shared: true, .. }) => {
+                let reason = "its owner shares the name, and cannot have it alone before it has given that back";
+                return Err(Error::Conversion { name: self.claims[claim].name.clone(), reason });
+            }
             Err(hindrance) => {
                 self.in_the_way.store(hindrance.claim, Ordering::Relaxed);
                 return Ok(Err(hindrance));
@@ -525,12 +540,33 @@ impl Gathering {
         Ok(Ok(LeaseAll { leases }))
     }
 
+    /// A request that was not answered may have taken effect.
+    fn withdraw(&self) {
+        for claim in &self.claims {
+            self.client.withdraw(&claim.name, claim.owner, claim.hold, None);
+        }
+    }
+
+    /// Whether all names could be had now, by one who does not wait. Clears away what the dead have left there.
     async fn are_free(&self) -> Result<bool> {
         for claim in &self.claims {
             let name = claim.name.clone();
-            let row = self.client.ask(|reply| Verb::Look(name, reply)).await.outcome?;
-            if row.is_some_and(|row| row.held_for().is_some() || row.waiting != 0) {
+            let Some(row) = self.client.ask(|reply| Verb::Look(name, reply)).await.outcome? else {
+                continue;
+            };
+            if self.reenters && row.held_for().is_some() && row.owner == claim.owner.to_string() {
+                continue;
+            }
+            if row.held_for().is_some() {
                 return Ok(false);
+            }
+            if row.waiting != 0 || row.holds == SHARED {
+                let (name, terms, readers) = (claim.name.clone(), HashMap::new(), Vec::new());
+                let serve = Serve { name, from: None, terms, readers, bell: "".into() };
+                let served = self.client.ask(|reply| Verb::Serve(serve, reply)).await.outcome?;
+                if served.held_for.is_some() || served.others || !served.granted.is_empty() {
+                    return Ok(false);
+                }
             }
         }
         Ok(true)
@@ -559,10 +595,13 @@ impl Gathering {
 
     /// Waits, unless nobody wants an answer any more.
     async fn pause(&mut self, pause: Duration) -> Result<Result<(), Gone>> {
-        tokio::select! {
-            () = tokio::time::sleep(pause) => Ok(Ok(())),
-            () = self.reply.closed() => Ok(Err(Gone)),
-            _ = self.closing.wait_for(|closing| *closing) => Err(Error::Closed),
+        let closing = std::pin::pin!(self.closing.wait_for(|closing| *closing));
+        let gone = std::pin::pin!(self.reply.closed());
+        let ended = std::pin::pin!(first(gone, closing));
+        match timeout(pause, ended).await {
+            Err(_) => Ok(Ok(())),
+            Ok(Ok(())) => Ok(Err(Gone)),
+            Ok(Err(_)) => Err(Error::Closed),
         }
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! The pump knows nothing of who waits for what. A verb carries its [`Reply`].
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -256,6 +256,7 @@ impl Lane {
             self.carry::<Looks>(round.looks).await;
             self.carry::<Leaves>(round.leaves).await;
             self.carry::<Enqueues>(round.enqueues).await;
+            self.attend(round.attends).await;
             for verb in round.singles {
                 self.answer(verb).await;
             }
@@ -309,6 +310,63 @@ impl Lane {
         Answer { outcome, sent_at: answer.sent_at, resent: resent || answer.resent }
     }
 
+    /// Looks after all places together, and tells each what became of its own.
+    async fn attend(&mut self, attends: Vec<(Attend, Reply<Attended>)>) {
+        let (mut one, mut others) = (attends.into_iter().peekable(), Vec::new());
+        let Some(bell) = one.peek().map(|(attend, _)| Arc::clone(&attend.bell)) else {
+            return;
+        };
+        let together: Vec<_> = one
+            .filter_map(|attend| {
+                if attend.0.bell == bell {
+                    return Some(attend);
+                }
+                others.push(attend);
+                None
+            })
+            .collect();
+        let keep = together.iter().flat_map(|(attend, _)| &attend.keep).cloned().collect();
+        let watch = together.iter().flat_map(|(attend, _)| &attend.watch).cloned().collect();
+        let all = Attend { keep, bell, watch };
+        let Answer { outcome, sent_at, resent } = self.attempt("wait", &all).await;
+        match outcome {
+            Ok(attended) => {
+                let kept: HashSet<Hold> = attended.kept.into_iter().collect();
+                let watched: HashMap<Hold, Option<Watched>> =
+                    attended.watched.into_iter().map(|(spot, watched)| (spot.hold, watched)).collect();
+                for (attend, reply) in together {
+                    let (kept, gone): (Vec<Spot>, Vec<Spot>) =
+                        attend.keep.into_iter().partition(|spot| kept.contains(&spot.hold));
+                    let mut seen = attend.watch;
+                    let vanished: Vec<Spot> = gone.iter().filter(|spot| !seen.contains(spot)).cloned().collect();
+                    seen.extend(vanished);
+                    let watched =
+                        seen.into_iter().map(|spot| (spot.clone(), watched.get(&spot.hold).cloned().flatten()));
+                    let kept = kept.into_iter().map(|spot| spot.hold).collect();
+                    let outcome = Ok(Attended { kept, gone, watched: watched.collect() });
+                    reply.send(Answer { outcome, sent_at, resent });
+                }
+            }
+            Err(error) => {
+                let mut together = together.into_iter();
+                let first = together.next();
+                for (attend, reply) in together {
+                    let answer = match error.for_another() {
+                        Some(error) => Answer { outcome: Err(error), sent_at, resent },
+                        None => self.attempt("wait", &attend).await,
+                    };
+                    reply.send(answer);
+                }
+                if let Some((_, reply)) = first {
+                    reply.send(Answer { outcome: Err(error), sent_at, resent });
+                }
+            }
+        }
+        for (attend, reply) in others {
+            reply.send(self.attempt("wait", &attend).await);
+        }
+    }
+
     /// Carries out a verb that does not travel in batches.
     async fn answer(&mut self, verb: Verb) {
         match verb {
@@ -329,7 +387,6 @@ impl Lane {
             }
             Verb::LineUp(tickets, reply) => reply.send(self.attempt("wait", &LineUp(tickets)).await),
             Verb::Gather(gather, reply) => reply.send(self.attempt("acquire", &gather).await),
-            Verb::Attend(attend, reply) => reply.send(self.attempt("wait", &attend).await),
             Verb::Downgrade(from, to, reply) => {
                 reply.send(self.attempt("downgrade", &Downgrade { from, to }).await);
             }
@@ -469,6 +526,7 @@ struct Round {
     looks: Items<Looks>,
     leaves: Items<Leaves>,
     enqueues: Items<Enqueues>,
+    attends: Vec<(Attend, Reply<Attended>)>,
     singles: Vec<Verb>,
     close: Option<Reply<()>>,
 }
@@ -518,6 +576,7 @@ impl Round {
                 Verb::Look(name, reply) => round.looks.push((name, reply)),
                 Verb::Leave(spot, reply) => round.leaves.push((spot, reply)),
                 Verb::Enqueue(ticket, reply) => round.enqueues.push((ticket, reply)),
+                Verb::Attend(attend, reply) => round.attends.push((attend, reply)),
                 Verb::Close(reply) if later.is_empty() => round.close = Some(reply),
                 verb @ Verb::Close(_) => later.push(verb),
                 single => round.singles.push(single),
@@ -816,6 +875,8 @@ pub(crate) struct Hindrance {
     pub(crate) claim: usize,
     /// Somebody stands before it whose time has run out.
     pub(crate) dead: bool,
+    /// Its own owner shares the name.
+    pub(crate) shared: bool,
 }
 
 impl Request for Gather {
@@ -825,7 +886,15 @@ impl Request for Gather {
         Box::pin(async move {
             session.transact(Step::Begin).await?;
             let taken = self.take(session).await;
-            session.transact(if matches!(taken, Ok(Ok(_))) { Step::Commit } else { Step::RollBack }).await?;
+            if !matches!(taken, Ok(Ok(_))) {
+                session.transact(Step::RollBack).await?;
+                return taken;
+            }
+            if let Err(error) = session.transact(Step::Commit).await {
+                // It may still be open: SQLite's is when somebody reads for too long.
+                session.transact(Step::RollBack).await?;
+                return Err(error);
+            }
             taken
         })
     }
@@ -855,11 +924,11 @@ impl Gather {
             let Some(mut queue) = session.queue(&claim.name, NEXT).await? else {
                 break;
             };
-            // It has been granted before, and the reply was lost.
             if queue.row.standing(claim.owner, claim.hold, None) == Standing::Held {
-                tokens[i] = FencingToken::new(queue.row.token);
+                // It has been granted before, and the reply was lost. From now on it is to last anew, if it still does.
+                tokens[i] = session.join(std::slice::from_ref(claim)).await?.pop().flatten();
             } else if !queue.bury(&Terms::from([(mark.clone(), claim.ttl)])).is_empty() {
-                return Ok(Err(Hindrance { claim: i, dead: true }));
+                return Ok(Err(Hindrance { claim: i, dead: true, shared: false }));
             } else if let Some(pass) = queue.next_to(&claim.name, &mark, claim.ttl) {
                 let granted = session.pass(&pass).await?.unwrap_or_default();
                 tokens[i] = granted.first().map(|granted| granted.token);
@@ -868,10 +937,13 @@ impl Gather {
                 break;
             }
         }
-        match missing(&tokens) {
-            None => Ok(Ok(tokens.into_iter().flatten().collect())),
-            Some(claim) => Ok(Err(Hindrance { claim, dead: false })),
-        }
+        let Some(claim) = missing(&tokens) else {
+            return Ok(Ok(tokens.into_iter().flatten().collect()));
+        };
+        let Claim { name, owner, .. } = &self.claims[claim];
+        let queue = if self.reenters { session.queue(name, NEXT).await? } else { None };
+        let shared = queue.is_some_and(|queue| queue.sharers().contains(owner));
+        Ok(Err(Hindrance { claim, dead: false, shared }))
     }
 }
 

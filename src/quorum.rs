@@ -64,6 +64,7 @@ const TRIES: u32 = 4;
 ///   *first* record the token as the highest it has seen (and refuse a lower one), *then* read, then write.
 /// - **No queue.** Who waits asks again, at random intervals. Of one process, those who wait with the same quorum (or a clone)
 ///   come in order; between processes there is no order.
+/// - **No re-entrance.** Inside an [`Owner::scope`], too, a second request for a name waits for the first.
 /// - **It trusts clocks to run at about the same rate**, as every lease does: one percent of the TTL is held back.
 /// - **It costs** two statements on each database to acquire, one after the other, as late as the slowest of the faster half;
 ///   a renewal on each, and a release on each.
@@ -378,7 +379,8 @@ impl QuorumRequest {
     /// Asks all databases once, each for so long at most. An error is one that asking again will not cure.
     async fn attempt(&self, name: &LockName, within: Option<Duration>) -> Result<Result<QuorumLease, Refused>> {
         let within = within.unwrap_or(Duration::MAX).min(self.terms.node_timeout());
-        let mut round = Round::new(Arc::clone(&self.quorum.nodes), name.clone(), Owner::random(), self.terms.clone());
+        let owner = Owner::random();
+        let mut round = Round::new(Arc::clone(&self.quorum.nodes), name.clone(), owner, self.terms.clone());
         round.ask_all(within);
         let (granted, token) = match round.outcome(within).await {
             Outcome::Granted(granted, token) => (granted, token),
@@ -386,7 +388,7 @@ impl QuorumRequest {
             Outcome::Unreachable(error) if error.is_retryable() => return Ok(Err(Refused::Unreachable(error))),
             Outcome::Unreachable(error) => return Err(error),
         };
-        let held = Held::new(name.clone(), token, &self.quorum.nodes, granted);
+        let held = Held::new(name.clone(), token, owner, &self.quorum.nodes, granted);
         if !held.is_held() {
             let reason = "the majority was had when the first of its leases had ended".into();
             let late = Error::Unavailable { attempted: "acquire a majority", reason, source: None };
@@ -438,6 +440,12 @@ impl QuorumLease {
     /// *then* read, then write on condition that it is still the highest.
     pub fn token(&self) -> FencingToken {
         self.held.token
+    }
+
+    /// Who holds, one and the same on all databases, as [`Locks::inspect`](crate::Locks::inspect) tells it there. It does not enter
+    /// again.
+    pub fn owner(&self) -> Owner {
+        self.held.owner
     }
 
     /// Whether a majority is certainly still ours. Local: it reads a clock and does no I/O.

@@ -1227,11 +1227,13 @@ impl Session for MySqlSession {
 
     fn transact(&mut self, step: Step) -> Job<'_, ()> {
         Box::pin(async move {
+            // Should we be cut off or stopped in the middle, others do not wait for long.
             let sql = match step {
-                Step::Begin => "START TRANSACTION",
-                Step::Commit => "COMMIT",
-                Step::RollBack => "ROLLBACK",
+                Step::Begin => "SET SESSION wait_timeout = 2; START TRANSACTION",
+                Step::Commit => "COMMIT; SET SESSION wait_timeout = @@GLOBAL.wait_timeout",
+                Step::RollBack => "ROLLBACK; SET SESSION wait_timeout = @@GLOBAL.wait_timeout",
             };
+            self.open &= step != Step::RollBack;
             self.conn.execute(sql).await?;
             self.open = step == Step::Begin;
             Ok(())

@@ -366,6 +366,12 @@ DELETE FROM sqlock_place AS p USING unnest($1::text[], $2::text[]) AS s (name, h
  WHERE p.name = s.name AND p.hold = s.hold
 RETURNING p.hold";
 
+// Should we be cut off or stopped in the middle of a transaction, others do not wait for long. It ends with the transaction.
+pub(super) const BEGIN_BRIEFLY: &str = "
+BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+SET LOCAL idle_in_transaction_session_timeout = '2s';
+SET LOCAL lock_timeout = '1s'";
+
 // $1 names, $2 holds
 pub(super) const ALIGN: &str = "
 WITH mine AS MATERIALIZED (
@@ -667,6 +673,7 @@ type PgQuery<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
 
 impl PostgresSession {
     async fn rows(&mut self, query: PgQuery<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
+        self.insist().await?;
         if self.open || self.transaction == InTransaction::No {
             return query.fetch_all(&mut self.conn).await;
         }
@@ -677,6 +684,7 @@ impl PostgresSession {
     }
 
     async fn execute(&mut self, query: PgQuery<'_>) -> Result<u64, sqlx::Error> {
+        self.insist().await?;
         if self.open || self.transaction == InTransaction::No {
             return Ok(query.execute(&mut self.conn).await?.rows_affected());
         }
@@ -684,6 +692,21 @@ impl PostgresSession {
         let done = query.execute(&mut self.conn).await;
         self.end(done.is_ok()).await?;
         Ok(done?.rows_affected())
+    }
+
+    /// Where a second server must have what the first has: makes sure that the first still waits for it. Who takes the standby out of
+    /// the configuration closes no connection.
+    async fn insist(&mut self) -> Result<(), sqlx::Error> {
+        if !self.synchronous || self.open {
+            return Ok(());
+        }
+        let waits: bool = sqlx::query_scalar("SELECT current_setting('synchronous_standby_names') <> ''")
+            .fetch_one(&mut self.conn)
+            .await?;
+        if waits {
+            return Ok(());
+        }
+        Err(not_writable("the server does not replicate synchronously any more, as was asked for".into()))
     }
 
     /// A release, which does not wait for its commit, unless that was asked for.
@@ -1090,10 +1113,23 @@ impl Session for PostgresSession {
     fn transact(&mut self, step: Step) -> Job<'_, ()> {
         Box::pin(async move {
             match step {
-                Step::Begin => self.begin().await?,
-                Step::Commit | Step::RollBack => self.end(step == Step::Commit).await?,
+                Step::Begin => {
+                    self.insist().await?;
+                    self.conn.execute(sql::BEGIN_BRIEFLY).await?;
+                    if self.transaction == InTransaction::Yes {
+                        self.conn.execute("SET LOCAL synchronous_commit = on").await?;
+                    }
+                    self.open = true;
+                }
+                Step::Commit => {
+                    self.end(true).await?;
+                    self.open = false;
+                }
+                Step::RollBack => {
+                    self.open = false;
+                    self.end(false).await?;
+                }
             }
-            self.open = step == Step::Begin;
             Ok(())
         })
     }

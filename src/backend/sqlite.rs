@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqlitePoolOptions, SqliteRow};
 use sqlx::{ConnectOptions, Connection, Executor as _, Row as _, Sqlite, SqliteConnection, SqlitePool, Transaction};
+use tokio::time::timeout;
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
@@ -502,8 +503,11 @@ impl SqliteSession {
     }
 }
 
+/// Less than the pump has patience.
+const LEND_WITHIN: Duration = Duration::from_secs(2);
+
 async fn lend(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
-    tokio::time::timeout(Duration::from_secs(2), pool.acquire()).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
+    timeout(LEND_WITHIN, pool.acquire()).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
 }
 
 type SqliteQuery<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
@@ -796,17 +800,26 @@ impl Session for SqliteSession {
     fn transact(&mut self, step: Step) -> Job<'_, ()> {
         Box::pin(async move {
             match self {
-                Self::Own(conn, open) => {
-                    let sql = match step {
-                        Step::Begin => "BEGIN IMMEDIATE",
-                        Step::Commit => "COMMIT",
-                        Step::RollBack => "ROLLBACK",
-                    };
-                    conn.execute(sql).await?;
-                    *open = step == Step::Begin;
-                }
+                Self::Own(conn, open) => match step {
+                    Step::Begin => {
+                        conn.execute("BEGIN IMMEDIATE").await?;
+                        *open = true;
+                    }
+                    Step::Commit => {
+                        conn.execute("COMMIT").await?;
+                        *open = false;
+                    }
+                    Step::RollBack => {
+                        *open = false;
+                        // Whatever is the matter, this connection must not be used with a transaction open.
+                        conn.execute("ROLLBACK").await.map_err(|_| sqlx::Error::WorkerCrashed)?;
+                    }
+                },
                 Self::Lent(pool, open) => match (step, open.take()) {
-                    (Step::Begin, _) => *open = Some(pool.begin_with("BEGIN IMMEDIATE").await?),
+                    (Step::Begin, _) => {
+                        let begun = timeout(LEND_WITHIN, pool.begin_with("BEGIN IMMEDIATE")).await;
+                        *open = Some(begun.unwrap_or(Err(sqlx::Error::PoolTimedOut))?);
+                    }
                     (Step::Commit, Some(begun)) => begun.commit().await?,
                     (Step::RollBack, Some(begun)) => begun.rollback().await?,
                     (_, None) => {}

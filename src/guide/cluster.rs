@@ -64,13 +64,19 @@
 //! connected, also one that was promoted and has none yet: name one there as well, that follows. Without it, any primary
 //! is used. `synchronous_commit = remote_apply` stays as it is; what waits for less is raised to `on`.
 //!
+//! Whether the server still waits for a standby is asked with every request, which costs a round trip. Some cluster managers take a
+//! standby that is lost out of the configuration and go on without it: then requests end in [`Error::Unavailable`]. (Only what
+//! commits in the very moment of that change may be acknowledged by one server alone; use their strict mode.)
+//!
 //! While the standby is away, commits wait. Requests end in [`Error::Unavailable`] then and are never cancelled: PostgreSQL
 //! would report success for what only one server has. What was asked for is granted, perhaps, when the standby is back, to nobody;
 //! then the name is free after the TTL.
 //!
 //! # MySQL and MariaDB with replicas
 //!
-//! Replicas have to be `read_only`: one that is not looks like a primary. Semi-synchronous replication loses less, and is not
+//! Replicas have to be `read_only`: one that is not looks like a primary. A user who may write all the same (`SUPER`,
+//! `CONNECTION_ADMIN`, `READ_ONLY ADMIN`) is not refused on a connection that it has open when a server becomes read-only: use one
+//! who may not, or `super_read_only`. Semi-synchronous replication loses less, and is not
 //! checked here.
 //!
 //! # Galera

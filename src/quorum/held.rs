@@ -15,6 +15,7 @@ use crate::error::{Error, LossCause, Result};
 use crate::lease::renewal::Fate;
 use crate::lease::{Lease, first};
 use crate::name::LockName;
+use crate::owner::Owner;
 use crate::token::FencingToken;
 
 /// At least so often the clocks are compared: timers stand still while the machine sleeps.
@@ -24,6 +25,8 @@ const HEARTBEAT: Duration = Duration::from_millis(500);
 pub(super) struct Held {
     pub(super) name: LockName,
     pub(super) token: FencingToken,
+    /// One and the same on all databases.
+    pub(super) owner: Owner,
     /// How many make a majority.
     pub(super) needed: usize,
     votes: Mutex<Votes>,
@@ -37,13 +40,13 @@ struct Votes {
 }
 
 impl Held {
-    pub(super) fn new(name: LockName, token: FencingToken, nodes: &Nodes, votes: Vec<Vote>) -> Arc<Self> {
+    pub(super) fn new(name: LockName, token: FencingToken, owner: Owner, nodes: &Nodes, votes: Vec<Vote>) -> Arc<Self> {
         let mut leases: Vec<Option<Lease>> = nodes.locks.iter().map(|_| None).collect();
         for (node, lease) in votes {
             leases[node] = Some(lease);
         }
         let votes = Mutex::new(Votes { leases, fate: Fate::Held });
-        Arc::new(Self { name, token, needed: nodes.needed(), votes, ended: Notify::new() })
+        Arc::new(Self { name, token, owner, needed: nodes.needed(), votes, ended: Notify::new() })
     }
 
     pub(super) fn is_held(&self) -> bool {

@@ -400,3 +400,74 @@ async fn leases_on_several_names_are_renewed_until_they_are_given_back() {
     })
     .await;
 }
+
+/// What a crash leaves behind: nobody serves the name any more.
+#[tokio::test]
+async fn what_the_dead_have_left_behind_is_cleared_away_by_one_who_only_tries() {
+    const BRIEF: Duration = Duration::from_secs(1);
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let mut reader = Worker::start(&db.url);
+    reader.ask(&format!("as shared a {}", BRIEF.as_millis())).await;
+    let mut holder = Worker::start(&db.url);
+    holder.hold("b", BRIEF).await;
+    let mut waiter = Worker::start(&db.url);
+    waiter.tell(&format!("queue b {}", BRIEF.as_millis()));
+    assert_eq!(waiter.answer().await, "waiting");
+    for worker in [&mut reader, &mut holder, &mut waiter] {
+        worker.kill();
+    }
+    let tries = async {
+        loop {
+            if let Some(both) = all(&locks, &["a", "b"]).try_acquire().await.expect("try") {
+                break both;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    soon("both names", tries).await.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn who_shares_one_of_its_names_is_told_instead_of_waiting_for_itself() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let owner = Owner::random();
+    let reads = locks.lease("a").ttl(LONG).owner(owner).shared().acquire().await.expect("acquire");
+    for error in [
+        soon("an answer", all(&locks, &["a", "b"]).owner(owner).acquire()).await.expect_err("it shares a"),
+        all(&locks, &["a", "b"]).owner(owner).try_acquire().await.expect_err("it shares a"),
+    ] {
+        assert!(matches!(&error, Error::Conversion { name, .. } if name.as_str() == "a"), "{error}");
+    }
+    reads.release().await.expect("release");
+    until_no_place_is_left(&db).await;
+    assert!(is_free(&locks, "b").await);
+}
+
+/// A reader keeps a SQLite file without a write-ahead log from being written: COMMIT is refused. Elsewhere readers are in nobody's
+/// way.
+#[tokio::test]
+async fn a_commit_that_is_refused_leaves_no_transaction_open() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let pool = db.pool_of(2).await;
+    ours.lease("warm").ttl(LONG).acquire().await.expect("acquire").release().await.expect("release");
+    let mut reader = pool.begin().await.expect("begin");
+    sqlx::query_scalar::<Sql, i64>("SELECT count(*) FROM sqlock_lease").fetch_one(&mut *reader).await.expect("a count");
+    let taking = tokio::spawn(all(&ours, &["a", "b"]).acquire());
+    // Longer than a connection of ours has patience with others.
+    sleep(Duration::from_millis(3500)).await;
+    reader.rollback().await.expect("rollback");
+    match soon("an answer", taking).await.expect("no panic") {
+        Ok(both) => {
+            assert!(!is_free(&theirs, "a").await);
+            both.release().await.expect("release");
+        }
+        Err(error) => assert!(matches!(error, Error::Unavailable { .. }), "{error}"),
+    }
+    let both = taken(all(&ours, &["a", "b"])).await;
+    assert!(!is_free(&theirs, "b").await);
+    sqlx::query("CREATE TABLE mine (id INT)").execute(&pool).await.expect("nobody else is writing");
+    both.release().await.expect("release");
+}

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-use sqlock::{Error, Locks, LocksBuilder};
+use sqlock::{Error, LeaseInfo, Locks, LocksBuilder};
 
 use crate::exit::Failure;
 use crate::options::Global;
@@ -68,8 +68,21 @@ impl Database {
         Self::open_with(global, File::Itself)
     }
 
+    /// Each of several databases that know nothing of each other. Nothing is sent yet.
+    pub fn open_each(global: &Global) -> Result<Vec<Self>, Failure> {
+        let urls = Url::find_several(global)?.each()?;
+        let all: Vec<Self> = urls
+            .into_iter()
+            .map(|url| Self::open_at(url, global, File::Beside { create: true }))
+            .collect::<Result<_, _>>()?;
+        Ok(all)
+    }
+
     fn open_with(global: &Global, file: File) -> Result<Self, Failure> {
-        let url = Url::find(global)?;
+        Self::open_at(Url::find(global)?, global, file)
+    }
+
+    fn open_at(url: Url, global: &Global, file: File) -> Result<Self, Failure> {
         let urls = LocksBuilder::split_urls(&url.url);
         let (pool, mut place) = url.pool(file)?;
         let file = (url.kind == Kind::Sqlite).then(|| PathBuf::from(&place));
@@ -84,6 +97,14 @@ impl Database {
         };
         let _ = PLACE.set(say::printable_line(&place));
         Ok(Self { locks, pool, may_migrate: !global.no_migrate, file })
+    }
+
+    /// Who holds a name, once there are tables.
+    pub async fn holder_of(&self, name: &str) -> sqlock::Result<Option<LeaseInfo>> {
+        match self.locks.inspect(name).await {
+            Err(Error::NotMigrated { .. }) if self.may_migrate => self.locks.migrate().await.map(|()| None),
+            holder => holder,
+        }
     }
 
     /// Does something that needs the tables, and creates them when they are missing.
@@ -124,18 +145,32 @@ pub struct Url {
 }
 
 impl Url {
+    /// The database that is named, on one server or on several that take over from each other.
     pub fn find(global: &Global) -> Result<Self, Failure> {
+        Self::find_as(global, Self::parse)
+    }
+
+    /// Several that are named, of any kinds.
+    pub fn find_several(global: &Global) -> Result<Self, Failure> {
+        let several = |urls: &str, from: &str| {
+            let first = split(urls, from)?.first().copied().unwrap_or_default();
+            Ok(Self { url: urls.into(), ..Self::parse_one(first, from)? })
+        };
+        Self::find_as(global, several)
+    }
+
+    fn find_as(global: &Global, parse: impl Fn(&str, &str) -> Result<Self, Failure>) -> Result<Self, Failure> {
         if let Some(url) = &global.database_url {
-            return Self::parse(url, "--database-url");
+            return parse(url, "--database-url");
         }
         if let Some(url) = std::env::var_os("DATABASE_URL") {
             let url = url.into_string().map_err(|_| Failure::configuration("DATABASE_URL is not UTF-8"))?;
-            return Self::parse(&url, "DATABASE_URL");
+            return parse(&url, "DATABASE_URL");
         }
         if !global.no_dotenv
             && let Some(url) = from_dotenv()?
         {
-            return Self::parse(&url, "DATABASE_URL in .env");
+            return parse(&url, "DATABASE_URL in .env");
         }
         if !cfg!(feature = "sqlite") {
             return Err(Failure::configuration("no database is named: set DATABASE_URL, or give --database-url"));
@@ -170,7 +205,7 @@ impl Url {
 
     /// One, or several of one kind, for failover.
     fn parse(urls: &str, from: &str) -> Result<Self, Failure> {
-        let several = LocksBuilder::split_urls(urls);
+        let several = split(urls, from)?;
         let mut found = Self::parse_one(several.first().copied().unwrap_or_default(), from)?;
         if let [_, others @ ..] = &*several
             && !others.is_empty()
@@ -274,9 +309,19 @@ impl Url {
                 _ => "it cannot be read".into(),
             };
             let reason = if reason.contains(url) { "it cannot be read".into() } else { reason };
-            Failure::configuration(format!("the database URL is not valid: {reason}"))
+            let hint = if url.contains(',') { "; several servers are written as several URLs: URL,URL" } else { "" };
+            Failure::configuration(format!("the database URL is not valid: {reason}{hint}"))
         })
     }
+}
+
+/// The URLs of a list, none of which may be missing: a variable that was not set, for one.
+fn split<'a>(urls: &'a str, from: &str) -> Result<Vec<&'a str>, Failure> {
+    let several = LocksBuilder::split_urls(urls);
+    if several.iter().any(|url| url.is_empty() || url.starts_with(',') || url.ends_with(',')) {
+        return Err(Failure::configuration(format!("{from} names several databases, and one of them is empty")));
+    }
+    Ok(several)
 }
 
 impl Pool {

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
-use sqlock::{Lease, LeaseInfo, Mode, WaiterInfo};
+use sqlock::{LeaseInfo, Mode, WaiterInfo};
 
 use crate::durations;
 use crate::say::printable_line;
@@ -118,6 +118,6 @@ fn json_of_waiter(waiter: &WaiterInfo) -> Value {
 }
 
 /// When a lease ends unless it is renewed, by this host's clock.
-pub fn expiry(lease: &Lease) -> String {
-    humantime::format_rfc3339_millis(SystemTime::now() + lease.remaining()).to_string()
+pub fn expiry(remaining: Duration) -> String {
+    humantime::format_rfc3339_millis(SystemTime::now() + remaining).to_string()
 }

@@ -19,6 +19,7 @@ mod doctor;
 mod durations;
 mod exit;
 mod extras;
+mod held;
 mod hold;
 mod idem;
 mod ls;

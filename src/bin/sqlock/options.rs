@@ -49,7 +49,8 @@ Exit codes:
 
 #[derive(Args)]
 pub struct Global {
-    /// The database: postgres://…, mysql://…, mariadb://… or sqlite://FILE. Without it, DATABASE_URL.
+    /// The database: postgres://…, mysql://…, mariadb://… or sqlite://FILE. Without it, DATABASE_URL. Several servers of one
+    /// database: URL,URL; the first that can be written is used.
     #[arg(short = 'D', long, global = true, value_name = "URL", help_heading = "Global options")]
     pub database_url: Option<String>,
     /// Do not look for a file .env.

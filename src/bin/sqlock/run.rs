@@ -6,6 +6,7 @@
 
 pub mod child;
 pub mod guard;
+mod majority;
 pub mod terminal;
 
 use std::ffi::OsString;
@@ -13,12 +14,13 @@ use std::time::Duration;
 
 use clap::Args;
 use nix::sys::signal::Signal;
-use sqlock::{Lease, LossCause};
+use sqlock::LossCause;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::database::Database;
 use crate::durations;
 use crate::exit::{self, Failure, Outcome};
+use crate::held::Held;
 use crate::obtain::Terms;
 use crate::options::Global;
 use crate::say::{self, quoted};
@@ -69,6 +71,10 @@ pub struct Arguments {
     /// may be away for any time.
     #[arg(long, conflicts_with_all = ["shared", "permits"])]
     elect: bool,
+    /// The databases that --database-url or DATABASE_URL names, URL,URL,URL, of any kinds, are independent of each other: hold
+    /// the name on a majority of them, and go on while any minority is down. Between processes that wait there is no order.
+    #[arg(long, conflicts_with_all = ["shared", "permits", "hold_at_least", "max_hold", "elect"])]
+    quorum: bool,
     /// The command and its arguments, after "--".
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -76,6 +82,9 @@ pub struct Arguments {
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut signals = Signals::that_end()?;
+    if args.quorum {
+        return majority::run(global, &args, &mut signals).await;
+    }
     let db = Database::open(global)?;
     let mut has_led = false;
     let outcome = loop {
@@ -100,10 +109,14 @@ async fn hold(args: &Arguments, db: &Database, signals: &mut Signals, has_led: b
     if let Some(at_most) = args.max_hold {
         request = request.max_hold(at_most);
     }
-    let Some(lease) = args.terms.obtain(db, request, signals, has_led).await? else {
-        let code = if args.skip_ok { 0 } else { args.terms.refused() };
-        return Ok(Ended { code, stopped: None });
-    };
+    match args.terms.obtain(db, request, signals, has_led).await? {
+        Some(lease) => work(args, Held::One(lease), signals).await,
+        None => Ok(args.refused()),
+    }
+}
+
+/// Runs the command under the lease, and gives that back.
+async fn work(args: &Arguments, lease: Held, signals: &mut Signals) -> Result<Ended, Failure> {
     let ended = match start(args, &lease, signals) {
         Ok(holding) => holding.until_the_end(&lease, signals).await,
         Err(failure) => Err(failure),
@@ -128,7 +141,7 @@ async fn hold(args: &Arguments, db: &Database, signals: &mut Signals, has_led: b
 }
 
 /// Starts the guard and the command.
-fn start(args: &Arguments, lease: &Lease, signals: &mut Signals) -> Result<Holding, Failure> {
+fn start(args: &Arguments, lease: &Held, signals: &mut Signals) -> Result<Holding, Failure> {
     signals.and_others()?;
     let ttl = args.terms.ttl.min(args.max_hold.unwrap_or(Duration::MAX));
     let terms = guard::Terms::new(ttl, args.kill_after, args.signal);
@@ -166,6 +179,13 @@ struct Ended {
     stopped: Option<String>,
 }
 
+impl Arguments {
+    /// How it ends when somebody else has the name.
+    fn refused(&self) -> Ended {
+        Ended { code: if self.skip_ok { 0 } else { self.terms.refused() }, stopped: None }
+    }
+}
+
 impl Ended {
     fn outcome(self) -> Outcome {
         match self.stopped {
@@ -176,7 +196,7 @@ impl Ended {
 }
 
 impl Holding {
-    async fn until_the_end(mut self, lease: &Lease, signals: &mut Signals) -> Result<Ended, Failure> {
+    async fn until_the_end(mut self, lease: &Held, signals: &mut Signals) -> Result<Ended, Failure> {
         let mut tick = interval(self.period.clamp(Duration::from_millis(10), Duration::from_secs(1)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut lost: Option<LossCause> = None;
@@ -246,7 +266,7 @@ impl Holding {
         self.ends.is_some_and(|ends| Instant::now() + self.terms.notice() >= ends)
     }
 
-    fn warn(&self, lease: &Lease) {
+    fn warn(&self, lease: &Held) {
         let name = quoted(lease.name().as_str());
         let left = durations::show(lease.remaining());
         say::warning(&if self.is_at_max_hold() {
@@ -257,7 +277,7 @@ impl Holding {
     }
 
     /// Without a guard the promise cannot be kept.
-    fn replace_guard(&mut self, lease: &Lease) -> Result<(), Failure> {
+    fn replace_guard(&mut self, lease: &Held) -> Result<(), Failure> {
         match Guard::start() {
             Ok(guard) => self.guard = guard,
             Err(failure) => {
@@ -271,7 +291,7 @@ impl Holding {
 
     /// A signal for the command. A terminal sends its own to our process group only, never to the command's as well,
     /// unless the command has the terminal: then only to that. So none arrives twice.
-    fn pass_on(&self, signal: Signal, lease: &Lease) {
+    fn pass_on(&self, signal: Signal, lease: &Held) {
         if signal != Signal::SIGCONT || lease.is_held() {
             self.child.signal(signal);
         }
@@ -279,7 +299,7 @@ impl Holding {
 
     /// The command was stopped. When a terminal did it, stop too, as a shell expects of the job it has started; and let
     /// the command go on only if the lease is still held afterwards.
-    fn follow(&self, signal: Signal, lease: &Lease) {
+    fn follow(&self, signal: Signal, lease: &Held) {
         match signal {
             // It reads from the terminal (or sets it), which only a foreground group may: make it the foreground.
             Signal::SIGTTIN | Signal::SIGTTOU if self.terminal.is_ours() => self.terminal.give(self.child.group()),

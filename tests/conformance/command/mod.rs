@@ -7,6 +7,7 @@ mod idem;
 mod listing;
 mod once;
 mod process;
+mod quorum;
 mod run;
 mod setup;
 mod sharing;

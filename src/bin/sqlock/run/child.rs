@@ -10,11 +10,12 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
-use sqlock::{Lease, Owner};
+use sqlock::Owner;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::guard::{Announcement, Guard, Quarry, Schedule, Terms};
 use crate::exit::{self, Failure};
+use crate::held::Held;
 use crate::hold;
 use crate::say::quoted;
 
@@ -48,7 +49,7 @@ pub enum Change {
 
 impl Child {
     /// Starts it under a guard, unless the lease has run out meanwhile.
-    pub fn start(words: &[OsString], lease: &Lease, guard: &Guard, terms: &Terms) -> Result<Self, Failure> {
+    pub fn start(words: &[OsString], lease: &Held, guard: &Guard, terms: &Terms) -> Result<Self, Failure> {
         let Some((program, arguments)) = words.split_first() else {
             return Err(Failure::usage("there is no command to run"));
         };
@@ -61,7 +62,7 @@ impl Child {
             .env("SQLOCK_NAME", lease.name().as_str())
             .env("SQLOCK_TOKEN", lease.token().to_string())
             .env(OWNER, lease.owner().to_string())
-            .env("SQLOCK_EXPIRES_AT", hold::expiry(lease))
+            .env("SQLOCK_EXPIRES_AT", hold::expiry(lease.remaining()))
             .env(Quarry::MARK, Quarry::marks_with(&mark));
         if !outer.is_empty() {
             command.env(OUTER_OWNERS, outer);

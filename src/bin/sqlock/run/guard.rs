@@ -19,9 +19,10 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal, kill, killpg};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{Pid, getpid};
-use sqlock::{Lease, Owner};
+use sqlock::Owner;
 
 use crate::exit::Failure;
+use crate::held::Held;
 
 /// The first argument that makes this program a guard.
 const CALL: &str = "__guard";
@@ -60,7 +61,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    pub fn until(lease: &Lease, terms: &Terms) -> Self {
+    pub fn until(lease: &Held, terms: &Terms) -> Self {
         // First the clock, then what remains: a pause in between only makes it earlier.
         let now = now();
         Self::before(now.saturating_add(nanos(lease.remaining())), terms)

@@ -1,0 +1,77 @@
+//! `sqlock run --quorum`: the same under a lease on a majority of independent databases.
+
+use std::time::Duration;
+
+use sqlock::{Error, Quorum, QuorumLease};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::{Arguments, Ended, child, work};
+use crate::database::Database;
+use crate::durations;
+use crate::exit::{Failure, Outcome};
+use crate::held::Held;
+use crate::options::Global;
+use crate::say::{self, quoted};
+use crate::signals::Signals;
+
+/// How long one of them may take to see to its tables: it may be the one that is down.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+pub async fn run(global: &Global, args: &Arguments, signals: &mut Signals) -> Outcome {
+    let all = Database::open_each(global)?;
+    let clients: Vec<_> = all.iter().map(|db| db.locks.clone()).collect();
+    let quorum = Quorum::new(clients.clone());
+    let outcome = tokio::select! {
+        outcome = obtain(args, all, &quorum) => outcome,
+        signal = signals.next_that_ends() => Err(Failure::interrupted(signal)),
+    };
+    let outcome = match outcome {
+        Ok(Some(lease)) => work(args, Held::Majority(lease), signals).await.and_then(Ended::outcome),
+        Ok(None) => args.refused().outcome(),
+        Err(failure) => Err(failure),
+    };
+    let mut ends = JoinSet::new();
+    for client in clients {
+        ends.spawn(async move { timeout(Duration::from_secs(1), client.shutdown()).await });
+    }
+    ends.join_all().await;
+    outcome
+}
+
+async fn obtain(args: &Arguments, all: Vec<Database>, quorum: &Quorum) -> Result<Option<QuorumLease>, Failure> {
+    let name = args.terms.name.clone();
+    let around = child::enclosing_owners();
+    let mut ready = JoinSet::new();
+    for db in all {
+        let name = name.clone();
+        ready.spawn(timeout(PATIENCE, async move { db.holder_of(&name).await }));
+    }
+    while let Some(looked) = ready.join_next().await {
+        match looked {
+            Ok(Ok(Ok(Some(held)))) if held.owner.is_some_and(|owner| around.contains(&owner)) => {
+                return Err(Failure::usage(format!(
+                    "{}: the sqlock run around this one holds it; in here, this one would wait for ever",
+                    quoted(&name)
+                )));
+            }
+            // One that is down is what the others are for.
+            Ok(Ok(Err(error))) if !matches!(error, Error::Unavailable { .. }) => return Err(error.into()),
+            _ => {}
+        }
+    }
+    let request = quorum.lease(&name).ttl(args.terms.ttl).label(&args.terms.label);
+    let obtained = match args.terms.timeout {
+        _ if args.terms.nonblock => request.try_acquire().await,
+        Some(at_most) => request.wait(at_most).acquire().await.map(Some),
+        None => request.acquire().await.map(Some),
+    };
+    let within = match (&obtained, args.terms.timeout) {
+        (Ok(Some(_)), _) => return Ok(obtained?),
+        (Ok(None), _) => String::new(),
+        (Err(error), Some(at_most)) if error.is_timeout() => format!(" within {}", durations::show_exactly(at_most)),
+        _ => return Ok(obtained?),
+    };
+    say::note(&format!("{} not obtained{within}: somebody else was at it", quoted(&name)));
+    Ok(None)
+}
