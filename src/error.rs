@@ -558,8 +558,9 @@ impl Fault {
     #[cfg(feature = "postgres")]
     fn of_postgres(code: &str) -> Self {
         match code {
-            // admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout; class 08 is connection_exception.
-            "57P01" | "57P02" | "57P03" | "57P05" => Self::Severed,
+            // admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout, idle_in_transaction_session_timeout; class
+            // 08 is connection_exception.
+            "57P01" | "57P02" | "57P03" | "57P05" | "25P03" => Self::Severed,
             c if c.starts_with("08") => Self::Severed,
             "53300" => Self::Exhausted,
             // serialization_failure, deadlock_detected.

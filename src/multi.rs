@@ -474,6 +474,12 @@ impl Gathering {
                 continue;
             }
             let watched: Vec<_> = attended.watched.into_iter().map(|(_, watched)| watched).collect();
+            for (claim, watched) in self.claims.iter().zip(&watched) {
+                // Nobody would mind us: whoever serves the name notes down that somebody waits.
+                if watched.as_ref().is_some_and(|watched| watched.row.waiting == 0) {
+                    self.client.serve(&claim.name);
+                }
+            }
             let in_the_way = watched.iter().position(|watched| !watched.as_ref().is_some_and(|w| self.may_have(w)));
             match in_the_way {
                 Some(claim) => self.in_the_way.store(claim, Ordering::Relaxed),

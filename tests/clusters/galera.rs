@@ -1,7 +1,7 @@
 //! MariaDB Galera: three nodes, and everything is written everywhere.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use sqlock::{Error, Lease, Locks};
@@ -13,9 +13,14 @@ use tokio::time::sleep;
 use super::server::{Options, Server};
 use super::{on, soon, until, urls};
 
-/// How many times the counter is raised, and how often under one lease.
-const TIMES: u64 = 1200;
+/// How often the counter is raised under one lease.
 const EACH: u64 = 10;
+
+/// How many times it is raised: `scripts/soak galera` takes more.
+static TIMES: LazyLock<u64> = LazyLock::new(|| {
+    let more = std::env::var("SQLOCK_GALERA_TIMES").ok();
+    more.map_or(1200, |times| times.parse().expect("SQLOCK_GALERA_TIMES is a number"))
+});
 
 /// Three servers are much for a small machine.
 static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
@@ -62,7 +67,7 @@ struct Clerk {
 
 impl Clerk {
     async fn work(mut self) {
-        while self.done.load(Ordering::Relaxed) < TIMES {
+        while self.done.load(Ordering::Relaxed) < *TIMES {
             let Ok(lease) = self.locks.lease("counter").ttl(Duration::from_secs(10)).acquire().await else { continue };
             for _ in 0..EACH {
                 if lease.raise(&self.pools[self.at]).await.is_ok() {
@@ -100,6 +105,14 @@ impl Raise for Lease {
     }
 }
 
+/// Waits until so much has been done, as long as it goes on.
+async fn reach(done: &AtomicU64, times: u64) {
+    while done.load(Ordering::Relaxed) < times {
+        let seen = done.load(Ordering::Relaxed);
+        until("the next one", async || done.load(Ordering::Relaxed) > seen).await;
+    }
+}
+
 /// All nodes are written at once; one is killed, and comes back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_counter_is_exact_that_is_raised_through_all_nodes_while_one_is_killed() {
@@ -123,12 +136,13 @@ async fn a_counter_is_exact_that_is_raised_through_all_nodes_while_one_is_killed
             clerks.spawn(Clerk { locks: locks.clone(), pools: pools.clone(), at, done, conflicts }.work());
         }
     }
-    until("a third of the work", async || done.load(Ordering::Relaxed) >= TIMES / 3).await;
+    reach(&done, *TIMES / 3).await;
     nodes[2].kill();
-    until("half of the work", async || done.load(Ordering::Relaxed) >= TIMES / 2).await;
+    reach(&done, *TIMES / 2).await;
     nodes[2].restart();
     let back = done.load(Ordering::Relaxed);
-    while let Some(ended) = soon("the end of the work", clerks.join_next()).await {
+    reach(&done, *TIMES).await;
+    while let Some(ended) = soon("the end of the workers", clerks.join_next()).await {
         ended.expect("no panic");
     }
     println!(

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use sqlock::{Lease, Locks};
+use sqlock::{Error, Lease, Locks};
 use sqlx::{AssertSqlSafe, PgPool};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -216,6 +216,23 @@ async fn without_a_synchronous_standby_nothing_is_granted_to_those_who_insist_on
     execute(&a, "CREATE USER nobody_special").await;
     let reason = unavailable(insist(a.url().replace("postgres@", "nobody_special@")).await);
     assert!(reason.contains("GRANT pg_monitor"), "{reason}");
+}
+
+/// Whoever takes the standby out of the configuration closes no connection.
+#[tokio::test]
+async fn nothing_is_granted_any_more_when_the_server_ceases_to_wait_for_its_standby() {
+    let cluster = Cluster::synchronous().await;
+    let locks = cluster.locks().await;
+    locks.migrate().await.expect("migrate");
+    let held = soon("the lease", locks.lease("before").acquire()).await.expect("acquire");
+    execute(&cluster.a, "ALTER SYSTEM SET synchronous_standby_names = ''").await;
+    execute(&cluster.a, "SELECT pg_reload_conf()").await;
+    until("the refusal", async || {
+        let tried = locks.lease("after").try_acquire().await;
+        matches!(tried, Err(Error::Unavailable { .. }))
+    })
+    .await;
+    drop(held);
 }
 
 #[tokio::test]

@@ -8,10 +8,10 @@ use sqlx::{AssertSqlSafe, Pool};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::Sql;
 use crate::support::inside::Visits;
 use crate::support::worker::Worker;
-use crate::support::{Fresh, SOON, fresh, soon};
+use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon};
+use crate::{DATABASE, Sql};
 
 /// Longer than any test lasts: whatever is free before that was given back.
 const LONG: Duration = Duration::from_secs(600);
@@ -469,5 +469,40 @@ async fn a_commit_that_is_refused_leaves_no_transaction_open() {
     let both = taken(all(&ours, &["a", "b"])).await;
     assert!(!is_free(&theirs, "b").await);
     sqlx::query("CREATE TABLE mine (id INT)").execute(&pool).await.expect("nobody else is writing");
+    both.release().await.expect("release");
+}
+
+/// A grant lasts from when the database made it, not from when it was asked for again.
+#[tokio::test]
+async fn leases_whose_grant_was_not_heard_of_last_no_longer_than_the_database_says() {
+    const TTL: Duration = Duration::from_secs(20);
+    let db = fresh().await;
+    // SQLite has no network between.
+    let (proxy, url) = match DATABASE {
+        Database::Sqlite => (None, db.url.clone()),
+        _ => {
+            let (proxy, url) = super::network::behind_a_proxy(&db.url);
+            (Some(proxy), url)
+        }
+    };
+    let (ours, theirs) = (builder(connect(&url, 1).await).build(), db.locks().await);
+    let b = theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
+    let request = all(&ours, &["a", "b"]).ttl(TTL).renew(false);
+    let waits = in_line(&theirs, request, &["a", "b"], 0).await;
+    let cut = proxy.as_ref().map(|proxy| proxy.cut_reply_to("COMMIT"));
+    b.release().await.expect("release");
+    if let (Some(proxy), Some(cut)) = (&proxy, cut) {
+        soon("the cut", cut.happened()).await;
+        proxy.refuse();
+        sleep(Duration::from_millis(1500)).await;
+        proxy.pass();
+    }
+    let both = its_turn(waits).await;
+    for name in ["a", "b"] {
+        let believed = both.remaining();
+        let info = theirs.inspect(name).await.expect("inspect").expect("held");
+        assert_eq!(info.owner, Some(both.owner()));
+        assert!(info.remaining > believed.saturating_sub(Duration::from_millis(500)), "{info:?}, {believed:?}");
+    }
     both.release().await.expect("release");
 }

@@ -109,8 +109,13 @@ impl Proxy {
     ///
     /// Strikes one connection, the first it can; [`Proxy::pass`] calls it off.
     pub fn cut_next_reply(&self) -> CutWatch {
+        self.cut_reply_to("")
+    }
+
+    /// The same, once a client sends something with this in it.
+    pub fn cut_reply_to(&self, text: &'static str) -> CutWatch {
         let (happened, watch) = watch::channel(false);
-        self.fault(move |faults| faults.cut = Some(Arc::new(happened)));
+        self.fault(move |faults| faults.cut = Some((Arc::new(happened), text)));
         CutWatch(watch)
     }
 
@@ -177,8 +182,8 @@ struct Faults {
     down: Way,
     /// How many times all connections were reset: each ends when this changes.
     resets: u64,
-    /// Whom to tell when the next reply has been cut.
-    cut: Option<Arc<watch::Sender<bool>>>,
+    /// Whom to tell when the next reply has been cut, and to what it must be one.
+    cut: Option<(Arc<watch::Sender<bool>>, &'static str)>,
 }
 
 impl Faults {
@@ -374,11 +379,11 @@ impl Connection {
                     Err(_) => Arrival::Break,
                 };
                 let last = !matches!(arrival, Arrival::Bytes(_));
-                if !last {
+                if let Arrival::Bytes(bytes) = &arrival {
                     if self.is_lossy(way) {
                         continue;
                     }
-                    self.cut(way)?;
+                    self.cut(way, bytes)?;
                 }
                 let sent = queue.send((Instant::now(), arrival)).await;
                 if last || sent.is_err() {
@@ -434,10 +439,14 @@ impl Connection {
     }
 
     /// Takes note that something was sent; fails if it is the reply to cut.
-    fn cut(&self, way: Direction) -> io::Result<()> {
+    fn cut(&self, way: Direction, bytes: &[u8]) -> io::Result<()> {
         let ordered = self.faults.borrow().cut.clone();
-        let Some(happened) = ordered else { return Ok(()) };
+        let Some((happened, text)) = ordered else { return Ok(()) };
         if way == Direction::Up {
+            let is_meant = text.is_empty() || bytes.windows(text.len()).any(|window| window == text.as_bytes());
+            if !is_meant {
+                return Ok(());
+            }
             *self.asked.borrow_mut() = Arc::downgrade(&happened);
         } else if self.asked.borrow().as_ptr() == Arc::as_ptr(&happened) {
             self.faults.send_modify(|faults| faults.cut = None);
