@@ -61,7 +61,7 @@ const UNHEALTHY: u8 = 1;
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut reports = Vec::new();
-    let urls = Url::find(global)?.each()?;
+    let urls = Url::find_several(global)?.each()?;
     for url in &urls {
         let mut pools = url.pools_to_examine()?.into_iter();
         if let Some(pool) = pools.next() {
