@@ -312,19 +312,10 @@ impl Lane {
 
     /// Looks after all places together, and tells each what became of its own.
     async fn attend(&mut self, attends: Vec<(Attend, Reply<Attended>)>) {
-        let (mut one, mut others) = (attends.into_iter().peekable(), Vec::new());
-        let Some(bell) = one.peek().map(|(attend, _)| Arc::clone(&attend.bell)) else {
+        let Some(bell) = attends.first().map(|(attend, _)| Arc::clone(&attend.bell)) else {
             return;
         };
-        let together: Vec<_> = one
-            .filter_map(|attend| {
-                if attend.0.bell == bell {
-                    return Some(attend);
-                }
-                others.push(attend);
-                None
-            })
-            .collect();
+        let (together, others): (Vec<_>, Vec<_>) = attends.into_iter().partition(|(attend, _)| attend.bell == bell);
         let keep = together.iter().flat_map(|(attend, _)| &attend.keep).cloned().collect();
         let watch = together.iter().flat_map(|(attend, _)| &attend.watch).cloned().collect();
         let all = Attend { keep, bell, watch };
