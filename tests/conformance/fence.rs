@@ -366,14 +366,20 @@ struct Stress {
 }
 
 impl Stress {
-    /// One worker, a client of its own, until `enough`.
+    /// One worker, a client of its own, until `enough`. Where a statement takes longer than the lease lasts, it asks for longer
+    /// ones, and is late in proportion.
     async fn work(&self, locks: Locks, mut dice: Dice, enough: impl Fn(&Tally) -> bool) {
+        let mut ttl = TINY;
+        let mut late = 0;
         while !enough(&self.tally) {
-            let lease = locks.lease("counter").ttl(TINY).renew(false).wait(SOON).acquire().await.expect("acquire");
+            let lease = locks.lease("counter").ttl(ttl).renew(false).wait(SOON).acquire().await.expect("acquire");
             if self.fenced {
-                dice.pause(TINY).await;
+                dice.pause(ttl).await;
             }
-            self.read_modify_write(&lease, &mut dice).await;
+            late = if self.read_modify_write(&lease, &mut dice).await { 0 } else { late + 1 };
+            if late == 8 {
+                (ttl, late) = ((ttl * 2).min(SOON), 0);
+            }
             match lease.release().await {
                 Err(error) if !error.is_lost() => panic!("release: {error}"),
                 _ => {}
@@ -381,7 +387,8 @@ impl Stress {
         }
     }
 
-    async fn read_modify_write(&self, lease: &Lease, dice: &mut Dice) {
+    /// Whether it came in time.
+    async fn read_modify_write(&self, lease: &Lease, dice: &mut Dice) -> bool {
         let mut tx = self.business.begin().await;
         if self.fenced
             && let Err(error) = lease.fence(&mut tx).await
@@ -389,7 +396,7 @@ impl Stress {
             assert!(error.is_lost() || error.is_conflict(), "fence: {error}");
             self.tally.refused.fetch_add(1, Ordering::SeqCst);
             tx.rollback().await.expect("rollback");
-            return;
+            return false;
         }
         if self.tally.inside.fetch_add(1, Ordering::SeqCst) > 0 {
             self.tally.overlaps.fetch_add(1, Ordering::SeqCst);
@@ -423,6 +430,7 @@ impl Stress {
             }
             Err(error) => panic!("what is fenced collides with nobody: {error}"),
         };
+        true
     }
 
     /// All workers, and an operator who evicts whoever holds, so that fences also fail in the database.
