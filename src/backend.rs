@@ -383,6 +383,13 @@ pub(crate) struct Place {
     pub(crate) expires_at: i64,
 }
 
+impl Place {
+    /// Its bell, if it has one, and what to say.
+    pub(crate) fn bell(&self, said: String) -> Option<(String, String)> {
+        (!self.bell.is_empty()).then(|| (self.bell.clone(), said))
+    }
+}
+
 /// A name and who stands before it: those who share it, then those who wait, in order.
 #[derive(Clone, Debug)]
 pub(crate) struct Queue {

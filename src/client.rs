@@ -223,11 +223,12 @@ impl Client {
     pub(crate) fn is_told(self: &Arc<Self>, told: bool) {
         self.room().is_told(told);
         self.keeper.attend_at(Moment::now());
+        self.gatherings.call_all();
     }
 
     /// Whether anybody stands in line.
     pub(crate) fn stands(&self) -> bool {
-        self.room().stands()
+        self.room().stands() || self.gatherings.stand()
     }
 
     /// A name may be somebody's turn now.
@@ -409,7 +410,12 @@ impl Client {
             (room.terms(&name), room.readers(&name))
         };
         let client = Arc::clone(self);
-        let reply = Reply::to(move |answer| then(&client, answer));
+        let reply = Reply::to(move |answer: Answer<Served>| {
+            if let Ok(Served { turn: Some(mark), .. }) = &answer.outcome {
+                client.gatherings.call(mark);
+            }
+            then(&client, answer);
+        });
         let bell = self.bell.channel(&self.id);
         self.pump.send(Verb::Serve(Serve { name, from, terms, readers, bell }, reply));
     }

@@ -10,11 +10,11 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sqlx::Transaction;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
@@ -41,7 +41,8 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(5);
 /// How often the places in line give a sign of life.
 const KEEP: Duration = CLAIM.checked_div(3).expect("not zero");
 
-/// How soon and how late somebody who is first everywhere looks at its places; the others less often.
+/// How soon and how late somebody who is first everywhere looks at its places; the others less often. Who is called when its
+/// turn comes looks when somebody may have died.
 const SOONEST: Duration = Duration::from_millis(1);
 const LATEST: Duration = Duration::from_millis(100);
 
@@ -369,11 +370,13 @@ impl fmt::Debug for LeaseAll {
 pub(crate) struct Gatherings {
     tasks: Mutex<JoinSet<()>>,
     closing: watch::Sender<bool>,
+    /// Who is to be called when it is the turn of one of its places, by the marks of their holds.
+    calls: Mutex<HashMap<String, Arc<Notify>>>,
 }
 
 impl Default for Gatherings {
     fn default() -> Self {
-        Self { tasks: Mutex::default(), closing: watch::Sender::new(false) }
+        Self { tasks: Mutex::default(), closing: watch::Sender::new(false), calls: Mutex::default() }
     }
 }
 
@@ -386,6 +389,27 @@ impl Gatherings {
 
     fn closing(&self) -> watch::Receiver<bool> {
         self.closing.subscribe()
+    }
+
+    /// It may be the turn of a place, if that is one of ours.
+    pub(crate) fn call(&self, mark: &str) {
+        if let Some(called) = self.calls().get(mark) {
+            called.notify_one();
+        }
+    }
+
+    /// All are to look for themselves.
+    pub(crate) fn call_all(&self) {
+        self.calls().values().for_each(|called| called.notify_one());
+    }
+
+    /// Whether anybody stands in line.
+    pub(crate) fn stand(&self) -> bool {
+        !self.calls().is_empty()
+    }
+
+    fn calls(&self) -> MutexGuard<'_, HashMap<String, Arc<Notify>>> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Refuses all who wait, and returns when they have left.
@@ -441,25 +465,34 @@ impl Gathering {
             if waits {
                 break;
             }
-            if tries == 0 || !self.are_free().await? || self.pause(BETWEEN_TRIES).await?.is_err() {
+            if tries == 0 || !self.are_free().await? || self.pause(BETWEEN_TRIES, &Notify::new()).await?.is_err() {
                 return Ok(None);
             }
             tries -= 1;
         }
-        self.line_up().await?;
+        self.wait_in_line().await
+    }
+
+    async fn wait_in_line(&mut self) -> Result<Option<LeaseAll>> {
+        let client = Arc::clone(&self.client);
+        let mut calls = Calls::of(&client, &self.claims);
+        client.bell.tend(&client);
+        let mut bell = self.line_up().await?;
         let (mut kept, mut since, mut last) = (Moment::now(), Moment::now(), Vec::new());
         let mut pause = SOONEST;
         loop {
-            if self.pause(pause).await?.is_err() {
+            if self.pause(pause, &calls.called).await?.is_err() {
                 return Ok(None);
             }
             let spots: Vec<Spot> = self.claims.iter().map(Claim::spot).collect();
-            let keep = if Moment::now().since(kept) >= KEEP { spots.clone() } else { Vec::new() };
-            if !keep.is_empty() {
-                kept = Moment::now();
+            let present = client.bell.channel(&client.id);
+            let keeps = bell != present || Moment::now().since(kept) >= KEEP;
+            if keeps {
+                (bell, kept) = (present, Moment::now());
             }
-            let attend = Attend { keep, bell: "".into(), watch: spots };
-            let attended = match self.client.ask(|reply| Verb::Attend(attend, reply)).await.outcome {
+            let keep = if keeps { spots.clone() } else { Vec::new() };
+            let attend = Attend { keep, bell: Arc::clone(&bell), watch: spots };
+            let attended = match client.ask(|reply| Verb::Attend(attend, reply)).await.outcome {
                 Ok(attended) => attended,
                 // It may be otherwise the next time.
                 Err(error) if error.is_conflict() || error.is_blocked() => continue,
@@ -470,14 +503,15 @@ impl Gathering {
                 self.withdraw();
                 self.leave().await;
                 self.claims.iter_mut().zip(Hold::siblings()).for_each(|(claim, hold)| claim.hold = hold);
-                self.line_up().await?;
+                calls = Calls::of(&client, &self.claims);
+                bell = self.line_up().await?;
                 continue;
             }
             let watched: Vec<_> = attended.watched.into_iter().map(|(_, watched)| watched).collect();
             for (claim, watched) in self.claims.iter().zip(&watched) {
                 // Nobody would mind us: whoever serves the name notes down that somebody waits.
                 if watched.as_ref().is_some_and(|watched| watched.row.waiting == 0) {
-                    self.client.serve(&claim.name);
+                    client.serve(&claim.name);
                 }
             }
             let in_the_way = watched.iter().position(|watched| !watched.as_ref().is_some_and(|w| self.may_have(w)));
@@ -486,7 +520,7 @@ impl Gathering {
                 None => match self.take(true).await? {
                     Ok(all) => return Ok(Some(all)),
                     // Whoever serves the name clears the dead away.
-                    Err(Hindrance { claim, dead: true, .. }) => self.client.serve(&self.claims[claim].name),
+                    Err(Hindrance { claim, dead: true, .. }) => client.serve(&self.claims[claim].name),
                     Err(_) => {}
                 },
             }
@@ -498,7 +532,11 @@ impl Gathering {
             }
             let patience = u32::try_from(ahead + 1).unwrap_or(u32::MAX);
             let by_wait = (Moment::now().since(since) / 8).clamp(SOONEST, LATEST);
-            pause = by_wait.saturating_mul(patience).min(KEEP);
+            let told = !bell.is_empty() && in_the_way.is_some();
+            pause = if told { KEEP } else { by_wait.saturating_mul(patience).min(KEEP) };
+            if let Some(held) = watched.iter().flatten().filter_map(|w| w.row.held_for()).min() {
+                pause = pause.min(held.max(SOONEST));
+            }
         }
     }
 
@@ -578,14 +616,16 @@ impl Gathering {
         Ok(true)
     }
 
-    async fn line_up(&self) -> Result<()> {
+    /// Joins all lines, and returns the bell that was left there.
+    async fn line_up(&self) -> Result<Arc<str>> {
         let client = &self.client;
+        let bell = client.bell.channel(&client.id);
         let ticket = |claim: &Claim| {
             let claim = Claim { mode: Mode::Joint, ..claim.clone() };
-            Ticket { claim, client: Arc::clone(&client.id), bell: "".into(), since: self.since }
+            Ticket { claim, client: Arc::clone(&client.id), bell: Arc::clone(&bell), since: self.since }
         };
         let tickets = self.claims.iter().map(ticket).collect();
-        client.ask(|reply| Verb::LineUp(tickets, reply)).await.outcome
+        client.ask(|reply| Verb::LineUp(tickets, reply)).await.outcome.map(|()| bell)
     }
 
     /// Leaves all lines.
@@ -599,15 +639,41 @@ impl Gathering {
         all_left.recv().await;
     }
 
-    /// Waits, unless nobody wants an answer any more.
-    async fn pause(&mut self, pause: Duration) -> Result<Result<(), Gone>> {
+    /// Waits, at most until it is called, unless nobody wants an answer any more.
+    async fn pause(&mut self, pause: Duration, called: &Notify) -> Result<Result<(), Gone>> {
         let closing = std::pin::pin!(self.closing.wait_for(|closing| *closing));
         let gone = std::pin::pin!(self.reply.closed());
         let ended = std::pin::pin!(first(gone, closing));
-        match timeout(pause, ended).await {
+        let called = std::pin::pin!(timeout(pause, called.notified()));
+        match first(ended, called).await {
             Err(_) => Ok(Ok(())),
             Ok(Ok(())) => Ok(Err(Gone)),
             Ok(Err(_)) => Err(Error::Closed),
+        }
+    }
+}
+
+/// The places of one gathering that are called when their turn may have come, until this is dropped.
+struct Calls {
+    client: Arc<Client>,
+    marks: Vec<String>,
+    called: Arc<Notify>,
+}
+
+impl Calls {
+    fn of(client: &Arc<Client>, claims: &[Claim]) -> Self {
+        let called = Arc::new(Notify::new());
+        let marks: Vec<String> = claims.iter().map(|claim| claim.hold.mark()).collect();
+        client.gatherings.calls().extend(marks.iter().map(|mark| (mark.clone(), Arc::clone(&called))));
+        Self { client: Arc::clone(client), marks, called }
+    }
+}
+
+impl Drop for Calls {
+    fn drop(&mut self) {
+        let mut calls = self.client.gatherings.calls();
+        for mark in &self.marks {
+            calls.remove(mark);
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::backend::records::{Errand, Findings};
 use crate::backend::sealed::Column;
 use crate::backend::{
     Backend, CLAIM, Claim, GRACE, Granted, HandOff, Holding, Job, Listed, Mode, Names, PassedOn, Place, Release,
-    Renewal, Row, Session, Spot, Standing, Step, Ticket, Watched,
+    Renewal, Row, Session, Spot, Standing, Step, Ticket, To, Watched,
 };
 use crate::backoff::Backoff;
 use crate::clock::Moment;
@@ -687,6 +687,8 @@ pub(crate) struct Served {
     pub(crate) others: bool,
     /// How the holding stood that was given up.
     pub(crate) standing: Option<Standing>,
+    /// The mark of whoever is to take it by itself now.
+    pub(crate) turn: Option<String>,
     /// Whom to tell: bells, and what to say.
     pub(crate) bells: Vec<(String, String)>,
 }
@@ -764,22 +766,26 @@ impl Request for Serve {
                     locked,
                     ..Served::default()
                 };
-                let Some(pass) = queue.next(&self.name, self.from.as_ref(), &self.terms, locked) else {
-                    let held_for = queue.held_for();
-                    return Ok(Served { held_for, others: queue.waiting().next().is_some(), ..served });
+                let pass = queue.next(&self.name, self.from.as_ref(), &self.terms, locked);
+                let granted = match &pass {
+                    None => Vec::new(),
+                    Some(pass) => match session.pass(pass).await? {
+                        Some(granted) => granted,
+                        None => continue,
+                    },
                 };
-                let Some(granted) = session.pass(&pass).await? else {
-                    continue;
-                };
-                let bells = granted.iter().filter_map(|granted| queue.bell(granted)).collect();
+                let freed = pass.as_ref().is_some_and(|pass| matches!(pass.to, To::Free));
+                let turn = if granted.is_empty() { queue.turn(freed) } else { None };
+                let called = turn.and_then(|place| place.bell(place.hold.clone()));
                 let held_for = if granted.is_empty() { queue.held_for() } else { Some(CLAIM) };
                 let held_for = held_for.filter(|_| standing != Some(Standing::Released) || !granted.is_empty());
                 return Ok(Served {
-                    granted,
                     terms: self.terms.clone(),
                     held_for,
-                    others: !pass.last,
-                    bells,
+                    others: pass.map_or_else(|| queue.waiting().next().is_some(), |pass| !pass.last),
+                    turn: turn.map(|place| place.hold.clone()),
+                    bells: granted.iter().filter_map(|granted| queue.bell(granted)).chain(called).collect(),
+                    granted,
                     ..served
                 });
             }

@@ -81,8 +81,13 @@ impl Queue {
 
     /// How to tell somebody of a grant: the bell, and what to say.
     pub(crate) fn bell(&self, granted: &Granted) -> Option<(String, String)> {
-        let place = self.places.iter().find(|place| place.hold == granted.hold && !place.bell.is_empty())?;
-        Some((place.bell.clone(), granted.message()))
+        self.places.iter().find(|place| place.hold == granted.hold)?.bell(granted.message())
+    }
+
+    /// Whose turn it is to take the name by itself. `freed`: it has just become free.
+    pub(crate) fn turn(&self, freed: bool) -> Option<&Place> {
+        let free = freed || (self.row.held_for().is_none() && self.sharing().next().is_none());
+        self.waiting().next().filter(|first| free && first.mode == Mode::Joint)
     }
 
     /// For how long nobody can be let in, as far as is known.
@@ -374,6 +379,18 @@ mod tests {
     fn what_nobody_shares_any_more_is_free() {
         let pass = queue(shared(), vec![]).next(&name(), None, &Terms::new(), false).expect("a change");
         assert!(matches!(pass.to, To::Free) && pass.last);
+    }
+
+    #[test]
+    fn who_takes_the_name_by_itself_is_called_when_it_is_first_and_the_name_free() {
+        let turn = |row, places, freed| queue(row, places).turn(freed).map(|place| number(&place.hold));
+        let line = || vec![waits(1, Mode::Joint), waits(2, ALONE)];
+        assert_eq!(turn(free(), line(), false), Some(1));
+        assert_eq!(turn(held_by(9), line(), false), None);
+        assert_eq!(turn(held_by(9), line(), true), Some(1));
+        assert_eq!(turn(shared(), vec![shares(9, READ), waits(1, Mode::Joint)], false), None);
+        assert_eq!(turn(free(), vec![waits(1, ALONE), waits(2, Mode::Joint)], false), None);
+        assert_eq!(next(free(), line()), None);
     }
 
     #[test]

@@ -68,13 +68,14 @@ async fn listen(client: Weak<Client>, listening: Arc<AtomicBool>, channel: Arc<s
             };
             tell(true);
             while let Some(said) = hear(&client, &mut *listener).await {
-                // The mark of a hold, then the token.
-                let Some((mark, token)) = said.split_once(';') else {
+                // The mark of a hold, then the token that it was granted. No token: it may take the name itself.
+                let (Some(client), Some(end)) = (client.upgrade(), said.find(';')) else {
                     continue;
                 };
-                let token = token.parse().ok().and_then(FencingToken::new);
-                if let (Some(client), Some(token)) = (client.upgrade(), token) {
-                    client.told(&format!("{mark};"), token);
+                let (mark, token) = said.split_at(end + 1);
+                match token.parse().ok().and_then(FencingToken::new) {
+                    Some(token) => client.told(mark, token),
+                    None => client.gatherings.call(mark),
                 }
             }
             tell(false);

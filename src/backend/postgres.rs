@@ -277,7 +277,8 @@ UPDATE sqlock_lease AS l SET waiting = ", still_waiting!(), " WHERE ", as_seen!(
 pub(super) const PASS_TO_FREE: &str = concat!("
 UPDATE sqlock_lease AS l
    SET owner = '', holds = '', expires_at = ", now!(), ", waiting = ", still_waiting!(), "
- WHERE ", as_seen!(), " AND l.waiting = $5");
+ WHERE ", as_seen!(), " AND l.waiting = $5
+   AND set_config('synchronous_commit', 'off', true) IS NOT NULL");
 
 // $7 hold, $8 lasts
 pub(super) const PASS_TO_ONE: &str = concat!("
@@ -930,7 +931,7 @@ impl Session for PostgresSession {
 
     fn pass<'a>(&'a mut self, pass: &'a Pass) -> Job<'a, Option<Vec<Granted>>> {
         Box::pin(async move {
-            let seen = |sql| {
+            let seen = |sql: SqlStr| {
                 sqlx::query(sql)
                     .bind(pass.name.as_str())
                     .bind(pass.seen.token)
@@ -940,14 +941,19 @@ impl Session for PostgresSession {
                     .bind(pass.last)
             };
             let many = |sql, next: &'a [(String, Duration)]| {
-                seen(sql)
+                seen(SqlStr::from_static(sql))
                     .bind(next.iter().map(|(hold, _)| &**hold).collect::<Vec<_>>())
                     .bind(next.iter().map(|(_, lasts)| micros(*lasts)).collect::<Vec<_>>())
             };
             let query = match &pass.to {
-                To::Nobody => return Ok((self.execute(seen(sql::PASS_TO_NOBODY)).await? > 0).then(Vec::new)),
-                To::Free => return Ok((self.execute(seen(sql::PASS_TO_FREE)).await? > 0).then(Vec::new)),
-                To::One(hold, lasts) => seen(sql::PASS_TO_ONE).bind(hold).bind(micros(*lasts)),
+                To::Nobody | To::Free => {
+                    let sql = match pass.to {
+                        To::Free => self.releasing(sql::PASS_TO_FREE),
+                        _ => SqlStr::from_static(sql::PASS_TO_NOBODY),
+                    };
+                    return Ok((self.execute(seen(sql)).await? > 0).then(Vec::new));
+                }
+                To::One(hold, lasts) => seen(SqlStr::from_static(sql::PASS_TO_ONE)).bind(hold).bind(micros(*lasts)),
                 To::Several(next) => many(sql::PASS_TO_SEVERAL, next),
                 To::More(next) => many(sql::PASS_TO_MORE, next),
             };
