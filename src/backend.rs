@@ -704,7 +704,8 @@ pub(crate) async fn matched(
         return Ok(vec![Some(affected > 0); batch.len()]);
     }
     let names: Vec<LockName> = batch.iter().map(|(name, ..)| (*name).clone()).collect();
-    let rows = session.look(&names).await?;
+    let looked = session.look(&names).await;
+    let rows = if after == Standing::Released { looked.map_err(in_doubt)? } else { looked? };
     Ok(batch
         .iter()
         .map(|&(name, owner, hold, token)| {
@@ -715,6 +716,12 @@ pub(crate) async fn matched(
             row.tells(owner, hold, token, after)
         })
         .collect())
+}
+
+/// The error of one who looks at what became of a statement that took effect. It is as if that had not been answered: when it
+/// is sent again, what it did the first time must not be taken for the work of others.
+pub(crate) fn in_doubt(error: sqlx::Error) -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::other(error))
 }
 
 /// For the verbs whose answer is that a row was found.

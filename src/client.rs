@@ -132,7 +132,8 @@ impl Client {
 
     /// A holder gives its hold back.
     pub(crate) fn leave(self: &Arc<Self>, tenure: &Tenure, verdict: Option<oneshot::Sender<Result<()>>>) {
-        let departure = Departure { verdict, holding: tenure.holding.clone(), deadline: tenure.deadline() };
+        let (holding, deadline) = (tenure.holding.clone(), tenure.deadline());
+        let departure = Departure { verdict, holding, deadline, resent: false };
         if tenure.holding.mode == Mode::Exclusive {
             let errands = self.room().leave(departure, tenure.unserved());
             return self.run(errands);
@@ -453,14 +454,14 @@ impl Client {
                             client.asked(&claim, answer);
                         }
                         Ok(None) => {
-                            let errands = client.room().not_handed_off(departure);
+                            let errands = client.room().not_handed_off(&claim, departure.sent(answer.resent));
                             client.run(errands);
                         }
                         // The waiter asks, and so finds out whether the name changed hands: a claim is known by its hold.
                         Err(error) => {
                             let error = departure.unknown_if(answer.resent, error);
                             departure.tell(Err(error));
-                            let errands = client.room().hand_off_failed(&claim.name);
+                            let errands = client.room().hand_off_failed(&claim);
                             client.run(errands);
                         }
                     });
@@ -470,7 +471,7 @@ impl Client {
                     let name = release.name.clone();
                     let reply = Reply::to(move |answer: Answer<Standing>| {
                         if matches!(answer.outcome, Ok(Standing::Awaited)) {
-                            return client.run(vec![Errand::Pass(departure)]);
+                            return client.run(vec![Errand::Pass(departure.sent(answer.resent))]);
                         }
                         let overtaken = matches!(answer.outcome, Ok(Standing::Overtaken));
                         let verdict = departure.judge(answer);
@@ -495,6 +496,7 @@ impl Client {
                         match answer.outcome {
                             // Its owner has entered again elsewhere: this hold goes, and the name stays.
                             Ok(Served { standing: Some(Standing::Unsettled), .. }) => {
+                                let departure = departure.sent(resent);
                                 client.run(vec![Errand::Release { release: from, departure, tracked: true }]);
                             }
                             Ok(served) => {
@@ -590,6 +592,11 @@ pub(crate) fn late() -> Error {
 }
 
 impl Departure {
+    /// A request for it was answered, at the first attempt or not.
+    fn sent(self, resent: bool) -> Self {
+        Self { resent: self.resent || resent, ..self }
+    }
+
     /// Whether the name was still the holder's when it was given back.
     fn judge(&self, answer: Answer<Standing>) -> Result<()> {
         let Holding { name, token, .. } = &self.holding;
@@ -597,7 +604,7 @@ impl Departure {
             Ok(Standing::Released) => Ok(()),
             // Our own request has ended it, this one or an earlier one, for before the deadline nobody else could have.
             Ok(Standing::Overtaken) if !self.deadline.is_past() => Ok(()),
-            Ok(Standing::Superseded) if answer.resent && !self.deadline.is_past() => Ok(()),
+            Ok(Standing::Superseded) if self.may_have_ended(answer.resent) && !self.deadline.is_past() => Ok(()),
             Ok(Standing::Superseded) => {
                 let lost = Error::Lost { name: name.clone(), token: *token, cause: LossCause::Superseded };
                 Err(self.unknown_if(answer.resent, lost))
@@ -611,7 +618,16 @@ impl Departure {
 
     /// The error of a release, unless an earlier request may have carried it out unnoticed.
     fn unknown_if(&self, resent: bool, error: Error) -> Error {
-        if resent { Error::Unknown { attempted: "release", name: self.holding.name.clone() } } else { error }
+        if self.may_have_ended(resent) {
+            Error::Unknown { attempted: "release", name: self.holding.name.clone() }
+        } else {
+            error
+        }
+    }
+
+    /// Whether an earlier request may have carried it out.
+    fn may_have_ended(&self, resent: bool) -> bool {
+        self.resent || resent
     }
 
     fn tell(self, verdict: Result<()>) {

@@ -337,7 +337,7 @@ impl LeaseRequest {
         let waiting = InLine { client: self.client, claim: claim.clone(), answer, answered: false };
         // Permits are counted, whoever takes them: only a lease can be entered again.
         let reenters = self.reenters && matches!(self.mode, Mode::Exclusive | Mode::READ);
-        let waiter = Waiter { claim, terms: self.terms, patience, reenters, since: Moment::now(), reply };
+        let waiter = Waiter { claim, terms: self.terms, patience, reenters, since: Moment::now(), asks: false, reply };
         waiting.client.start();
         if reenters {
             waiting.client.join(waiter);

@@ -19,7 +19,7 @@ use crate::backend::records::{Errand, Findings};
 use crate::backend::sealed::Column;
 use crate::backend::{
     Backend, CLAIM, Claim, GRACE, Granted, HandOff, Holding, Job, Listed, Mode, Names, PassedOn, Place, Release,
-    Renewal, Row, Session, Spot, Standing, Step, Ticket, To, Watched,
+    Renewal, Row, Session, Spot, Standing, Step, Ticket, To, Watched, in_doubt,
 };
 use crate::backoff::Backoff;
 use crate::clock::Moment;
@@ -1119,7 +1119,9 @@ impl Batch for Releases {
     fn send<'a>(session: &'a mut dyn Session, batch: &'a [Release]) -> Job<'a, Vec<Standing>> {
         Box::pin(async move {
             let done = session.release(batch).await?;
-            standings(session, batch, &done, Standing::Released, |r| (&r.name, r.owner, r.hold, r.token)).await
+            let looked =
+                standings(session, batch, &done, Standing::Released, |r| (&r.name, r.owner, r.hold, r.token)).await;
+            if done.contains(&Some(true)) { looked.map_err(in_doubt) } else { looked }
         })
     }
 }
@@ -1258,6 +1260,14 @@ async fn standings<T>(
 #[allow(clippy::expect_used, reason = "tests")]
 mod tests {
     use super::*;
+
+    /// Otherwise what was given back would be asked for again, and found gone, as if somebody had taken it.
+    #[test]
+    fn a_release_counts_as_unanswered_when_it_cannot_be_seen_what_became_of_it() {
+        let busy = sqlx::Error::PoolTimedOut;
+        assert_ne!(Fault::of(&busy), Fault::Severed);
+        assert_eq!(Fault::of(&in_doubt(busy)), Fault::Severed);
+    }
 
     /// They were sent in this order, by a downgrade whose future was dropped while the lane was busy.
     #[test]

@@ -48,6 +48,8 @@ pub(crate) struct Waiter {
     pub(crate) reenters: bool,
     /// When it came.
     pub(crate) since: Moment,
+    /// Whether it has asked, or is to be handed the name, and no answer has come.
+    pub(crate) asks: bool,
     pub(crate) reply: oneshot::Sender<Result<Option<Lease>>>,
 }
 
@@ -65,8 +67,8 @@ impl Patience {
 /// What stands between the line and the name.
 #[derive(Debug)]
 enum Door {
-    /// The first in line has asked the database.
-    Asking,
+    /// The first in line has asked the database, as this hold.
+    Asking(Hold),
     /// The first in line was refused, and the database is being asked whether anybody holds it, for those who only try.
     Checking,
     /// An owner of this process holds the name, with these holds. `others`: somebody waits elsewhere, or did.
@@ -121,6 +123,8 @@ pub(crate) struct Departure {
     pub(crate) verdict: Option<oneshot::Sender<Result<()>>>,
     pub(crate) holding: Holding,
     pub(crate) deadline: Moment,
+    /// A request for it may have taken effect although its reply never came.
+    pub(crate) resent: bool,
 }
 
 /// The lines of one client, by name.
@@ -147,7 +151,7 @@ impl Room {
     }
 
     /// Somebody wants a name.
-    pub(crate) fn enter(&mut self, waiter: Waiter) -> Vec<Errand> {
+    pub(crate) fn enter(&mut self, mut waiter: Waiter) -> Vec<Errand> {
         if self.closed {
             return vec![Errand::Refuse(waiter, Err(Error::Closed))];
         }
@@ -170,8 +174,9 @@ impl Room {
             Some(line) => line.waiters.push_back(waiter),
             None => {
                 errands.push(Errand::Ask(waiter.claim.clone()));
-                let line = Line { waiters: VecDeque::from([waiter]), ..Line::behind(Door::Asking) };
-                self.lines.insert(name, line);
+                waiter.asks = true;
+                let door = Door::Asking(waiter.claim.hold);
+                self.lines.insert(name, Line { waiters: VecDeque::from([waiter]), ..Line::behind(door) });
             }
         }
         errands
@@ -185,15 +190,21 @@ impl Room {
         sent_at: Moment,
         too_late: bool,
     ) -> Vec<Errand> {
-        let line = self.line(&claim.name);
+        let holding =
+            Holding { name: claim.name.clone(), owner: claim.owner, hold: claim.hold, mode: claim.mode, token };
+        let is_asked = self.asks(claim);
+        let Some(line) = self.lines.get_mut(&claim.name) else {
+            return vec![Errand::release(&holding, Duration::ZERO, false)];
+        };
         line.answered = true;
         // A second answer to a claim that is known by its hold: the lease is in use, and must not be given back.
         if matches!(&line.door, Door::Held { holds, .. } if holds.contains(&claim.hold)) {
             return Vec::new();
         }
         let waiter = line.take(claim.hold).filter(is_live);
-        let holding =
-            Holding { name: claim.name.clone(), owner: claim.owner, hold: claim.hold, mode: claim.mode, token };
+        if waiter.is_none() && !is_asked {
+            return vec![Errand::release(&holding, Duration::ZERO, false)];
+        }
         let give_back = |line: &mut Line| {
             line.door = Door::Leaving;
             Errand::release(&holding, Duration::ZERO, true)
@@ -224,11 +235,16 @@ impl Room {
     /// The database refused the name: somebody holds it, or waits for it. On a database that skips locked rows it may also
     /// be free, and locked for a moment.
     pub(crate) fn refused(&mut self, claim: &Claim) -> Vec<Errand> {
-        let line = self.line(&claim.name);
+        let is_asked = self.asks(claim);
+        let Some(line) = self.lines.get_mut(&claim.name) else {
+            return Vec::new();
+        };
         line.answered = true;
-        if matches!(line.door, Door::Asking)
-            && line.waiters.iter().any(|w| matches!(w.patience, Patience::Try(1..)) && is_live(w))
-        {
+        line.hears(claim.hold);
+        if !is_asked {
+            return Vec::new();
+        }
+        if line.waiters.iter().any(|w| matches!(w.patience, Patience::Try(1..)) && is_live(w)) {
             line.door = Door::Checking;
             return self.serve(&claim.name).into_iter().collect();
         }
@@ -246,14 +262,24 @@ impl Room {
 
     /// The database could not be asked, or refused for a reason of its own.
     pub(crate) fn failed(&mut self, claim: &Claim, error: Error) -> Vec<Errand> {
-        let line = self.line(&claim.name);
+        let is_asked = self.asks(claim);
         let mut errands = Vec::new();
-        if let Some(waiter) = line.take(claim.hold) {
+        if let Some(line) = self.lines.get_mut(&claim.name)
+            && let Some(waiter) = line.take(claim.hold)
+        {
             line.disappoint(&error, &mut errands);
             errands.push(Errand::Refuse(waiter, Err(error)));
         }
-        self.next(&claim.name, &mut errands);
+        if is_asked {
+            self.next(&claim.name, &mut errands);
+        }
         errands
+    }
+
+    /// Whether the line waits for the answer to this claim. An answer to another does not concern it: somebody of ours has been
+    /// let in by the database's line meanwhile.
+    fn asks(&self, claim: &Claim) -> bool {
+        self.lines.get(&claim.name).is_some_and(|line| matches!(line.door, Door::Asking(hold) if hold == claim.hold))
     }
 
     /// An owner of this process re-entered, or took over an exported lease.
@@ -280,17 +306,18 @@ impl Room {
         };
         match line.strike(holding.hold) {
             Remaining::None(others) => {
-                let next = line.first().map(|first| first.claim.clone());
+                line.door = Door::Leaving;
                 if !hold_at_least.is_zero() {
-                    line.door = Door::Leaving;
                     return vec![Errand::departing(departure, hold_at_least, true)];
                 }
-                if let Some(to) = next {
-                    line.door = Door::Asking;
-                    let hand_off = HandOff { from: holding, to };
-                    return vec![Errand::HandOff(hand_off, departure)];
+                // Who has asked already is not handed the name besides: the two answers would cross.
+                if let Some(first) = line.first()
+                    && !std::mem::replace(&mut first.asks, true)
+                {
+                    let to = first.claim.clone();
+                    line.door = Door::Asking(to.hold);
+                    return vec![Errand::HandOff(HandOff { from: holding, to }, departure)];
                 }
-                line.door = Door::Leaving;
                 if others || wanted {
                     return vec![Errand::Pass(departure)];
                 }
@@ -311,17 +338,32 @@ impl Room {
     }
 
     /// It is not known whether the name was handed to the first in line, who is to ask.
-    pub(crate) fn hand_off_failed(&mut self, name: &LockName) -> Vec<Errand> {
+    pub(crate) fn hand_off_failed(&mut self, to: &Claim) -> Vec<Errand> {
+        let is_asked = self.asks(to);
         let mut errands = Vec::new();
-        self.next(name, &mut errands);
+        if let Some(line) = self.lines.get_mut(&to.name) {
+            line.hears(to.hold);
+        }
+        if is_asked {
+            self.next(&to.name, &mut errands);
+        }
         errands
     }
 
     /// The database would not pass the name on directly: somebody waits elsewhere, or has joined in. All join its line
     /// first, as those who came before, and then the holder goes.
-    pub(crate) fn not_handed_off(&mut self, departure: Departure) -> Vec<Errand> {
+    pub(crate) fn not_handed_off(&mut self, to: &Claim, departure: Departure) -> Vec<Errand> {
         let name = departure.holding.name.clone();
-        self.line(&name).door = Door::Leaving;
+        let is_asked = self.asks(to);
+        if let Some(line) = self.lines.get_mut(&name) {
+            line.hears(to.hold);
+            if is_asked {
+                line.door = Door::Leaving;
+            }
+        }
+        if !is_asked {
+            return vec![Errand::Pass(departure)];
+        }
         let mut errands = Vec::new();
         let joining = self.join_line(&name, &mut errands);
         if joining == 0 {
@@ -769,9 +811,10 @@ impl Room {
         if claim.mode != Mode::Exclusive {
             return;
         }
-        let line = self.line(&claim.name);
+        let door = Door::Held { owner: claim.owner, holds: vec![claim.hold], others: grant.others };
+        let line = self.lines.entry(claim.name.clone()).or_insert_with(|| Line::behind(Door::Leaving));
         line.answered = true;
-        line.door = Door::Held { owner: claim.owner, holds: vec![claim.hold], others: grant.others };
+        line.door = door;
         line.let_in(claim.owner, errands);
         line.turn_away(errands);
         self.let_in(&claim.name, Some(claim.owner), errands);
@@ -790,15 +833,18 @@ impl Room {
         errands.push(self.standing.enter(waiter));
     }
 
-    /// Lets all who wait here stand in the database's line, and turns those away who would not wait. How many join.
+    /// Lets all who wait here stand in the database's line, and turns those away who would not wait. How many join. (Who has asked
+    /// waits for the answer: as long as that is on its way, nothing else may grant it the name.)
     fn join_line(&mut self, name: &LockName, errands: &mut Vec<Errand>) -> usize {
         let Some(line) = self.lines.get_mut(name) else {
             return 0;
         };
         line.turn_away(errands);
-        let waiters: Vec<Waiter> = line.waiters.drain(..).filter(is_live).collect();
-        if matches!(line.door, Door::Asking | Door::Checking) {
-            self.lines.remove(name);
+        let (asking, waiters): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut line.waiters).into_iter().filter(is_live).partition(|waiter| waiter.asks);
+        line.waiters = asking;
+        if matches!(line.door, Door::Asking(_) | Door::Checking) {
+            self.next(name, errands);
         }
         let joining = waiters.len();
         for waiter in waiters {
@@ -847,17 +893,16 @@ impl Room {
         let Some(line) = self.lines.get_mut(name) else {
             return;
         };
-        let Some(claim) = line.first().map(|first| first.claim.clone()) else {
+        let Some(first) = line.first() else {
             self.lines.remove(name);
             return;
         };
-        line.door = Door::Asking;
-        errands.push(Errand::Ask(claim));
-    }
-
-    /// The line of a name that has asked. It is there: only an answer takes it away.
-    fn line(&mut self, name: &LockName) -> &mut Line {
-        self.lines.entry(name.clone()).or_insert_with(|| Line::behind(Door::Asking))
+        let (claim, asks) = (first.claim.clone(), std::mem::replace(&mut first.asks, true));
+        line.door = Door::Asking(claim.hold);
+        // Otherwise its answer is on its way.
+        if !asks {
+            errands.push(Errand::Ask(claim));
+        }
     }
 }
 
@@ -878,18 +923,25 @@ impl Line {
         match self.door {
             Door::Held { .. } => true,
             // Whoever is in flight may be refused or gone in a moment: stand behind, and be told with it.
-            Door::Asking | Door::Checking | Door::Leaving => {
+            Door::Asking(_) | Door::Checking | Door::Leaving => {
                 self.waiters.iter().any(|w| w.patience == Patience::Wait && is_live(w))
             }
         }
     }
 
     /// The first in line who still listens.
-    fn first(&mut self) -> Option<&Waiter> {
+    fn first(&mut self) -> Option<&mut Waiter> {
         while self.waiters.front().is_some_and(|first| !is_live(first)) {
             self.waiters.pop_front();
         }
-        self.waiters.front()
+        self.waiters.front_mut()
+    }
+
+    /// The answer to a claim has come.
+    fn hears(&mut self, hold: Hold) {
+        if let Some(waiter) = self.waiters.iter_mut().find(|w| w.claim.hold == hold) {
+            waiter.asks = false;
+        }
     }
 
     fn behind(door: Door) -> Self {
@@ -950,6 +1002,7 @@ impl Waiter {
     /// The same waiter with a new hold, for another attempt whose traces do not mix with those of the last.
     pub(crate) fn again(mut self) -> Self {
         self.claim.hold = Hold::random();
+        self.asks = false;
         self
     }
 }
@@ -968,7 +1021,8 @@ impl Errand {
 
     /// Gives back what nobody received.
     fn release(holding: &Holding, hold_at_least: Duration, tracked: bool) -> Self {
-        let departure = Departure { verdict: None, holding: holding.clone(), deadline: Moment::from_nanos(0) };
+        let departure =
+            Departure { verdict: None, holding: holding.clone(), deadline: Moment::from_nanos(0), resent: false };
         Self::departing(departure, hold_at_least, tracked)
     }
 }
@@ -990,7 +1044,7 @@ mod tests {
         };
         let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
         let (reply, answer) = oneshot::channel();
-        (Waiter { claim, terms, patience, reenters: false, since: Moment::now(), reply }, answer)
+        (Waiter { claim, terms, patience, reenters: false, since: Moment::now(), asks: false, reply }, answer)
     }
 
     fn token(value: i64) -> FencingToken {
@@ -1048,14 +1102,75 @@ mod tests {
         let errands = room.attended(sent_at, true, Ok(Attended { kept, gone: Vec::new(), watched }));
         assert!(errands.iter().any(|errand| matches!(errand, Errand::Admit(..))));
 
-        let holding = Holding { name: name.clone(), owner: one.owner, hold: one.hold, mode: one.mode, token: token(1) };
-        let departure = Departure { verdict: None, holding, deadline: sent_at };
-        assert!(matches!(room.leave(departure, Duration::ZERO)[..], [Errand::Pass(_)]));
+        assert!(matches!(room.leave(departure(&one), Duration::ZERO)[..], [Errand::Pass(_)]));
         let to = Granted { hold: Hold::random().mark(), token: token(2) };
         let served = Served { granted: vec![to], held_for: Some(CLAIM), others: true, ..Served::default() };
         let errands = room.given_up(&name, sent_at, &served);
         let next = errands.iter().find_map(|errand| if let Errand::Attend(due) = errand { Some(*due) } else { None });
         assert!(next.expect("a look") <= Moment::now() + Duration::from_millis(1));
+    }
+
+    fn holding(claim: &Claim) -> Holding {
+        let Claim { name, owner, hold, mode, .. } = claim.clone();
+        Holding { name, owner, hold, mode, token: token(1) }
+    }
+
+    fn departure(claim: &Claim) -> Departure {
+        Departure { verdict: None, holding: holding(claim), deadline: Moment::now(), resent: false }
+    }
+
+    /// One of ours has been granted the name by the database's line, and while that is being confirmed another asks. Were it
+    /// handed the name as well, and refused what it asked for, it would stand in the database's line and hold the name.
+    #[test]
+    fn who_has_asked_is_not_handed_the_name_before_it_is_answered() {
+        let mut room = Room::new(true);
+        let ((first, _answer), (second, _other_answer)) = (waiter(Patience::Wait), waiter(Patience::Wait));
+        let (one, other) = (first.claim.clone(), second.claim.clone());
+        let (name, sent_at) = (one.name.clone(), Moment::now());
+        room.note(&name, true);
+        assert!(matches!(room.enter(first)[..], [Errand::Enqueue(..)]));
+        room.enqueued(&one, Answer { outcome: Ok(Some(CLAIM)), sent_at, resent: false });
+        let confirm = room.told(&one.hold.mark(), token(1)).into_iter().find_map(|errand| match errand {
+            Errand::Confirm(waiter, grant) => Some((waiter, grant)),
+            _ => None,
+        });
+        let (first, grant) = confirm.expect("a claim is confirmed first");
+        room.note(&name, false);
+        assert!(matches!(room.enter(second)[..], [Errand::Ask(_)]));
+        let held = Answer { outcome: Ok(backend::Standing::Held), sent_at, resent: false };
+        assert!(matches!(room.confirmed(first, grant, held)[..], [Errand::Admit(..), ..]));
+
+        assert!(matches!(room.leave(departure(&one), Duration::ZERO)[..], [Errand::Pass(_) | Errand::Release { .. }]));
+        // Whichever answer comes first, it asks no second time before the first is answered, and then joins the line.
+        assert!(room.left(&name).iter().all(|errand| !matches!(errand, Errand::Ask(_))));
+        assert!(matches!(&room.refused(&other)[..], [Errand::Enqueue(claim, _)] if claim.hold == other.hold));
+    }
+
+    /// The name was handed to it, and yet another of ours had been granted it by the database's line.
+    #[test]
+    fn an_answer_to_what_the_line_does_not_wait_for_leaves_it_as_it_is() {
+        let mut room = Room::default();
+        let ((first, answer), (second, _other_answer)) = (waiter(Patience::Wait), waiter(Patience::Wait));
+        let (one, other) = (first.claim.clone(), second.claim.clone());
+        let name = one.name.clone();
+        assert!(matches!(room.enter(first)[..], [Errand::Ask(_)]));
+        assert!(room.enter(second).is_empty());
+        assert!(matches!(room.granted(&one, token(1), Moment::now(), false)[..], [Errand::Admit(..)]));
+        assert!(matches!(room.leave(departure(&one), Duration::ZERO)[..], [Errand::HandOff(..)]));
+        drop(answer);
+        // Refused, or not known: it asks, and that is what the line waits for now.
+        assert!(matches!(room.hand_off_failed(&other)[..], [Errand::Ask(_)]));
+        assert!(room.hand_off_failed(&one).is_empty());
+        assert!(room.refused(&one).is_empty());
+        // Nobody listens to this one: it goes back, and nothing else happens.
+        assert!(matches!(
+            room.granted(&one, token(2), Moment::now(), false)[..],
+            [Errand::Release { tracked: false, .. }]
+        ));
+        assert!(matches!(room.not_handed_off(&one, departure(&one))[..], [Errand::Pass(_)]));
+        assert!(matches!(room.granted(&other, token(3), Moment::now(), false)[..], [Errand::Admit(..)]));
+        assert!(matches!(room.leave(departure(&other), Duration::ZERO)[..], [Errand::Release { .. }]));
+        assert!(room.left(&name).is_empty());
     }
 
     #[test]
