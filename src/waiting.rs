@@ -974,7 +974,8 @@ impl Line {
         let (own, stay) = self.waiters.drain(..).partition(is_own);
         self.waiters = stay;
         let own: VecDeque<Waiter> = own;
-        errands.extend(own.into_iter().map(Errand::Join));
+        // The answer to one that has asked is on its way, and no concern of it any more.
+        errands.extend(own.into_iter().map(|own| Errand::Join(if own.asks { own.again() } else { own })));
     }
 
     /// Tells everybody of an error that concerns them all, so that they need not find out one after the other.
@@ -1119,31 +1120,47 @@ mod tests {
         Departure { verdict: None, holding: holding(claim), deadline: Moment::now(), resent: false }
     }
 
-    /// One of ours has been granted the name by the database's line, and while that is being confirmed another asks. Were it
-    /// handed the name as well, and refused what it asked for, it would stand in the database's line and hold the name.
+    /// One of ours has been granted the name by the database's line, and while that is being confirmed another asks.
+    fn admit_while_another_asks(room: &mut Room, first: Waiter, second: Waiter) -> Vec<Errand> {
+        let (claim, sent_at) = (first.claim.clone(), Moment::now());
+        room.note(&claim.name, true);
+        assert!(matches!(room.enter(first)[..], [Errand::Enqueue(..)]));
+        room.enqueued(&claim, Answer { outcome: Ok(Some(CLAIM)), sent_at, resent: false });
+        let confirm = room.told(&claim.hold.mark(), token(1)).into_iter().find_map(|errand| match errand {
+            Errand::Confirm(waiter, grant) => Some((waiter, grant)),
+            _ => None,
+        });
+        let (first, grant) = confirm.expect("a claim is confirmed first");
+        room.note(&claim.name, false);
+        assert!(matches!(room.enter(second)[..], [Errand::Ask(_)]));
+        let held = Answer { outcome: Ok(backend::Standing::Held), sent_at, resent: false };
+        room.confirmed(first, grant, held)
+    }
+
+    /// Were it handed the name as well, and refused what it asked for, it would stand in the database's line and hold the name.
     #[test]
     fn who_has_asked_is_not_handed_the_name_before_it_is_answered() {
         let mut room = Room::new(true);
         let ((first, _answer), (second, _other_answer)) = (waiter(Patience::Wait), waiter(Patience::Wait));
         let (one, other) = (first.claim.clone(), second.claim.clone());
-        let (name, sent_at) = (one.name.clone(), Moment::now());
-        room.note(&name, true);
-        assert!(matches!(room.enter(first)[..], [Errand::Enqueue(..)]));
-        room.enqueued(&one, Answer { outcome: Ok(Some(CLAIM)), sent_at, resent: false });
-        let confirm = room.told(&one.hold.mark(), token(1)).into_iter().find_map(|errand| match errand {
-            Errand::Confirm(waiter, grant) => Some((waiter, grant)),
-            _ => None,
-        });
-        let (first, grant) = confirm.expect("a claim is confirmed first");
-        room.note(&name, false);
-        assert!(matches!(room.enter(second)[..], [Errand::Ask(_)]));
-        let held = Answer { outcome: Ok(backend::Standing::Held), sent_at, resent: false };
-        assert!(matches!(room.confirmed(first, grant, held)[..], [Errand::Admit(..), ..]));
-
+        let name = one.name.clone();
+        assert!(matches!(admit_while_another_asks(&mut room, first, second)[..], [Errand::Admit(..), ..]));
         assert!(matches!(room.leave(departure(&one), Duration::ZERO)[..], [Errand::Pass(_) | Errand::Release { .. }]));
         // Whichever answer comes first, it asks no second time before the first is answered, and then joins the line.
         assert!(room.left(&name).iter().all(|errand| !matches!(errand, Errand::Ask(_))));
         assert!(matches!(&room.refused(&other)[..], [Errand::Enqueue(claim, _)] if claim.hold == other.hold));
+    }
+
+    #[test]
+    fn who_enters_beside_its_owner_does_not_wait_for_what_it_has_asked_before() {
+        let mut room = Room::new(true);
+        let ((first, _answer), (mut second, _other_answer)) = (waiter(Patience::Wait), waiter(Patience::Wait));
+        (second.claim.owner, second.reenters) = (first.claim.owner, true);
+        let asked = second.claim.clone();
+        let errands = admit_while_another_asks(&mut room, first, second);
+        let joins = |errand: &Errand| matches!(errand, Errand::Join(w) if !w.asks && w.claim.hold != asked.hold);
+        assert!(errands.iter().any(joins));
+        assert!(room.refused(&asked).is_empty());
     }
 
     /// The name was handed to it, and yet another of ours had been granted it by the database's line.
