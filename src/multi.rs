@@ -6,6 +6,9 @@
 //! (With one order for all, somebody is always first everywhere: there is no circle in which each waits for the next. The order
 //! of arrival does here what a fixed order of resources does in Havender's standard pattern: J. W. Havender, "Avoiding deadlock
 //! in multitasking systems", IBM Systems Journal 7(2), 1968.)
+//!
+//! Whoever frees a name calls the one that is first in its line, in its own process and wherever the database can tell.
+//! Elsewhere it looks, the more often the sooner its turn may come.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
