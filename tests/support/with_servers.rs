@@ -42,8 +42,14 @@ async fn main() {
     let mut signals = signals(); // from here on none ends this program before its servers
     let mut command = Command::new(&request.command[0]);
     command.args(&request.command[1..]);
-    // The command may be cargo itself: with what the outer one says of this package, it would build some dependencies anew.
-    command.env_remove("CARGO_MANIFEST_DIR");
+    // The command may be cargo itself. Build scripts of dependencies watch these variables: with the values that the outer cargo
+    // sets for this package, the inner one would build those dependencies, and all that use them, anew.
+    for (variable, _) in std::env::vars_os() {
+        let is_of_this_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        if variable.to_str().is_some_and(is_of_this_package) {
+            command.env_remove(variable);
+        }
+    }
 
     let mut servers = Vec::new();
     for (kind, name, variable) in KINDS {
