@@ -123,6 +123,7 @@ mod locks;
 mod multi;
 mod name;
 mod owner;
+mod panics;
 mod pump;
 mod queue;
 mod quorum;

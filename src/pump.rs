@@ -38,6 +38,7 @@ use crate::clock::Moment;
 use crate::error::{Error, Fault, Result};
 use crate::name::LockName;
 use crate::owner::Hold;
+use crate::panics;
 use crate::token::FencingToken;
 
 /// The most verbs in one statement: 10 000 renewals travel in ten.
@@ -80,17 +81,20 @@ impl<T> Reply<T> {
     }
 
     fn send(mut self, answer: Answer<T>) {
+        self.call(answer);
+    }
+
+    /// A panic of the receiver is its own: the lane goes on.
+    fn call(&mut self, answer: Answer<T>) {
         if let Some(receiver) = self.0.take() {
-            receiver(answer);
+            let _ = panics::caught(|| receiver(answer));
         }
     }
 }
 
 impl<T> Drop for Reply<T> {
     fn drop(&mut self) {
-        if let Some(receiver) = self.0.take() {
-            receiver(Answer { outcome: Err(Error::Closed), sent_at: Moment::now(), resent: false });
-        }
+        self.call(Answer { outcome: Err(Error::Closed), sent_at: Moment::now(), resent: false });
     }
 }
 
@@ -427,6 +431,17 @@ impl Lane {
                     Ok(Err(error)) => Failure::Refused(error),
                     Err(_) => Failure::NoAnswer,
                 },
+        match panics::caught_in(self.send_until_answered(attempted, request)).await {
+            Ok(answer) => answer,
+            Err(panic) => {
+                self.session = None;
+                let source = sqlx::Error::Protocol(format!("a panic on the way: {panic}"));
+                Answer { outcome: Err(Error::Database { attempted, source }), sent_at: Moment::now(), resent: true }
+            }
+        }
+    }
+
+    async fn send_until_answered<R: Request>(&mut self, attempted: &'static str, request: &R) -> Answer<R::Outcome> {
                 Err(failure) => failure,
             };
             let fault = outcome.fault();

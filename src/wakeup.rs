@@ -36,6 +36,7 @@ impl Bell {
         }
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         if task.as_ref().is_none_or(JoinHandle::is_finished) {
+            self.listening.store(false, Ordering::Release);
             let listen = listen(Arc::downgrade(client), Arc::clone(&self.listening), channel(&client.id));
             *task = Some(tokio::spawn(listen));
         }

@@ -22,6 +22,7 @@ use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::name::LockName;
 use crate::owner::Hold;
+use crate::panics;
 use crate::pump::{Answer, Reply, Verb};
 use crate::token::FencingToken;
 
@@ -421,12 +422,19 @@ impl Keeper {
     fn work(&self, client: &Arc<Client>) -> Option<Duration> {
         let due = self.agenda().take_due(Moment::now());
         for entry in due {
+            // A panic, for one in a subscriber of `tracing`, must not end the care for what else is held.
             match entry {
                 Entry::Attend => {
                     self.agenda().attend = None;
-                    client.attend();
+                    if panics::caught(|| client.attend()).is_err() {
+                        self.attend_at(Moment::now() + HEARTBEAT);
+                    }
                 }
-                Entry::Tenure(hold) => self.see_to(hold, client),
+                Entry::Tenure(hold) => {
+                    if panics::caught(|| self.see_to(hold, client)).is_err() {
+                        self.reschedule(hold, |_| Moment::now() + HEARTBEAT);
+                    }
+                }
             }
         }
         let mut agenda = self.agenda();
