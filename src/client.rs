@@ -22,7 +22,7 @@ use crate::pump::{Answer, Attend, Attended, Pump, Reply, Serve, Served, Verb};
 use crate::row::Rows;
 use crate::session::Desk;
 use crate::token::FencingToken;
-use crate::waiting::{Departure, Errand, Grant, Patience, Room, Waiter};
+use crate::waiting::{Departure, Errand, Grant, Patience, Room, Waiter, WaiterId};
 use crate::wakeup::Bell;
 
 /// The time between two tries for a share that is free, while somebody stands before it who may be only trying.
@@ -167,14 +167,14 @@ impl Client {
     }
 
     /// A waiter waits no longer, and wants to be told when it has left the line.
-    pub(crate) fn dismiss(self: &Arc<Self>, claim: &Claim) {
-        let errands = self.room().dismiss(claim);
+    pub(crate) fn dismiss(self: &Arc<Self>, name: &LockName, id: WaiterId) {
+        let errands = self.room().dismiss(name, id);
         self.run(errands);
     }
 
     /// A waiter has gone.
-    pub(crate) fn forget(self: &Arc<Self>, claim: &Claim) {
-        let errands = self.room().forget(claim);
+    pub(crate) fn forget(self: &Arc<Self>, name: &LockName, id: WaiterId) {
+        let errands = self.room().forget(name, id);
         self.run(errands);
     }
 
@@ -209,9 +209,14 @@ impl Client {
         self.pump.send(Verb::Attend(Attend { keep, bell: self.bell.channel(&self.id), watch }, reply));
     }
 
-    /// How many of ours wait before a claim, as long as they have not joined the database's line.
-    pub(crate) fn ahead_of(&self, claim: &Claim) -> usize {
-        self.room().ahead_of(claim)
+    /// How many of ours wait before a waiter, as long as they have not joined the database's line.
+    pub(crate) fn ahead_of(&self, name: &LockName, id: WaiterId) -> usize {
+        self.room().ahead_of(name, id)
+    }
+
+    /// The mark of a waiter's place in the database's line, if it has one.
+    pub(crate) fn mark_of(&self, name: &LockName, id: WaiterId) -> Option<String> {
+        self.room().hold_of(name, id).map(Hold::mark)
     }
 
     /// Somebody says that it has granted a name to one of ours.

@@ -23,7 +23,7 @@ use crate::name::LockName;
 use crate::owner::{Hold, Owner};
 use crate::pump::{Answer, Reply, Verb};
 use crate::token::FencingToken;
-use crate::waiting::{Patience, Waiter};
+use crate::waiting::{Patience, Waiter, WaiterId};
 use export::ExportedLease;
 use renewal::{Fate, Tenure};
 
@@ -334,10 +334,12 @@ impl LeaseRequest {
         self.check()?;
         let claim = self.claim(name.clone(), self.owner.unwrap_or_else(Owner::random), Hold::random());
         let (reply, answer) = oneshot::channel();
-        let waiting = InLine { client: self.client, claim: claim.clone(), answer, answered: false };
+        let id = WaiterId::next();
+        let waiting = InLine { client: self.client, name: name.clone(), id, answer, answered: false };
         // Permits are counted, whoever takes them: only a lease can be entered again.
         let reenters = self.reenters && matches!(self.mode, Mode::Exclusive | Mode::READ);
-        let waiter = Waiter { claim, terms: self.terms, patience, reenters, since: Moment::now(), asks: false, reply };
+        let waiter =
+            Waiter { id, claim, terms: self.terms, patience, reenters, since: Moment::now(), asks: false, reply };
         waiting.client.start();
         if reenters {
             waiting.client.join(waiter);
@@ -360,7 +362,8 @@ pub(crate) const FAREWELL: Duration = Duration::from_millis(250);
 /// A place in line. Dropping it gives the place up.
 struct InLine {
     client: Arc<Client>,
-    claim: Claim,
+    name: LockName,
+    id: WaiterId,
     answer: oneshot::Receiver<Result<Option<Lease>>>,
     answered: bool,
 }
@@ -378,7 +381,7 @@ impl InLine {
             return self.answer().await;
         };
         let start = Instant::now();
-        let (client, claim) = (Arc::clone(&self.client), self.claim.clone());
+        let (client, name, id) = (Arc::clone(&self.client), self.name.clone(), self.id);
         let mut known = None;
         let mut pause = Duration::from_millis(100);
         loop {
@@ -387,11 +390,11 @@ impl InLine {
             }
             pause = Duration::from_secs(1);
             let progress = async {
-                let holders = client.ask(|reply| Verb::List(Names::Just(claim.name.clone()), reply)).await.outcome?;
-                let waiting = client.ask(|reply| Verb::Waiters(claim.name.clone(), reply)).await.outcome?;
-                let mark = claim.hold.mark();
-                let ahead = waiting.iter().position(|place| place.hold == mark);
-                let ahead = ahead.unwrap_or_else(|| waiting.len() + client.ahead_of(&claim));
+                let holders = client.ask(|reply| Verb::List(Names::Just(name.clone()), reply)).await.outcome?;
+                let waiting = client.ask(|reply| Verb::Waiters(name.clone(), reply)).await.outcome?;
+                let mark = client.mark_of(&name, id);
+                let ahead = waiting.iter().position(|place| Some(&place.hold) == mark.as_ref());
+                let ahead = ahead.unwrap_or_else(|| waiting.len() + client.ahead_of(&name, id));
                 Ok::<_, Error>(Waiting {
                     ahead,
                     holder: holders.into_iter().find_map(LeaseInfo::of),
@@ -415,7 +418,7 @@ impl InLine {
     /// Leaves the line and fails with this error; a database that can be reached has been told then. A grant that comes in
     /// the very last moment counts.
     async fn give_up(mut self, error: Error) -> Result<Lease> {
-        self.client.dismiss(&self.claim);
+        self.client.dismiss(&self.name, self.id);
         let patience = if error.is_timeout() { FAREWELL } else { Duration::ZERO };
         match tokio::time::timeout(patience, self.answer()).await {
             Ok(Ok(Some(lease))) => Ok(lease),
@@ -441,7 +444,7 @@ impl Drop for InLine {
     fn drop(&mut self) {
         if !self.answered {
             self.answer.close();
-            self.client.forget(&self.claim);
+            self.client.forget(&self.name, self.id);
         }
     }
 }

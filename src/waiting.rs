@@ -12,6 +12,7 @@
 mod standing;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -38,8 +39,20 @@ const TRIES: u8 = 5;
 /// How many names are remembered that were passed on to others.
 const WANTED: usize = 256;
 
+/// Which waiter of this process: it stays the same when the waiter asks anew under another hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WaiterId(u64);
+
+impl WaiterId {
+    pub(crate) fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 /// Somebody who wants a name.
 pub(crate) struct Waiter {
+    pub(crate) id: WaiterId,
     pub(crate) claim: Claim,
     pub(crate) terms: Terms,
     /// Whether to wait, or to be told at once that the name is taken.
@@ -157,6 +170,10 @@ impl Room {
         }
         let name = waiter.claim.name.clone();
         let mut errands = Vec::new();
+        // Its caller has dropped it while its owner was looked up: nobody would take it out of the line again.
+        if !is_live(&waiter) {
+            return Vec::new();
+        }
         if waiter.claim.mode != Mode::Exclusive {
             self.stand(waiter, &mut errands);
             return errands;
@@ -387,26 +404,29 @@ impl Room {
     }
 
     /// A waiter has gone. If it has asked, the answer will find it missing.
-    pub(crate) fn forget(&mut self, claim: &Claim) -> Vec<Errand> {
-        if let Some(line) = self.lines.get_mut(&claim.name) {
-            line.take(claim.hold);
+    pub(crate) fn forget(&mut self, name: &LockName, id: WaiterId) -> Vec<Errand> {
+        if let Some(line) = self.lines.get_mut(name) {
+            line.waiters.retain(|waiter| waiter.id != id);
             if line.waiters.is_empty() && matches!(line.door, Door::Checking) {
-                self.lines.remove(&claim.name);
+                self.lines.remove(name);
             }
         }
-        let joined = self.standing.is_joined(claim.hold);
-        match self.standing.take(claim.hold) {
+        let Some(hold) = self.standing.hold_of(name, id) else {
+            return Vec::new();
+        };
+        let joined = self.standing.is_joined(hold);
+        match self.standing.take(hold) {
             Some(waiter) if joined => vec![Errand::Leave(waiter.claim)],
             _ => Vec::new(),
         }
     }
 
     /// The patience of a waiter has run out. It is told once its place in the database's line is gone, if it has one.
-    pub(crate) fn dismiss(&mut self, claim: &Claim) -> Vec<Errand> {
-        if let Some(waiter) = self.lines.get_mut(&claim.name).and_then(|line| line.take(claim.hold)) {
+    pub(crate) fn dismiss(&mut self, name: &LockName, id: WaiterId) -> Vec<Errand> {
+        if let Some(waiter) = self.lines.get_mut(name).and_then(|line| line.take_if(|waiter| waiter.id == id)) {
             return vec![Errand::Refuse(waiter, Ok(None))];
         }
-        match self.standing.dismiss(claim.hold) {
+        match self.standing.hold_of(name, id).and_then(|hold| self.standing.dismiss(hold)) {
             Some(waiter) => vec![Errand::Dismiss(waiter, Ok(None))],
             None => Vec::new(),
         }
@@ -420,10 +440,15 @@ impl Room {
         }
     }
 
-    /// How many wait here before a claim.
-    pub(crate) fn ahead_of(&self, claim: &Claim) -> usize {
-        let waiters = self.lines.get(&claim.name).map(|line| &line.waiters);
-        waiters.and_then(|waiters| waiters.iter().position(|w| w.claim.hold == claim.hold)).unwrap_or(0)
+    /// How many wait here before a waiter.
+    pub(crate) fn ahead_of(&self, name: &LockName, id: WaiterId) -> usize {
+        let waiters = self.lines.get(name).map(|line| &line.waiters);
+        waiters.and_then(|waiters| waiters.iter().position(|w| w.id == id)).unwrap_or(0)
+    }
+
+    /// The hold of a waiter's place in the database's line, if it has one.
+    pub(crate) fn hold_of(&self, name: &LockName, id: WaiterId) -> Option<Hold> {
+        self.standing.hold_of(name, id)
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -682,6 +707,7 @@ impl Room {
                 }
             }
         }
+                errands.extend(self.standing.take_dead().into_iter().map(|waiter| Errand::Leave(waiter.claim)));
         self.attend_when_due(&mut errands);
         errands
     }
@@ -728,7 +754,9 @@ impl Room {
             _ => {
                 if let Some(waiter) = self.standing.take(spot.hold) {
                     errands.push(Errand::Leave(waiter.claim.clone()));
-                    self.stand(waiter.again(), errands);
+                    if is_live(&waiter) {
+                        self.stand(waiter.again(), errands);
+                    }
                 }
             }
         }
@@ -754,7 +782,8 @@ impl Room {
         let Some((waiter, twice)) = self.standing.granted(hold, grant) else {
             return;
         };
-        if twice {
+        // The place of one that shares the name, or has permits of it, is its holding.
+        if twice && waiter.claim.mode == Mode::Exclusive {
             errands.push(Errand::Clear(waiter.claim.spot()));
         }
         let too_late = (grant.sent_at + grant.lasts.saturating_sub(margin(grant.lasts))).is_past();
@@ -950,7 +979,11 @@ impl Line {
     }
 
     fn take(&mut self, hold: Hold) -> Option<Waiter> {
-        let i = self.waiters.iter().position(|w| w.claim.hold == hold)?;
+        self.take_if(|waiter| waiter.claim.hold == hold)
+    }
+
+    fn take_if(&mut self, is_meant: impl Fn(&Waiter) -> bool) -> Option<Waiter> {
+        let i = self.waiters.iter().position(is_meant)?;
         self.waiters.remove(i)
     }
 
@@ -1045,7 +1078,8 @@ mod tests {
         };
         let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
         let (reply, answer) = oneshot::channel();
-        (Waiter { claim, terms, patience, reenters: false, since: Moment::now(), asks: false, reply }, answer)
+        let id = WaiterId::next();
+        (Waiter { id, claim, terms, patience, reenters: false, since: Moment::now(), asks: false, reply }, answer)
     }
 
     fn token(value: i64) -> FencingToken {
@@ -1197,5 +1231,21 @@ mod tests {
         let name = waiter.claim.name.clone();
         assert!(matches!(room.enter(waiter)[..], [Errand::Ask(_)]));
         assert!(room.left(&name).is_empty());
+    /// Otherwise whoever passes the name on would tell nobody until the next sign of life.
+    #[test]
+    fn place_that_joins_after_the_bell_has_changed_gives_the_new_one_at_once() {
+        let mut room = Room::default();
+        let (waiter, _answer) = waiter(Patience::Wait);
+        let claim = Claim { mode: Mode::READ, ..waiter.claim.clone() };
+        let waiter = Waiter { claim: claim.clone(), ..waiter };
+        assert!(matches!(room.enter(waiter)[..], [Errand::Enqueue(..)]));
+        room.is_told(true);
+        assert!(room.attend().map_or(true, |(keep, _)| keep.is_empty()), "it has not joined");
+        let errands = room.enqueued(&claim, Answer { outcome: Ok(Some(CLAIM)), sent_at: Moment::now(), resent: false });
+        assert!(errands.iter().any(|errand| matches!(errand, Errand::Attend(due) if *due <= Moment::now())));
+        let (keep, _) = room.attend().unwrap_or_default();
+        assert!(matches!(&keep[..], [spot] if spot.hold == claim.hold));
+    }
+
     }
 }

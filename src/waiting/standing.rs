@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::{Errand, Patience, Waiter};
+use super::{Errand, Patience, Waiter, WaiterId, is_live};
 use crate::backend::{CLAIM, Mode, SHARED, Spot, Watched};
 use crate::clock::Moment;
 use crate::name::LockName;
@@ -51,6 +51,10 @@ struct Stander {
     twice: bool,
     /// Until then, at least, it had not been granted the name.
     ungranted_at: Moment,
+    /// When the database last said that the place is there.
+    heard_at: Moment,
+    /// Which bell its request to join named: see [`Standing::bells`].
+    bell: u64,
 }
 
 /// What is known of a name that somebody waits for.
@@ -76,6 +80,8 @@ pub(crate) struct Standing {
     kept: Option<Moment>,
     /// Whether the database tells us of grants.
     told: bool,
+    /// How often that has changed.
+    bells: u64,
 }
 
 impl Standing {
@@ -90,7 +96,7 @@ impl Standing {
 
     /// Whether the database has confirmed of late that somebody stands in line.
     pub(crate) fn is_heard_of(&self, name: &LockName) -> bool {
-        self.of(name).any(|stander| stander.joined && !(stander.ungranted_at + CLAIM).is_past())
+        self.of(name).any(|stander| stander.joined && !(stander.heard_at + CLAIM).is_past())
     }
 
     /// Somebody goes and stands in line.
@@ -104,18 +110,30 @@ impl Standing {
         let earlier = |hold: &Hold| self.standers.get(hold).is_some_and(|other| other.waiter.since <= since);
         let before = holds.iter().rposition(earlier).map_or(0, |last| last + 1);
         holds.insert(before, claim.hold);
-        self.standers
-            .insert(claim.hold, Stander { waiter, joined: false, early: None, twice: false, ungranted_at: now });
+        let (ungranted_at, heard_at, bell) = (now, now, self.bells);
+        let stander = Stander { waiter, joined: false, early: None, twice: false, ungranted_at, heard_at, bell };
+        self.standers.insert(claim.hold, stander);
         Errand::Enqueue(claim, since)
     }
 
-    /// The place is in the table since a request that was sent then. `Err`: nobody waits there any more.
+    /// The place is in the table since a request that was sent then, or, if it was sent `twice`, maybe since an earlier one.
+    /// `Err`: nobody waits there any more.
     pub(crate) fn joined(&mut self, hold: Hold, sent_at: Moment, twice: bool) -> Result<Option<Grant>, ()> {
         let stander = self.standers.get_mut(&hold).ok_or(())?;
         stander.joined = true;
         stander.twice = twice;
-        stander.ungranted_at = sent_at;
-        Ok(stander.early.take())
+        stander.heard_at = sent_at;
+        if !twice {
+            stander.ungranted_at = sent_at;
+        }
+        let early = stander.early.take();
+        // Those that had joined when the bell changed have given the new one already.
+        if stander.bell != self.bells {
+            let name = stander.waiter.claim.name.clone();
+            self.kept = None;
+            self.look_again_in(&name, Duration::ZERO);
+        }
+        Ok(early)
     }
 
     /// Ends the wait of a place that was granted the name, and tells whether it may have left another behind. `None`: it is not
@@ -133,6 +151,18 @@ impl Standing {
     /// Until when it is known that a place had not been granted the name.
     pub(crate) fn ungranted_at(&self, hold: Hold) -> Option<Moment> {
         self.standers.get(&hold).map(|stander| stander.ungranted_at)
+    }
+
+    /// Where a waiter stands.
+    pub(crate) fn hold_of(&self, name: &LockName, id: WaiterId) -> Option<Hold> {
+        self.of(name).find(|stander| stander.waiter.id == id).map(|stander| stander.waiter.claim.hold)
+    }
+
+    /// Ends the wait of confirmed places whose waiters do not listen any more.
+    pub(crate) fn take_dead(&mut self) -> Vec<Waiter> {
+        let dead = |stander: &&Stander| stander.joined && !is_live(&stander.waiter);
+        let holds: Vec<Hold> = self.standers.values().filter(dead).map(|stander| stander.waiter.claim.hold).collect();
+        holds.into_iter().filter_map(|hold| self.take(hold)).collect()
     }
 
     /// Whether a place was confirmed.
@@ -226,6 +256,7 @@ impl Standing {
     /// are to give a sign of life and to look, at once.
     pub(crate) fn is_told(&mut self, told: bool) {
         self.told = told;
+        self.bells += 1;
         self.kept = None;
         let now = Moment::now();
         self.watches.values_mut().for_each(|look| look.due = now);
@@ -264,7 +295,11 @@ impl Standing {
     pub(crate) fn kept(&mut self, holds: &[Hold], sent_at: Moment) {
         for hold in holds {
             if let Some(stander) = self.standers.get_mut(hold) {
-                stander.ungranted_at = stander.ungranted_at.max(sent_at);
+                stander.heard_at = stander.heard_at.max(sent_at);
+                // A place that was made twice says nothing about the name.
+                if !stander.twice {
+                    stander.ungranted_at = stander.ungranted_at.max(sent_at);
+                }
             }
         }
     }
@@ -273,6 +308,7 @@ impl Standing {
     /// `slowly`: this is asked once in a while only.
     pub(crate) fn waits(&mut self, spot: &Spot, sent_at: Moment, watched: &Watched, slowly: bool) -> bool {
         if let Some(stander) = self.standers.get_mut(&spot.hold) {
+            stander.heard_at = stander.heard_at.max(sent_at);
             stander.ungranted_at = stander.ungranted_at.max(sent_at);
         }
         let Some(look) = self.watches.get_mut(&spot.name) else {

@@ -1,5 +1,7 @@
 //! Promise 7: first come, first served, across tasks, clients and processes, whatever happens to those in between.
 
+mod abandoned;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
