@@ -211,6 +211,12 @@ pub(crate) trait Session: Send {
     /// Ends the holding with that token, whoever has it. `false`: that token does not hold.
     fn evict<'a>(&'a mut self, name: &'a LockName, token: FencingToken) -> Job<'a, bool>;
 
+    /// Reads what the row of a name tells of evictions. `None`: there is no such row.
+    fn last_eviction<'a>(&'a mut self, name: &'a LockName) -> Job<'a, Option<LastEviction>>;
+
+    /// Makes the holding with that token last at least `ttl` from now, whoever has it. `false`: that token does not hold.
+    fn extend<'a>(&'a mut self, name: &'a LockName, token: FencingToken, ttl: Duration) -> Job<'a, bool>;
+
     /// Makes sure that a row stands for the name, to be locked by others. Waits for nobody who has locked it. Where a database
     /// locks no rows, there is nothing to do.
     fn ensure<'a>(&'a mut self, name: &'a LockName) -> Job<'a, ()> {
@@ -542,6 +548,15 @@ pub(crate) struct Row {
     /// Zero: nobody waits. Otherwise rises whenever somebody joins the line.
     pub(crate) waiting: i64,
     pub(crate) now: i64,
+}
+
+/// What the row of a name tells of evictions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LastEviction {
+    /// The token of the present or last holding.
+    pub(crate) token: i64,
+    /// The token of the holding that was evicted last. Zero: none was.
+    pub(crate) evicted: i64,
 }
 
 /// What stands in `holds` while the name is shared.

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use crate::backend::{Backend, Claim, Holding, Kind, Mode, Release, Renewal, Row, Standing, Ticket};
+use crate::backend::{Backend, Claim, Holding, Kind, LastEviction, Mode, Release, Renewal, Row, Standing, Ticket};
 use crate::clock::Moment;
 use crate::error::{Error, LossCause, Result};
 use crate::idempotency::Duplicates;
@@ -27,6 +27,13 @@ use crate::wakeup::Bell;
 
 /// The time between two tries for a share that is free, while somebody stands before it who may be only trying.
 const BETWEEN_TRIES: Duration = Duration::from_millis(5);
+
+/// How often a release is repeated that the database leaves without effect. One repetition is needed when the holding's owner
+/// enters the name again meanwhile.
+const IGNORED: u32 = 8;
+
+/// By how much the pause between two such releases grows.
+const BETWEEN_RELEASES: Duration = Duration::from_millis(10);
 
 /// What the builder decides.
 pub(crate) struct Settings {
@@ -133,7 +140,7 @@ impl Client {
     /// A holder gives its hold back.
     pub(crate) fn leave(self: &Arc<Self>, tenure: &Tenure, verdict: Option<oneshot::Sender<Result<()>>>) {
         let (holding, deadline) = (tenure.holding.clone(), tenure.deadline());
-        let departure = Departure { verdict, holding, deadline, resent: false };
+        let departure = Departure { verdict, holding, deadline, resent: false, ignored: 0 };
         if tenure.holding.mode == Mode::Exclusive {
             let errands = self.room().leave(departure, tenure.unserved());
             return self.run(errands);
@@ -141,8 +148,7 @@ impl Client {
         let client = Arc::clone(self);
         let left = move |answer: Answer<Standing>| {
             let name = departure.holding.name.clone();
-            let verdict = departure.judge(answer);
-            departure.tell(verdict);
+            client.conclude(departure, answer);
             let errands = client.room().serve_again(&name);
             client.run(errands);
         };
@@ -246,32 +252,6 @@ impl Client {
     /// A holding that this process takes over from another.
     pub(crate) fn adopt(&self, holding: &Holding) {
         self.room().entered(holding);
-    }
-
-    /// Makes a holding of this owner last at least `ttl` from now, by entering once more and leaving at once: unlike a
-    /// renewal, that never takes anything from what its holder was promised. `false`: it has ended.
-    pub(crate) async fn touch(
-        self: &Arc<Self>,
-        name: LockName,
-        owner: Owner,
-        token: FencingToken,
-        ttl: Duration,
-    ) -> Result<bool> {
-        let holder = Arc::clone(&self.settings.holder);
-        let mode = Mode::Exclusive;
-        let claim = Claim { name, owner, hold: Hold::random(), mode, ttl, holder, label: "".into() };
-        let entered = claim.clone();
-        let client = Arc::clone(self);
-        let (touched, answered) = oneshot::channel();
-        // In the reply, so that nothing is left behind when this future is dropped.
-        let reply = Reply::to(move |answer: Answer<Option<FencingToken>>| {
-            if !matches!(answer.outcome, Ok(None)) {
-                client.withdraw(&entered.name, entered.owner, entered.hold, None);
-            }
-            let _ = touched.send(answer.outcome);
-        });
-        self.pump.send(Verb::Join(claim, reply));
-        Ok(answered.await.unwrap_or(Err(Error::Closed))? == Some(token))
     }
 
     /// Sends a verb and waits for its answer.
@@ -478,17 +458,16 @@ impl Client {
                         if matches!(answer.outcome, Ok(Standing::Awaited)) {
                             return client.run(vec![Errand::Pass(departure.sent(answer.resent))]);
                         }
-                        let overtaken = matches!(answer.outcome, Ok(Standing::Overtaken));
-                        let verdict = departure.judge(answer);
+                        let ended = matches!(answer.outcome, Ok(Standing::Superseded | Standing::Overtaken));
                         if tracked {
                             let errands = client.room().left(&name);
                             client.run(errands);
                         }
-                        if overtaken || matches!(verdict, Err(Error::Lost { .. })) {
+                        if ended {
                             // Until now a transaction of its holder may have kept the name from whoever is next.
                             client.serve(&name);
                         }
-                        departure.tell(verdict);
+                        client.conclude(departure, answer);
                     });
                     self.pump.send(Verb::Release(release, reply));
                 }
@@ -501,18 +480,18 @@ impl Client {
                         match answer.outcome {
                             // Its owner has entered again elsewhere: this hold goes, and the name stays.
                             Ok(Served { standing: Some(Standing::Unsettled), .. }) => {
-                                let departure = departure.sent(resent);
-                                client.run(vec![Errand::Release { release: from, departure, tracked: true }]);
+                                let mut departure = departure.sent(resent);
+                                departure.ignored += 1;
+                                client.release_again(from, departure);
                             }
                             Ok(served) => {
                                 let standing = served.standing.unwrap_or(Standing::Superseded);
-                                let verdict = departure.judge(Answer { outcome: Ok(standing), sent_at, resent });
                                 let errands = client.room().given_up(&name, sent_at, &served);
                                 client.run(errands);
                                 if standing == Standing::Superseded {
                                     client.serve(&name);
                                 }
-                                departure.tell(verdict);
+                                client.conclude(departure, Answer { outcome: Ok(standing), sent_at, resent });
                             }
                             Err(error) => {
                                 let error = departure.unknown_if(resent, error);
@@ -576,6 +555,44 @@ impl Client {
         }
     }
 
+    /// Releases a hold once more that the database has left as it was: at once the first time, and each time a little later. When
+    /// that goes on, something in the database undoes our statements, and the holder is told.
+    fn release_again(self: &Arc<Self>, release: Release, departure: Departure) {
+        let client = Arc::clone(self);
+        if departure.ignored > IGNORED {
+            let reason =
+                "the release had no effect: a trigger, a rule or a row-level policy on the sqlock tables undoes it";
+            let source = sqlx::Error::Protocol(reason.into());
+            departure.tell(Err(Error::Database { attempted: "release", source }));
+            let errands = client.room().left(&release.name);
+            return client.run(errands);
+        }
+        let pause = BETWEEN_RELEASES * (departure.ignored - 1);
+        tokio::spawn(async move {
+            sleep(pause).await;
+            client.run(vec![Errand::Release { release, departure, tracked: true }]);
+        });
+    }
+
+    /// Tells the holder whether the name was still its own when it was given back.
+    fn conclude(self: &Arc<Self>, departure: Departure, answer: Answer<Standing>) {
+        let departure = departure.sent(answer.resent);
+        if departure.verdict.is_none() {
+            return;
+        }
+        if !departure.is_doubtful(&answer) {
+            let verdict = departure.judge(answer);
+            return departure.tell(verdict);
+        }
+        // A request of ours may have ended the holding. Before its deadline only an eviction could have done so as well.
+        let name = departure.holding.name.clone();
+        let reply = Reply::to(move |answer: Answer<Option<LastEviction>>| {
+            let verdict = departure.judge_by(answer.outcome.ok().flatten());
+            departure.tell(verdict);
+        });
+        self.pump.send(Verb::LastEviction(name, reply));
+    }
+
     fn room(&self) -> MutexGuard<'_, Room> {
         self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -602,18 +619,38 @@ impl Departure {
         Self { resent: self.resent || resent, ..self }
     }
 
+    /// Whether the holding has ended before its deadline, and it is not known whether by a request of ours.
+    fn is_doubtful(&self, answer: &Answer<Standing>) -> bool {
+        let by_us = match answer.outcome {
+            Ok(Standing::Overtaken) => true,
+            Ok(Standing::Superseded) => self.resent,
+            _ => false,
+        };
+        by_us && !self.deadline.is_past()
+    }
+
+    /// The same as [`judge`](Self::judge) for what is [doubtful](Self::is_doubtful), by what the row of the name tells.
+    fn judge_by(&self, row: Option<LastEviction>) -> Result<()> {
+        let token = self.holding.token.get();
+        match row {
+            Some(row) if row.evicted == token => Err(self.lost()),
+            // The database has forgotten the holding, as one does that stands in for another.
+            Some(row) if row.token < token => Err(self.lost()),
+            Some(row) if row.evicted < token => Ok(()),
+            _ => Err(self.unknown_if(true, Error::Closed)),
+        }
+    }
+
+    fn lost(&self) -> Error {
+        let Holding { name, token, .. } = &self.holding;
+        Error::Lost { name: name.clone(), token: *token, cause: LossCause::Superseded }
+    }
+
     /// Whether the name was still the holder's when it was given back.
     fn judge(&self, answer: Answer<Standing>) -> Result<()> {
-        let Holding { name, token, .. } = &self.holding;
         match answer.outcome {
             Ok(Standing::Released) => Ok(()),
-            // Our own request has ended it, this one or an earlier one, for before the deadline nobody else could have.
-            Ok(Standing::Overtaken) if !self.deadline.is_past() => Ok(()),
-            Ok(Standing::Superseded) if self.may_have_ended(answer.resent) && !self.deadline.is_past() => Ok(()),
-            Ok(Standing::Superseded) => {
-                let lost = Error::Lost { name: name.clone(), token: *token, cause: LossCause::Superseded };
-                Err(self.unknown_if(answer.resent, lost))
-            }
+            Ok(Standing::Superseded) => Err(self.unknown_if(answer.resent, self.lost())),
             Ok(Standing::Held | Standing::Awaited | Standing::Unsettled | Standing::Overtaken) => {
                 Err(self.unknown_if(true, Error::Closed))
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::failover::Failover;
-use crate::backend::{Backend, Holding, Kind, Mode, Names, Renewal, Standing};
+use crate::backend::{Backend, Kind, Names};
 use crate::client::{Client, Settings};
 use crate::election::Election;
 use crate::error::{Error, Result};
@@ -275,24 +275,7 @@ impl Locks {
     pub async fn extend(&self, name: &str, token: FencingToken, ttl: Duration) -> Result<bool> {
         self.client.settings.check_ttl("an extension", ttl)?;
         let name = LockName::new(name)?;
-        let names = Names::Just(name.clone());
-        let rows = self.client.ask(|reply| Verb::List(names, reply)).await.outcome?;
-        let Some(held) = rows.into_iter().find(|held| held.row.token == token.get()) else {
-            return Ok(false);
-        };
-        let Ok(owner) = held.row.owner.parse() else {
-            return Ok(false);
-        };
-        let (mode, hold) = (held.mode, held.row.holds.trim_end_matches(';').parse());
-        match (mode, hold) {
-            (Mode::Exclusive, _) => self.client.touch(name, owner, token, ttl).await,
-            (_, Ok(hold)) => {
-                let ttl = ttl.max(LeaseInfo::of(held).map_or(ttl, |held| held.remaining));
-                let renewal = Renewal::new(Holding { name, owner, hold, mode, token }, ttl);
-                Ok(self.client.ask(|reply| Verb::Renew(renewal, reply)).await.outcome? == Standing::Held)
-            }
-            _ => Ok(false),
-        }
+        self.client.ask(|reply| Verb::Extend { name, token, ttl, reply }).await.outcome
     }
 
     /// The purge of names that have long been free, and of requests whose time has run out.

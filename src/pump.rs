@@ -25,13 +25,13 @@ use gather::LineUp;
 pub(crate) use gather::{Gather, Hindrance};
 pub(crate) use serve::{NEXT, Serve, Served};
 pub(crate) use single::{Attend, Attended};
-use single::{ColumnOf, Copy, Downgrade, Ensure, Evict, List, Raise, Reach, Sweep, Uptime, Waiters};
+use single::{ColumnOf, Copy, Downgrade, Ensure, Evict, Evicted, Extend, List, Raise, Reach, Sweep, Uptime, Waiters};
 
 use crate::backend::records::{Errand, Findings};
 use crate::backend::sealed::Column;
 use crate::backend::{
-    Backend, Claim, HandOff, Holding, Job, Listed, Mode, Names, Place, Release, Renewal, Row, Session, Spot, Standing,
-    Ticket, Watched,
+    Backend, Claim, HandOff, Holding, Job, LastEviction, Listed, Mode, Names, Place, Release, Renewal, Row, Session,
+    Spot, Standing, Ticket, Watched,
 };
 use crate::backoff::Backoff;
 use crate::clock::Moment;
@@ -129,6 +129,15 @@ pub(crate) enum Verb {
     /// Asks for how long the server has been up.
     Uptime(Reply<Option<Duration>>),
     Evict(LockName, FencingToken, Reply<bool>),
+    /// Asks what the row of a name tells of evictions.
+    LastEviction(LockName, Reply<Option<LastEviction>>),
+    /// Makes a holding last longer.
+    Extend {
+        name: LockName,
+        token: FencingToken,
+        ttl: Duration,
+        reply: Reply<bool>,
+    },
     /// Makes sure that there is a row to be locked.
     Ensure(LockName, Reply<()>),
     /// Looks up a column: schema, table, column.
@@ -185,7 +194,7 @@ impl Pump {
     pub(crate) fn send(&self, verb: Verb) {
         let keeps = match &verb {
             Verb::HandOff(..) | Verb::Release(..) | Verb::Renew(..) | Verb::Downgrade(..) | Verb::Leave(..) => true,
-            Verb::Raise(..) => true,
+            Verb::Raise(..) | Verb::LastEviction(..) | Verb::Extend { .. } => true,
             Verb::Serve(serve, _) => serve.from.is_some(),
             _ => false,
         };
@@ -399,6 +408,10 @@ impl Lane {
             Verb::Raise(holding, to, reply) => reply.send(self.attempt("raise a token", &Raise { holding, to }).await),
             Verb::Uptime(reply) => reply.send(self.attempt("ask for the uptime", &Uptime).await),
             Verb::Evict(name, token, reply) => reply.send(self.attempt("evict", &Evict(name, token)).await),
+            Verb::LastEviction(name, reply) => reply.send(self.attempt("release", &Evicted(name)).await),
+            Verb::Extend { name, token, ttl, reply } => {
+                reply.send(self.attempt("extend", &Extend { name, token, ttl }).await);
+            }
             Verb::Ensure(name, reply) => reply.send(self.attempt("create the row of a name", &Ensure(name)).await),
             Verb::Column(of, reply) => reply.send(self.attempt("look a table up", &ColumnOf(of)).await),
             Verb::Record(errand, reply) => reply.send(self.attempt(errand.attempted(), &errand).await),
@@ -415,8 +428,20 @@ impl Lane {
         }
     }
 
-    /// Sends a request until it is answered, or until there is no sense in it any more.
+    /// Sends a request until it is answered, or until there is no sense in it any more. A panic on the way, for one in a
+    /// subscriber of `tracing`, costs this request and the connection, and nothing else.
     async fn attempt<R: Request>(&mut self, attempted: &'static str, request: &R) -> Answer<R::Outcome> {
+        match panics::caught_in(self.send_until_answered(attempted, request)).await {
+            Ok(answer) => answer,
+            Err(panic) => {
+                self.session = None;
+                let source = sqlx::Error::Protocol(format!("a panic on the way: {panic}"));
+                Answer { outcome: Err(Error::Database { attempted, source }), sent_at: Moment::now(), resent: true }
+            }
+        }
+    }
+
+    async fn send_until_answered<R: Request>(&mut self, attempted: &'static str, request: &R) -> Answer<R::Outcome> {
         let start = Instant::now();
         let mut backoff = Backoff::between(Duration::from_millis(5), Duration::from_millis(250));
         let mut resent = false;
@@ -431,17 +456,6 @@ impl Lane {
                     Ok(Err(error)) => Failure::Refused(error),
                     Err(_) => Failure::NoAnswer,
                 },
-        match panics::caught_in(self.send_until_answered(attempted, request)).await {
-            Ok(answer) => answer,
-            Err(panic) => {
-                self.session = None;
-                let source = sqlx::Error::Protocol(format!("a panic on the way: {panic}"));
-                Answer { outcome: Err(Error::Database { attempted, source }), sent_at: Moment::now(), resent: true }
-            }
-        }
-    }
-
-    async fn send_until_answered<R: Request>(&mut self, attempted: &'static str, request: &R) -> Answer<R::Outcome> {
                 Err(failure) => failure,
             };
             let fault = outcome.fault();

@@ -138,6 +138,8 @@ pub(crate) struct Departure {
     pub(crate) deadline: Moment,
     /// A request for it may have taken effect although its reply never came.
     pub(crate) resent: bool,
+    /// How often the database has left the holding as it was, for no reason that can be seen.
+    pub(crate) ignored: u32,
 }
 
 /// The lines of one client, by name.
@@ -168,12 +170,12 @@ impl Room {
         if self.closed {
             return vec![Errand::Refuse(waiter, Err(Error::Closed))];
         }
-        let name = waiter.claim.name.clone();
-        let mut errands = Vec::new();
         // Its caller has dropped it while its owner was looked up: nobody would take it out of the line again.
         if !is_live(&waiter) {
             return Vec::new();
         }
+        let name = waiter.claim.name.clone();
+        let mut errands = Vec::new();
         if waiter.claim.mode != Mode::Exclusive {
             self.stand(waiter, &mut errands);
             return errands;
@@ -705,9 +707,9 @@ impl Room {
                     let is_gone = gone.contains(&spot);
                     self.watched(&spot, is_gone, sent_at, slowly, watched, &mut errands);
                 }
+                errands.extend(self.standing.take_dead().into_iter().map(|waiter| Errand::Leave(waiter.claim)));
             }
         }
-                errands.extend(self.standing.take_dead().into_iter().map(|waiter| Errand::Leave(waiter.claim)));
         self.attend_when_due(&mut errands);
         errands
     }
@@ -1055,8 +1057,13 @@ impl Errand {
 
     /// Gives back what nobody received.
     fn release(holding: &Holding, hold_at_least: Duration, tracked: bool) -> Self {
-        let departure =
-            Departure { verdict: None, holding: holding.clone(), deadline: Moment::from_nanos(0), resent: false };
+        let departure = Departure {
+            verdict: None,
+            holding: holding.clone(),
+            deadline: Moment::from_nanos(0),
+            resent: false,
+            ignored: 0,
+        };
         Self::departing(departure, hold_at_least, tracked)
     }
 }
@@ -1151,7 +1158,7 @@ mod tests {
     }
 
     fn departure(claim: &Claim) -> Departure {
-        Departure { verdict: None, holding: holding(claim), deadline: Moment::now(), resent: false }
+        Departure { verdict: None, holding: holding(claim), deadline: Moment::now(), resent: false, ignored: 0 }
     }
 
     /// One of ours has been granted the name by the database's line, and while that is being confirmed another asks.
@@ -1224,13 +1231,6 @@ mod tests {
         assert!(room.left(&name).is_empty());
     }
 
-    #[test]
-    fn the_end_of_a_hold_makes_nobody_ask_who_has_asked_already() {
-        let mut room = Room::default();
-        let (waiter, _answer) = waiter(Patience::Wait);
-        let name = waiter.claim.name.clone();
-        assert!(matches!(room.enter(waiter)[..], [Errand::Ask(_)]));
-        assert!(room.left(&name).is_empty());
     /// Otherwise whoever passes the name on would tell nobody until the next sign of life.
     #[test]
     fn place_that_joins_after_the_bell_has_changed_gives_the_new_one_at_once() {
@@ -1247,5 +1247,12 @@ mod tests {
         assert!(matches!(&keep[..], [spot] if spot.hold == claim.hold));
     }
 
+    #[test]
+    fn the_end_of_a_hold_makes_nobody_ask_who_has_asked_already() {
+        let mut room = Room::default();
+        let (waiter, _answer) = waiter(Patience::Wait);
+        let name = waiter.claim.name.clone();
+        assert!(matches!(room.enter(waiter)[..], [Errand::Ask(_)]));
+        assert!(room.left(&name).is_empty());
     }
 }

@@ -6,6 +6,7 @@
 --              sqlock_place have a token; expires_at then says nothing.
 -- token        the fencing token of the present or last holding. It only rises.
 -- waiting      0 when nobody stands in line. Otherwise rises whenever somebody joins the line: what was read is then stale.
+-- evicted      token of the holding that was evicted last. 0: none was.
 -- acquired_at, expires_at    microseconds since the Unix epoch, by this database's clock: no TIMESTAMP, no time zone.
 CREATE TABLE IF NOT EXISTS sqlock_lease (
     name        VARBINARY(255) NOT NULL PRIMARY KEY,
@@ -16,5 +17,6 @@ CREATE TABLE IF NOT EXISTS sqlock_lease (
     label       VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
     acquired_at BIGINT NOT NULL,
     expires_at  BIGINT NOT NULL,
-    waiting     BIGINT NOT NULL DEFAULT 0
+    waiting     BIGINT NOT NULL DEFAULT 0,
+    evicted     BIGINT NOT NULL DEFAULT 0
 ) ENGINE = InnoDB

@@ -5,6 +5,7 @@
 --              sqlock_place have a token; expires_at then says nothing.
 -- token        the fencing token of the present or last holding. It only rises.
 -- waiting      0 when nobody stands in line. Otherwise rises whenever somebody joins the line: what was read is then stale.
+-- evicted      token of the holding that was evicted last. 0: none was.
 -- acquired_at, expires_at    microseconds since the Unix epoch, by this database's clock.
 --
 -- No column that changes is indexed, so every update is a HOT update and a hot name keeps its size.
@@ -17,7 +18,8 @@ CREATE TABLE IF NOT EXISTS sqlock_lease (
     label       text   NOT NULL,
     acquired_at bigint NOT NULL,
     expires_at  bigint NOT NULL,
-    waiting     bigint NOT NULL DEFAULT 0
+    waiting     bigint NOT NULL DEFAULT 0,
+    evicted     bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 
 -- sqlock_fence: the row that a fenced transaction locks. A fence shares it, a takeover must have it alone, a renewal

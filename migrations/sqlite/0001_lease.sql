@@ -5,6 +5,7 @@
 --              sqlock_place have a token; expires_at then says nothing.
 -- token        the fencing token of the present or last holding. It only rises.
 -- waiting      0 when nobody stands in line. Otherwise rises whenever somebody joins the line: what was read is then stale.
+-- evicted      token of the holding that was evicted last. 0: none was.
 -- acquired_at, expires_at    microseconds since the Unix epoch, by this host's clock.
 CREATE TABLE IF NOT EXISTS sqlock_lease (
     name        TEXT    NOT NULL PRIMARY KEY COLLATE BINARY,
@@ -15,5 +16,6 @@ CREATE TABLE IF NOT EXISTS sqlock_lease (
     label       TEXT    NOT NULL,
     acquired_at INTEGER NOT NULL,
     expires_at  INTEGER NOT NULL,
-    waiting     INTEGER NOT NULL DEFAULT 0
+    waiting     INTEGER NOT NULL DEFAULT 0,
+    evicted     INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;

@@ -24,8 +24,8 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySql, MySqlConn
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
-    Anchoring, Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, NOTED, Names, PLACE, Pass,
-    Place, Queue, Release, Renewal, Row, Session, Spot, Standing, Step, Ticket, To, UNSEEN, Watched,
+    Anchoring, Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, LastEviction, Listed, Mode, NOTED, Names,
+    PLACE, Pass, Place, Queue, Release, Renewal, Row, Session, Spot, Standing, Step, Ticket, To, UNSEEN, Watched,
 };
 use super::{by_hold, held_for, matched, micros, token};
 use crate::error::{Error, Fault, Result, not_writable};
@@ -454,6 +454,23 @@ UPDATE (SELECT s.name
 // In whole seconds.
 pub(super) const UPTIME: &str = "SHOW GLOBAL STATUS LIKE 'Uptime'";
 
+// Bind order: token, name, name, token
+pub(super) const NOTE_EVICTED_SHARE: &str = "
+UPDATE sqlock_lease SET evicted = ?
+ WHERE name = ? AND EXISTS (SELECT 1 FROM sqlock_place WHERE name = ? AND token = ? AND token > 0 AND units > 0)";
+
+// Bind order: name
+pub(super) const LAST_EVICTION: &str = "SELECT token, evicted FROM sqlock_lease WHERE name = ?";
+
+// Bind order: ttl, name, token
+pub(super) const EXTEND: &str = concat!("
+UPDATE sqlock_lease SET expires_at = greatest(expires_at, ", now!(), " + ?)
+ WHERE name = ? AND token = ? AND holds NOT IN ('', '-', '+') AND expires_at > ", now!());
+
+pub(super) const EXTEND_SHARE: &str = concat!("
+UPDATE sqlock_place SET expires_at = greatest(expires_at, ", now!(), " + ?)
+ WHERE name = ? AND token = ? AND token > 0 AND units > 0 AND owner <> '' AND expires_at > ", now!());
+
 // Bind order: name, token
 pub(super) const EVICT_SHARE: &str = "DELETE FROM sqlock_place WHERE name = ? AND token = ? AND token > 0 AND units > 0";
 
@@ -487,7 +504,7 @@ DELETE r
 pub(super) const SWEEP_PLACES: &str = concat!("DELETE FROM sqlock_place WHERE expires_at < ", now!(), " - ? LIMIT ?");
 
 // Bind order: name, token
-pub(super) const EVICT: &str = concat!("UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ", now!(), "
+pub(super) const EVICT: &str = concat!("UPDATE sqlock_lease SET owner = '', holds = '', evicted = token, expires_at = ", now!(), "
   WHERE name = ? AND token = ? AND holds NOT IN ('', '+')");
 
 // The evicted holder's next fence fails; one that is open now ends in peace. Bind order: name, token.
@@ -1172,11 +1189,36 @@ impl Session for MySqlSession {
             let name = name.as_str().as_bytes();
             let evicted = self.execute(sqlx::query(sql::EVICT).bind(name).bind(token.get())).await?;
             if evicted.rows_affected() == 0 {
+                let note =
+                    sqlx::query(sql::NOTE_EVICTED_SHARE).bind(token.get()).bind(name).bind(name).bind(token.get());
+                self.execute(note).await?;
                 let evicted = self.execute(sqlx::query(sql::EVICT_SHARE).bind(name).bind(token.get())).await?;
                 return Ok(evicted.rows_affected() > 0);
             }
             self.execute(sqlx::query(sql::EVICT_FENCE).bind(name).bind(token.get())).await?;
             Ok(true)
+        })
+    }
+
+    fn last_eviction<'a>(&'a mut self, name: &'a LockName) -> Job<'a, Option<LastEviction>> {
+        Box::pin(async move {
+            let query = sqlx::query(sql::LAST_EVICTION).bind(name.as_str().as_bytes());
+            let Some(row) = query.fetch_optional(&mut self.conn).await? else {
+                return Ok(None);
+            };
+            Ok(Some(LastEviction { token: row.try_get(0)?, evicted: row.try_get(1)? }))
+        })
+    }
+
+    fn extend<'a>(&'a mut self, name: &'a LockName, token: FencingToken, ttl: Duration) -> Job<'a, bool> {
+        Box::pin(async move {
+            for sql in [sql::EXTEND, sql::EXTEND_SHARE] {
+                let query = sqlx::query(sql).bind(micros(ttl)).bind(name.as_str().as_bytes()).bind(token.get());
+                if self.execute(query).await?.rows_affected() > 0 {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
         })
     }
 

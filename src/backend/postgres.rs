@@ -20,8 +20,9 @@ use sqlx::{
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
-    Anchoring, Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Listener, Mode, NOTED, Names,
-    PLACE, Pass, PassedOn, Place, Queue, Release, Renewal, Row, Session, Spot, Step, Ticket, To, UNSEEN, Watched,
+    Anchoring, Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, LastEviction, Listed, Listener, Mode,
+    NOTED, Names, PLACE, Pass, PassedOn, Place, Queue, Release, Renewal, Row, Session, Spot, Step, Ticket, To, UNSEEN,
+    Watched,
 };
 use super::{by_hold, found, held_for, in_order, micros, token};
 use crate::error::{Result, not_writable};
@@ -440,8 +441,26 @@ UPDATE sqlock_lease AS l SET token = $5 FROM mine WHERE l.name = mine.name";
 pub(super) const UPTIME: &str = "
 SELECT (extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 1000000)::bigint";
 
-// $1 name, $2 token
-pub(super) const EVICT_SHARE: &str = "DELETE FROM sqlock_place WHERE name = $1 AND token = $2 AND token > 0 RETURNING name";
+// $1 name, $2 token. The row of the name first, as in every statement that locks both.
+pub(super) const EVICT_SHARE: &str = "
+WITH lease AS (
+    UPDATE sqlock_lease SET evicted = $2
+     WHERE name = $1 AND EXISTS (SELECT 1 FROM sqlock_place WHERE name = $1 AND token = $2 AND token > 0)
+    RETURNING name)
+DELETE FROM sqlock_place AS p USING lease WHERE p.name = lease.name AND p.token = $2 AND p.token > 0
+RETURNING p.name";
+
+// $1 name
+pub(super) const LAST_EVICTION: &str = "SELECT token, evicted FROM sqlock_lease WHERE name = $1";
+
+// $1 name, $2 token, $3 ttl
+pub(super) const EXTEND: &str = concat!("
+UPDATE sqlock_lease SET expires_at = greatest(expires_at, ", now!(), " + $3)
+ WHERE name = $1 AND token = $2 AND holds NOT IN ('', '-', '+') AND expires_at > ", now!());
+
+pub(super) const EXTEND_SHARE: &str = concat!("
+UPDATE sqlock_place SET expires_at = greatest(expires_at, ", now!(), " + $3)
+ WHERE name = $1 AND token = $2 AND token > 0 AND owner <> '' AND expires_at > ", now!());
 
 // pg_notify, and not NOTIFY, takes parameters. $1 channels, $2 what to say.
 pub(super) const RING: &str = "SELECT pg_notify(channel, said) FROM unnest($1::text[], $2::text[]) AS b (channel, said)";
@@ -449,7 +468,7 @@ pub(super) const RING: &str = "SELECT pg_notify(channel, said) FROM unnest($1::t
 // $1 name, $2 token. The evicted holder's next fence fails; one that is open now ends in peace.
 pub(super) const EVICT: &str = concat!("
 WITH evicted AS (
-    UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ", now!(), "
+    UPDATE sqlock_lease SET owner = '', holds = '', evicted = token, expires_at = ", now!(), "
      WHERE name = $1 AND token = $2 AND holds NOT IN ('', '+')
     RETURNING name),
 unfenced AS MATERIALIZED (
@@ -1088,6 +1107,28 @@ impl Session for PostgresSession {
         Box::pin(async move {
             for sql in [sql::EVICT, sql::EVICT_SHARE] {
                 if !self.rows(sqlx::query(sql).bind(name.as_str()).bind(token.get())).await?.is_empty() {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        })
+    }
+
+    fn last_eviction<'a>(&'a mut self, name: &'a LockName) -> Job<'a, Option<LastEviction>> {
+        Box::pin(async move {
+            let rows = self.rows(sqlx::query(sql::LAST_EVICTION).bind(name.as_str())).await?;
+            let Some(row) = rows.first() else {
+                return Ok(None);
+            };
+            Ok(Some(LastEviction { token: row.try_get(0)?, evicted: row.try_get(1)? }))
+        })
+    }
+
+    fn extend<'a>(&'a mut self, name: &'a LockName, token: FencingToken, ttl: Duration) -> Job<'a, bool> {
+        Box::pin(async move {
+            for sql in [sql::EXTEND, sql::EXTEND_SHARE] {
+                let query = sqlx::query(sql).bind(name.as_str()).bind(token.get()).bind(micros(ttl));
+                if self.execute(query).await? > 0 {
                     return Ok(true);
                 }
             }

@@ -21,8 +21,8 @@ use tokio::time::timeout;
 
 use super::sealed::{Check, Fence, Verdict};
 use super::{
-    Anchoring, Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, Listed, Mode, Names, PLACE, Pass, Place,
-    Queue, Release, Renewal, Row, Session, Spot, Standing, Step, Ticket, To, Watched,
+    Anchoring, Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, LastEviction, Listed, Mode, Names, PLACE,
+    Pass, Place, Queue, Release, Renewal, Row, Session, Spot, Standing, Step, Ticket, To, Watched,
 };
 use super::{by_hold, in_order, matched, micros, token};
 use crate::error::{Error, Result};
@@ -320,10 +320,27 @@ UPDATE sqlock_lease SET token = ?5
    AND (token = ?4 AND ?4 < ?5 OR token = ?5)     -- done already, the reply was lost";
 
 // ?1 name, ?2 token
+pub(super) const NOTE_EVICTED_SHARE: &str = "
+UPDATE sqlock_lease SET evicted = ?2
+ WHERE name = ?1 AND EXISTS (SELECT 1 FROM sqlock_place WHERE name = ?1 AND token = ?2 AND token > 0)";
+
+// ?1 name
+pub(super) const LAST_EVICTION: &str = "SELECT token, evicted FROM sqlock_lease WHERE name = ?1";
+
+// ?1 name, ?2 token, ?3 ttl
+pub(super) const EXTEND: &str = concat!("
+UPDATE sqlock_lease SET expires_at = max(expires_at, ", now!(), " + ?3)
+ WHERE name = ?1 AND token = ?2 AND holds NOT IN ('', '-', '+') AND expires_at > ", now!());
+
+pub(super) const EXTEND_SHARE: &str = concat!("
+UPDATE sqlock_place SET expires_at = max(expires_at, ", now!(), " + ?3)
+ WHERE name = ?1 AND token = ?2 AND token > 0 AND owner <> '' AND expires_at > ", now!());
+
+// ?1 name, ?2 token
 pub(super) const EVICT_SHARE: &str = "DELETE FROM sqlock_place WHERE name = ?1 AND token = ?2 AND token > 0";
 
 // ?1 name, ?2 token
-pub(super) const EVICT: &str = concat!("UPDATE sqlock_lease SET owner = '', holds = '', expires_at = ", now!(), "
+pub(super) const EVICT: &str = concat!("UPDATE sqlock_lease SET owner = '', holds = '', evicted = token, expires_at = ", now!(), "
   WHERE name = ?1 AND token = ?2 AND holds NOT IN ('', '+')");
 
 // ?1 retention, ?2 limit, ?3 retention or claim, whichever is longer. The outer condition repeats the inner one so that the statement is right by itself.
@@ -776,8 +793,30 @@ impl Session for SqliteSession {
 
     fn evict<'a>(&'a mut self, name: &'a LockName, token: FencingToken) -> Job<'a, bool> {
         Box::pin(async move {
-            for sql in [sql::EVICT, sql::EVICT_SHARE] {
-                if self.execute(sqlx::query(sql).bind(name.as_str()).bind(token.get())).await? > 0 {
+            let query = |sql| sqlx::query(sql).bind(name.as_str()).bind(token.get());
+            if self.execute(query(sql::EVICT)).await? > 0 {
+                return Ok(true);
+            }
+            self.execute(query(sql::NOTE_EVICTED_SHARE)).await?;
+            Ok(self.execute(query(sql::EVICT_SHARE)).await? > 0)
+        })
+    }
+
+    fn last_eviction<'a>(&'a mut self, name: &'a LockName) -> Job<'a, Option<LastEviction>> {
+        Box::pin(async move {
+            let rows = self.fetch(sqlx::query(sql::LAST_EVICTION).bind(name.as_str())).await?;
+            let Some(row) = rows.first() else {
+                return Ok(None);
+            };
+            Ok(Some(LastEviction { token: row.try_get(0)?, evicted: row.try_get(1)? }))
+        })
+    }
+
+    fn extend<'a>(&'a mut self, name: &'a LockName, token: FencingToken, ttl: Duration) -> Job<'a, bool> {
+        Box::pin(async move {
+            for sql in [sql::EXTEND, sql::EXTEND_SHARE] {
+                let query = sqlx::query(sql).bind(name.as_str()).bind(token.get()).bind(micros(ttl));
+                if self.execute(query).await? > 0 {
                     return Ok(true);
                 }
             }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{BATCH, Request};
 use crate::backend::records::{Errand, Findings};
 use crate::backend::sealed::Column;
-use crate::backend::{Holding, Job, Listed, Names, Place, Session, Spot, Standing, Ticket, Watched};
+use crate::backend::{Holding, Job, LastEviction, Listed, Names, Place, Session, Spot, Standing, Ticket, Watched};
 use crate::backoff::Backoff;
 use crate::name::LockName;
 use crate::owner::Hold;
@@ -165,6 +165,30 @@ impl Request for Evict {
 
     fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, bool> {
         session.evict(&self.0, self.1)
+    }
+}
+
+pub(super) struct Evicted(pub(super) LockName);
+
+impl Request for Evicted {
+    type Outcome = Option<LastEviction>;
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Option<LastEviction>> {
+        session.last_eviction(&self.0)
+    }
+}
+
+pub(super) struct Extend {
+    pub(super) name: LockName,
+    pub(super) token: FencingToken,
+    pub(super) ttl: Duration,
+}
+
+impl Request for Extend {
+    type Outcome = bool;
+
+    fn send<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, bool> {
+        session.extend(&self.name, self.token, self.ttl)
     }
 }
 

@@ -184,17 +184,8 @@ async fn a_name_kept_after_its_release_can_be_evicted_too() {
     next.release().await.expect("release");
 }
 
-/// Who holds the name when the hold with which another client has touched it is gone again, which follows the answer.
-async fn settled(locks: &Locks) -> LeaseInfo {
-    let settled = async {
-        loop {
-            let info = locks.inspect("a").await.expect("inspect").expect("held");
-            if info.holds == 1 {
-                return info;
-            }
-        }
-    };
-    soon("the end of the other hold", settled).await
+async fn held(locks: &Locks) -> LeaseInfo {
+    locks.inspect("a").await.expect("inspect").expect("held")
 }
 
 #[tokio::test]
@@ -202,9 +193,9 @@ async fn a_lease_is_extended_by_its_token_from_another_client() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = ours.lease("a").ttl(Duration::from_secs(60)).renew(false).acquire().await.expect("acquire");
-    let before = theirs.inspect("a").await.expect("inspect").expect("held");
+    let before = held(&theirs).await;
     assert!(theirs.extend("a", lease.token(), LONG).await.expect("extend"));
-    let after = settled(&theirs).await;
+    let after = held(&theirs).await;
     assert!(after.remaining > LONG / 2, "{:?}", after.remaining);
     // It is the same holding, and no hold of the other client stays in it.
     assert_eq!((after.token, after.owner, after.holds), (before.token, before.owner, 1));
@@ -212,7 +203,7 @@ async fn a_lease_is_extended_by_its_token_from_another_client() {
     for _ in 0..3 {
         assert!(theirs.extend("a", lease.token(), LONG).await.expect("extend"));
     }
-    assert_eq!(settled(&theirs).await.holds, 1);
+    assert_eq!(held(&theirs).await.holds, 1);
     lease.release().await.expect("ours to the end");
     assert_eq!(theirs.inspect("a").await.expect("inspect"), None, "nothing keeps it");
 }
@@ -223,10 +214,10 @@ async fn an_extension_never_shortens_a_lease_that_its_holder_has_just_renewed() 
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = ours.lease("a").ttl(Duration::from_secs(60)).acquire().await.expect("acquire");
     lease.extend(LONG).await.expect("extend");
-    let renewed = theirs.inspect("a").await.expect("inspect").expect("held");
+    let renewed = held(&theirs).await;
     for ttl in [Duration::from_secs(1), Duration::from_secs(60)] {
         assert!(theirs.extend("a", lease.token(), ttl).await.expect("extend"));
-        let after = settled(&theirs).await;
+        let after = held(&theirs).await;
         assert_eq!((after.expires_at, after.holds), (renewed.expires_at, 1));
     }
     // Many at once, beside the renewals of the holder.
@@ -240,7 +231,7 @@ async fn an_extension_never_shortens_a_lease_that_its_holder_has_just_renewed() 
         assert!(extended.expect("extend"));
     }
     lease.extend(LONG).await.expect("extend");
-    let after = settled(&theirs).await;
+    let after = held(&theirs).await;
     assert!(after.expires_at >= renewed.expires_at);
     assert_eq!(after.holds, 1);
     lease.release().await.expect("ours to the end");
@@ -260,11 +251,11 @@ async fn an_extension_needs_the_token_of_the_holding() {
     assert_eq!(theirs.inspect("a").await.expect("inspect"), None, "and stays so");
 
     let lease = ours.lease("a").ttl(Duration::from_secs(60)).acquire().await.expect("acquire");
-    let before = theirs.inspect("a").await.expect("inspect").expect("held");
+    let before = held(&theirs).await;
     for wrong in [stale, token(1), token(lease.token().get() - 1), token(lease.token().get() + 1)] {
         assert!(!theirs.extend("a", wrong, LONG).await.expect("extend"));
     }
-    let after = settled(&theirs).await;
+    let after = held(&theirs).await;
     assert_eq!((after.token, after.expires_at, after.holds), (before.token, before.expires_at, 1));
     lease.release().await.expect("ours to the end");
 
@@ -273,6 +264,26 @@ async fn an_extension_needs_the_token_of_the_holding() {
     let token = kept.token();
     kept.release().await.expect("release");
     assert!(!theirs.extend("b", token, LONG).await.expect("extend"));
+}
+
+/// As a step of a script does it: the process ends as soon as it has its answer.
+#[tokio::test]
+async fn extension_by_a_process_that_ends_leaves_nothing_behind() {
+    let db = fresh().await;
+    let (ours, rival) = (db.locks().await, db.locks().await);
+    let lease = ours.lease("a").ttl(Duration::from_secs(60)).acquire().await.expect("acquire");
+    let (builder, token) = (db.builder().await, lease.token());
+    let extend = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async { builder.build().extend("a", token, LONG).await })
+    };
+    assert!(std::thread::spawn(extend).join().expect("no panic").expect("extend"));
+    let info = rival.inspect("a").await.expect("inspect").expect("held");
+    assert!(info.remaining > Duration::from_secs(300), "{info:?}");
+    lease.release().await.expect("ours to the end");
+    let next = rival.lease("a").try_acquire().await.expect("try").expect("the extension went with the lease");
+    assert!(!rival.extend("a", token, LONG).await.expect("extend"), "that holding has ended");
+    next.release().await.expect("release");
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 use sqlock::{Error, FencingToken, Lease, Locks, LossCause};
+use sqlx::Executor;
 
 use crate::DATABASE;
 use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon};
@@ -718,4 +719,32 @@ async fn of_those_who_try_a_free_name_at_the_same_time_one_gets_it() {
             lease.release().await.expect("released");
         }
     }
+}
+
+/// A trigger of somebody else's that undoes every change of a row, or refuses it where the database has no such triggers.
+const SABOTAGE: &[&str] = match DATABASE {
+    Database::Postgres => &[
+        "CREATE FUNCTION sabotage() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        "CREATE TRIGGER sabotage BEFORE UPDATE ON sqlock_lease FOR EACH ROW EXECUTE FUNCTION sabotage()",
+    ],
+    Database::Sqlite => &["CREATE TRIGGER sabotage BEFORE UPDATE ON sqlock_lease BEGIN SELECT RAISE(IGNORE); END"],
+    Database::MySql | Database::MariaDb => &["CREATE TRIGGER sabotage BEFORE UPDATE ON sqlock_lease FOR EACH ROW
+          SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not here'"],
+};
+
+#[tokio::test]
+async fn release_that_the_database_undoes_ends_with_an_error() {
+    let db = fresh().await;
+    let (locks, pool) = (db.locks().await, db.pool_of(1).await);
+    let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    for sql in SABOTAGE {
+        pool.execute(*sql).await.expect("a trigger");
+    }
+    let error = soon("the verdict", lease.release()).await.expect_err("nothing was released");
+    assert!(matches!(error, Error::Database { attempted: "release", .. }), "{error}");
+    assert!(!error.is_retryable() && !error.is_lost(), "{error}");
+    let drop_trigger =
+        if DATABASE == Database::Postgres { "DROP TRIGGER sabotage ON sqlock_lease" } else { "DROP TRIGGER sabotage" };
+    pool.execute(drop_trigger).await.expect("no trigger");
+    locks.lease("b").acquire().await.expect("the client is as good as before").release().await.expect("release");
 }

@@ -360,7 +360,7 @@ mod tests {
             assert_eq!(place[0].columns.len(), 13, "{place:#?}");
             assert_eq!(place[0].indexes, [Index::of("name, hold", true), Index::of("name, token, place", false)]);
             let columns = |name: &str| tables.iter().find(|t| t.name == name).map_or(0, |t| t.columns.len());
-            assert_eq!(columns("sqlock_lease"), 9);
+            assert_eq!(columns("sqlock_lease"), 10);
             assert_eq!(columns("sqlock_idem"), 12);
             for table in &tables {
                 assert!(table.indexes.first().is_some_and(|key| key.unique), "{table:#?}");
@@ -369,7 +369,7 @@ mod tests {
             let lease = &tables[0];
             assert_eq!(
                 lease.columns.iter().filter(|c| c.has_default).map(|c| &*c.name).collect::<Vec<_>>(),
-                ["waiting"]
+                ["waiting", "evicted"]
             );
             let name = match kind {
                 Kind::Postgres => ("text", "C"),
