@@ -5,7 +5,10 @@
 //! the file: while it has the write lock, statements wait in vain, are refused after two seconds, and are sent again. So
 //! on SQLite every fault of these tests is such a writer, and what is asserted is the same.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+mod idle;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use sqlock::{Error, Lease, Locks, LossCause};
@@ -56,10 +59,15 @@ impl Wire {
         let mark = format!("sqlock-wire-{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
         let (proxy, url) = match DATABASE {
             Database::Sqlite => (None, db.url.clone()),
+            // In plain text, so that the proxy can find a request by what it contains.
             _ => {
                 let (proxy, url) = behind_a_proxy(&db.url);
-                let name = if DATABASE == Database::Postgres { format!("&application_name={mark}") } else { "".into() };
-                (Some(proxy), format!("{url}{name}"))
+                let plain = match DATABASE {
+                    Database::Postgres => format!("&sslmode=disable&application_name={mark}"),
+                    _ if url.contains('?') => "&ssl-mode=DISABLED".into(),
+                    _ => "?ssl-mode=DISABLED".into(),
+                };
+                (Some(proxy), format!("{url}{plain}"))
             }
         };
         let direct = db.pool_of(1).await;
@@ -103,6 +111,13 @@ impl Wire {
             Fault::Frozen => proxy.blackhole(Direction::Both),
             Fault::Mute => proxy.blackhole(Direction::Down),
             Fault::Slow(delay) => proxy.delay_replies(delay),
+        }
+    }
+
+    /// Ends every connection on which nothing is under way, as a restarted server or a pooler does.
+    fn kill_idle(&self) {
+        if let Some(proxy) = &self.proxy {
+            proxy.reset();
         }
     }
 

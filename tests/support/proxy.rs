@@ -114,8 +114,17 @@ impl Proxy {
 
     /// The same, once a client sends something with this in it.
     pub fn cut_reply_to(&self, text: &'static str) -> CutWatch {
+        self.cut(text, false)
+    }
+
+    /// The same, and from then on nothing comes through in either direction.
+    pub fn cut_reply_to_and_freeze(&self, text: &'static str) -> CutWatch {
+        self.cut(text, true)
+    }
+
+    fn cut(&self, text: &'static str, freezes: bool) -> CutWatch {
         let (happened, watch) = watch::channel(false);
-        self.fault(move |faults| faults.cut = Some((Arc::new(happened), text)));
+        self.fault(move |faults| faults.cut = Some(Cut { happened: Arc::new(happened), text, freezes }));
         CutWatch(watch)
     }
 
@@ -182,8 +191,18 @@ struct Faults {
     down: Way,
     /// How many times all connections were reset: each ends when this changes.
     resets: u64,
-    /// Whom to tell when the next reply has been cut, and to what it must be one.
-    cut: Option<(Arc<watch::Sender<bool>>, &'static str)>,
+    cut: Option<Cut>,
+}
+
+/// The order to cut a reply.
+#[derive(Clone)]
+struct Cut {
+    /// Is told when that has been done.
+    happened: Arc<watch::Sender<bool>>,
+    /// What the request must contain.
+    text: &'static str,
+    /// Whether nothing comes through afterwards.
+    freezes: bool,
 }
 
 impl Faults {
@@ -441,7 +460,7 @@ impl Connection {
     /// Takes note that something was sent; fails if it is the reply to cut.
     fn cut(&self, way: Direction, bytes: &[u8]) -> io::Result<()> {
         let ordered = self.faults.borrow().cut.clone();
-        let Some((happened, text)) = ordered else { return Ok(()) };
+        let Some(Cut { happened, text, freezes }) = ordered else { return Ok(()) };
         if way == Direction::Up {
             let is_meant = text.is_empty() || bytes.windows(text.len()).any(|window| window == text.as_bytes());
             if !is_meant {
@@ -449,7 +468,11 @@ impl Connection {
             }
             *self.asked.borrow_mut() = Arc::downgrade(&happened);
         } else if self.asked.borrow().as_ptr() == Arc::as_ptr(&happened) {
-            self.faults.send_modify(|faults| faults.cut = None);
+            self.faults.send_modify(|faults| {
+                faults.cut = None;
+                faults.up.lossy |= freezes;
+                faults.down.lossy |= freezes;
+            });
             happened.send_replace(true);
             return Err(io::ErrorKind::ConnectionReset.into());
         }

@@ -1,0 +1,150 @@
+//! Connections that die while nothing is sent on them, and requests that are sent twice: neither says anything about who holds
+//! a name. Promises: 1, 12, 18.
+//!
+//! SQLite has no connection that could die: what is asserted there is the same.
+
+use super::*;
+
+/// Holdings that a client takes over a connection that is dead already must stay its own.
+async fn assert_stays_held(
+    acquire: impl AsyncFnOnce(&Locks) -> sqlock::Result<Lease>,
+    is_taken: impl AsyncFnOnce(&Locks) -> sqlock::Result<bool>,
+) {
+    let wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    wire.kill_idle();
+    let held = soon("the lease", acquire(&locks)).await.expect("acquire");
+    // Whatever the client cleans up after the acquisition goes out before this release, on the same connection.
+    locks.lease("other").acquire().await.expect("acquire").release().await.expect("release");
+    assert!(is_taken(&rival).await.expect("try"), "a second holder was let in");
+    held.release().await.expect("held to the end");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+#[tokio::test]
+async fn permit_taken_over_a_dead_connection_is_kept() {
+    let acquire = async |locks: &Locks| locks.semaphore("s", 1).ttl(LONG).acquire().await;
+    assert_stays_held(acquire, async |rival| Ok(rival.semaphore("s", 1).try_acquire().await?.is_none())).await;
+}
+
+#[tokio::test]
+async fn share_taken_over_a_dead_connection_is_kept() {
+    let acquire = async |locks: &Locks| locks.lease("s").ttl(LONG).shared().acquire().await;
+    assert_stays_held(acquire, async |rival| Ok(rival.lease("s").try_acquire().await?.is_none())).await;
+}
+
+#[tokio::test]
+async fn release_after_an_eviction_is_lost_over_a_dead_connection() {
+    let wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    assert!(rival.evict("a", lease.token()).await.expect("evict"));
+    let next = rival.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    wire.kill_idle();
+    let verdict = soon("the verdict", lease.release()).await;
+    assert!(matches!(verdict, Err(Error::Lost { cause: LossCause::Superseded, .. })), "{verdict:?}");
+    next.release().await.expect("the successor held to the end");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+#[tokio::test]
+async fn release_of_an_evicted_permit_is_lost_over_a_dead_connection() {
+    let wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let permit = locks.semaphore("s", 2).ttl(LONG).acquire().await.expect("acquire");
+    assert!(rival.evict("s", permit.token()).await.expect("evict"));
+    wire.kill_idle();
+    let verdict = soon("the verdict", permit.release()).await;
+    assert!(matches!(verdict, Err(Error::Lost { cause: LossCause::Superseded, .. })), "{verdict:?}");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+/// The reply to a request to wait is lost, the name is granted to it meanwhile, and the request is sent again much later: the
+/// waiter must count its lease from before the grant, not from the second request.
+#[tokio::test]
+async fn lease_granted_before_the_request_was_repeated_ends_on_time() {
+    const LABEL: &str = "a text to be found in the request";
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let holder = rival.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let cut = wire.proxy.as_ref().map(|proxy| proxy.cut_reply_to_and_freeze(LABEL));
+    let waiting = tokio::spawn(locks.lease("a").ttl(Duration::from_secs(8)).label(LABEL).shared().acquire());
+    if let Some(cut) = cut {
+        soon("the cut", cut.happened()).await;
+        holder.release().await.expect("release");
+        // A grant that its waiter does not confirm lasts 3 s. By so much would a count from the second request be off; after
+        // its end the waiter has to ask anew, which is right as well.
+        sleep(Duration::from_millis(1_500)).await;
+        // The connection that listens for grants has died as well: nothing else tells the waiter of its grant.
+        wire.kill_idle();
+        wire.mend().await;
+        let lease = soon("the lease", waiting).await.expect("no panic").expect("acquire");
+        // From here on the client reaches nobody: the database's clock alone decides when the name is free.
+        wire.strike(Fault::Frozen).await;
+        let taking = async {
+            loop {
+                if let Some(lease) = rival.lease("a").ttl(LONG).try_acquire().await.expect("try") {
+                    return lease;
+                }
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let next = soon("the successor", taking).await;
+        assert!(!lease.is_held(), "held by two");
+        next.release().await.expect("release");
+    } else {
+        // Nothing can be lost on the way to SQLite.
+        holder.release().await.expect("release");
+        soon("the lease", waiting).await.expect("no panic").expect("acquire").release().await.expect("release");
+    }
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
+
+/// What an application's own code does inside one of our tasks: a subscriber of `tracing` that panics, once.
+struct PanicsOnce(Arc<AtomicBool>);
+
+impl tracing::Subscriber for PanicsOnce {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let is_ours = event.metadata().target().starts_with("sqlock");
+        assert!(!is_ours || self.0.swap(true, Ordering::SeqCst), "a panic that the test asked for");
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[tokio::test]
+async fn panic_in_a_task_of_the_client_costs_no_lease() {
+    let mut wire = Wire::new().await;
+    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let kept = locks.lease("kept").ttl(LONG).acquire().await.expect("acquire");
+    wire.strike(Fault::Refused).await;
+    let panicked = Arc::new(AtomicBool::new(false));
+    {
+        let _subscriber = tracing::subscriber::set_default(PanicsOnce(Arc::clone(&panicked)));
+        // That a request is sent again is an event.
+        let asked = soon("an answer", locks.lease("b").try_acquire()).await;
+        assert!(!matches!(asked, Err(Error::Closed)), "{asked:?}");
+        assert!(panicked.load(Ordering::SeqCst), "the subscriber was called");
+    }
+    wire.mend().await;
+    let next = soon("the next lease", locks.lease("c").acquire()).await.expect("acquire");
+    next.release().await.expect("release");
+    assert!(kept.is_held());
+    assert!(rival.lease("kept").try_acquire().await.expect("try").is_none());
+    soon("the release", kept.release()).await.expect("held to the end");
+    wire.assert_nothing_left(vec![locks, rival]).await;
+}
