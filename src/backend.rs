@@ -800,6 +800,12 @@ pub(crate) mod sealed {
             query: &'a mut sqlx::QueryBuilder<Self>,
         ) -> super::Job<'a, Vec<Self::Row>>;
 
+        /// Ends what is left of a transaction on a connection that another is to use. `false`: only closing the connection does.
+        fn settle(conn: &mut Self::Connection) -> super::Job<'_, bool> {
+            let _ = conn;
+            Box::pin(async { Ok(false) })
+        }
+
         /// What stands in a column that was read as [`INTEGER`](Self::INTEGER).
         fn integer(row: &Self::Row, column: usize) -> Result<i64, sqlx::Error>;
 

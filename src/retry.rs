@@ -3,7 +3,9 @@
 use std::error::Error as StdError;
 use std::time::Duration;
 
+use sqlx::pool::PoolConnection;
 use sqlx::{Connection, Pool, SqlSafeStr, SqlStr, Transaction};
+use sqlx_core::transaction::TransactionManager as _;
 use tokio::time::Instant;
 
 use crate::backend::{Database, Job, Kind};
@@ -119,8 +121,8 @@ impl Retry {
     /// # Cancel safety
     ///
     /// Dropping the future rolls the transaction back, unless it was committing: then it may have been committed. The
-    /// connection of a transaction that was cut short is not used again: it is closed (except on SQLite, which needs no such
-    /// care).
+    /// connection of a transaction that was cut short is not used again: it is closed (except on SQLite, where it is made sure
+    /// that no transaction is left open in it).
     ///
     /// # Panics
     ///
@@ -154,8 +156,11 @@ impl Retry {
         E: From<sqlx::Error> + StdError + 'static,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E>,
     {
-        let mut lent = Lent { connection: pool.acquire().await.map_err(Ended::of)?, is_clean: false };
-        let mut tx = self.begin::<DB>(&mut lent.connection).await.map_err(Ended::of)?;
+        let mut lent = Lent { connection: Some(pool.acquire().await.map_err(Ended::of)?), is_clean: false };
+        let Some(connection) = &mut lent.connection else {
+            return Err(Ended::of(sqlx::Error::PoolClosed));
+        };
+        let mut tx = self.begin::<DB>(connection).await.map_err(Ended::of)?;
         let outcome = match work(&mut tx).await {
             Ok(value) if asks => still_open::<DB>(&mut tx).await.map(|()| value).map_err(E::from),
             Ok(value) => Ok(value),
@@ -301,16 +306,27 @@ async fn still_open<DB: Database>(conn: &mut DB::Connection) -> Result<(), sqlx:
 /// A connection of the pool, which goes back there only when no statement and no transaction can be left in it. sqlx would roll
 /// back and use it again, but on MySQL a connection whose statement was cut off while it was being prepared answers nothing more,
 /// and on PostgreSQL one whose BEGIN was cut off may be left in a transaction.
+///
+/// A connection of SQLite stays: a database in memory ends with it. Its transaction is ended instead.
 struct Lent<DB: Database> {
-    connection: sqlx::pool::PoolConnection<DB>,
+    /// There until it is dropped.
+    connection: Option<PoolConnection<DB>>,
     is_clean: bool,
 }
 
 impl<DB: Database> Drop for Lent<DB> {
     fn drop(&mut self) {
-        // SQLite's connections have a thread of their own, which ends what it has begun; one in memory must not be closed.
-        if !self.is_clean && DB::KIND != Kind::Sqlite {
-            self.connection.close_on_drop();
+        let Some(mut connection) = self.connection.take() else {
+            return;
+        };
+        if self.is_clean && DB::TransactionManager::get_transaction_depth(&connection) == 0 {
+            return;
         }
+        // As sqlx does when a connection goes back to its pool.
+        tokio::spawn(async move {
+            if !matches!(DB::settle(&mut connection).await, Ok(true)) {
+                connection.close_on_drop();
+            }
+        });
     }
 }

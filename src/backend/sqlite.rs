@@ -15,8 +15,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sqlx::pool::PoolConnection;
-use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqlitePoolOptions, SqliteRow};
-use sqlx::{ConnectOptions, Connection, Executor as _, Row as _, Sqlite, SqliteConnection, SqlitePool, Transaction};
+use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqlitePoolOptions, SqliteRow, SqliteTransactionManager};
+use sqlx::{
+    ConnectOptions, Connection, Executor as _, Row as _, SqlSafeStr as _, Sqlite, SqliteConnection, SqlitePool,
+    Transaction,
+};
+use sqlx_core::transaction::{TransactionManager as _, begin_ansi_transaction_sql};
 use tokio::time::timeout;
 
 use super::sealed::{Check, Fence, Verdict};
@@ -443,8 +447,30 @@ async fn is_in_memory(conn: &mut SqliteConnection) -> Result<bool, sqlx::Error> 
 /// The file that the database is in, or nothing. As a table, the pragma would wait for whoever writes.
 async fn file_of(conn: &mut SqliteConnection) -> Result<String, sqlx::Error> {
     let all = sqlx::query("PRAGMA database_list").fetch_all(conn).await?;
-    let main = all.iter().find(|row| row.get::<&str, _>("name") == "main");
-    Ok(main.and_then(|row| row.get("file")).unwrap_or_default())
+    let main = all.iter().find(|row| matches!(row.try_get("name"), Ok("main")));
+    let file: Option<String> = main.map(|row| row.try_get("file")).transpose()?.flatten();
+    Ok(file.unwrap_or_default())
+}
+
+/// Ends the transaction of a connection, also one that has ended already. SQLite ends a transaction by itself when the disk is
+/// full, for example, and refuses the ROLLBACK that sqlx sends then; sqlx counts the transaction until a ROLLBACK succeeds, and
+/// begins no other on this connection.
+async fn settle(conn: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+    // A rollback may be on its way: that of a transaction that was dropped.
+    conn.ping().await?;
+    let depth = SqliteTransactionManager::get_transaction_depth(conn);
+    if depth == 0 {
+        return Ok(());
+    }
+    // Refused when no transaction is open.
+    let _ = conn.execute("ROLLBACK").await;
+    for depth in 0..depth {
+        conn.execute(begin_ansi_transaction_sql(depth)).await?;
+    }
+    for _ in 0..depth {
+        SqliteTransactionManager::rollback(conn).await?;
+    }
+    Ok(())
 }
 
 /// A connection of our own, or for a database in memory the caller's, borrowed verb by verb.
@@ -524,7 +550,14 @@ impl SqliteSession {
 const LEND_WITHIN: Duration = Duration::from_secs(2);
 
 async fn lend(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
-    timeout(LEND_WITHIN, pool.acquire()).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
+    let lend = async {
+        let mut conn = pool.acquire().await?;
+        if SqliteTransactionManager::get_transaction_depth(&conn) > 0 {
+            settle(&mut conn).await?;
+        }
+        Ok(conn)
+    };
+    timeout(LEND_WITHIN, lend).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
 }
 
 type SqliteQuery<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
@@ -856,7 +889,8 @@ impl Session for SqliteSession {
                 },
                 Self::Lent(pool, open) => match (step, open.take()) {
                     (Step::Begin, _) => {
-                        let begun = timeout(LEND_WITHIN, pool.begin_with("BEGIN IMMEDIATE")).await;
+                        let begin = Transaction::begin(lend(pool).await?, Some("BEGIN IMMEDIATE".into_sql_str()));
+                        let begun = timeout(LEND_WITHIN, begin).await;
                         *open = Some(begun.unwrap_or(Err(sqlx::Error::PoolTimedOut))?);
                     }
                     (Step::Commit, Some(begun)) => begun.commit().await?,

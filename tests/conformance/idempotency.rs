@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 
 use super::fence::{Books, add_one, books, books_in, levels, run};
 use super::network::behind_a_proxy;
+use super::retry::{send, statements_that_end_a_transaction};
 use crate::support::worker::Worker;
 use crate::support::{Database, SOON, connect, fresh, soon};
 use crate::{DATABASE, Sql};
@@ -1032,4 +1033,19 @@ async fn after_a_server_has_died_between_the_charge_and_its_record_there_is_one_
     assert_eq!(charges["a"].len(), 1);
     assert_eq!(till.ask("3 leased a").await, format!("3 replay {}", charges["a"][0]));
     assert_eq!(provider.ask("count").await, "1 2");
+}
+
+#[tokio::test]
+async fn pool_stays_usable_after_work_ended_transaction() {
+    let app = app().await;
+    let pool = connect(&app.books.db.url, 1).await;
+    for (nth, &statements) in statements_that_end_a_transaction().iter().enumerate() {
+        // What becomes of this request is for other tests to say.
+        let work = async |tx: &mut Tx<'_>| Ok::<_, AppError>(send(tx, statements).await?);
+        let _ = app.payments.run(&pool, &alice(&format!("ends/{nth}")), &request(), work).await;
+        let (key, request) = (alice(&format!("next/{nth}")), request());
+        let next = app.payments.run(&pool, &key, &request, effect);
+        let next = soon("the next request", next).await.unwrap_or_else(|e| panic!("after {statements:?}: {e}"));
+        assert!(matches!(next, Outcome::New(_)), "{next:?}");
+    }
 }

@@ -607,6 +607,77 @@ async fn run_may_be_dropped_anywhere() {
     assert!(count(&done) > 0);
 }
 
+/// A database in memory keeps its tables in one connection, which must not be closed.
+async fn pools_of_one(books: &Books) -> Vec<Pool<Sql>> {
+    let mut pools = vec![connect(&books.db.url, 1).await];
+    if DATABASE == Database::Sqlite {
+        let memory = connect("sqlite::memory:", 1).await;
+        run(&memory, "CREATE TABLE counter (id INTEGER PRIMARY KEY, value BIGINT NOT NULL)").await;
+        run(&memory, "INSERT INTO counter (id, value) VALUES (1, 0), (2, 0)").await;
+        pools.push(memory);
+    }
+    pools
+}
+
+/// Statements that end the transaction they are sent in: `ROLLBACK` and `COMMIT` by hand, and on SQLite also a conflict clause
+/// and a full disk.
+pub(super) fn statements_that_end_a_transaction() -> &'static [&'static [&'static str]] {
+    match DATABASE {
+        Database::Sqlite => &[
+            &["ROLLBACK"],
+            &["COMMIT"],
+            &["INSERT OR ROLLBACK INTO counter (id, value) VALUES (1, 0)"],
+            &["PRAGMA max_page_count = 1", "CREATE TABLE ballast AS SELECT randomblob(10000000) AS bytes"],
+        ],
+        _ => &[&["ROLLBACK"], &["COMMIT"]],
+    }
+}
+
+pub(super) async fn send(tx: &mut Tx<'_>, statements: &'static [&'static str]) -> Result<(), sqlx::Error> {
+    for sql in statements {
+        tx.execute(*sql).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn pool_stays_usable_after_statement_ended_transaction() {
+    let books = books().await;
+    for pool in pools_of_one(&books).await {
+        for &statements in statements_that_end_a_transaction() {
+            // What becomes of this run is for other tests to say.
+            let _ = Retry::new().run(&pool, async |tx| send(tx, statements).await).await;
+            let _ = Retry::new()
+                .run(&pool, async |tx| {
+                    let mut savepoint = tx.begin().await?;
+                    send(&mut savepoint, statements).await
+                })
+                .await;
+            run_dropped_after(&pool, statements).await;
+            if DATABASE == Database::Sqlite {
+                run(&pool, "PRAGMA max_page_count = 1000000").await;
+            }
+            let next = Retry::new().run(&pool, async |tx| add_one(tx, 2).await);
+            soon("the next run", next).await.unwrap_or_else(|error| panic!("after {statements:?}: {error}"));
+            free(&pool, &pool).await;
+        }
+    }
+}
+
+/// Drops a run that has sent these statements and does nothing more.
+async fn run_dropped_after(pool: &Pool<Sql>, statements: &'static [&'static str]) {
+    let sent = Notify::new();
+    let running = Retry::new().run(pool, async |tx| {
+        let _ = send(tx, statements).await;
+        sent.notify_one();
+        std::future::pending::<Result<(), sqlx::Error>>().await
+    });
+    tokio::select! {
+        ended = running => panic!("after {statements:?}: {ended:?}"),
+        () = sent.notified() => {}
+    }
+}
+
 /// The pool of one has its connection again, and what is written on it is not part of a transaction that somebody left: others
 /// can write the same at once.
 async fn free(pool: &Pool<Sql>, others: &Pool<Sql>) {

@@ -38,6 +38,13 @@ impl Dialect for Sqlite {
         Box::pin(query.build().fetch_all(conn))
     }
 
+    fn settle(conn: &mut SqliteConnection) -> Job<'_, bool> {
+        Box::pin(async move {
+            super::settle(conn).await?;
+            Ok(true)
+        })
+    }
+
     fn execute<'a>(conn: &'a mut SqliteConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, u64> {
         Box::pin(async move { Ok(query.build().execute(conn).await?.rows_affected()) })
     }
