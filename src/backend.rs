@@ -931,10 +931,26 @@ pub(crate) mod sealed {
     pub struct Column {
         /// Its type, as the database calls it.
         pub type_name: String,
-        /// A unique index on this column alone.
-        pub unique: Option<String>,
+        /// A unique index on this column alone, if possible one without an obstacle.
+        pub unique: Option<Unique>,
         /// The engine that keeps the table, if it locks no rows.
         pub rowless: Option<String>,
+    }
+
+    /// A unique index.
+    #[derive(Clone, Debug)]
+    pub struct Unique {
+        pub name: String,
+        /// Why the database would not look a single row up in it.
+        pub obstacle: Option<String>,
+    }
+
+    impl Unique {
+        /// An index that can be used.
+        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        pub fn usable(name: String) -> Self {
+            Self { name, obstacle: None }
+        }
     }
 
     /// The part of [`Database`](super::Database) that is nobody's business outside.

@@ -329,6 +329,18 @@ pub enum RowError {
         /// The column, as it was named.
         column: String,
     },
+    /// The unique index on this column is none in which the database looks a single row up.
+    #[error(
+        "the unique index {index} on {column} cannot be used: {reason}, so more than the row that is meant could be locked"
+    )]
+    UnusableIndex {
+        /// The column, as it was named.
+        column: String,
+        /// The index.
+        index: String,
+        /// What is the matter with it.
+        reason: String,
+    },
     /// More rows than one have the key and the version, and all of them were changed: roll the transaction back.
     #[error("{rows} rows have this {column}, and all were changed: roll back, and make {column} unique")]
     SeveralRows {

@@ -9,7 +9,7 @@ use sqlx::{Decode, Encode, QueryBuilder, Row as _, Transaction, Type, TypeInfo a
 use sqlx_core::transaction::TransactionManager as _;
 
 use crate::backend::Database;
-use crate::backend::sealed::{Catalogued, Column, Locking, Refusal, Wait};
+use crate::backend::sealed::{Catalogued, Column, Locking, Refusal, Unique, Wait};
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::error::{Error, Result, RowError};
@@ -381,8 +381,12 @@ impl<K> RowsOf<K> {
     {
         let (target, column) = Target::find(self, tx).await?;
         let fault = |cause| Err(fault(&target.table, cause));
-        if column.unique.is_none() {
-            return fault(RowError::NotUnique { column: self.column.clone() });
+        match column.unique {
+            Some(Unique { obstacle: None, .. }) => {}
+            Some(Unique { name: index, obstacle: Some(reason) }) => {
+                return fault(RowError::UnusableIndex { column: self.column.clone(), index, reason });
+            }
+            None => return fault(RowError::NotUnique { column: self.column.clone() }),
         }
         let key = K::type_info();
         if !DB::suits(&key, &column) {

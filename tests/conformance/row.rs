@@ -556,6 +556,155 @@ async fn key_that_cannot_use_the_index_is_refused() {
     }
 }
 
+/// Twenty vouchers, of ids 0 to 19, with a column of each class.
+async fn vouchers(books: &Books) {
+    let table = match DATABASE {
+        Database::Postgres => {
+            "CREATE TABLE voucher (id BIGINT PRIMARY KEY, code TEXT NOT NULL UNIQUE, tag BYTEA NOT NULL UNIQUE,
+                                   price NUMERIC(9, 2) NOT NULL UNIQUE)"
+        }
+        Database::Sqlite => {
+            "CREATE TABLE voucher (id INTEGER PRIMARY KEY, code TEXT NOT NULL UNIQUE, tag BLOB NOT NULL UNIQUE,
+                                   price NUMERIC NOT NULL UNIQUE)"
+        }
+        _ => {
+            "CREATE TABLE voucher (id BIGINT PRIMARY KEY, code VARCHAR(20) NOT NULL UNIQUE, tag VARBINARY(20) NOT NULL UNIQUE,
+                                   price DECIMAL(9, 2) NOT NULL UNIQUE)"
+        }
+    };
+    run(&books.pool, table).await;
+    for id in 0..20 {
+        let tag = match DATABASE {
+            Database::Postgres => format!("'tag{id}'::bytea"),
+            Database::Sqlite => format!("CAST('tag{id}' AS BLOB)"),
+            _ => format!("'tag{id}'"),
+        };
+        let sql = format!("INSERT INTO voucher (id, code, tag, price) VALUES ({id}, 'code{id}', {tag}, {id}.5)");
+        sqlx::query(AssertSqlSafe(sql)).execute(&books.pool).await.expect("a voucher");
+    }
+}
+
+/// How many vouchers another session could lock.
+async fn free_vouchers(books: &Books) -> usize {
+    let mut other = books.pool.begin().await.expect("begin");
+    let free = other.fetch_all("SELECT id FROM voucher FOR UPDATE SKIP LOCKED").await.expect("rows");
+    other.rollback().await.expect("rollback");
+    free.len()
+}
+
+/// Asserts that a key is refused before it locks anything.
+async fn assert_refused<K>(books: &Books, locks: &Locks, column: &str, key: K)
+where
+    K: std::fmt::Debug + for<'q> sqlx::Encode<'q, Sql> + sqlx::Type<Sql> + Send + Sync,
+{
+    let what = format!("{key:?} in {column}");
+    let mut tx = begin(&books.pool).await;
+    let error = locks.row_of("voucher", column, key).lock(&mut tx).await.expect_err(&what);
+    match DATABASE {
+        Database::MySql | Database::MariaDb => {
+            assert!(matches!(cause(&error), RowError::KeyType { .. }), "{what}: {error}");
+            assert_eq!(free_vouchers(books).await, 20, "{what}");
+        }
+        // It compares no values of different types.
+        Database::Postgres => {
+            assert!(matches!(error, Error::Database { .. }), "{what}: {error}");
+            assert_eq!(free_vouchers(books).await, 20, "{what}");
+        }
+        // A value of another class is equal to none.
+        Database::Sqlite => assert_eq!(cause(&error), &RowError::NoSuchRow, "{what}"),
+    }
+}
+
+#[tokio::test]
+async fn key_of_another_class_locks_no_row() {
+    let books = books().await;
+    vouchers(&books).await;
+    let locks = books.db.locks().await;
+    for key in ["7abc", "abc", "", "0x7"] {
+        assert_refused(&books, &locks, "id", key.to_owned()).await;
+        assert_refused(&books, &locks, "price", key.to_owned()).await;
+    }
+    assert_refused(&books, &locks, "code", 7_i64).await;
+    assert_refused(&books, &locks, "code", 7.5_f64).await;
+    assert_refused(&books, &locks, "tag", 7_i64).await;
+    assert_refused(&books, &locks, "code", b"code7".to_vec()).await;
+}
+
+#[tokio::test]
+async fn key_of_the_columns_class_locks_one_row() {
+    let books = books().await;
+    vouchers(&books).await;
+    let locks = books.db.locks().await;
+    if DATABASE == Database::Sqlite {
+        let mut tx = begin(&books.pool).await;
+        locks.row_of("voucher", "tag", b"tag7".to_vec()).lock(&mut tx).await.expect("bytes");
+        locks.row_of("voucher", "code", "code7".to_owned()).lock(&mut tx).await.expect("text");
+        drop(tx);
+        return one_writer_locks_everything().await;
+    }
+    macro_rules! assert_locks_one {
+        ($column:literal, $key:expr) => {
+            let mut tx = begin(&books.pool).await;
+            locks.row_of("voucher", $column, $key).lock(&mut tx).await.unwrap_or_else(|e| panic!("{}: {e}", $column));
+            assert_eq!(free_vouchers(&books).await, 19, "{}", $column);
+            tx.rollback().await.expect("rollback");
+        };
+    }
+    assert_locks_one!("id", 7_i64);
+    assert_locks_one!("id", 7_i32);
+    assert_locks_one!("id", 7_i16);
+    assert_locks_one!("code", "code7".to_owned());
+    assert_locks_one!("tag", b"tag7".to_vec());
+}
+
+/// Each statement makes a unique index that does not lead to one row alone, or that the database does not use.
+#[tokio::test]
+async fn unique_index_that_cannot_be_used_is_refused() {
+    let books = books().await;
+    vouchers(&books).await;
+    let (tables, reason): (&[&'static str], &[&str]) = match DATABASE {
+        Database::MySql => (
+            &[
+                "CREATE TABLE a (id SERIAL PRIMARY KEY, code VARCHAR(20) NOT NULL, UNIQUE KEY by_code (code) INVISIBLE)",
+                "CREATE TABLE b (code VARCHAR(20) NOT NULL, UNIQUE KEY by_code (code(6)))",
+            ],
+            &["invisible", "part of the column"],
+        ),
+        Database::MariaDb => (
+            &[
+                "CREATE TABLE a (id SERIAL PRIMARY KEY, code VARCHAR(20) NOT NULL, UNIQUE KEY by_code (code) IGNORED)",
+                "CREATE TABLE b (code VARCHAR(20) NOT NULL, UNIQUE KEY by_code (code(6)))",
+                "CREATE TABLE c (code TEXT NOT NULL, UNIQUE KEY by_code (code))",
+            ],
+            &["ignored", "part of the column", "hash"],
+        ),
+        Database::Postgres => (
+            &[
+                "CREATE TABLE a (code TEXT NOT NULL UNIQUE DEFERRABLE)",
+                "CREATE TABLE b (code TEXT NOT NULL); CREATE UNIQUE INDEX b_code ON b (lower(code))",
+                "CREATE TABLE c (code TEXT NOT NULL); CREATE UNIQUE INDEX c_code ON c (code) WHERE code > 'm'",
+            ],
+            &["no unique index"; 3],
+        ),
+        Database::Sqlite => (
+            &[
+                "CREATE TABLE a (code TEXT NOT NULL); CREATE UNIQUE INDEX a_code ON a (lower(code))",
+                "CREATE TABLE b (code TEXT NOT NULL); CREATE UNIQUE INDEX b_code ON b (code) WHERE code > 'm'",
+            ],
+            &["no unique index"; 2],
+        ),
+    };
+    let locks = books.db.locks().await;
+    for ((sql, reason), table) in tables.iter().zip(reason).zip(["a", "b", "c"]) {
+        sqlx::raw_sql(*sql).execute(&books.pool).await.expect(sql);
+        let copy = format!("INSERT INTO {table} (code) SELECT code FROM voucher");
+        sqlx::query(AssertSqlSafe(copy)).execute(&books.pool).await.expect("rows");
+        let mut tx = begin(&books.pool).await;
+        let error = locks.row_of(table, "code", "code7".to_owned()).lock(&mut tx).await.expect_err(sql);
+        assert!(cause(&error).to_string().contains(reason), "{sql}: {error}");
+    }
+}
+
 /// MyISAM takes the statement and locks nothing.
 #[tokio::test]
 async fn table_whose_engine_locks_no_rows_is_refused() {

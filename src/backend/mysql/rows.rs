@@ -10,26 +10,33 @@ use sqlx::{MySql, MySqlConnection, QueryBuilder, Row as _, TypeInfo as _};
 
 use super::{MySqlSession, hex};
 use crate::backend::Job;
-use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Locking, Refusal, Wait};
+use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Locking, Refusal, Unique, Wait};
 use crate::table::Table;
 
 /// The statements, laid out to be read.
 #[rustfmt::skip]
 mod sql {
-// An index on a part of the column, or on an expression, will not do. Bind order: schema, table, column.
+// One row for each unique index that is on this column alone, the best one first; or one row without an index. An index on an
+// expression has no column. MySQL hides an index as INVISIBLE, MariaDB as IGNORED. Bind order: schema and table twice, column.
+// https://dev.mysql.com/doc/refman/8.4/en/invisible-indexes.html, https://mariadb.com/kb/en/ignored-indexes/
 pub(super) const COLUMN: &str = "
-SELECT CAST(c.DATA_TYPE AS CHAR),
-       (SELECT CAST(s.INDEX_NAME AS CHAR)
-          FROM information_schema.STATISTICS AS s
-         WHERE s.TABLE_SCHEMA = c.TABLE_SCHEMA AND s.TABLE_NAME = c.TABLE_NAME AND s.NON_UNIQUE = 0
-         GROUP BY s.INDEX_NAME
-        HAVING COUNT(*) = 1 AND MAX(s.COLUMN_NAME) = c.COLUMN_NAME AND MAX(s.SUB_PART) IS NULL
-         ORDER BY s.INDEX_NAME <> 'PRIMARY'
-         LIMIT 1),
-       CAST(t.ENGINE AS CHAR)
+SELECT CAST(c.DATA_TYPE AS CHAR), CAST(t.ENGINE AS CHAR), CAST(i.name AS CHAR), CAST(i.obstacle AS CHAR)
   FROM information_schema.COLUMNS AS c
   JOIN information_schema.TABLES AS t ON t.TABLE_SCHEMA = c.TABLE_SCHEMA AND t.TABLE_NAME = c.TABLE_NAME
- WHERE c.TABLE_SCHEMA = ? AND c.TABLE_NAME = ? AND c.COLUMN_NAME = ?";
+  LEFT JOIN (SELECT s.TABLE_SCHEMA AS place, s.TABLE_NAME AS home, s.INDEX_NAME AS name, MAX(s.COLUMN_NAME) AS part,
+                    CASE WHEN MAX(s.SUB_PART) IS NOT NULL THEN 'it is on a part of the column'
+                         WHEN MAX(s.INDEX_TYPE) <> 'BTREE' THEN CONCAT('it is a ', LOWER(MAX(s.INDEX_TYPE)), ' index')
+                         /*!80000 WHEN MAX(s.IS_VISIBLE) = 'NO' THEN 'it is invisible' */
+                         /*M!100600 WHEN MAX(s.IGNORED) = 'YES' THEN 'it is ignored' */
+                    END AS obstacle
+               FROM information_schema.STATISTICS AS s
+              WHERE s.NON_UNIQUE = 0 AND s.TABLE_SCHEMA = ? AND s.TABLE_NAME = ?
+              GROUP BY s.TABLE_SCHEMA, s.TABLE_NAME, s.INDEX_NAME
+             HAVING COUNT(*) = 1) AS i
+    ON i.place = c.TABLE_SCHEMA AND i.home = c.TABLE_NAME AND i.part = c.COLUMN_NAME
+ WHERE c.TABLE_SCHEMA = ? AND c.TABLE_NAME = ? AND c.COLUMN_NAME = ?
+ ORDER BY i.obstacle IS NOT NULL, i.name <> 'PRIMARY'
+ LIMIT 1";
 }
 
 impl Dialect for MySql {
@@ -121,10 +128,14 @@ impl Dialect for MySql {
         })
     }
 
-    /// A text column is compared with anything else than text by converting the column: no index, and every row is locked.
+    /// What a column is compared with is converted to its class, or the column to that of the key: the text '7abc' is equal to the
+    /// number 7, 'abc' to 0, and for a number every text is converted, so that all rows are locked.
+    /// https://dev.mysql.com/doc/refman/8.4/en/type-conversion.html
     fn suits(key: &MySqlTypeInfo, column: &Column) -> bool {
-        let is_text = |name: &str| ["char", "text", "enum", "set"].iter().any(|kind| name.contains(kind));
-        !is_text(&column.type_name.to_ascii_lowercase()) || is_text(&key.name().to_ascii_lowercase())
+        match (Class::of(key.name()), Class::of(&column.type_name)) {
+            (Class::Text | Class::Bytes, Class::Parsed) => true,
+            (key, column) => key == column,
+        }
     }
 
     fn integer(row: &Self::Row, column: usize) -> Result<i64, sqlx::Error> {
@@ -141,16 +152,53 @@ impl MySqlSession {
         &mut self,
         (schema, table, column): &(String, String, String),
     ) -> Result<Option<Column>, sqlx::Error> {
-        let query = sqlx::query(sql::COLUMN).bind(schema).bind(table).bind(column);
+        let query = sqlx::query(sql::COLUMN).bind(schema).bind(table).bind(schema).bind(table).bind(column);
         let Some(row) = query.fetch_optional(&mut self.conn).await? else {
             return Ok(None);
         };
-        let engine: Option<String> = row.try_get(2)?;
+        let engine: Option<String> = row.try_get(1)?;
+        let (index, obstacle): (Option<String>, _) = (row.try_get(2)?, row.try_get(3)?);
         Ok(Some(Column {
             type_name: row.try_get(0)?,
-            unique: row.try_get(1)?,
+            unique: index.map(|name| Unique { name, obstacle }),
             rowless: engine.filter(|engine| !engine.eq_ignore_ascii_case("InnoDB")),
         }))
+    }
+}
+
+/// Types whose values are compared without a conversion that loses something, or the index.
+#[derive(Debug, PartialEq, Eq)]
+enum Class {
+    Exact,
+    Approximate,
+    Text,
+    Bytes,
+    Date,
+    Time,
+    Moment,
+    /// MariaDB's own types, for which it parses text and bytes before it looks them up.
+    Parsed,
+    /// Any other, by its name.
+    Other(String),
+}
+
+impl Class {
+    /// Of a type, as the catalogue or sqlx calls it.
+    fn of(name: &str) -> Self {
+        let name = name.to_ascii_lowercase();
+        match name.trim_end_matches(" unsigned") {
+            "boolean" | "tinyint" | "smallint" | "mediumint" | "int" | "bigint" | "decimal" | "bit" | "year" => {
+                Self::Exact
+            }
+            "float" | "double" => Self::Approximate,
+            "char" | "varchar" | "tinytext" | "text" | "mediumtext" | "longtext" | "enum" | "set" => Self::Text,
+            "binary" | "varbinary" | "tinyblob" | "blob" | "mediumblob" | "longblob" => Self::Bytes,
+            "uuid" | "inet4" | "inet6" => Self::Parsed,
+            "date" => Self::Date,
+            "time" => Self::Time,
+            "datetime" | "timestamp" => Self::Moment,
+            _ => Self::Other(name),
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use sqlx::postgres::{PgRow, PgTypeInfo};
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Postgres, QueryBuilder, Row as _, TypeInfo as _};
 
 use crate::backend::Job;
-use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Locking, Refusal, Wait};
+use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Locking, Refusal, Unique, Wait};
 use crate::table::Table;
 
 /// The statements, laid out to be read.
@@ -135,7 +135,12 @@ impl Dialect for Postgres {
             let Some(row) = row else {
                 return Ok(Catalogued::Unknown);
             };
-            Ok(Catalogued::Known(Column { type_name: row.try_get(0)?, unique: row.try_get(1)?, rowless: None }))
+            let unique: Option<String> = row.try_get(1)?;
+            Ok(Catalogued::Known(Column {
+                type_name: row.try_get(0)?,
+                unique: unique.map(Unique::usable),
+                rowless: None,
+            }))
         })
     }
 

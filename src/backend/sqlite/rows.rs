@@ -5,7 +5,7 @@
 use sqlx::{AssertSqlSafe, QueryBuilder, Row as _, Sqlite, SqliteConnection};
 
 use crate::backend::Job;
-use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Locking, Refusal};
+use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Locking, Refusal, Unique};
 use crate::table::Table;
 
 /// The statements, laid out to be read.
@@ -78,7 +78,12 @@ impl Dialect for Sqlite {
             let Some(row) = row else {
                 return Ok(Catalogued::Unknown);
             };
-            Ok(Catalogued::Known(Column { type_name: row.try_get(0)?, unique: row.try_get(1)?, rowless: None }))
+            let unique: Option<String> = row.try_get(1)?;
+            Ok(Catalogued::Known(Column {
+                type_name: row.try_get(0)?,
+                unique: unique.map(Unique::usable),
+                rowless: None,
+            }))
         })
     }
 
