@@ -879,6 +879,8 @@ pub(crate) mod sealed {
     #[derive(Clone, Copy, Debug)]
     pub struct Locking {
         pub shared: bool,
+        /// Also against those who only refer to the row by its key.
+        pub key_update: bool,
         pub wait: Wait,
     }
 
@@ -900,7 +902,7 @@ pub(crate) mod sealed {
     pub struct Clauses {
         pub before: String,
         pub hint: String,
-        pub after: &'static str,
+        pub after: String,
     }
 
     /// Why a row was not locked.

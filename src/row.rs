@@ -29,8 +29,8 @@ const CLOCKS: Duration = Duration::from_millis(20);
 /// How many names a client remembers to have [ensured](ENSURED).
 const REMEMBERED: usize = 10_000;
 
-/// A row lock by name: `SELECT … FOR UPDATE` on a row that is there for this and nothing else, created when it is missing.
-/// Made with [`Locks::row`](crate::Locks::row).
+/// A row lock by name: `SELECT … FOR UPDATE` (on PostgreSQL `FOR NO KEY UPDATE`) on a row that is there for this and nothing else,
+/// created when it is missing. Made with [`Locks::row`](crate::Locks::row).
 ///
 /// It is held until the transaction ends, by commit or rollback, and by nothing else: it needs no TTL and no renewal, and the
 /// database ends it when it loses the connection. (What is locked inside a savepoint is given back, on PostgreSQL, when that is
@@ -135,7 +135,8 @@ impl RowLock {
         // On a connection of ours and before the transaction looks for it: its snapshot may be taken by that look.
         self.client.rows.ensure(&self.client, name).await?;
         let by_name = |query: &mut QueryBuilder<DB>| DB::push_named(query, name.as_str());
-        let Some(found) = select(tx, &table, Locking { shared: self.shared, wait }, by_name).await? else {
+        let locking = Locking { shared: self.shared, key_update: false, wait };
+        let Some(found) = select(tx, &table, locking, by_name).await? else {
             return Ok(false);
         };
         if let Some(locked) = found.first() {
@@ -156,7 +157,11 @@ impl RowLock {
 /// Locks one row of the caller's own table. Made with [`Locks::row_of`](crate::Locks::row_of).
 ///
 /// As [`RowLock`], but for the row: it must exist, and the column must have a unique index on it alone, since a database
-/// that cannot look the row up in such an index locks more than this row. That is checked once for each table and client.
+/// that cannot look the row up in such an index locks more than this row. That is checked once for each table and client. On MySQL
+/// and MariaDB the index must be visible and a B-tree, and the key of the column's class: a number for a number, text for text.
+///
+/// The statement is `SELECT … FOR UPDATE`, on PostgreSQL `SELECT … FOR NO KEY UPDATE`: others may insert rows that refer to this
+/// one by a foreign key, unless [`key_update`](Self::key_update) is set.
 ///
 /// ```
 /// # async fn example(pool: sqlx::SqlitePool, locks: sqlock::Locks) -> Result<(), Box<dyn std::error::Error>> {
@@ -183,6 +188,15 @@ impl<K> RowOf<K> {
     /// As [`RowLock::shared`].
     pub fn shared(mut self) -> Self {
         self.rows = self.rows.shared();
+        self
+    }
+
+    /// Locks the key of the row as well: `FOR UPDATE` on PostgreSQL, where `FOR NO KEY UPDATE` is the default. Then nobody inserts
+    /// a row that refers to this one until the transaction ends. It is for transactions that delete the row or change its key;
+    /// one that has inserted such a row, and then locks like this, deadlocks with others that do the same. The other databases
+    /// have one strength of lock, which includes the key: there it changes nothing.
+    pub fn key_update(mut self) -> Self {
+        self.rows = self.rows.key_update();
         self
     }
 
@@ -243,7 +257,7 @@ impl<K> RowOf<K> {
         let target = rows.enter(tx).await?;
         let by_key =
             |query: &mut QueryBuilder<DB>| rows.push_select(query, &target, &rows.keys.iter().collect::<Vec<_>>());
-        let Some(found) = select(tx, &target.table, Locking { shared: rows.shared, wait }, by_key).await? else {
+        let Some(found) = select(tx, &target.table, rows.locking(wait), by_key).await? else {
             return Ok(false);
         };
         if !found.is_empty() {
@@ -279,18 +293,25 @@ pub struct RowsOf<K> {
     column: String,
     keys: Vec<K>,
     shared: bool,
+    key_update: bool,
     wait: Wait,
     limit: Option<u32>,
 }
 
 impl<K> RowsOf<K> {
     pub(crate) fn new(client: Arc<Client>, table: String, column: String, keys: Vec<K>) -> Self {
-        Self { client, table, column, keys, shared: false, wait: Wait::Unbounded, limit: None }
+        Self { client, table, column, keys, shared: false, key_update: false, wait: Wait::Unbounded, limit: None }
     }
 
     /// As [`RowLock::shared`].
     pub fn shared(mut self) -> Self {
         self.shared = true;
+        self
+    }
+
+    /// As [`RowOf::key_update`].
+    pub fn key_update(mut self) -> Self {
+        self.key_update = true;
         self
     }
 
@@ -348,7 +369,7 @@ impl<K> RowsOf<K> {
             return Ok(Vec::new());
         }
         if DB::LOOKS_UP_SEVERAL {
-            let locking = Locking { shared: self.shared, wait: self.wait };
+            let locking = self.locking(self.wait);
             let by_keys = |query: &mut QueryBuilder<DB>| self.push_select(query, &target, &wanted);
             return match select(tx, &target.table, locking, by_keys).await? {
                 Some(found) => keys(&found),
@@ -362,7 +383,7 @@ impl<K> RowsOf<K> {
                 wait => wait,
             };
             let by_key = |query: &mut QueryBuilder<DB>| self.push_select(query, &target, &[key]);
-            match select(tx, &target.table, Locking { shared: self.shared, wait }, by_key).await? {
+            match select(tx, &target.table, self.locking(wait), by_key).await? {
                 Some(found) => locked.extend(found.first().map(|_| key.clone())),
                 None => return Err(timeout(&target.table, start)),
             }
@@ -371,6 +392,10 @@ impl<K> RowsOf<K> {
             }
         }
         Ok(locked)
+    }
+
+    fn locking(&self, wait: Wait) -> Locking {
+        Locking { shared: self.shared, key_update: self.key_update, wait }
     }
 
     /// Checks what can be checked before anything is locked.
@@ -457,6 +482,12 @@ impl RowsWhere {
         self
     }
 
+    /// As [`RowOf::key_update`].
+    pub fn key_update(mut self) -> Self {
+        self.rows = self.rows.key_update();
+        self
+    }
+
     /// As [`RowLock::wait`], for all of them together.
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.rows = self.rows.wait(at_most);
@@ -517,7 +548,7 @@ impl RowsWhere {
                 query.push(" LIMIT ").push(limit);
             }
         };
-        match select(tx, table, Locking { shared: rows.shared, wait: rows.wait }, by_condition).await? {
+        match select(tx, table, rows.locking(rows.wait), by_condition).await? {
             Some(found) => keys(&found),
             None => Err(timeout(table, start)),
         }

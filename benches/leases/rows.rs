@@ -254,8 +254,8 @@ macro_rules! on {
 
 on!(postgres, PgPool, sqlx::Postgres, "BEGIN",
     name: NAME,
-    named: Some("SELECT 1 FROM sqlock_row WHERE name = $1 FOR UPDATE"),
-    keyed: "SELECT id FROM bench_account WHERE id = $1 FOR UPDATE",
+    named: Some("SELECT 1 FROM sqlock_row WHERE name = $1 FOR NO KEY UPDATE"),
+    keyed: "SELECT id FROM bench_account WHERE id = $1 FOR NO KEY UPDATE",
     update: "UPDATE bench_account SET balance = $1, version = version + 1 WHERE id = $2 AND version = $3");
 
 on!(mysql, MySqlPool, sqlx::MySql, "BEGIN",

@@ -1,9 +1,12 @@
 //! Row locks in the caller's own transaction: of rows that stand for names, and of rows of the caller's own tables.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use sqlock::{Error, Locks, RowError};
+use sqlock::{Error, Locks, Retry, RowError};
 use sqlx::{AssertSqlSafe, Executor as _, Pool, Row as _, Transaction};
+use tokio::sync::Barrier;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
@@ -1208,4 +1211,95 @@ async fn index_that_was_renamed_is_found_again() {
     run(&books.pool, "CREATE UNIQUE INDEX second_name ON seat (id)").await;
     run(&books.pool, if DATABASE.is_mysql() { "DROP INDEX first_name ON seat" } else { "DROP INDEX first_name" }).await;
     assert_eq!(lock().await, [1, 2]);
+}
+
+/// A parent and its children, as an order and its items.
+async fn orders(books: &Books) {
+    run(&books.pool, "CREATE TABLE orders (id BIGINT PRIMARY KEY, items BIGINT NOT NULL)").await;
+    run(&books.pool, "CREATE TABLE item (id BIGINT PRIMARY KEY, order_id BIGINT NOT NULL, FOREIGN KEY (order_id) REFERENCES orders (id))")
+        .await;
+    run(&books.pool, "INSERT INTO orders VALUES (1, 0)").await;
+}
+
+/// The insert of a child locks its parent against a change of the key. MySQL and MariaDB have no lock on a row that leaves room
+/// for that: there the transactions deadlock, and are run again.
+#[tokio::test]
+async fn parent_is_locked_after_insert_of_child_without_deadlock() {
+    const TASKS: i64 = 8;
+    let books = books().await;
+    orders(&books).await;
+    let locks = books.db.locks().await;
+    let (runs, inserted) = (Arc::new(AtomicU32::new(0)), Arc::new(Barrier::new(TASKS as usize)));
+    let mut tasks = JoinSet::new();
+    for id in 0..TASKS {
+        let (pool, locks, runs, inserted) =
+            (books.pool.clone(), locks.clone(), Arc::clone(&runs), Arc::clone(&inserted));
+        tasks.spawn(async move {
+            let first = AtomicBool::new(true);
+            let retry = Retry::new().attempts(u32::MAX).within(SOON);
+            let done = retry.run(&pool, async |tx| {
+                runs.fetch_add(1, Ordering::SeqCst);
+                let item = format!("INSERT INTO item VALUES ({id}, 1)");
+                sqlx::query(AssertSqlSafe(item)).execute(&mut **tx).await?;
+                if first.swap(false, Ordering::SeqCst) && DATABASE != Database::Sqlite {
+                    // All have inserted, and nobody has locked.
+                    inserted.wait().await;
+                }
+                locks.row_of("orders", "id", 1_i64).lock(&mut *tx).await?;
+                sqlx::query("UPDATE orders SET items = items + 1 WHERE id = 1").execute(&mut **tx).await?;
+                Ok::<_, Error>(())
+            });
+            done.await.expect("it gets through");
+        });
+    }
+    soon("all orders", tasks.join_all()).await;
+    let items: i64 = sqlx::query_scalar("SELECT items FROM orders").fetch_one(&books.pool).await.expect("a count");
+    assert_eq!(items, TASKS);
+    let runs = i64::from(runs.load(Ordering::SeqCst));
+    if DATABASE.is_mysql() {
+        assert!(runs > TASKS, "no deadlock: this proves nothing");
+    } else {
+        assert_eq!(runs, TASKS, "deadlocks");
+    }
+}
+
+#[tokio::test]
+async fn key_update_keeps_children_out() {
+    let books = books().await;
+    orders(&books).await;
+    let locks = books.db.locks().await;
+    let pool = impatient(&books.db.url).await;
+    let adds_item = async || {
+        let mut conn = pool.acquire().await.expect("a connection");
+        let bound = match DATABASE {
+            Database::Postgres => "SET lock_timeout = '200ms'",
+            Database::Sqlite => "SELECT 1",
+            _ => "SET innodb_lock_wait_timeout = 1",
+        };
+        conn.execute(bound).await.expect(bound);
+        conn.execute("INSERT INTO item SELECT COUNT(*), 1 FROM item").await.is_ok()
+    };
+    assert!(adds_item().await, "nobody has locked the order");
+    for key_update in [false, true] {
+        let mut tx = begin(&books.pool).await;
+        let row = locks.row_of("orders", "id", 1_i64);
+        let row = if key_update { row.key_update() } else { row };
+        row.lock(&mut tx).await.expect("lock");
+        assert_eq!(adds_item().await, DATABASE == Database::Postgres && !key_update, "{key_update}");
+        let found = match key_update {
+            false => locks.rows_of("orders", "id", [1_i64]).nowait().lock(&mut tx).await,
+            true => locks.rows_of("orders", "id", [1_i64]).key_update().nowait().lock(&mut tx).await,
+        };
+        assert_eq!(found.expect("ours"), [1]);
+        let mut rival = pool.begin().await.expect("begin");
+        let rows = locks.rows_where("orders", "id").key_update().skip_locked();
+        let found: Result<Vec<i64>, Error> = rows
+            .lock(&mut rival, |sql| {
+                sql.push("id = 1");
+            })
+            .await;
+        assert!(found.is_ok_and(|found| found.is_empty()) != (DATABASE == Database::Sqlite), "the row is taken");
+        drop(rival);
+        tx.commit().await.expect("commit");
+    }
 }

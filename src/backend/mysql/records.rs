@@ -67,8 +67,8 @@ impl MySqlSession {
             _ => return carry::<MySql>(&mut self.conn, errand).await,
         };
         // Who has written it and not committed has it locked; who has only read it does not mind.
-        let clauses = MySql::clauses(Locking { shared: true, wait: Wait::Refuse });
-        match read::<MySql>(&mut self.conn, &key.id, clauses.after).await {
+        let clauses = MySql::clauses(Locking { shared: true, key_update: false, wait: Wait::Refuse });
+        match read::<MySql>(&mut self.conn, &key.id, &clauses.after).await {
             Ok(record) => Ok(Findings { records: record.into_iter().collect(), ..Findings::default() }),
             Err(error) if MySql::refusal(&error) == Some(Refusal::Taken) => {
                 self.execute(sqlx::query(DIRTY)).await?;

@@ -63,7 +63,7 @@ impl Dialect for MySql {
         Box::pin(async move { Ok(query.build().execute(conn).await?.rows_affected()) })
     }
 
-    fn clauses(Locking { shared, wait }: Locking) -> Clauses {
+    fn clauses(Locking { shared, wait, .. }: Locking) -> Clauses {
         // /*M! … */ is for MariaDB's eyes, /*!80001 … */ for MySQL's: MariaDB leaves out what is for a MySQL that it never was.
         // https://mariadb.com/kb/en/comment-syntax/
         let after = match (shared, wait) {
@@ -75,7 +75,7 @@ impl Dialect for MySql {
             (true, Wait::Skip) => " /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ SKIP LOCKED",
         };
         let Wait::AtMost(within) = wait else {
-            return Clauses { after, ..Clauses::default() };
+            return Clauses { after: after.into(), ..Clauses::default() };
         };
         // The server's own bound, innodb_lock_wait_timeout, counts seconds. Zero would be no bound.
         // https://dev.mysql.com/doc/refman/8.4/en/optimizer-hints.html#optimizer-hints-execution-time
@@ -84,7 +84,7 @@ impl Dialect for MySql {
         Clauses {
             before: format!("/*M! SET STATEMENT max_statement_time = {:.6} FOR */ ", within.as_secs_f64()),
             hint: format!("/*+ MAX_EXECUTION_TIME({}) */ ", within.as_micros().div_ceil(1000)),
-            after,
+            after: after.into(),
         }
     }
 

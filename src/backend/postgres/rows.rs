@@ -59,15 +59,21 @@ impl Dialect for Postgres {
         Box::pin(async move { Ok(query.build().execute(conn).await?.rows_affected()) })
     }
 
-    fn clauses(Locking { shared, wait }: Locking) -> Clauses {
-        let after = match (shared, wait) {
-            (false, Wait::Unbounded | Wait::AtMost(_)) => " FOR UPDATE",
-            (false, Wait::Refuse) => " FOR UPDATE NOWAIT",
-            (false, Wait::Skip) => " FOR UPDATE SKIP LOCKED",
-            (true, Wait::Unbounded | Wait::AtMost(_)) => " FOR SHARE",
-            (true, Wait::Refuse) => " FOR SHARE NOWAIT",
-            (true, Wait::Skip) => " FOR SHARE SKIP LOCKED",
+    /// The insert of a row that refers to this one takes FOR KEY SHARE here, which FOR UPDATE excludes: two transactions that
+    /// insert such a row and then lock this one would deadlock.
+    /// https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS
+    fn clauses(Locking { shared, key_update, wait }: Locking) -> Clauses {
+        let strength = match (shared, key_update) {
+            (true, _) => "FOR SHARE",
+            (false, true) => "FOR UPDATE",
+            (false, false) => "FOR NO KEY UPDATE",
         };
+        let wait = match wait {
+            Wait::Unbounded | Wait::AtMost(_) => "",
+            Wait::Refuse => " NOWAIT",
+            Wait::Skip => " SKIP LOCKED",
+        };
+        let after = format!(" {strength}{wait}");
         Clauses { after, ..Clauses::default() }
     }
 
