@@ -701,9 +701,17 @@ pub(crate) fn in_order<T, A: Clone>(
 }
 
 /// Which holds of a batch were among the marks of an answer.
-pub(crate) fn by_hold(batch: impl Iterator<Item = Hold>, marks: impl Iterator<Item = String>) -> Vec<bool> {
-    let marks: std::collections::HashSet<String> = marks.collect();
-    batch.map(|hold| marks.contains(&hold.mark())).collect()
+pub(crate) fn by_hold(
+    batch: impl Iterator<Item = Hold>,
+    marks: impl Iterator<Item = Result<String, sqlx::Error>>,
+) -> Result<Vec<bool>, sqlx::Error> {
+    let marks: std::collections::HashSet<String> = marks.collect::<Result<_, _>>()?;
+    Ok(batch.map(|hold| marks.contains(&hold.mark())).collect())
+}
+
+/// The rows that can be read. One that cannot costs the others nothing.
+pub(crate) fn readable<T>(rows: impl Iterator<Item = Result<T, sqlx::Error>>) -> impl Iterator<Item = T> {
+    rows.filter_map(|row| row.inspect_err(|error| tracing::warn!(%error, "left out a row that cannot be read")).ok())
 }
 
 /// Which holdings of a batch an update matched, where the database tells only how many. When that leaves a doubt, the rows
@@ -735,8 +743,15 @@ pub(crate) async fn matched(
 
 /// The error of one who looks at what became of a statement that took effect. It is as if that had not been answered: when it
 /// is sent again, what it did the first time must not be taken for the work of others.
+///
+/// A row that cannot be read will not be read the next time either. The pump knows that from the error.
 pub(crate) fn in_doubt(error: sqlx::Error) -> sqlx::Error {
-    sqlx::Error::Io(std::io::Error::other(error))
+    if is_unreadable(&error) { error } else { sqlx::Error::Io(std::io::Error::other(error)) }
+}
+
+/// Whether a statement was carried out, and its answer has a value in it that is none.
+pub(crate) fn is_unreadable(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_))
 }
 
 /// For the verbs whose answer is that a row was found.

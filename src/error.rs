@@ -412,6 +412,11 @@ impl Error {
         matches!(self, Self::Database { source, .. } if Fault::of(source) == Fault::Blocked)
     }
 
+    /// The statement took effect, and a row of its answer cannot be read.
+    pub(crate) fn is_unreadable(&self) -> bool {
+        matches!(self, Self::Database { source, .. } if crate::backend::is_unreadable(source))
+    }
+
     /// Refuses a duration that is out of range.
     pub(crate) fn check_range(what: &'static str, given: Duration, min: Duration, max: Duration) -> Result<()> {
         if given < min || given > max {

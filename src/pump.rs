@@ -321,7 +321,7 @@ impl Lane {
         for (item, reply) in items.iter().zip(replies) {
             let answer = match error.for_another() {
                 Some(error) => Answer { outcome: Err(error), sent_at, resent },
-                None => self.alone::<B>(item, resent).await,
+                None => self.alone::<B>(item, resent || error.is_unreadable()).await,
             };
             reply.send(answer);
         }

@@ -27,7 +27,7 @@ use super::{
     Anchoring, Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, LastEviction, Listed, Mode, NOTED, Names,
     PLACE, Pass, Place, Queue, Release, Renewal, Row, Session, Spot, Standing, Step, Ticket, To, UNSEEN, Watched,
 };
-use super::{by_hold, held_for, matched, micros, token};
+use super::{by_hold, held_for, matched, micros, readable, token};
 use crate::error::{Error, Fault, Result, not_writable};
 use crate::name::LockName;
 use crate::owner::Hold;
@@ -605,7 +605,7 @@ impl Backend for MySqlBackend {
             let options = (*self.options).clone().disable_statement_logging();
             let mut conn = options.timezone(String::from("+00:00")).connect().await?;
             let about = sqlx::raw_sql(sql::SETTLE).fetch_one(&mut conn).await?;
-            let (is_read_only, may_be_galera): (i64, i64) = (about.get(0), about.get(1));
+            let (is_read_only, may_be_galera): (i64, i64) = (about.try_get(0)?, about.try_get(1)?);
             // Also when we have the right to write all the same: on a replica nobody else would see it.
             if is_read_only != 0 {
                 return Err(not_writable(format!("{} is read-only, as replicas are", self.place())));
@@ -686,7 +686,7 @@ impl MySqlSession {
     async fn sweep_rows(&mut self, age: i64, limit: u32) -> Result<(), sqlx::Error> {
         let unseen = sqlx::query(sql::UNSEEN_ROWS).bind(age).bind(limit).fetch_all(&mut self.conn).await?;
         if !unseen.is_empty() {
-            self.execute(sqlx::query(sql::SWEEP_ROWS).bind(json_names(&unseen)).bind(age)).await?;
+            self.execute(sqlx::query(sql::SWEEP_ROWS).bind(json_names(&unseen)?).bind(age)).await?;
         }
         Ok(())
     }
@@ -721,13 +721,13 @@ impl MySqlSession {
             let names = Value::from_iter(names.map(|name| hex(name.as_str())));
             sqlx::query(sql::LOOK_MANY).bind(names.to_string()).fetch_all(&mut self.conn).await?
         };
-        Ok(rows.iter().map(row).map(|row| (row.name.clone(), row)).collect())
+        rows.iter().map(|found| row(found).map(|row| (row.name.clone(), row))).collect()
     }
 
     /// The tokens of places, by the marks of their holds.
     async fn places(&mut self, spots: Value) -> Result<HashMap<String, i64>, sqlx::Error> {
         let rows = sqlx::query(sql::PLACES).bind(spots.to_string()).fetch_all(&mut self.conn).await?;
-        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+        rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
     }
 
     /// Gives rows to names that have none, and grants them to whoever comes first.
@@ -937,10 +937,14 @@ impl Session for MySqlSession {
             };
             let rows = query.fetch_all(&mut self.conn).await?;
             let listed = |r: &MySqlRow| {
-                let mode = Mode::of_columns(r.get(10), r.get(11));
-                Listed { row: row(r), mode, waiters: r.get(12) }
+                let mode = Mode::of_columns(r.try_get(10)?, r.try_get(11)?);
+                Ok(Listed { row: row(r)?, mode, waiters: r.try_get(12)? })
             };
-            Ok(rows.iter().map(listed).collect())
+            let listed = rows.iter().map(listed);
+            match names {
+                Names::BeginningWith(_) => Ok(readable(listed).collect()),
+                Names::Just(_) => listed.collect(),
+            }
         })
     }
 
@@ -1004,7 +1008,8 @@ impl Session for MySqlSession {
             let Some(first) = rows.first() else {
                 return Ok(None);
             };
-            Ok(Some(Queue::of(row(first), rows.iter().filter_map(place), limit)))
+            let places: Vec<Place> = rows.iter().filter_map(|row| place(row).transpose()).collect::<Result<_, _>>()?;
+            Ok(Some(Queue::of(row(first)?, places.into_iter(), limit)))
         })
     }
 
@@ -1103,8 +1108,10 @@ impl Session for MySqlSession {
         Box::pin(async move {
             let spots = Value::from_iter(places.iter().map(spot)).to_string();
             let rows = sqlx::query(sql::WATCH).bind(&spots).bind(&spots).fetch_all(&mut self.conn).await?;
-            let mut watched: HashMap<String, Watched> =
-                rows.iter().map(|r| (r.get(10), Watched { row: row(r), token: r.get(11), ahead: r.get(12) })).collect();
+            let watched = |r: &MySqlRow| {
+                Ok((r.try_get(10)?, Watched { row: row(r)?, token: r.try_get(11)?, ahead: r.try_get(12)? }))
+            };
+            let mut watched: HashMap<String, Watched> = readable(rows.iter().map(watched)).collect();
             Ok(places.iter().map(|spot| watched.remove(&spot.hold.mark())).collect())
         })
     }
@@ -1121,7 +1128,7 @@ impl Session for MySqlSession {
                 return Ok(vec![affected > 0; renewals.len()]);
             }
             let rows = sqlx::query(sql::LIVE_SHARES).bind(&lines).fetch_all(&mut self.conn).await?;
-            Ok(by_hold(renewals.iter().map(|r| r.holding.hold), rows.iter().map(|row| row.get(0))))
+            by_hold(renewals.iter().map(|r| r.holding.hold), rows.iter().map(|row| row.try_get(0)))
         })
     }
 
@@ -1178,7 +1185,8 @@ impl Session for MySqlSession {
     fn uptime(&mut self) -> Job<'_, Option<Duration>> {
         Box::pin(async move {
             let row = sqlx::query(sql::UPTIME).fetch_optional(&mut self.conn).await?;
-            let seconds = row.and_then(|row| row.get::<String, _>(1).parse().ok());
+            let seconds: Option<String> = row.map(|row| row.try_get(1)).transpose()?;
+            let seconds = seconds.and_then(|seconds| seconds.parse().ok());
             // Who is not told does not know it to be up for long.
             Ok(Some(Duration::from_secs(seconds.unwrap_or(0))))
         })
@@ -1226,7 +1234,7 @@ impl Session for MySqlSession {
         Box::pin(async move {
             let name = name.as_str().as_bytes();
             let seen = sqlx::query(sql::SEEN).bind(micros(NOTED)).bind(name).fetch_optional(&mut self.conn).await?;
-            let done = match seen.map(|row| row.get::<bool, _>(0)) {
+            let done = match seen.map(|row| row.try_get(0)).transpose()? {
                 Some(false) => return Ok(()),
                 Some(true) => self.execute(sqlx::query(sql::NOTE).bind(name)).await,
                 None => self.execute(sqlx::query(sql::CREATE_ROW).bind(name)).await,
@@ -1261,7 +1269,7 @@ impl Session for MySqlSession {
             if stale.is_empty() {
                 return Ok(0);
             }
-            let query = sqlx::query(sql::SWEEP).bind(json_names(&stale)).bind(age).bind(marked).bind(age);
+            let query = sqlx::query(sql::SWEEP).bind(json_names(&stale)?).bind(age).bind(marked).bind(age);
             // Two rows go with each name.
             Ok(self.execute(query).await?.rows_affected() / 2)
         })
@@ -1297,8 +1305,10 @@ impl Session for MySqlSession {
 }
 
 /// The names that rows begin with, as the statements take them.
-fn json_names(rows: &[MySqlRow]) -> String {
-    Value::from_iter(rows.iter().map(|row| hex(&text(row.get(0))))).to_string()
+fn json_names(rows: &[MySqlRow]) -> Result<String, sqlx::Error> {
+    let names: Vec<String> =
+        rows.iter().map(|row| Ok(hex(&text(row.try_get(0)?)))).collect::<Result<_, sqlx::Error>>()?;
+    Ok(Value::from_iter(names).to_string())
 }
 
 /// Names are stored as the bytes of valid UTF-8.
@@ -1306,34 +1316,37 @@ fn text(bytes: Vec<u8>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn row(row: &MySqlRow) -> Row {
-    Row {
-        name: text(row.get(0)),
-        owner: row.get(1),
-        holds: row.get(2),
-        token: row.get(3),
-        holder: row.get(4),
-        label: row.get(5),
-        acquired_at: row.get(6),
-        expires_at: row.get(7),
-        waiting: row.get(8),
-        now: row.get(9),
-    }
+fn row(row: &MySqlRow) -> Result<Row, sqlx::Error> {
+    Ok(Row {
+        name: text(row.try_get(0)?),
+        owner: row.try_get(1)?,
+        holds: row.try_get(2)?,
+        token: row.try_get(3)?,
+        holder: row.try_get(4)?,
+        label: row.try_get(5)?,
+        acquired_at: row.try_get(6)?,
+        expires_at: row.try_get(7)?,
+        waiting: row.try_get(8)?,
+        now: row.try_get(9)?,
+    })
 }
 
 /// The place beside a row of QUEUE, if there is one.
-fn place(row: &MySqlRow) -> Option<Place> {
-    Some(Place {
-        hold: row.get::<Option<String>, _>(10)?,
-        owner: row.get(11),
-        bell: row.get(12),
-        mode: Mode::of_columns(row.get(13), row.get(14)),
-        place: row.get(15),
-        token: row.get(16),
-        holder: row.get(17),
-        label: row.get(18),
-        expires_at: row.get(19),
-    })
+fn place(row: &MySqlRow) -> Result<Option<Place>, sqlx::Error> {
+    let Some(hold) = row.try_get(10)? else {
+        return Ok(None);
+    };
+    Ok(Some(Place {
+        hold,
+        owner: row.try_get(11)?,
+        bell: row.try_get(12)?,
+        mode: Mode::of_columns(row.try_get(13)?, row.try_get(14)?),
+        place: row.try_get(15)?,
+        token: row.try_get(16)?,
+        holder: row.try_get(17)?,
+        label: row.try_get(18)?,
+        expires_at: row.try_get(19)?,
+    }))
 }
 
 impl super::Database for MySql {}
@@ -1360,7 +1373,7 @@ impl Fence for MySql {
                 sql::FENCE.replace('?', &name)
             };
             let row = match sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(&mut *conn).await {
-                Ok(row) => row.map(|row| (row.get::<i64, _>(0), row.get::<Option<i64>, _>(1))),
+                Ok(row) => row.as_ref().map(token_and_seen).transpose()?,
                 Err(error) if is_stale(&error) => return Ok(Verdict::StaleSnapshot),
                 Err(error) => return Err(error),
             };
@@ -1385,6 +1398,11 @@ impl Fence for MySql {
     }
 }
 
+/// What a fence reads: the token that is there now, and what this transaction sees of it.
+fn token_and_seen(row: &MySqlRow) -> Result<(i64, Option<i64>), sqlx::Error> {
+    Ok((row.try_get(0)?, row.try_get(1)?))
+}
+
 /// How often a fence looks whether its node has been told of its holding, and how long it waits in between.
 const LOOKS: u32 = 20;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
@@ -1401,7 +1419,7 @@ async fn fence_by_writing(conn: &mut MySqlConnection, check: &Check, name: &str)
     let sql = binds.into_iter().fold(sql.to_owned(), |sql, bind| sql.replacen('?', bind, 1));
     for _ in 0..LOOKS {
         let row = match sqlx::raw_sql(AssertSqlSafe(sql.clone())).fetch_all(&mut *conn).await {
-            Ok(rows) => rows.first().map(|row| (row.get::<i64, _>(0), row.get::<Option<i64>, _>(1))),
+            Ok(rows) => rows.first().map(token_and_seen).transpose()?,
             Err(error) if is_stale(&error) => return Ok(Verdict::StaleSnapshot),
             Err(error) => return Err(error),
         };

@@ -24,7 +24,7 @@ use super::{
     NOTED, Names, PLACE, Pass, PassedOn, Place, Queue, Release, Renewal, Row, Session, Spot, Step, Ticket, To, UNSEEN,
     Watched,
 };
-use super::{by_hold, found, held_for, in_order, micros, token};
+use super::{by_hold, found, held_for, in_order, micros, readable, token};
 use crate::error::{Result, not_writable};
 use crate::name::LockName;
 use crate::owner::Hold;
@@ -764,12 +764,18 @@ impl PostgresSession {
                 self.rows(bind_claims(query, claims.iter())).await?
             }
         };
-        Ok(in_order(claims, |c| &c.name, granted(rows)))
+        Ok(in_order(claims, |c| &c.name, granted(rows)?))
     }
 }
 
-fn granted(rows: Vec<PgRow>) -> impl Iterator<Item = (String, FencingToken)> {
-    rows.into_iter().filter_map(|row| Some((row.get(0), token(row.get(1))?)))
+fn granted(rows: Vec<PgRow>) -> Result<Vec<(String, FencingToken)>, sqlx::Error> {
+    let mut granted = Vec::new();
+    for row in &rows {
+        if let Some(token) = token(row.try_get(1)?) {
+            granted.push((row.try_get(0)?, token));
+        }
+    }
+    Ok(granted)
 }
 
 /// Binds what a new holder brings along: owner, hold, holder, label, ttl.
@@ -817,7 +823,7 @@ impl Session for PostgresSession {
                     .bind(c.hold.mark())
                     .bind(micros(c.ttl));
                 let row = self.rows(query).await?;
-                joined.push(granted(row).next().map(|(_, token)| token));
+                joined.push(granted(row)?.into_iter().next().map(|(_, token)| token));
             }
             Ok(joined)
         })
@@ -842,7 +848,7 @@ impl Session for PostgresSession {
                 .bind(all().map(|h| h.token.get()).collect::<Vec<_>>())
                 .bind(renewals.iter().map(|r| micros(r.ttl)).collect::<Vec<_>>());
             let rows = self.rows(query).await?;
-            Ok(found(in_order(renewals, |r| &r.holding.name, named(rows))))
+            Ok(found(in_order(renewals, |r| &r.holding.name, named(rows)?)))
         })
     }
 
@@ -865,7 +871,7 @@ impl Session for PostgresSession {
                 .bind(releases.iter().map(token).collect::<Vec<_>>())
                 .bind(releases.iter().map(|r| micros(r.hold_at_least)).collect::<Vec<_>>());
             let rows = self.rows(query).await?;
-            Ok(found(in_order(releases, |r| &r.name, named(rows))).into_iter().map(Some).collect())
+            Ok(found(in_order(releases, |r| &r.name, named(rows)?)).into_iter().map(Some).collect())
         })
     }
 
@@ -890,7 +896,7 @@ impl Session for PostgresSession {
                     self.rows(bind_claims(query, hand_offs.iter().map(|h| &h.to))).await?
                 }
             };
-            Ok(in_order(hand_offs, |h| &h.from.name, granted(rows)))
+            Ok(in_order(hand_offs, |h| &h.from.name, granted(rows)?))
         })
     }
 
@@ -898,7 +904,7 @@ impl Session for PostgresSession {
         Box::pin(async move {
             let names: Vec<&str> = names.iter().map(LockName::as_str).collect();
             let rows = self.rows(sqlx::query(sql::LOOK).bind(names)).await?;
-            Ok(rows.iter().map(row).collect())
+            rows.iter().map(row).collect()
         })
     }
 
@@ -910,10 +916,14 @@ impl Session for PostgresSession {
             };
             let rows = self.rows(query).await?;
             let listed = |r: &PgRow| {
-                let mode = Mode::of_columns(r.get(10), r.get(11));
-                Listed { row: row(r), mode, waiters: r.get(12) }
+                let mode = Mode::of_columns(r.try_get(10)?, r.try_get(11)?);
+                Ok(Listed { row: row(r)?, mode, waiters: r.try_get(12)? })
             };
-            Ok(rows.iter().map(listed).collect())
+            let listed = rows.iter().map(listed);
+            match names {
+                Names::BeginningWith(_) => Ok(readable(listed).collect()),
+                Names::Just(_) => listed.collect(),
+            }
         })
     }
 
@@ -933,7 +943,8 @@ impl Session for PostgresSession {
                 .bind(claims().map(|c| &*c.holder).collect::<Vec<_>>())
                 .bind(claims().map(|c| &*c.label).collect::<Vec<_>>());
             let rows = self.rows(query).await?;
-            let left: HashMap<String, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+            let left = rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
+            let left: HashMap<String, i64> = left.collect::<Result<_, sqlx::Error>>()?;
             Ok(claims().map(|c| held_for(*left.get(&c.hold.mark())?)).collect())
         })
     }
@@ -944,7 +955,8 @@ impl Session for PostgresSession {
             let Some(first) = rows.first() else {
                 return Ok(None);
             };
-            Ok(Some(Queue::of(row(first), rows.iter().filter_map(place), limit)))
+            let places: Vec<Place> = rows.iter().filter_map(|row| place(row).transpose()).collect::<Result<_, _>>()?;
+            Ok(Some(Queue::of(row(first)?, places.into_iter(), limit)))
         })
     }
 
@@ -977,7 +989,8 @@ impl Session for PostgresSession {
                 To::More(next) => many(sql::PASS_TO_MORE, next),
             };
             let rows = self.rows(query).await?;
-            let granted: Vec<Granted> = granted(rows).map(|(hold, token)| Granted { hold, token }).collect();
+            let granted: Vec<Granted> =
+                granted(rows)?.into_iter().map(|(hold, token)| Granted { hold, token }).collect();
             Ok((!granted.is_empty()).then_some(granted))
         })
     }
@@ -994,10 +1007,13 @@ impl Session for PostgresSession {
                 .bind(last.get())
                 .bind(micros(CLAIM));
             let passed_on = |row: &PgRow| {
-                let to = Granted { hold: row.get(0), token: token(row.get(1))? };
-                Some(PassedOn { to, bell: row.get(2), others: row.get(3) })
+                let Some(token) = token(row.try_get(1)?) else {
+                    return Ok(None);
+                };
+                let to = Granted { hold: row.try_get(0)?, token };
+                Ok(Some(PassedOn { to, bell: row.try_get(2)?, others: row.try_get(3)? }))
             };
-            Ok(self.rows(query).await?.first().and_then(passed_on))
+            self.rows(query).await?.first().map_or(Ok(None), passed_on)
         })
     }
 
@@ -1011,22 +1027,24 @@ impl Session for PostgresSession {
     fn leave<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<bool>> {
         Box::pin(async move {
             let rows = self.rows(bind_spots(sql::LEAVE, places)).await?;
-            Ok(by_hold(places.iter().map(|spot| spot.hold), rows.iter().map(|row| row.get(0))))
+            by_hold(places.iter().map(|spot| spot.hold), rows.iter().map(|row| row.try_get(0)))
         })
     }
 
     fn keep<'a>(&'a mut self, places: &'a [Spot], bell: &'a str) -> Job<'a, Vec<bool>> {
         Box::pin(async move {
             let rows = self.rows(bind_spots(sql::KEEP, places).bind(micros(PLACE)).bind(bell)).await?;
-            Ok(by_hold(places.iter().map(|spot| spot.hold), rows.iter().map(|row| row.get(0))))
+            by_hold(places.iter().map(|spot| spot.hold), rows.iter().map(|row| row.try_get(0)))
         })
     }
 
     fn watch<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<Option<Watched>>> {
         Box::pin(async move {
             let rows = self.rows(bind_spots(sql::WATCH, places)).await?;
-            let mut watched: HashMap<String, Watched> =
-                rows.iter().map(|r| (r.get(10), Watched { row: row(r), token: r.get(11), ahead: r.get(12) })).collect();
+            let watched = |r: &PgRow| {
+                Ok((r.try_get(10)?, Watched { row: row(r)?, token: r.try_get(11)?, ahead: r.try_get(12)? }))
+            };
+            let mut watched: HashMap<String, Watched> = readable(rows.iter().map(watched)).collect();
             Ok(places.iter().map(|spot| watched.remove(&spot.hold.mark())).collect())
         })
     }
@@ -1041,7 +1059,7 @@ impl Session for PostgresSession {
                 .bind(renewals.iter().map(|r| micros(r.ttl)).collect::<Vec<_>>())
                 .bind(renewals.iter().map(Renewal::owner).collect::<Vec<_>>());
             let rows = self.rows(query).await?;
-            Ok(by_hold(all().map(|h| h.hold), rows.iter().map(|row| row.get(0))))
+            by_hold(all().map(|h| h.hold), rows.iter().map(|row| row.try_get(0)))
         })
     }
 
@@ -1099,7 +1117,8 @@ impl Session for PostgresSession {
     fn uptime(&mut self) -> Job<'_, Option<Duration>> {
         Box::pin(async move {
             let rows = self.rows(sqlx::query(sql::UPTIME)).await?;
-            Ok(rows.first().and_then(|row| u64::try_from(row.get::<i64, _>(0)).ok()).map(Duration::from_micros))
+            let up: Option<i64> = rows.first().map(|row| row.try_get(0)).transpose()?;
+            Ok(up.and_then(|up| u64::try_from(up).ok()).map(Duration::from_micros))
         })
     }
 
@@ -1200,38 +1219,41 @@ fn bind_spots<'q>(sql: &'static str, places: &'q [Spot]) -> PgQuery<'q> {
         .bind(places.iter().map(|spot| spot.hold.mark()).collect::<Vec<_>>())
 }
 
-fn named(rows: Vec<PgRow>) -> impl Iterator<Item = (String, ())> {
-    rows.into_iter().map(|row| (row.get(0), ()))
+fn named(rows: Vec<PgRow>) -> Result<Vec<(String, ())>, sqlx::Error> {
+    rows.iter().map(|row| Ok((row.try_get(0)?, ()))).collect()
 }
 
-fn row(row: &PgRow) -> Row {
-    Row {
-        name: row.get(0),
-        owner: row.get(1),
-        holds: row.get(2),
-        token: row.get(3),
-        holder: row.get(4),
-        label: row.get(5),
-        acquired_at: row.get(6),
-        expires_at: row.get(7),
-        waiting: row.get(8),
-        now: row.get(9),
-    }
+fn row(row: &PgRow) -> Result<Row, sqlx::Error> {
+    Ok(Row {
+        name: row.try_get(0)?,
+        owner: row.try_get(1)?,
+        holds: row.try_get(2)?,
+        token: row.try_get(3)?,
+        holder: row.try_get(4)?,
+        label: row.try_get(5)?,
+        acquired_at: row.try_get(6)?,
+        expires_at: row.try_get(7)?,
+        waiting: row.try_get(8)?,
+        now: row.try_get(9)?,
+    })
 }
 
 /// The place beside a row of QUEUE, if there is one.
-fn place(row: &PgRow) -> Option<Place> {
-    Some(Place {
-        hold: row.get::<Option<String>, _>(10)?,
-        owner: row.get(11),
-        bell: row.get(12),
-        mode: Mode::of_columns(row.get(13), row.get(14)),
-        place: row.get(15),
-        token: row.get(16),
-        holder: row.get(17),
-        label: row.get(18),
-        expires_at: row.get(19),
-    })
+fn place(row: &PgRow) -> Result<Option<Place>, sqlx::Error> {
+    let Some(hold) = row.try_get(10)? else {
+        return Ok(None);
+    };
+    Ok(Some(Place {
+        hold,
+        owner: row.try_get(11)?,
+        bell: row.try_get(12)?,
+        mode: Mode::of_columns(row.try_get(13)?, row.try_get(14)?),
+        place: row.try_get(15)?,
+        token: row.try_get(16)?,
+        holder: row.try_get(17)?,
+        label: row.try_get(18)?,
+        expires_at: row.try_get(19)?,
+    }))
 }
 
 impl super::Database for Postgres {}
@@ -1245,16 +1267,17 @@ impl Fence for Postgres {
     ) -> Pin<Box<dyn Future<Output = Result<Verdict, sqlx::Error>> + Send + 'a>> {
         Box::pin(async move {
             let fence = |sql| sqlx::query(sql).bind(&check.name).bind(&check.owner).bind(&check.mark);
-            let row = if check.shared {
-                let row = fence(sql::FENCE_SHARE).fetch_optional(&mut *conn).await;
-                // From here on as if it were the only holder: its token, if nobody has had the name alone since.
-                row.map(|row| row.map(|row| (row.get::<i64, _>(1), row.get::<i64, _>(0) <= check.token)))
-            } else {
-                fence(sql::FENCE).fetch_optional(&mut *conn).await.map(|row| row.map(|row| (row.get(0), row.get(1))))
-            };
+            let row = fence(if check.shared { sql::FENCE_SHARE } else { sql::FENCE }).fetch_optional(&mut *conn).await;
             match row {
-                Ok(Some((token, held))) if token == check.token && held => Ok(Verdict::Fenced),
-                Ok(Some(_)) => Ok(Verdict::Superseded),
+                Ok(Some(row)) => {
+                    let (token, held): (i64, bool) = if check.shared {
+                        // As if it were the only holder: its token, if nobody has had the name alone since.
+                        (row.try_get(1)?, row.try_get::<i64, _>(0)? <= check.token)
+                    } else {
+                        (row.try_get(0)?, row.try_get(1)?)
+                    };
+                    Ok(if token == check.token && held { Verdict::Fenced } else { Verdict::Superseded })
+                }
                 // The row changed after the snapshot of a REPEATABLE READ or SERIALIZABLE transaction was taken.
                 Err(sqlx::Error::Database(e)) if e.code().as_deref() == Some("40001") => Ok(Verdict::StaleSnapshot),
                 Err(error) => Err(error),

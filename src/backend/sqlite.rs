@@ -28,7 +28,7 @@ use super::{
     Anchoring, Backend, CLAIM, Claim, Granted, HandOff, Holding, Job, Kind, LastEviction, Listed, Mode, Names, PLACE,
     Pass, Place, Queue, Release, Renewal, Row, Session, Spot, Standing, Step, Ticket, To, Watched,
 };
-use super::{by_hold, in_order, matched, micros, token};
+use super::{by_hold, in_order, matched, micros, readable, token};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::owner::Hold;
@@ -568,21 +568,28 @@ impl Session for SqliteSession {
             if let [c] = claims {
                 let query = sqlx::query(sql::ACQUIRE_ONE).bind(c.name.as_str());
                 let rows = self.fetch(bind_claim(query, c)).await?;
-                return Ok(in_order(claims, |c| &c.name, granted(rows)));
+                return Ok(in_order(claims, |c| &c.name, granted(rows)?));
             }
             let json = Value::from_iter(claims.iter().map(claim)).to_string();
             self.execute(sqlx::query(sql::ACQUIRE).bind(&json)).await?;
             let rows = self.fetch(sqlx::query(sql::GRANTED).bind(&json)).await?;
-            let tokens = rows.first().map_or(Ok(Value::Null), |row| serde_json::from_str(row.get(0)));
-            let tokens = tokens.map_err(|e| sqlx::Error::Decode(Box::new(e)))?;
-            Ok(claims.iter().map(|c| token(tokens[c.name.as_str()].as_i64()?)).collect())
+            let tokens: &str = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?;
+            let tokens: Value = serde_json::from_str(tokens).map_err(|e| sqlx::Error::Decode(e.into()))?;
+            let granted = |c: &Claim| match &tokens[c.name.as_str()] {
+                Value::Null => Ok(None),
+                granted => match granted.as_i64() {
+                    Some(granted) => Ok(token(granted)),
+                    None => Err(sqlx::Error::Decode(format!("{granted} is no token").into())),
+                },
+            };
+            claims.iter().map(granted).collect()
         })
     }
 
     fn join<'a>(&'a mut self, claims: &'a [Claim]) -> Job<'a, Vec<Option<FencingToken>>> {
         Box::pin(async move {
             let rows = self.rows(sql::JOIN, claims.iter().map(claim).collect()).await?;
-            Ok(in_order(claims, |c| &c.name, granted(rows)))
+            Ok(in_order(claims, |c| &c.name, granted(rows)?))
         })
     }
 
@@ -630,7 +637,7 @@ impl Session for SqliteSession {
                     .bind(from.hold.mark())
                     .bind(from.token.get());
                 let rows = self.fetch(bind_claim(query, to)).await?;
-                return Ok(in_order(hand_offs, |h| &h.from.name, granted(rows)));
+                return Ok(in_order(hand_offs, |h| &h.from.name, granted(rows)?));
             }
             let batch = hand_offs
                 .iter()
@@ -649,14 +656,14 @@ impl Session for SqliteSession {
                 })
                 .collect();
             let rows = self.rows(sql::HAND_OFF, batch).await?;
-            Ok(in_order(hand_offs, |h| &h.from.name, granted(rows)))
+            Ok(in_order(hand_offs, |h| &h.from.name, granted(rows)?))
         })
     }
 
     fn look<'a>(&'a mut self, names: &'a [LockName]) -> Job<'a, Vec<Row>> {
         Box::pin(async move {
             let rows = self.rows(sql::LOOK, names.iter().map(|name| json!(name.as_str())).collect()).await?;
-            Ok(rows.iter().map(row).collect())
+            rows.iter().map(row).collect()
         })
     }
 
@@ -668,10 +675,14 @@ impl Session for SqliteSession {
             };
             let rows = self.fetch(query).await?;
             let listed = |r: &SqliteRow| {
-                let mode = Mode::of_columns(r.get(10), r.get(11));
-                Listed { row: row(r), mode, waiters: r.get(12) }
+                let mode = Mode::of_columns(r.try_get(10)?, r.try_get(11)?);
+                Ok(Listed { row: row(r)?, mode, waiters: r.try_get(12)? })
             };
-            Ok(rows.iter().map(listed).collect())
+            let listed = rows.iter().map(listed);
+            match names {
+                Names::BeginningWith(_) => Ok(readable(listed).collect()),
+                Names::Just(_) => listed.collect(),
+            }
         })
     }
 
@@ -706,7 +717,8 @@ impl Session for SqliteSession {
             let Some(first) = rows.first() else {
                 return Ok(None);
             };
-            Ok(Some(Queue::of(row(first), rows.iter().filter_map(place), limit)))
+            let places: Vec<Place> = rows.iter().filter_map(|row| place(row).transpose()).collect::<Result<_, _>>()?;
+            Ok(Some(Queue::of(row(first)?, places.into_iter(), limit)))
         })
     }
 
@@ -740,7 +752,8 @@ impl Session for SqliteSession {
                     self.transaction(bind_seen(sqlx::query(sql::PASS_TO_MANY)).bind(next.to_string())).await?
                 }
             };
-            let granted: Vec<Granted> = granted(rows).map(|(hold, token)| Granted { hold, token }).collect();
+            let granted: Vec<Granted> =
+                granted(rows)?.into_iter().map(|(hold, token)| Granted { hold, token }).collect();
             Ok((!granted.is_empty()).then_some(granted))
         })
     }
@@ -755,7 +768,7 @@ impl Session for SqliteSession {
     fn leave<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<bool>> {
         Box::pin(async move {
             let rows = self.rows(sql::LEAVE, places.iter().map(spot).collect()).await?;
-            Ok(by_hold(places.iter().map(|spot| spot.hold), rows.iter().map(|row| row.get(0))))
+            by_hold(places.iter().map(|spot| spot.hold), rows.iter().map(|row| row.try_get(0)))
         })
     }
 
@@ -763,15 +776,17 @@ impl Session for SqliteSession {
         Box::pin(async move {
             let batch = Value::from_iter(places.iter().map(spot)).to_string();
             let rows = self.fetch(sqlx::query(sql::KEEP).bind(batch).bind(micros(PLACE)).bind(bell)).await?;
-            Ok(by_hold(places.iter().map(|spot| spot.hold), rows.iter().map(|row| row.get(0))))
+            by_hold(places.iter().map(|spot| spot.hold), rows.iter().map(|row| row.try_get(0)))
         })
     }
 
     fn watch<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<Option<Watched>>> {
         Box::pin(async move {
             let rows = self.rows(sql::WATCH, places.iter().map(spot).collect()).await?;
-            let mut watched: HashMap<String, Watched> =
-                rows.iter().map(|r| (r.get(10), Watched { row: row(r), token: r.get(11), ahead: r.get(12) })).collect();
+            let watched = |r: &SqliteRow| {
+                Ok((r.try_get(10)?, Watched { row: row(r)?, token: r.try_get(11)?, ahead: r.try_get(12)? }))
+            };
+            let mut watched: HashMap<String, Watched> = readable(rows.iter().map(watched)).collect();
             Ok(places.iter().map(|spot| watched.remove(&spot.hold.mark())).collect())
         })
     }
@@ -779,7 +794,7 @@ impl Session for SqliteSession {
     fn renew_shares<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>> {
         Box::pin(async move {
             let rows = self.rows(sql::RENEW_SHARES, renewals.iter().map(|r| renewal(r, r.owner())).collect()).await?;
-            Ok(by_hold(renewals.iter().map(|r| r.holding.hold), rows.iter().map(|row| row.get(0))))
+            by_hold(renewals.iter().map(|r| r.holding.hold), rows.iter().map(|row| row.try_get(0)))
         })
     }
 
@@ -936,38 +951,47 @@ fn spot(spot: &Spot) -> Value {
     json!([spot.name.as_str(), spot.hold.mark()])
 }
 
-fn granted(rows: Vec<SqliteRow>) -> impl Iterator<Item = (String, FencingToken)> {
-    rows.into_iter().filter_map(|row| Some((row.get(0), token(row.get(1))?)))
+fn granted(rows: Vec<SqliteRow>) -> Result<Vec<(String, FencingToken)>, sqlx::Error> {
+    let mut granted = Vec::new();
+    for row in &rows {
+        if let Some(token) = token(row.try_get(1)?) {
+            granted.push((row.try_get(0)?, token));
+        }
+    }
+    Ok(granted)
 }
 
-fn row(row: &SqliteRow) -> Row {
-    Row {
-        name: row.get(0),
-        owner: row.get(1),
-        holds: row.get(2),
-        token: row.get(3),
-        holder: row.get(4),
-        label: row.get(5),
-        acquired_at: row.get(6),
-        expires_at: row.get(7),
-        waiting: row.get(8),
-        now: row.get(9),
-    }
+fn row(row: &SqliteRow) -> Result<Row, sqlx::Error> {
+    Ok(Row {
+        name: row.try_get(0)?,
+        owner: row.try_get(1)?,
+        holds: row.try_get(2)?,
+        token: row.try_get(3)?,
+        holder: row.try_get(4)?,
+        label: row.try_get(5)?,
+        acquired_at: row.try_get(6)?,
+        expires_at: row.try_get(7)?,
+        waiting: row.try_get(8)?,
+        now: row.try_get(9)?,
+    })
 }
 
 /// The place beside a row of QUEUE, if there is one.
-fn place(row: &SqliteRow) -> Option<Place> {
-    Some(Place {
-        hold: row.get::<Option<String>, _>(10)?,
-        owner: row.get(11),
-        bell: row.get(12),
-        mode: Mode::of_columns(row.get(13), row.get(14)),
-        place: row.get(15),
-        token: row.get(16),
-        holder: row.get(17),
-        label: row.get(18),
-        expires_at: row.get(19),
-    })
+fn place(row: &SqliteRow) -> Result<Option<Place>, sqlx::Error> {
+    let Some(hold) = row.try_get(10)? else {
+        return Ok(None);
+    };
+    Ok(Some(Place {
+        hold,
+        owner: row.try_get(11)?,
+        bell: row.try_get(12)?,
+        mode: Mode::of_columns(row.try_get(13)?, row.try_get(14)?),
+        place: row.try_get(15)?,
+        token: row.try_get(16)?,
+        holder: row.try_get(17)?,
+        label: row.try_get(18)?,
+        expires_at: row.try_get(19)?,
+    }))
 }
 
 impl super::Database for Sqlite {}

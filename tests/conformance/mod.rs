@@ -30,6 +30,7 @@ mod shared;
 mod statements;
 mod storm;
 mod sweeper;
+mod unreadable;
 mod version;
 mod waiting;
 mod witness;

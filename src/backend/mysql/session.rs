@@ -34,8 +34,8 @@ pub(super) async fn open(options: &MySqlConnectOptions) -> Result<Box<dyn Anchor
     let failed = |error| Error::from_sqlx("open a connection for session locks", error);
     let mut conn = options.clone().disable_statement_logging().connect().await.map_err(failed)?;
     let row = conn.fetch_one(sql::IDENTIFY).await.map_err(failed)?;
-    let about: (i64, String, i64) = (row.get(0), row.get(1), row.get(2));
-    let (id, database, read_only) = about;
+    let about = || Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?));
+    let (id, database, read_only): (i64, String, i64) = about().map_err(failed)?;
     if let Some(reason) = lie(&mut conn, read_only != 0).await.map_err(failed)? {
         return Err(Error::Unsupported { what: "a session lock", reason });
     }
@@ -55,7 +55,7 @@ async fn lie(conn: &mut MySqlConnection, read_only: bool) -> Result<Option<&'sta
         return Ok(Some("GET_LOCK of one node of a Galera cluster is not seen by the others; take a lease"));
     }
     let online = match sqlx::raw_sql(sql::GROUP).fetch_all(conn).await {
-        Ok(rows) => rows.first().map_or(0, |row| row.get::<i64, _>(0)),
+        Ok(rows) => rows.first().map_or(Ok(0), |row| row.try_get(0))?,
         // No such table, or none of our business.
         Err(sqlx::Error::Database(_)) => 0,
         Err(error) => return Err(error),

@@ -47,8 +47,8 @@ pub(super) async fn open(options: &PgConnectOptions) -> Result<Box<dyn Anchor>> 
     let asked = Moment::now();
     let mut conn = options.connect().await.map_err(failed)?;
     let row = one(&mut conn, sql::IDENTIFY).await.map_err(failed)?;
-    let about: (i32, bool, String, i32, i64) = (row.get(0), row.get(1), row.get(2), row.get(3), row.get(4));
-    let (pid, is_standby, schema, version, age) = about;
+    let about = || Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?, row.try_get(4)?));
+    let (pid, is_standby, schema, version, age): (i32, bool, String, i32, i64) = about().map_err(failed)?;
     let age = Duration::from_micros(u64::try_from(age).unwrap_or(0));
     if is_standby {
         return Err(Error::Unsupported {
@@ -74,7 +74,7 @@ async fn is_direct(options: &PgConnectOptions, conn: &mut PgConnection, pid: i32
     let mut rounds = 0;
     while rounds < ROUNDS {
         // The session that the other one is in cannot be given to us meanwhile.
-        let its: i32 = one(&mut other, "BEGIN; SELECT pg_backend_pid()").await?.get(0);
+        let its: i32 = one(&mut other, "BEGIN; SELECT pg_backend_pid()").await?.try_get(0)?;
         if its == pid {
             return Ok(false);
         }
@@ -90,7 +90,7 @@ async fn is_direct(options: &PgConnectOptions, conn: &mut PgConnection, pid: i32
                 asked.await
             }
         };
-        if answer?.get::<i32, _>(0) != pid {
+        if answer?.try_get::<i32, _>(0)? != pid {
             return Ok(false);
         }
         sqlx::raw_sql("ROLLBACK").execute(&mut other).await?;

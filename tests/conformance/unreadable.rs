@@ -1,0 +1,160 @@
+//! Rows that cannot be read, or not be counted up: each costs its own name and no other.
+
+use std::time::Duration;
+
+use sqlock::{Error, Locks};
+use sqlx::{AssertSqlSafe, Pool};
+use tokio::task::JoinSet;
+
+use crate::support::{Database, fresh, soon};
+use crate::{DATABASE, Sql};
+
+/// For how long a name is waited for that may never be granted.
+const BRIEF: Duration = Duration::from_secs(3);
+
+/// Long enough to be renewed in time on a busy machine.
+const TTL: Duration = Duration::from_secs(9);
+
+/// What an operator, a restored dump or an overflow may leave in a row. Only SQLite keeps a value of another type than the
+/// column has.
+fn damages() -> &'static [&'static str] {
+    match DATABASE {
+        Database::Sqlite => &[
+            "token = 9223372036854775807",
+            "token = 9.3e18",
+            "token = 9.3e18, holds = '0123456789abcdef0123456789abcdef;', expires_at = 9e15",
+            "token = 'text', holds = '0123456789abcdef0123456789abcdef;', expires_at = 9000000000000000",
+            "expires_at = 'text', holds = '0123456789abcdef0123456789abcdef;'",
+            "waiting = 'text'",
+            "waiting = 9.3e18",
+            "acquired_at = 1e300",
+            "holds = x'ff'",
+            "holder = x'ff', label = 1.5, holds = '0123456789abcdef0123456789abcdef;', expires_at = 9000000000000000",
+        ],
+        _ => &["token = 9223372036854775807", "expires_at = 9223372036854775807", "waiting = 9223372036854775807"],
+    }
+}
+
+async fn damage(pool: &Pool<Sql>, name: &str, damage: &str) {
+    let mut tables = vec!["sqlock_lease"];
+    if DATABASE.is_mysql() && damage.starts_with("token") {
+        tables.push("sqlock_fence");
+    }
+    for table in tables {
+        let sql = format!("UPDATE {table} SET {damage} WHERE name = '{name}'");
+        let done = sqlx::query(AssertSqlSafe(sql)).execute(pool).await.expect("damaged");
+        assert_eq!(done.rows_affected(), 1, "{table}");
+    }
+}
+
+/// Whatever becomes of the name itself: an error with a type, or an answer, and that soon.
+fn is_an_answer<T>(damage: &str, outcome: Result<T, Error>) {
+    if let Err(error) = outcome {
+        assert!(
+            matches!(error, Error::Database { .. } | Error::Timeout { .. } | Error::Unavailable { .. }),
+            "{damage}: {error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn unreadable_row_costs_only_its_own_name() {
+    let mut all: JoinSet<()> = damages().iter().map(|damage_done| costs_only_its_own_name(damage_done)).collect();
+    while let Some(done) = all.join_next().await {
+        done.expect("no panic");
+    }
+}
+
+async fn costs_only_its_own_name(damage_done: &'static str) {
+    let db = fresh().await;
+    let (locks, others, pool) = (db.locks().await, db.locks().await, db.pool().await);
+    let bad = locks.lease("bad").acquire().await.expect("acquire");
+    bad.release().await.expect("release");
+    let kept = locks.lease("kept").ttl(TTL).acquire().await.expect("acquire");
+    let theirs = others.lease("line").acquire().await.expect("acquire");
+    let waiter = tokio::spawn(locks.lease("line").acquire());
+    while others.waiters("line").await.expect("waiters").is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // A lease of ours whose row is damaged while we hold it, given back together with others.
+    let spoiled = locks.lease("spoiled").acquire().await.expect("acquire");
+    let mut whole = Vec::new();
+    for nth in 0..3 {
+        whole.push(locks.lease(format!("whole/{nth}")).acquire().await.expect("acquire"));
+    }
+    damage(&pool, "bad", damage_done).await;
+    damage(&pool, "spoiled", damage_done).await;
+    let mut releases: JoinSet<_> = whole.into_iter().map(|lease| lease.release()).collect();
+    let spoiled = tokio::spawn(spoiled.release());
+    while let Some(released) = soon("the releases", releases.join_next()).await {
+        released.expect("no panic").unwrap_or_else(|error| panic!("{damage_done}: a release beside it: {error}"));
+    }
+    if let Err(error) = soon("the release", spoiled).await.expect("no panic") {
+        assert!(!error.is_timeout(), "{damage_done}: {error}");
+    }
+
+    // In one batch with good ones, tried and waited for, by itself and together with others.
+    let mut good = JoinSet::new();
+    let mut tries = JoinSet::new();
+    for round in 0..3 {
+        for nth in 0..5 {
+            let lease = locks.lease(format!("good/{round}/{nth}"));
+            good.spawn(async move { lease.acquire().await?.release().await });
+        }
+        tries.spawn(locks.lease("bad").try_acquire());
+    }
+    let waits = tokio::spawn(locks.lease("bad").wait(BRIEF).acquire());
+    let shared = tokio::spawn(locks.lease("bad").shared().wait(BRIEF).acquire());
+    let both = tokio::spawn(locks.lease_all(["bad", "with"]).wait(BRIEF).acquire());
+    for outcome in soon("the good ones", good.join_all()).await {
+        outcome.unwrap_or_else(|error| panic!("{damage_done}: a name beside it: {error}"));
+    }
+    for outcome in soon("the bad ones", tries.join_all()).await {
+        is_an_answer(damage_done, outcome);
+    }
+    is_an_answer(damage_done, soon("the wait", waits).await.expect("no panic"));
+    is_an_answer(damage_done, soon("the shared wait", shared).await.expect("no panic"));
+    is_an_answer(damage_done, soon("several", both).await.expect("no panic"));
+    is_an_answer(damage_done, soon("a look", locks.inspect("bad")).await);
+    is_an_answer(damage_done, soon("a look", locks.waiters("bad")).await);
+
+    // What else this client does goes on.
+    let listed = soon("a list", locks.list("")).await.unwrap_or_else(|e| panic!("{damage_done}: {e}"));
+    assert!(listed.iter().any(|lease| lease.name.as_str() == "kept"), "{damage_done}: {listed:?}");
+    theirs.release().await.expect("release");
+    let next = soon("the turn of the waiter", waiter).await.expect("no panic");
+    let next = next.unwrap_or_else(|error| panic!("{damage_done}: the waiter of another name: {error}"));
+    next.release().await.expect("ours to the end");
+    // Until it must have been renewed.
+    let renewed = async {
+        let until = tokio::time::Instant::now() + TTL;
+        while tokio::time::Instant::now() < until {
+            assert!(kept.is_held(), "{damage_done}: lost");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    renewed.await;
+    kept.release().await.expect("ours to the end");
+    soon("a sweep", locks.sweeper().retention(Duration::ZERO).sweep()).await.ok();
+    soon("the end", locks.shutdown()).await.expect("shut down");
+}
+
+#[tokio::test]
+async fn overflowing_token_is_a_typed_error() {
+    let db = fresh().await;
+    let (locks, pool) = (db.locks().await, db.pool().await);
+    locks.lease("bad").acquire().await.expect("acquire").release().await.expect("release");
+    damage(&pool, "bad", "token = 9223372036854775807").await;
+    for outcome in [
+        soon("a try", overflown(&locks).await.try_acquire()).await.map(|_| ()),
+        soon("a wait", overflown(&db.locks().await).await.wait(BRIEF).acquire()).await.map(|_| ()),
+    ] {
+        let error = outcome.expect_err("there is no higher token");
+        assert!(matches!(error, Error::Database { .. }) && !error.is_retryable(), "{error}");
+    }
+    locks.lease("good").acquire().await.expect("acquire").release().await.expect("release");
+}
+
+async fn overflown(locks: &Locks) -> sqlock::LeaseRequest {
+    locks.lease("bad").ttl(Duration::from_millis(100))
+}
