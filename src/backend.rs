@@ -19,7 +19,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Moment;
+use crate::clock::{CENTURY, Moment};
 use crate::error::Result;
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
@@ -679,9 +679,9 @@ pub(crate) fn held_for(us: i64) -> Option<Duration> {
     u64::try_from(us).ok().filter(|us| *us > 0).map(Duration::from_micros)
 }
 
-/// Durations go to the database in microseconds.
+/// Durations go to the database in microseconds, which are added to the time there: not so many that the sum is no number.
 pub(crate) fn micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+    i64::try_from(duration.min(CENTURY).as_micros()).unwrap_or(i64::MAX)
 }
 
 /// A token as read from a row. The tables hold positive ones only; anything else is no grant.

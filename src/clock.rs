@@ -54,6 +54,9 @@ impl Moment {
     }
 }
 
+/// The longest duration that is counted with: 100 years. A longer one is as good as for ever.
+pub(crate) const CENTURY: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
+
 impl std::ops::Add<Duration> for Moment {
     type Output = Self;
 

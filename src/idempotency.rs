@@ -25,6 +25,7 @@ use crate::backend::records::{self, Claimed, Claiming, Errand, Findings, FullKey
 use crate::backend::sealed::Refusal;
 use crate::backoff::Backoff;
 use crate::client::Client;
+use crate::clock::CENTURY;
 use crate::error::{Error, Result, RowError};
 use crate::lease::LeaseRequest;
 use crate::locks::Locks;
@@ -41,7 +42,7 @@ const TABLE: &str = "sqlock_idem";
 const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// For how long records may be kept: the longest for ever, as far as anybody lives.
-const KEPT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(100 * 366 * 24 * 60 * 60));
+const KEPT: (Duration, Duration) = (Duration::from_millis(1), CENTURY);
 
 /// For how long an attempt is claimed unless [`Idempotency::lease`] says otherwise.
 const LEASE: Duration = Duration::from_secs(30);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::backend::failover::Failover;
 use crate::backend::{Backend, Kind, Names};
 use crate::client::{Client, Settings};
+use crate::clock::CENTURY;
 use crate::election::Election;
 use crate::error::{Error, Result};
 use crate::inspect::{LeaseInfo, WaiterInfo};
@@ -400,9 +401,10 @@ impl LocksBuilder {
     }
 
     /// The TTLs that a lease may ask for: 1 second to 24 hours by default. Below that, a reply that is slow for once costs
-    /// the lease.
+    /// the lease. More than 100 years cannot be allowed.
     pub fn ttl_range(mut self, range: RangeInclusive<Duration>) -> Self {
-        self.ttl = range;
+        let (min, max) = range.into_inner();
+        self.ttl = min..=max.min(CENTURY);
         self
     }
 

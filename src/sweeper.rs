@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 use crate::backend::records::Errand;
 use crate::backoff::jittered;
 use crate::client::Client;
+use crate::clock::CENTURY;
 use crate::error::Result;
 use crate::pump::Verb;
 
@@ -49,13 +50,14 @@ impl Sweeper {
         Self { client, every: Duration::from_secs(300), retention: Duration::from_secs(3600), batch: BATCH }
     }
 
-    /// The mean time between two sweeps in the background. 5 minutes by default, jittered so that instances spread out.
+    /// The mean time between two sweeps in the background. 5 minutes by default, at most 100 years, jittered so that instances
+    /// spread out.
     pub fn every(mut self, interval: Duration) -> Self {
-        self.every = interval;
+        self.every = interval.min(CENTURY);
         self
     }
 
-    /// For how long a name must have been free. One hour by default. Keep it well above any step that the database's
+    /// For how long a name must have been free. One hour by default, at most 100 years. Keep it well above any step that the database's
     /// clock may make backwards: a token could go back by as much as the step exceeds it. (For records it has no meaning.)
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = retention;

@@ -5,6 +5,7 @@ mod cancel;
 mod command;
 mod connections;
 mod crash;
+mod duration;
 mod election;
 mod examples;
 mod fence;

@@ -2,8 +2,16 @@
 
 use std::time::Duration;
 
+/// The longest: 100 years. More could not be added to a clock.
+const LONGEST: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
+
 /// Parses what was given to an option.
 pub fn parse(text: &str) -> Result<Duration, String> {
+    let duration = parse_any(text)?;
+    if duration > LONGEST { Err("that is more than 100 years".into()) } else { Ok(duration) }
+}
+
+fn parse_any(text: &str) -> Result<Duration, String> {
     if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
         let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
         return Duration::try_from_secs_f64(seconds).map_err(|_| "that is too long".into());
@@ -41,7 +49,19 @@ mod tests {
 
     #[test]
     fn what_is_not_a_duration_is_refused() {
-        for text in ["", ".", "1..5", "-1", "inf", "NaN", "1e3", "5 parsecs", "99999999999999999999999"] {
+        for text in [
+            "",
+            ".",
+            "1..5",
+            "-1",
+            "inf",
+            "NaN",
+            "1e3",
+            "5 parsecs",
+            "101years",
+            "1000000000000000000",
+            "99999999999999999999999",
+        ] {
             assert!(parse(text).is_err(), "{text}");
         }
     }

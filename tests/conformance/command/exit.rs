@@ -131,6 +131,8 @@ async fn usage() -> Table {
         ("--ttl 999ms", run_with(&["--ttl", "999ms"])),
         ("--ttl 25h", run_with(&["--ttl", "25h"])),
         ("--max-hold 0s", run_with(&["--max-hold", "0s"])),
+        ("--max-hold of more than 100 years", run_with(&["--max-hold", "1000000000000000000"])),
+        ("--kill-after of more than 100 years", run_with(&["--kill-after", "1000000000000000000"])),
         ("--hold-at-least 25h", run_with(&["--hold-at-least", "25h"])),
         ("--signal NOSUCH", run_with(&["--signal", "NOSUCH"])),
         ("an empty name", [&["run", ""], &say[..]].concat()),
