@@ -188,7 +188,8 @@ fn unanswered(waited: Duration) -> Error {
 }
 
 /// A lock that the server keeps for as long as our connection lives: an advisory lock on PostgreSQL, `GET_LOCK` on MySQL and
-/// MariaDB, a lock on a file beside a SQLite database (in the directory `app.db-sqlock-session`).
+/// MariaDB, a lock on a file beside a SQLite database (in the directory `app.db-sqlock-session`). Leave that directory alone while
+/// locks are held: when it is deleted, another process can take a name at once, and its holder learns of it within about a second.
 ///
 /// Beside a [lease](crate::Lease) it is cheap, for nothing is written, and a holder that dies frees it at once. In return it has
 /// no token, cannot [fence](crate::Lease::fence), and is gone when the connection is: a restart or failover of the database
@@ -230,8 +231,8 @@ impl SessionLock {
     }
 
     /// Completes when the lock is lost: about a second after the server has ended the connection, and 15 seconds after the last
-    /// sign of life from a server that fell silent. On SQLite that does not happen, except by
-    /// [`Locks::shutdown`](crate::Locks::shutdown).
+    /// sign of life from a server that fell silent. On SQLite: about a second after the file was deleted (all session locks of this
+    /// client are lost with it), and by [`Locks::shutdown`](crate::Locks::shutdown).
     ///
     /// # Cancel safety
     ///

@@ -434,6 +434,31 @@ async fn when_the_server_ends_the_connection_every_lock_on_it_is_lost_and_others
     comes_free(&theirs, "b").await;
 }
 
+/// What session locks live on is a connection, or the files in a directory beside the database.
+#[tokio::test]
+async fn lock_is_lost_with_the_directory_or_connection_it_lives_on() {
+    let mut db = empty().await;
+    let _witness = Witness::of(&mut db).await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let (alone, shared) = (hold(&ours, "a").await, hold(&ours, "b").await);
+    match DATABASE {
+        Database::Sqlite => std::fs::remove_dir_all(place(&db)).expect("deleted"),
+        _ => end_the_connection(&connect(&db.url, 1).await).await,
+    }
+    let taken = soon("the name", theirs.session("a").acquire()).await.expect("acquire");
+    for lock in [&alone, &shared] {
+        assert_eq!(soon("the loss", lock.lost()).await, LossCause::Disconnected);
+        assert!(!lock.is_held());
+    }
+    assert!(taken.is_held());
+    let error = alone.release().await.expect_err("lost");
+    assert!(matches!(error, Error::SessionLost { .. }), "{error}");
+    assert!(!is_free(&ours, "a").await, "it has another holder");
+    taken.release().await.expect("ours to the end");
+    comes_free(&ours, "a").await;
+    comes_free(&theirs, "b").await;
+}
+
 #[tokio::test]
 async fn a_release_that_finds_the_connection_ended_says_that_the_lock_was_lost() {
     let mut db = empty().await;
@@ -473,11 +498,15 @@ async fn an_unlock_that_was_not_confirmed_closes_the_connection() {
     comes_free(&locks, "b").await;
 }
 
+/// The directory of session locks on SQLite.
+fn place(db: &Fresh) -> String {
+    let (path, _) = db.url.trim_start_matches("sqlite://").split_once('?').expect("a path");
+    format!("{path}-sqlock-session")
+}
+
 /// On SQLite, an unlock cannot fail. What is to be seen from outside is a file for each name that is locked.
 async fn a_file_is_there_while_the_name_is_locked(db: &Fresh) {
-    let place =
-        db.url.trim_start_matches("sqlite://").split_once('?').map(|(path, _)| format!("{path}-sqlock-session"));
-    let files = || std::fs::read_dir(place.as_deref().expect("a path")).map_or(0, Iterator::count);
+    let files = || std::fs::read_dir(place(db)).map_or(0, Iterator::count);
     let (ours, theirs) = (db.locks().await, db.locks().await);
     assert_eq!(files(), 0);
     let (a, b) = (hold(&ours, "a").await, ours.session("b").shared().acquire().await.expect("acquire"));

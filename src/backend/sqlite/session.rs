@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::sqlite::SqliteConnectOptions;
@@ -41,7 +42,7 @@ pub(super) async fn open(options: &SqliteConnectOptions) -> Result<Box<dyn Ancho
 
 struct SqliteAnchor {
     place: PathBuf,
-    held: HashMap<LockName, File>,
+    held: HashMap<LockName, Arc<File>>,
 }
 
 impl SqliteAnchor {
@@ -60,7 +61,7 @@ impl Anchor for SqliteAnchor {
         Box::pin(async move {
             let file = blocking(move || lock(&path, shared)).await?;
             let taken = file.is_some();
-            self.held.extend(file.map(|file| (name.clone(), file)));
+            self.held.extend(file.map(|file| (name.clone(), Arc::new(file))));
             Ok(taken)
         })
     }
@@ -72,15 +73,27 @@ impl Anchor for SqliteAnchor {
                 return Ok(false);
             };
             blocking(move || {
-                unlock(&path, file);
+                unlock(&path, &file);
                 Ok(true)
             })
             .await
         })
     }
 
+    /// A file that was deleted is locked still, but nobody else meets us at it: others create a new one.
     fn prove(&mut self) -> Job<'_, ()> {
-        Box::pin(async { Ok(()) })
+        Box::pin(async move {
+            let held: Vec<_> = self.held.iter().map(|(name, file)| (Arc::clone(file), self.path(name))).collect();
+            blocking(move || {
+                for (file, path) in held {
+                    if !is_at(&file, &path)? {
+                        return Err(io::ErrorKind::NotFound.into());
+                    }
+                }
+                Ok(())
+            })
+            .await
+        })
     }
 
     fn close(mut self: Box<Self>) -> Job<'static, ()> {
@@ -88,7 +101,7 @@ impl Anchor for SqliteAnchor {
             let held = std::mem::take(&mut self.held);
             let held: Vec<_> = held.into_iter().map(|(name, file)| (self.path(&name), file)).collect();
             blocking(move || {
-                held.into_iter().for_each(|(path, file)| unlock(&path, file));
+                held.iter().for_each(|(path, file)| unlock(path, file));
                 Ok(())
             })
             .await
@@ -120,12 +133,11 @@ fn lock(path: &Path, shared: bool) -> io::Result<Option<File>> {
 }
 
 /// Gives the lock back. The file goes if nobody else can have it: whoever shared it last, too.
-fn unlock(path: &Path, file: File) {
-    if cfg!(unix) && file.try_lock().is_ok() && is_at(&file, path).unwrap_or(false) {
+fn unlock(path: &Path, file: &File) {
+    if cfg!(unix) && file.try_lock().is_ok() && is_at(file, path).unwrap_or(false) {
         // Should this fail, an empty file is left, and does no harm.
         let _ = std::fs::remove_file(path);
     }
-    drop(file);
 }
 
 #[cfg(unix)]
