@@ -149,6 +149,7 @@ fn start(args: &Arguments, lease: &Held, signals: &mut Signals) -> Result<Holdin
     let gone = ttl.saturating_sub(lease.remaining());
     let ends = args.max_hold.map(|at_most| Instant::now() + at_most.saturating_sub(gone));
     let terminal = Terminal::open();
+    child::adopt_orphans();
     let guard = Guard::start()?;
     match Child::start(&args.command, lease, &guard, &terms) {
         Ok(child) => Ok(Holding { terms, ends, terminal, guard, child, period: ttl / 30 }),

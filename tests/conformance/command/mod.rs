@@ -6,6 +6,7 @@ mod faults;
 mod idem;
 mod listing;
 mod once;
+mod orphans;
 mod process;
 mod quorum;
 mod run;

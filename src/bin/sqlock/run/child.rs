@@ -43,7 +43,7 @@ pub enum Change {
     Exited(u8),
     Killed(Signal),
     Stopped(Signal),
-    /// Another child of ours has ended: the guard, or an orphan that init gave to us.
+    /// Another child has ended: the guard, or an orphan of the command.
     OfAnother(Pid),
 }
 
@@ -124,15 +124,22 @@ impl Child {
         let _ = killpg(self.pid, signal);
     }
 
-    /// Whether any process of its group is left. (Those that have ended are waited for, by us or by init.)
+    /// Whether any process of its group is alive. A zombie is not: its parent may never wait for it.
     pub fn has_group(&self) -> bool {
-        killpg(self.pid, None) != Err(Errno::ESRCH)
+        killpg(self.pid, None) != Err(Errno::ESRCH) && !self.quarry.is_of_zombies()
     }
 
     /// Ends it and all that it has started.
     pub fn kill(&self) {
         self.quarry.kill();
     }
+}
+
+/// Makes this process the parent of the command's orphans, which `reap` waits for. The init of a container may not do that.
+pub fn adopt_orphans() {
+    // Linux has had it since 3.4; without it, init is their parent.
+    #[cfg(target_os = "linux")]
+    let _ = nix::sys::prctl::set_child_subreaper(true);
 }
 
 /// What the new process does before it becomes the command: it sees to its own end.
@@ -168,7 +175,7 @@ fn not_started(program: &OsString, error: &io::Error) -> Failure {
     }
 }
 
-/// Waits for all children, orphans that were given to us included: as the first process of a container we get all.
+/// Waits for all children, the orphans of the command included.
 fn reap(changes: &UnboundedSender<WaitStatus>) {
     loop {
         match waitpid(None, Some(WaitPidFlag::WUNTRACED)) {

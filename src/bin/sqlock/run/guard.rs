@@ -135,6 +135,32 @@ impl Quarry {
         }
     }
 
+    /// Whether the group has processes and all of them are zombies. `false` where that cannot be known.
+    #[cfg(target_os = "linux")]
+    pub fn is_of_zombies(&self) -> bool {
+        // A process that ends after it has started another may hide the new one from a single look.
+        knows_our_pids() && self.all_are_zombies() && self.all_are_zombies()
+    }
+
+    #[cfg(target_os = "linux")]
+    fn all_are_zombies(&self) -> bool {
+        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let stats = processes.filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok());
+        // After the name, in parentheses, come the state, the parent and the group.
+        let mut states = stats.filter_map(|stat| {
+            let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+            let state = fields.next()?.to_owned();
+            (fields.nth(1)?.parse() == Ok(self.group.as_raw())).then_some(state)
+        });
+        let is_zombie = |state: String| matches!(&*state, "Z" | "X");
+        states.next().is_some_and(is_zombie) && states.all(is_zombie)
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub fn is_of_zombies(&self) -> bool {
+        false
+    }
+
     /// Living processes with the mark that are not in the group.
     #[cfg(target_os = "linux")]
     fn strays(&self) -> Vec<Pid> {
@@ -155,6 +181,14 @@ impl Quarry {
     fn strays(&self) -> Vec<Pid> {
         Vec::new()
     }
+}
+
+/// Whether `/proc` has the process ids of this PID namespace: a container may have been given that of another one.
+#[cfg(target_os = "linux")]
+fn knows_our_pids() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    ids.is_some_and(|ids| ids.trim() == getpid().to_string())
 }
 
 // ---- sqlock's side

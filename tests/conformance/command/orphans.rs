@@ -1,0 +1,108 @@
+//! Processes of the command whose parent has ended, and zombies, which end nothing and work at nothing: `sqlock run` ends
+//! although nobody else waits for them.
+
+use std::process::Stdio;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::process::Command;
+
+use crate::support::command::{program, run};
+use crate::support::scene::{Run, Scene, state, until};
+
+/// It has a child and a grandchild. When it is told to, it sends TERM to sqlock, its parent.
+const PARENT: &str = r#"
+sleep 1000 &
+sh -c 'sleep 1000 & wait' &
+echo up >&3
+read go <"$ORDERS"
+kill -TERM $PPID
+wait
+"#;
+
+#[tokio::test]
+async fn run_ends_by_term_where_init_reaps_nothing() {
+    let scene = Scene::new().await;
+    let holder = start_below_a_lazy_init(&scene, &["--kill-after", "1", "a"]).await.up().await;
+    holder.order("go");
+    holder.stdout.shows("sqlock ended with 143").await;
+    assert!(scene.is_free("a").await);
+}
+
+#[tokio::test]
+async fn run_ends_by_loss_where_init_reaps_nothing() {
+    let scene = Scene::new().await;
+    let holder = start_below_a_lazy_init(&scene, &["--ttl", "3", "a"]).await.up().await;
+    let token = scene.row("a").await.token.to_string();
+    run(&scene.db, &["unlock", "a", "--token", &token]).await.expect(0);
+    holder.stdout.shows("sqlock ended with 79").await;
+    assert!(scene.is_free("a").await);
+}
+
+/// The parent of the zombie lives, has left the process group, and cannot be found by its environment: it never waits.
+#[tokio::test]
+async fn run_ends_when_only_zombies_are_left_of_the_group() {
+    let scene = Scene::new().await;
+    let script = r#"
+        sh -c 'sh -c "read go <\"$ORDERS\"" & echo $! $$ >&3; exec env -i setsid sleep 1000 3>&- >/dev/null 2>&1' &
+        wait
+    "#;
+    let mut holder = scene.start(&["--kill-after", "1", "a"], script);
+    let line = holder.report.line().await;
+    let (zombie, parent) = line.split_once(' ').expect("two process ids");
+    let pid = |text: &str| Pid::from_raw(text.parse().expect("a process id"));
+    let (zombie, parent) = (pid(zombie), Stray(pid(parent)));
+    until("the parent sleeps", || crate::support::scene::name(parent.0) == "sleep").await;
+    holder.order("go");
+    until("a zombie", || state(zombie) == Some('Z')).await;
+    holder.signal(Signal::SIGTERM);
+    holder.end().await.expect(143);
+    assert_eq!(state(zombie), Some('Z'), "nobody has waited for it");
+    assert!(scene.is_free("a").await);
+}
+
+/// A process that nothing but this test ends.
+struct Stray(Pid);
+
+impl Drop for Stray {
+    fn drop(&mut self) {
+        let _ = kill(self.0, Signal::SIGKILL);
+    }
+}
+
+/// `sqlock run ARGUMENTS -- sh -c PARENT` in a PID namespace, the first process of which waits for nobody, as in many
+/// containers. It says on stdout how sqlock has ended.
+async fn start_below_a_lazy_init(scene: &Scene, arguments: &[&str]) -> Run {
+    let sqlock = scene.sqlock(&[]);
+    let mut command = Command::new("unshare");
+    command
+        .args(namespace().await)
+        .args(["--pid", "--fork", "--kill-child", "sh", "-c"])
+        .arg("(\"$@\"; echo \"sqlock ended with $?\") & exec sleep 1000 >/dev/null 2>&1")
+        .args(["sh", program(), "run"])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    for (name, value) in sqlock.as_std().get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    scene.start_as(command, PARENT)
+}
+
+/// The options by which `unshare` makes a PID namespace here: root needs none, others need a user namespace too.
+async fn namespace() -> &'static [&'static str] {
+    let all: [&[&str]; 2] = [&[], &["--user", "--map-root-user"]];
+    for options in all {
+        let tried = Command::new("unshare").args(options).args(["--pid", "--fork", "true"]).output().await;
+        if tried.expect("unshare of util-linux is installed").status.success() {
+            return options;
+        }
+    }
+    panic!(
+        "this test needs a PID namespace and may not make one: run it as root, or let users make user namespaces \
+         (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0)"
+    );
+}
