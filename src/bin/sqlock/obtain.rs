@@ -8,13 +8,19 @@ use clap::Args;
 use sqlock::{Error, Lease, LeaseInfo, LeaseRequest, Mode, Owner, Waiting};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::database::Database;
+use crate::database::{self, Database};
 use crate::durations;
 use crate::exit::{self, Failure, NOT_OBTAINED};
 use crate::hold;
 use crate::run::child;
 use crate::say::{self, quoted};
 use crate::signals::Signals;
+
+/// How much longer than --timeout an attempt may take that a database does not answer.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// How long a database may take to tell who holds the name that was not obtained.
+const LAST_LOOK: Duration = Duration::from_secs(3);
 
 #[derive(Args)]
 pub struct Terms {
@@ -23,7 +29,8 @@ pub struct Terms {
     /// Do not wait: exit with 75 if somebody else holds the name.
     #[arg(short, long, conflicts_with = "timeout")]
     pub nonblock: bool,
-    /// Wait at most this long, then exit with 75. Without it, wait for as long as it takes.
+    /// Wait at most this long, then exit with 75. A database that cannot be reached is waited for as well; if it cannot be
+    /// reached at the end, exit with 69. Without this option, wait for the name for as long as it takes.
     #[arg(short = 'w', long, visible_alias = "wait", value_name = "DURATION", value_parser = durations::parse)]
     pub timeout: Option<Duration>,
     /// Share the name with others who share it: many readers or one writer. All stand in one line, so that a writer who waits
@@ -61,7 +68,8 @@ impl Terms {
 
     /// Gets the lease, for as long as was asked for, or until a signal. `None`: not obtained, which has been said.
     ///
-    /// Through an outage of a database that has been there it waits for as long as the TTL, or on and on if it is `patient`.
+    /// Without --timeout, it waits through an outage of a database that has been there for as long as the TTL, or on and on if
+    /// it is `patient`. With --timeout, it waits through any outage until that has run out.
     pub async fn obtain(
         &self,
         db: &Database,
@@ -75,25 +83,31 @@ impl Terms {
         let progress = Progress::default();
         let request = if say::is_quiet() { request } else { request.while_waiting(progress.listener()) };
         let outcome = tokio::select! {
-            outcome = self.wait(db, request, patience, for_database, &reached) => outcome?,
-            () = tell_who_holds(db, &self.name, &reached, &progress), if patience.is_none_or(|p| !p.is_zero()) => None,
-            signal = signals.next_that_ends() => {
+            outcome = self.wait(db, request, patience, for_database, &reached) => outcome,
+            () = tell_who_holds(db, &self.name, &reached, &progress), if patience.is_none_or(|p| !p.is_zero()) => Ok(None),
+            signal = signals.next_that_ends() => Err(Failure::interrupted(signal)),
+        };
+        match outcome {
+            Ok(Some(lease)) => return Ok(Some(lease)),
+            Ok(None) => {}
+            Err(failure) => {
                 // The place in line is given up, and what was granted in the last moment goes back.
                 let _ = timeout(Duration::from_secs(1), db.locks.shutdown()).await;
-                return Err(Failure::interrupted(signal));
+                return Err(failure);
             }
-        };
-        if outcome.is_none() {
-            let holders = timeout(Duration::from_secs(2), db.locks.holders(&self.name)).await;
-            let by = holders.ok().and_then(Result::ok).and_then(|holders| hold::describe(&holders));
-            let by = by.unwrap_or_else(|| "somebody else was at it".into());
-            let waited = match patience {
-                Some(patience) if !patience.is_zero() => format!(" within {}", durations::show_exactly(patience)),
-                _ => String::new(),
-            };
-            say::note(&format!("{} not obtained{waited}: {by}", quoted(&self.name)));
         }
-        Ok(outcome)
+        let waited = patience.filter(|patience| !patience.is_zero());
+        let by = match timeout(LAST_LOOK, db.locks.holders(&self.name)).await {
+            Ok(Ok(holders)) => hold::describe(&holders),
+            // The database has gone away while the name was waited for.
+            Ok(Err(error @ Error::Unavailable { .. })) if waited.is_some() => return Err(error.into()),
+            Err(_) if waited.is_some() => return Err(no_answer(LAST_LOOK)),
+            _ => None,
+        };
+        let by = by.unwrap_or_else(|| "somebody else was at it".into());
+        let within = waited.map(|waited| format!(" within {}", durations::show_exactly(waited))).unwrap_or_default();
+        say::note(&format!("{} not obtained{within}: {by}", quoted(&self.name)));
+        Ok(None)
     }
 
     async fn wait(
@@ -105,41 +119,66 @@ impl Terms {
         reached: &Cell<Option<Instant>>,
     ) -> Result<Option<Lease>, Failure> {
         let start = Instant::now();
-        let request = &match self.enclosing_owner(db).await? {
+        let left = || patience.map(|patience| patience.saturating_sub(start.elapsed()));
+        let mut outage = Outage::default();
+        loop {
+            let attempt = self.attempt(db, request.clone(), left());
+            let attempt = match left().filter(|_| patience != Some(Duration::ZERO)) {
+                // A database that does not answer does not prolong the wait.
+                Some(left) => match timeout(left + GRACE, attempt).await {
+                    Ok(attempt) => attempt,
+                    Err(_) => return Err(no_answer(start.elapsed())),
+                },
+                None => attempt.await,
+            };
+            let failure = match attempt {
+                Ok(lease) => return Ok(lease),
+                Err(failure) => failure,
+            };
+            match failure.code {
+                NOT_OBTAINED => return Ok(None),
+                // It had passed already to somebody else.
+                exit::LOST => {}
+                exit::UNREACHABLE if self.may_return(left(), reached.get(), for_database) => {
+                    outage.pause(failure, left()).await?;
+                }
+                _ => return Err(failure),
+            }
+        }
+    }
+
+    /// Asks once, and waits in line.
+    async fn attempt(
+        &self,
+        db: &Database,
+        request: LeaseRequest,
+        left: Option<Duration>,
+    ) -> Result<Option<Lease>, Failure> {
+        let request = match self.enclosing_owner(db).await? {
             Some(owner) => request.owner(owner),
             None => request,
         };
-        loop {
-            let left = patience.map(|patience| patience.saturating_sub(start.elapsed()));
-            let attempt = db.with_tables(async || {
-                let request = request.clone();
-                let lease = match left {
-                    Some(Duration::ZERO) => request.try_acquire().await?,
-                    Some(left) => Some(request.wait(left).acquire().await?),
-                    None => Some(request.acquire().await?),
-                };
-                // What was handed over lasts for a moment at first: less than it may take to stop a command.
-                if let Some(lease) = lease.as_ref().filter(|lease| lease.remaining() < self.ttl / 2) {
-                    lease.extend(self.ttl).await?;
-                }
-                Ok(lease)
-            });
-            match attempt.await {
-                Ok(lease) => return Ok(lease),
-                Err(Error::Timeout { .. }) => return Ok(None),
-                // It had passed already to somebody else.
-                Err(Error::Lost { .. }) => {}
-                Err(error @ Error::Unavailable { .. }) => {
-                    let failure = Failure::from(error);
-                    let may_return = reached.get().is_some_and(|at| at.elapsed() < for_database);
-                    if !may_return || failure.code != exit::UNREACHABLE {
-                        return Err(failure);
-                    }
-                    say::warning(&format!("{}; still waiting", failure.message));
-                    sleep(Duration::from_secs(1)).await;
-                }
-                Err(error) => return Err(error.into()),
+        let lease = db.with_tables(async || {
+            let request = request.clone();
+            let lease = match left {
+                Some(Duration::ZERO) => request.try_acquire().await?,
+                Some(left) => Some(request.wait(left).acquire().await?),
+                None => Some(request.acquire().await?),
+            };
+            // What was handed over lasts for a moment at first: less than it may take to stop a command.
+            if let Some(lease) = lease.as_ref().filter(|lease| lease.remaining() < self.ttl / 2) {
+                lease.extend(self.ttl).await?;
             }
+            Ok(lease)
+        });
+        Ok(lease.await?)
+    }
+
+    /// Whether a database that cannot be reached is waited for.
+    fn may_return(&self, left: Option<Duration>, reached: Option<Instant>, for_database: Duration) -> bool {
+        match left {
+            Some(left) => !left.is_zero(),
+            None => reached.is_some_and(|at| at.elapsed() < for_database),
         }
     }
 
@@ -168,6 +207,35 @@ impl Terms {
             "{name}: the sqlock run around this one {has}; to {wanted} in here, it would wait for ever"
         )))
     }
+}
+
+/// A database that cannot be reached, and is waited for.
+#[derive(Default)]
+pub struct Outage {
+    /// What was said last.
+    said: String,
+}
+
+impl Outage {
+    /// Says what is wrong, unless it was said before, and waits until the next attempt. It fails when no time is left for one.
+    pub async fn pause(&mut self, failure: Failure, left: Option<Duration>) -> Result<(), Failure> {
+        const PAUSE: Duration = Duration::from_secs(1);
+        if let Some(left) = left.filter(|left| *left <= PAUSE) {
+            sleep(left).await;
+            return Err(failure);
+        }
+        if self.said != failure.message {
+            say::warning(&format!("{}; still waiting", failure.message));
+            self.said = failure.message;
+        }
+        sleep(PAUSE).await;
+        Ok(())
+    }
+}
+
+fn no_answer(within: Duration) -> Failure {
+    let within = durations::show(within);
+    Failure::new(exit::UNREACHABLE, format!("{}: no answer came within {within}", database::unreachable()))
 }
 
 /// How far the wait has come, as the library tells it.

@@ -7,6 +7,7 @@ mod idem;
 mod listing;
 mod once;
 mod orphans;
+mod outage;
 mod process;
 mod quorum;
 mod run;

@@ -1,5 +1,7 @@
 //! `sqlock run --quorum`: a command under a lease on a majority of databases that know nothing of each other.
 
+use std::time::{Duration, Instant};
+
 use rustix::process::Signal;
 use sqlock::Locks;
 
@@ -71,6 +73,17 @@ async fn one_database_of_three_is_no_majority() {
     let ended = end(bare(&["-D", &urls, "run", "--quorum", "job", "--", "true"])).await.expect(69);
     assert!(ended.stderr.contains("1 of 3"), "{}", ended.stderr);
     assert!(held(&beside(&one).await, "job").await.is_none());
+}
+
+#[tokio::test]
+async fn timeout_covers_the_outage_of_a_majority() {
+    const WAIT: Duration = Duration::from_secs(12);
+    let (one, down) = (empty().await, ClosedPort::reserve());
+    beside(&one).await;
+    let urls = format!("postgres://u@127.0.0.1:{0}/x,{1},mysql://u@127.0.0.1:{0}/x", down.number(), one.url);
+    let start = Instant::now();
+    let ended = end(bare(&["-D", &urls, "run", "--quorum", "-w", "12s", "job", "--", "true"])).await.expect(69);
+    assert!(start.elapsed() >= WAIT, "it gave up after {:?}: {}", start.elapsed(), ended.stderr);
 }
 
 #[tokio::test]

@@ -4,19 +4,23 @@ use std::time::Duration;
 
 use sqlock::{Error, Quorum, QuorumLease};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::{Arguments, Ended, child, work};
 use crate::database::Database;
 use crate::durations;
 use crate::exit::{Failure, Outcome};
 use crate::held::Held;
+use crate::obtain::Outage;
 use crate::options::Global;
 use crate::say::{self, quoted};
 use crate::signals::Signals;
 
 /// How long one of them may take to see to its tables: it may be the one that is down.
 const PATIENCE: Duration = Duration::from_secs(4);
+
+/// The same with a --timeout that is shorter: one that is there can answer.
+const SHORTEST_LOOK: Duration = Duration::from_secs(1);
 
 pub async fn run(global: &Global, args: &Arguments, signals: &mut Signals) -> Outcome {
     let all = Database::open_each(global)?;
@@ -41,11 +45,13 @@ pub async fn run(global: &Global, args: &Arguments, signals: &mut Signals) -> Ou
 
 async fn obtain(args: &Arguments, all: Vec<Database>, quorum: &Quorum) -> Result<Option<QuorumLease>, Failure> {
     let name = args.terms.name.clone();
+    let start = Instant::now();
+    let patience = args.terms.timeout.map_or(PATIENCE, |at_most| at_most.clamp(SHORTEST_LOOK, PATIENCE));
     let around = child::enclosing_owners();
     let mut ready = JoinSet::new();
     for db in all {
         let name = name.clone();
-        ready.spawn(timeout(PATIENCE, async move { db.holder_of(&name).await }));
+        ready.spawn(timeout(patience, async move { db.holder_of(&name).await }));
     }
     while let Some(looked) = ready.join_next().await {
         match looked {
@@ -61,10 +67,20 @@ async fn obtain(args: &Arguments, all: Vec<Database>, quorum: &Quorum) -> Result
         }
     }
     let request = quorum.lease(&name).ttl(args.terms.ttl).label(&args.terms.label);
-    let obtained = match args.terms.timeout {
-        _ if args.terms.nonblock => request.try_acquire().await,
-        Some(at_most) => request.wait(at_most).acquire().await.map(Some),
-        None => request.acquire().await.map(Some),
+    let left = || args.terms.timeout.map(|at_most| at_most.saturating_sub(start.elapsed()));
+    let mut outage = Outage::default();
+    let obtained = loop {
+        let obtained = match left() {
+            _ if args.terms.nonblock => request.clone().try_acquire().await,
+            Some(left) => request.clone().wait(left).acquire().await.map(Some),
+            None => request.clone().acquire().await.map(Some),
+        };
+        match (obtained, left()) {
+            (Err(error @ Error::Unavailable { .. }), Some(left)) if !left.is_zero() => {
+                outage.pause(error.into(), Some(left)).await?;
+            }
+            (obtained, _) => break obtained,
+        }
     };
     let within = match (&obtained, args.terms.timeout) {
         (Ok(Some(_)), _) => return Ok(obtained?),

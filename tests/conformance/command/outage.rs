@@ -1,0 +1,69 @@
+//! What `-w` bounds: the whole of a wait, for the name and for a database that cannot be reached. On SQLite, another process
+//! has the file's write lock instead.
+
+use std::time::{Duration, Instant};
+
+use crate::DATABASE;
+use crate::support::Database;
+use crate::support::scene::Scene;
+
+/// It says when it is up, and ends when it is told to.
+const OBEDIENT: &str = r#"echo up >&3; read go <"$ORDERS"; echo "$go" >&3"#;
+
+/// A TTL within which no test ends.
+const LONG: [&str; 2] = ["--ttl", "10m"];
+
+/// The end of a wait in which the database went away. A SQLite file can still be read, and tells that the name is held.
+fn ends_with(code: i32) -> bool {
+    code == 69 || (code == 75 && DATABASE == Database::Sqlite)
+}
+
+#[tokio::test]
+async fn timeout_bounds_a_wait_cut_off_from_its_database() {
+    let mut scene = Scene::wired().await;
+    let holder = scene.start_beside(&[LONG[0], LONG[1], "a"], OBEDIENT).up().await;
+    let waiter = scene.start(&[LONG[0], LONG[1], "-w", "8s", "a"], "echo it ran");
+    waiter.stderr.shows("waiting for").await;
+    scene.cut().await;
+    let ended = waiter.end().await;
+    assert!(ends_with(ended.code()), "{}: {}", ended.code(), ended.stderr);
+    assert_eq!(ended.stdout, "");
+    scene.mend().await;
+    holder.order("go");
+    holder.end().await.expect(0);
+}
+
+#[tokio::test]
+async fn timeout_bounds_a_wait_whose_server_was_killed() {
+    let mut scene = Scene::with_server().await;
+    let _holder = scene.start(&[LONG[0], LONG[1], "a"], OBEDIENT).up().await;
+    let waiter = scene.start(&[LONG[0], LONG[1], "-w", "8s", "a"], "echo it ran");
+    waiter.stderr.shows("waiting for").await;
+    scene.crash().await;
+    let ended = waiter.end().await;
+    assert!(ends_with(ended.code()), "{}: {}", ended.code(), ended.stderr);
+    assert_eq!(ended.stdout, "");
+}
+
+#[tokio::test]
+async fn timeout_waits_for_a_database_that_is_down() {
+    let mut scene = Scene::with_server().await;
+    scene.crash().await;
+    let waiter = scene.start(&["-w", "10m", "a"], OBEDIENT);
+    waiter.stderr.shows("still waiting").await;
+    scene.restart();
+    let waiter = waiter.up().await;
+    waiter.order("go");
+    waiter.end().await.expect(0);
+}
+
+#[tokio::test]
+async fn timeout_runs_out_before_unreachable_is_reported() {
+    const WAIT: Duration = Duration::from_secs(7);
+    let mut scene = Scene::with_server().await;
+    scene.crash().await;
+    let start = Instant::now();
+    let ended = scene.start(&["-w", "7s", "a"], "echo it ran").end().await.expect(69);
+    assert!(start.elapsed() >= WAIT, "it gave up after {:?}: {}", start.elapsed(), ended.stderr);
+    assert_eq!(ended.stdout, "");
+}
