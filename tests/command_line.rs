@@ -153,7 +153,9 @@ async fn usage_errors_say_what_is_wrong() {
         &["postgres://me:s3cret@db.example/app", "run", "deploy"],
     ] {
         let shown: Vec<&str> = arguments.iter().map(|word| if word.is_empty() { "''" } else { word }).collect();
-        answer(&mut text, &shown.join(" "), &end(wide(sqlock(&db, arguments))).await.expect(64));
+        // An option of its own would be something.
+        let command = if arguments.is_empty() { bare(arguments) } else { sqlock(&db, arguments) };
+        answer(&mut text, &shown.join(" "), &end(wide(command)).await.expect(64));
     }
     assert_snapshot("errors-usage", &text);
 }
@@ -184,12 +186,17 @@ async fn errors_of_the_configuration_and_of_the_command_say_what_to_do() {
     }
     let directory = tempfile::tempdir().expect("a temporary directory");
     let mut command = bare(&["run", "deploy", "--", "true"]);
-    command.current_dir(directory.path());
+    command.current_dir(directory.path()).env("XDG_STATE_HOME", directory.path());
     answer(&mut text, "run deploy -- true        # no database is named", &end(command).await.expect(0));
+    let mut command = bare(&["--require-database", "run", "deploy", "--", "true"]);
+    command.current_dir(directory.path());
+    answer(&mut text, "--require-database run deploy -- true", &end(command).await.expect(78));
     std::fs::write(directory.path().join(".env"), "DATABASE_URL=\"unclosed\n").expect("a file");
     let mut command = bare(&["ls"]);
     command.current_dir(directory.path());
     answer(&mut text, "ls        # a .env with a quote that is not closed", &end(command).await.expect(78));
+    let text = text.replace(&directory.path().display().to_string(), "[STATE]");
+    let text = Regex::new("sqlock/host-[^/]+/").expect("a pattern").replace_all(&text, "sqlock/host-[HOST]/");
     assert_snapshot("errors-configuration", &text);
 }
 
@@ -263,12 +270,25 @@ async fn a_waiter_says_what_it_waits_for_and_what_to_do() {
     waiter.says("sqlock unlock").await;
     waiter.signal(Signal::INT);
     answer(&mut text, "run --shared deploy -- make        # behind another", &waiter.end().await.expect(130));
-    let enclosed =
-        ["run", "--permits", "1", "import", "--", program(), "run", "--permits", "1", "import", "--", "make"];
+    let enclosed = [
+        "run",
+        "--permits",
+        "1",
+        "import",
+        "--",
+        program(),
+        "--sidecar",
+        "run",
+        "--permits",
+        "1",
+        "import",
+        "--",
+        "make",
+    ];
     let mut waiter = Running::start(sqlock(&db, &enclosed));
     waiter.says("around this one").await;
     waiter.signal(Signal::INT);
-    let shown = enclosed.join(" ").replace(program(), "sqlock");
+    let shown = enclosed.join(" ").replace(&format!("{} --sidecar", program()), "sqlock");
     // The process that holds it, and its host.
     let ended = waiter.end().await.expect(130);
     let by = Regex::new(r"held by \S+").expect("a pattern").replace_all(&ended.stderr, "held by [HOLDER]").into_owned();

@@ -40,8 +40,14 @@ pub fn program() -> &'static str {
 }
 
 /// `sqlock ARGUMENTS` on a database, with nothing else of this process's environment that it looks at.
+///
+/// On SQLite the leases are in the sidecar file: chosen, so that nothing is said of it.
 pub fn sqlock(db: &Fresh, arguments: &[&str]) -> Command {
-    let mut command = bare(arguments);
+    let arguments = match DATABASE {
+        super::Database::Sqlite => [&["--sidecar"], arguments].concat(),
+        _ => arguments.to_vec(),
+    };
+    let mut command = bare(&arguments);
     command.env("DATABASE_URL", &db.url);
     command
 }
@@ -55,6 +61,9 @@ pub fn bare(arguments: &[&str]) -> Command {
         command.env_remove(variable);
     }
     for variable in ["SQLOCK_NAME", "SQLOCK_OWNER", "SQLOCK_OUTER_OWNERS"] {
+        command.env_remove(variable);
+    }
+    for variable in ["SQLOCK_DATABASE_URL", "SQLOCK_REQUIRE_DATABASE"] {
         command.env_remove(variable);
     }
     command

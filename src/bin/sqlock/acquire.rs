@@ -27,7 +27,7 @@ pub struct Arguments {
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut signals = Signals::that_end()?;
-    let db = Database::open(global)?;
+    let db = Database::open(global).await?;
     let request = args.terms.request(&db)?.renew(false);
     let Some(lease) = args.terms.obtain(&db, request, &mut signals, false).await? else {
         return Ok(args.terms.refused());

@@ -44,7 +44,7 @@ struct Line {
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut signals = Signals::that_end()?;
-    let db = Database::open(global)?;
+    let db = Database::open(global).await?;
     let place =
         Place { prefix: format!("sqlock-bench/{}/", Owner::random()), time: args.time, locks: db.locks.clone() };
     // Creates the tables if need be, and the row that the bare write changes.

@@ -5,12 +5,20 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 
 use sqlock::{Error, LeaseInfo, Locks, LocksBuilder};
+#[cfg(feature = "sqlite")]
+use sqlx::sqlite::SqliteConnectOptions;
 
 use crate::exit::Failure;
 use crate::options::Global;
 use crate::say;
 
-/// The embedded database that is used when none is named.
+/// The variables that name the database, in the environment and in `.env`: the first that is there.
+const VARIABLES: [&str; 2] = ["SQLOCK_DATABASE_URL", "DATABASE_URL"];
+
+/// What forbids the embedded database when it is set, as --require-database does.
+const REQUIRE: &str = "SQLOCK_REQUIRE_DATABASE";
+
+/// The name of a file that holds nothing but leases, such as the embedded database that is used when none is named.
 const DEFAULT_FILE: &str = "sqlock.db";
 
 /// Appended to the name of a SQLite file: where the leases that belong to it are kept.
@@ -53,38 +61,37 @@ pub fn unreachable() -> String {
 }
 
 impl Database {
-    /// The database that the command line, the environment or `.env` names. Nothing is sent yet.
-    pub fn open(global: &Global) -> Result<Self, Failure> {
-        Self::open_with(global, File::Beside { create: true })
+    /// The database that the command line, the environment or `.env` names. Nothing is sent to a server yet.
+    pub async fn open(global: &Global) -> Result<Self, Failure> {
+        Self::open_with(global, File::OfLeases { create: true, told: true }).await
     }
 
     /// The same, to look at what is held: a SQLite file that is missing is not made.
-    pub fn open_to_read(global: &Global) -> Result<Self, Failure> {
-        Self::open_with(global, File::Beside { create: false })
+    pub async fn open_to_read(global: &Global) -> Result<Self, Failure> {
+        Self::open_with(global, File::OfLeases { create: false, told: true }).await
     }
 
     /// The application's own database, to look at what it keeps there. A SQLite file that is missing is not made.
-    pub fn open_of_the_application(global: &Global) -> Result<Self, Failure> {
-        Self::open_with(global, File::Itself)
+    pub async fn open_of_the_application(global: &Global) -> Result<Self, Failure> {
+        Self::open_with(global, File::OfTheApplication).await
     }
 
-    /// Each of several databases that know nothing of each other. Nothing is sent yet.
-    pub fn open_each(global: &Global) -> Result<Vec<Self>, Failure> {
-        let urls = Url::find_several(global)?.each()?;
-        let all: Vec<Self> = urls
-            .into_iter()
-            .map(|url| Self::open_at(url, global, File::Beside { create: true }))
-            .collect::<Result<_, _>>()?;
+    /// Each of several databases that know nothing of each other. Nothing is sent to a server yet.
+    pub async fn open_each(global: &Global) -> Result<Vec<Self>, Failure> {
+        let mut all = Vec::new();
+        for url in Url::find_several(global)?.each()? {
+            all.push(Self::open_at(url, global, File::OfLeases { create: true, told: true }).await?);
+        }
         Ok(all)
     }
 
-    fn open_with(global: &Global, file: File) -> Result<Self, Failure> {
-        Self::open_at(Url::find(global)?, global, file)
+    async fn open_with(global: &Global, file: File) -> Result<Self, Failure> {
+        Self::open_at(Url::find(global)?, global, file).await
     }
 
-    fn open_at(url: Url, global: &Global, file: File) -> Result<Self, Failure> {
+    async fn open_at(url: Url, global: &Global, file: File) -> Result<Self, Failure> {
         let urls = LocksBuilder::split_urls(&url.url);
-        let (pool, mut place) = url.pool(file)?;
+        let (pool, mut place) = url.pool(global, file).await?;
         let file = (url.kind == Kind::Sqlite).then(|| PathBuf::from(&place));
         let locks = if urls.len() > 1 {
             place.push_str(&format!(", or {} more", urls.len() - 1));
@@ -132,16 +139,20 @@ impl Database {
 #[derive(Clone, Copy)]
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
 enum File {
-    /// The one that leases are kept in. `create`: if it is missing.
-    Beside { create: bool },
+    /// The one that leases are kept in. `create`: if it is missing. `told`: if it is a sidecar, that is said.
+    OfLeases { create: bool, told: bool },
     /// The one that is named.
-    Itself,
+    OfTheApplication,
 }
 
 /// A URL that has been found, and where.
+#[derive(Clone)]
 pub struct Url {
     url: String,
     kind: Kind,
+    /// The embedded database, when none is named.
+    #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
+    default_file: Option<PathBuf>,
 }
 
 impl Url {
@@ -161,25 +172,38 @@ impl Url {
 
     fn find_as(global: &Global, parse: impl Fn(&str, &str) -> Result<Self, Failure>) -> Result<Self, Failure> {
         if let Some(url) = &global.database_url {
-            return parse(url, "--database-url");
+            let Some(path) = url.strip_prefix('@') else {
+                return parse(url, "--database-url");
+            };
+            let from = format!("the file {}", say::printable_line(path));
+            let url = std::fs::read_to_string(path)
+                .map_err(|error| Failure::configuration(format!("{from} of --database-url cannot be read: {error}")))?;
+            return parse(url.trim(), &from);
         }
-        if let Some(url) = std::env::var_os("DATABASE_URL") {
-            let url = url.into_string().map_err(|_| Failure::configuration("DATABASE_URL is not UTF-8"))?;
-            return parse(&url, "DATABASE_URL");
+        for variable in VARIABLES {
+            if let Some(url) = std::env::var_os(variable) {
+                let not_text = |_| Failure::configuration(format!("{variable} is not UTF-8"));
+                return parse(&url.into_string().map_err(not_text)?, variable);
+            }
         }
         if !global.no_dotenv
-            && let Some(url) = from_dotenv()?
+            && let Some((variable, url)) = from_dotenv()?
         {
-            return parse(&url, "DATABASE_URL in .env");
+            return parse(&url, &format!("{variable} in .env"));
         }
-        if !cfg!(feature = "sqlite") {
-            return Err(Failure::configuration("no database is named: set DATABASE_URL, or give --database-url"));
+        let is_required = std::env::var_os(REQUIRE).is_some_and(|set| !set.is_empty() && set != "0");
+        if global.require_database || is_required || !cfg!(feature = "sqlite") {
+            return Err(Failure::configuration(
+                "no database is named: set SQLOCK_DATABASE_URL or DATABASE_URL, or give --database-url",
+            ));
         }
-        say::note(&format!(
-            "no database is named (--database-url, DATABASE_URL, .env): using the file {DEFAULT_FILE} in this directory, \
-             which only processes in this directory share"
+        let file = default_file()?;
+        say::notice(&format!(
+            "no database is named (--database-url, SQLOCK_DATABASE_URL, DATABASE_URL, .env): using the file {}, which \
+             excludes other commands of this user on this host only",
+            file.display()
         ));
-        Ok(Self { url: format!("sqlite://{DEFAULT_FILE}"), kind: Kind::Sqlite })
+        Ok(Self { url: "sqlite:".into(), kind: Kind::Sqlite, default_file: Some(file) })
     }
 
     pub fn kind(&self) -> Kind {
@@ -188,16 +212,19 @@ impl Url {
 
     /// Each of the URLs, where several are named: `postgres://…,postgres://…`.
     pub fn each(&self) -> Result<Vec<Self>, Failure> {
+        if self.default_file.is_some() {
+            return Ok(vec![self.clone()]);
+        }
         LocksBuilder::split_urls(&self.url).into_iter().map(|url| Self::parse_one(url, "each database URL")).collect()
     }
 
-    /// The place where leases are kept, to be looked at: nothing is sent yet, nor made. On SQLite the application's own file
-    /// comes after it, where that is another one.
-    pub fn pools_to_examine(&self) -> Result<Vec<Pool>, Failure> {
-        let (pool, place) = self.pool(File::Beside { create: false })?;
+    /// The place where leases are kept, to be looked at: nothing is sent to a server yet, nor made. On SQLite the application's
+    /// own file comes after it, where that is another one.
+    pub async fn pools_to_examine(&self, global: &Global) -> Result<Vec<Pool>, Failure> {
+        let (pool, place) = self.pool(global, File::OfLeases { create: false, told: false }).await?;
         let mut pools = vec![pool];
         if self.kind == Kind::Sqlite {
-            let (own, file) = self.pool(File::Itself)?;
+            let (own, file) = self.pool(global, File::OfTheApplication).await?;
             pools.extend(Path::new(&file).canonicalize().is_ok_and(|file| file != Path::new(&place)).then_some(own));
         }
         Ok(pools)
@@ -242,12 +269,12 @@ impl Url {
         if kind != Kind::Sqlite && authority.split_once(['#', '?']).is_some_and(|(_, rest)| rest.contains('@')) {
             return Err(Failure::configuration(format!("in the password in {from}, write # as %23 and ? as %3F")));
         }
-        Ok(Self { url: url.into(), kind })
+        Ok(Self { url: url.into(), kind, default_file: None })
     }
 
     /// A pool that connects when it is needed, and where to.
     #[cfg_attr(not(feature = "sqlite"), allow(unused_variables))]
-    fn pool(&self, file: File) -> Result<(Pool, String), Failure> {
+    async fn pool(&self, global: &Global, file: File) -> Result<(Pool, String), Failure> {
         match self.kind {
             #[cfg(feature = "postgres")]
             Kind::Postgres => {
@@ -267,19 +294,20 @@ impl Url {
             }
             #[cfg(feature = "sqlite")]
             Kind::Sqlite => {
-                let options: sqlx::sqlite::SqliteConnectOptions = self.options()?;
-                let beside = sidecar(&self.url, options.get_filename())?;
-                let (place, options) = match file {
-                    // That file is ours alone, so readers need not wait for writers in it.
-                    File::Beside { create } => {
-                        let options = sqlx::sqlite::SqliteConnectOptions::new()
-                            .filename(&beside)
-                            .create_if_missing(create)
-                            .journal_mode(sqlx::sqlite::SqliteJournalMode::Wal);
-                        (beside.display().to_string(), options)
+                let options = match (file, &self.default_file) {
+                    (File::OfLeases { create: true, .. }, Some(file)) => {
+                        make_directory_of(file)?;
+                        lease_file(file, true)
                     }
-                    File::Itself => (options.get_filename().display().to_string(), options.create_if_missing(false)),
+                    (_, Some(file)) => lease_file(file, false),
+                    (File::OfLeases { create, told }, None) => self.file_of_leases(global, create, told).await?,
+                    (File::OfTheApplication, None) => {
+                        let options: SqliteConnectOptions = self.options()?;
+                        resolve(&self.url, options.get_filename())?;
+                        options.create_if_missing(false)
+                    }
                 };
+                let place = options.get_filename().display().to_string();
                 Ok((Pool::Sqlite(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)), place))
             }
             #[allow(unreachable_patterns, reason = "not in a binary with all databases")]
@@ -293,6 +321,32 @@ impl Url {
                 )))
             }
         }
+    }
+
+    /// The SQLite file that leases are kept in: the one that is named, if programs that use the library keep theirs there, else
+    /// the sidecar.
+    #[cfg(feature = "sqlite")]
+    async fn file_of_leases(&self, global: &Global, create: bool, told: bool) -> Result<SqliteConnectOptions, Failure> {
+        let options: SqliteConnectOptions = self.options()?;
+        let file = resolve(&self.url, options.get_filename())?;
+        if holds_nothing_but_leases(&file) {
+            return Ok(lease_file(&file, create));
+        }
+        if global.same_file || (!global.sidecar && has_tables(&options, &file).await?) {
+            return Ok(options.filename(&file).create_if_missing(create));
+        }
+        let sidecar = sidecar(&file);
+        if told && !global.sidecar {
+            say::note(&format!(
+                "the leases are kept in {}: programs that lock in {} itself are not excluded (--sidecar, --same-file)",
+                sidecar.display(),
+                file.display()
+            ));
+        }
+        if create {
+            make_with_mode_of(&file, &sidecar);
+        }
+        Ok(lease_file(&sidecar, create))
     }
 
     /// The first, where there are several.
@@ -337,32 +391,128 @@ impl Pool {
     }
 }
 
-/// `DATABASE_URL` of the nearest `.env`. The other variables there are none of ours, nor are they passed to the command.
-fn from_dotenv() -> Result<Option<String>, Failure> {
+/// The URL in the `.env` of this directory, and its variable. That of a directory above may belong to another project. The other
+/// variables there are none of ours, nor are they passed to the command.
+fn from_dotenv() -> Result<Option<(&'static str, String)>, Failure> {
     let unreadable = |error: dotenvy::Error| match error {
         dotenvy::Error::LineParse(_, at) => {
             Failure::configuration(format!(".env cannot be read, at byte {at} of a line"))
         }
         error => Failure::configuration(format!(".env cannot be read: {error}")),
     };
-    let variables = match dotenvy::dotenv_iter() {
-        Ok(variables) => variables,
+    let variables = match dotenvy::from_path_iter(".env") {
+        Ok(variables) => variables.collect::<Result<Vec<_>, _>>().map_err(unreadable)?,
         Err(error) if error.not_found() => return Ok(None),
         Err(error) => return Err(unreadable(error)),
     };
-    for variable in variables {
-        let (name, value) = variable.map_err(unreadable)?;
-        if name == "DATABASE_URL" {
-            return Ok(Some(value));
-        }
-    }
-    Ok(None)
+    let value = |wanted| variables.iter().find(|(name, _)| name == wanted).map(|(_, value)| (wanted, value.clone()));
+    Ok(VARIABLES.into_iter().find_map(value))
 }
 
-/// The file that leases are kept in for a SQLite database: `app.db-sqlock` for `app.db`, one and the same by whatever path
-/// or link it is named. A file of our own stands for itself: `sqlock.db`, or a sidecar.
+/// The embedded database of this user on this host. The host is part of the path: a home directory may be on a network, across
+/// which the locks of SQLite do not work.
+fn default_file() -> Result<PathBuf, Failure> {
+    let absolute = |path: &PathBuf| path.is_absolute();
+    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(absolute);
+    let state = state.or_else(|| std::env::home_dir().filter(absolute).map(|home| home.join(".local/state")));
+    let state = state.ok_or_else(|| {
+        Failure::configuration(
+            "no database is named, and this user has no home directory for an embedded one: set SQLOCK_DATABASE_URL or \
+             DATABASE_URL, or give --database-url",
+        )
+    })?;
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host = host.replace(|c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c), "_");
+    Ok(state.join("sqlock").join(format!("host-{host}")).join(DEFAULT_FILE))
+}
+
+#[cfg(feature = "sqlite")]
+fn make_directory_of(file: &Path) -> Result<(), Failure> {
+    use std::os::unix::fs::DirBuilderExt;
+
+    let directory = file.parent().unwrap_or(Path::new("/"));
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    made.map_err(|error| {
+        Failure::configuration(format!(
+            "no database is named, and the directory of the embedded one, {}, cannot be made: {error}",
+            directory.display()
+        ))
+    })
+}
+
+/// A file that holds nothing but leases, so that readers need not wait for writers in it.
+#[cfg(feature = "sqlite")]
+fn lease_file(file: &Path, create: bool) -> SqliteConnectOptions {
+    SqliteConnectOptions::new()
+        .filename(file)
+        .create_if_missing(create)
+        .journal_mode(sqlx::sqlite::SqliteJournalMode::Wal)
+}
+
+/// Whether a SQLite file has sqlock's tables.
+#[cfg(feature = "sqlite")]
+async fn has_tables(options: &SqliteConnectOptions, file: &Path) -> Result<bool, Failure> {
+    use sqlx::{ConnectOptions, Connection};
+
+    if !file.exists() {
+        return Ok(false);
+    }
+    let options = options.clone().filename(file).create_if_missing(false);
+    let look = async {
+        let mut conn = options.connect().await?;
+        let sql = "SELECT count(*) > 0 FROM sqlite_master WHERE type = 'table' AND name = 'sqlock_lease'";
+        let has_tables: bool = sqlx::query_scalar(sql).fetch_one(&mut conn).await?;
+        conn.close().await?;
+        Ok(has_tables)
+    };
+    look.await.map_err(|error: sqlx::Error| {
+        let failure = Failure::from(Error::from(error));
+        Failure::new(
+            failure.code,
+            format!(
+                "cannot tell whether {} has the sqlock tables (--sidecar and --same-file choose without a look): {}",
+                file.display(),
+                failure.message
+            ),
+        )
+    })
+}
+
+/// Makes a sidecar that those can read and write who can do so with the database. SQLite gives its other files the same mode.
+#[cfg(feature = "sqlite")]
+fn make_with_mode_of(database: &Path, sidecar: &Path) {
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
+
+    let Ok(about) = database.metadata() else {
+        return;
+    };
+    // What cannot be made is told when it is opened.
+    let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(sidecar);
+    if let Ok(made) = made {
+        // Only root may give a file away.
+        let _ = fchown(&made, Some(about.uid()), Some(about.gid()));
+        let _ = made.set_permissions(about.permissions());
+    }
+}
+
+/// A file of our own stands for itself: `sqlock.db`, or a sidecar.
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
-fn sidecar(url: &str, database: &Path) -> Result<PathBuf, Failure> {
+pub fn holds_nothing_but_leases(file: &Path) -> bool {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    name == DEFAULT_FILE || name.ends_with(SIDECAR)
+}
+
+/// `app.db-sqlock` for `app.db`.
+#[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
+fn sidecar(file: &Path) -> PathBuf {
+    let mut sidecar = file.as_os_str().to_owned();
+    sidecar.push(SIDECAR);
+    sidecar.into()
+}
+
+/// The SQLite file that a URL names, one and the same by whatever path or link it is named.
+#[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
+fn resolve(url: &str, database: &Path) -> Result<PathBuf, Failure> {
     if url.contains(":memory:") || url.contains("mode=memory") {
         return Err(Failure::configuration("no other process can see a database in memory: name a file"));
     }
@@ -389,13 +539,7 @@ fn sidecar(url: &str, database: &Path) -> Result<PathBuf, Failure> {
     if file.is_dir() {
         return Err(Failure::configuration(format!("{} is a directory, not a SQLite file", file.display())));
     }
-    let name = file.file_name().unwrap_or_default().to_string_lossy();
-    if name == DEFAULT_FILE || name.ends_with(SIDECAR) {
-        return Ok(file);
-    }
-    let mut sidecar = file.into_os_string();
-    sidecar.push(SIDECAR);
-    Ok(sidecar.into())
+    Ok(file)
 }
 
 #[cfg(test)]
@@ -412,20 +556,21 @@ mod tests {
     }
 
     #[test]
-    fn a_sidecar_is_the_same_by_whatever_path_it_is_named() -> Result<(), Failure> {
+    fn a_file_is_the_same_by_whatever_path_it_is_named() -> Result<(), Failure> {
         let directory = tempfile::tempdir().map_err(|e| Failure::system(e.to_string()))?;
         let file = directory.path().join("app.db");
-        let missing = sidecar("sqlite://app.db", &file)?;
-        assert!(missing.ends_with("app.db-sqlock"), "{}", missing.display());
+        let missing = resolve("sqlite://app.db", &file)?;
         std::fs::write(&file, "").map_err(|e| Failure::system(e.to_string()))?;
         let link = directory.path().join("link.db");
         std::os::unix::fs::symlink(&file, &link).map_err(|e| Failure::system(e.to_string()))?;
-        assert_eq!(sidecar("sqlite://link.db", &link)?, missing);
-        assert_eq!(sidecar("sqlite://app.db-sqlock", &missing)?, missing);
+        assert_eq!(resolve("sqlite://link.db", &link)?, missing);
         std::fs::remove_file(&file).map_err(|e| Failure::system(e.to_string()))?;
-        assert_eq!(sidecar("sqlite://link.db", &link)?, missing, "a link to a file that is not there yet");
-        assert!(sidecar("sqlite::memory:", Path::new("file:sqlx-in-memory-0")).is_err());
-        assert!(sidecar("sqlite://nowhere/app.db", &directory.path().join("nowhere/app.db")).is_err());
+        assert_eq!(resolve("sqlite://link.db", &link)?, missing, "a link to a file that is not there yet");
+        assert!(resolve("sqlite::memory:", Path::new("file:sqlx-in-memory-0")).is_err());
+        assert!(resolve("sqlite://nowhere/app.db", &directory.path().join("nowhere/app.db")).is_err());
+        let sidecar = sidecar(&missing);
+        assert!(sidecar.ends_with("app.db-sqlock"), "{}", sidecar.display());
+        assert!(holds_nothing_but_leases(&sidecar) && !holds_nothing_but_leases(&missing));
         Ok(())
     }
 }

@@ -41,7 +41,7 @@ use report::{Check, Report};
 ///
 /// With --json an array with an object for each database: database (where it is, without credentials), ok (whether nothing has
 /// failed), checks: an array of objects with check, status ("ok", "warn", "fail", "n/a"), found and advice (null if there is
-/// none). For a SQLite file there are two such objects if it has sqlock's tables itself, for programs that use the library.
+/// none). With --sidecar there are two such objects for a SQLite file that has sqlock's tables itself.
 #[derive(Args)]
 pub struct Arguments {
     /// As JSON.
@@ -63,7 +63,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut reports = Vec::new();
     let urls = Url::find_several(global)?.each()?;
     for url in &urls {
-        let mut pools = url.pools_to_examine()?.into_iter();
+        let mut pools = url.pools_to_examine(global).await?.into_iter();
         if let Some(pool) = pools.next() {
             reports.push(examine(&pool, !global.no_migrate).await);
         }

@@ -142,7 +142,7 @@ impl Which {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let db = Database::open_of_the_application(global)?;
+    let db = Database::open_of_the_application(global).await?;
     match args.subcommand {
         Subcommand::Ls(args) => ls(&db, args).await?,
         Subcommand::Show(args) => show(&db, args).await?,

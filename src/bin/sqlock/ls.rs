@@ -36,7 +36,7 @@ pub struct Arguments {
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut signals = Signals::that_end()?;
-    let db = Database::open_to_read(global)?;
+    let db = Database::open_to_read(global).await?;
     let mut held = signals.unless_ended(db.read(async || db.locks.list(&args.prefix).await)).await??;
     let mut clear = if args.watch && !args.json && std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
     loop {

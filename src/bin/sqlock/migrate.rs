@@ -8,7 +8,7 @@ use crate::options::Global;
 use crate::say;
 
 pub async fn run(global: &Global) -> Outcome {
-    let db = Database::open(global)?;
+    let db = Database::open(global).await?;
     // The migration gives a server half a minute to come up, and then cannot say why it did not. A verb can, and sooner.
     if let Err(error @ Error::Unavailable { .. }) = db.locks.inspect("migrate").await {
         return Err(error.into());

@@ -35,10 +35,15 @@ Examples:
   sqlock show deploy                             who holds this, since when, until when; who waits
   sqlock doctor                                  whether the database is set up as it should be
 
-The database is the first of these: --database-url, DATABASE_URL, DATABASE_URL in a file .env here or in a directory above,
-the embedded file sqlock.db in this directory. Passwords on a command line can be seen by others on this host: prefer
-DATABASE_URL. Beside a SQLite file, leases are kept in FILE-sqlock, so that a long transaction in the file does not hold them
-up.
+The database is the first of these: --database-url, SQLOCK_DATABASE_URL, DATABASE_URL, one of the
+two in a file .env in this directory. Without any, it is an embedded SQLite file, one for each user
+and host, which excludes other commands of this user on this host only: sqlock says so, and refuses
+with --require-database. Passwords on a command line can be seen by others on this host: prefer a
+variable, or -D @FILE.
+
+A SQLite file that has sqlock's tables, because programs use the library on it, has the leases of
+this command too. Otherwise they are kept in FILE-sqlock, so that a long transaction in the file
+does not hold them up. --same-file and --sidecar choose.
 
 Exit codes:
   the command's own; 128+N if signal N killed it
@@ -49,17 +54,26 @@ Exit codes:
 
 #[derive(Args)]
 pub struct Global {
-    /// The database: postgres://…, mysql://…, mariadb://… or sqlite://FILE. Without it, DATABASE_URL. Several servers of one
-    /// database: URL,URL; the first that can be written is used.
+    /// The database: postgres://…, mysql://…, mariadb://… or sqlite://FILE; @FILE reads the URL from a file. Without it,
+    /// SQLOCK_DATABASE_URL or DATABASE_URL. Several servers of one database: URL,URL; the first that can be written is used.
     #[arg(short = 'D', long, global = true, value_name = "URL", help_heading = "Global options")]
     pub database_url: Option<String>,
-    /// Do not look for a file .env.
+    /// Do not look for a file .env in this directory.
     #[arg(long, global = true, help_heading = "Global options")]
     pub no_dotenv: bool,
+    /// Refuse, with exit code 78, when no database is named. SQLOCK_REQUIRE_DATABASE=1 does the same.
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub require_database: bool,
+    /// Keep the leases of a SQLite database in FILE-sqlock, whether or not FILE has sqlock's tables.
+    #[arg(long, global = true, conflicts_with = "same_file", help_heading = "Global options")]
+    pub sidecar: bool,
+    /// Keep the leases of a SQLite database in FILE itself.
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub same_file: bool,
     /// Refuse, with exit code 78, to create tables that are missing.
     #[arg(long, global = true, help_heading = "Global options")]
     pub no_migrate: bool,
-    /// Say nothing but errors.
+    /// Say nothing but errors, and which database is used when none is named.
     #[arg(short, long, global = true, help_heading = "Global options")]
     pub quiet: bool,
 }

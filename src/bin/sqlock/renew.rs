@@ -24,7 +24,7 @@ pub struct Arguments {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let db = Database::open_to_read(global)?;
+    let db = Database::open_to_read(global).await?;
     let Holding { name, token } = &args.holding;
     let extended = db.read(async || db.locks.extend(name, *token, args.ttl).await).await?;
     let holders = db.read(async || db.locks.holders(name).await).await?;

@@ -85,7 +85,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     if args.quorum {
         return majority::run(global, &args, &mut signals).await;
     }
-    let db = Database::open(global)?;
+    let db = Database::open(global).await?;
     let mut has_led = false;
     let outcome = loop {
         match hold(&args, &db, &mut signals, has_led).await {

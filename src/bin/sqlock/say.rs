@@ -20,6 +20,11 @@ pub fn note(message: &str) {
     }
 }
 
+/// Something that nobody may miss, also with --quiet.
+pub fn notice(message: &str) {
+    line("\x1b[2m", message);
+}
+
 /// Something that needs attention, but does not end anything.
 pub fn warning(message: &str) {
     if !is_quiet() {

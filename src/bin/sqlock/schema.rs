@@ -9,8 +9,8 @@ use crate::output;
 
 /// Print the SQL that creates the tables, to paste into your own migrations.
 ///
-/// Then nobody needs the right to create tables but your own migrations. Nothing is sent to a database. (On SQLite this
-/// command keeps its leases in a file of its own; the tables in yours are for programs that use the library.)
+/// Then nobody needs the right to create tables but your own migrations. Nothing is sent to a database. (A SQLite file with
+/// these tables also has the leases of this command, which otherwise keeps them in FILE-sqlock.)
 #[derive(Args)]
 pub struct Arguments {
     /// For which database. By default the one that is configured.

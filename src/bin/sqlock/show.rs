@@ -26,7 +26,7 @@ pub struct Arguments {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let db = Database::open_to_read(global)?;
+    let db = Database::open_to_read(global).await?;
     let holders = db.read(async || db.locks.holders(&args.name).await).await?;
     let line = db.read(async || db.locks.waiters(&args.name).await).await?;
     let _ = db.locks.shutdown().await;

@@ -13,8 +13,8 @@ use crate::output;
 /// Purge the rows of names that have long been free.
 ///
 /// It only tidies: a name that is free, or whose lease has run out, can be taken with or without it. Rows that are held are
-/// never touched. Requests whose time has run out go as well; on SQLite those are in the application's own file, which only
-/// "sqlock idem purge" touches.
+/// never touched. Requests whose time has run out go as well. (Where the leases of a SQLite file are in a sidecar, "sqlock idem
+/// purge" purges the requests, which are in the file itself.)
 #[derive(Args)]
 pub struct Arguments {
     /// For how long a name must have been free. Keep it well above any step that the database's clock may make backwards:
@@ -24,7 +24,7 @@ pub struct Arguments {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let db = Database::open_to_read(global)?;
+    let db = Database::open_to_read(global).await?;
     let purged = db.read(async || db.locks.sweeper().retention(args.retention).sweep().await).await?;
     let _ = db.locks.shutdown().await;
     output::text(&format!("purged {purged} names and requests\n"))?;

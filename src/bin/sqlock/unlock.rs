@@ -42,7 +42,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
 
 /// Ends a holding, or fails with 79. Who holds the name now.
 pub async fn end(global: &Global, holding: &Holding) -> Result<Vec<LeaseInfo>, Failure> {
-    let db = Database::open_to_read(global)?;
+    let db = Database::open_to_read(global).await?;
     let Holding { name, token } = holding;
     let ended = db.read(async || db.locks.evict(name, *token).await).await?;
     let holders = db.read(async || db.locks.holders(name).await).await;

@@ -510,12 +510,14 @@ async fn settings_that_hurt_are_told() {
             drop(own);
             // A program that uses the library keeps its leases in the application's file.
             db.locks().await.migrate().await.expect("migrate");
-            let ended = end(bare(&["-D", &db.url, "doctor", "--json"])).await.expect(0);
-            let reports = reports(&ended);
-            assert_eq!(reports.len(), 2, "{}", ended.stdout);
-            let application = read(&reports[1], ended);
-            assert!(application.database.ends_with("/test.db"), "{}", application.database);
-            application.assert("tables", "ok", "up to date").assert("durability", "warn", "journal_mode delete");
+            for (option, number) in [("--quiet", 1), ("--sidecar", 2)] {
+                let ended = end(bare(&["-D", &db.url, option, "doctor", "--json"])).await.expect(0);
+                let reports = reports(&ended);
+                assert_eq!(reports.len(), number, "{}", ended.stdout);
+                let application = read(&reports[number - 1], ended);
+                assert!(application.database.ends_with("/test.db"), "{}", application.database);
+                application.assert("tables", "ok", "up to date").assert("durability", "warn", "journal_mode delete");
+            }
         }
     }
 }

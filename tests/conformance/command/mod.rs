@@ -13,5 +13,6 @@ mod quorum;
 mod run;
 mod setup;
 mod sharing;
+mod sqlite_file;
 mod steps;
 mod tls;

@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(600);
 
 // ---- which database
 
-/// A directory, in it `.env` with these lines, and in it `a/b`, where sqlock is started.
+/// A directory, in it `.env` with these lines, and in it `a/b`.
 fn directory(dotenv: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a temporary directory");
     fs::create_dir_all(directory.path().join("a/b")).expect("the directory is ours to write");
@@ -28,9 +28,10 @@ fn directory(dotenv: &str) -> tempfile::TempDir {
     directory
 }
 
-fn below(directory: &tempfile::TempDir, arguments: &[&str]) -> Command {
+/// Started in a directory, where the user's state is kept as well.
+fn started_in(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = bare(arguments);
-    command.current_dir(directory.path().join("a/b"));
+    command.current_dir(directory).env("XDG_STATE_HOME", directory.join("state"));
     command
 }
 
@@ -39,57 +40,112 @@ async fn is_taken(db: &Fresh, name: &str) -> bool {
 }
 
 #[tokio::test]
-async fn the_database_is_found_in_a_dotenv_above() {
+async fn dotenv_of_the_current_directory_names_the_database() {
     let db = empty().await;
     let directory =
         directory(&format!("# secrets\nOTHER=\"of the file\"\nDATABASE_URL={}\nexport MORE='of it'\n", db.url));
     let script = "echo \"${OTHER-none} ${MORE-none}\"; \"$SQLOCK\" acquire inner >&2";
-    let mut command = below(&directory, &["run", "job", "--", "sh", "-c", script]);
-    let ended = end(std::mem::replace(command.env("SQLOCK", program()), Command::new("true"))).await.expect(0);
+    let mut command = started_in(directory.path(), &["run", "job", "--", "sh", "-c", script]);
+    command.env("SQLOCK", program());
+    let ended = end(command).await.expect(0);
     assert_eq!(ended.stdout, "none none\n", "the other variables there are not for the command");
     assert!(is_taken(&db, "inner").await, "it is found inside the command, too");
-    assert!(!directory.path().join("a/b/sqlock.db").exists());
 
-    // Of two, the nearer one.
+    // Of its two variables, the one that is for sqlock alone.
     let other = empty().await;
-    fs::write(directory.path().join("a/.env"), format!("DATABASE_URL=\"{}\"\n", other.url)).expect("a file");
-    end(below(&directory, &["acquire", "nearer"])).await.expect(0);
-    assert!(is_taken(&other, "nearer").await && !is_taken(&db, "nearer").await);
+    let lines = format!("DATABASE_URL={}\nSQLOCK_DATABASE_URL=\"{}\"\n", db.url, other.url);
+    fs::write(directory.path().join(".env"), lines).expect("a file");
+    end(started_in(directory.path(), &["acquire", "own"])).await.expect(0);
+    assert!(is_taken(&other, "own").await && !is_taken(&db, "own").await);
 }
 
 #[tokio::test]
-async fn the_command_line_comes_before_the_environment_and_that_before_dotenv() {
-    let (option, environment, file) = (empty().await, empty().await, empty().await);
+async fn dotenv_of_a_parent_directory_is_ignored() {
+    let db = empty().await;
+    let directory = directory(&format!("DATABASE_URL={}\n", db.url));
+    let ended = end(started_in(&directory.path().join("a/b"), &["acquire", "job"])).await.expect(0);
+    assert!(ended.stderr.contains("no database is named"), "{}", ended.stderr);
+    assert!(!is_taken(&db, "job").await);
+}
+
+#[tokio::test]
+async fn the_first_place_that_names_a_database_counts() {
+    let [option, own, environment, file] = [empty().await, empty().await, empty().await, empty().await];
     let directory = directory(&format!("DATABASE_URL={}\n", file.url));
-    let acquire = |name: &str, options: &[&str], variable: bool| {
-        let mut command = below(&directory, &[&["acquire", name], options].concat());
-        if variable {
-            command.env("DATABASE_URL", &environment.url);
-        }
+    let acquire = |name: &str, options: &[&str], variables: &[(&str, &str)]| {
+        let mut command = started_in(directory.path(), &[&["acquire", name], options].concat());
+        command.envs(variables.iter().copied());
         end(command)
     };
-    acquire("by option", &["-D", &option.url], true).await.expect(0);
-    acquire("by variable", &[], true).await.expect(0);
-    acquire("by file", &[], false).await.expect(0);
-    for (name, place) in [("by option", &option), ("by variable", &environment), ("by file", &file)] {
-        for db in [&option, &environment, &file] {
+    let both = [("SQLOCK_DATABASE_URL", &*own.url), ("DATABASE_URL", &*environment.url)];
+    acquire("by option", &["-D", &option.url], &both).await.expect(0);
+    acquire("by own variable", &[], &both).await.expect(0);
+    acquire("by variable", &[], &both[1..]).await.expect(0);
+    acquire("by file", &[], &[]).await.expect(0);
+    for (name, place) in
+        [("by option", &option), ("by own variable", &own), ("by variable", &environment), ("by file", &file)]
+    {
+        for db in [&option, &own, &environment, &file] {
             assert_eq!(is_taken(db, name).await, std::ptr::eq(db, place), "{name}");
         }
     }
-
     // An empty one is a mistake, not an absent one.
-    let mut command = below(&directory, &["acquire", "nowhere"]);
-    command.env("DATABASE_URL", "");
-    assert!(end(command).await.expect(78).stderr.contains("DATABASE_URL is empty"));
-    acquire("nowhere", &["-D", ""], true).await.expect(78);
+    for variable in ["SQLOCK_DATABASE_URL", "DATABASE_URL"] {
+        let ended = acquire("nowhere", &[], &[(variable, "")]).await.expect(78);
+        assert!(ended.stderr.contains(&format!("{variable} is empty")), "{}", ended.stderr);
+    }
+    acquire("nowhere", &["-D", ""], &both).await.expect(78);
+}
 
-    // Without any, a file here; which is said, since nobody on another host will see it.
-    let ended = acquire("by default", &["--no-dotenv"], false).await.expect(0);
-    assert!(ended.stderr.contains("sqlock.db"), "{}", ended.stderr);
-    assert!(directory.path().join("a/b/sqlock.db").exists());
-    assert!(!is_taken(&file, "by default").await);
-    let ended = acquire("by default", &["--no-dotenv", "-n"], false).await.expect(75);
-    assert!(ended.stderr.contains("not obtained"), "the same file the next time: {}", ended.stderr);
+#[tokio::test]
+async fn database_url_is_read_from_a_file() {
+    let db = empty().await;
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    fs::write(directory.path().join("url"), format!("{}\n", db.url)).expect("a file");
+    end(started_in(directory.path(), &["-D", "@url", "acquire", "job"])).await.expect(0);
+    assert!(is_taken(&db, "job").await);
+    let ended = end(started_in(directory.path(), &["-D", "@missing", "acquire", "job"])).await.expect(78);
+    assert!(ended.stderr.contains("missing"), "{}", ended.stderr);
+}
+
+#[tokio::test]
+async fn default_database_excludes_across_directories() {
+    let directory = directory("");
+    let acquire = |place: &str, options: &[&str]| {
+        let mut command = started_in(&directory.path().join(place), &[&["acquire", "job"], options].concat());
+        command.env("XDG_STATE_HOME", directory.path().join("state"));
+        end(command)
+    };
+    for (place, options, code) in [("a", &["-q"][..], 0), ("a/b", &["-n"], 75), ("a/b", &["-n", "-q"], 75)] {
+        let ended = acquire(place, options).await.expect(code);
+        for words in ["no database is named", "this user on this host only", "state/sqlock/"] {
+            assert!(ended.stderr.contains(words), "{options:?}: no {words}: {}", ended.stderr);
+        }
+    }
+    assert_eq!(fs::read_dir(directory.path().join("a/b")).expect("the directory").count(), 0, "nothing is left there");
+    let mode = fs::metadata(directory.path().join("state/sqlock")).expect("the directory").permissions();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o700);
+}
+
+#[tokio::test]
+async fn default_database_is_made_only_by_what_needs_it() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    end(started_in(directory.path(), &["ls"])).await.expect(0);
+    assert!(!directory.path().join("state").exists());
+}
+
+#[tokio::test]
+async fn require_database_refuses_the_default() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let by_option = started_in(directory.path(), &["--require-database", "run", "job", "--", "echo", "it ran"]);
+    let mut by_variable = started_in(directory.path(), &["run", "job", "--", "echo", "it ran"]);
+    by_variable.env("SQLOCK_REQUIRE_DATABASE", "1");
+    for command in [by_option, by_variable] {
+        let ended = end(command).await.expect(78);
+        assert_eq!(ended.stdout, "");
+        assert!(ended.stderr.contains("no database is named"), "{}", ended.stderr);
+    }
+    assert!(!directory.path().join("state").exists());
 }
 
 #[tokio::test]
@@ -278,8 +334,7 @@ async fn works_for_four_at_once(db: &Fresh) {
             let acquired = acquire.await.expect(0);
             let token = serde_json::from_str::<Value>(&acquired.stdout).expect("JSON")["token"].to_string();
             for verb in ["renew", "release"] {
-                let ended = end(bare(&["-D", &url, verb, &own, "--token", &token])).await.expect(0);
-                assert_eq!(ended.stderr, "");
+                run(&Fresh::at(url.clone()), &[verb, &own, "--token", &token]).await.expect(0);
             }
         });
     }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::report::{Check, Report};
 use super::tables::{Found, HISTORY};
 use super::{ask, brief, connect, first, in_time, tables, version};
-use crate::database::Kind;
+use crate::database::{self, Kind};
 
 /// The statements, laid out to be read.
 #[rustfmt::skip]
@@ -51,7 +51,11 @@ pub async fn examine(options: &SqliteConnectOptions, may_migrate: bool) -> Repor
         unmade(file, may_migrate, &mut report);
         return report;
     }
-    look_into(file, Use::OfTheCommand { may_migrate }, &mut report).await;
+    let of = match database::holds_nothing_but_leases(file) {
+        true => Use::OfTheCommand { may_migrate },
+        false => Use::OfTheApplication { may_migrate },
+    };
+    look_into(file, of, &mut report).await;
     report
 }
 
@@ -65,15 +69,20 @@ pub async fn examine_if_used(options: &SqliteConnectOptions) -> Option<Report> {
         return None;
     }
     let mut report = Report::of(format!("SQLite, the application's own file {}", file.display()));
-    look_into(file, Use::OfTheApplication, &mut report).await;
+    look_into(file, Use::OfTheApplication { may_migrate: false }, &mut report).await;
     Some(report)
 }
 
 /// Who keeps leases in a file.
 #[derive(Clone, Copy)]
 enum Use {
-    OfTheCommand { may_migrate: bool },
-    OfTheApplication,
+    OfTheCommand {
+        may_migrate: bool,
+    },
+    /// And the command too, if it is the file that leases are kept in.
+    OfTheApplication {
+        may_migrate: bool,
+    },
 }
 
 async fn open(file: &Path) -> Result<SqliteConnection, Error> {
@@ -118,7 +127,8 @@ async fn checks(conn: &mut SqliteConnection, file: &Path, of: Use, report: &mut 
 
     let expected = tables::expected(Kind::Sqlite);
     let found = find(conn).await;
-    let may_migrate = matches!(of, Use::OfTheCommand { may_migrate: true });
+    let may_migrate =
+        matches!(of, Use::OfTheCommand { may_migrate: true } | Use::OfTheApplication { may_migrate: true });
     report.add(
         "tables",
         found.as_ref().map_or_else(
@@ -144,7 +154,7 @@ async fn durability(conn: &mut SqliteConnection, of: Use) -> Result<Check, Error
     };
     let found = format!("journal_mode {}, synchronous {synchronous} unless a program sets another", first(&journal));
     Ok(match of {
-        Use::OfTheApplication if first(&journal) != "wal" => {
+        Use::OfTheApplication { .. } if first(&journal) != "wal" => {
             let advice =
                 "Set journal_mode to WAL in the options of your pool: then nobody who reads waits for who writes.";
             check.warn(found, advice)

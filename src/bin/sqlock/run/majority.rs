@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(4);
 const SHORTEST_LOOK: Duration = Duration::from_secs(1);
 
 pub async fn run(global: &Global, args: &Arguments, signals: &mut Signals) -> Outcome {
-    let all = Database::open_each(global)?;
+    let all = Database::open_each(global).await?;
     let clients: Vec<_> = all.iter().map(|db| db.locks.clone()).collect();
     let quorum = Quorum::new(clients.clone());
     let outcome = tokio::select! {

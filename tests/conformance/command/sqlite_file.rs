@@ -1,0 +1,90 @@
+//! Which SQLite file has the leases: the application's own, if programs use the library on it, else a sidecar. On the other
+//! databases there is one place, and library and command always exclude each other.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::DATABASE;
+use crate::support::command::{Ended, bare, end, run};
+use crate::support::{Database, Fresh, empty, fresh};
+
+const LONG: Duration = Duration::from_secs(600);
+
+/// The command as a user types it, without a choice of the file.
+async fn command(db: &Fresh, arguments: &[&str]) -> Ended {
+    end(bare(&[&["-D", &db.url], arguments].concat())).await
+}
+
+/// The path of a SQLite file.
+fn file(db: &Fresh) -> &str {
+    db.url.trim_start_matches("sqlite://").trim_end_matches("?mode=rwc")
+}
+
+#[tokio::test]
+async fn library_keeps_the_command_out() {
+    let db = fresh().await;
+    let lease = db.locks().await.lease("job").ttl(LONG).acquire().await.expect("acquire");
+    let refused = command(&db, &["run", "-n", "job", "--", "echo", "it ran"]).await.expect(75);
+    assert_eq!(refused.stdout, "");
+    let shown = command(&db, &["show", "job"]).await.expect(0).stdout;
+    assert!(shown.contains(&lease.token().to_string()), "{shown}");
+    lease.release().await.expect("release");
+    let ended = command(&db, &["run", "-n", "job", "--", "echo", "it ran"]).await.expect(0);
+    assert_eq!((&*ended.stdout, &*ended.stderr), ("it ran\n", ""));
+}
+
+#[tokio::test]
+async fn command_keeps_the_library_out() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let acquired = command(&db, &["acquire", "job", "--ttl", "10m"]).await.expect(0).stdout;
+    assert!(locks.lease("job").try_acquire().await.expect("try").is_none());
+    let token = serde_json::from_str::<Value>(&acquired).expect("JSON")["token"].to_string();
+    command(&db, &["release", "job", "--token", &token]).await.expect(0);
+    assert!(locks.lease("job").try_acquire().await.expect("try").is_some());
+}
+
+#[tokio::test]
+async fn sidecar_is_named_where_the_file_has_no_tables() {
+    let db = empty().await;
+    let ended = command(&db, &["run", "job", "--", "true"]).await.expect(0);
+    assert_eq!(ended.stderr.contains("test.db-sqlock"), DATABASE == Database::Sqlite, "{}", ended.stderr);
+    assert_eq!(command(&db, &["--quiet", "run", "job", "--", "true"]).await.expect(0).stderr, "");
+}
+
+/// Elsewhere the two options change nothing.
+#[tokio::test]
+async fn sidecar_and_same_file_choose_the_place() {
+    let db = fresh().await;
+    let _lease = db.locks().await.lease("job").ttl(LONG).acquire().await.expect("acquire");
+    let apart = if DATABASE == Database::Sqlite { 0 } else { 75 };
+    command(&db, &["--sidecar", "run", "-n", "job", "--", "true"]).await.expect(apart);
+    command(&db, &["--same-file", "run", "-n", "job", "--", "true"]).await.expect(75);
+    command(&db, &["--same-file", "--sidecar", "ls"]).await.expect(64);
+
+    // Chosen at first use, the file has the tables from then on.
+    let new = empty().await;
+    assert_eq!(command(&new, &["--same-file", "acquire", "job"]).await.expect(0).stderr, "");
+    assert!(new.locks().await.lease("job").try_acquire().await.expect("try").is_none());
+    command(&new, &["acquire", "-n", "job"]).await.expect(75);
+}
+
+/// A database on a server has no mode: there, the same command is merely accepted.
+#[tokio::test]
+async fn sidecar_has_the_mode_of_its_database() {
+    for mode in [0o600, 0o660, 0o644] {
+        let db = empty().await;
+        if DATABASE == Database::Sqlite {
+            fs::write(file(&db), "").expect("a file");
+            fs::set_permissions(file(&db), fs::Permissions::from_mode(mode)).expect("it is ours");
+        }
+        run(&db, &["acquire", "job"]).await.expect(0);
+        if DATABASE == Database::Sqlite {
+            let sidecar = fs::metadata(format!("{}-sqlock", file(&db))).expect("the sidecar");
+            assert_eq!(sidecar.permissions().mode() & 0o777, mode);
+        }
+    }
+}
