@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-use sqlock::{Error, LeaseInfo, Locks, LocksBuilder};
+use sqlock::{Error, Locks, LocksBuilder};
 #[cfg(feature = "sqlite")]
 use sqlx::sqlite::SqliteConnectOptions;
 
@@ -37,6 +37,8 @@ pub enum Kind {
 pub struct Database {
     pub locks: Locks,
     pub pool: Pool,
+    /// Where it is, for people.
+    pub place: String,
     may_migrate: bool,
     /// The file, on SQLite.
     file: Option<PathBuf>,
@@ -102,16 +104,9 @@ impl Database {
         } else {
             pool.locks()
         };
-        let _ = PLACE.set(say::printable_line(&place));
-        Ok(Self { locks, pool, may_migrate: !global.no_migrate, file })
-    }
-
-    /// Who holds a name, once there are tables.
-    pub async fn holder_of(&self, name: &str) -> sqlock::Result<Option<LeaseInfo>> {
-        match self.locks.inspect(name).await {
-            Err(Error::NotMigrated { .. }) if self.may_migrate => self.locks.migrate().await.map(|()| None),
-            holder => holder,
-        }
+        let place = say::printable_line(&place);
+        let _ = PLACE.set(place.clone());
+        Ok(Self { locks, pool, place, may_migrate: !global.no_migrate, file })
     }
 
     /// Does something that needs the tables, and creates them when they are missing.

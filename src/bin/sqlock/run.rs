@@ -73,6 +73,7 @@ pub struct Arguments {
     elect: bool,
     /// The databases that --database-url or DATABASE_URL names, URL,URL,URL, of any kinds, are independent of each other: hold
     /// the name on a majority of them, and go on while any minority is down. Between processes that wait there is no order.
+    /// Each needs its tables before: one without them may have lost its data, and is refused (78) until sqlock migrate.
     #[arg(long, conflicts_with_all = ["shared", "permits", "hold_at_least", "max_hold", "elect"])]
     quorum: bool,
     /// The command and its arguments, after "--".

@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use sqlock::Locks;
 
 use crate::DATABASE;
-use crate::support::command::{ClosedPort, Running, bare, beside, end, held};
+use crate::support::command::{ClosedPort, Running, bare, beside, end, held, run};
 use crate::support::{Database, Fresh, empty};
 
 /// Two databases that are there, and one that is not.
@@ -18,7 +18,7 @@ struct Three {
 
 impl Three {
     async fn with_one_down() -> Self {
-        let (there, down) = ([empty().await, empty().await], ClosedPort::reserve());
+        let (there, down) = ([fresh_for_the_command().await, fresh_for_the_command().await], ClosedPort::reserve());
         let urls = format!("{},postgres://nobody:secret@127.0.0.1:{}/x,{}", there[0].url, down.number(), there[1].url);
         Self { there, _not_there: down, urls }
     }
@@ -30,6 +30,29 @@ impl Three {
     async fn locks(&self) -> [Locks; 2] {
         [beside(&self.there[0]).await, beside(&self.there[1]).await]
     }
+}
+
+/// A database with the tables of the command.
+async fn fresh_for_the_command() -> Fresh {
+    let db = empty().await;
+    run(&db, &["migrate"]).await.expect(0);
+    db
+}
+
+#[tokio::test]
+async fn quorum_refuses_a_database_without_tables() {
+    let (one, two, lost) = (fresh_for_the_command().await, fresh_for_the_command().await, empty().await);
+    let urls = format!("{},{},{}", one.url, two.url, lost.url);
+    let arguments = ["-D", &urls, "run", "--quorum", "job", "--", "echo", "it ran"];
+    let ended = end(bare(&arguments)).await.expect(78);
+    assert_eq!(ended.stdout, "");
+    for words in ["database 3 of 3", "has no sqlock tables", "sqlock migrate"] {
+        assert!(ended.stderr.contains(words), "no {words}: {}", ended.stderr);
+    }
+    // It was asked, and not changed.
+    run(&lost, &["--no-migrate", "acquire", "job"]).await.expect(78);
+    run(&lost, &["migrate"]).await.expect(0);
+    assert_eq!(end(bare(&arguments)).await.expect(0).stdout, "it ran\n");
 }
 
 #[tokio::test]
@@ -69,7 +92,7 @@ async fn a_command_is_stopped_when_the_majority_is_lost() {
 
 #[tokio::test]
 async fn one_database_of_three_is_no_majority() {
-    let (one, down) = (empty().await, ClosedPort::reserve());
+    let (one, down) = (fresh_for_the_command().await, ClosedPort::reserve());
     let urls = format!("postgres://u@127.0.0.1:{0}/x,{1},mysql://u@127.0.0.1:{0}/x", down.number(), one.url);
     let ended = end(bare(&["-D", &urls, "run", "--quorum", "job", "--", "true"])).await.expect(69);
     assert!(ended.stderr.contains("1 of 3"), "{}", ended.stderr);
@@ -79,8 +102,7 @@ async fn one_database_of_three_is_no_majority() {
 #[tokio::test]
 async fn timeout_covers_the_outage_of_a_majority() {
     const WAIT: Duration = Duration::from_secs(12);
-    let (one, down) = (empty().await, ClosedPort::reserve());
-    beside(&one).await;
+    let (one, down) = (fresh_for_the_command().await, ClosedPort::reserve());
     let urls = format!("postgres://u@127.0.0.1:{0}/x,{1},mysql://u@127.0.0.1:{0}/x", down.number(), one.url);
     let start = Instant::now();
     let ended = end(bare(&["-D", &urls, "run", "--quorum", "-w", "12s", "job", "--", "true"])).await.expect(69);

@@ -16,7 +16,7 @@ use crate::options::Global;
 use crate::say::{self, quoted};
 use crate::signals::Signals;
 
-/// How long one of them may take to see to its tables: it may be the one that is down.
+/// How long one of them may take to tell who holds the name: it may be the one that is down.
 const PATIENCE: Duration = Duration::from_secs(4);
 
 /// The same with a --timeout that is shorter: one that is there can answer.
@@ -49,20 +49,29 @@ async fn obtain(args: &Arguments, all: Vec<Database>, quorum: &Quorum) -> Result
     let patience = args.terms.timeout.map_or(PATIENCE, |at_most| at_most.clamp(SHORTEST_LOOK, PATIENCE));
     let around = child::enclosing_owners();
     let mut ready = JoinSet::new();
-    for db in all {
+    let count = all.len();
+    for (i, db) in all.into_iter().enumerate() {
         let name = name.clone();
-        ready.spawn(timeout(patience, async move { db.holder_of(&name).await }));
+        let node = format!("database {} of {count} ({})", i + 1, db.place);
+        ready.spawn(async move { (node, timeout(patience, db.locks.inspect(&name)).await) });
     }
     while let Some(looked) = ready.join_next().await {
         match looked {
-            Ok(Ok(Ok(Some(held)))) if held.owner.is_some_and(|owner| around.contains(&owner)) => {
+            Ok((_, Ok(Ok(Some(held))))) if held.owner.is_some_and(|owner| around.contains(&owner)) => {
                 return Err(Failure::usage(format!(
                     "{}: the sqlock run around this one holds it; in here, this one would wait for ever",
                     quoted(&name)
                 )));
             }
+            // It may have lost its data, and with them the votes that it has given.
+            Ok((node, Ok(Err(Error::NotMigrated { .. })))) => {
+                return Err(Failure::configuration(format!(
+                    "{node} has no sqlock tables. A new database: run \"sqlock migrate\" with its URL. One that has lost its \
+                     data: do so when the longest TTL in use has passed, since it may have granted names that are still held"
+                )));
+            }
             // One that is down is what the others are for.
-            Ok(Ok(Err(error))) if !matches!(error, Error::Unavailable { .. }) => return Err(error.into()),
+            Ok((_, Ok(Err(error)))) if !matches!(error, Error::Unavailable { .. }) => return Err(error.into()),
             _ => {}
         }
     }
