@@ -1,21 +1,18 @@
-//! Holders and waiters that die, sleep, or have the wrong time.
+//! Holders and waiters that die or sleep.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use sqlock::{LeaseInfo, Locks};
 
-use crate::DATABASE;
 use crate::support::history::boot_ns;
-use crate::support::worker::{Clock, Guarded, Worker};
-use crate::support::{Database, Fresh, SOON, fresh, soon};
+use crate::support::worker::{Guarded, Worker};
+use crate::support::{SOON, fresh, soon};
 
 /// How late anything may be on a busy machine. Nothing may be early.
 const SLACK: Duration = Duration::from_secs(10);
 
 /// A TTL that nobody waits for.
 const LONG: Duration = Duration::from_secs(120);
-
-const HOUR: i64 = 3600;
 
 #[tokio::test]
 async fn a_killed_holder_keeps_the_name_for_the_ttl_since_its_last_renewal_and_no_longer() {
@@ -120,123 +117,12 @@ async fn a_waiter_that_was_killed_delays_nobody() {
     .await;
 }
 
-/// With one clock for all, the server's, nobody's own clock matters. SQLite has no server: its clock is that of the
-/// process that asks, and all that remains of the promises then is that tokens rise and fences hold.
-#[tokio::test]
-async fn a_client_whose_clock_is_an_hour_ahead_changes_nothing() {
-    client_whose_clock_is_wrong(HOUR).await;
-}
-
-#[tokio::test]
-async fn a_client_whose_clock_is_an_hour_behind_changes_nothing() {
-    client_whose_clock_is_wrong(-HOUR).await;
-}
-
-async fn client_whose_clock_is_wrong(ahead: i64) {
-    let db = fresh().await;
-    let locks = db.locks().await;
-    let clock = Clock::ahead(ahead);
-    let mut wrong = Worker::start_under(&clock, &db.url);
-    let its_clock: i64 = wrong.ask("clock").await.parse().expect("a time");
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("the clock is past 1970");
-    let off = its_clock / 1000 - i64::try_from(now.as_secs()).expect("seconds");
-    assert!((off - ahead).abs() < HOUR / 2, "its clock is ahead by {off} s");
-    match DATABASE {
-        Database::Sqlite if ahead > 0 => sqlite_client_ahead(&db, &locks, &mut wrong).await,
-        Database::Sqlite => sqlite_client_behind(&db, &locks, &mut wrong).await,
-        _ => client_of_a_server(&locks, &mut wrong).await,
-    }
-}
-
-async fn client_of_a_server(locks: &Locks, wrong: &mut Worker) {
-    const TTL: Duration = Duration::from_millis(1500);
-    // Its holding begins between two of ours, by the one clock that counts, and in the order of tokens.
-    let (_earlier, its_token, _later) = (
-        locks.lease("earlier").acquire().await.expect("acquire"),
-        wrong.hold("a", TTL).await,
-        locks.lease("later").acquire().await.expect("acquire"),
-    );
-    let (earlier, its, later) = (held(locks, "earlier").await, held(locks, "a").await, held(locks, "later").await);
-    assert_eq!(its.token.get(), its_token);
-    assert!(earlier.acquired_at <= its.acquired_at && its.acquired_at <= later.acquired_at);
-    assert!(earlier.token < its.token && its.token < later.token);
-    assert!(its.remaining <= TTL);
-
-    // It renews, by as much as it should.
-    let renewed = renewed(locks, &its).await;
-    assert_eq!(renewed.token, its.token);
-    assert!(renewed.remaining <= TTL);
-    assert!(locks.lease("a").try_acquire().await.expect("try").is_none());
-    assert!(wrong.status().await.0);
-    assert_eq!(wrong.ask("release").await, "released");
-
-    // It waits for others as long as it should.
-    let lease = locks.lease("a").ttl(TTL).renew(false).acquire().await.expect("acquire");
-    assert!(lease.token() > its.token);
-    let ours = held(locks, "a").await;
-    assert_eq!(wrong.try_hold("a", LONG).await, None);
-    let next = wrong.hold("a", LONG).await;
-    assert!(next > lease.token().get());
-    let taken = held(locks, "a").await;
-    assert!(taken.acquired_at >= ours.expires_at);
-    assert!(taken.acquired_at <= ours.expires_at + SLACK);
-    assert!(taken.remaining <= LONG && taken.remaining > LONG - SLACK);
-}
-
-async fn sqlite_client_ahead(db: &Fresh, locks: &Locks, wrong: &mut Worker) {
-    let guarded = Guarded::create(db, &["a"]).await;
-    let mut right = Worker::start(&db.url);
-    // The holder's time has run out long ago, for one who lives an hour later.
-    let first = right.hold("a", Duration::from_secs(6)).await;
-    let second = wrong.try_hold("a", LONG).await.expect("expired by its clock");
-    assert!(second > first);
-    let info = held(locks, "a").await;
-    assert!(info.remaining > Duration::from_secs(3000), "by our clock: {:?}", info.remaining);
-    // The holder's transaction is refused, and it learns of the loss at its next renewal or its deadline.
-    let fenced = right.ask("fenced").await;
-    assert!(fenced.starts_with("lost"), "{fenced}");
-    let cause = right.ask("lost").await;
-    assert!(cause == "expired" || cause == "superseded", "{cause}");
-    assert_eq!(wrong.ask("fenced").await, "committed");
-    assert_eq!(right.try_hold("a", LONG).await, None);
-    assert_eq!(wrong.ask("release").await, "released");
-    // A release is one by any clock, and the next token is higher although the clock that it is made from is behind.
-    let third = right.try_hold("a", LONG).await.expect("free");
-    assert!(third > second);
-    assert_eq!(right.ask("fenced").await, "committed");
-    assert_eq!(guarded.value("a").await, 2);
-}
-
-async fn sqlite_client_behind(db: &Fresh, locks: &Locks, wrong: &mut Worker) {
-    let guarded = Guarded::create(db, &["a"]).await;
-    let mut right = Worker::start(&db.url);
-    let first = right.hold("a", LONG).await;
-    let (token, remaining) = wrong.inspect("a").await.expect("held");
-    assert_eq!(token, first);
-    assert!(remaining > Duration::from_secs(3000), "by its clock: {remaining:?}");
-    assert_eq!(wrong.try_hold("a", LONG).await, None);
-    assert_eq!(right.ask("release").await, "released");
-    // Its own holding is over as soon as it begins, for all others.
-    let second = wrong.try_hold("a", LONG).await.expect("free");
-    assert!(second > first);
-    assert!(locks.inspect("a").await.expect("inspect").is_none());
-    let third = right.try_hold("a", LONG).await.expect("expired by our clock");
-    assert!(third > second);
-    let fenced = wrong.ask("fenced").await;
-    assert!(fenced.starts_with("lost"), "{fenced}");
-    assert_eq!(right.ask("fenced").await, "committed");
-    assert_eq!(guarded.value("a").await, 1);
-    let released = wrong.ask("release").await;
-    assert!(released.starts_with("lost"), "{released}");
-    assert!(right.status().await.0);
-}
-
-async fn held(locks: &Locks, name: &str) -> LeaseInfo {
+pub(super) async fn held(locks: &Locks, name: &str) -> LeaseInfo {
     locks.inspect(name).await.expect("inspect").expect("held by somebody")
 }
 
 /// Waits until the holder has renewed.
-async fn renewed(locks: &Locks, before: &LeaseInfo) -> LeaseInfo {
+pub(super) async fn renewed(locks: &Locks, before: &LeaseInfo) -> LeaseInfo {
     soon("a renewal", async {
         loop {
             let now = held(locks, before.name.as_str()).await;

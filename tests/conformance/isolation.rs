@@ -2,20 +2,19 @@
 //! every level that a transaction can have (promise 6).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlock::{Error, FenceError, Locks, LossCause};
 use sqlx::{AssertSqlSafe, Executor};
 use sqlx_core::transaction::TransactionManager;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep};
 
 use super::fence::{
     Books, Business, add_one, assert_kept_out, books, books_in, in_line, keeps_to_snapshots, levels, run,
 };
 use crate::support::server::{Options, Server};
-use crate::support::{Database, Fresh, SOON, builder, connect, fresh, fresh_on, soon};
+use crate::support::{Database, SOON, builder, connect, fresh, fresh_on, soon};
 use crate::{DATABASE, Sql};
 
 // ---- defaults
@@ -425,45 +424,4 @@ async fn fence_outside_a_transaction_is_refused() {
     assert!(matches!(error, Error::Fence(FenceError::NoTransaction)), "{error}");
     drop(tx);
     lease.release().await.expect("release");
-}
-
-#[tokio::test]
-async fn fence_of_a_transaction_of_another_kind_of_database_is_refused() {
-    let db: Fresh = fresh().await;
-    let lease = db.locks().await.lease("a").acquire().await.expect("acquire");
-    let error = if DATABASE == Database::Sqlite {
-        let other = sqlx::PgPool::connect_lazy(&a_server_that_only_begins().await).expect("a URL");
-        let mut tx = soon("the other database", other.begin()).await.expect("begin");
-        lease.fence(&mut tx).await
-    } else {
-        let other = sqlx::SqlitePool::connect("sqlite::memory:").await.expect("a database in memory");
-        let mut tx = other.begin().await.expect("begin");
-        lease.fence(&mut tx).await
-    };
-    let error = error.expect_err("its locks are not ours");
-    assert!(matches!(error, Error::Fence(FenceError::OtherDatabase)), "{error}");
-    assert!(lease.is_held());
-}
-
-/// As much of PostgreSQL as it takes to have a transaction of it where no server is: it greets, and agrees to everything.
-pub(super) async fn a_server_that_only_begins() -> String {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let port = listener.local_addr().expect("the port").port();
-    tokio::spawn(async move {
-        let (mut client, _) = listener.accept().await.expect("a client");
-        let mut buffer = [0; 4096];
-        let mut greeting = true;
-        while client.read(&mut buffer).await.is_ok_and(|length| length > 0) {
-            // AuthenticationOk or CommandComplete, then ReadyForQuery.
-            let answer: &[u8] =
-                if greeting { b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I" } else { b"C\0\0\0\x0aBEGIN\0Z\0\0\0\x05T" };
-            greeting = false;
-            if client.write_all(answer).await.is_err() {
-                return;
-            }
-        }
-    });
-    static SERIAL: AtomicU32 = AtomicU32::new(0);
-    let user = SERIAL.fetch_add(1, Ordering::Relaxed);
-    format!("postgres://u{user}@127.0.0.1:{port}/x?sslmode=disable")
 }

@@ -1,6 +1,8 @@
 //! Written once, by noun; every database passes it.
 
 mod cancel;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod clock;
 #[cfg(feature = "cli")]
 mod command;
 mod connections;
@@ -9,6 +11,8 @@ mod duration;
 mod election;
 mod examples;
 mod fence;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+mod foreign_transaction;
 mod handover;
 #[cfg(feature = "axum")]
 mod http;

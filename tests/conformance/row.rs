@@ -11,7 +11,6 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::fence::{Books, Business, add_one, books, levels, run};
-use super::isolation::a_server_that_only_begins;
 use crate::support::{Database, SOON, connect, soon};
 use crate::{DATABASE, Sql};
 
@@ -983,26 +982,6 @@ async fn dropped_wait_leaves_no_lock_and_no_open_transaction() {
         let rival = Rival::on(&books).await;
         assert!(rival.finds_free("a").await, "nobody has the lock");
     }
-}
-
-#[tokio::test]
-async fn transaction_of_another_kind_of_database_is_refused() {
-    let books = books().await;
-    let locks = books.db.locks().await;
-    let error = elsewhere(&locks).await;
-    assert_eq!(cause(&error), &RowError::OtherDatabase);
-}
-
-/// Tries to lock in a transaction of a database that is not the one under test.
-async fn elsewhere(locks: &Locks) -> Error {
-    if DATABASE == Database::Sqlite {
-        let pool = sqlx::PgPool::connect_lazy(&a_server_that_only_begins().await).expect("a URL");
-        let mut tx = soon("the other database", pool.begin()).await.expect("begin");
-        return locks.row("a").lock(&mut tx).await.expect_err("another kind");
-    }
-    let pool = sqlx::SqlitePool::connect("sqlite::memory:").await.expect("SQLite");
-    let mut tx = pool.begin().await.expect("begin");
-    locks.row("a").lock(&mut tx).await.expect_err("another kind")
 }
 
 /// A lock of one row looks at one row, by the unique index, and locks nothing beside it: what the server itself counts.

@@ -1,4 +1,4 @@
-//! A database that crashes, freezes, or has its clock set.
+//! A database that crashes or freezes.
 //!
 //! SQLite has no server: there, what stops everybody is a process that keeps the only write lock, and what a crash
 //! leaves to be repaired is the half of a transaction that such a process has written when it dies.
@@ -9,14 +9,12 @@ use sqlock::{Error, Lease, Locks, LossCause};
 use tokio::time::{Instant, sleep_until};
 
 use crate::DATABASE;
-use crate::support::server::{Options, Server};
-use crate::support::worker::{Clock, Guarded, Worker};
+use crate::support::server::Server;
+use crate::support::worker::Worker;
 use crate::support::{Fresh, fresh, fresh_on, soon};
 
 /// A TTL that nobody waits for.
 const LONG: Duration = Duration::from_secs(120);
-
-const HOUR: i64 = 3600;
 
 /// A database of this test's own that can be put out of order.
 enum Patient {
@@ -166,105 +164,6 @@ async fn a_server_that_is_frozen_is_unavailable_in_bounded_time_and_all_recovers
     let next = soon("the next grant", ours.lease("ours").acquire()).await.expect("acquire");
     assert!(next.token() > token);
     next.release().await.expect("release");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_the_databases_clock_jumps_tokens_only_rise_and_fenced_data_stay_exact() {
-    const TTL: Duration = Duration::from_secs(6);
-    let host = Host::start();
-    let db = host.database().await;
-    let guarded = Guarded::create(&db, &["a"]).await;
-    let (mut first, mut second) = (host.worker(&db), host.worker(&db));
-    let mut tokens = vec![first.hold("a", TTL).await];
-    assert_eq!(first.ask("fenced").await, "committed");
-
-    // An hour forward: the lease has expired. (Unless it is renewed in this very moment, before anybody has asked.)
-    let mut ahead = 0;
-    let token = loop {
-        ahead += HOUR;
-        assert!(ahead < 10 * HOUR, "nobody can take over");
-        host.jump(ahead);
-        if let Some(token) = second.try_hold("a", TTL).await {
-            break token;
-        }
-    };
-    tokens.push(token);
-    // The first one cannot know yet, and can do no harm. It is told soon.
-    let fenced = first.ask("fenced").await;
-    assert!(fenced.starts_with("lost"), "{fenced}");
-    assert_eq!(second.ask("fenced").await, "committed");
-    let cause = first.ask("lost").await;
-    assert!(cause == "superseded" || cause == "expired", "{cause}");
-    let released = first.ask("release").await;
-    assert!(released.starts_with("lost"), "{released}");
-
-    // An hour back: the lease would last for an hour and more, if no renewal put that right.
-    host.jump(ahead - HOUR);
-    soon("the renewal", async {
-        loop {
-            let (holder, remaining) = second.inspect("a").await.expect("held");
-            assert_eq!(holder, token);
-            if remaining <= TTL {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
-    assert!(second.status().await.0);
-    assert_eq!(second.ask("fenced").await, "committed");
-    assert_eq!(first.try_hold("a", TTL).await, None);
-    assert_eq!(second.ask("release").await, "released");
-    tokens.push(first.try_hold("a", TTL).await.expect("free"));
-    assert_eq!(first.ask("fenced").await, "committed");
-
-    // Earlier than it has ever been.
-    host.jump(-HOUR);
-    assert_eq!(first.ask("release").await, "released");
-    tokens.push(second.try_hold("a", TTL).await.expect("free"));
-    assert_eq!(second.ask("fenced").await, "committed");
-    assert_eq!(second.ask("release").await, "released");
-
-    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
-    assert_eq!(guarded.value("a").await, 5);
-    let written: Vec<i64> = guarded.audit().await.iter().map(|row| row.token.cast_signed()).collect();
-    assert_eq!(written, [tokens[0], tokens[1], tokens[1], tokens[2], tokens[3]]);
-}
-
-/// Where the clock is that leases are measured with, and can be set.
-enum Host {
-    Server(Server),
-    Workers(Clock),
-}
-
-impl Host {
-    fn start() -> Self {
-        match DATABASE.server() {
-            Some(kind) => Self::Server(Server::start_with(kind, Options { faketime: true, ..Options::default() })),
-            None => Self::Workers(Clock::ahead(0)),
-        }
-    }
-
-    async fn database(&self) -> Fresh {
-        match self {
-            Self::Server(server) => fresh_on(&server.url()).await,
-            Self::Workers(_) => fresh().await,
-        }
-    }
-
-    fn worker(&self, db: &Fresh) -> Worker {
-        match self {
-            Self::Server(_) => Worker::start(&db.url),
-            Self::Workers(clock) => Worker::start_under(clock, &db.url),
-        }
-    }
-
-    fn jump(&self, seconds: i64) {
-        match self {
-            Self::Server(server) => server.jump_clock(seconds),
-            Self::Workers(clock) => clock.jump(seconds),
-        }
-    }
 }
 
 /// A little before the local deadline.

@@ -32,6 +32,8 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a program for tests")]
 
+#[path = "any_pool.rs"]
+mod any_pool;
 #[path = "gather.rs"]
 mod gather;
 #[path = "history.rs"]
@@ -51,13 +53,12 @@ use std::time::{Duration, SystemTime};
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 use sqlock::{Error, Lease, LeaseRequest, Locks, SessionLock};
-use sqlx::mysql::MySqlPoolOptions;
-use sqlx::postgres::PgPoolOptions;
-use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
-use sqlx::{AssertSqlSafe, Connection, MySqlPool, PgPool, SqliteConnection, SqlitePool};
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
+use any_pool::{AnyPool, on_pool};
 use gather::How;
 use history::{Event, Op, Outcome, Recorder, boot_ns};
 use inside::{Inside, Manner, Visits};
@@ -71,10 +72,13 @@ fn main() {
         .enable_all()
         .build()
         .expect("a runtime can be built");
-    let database = Database::open(&runtime, &url);
+    let pool = {
+        let _inside = runtime.enter();
+        AnyPool::open(&url, 4)
+    };
     let mut worker = Worker {
-        locks: database.locks(),
-        database,
+        locks: pool.builder().ttl_range(Duration::from_millis(100)..=Duration::from_secs(86_400)).build(),
+        pool,
         runtime,
         url,
         waiting: None,
@@ -97,59 +101,12 @@ fn say(answer: &str) {
     let _ = writeln!(out, "{}", answer.replace('\n', " ")).and_then(|()| out.flush());
 }
 
-/// The pool of the application that this process plays.
-#[derive(Clone)]
-enum Database {
-    Postgres(PgPool),
-    MySql(MySqlPool),
-    Sqlite(SqlitePool),
-}
-
-/// The same code for each type of pool.
-macro_rules! on {
-    ($database:expr, $pool:ident => $work:expr) => {
-        match $database {
-            Database::Postgres($pool) => $work,
-            Database::MySql($pool) => $work,
-            Database::Sqlite($pool) => $work,
-        }
-    };
-}
-
-impl Database {
-    fn open(runtime: &Runtime, url: &str) -> Self {
-        const CONNECTIONS: u32 = 4;
-        const PATIENCE: Duration = Duration::from_secs(30);
-        let _inside = runtime.enter();
-        const URL: &str = "the URL can be parsed";
-        match url.split(':').next() {
-            Some("postgres") => {
-                let options = PgPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(PATIENCE);
-                Self::Postgres(options.connect_lazy(url).expect(URL))
-            }
-            Some("mysql") => {
-                let options = MySqlPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(PATIENCE);
-                Self::MySql(options.connect_lazy(url).expect(URL))
-            }
-            Some("sqlite") => {
-                let file: SqliteConnectOptions = url.parse().expect(URL);
-                let options = SqlitePoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(PATIENCE);
-                Self::Sqlite(options.connect_lazy_with(file.busy_timeout(PATIENCE)))
-            }
-            _ => panic!("{url} is no database of ours"),
-        }
-    }
-
-    fn locks(&self) -> Locks {
-        let builder = on!(self, pool => Locks::builder(pool.clone()));
-        builder.ttl_range(Duration::from_millis(100)..=Duration::from_secs(86_400)).build()
-    }
-
+impl AnyPool {
     /// Adds one to the counter that the lease guards, and a line to the audit, in a fenced transaction. The counter is
     /// read and written back: whoever else writes in between is lost.
     async fn write(&self, lease: &Lease, proc: &str, log: impl Fn(Op, u64, Outcome)) -> Result<(), Failure> {
         let (name, token) = (lease.name(), lease.token());
-        on!(self, pool => {
+        on_pool!(self, pool => {
             let invoked = boot_ns();
             let mut tx = pool.begin().await.map_err(Failure::of)?;
             let fenced = lease.fence(&mut tx).await;
@@ -225,7 +182,7 @@ type Waiting = tokio::task::JoinHandle<Result<Lease, Error>>;
 
 struct Worker {
     locks: Locks,
-    database: Database,
+    pool: AnyPool,
     runtime: Runtime,
     url: String,
     waiting: Option<Waiting>,
@@ -278,7 +235,7 @@ impl Worker {
             }
             ["fenced"] => {
                 let proc = proc();
-                let write = self.database.write(&self.held()?.lease, &proc, |_, _, _| {});
+                let write = self.pool.write(&self.held()?.lease, &proc, |_, _, _| {});
                 match self.runtime.block_on(write) {
                     Ok(()) => "committed".into(),
                     Err(failure) => failure.text,
@@ -486,7 +443,7 @@ async fn seize(url: &str) -> sqlx::Result<SqliteConnection> {
 /// Many tasks that want one name, and all they see on record.
 struct Storm {
     locks: Locks,
-    database: Database,
+    pool: AnyPool,
     name: String,
     ttl: Duration,
     proc: String,
@@ -497,7 +454,7 @@ impl Storm {
     fn new(worker: &Worker, name: &str, dir: &Path, ttl: Duration) -> Arc<Self> {
         Arc::new(Self {
             locks: worker.locks.clone(),
-            database: worker.database.clone(),
+            pool: worker.pool.clone(),
             name: name.into(),
             ttl,
             proc: proc(),
@@ -539,7 +496,7 @@ impl Storm {
         let held = if lease.is_held() { Outcome::Ok } else { Outcome::Refused };
         self.record(&lease, Op::Held, invoked, held);
         let log = |op, invoked, outcome| self.record(&lease, op, invoked, outcome);
-        let mut lost = match self.database.write(&lease, &self.proc, log).await {
+        let mut lost = match self.pool.write(&lease, &self.proc, log).await {
             Ok(()) => false,
             Err(failure) if failure.lost => true,
             Err(failure) => return Err(failure.text),

@@ -18,20 +18,22 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a program for tests")]
 
+#[path = "any_pool.rs"]
+mod any_pool;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::process::{Signal, set_parent_process_death_signal};
-use sqlock::{Attempt, Error, Fingerprint, Idempotency, IdempotencyKey, Locks, Outcome, RetryError};
-use sqlx::mysql::MySqlPoolOptions;
-use sqlx::postgres::PgPoolOptions;
-use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
-use sqlx::{AssertSqlSafe, MySqlPool, PgPool, SqlitePool};
+use sqlock::{Attempt, Error, Fingerprint, Idempotency, IdempotencyKey, Outcome, RetryError};
+use sqlx::AssertSqlSafe;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+
+use any_pool::{AnyPool, on_pool};
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {
@@ -84,50 +86,16 @@ fn told(outcome: Result<Outcome<String>, String>) -> String {
     }
 }
 
-enum Pool {
-    Postgres(PgPool),
-    MySql(MySqlPool),
-    Sqlite(SqlitePool),
-}
-
-/// The same code for each type of pool.
-macro_rules! on {
-    ($pool:expr, $each:ident => $work:expr) => {
-        match $pool {
-            Pool::Postgres($each) => $work,
-            Pool::MySql($each) => $work,
-            Pool::Sqlite($each) => $work,
-        }
-    };
-}
-
 struct Till {
-    pool: Pool,
+    pool: AnyPool,
     payments: Idempotency,
     provider: Option<u16>,
 }
 
 impl Till {
     fn open(url: &str, provider: Option<u16>) -> Self {
-        const CONNECTIONS: u32 = 6;
-        const PATIENCE: Duration = Duration::from_secs(30);
-        const URL: &str = "the URL can be parsed";
-        let pool = match url.split(':').next() {
-            Some("postgres") => {
-                let options = PgPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(PATIENCE);
-                Pool::Postgres(options.connect_lazy(url).expect(URL))
-            }
-            Some("mysql") => {
-                let options = MySqlPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(PATIENCE);
-                Pool::MySql(options.connect_lazy(url).expect(URL))
-            }
-            _ => {
-                let file: SqliteConnectOptions = url.parse().expect(URL);
-                let options = SqlitePoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(PATIENCE);
-                Pool::Sqlite(options.connect_lazy_with(file.busy_timeout(PATIENCE)))
-            }
-        };
-        let locks = on!(&pool, pool => Locks::new(pool.clone()));
+        let pool = AnyPool::open(url, 6);
+        let locks = pool.builder().build();
         // So short that a test sees it run out.
         let payments = Idempotency::new(&locks).namespace("payments").lease(Duration::from_secs(1));
         Self { pool, payments, provider }
@@ -137,7 +105,7 @@ impl Till {
         let (alice, request) = (IdempotencyKey::new("alice", key), Fingerprint::of([key]));
         let receipt = uuid::Uuid::new_v4().simple().to_string();
         let write = format!("INSERT INTO charge (request_key, receipt) VALUES ('{key}', '{receipt}')");
-        let done: Result<_, RetryError<Error>> = on!(&self.pool, pool => {
+        let done: Result<_, RetryError<Error>> = on_pool!(&self.pool, pool => {
             self.payments.run(pool, &alice, &request, async |tx| {
                 sqlx::raw_sql(AssertSqlSafe(write.clone())).execute(&mut **tx).await?;
                 // Something takes time, so that there is a middle to be killed in.
@@ -169,7 +137,7 @@ impl Till {
             })
             .await?;
         let write = format!("INSERT INTO charge (request_key, receipt) VALUES ('{}', '{receipt}')", attempt.key());
-        on!(&self.pool, pool => {
+        on_pool!(&self.pool, pool => {
             let mut tx = pool.begin().await?;
             sqlx::raw_sql(AssertSqlSafe(write)).execute(&mut *tx).await?;
             attempt.complete_in(&mut tx, &receipt).await?;

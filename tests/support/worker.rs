@@ -170,7 +170,11 @@ fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test knows where it is");
     let profile = test.ancestors().nth(2).expect("tests are in target/PROFILE/deps");
     let program = profile.join("examples").join(name);
-    assert!(program.exists(), "there is no {}: run cargo build --examples --all-features", program.display());
+    assert!(
+        program.exists(),
+        "{} is missing: build it with `cargo build --examples` and the features of this test",
+        program.display()
+    );
     program
 }
 

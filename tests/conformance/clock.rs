@@ -1,0 +1,230 @@
+//! Clocks that are wrong, and clocks that jump. They are set with libfaketime, which comes with the servers of scripts/test;
+//! a build for SQLite alone has to do without.
+
+use std::time::{Duration, SystemTime};
+
+use sqlock::Locks;
+
+use super::crash::{held, renewed};
+use crate::DATABASE;
+use crate::support::server::{Options, Server};
+use crate::support::worker::{Clock, Guarded, Worker};
+use crate::support::{Database, Fresh, fresh, fresh_on, soon};
+
+/// How late anything may be on a busy machine. Nothing may be early.
+const SLACK: Duration = Duration::from_secs(10);
+
+/// A TTL that nobody waits for.
+const LONG: Duration = Duration::from_secs(120);
+
+const HOUR: i64 = 3600;
+
+/// With one clock for all, the server's, nobody's own clock matters. SQLite has no server: its clock is that of the
+/// process that asks, and all that remains of the promises then is that tokens rise and fences hold.
+#[tokio::test]
+async fn a_client_whose_clock_is_an_hour_ahead_changes_nothing() {
+    client_whose_clock_is_wrong(HOUR).await;
+}
+
+#[tokio::test]
+async fn a_client_whose_clock_is_an_hour_behind_changes_nothing() {
+    client_whose_clock_is_wrong(-HOUR).await;
+}
+
+async fn client_whose_clock_is_wrong(ahead: i64) {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let clock = Clock::ahead(ahead);
+    let mut wrong = Worker::start_under(&clock, &db.url);
+    let its_clock: i64 = wrong.ask("clock").await.parse().expect("a time");
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("the clock is past 1970");
+    let off = its_clock / 1000 - i64::try_from(now.as_secs()).expect("seconds");
+    assert!((off - ahead).abs() < HOUR / 2, "its clock is ahead by {off} s");
+    match DATABASE {
+        Database::Sqlite if ahead > 0 => sqlite_client_ahead(&db, &locks, &mut wrong).await,
+        Database::Sqlite => sqlite_client_behind(&db, &locks, &mut wrong).await,
+        _ => client_of_a_server(&locks, &mut wrong).await,
+    }
+}
+
+async fn client_of_a_server(locks: &Locks, wrong: &mut Worker) {
+    const TTL: Duration = Duration::from_millis(1500);
+    // Its holding begins between two of ours, by the one clock that counts, and in the order of tokens.
+    let (_earlier, its_token, _later) = (
+        locks.lease("earlier").acquire().await.expect("acquire"),
+        wrong.hold("a", TTL).await,
+        locks.lease("later").acquire().await.expect("acquire"),
+    );
+    let (earlier, its, later) = (held(locks, "earlier").await, held(locks, "a").await, held(locks, "later").await);
+    assert_eq!(its.token.get(), its_token);
+    assert!(earlier.acquired_at <= its.acquired_at && its.acquired_at <= later.acquired_at);
+    assert!(earlier.token < its.token && its.token < later.token);
+    assert!(its.remaining <= TTL);
+
+    // It renews, by as much as it should.
+    let renewed = renewed(locks, &its).await;
+    assert_eq!(renewed.token, its.token);
+    assert!(renewed.remaining <= TTL);
+    assert!(locks.lease("a").try_acquire().await.expect("try").is_none());
+    assert!(wrong.status().await.0);
+    assert_eq!(wrong.ask("release").await, "released");
+
+    // It waits for others as long as it should.
+    let lease = locks.lease("a").ttl(TTL).renew(false).acquire().await.expect("acquire");
+    assert!(lease.token() > its.token);
+    let ours = held(locks, "a").await;
+    assert_eq!(wrong.try_hold("a", LONG).await, None);
+    let next = wrong.hold("a", LONG).await;
+    assert!(next > lease.token().get());
+    let taken = held(locks, "a").await;
+    assert!(taken.acquired_at >= ours.expires_at);
+    assert!(taken.acquired_at <= ours.expires_at + SLACK);
+    assert!(taken.remaining <= LONG && taken.remaining > LONG - SLACK);
+}
+
+async fn sqlite_client_ahead(db: &Fresh, locks: &Locks, wrong: &mut Worker) {
+    let guarded = Guarded::create(db, &["a"]).await;
+    let mut right = Worker::start(&db.url);
+    // The holder's time has run out long ago, for one who lives an hour later.
+    let first = right.hold("a", Duration::from_secs(6)).await;
+    let second = wrong.try_hold("a", LONG).await.expect("expired by its clock");
+    assert!(second > first);
+    let info = held(locks, "a").await;
+    assert!(info.remaining > Duration::from_secs(3000), "by our clock: {:?}", info.remaining);
+    // The holder's transaction is refused, and it learns of the loss at its next renewal or its deadline.
+    let fenced = right.ask("fenced").await;
+    assert!(fenced.starts_with("lost"), "{fenced}");
+    let cause = right.ask("lost").await;
+    assert!(cause == "expired" || cause == "superseded", "{cause}");
+    assert_eq!(wrong.ask("fenced").await, "committed");
+    assert_eq!(right.try_hold("a", LONG).await, None);
+    assert_eq!(wrong.ask("release").await, "released");
+    // A release is one by any clock, and the next token is higher although the clock that it is made from is behind.
+    let third = right.try_hold("a", LONG).await.expect("free");
+    assert!(third > second);
+    assert_eq!(right.ask("fenced").await, "committed");
+    assert_eq!(guarded.value("a").await, 2);
+}
+
+async fn sqlite_client_behind(db: &Fresh, locks: &Locks, wrong: &mut Worker) {
+    let guarded = Guarded::create(db, &["a"]).await;
+    let mut right = Worker::start(&db.url);
+    let first = right.hold("a", LONG).await;
+    let (token, remaining) = wrong.inspect("a").await.expect("held");
+    assert_eq!(token, first);
+    assert!(remaining > Duration::from_secs(3000), "by its clock: {remaining:?}");
+    assert_eq!(wrong.try_hold("a", LONG).await, None);
+    assert_eq!(right.ask("release").await, "released");
+    // Its own holding is over as soon as it begins, for all others.
+    let second = wrong.try_hold("a", LONG).await.expect("free");
+    assert!(second > first);
+    assert!(locks.inspect("a").await.expect("inspect").is_none());
+    let third = right.try_hold("a", LONG).await.expect("expired by our clock");
+    assert!(third > second);
+    let fenced = wrong.ask("fenced").await;
+    assert!(fenced.starts_with("lost"), "{fenced}");
+    assert_eq!(right.ask("fenced").await, "committed");
+    assert_eq!(guarded.value("a").await, 1);
+    let released = wrong.ask("release").await;
+    assert!(released.starts_with("lost"), "{released}");
+    assert!(right.status().await.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_the_databases_clock_jumps_tokens_only_rise_and_fenced_data_stay_exact() {
+    const TTL: Duration = Duration::from_secs(6);
+    let host = Host::start();
+    let db = host.database().await;
+    let guarded = Guarded::create(&db, &["a"]).await;
+    let (mut first, mut second) = (host.worker(&db), host.worker(&db));
+    let mut tokens = vec![first.hold("a", TTL).await];
+    assert_eq!(first.ask("fenced").await, "committed");
+
+    // An hour forward: the lease has expired. (Unless it is renewed in this very moment, before anybody has asked.)
+    let mut ahead = 0;
+    let token = loop {
+        ahead += HOUR;
+        assert!(ahead < 10 * HOUR, "nobody can take over");
+        host.jump(ahead);
+        if let Some(token) = second.try_hold("a", TTL).await {
+            break token;
+        }
+    };
+    tokens.push(token);
+    // The first one cannot know yet, and can do no harm. It is told soon.
+    let fenced = first.ask("fenced").await;
+    assert!(fenced.starts_with("lost"), "{fenced}");
+    assert_eq!(second.ask("fenced").await, "committed");
+    let cause = first.ask("lost").await;
+    assert!(cause == "superseded" || cause == "expired", "{cause}");
+    let released = first.ask("release").await;
+    assert!(released.starts_with("lost"), "{released}");
+
+    // An hour back: the lease would last for an hour and more, if no renewal put that right.
+    host.jump(ahead - HOUR);
+    soon("the renewal", async {
+        loop {
+            let (holder, remaining) = second.inspect("a").await.expect("held");
+            assert_eq!(holder, token);
+            if remaining <= TTL {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    assert!(second.status().await.0);
+    assert_eq!(second.ask("fenced").await, "committed");
+    assert_eq!(first.try_hold("a", TTL).await, None);
+    assert_eq!(second.ask("release").await, "released");
+    tokens.push(first.try_hold("a", TTL).await.expect("free"));
+    assert_eq!(first.ask("fenced").await, "committed");
+
+    // Earlier than it has ever been.
+    host.jump(-HOUR);
+    assert_eq!(first.ask("release").await, "released");
+    tokens.push(second.try_hold("a", TTL).await.expect("free"));
+    assert_eq!(second.ask("fenced").await, "committed");
+    assert_eq!(second.ask("release").await, "released");
+
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+    assert_eq!(guarded.value("a").await, 5);
+    let written: Vec<i64> = guarded.audit().await.iter().map(|row| row.token.cast_signed()).collect();
+    assert_eq!(written, [tokens[0], tokens[1], tokens[1], tokens[2], tokens[3]]);
+}
+
+/// Where the clock is that leases are measured with, and can be set.
+enum Host {
+    Server(Server),
+    Workers(Clock),
+}
+
+impl Host {
+    fn start() -> Self {
+        match DATABASE.server() {
+            Some(kind) => Self::Server(Server::start_with(kind, Options { faketime: true, ..Options::default() })),
+            None => Self::Workers(Clock::ahead(0)),
+        }
+    }
+
+    async fn database(&self) -> Fresh {
+        match self {
+            Self::Server(server) => fresh_on(&server.url()).await,
+            Self::Workers(_) => fresh().await,
+        }
+    }
+
+    fn worker(&self, db: &Fresh) -> Worker {
+        match self {
+            Self::Server(_) => Worker::start(&db.url),
+            Self::Workers(clock) => Worker::start_under(clock, &db.url),
+        }
+    }
+
+    fn jump(&self, seconds: i64) {
+        match self {
+            Self::Server(server) => server.jump_clock(seconds),
+            Self::Workers(clock) => clock.jump(seconds),
+        }
+    }
+}
