@@ -160,8 +160,3 @@ pub use session::{SessionLock, SessionRequest};
 pub use sweeper::{Sweeper, Sweeping};
 pub use token::FencingToken;
 pub use version::{Versioned, VersionedRow};
-
-/// The README's examples, compiled.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
