@@ -258,7 +258,7 @@ impl LeaseRequest {
     }
 
     /// Acquires the lease, does the work while it lasts, and releases it. The work is dropped at its next await point
-    /// when the lease is lost.
+    /// when the lease is lost. Work that was held up until after the deadline, as when the process was stopped, is not polled again.
     ///
     /// ```
     /// # async fn build_report() -> String { String::new() }
@@ -282,12 +282,7 @@ impl LeaseRequest {
         F: AsyncFnOnce(&Lease) -> T,
     {
         let lease = self.acquire().await?;
-        let outcome = {
-            let work = std::pin::pin!(work(&lease));
-            let lost = std::pin::pin!(lease.lost());
-            first(work, lost).await
-        };
-        match outcome {
+        match while_held(work(&lease), || lease.is_held(), lease.lost()).await {
             Ok(done) => match lease.release().await {
                 Err(error) if error.is_lost() => Err(error),
                 _ => Ok(done),
@@ -486,6 +481,28 @@ pub(crate) async fn first<A: Future, B: Future>(
             return Poll::Ready(Ok(a));
         }
         b.as_mut().poll(cx).map(Err)
+    })
+    .await
+}
+
+/// Does the work while a lease is held. `Err`: the lease was lost first, and why.
+///
+/// The lease is looked at before every poll of the work: when the process was stopped, or its thread blocked, past the deadline,
+/// the work is dropped without another poll, even if it could go on at once.
+pub(crate) async fn while_held<T>(
+    work: impl Future<Output = T>,
+    is_held: impl Fn() -> bool,
+    lost: impl Future<Output = LossCause>,
+) -> Result<T, LossCause> {
+    use std::task::Poll;
+    let (mut work, mut lost) = (std::pin::pin!(work), std::pin::pin!(lost));
+    std::future::poll_fn(|cx| {
+        if is_held()
+            && let Poll::Ready(done) = work.as_mut().poll(cx)
+        {
+            return Poll::Ready(Ok(done));
+        }
+        lost.as_mut().poll(cx).map(Err)
     })
     .await
 }

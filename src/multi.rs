@@ -26,7 +26,7 @@ use crate::client::{Client, late};
 use crate::clock::Moment;
 use crate::error::{Error, LossCause, Result};
 use crate::lease::renewal::{Tenure, margin};
-use crate::lease::{FAREWELL, Lease, LeaseRequest, Terms, first};
+use crate::lease::{FAREWELL, Lease, LeaseRequest, Terms, first, while_held};
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
 use crate::pump::{Answer, Attend, Gather, Hindrance, Serve, Verb};
@@ -156,7 +156,7 @@ impl LeaseAllRequest {
     }
 
     /// Acquires the leases, does the work while all of them last, and releases them: as [`LeaseRequest::run`]. The work is
-    /// dropped at its next await point when one of them is lost.
+    /// dropped at its next await point when one of them is lost, and not polled again once a deadline has passed.
     ///
     /// # Errors
     ///
@@ -170,12 +170,7 @@ impl LeaseAllRequest {
         F: AsyncFnOnce(&LeaseAll) -> T,
     {
         let all = self.acquire().await?;
-        let outcome = {
-            let work = std::pin::pin!(work(&all));
-            let lost = std::pin::pin!(all.lost());
-            first(work, lost).await
-        };
-        match outcome {
+        match while_held(work(&all), || all.is_held(), all.lost()).await {
             Ok(done) => match all.release().await {
                 Err(error) if error.is_lost() => Err(error),
                 _ => Ok(done),

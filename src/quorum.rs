@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::backoff::Backoff;
 use crate::error::{Error, LossCause, Result};
-use crate::lease::{DEFAULT_TTL, first};
+use crate::lease::{DEFAULT_TTL, while_held};
 use crate::locks::Locks;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -340,7 +340,7 @@ impl QuorumRequest {
     }
 
     /// Acquires the lease, does the work while it lasts, and releases it. The work is dropped at its next await point
-    /// when the lease is lost.
+    /// when the lease is lost. Work that was held up until after the deadline, as when the process was stopped, is not polled again.
     ///
     /// # Errors
     ///
@@ -354,12 +354,7 @@ impl QuorumRequest {
         F: AsyncFnOnce(&QuorumLease) -> T,
     {
         let lease = self.acquire().await?;
-        let outcome = {
-            let work = std::pin::pin!(work(&lease));
-            let lost = std::pin::pin!(lease.lost());
-            first(work, lost).await
-        };
-        match outcome {
+        match while_held(work(&lease), || lease.is_held(), lease.lost()).await {
             Ok(done) => match lease.release().await {
                 Err(error) if error.is_lost() => Err(error),
                 _ => Ok(done),

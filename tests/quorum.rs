@@ -2,6 +2,8 @@
 //! lose, refuse or swallow.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
 
+#[path = "support/blocked.rs"]
+mod blocked;
 #[allow(dead_code, reason = "the rest is for other tests")]
 #[path = "support/proxy.rs"]
 mod proxy;
@@ -14,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use blocked::block_past;
 use proxy::{Direction, Proxy};
 use server::{Kind, Options, Server};
 use sqlock::{Error, Locks, LossCause, Quorum, QuorumLease, QuorumRequest};
@@ -476,6 +479,15 @@ async fn work_is_dropped_when_the_majority_is_lost() {
         }),
     );
     assert!(lost.await.expect_err("it did not last").is_lost());
+}
+
+#[tokio::test]
+async fn no_work_is_polled_after_the_deadline_of_the_majority() {
+    let trio = Trio::shared().await;
+    let (request, polls) = (patient(&trio.quorum(), "a").ttl(Duration::from_secs(5)), AtomicU32::new(0));
+    let work = request.run(async |lease| block_past(|| lease.remaining(), &polls).await);
+    assert!(soon("the loss", work).await.expect_err("it did not last").is_lost());
+    assert_eq!(polls.into_inner(), 2);
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use crate::backend::Database;
 use crate::backend::micros;
 use crate::backend::records::{self, Ending, Errand, FullKey, Record, State, Step};
 use crate::error::{Error, LossCause, Result};
-use crate::lease::{Lease, first};
+use crate::lease::{Lease, while_held};
 use crate::token::FencingToken;
 use crate::{Fingerprint, LockName};
 
@@ -451,11 +451,7 @@ impl Attempt {
         E: From<Error> + StdError,
         F: AsyncFnOnce(&Self) -> Result<T, E>,
     {
-        let outcome = {
-            let work = std::pin::pin!(work(&self));
-            let lost = std::pin::pin!(self.lease.lost());
-            first(work, lost).await
-        };
+        let outcome = while_held(work(&self), || self.lease.is_held(), self.lease.lost()).await;
         let ended = self.ended.load(Ordering::Relaxed);
         match outcome {
             Err(_) => Err(self.lost().into()),

@@ -1,8 +1,11 @@
 //! Holders and waiters that die or sleep.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
-use sqlock::{LeaseInfo, Locks};
+use sqlock::{Error, Fingerprint, Idempotency, IdempotencyKey, LeaseInfo, Locks, Outcome};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::history::boot_ns;
 use crate::support::worker::{Guarded, Worker};
@@ -82,6 +85,76 @@ async fn a_holder_that_slept_past_its_ttl_wakes_up_to_lost_and_harms_nobody() {
     assert!(successor.is_held());
     assert_eq!(held(&locks, "a").await.token, successor.token());
     successor.release().await.expect("still ours");
+}
+
+/// The order to go on arrives while the process is stopped: when it runs again, its work could go on at once.
+#[tokio::test]
+async fn work_stopped_past_its_ttl_takes_no_effect() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let orders = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = orders.local_addr().expect("its address").port();
+    let mut sleeper = Worker::start(&db.url);
+    sleeper.tell(&format!("run a 1500 {port}"));
+    let work = Ordered::accept(&orders).await;
+    sleeper.stop();
+    let successor = soon("the takeover", locks.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+    let effect = work.go_on().await;
+    sleeper.resume();
+    let answer = sleeper.answer().await;
+    assert!(answer.starts_with("lost"), "{answer}");
+    assert_eq!(effect.read().await, "");
+    successor.release().await.expect("still ours");
+}
+
+/// As above, of work under an idempotency key.
+#[tokio::test]
+async fn attempt_stopped_past_its_lease_takes_no_effect() {
+    let db = fresh().await;
+    let payments = Idempotency::new(&db.locks().await).namespace("payments").wait(SOON);
+    let orders = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = orders.local_addr().expect("its address").port();
+    let mut sleeper = Worker::till(&db.url, None);
+    sleeper.tell(&format!("1 ordered a {port}"));
+    let work = Ordered::accept(&orders).await;
+    sleeper.stop();
+    let (key, request) = (IdempotencyKey::new("alice", "a"), Fingerprint::of(["a"]));
+    let takeover = payments.run_leased(&key, &request, async |_| Ok::<_, Error>("charged".to_owned()));
+    let told = soon("the takeover", takeover).await.expect("run");
+    assert_eq!(told, Outcome::New("charged".to_owned()));
+    let effect = work.go_on().await;
+    sleeper.resume();
+    let answer = sleeper.answer().await;
+    assert!(answer.starts_with("1 error"), "{answer}");
+    assert_eq!(effect.read().await, "");
+}
+
+/// The connection on which work waits for its order, and takes effect.
+struct Ordered(BufReader<TcpStream>);
+
+impl Ordered {
+    async fn accept(orders: &TcpListener) -> Self {
+        let (stream, _) = soon("the work", orders.accept()).await.expect("a connection");
+        let mut stream = BufReader::new(stream);
+        let mut line = String::new();
+        soon("the work", stream.read_line(&mut line)).await.expect("a line");
+        assert_eq!(line, "ready\n");
+        Self(stream)
+    }
+
+    async fn go_on(mut self) -> Self {
+        self.0.write_all(b"go on\n").await.expect("the order");
+        self
+    }
+
+    /// All that was written until the work ended. Work that is dropped before it has read its order resets the connection.
+    async fn read(mut self) -> String {
+        let mut effect = Vec::new();
+        match soon("the end of the work", self.0.read_to_end(&mut effect)).await {
+            Err(error) if error.kind() != ErrorKind::ConnectionReset => panic!("{error}"),
+            _ => String::from_utf8(effect).expect("text"),
+        }
+    }
 }
 
 #[tokio::test]

@@ -22,6 +22,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::fence::{Books, add_one, books, run};
 use super::network::behind_a_proxy;
+use crate::support::blocked::block_past;
 use crate::support::{Database, Fresh, SOON, builder, soon};
 use crate::{DATABASE, Sql};
 
@@ -62,6 +63,8 @@ struct Till {
     go_on: Arc<Notify>,
     /// The keys with which the provider was called, each with the number of the attempt.
     provider: Arc<Mutex<Vec<(String, u32)>>>,
+    /// How often work was polled that blocks its thread.
+    polls: Arc<AtomicU32>,
 }
 
 impl Till {
@@ -77,8 +80,13 @@ impl Till {
     async fn call(&self, attempt: &Attempt, what: &str) -> Result<Response, AppError> {
         self.begun.fetch_add(1, Ordering::Relaxed);
         self.provider.lock().expect("no panic").push((attempt.provider_key("charge"), attempt.number()));
-        if what == "nothing" {
-            attempt.forget().await?;
+        match what {
+            "nothing" => attempt.forget().await?,
+            "block" => {
+                block_past(|| attempt.lease().remaining(), &self.polls).await;
+                return Ok("charged late".into_response());
+            }
+            _ => {}
         }
         self.answer(what, attempt.number().into()).await
     }
@@ -211,6 +219,7 @@ impl Server {
         let nested = Router::new().route("/charge/{what}", post(charge)).layer(layer(payments.clone()));
         let router = Router::new()
             .route("/charge/{what}", post(charge).patch(charge).put(charge))
+            polls: Arc::default(),
             .route("/maybe/{what}", post(maybe).get(maybe))
             .route("/provider/{what}", post(provider))
             .route("/echo", post(echo))
@@ -598,6 +607,15 @@ async fn under_a_lease_who_comes_after_a_client_that_went_away_takes_the_attempt
 async fn under_a_lease_the_answer_decides_what_becomes_of_the_key() {
     for mode in ["provider", "layered"] {
         let (_books, server) = shop().await;
+#[tokio::test]
+async fn under_a_lease_no_handler_is_polled_after_the_deadline() {
+    for path in ["/provider/block", "/layered/block"] {
+        let (_books, server) = shop().await;
+        server.post(path, "a").await.is(409, "in-progress");
+        assert_eq!(server.till.polls.load(Ordering::SeqCst), 2, "{path}");
+    }
+}
+
         let path = |what| format!("/{mode}/{what}");
         let calls = || server.till.provider.lock().expect("no panic").clone();
         let first = server.post(&path("receipt"), "done").await;

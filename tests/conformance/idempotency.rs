@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use super::fence::{Books, add_one, books, books_in, levels, run};
 use super::network::behind_a_proxy;
 use super::retry::{send, statements_that_end_a_transaction};
+use crate::support::blocked::block_past;
 use crate::support::worker::Worker;
 use crate::support::{Database, SOON, connect, fresh, soon};
 use crate::{DATABASE, Sql};
@@ -763,6 +764,27 @@ async fn result_is_kept_from_when_it_is_there() {
     app.locks.sweeper().sweep().await.expect("sweep");
     let told = app.payments.run_leased(&alice("a"), &request(), async |_| Ok::<_, AppError>(8)).await.expect("run");
     assert_eq!(told, Outcome::Replay(7));
+}
+
+#[tokio::test]
+async fn attempt_polls_no_work_after_its_deadline() {
+    let app = app().await;
+    let brief = app.payments.clone().lease(Duration::from_secs(2));
+    for resumed in [false, true] {
+        let polls = AtomicU32::new(0);
+        let work = async |attempt: &Attempt| {
+            block_past(|| attempt.lease().remaining(), &polls).await;
+            Ok::<_, AppError>(1)
+        };
+        if resumed {
+            let told = soon("the resumption", brief.resume(&work)).await.expect("resume");
+            assert_eq!((told.done, told.failed), (0, 1));
+        } else {
+            let told = soon("the loss", brief.run_leased(&alice("a"), &request(), &work)).await;
+            assert!(matches!(&told, Err(AppError::Lock(error)) if error.is_lost()), "{told:?}");
+        }
+        assert_eq!(polls.into_inner(), 2);
+    }
 }
 
 /// A lease that is taken in the scope of an owner is entered again there. Not that of an attempt.

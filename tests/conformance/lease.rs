@@ -1,7 +1,7 @@
 //! Taking, keeping and giving back.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
@@ -9,6 +9,7 @@ use sqlock::{Error, FencingToken, Lease, Locks, LossCause};
 use sqlx::Executor;
 
 use crate::DATABASE;
+use crate::support::blocked::block_past;
 use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon};
 
 /// Longer than any test takes: whoever gets a name that was held for so long got it from a release, not from an expiry.
@@ -359,6 +360,15 @@ async fn run_drops_the_work_when_the_lease_is_lost() {
     lost_by(error, LossCause::MaxHold);
     let next = soon("the turn", theirs.lease("a").acquire()).await.expect("acquire");
     next.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn run_polls_no_work_after_the_deadline() {
+    let db = fresh().await;
+    let (ours, polls) = (db.locks().await, AtomicU32::new(0));
+    let work = ours.lease("a").ttl(SHORT * 4).run(async |lease| block_past(|| lease.remaining(), &polls).await);
+    lost_by(soon("the loss", work).await.expect_err("lost"), LossCause::Expired);
+    assert_eq!(polls.into_inner(), 2);
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Several names at once: all or none, in whatever order they are named, and no name is held while another is waited for.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use sqlock::{Error, FencingToken, LeaseAll, LeaseAllRequest, Locks, LossCause, Owner};
@@ -8,6 +9,7 @@ use sqlx::{AssertSqlSafe, Pool};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
+use crate::support::blocked::block_past;
 use crate::support::inside::Visits;
 use crate::support::worker::Worker;
 use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon};
@@ -291,6 +293,16 @@ async fn the_loss_of_one_is_the_loss_of_all() {
     assert!(error.is_lost(), "{error}");
     let done = all(&ours, &["a", "b"]).run(async |held| held.tokens().len()).await.expect("the work");
     assert_eq!(done, 2);
+}
+
+#[tokio::test]
+async fn run_on_several_names_polls_no_work_after_the_deadline() {
+    let db = fresh().await;
+    let (ours, polls) = (db.locks().await, AtomicU32::new(0));
+    let request = all(&ours, &["a", "b"]).ttl(Duration::from_secs(2));
+    let work = request.run(async |held| block_past(|| held.remaining(), &polls).await);
+    assert!(soon("the loss", work).await.expect_err("lost").is_lost());
+    assert_eq!(polls.into_inner(), 2);
 }
 
 #[tokio::test]

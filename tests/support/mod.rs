@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
+pub mod blocked;
 #[cfg(feature = "cli")]
 pub mod command;
 pub mod history;

@@ -17,6 +17,7 @@
 //! | `lost`                                    | `expired`, `superseded`, …, when the lease is lost             |
 //! | `fenced`                                  | `committed`: one more in the guarded counter                   |
 //! | `release`                                 | `released`                                                     |
+//! | `run NAME TTL_MS PORT`                    | `ran`: under a lease, it wrote `effect` to PORT, as it was told |
 //! | `inspect NAME`                            | `free`, or the token and the milliseconds that remain          |
 //! | `clock`                                   | milliseconds since 1970, as this process sees it               |
 //! | `seize`                                   | `seized`: SQLite's write lock, in mid-transaction              |
@@ -55,6 +56,8 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use sqlock::{Error, Lease, LeaseRequest, Locks, SessionLock};
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
@@ -248,6 +251,15 @@ impl Worker {
                     Err(error) => failed(error),
                 }
             }
+            ["run", name, ttl, port] => {
+                let port = number(port);
+                let work = self.request(name, ttl).run(async |_| wait_and_write(port).await);
+                match self.runtime.block_on(work) {
+                    Ok(Ok(())) => "ran".into(),
+                    Ok(Err(error)) => format!("error {error}"),
+                    Err(error) => failed(error),
+                }
+            }
             ["inspect", name] => match self.runtime.block_on(self.locks.inspect(name)) {
                 Ok(Some(info)) => format!("{} {}", info.token, info.remaining.as_millis()),
                 Ok(None) => "free".into(),
@@ -423,6 +435,15 @@ impl Held {
         self.watch.join().expect("looking does not panic");
         Arc::into_inner(self.lease).expect("nobody looks any more")
     }
+}
+
+/// Says that it is there, waits to be told to go on, and takes effect: all on one connection, so that nothing is to be waited for
+/// between the order and the effect.
+async fn wait_and_write(port: u16) -> std::io::Result<()> {
+    let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", port)).await?);
+    stream.write_all(b"ready\n").await?;
+    stream.read_line(&mut String::new()).await?;
+    stream.write_all(b"effect\n").await
 }
 
 /// Takes the only write lock, readers shut out as well, and writes so much that a part of it reaches the file.

@@ -6,6 +6,7 @@
 //! |---------------------|----------------------------------------------------------------------------------|
 //! | `N once KEY`        | `N new RECEIPT`, `N replay RECEIPT`, `N in-progress` …, `N error …`: in one transaction |
 //! | `N leased KEY`      | the same, under a lease: the charge is made at the provider, and written down here |
+//! | `N ordered KEY PORT` | as `leased`; the charge is made at PORT, as soon as that sends a line              |
 //! | `N resume`          | `N resumed DONE FAILED`                                                           |
 //!
 //! `till provider` says on which port it listens. It charges once for each key it is sent, and answers with the receipt.
@@ -58,6 +59,9 @@ async fn main() {
             let answer = match words[..] {
                 [n, "once", key] => format!("{n} {}", told(till.once(key).await)),
                 [n, "leased", key] => format!("{n} {}", told(till.leased(key).await)),
+                [n, "ordered", key, port] => {
+                    format!("{n} {}", told(till.ordered(key, port.parse().expect("a port")).await))
+                }
                 [n, "resume"] => match till.resume().await {
                     Ok((done, failed)) => format!("{n} resumed {done} {failed}"),
                     Err(error) => format!("{n} error {error}"),
@@ -120,6 +124,22 @@ impl Till {
         let (alice, request) = (IdempotencyKey::new("alice", key), Fingerprint::of([key]));
         let done = self.payments.run_leased(&alice, &request, async |attempt| self.charge(attempt).await).await;
         done.map_err(|error: Error| error.to_string())
+    }
+
+    /// All on one connection, so that nothing is to be waited for between the order and the charge.
+    async fn ordered(&self, key: &str, port: u16) -> Result<Outcome<String>, String> {
+        let (alice, request) = (IdempotencyKey::new("alice", key), Fingerprint::of([key]));
+        let charge = async || {
+            let mut provider = BufReader::new(TcpStream::connect(("127.0.0.1", port)).await?);
+            provider.write_all(b"ready\n").await?;
+            provider.read_line(&mut String::new()).await?;
+            provider.write_all(b"effect\n").await
+        };
+        let done = self.payments.run_leased(&alice, &request, async |_| {
+            charge().await.map_err(|error| Error::from(sqlx::Error::Io(error)))?;
+            Ok("charged".to_owned())
+        });
+        done.await.map_err(|error: Error| error.to_string())
     }
 
     async fn resume(&self) -> Result<(u64, u64), String> {

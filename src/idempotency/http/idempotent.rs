@@ -16,7 +16,7 @@ use super::answer::{Answer, Policy};
 use super::problem::Problem;
 use crate::backend::Database;
 use crate::error::Error;
-use crate::lease::first;
+use crate::lease::while_held;
 use crate::retry::RetryError;
 
 /// A request that came with a key: a handler takes it to run its effect once, and answers what [`run`](Self::run) or
@@ -246,12 +246,8 @@ impl Prepared {
         attempt: &Attempt,
         answered: impl Future<Output = Result<(Response, bool), X>>,
     ) -> Result<Response, X> {
-        let outcome = {
-            let answered = std::pin::pin!(answered);
-            let lost = std::pin::pin!(attempt.lease().lost());
-            first(answered, lost).await
-        };
-        let (response, succeeded) = match outcome {
+        let lease = attempt.lease();
+        let (response, succeeded) = match while_held(answered, || lease.is_held(), lease.lost()).await {
             Ok(Ok(answered)) => answered,
             Ok(Err(error)) => {
                 not_known(attempt).await;
