@@ -240,6 +240,15 @@ pub enum Error {
     #[error("there is nothing to be completed in this transaction: the result is stored already, or it is another one")]
     NotClaimed,
 
+    /// A response with this status leaves open whether something was done, so it cannot count as a
+    /// [refusal](crate::http::IdempotencyLayer::refusals).
+    #[cfg(feature = "axum")]
+    #[error("a response with status {status} leaves open whether something was done: it cannot count as a refusal")]
+    NoRefusal {
+        /// The status that was given.
+        status: u16,
+    },
+
     /// Not the URL of a database, nor a list of URLs: see [`Locks::connect`](crate::Locks::connect).
     #[error("that is not the URL of a database, nor a list of them: {reason}")]
     InvalidUrl {

@@ -127,6 +127,10 @@ impl Till {
             "declined" => return Err(AppError::Declined),
             "elsewhere" => return Err(AppError::Elsewhere),
             "timeout" => return Err(AppError::Timeout),
+            status if status.starts_with(|c: char| c.is_ascii_digit()) => {
+                let status = status.parse::<u16>().expect("a number");
+                (StatusCode::from_u16(status).expect("a status"), receipt).into_response()
+            }
             "conflict" => {
                 return Err(Error::Row { table: "counter".into(), cause: RowError::StaleSnapshot }.into());
             }
@@ -215,11 +219,11 @@ impl Server {
             inside: Arc::default(),
             go_on: Arc::default(),
             provider: Arc::default(),
+            polls: Arc::default(),
         };
         let nested = Router::new().route("/charge/{what}", post(charge)).layer(layer(payments.clone()));
         let router = Router::new()
             .route("/charge/{what}", post(charge).patch(charge).put(charge))
-            polls: Arc::default(),
             .route("/maybe/{what}", post(maybe).get(maybe))
             .route("/provider/{what}", post(provider))
             .route("/echo", post(echo))
@@ -604,10 +608,6 @@ async fn under_a_lease_who_comes_after_a_client_that_went_away_takes_the_attempt
 }
 
 #[tokio::test]
-async fn under_a_lease_the_answer_decides_what_becomes_of_the_key() {
-    for mode in ["provider", "layered"] {
-        let (_books, server) = shop().await;
-#[tokio::test]
 async fn under_a_lease_no_handler_is_polled_after_the_deadline() {
     for path in ["/provider/block", "/layered/block"] {
         let (_books, server) = shop().await;
@@ -616,6 +616,10 @@ async fn under_a_lease_no_handler_is_polled_after_the_deadline() {
     }
 }
 
+#[tokio::test]
+async fn under_a_lease_the_answer_decides_what_becomes_of_the_key() {
+    for mode in ["provider", "layered"] {
+        let (_books, server) = shop().await;
         let path = |what| format!("/{mode}/{what}");
         let calls = || server.till.provider.lock().expect("no panic").clone();
         let first = server.post(&path("receipt"), "done").await;
@@ -656,6 +660,48 @@ async fn under_a_lease_no_handler_is_polled_after_the_deadline() {
             let replay = server.post(&path(what), what).await;
             assert_eq!((replay.status, replay.is_replay(), replay.text().as_str()), (201, true, what));
         }
+    }
+}
+
+/// A timeout layer inside, or a provider's answer that is passed on, says nothing of the charge.
+#[tokio::test]
+async fn under_a_lease_ambiguous_statuses_leave_the_outcome_unknown() {
+    for mode in ["provider", "layered"] {
+        let (_books, server) = shop().await;
+        for status in [408, 409, 423, 425, 429, 499, 500, 502, 503, 504] {
+            let (path, key) = (format!("/{mode}/{status}"), status.to_string());
+            assert_eq!(server.post(&path, &key).await.status, status);
+            server.post(&path, &key).await.is(409, "outcome-unknown");
+        }
+        assert_eq!(server.begun(), 10, "{mode}: each was called once");
+    }
+}
+
+#[tokio::test]
+async fn under_a_lease_named_refusals_free_the_key() {
+    let (_books, server) = shop().await;
+    for status in [400, 401, 402, 403, 404, 405, 406, 410, 411, 412, 413, 414, 415, 416, 417, 422, 428, 431] {
+        let (path, key) = (format!("/provider/{status}"), status.to_string());
+        for _ in 0..2 {
+            assert_eq!(server.post(&path, &key).await.status, status);
+            assert!(is_new(&server, &key).await, "{status}");
+        }
+    }
+    let teapots = |payments| usual(payments).refusals([StatusCode::IM_A_TEAPOT]).expect("a refusal");
+    let (_books, server) = shop_with(teapots).await;
+    assert_eq!(server.post("/provider/418", "a").await.status, 418);
+    assert!(is_new(&server, "a").await);
+    assert_eq!(server.post("/provider/402", "b").await.status, 402);
+    server.post("/provider/402", "b").await.is(409, "outcome-unknown");
+}
+
+#[tokio::test]
+async fn ambiguous_statuses_cannot_be_named_as_refusals() {
+    let (_books, server) = shop().await;
+    for status in [100, 200, 303, 408, 409, 425, 429, 499, 500, 503] {
+        let named = [StatusCode::NOT_FOUND, StatusCode::from_u16(status).expect("a status")];
+        let refused = usual(server.payments.clone()).refusals(named);
+        assert!(matches!(refused, Err(Error::NoRefusal { status: told }) if told == status), "{status}");
     }
 }
 

@@ -12,6 +12,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::problem::Problem;
+use crate::error::Error;
 
 /// Tells a client that what it is told was answered before.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
@@ -31,22 +32,64 @@ const KEPT: [HeaderName; 11] = [
     header::VARY,
 ];
 
+/// By which statuses a handler says that it did nothing, unless others are named.
+const REFUSALS: [StatusCode; 18] = [
+    StatusCode::BAD_REQUEST,
+    StatusCode::UNAUTHORIZED,
+    StatusCode::PAYMENT_REQUIRED,
+    StatusCode::FORBIDDEN,
+    StatusCode::NOT_FOUND,
+    StatusCode::METHOD_NOT_ALLOWED,
+    StatusCode::NOT_ACCEPTABLE,
+    StatusCode::GONE,
+    StatusCode::LENGTH_REQUIRED,
+    StatusCode::PRECONDITION_FAILED,
+    StatusCode::PAYLOAD_TOO_LARGE,
+    StatusCode::URI_TOO_LONG,
+    StatusCode::UNSUPPORTED_MEDIA_TYPE,
+    StatusCode::RANGE_NOT_SATISFIABLE,
+    StatusCode::EXPECTATION_FAILED,
+    StatusCode::UNPROCESSABLE_ENTITY,
+    StatusCode::PRECONDITION_REQUIRED,
+    StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+];
+
+/// Client errors that leave open whether something was done: a timeout, a conflict (another attempt, at the provider perhaps), too
+/// early, too many requests, and a client that has gone (as nginx logs it).
+const AMBIGUOUS: [u16; 5] = [408, 409, 425, 429, 499];
+
 /// Which responses are stored, and what of them.
 #[derive(Clone)]
 pub(super) struct Policy {
     pub(super) store_if: Arc<dyn Fn(StatusCode) -> bool + Send + Sync>,
     pub(super) headers: Vec<HeaderName>,
     pub(super) limit: usize,
+    refusals: Vec<StatusCode>,
 }
 
 impl Policy {
     pub(super) fn new() -> Self {
         let store_if = |status: StatusCode| status.is_success() || status.is_redirection();
-        Self { store_if: Arc::new(store_if), headers: KEPT.to_vec(), limit: 1 << 20 }
+        Self { store_if: Arc::new(store_if), headers: KEPT.to_vec(), limit: 1 << 20, refusals: REFUSALS.to_vec() }
     }
 
     pub(super) fn stores(&self, status: StatusCode) -> bool {
         (self.store_if)(status)
+    }
+
+    /// Sets by which statuses a handler says that it did nothing.
+    pub(super) fn set_refusals(&mut self, statuses: impl IntoIterator<Item = StatusCode>) -> Result<(), Error> {
+        let statuses: Vec<StatusCode> = statuses.into_iter().collect();
+        let ambiguous = |status: &&StatusCode| !status.is_client_error() || AMBIGUOUS.contains(&status.as_u16());
+        if let Some(status) = statuses.iter().find(ambiguous) {
+            return Err(Error::NoRefusal { status: status.as_u16() });
+        }
+        self.refusals = statuses;
+        Ok(())
+    }
+
+    pub(super) fn is_refusal(&self, status: StatusCode) -> bool {
+        self.refusals.contains(&status)
     }
 
     /// The cookie of one session is nothing for another, whatever is asked for.

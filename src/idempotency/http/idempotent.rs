@@ -90,9 +90,9 @@ impl Idempotent {
     /// on the response's status what becomes of the key, unless the work has [said so itself](Attempt::forget):
     ///
     /// - one that [is to be stored](super::IdempotencyLayer::store_if): it is done, and the response is told to all that follow;
-    /// - another one of 400 to 499: the work says that it has refused. The key is as good as new, unless a
-    ///   [step](Attempt::step) was done, or it was not the first attempt: then nobody knows.
-    /// - any other one, and an error that looks like a success: [nobody knows](Attempt::unknown), and all that follow are told [`outcome-unknown`](super#outcome-unknown)
+    /// - one of the [refusals](super::IdempotencyLayer::refusals): the work says that it did nothing. The key is as good as new, unless
+    ///   a [step](Attempt::step) was done, or it was not the first attempt: then nobody knows.
+    /// - any other one (408, 409, 425, 429, 499 and 500 to 599 always), and an error that looks like a success: [nobody knows](Attempt::unknown), and all that follow are told [`outcome-unknown`](super#outcome-unknown)
     ///   until it is [resumed](Idempotency::resume). The same holds for a response that is to be stored and cannot be.
     ///
     /// The work must not [complete](Attempt::complete) the attempt: what is stored is the response. When the lease is lost, the
@@ -263,7 +263,7 @@ impl Prepared {
             Err(error) => return Ok(Problem::of_error(&error).into_response()),
         }
         if !self.policy.stores(status) || !(succeeded || is_failure(status)) {
-            if !status.is_client_error() {
+            if !self.policy.is_refusal(status) {
                 not_known(attempt).await;
             } else if let Err(error) = attempt.refuse().await {
                 tracing::warn!(%error, "it could not be recorded that a request was refused");

@@ -176,6 +176,19 @@ impl IdempotencyLayer {
         self
     }
 
+    /// Under a lease, which responses say that nothing was done, by their status, so that the key is free again. By default 400 to 406,
+    /// 410 to 417, 422, 428 and 431. The outcome of a request with any other response that is not [stored](Self::store_if) is
+    /// [unknown](super#outcome-unknown).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoRefusal`](crate::Error::NoRefusal) for a status outside 400 to 499, and for 408, 409, 425, 429 and 499: a handler
+    /// that timed out, or passes on what a provider answered, may have taken effect.
+    pub fn refusals(mut self, statuses: impl IntoIterator<Item = StatusCode>) -> crate::Result<Self> {
+        self.0.policy.set_refusals(statuses)?;
+        Ok(self)
+    }
+
     /// Stores one more header of responses, [beside these](super#what-is-stored). `Set-Cookie` never is.
     pub fn keep_header(mut self, name: HeaderName) -> Self {
         self.0.policy.headers.push(name);
