@@ -221,14 +221,18 @@ impl Attempt {
         &self.lease
     }
 
-    /// A key for the provider's own idempotency: the same in every attempt at this request, another one for every other request,
-    /// also for one that uses the key again after the retention. 64 digits.
+    /// A key for the provider's own idempotency: a digest of the namespace, the principal, the key and the step. 64 digits.
+    ///
+    /// Every attempt under this key has the same one, whatever becomes of the record: also after a failover or a restored backup has
+    /// lost it, after a refusal has freed the key, and after the retention. So the provider can tell that a call comes again.
+    ///
+    /// It also takes a new request for the old one that comes under a key used before. For clients that use keys again, put a
+    /// generation of theirs into the namespace or the step (`"charge/2026-11"`); the same one in every attempt at a request.
     ///
     /// `step`: for one of several calls; they need different keys.
     pub fn provider_key(&self, step: &str) -> String {
-        let begun = self.record.created_at.to_be_bytes();
-        let parts = [self.record.key.id.as_bytes(), &begun, step.as_bytes()];
-        crate::backend::hex(&records::digest(b"sqlock/idem/provider/1", parts))
+        let parts = [self.record.key.id.as_bytes(), step.as_bytes()];
+        crate::backend::hex(&records::digest(b"sqlock/idem/provider/2", parts))
     }
 
     /// Does a step of the work and stores its result, or, when an earlier attempt has stored one under this name, tells that:

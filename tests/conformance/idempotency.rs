@@ -630,17 +630,36 @@ async fn what_a_dead_attempt_has_left_is_taken_up_with_its_steps_and_its_provide
     assert_eq!((info.state, info.steps), ("started", vec!["charge".to_owned()]));
     second.complete(&charged).await.expect("complete");
     drop(second);
-    // Used anew, it begins anew: with no steps, and with another key for the provider.
+    // Used anew, it begins anew, with no steps. For the provider it is the same key.
     run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
     let third = attempt(soon("the lease", other.attempt(&alice("a"), &request())).await).await;
     assert_eq!(third.number(), 1);
     assert_eq!(third.recall::<String>("charge").await.expect("recall"), None);
-    assert_ne!(third.provider_key("charge"), key);
+    assert_eq!(third.provider_key("charge"), key);
     third.forget().await.expect("forget");
     assert_eq!(state(&app, "a").await, None);
     let steps: i64 =
         sqlx::query_scalar("SELECT count(*) FROM sqlock_idem_step").fetch_one(&app.books.pool).await.expect("count");
     assert_eq!(steps, 0);
+}
+
+/// As after a failover to a replica that missed it, or from a backup of the time before.
+#[tokio::test]
+async fn provider_key_survives_the_loss_of_its_record() {
+    let (before, restored) = (app().await, app().await);
+    let provider_key = async |app: &App, namespace: &str, key: &IdempotencyKey| {
+        let attempt = attempt(app.payments.clone().namespace(namespace).attempt(key, &request()).await).await;
+        attempt.provider_key("charge")
+    };
+    let key = provider_key(&before, "payments", &alice("a")).await;
+    assert_eq!(provider_key(&restored, "payments", &alice("a")).await, key);
+    let others = [
+        provider_key(&restored, "refunds", &alice("a")).await,
+        provider_key(&restored, "payments", &alice("b")).await,
+        provider_key(&restored, "payments", &IdempotencyKey::new("bob", "a")).await,
+        provider_key(&restored, "payments", &IdempotencyKey::global("a")).await,
+    ];
+    assert_eq!(BTreeSet::from_iter(others.iter().chain([&key])).len(), 5);
 }
 
 #[tokio::test]
