@@ -240,6 +240,10 @@ pub enum Error {
     #[error("there is nothing to be completed in this transaction: the result is stored already, or it is another one")]
     NotClaimed,
 
+    /// This attempt was completed before, with another result, and that one stays. Nothing was written.
+    #[error("the attempt was completed with another result before, which is kept")]
+    AlreadyCompleted,
+
     /// A response with this status leaves open whether something was done, so it cannot count as a
     /// [refusal](crate::http::IdempotencyLayer::refusals).
     #[cfg(feature = "axum")]

@@ -190,7 +190,7 @@ pub(crate) enum Errand {
     Peek(FullKey),
     /// Makes an attempt, under a lease with this token, the latest one of a record. `resume`: also of one whose outcome is not known.
     Start { claim: Claiming, token: i64, resume: bool },
-    /// Writes how the attempt with this token has ended, if it is still the latest.
+    /// Writes how the attempt with this token has ended, if it is still the latest and has not ended.
     End { id: String, token: i64, ending: Ending },
     /// Deletes the record of the attempt with this token, if it is still the latest and has not ended well.
     Forget { id: String, token: i64 },
@@ -427,6 +427,7 @@ async fn start<DB: Records>(
 }
 
 /// How an attempt has ended.
+#[derive(Clone)]
 pub(crate) enum Ending {
     /// The result, and for how long it is to be kept from now on, in microseconds: how long the attempt took does not count.
     Done {
@@ -436,7 +437,17 @@ pub(crate) enum Ending {
     Unknown,
 }
 
-/// Writes how the attempt with this token has ended, if it is still the latest.
+impl Ending {
+    /// Whether a record says the same already.
+    pub(crate) fn is_in(&self, record: &Record) -> bool {
+        match self {
+            Self::Done { result, .. } => record.state == State::Done && record.result.as_ref() == Some(result),
+            Self::Unknown => record.state == State::Unknown,
+        }
+    }
+}
+
+/// Writes how the attempt with this token has ended, if it is still the latest and has not ended.
 pub(crate) async fn end<DB: Records>(
     conn: &mut DB::Connection,
     id: &str,
@@ -457,7 +468,7 @@ pub(crate) async fn end<DB: Records>(
     };
     query.push("state = '").push(state.as_str()).push("' WHERE id = ");
     DB::push_text(&mut query, id);
-    query.push(" AND state IN ('started', '").push(state.as_str()).push("') AND token = ");
+    query.push(" AND state = 'started' AND token = ");
     DB::push_integer(&mut query, token);
     DB::execute(conn, &mut query).await
 }

@@ -313,12 +313,12 @@ impl Attempt {
         found.map(|bytes| decode(Some(&bytes))).transpose()
     }
 
-    /// It is done: stores the result, if no other attempt has taken over.
+    /// It is done: stores the result, if no other attempt has taken over. A second call with an equal result changes nothing.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] when one has; [`Error::Json`] and [`Error::ResultTooLarge`], and then the record says that nobody knows;
-    /// [`Error::Unavailable`].
+    /// [`Error::Lost`] when one has; [`Error::AlreadyCompleted`] when another result is stored, which stays;
+    /// [`Error::Json`] and [`Error::ResultTooLarge`], and then the record says that nobody knows; [`Error::Unavailable`].
     ///
     /// # Cancel safety
     ///
@@ -339,8 +339,8 @@ impl Attempt {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`], [`Error::Json`], [`Error::ResultTooLarge`], [`Error::Row`], those of any statement. Nothing is recorded
-    /// then.
+    /// [`Error::Lost`], [`Error::AlreadyCompleted`], [`Error::Json`], [`Error::ResultTooLarge`], [`Error::Row`], those of any
+    /// statement. Nothing is recorded then.
     ///
     /// # Cancel safety
     ///
@@ -355,7 +355,9 @@ impl Attempt {
         let ended =
             records::end::<DB>(tx, &self.record.key.id, self.token.get(), &ending).await.map_err(failed::<DB>)?;
         if ended == 0 {
-            return Err(self.lost());
+            let id = &self.record.key.id;
+            let found = records::read::<DB>(tx, id, DB::PRESENT).await.map_err(failed::<DB>)?;
+            self.has_ended_as(&ending, found.as_ref())?;
         }
         self.ended.store(IN_TRANSACTION, Ordering::Relaxed);
         Ok(())
@@ -366,7 +368,7 @@ impl Attempt {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`], [`Error::Unavailable`].
+    /// [`Error::Lost`], [`Error::AlreadyCompleted`], [`Error::Unavailable`].
     ///
     /// # Cancel safety
     ///
@@ -397,8 +399,21 @@ impl Attempt {
 
     async fn end(&self, ending: Ending) -> Result<()> {
         self.ended.store(ENDED, Ordering::Relaxed);
-        let errand = Errand::End { id: self.record.key.id.clone(), token: self.token.get(), ending };
-        if self.idempotency.send(errand).await?.changed > 0 { Ok(()) } else { Err(self.lost()) }
+        let errand = Errand::End { id: self.record.key.id.clone(), token: self.token.get(), ending: ending.clone() };
+        if self.idempotency.send(errand).await?.changed > 0 {
+            return Ok(());
+        }
+        let found = self.idempotency.send(Errand::Read(self.record.key.clone())).await?;
+        self.has_ended_as(&ending, found.records.first())
+    }
+
+    /// Of an attempt that could not be ended: it has ended like this before, or the reason why it does not.
+    fn has_ended_as(&self, ending: &Ending, found: Option<&Record>) -> Result<()> {
+        match found.filter(|record| record.token == self.token.get()) {
+            Some(record) if ending.is_in(record) => Ok(()),
+            Some(record) if record.state == State::Done => Err(Error::AlreadyCompleted),
+            _ => Err(self.lost()),
+        }
     }
 
     /// Whether the work has said how it ended, and may do nothing more about it.

@@ -663,6 +663,26 @@ async fn provider_key_survives_the_loss_of_its_record() {
 }
 
 #[tokio::test]
+async fn stored_result_stays_when_an_attempt_completes_again() {
+    let app = app().await;
+    let first = attempt(app.payments.attempt(&alice("a"), &request()).await).await;
+    let refused = |result: Result<(), Error>| assert!(matches!(&result, Err(Error::AlreadyCompleted)), "{result:?}");
+    first.complete("receipt").await.expect("complete");
+    first.complete("receipt").await.expect("an equal result");
+    refused(first.complete("another").await);
+    refused(first.unknown().await);
+    first.forget().await.expect("nothing to forget");
+    let mut tx = app.begin().await;
+    first.complete_in(&mut tx, "receipt").await.expect("an equal result");
+    refused(first.complete_in(&mut tx, "another").await);
+    tx.commit().await.expect("commit");
+    drop(first);
+    let again = async |_: &Attempt| Ok::<_, Error>("again".to_owned());
+    let told = app.payments.clone().wait(SOON).run_leased(&alice("a"), &request(), again).await.expect("run");
+    assert_eq!(told, Outcome::Replay("receipt".to_owned()));
+}
+
+#[tokio::test]
 async fn names_of_steps_are_compared_byte_for_byte() {
     let app = app().await;
     let first = attempt(app.payments.attempt(&alice("a"), &request()).await).await;
