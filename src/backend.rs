@@ -809,6 +809,17 @@ pub(crate) mod sealed {
         /// Whether a statement with several keys of a unique index locks only their rows.
         const LOOKS_UP_SEVERAL: bool;
 
+        /// The statements with which a transaction begins, made from the one that the caller would have.
+        fn begin(sql: sqlx::SqlStr) -> sqlx::SqlStr {
+            sql
+        }
+
+        /// Ends a transaction that began with [these](Self::begin), where the driver does not do that as well.
+        fn end(conn: &mut Self::Connection, ending: Ending) -> super::Job<'_, Ended> {
+            let _ = (conn, ending);
+            Box::pin(async { Ok(Ended::ByDriver) })
+        }
+
         /// The rows that a statement returns.
         fn fetch<'a>(
             conn: &'a mut Self::Connection,
@@ -888,6 +899,24 @@ pub(crate) mod sealed {
             let _ = (key, column);
             true
         }
+    }
+
+    /// How a transaction is to end.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Ending {
+        Commit,
+        Rollback,
+    }
+
+    /// What came of the end of a transaction.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Ended {
+        /// It is still open: the driver is to end it.
+        ByDriver,
+        /// It ended as it was to, and the session is as it was before.
+        AsAsked,
+        /// It had ended before it was to be committed: rolled back, or committed, by one of its own statements.
+        Before,
     }
 
     /// How rows are to be locked.

@@ -236,8 +236,12 @@ pub enum Error {
         limit: usize,
     },
 
-    /// This claim cannot be completed in this transaction: the result was stored already, or it is another transaction.
-    #[error("there is nothing to be completed in this transaction: the result is stored already, or it is another one")]
+    /// This claim cannot be completed in this transaction: the result was stored already, it is another transaction, or a deadlock
+    /// whose error was ignored has rolled the claim back.
+    #[error(
+        "there is nothing to be completed in this transaction: the result is stored already, it is another one, or a deadlock has \
+         rolled the claim back"
+    )]
     NotClaimed,
 
     /// This attempt was completed before, with another result, and that one stays. Nothing was written.

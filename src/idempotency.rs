@@ -192,8 +192,8 @@ impl Idempotency {
     ///
     /// [`RetryError::Failed`] with the work's own error, or with one of this crate: [`Error::Unavailable`] and its like,
     /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::ResultTooLarge`], [`Error::Json`] when the result could not be read
-    /// again. Nothing took effect. (Also [`Error::Json`] when a stored result is not of the type asked for: that did.)
-    /// [`RetryError::Exhausted`]; [`RetryError::CommitUnknown`] when it could not be found out in time: ask
+    /// again, [`Error::NotClaimed`] when a deadlock whose error the work ignored has rolled the claim back. Nothing took effect.
+    /// (Also [`Error::Json`] when a stored result is not of the type asked for: that did.) [`RetryError::Exhausted`]; [`RetryError::CommitUnknown`] when it could not be found out in time: ask
     /// again with the same key.
     ///
     /// # Cancel safety
@@ -262,7 +262,7 @@ impl Idempotency {
                 Ok(outcome) => return Ok(outcome),
                 Err(Ended::ByOthers(last)) => attempts.another(last).await.map_err(Side::out)?,
                 // The next one finds out whether there is anything left to do.
-                Err(Ended::ForGood(RetryError::CommitUnknown { source })) => {
+                Err(Ended::Before(source) | Ended::ForGood(RetryError::CommitUnknown { source })) => {
                     if !attempts.may_go_on(&source.to_string()).await {
                         return Err(RetryError::CommitUnknown { source });
                     }

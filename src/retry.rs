@@ -8,6 +8,7 @@ use sqlx::{Connection, Pool, SqlSafeStr, SqlStr, Transaction};
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::time::Instant;
 
+use crate::backend::sealed::{self, Ending};
 use crate::backend::{Database, Job, Kind};
 use crate::backoff::Backoff;
 use crate::error::{Error, Fault, FenceError, Overtaken, RowError};
@@ -70,8 +71,11 @@ const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from
 ///
 /// - All that it reads from the database it reads inside, or it would decide again upon what has changed.
 /// - What it does elsewhere it does again with each attempt: leave that to what follows the commit.
-/// - The database's errors are to be returned. After a deadlock MySQL has rolled everything back, and what the closure does
-///   next would take effect by itself. (An error to live with, like a constraint, goes into a savepoint: `tx.begin()`.)
+/// - The database's errors are to be returned. A closure that goes on after a deadlock on MySQL, which has rolled everything back,
+///   is not told as committed ([`RetryError::CommitUnknown`]), and what it did next is rolled back as well. (An error to live with, like a constraint,
+///   goes into a savepoint: `tx.begin()`.)
+/// - The transaction is not to be ended inside, by `COMMIT` or, on MySQL, by DDL, which commits: that is told in the same way.
+///   (While the transaction runs, `autocommit` is off in its session there.)
 #[derive(Clone, Debug)]
 #[must_use = "a retry does nothing until run is awaited"]
 pub struct Retry {
@@ -139,6 +143,7 @@ impl Retry {
             match self.attempt(pool, work.clone(), true).await {
                 Ok(value) => return Ok(value),
                 Err(Ended::ForGood(error)) => return Err(error),
+                Err(Ended::Before(source)) => return Err(RetryError::CommitUnknown { source }),
                 Err(Ended::ByOthers(last)) => attempts.another(last).await?,
             }
         }
@@ -167,33 +172,36 @@ impl Retry {
             Err(error) => Err(error),
         };
         match outcome {
-            Ok(value) => match tx.commit().await {
-                Ok(()) => {
+            Ok(value) => match end::<DB>(tx, Ending::Commit).await {
+                Ok(true) => {
                     lent.is_clean = true;
                     Ok(value)
+                }
+                Ok(false) => {
+                    lent.is_clean = true;
+                    Err(Ended::Before(sqlx::Error::Protocol(ENDED_BEFORE.into())))
                 }
                 Err(source) if Fault::is_doubtful_commit(&source) => {
                     Err(Ended::ForGood(RetryError::CommitUnknown { source }))
                 }
-                // Answered: the transaction has ended, and dropping it made sure.
+                // Answered: the transaction has ended, and dropping it made sure. On MySQL the session has not its own settings again.
                 Err(error) => {
-                    lent.is_clean = true;
+                    lent.is_clean = DB::KIND != Kind::MySql;
                     Err(Ended::of(error))
                 }
             },
             Err(error) => {
                 // Now, not when the connection is used next: others wait for its locks.
-                lent.is_clean = tx.rollback().await.is_ok();
+                lent.is_clean = end::<DB>(tx, Ending::Rollback).await.is_ok();
                 Err(Ended::of(error))
             }
         }
     }
 
     fn begin<'c, DB: Database>(&self, conn: &'c mut DB::Connection) -> Job<'c, Transaction<'c, DB>> {
-        match (&self.begin, DB::BEGIN) {
-            (Some(sql), _) => Box::pin(conn.begin_with(sql.clone())),
-            (None, Some(sql)) => Box::pin(conn.begin_with(sql)),
-            (None, None) => Box::pin(conn.begin()),
+        match self.begin.clone().or(DB::BEGIN.map(SqlSafeStr::into_sql_str)) {
+            Some(sql) => Box::pin(conn.begin_with(DB::begin(sql))),
+            None => Box::pin(conn.begin()),
         }
     }
 }
@@ -224,7 +232,8 @@ pub enum RetryError<E: StdError + 'static> {
         last: E,
     },
 
-    /// The connection was lost while it committed. It took effect or it did not: read, before doing it again.
+    /// The connection was lost while it committed, or, on MySQL, a statement of the closure had ended the transaction before. It took
+    /// effect or it did not: read, before doing it again.
     #[error("it is not known whether the transaction was committed: {source}")]
     CommitUnknown {
         /// The error of the driver.
@@ -267,7 +276,23 @@ impl Attempts<'_> {
 pub(crate) enum Ended<E: StdError + 'static> {
     /// By a concurrent change.
     ByOthers(E),
+    /// By a statement of the closure, which rolled it back or committed it.
+    Before(sqlx::Error),
     ForGood(RetryError<E>),
+}
+
+/// What is told of that.
+const ENDED_BEFORE: &str = "the transaction ended before its COMMIT: a statement of the closure had rolled it back (a deadlock whose \
+                            error was not returned) or committed it (DDL, or a COMMIT)";
+
+/// Ends a transaction. `false`: it had ended before it was to be committed.
+async fn end<DB: Database>(mut tx: Transaction<'_, DB>, ending: Ending) -> Result<bool, sqlx::Error> {
+    match (DB::end(&mut tx, ending).await?, ending) {
+        (sealed::Ended::ByDriver, Ending::Commit) => tx.commit().await.map(|()| true),
+        (sealed::Ended::ByDriver, Ending::Rollback) => tx.rollback().await.map(|()| true),
+        // What the driver sends when the transaction is dropped finds none.
+        (ended, _) => Ok(ended == sealed::Ended::AsAsked),
+    }
 }
 
 impl<E: StdError + 'static> Ended<E> {

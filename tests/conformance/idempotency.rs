@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use super::fence::{Books, add_one, books, books_in, levels, run};
 use super::network::behind_a_proxy;
-use super::retry::{send, statements_that_end_a_transaction};
+use super::retry::{fail_and_go_on, send, statements_that_end_a_transaction};
 use crate::support::blocked::block_past;
 use crate::support::worker::Worker;
 use crate::support::{Database, SOON, connect, fresh, soon};
@@ -569,6 +569,36 @@ async fn no_connection_that_is_cut_at_any_moment_doubles_or_loses_an_effect() {
     assert_eq!(app.effects().await, KEYS as i64);
     println!("{DATABASE:?}: {} errors on the way", lost.load(Ordering::SeqCst));
     soon("the end", cutting).await.expect("no panic");
+}
+
+/// A closure that ignores that its transaction was rolled back, or cannot go on.
+#[tokio::test]
+async fn error_ignored_by_the_work_doubles_no_effect() {
+    let app = app().await;
+    let begun = AtomicU32::new(0);
+    let (key, asked) = (alice("a"), request());
+    let ignoring = async |tx: &mut Tx<'_>| {
+        add_one(tx, 1).await?;
+        if begun.fetch_add(1, Ordering::SeqCst) == 0 {
+            fail_and_go_on(&app.books, tx).await;
+            let _ = add_one(tx, 2).await;
+        }
+        Ok::<_, AppError>(1)
+    };
+    let run = async || app.payments.run(&app.books.pool, &key, &asked, ignoring).await;
+    let told = match run().await {
+        // Nothing took effect, and the client asks again.
+        Err(RetryError::Failed(_)) if DATABASE != Database::Sqlite => {
+            assert_eq!((app.effects().await, app.books.value(2).await), (0, 0));
+            run().await
+        }
+        told => told,
+    };
+    assert_eq!(told.expect("run"), Outcome::New(1));
+    assert_eq!(run().await.expect("run"), Outcome::Replay(1));
+    let other = i64::from(DATABASE == Database::Sqlite);
+    assert_eq!((app.effects().await, app.books.value(2).await), (1, other));
+    assert_eq!(begun.load(Ordering::SeqCst), if DATABASE == Database::Sqlite { 1 } else { 2 });
 }
 
 // ---- under a lease

@@ -111,6 +111,69 @@ async fn a_deadlock_is_rerun_and_both_get_through() {
     assert!(if DATABASE == Database::Sqlite { runs == 2 } else { runs > 2 }, "{runs} runs");
 }
 
+/// Makes a statement fail in a transaction that has changed row 1, and ignores the error: on MySQL and MariaDB a deadlock, which rolls
+/// the transaction back; on PostgreSQL any error, after which it can only be rolled back; on SQLite, which has no deadlocks and
+/// keeps the transaction, a constraint.
+pub(super) async fn fail_and_go_on(books: &Books, tx: &mut Tx<'_>) {
+    let sql = match DATABASE {
+        Database::Postgres => "SELECT 1 / 0",
+        Database::Sqlite => "INSERT INTO counter (id, value) VALUES (1, 0)",
+        _ => "UPDATE counter SET value = value + 1 WHERE id = 2",
+    };
+    let mut rival = None;
+    if DATABASE.is_mysql() {
+        let mut crossing = books.pool.begin().await.expect("begin");
+        add_one(&mut crossing, 2).await.expect("write");
+        // The transaction that has changed fewer rows is ended.
+        let rows: Vec<String> = (100..200).map(|id| format!("({id}, 0)")).collect();
+        let weight = format!("INSERT INTO counter (id, value) VALUES {}", rows.join(", "));
+        crossing.execute(AssertSqlSafe(weight)).await.expect("write");
+        rival = Some(tokio::spawn(async move {
+            add_one(&mut crossing, 1).await.expect("the other one is ended");
+            crossing.rollback().await.expect("rollback");
+        }));
+    }
+    let failed = tx.execute(sql).await.expect_err("it fails");
+    if let Some(rival) = rival {
+        let sqlx::Error::Database(failed) = failed else { panic!("{failed:?}") };
+        assert_eq!(code(failed.as_ref()), "1213", "{failed}");
+        soon("the end of the rival", rival).await.expect("no panic");
+    }
+}
+
+#[tokio::test]
+async fn transaction_ended_by_an_ignored_error_is_not_told_as_committed() {
+    let books = books().await;
+    let runs = AtomicU32::new(0);
+    let done = Retry::new().run(&books.pool, async |tx| {
+        runs.fetch_add(1, Ordering::SeqCst);
+        add_one(tx, 1).await?;
+        fail_and_go_on(&books, tx).await;
+        let _ = add_one(tx, 2).await;
+        Ok::<_, AppError>(())
+    });
+    let done = soon("the answer", done).await;
+    let kept = match DATABASE {
+        Database::Sqlite => {
+            done.expect("the error ended no transaction");
+            1
+        }
+        Database::Postgres => {
+            assert!(matches!(done, Err(RetryError::Failed(AppError::Database(_)))), "{done:?}");
+            0
+        }
+        _ => {
+            assert!(matches!(done, Err(RetryError::CommitUnknown { .. })), "{done:?}");
+            0
+        }
+    };
+    assert_eq!((books.value(1).await, books.value(2).await, count(&runs)), (kept, kept, 1));
+    // The connection goes on as before: every statement by itself.
+    run(&books.pool, "UPDATE counter SET value = 7 WHERE id = 1").await;
+    books.pool.close().await;
+    assert_eq!(Books { pool: books.db.pool().await, ..books }.value(1).await, 7);
+}
+
 /// Two doctors on call, of whom one may leave: each sees that there are two.
 #[tokio::test]
 async fn a_serialization_failure_is_rerun_and_the_rule_that_both_kept_is_kept() {

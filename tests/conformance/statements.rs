@@ -107,7 +107,12 @@ async fn an_effect_that_is_to_be_had_once_costs_two_statements_more() {
     };
     let once = async |key: &str| {
         let (key, request) = (IdempotencyKey::global(key), Fingerprint::of(["pay"]));
-        payments.run(&pool, &key, &request, effect).await.expect("run").is_replay()
+        let replayed = payments.run(&pool, &key, &request, effect).await.expect("run").is_replay();
+        if DATABASE.is_mysql() {
+            // The pool has one connection, which it lends again when nothing is on its way there any more.
+            drop(pool.acquire().await.expect("the connection"));
+        }
+        replayed
     };
     // What is prepared once is prepared.
     bare().await;
@@ -121,7 +126,10 @@ async fn an_effect_that_is_to_be_had_once_costs_two_statements_more() {
     println!("{DATABASE:?}: statements: bare {floor}, once {first}, replay {replay}");
     // On MySQL and MariaDB another connection looks for a rival, and finds what is done already.
     let looks = u64::from(DATABASE.is_mysql());
-    assert_eq!(first, floor + 2 + looks);
+    // There, too, autocommit is set and restored, and a savepoint set and released, in the packets of BEGIN and COMMIT. What the
+    // driver sends behind that finds no transaction, and nobody waits for it.
+    let guards = if DATABASE.is_mysql() { 5 } else { 0 };
+    assert_eq!(first, floor + 2 + looks + guards);
     // The claim and a look at the record, between BEGIN and COMMIT (which the driver does not count).
     let around = if DATABASE == Database::Postgres { 2 } else { 0 };
     assert_eq!(replay, if looks > 0 { looks } else { 2 + around });

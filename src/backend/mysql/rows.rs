@@ -6,11 +6,11 @@
 use std::time::Duration;
 
 use sqlx::mysql::{MySqlDatabaseError, MySqlTypeInfo};
-use sqlx::{MySql, MySqlConnection, QueryBuilder, Row as _, TypeInfo as _};
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, QueryBuilder, Row as _, SqlSafeStr as _, SqlStr, TypeInfo as _};
 
 use super::{MySqlSession, hex};
 use crate::backend::Job;
-use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Locking, Refusal, Unique, Wait};
+use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Ended, Ending, Locking, Refusal, Unique, Wait};
 use crate::table::Table;
 
 /// The statements, laid out to be read.
@@ -39,15 +39,48 @@ SELECT CAST(c.DATA_TYPE AS CHAR), CAST(t.ENGINE AS CHAR), CAST(i.name AS CHAR), 
  LIMIT 1";
 }
 
+/// A deadlock rolls the whole transaction back, and what follows would be committed statement by statement. So nothing is, until the
+/// transaction has ended; the session's own setting is kept in a variable meanwhile.
+const TURN_AUTOCOMMIT_OFF: &str = "SET @sqlock_autocommit = @@autocommit, autocommit = 0";
+
+/// Whatever ends the transaction takes the savepoint with it: a deadlock, but also a statement with an implicit commit.
+/// <https://dev.mysql.com/doc/refman/8.4/en/savepoint.html>
+const SET_SAVEPOINT: &str = "SAVEPOINT sqlock";
+
+/// In one packet, of which the server carries out nothing after a statement that fails.
+const COMMIT_FROM_SAVEPOINT: &str = "RELEASE SAVEPOINT sqlock; COMMIT; SET autocommit = @sqlock_autocommit";
+
+const ROLL_BACK: &str = "ROLLBACK; SET autocommit = @sqlock_autocommit";
+
 impl Dialect for MySql {
     const QUOTE: char = '`';
     const INTEGER: &'static str = "SIGNED";
     const PRESENT: &'static str = " LOCK IN SHARE MODE";
-    const BEGIN: Option<&'static str> = None;
+    const BEGIN: Option<&'static str> = Some("BEGIN");
     const ABORTS: bool = false;
     const LOCKS_ROWS: bool = true;
     // Of a small table, or for many keys, it scans the index, and locks what it looks at.
     const LOOKS_UP_SEVERAL: bool = false;
+
+    fn begin(sql: SqlStr) -> SqlStr {
+        let begin = sql.as_str().trim_end_matches(|c: char| c == ';' || c.is_whitespace());
+        AssertSqlSafe(format!("{TURN_AUTOCOMMIT_OFF}; {begin}; {SET_SAVEPOINT}")).into_sql_str()
+    }
+
+    fn end(conn: &mut MySqlConnection, ending: Ending) -> Job<'_, Ended> {
+        Box::pin(async move {
+            if ending == Ending::Commit {
+                match sqlx::raw_sql(COMMIT_FROM_SAVEPOINT).execute(&mut *conn).await {
+                    Ok(_) => return Ok(Ended::AsAsked),
+                    // There is no such savepoint.
+                    Err(error) if number(&error) == Some(1305) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            sqlx::raw_sql(ROLL_BACK).execute(conn).await?;
+            Ok(if ending == Ending::Commit { Ended::Before } else { Ended::AsAsked })
+        })
+    }
 
     fn fetch<'a>(conn: &'a mut MySqlConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, Vec<Self::Row>> {
         let sql = query.sql();
