@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::error::Error as StdError;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -218,16 +218,18 @@ impl Idempotency {
     {
         let claim = self.claiming(key, request).map_err(refused)?;
         let start = Instant::now();
-        let mut pauses = PAUSE;
+        let (mut pauses, doubt) = (PAUSE, Doubt::default());
         loop {
             let outcome = match self.client.duplicates.enter(&claim) {
-                Err(Duplicate { same: true }) => {
-                    let found = self.look(&claim).await.map_err(refused)?.unwrap_or(Outcome::InProgress);
-                    told(found).map_err(refused)?
+                Err(Duplicate { same: true }) => match self.look(&claim).await {
+                    Ok(found) => told(found.unwrap_or(Outcome::InProgress)),
+                    Err(error) => Err(error),
                 }
+                .map_err(refused),
                 // One that asks for something else may itself be the one that is refused: the database knows.
-                _entered => self.until_decided(pool, &claim, &work).await?,
+                _entered => self.until_decided(pool, &claim, &work, &doubt).await,
             };
+            let outcome = outcome.map_err(|error| doubt.or(error))?;
             let pause = pauses.step();
             if !matches!(outcome, Outcome::InProgress) || start.elapsed() + pause > self.wait {
                 return Ok(outcome);
@@ -242,6 +244,7 @@ impl Idempotency {
         pool: &Pool<DB>,
         claim: &Claiming,
         work: &F,
+        doubt: &Doubt,
     ) -> Result<Outcome<T>, RetryError<E>>
     where
         DB: Database,
@@ -257,14 +260,22 @@ impl Idempotency {
         let mut attempts = self.retry.attempts_of();
         loop {
             let work = work.clone();
-            let within = async |tx: &mut Transaction<'_, DB>| self.within(tx, claim, work).await;
+            let within = async |tx: &mut Transaction<'_, DB>| self.within(tx, claim, work, doubt).await;
             match self.retry.attempt(pool, within, false).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(Ended::ByOthers(last)) => attempts.another(last).await.map_err(Side::out)?,
-                // The next one finds out whether there is anything left to do.
-                Err(Ended::Before(source) | Ended::ForGood(RetryError::CommitUnknown { source })) => {
-                    if !attempts.may_go_on(&source.to_string()).await {
-                        return Err(RetryError::CommitUnknown { source });
+                // The next one finds out whether there is anything left to do. If there is to be none, the doubt is told.
+                Err(Ended::Before(source)) => {
+                    doubt.raise(source, true);
+                    attempts.another(Side::Ours(Error::NotClaimed)).await.map_err(Side::out)?;
+                }
+                Err(Ended::ForGood(RetryError::CommitUnknown { source })) => {
+                    doubt.raise(source, false);
+                    attempts.another(Side::Ours(Error::NotClaimed)).await.map_err(Side::out)?;
+                }
+                Err(Ended::ForGood(error)) if doubt.is_open() => {
+                    if !attempts.may_go_on(&error.to_string()).await {
+                        return Err(Side::out(error));
                     }
                 }
                 Err(Ended::ForGood(error)) => return Err(Side::out(error)),
@@ -278,6 +289,7 @@ impl Idempotency {
         tx: &mut Transaction<'_, DB>,
         claim: &Claiming,
         work: F,
+        doubt: &Doubt,
     ) -> Result<Outcome<T>, Side<E>>
     where
         DB: Database,
@@ -285,7 +297,18 @@ impl Idempotency {
         E: StdError + 'static,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E>,
     {
-        match self.decide(tx, claim).await.map_err(Side::Ours)? {
+        let outcome = self.decide(tx, claim).await.map_err(Side::Ours)?;
+        match &outcome {
+            // It may be the commit that is in doubt.
+            Outcome::InProgress => {}
+            // The claim of this call's own, which a statement of the work has committed, with what the work had done by then.
+            Outcome::Replay(Stored { bytes: None }) if doubt.is_by_the_work() => {
+                records::mark_unknown::<DB>(tx, &claim.key.id).await.map_err(failed::<DB>).map_err(Side::Ours)?;
+                return Ok(Outcome::Unknown);
+            }
+            _ => doubt.settle(),
+        }
+        match outcome {
             Outcome::New(claim) => {
                 let value = work(tx).await.map_err(Side::Theirs)?;
                 let result = encode_legibly(&value, self.limit).map_err(Side::Ours)?;
@@ -653,6 +676,43 @@ impl<E: From<Error> + StdError + 'static> Side<E> {
             }
             RetryError::CommitUnknown { source } => RetryError::CommitUnknown { source },
         }
+    }
+}
+
+/// A commit of one call, of which it is not known whether it took effect: the first one, until a later attempt has read the claim.
+#[derive(Default)]
+struct Doubt(Mutex<Option<Doubtful>>);
+
+struct Doubtful {
+    source: sqlx::Error,
+    /// A statement of the work has ended the transaction.
+    by_the_work: bool,
+}
+
+impl Doubt {
+    fn raise(&self, source: sqlx::Error, by_the_work: bool) {
+        self.lock().get_or_insert(Doubtful { source, by_the_work });
+    }
+
+    fn settle(&self) {
+        *self.lock() = None;
+    }
+
+    fn is_open(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    fn is_by_the_work(&self) -> bool {
+        self.lock().as_ref().is_some_and(|doubtful| doubtful.by_the_work)
+    }
+
+    /// What is told in place of an error that says that nothing took effect.
+    fn or<E: StdError + 'static>(&self, error: RetryError<E>) -> RetryError<E> {
+        self.lock().take().map_or(error, |Doubtful { source, .. }| RetryError::CommitUnknown { source })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Doubtful>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -386,6 +386,15 @@ pub(crate) async fn complete<DB: Records>(
     Ok(DB::execute(conn, &mut query).await? > 0)
 }
 
+/// Of what was claimed in a transaction that committed without a result, nobody knows how far it came. The token is there for an
+/// operator to name, and lower than that of any attempt.
+pub(crate) async fn mark_unknown<DB: Records>(conn: &mut DB::Connection, id: &str) -> Result<(), sqlx::Error> {
+    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'unknown', token = 1 WHERE id = ");
+    DB::push_text(&mut query, id);
+    query.push(" AND state = 'done' AND token = 0 AND result IS NULL");
+    DB::execute(conn, &mut query).await.map(|_| ())
+}
+
 async fn start<DB: Records>(
     conn: &mut DB::Connection,
     claim: &Claiming,

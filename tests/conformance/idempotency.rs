@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use super::fence::{Books, add_one, books, books_in, levels, run};
-use super::network::behind_a_proxy;
+use super::network::{behind_a_proxy, behind_a_reading_proxy};
 use super::retry::{fail_and_go_on, send, statements_that_end_a_transaction};
 use crate::support::blocked::block_past;
 use crate::support::worker::Worker;
@@ -571,6 +571,52 @@ async fn no_connection_that_is_cut_at_any_moment_doubles_or_loses_an_effect() {
     soon("the end", cutting).await.expect("no panic");
 }
 
+/// The server commits, the reply is lost, and nobody can be asked. SQLite has no network between: whatever it answers to a COMMIT
+/// is what happened.
+#[tokio::test]
+async fn run_tells_its_doubt_when_nothing_settles_it() {
+    let app = app().await;
+    let (key, asked) = (alice("a"), request());
+    if DATABASE == Database::Sqlite {
+        let part = "CREATE TABLE part (whole INTEGER REFERENCES counter (id) DEFERRABLE INITIALLY DEFERRED)";
+        run(&app.books.pool, part).await;
+        let refused = app.payments.run(&app.books.pool, &key, &asked, async |tx| {
+            sqlx::query("INSERT INTO part VALUES (9)").execute(&mut **tx).await?;
+            effect(tx).await
+        });
+        let error = refused.await.expect_err("the COMMIT is refused");
+        assert!(matches!(error, RetryError::Failed(_)), "{error:?}");
+        assert_eq!(app.effects().await, 0);
+        assert_eq!(app.charge(&alice("a")).await, Outcome::New(1));
+        return;
+    }
+    let (proxy, url) = behind_a_reading_proxy(&app.books.db.url);
+    let far = sqlx::pool::PoolOptions::<Sql>::new().max_connections(1).acquire_timeout(Duration::from_secs(1));
+    let far = far.connect_lazy(&url).expect("a pool");
+    let (payments, begun) = (app.payments.clone().retry(Retry::new().attempts(3)), AtomicU32::new(0));
+    let doubtful = payments.run(&far, &key, &asked, async |tx| {
+        begun.fetch_add(1, Ordering::SeqCst);
+        let done = effect(tx).await?;
+        // No other connection is made. Nobody listens on port 1.
+        far.set_connect_options(with_port(&url, 1).parse()?);
+        proxy.cut_reply_to("COMMIT");
+        Ok::<_, AppError>(done)
+    });
+    let error = soon("the answer", doubtful).await.expect_err("nobody can know");
+    assert!(matches!(error, RetryError::CommitUnknown { .. }), "{error:?}");
+    assert_eq!(begun.into_inner(), 1);
+    let asked_again = app.payments.clone().wait(SOON);
+    assert_eq!(app.charge_by(&asked_again, &alice("a"), &request()).await, Outcome::Replay(1));
+    assert_eq!(app.effects().await, 1);
+}
+
+/// The URL of another server on this machine.
+fn with_port(url: &str, port: u16) -> String {
+    let (before, path) = url.rsplit_once('/').expect("a URL names a database");
+    let (host, _) = before.rsplit_once(':').expect("a URL of a proxy has a port");
+    format!("{host}:{port}/{path}")
+}
+
 /// A closure that ignores that its transaction was rolled back, or cannot go on.
 #[tokio::test]
 async fn error_ignored_by_the_work_doubles_no_effect() {
@@ -599,6 +645,32 @@ async fn error_ignored_by_the_work_doubles_no_effect() {
     let other = i64::from(DATABASE == Database::Sqlite);
     assert_eq!((app.effects().await, app.books.value(2).await), (1, other));
     assert_eq!(begun.load(Ordering::SeqCst), if DATABASE == Database::Sqlite { 1 } else { 2 });
+}
+
+/// On MySQL and MariaDB DDL commits what was done before it, the claim included.
+#[tokio::test]
+async fn work_committed_by_its_own_ddl_is_kept_as_unknown() {
+    let app = app().await;
+    let (key, asked) = (alice("a"), request());
+    let work = async |tx: &mut Tx<'_>| {
+        let done = effect(tx).await?;
+        sqlx::raw_sql("CREATE TABLE made_inside (id INTEGER)").execute(&mut **tx).await?;
+        Ok::<_, AppError>(done)
+    };
+    let run = async || app.payments.run(&app.books.pool, &key, &asked, work).await.expect("run");
+    if DATABASE.is_mysql() {
+        for _ in 0..2 {
+            assert_eq!(run().await, Outcome::Unknown);
+        }
+        assert_eq!(app.effects().await, 1);
+        let kept = app.payments.unfinished(10).await.expect("list");
+        let token = kept.first().and_then(|info| info.token).expect("a token");
+        assert!(app.payments.forget(&key, token).await.expect("forget"));
+        assert_eq!(app.charge(&key).await, Outcome::New(2));
+    } else {
+        assert_eq!(run().await, Outcome::New(1));
+        assert_eq!(run().await, Outcome::Replay(1));
+    }
 }
 
 // ---- under a lease

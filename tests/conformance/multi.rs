@@ -490,13 +490,12 @@ async fn leases_whose_grant_was_not_heard_of_last_no_longer_than_the_database_sa
     const TTL: Duration = Duration::from_secs(20);
     let db = fresh().await;
     let theirs = db.locks().await;
-    // SQLite has no network between. The proxy has to read what goes by, which TLS would keep from it.
+    // SQLite has no network between.
     let (proxy, url) = match DATABASE {
         Database::Sqlite => (None, db.url.clone()),
         _ => {
-            let (proxy, url) = super::network::behind_a_proxy(&db.url);
-            let plain = if DATABASE == Database::Postgres { "sslmode=disable" } else { "ssl-mode=DISABLED" };
-            (Some(proxy), format!("{url}{}{plain}", if url.contains('?') { '&' } else { '?' }))
+            let (proxy, url) = super::network::behind_a_reading_proxy(&db.url);
+            (Some(proxy), url)
         }
     };
     let ours = builder(connect(&url, 1).await).build();
