@@ -258,7 +258,7 @@ async fn requests_whose_time_has_run_out_go_with_their_steps_batch_by_batch() {
 async fn requests_that_have_not_ended_or_nobody_knows_how_are_never_purged() {
     let db = fresh().await;
     let locks = db.locks().await;
-    let requests = Requests { pool: db.pool().await, by: Idempotency::new(&locks).retention(Duration::from_millis(1)) };
+    let requests = Requests { pool: db.pool().await, by: Idempotency::new(&locks) };
     let at_work = requests.attempt_with_a_step(1).await;
     drop(requests.attempt_with_a_step(2).await); // as if its process had died
     requests.attempt_with_a_step(3).await.unknown().await.expect("unknown");
@@ -272,6 +272,7 @@ async fn requests_that_have_not_ended_or_nobody_knows_how_are_never_purged() {
     }
     // Once it has ended, it goes.
     at_work.complete(&1).await.expect("complete");
+    requests.grow_old().await;
     assert_eq!(sweeper.sweep().await.expect("sweep"), 1);
     assert_eq!(requests.rows().await, (2, 2));
 }
