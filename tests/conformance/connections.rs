@@ -23,7 +23,7 @@ async fn leases_stay_held_and_waiters_get_theirs_while_business_takes_the_whole_
         sqlx::query("PRAGMA journal_mode = WAL").execute(&pool).await.expect("WAL");
     }
     let (ours, theirs) = (builder(pool.clone()).build(), db.locks().await);
-    let ttl = Duration::from_secs(3);
+    let ttl = Duration::from_secs(6);
 
     // The business transaction takes the pool's only connection. It reads and does not write: SQLite has one writer for
     // the whole file, and a write transaction of the application keeps ours out as it keeps everybody out.
@@ -54,7 +54,7 @@ async fn leases_stay_held_and_waiters_get_theirs_while_business_takes_the_whole_
         });
     }
 
-    tokio::time::sleep(ttl * 3).await;
+    tokio::time::sleep(ttl * 2).await;
     for lease in &leases {
         assert!(lease.is_held(), "{} was lost", lease.name());
     }
@@ -96,7 +96,7 @@ async fn two_connections_do_for_two_hundred_leases_and_fifty_waiters() {
 
     let mut taken = JoinSet::new();
     for i in 0..200 {
-        let request = locks.lease(format!("name/{i}")).ttl(Duration::from_secs(3));
+        let request = locks.lease(format!("name/{i}")).ttl(Duration::from_secs(6));
         taken.spawn(async move { soon("the grant", request.acquire()).await.expect("acquire") });
     }
     let mut leases = taken.join_all().await;

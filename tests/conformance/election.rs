@@ -43,7 +43,7 @@ async fn a_leader_that_is_killed_is_replaced_after_its_ttl() {
 async fn a_deposed_leader_learns_of_it_and_can_stand_again() {
     let db = fresh().await;
     let locks = db.locks().await;
-    let election = locks.election("e").ttl(TTL);
+    let election = locks.election("e").ttl(TTL * 5);
     let elected = election.campaign().await.expect("elected");
     assert!(locks.evict("e", elected.token()).await.expect("evicted"));
     assert_eq!(soon("the loss", elected.lost()).await, LossCause::Superseded);

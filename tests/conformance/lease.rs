@@ -159,7 +159,7 @@ async fn waiters_of_one_process_are_served_in_order() {
 async fn a_lease_is_renewed_beyond_its_ttl() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
-    let ttl = Duration::from_secs(2);
+    let ttl = Duration::from_secs(4);
     let lease = ours.lease("a").ttl(ttl).acquire().await.expect("acquire");
     let token = lease.token();
     tokio::time::sleep(ttl * 2 + ms(100)).await;
@@ -195,14 +195,14 @@ async fn without_renewal_a_lease_ends_after_its_ttl_and_not_before() {
 async fn an_extension_takes_the_place_of_renewals() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
-    let lease = ours.lease("a").ttl(ms(3000)).renew(false).acquire().await.expect("acquire");
+    let lease = ours.lease("a").ttl(ms(5000)).renew(false).acquire().await.expect("acquire");
     let token = lease.token();
     lease.extend(LONG).await.expect("extend");
     assert!(lease.remaining() > LONG - SOON);
     // At least so long from now: never shorter than before.
     lease.extend(SHORT).await.expect("extend");
     assert!(lease.remaining() > LONG - SOON * 2);
-    tokio::time::sleep(ms(3100)).await;
+    tokio::time::sleep(ms(5100)).await;
     assert!(lease.is_held());
     let info = theirs.inspect("a").await.expect("inspect").expect("held");
     assert_eq!((info.token, lease.token()), (token, token), "an extension leaves the token alone");
@@ -215,9 +215,9 @@ async fn max_hold_ends_a_lease_however_well_it_is_renewed() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let start = Instant::now();
-    let lease = ours.lease("a").ttl(ms(600)).max_hold(ms(1500)).acquire().await.expect("acquire");
+    let lease = ours.lease("a").ttl(ms(3000)).max_hold(ms(7000)).acquire().await.expect("acquire");
     assert_eq!(soon("the loss", lease.lost()).await, LossCause::MaxHold);
-    assert!(start.elapsed() >= ms(1500));
+    assert!(start.elapsed() >= ms(7000));
     // A holder that hangs keeps its guard, and still the name goes on.
     let next = soon("the turn", theirs.lease("a").acquire()).await.expect("acquire");
     lost_by(lease.extend(LONG).await.expect_err("lost"), LossCause::MaxHold);
@@ -243,7 +243,7 @@ async fn max_hold_frees_the_name_also_when_the_ttl_is_longer() {
 async fn hold_at_least_keeps_the_name_taken_after_the_release() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
-    let least = ms(2500);
+    let least = ms(6000);
     let start = Instant::now();
     let lease = ours.lease("a").ttl(LONG).hold_at_least(least).label("job").acquire().await.expect("acquire");
     let token = lease.token();
@@ -480,7 +480,7 @@ async fn a_fence_keeps_others_out_until_the_transaction_ends() {
     let db = fresh().await;
     let pool = db.pool().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
-    let lease = ours.lease("a").ttl(Duration::from_millis(600)).renew(false).acquire().await.expect("acquire");
+    let lease = ours.lease("a").ttl(Duration::from_secs(3)).renew(false).acquire().await.expect("acquire");
     let token = lease.token();
     let mut tx = pool.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
@@ -542,11 +542,11 @@ fn out_of_range(error: Error, given: Duration, min: Duration, max: Duration) {
 #[tokio::test]
 async fn the_bounds_of_a_ttl_are_a_choice_of_the_builder() {
     let db = fresh().await;
-    let (min, max) = (ms(1500), ms(2500));
+    let (min, max) = (ms(1500), ms(25_000));
     let locks = Locks::builder(db.pool_of(1).await).ttl_range(min..=max).build();
     out_of_range(locks.lease("a").ttl(ms(1499)).acquire().await.expect_err("ttl"), ms(1499), min, max);
-    out_of_range(locks.lease("a").ttl(ms(2501)).acquire().await.expect_err("ttl"), ms(2501), min, max);
-    let lease = locks.lease("a").ttl(ms(2000)).acquire().await.expect("acquire");
+    out_of_range(locks.lease("a").ttl(ms(25_001)).acquire().await.expect_err("ttl"), ms(25_001), min, max);
+    let lease = locks.lease("a").ttl(ms(20_000)).acquire().await.expect("acquire");
     lease.release().await.expect("release");
 }
 
@@ -637,7 +637,7 @@ async fn a_wait_of_zero_asks_once() {
 async fn the_deadline_stays_ahead_of_the_database_after_a_long_extension() {
     let db = fresh().await;
     let locks = db.locks().await;
-    let lease = locks.lease("a").ttl(Duration::from_secs(1)).acquire().await.expect("acquire");
+    let lease = locks.lease("a").ttl(Duration::from_secs(3)).acquire().await.expect("acquire");
     lease.extend(Duration::from_secs(3600)).await.expect("extend");
     let granted = locks.inspect("a").await.expect("inspect").expect("held").expires_at;
     // Until the background renewals, which ask for what is left, have written the row again.

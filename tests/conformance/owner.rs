@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use sqlock::{Error, Lease, Locks, Owner};
 
-use crate::support::{fresh, soon};
+use crate::support::{SOON, fresh, soon};
 
 const LONG: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_millis(500);
@@ -97,9 +97,9 @@ async fn an_inner_hold_never_shortens_the_outer() {
     let outer = enter(&ours, "a", owner).await;
     let left = async || theirs.inspect("a").await.expect("inspect").expect("held").remaining;
     assert!(left().await > LONG / 2);
-    let inner = theirs.lease("a").owner(owner).ttl(SHORT).renew(false).acquire().await.expect("acquire");
+    let inner = theirs.lease("a").owner(owner).ttl(SOON).renew(false).acquire().await.expect("acquire");
     assert!(left().await > LONG / 2, "not by entering");
-    inner.extend(SHORT).await.expect("extend");
+    inner.extend(SOON).await.expect("extend");
     assert!(left().await > LONG / 2, "not by renewing");
     inner.release().await.expect("release");
     assert!(left().await > LONG / 2, "not by leaving");
@@ -119,7 +119,7 @@ async fn an_inner_hold_that_is_longer_lengthens_the_whole() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let owner = Owner::random();
-    let outer = ours.lease("a").owner(owner).ttl(Duration::from_secs(5)).renew(false).acquire().await.expect("acquire");
+    let outer = ours.lease("a").owner(owner).ttl(SOON).renew(false).acquire().await.expect("acquire");
     let inner = enter(&theirs, "a", owner).await;
     outer.release().await.expect("release");
     let info = theirs.inspect("a").await.expect("inspect").expect("held");

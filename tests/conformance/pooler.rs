@@ -231,7 +231,7 @@ async fn fence_holds_behind_a_transaction_pooler() {
     locks.migrate().await.expect("migrate");
     let rival = pooled.locks().await;
     let business = connect(&pooled.url, 1).await;
-    let lease = locks.lease("a").ttl(Duration::from_millis(1500)).renew(false).acquire().await.expect("acquire");
+    let lease = locks.lease("a").ttl(Duration::from_secs(4)).renew(false).acquire().await.expect("acquire");
     let mut tx = business.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
     let next = in_line(&rival, "a");

@@ -260,7 +260,7 @@ async fn who_comes_while_the_name_is_handed_over_goes_behind_those_who_wait() {
 async fn a_name_that_expires_goes_to_the_first_in_line_and_not_to_who_comes_at_that_moment() {
     let line = Line::new().await;
     let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
-    let held = ours.lease("a").ttl(Duration::from_secs(1)).renew(false).acquire().await.expect("acquire");
+    let held = ours.lease("a").ttl(Duration::from_secs(3)).renew(false).acquire().await.expect("acquire");
     let expires_at = line.held().await.expires_at;
     let next = line.join(theirs.lease("a"), "next").await;
     let over = Arc::new(AtomicBool::new(false));
@@ -289,7 +289,7 @@ async fn a_name_that_expires_goes_to_the_first_in_line_and_not_to_who_comes_at_t
 async fn a_name_that_is_to_be_held_at_least_so_long_is_not_passed_on_before() {
     let line = Line::new().await;
     let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
-    let least = chrono::TimeDelta::milliseconds(1500);
+    let least = chrono::TimeDelta::seconds(4);
     let held = ours.lease("a").ttl(LONG).hold_at_least(least.to_std().expect("positive")).acquire();
     let held = held.await.expect("acquire");
     let before = line.held().await;
@@ -587,7 +587,7 @@ async fn who_waits_behind_another_of_its_process_is_let_in_when_the_database_has
     let line = Line::new().await;
     let ours = line.client().await;
     let mut holder = Worker::start(&line.db.url);
-    holder.hold("a", Duration::from_secs(2)).await;
+    holder.hold("a", Duration::from_secs(6)).await;
     let first = line.join(ours.lease("a"), "first").await;
     let second = line.join(ours.lease("a"), "second").await;
     let sql = "UPDATE sqlock_place SET place = place - 60000000 WHERE label = 'second'";
@@ -648,7 +648,7 @@ async fn a_line_that_is_dead_from_the_head_on_costs_a_claim_at_most() {
 async fn a_killed_holder_hands_on_to_the_head_after_its_ttl() {
     let line = Line::new().await;
     let mut holder = Worker::start(&line.db.url);
-    let token = holder.hold("a", Duration::from_millis(1500)).await;
+    let token = holder.hold("a", Duration::from_secs(5)).await;
     let clients = [line.client().await, line.client().await];
     let (first, second) =
         (line.join(clients[0].lease("a"), "first").await, line.join(clients[1].lease("a"), "second").await);
