@@ -59,15 +59,10 @@ impl Wire {
         let mark = format!("sqlock-wire-{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
         let (proxy, url) = match DATABASE {
             Database::Sqlite => (None, db.url.clone()),
-            // In plain text, so that the proxy can find a request by what it contains.
             _ => {
-                let (proxy, url) = behind_a_proxy(&db.url);
-                let plain = match DATABASE {
-                    Database::Postgres => format!("&sslmode=disable&application_name={mark}"),
-                    _ if url.contains('?') => "&ssl-mode=DISABLED".into(),
-                    _ => "?ssl-mode=DISABLED".into(),
-                };
-                (Some(proxy), format!("{url}{plain}"))
+                let (proxy, url) = behind_a_reading_proxy(&db.url);
+                let name = if DATABASE == Database::Postgres { format!("&application_name={mark}") } else { "".into() };
+                (Some(proxy), format!("{url}{name}"))
             }
         };
         let direct = db.pool_of(1).await;

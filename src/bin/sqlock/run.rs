@@ -206,6 +206,7 @@ impl Holding {
         // Once it has ended by a signal, or after one: its children got the same, and may need a while to end, too. They
         // still work under the lease.
         let mut ended: Option<(u8, Instant)> = None;
+        let mut pause = Duration::from_millis(10);
         let mut asked_to_end = false;
         let code = loop {
             tokio::select! {
@@ -219,10 +220,11 @@ impl Holding {
                     Change::OfAnother(pid) if pid == self.guard.pid() => self.replace_guard(lease)?,
                     Change::OfAnother(_) => {}
                 },
-                () = sleep(Duration::from_millis(20)), if ended.is_some() => match ended {
-                    Some((_, until)) if self.child.has_group() && Instant::now() >= until => self.child.kill(),
+                () = sleep(pause), if ended.is_some() => match ended {
                     Some((code, _)) if !self.child.has_group() => break code,
-                    _ => {}
+                    Some((_, until)) if Instant::now() >= until => self.child.kill(),
+                    // To look at the group may mean to read all of /proc.
+                    _ => pause = (pause * 2).min(Duration::from_millis(160)),
                 },
                 signal = signals.next() => {
                     asked_to_end |= signals::asks_for_end(signal);
