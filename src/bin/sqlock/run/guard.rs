@@ -146,14 +146,14 @@ impl Quarry {
     fn all_are_zombies(&self) -> bool {
         let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let stats = processes.filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok());
-        // After the name, in parentheses, come the state, the parent and the group.
-        let mut states = stats.filter_map(|stat| {
-            let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-            let state = fields.next()?.to_owned();
-            (fields.nth(1)?.parse() == Ok(self.group.as_raw())).then_some(state)
+        // Whether each process of the group is a zombie. After the name, in parentheses, come the state, the parent and the group; the
+        // eighteenth is the number of threads. A process whose first thread has ended looks like a zombie, but others may go on.
+        let mut zombies = stats.filter_map(|stat| {
+            let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+            let is_zombie = matches!(*fields.first()?, "Z" | "X") && matches!(*fields.get(17)?, "0" | "1");
+            (fields.get(2)?.parse() == Ok(self.group.as_raw())).then_some(is_zombie)
         });
-        let is_zombie = |state: String| matches!(&*state, "Z" | "X");
-        states.next().is_some_and(is_zombie) && states.all(is_zombie)
+        zombies.next() == Some(true) && zombies.all(|is_zombie| is_zombie)
     }
 
     #[cfg(not(target_os = "linux"))]
@@ -183,12 +183,13 @@ impl Quarry {
     }
 }
 
-/// Whether `/proc` has the process ids of this PID namespace: a container may have been given that of another one.
+/// Whether `/proc` has all processes of this PID namespace: a container may have been given that of another one, and it may hide
+/// the processes of other users.
 #[cfg(target_os = "linux")]
 fn knows_our_pids() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    ids.is_some_and(|ids| ids.trim() == getpid().to_string())
+    ids.is_some_and(|ids| ids.trim() == getpid().to_string()) && std::fs::metadata("/proc/1/stat").is_ok()
 }
 
 // ---- sqlock's side
