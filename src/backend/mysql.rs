@@ -456,7 +456,7 @@ pub(super) const UPTIME: &str = "SHOW GLOBAL STATUS LIKE 'Uptime'";
 
 // Bind order: token, name, name, token
 pub(super) const NOTE_EVICTED_SHARE: &str = "
-UPDATE sqlock_lease SET evicted = ?
+UPDATE sqlock_lease SET evicted = greatest(evicted, ?)
  WHERE name = ? AND EXISTS (SELECT 1 FROM sqlock_place WHERE name = ? AND token = ? AND token > 0 AND units > 0)";
 
 // Bind order: name
@@ -504,7 +504,7 @@ DELETE r
 pub(super) const SWEEP_PLACES: &str = concat!("DELETE FROM sqlock_place WHERE expires_at < ", now!(), " - ? LIMIT ?");
 
 // Bind order: name, token
-pub(super) const EVICT: &str = concat!("UPDATE sqlock_lease SET owner = '', holds = '', evicted = token, expires_at = ", now!(), "
+pub(super) const EVICT: &str = concat!("UPDATE sqlock_lease SET owner = '', holds = '', evicted = greatest(evicted, token), expires_at = ", now!(), "
   WHERE name = ? AND token = ? AND holds NOT IN ('', '+')");
 
 // The evicted holder's next fence fails; one that is open now ends in peace. Bind order: name, token.

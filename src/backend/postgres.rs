@@ -444,7 +444,7 @@ SELECT (extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 100
 // $1 name, $2 token. The row of the name first, as in every statement that locks both.
 pub(super) const EVICT_SHARE: &str = "
 WITH lease AS (
-    UPDATE sqlock_lease SET evicted = $2
+    UPDATE sqlock_lease SET evicted = greatest(evicted, $2)
      WHERE name = $1 AND EXISTS (SELECT 1 FROM sqlock_place WHERE name = $1 AND token = $2 AND token > 0)
     RETURNING name)
 DELETE FROM sqlock_place AS p USING lease WHERE p.name = lease.name AND p.token = $2 AND p.token > 0
@@ -468,7 +468,7 @@ pub(super) const RING: &str = "SELECT pg_notify(channel, said) FROM unnest($1::t
 // $1 name, $2 token. The evicted holder's next fence fails; one that is open now ends in peace.
 pub(super) const EVICT: &str = concat!("
 WITH evicted AS (
-    UPDATE sqlock_lease SET owner = '', holds = '', evicted = token, expires_at = ", now!(), "
+    UPDATE sqlock_lease SET owner = '', holds = '', evicted = greatest(evicted, token), expires_at = ", now!(), "
      WHERE name = $1 AND token = $2 AND holds NOT IN ('', '+')
     RETURNING name),
 unfenced AS MATERIALIZED (

@@ -325,7 +325,7 @@ UPDATE sqlock_lease SET token = ?5
 
 // ?1 name, ?2 token
 pub(super) const NOTE_EVICTED_SHARE: &str = "
-UPDATE sqlock_lease SET evicted = ?2
+UPDATE sqlock_lease SET evicted = max(evicted, ?2)
  WHERE name = ?1 AND EXISTS (SELECT 1 FROM sqlock_place WHERE name = ?1 AND token = ?2 AND token > 0)";
 
 // ?1 name
@@ -344,7 +344,7 @@ UPDATE sqlock_place SET expires_at = max(expires_at, ", now!(), " + ?3)
 pub(super) const EVICT_SHARE: &str = "DELETE FROM sqlock_place WHERE name = ?1 AND token = ?2 AND token > 0";
 
 // ?1 name, ?2 token
-pub(super) const EVICT: &str = concat!("UPDATE sqlock_lease SET owner = '', holds = '', evicted = token, expires_at = ", now!(), "
+pub(super) const EVICT: &str = concat!("UPDATE sqlock_lease SET owner = '', holds = '', evicted = max(evicted, token), expires_at = ", now!(), "
   WHERE name = ?1 AND token = ?2 AND holds NOT IN ('', '+')");
 
 // ?1 retention, ?2 limit, ?3 retention or claim, whichever is longer. The outer condition repeats the inner one so that the statement is right by itself.
