@@ -74,8 +74,9 @@ const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from
 /// - The database's errors are to be returned. A closure that goes on after a deadlock on MySQL, which has rolled everything back,
 ///   is not told as committed ([`RetryError::CommitUnknown`]), and what it did next is rolled back as well. (An error to live with, like a constraint,
 ///   goes into a savepoint: `tx.begin()`.)
-/// - The transaction is not to be ended inside, by `COMMIT` or, on MySQL, by DDL, which commits: that is told in the same way.
-///   (While the transaction runs, `autocommit` is off in its session there.)
+/// - The transaction is not to be ended inside, by `COMMIT` or, on MySQL, by DDL, which commits. MySQL tells that in the same way (while
+///   the transaction runs, `autocommit` is off in its session there). PostgreSQL does not tell it, and SQLite refuses the
+///   `COMMIT` that follows: what was committed inside has taken effect there.
 #[derive(Clone, Debug)]
 #[must_use = "a retry does nothing until run is awaited"]
 pub struct Retry {

@@ -704,6 +704,18 @@ pub(super) async fn send(tx: &mut Tx<'_>, statements: &'static [&'static str]) -
 }
 
 #[tokio::test]
+async fn transaction_begun_with_a_comment_is_committed() {
+    let books = books().await;
+    Retry::new()
+        .begin_with("BEGIN -- for the report")
+        .run(&books.pool, async |tx| add_one(tx, 1).await)
+        .await
+        .expect("committed");
+    let mut tx = books.pool.begin().await.expect("begin");
+    assert_eq!(value(&mut tx, 1).await.expect("the value"), 1);
+}
+
+#[tokio::test]
 async fn pool_stays_usable_after_statement_ended_transaction() {
     let books = books().await;
     for pool in pools_of_one(&books).await {

@@ -64,7 +64,8 @@ impl Dialect for MySql {
 
     fn begin(sql: SqlStr) -> SqlStr {
         let begin = sql.as_str().trim_end_matches(|c: char| c == ';' || c.is_whitespace());
-        AssertSqlSafe(format!("{TURN_AUTOCOMMIT_OFF}; {begin}; {SET_SAVEPOINT}")).into_sql_str()
+        // On a line of its own, for the text may end with a comment.
+        AssertSqlSafe(format!("{TURN_AUTOCOMMIT_OFF}; {begin}\n; {SET_SAVEPOINT}")).into_sql_str()
     }
 
     fn end(conn: &mut MySqlConnection, ending: Ending) -> Job<'_, Ended> {
