@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::OnceLock;
+#[cfg(feature = "sqlite")]
+use std::time::Duration;
 
 use sqlock::{Error, Locks, LocksBuilder};
 #[cfg(feature = "sqlite")]
@@ -327,10 +329,12 @@ impl Url {
         if holds_nothing_but_leases(&file) {
             return Ok(lease_file(&file, create));
         }
-        if global.same_file || (!global.sidecar && has_tables(&options, &file).await?) {
+        let sidecar = sidecar(&file);
+        // The application may have made its tables since leases were taken in the sidecar: as long as these last, they count.
+        let shared = !global.sidecar && has_tables(&options, &file).await? && !has_leases(&sidecar).await;
+        if global.same_file || shared {
             return Ok(options.filename(&file).create_if_missing(create));
         }
-        let sidecar = sidecar(&file);
         if told && !global.sidecar {
             say::note(&format!(
                 "the leases are kept in {}: programs that lock in {} itself are not excluded (--sidecar, --same-file)",
@@ -444,6 +448,10 @@ fn lease_file(file: &Path, create: bool) -> SqliteConnectOptions {
         .journal_mode(sqlx::sqlite::SqliteJournalMode::Wal)
 }
 
+/// How long the look at a file that others write to may take.
+#[cfg(feature = "sqlite")]
+const PATIENCE_TO_LOOK: Duration = Duration::from_millis(250);
+
 /// Whether a SQLite file has sqlock's tables.
 #[cfg(feature = "sqlite")]
 async fn has_tables(options: &SqliteConnectOptions, file: &Path) -> Result<bool, Failure> {
@@ -452,15 +460,22 @@ async fn has_tables(options: &SqliteConnectOptions, file: &Path) -> Result<bool,
     if !file.exists() {
         return Ok(false);
     }
-    let options = options.clone().filename(file).create_if_missing(false);
-    let look = async {
+    let look = async |options: SqliteConnectOptions| {
         let mut conn = options.connect().await?;
         let sql = "SELECT count(*) > 0 FROM sqlite_master WHERE type = 'table' AND name = 'sqlock_lease'";
         let has_tables: bool = sqlx::query_scalar(sql).fetch_one(&mut conn).await?;
         conn.close().await?;
         Ok(has_tables)
     };
-    look.await.map_err(|error: sqlx::Error| {
+    let options = options.clone().filename(file).create_if_missing(false).busy_timeout(PATIENCE_TO_LOOK);
+    let looked = match look(options.clone()).await {
+        // Somebody keeps readers out, as it can be without a write-ahead log. Then all committed tables are in the file itself.
+        Err(sqlx::Error::Database(error)) if error.code().is_some_and(|code| code == "5") => {
+            look(options.read_only(true).immutable(true)).await
+        }
+        looked => looked,
+    };
+    looked.map_err(|error: sqlx::Error| {
         let failure = Failure::from(Error::from(error));
         Failure::new(
             failure.code,
@@ -471,6 +486,19 @@ async fn has_tables(options: &SqliteConnectOptions, file: &Path) -> Result<bool,
             ),
         )
     })
+}
+
+/// Whether somebody holds a name in a sidecar. One that cannot be read is none.
+#[cfg(feature = "sqlite")]
+async fn has_leases(sidecar: &Path) -> bool {
+    if !sidecar.exists() {
+        return false;
+    }
+    let pool = sqlx::SqlitePool::connect_lazy_with(lease_file(sidecar, false));
+    let locks = Locks::new(pool);
+    let held = locks.list("").await.is_ok_and(|held| !held.is_empty());
+    let _ = locks.shutdown().await;
+    held
 }
 
 /// Makes a sidecar that those can read and write who can do so with the database. SQLite gives its other files the same mode.

@@ -47,6 +47,36 @@ async fn command_keeps_the_library_out() {
     assert!(locks.lease("job").try_acquire().await.expect("try").is_some());
 }
 
+/// The first program that uses the library on the file makes its tables there: leases that were taken before still count.
+#[tokio::test]
+async fn lease_taken_before_the_first_migration_still_counts() {
+    let db = empty().await;
+    let acquired = command(&db, &["acquire", "job", "--ttl", "10m"]).await.expect(0).stdout;
+    db.locks().await.migrate().await.expect("migrate");
+    command(&db, &["run", "-n", "job", "--", "echo", "it ran"]).await.expect(75);
+    let token = serde_json::from_str::<Value>(&acquired).expect("JSON")["token"].to_string();
+    command(&db, &["release", "job", "--token", &token]).await.expect(0);
+    let lease = db.locks().await.lease("job").ttl(LONG).try_acquire().await.expect("try").expect("free");
+    command(&db, &["run", "-n", "job", "--", "echo", "it ran"]).await.expect(75);
+    lease.release().await.expect("release");
+}
+
+/// In a file without a write-ahead log a writer may keep all readers out.
+#[tokio::test]
+async fn file_that_is_locked_by_a_writer_needs_no_wait() {
+    let db = empty().await;
+    if DATABASE == Database::Sqlite {
+        let pool = db.pool_of(1).await;
+        sqlx::raw_sql("CREATE TABLE t (x); BEGIN EXCLUSIVE; INSERT INTO t VALUES (1)")
+            .execute(&pool)
+            .await
+            .expect("a writer");
+        command(&db, &["run", "-n", "job", "--", "true"]).await.expect(0);
+    } else {
+        command(&db, &["run", "-n", "job", "--", "true"]).await.expect(0);
+    }
+}
+
 #[tokio::test]
 async fn sidecar_is_named_where_the_file_has_no_tables() {
     let db = empty().await;
