@@ -97,6 +97,7 @@ async fn work_stopped_past_its_ttl_takes_no_effect() {
     let mut sleeper = Worker::start(&db.url);
     sleeper.tell(&format!("run a 1500 {port}"));
     let work = Ordered::accept(&orders).await;
+    sleeper.until_it_sleeps().await;
     sleeper.stop();
     let successor = soon("the takeover", locks.lease("a").ttl(LONG).acquire()).await.expect("acquire");
     let effect = work.go_on().await;
@@ -117,6 +118,7 @@ async fn attempt_stopped_past_its_lease_takes_no_effect() {
     let mut sleeper = Worker::till(&db.url, None);
     sleeper.tell(&format!("1 ordered a {port}"));
     let work = Ordered::accept(&orders).await;
+    sleeper.until_it_sleeps().await;
     sleeper.stop();
     let (key, request) = (IdempotencyKey::new("alice", "a"), Fingerprint::of(["a"]));
     let takeover = payments.run_leased(&key, &request, async |_| Ok::<_, Error>("charged".to_owned()));

@@ -137,6 +137,21 @@ impl Worker {
         let _ = self.child.wait();
     }
 
+    /// Waits until all its threads sleep: then what it has to do waits for something.
+    pub async fn until_it_sleeps(&self) {
+        let tasks = format!("/proc/{}/task", self.pid().as_raw_nonzero());
+        let sleeps = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.expect("a task").path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'))
+        };
+        let all_sleep = async {
+            while !std::fs::read_dir(&tasks).expect("the worker has threads").all(sleeps) {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        };
+        crate::support::soon("a moment in which the worker sleeps", all_sleep).await;
+    }
+
     /// Returns when all its threads stand still.
     pub fn stop(&self) {
         kill_process(self.pid(), Signal::STOP).expect("the worker can be stopped");
