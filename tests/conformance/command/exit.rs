@@ -359,25 +359,25 @@ async fn not_obtained() -> Table {
     let lease = beside(&db).await.lease("job").ttl(LONG).label("busy").acquire().await.expect("acquire");
     for (code, options, how) in [
         (75, &["-n"][..], "-n, and somebody else holds the name"),
-        (75, &["-w", "300ms"], "-w 300ms, which ran out"),
+        (75, &["-w", "2s"], "-w 2s, which ran out"),
         (75, &["-w", "0"], "-w 0"),
         (9, &["-n", "-E", "9"], "-n -E 9"),
-        (9, &["-w", "300ms", "-E", "9"], "-w 300ms -E 9"),
+        (9, &["-w", "2s", "-E", "9"], "-w 2s -E 9"),
         (0, &["-n", "-E", "0"], "-n -E 0"),
         (0, &["-n", "--skip-ok"], "-n --skip-ok"),
-        (0, &["-w", "300ms", "--skip-ok"], "-w 300ms --skip-ok"),
+        (0, &["-w", "2s", "--skip-ok"], "-w 2s --skip-ok"),
     ] {
         let arguments = [&["run"], options, &["job", "--", "echo", "it ran"]].concat();
         let start = std::time::Instant::now();
         let ended = table.add(code, how, run(&db, &arguments).await);
-        assert!(!options.contains(&"300ms") || start.elapsed() >= Duration::from_millis(300), "it waits that long");
+        assert!(!options.contains(&"2s") || start.elapsed() >= Duration::from_secs(2), "it waits that long");
         assert_eq!(ended.stdout, "");
         assert!(ended.stderr.contains("\"job\" not obtained"), "{}", ended.stderr);
         assert!(ended.stderr.contains("busy"), "it says who holds it: {}", ended.stderr);
     }
     for (code, options, how) in [
         (75, &["-n"][..], "acquire -n"),
-        (75, &["-w", "300ms"], "acquire -w 300ms"),
+        (75, &["-w", "2s"], "acquire -w 2s"),
         (9, &["-n", "-E", "9"], "acquire -n -E 9"),
     ] {
         let ended = table.add(code, how, run(&db, &[&["acquire", "job"], options].concat()).await);
@@ -391,7 +391,7 @@ async fn not_obtained() -> Table {
     for (code, options, how) in [
         (75, &["-n"][..], "-n, and somebody has a permit"),
         (75, &["-n", "--permits", "1"], "-n --permits 1, and somebody has it"),
-        (75, &["-w", "300ms", "--permits", "1"], "-w 300ms --permits 1, which ran out"),
+        (75, &["-w", "2s", "--permits", "1"], "-w 2s --permits 1, which ran out"),
         (0, &["-n", "--permits", "2"], "-n --permits 2, and one of them is taken"),
     ] {
         table.add(code, how, run(&db, &[&["run"], options, &["job", "--", "true"]].concat()).await);

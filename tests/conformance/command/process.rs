@@ -253,7 +253,7 @@ async fn a_signal_that_kills_the_command_gives_128_and_its_number() {
 async fn a_command_that_ignores_term_keeps_the_lease_until_it_ends() {
     let scene = Scene::new().await;
     let script = "trap 'echo TERM >&3' TERM; echo up >&3; until read go <\"$ORDERS\"; do :; done; exit 4";
-    let mut holder = scene.start(&["--ttl", "3", "a"], script).up().await;
+    let mut holder = scene.start(&["--ttl", "9", "a"], script).up().await;
     let before = scene.row("a").await;
     holder.signal(Signal::SIGTERM);
     assert_eq!(holder.report.line().await, "TERM");
