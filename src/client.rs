@@ -587,7 +587,10 @@ impl Client {
         // A request of ours may have ended the holding. Before its deadline only an eviction could have done so as well.
         let name = departure.holding.name.clone();
         let reply = Reply::to(move |answer: Answer<Option<LastEviction>>| {
-            let verdict = departure.judge_by(answer.outcome.ok().flatten());
+            let verdict = match answer.outcome {
+                Ok(row) => departure.judge_by(row),
+                Err(error) => Err(departure.unknown_if(true, error)),
+            };
             departure.tell(verdict);
         });
         self.pump.send(Verb::LastEviction(name, reply));
@@ -637,6 +640,8 @@ impl Departure {
             // The database has forgotten the holding, as one does that stands in for another.
             Some(row) if row.token < token => Err(self.lost()),
             Some(row) if row.evicted < token => Ok(()),
+            // It was given back in one statement with others, and the row has been swept since.
+            None if !self.resent => Ok(()),
             _ => Err(self.unknown_if(true, Error::Closed)),
         }
     }
