@@ -555,8 +555,8 @@ impl Client {
         }
     }
 
-    /// Releases a hold once more that the database has left as it was: at once the first time, and each time a little later. When
-    /// that goes on, something in the database undoes our statements, and the holder is told.
+    /// Repeats a release that had no effect: at once the first time, then after growing pauses. After too many repetitions the release
+    /// ends with an error, since something in the database undoes the statement.
     fn release_again(self: &Arc<Self>, release: Release, departure: Departure) {
         let client = Arc::clone(self);
         if departure.ignored > IGNORED {
@@ -589,7 +589,7 @@ impl Client {
         let reply = Reply::to(move |answer: Answer<Option<LastEviction>>| {
             let verdict = match answer.outcome {
                 Ok(row) => departure.judge_by(row),
-                Err(error) => Err(departure.unknown_if(true, error)),
+                Err(_) => Err(departure.unknown()),
             };
             departure.tell(verdict);
         });
@@ -642,7 +642,7 @@ impl Departure {
             Some(row) if row.evicted < token => Ok(()),
             // It was given back in one statement with others, and the row has been swept since.
             None if !self.resent => Ok(()),
-            _ => Err(self.unknown_if(true, Error::Closed)),
+            _ => Err(self.unknown()),
         }
     }
 
@@ -656,20 +656,18 @@ impl Departure {
         match answer.outcome {
             Ok(Standing::Released) => Ok(()),
             Ok(Standing::Superseded) => Err(self.unknown_if(answer.resent, self.lost())),
-            Ok(Standing::Held | Standing::Awaited | Standing::Unsettled | Standing::Overtaken) => {
-                Err(self.unknown_if(true, Error::Closed))
-            }
+            Ok(Standing::Held | Standing::Awaited | Standing::Unsettled | Standing::Overtaken) => Err(self.unknown()),
             Err(error) => Err(self.unknown_if(answer.resent, error)),
         }
     }
 
     /// The error of a release, unless an earlier request may have carried it out unnoticed.
     fn unknown_if(&self, resent: bool, error: Error) -> Error {
-        if self.may_have_ended(resent) {
-            Error::Unknown { attempted: "release", name: self.holding.name.clone() }
-        } else {
-            error
-        }
+        if self.may_have_ended(resent) { self.unknown() } else { error }
+    }
+
+    fn unknown(&self) -> Error {
+        Error::Unknown { attempted: "release", name: self.holding.name.clone() }
     }
 
     /// Whether an earlier request may have carried it out.

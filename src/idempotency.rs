@@ -264,7 +264,7 @@ impl Idempotency {
             match self.retry.attempt(pool, within, false).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(Ended::ByOthers(last)) => attempts.another(last).await.map_err(Side::out)?,
-                // The next one finds out whether there is anything left to do. If there is to be none, the doubt is told.
+                // The next attempt reads the claim and so settles the doubt. Without a next attempt the caller gets the doubt.
                 Err(Ended::Before(source)) => {
                     doubt.raise(source, true);
                     attempts.another(Side::Ours(Error::NotClaimed)).await.map_err(Side::out)?;
@@ -706,7 +706,7 @@ impl Doubt {
         self.lock().as_ref().is_some_and(|doubtful| doubtful.by_the_work)
     }
 
-    /// What is told in place of an error that says that nothing took effect.
+    /// Replaces an error that says that nothing took effect while the doubt is open.
     fn or<E: StdError + 'static>(&self, error: RetryError<E>) -> RetryError<E> {
         self.lock().take().map_or(error, |Doubtful { source, .. }| RetryError::CommitUnknown { source })
     }

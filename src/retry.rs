@@ -282,7 +282,7 @@ pub(crate) enum Ended<E: StdError + 'static> {
     ForGood(RetryError<E>),
 }
 
-/// What is told of that.
+/// The reason in the error of [`Ended::Before`].
 const ENDED_BEFORE: &str = "the transaction ended before its COMMIT: a statement of the closure had rolled it back (a deadlock whose \
                             error was not returned) or committed it (DDL, or a COMMIT)";
 

@@ -509,7 +509,7 @@ fn make_with_mode_of(database: &Path, sidecar: &Path) {
     let Ok(about) = database.metadata() else {
         return;
     };
-    // What cannot be made is told when it is opened.
+    // An error here shows again when the sidecar is opened.
     let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(sidecar);
     if let Ok(made) = made {
         // Only root may give a file away.
