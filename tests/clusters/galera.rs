@@ -218,14 +218,15 @@ async fn a_lease_is_not_called_lost_on_a_node_that_has_not_been_told_of_it_yet()
         let lease = first.lease(&name).acquire().await.unwrap_or_else(|e| panic!("{i}: {e}"));
         let mut tx = pools[2].begin().await.expect("a transaction");
         match lease.fence(&mut tx).await {
-            Ok(()) => tx.commit().await.expect("committed"),
+            // A grant that is still on its way to this node may undo the transaction at its commit.
+            Ok(()) => behind += usize::from(tx.commit().await.is_err()),
             Err(error) if error.is_conflict() => behind += 1,
             Err(error) => panic!("{i}: {error}"),
         }
         let lease = second.resume(lease.export().expect("held")).await.unwrap_or_else(|e| panic!("{i}: resumed: {e}"));
         lease.release().await.unwrap_or_else(|e| panic!("{i}: released: {e}"));
     }
-    println!("{behind} of 150 fences came to a node before it had been told of the lease");
+    println!("{behind} of 150 fenced transactions came to a node before it had been told of the lease");
 }
 
 #[tokio::test]
