@@ -124,6 +124,9 @@ mod multi;
 mod name;
 mod owner;
 mod panics;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the coordinator will need")]
+mod protocol;
 mod pump;
 mod queue;
 mod quorum;

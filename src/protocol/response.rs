@@ -1,0 +1,128 @@
+//! What a store answers.
+
+use std::time::Duration;
+
+use super::{EntryState, Holder, LeaseId, LeaseRow, Queue};
+use crate::owner::Owner;
+use crate::token::FencingToken;
+
+/// The answer to a [`Request`](super::Request) that took effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Response {
+    /// With the number of notices so far.
+    Registered(i64),
+    /// The number of notices. It rises with everything that is taken away from the client. `None`: the client has no row.
+    Beat(Option<i64>),
+    Acquired(Result<FencingToken, HolderNow>),
+    Joined(Joined),
+    Enqueued(HolderNow),
+    Released(Released),
+    Withdrawn(Withdrawn),
+    /// `None`: the name has no row.
+    Polled(Option<Polled>),
+    /// `None`: the name has no row.
+    Read(Option<Queue>),
+    /// `None`: nothing was changed, since something was different from what was seen, or was locked.
+    Transitioned(Option<Vec<Granted>>),
+    Extended(Extended),
+}
+
+/// What has become of an acquisition that was to be added to a holding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Joined {
+    Done(FencingToken),
+    /// The row is locked.
+    Locked,
+    /// The owner does not hold the name exclusively.
+    NotHeld,
+}
+
+/// What has become of an acquisition that was to leave no trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Withdrawn {
+    /// Nothing of it is there. `awaited`: others wait for the name.
+    Gone { awaited: bool },
+    /// A row of it is locked, by a transaction that it has fenced or by a stranger.
+    Locked,
+}
+
+/// What has become of a holding that was to last longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extended {
+    Done,
+    /// It stands as before: its row is locked.
+    Locked,
+    /// It does not stand, or has expired.
+    NotHeld,
+}
+
+/// What a refusal tells of the present holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HolderNow {
+    /// The store did not look.
+    Unknown,
+    /// The name is free, or its holder has expired: whoever waits first may have it.
+    Vacant,
+    /// A valid holder.
+    Valid { owner: Option<Owner>, remaining: Duration },
+}
+
+/// What has become of a holding that was to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Released {
+    /// It ended. `awaited`: others wait, and the name is to be granted to them by a transition.
+    Ended { awaited: bool },
+    /// It ended, and the given claim holds the name.
+    ToNext(FencingToken),
+    /// It ended, and this waiting entry holds the name for [`GRANT`](super::timing::GRANT) or its TTL, whichever is shorter.
+    ToEntry(Granted),
+    /// It stands as before: others wait, and a transition must decide.
+    Awaited,
+    /// It stands as before: its row is locked, by a transaction that it has fenced or by a stranger.
+    Locked,
+    /// It does not stand. `lost`: the highest token of this name that was taken away from its holder; `token`: the latest.
+    NotHeld { lost: i64, token: i64 },
+}
+
+/// Who got a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Granted {
+    pub(crate) id: LeaseId,
+    pub(crate) token: FencingToken,
+}
+
+/// How acquisitions stand in a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Polled {
+    pub(crate) row: LeaseRow,
+    /// In the order in which they were asked for.
+    pub(crate) presences: Vec<Presence>,
+}
+
+/// How one acquisition stands in a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Presence {
+    None,
+    /// Its entry waits behind so many live ones.
+    Waiting {
+        ahead: u32,
+    },
+    /// It holds the name, alone or with others, for so long by its expiry and the heartbeat of its client. `None`: it has expired.
+    Holding {
+        token: FencingToken,
+        remaining: Option<Duration>,
+    },
+}
+
+impl Presence {
+    /// What the row of a name and the entry of an acquisition, if it has one, say of it.
+    pub(crate) fn of(id: LeaseId, row: &LeaseRow, entry: Option<(EntryState, Option<Duration>)>, ahead: u32) -> Self {
+        let (token, remaining) = match entry {
+            _ if row.holder == Holder::Lease(id) => (row.token, row.remaining),
+            Some((EntryState::Holding(token), remaining)) => (token, remaining),
+            Some((EntryState::Waiting, _)) => return Self::Waiting { ahead },
+            None => return Self::None,
+        };
+        FencingToken::new(token).map_or(Self::None, |token| Self::Holding { token, remaining })
+    }
+}
