@@ -7,6 +7,8 @@
 //! No verb waits in the server for another client's transaction.
 
 pub(crate) mod failover;
+#[cfg(test)]
+pub(crate) mod memory;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
 #[cfg(feature = "postgres")]

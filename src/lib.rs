@@ -121,6 +121,8 @@ mod inspect;
 mod lease;
 mod locks;
 mod multi;
+#[cfg(test)]
+mod mutation;
 mod name;
 mod owner;
 mod panics;

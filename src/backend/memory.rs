@@ -1,0 +1,946 @@
+//! The model of a store: every request as the few lines that say what it means.
+//!
+//! A request runs in the steps of a real server. It is [prepared](Memory::prepare): it reads what is committed, needs the locks of the
+//! rows that it will write, and waits or gives up where another transaction has them. Its writes are [committed](Memory::commit) later,
+//! or never. `now` is an argument, in microseconds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::mutation::{Mutation, is_on};
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::timing::GRANT;
+use crate::protocol::{
+    Claim, ClientId, Enqueue, EntryRow, EntryState, Extended, Extension, Granted, Holder, HolderChange, HolderNow,
+    Joined, LeaseId, LeaseRow, Mode, Polled, Presence, Queue, Release, Released, Request, Response, Transition,
+    Withdrawn,
+};
+use crate::token::FencingToken;
+
+/// Identifies a transaction.
+pub(crate) type TransactionId = u64;
+
+/// A row of `sqlock_client`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Client {
+    pub(crate) beat_at: i64,
+    pub(crate) notice: i64,
+}
+
+/// A row of `sqlock_lease`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Lease {
+    pub(crate) holder: Holder,
+    pub(crate) owner: Option<Owner>,
+    pub(crate) client: Option<ClientId>,
+    pub(crate) token: i64,
+    pub(crate) ttl: i64,
+    pub(crate) expires_at: i64,
+    pub(crate) waiting: i64,
+    pub(crate) lost: i64,
+}
+
+/// A row of `sqlock_entry`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) client: Option<ClientId>,
+    pub(crate) owner: Option<Owner>,
+    pub(crate) is_kept: bool,
+    pub(crate) mode: Mode,
+    pub(crate) state: EntryState,
+    pub(crate) arrived: i64,
+    pub(crate) ttl: i64,
+    pub(crate) expires_at: i64,
+}
+
+/// A row that can be locked.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Key {
+    Client(ClientId),
+    Lease(LockName),
+    Entry(LockName, LeaseId),
+}
+
+/// A row as it will be. `None`: deleted.
+#[derive(Clone, Debug)]
+enum Write {
+    Client(ClientId, Client),
+    Lease(LockName, Lease),
+    Entry(LockName, LeaseId, Option<Entry>),
+}
+
+/// Why a holding ended, for the checker of the simulation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Released,
+    TakenOver,
+    Evicted,
+}
+
+/// What a prepared request will write and answer when it is committed.
+#[derive(Clone, Debug)]
+pub(crate) struct Prepared {
+    pub(crate) response: Response,
+    writes: Vec<Write>,
+    ends: Vec<(LockName, i64, End)>,
+    /// The answer tells of the holder as it is after the commit.
+    looks_afterwards: Option<LockName>,
+}
+
+/// A request that needs a row that another transaction has locked, and waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MustWait;
+
+#[derive(Clone, Default)]
+struct Lock {
+    exclusive: Option<TransactionId>,
+    shared: BTreeSet<TransactionId>,
+}
+
+/// The tables of a store, and who has locked which rows.
+#[derive(Clone, Default)]
+pub(crate) struct Memory {
+    pub(crate) clients: BTreeMap<ClientId, Client>,
+    pub(crate) leases: BTreeMap<LockName, Lease>,
+    pub(crate) entries: BTreeMap<(LockName, LeaseId), Entry>,
+    locks: BTreeMap<Key, Lock>,
+    /// Marks in the row of a name that somebody waits, and lets fenced rows be updated by what ends no holding (PostgreSQL).
+    marks: bool,
+    /// How and when each holding ended, by name and token.
+    pub(crate) ends: BTreeMap<(LockName, i64), (End, i64)>,
+}
+
+/// How a write needs its row.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Strength {
+    /// An open fence stands against it.
+    Ending,
+    /// It leaves the holder as it is.
+    Plain,
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
+
+fn left(until: i64, now: i64) -> Option<Duration> {
+    u64::try_from(until - now).ok().filter(|us| *us > 0).map(Duration::from_micros)
+}
+
+impl Lease {
+    fn free() -> Self {
+        let (holder, owner, client) = (Holder::Nobody, None, None);
+        Self { holder, owner, client, token: 0, ttl: 0, expires_at: 0, waiting: 0, lost: 0 }
+    }
+
+    fn next_token(&self, now: i64) -> i64 {
+        if is_on(Mutation::RestartTokens) && self.holder == Holder::Nobody {
+            return 1;
+        }
+        now.max(self.token + 1)
+    }
+
+    fn grant(&mut self, claim: &Claim, now: i64) -> FencingToken {
+        self.token = self.next_token(now);
+        self.holder = Holder::Lease(claim.id);
+        self.owner = Some(claim.owner);
+        self.client = claim.is_kept.then_some(claim.client);
+        self.ttl = micros(claim.ttl);
+        self.expires_at = now + self.ttl;
+        positive(self.token)
+    }
+
+    fn end(&mut self) {
+        (self.holder, self.owner, self.client, self.expires_at) = (Holder::Nobody, None, None, 0);
+    }
+}
+
+/// Every token is positive: it is at least the database's clock.
+fn positive(token: i64) -> FencingToken {
+    FencingToken::new(token.max(1)).unwrap_or_else(|| unreachable!("positive"))
+}
+
+impl Prepared {
+    fn answer(response: Response) -> Self {
+        Self { response, writes: Vec::new(), ends: Vec::new(), looks_afterwards: None }
+    }
+
+    fn write(mut self, write: Write) -> Self {
+        self.writes.push(write);
+        self
+    }
+
+    /// Whether it takes the name from the holder of its row, for the checker of the simulation.
+    pub(crate) fn takes_over(&self, row: &Lease) -> bool {
+        self.ends.iter().any(|(_, token, end)| *token == row.token && *end == End::TakenOver)
+    }
+
+    /// The rows that stay locked until the commit.
+    fn keys(&self) -> impl Iterator<Item = Key> {
+        self.writes.iter().map(|write| match write {
+            Write::Client(id, _) => Key::Client(*id),
+            Write::Lease(name, _) => Key::Lease(name.clone()),
+            Write::Entry(name, id, _) => Key::Entry(name.clone(), *id),
+        })
+    }
+}
+
+impl Memory {
+    /// An empty store. `marks`: see the flavours of [`Seen`](crate::protocol::Seen).
+    pub(crate) fn new(marks: bool) -> Self {
+        Self { marks, ..Self::default() }
+    }
+
+    // ---- transactions
+
+    /// Reads and decides, and locks the rows that it will write.
+    pub(crate) fn prepare(&mut self, by: TransactionId, now: i64, request: &Request) -> Result<Prepared, MustWait> {
+        let prepared = match request {
+            Request::Register { client, .. } => self.register(*client, now),
+            Request::Beat { client } => self.beat(*client, now),
+            Request::Acquire(claim) => self.acquire(claim, now),
+            Request::Join(claim) => Ok(self.join(claim, now)),
+            Request::Enqueue(entries) => self.enqueue(entries, now),
+            Request::Release(release) => Ok(self.release(release, now)),
+            Request::Withdraw { name, id } => Ok(self.withdraw(name, *id, now)),
+            Request::Poll { name, ids } => Ok(Prepared::answer(Response::Polled(self.poll(name, ids, now)))),
+            Request::Read { name, limit } => Ok(Prepared::answer(Response::Read(self.read(name, *limit, now)))),
+            Request::Transition(transition) => Ok(self.transit(transition, now)),
+            Request::Extend(extension) => Ok(self.extend(extension, now)),
+        }?;
+        // Whoever writes a row waits for another that has written it: a second insert of a key waits for the first.
+        let is_taken = |key: Key| self.locks.get(&key).is_some_and(|lock| lock.exclusive.is_some());
+        if prepared.keys().any(is_taken) {
+            return Err(MustWait);
+        }
+        for key in prepared.keys() {
+            self.locks.entry(key).or_default().exclusive = Some(by);
+        }
+        Ok(prepared)
+    }
+
+    /// Makes the writes of a transaction visible, and returns its answer.
+    pub(crate) fn commit(&mut self, by: TransactionId, now: i64, prepared: Prepared) -> Response {
+        for write in prepared.writes {
+            match write {
+                Write::Client(id, client) => drop(self.clients.insert(id, client)),
+                Write::Lease(name, lease) => drop(self.leases.insert(name, lease)),
+                Write::Entry(name, id, Some(entry)) => drop(self.entries.insert((name, id), entry)),
+                Write::Entry(name, id, None) => drop(self.entries.remove(&(name, id))),
+            }
+        }
+        for (name, token, end) in prepared.ends {
+            self.ends.insert((name, token), (end, now));
+        }
+        self.unlock(by);
+        match prepared.looks_afterwards {
+            Some(name) => Response::Enqueued(self.holder_now(&name, now)),
+            None => prepared.response,
+        }
+    }
+
+    /// Ends a transaction without its writes.
+    pub(crate) fn unlock(&mut self, by: TransactionId) {
+        for lock in self.locks.values_mut() {
+            lock.shared.remove(&by);
+            lock.exclusive = lock.exclusive.filter(|holder| *holder != by);
+        }
+        self.locks.retain(|_, lock| lock.exclusive.is_some() || !lock.shared.is_empty());
+    }
+
+    /// Locks a row for a stranger. `false`: another has it.
+    pub(crate) fn lock(&mut self, by: TransactionId, key: Key) -> bool {
+        let lock = self.locks.entry(key).or_default();
+        let is_free = lock.exclusive.is_none() && lock.shared.is_empty();
+        if is_free {
+            lock.exclusive = Some(by);
+        }
+        is_free
+    }
+
+    /// Begins a fenced transaction: the row that says who holds stays as it is until the transaction ends. `false`: the holding has
+    /// ended.
+    pub(crate) fn fence(
+        &mut self,
+        by: TransactionId,
+        name: &LockName,
+        id: LeaseId,
+        token: FencingToken,
+    ) -> Result<bool, MustWait> {
+        let alone =
+            self.leases.get(name).is_some_and(|row| row.holder == Holder::Lease(id) && row.token == token.get());
+        let shared = self.owned(name, id).is_some_and(|e| e.state == EntryState::Holding(token.get()));
+        let key = match (alone, shared) {
+            (true, _) => Key::Lease(name.clone()),
+            (false, true) => Key::Entry(name.clone(), id),
+            (false, false) => return Ok(false),
+        };
+        let lock = self.locks.entry(key).or_default();
+        if lock.exclusive.is_some() {
+            return Err(MustWait);
+        }
+        lock.shared.insert(by);
+        Ok(true)
+    }
+
+    fn is_locked(&self, key: &Key, strength: Strength) -> bool {
+        let passes_fences = strength == Strength::Plain && self.marks;
+        self.locks.get(key).is_some_and(|lock| lock.exclusive.is_some() || (!lock.shared.is_empty() && !passes_fences))
+    }
+
+    fn is_lease_locked(&self, name: &LockName, strength: Strength) -> bool {
+        self.is_locked(&Key::Lease(name.clone()), strength)
+    }
+
+    fn is_entry_locked(&self, name: &LockName, id: LeaseId) -> bool {
+        self.is_locked(&Key::Entry(name.clone(), id), Strength::Ending)
+    }
+
+    // ---- what the rows say
+
+    fn beat_of(&self, client: Option<ClientId>) -> Option<i64> {
+        self.clients.get(&client?).map(|client| client.beat_at)
+    }
+
+    /// Whether the row of a name has a valid holder, for the checker of the simulation.
+    pub(crate) fn is_held(&self, name: &LockName, now: i64) -> bool {
+        self.leases.get(name).is_some_and(|row| {
+            let until =
+                self.beat_of(row.client).map_or(row.expires_at, |beat_at| row.expires_at.max(beat_at + row.ttl));
+            matches!(row.holder, Holder::Lease(_)) && until > now
+        })
+    }
+
+    /// How long ago a waiting entry expired, in microseconds, for the checker of the simulation.
+    pub(crate) fn dead_for(&self, name: &LockName, id: LeaseId, now: i64) -> Option<i64> {
+        let entry = self.entries.get(&(name.clone(), id))?;
+        let until = self
+            .beat_of(entry.client)
+            .map_or(entry.expires_at, |beat_at| entry.expires_at.max(beat_at + micros(GRANT)));
+        (until < now).then_some(now - until)
+    }
+
+    /// A holding or a waiting entry is valid until its own expiry, and for its TTL after the heartbeat of its client.
+    fn valid_until(&self, expires_at: i64, client: Option<ClientId>, ttl: i64) -> i64 {
+        if is_on(Mutation::TakeOverByExpiryAlone) {
+            return expires_at;
+        }
+        self.beat_of(client).map_or(expires_at, |beat_at| expires_at.max(beat_at + ttl))
+    }
+
+    /// An entry that was released, and only keeps the name from others, belongs to nobody.
+    fn owned(&self, name: &LockName, id: LeaseId) -> Option<&Entry> {
+        self.entries.get(&(name.clone(), id)).filter(|entry| entry.owner.is_some())
+    }
+
+    fn entry_until(&self, entry: &Entry) -> i64 {
+        let ttl = if entry.state == EntryState::Waiting { micros(GRANT) } else { entry.ttl };
+        self.valid_until(entry.expires_at, entry.client, ttl)
+    }
+
+    fn entries_of(&self, name: &LockName) -> impl Iterator<Item = (LeaseId, &Entry)> {
+        let range = (name.clone(), LeaseId::from_u128(0))..=(name.clone(), LeaseId::from_u128(u128::MAX));
+        self.entries.range(range).map(|((_, id), entry)| (*id, entry))
+    }
+
+    fn is_awaited(&self, name: &LockName, row: &Lease) -> bool {
+        if self.marks { row.waiting != 0 } else { self.entries_of(name).any(|(_, e)| e.state == EntryState::Waiting) }
+    }
+
+    fn row_of(&self, row: &Lease, now: i64) -> LeaseRow {
+        let until = self.valid_until(row.expires_at, row.client, row.ttl);
+        let remaining = matches!(row.holder, Holder::Lease(_) | Holder::Kept).then(|| left(until, now)).flatten();
+        let Lease { holder, owner, token, waiting, lost, .. } = row.clone();
+        LeaseRow { holder, owner, token, remaining, waiting, lost }
+    }
+
+    fn holder_now(&self, name: &LockName, now: i64) -> HolderNow {
+        match self.leases.get(name).map(|row| self.row_of(row, now)) {
+            Some(LeaseRow { holder: Holder::Entries, .. }) => HolderNow::Unknown,
+            Some(LeaseRow { remaining: Some(remaining), owner, .. }) => HolderNow::Valid { owner, remaining },
+            _ => HolderNow::Vacant,
+        }
+    }
+
+    fn poll(&self, name: &LockName, ids: &[LeaseId], now: i64) -> Option<Polled> {
+        let row = self.row_of(self.leases.get(name)?, now);
+        let presence = |id: &LeaseId| {
+            let entry = self.entries.get(&(name.clone(), *id));
+            let is_ahead = |other: &Entry, of: &Entry, other_id| {
+                let is_live = left(self.entry_until(other), now).is_some();
+                is_live && other.state == EntryState::Waiting && (other.arrived, other_id) < (of.arrived, *id)
+            };
+            let ahead = entry.map_or(0, |own| self.entries_of(name).filter(|(i, e)| is_ahead(e, own, *i)).count());
+            let state = entry.map(|entry| (entry.state, left(self.entry_until(entry), now)));
+            Presence::of(*id, &row, state, u32::try_from(ahead).unwrap_or(u32::MAX))
+        };
+        let presences = ids.iter().map(presence).collect();
+        Some(Polled { row, presences })
+    }
+
+    fn read(&self, name: &LockName, limit: u32, now: i64) -> Option<Queue> {
+        let row = self.row_of(self.leases.get(name)?, now);
+        let mut entries: Vec<EntryRow> = self
+            .entries_of(name)
+            .map(|(id, entry)| EntryRow {
+                id,
+                client: entry.client,
+                owner: entry.owner,
+                is_kept: entry.is_kept,
+                mode: entry.mode,
+                state: entry.state,
+                ttl: Duration::from_micros(u64::try_from(entry.ttl).unwrap_or(0)),
+                arrived: entry.arrived,
+                remaining: left(self.entry_until(entry), now),
+            })
+            .collect();
+        entries.sort_by_key(|entry| (entry.state == EntryState::Waiting, entry.arrived, entry.id));
+        if is_on(Mutation::ServeLast) {
+            entries.sort_by_key(|entry| (entry.state == EntryState::Waiting, -entry.arrived, entry.id));
+        }
+        let holding = entries.iter().filter(|entry| entry.state != EntryState::Waiting).count();
+        let is_cut_off = entries.len() - holding > limit as usize;
+        entries.truncate(holding + limit as usize);
+        Some(Queue { row, entries, is_cut_off })
+    }
+
+    // ---- clients
+
+    fn register(&self, id: ClientId, now: i64) -> Result<Prepared, MustWait> {
+        if self.is_locked(&Key::Client(id), Strength::Ending) {
+            return Err(MustWait);
+        }
+        let notice = self.clients.get(&id).map_or(0, |client| client.notice);
+        Ok(Prepared::answer(Response::Registered(notice)).write(Write::Client(id, Client { beat_at: now, notice })))
+    }
+
+    fn beat(&self, id: ClientId, now: i64) -> Result<Prepared, MustWait> {
+        let Some(client) = self.clients.get(&id) else {
+            return Ok(Prepared::answer(Response::Beat(None)));
+        };
+        if self.is_locked(&Key::Client(id), Strength::Ending) {
+            return Err(MustWait);
+        }
+        let written = Client { beat_at: now, ..client.clone() };
+        Ok(Prepared::answer(Response::Beat(Some(client.notice))).write(Write::Client(id, written)))
+    }
+
+    /// Adds a notice to the clients that lose something. `None`: one of their rows is locked.
+    fn notices(&self, losers: &[ClientId]) -> Option<Vec<Write>> {
+        let mut losers = losers.to_vec();
+        losers.sort();
+        losers.dedup();
+        // A client without a row gets one: it may be about to register, and must then wait for this and hear of it.
+        let write = |id: ClientId| {
+            let client = self.clients.get(&id).cloned().unwrap_or(Client { beat_at: 0, notice: 0 });
+            Write::Client(id, Client { notice: client.notice + 1, ..client })
+        };
+        if losers.iter().any(|id| self.is_locked(&Key::Client(*id), Strength::Ending)) {
+            return None;
+        }
+        Some(losers.into_iter().map(write).collect())
+    }
+
+    // ---- acquiring
+
+    /// Grants a claim that neither waits nor takes anything over. `Err(Some)`: refused.
+    fn take(&self, claim: &Claim, now: i64) -> Result<(FencingToken, Vec<Write>), Option<MustWait>> {
+        let name = &claim.name;
+        let mut row = self.leases.get(name).cloned().unwrap_or_else(Lease::free);
+        // A claim that was granted before, by a request whose answer was lost, lasts anew. The same request may also come long after
+        // the holding was extended: so nothing gets shorter.
+        let client = claim.is_kept.then_some(claim.client);
+        let (ttl, expires_at) = (micros(claim.ttl), now + micros(claim.ttl));
+        if row.holder == Holder::Lease(claim.id) {
+            if self.is_lease_locked(name, Strength::Plain) {
+                return Err(Some(MustWait));
+            }
+            let token = positive(row.token);
+            let (client, ttl, expires_at) = (row.client.or(client), row.ttl.max(ttl), row.expires_at.max(expires_at));
+            return Ok((token, vec![Write::Lease(name.clone(), Lease { client, ttl, expires_at, ..row })]));
+        }
+        if let Some(entry @ Entry { state: EntryState::Holding(token), .. }) =
+            self.entries.get(&(name.clone(), claim.id))
+        {
+            if entry.owner.is_none() {
+                return Err(None);
+            }
+            if self.is_locked(&Key::Entry(name.clone(), claim.id), Strength::Plain) {
+                return Err(Some(MustWait));
+            }
+            let (client, ttl, expires_at) =
+                (entry.client.or(client), entry.ttl.max(ttl), entry.expires_at.max(expires_at));
+            let entry = Entry { client, ttl, expires_at, ..entry.clone() };
+            return Ok((positive(*token), vec![Write::Entry(name.clone(), claim.id, Some(entry))]));
+        }
+        let expired = is_on(Mutation::AcquireExpired) && row.expires_at < now && matches!(row.holder, Holder::Lease(_));
+        let is_vacant = row.holder == Holder::Nobody || expired;
+        let sharing: Vec<&Entry> =
+            self.entries_of(name).filter(|(_, e)| e.state != EntryState::Waiting).map(|(_, e)| e).collect();
+        let has_room = match claim.mode {
+            Mode::Exclusive => is_vacant,
+            Mode::Shared { units, permits } => {
+                let taken: u64 = sharing.iter().map(|entry| entry.mode.units()).sum();
+                let is_shared = !sharing.is_empty() && sharing.iter().all(|entry| entry.mode != Mode::Exclusive);
+                let fits = taken + u64::from(units) <= u64::from(permits) || is_on(Mutation::IgnorePermits);
+                (is_vacant || (row.holder == Holder::Entries && is_shared)) && fits
+            }
+        };
+        let overtakes =
+            is_on(Mutation::OvertakeQueue) || (is_on(Mutation::ReadersOvertake) && claim.mode == Mode::READ);
+        if !has_room || (self.is_awaited(name, &row) && !overtakes) {
+            return Err(None);
+        }
+        let strength = if row.holder == Holder::Entries { Strength::Plain } else { Strength::Ending };
+        if self.is_lease_locked(name, strength) {
+            return Err(Some(MustWait));
+        }
+        let (token, mut writes) = match claim.mode {
+            Mode::Exclusive => (row.grant(claim, now), Vec::new()),
+            Mode::Shared { .. } => {
+                row.token = row.next_token(now);
+                (row.holder, row.owner, row.client) = (Holder::Entries, None, None);
+                let entry = Entry {
+                    client: claim.is_kept.then_some(claim.client),
+                    owner: Some(claim.owner),
+                    is_kept: claim.is_kept,
+                    mode: claim.mode,
+                    state: EntryState::Holding(row.token),
+                    arrived: 0,
+                    ttl: micros(claim.ttl),
+                    expires_at: now + micros(claim.ttl),
+                };
+                (positive(row.token), vec![Write::Entry(name.clone(), claim.id, Some(entry))])
+            }
+        };
+        writes.push(Write::Lease(name.clone(), row));
+        Ok((token, writes))
+    }
+
+    fn acquire(&self, claim: &Claim, now: i64) -> Result<Prepared, MustWait> {
+        match self.take(claim, now) {
+            Ok((token, writes)) => Ok(Prepared { writes, ..Prepared::answer(Response::Acquired(Ok(token))) }),
+            Err(None) => Ok(Prepared::answer(Response::Acquired(Err(self.holder_now(&claim.name, now))))),
+            Err(Some(wait)) => Err(wait),
+        }
+    }
+
+    fn join(&self, claim: &Claim, now: i64) -> Prepared {
+        let name = &claim.name;
+        let answer = |joined| Prepared::answer(Response::Joined(joined));
+        let Some(mut row) = self.leases.get(name).cloned() else {
+            return answer(Joined::NotHeld);
+        };
+        let holding = |client, ttl, expires_at| Entry {
+            client,
+            owner: Some(claim.owner),
+            is_kept: true,
+            mode: Mode::Exclusive,
+            state: EntryState::Holding(row.token),
+            arrived: 0,
+            ttl,
+            expires_at,
+        };
+        let mut own = holding(claim.is_kept.then_some(claim.client), micros(claim.ttl), now + micros(claim.ttl));
+        if let Some(before) = self.owned(name, claim.id).filter(|before| before.state == own.state) {
+            own.client = before.client.or(own.client);
+            (own.ttl, own.expires_at) = (own.ttl.max(before.ttl), own.expires_at.max(before.expires_at));
+        }
+        let is_live = |(_, e): &(LeaseId, &Entry)| {
+            e.state != EntryState::Waiting && e.mode == Mode::Exclusive && left(self.entry_until(e), now).is_some()
+        };
+        let mut writes = match row.holder {
+            Holder::Lease(id) if row.owner == Some(claim.owner) && self.row_of(&row, now).remaining.is_some() => {
+                if id == claim.id {
+                    return answer(Joined::NotHeld);
+                }
+                let first = holding(row.client, row.ttl, row.expires_at);
+                vec![Write::Entry(name.clone(), id, Some(first))]
+            }
+            Holder::Entries if row.owner == Some(claim.owner) && self.entries_of(name).any(|e| is_live(&e)) => {
+                Vec::new()
+            }
+            _ => return answer(Joined::NotHeld),
+        };
+        if self.is_lease_locked(name, Strength::Plain) {
+            return answer(Joined::Locked);
+        }
+        let token = positive(row.token);
+        (row.holder, row.client) = (Holder::Entries, None);
+        writes.push(Write::Entry(name.clone(), claim.id, Some(own)));
+        writes.push(Write::Lease(name.clone(), row));
+        Prepared { writes, ..answer(Joined::Done(token)) }
+    }
+
+    fn enqueue(&self, entries: &[Enqueue], now: i64) -> Result<Prepared, MustWait> {
+        let Some(first) = entries.first() else {
+            return Ok(Prepared::answer(Response::Enqueued(HolderNow::Unknown)));
+        };
+        let name = &first.claim.name;
+        let known = self.leases.get(name);
+        let mut row = known.cloned().unwrap_or_else(Lease::free);
+        let is_new = |entry: &&Enqueue| {
+            !self.entries.contains_key(&(name.clone(), entry.claim.id)) && row.holder != Holder::Lease(entry.claim.id)
+        };
+        let added: Vec<&Enqueue> = entries.iter().filter(is_new).collect();
+        let writes_row = known.is_none() || (self.marks && !added.is_empty());
+        if writes_row && self.is_lease_locked(name, Strength::Plain) {
+            return Err(MustWait);
+        }
+        let mut prepared = Prepared::answer(Response::Enqueued(HolderNow::Unknown));
+        prepared.looks_afterwards = Some(name.clone());
+        for Enqueue { claim, age } in added {
+            let age = if is_on(Mutation::ForgetArrival) { 0 } else { micros(*age) };
+            let entry = Entry {
+                client: Some(claim.client),
+                owner: Some(claim.owner),
+                is_kept: claim.is_kept,
+                mode: claim.mode,
+                state: EntryState::Waiting,
+                arrived: now - age,
+                ttl: micros(claim.ttl),
+                expires_at: now + micros(GRANT),
+            };
+            prepared = prepared.write(Write::Entry(name.clone(), claim.id, Some(entry)));
+        }
+        if writes_row {
+            row.waiting = if self.marks { now.max(row.waiting + 1) } else { 0 };
+            prepared = prepared.write(Write::Lease(name.clone(), row));
+        }
+        Ok(prepared)
+    }
+
+    // ---- ending
+
+    fn release(&self, release: &Release, now: i64) -> Prepared {
+        let (name, token) = (&release.name, release.token.get());
+        let answer = |released| Prepared::answer(Response::Released(released));
+        let Some(mut row) = self.leases.get(name).cloned() else {
+            return answer(Released::NotHeld { lost: 0, token: 0 });
+        };
+        if let Some(entry) = self.owned(name, release.id).filter(|entry| entry.state == EntryState::Holding(token)) {
+            if self.is_entry_locked(name, release.id) && !is_on(Mutation::ReleaseThroughFence) {
+                return answer(Released::Locked);
+            }
+            let kept = (!release.keep_for.is_zero()).then(|| Entry {
+                client: None,
+                owner: None,
+                expires_at: now + micros(release.keep_for),
+                ..entry.clone()
+            });
+            let awaited = self.is_awaited(name, &row);
+            let mut prepared = answer(Released::Ended { awaited });
+            let is_shared = |(id, e): (LeaseId, &Entry)| e.state == entry.state && id != release.id;
+            if !self.entries_of(name).any(is_shared) {
+                prepared.ends.push((name.clone(), token, End::Released));
+            }
+            return prepared.write(Write::Entry(name.clone(), release.id, kept));
+        }
+        let is_held = row.holder == Holder::Lease(release.id) && row.token == token;
+        let is_held = is_held || (is_on(Mutation::ReleaseUnchecked) && matches!(row.holder, Holder::Lease(_)));
+        if !is_held {
+            return answer(Released::NotHeld { lost: row.lost, token: row.token });
+        }
+        if self.is_lease_locked(name, Strength::Ending) && !is_on(Mutation::ReleaseThroughFence) {
+            return answer(Released::Locked);
+        }
+        let lease = |row| Write::Lease(name.clone(), row);
+        let ended = |released, row| {
+            let mut prepared = answer(released).write(lease(row));
+            prepared.ends.push((name.clone(), token, End::Released));
+            prepared
+        };
+        if !release.keep_for.is_zero() {
+            (row.holder, row.client, row.owner) = (Holder::Kept, None, None);
+            row.expires_at = now + micros(release.keep_for);
+            return ended(Released::Ended { awaited: self.is_awaited(name, &row) }, row);
+        }
+        if self.is_awaited(name, &row) {
+            let queue = self.read(name, 64, now);
+            let first = queue.and_then(|queue| queue.waiting().find(|entry| entry.remaining.is_some()).cloned());
+            let Some(first) = first.filter(|e| e.mode == Mode::Exclusive && release.next.is_none()) else {
+                return answer(Released::Awaited);
+            };
+            if self.is_entry_locked(name, first.id) {
+                return answer(Released::Awaited);
+            }
+            self.grant_row(&mut row, &first, first.ttl.min(GRANT), now);
+            let granted = Granted { id: first.id, token: positive(row.token) };
+            return ended(Released::ToEntry(granted), row).write(Write::Entry(name.clone(), first.id, None));
+        }
+        match &release.next {
+            Some(claim) => {
+                let token = row.grant(claim, now);
+                ended(Released::ToNext(token), row)
+            }
+            None => {
+                row.end();
+                ended(Released::Ended { awaited: false }, row)
+            }
+        }
+    }
+
+    /// Gives the row to an exclusive entry.
+    fn grant_row(&self, row: &mut Lease, entry: &EntryRow, ttl: Duration, now: i64) {
+        row.token = row.next_token(now);
+        row.holder = Holder::Lease(entry.id);
+        (row.owner, row.client) = (entry.owner, entry.client.filter(|_| entry.is_kept));
+        row.ttl = micros(ttl);
+        row.expires_at = now + row.ttl;
+    }
+
+    fn withdraw(&self, name: &LockName, id: LeaseId, _now: i64) -> Prepared {
+        let answer = |withdrawn| Prepared::answer(Response::Withdrawn(withdrawn));
+        let row = self.leases.get(name).cloned();
+        let holds = row.as_ref().is_some_and(|row| row.holder == Holder::Lease(id));
+        let entry = self.owned(name, id);
+        let entry_is_locked = entry.is_some() && self.is_entry_locked(name, id);
+        if entry_is_locked || (holds && self.is_lease_locked(name, Strength::Ending)) {
+            return answer(Withdrawn::Locked);
+        }
+        let awaited = row.as_ref().is_some_and(|row| {
+            let others = self.entries_of(name).any(|(i, e)| i != id && e.state == EntryState::Waiting);
+            others || (self.marks && row.waiting != 0)
+        });
+        let mut prepared = answer(Withdrawn::Gone { awaited });
+        if let Some(entry) = entry {
+            if let EntryState::Holding(token) = entry.state {
+                prepared.ends.push((name.clone(), token, End::Released));
+            }
+            prepared = prepared.write(Write::Entry(name.clone(), id, None));
+        }
+        if let Some(mut row) = row.filter(|_| holds && !is_on(Mutation::WithdrawEntryOnly)) {
+            prepared.ends.push((name.clone(), row.token, End::Released));
+            row.end();
+            prepared = prepared.write(Write::Lease(name.clone(), row));
+        }
+        prepared
+    }
+
+    /// Ends the holding with this token, for an operator. `None`: no such holding, or it is locked.
+    pub(crate) fn evict(&self, name: &LockName, token: i64) -> Option<Prepared> {
+        let mut row = self.leases.get(name)?.clone();
+        // Acquisitions of one owner from several clients share a token, and end together.
+        let ended: Vec<(LeaseId, Option<ClientId>)> = self
+            .entries_of(name)
+            .filter(|(_, entry)| entry.state == EntryState::Holding(token))
+            .map(|(id, entry)| (id, entry.client))
+            .collect();
+        let is_alone = matches!(row.holder, Holder::Lease(_)) && row.token == token;
+        if !is_alone && ended.is_empty() {
+            return None;
+        }
+        let losers: Vec<ClientId> = if is_alone {
+            row.client.into_iter().collect()
+        } else {
+            ended.iter().filter_map(|(_, client)| *client).collect()
+        };
+        let notices = if is_on(Mutation::EvictInSilence) { Vec::new() } else { self.notices(&losers)? };
+        let is_locked =
+            self.is_lease_locked(name, Strength::Ending) || ended.iter().any(|(id, _)| self.is_entry_locked(name, *id));
+        if is_locked {
+            return None;
+        }
+        let mut prepared = Prepared::answer(Response::Withdrawn(Withdrawn::Gone { awaited: false }));
+        prepared.writes = notices;
+        if is_alone {
+            row.end();
+        }
+        for (id, _) in ended {
+            prepared = prepared.write(Write::Entry(name.clone(), id, None));
+        }
+        row.lost = row.lost.max(token);
+        prepared.ends.push((name.clone(), token, End::Evicted));
+        Some(prepared.write(Write::Lease(name.clone(), row)))
+    }
+
+    /// Locks the rows of a prepared eviction.
+    pub(crate) fn prepare_evict(&mut self, by: TransactionId, name: &LockName, token: i64) -> Option<Prepared> {
+        let prepared = self.evict(name, token)?;
+        for key in prepared.keys() {
+            self.locks.entry(key).or_default().exclusive = Some(by);
+        }
+        Some(prepared)
+    }
+
+    fn transit(&self, transition: &Transition, now: i64) -> Prepared {
+        let changed = self.changed(transition, now);
+        changed.unwrap_or_else(|| Prepared::answer(Response::Transitioned(None)))
+    }
+
+    fn changed(&self, transition: &Transition, now: i64) -> Option<Prepared> {
+        let Transition { name, seen, given_up, expired, change, is_last } = transition;
+        let mut row = self.leases.get(name)?.clone();
+        let is_same = row.holder == seen.holder && row.token == seen.token;
+        if !is_same || (*is_last && row.waiting != seen.waiting) {
+            return None;
+        }
+        let mut prepared = Prepared::answer(Response::Transitioned(Some(Vec::new())));
+        let mut losers = Vec::new();
+        let ends_row = match row.holder {
+            Holder::Lease(_) if given_up.is_some() => {
+                prepared.ends.push((name.clone(), row.token, End::Released));
+                true
+            }
+            Holder::Lease(_) | Holder::Kept => {
+                let has_expired = self.row_of(&row, now).remaining.is_none() || is_on(Mutation::TakeOverUnchecked);
+                if !has_expired {
+                    return None;
+                }
+                if matches!(row.holder, Holder::Lease(_)) {
+                    losers.extend(row.client);
+                    row.lost = row.lost.max(row.token);
+                    prepared.ends.push((name.clone(), row.token, End::TakenOver));
+                }
+                true
+            }
+            Holder::Nobody | Holder::Entries => false,
+        };
+        for id in expired {
+            let entry = self.entries.get(&(name.clone(), *id))?;
+            let has_expired = left(self.entry_until(entry), now).is_none() || is_on(Mutation::TakeOverUnchecked);
+            if !has_expired || self.is_entry_locked(name, *id) {
+                return None;
+            }
+            if let EntryState::Holding(token) = entry.state {
+                // An entry without an owner was released before, and only kept the name from others. Where acquisitions of one
+                // owner share a token, the last of them counts.
+                let is_shared = |(other, e): (LeaseId, &Entry)| e.state == entry.state && !expired.contains(&other);
+                losers.extend(entry.client);
+                if entry.owner.is_some() && !self.entries_of(name).any(is_shared) {
+                    row.lost = row.lost.max(token);
+                    prepared.ends.push((name.clone(), token, End::TakenOver));
+                }
+            }
+            prepared = prepared.write(Write::Entry(name.clone(), *id, None));
+        }
+        let sharers_stay = row.holder == Holder::Entries
+            && self
+                .entries_of(name)
+                .any(|(id, e)| e.state != EntryState::Waiting && e.mode != Mode::Exclusive && !expired.contains(&id));
+        let is_plain = sharers_stay && matches!(change, HolderChange::Shared(_) | HolderChange::None);
+        let strength = if is_plain { Strength::Plain } else { Strength::Ending };
+        if self.is_lease_locked(name, strength) && !is_on(Mutation::TransitThroughFence) {
+            return None;
+        }
+        // An acquisition that has joined since raises no token.
+        let mut staying =
+            self.entries_of(name).filter(|(id, e)| e.state != EntryState::Waiting && !expired.contains(id));
+        let stands_against = match change {
+            HolderChange::None => false,
+            HolderChange::Shared(_) => staying.any(|(_, entry)| entry.mode == Mode::Exclusive),
+            HolderChange::Claim(claim) if claim.mode != Mode::Exclusive => {
+                staying.any(|(_, entry)| entry.mode == Mode::Exclusive)
+            }
+            HolderChange::Free | HolderChange::Exclusive(_) | HolderChange::Claim(_) => staying.next().is_some(),
+        };
+        if stands_against {
+            return None;
+        }
+        if ends_row && matches!(change, HolderChange::None) {
+            return None;
+        }
+        prepared.writes.extend(self.notices(&losers)?);
+        let mut granted = Vec::new();
+        let waiting = |id: LeaseId| {
+            let entry = self.entries.get(&(name.clone(), id)).filter(|entry| entry.state == EntryState::Waiting)?;
+            (!self.is_entry_locked(name, id)).then_some(entry)
+        };
+        match change {
+            HolderChange::None => {}
+            HolderChange::Free => row.end(),
+            HolderChange::Claim(_)
+                if self.entries_of(name).any(|(id, e)| e.state == EntryState::Waiting && !expired.contains(&id)) =>
+            {
+                return None;
+            }
+            HolderChange::Claim(claim) if claim.mode == Mode::Exclusive => {
+                granted.push(Granted { id: claim.id, token: row.grant(claim, now) });
+            }
+            HolderChange::Claim(claim) => {
+                row.token = row.next_token(now);
+                let entry = Entry {
+                    client: claim.is_kept.then_some(claim.client),
+                    owner: Some(claim.owner),
+                    is_kept: claim.is_kept,
+                    mode: claim.mode,
+                    state: EntryState::Holding(row.token),
+                    arrived: 0,
+                    ttl: micros(claim.ttl),
+                    expires_at: now + micros(claim.ttl),
+                };
+                (row.holder, row.client, row.owner) = (Holder::Entries, None, None);
+                granted.push(Granted { id: claim.id, token: positive(row.token) });
+                prepared = prepared.write(Write::Entry(name.clone(), claim.id, Some(entry)));
+            }
+            HolderChange::Exclusive(grantee) => {
+                let entry = waiting(grantee.id)?;
+                row.token = row.next_token(now);
+                row.holder = Holder::Lease(grantee.id);
+                (row.owner, row.client) = (entry.owner, entry.client.filter(|_| entry.is_kept));
+                row.ttl = micros(grantee.ttl);
+                row.expires_at = now + row.ttl;
+                granted.push(Granted { id: grantee.id, token: positive(row.token) });
+                prepared = prepared.write(Write::Entry(name.clone(), grantee.id, None));
+            }
+            HolderChange::Shared(grantees) => {
+                (row.holder, row.client, row.owner) = (Holder::Entries, None, None);
+                for grantee in grantees {
+                    let entry = waiting(grantee.id)?.clone();
+                    row.token = row.next_token(now);
+                    let state = EntryState::Holding(row.token);
+                    granted.push(Granted { id: grantee.id, token: positive(row.token) });
+                    let ttl = micros(grantee.ttl);
+                    let client = entry.client.filter(|_| entry.is_kept);
+                    let holding = Entry { state, client, ttl, expires_at: now + ttl, ..entry };
+                    let kept = (!is_on(Mutation::DeleteShareOnGrant)).then_some(holding);
+                    prepared = prepared.write(Write::Entry(name.clone(), grantee.id, kept));
+                }
+            }
+        }
+        if *is_last {
+            row.waiting = 0;
+        }
+        prepared.response = Response::Transitioned(Some(granted));
+        Some(prepared.write(Write::Lease(name.clone(), row)))
+    }
+
+    fn extend(&self, extension: &Extension, now: i64) -> Prepared {
+        let Extension { name, id, token, ttl, client } = extension;
+        let answer = |extended| Prepared::answer(Response::Extended(extended));
+        let (ttl, expires_at) = (micros(*ttl), now + micros(*ttl));
+        if let Some(entry) = self.owned(name, *id)
+            && entry.state == EntryState::Holding(token.get())
+        {
+            if left(self.entry_until(entry), now).is_none() {
+                return answer(Extended::NotHeld);
+            }
+            if self.is_locked(&Key::Entry(name.clone(), *id), Strength::Plain) {
+                return answer(Extended::Locked);
+            }
+            let (ttl, expires_at) = (entry.ttl.max(ttl), entry.expires_at.max(expires_at));
+            let longer = Entry { client: client.or(entry.client), ttl, expires_at, ..entry.clone() };
+            return answer(Extended::Done).write(Write::Entry(name.clone(), *id, Some(longer)));
+        }
+        let row = self.leases.get(name).filter(|row| row.holder == Holder::Lease(*id) && row.token == token.get());
+        match row {
+            None if is_on(Mutation::ExtendReleased) => match self.leases.get(name) {
+                Some(row) if row.token == token.get() && row.holder == Holder::Nobody => {
+                    let again = Lease { holder: Holder::Lease(*id), client: *client, ttl, expires_at, ..row.clone() };
+                    answer(Extended::Done).write(Write::Lease(name.clone(), again))
+                }
+                _ => answer(Extended::NotHeld),
+            },
+            Some(row) if self.row_of(row, now).remaining.is_some() => {
+                if self.is_lease_locked(name, Strength::Plain) {
+                    return answer(Extended::Locked);
+                }
+                let (ttl, expires_at) = (row.ttl.max(ttl), row.expires_at.max(expires_at));
+                let longer = Lease { client: client.or(row.client), ttl, expires_at, ..row.clone() };
+                answer(Extended::Done).write(Write::Lease(name.clone(), longer))
+            }
+            _ => answer(Extended::NotHeld),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Known mistakes, put back on demand: the simulation must find each of them.
+
+use std::cell::Cell;
+
+macro_rules! mutations {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Mutation { $($(#[$doc])* $name,)* }
+
+        pub(crate) const ALL: &[Mutation] = &[$(Mutation::$name,)*];
+    };
+}
+
+mutations! {
+    /// A grant whose answer came too late is used.
+    UseLateGrant,
+    /// The deadline of a lease is counted from the answer, not from the request.
+    CountFromAnswer,
+    /// A heartbeat that was sent after a lease had ended brings it back.
+    ReviveLost,
+    /// A heartbeat counts although it tells of a loss.
+    IgnoreNotice,
+    /// An eviction does not tell the client.
+    EvictInSilence,
+    /// A takeover does not look at the heartbeat of the holder.
+    TakeOverByExpiryAlone,
+    /// A takeover does not look again once the rows are locked.
+    TakeOverUnchecked,
+    /// A plain acquire takes what has expired.
+    AcquireExpired,
+    /// A plain acquire does not look whether somebody waits.
+    OvertakeQueue,
+    /// A release does not compare the token and the identity.
+    ReleaseUnchecked,
+    /// A release passes an open fence.
+    ReleaseThroughFence,
+    /// A transition passes an open fence.
+    TransitThroughFence,
+    /// A share is deleted with the waiting entry that it was.
+    DeleteShareOnGrant,
+    /// A release is called Ok although the lease was taken away.
+    TrustRelease,
+    /// A cancelled wait leaves its entry.
+    LeaveEntry,
+    /// A grant that nobody waits for is kept.
+    KeepUnwanted,
+    /// A request whose outcome is not known is not withdrawn.
+    ForgetUnknown,
+    /// A withdrawal is not repeated until the store has confirmed it.
+    WithdrawOnce,
+    /// A lost lease is not given back.
+    ForgetLost,
+    /// The queue is served from its end.
+    ServeLast,
+    /// A joining entry does not keep the time of its arrival.
+    ForgetArrival,
+    /// Readers pass a waiting writer.
+    ReadersOvertake,
+    /// Permits are not added up.
+    IgnorePermits,
+    /// A waiting client looks at the name only when it is told.
+    NeverPoll,
+    /// Dead waiting entries are granted the name.
+    GrantToTheDead,
+    /// Tokens start again when a name is taken from nobody.
+    RestartTokens,
+    /// A holder believes in its lease for the whole TTL.
+    NoMargin,
+    /// A grant by another client counts from when it was heard of.
+    CountFromNews,
+    /// Extending a holding that was released holds the name again.
+    ExtendReleased,
+    /// The heartbeat waits for other statements of its client.
+    BeatBehindOthers,
+    /// A client looks only how the first of its entries stands.
+    PollFirstOnly,
+    /// A withdrawal leaves what was granted.
+    WithdrawEntryOnly,
+}
+
+thread_local! {
+    static ACTIVE: Cell<Option<Mutation>> = const { Cell::new(None) };
+}
+
+/// Puts a mistake back, in this thread, or takes it out again.
+pub(crate) fn activate(mutation: Option<Mutation>) {
+    ACTIVE.set(mutation);
+}
+
+/// Whether a mistake is to be made.
+pub(crate) fn is_on(mutation: Mutation) -> bool {
+    ACTIVE.get() == Some(mutation)
+}
