@@ -114,6 +114,9 @@ mod backoff;
 mod client;
 mod clock;
 mod election;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the coordinator will need")]
+mod engine;
 mod error;
 pub mod guide;
 mod idempotency;

@@ -1,0 +1,123 @@
+//! The sign of life that keeps everything of one client.
+//!
+//! One beat extends every lease of the client, so a holder may rely on a lease until `time before the beat was sent + TTL`, less a
+//! margin. A beat that tells of a new notice extends nothing: something was taken away from the client, and each holding is looked
+//! up before later beats count for it again. The sessions of ZooKeeper and Chubby work alike.
+
+use std::time::Duration;
+
+use super::action::RequestId;
+use crate::clock::Moment;
+use crate::mutation::{Mutation, is_on};
+use crate::protocol::timing::BEAT;
+use crate::protocol::{ClientId, Request, Response};
+
+/// The time until a failed beat is sent again.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// Counts the notices that this client has acted upon. A holding that was looked up in an epoch is extended by the beats of that epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Epoch(u64);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The client has no row in the store.
+    Unregistered,
+    /// Its row is there, and the number of notices was this.
+    Beating(i64),
+}
+
+pub(super) struct Heartbeat {
+    pub(super) client: ClientId,
+    state: State,
+    epoch: Epoch,
+    /// When the last beat of this epoch was sent that was answered.
+    beat_at: Option<Moment>,
+    in_flight: Option<RequestId>,
+    due: Option<Moment>,
+}
+
+impl Heartbeat {
+    pub(super) fn new(client: ClientId) -> Self {
+        Self { client, state: State::Unregistered, epoch: Epoch(1), beat_at: None, in_flight: None, due: None }
+    }
+
+    pub(super) fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// When the latest beat was sent that extends holdings of this epoch.
+    pub(super) fn beat_at(&self, epoch: Epoch) -> Option<Moment> {
+        self.beat_at.filter(|_| epoch == self.epoch || is_on(Mutation::IgnoreNotice))
+    }
+
+    /// When the next beat is to be sent, if any.
+    pub(super) fn due(&self) -> Option<Moment> {
+        self.due.filter(|_| self.in_flight.is_none())
+    }
+
+    /// Something is to be kept that lasts for `ttl` from `since`.
+    pub(super) fn keep(&mut self, since: Moment, ttl: Duration) {
+        let due = since + (ttl / 3).min(BEAT);
+        self.due = Some(self.due.map_or(due, |before| before.min(due)));
+    }
+
+    /// Nothing is to be kept any more.
+    pub(super) fn rest(&mut self) {
+        self.due = None;
+    }
+
+    pub(super) fn send(&mut self, request: RequestId) -> Request {
+        self.in_flight = Some(request);
+        self.due = None;
+        match self.state {
+            State::Unregistered => Request::Register { client: self.client, holder: "".into() },
+            State::Beating(_) => Request::Beat { client: self.client },
+        }
+    }
+
+    /// Whether an answer to a beat begins a new epoch.
+    pub(super) fn is_news(&self, response: &Response) -> bool {
+        let (Response::Registered(notice) | Response::Beat(Some(notice))) = response else {
+            return false;
+        };
+        // Without a row, the client was told of nothing.
+        self.state != State::Beating(*notice) && !is_on(Mutation::IgnoreNotice)
+    }
+
+    /// Takes in the answer to a beat that was sent at that moment. `shortest`: the shortest TTL that is to be kept. `true`: a new epoch
+    /// has begun, and every holding must be looked up.
+    pub(super) fn answered(
+        &mut self,
+        sent_at: Moment,
+        now: Moment,
+        shortest: Option<Duration>,
+        response: Option<Response>,
+    ) -> bool {
+        self.in_flight = None;
+        let is_new = response.as_ref().is_some_and(|response| self.is_news(response));
+        let notice = match response {
+            Some(Response::Registered(notice) | Response::Beat(Some(notice))) => notice,
+            Some(Response::Beat(None)) => {
+                self.state = State::Unregistered;
+                self.due = Some(now);
+                return false;
+            }
+            _ => {
+                self.due = Some(now + AGAIN);
+                return false;
+            }
+        };
+        self.state = State::Beating(notice);
+        if is_new {
+            self.epoch = Epoch(self.epoch.0 + 1);
+            self.beat_at = None;
+        }
+        self.beat_at = self.beat_at.max(Some(sent_at));
+        self.due = None;
+        if let Some(ttl) = shortest {
+            self.keep(sent_at, ttl);
+        }
+        is_new
+    }
+}

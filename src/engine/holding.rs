@@ -1,0 +1,108 @@
+//! What this client holds, as far as it can tell by itself.
+
+use std::time::Duration;
+
+use super::action::LeaseKey;
+use super::heartbeat::{Epoch, Heartbeat};
+use crate::clock::Moment;
+use crate::mutation::{Mutation, is_on};
+use crate::protocol::timing::reliance;
+use crate::protocol::{Claim, LeaseId};
+use crate::token::FencingToken;
+
+/// A lease that shares a holding.
+#[derive(Clone, Debug)]
+pub(super) struct LocalLease {
+    pub(super) key: LeaseKey,
+    /// When its `max_hold` is over.
+    pub(super) ends: Option<Moment>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum HoldingState {
+    /// Held by these leases of one owner.
+    Held(Vec<LocalLease>),
+    /// The last lease is being given back.
+    Releasing {
+        /// Waits for the verdict.
+        lease: Option<LeaseKey>,
+        keep_for: Duration,
+        /// Others wait, and who is next must be decided from what was read.
+        by_transition: bool,
+    },
+}
+
+/// A holding of this client, which the store knows by its claim's identity.
+#[derive(Clone, Debug)]
+pub(super) struct Holding {
+    pub(super) claim: Claim,
+    pub(super) token: FencingToken,
+    pub(super) state: HoldingState,
+    /// The heartbeat keeps it, as its row says.
+    pub(super) is_kept: bool,
+    /// How long it lasts after a heartbeat: the TTL in its row.
+    pub(super) ttl: Duration,
+    /// Until when the holder may rely on it, whatever the heartbeat does.
+    pub(super) deadline: Moment,
+    /// The heartbeats of this epoch extend it.
+    pub(super) epoch: Epoch,
+    /// When its TTL in the store is to be raised to what was asked for.
+    pub(super) extend_at: Option<Moment>,
+    /// When a statement about it is to be repeated.
+    pub(super) again_at: Moment,
+    pub(super) pause: Duration,
+    /// A request about it may take effect late.
+    pub(super) lingers: bool,
+    /// Leases that were given back while others share the holding. They are told once the store says that it stands.
+    pub(super) leaving: Vec<LeaseKey>,
+    /// The store is being asked whether the holding stands, for so many of those.
+    pub(super) asked: Option<usize>,
+}
+
+impl Holding {
+    pub(super) fn id(&self) -> LeaseId {
+        self.claim.id
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        matches!(self.state, HoldingState::Held(_))
+    }
+
+    /// Until when the holder may rely on it.
+    pub(super) fn deadline(&self, heartbeat: &Heartbeat) -> Moment {
+        let beat_at = heartbeat.beat_at(self.epoch).filter(|_| self.is_kept);
+        beat_at.map_or(self.deadline, |beat_at| self.deadline.max(beat_at + relied_on(self.ttl)))
+    }
+
+    /// Another lease shares the holding: its TTL in the store is raised where that asks for more.
+    pub(super) fn want(&mut self, now: Moment, ttl: Duration, is_kept: bool) {
+        if ttl > self.claim.ttl || (is_kept && !self.claim.is_kept) {
+            self.claim.ttl = self.claim.ttl.max(ttl);
+            self.claim.is_kept |= is_kept;
+            self.extend_at = Some(now);
+        }
+    }
+
+    /// Whether the store must be asked if the holding stands: after a notice, or for the verdict of a release.
+    pub(super) fn needs_look(&self, epoch: Epoch) -> bool {
+        let has_news = self.is_kept && self.epoch != epoch && !is_on(Mutation::IgnoreNotice);
+        self.is_held() && self.asked.is_none() && (has_news || !self.leaving.is_empty())
+    }
+
+    /// Takes the heartbeats so far into account for good: those of a later epoch do not count.
+    pub(super) fn settle(&mut self, heartbeat: &Heartbeat) {
+        self.deadline = self.deadline(heartbeat);
+    }
+
+    /// Puts off the next statement about it, longer each time, but several come before its deadline.
+    pub(super) fn put_off(&mut self, now: Moment) {
+        let soon = (self.deadline.since(now) / 4).max(Duration::from_millis(5));
+        self.again_at = now + if self.is_kept { self.pause } else { self.pause.min(soon) };
+        self.pause = (self.pause * 2).min(Duration::from_secs(1));
+    }
+}
+
+/// How long a holder may rely on a lease from before the request for it was sent.
+pub(super) fn relied_on(ttl: Duration) -> Duration {
+    if is_on(Mutation::NoMargin) { ttl + ttl / 10 } else { reliance(ttl) }
+}

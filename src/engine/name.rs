@@ -1,0 +1,377 @@
+//! One name: who waits for it in this process, what is held, and which statement comes next.
+//!
+//! At most one statement that changes a name is on its way at any time, so their answers never cross. The first of those who wait asks the store;
+//! when it is refused, it gets an entry there. The others wait behind it in this process, and get entries of their own only while they
+//! could hold the name together with the first.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::action::{Patience, WaiterId};
+use super::heartbeat::Epoch;
+use super::holding::{Holding, HoldingState};
+use crate::clock::Moment;
+use crate::mutation::{Mutation, is_on};
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::{Claim, Enqueue, Extension, LeaseId, Mode, Release, Request};
+use crate::token::FencingToken;
+
+/// How many entries of a client wait for one name at most.
+const ENTRIES: usize = 16;
+
+/// How many of those who wait are read to find out who is next.
+const LIMIT: u32 = 32;
+
+/// The time between two tries of a name that is free and yet not granted.
+const BETWEEN_TRIES: Duration = Duration::from_millis(5);
+
+/// For how long a request may take effect after the last attempt to send it was given up.
+const LATE_EFFECT: Duration = Duration::from_secs(60);
+
+/// How the claim of a waiter stands in the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WaiterState {
+    /// It has not asked.
+    New,
+    /// It was refused: it is to get an entry, or, if it only tries, the name is to be read.
+    Refused,
+    /// Its entry waits.
+    Queued,
+    /// It was granted the name with this token, and the grant must be confirmed before it is told.
+    Granted(FencingToken),
+}
+
+/// A caller that wants the name.
+#[derive(Clone, Debug)]
+pub(super) struct Waiter {
+    pub(super) id: WaiterId,
+    pub(super) claim: Claim,
+    pub(super) reenters: bool,
+    pub(super) max_hold: Option<Duration>,
+    pub(super) since: Moment,
+    pub(super) patience: Patience,
+    pub(super) state: WaiterState,
+    /// A request about its claim may take effect late.
+    pub(super) lingers: bool,
+    /// Its owner may hold the name elsewhere: the store is asked before it is refused.
+    pub(super) may_join: bool,
+}
+
+impl Waiter {
+    pub(super) fn tries(&self) -> bool {
+        matches!(self.patience, Patience::Try(_))
+    }
+
+    pub(super) fn ends_at(&self) -> Option<Moment> {
+        match self.patience {
+            Patience::Try(until) => Some(until),
+            Patience::Wait(until) => until,
+        }
+    }
+
+    /// Whether it can be handed the name by the release of a lease of this client.
+    fn can_follow(&self) -> bool {
+        self.claim.mode == Mode::Exclusive && matches!(self.state, WaiterState::New | WaiterState::Refused)
+    }
+
+    /// Whether the store may know of it.
+    pub(super) fn leaves_traces(&self) -> bool {
+        self.lingers || matches!(self.state, WaiterState::Queued | WaiterState::Granted(_))
+    }
+
+    pub(super) fn is_queued(&self) -> bool {
+        self.state == WaiterState::Queued
+    }
+}
+
+/// An acquisition that is to leave no trace in the store.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Withdrawal {
+    pub(super) id: LeaseId,
+    pub(super) due: Moment,
+    pub(super) pause: Duration,
+    /// A request for it may take effect until then, so it is withdrawn again.
+    pub(super) until: Option<Moment>,
+}
+
+/// Why the next statement is sent.
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    Acquire(LeaseId),
+    Join(LeaseId),
+    Enqueue,
+    Release(LeaseId),
+    Withdraw(LeaseId),
+    /// How the entries of this client stand.
+    Poll,
+    /// Whether a holding still stands, after a notice.
+    Verify(LeaseId),
+    /// Who may be next, while a holding is given up.
+    Read {
+        given_up: Option<LeaseId>,
+    },
+    Transition {
+        given_up: Option<LeaseId>,
+    },
+    Extend(LeaseId),
+}
+
+pub(super) struct Name {
+    /// In the order of their arrival. Those who only try come first: a try that meets others who wait is refused, unless its owner
+    /// was given.
+    pub(super) waiters: VecDeque<Waiter>,
+    /// How many of them have an owner that was given.
+    pub(super) reentering: usize,
+    pub(super) holdings: Vec<Holding>,
+    pub(super) withdrawals: Vec<Withdrawal>,
+    /// A statement is on its way.
+    pub(super) is_busy: bool,
+    /// The name may be granted to somebody: it is to be read at that moment.
+    pub(super) read_at: Option<Moment>,
+    /// When the first entry of this client is to be looked at.
+    pub(super) poll_at: Option<Moment>,
+    /// Other clients wait for it, as far as is known.
+    pub(super) is_wanted: bool,
+    /// How often in a row a decision was overtaken.
+    pub(super) overtaken: u32,
+    /// Those who wait send nothing before.
+    pub(super) ask_at: Moment,
+}
+
+impl Default for Name {
+    fn default() -> Self {
+        Self {
+            waiters: VecDeque::new(),
+            reentering: 0,
+            holdings: Vec::new(),
+            withdrawals: Vec::new(),
+            is_busy: false,
+            read_at: None,
+            poll_at: None,
+            is_wanted: false,
+            overtaken: 0,
+            ask_at: Moment::from_nanos(0),
+        }
+    }
+}
+
+impl Name {
+    pub(super) fn is_idle(&self) -> bool {
+        let is_empty = self.waiters.is_empty() && self.holdings.is_empty() && self.withdrawals.is_empty();
+        is_empty && !self.is_busy && self.read_at.is_none()
+    }
+
+    pub(super) fn push_waiter(&mut self, waiter: Waiter) {
+        self.reentering += usize::from(waiter.reenters);
+        self.waiters.push_back(waiter);
+    }
+
+    pub(super) fn remove_waiter(&mut self, i: usize) -> Option<Waiter> {
+        let waiter = self.waiters.remove(i)?;
+        self.reentering -= usize::from(waiter.reenters);
+        Some(waiter)
+    }
+
+    /// Removes the first waiter of an owner that was given.
+    pub(super) fn remove_waiter_of(&mut self, owner: Owner) -> Option<Waiter> {
+        let i = self.foremost().position(|waiter| waiter.reenters && waiter.claim.owner == owner)?;
+        self.remove_waiter(i)
+    }
+
+    /// Whether a waiter only tries.
+    pub(super) fn tries(&mut self, id: WaiterId) -> bool {
+        self.foremost().any(|waiter| waiter.id == id && waiter.tries())
+    }
+
+    /// Those who may have an entry in the store, and all if some have an owner that was given. The work per answer does not grow with
+    /// those who wait behind them.
+    pub(super) fn foremost(&mut self) -> impl Iterator<Item = &mut Waiter> {
+        let most = if self.reentering > 0 { usize::MAX } else { 2 * ENTRIES };
+        self.waiters.iter_mut().take(most)
+    }
+
+    pub(super) fn holding(&mut self, id: LeaseId) -> Option<&mut Holding> {
+        self.holdings.iter_mut().find(|holding| holding.id() == id)
+    }
+
+    pub(super) fn waiter(&mut self, id: LeaseId) -> Option<&mut Waiter> {
+        self.waiters.iter_mut().find(|waiter| waiter.claim.id == id)
+    }
+
+    /// Somebody holds the name by a holding of this client, and others cannot hold it beside.
+    pub(super) fn is_taken(&self, mode: Mode) -> bool {
+        self.holdings.iter().any(|holding| mode == Mode::Exclusive || holding.claim.mode == Mode::Exclusive)
+    }
+
+    /// This client holds the name by a lease of its own.
+    pub(super) fn is_held_alone(&self) -> bool {
+        self.holdings.iter().any(|holding| holding.claim.mode == Mode::Exclusive)
+    }
+
+    /// Whether entries of this client wait in the store.
+    pub(super) fn has_entries(&self) -> bool {
+        self.waiters.iter().take(2 * ENTRIES).any(Waiter::is_queued)
+    }
+
+    /// Deletes every trace of an acquisition from the store, now and, if a request may take effect late, again later.
+    pub(super) fn withdraw(&mut self, id: LeaseId, now: Moment, lingers: bool) {
+        if is_on(Mutation::ForgetLost) {
+            return;
+        }
+        let until = lingers.then(|| now + LATE_EFFECT);
+        self.withdrawals.retain(|other| other.id != id);
+        self.withdrawals.push(Withdrawal { id, due: now, pause: Duration::from_millis(50), until });
+    }
+
+    /// The next statement, if one is due.
+    pub(super) fn next(&mut self, name: &LockName, now: Moment, epoch: Epoch) -> Option<(Step, Request)> {
+        // A look changes nothing, and must not wait for a statement that meets a locked row.
+        let unlooked = self.holdings.iter_mut().find(|holding| holding.needs_look(epoch) && holding.again_at <= now);
+        if let Some(holding) = unlooked {
+            holding.asked = Some(holding.leaving.len());
+            let id = holding.id();
+            return Some((Step::Verify(id), Request::Poll { name: name.clone(), ids: vec![id] }));
+        }
+        if self.is_busy {
+            return None;
+        }
+        let first = self.waiters.iter().position(|waiter| !waiter.tries()).map(|i| self.waiters[i].clone());
+        for holding in self.holdings.clone() {
+            if holding.again_at > now {
+                continue;
+            }
+            let (id, token) = (holding.id(), holding.token);
+            match &holding.state {
+                HoldingState::Releasing { by_transition: true, .. } => {
+                    return Some((
+                        Step::Read { given_up: Some(id) },
+                        Request::Read { name: name.clone(), limit: LIMIT },
+                    ));
+                }
+                HoldingState::Releasing { keep_for, .. } => {
+                    let is_alone =
+                        holding.claim.mode == Mode::Exclusive && self.holdings.len() == 1 && keep_for.is_zero();
+                    let next = first
+                        .filter(|_| is_alone && !self.is_wanted)
+                        .filter(Waiter::can_follow)
+                        .map(|waiter| waiter.claim);
+                    // The entry of the next waiter here takes its turn among those of other clients.
+                    if is_alone
+                        && next.is_none()
+                        && let Some(enqueue) = self.enqueue(now)
+                    {
+                        return Some(enqueue);
+                    }
+                    let release = Release { name: name.clone(), id, token, keep_for: *keep_for, next };
+                    return Some((Step::Release(id), Request::Release(release)));
+                }
+                HoldingState::Held(_) => {}
+            }
+        }
+        // What follows may give the name to other clients: those who came earlier here take their turns among them.
+        let serves =
+            self.read_at.is_some_and(|due| due <= now) || self.withdrawals.iter().any(|other| other.due <= now);
+        if serves && let Some(enqueue) = self.enqueue(now) {
+            return Some(enqueue);
+        }
+        if let Some(withdrawal) = self.withdrawals.iter().find(|withdrawal| withdrawal.due <= now) {
+            let id = withdrawal.id;
+            return Some((Step::Withdraw(id), Request::Withdraw { name: name.clone(), id }));
+        }
+        if self.read_at.is_some_and(|due| due <= now) {
+            return Some((Step::Read { given_up: None }, Request::Read { name: name.clone(), limit: LIMIT }));
+        }
+        if let Some(step) = self.ask(name, now) {
+            return Some(step);
+        }
+        let due = |holding: &&Holding| holding.extend_at.is_some_and(|at| at.max(holding.again_at) <= now);
+        self.holdings.iter().find(due).map(|holding| {
+            let Claim { name, id, client, ttl, is_kept, .. } = holding.claim.clone();
+            let extension = Extension { name, id, token: holding.token, ttl, client: is_kept.then_some(client) };
+            (Step::Extend(holding.id()), Request::Extend(extension))
+        })
+    }
+
+    /// The statement that those who wait need.
+    fn ask(&mut self, name: &LockName, now: Moment) -> Option<(Step, Request)> {
+        if self.ask_at > now {
+            return None;
+        }
+        // Neither a grant to be confirmed nor a holding of the same owner elsewhere waits for those who came earlier.
+        if let Some(waiter) = self.foremost().find(|waiter| matches!(waiter.state, WaiterState::Granted(_))) {
+            let WaiterState::Granted(token) = waiter.state else {
+                return None;
+            };
+            let Claim { name, id, client, ttl, is_kept, .. } = waiter.claim.clone();
+            let extension = Extension { name, id, token, ttl, client: is_kept.then_some(client) };
+            return Some((Step::Extend(id), Request::Extend(extension)));
+        }
+        if let Some(waiter) = self.foremost().find(|waiter| waiter.may_join && !waiter.is_queued()) {
+            return Some((Step::Join(waiter.claim.id), Request::Join(waiter.claim.clone())));
+        }
+        let first = self.waiters.front()?;
+        let (id, claim) = (first.claim.id, first.claim.clone());
+        // Behind a lease of this client the first waits here: the release of that lease says who follows. A share may be the last
+        // one when another client releases its own, so whoever waits behind it has an entry.
+        if self.is_held_alone() {
+            return if self.is_wanted { self.enqueue(now) } else { None };
+        }
+        match first.state {
+            WaiterState::New if self.is_wanted && !first.tries() => self.enqueue(now),
+            WaiterState::New => Some((Step::Acquire(id), Request::Acquire(claim))),
+            WaiterState::Refused if first.tries() => {
+                self.read_at = Some(now);
+                Some((Step::Read { given_up: None }, Request::Read { name: name.clone(), limit: LIMIT }))
+            }
+            WaiterState::Refused => self.enqueue(now),
+            WaiterState::Granted(_) => None,
+            WaiterState::Queued => {
+                if let Some(enqueue) = self.enqueue(now) {
+                    return Some(enqueue);
+                }
+                // A new waiter with another mode may be tried while the first is queued.
+                let due = self.poll_at.is_some_and(|due| due <= now) && !is_on(Mutation::NeverPoll);
+                let looked_at = if is_on(Mutation::PollFirstOnly) { 1 } else { 2 * ENTRIES };
+                let queued = self.waiters.iter().take(looked_at).filter(|waiter| waiter.is_queued());
+                due.then(|| {
+                    (Step::Poll, Request::Poll { name: name.clone(), ids: queued.map(|w| w.claim.id).collect() })
+                })
+            }
+        }
+    }
+
+    /// Entries for those who may be granted the name together with the first, and for the next behind them, who keeps later readers
+    /// of other clients out.
+    fn enqueue(&self, now: Moment) -> Option<(Step, Request)> {
+        let mut entries = Vec::new();
+        for waiter in self.waiters.iter().filter(|waiter| !waiter.tries()).take(ENTRIES) {
+            if matches!(waiter.state, WaiterState::New | WaiterState::Refused) {
+                entries.push(Enqueue { claim: waiter.claim.clone(), age: now.since(waiter.since) });
+            }
+            if waiter.claim.mode == Mode::Exclusive {
+                break;
+            }
+        }
+        (!entries.is_empty()).then_some((Step::Enqueue, Request::Enqueue(entries)))
+    }
+
+    /// Reads the name again, later each time that it was in vain.
+    pub(super) fn read_again(&mut self, now: Moment) {
+        self.overtaken += 1;
+        let pause = BETWEEN_TRIES * 2_u32.pow(self.overtaken.min(6)) / 2;
+        self.read_at = Some(now + if self.overtaken == 1 { Duration::ZERO } else { pause });
+    }
+
+    /// When something is due, apart from deadlines of holdings and waiters.
+    pub(super) fn wakes_at(&self) -> impl Iterator<Item = Moment> {
+        let is_idle = !self.is_busy;
+        let of_holding =
+            |h: &Holding| if h.is_held() { h.extend_at.map(|at| at.max(h.again_at)) } else { Some(h.again_at) };
+        let holdings = self.holdings.iter().filter_map(of_holding);
+        let withdrawals = self.withdrawals.iter().map(|withdrawal| withdrawal.due);
+        let polls = self.poll_at.filter(|_| self.has_entries());
+        let asks = (!self.waiters.is_empty()).then_some(self.ask_at);
+        holdings.chain(withdrawals).chain(asks).chain(self.read_at).chain(polls).filter(move |_| is_idle)
+    }
+}

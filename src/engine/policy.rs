@@ -1,0 +1,112 @@
+//! Who is next: what is to become of a name, given who holds it and who waits.
+//!
+//! A pure function of what was read. The store carries the answer out only if the name still stands as it was read, so it does not
+//! matter which client decides, nor how many decide at once.
+//!
+//! The queue is served strictly in the order of arrival, with one exception: an owner that shares a name may share it once more,
+//! since it would otherwise wait for itself behind a waiting writer.
+
+use std::time::Duration;
+
+use crate::mutation::{Mutation, is_on};
+use crate::name::LockName;
+use crate::protocol::timing::GRANT;
+use crate::protocol::{
+    Claim, ClientId, EntryRow, GivenUp, Grantee, Holder, HolderChange, Mode, Queue, Seen, Transition,
+};
+
+/// What to do about a name.
+#[derive(Debug)]
+pub(super) enum Decision {
+    /// Nothing can be granted. The time until that may change by itself, if it is known.
+    Wait(Option<Duration>),
+    Apply(Transition),
+}
+
+/// Decides what is to become of a name.
+///
+/// - `own`: the client that decides. Its waiting entries count as alive, and its grants last as long as was asked for.
+/// - `given_up`: a holding that its holder gives up.
+/// - `claim`: gets the name if nobody waits for it.
+pub(super) fn decide(
+    name: &LockName,
+    queue: &Queue,
+    own: ClientId,
+    given_up: Option<GivenUp>,
+    claim: Option<&Claim>,
+) -> Decision {
+    let row = &queue.row;
+    let given_up = given_up.filter(|given| row.holder == Holder::Lease(given.id) && row.token == given.token.get());
+    let is_alone = matches!(row.holder, Holder::Lease(_) | Holder::Kept);
+    if is_alone && given_up.is_none() && row.remaining.is_some() {
+        return Decision::Wait(row.remaining);
+    }
+    let is_live =
+        |entry: &&EntryRow| entry.remaining.is_some() || entry.client == Some(own) || is_on(Mutation::GrantToTheDead);
+    let sharing: Vec<&EntryRow> = queue.holding().filter(|entry| entry.remaining.is_some()).collect();
+    let waiting: Vec<&EntryRow> = queue.waiting().filter(is_live).collect();
+    let expired: Vec<_> = queue
+        .entries
+        .iter()
+        .filter(|entry| !sharing.iter().chain(&waiting).any(|live| live.id == entry.id))
+        .map(|entry| entry.id)
+        .collect();
+    let next = successors(&sharing, &waiting);
+    let grantee = |entry: &&EntryRow| Grantee {
+        id: entry.id,
+        ttl: if entry.client == Some(own) { entry.ttl } else { entry.ttl.min(GRANT) },
+    };
+    let may_be_free = sharing.is_empty() && row.holder != Holder::Nobody;
+    let claim = claim.filter(|claim| waiting.is_empty() && !queue.is_cut_off && fits(claim.mode, &sharing));
+    let change = match (next.first(), claim) {
+        (Some(first), _) if first.mode == Mode::Exclusive => HolderChange::Exclusive(grantee(first)),
+        (Some(_), _) => HolderChange::Shared(next.iter().map(grantee).collect()),
+        (None, Some(claim)) => HolderChange::Claim(Box::new(claim.clone())),
+        (None, None) if may_be_free => HolderChange::Free,
+        (None, None) => HolderChange::None,
+    };
+    let is_last = next.len() == waiting.len() && !queue.is_cut_off;
+    let mark_is_right = (row.waiting == 0) == is_last;
+    if matches!(change, HolderChange::None) && expired.is_empty() && (mark_is_right || !is_last) {
+        return Decision::Wait(sharing.iter().filter_map(|entry| entry.remaining).min());
+    }
+    let seen = Seen { holder: row.holder, token: row.token, waiting: row.waiting };
+    Decision::Apply(Transition { name: name.clone(), seen, given_up, expired, change, is_last })
+}
+
+/// Whether a claim could hold the name beside those who share it.
+fn fits(mode: Mode, sharing: &[&EntryRow]) -> bool {
+    match mode {
+        Mode::Exclusive => sharing.is_empty(),
+        Mode::Shared { units, permits } => {
+            let is_shared = sharing.iter().all(|entry| entry.mode != Mode::Exclusive);
+            let taken: u64 = sharing.iter().map(|entry| entry.mode.units()).sum();
+            is_shared && taken + u64::from(units) <= u64::from(permits)
+        }
+    }
+}
+
+/// Which waiting entries get the name, when nobody holds it by a lease of its own.
+fn successors<'a>(sharing: &[&EntryRow], waiting: &[&'a EntryRow]) -> Vec<&'a EntryRow> {
+    let mut holding = sharing.to_vec();
+    let mut next = Vec::new();
+    let mut is_open = true;
+    for entry in waiting {
+        let goes_past = entry.mode == Mode::READ
+            && entry.owner.is_some()
+            && sharing.iter().any(|other| other.mode == Mode::READ && other.owner == entry.owner);
+        if !is_open && !goes_past {
+            continue;
+        }
+        if !fits(entry.mode, &holding) {
+            is_open = false;
+            continue;
+        }
+        next.push(*entry);
+        if entry.mode == Mode::Exclusive {
+            break;
+        }
+        holding.push(entry);
+    }
+    next
+}
