@@ -140,6 +140,9 @@ mod row;
 mod schema;
 mod semaphore;
 mod session;
+#[cfg(test)]
+#[allow(clippy::expect_used, clippy::panic, reason = "tests")]
+mod simulation;
 mod sweeper;
 mod table;
 mod token;

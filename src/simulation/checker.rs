@@ -1,0 +1,70 @@
+//! What must be true whatever happens.
+
+use std::collections::BTreeMap;
+
+use crate::backend::memory::End;
+use crate::engine::{LeaseKey, Verdict};
+use crate::error::LossCause;
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::Mode;
+use crate::token::FencingToken;
+
+/// A lease that a caller believes in.
+#[derive(Clone, Debug)]
+pub(super) struct Belief {
+    pub(super) client: usize,
+    pub(super) name: LockName,
+    pub(super) owner: Owner,
+    pub(super) mode: Mode,
+    pub(super) token: FencingToken,
+    /// A heartbeat keeps it.
+    pub(super) is_kept: bool,
+    /// Until when the caller believes in it, in virtual time.
+    pub(super) until: u64,
+}
+
+/// Two beliefs in one name that exclude each other, or more units than there are permits.
+pub(super) fn exclusion(now: u64, beliefs: &BTreeMap<(usize, LeaseKey), Belief>) -> Result<(), String> {
+    let held: Vec<&Belief> = beliefs.values().filter(|belief| belief.until > now).collect();
+    for (i, a) in held.iter().enumerate() {
+        for b in &held[i + 1..] {
+            if a.name != b.name || a.owner == b.owner {
+                continue;
+            }
+            if a.mode == Mode::Exclusive || b.mode == Mode::Exclusive {
+                return Err(format!(
+                    "two holders of {}: client {} (token {}) and client {} (token {})",
+                    a.name, a.client, a.token, b.client, b.token
+                ));
+            }
+        }
+        if let Mode::Shared { permits, .. } = a.mode {
+            let taken: u64 = held.iter().filter(|b| b.name == a.name).map(|b| b.mode.units()).sum();
+            if taken > u64::from(permits) {
+                return Err(format!("{taken} units of {} held, of {permits}", a.name));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A verdict against what the store did with the holding, and when. `asked_at`: when the caller gave the lease back.
+pub(super) fn verdict(
+    name: &LockName,
+    token: FencingToken,
+    verdict: &Verdict,
+    end: Option<(End, i64)>,
+    asked_at: i64,
+) -> Result<(), String> {
+    let taken_at = end.filter(|(end, _)| *end != End::Released).map(|(_, at)| at);
+    match verdict {
+        Verdict::Kept if taken_at.is_some_and(|at| at < asked_at) => {
+            Err(format!("the release of {name}, token {token}, is told Ok, but it was {end:?}"))
+        }
+        Verdict::Lost(LossCause::Superseded) if taken_at.is_none() => {
+            Err(format!("the release of {name}, token {token}, is told Lost, but it was {end:?}"))
+        }
+        _ => Ok(()),
+    }
+}
