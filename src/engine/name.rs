@@ -345,7 +345,8 @@ impl Name {
     /// of other clients out.
     fn enqueue(&self, now: Moment) -> Option<(Step, Request)> {
         let mut entries = Vec::new();
-        for waiter in self.waiters.iter().filter(|waiter| !waiter.tries()).take(ENTRIES) {
+        // A waiter whose owner holds the name elsewhere joins that holding, and needs no entry.
+        for waiter in self.waiters.iter().filter(|waiter| !waiter.tries() && !waiter.may_join).take(ENTRIES) {
             if matches!(waiter.state, WaiterState::New | WaiterState::Refused) {
                 entries.push(Enqueue { claim: waiter.claim.clone(), age: now.since(waiter.since) });
             }
