@@ -10,11 +10,11 @@ use tokio::time::sleep;
 use uuid::Uuid;
 
 use crate::backend::{Backend, Claim, Holding, Kind, LastEviction, Mode, Release, Renewal, Row, Standing, Ticket};
-use crate::clock::Moment;
+use crate::clock::{Moment, reliance};
 use crate::error::{Error, LossCause, Result};
 use crate::idempotency::Duplicates;
 use crate::lease::Lease;
-use crate::lease::renewal::{Keeper, Tenure, margin};
+use crate::lease::renewal::{Keeper, Tenure};
 use crate::multi::Gatherings;
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
@@ -308,7 +308,7 @@ impl Client {
     fn asked(self: &Arc<Self>, claim: &Claim, answer: Answer<Option<FencingToken>>) {
         let errands = match answer.outcome {
             Ok(Some(token)) => {
-                let too_late = (answer.sent_at + claim.ttl.saturating_sub(margin(claim.ttl))).is_past();
+                let too_late = (answer.sent_at + reliance(claim.ttl)).is_past();
                 self.room().granted(claim, token, answer.sent_at, too_late)
             }
             // Whoever waits in line will see.

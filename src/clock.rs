@@ -65,3 +65,17 @@ impl std::ops::Add<Duration> for Moment {
         Self(self.0.saturating_add(nanos))
     }
 }
+
+/// How much earlier than the database the holder counts its lease as ended: one percent, since two clocks need not run at the
+/// same rate, and a little for the scheduler.
+pub(crate) fn margin(ttl: Duration) -> Duration {
+    ttl / 100 + (ttl / 20).min(MARGIN)
+}
+
+/// The part of the margin that is for the scheduler.
+pub(crate) const MARGIN: Duration = Duration::from_millis(10);
+
+/// How long a holder may rely on a lease, counted from the moment before the request was sent.
+pub(crate) fn reliance(ttl: Duration) -> Duration {
+    ttl.saturating_sub(margin(ttl))
+}

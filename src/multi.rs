@@ -23,9 +23,9 @@ use tokio::time::{Instant, timeout};
 
 use crate::backend::{CLAIM, Claim, Database, Holding, Mode, SHARED, Spot, Ticket, Watched};
 use crate::client::{Client, late};
-use crate::clock::Moment;
+use crate::clock::{Moment, reliance};
 use crate::error::{Error, LossCause, Result};
-use crate::lease::renewal::{Tenure, margin};
+use crate::lease::renewal::Tenure;
 use crate::lease::{FAREWELL, Lease, LeaseRequest, Terms, first, while_held};
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
@@ -564,7 +564,7 @@ impl Gathering {
         if self.client.is_closed() {
             return Err(Error::Closed);
         }
-        if (sent_at + ttl.saturating_sub(margin(ttl))).is_past() {
+        if (sent_at + reliance(ttl)).is_past() {
             return Err(late());
         }
         let lease = |(claim, token): (&Claim, FencingToken)| {

@@ -19,9 +19,8 @@ use tokio::sync::oneshot;
 
 use crate::backend::{self, CLAIM, Claim, Granted, HandOff, Holding, Mode, Release, Spot, Watched};
 use crate::client::late;
-use crate::clock::Moment;
+use crate::clock::{Moment, reliance};
 use crate::error::{Error, Result};
-use crate::lease::renewal::margin;
 use crate::lease::{Lease, Terms};
 use crate::name::LockName;
 use crate::owner::{Hold, Owner};
@@ -788,7 +787,7 @@ impl Room {
         if twice && waiter.claim.mode == Mode::Exclusive {
             errands.push(Errand::Clear(waiter.claim.spot()));
         }
-        let too_late = (grant.sent_at + grant.lasts.saturating_sub(margin(grant.lasts))).is_past();
+        let too_late = (grant.sent_at + reliance(grant.lasts)).is_past();
         // The first renewal makes a claim last, unless there is none, or it would come too late.
         let ttl = waiter.claim.ttl;
         let confirms_first = self.confirms_first || !waiter.terms.renew || ttl < CLAIM;
@@ -805,7 +804,7 @@ impl Room {
     pub(crate) fn confirmed(&mut self, waiter: Waiter, grant: Grant, answer: Answer<backend::Standing>) -> Vec<Errand> {
         let mut errands = Vec::new();
         let lasts = waiter.claim.ttl;
-        let too_late = (answer.sent_at + lasts.saturating_sub(margin(lasts))).is_past();
+        let too_late = (answer.sent_at + reliance(lasts)).is_past();
         match answer.outcome {
             _ if self.closed => {
                 errands.push(Errand::Leave(waiter.claim.clone()));

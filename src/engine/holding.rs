@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use super::action::LeaseKey;
 use super::heartbeat::{Epoch, Heartbeat};
-use crate::clock::Moment;
+use crate::clock::{Moment, reliance};
 use crate::mutation::{Mutation, is_on};
-use crate::protocol::timing::reliance;
 use crate::protocol::{Claim, LeaseId};
 use crate::token::FencingToken;
 

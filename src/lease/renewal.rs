@@ -18,22 +18,13 @@ use super::Terms;
 use crate::backend::{Holding, Renewal, Standing};
 use crate::backoff::Backoff;
 use crate::client::Client;
-use crate::clock::Moment;
+use crate::clock::{MARGIN, Moment, margin, reliance};
 use crate::error::LossCause;
 use crate::name::LockName;
 use crate::owner::Hold;
 use crate::panics;
 use crate::pump::{Answer, Reply, Verb};
 use crate::token::FencingToken;
-
-/// How much earlier than the database the holder counts its lease as ended: one percent, since the two clocks need not
-/// run at the same rate, and a little for the scheduler.
-pub(crate) fn margin(ttl: Duration) -> Duration {
-    ttl / 100 + (ttl / 20).min(MARGIN)
-}
-
-/// The part of the margin that is for the scheduler.
-const MARGIN: Duration = Duration::from_millis(10);
 
 /// When to renew a lease that is a mere claim as yet. Who gives it back before that saves the statement.
 const CONFIRM_AFTER: Duration = Duration::from_millis(200);
@@ -151,7 +142,7 @@ impl Tenure {
 
     /// The database has confirmed the holding for `ttl` from a moment after `sent_at`.
     pub(crate) fn prolong(&self, sent_at: Moment, ttl: Duration) {
-        let until = sent_at + ttl.saturating_sub(margin(ttl));
+        let until = sent_at + reliance(ttl);
         let until = self.ends.map_or(until, |ends| until.min(ends));
         self.deadline.fetch_max(until.nanos(), Ordering::AcqRel);
     }

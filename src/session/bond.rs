@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::clock::Moment;
+use crate::clock::{Moment, reliance};
 use crate::error::LossCause;
-use crate::lease::renewal::margin;
 
 /// How often a clock is looked at, should nobody get to run who wakes us.
 const HEARTBEAT: Duration = Duration::from_millis(500);
@@ -38,7 +37,7 @@ impl Bond {
     /// A statement that was sent at `sent_at` has been answered.
     pub(super) fn confirm(&self, sent_at: Moment) {
         if let Some(lasts) = self.lasts {
-            let until = sent_at + lasts.saturating_sub(margin(lasts));
+            let until = sent_at + reliance(lasts);
             self.deadline.fetch_max(until.nanos(), Ordering::AcqRel);
         }
     }
@@ -95,7 +94,7 @@ mod tests {
     #[test]
     fn a_process_that_stood_still_knows_of_the_loss_before_the_server_ends_the_session() {
         // The server cannot have heard of us before this.
-        let sent_at = ago(LASTS - margin(LASTS));
+        let sent_at = ago(reliance(LASTS));
         let bond = Bond::new(Some(LASTS), sent_at);
         assert_eq!(bond.loss(), Some(LossCause::Disconnected), "although no task has run");
         assert!((sent_at + LASTS).remaining() > Duration::ZERO, "and the server has not ended it yet");
@@ -115,7 +114,7 @@ mod tests {
     fn a_deadline_counts_from_the_sending_and_is_never_moved_back() {
         let bond = Bond::new(Some(LASTS), Moment::now());
         let most = bond.remaining();
-        assert!(most <= LASTS - margin(LASTS));
+        assert!(most <= reliance(LASTS));
         bond.confirm(ago(Duration::from_secs(5)));
         assert!(bond.remaining() > most - Duration::from_secs(4));
     }
