@@ -1,7 +1,7 @@
 //! Several engines, one store, callers and faults, in virtual time.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BinaryHeap};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +43,7 @@ const LOCK_WAIT: u64 = SECOND;
 const TOLD_WITHIN: u64 = 2_500 * MILLISECOND;
 
 /// What came of runs.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
     grants: u64,
     lost: u64,
@@ -182,7 +182,7 @@ struct Client {
     offset: u64,
     /// By how many millionths its clock is fast.
     drift: i64,
-    requests: HashMap<RequestId, Pending>,
+    requests: BTreeMap<RequestId, Pending>,
     wake_at: Option<u64>,
 }
 
@@ -243,7 +243,7 @@ pub(super) struct World {
     order: u64,
     happenings: BinaryHeap<Reverse<Scheduled>>,
     store: Memory,
-    transactions: HashMap<TransactionId, (Prepared, usize, u32, RequestId, bool)>,
+    transactions: BTreeMap<TransactionId, (Prepared, usize, u32, RequestId, bool)>,
     next_transaction: TransactionId,
     store_is_away_until: u64,
     clients: Vec<Client>,
@@ -251,9 +251,9 @@ pub(super) struct World {
     next_waiter: u64,
     beliefs: BTreeMap<(usize, LeaseKey), Belief>,
     evicted: BTreeMap<(usize, LeaseKey), u64>,
-    releasing: HashMap<(usize, LeaseKey), (LockName, FencingToken, usize, i64)>,
-    fenced: HashMap<TransactionId, Fenced>,
-    newest: HashMap<LockName, i64>,
+    releasing: BTreeMap<(usize, LeaseKey), (LockName, FencingToken, usize, i64)>,
+    fenced: BTreeMap<TransactionId, Fenced>,
+    newest: BTreeMap<LockName, i64>,
     idle_since: BTreeMap<&'static str, u64>,
     owners: Vec<Owner>,
     failure: Failure,
@@ -271,7 +271,7 @@ impl World {
             order: 0,
             happenings: BinaryHeap::new(),
             store: Memory::new(profile.marks),
-            transactions: HashMap::new(),
+            transactions: BTreeMap::new(),
             next_transaction: 1,
             store_is_away_until: 0,
             clients: Vec::new(),
@@ -279,9 +279,9 @@ impl World {
             next_waiter: 0,
             beliefs: BTreeMap::new(),
             evicted: BTreeMap::new(),
-            releasing: HashMap::new(),
-            fenced: HashMap::new(),
-            newest: HashMap::new(),
+            releasing: BTreeMap::new(),
+            fenced: BTreeMap::new(),
+            newest: BTreeMap::new(),
             idle_since: BTreeMap::new(),
             owners: (1..=2).map(|n| owner(seed.wrapping_mul(7) + n)).collect(),
             failure: Failure(Arc::new(Error::Closed)),
@@ -302,7 +302,7 @@ impl World {
                 disturbed_at: 0,
                 offset,
                 drift,
-                requests: HashMap::new(),
+                requests: BTreeMap::new(),
                 wake_at: None,
             });
             world.start(client);
