@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::micros;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -63,7 +64,7 @@ pub(crate) enum Key {
 }
 
 /// A row as it will be. `None`: deleted.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum Write {
     Client(ClientId, Client),
     Lease(LockName, Lease),
@@ -79,7 +80,7 @@ pub(crate) enum End {
 }
 
 /// What a prepared request will write and answer when it is committed.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Prepared {
     pub(crate) response: Response,
     writes: Vec<Write>,
@@ -92,14 +93,14 @@ pub(crate) struct Prepared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MustWait;
 
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Lock {
     exclusive: Option<TransactionId>,
     shared: BTreeSet<TransactionId>,
 }
 
 /// The tables of a store, and who has locked which rows.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(crate) struct Memory {
     pub(crate) clients: BTreeMap<ClientId, Client>,
     pub(crate) leases: BTreeMap<LockName, Lease>,
@@ -120,10 +121,6 @@ enum Strength {
     Plain,
 }
 
-fn micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
-}
-
 fn left(until: i64, now: i64) -> Option<Duration> {
     u64::try_from(until - now).ok().filter(|us| *us > 0).map(Duration::from_micros)
 }
@@ -141,14 +138,34 @@ impl Lease {
         now.max(self.token + 1)
     }
 
-    fn grant(&mut self, claim: &Claim, now: i64) -> FencingToken {
+    /// Grants a claim that has no entry.
+    fn grant(&mut self, claim: &Claim, now: i64) -> Granted {
+        self.grant_to(claim.id, Some(claim.owner), claim.is_kept.then_some(claim.client), claim.ttl, now)
+    }
+
+    fn grant_to(
+        &mut self,
+        id: LeaseId,
+        owner: Option<Owner>,
+        client: Option<ClientId>,
+        ttl: Duration,
+        now: i64,
+    ) -> Granted {
         self.token = self.next_token(now);
-        self.holder = Holder::Lease(claim.id);
-        self.owner = Some(claim.owner);
-        self.client = claim.is_kept.then_some(claim.client);
-        self.ttl = micros(claim.ttl);
+        self.holder = Holder::Lease(id);
+        (self.owner, self.client) = (owner, client);
+        self.ttl = micros(ttl);
         self.expires_at = now + self.ttl;
-        positive(self.token)
+        Granted { id, token: positive(self.token) }
+    }
+
+    /// Lets a claim that has no entry share the name, and returns its entry.
+    fn share(&mut self, claim: &Claim, now: i64) -> (Granted, Entry) {
+        self.token = self.next_token(now);
+        (self.holder, self.client, self.owner) = (Holder::Entries, None, None);
+        let client = claim.is_kept.then_some(claim.client);
+        let entry = Entry::new(claim, EntryState::Holding(self.token), client, 0, now + micros(claim.ttl));
+        (Granted { id: claim.id, token: positive(self.token) }, entry)
     }
 
     fn end(&mut self) {
@@ -159,6 +176,18 @@ impl Lease {
 /// Every token is positive: it is at least the database's clock.
 fn positive(token: i64) -> FencingToken {
     FencingToken::new(token.max(1)).unwrap_or_else(|| unreachable!("positive"))
+}
+
+impl Entry {
+    fn new(claim: &Claim, state: EntryState, client: Option<ClientId>, arrived: i64, expires_at: i64) -> Self {
+        let Claim { owner, is_kept, mode, ttl, .. } = *claim;
+        Self { client, owner: Some(owner), is_kept, mode, state, arrived, ttl: micros(ttl), expires_at }
+    }
+
+    /// The client whose heartbeat keeps what the entry is granted.
+    fn keeper(&self) -> Option<ClientId> {
+        self.client.filter(|_| self.is_kept)
+    }
 }
 
 impl Prepared {
@@ -187,7 +216,7 @@ impl Prepared {
 }
 
 impl Memory {
-    /// An empty store. `marks`: see the flavours of [`Seen`](crate::protocol::Seen).
+    /// An empty store. `marks`: it marks in the row of a name that somebody waits, as PostgreSQL does.
     pub(crate) fn new(marks: bool) -> Self {
         Self { marks, ..Self::default() }
     }
@@ -203,21 +232,25 @@ impl Memory {
             Request::Join(claim) => Ok(self.join(claim, now)),
             Request::Enqueue(entries) => self.enqueue(entries, now),
             Request::Release(release) => Ok(self.release(release, now)),
-            Request::Withdraw { name, id } => Ok(self.withdraw(name, *id, now)),
+            Request::Withdraw { name, id } => Ok(self.withdraw(name, *id)),
             Request::Poll { name, ids } => Ok(Prepared::answer(Response::Polled(self.poll(name, ids, now)))),
             Request::Read { name, limit } => Ok(Prepared::answer(Response::Read(self.read(name, *limit, now)))),
             Request::Transition(transition) => Ok(self.transit(transition, now)),
             Request::Extend(extension) => Ok(self.extend(extension, now)),
         }?;
-        // Whoever writes a row waits for another that has written it: a second insert of a key waits for the first.
+        // A write waits for another transaction that has written the row: a second insert of a key waits for the first.
         let is_taken = |key: Key| self.locks.get(&key).is_some_and(|lock| lock.exclusive.is_some());
         if prepared.keys().any(is_taken) {
             return Err(MustWait);
         }
+        self.lock_rows(by, &prepared);
+        Ok(prepared)
+    }
+
+    fn lock_rows(&mut self, by: TransactionId, prepared: &Prepared) {
         for key in prepared.keys() {
             self.locks.entry(key).or_default().exclusive = Some(by);
         }
-        Ok(prepared)
     }
 
     /// Makes the writes of a transaction visible, and returns its answer.
@@ -306,18 +339,14 @@ impl Memory {
     /// Whether the row of a name has a valid holder, for the checker of the simulation.
     pub(crate) fn is_held(&self, name: &LockName, now: i64) -> bool {
         self.leases.get(name).is_some_and(|row| {
-            let until =
-                self.beat_of(row.client).map_or(row.expires_at, |beat_at| row.expires_at.max(beat_at + row.ttl));
-            matches!(row.holder, Holder::Lease(_)) && until > now
+            matches!(row.holder, Holder::Lease(_)) && self.kept_until(row.expires_at, row.client, row.ttl) > now
         })
     }
 
     /// How long ago a waiting entry expired, in microseconds, for the checker of the simulation.
     pub(crate) fn dead_for(&self, name: &LockName, id: LeaseId, now: i64) -> Option<i64> {
         let entry = self.entries.get(&(name.clone(), id))?;
-        let until = self
-            .beat_of(entry.client)
-            .map_or(entry.expires_at, |beat_at| entry.expires_at.max(beat_at + micros(GRANT)));
+        let until = self.kept_until(entry.expires_at, entry.client, micros(GRANT));
         (until < now).then_some(now - until)
     }
 
@@ -326,6 +355,10 @@ impl Memory {
         if is_on(Mutation::TakeOverByExpiryAlone) {
             return expires_at;
         }
+        self.kept_until(expires_at, client, ttl)
+    }
+
+    fn kept_until(&self, expires_at: i64, client: Option<ClientId>, ttl: i64) -> i64 {
         self.beat_of(client).map_or(expires_at, |beat_at| expires_at.max(beat_at + ttl))
     }
 
@@ -444,9 +477,10 @@ impl Memory {
 
     // ---- acquiring
 
-    /// Grants a claim that neither waits nor takes anything over. `Err(Some)`: refused.
-    fn take(&self, claim: &Claim, now: i64) -> Result<(FencingToken, Vec<Write>), Option<MustWait>> {
+    fn acquire(&self, claim: &Claim, now: i64) -> Result<Prepared, MustWait> {
         let name = &claim.name;
+        let granted = |token| Prepared::answer(Response::Acquired(Ok(token)));
+        let refused = || Ok(Prepared::answer(Response::Acquired(Err(self.holder_now(name, now)))));
         let mut row = self.leases.get(name).cloned().unwrap_or_else(Lease::free);
         // A claim that was granted before, by a request whose answer was lost, lasts anew. The same request may also come long after
         // the holding was extended: so nothing gets shorter.
@@ -454,25 +488,25 @@ impl Memory {
         let (ttl, expires_at) = (micros(claim.ttl), now + micros(claim.ttl));
         if row.holder == Holder::Lease(claim.id) {
             if self.is_lease_locked(name, Strength::Plain) {
-                return Err(Some(MustWait));
+                return Err(MustWait);
             }
-            let token = positive(row.token);
             let (client, ttl, expires_at) = (row.client.or(client), row.ttl.max(ttl), row.expires_at.max(expires_at));
-            return Ok((token, vec![Write::Lease(name.clone(), Lease { client, ttl, expires_at, ..row })]));
+            let longer = Lease { client, ttl, expires_at, ..row };
+            return Ok(granted(positive(longer.token)).write(Write::Lease(name.clone(), longer)));
         }
         if let Some(entry @ Entry { state: EntryState::Holding(token), .. }) =
             self.entries.get(&(name.clone(), claim.id))
         {
             if entry.owner.is_none() {
-                return Err(None);
+                return refused();
             }
             if self.is_locked(&Key::Entry(name.clone(), claim.id), Strength::Plain) {
-                return Err(Some(MustWait));
+                return Err(MustWait);
             }
             let (client, ttl, expires_at) =
                 (entry.client.or(client), entry.ttl.max(ttl), entry.expires_at.max(expires_at));
-            let entry = Entry { client, ttl, expires_at, ..entry.clone() };
-            return Ok((positive(*token), vec![Write::Entry(name.clone(), claim.id, Some(entry))]));
+            let longer = Entry { client, ttl, expires_at, ..entry.clone() };
+            return Ok(granted(positive(*token)).write(Write::Entry(name.clone(), claim.id, Some(longer))));
         }
         let expired = is_on(Mutation::AcquireExpired) && row.expires_at < now && matches!(row.holder, Holder::Lease(_));
         let is_vacant = row.holder == Holder::Nobody || expired;
@@ -490,40 +524,20 @@ impl Memory {
         let overtakes =
             is_on(Mutation::OvertakeQueue) || (is_on(Mutation::ReadersOvertake) && claim.mode == Mode::READ);
         if !has_room || (self.is_awaited(name, &row) && !overtakes) {
-            return Err(None);
+            return refused();
         }
         let strength = if row.holder == Holder::Entries { Strength::Plain } else { Strength::Ending };
         if self.is_lease_locked(name, strength) {
-            return Err(Some(MustWait));
+            return Err(MustWait);
         }
-        let (token, mut writes) = match claim.mode {
-            Mode::Exclusive => (row.grant(claim, now), Vec::new()),
+        let prepared = match claim.mode {
+            Mode::Exclusive => granted(row.grant(claim, now).token),
             Mode::Shared { .. } => {
-                row.token = row.next_token(now);
-                (row.holder, row.owner, row.client) = (Holder::Entries, None, None);
-                let entry = Entry {
-                    client: claim.is_kept.then_some(claim.client),
-                    owner: Some(claim.owner),
-                    is_kept: claim.is_kept,
-                    mode: claim.mode,
-                    state: EntryState::Holding(row.token),
-                    arrived: 0,
-                    ttl: micros(claim.ttl),
-                    expires_at: now + micros(claim.ttl),
-                };
-                (positive(row.token), vec![Write::Entry(name.clone(), claim.id, Some(entry))])
+                let (share, entry) = row.share(claim, now);
+                granted(share.token).write(Write::Entry(name.clone(), claim.id, Some(entry)))
             }
         };
-        writes.push(Write::Lease(name.clone(), row));
-        Ok((token, writes))
-    }
-
-    fn acquire(&self, claim: &Claim, now: i64) -> Result<Prepared, MustWait> {
-        match self.take(claim, now) {
-            Ok((token, writes)) => Ok(Prepared { writes, ..Prepared::answer(Response::Acquired(Ok(token))) }),
-            Err(None) => Ok(Prepared::answer(Response::Acquired(Err(self.holder_now(&claim.name, now))))),
-            Err(Some(wait)) => Err(wait),
-        }
+        Ok(prepared.write(Write::Lease(name.clone(), row)))
     }
 
     fn join(&self, claim: &Claim, now: i64) -> Prepared {
@@ -592,16 +606,7 @@ impl Memory {
         prepared.looks_afterwards = Some(name.clone());
         for Enqueue { claim, age } in added {
             let age = if is_on(Mutation::ForgetArrival) { 0 } else { micros(*age) };
-            let entry = Entry {
-                client: Some(claim.client),
-                owner: Some(claim.owner),
-                is_kept: claim.is_kept,
-                mode: claim.mode,
-                state: EntryState::Waiting,
-                arrived: now - age,
-                ttl: micros(claim.ttl),
-                expires_at: now + micros(GRANT),
-            };
+            let entry = Entry::new(claim, EntryState::Waiting, Some(claim.client), now - age, now + micros(GRANT));
             prepared = prepared.write(Write::Entry(name.clone(), claim.id, Some(entry)));
         }
         if writes_row {
@@ -665,14 +670,14 @@ impl Memory {
             if self.is_entry_locked(name, first.id) {
                 return answer(Released::Awaited);
             }
-            self.grant_row(&mut row, &first, first.ttl.min(GRANT), now);
-            let granted = Granted { id: first.id, token: positive(row.token) };
+            let keeper = first.client.filter(|_| first.is_kept);
+            let granted = row.grant_to(first.id, first.owner, keeper, first.ttl.min(GRANT), now);
             return ended(Released::ToEntry(granted), row).write(Write::Entry(name.clone(), first.id, None));
         }
         match &release.next {
             Some(claim) => {
-                let token = row.grant(claim, now);
-                ended(Released::ToNext(token), row)
+                let granted = row.grant(claim, now);
+                ended(Released::ToNext(granted.token), row)
             }
             None => {
                 row.end();
@@ -681,16 +686,7 @@ impl Memory {
         }
     }
 
-    /// Gives the row to an exclusive entry.
-    fn grant_row(&self, row: &mut Lease, entry: &EntryRow, ttl: Duration, now: i64) {
-        row.token = row.next_token(now);
-        row.holder = Holder::Lease(entry.id);
-        (row.owner, row.client) = (entry.owner, entry.client.filter(|_| entry.is_kept));
-        row.ttl = micros(ttl);
-        row.expires_at = now + row.ttl;
-    }
-
-    fn withdraw(&self, name: &LockName, id: LeaseId, _now: i64) -> Prepared {
+    fn withdraw(&self, name: &LockName, id: LeaseId) -> Prepared {
         let answer = |withdrawn| Prepared::answer(Response::Withdrawn(withdrawn));
         let row = self.leases.get(name).cloned();
         let holds = row.as_ref().is_some_and(|row| row.holder == Holder::Lease(id));
@@ -758,9 +754,7 @@ impl Memory {
     /// Locks the rows of a prepared eviction.
     pub(crate) fn prepare_evict(&mut self, by: TransactionId, name: &LockName, token: i64) -> Option<Prepared> {
         let prepared = self.evict(name, token)?;
-        for key in prepared.keys() {
-            self.locks.entry(key).or_default().exclusive = Some(by);
-        }
+        self.lock_rows(by, &prepared);
         Some(prepared)
     }
 
@@ -856,32 +850,16 @@ impl Memory {
                 return None;
             }
             HolderChange::Claim(claim) if claim.mode == Mode::Exclusive => {
-                granted.push(Granted { id: claim.id, token: row.grant(claim, now) });
+                granted.push(row.grant(claim, now));
             }
             HolderChange::Claim(claim) => {
-                row.token = row.next_token(now);
-                let entry = Entry {
-                    client: claim.is_kept.then_some(claim.client),
-                    owner: Some(claim.owner),
-                    is_kept: claim.is_kept,
-                    mode: claim.mode,
-                    state: EntryState::Holding(row.token),
-                    arrived: 0,
-                    ttl: micros(claim.ttl),
-                    expires_at: now + micros(claim.ttl),
-                };
-                (row.holder, row.client, row.owner) = (Holder::Entries, None, None);
-                granted.push(Granted { id: claim.id, token: positive(row.token) });
+                let (share, entry) = row.share(claim, now);
+                granted.push(share);
                 prepared = prepared.write(Write::Entry(name.clone(), claim.id, Some(entry)));
             }
             HolderChange::Exclusive(grantee) => {
                 let entry = waiting(grantee.id)?;
-                row.token = row.next_token(now);
-                row.holder = Holder::Lease(grantee.id);
-                (row.owner, row.client) = (entry.owner, entry.client.filter(|_| entry.is_kept));
-                row.ttl = micros(grantee.ttl);
-                row.expires_at = now + row.ttl;
-                granted.push(Granted { id: grantee.id, token: positive(row.token) });
+                granted.push(row.grant_to(grantee.id, entry.owner, entry.keeper(), grantee.ttl, now));
                 prepared = prepared.write(Write::Entry(name.clone(), grantee.id, None));
             }
             HolderChange::Shared(grantees) => {
@@ -892,8 +870,7 @@ impl Memory {
                     let state = EntryState::Holding(row.token);
                     granted.push(Granted { id: grantee.id, token: positive(row.token) });
                     let ttl = micros(grantee.ttl);
-                    let client = entry.client.filter(|_| entry.is_kept);
-                    let holding = Entry { state, client, ttl, expires_at: now + ttl, ..entry };
+                    let holding = Entry { state, client: entry.keeper(), ttl, expires_at: now + ttl, ..entry };
                     let kept = (!is_on(Mutation::DeleteShareOnGrant)).then_some(holding);
                     prepared = prepared.write(Write::Entry(name.clone(), grantee.id, kept));
                 }
