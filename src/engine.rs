@@ -232,7 +232,7 @@ impl Engine {
             state.withdraw(waiter.claim.id, now, waiter.lingers);
         }
         if let Some(refusal) = refusal {
-            self.actions.push(Action::Refused { waiter: id, refusal });
+            self.refuse(id, refusal);
         }
     }
 
@@ -658,7 +658,7 @@ impl Engine {
         let ttl = waiter.claim.ttl.min(GRANT);
         let (since, remaining) = if is_on(Mutation::CountFromNews) { (now, Some(ttl)) } else { (since, remaining) };
         let lasts = remaining.unwrap_or_default();
-        // An expiry that no heartbeat moves, or one that may have passed, is set anew before the waiter is told.
+        // Where no heartbeat moves the expiry, or the expiry may have passed, an extension sets it before the caller gets the lease.
         if !waiter.claim.is_kept || since + relied_on(lasts) <= now + ttl / 4 {
             waiter.state = WaiterState::Granted(token);
             return;
@@ -761,9 +761,7 @@ impl Engine {
                 self.handed_over(now, name, grant.id, grant.token, &granting);
             }
             Released::Awaited => {
-                if let HoldingState::Releasing { by_transition, .. } = &mut holding.state {
-                    *by_transition = next.is_none();
-                }
+                holding.release_by_transition(next.is_none());
                 state.is_wanted = true;
             }
             Released::Locked => {
@@ -834,8 +832,7 @@ impl Engine {
         };
         let withdrawal = &mut state.withdrawals[i];
         // An entry that joins late stands in the way of others until it is withdrawn again.
-        withdrawal.due = now + withdrawal.pause;
-        withdrawal.pause = (withdrawal.pause * 2).min(GRANT);
+        withdrawal.put_off(now, GRANT);
         if let Withdrawn::Gone { awaited } = withdrawn {
             if withdrawal.until.is_none_or(|until| until <= now) {
                 state.withdrawals.remove(i);
@@ -990,10 +987,8 @@ impl Engine {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
-        if let Some(holding) = given_up.and_then(|id| state.holding(id))
-            && let HoldingState::Releasing { by_transition, .. } = &mut holding.state
-        {
-            *by_transition = false;
+        if let Some(holding) = given_up.and_then(|id| state.holding(id)) {
+            holding.release_by_transition(false);
         }
         for waiter in &mut state.waiters {
             waiter.state = match waiter.state {
@@ -1021,9 +1016,8 @@ impl Engine {
                 // The row says otherwise: the plain release tells what has become of the holding.
                 if transition.given_up.is_none()
                     && let Some(holding) = given_up.and_then(|id| state.holding(id))
-                    && let HoldingState::Releasing { by_transition, .. } = &mut holding.state
                 {
-                    *by_transition = false;
+                    holding.release_by_transition(false);
                 }
                 let given_up = transition.given_up.map(|given| given.id);
                 let body = Request::Transition(transition);
@@ -1033,10 +1027,8 @@ impl Engine {
                 let remaining = if let Decision::Wait(remaining) = decision { remaining } else { None };
                 state.overtaken = 0;
                 state.poll_at = Some(now + remaining.map_or(POLL_FIRST, |remaining| remaining.min(POLL_FIRST)));
-                if let Some(holding) = given_up.and_then(|id| state.holding(id))
-                    && let HoldingState::Releasing { by_transition, .. } = &mut holding.state
-                {
-                    *by_transition = false;
+                if let Some(holding) = given_up.and_then(|id| state.holding(id)).filter(|holding| !holding.is_held()) {
+                    holding.release_by_transition(false);
                     holding.put_off(now);
                 }
                 if let Some(waiter) = tries {
@@ -1051,14 +1043,11 @@ impl Engine {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
+        let is_repeated = state.overtaken > 0;
         if let Some(holding) = given_up.and_then(|id| state.holding(id)) {
             // It may be fenced: the plain release tells.
-            if let HoldingState::Releasing { by_transition, .. } = &mut holding.state {
-                *by_transition = false;
-            }
-            if state.overtaken > 0
-                && let Some(holding) = given_up.and_then(|id| state.holding(id))
-            {
+            holding.release_by_transition(false);
+            if is_repeated {
                 holding.put_off(now);
             }
             state.overtaken += 1;
@@ -1130,8 +1119,7 @@ impl Engine {
             (Step::Acquire(id) | Step::Join(id), _) => refused.extend(state.waiter(id).map(|waiter| waiter.id)),
             (Step::Withdraw(id), _) => {
                 if let Some(withdrawal) = state.withdrawals.iter_mut().find(|withdrawal| withdrawal.id == id) {
-                    withdrawal.due = now + withdrawal.pause;
-                    withdrawal.pause = (withdrawal.pause * 2).min(Duration::from_secs(1));
+                    withdrawal.put_off(now, Duration::from_secs(1));
                 }
                 if is_on(Mutation::WithdrawOnce) {
                     state.withdrawals.retain(|withdrawal| withdrawal.id != id);

@@ -58,7 +58,7 @@ mutations! {
     ReadersOvertake,
     /// Permits are not added up.
     IgnorePermits,
-    /// A waiting client looks at the name only when it is told.
+    /// A waiting client reads the name only after a notification.
     NeverPoll,
     /// Dead waiting entries are granted the name.
     GrantToTheDead,

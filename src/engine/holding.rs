@@ -52,7 +52,7 @@ pub(super) struct Holding {
     pub(super) pause: Duration,
     /// A request about it may take effect late.
     pub(super) lingers: bool,
-    /// Leases that were given back while others share the holding. They are told once the store says that it stands.
+    /// Leases that were given back while others share the holding. Their verdict follows when the store says that the holding stands.
     pub(super) leaving: Vec<LeaseKey>,
     /// The store is being asked whether the holding stands, for so many of those.
     pub(super) asked: Option<usize>,
@@ -91,6 +91,13 @@ impl Holding {
     /// Takes the heartbeats so far into account for good: those of a later epoch do not count.
     pub(super) fn settle(&mut self, heartbeat: &Heartbeat) {
         self.deadline = self.deadline(heartbeat);
+    }
+
+    /// Sets whether the release waits for a decision from what is read, instead of a plain statement.
+    pub(super) fn release_by_transition(&mut self, by_it: bool) {
+        if let HoldingState::Releasing { by_transition, .. } = &mut self.state {
+            *by_transition = by_it;
+        }
     }
 
     /// Puts off the next statement about it, longer each time, but several come before its deadline.

@@ -38,7 +38,7 @@ pub(super) enum WaiterState {
     Refused,
     /// Its entry waits.
     Queued,
-    /// It was granted the name with this token, and the grant must be confirmed before it is told.
+    /// The store granted it the name with this token. The grant must be confirmed before the caller hears of it.
     Granted(FencingToken),
 }
 
@@ -95,6 +95,14 @@ pub(super) struct Withdrawal {
     pub(super) until: Option<Moment>,
 }
 
+impl Withdrawal {
+    /// Sets when it is repeated: later each time, at most after `longest`.
+    pub(super) fn put_off(&mut self, now: Moment, longest: Duration) {
+        self.due = now + self.pause;
+        self.pause = (self.pause * 2).min(longest);
+    }
+}
+
 /// Why the next statement is sent.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
@@ -118,8 +126,7 @@ pub(super) enum Step {
 }
 
 pub(super) struct Name {
-    /// In the order of their arrival. Those who only try come first: a try that meets others who wait is refused, unless its owner
-    /// was given.
+    /// In the order of their arrival. Tries come first: a try is refused while others wait, unless its owner was given.
     pub(super) waiters: VecDeque<Waiter>,
     /// How many of them have an owner that was given.
     pub(super) reentering: usize,
@@ -135,7 +142,7 @@ pub(super) struct Name {
     pub(super) is_wanted: bool,
     /// How often in a row a decision was overtaken.
     pub(super) overtaken: u32,
-    /// Those who wait send nothing before.
+    /// No statement for a waiter is sent before.
     pub(super) ask_at: Moment,
 }
 
@@ -184,8 +191,8 @@ impl Name {
         self.foremost().any(|waiter| waiter.id == id && waiter.tries())
     }
 
-    /// Those who may have an entry in the store, and all if some have an owner that was given. The work per answer does not grow with
-    /// those who wait behind them.
+    /// The waiters that may have an entry in the store; all waiters, if some have an owner that was given. The work per answer does not
+    /// grow with the number of waiters behind them.
     pub(super) fn foremost(&mut self) -> impl Iterator<Item = &mut Waiter> {
         let most = if self.reentering > 0 { usize::MAX } else { 2 * ENTRIES };
         self.waiters.iter_mut().take(most)
@@ -236,38 +243,8 @@ impl Name {
         if self.is_busy {
             return None;
         }
-        let first = self.waiters.iter().position(|waiter| !waiter.tries()).map(|i| self.waiters[i].clone());
-        for holding in self.holdings.clone() {
-            if holding.again_at > now {
-                continue;
-            }
-            let (id, token) = (holding.id(), holding.token);
-            match &holding.state {
-                HoldingState::Releasing { by_transition: true, .. } => {
-                    return Some((
-                        Step::Read { given_up: Some(id) },
-                        Request::Read { name: name.clone(), limit: LIMIT },
-                    ));
-                }
-                HoldingState::Releasing { keep_for, .. } => {
-                    let is_alone =
-                        holding.claim.mode == Mode::Exclusive && self.holdings.len() == 1 && keep_for.is_zero();
-                    let next = first
-                        .filter(|_| is_alone && !self.is_wanted)
-                        .filter(Waiter::can_follow)
-                        .map(|waiter| waiter.claim);
-                    // The entry of the next waiter here takes its turn among those of other clients.
-                    if is_alone
-                        && next.is_none()
-                        && let Some(enqueue) = self.enqueue(now)
-                    {
-                        return Some(enqueue);
-                    }
-                    let release = Release { name: name.clone(), id, token, keep_for: *keep_for, next };
-                    return Some((Step::Release(id), Request::Release(release)));
-                }
-                HoldingState::Held(_) => {}
-            }
+        if let Some(holding) = self.holdings.iter().find(|holding| !holding.is_held() && holding.again_at <= now) {
+            return Some(self.give_back(name, now, holding));
         }
         // What follows may give the name to other clients: those who came earlier here take their turns among them.
         let serves =
@@ -280,17 +257,36 @@ impl Name {
             return Some((Step::Withdraw(id), Request::Withdraw { name: name.clone(), id }));
         }
         if self.read_at.is_some_and(|due| due <= now) {
-            return Some((Step::Read { given_up: None }, Request::Read { name: name.clone(), limit: LIMIT }));
+            return Some(read(name, None));
         }
         if let Some(step) = self.ask(name, now) {
             return Some(step);
         }
         let due = |holding: &&Holding| holding.extend_at.is_some_and(|at| at.max(holding.again_at) <= now);
         self.holdings.iter().find(due).map(|holding| {
-            let Claim { name, id, client, ttl, is_kept, .. } = holding.claim.clone();
-            let extension = Extension { name, id, token: holding.token, ttl, client: is_kept.then_some(client) };
-            (Step::Extend(holding.id()), Request::Extend(extension))
+            (Step::Extend(holding.id()), Request::Extend(Extension::to_claim(&holding.claim, holding.token)))
         })
+    }
+
+    /// The statement that ends a holding.
+    fn give_back(&self, name: &LockName, now: Moment, holding: &Holding) -> (Step, Request) {
+        let (id, token) = (holding.id(), holding.token);
+        let keep_for = match holding.state {
+            HoldingState::Releasing { by_transition: false, keep_for, .. } => keep_for,
+            _ => return read(name, Some(id)),
+        };
+        let is_alone = holding.claim.mode == Mode::Exclusive && self.holdings.len() == 1 && keep_for.is_zero();
+        let first = self.waiters.iter().find(|waiter| !waiter.tries());
+        let next = first.filter(|waiter| is_alone && !self.is_wanted && waiter.can_follow());
+        // The entry of the next waiter here takes its turn among those of other clients.
+        if is_alone
+            && next.is_none()
+            && let Some(enqueue) = self.enqueue(now)
+        {
+            return enqueue;
+        }
+        let next = next.map(|waiter| waiter.claim.clone());
+        (Step::Release(id), Request::Release(Release { name: name.clone(), id, token, keep_for, next }))
     }
 
     /// The statement that those who wait need.
@@ -299,13 +295,12 @@ impl Name {
             return None;
         }
         // Neither a grant to be confirmed nor a holding of the same owner elsewhere waits for those who came earlier.
-        if let Some(waiter) = self.foremost().find(|waiter| matches!(waiter.state, WaiterState::Granted(_))) {
-            let WaiterState::Granted(token) = waiter.state else {
-                return None;
-            };
-            let Claim { name, id, client, ttl, is_kept, .. } = waiter.claim.clone();
-            let extension = Extension { name, id, token, ttl, client: is_kept.then_some(client) };
-            return Some((Step::Extend(id), Request::Extend(extension)));
+        let confirmed = self.foremost().find_map(|waiter| match waiter.state {
+            WaiterState::Granted(token) => Some(Extension::to_claim(&waiter.claim, token)),
+            _ => None,
+        });
+        if let Some(extension) = confirmed {
+            return Some((Step::Extend(extension.id), Request::Extend(extension)));
         }
         if let Some(waiter) = self.foremost().find(|waiter| waiter.may_join && !waiter.is_queued()) {
             return Some((Step::Join(waiter.claim.id), Request::Join(waiter.claim.clone())));
@@ -322,7 +317,7 @@ impl Name {
             WaiterState::New => Some((Step::Acquire(id), Request::Acquire(claim))),
             WaiterState::Refused if first.tries() => {
                 self.read_at = Some(now);
-                Some((Step::Read { given_up: None }, Request::Read { name: name.clone(), limit: LIMIT }))
+                Some(read(name, None))
             }
             WaiterState::Refused => self.enqueue(now),
             WaiterState::Granted(_) => None,
@@ -357,7 +352,7 @@ impl Name {
         (!entries.is_empty()).then_some((Step::Enqueue, Request::Enqueue(entries)))
     }
 
-    /// Reads the name again, later each time that it was in vain.
+    /// Sets when the name is read again: later after each decision that was overtaken.
     pub(super) fn read_again(&mut self, now: Moment) {
         self.overtaken += 1;
         let pause = BETWEEN_TRIES * 2_u32.pow(self.overtaken.min(6)) / 2;
@@ -375,4 +370,8 @@ impl Name {
         let asks = (!self.waiters.is_empty()).then_some(self.ask_at);
         holdings.chain(withdrawals).chain(asks).chain(self.read_at).chain(polls).filter(move |_| is_idle)
     }
+}
+
+fn read(name: &LockName, given_up: Option<LeaseId>) -> (Step, Request) {
+    (Step::Read { given_up }, Request::Read { name: name.clone(), limit: LIMIT })
 }

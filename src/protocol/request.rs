@@ -121,6 +121,14 @@ pub(crate) struct Grantee {
     pub(crate) ttl: Duration,
 }
 
+impl Extension {
+    /// Gives a holding what its claim asks for.
+    pub(crate) fn to_claim(claim: &Claim, token: FencingToken) -> Self {
+        let Claim { name, id, client, ttl, is_kept, .. } = claim.clone();
+        Self { name, id, token, ttl, client: is_kept.then_some(client) }
+    }
+}
+
 /// A new end for a holding.
 #[derive(Clone, Debug)]
 pub(crate) struct Extension {

@@ -1,9 +1,7 @@
 //! What must be true whatever happens.
 
-use std::collections::BTreeMap;
-
 use crate::backend::memory::End;
-use crate::engine::{LeaseKey, Verdict};
+use crate::engine::Verdict;
 use crate::error::LossCause;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -25,8 +23,8 @@ pub(super) struct Belief {
 }
 
 /// Two beliefs in one name that exclude each other, or more units than there are permits.
-pub(super) fn exclusion(now: u64, beliefs: &BTreeMap<(usize, LeaseKey), Belief>) -> Result<(), String> {
-    let held: Vec<&Belief> = beliefs.values().filter(|belief| belief.until > now).collect();
+pub(super) fn exclusion<'a>(now: u64, beliefs: impl Iterator<Item = &'a Belief>) -> Result<(), String> {
+    let held: Vec<&Belief> = beliefs.filter(|belief| belief.until > now).collect();
     for (i, a) in held.iter().enumerate() {
         for b in &held[i + 1..] {
             if a.name != b.name || a.owner == b.owner {
@@ -60,10 +58,10 @@ pub(super) fn verdict(
     let taken_at = end.filter(|(end, _)| *end != End::Released).map(|(_, at)| at);
     match verdict {
         Verdict::Kept if taken_at.is_some_and(|at| at < asked_at) => {
-            Err(format!("the release of {name}, token {token}, is told Ok, but it was {end:?}"))
+            Err(format!("the release of {name}, token {token}, ended with Ok, although it was {end:?}"))
         }
         Verdict::Lost(LossCause::Superseded) if taken_at.is_none() => {
-            Err(format!("the release of {name}, token {token}, is told Lost, but it was {end:?}"))
+            Err(format!("the release of {name}, token {token}, ended with Lost, although it was {end:?}"))
         }
         _ => Ok(()),
     }

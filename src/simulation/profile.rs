@@ -7,7 +7,7 @@ pub(super) struct Profile {
     pub(super) names: u64,
     /// The store marks that somebody waits (PostgreSQL).
     pub(super) marks: bool,
-    /// Clients are told of grants.
+    /// The store notifies clients of grants.
     pub(super) notifies: bool,
     pub(super) lost_requests: u64,
     pub(super) lost_replies: u64,

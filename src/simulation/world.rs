@@ -498,9 +498,8 @@ impl World {
             }
         }
         // An eviction is forced upon its holder, which hears of it later.
-        let mut beliefs = self.beliefs.clone();
-        beliefs.retain(|key, _| !self.evicted.contains_key(key));
-        if let Err(violation) = checker::exclusion(self.now, &beliefs) {
+        let beliefs = self.beliefs.iter().filter(|(key, _)| !self.evicted.contains_key(key)).map(|(_, belief)| belief);
+        if let Err(violation) = checker::exclusion(self.now, beliefs) {
             self.violate(violation);
         }
     }
