@@ -456,7 +456,7 @@ impl Engine {
         let Answer { sent_at, may_linger, result } = answer;
         let sent_at = if is_on(Mutation::CountFromAnswer) { now } else { sent_at };
         if may_linger {
-            self.mark_lingering(&name, &body);
+            self.mark_lingering(now, &name, &body);
         }
         let granting = |token, ttl| Granting { token, since: sent_at, lasts: ttl, ttl, epoch, may_linger };
         match (result, step, body) {
@@ -541,7 +541,7 @@ impl Engine {
     }
 
     /// Notes that a request about these acquisitions may take effect late.
-    fn mark_lingering(&mut self, name: &LockName, body: &Request) {
+    fn mark_lingering(&mut self, now: Moment, name: &LockName, body: &Request) {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -559,11 +559,7 @@ impl Engine {
             if let Some(waiter) = state.waiter(id) {
                 waiter.lingers = true;
             } else if !is_on(Mutation::ForgetUnknown) {
-                state.withdraw(
-                    id,
-                    state.withdrawals.iter().find(|w| w.id == id).map_or(Moment::from_nanos(0), |w| w.due),
-                    true,
-                );
+                state.withdraw(id, now, true);
             }
         }
     }
@@ -1110,7 +1106,7 @@ impl Engine {
 
     /// A request was not answered.
     fn failed(&mut self, now: Moment, name: &LockName, step: Step, body: Request, failure: Failure) {
-        self.mark_lingering(name, &body);
+        self.mark_lingering(now, name, &body);
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
