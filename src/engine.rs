@@ -567,7 +567,6 @@ impl Engine {
     /// A claim of this client was granted. Somebody still waits for it, or it is being withdrawn.
     fn granted(&mut self, now: Moment, name: &LockName, id: LeaseId, granting: Granting) {
         let Granting { token, since, lasts, ttl, epoch, may_linger } = granting;
-        let new_id = self.new_id();
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -580,11 +579,7 @@ impl Engine {
         let deadline = since + relied_on(lasts);
         if deadline <= now + ttl / 4 && !is_on(Mutation::UseLateGrant) {
             // The lease is over, or will be before a heartbeat can keep it. The waiter keeps its turn and asks anew.
-            let lingers = may_linger || state.waiters[i].lingers;
-            state.withdraw(id, now, lingers);
-            let waiter = &mut state.waiters[i];
-            (waiter.claim.id, waiter.state, waiter.lingers) = (new_id, WaiterState::New, false);
-            return;
+            return self.requeue(now, name, id, WaiterState::New, may_linger);
         }
         let Some(waiter) = state.remove_waiter(i) else {
             return;
@@ -876,24 +871,26 @@ impl Engine {
                 Presence::Holding { token, remaining } => {
                     self.granted_by_other(now, name, *id, token, (sent_at, remaining), epoch);
                 }
-                Presence::Waiting { .. } if waiter.may_join => self.requeue(now, name, *id),
+                Presence::Waiting { .. } if waiter.may_join => {
+                    self.requeue(now, name, *id, WaiterState::Refused, false)
+                }
                 Presence::Waiting { .. } => waiter.state = WaiterState::Queued,
                 // The entry has expired, or its grant has. The waiter keeps its turn and joins anew.
-                Presence::None => self.requeue(now, name, *id),
+                Presence::None => self.requeue(now, name, *id, WaiterState::Refused, false),
             }
         }
     }
 
-    /// A queued waiter asks in another way; its entry is withdrawn, and its claim gets another identity.
-    fn requeue(&mut self, now: Moment, name: &LockName, id: LeaseId) {
+    /// A waiter asks anew: what the store knows of its claim is withdrawn, and the claim gets another identity.
+    fn requeue(&mut self, now: Moment, name: &LockName, id: LeaseId, state: WaiterState, may_linger: bool) {
         let new_id = self.new_id();
-        let Some(state) = self.names.get_mut(name) else {
+        let Some(queue) = self.names.get_mut(name) else {
             return;
         };
-        if let Some(waiter) = state.waiter(id) {
-            let lingers = std::mem::take(&mut waiter.lingers);
-            (waiter.claim.id, waiter.state) = (new_id, WaiterState::Refused);
-            state.withdraw(id, now, lingers);
+        if let Some(waiter) = queue.waiter(id) {
+            let lingers = std::mem::take(&mut waiter.lingers) || may_linger;
+            (waiter.claim.id, waiter.state) = (new_id, state);
+            queue.withdraw(id, now, lingers);
         }
     }
 
@@ -967,7 +964,7 @@ impl Engine {
             }
         }
         for id in vanished {
-            self.requeue(now, name, id);
+            self.requeue(now, name, id, WaiterState::Refused, false);
         }
         for (id, token, remaining) in granted {
             self.granted_by_other(now, name, id, token, (sent_at, remaining), epoch);
@@ -1074,7 +1071,7 @@ impl Engine {
             return match extended {
                 Extended::Done => self.granted(now, name, id, granting),
                 Extended::Locked => state.ask_at = now + WHILE_LOCKED,
-                Extended::NotHeld => self.requeue(now, name, id),
+                Extended::NotHeld => self.requeue(now, name, id, WaiterState::Refused, false),
             };
         }
         let Some(holding) = state.holding(id) else {
@@ -1123,7 +1120,8 @@ impl Engine {
             }
             (Step::Release(id), Request::Release(release)) => {
                 if let Some(next) = release.next.as_ref().map(|claim| claim.id) {
-                    self.requeue_new(now, name, next);
+                    // It may have been granted the name.
+                    self.requeue(now, name, next, WaiterState::New, true);
                 }
                 self.conclude(now, name, Some(id), Verdict::Failed(failure.clone()));
             }
@@ -1148,20 +1146,6 @@ impl Engine {
             let known = self.names.get_mut(name).into_iter().flat_map(|state| &mut state.waiters);
             known.filter(|known| known.id == waiter).for_each(|known| known.lingers = true);
             self.leave(now, waiter, Some(Refusal::Failed(failure.clone())));
-        }
-    }
-
-    /// A claim may have been granted by a request that was not answered: its waiter asks under another identity.
-    fn requeue_new(&mut self, now: Moment, name: &LockName, id: LeaseId) {
-        let new_id = self.new_id();
-        let Some(state) = self.names.get_mut(name) else {
-            return;
-        };
-        if let Some(waiter) = state.waiter(id) {
-            (waiter.claim.id, waiter.state, waiter.lingers) = (new_id, WaiterState::New, false);
-        }
-        if !is_on(Mutation::ForgetUnknown) {
-            state.withdraw(id, now, true);
         }
     }
 }
