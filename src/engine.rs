@@ -17,29 +17,33 @@
 //! - Every verdict follows from an answer of the store, never from how often a request was sent.
 
 mod action;
+mod amendment;
 mod heartbeat;
 mod holding;
 mod name;
-mod policy;
+pub(crate) mod policy;
+mod transfer;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use action::{
-    Action, Answer, Event, Failure, Grant, LeaseKey, Patience, Refusal, RequestId, Verdict, WaiterId, Wish,
+    Action, Amendment, Answer, Event, Exported, Failure, Grant, LeaseKey, NotAmended, Patience, Refusal, RequestId,
+    Verdict, WaiterId, Wish,
 };
 use heartbeat::{Epoch, Heartbeat};
 use holding::{Holding, HoldingState, LocalLease, relied_on};
-use name::{Name, Step, Waiter, WaiterState};
+use name::{FIRST_PAUSE, Name, Step, Waiter, WaiterState};
 use policy::{Decision, decide};
 
 use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::timing::GRANT;
+use crate::protocol::timing::{BEAT, GRANT};
 use crate::protocol::{
-    Claim, ClientId, Extended, Holder, HolderChange, HolderNow, Joined, LeaseId, Mode, Polled, Presence, Queue,
+    Amended, Claim, ClientId, Holder, HolderChange, HolderNow, Joined, Keeper, LeaseId, Mode, Polled, Presence, Queue,
     Released, Request, Response, Withdrawn,
 };
 use crate::token::FencingToken;
@@ -48,8 +52,15 @@ use crate::token::FencingToken;
 const POLL_FIRST: Duration = Duration::from_millis(100);
 const POLL_OTHERS: Duration = Duration::from_millis(250);
 
+/// How often a release is repeated that the store leaves without effect.
+pub(crate) const IGNORED: u32 = 16;
+
 /// When the TTL of a grant by another client is raised. A lease that is released earlier saves the statement.
 const RAISE_AFTER: Duration = Duration::from_millis(200);
+
+/// How long the answer to a heartbeat may take at least, and at most.
+const SHORTEST_PATIENCE: Duration = Duration::from_millis(100);
+const LONGEST_PATIENCE: Duration = Duration::from_secs(4);
 
 /// When a statement is repeated that met a locked row.
 const WHILE_LOCKED: Duration = Duration::from_millis(50);
@@ -69,6 +80,8 @@ struct InFlight {
 /// See the [module](self).
 pub(crate) struct Engine {
     heartbeat: Heartbeat,
+    /// The client in words.
+    holder: Arc<str>,
     names: BTreeMap<LockName, Name>,
     waiters: HashMap<WaiterId, LockName>,
     leases: HashMap<LeaseKey, (LockName, LeaseId)>,
@@ -99,10 +112,12 @@ struct Granting {
 }
 
 impl Engine {
-    /// An engine for a client without a row. `first_id` is random: it begins the identities of all acquisitions.
-    pub(crate) fn new(client: ClientId, first_id: LeaseId) -> Self {
+    /// An engine for a client without a row, which `holder` names for people. `first_id` is random: it begins the identities of all
+    /// acquisitions.
+    pub(crate) fn new(client: ClientId, holder: Arc<str>, first_id: LeaseId) -> Self {
         Self {
             heartbeat: Heartbeat::new(client),
+            holder,
             names: BTreeMap::new(),
             waiters: HashMap::new(),
             leases: HashMap::new(),
@@ -123,6 +138,11 @@ impl Engine {
         self.expire(now);
         match event {
             Event::Acquire { waiter, wish } => self.acquire(now, waiter, wish),
+            Event::Resume { waiter, wish, exported } => self.resume(now, waiter, wish, exported),
+            Event::Amend { lease, amendment } => self.amend(now, lease, amendment),
+            Event::Export { lease } => self.export(now, lease, None),
+            Event::Delivered { lease, exported } => self.delivered(now, lease, exported),
+            Event::HandBack { lease, exported } => self.hand_back(now, lease, exported),
             Event::Cancel { waiter } => {
                 if let Some(name) = self.waiters.get(&waiter).cloned() {
                     self.leave(now, waiter, None);
@@ -137,6 +157,7 @@ impl Engine {
                     self.advance(now, &name);
                 }
             }
+            Event::Doubted { name } => self.doubt(now, &name),
             Event::Tick => {}
             Event::Close => self.close(now),
         }
@@ -155,17 +176,44 @@ impl Engine {
         timer.into_iter().chain(patience).chain(self.heartbeat.due()).min()
     }
 
+    /// How long the answer to a heartbeat may take: there must be time for another one before any lease ends.
+    pub(crate) fn heartbeat_patience(&self) -> Duration {
+        (self.shortest().unwrap_or(BEAT) / 4).clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE)
+    }
+
     /// Until when the holder of a lease may rely on it. `None`: it has ended.
     pub(crate) fn deadline(&self, lease: LeaseKey) -> Option<Moment> {
         let (name, id) = self.leases.get(&lease)?;
         let holding = self.names.get(name)?.holdings.iter().find(|holding| holding.id() == *id)?;
-        Some(holding.deadline(&self.heartbeat))
+        let HoldingState::Held(leases) = &holding.state else {
+            return None;
+        };
+        let ends = leases.iter().find(|local| local.key == lease)?.ends;
+        let deadline = holding.deadline(&self.heartbeat);
+        Some(ends.map_or(deadline, |ends| ends.min(deadline)))
+    }
+
+    /// How a waiter stands: the identity of its claim, and how many wait before it in this process.
+    pub(crate) fn position(&self, waiter: WaiterId) -> Option<(LeaseId, usize)> {
+        let waiters = &self.names.get(self.waiters.get(&waiter)?)?.waiters;
+        let ahead = waiters.iter().position(|other| other.id == waiter)?;
+        Some((waiters[ahead].claim.id, ahead))
     }
 
     /// Whether nothing is held, wanted or on its way.
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
         self.names.is_empty() && self.in_flight.is_empty() && self.waiters.is_empty() && self.leases.is_empty()
+    }
+
+    /// Looks every holding of a name up.
+    fn doubt(&mut self, now: Moment, name: &LockName) {
+        for holding in self.names.get_mut(name).into_iter().flat_map(|state| &mut state.holdings) {
+            holding.settle(&self.heartbeat);
+            holding.epoch = Epoch::default();
+            holding.is_doubted = true;
+        }
+        self.advance(now, name);
     }
 
     // ---- what callers do
@@ -181,7 +229,9 @@ impl Engine {
         // A holding that no heartbeat keeps, and that is about to end, is not entered any more.
         let lasts = |h: &Holding| h.is_kept || h.deadline > now + ttl.min(h.ttl) / 4;
         let entered = state.holdings.iter_mut().find(|h| h.is_held() && h.claim.owner == owner && lasts(h));
-        if reenters && let Some(holding) = entered {
+        // While a holding is converted nobody enters it: what it will be is not known yet.
+        let is_converting = entered.as_ref().is_some_and(|holding| holding.is_converting());
+        if reenters && let Some(holding) = entered.filter(|_| !is_converting) {
             match (holding.claim.mode, mode) {
                 (Mode::Exclusive, _) | (Mode::READ, Mode::READ) => {
                     holding.want(now, ttl, is_kept);
@@ -196,10 +246,11 @@ impl Engine {
         }
         let is_try = matches!(patience, Patience::Try(_));
         let waits = state.waiters.iter().any(|waiter| !waiter.tries());
-        if is_try && (state.is_held_alone() || (!reenters && (state.is_taken(mode) || waits))) {
+        if is_try && !is_converting && (state.is_held_alone() || (!reenters && (state.is_taken(mode) || waits))) {
             return self.refuse(id, Refusal::Held);
         }
-        let claim = Claim { name: name.clone(), id: claim_id, owner, client, is_kept, mode, ttl, label };
+        let holder = self.holder.clone();
+        let claim = Claim { name: name.clone(), id: claim_id, owner, client, is_kept, mode, ttl, holder, label };
         let waiter = Waiter {
             id,
             claim,
@@ -211,6 +262,8 @@ impl Engine {
             lingers: false,
             // The first learns of the owner when it is refused.
             may_join: reenters && !state.waiters.is_empty(),
+            resumes: None,
+            ask_at: now,
         };
         self.patience.extend(waiter.ends_at().map(|at| (at, id)));
         state.push_waiter(waiter);
@@ -227,9 +280,16 @@ impl Engine {
             && let Some(i) = state.waiters.iter().position(|waiter| waiter.id == id)
             && let Some(waiter) = state.remove_waiter(i)
             && !is_on(Mutation::LeaveEntry)
-            && (waiter.leaves_traces() || state.is_busy)
         {
-            state.withdraw(waiter.claim.id, now, waiter.lingers);
+            match waiter.resumes {
+                // Another may resume the lease.
+                Some(exported) if waiter.adopts() => {
+                    let lingers = waiter.lingers || state.is_busy;
+                    state.detach(&waiter.claim, exported.token, Some(exported.id), now, lingers);
+                }
+                _ if waiter.leaves_traces() || state.is_busy => state.withdraw(waiter.claim.id, now, waiter.lingers),
+                _ => {}
+            }
         }
         if let Some(refusal) = refusal {
             self.refuse(id, refusal);
@@ -242,7 +302,9 @@ impl Engine {
 
     fn release(&mut self, now: Moment, lease: LeaseKey, keep_for: Duration) {
         let Some((name, id)) = self.leases.remove(&lease) else {
-            return;
+            // It was lost just before, and its holder may wait for a verdict.
+            let verdict = Verdict::Lost(LossCause::Expired);
+            return self.actions.push(Action::Released { lease, verdict });
         };
         let Some(holding) = self.names.get_mut(&name).and_then(|state| state.holding(id)) else {
             return;
@@ -346,6 +408,9 @@ impl Engine {
         for lease in holding.leaving {
             self.actions.push(Action::Released { lease, verdict: Verdict::Lost(cause) });
         }
+        for amending in holding.amendments {
+            self.actions.push(Action::Amended { lease: amending.lease, result: Err(NotAmended::Lost(cause)) });
+        }
         match holding.state {
             HoldingState::Held(leases) => {
                 for lease in leases {
@@ -380,7 +445,8 @@ impl Engine {
     fn shortest(&self) -> Option<Duration> {
         let of_name = |state: &Name| {
             let held = state.holdings.iter().filter(|holding| holding.is_kept).map(|holding| holding.ttl).min();
-            held.into_iter().chain(state.has_entries().then_some(GRANT)).min()
+            let detaching = state.detachments.iter().map(|detachment| detachment.ttl);
+            held.into_iter().chain(state.has_entries().then_some(GRANT)).chain(detaching).min()
         };
         self.names.values().filter_map(of_name).min()
     }
@@ -466,15 +532,18 @@ impl Engine {
             }
             (Ok(Response::Acquired(Err(holder))), Step::Acquire(id), _) => self.refused(now, &name, id, holder),
             (Ok(Response::Joined(Joined::Done(token))), Step::Join(id), Request::Join(claim)) => {
-                if let Some(waiter) = self.names.get_mut(&name).and_then(|state| state.waiter(id)) {
-                    waiter.claim.mode = Mode::Exclusive;
+                if self.joined_as_exported(now, &name, id, token) {
+                    if let Some(waiter) = self.names.get_mut(&name).and_then(|state| state.waiter(id)) {
+                        waiter.claim.mode = Mode::Exclusive;
+                    }
+                    self.granted(now, &name, id, granting(token, claim.ttl));
+                    let holding = self.names.get_mut(&name).and_then(|state| state.holding(id));
+                    holding.into_iter().for_each(|holding| holding.is_joined = true);
                 }
-                self.granted(now, &name, id, granting(token, claim.ttl));
             }
-            (Ok(Response::Joined(Joined::Locked)), ..) => {
-                if let Some(state) = self.names.get_mut(&name) {
-                    state.ask_at = now + WHILE_LOCKED;
-                }
+            (Ok(Response::Joined(Joined::Locked)), Step::Join(id), _) => {
+                let waiter = self.names.get_mut(&name).and_then(|state| state.waiter(id));
+                waiter.into_iter().for_each(|waiter| waiter.ask_at = now + WHILE_LOCKED);
             }
             (Ok(Response::Joined(Joined::NotHeld)), Step::Join(id), _) => self.not_joined(now, &name, id),
             (Ok(Response::Enqueued(holder)), Step::Enqueue, Request::Enqueue(entries)) => {
@@ -515,9 +584,13 @@ impl Engine {
                 }
             }
             (Ok(Response::Extended(extended)), Step::Extend(id), Request::Extend(extension)) => {
-                let is_kept = extension.client.is_some();
-                self.extended(now, &name, id, is_kept, granting(extension.token, extension.ttl), extended);
+                let is_kept = matches!(extension.keeper, Keeper::Client(_));
+                self.extended(now, &name, id, is_kept, granting(extension.token, extension.lasts), extended);
             }
+            (Ok(Response::Extended(a) | Response::Downgraded(a) | Response::Raised(a)), Step::Amend(id), _) => {
+                self.amended(now, &name, id, sent_at, a);
+            }
+            (Ok(Response::Extended(amended)), Step::Detach(id), _) => self.detached(now, &name, id, Some(amended)),
             (Ok(_), ..) => {}
         }
         self.advance(now, &name);
@@ -555,6 +628,12 @@ impl Engine {
             },
             _ => Vec::new(),
         };
+        if let Request::Extend(extension) = body {
+            let waiter = extension.renamed.and_then(|id| state.waiter(id));
+            waiter.into_iter().for_each(|waiter| waiter.lingers = true);
+            let holding = extension.id.and_then(|id| state.holding(id));
+            holding.into_iter().for_each(|holding| holding.lingers = true);
+        }
         for id in ids {
             if let Some(waiter) = state.waiter(id) {
                 waiter.lingers = true;
@@ -578,7 +657,13 @@ impl Engine {
         };
         let deadline = since + relied_on(lasts);
         if deadline <= now + ttl / 4 && !is_on(Mutation::UseLateGrant) {
-            // The lease is over, or will be before a heartbeat can keep it. The waiter keeps its turn and asks anew.
+            // The lease is over, or will be before a heartbeat can keep it. A waiter keeps its turn and asks anew.
+            let waiter = &state.waiters[i];
+            if waiter.tries() && !waiter.adopts() {
+                let waiter = waiter.id;
+                state.withdraw(id, now, may_linger);
+                return self.leave(now, waiter, Some(Refusal::TooLate));
+            }
             return self.requeue(now, name, id, WaiterState::New, may_linger);
         }
         let Some(waiter) = state.remove_waiter(i) else {
@@ -587,10 +672,15 @@ impl Engine {
         self.waiters.remove(&waiter.id);
         let extend_at = (ttl < waiter.claim.ttl).then(|| now + RAISE_AFTER);
         let is_kept = waiter.claim.is_kept;
+        let is_adopted = waiter.adopts();
         let mut holding = Holding {
             claim: waiter.claim,
             is_kept,
             token,
+            former_tokens: Vec::new(),
+            is_joined: false,
+            is_adopted,
+            is_doubted: false,
             state: HoldingState::Held(Vec::new()),
             ttl,
             deadline,
@@ -598,7 +688,9 @@ impl Engine {
             extend_at,
             again_at: now,
             pause: Duration::from_millis(50),
+            ignored: 0,
             lingers: waiter.lingers || may_linger,
+            amendments: VecDeque::new(),
             leaving: Vec::new(),
             asked: None,
         };
@@ -608,27 +700,43 @@ impl Engine {
         let grant = enter(&mut holding, now, waiter.max_hold, &mut self.next_lease);
         self.leases.insert(grant.lease, (name.clone(), id));
         self.actions.push(Action::Granted { waiter: waiter.id, grant });
-        // Others of the same owner enter as well.
-        let owner = holding.claim.owner;
-        while holding.claim.mode == Mode::Exclusive
-            && let Some(other) = state.remove_waiter_of(owner)
-        {
-            if other.leaves_traces() {
-                state.withdraw(other.claim.id, now, other.lingers);
-            }
-            self.waiters.remove(&other.id);
-            holding.want(now, other.claim.ttl, other.claim.is_kept);
-            let grant = enter(&mut holding, now, other.max_hold, &mut self.next_lease);
-            self.leases.insert(grant.lease, (name.clone(), id));
-            self.actions.push(Action::Granted { waiter: other.id, grant });
-        }
         let alone = holding.claim.mode == Mode::Exclusive;
         state.holdings.push(holding);
+        self.admit(now, name, id);
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
         let is_taken = |mode| mode == Mode::Exclusive || alone;
         let refused: Vec<WaiterId> =
             state.foremost().filter(|w| w.tries() && is_taken(w.claim.mode)).map(|w| w.id).collect();
         for waiter in refused {
             self.leave(now, waiter, Some(Refusal::Held));
+        }
+    }
+
+    /// Lets other waiters of the owner enter an exclusive holding.
+    pub(super) fn admit(&mut self, now: Moment, name: &LockName, id: LeaseId) {
+        while let Some(state) = self.names.get_mut(name)
+            && let Some(i) = state.holdings.iter().position(|h| h.id() == id && h.can_be_entered())
+            && let Some(other) = state.remove_waiter_of(state.holdings[i].claim.owner)
+        {
+            if other.leaves_traces() || state.is_busy {
+                state.withdraw(other.claim.id, now, other.lingers);
+            }
+            self.waiters.remove(&other.id);
+            let token = state.holdings[i].token;
+            match other.resumes {
+                Some(exported) if exported.token != token => {
+                    self.actions.push(Action::Refused { waiter: other.id, refusal: Refusal::Lost });
+                    continue;
+                }
+                _ => {}
+            }
+            let holding = &mut state.holdings[i];
+            holding.want(now, other.claim.ttl, other.claim.is_kept);
+            let grant = enter(holding, now, other.max_hold, &mut self.next_lease);
+            self.leases.insert(grant.lease, (name.clone(), id));
+            self.actions.push(Action::Granted { waiter: other.id, grant });
         }
     }
 
@@ -681,10 +789,14 @@ impl Engine {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
-        let is_first = state.waiters.front().is_some_and(|first| first.claim.id == id);
+        let is_first = state.first().is_some_and(|first| first.claim.id == id);
         let Some(waiter) = state.waiter(id) else {
             return;
         };
+        if waiter.resumes.is_some() {
+            let waiter = waiter.id;
+            return self.leave(now, waiter, Some(Refusal::Lost));
+        }
         waiter.may_join = false;
         let (waiter, mode, tries) = (waiter.id, waiter.claim.mode, waiter.tries());
         if tries && (!is_first || state.is_taken(mode)) {
@@ -751,6 +863,9 @@ impl Engine {
                 self.conclude(now, name, Some(id), Verdict::Kept);
                 self.handed_over(now, name, grant.id, grant.token, &granting);
             }
+            Released::Awaited if holding.is_ignored() => {
+                self.conclude(now, name, Some(id), Verdict::NoEffect);
+            }
             Released::Awaited => {
                 holding.release_by_transition(next.is_none());
                 state.is_wanted = true;
@@ -762,6 +877,11 @@ impl Engine {
                 {
                     self.actions.push(Action::Released { lease, verdict: Verdict::Kept });
                 }
+            }
+            // It was raised by a request whose answer was lost.
+            Released::NotHeld { token: latest, .. } if holding.is_being_raised_to(latest) => {
+                holding.token = FencingToken::new(latest).unwrap_or(holding.token);
+                holding.again_at = now;
             }
             Released::NotHeld { lost, token: latest } => {
                 let verdict = if is_on(Mutation::TrustRelease) || (lost < token && latest >= token) {
@@ -805,12 +925,16 @@ impl Engine {
             return;
         };
         let holding = state.holdings.remove(i);
-        if holding.lingers || matches!(verdict, Verdict::Failed(_)) {
+        if holding.lingers || matches!(verdict, Verdict::Failed(_) | Verdict::NoEffect) {
             state.withdraw(id, now, true);
         }
         let last = if let HoldingState::Releasing { lease, .. } = holding.state { lease } else { None };
         for lease in holding.leaving.into_iter().chain(last) {
             self.actions.push(Action::Released { lease, verdict: verdict.clone() });
+        }
+        for amending in holding.amendments {
+            let result = Err(NotAmended::Lost(LossCause::Superseded));
+            self.actions.push(Action::Amended { lease: amending.lease, result });
         }
     }
 
@@ -887,7 +1011,8 @@ impl Engine {
         let Some(queue) = self.names.get_mut(name) else {
             return;
         };
-        if let Some(waiter) = queue.waiter(id) {
+        // The holding that a waiter adopts is asked for under its own identity.
+        if let Some(waiter) = queue.waiter(id).filter(|waiter| !waiter.adopts()) {
             let lingers = std::mem::take(&mut waiter.lingers) || may_linger;
             (waiter.claim.id, waiter.state) = (new_id, state);
             queue.withdraw(id, now, lingers);
@@ -904,17 +1029,19 @@ impl Engine {
         if !holding.is_held() {
             return;
         }
-        let stands = polled.is_some_and(
-            |polled| matches!(polled.presences[..], [Presence::Holding { token, .. }] if token == holding.token),
-        );
-        if stands {
-            holding.epoch = epoch;
-            for lease in holding.leaving.drain(..asked) {
-                self.actions.push(Action::Released { lease, verdict: Verdict::Kept });
-            }
-        } else {
-            self.lose(now, name, id, LossCause::Superseded);
+        let found = match polled.as_ref().map(|polled| &polled.presences[..]) {
+            Some([Presence::Holding { token, .. }]) => Some(*token),
+            _ => None,
+        };
+        let Some(token) = found.filter(|token| holding.has_token(*token)) else {
+            return self.lose(now, name, id, LossCause::Superseded);
+        };
+        holding.epoch = epoch;
+        holding.is_doubted = false;
+        for lease in holding.leaving.drain(..asked) {
+            self.actions.push(Action::Released { lease, verdict: Verdict::Kept });
         }
+        self.looked_up(now, name, id, token);
     }
 
     fn read(
@@ -1000,7 +1127,7 @@ impl Engine {
         // What is held here and not given up stays.
         let giving =
             given_up.and_then(|id| state.holding(id)).map(|h| crate::protocol::GivenUp { id: h.id(), token: h.token });
-        let first = state.waiters.front().filter(|waiter| waiter.state == WaiterState::Refused && !waiter.may_join);
+        let first = state.first().filter(|waiter| waiter.state == WaiterState::Refused && !waiter.may_join);
         let claim = first.map(|waiter| waiter.claim.clone());
         let tries = first.filter(|waiter| waiter.tries()).map(|waiter| waiter.id);
         let is_held_here = state.is_taken(Mode::Exclusive) && giving.is_none() && queue.row.remaining.is_some();
@@ -1047,7 +1174,7 @@ impl Engine {
             return;
         }
         state.read_again(now);
-        let first = state.waiters.front();
+        let first = state.first();
         if state.overtaken > TRIES
             && let Some(waiter) = first.filter(|waiter| waiter.tries()).map(|waiter| waiter.id)
         {
@@ -1062,16 +1189,21 @@ impl Engine {
         id: LeaseId,
         is_kept: bool,
         granting: Granting,
-        extended: Extended,
+        extended: Amended,
     ) {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
         if state.waiter(id).is_some() {
             return match extended {
-                Extended::Done => self.granted(now, name, id, granting),
-                Extended::Locked => state.ask_at = now + WHILE_LOCKED,
-                Extended::NotHeld => self.requeue(now, name, id, WaiterState::Refused, false),
+                Amended::Done => self.granted(now, name, id, granting),
+                Amended::Locked => {
+                    state.waiter(id).into_iter().for_each(|waiter| waiter.ask_at = now + WHILE_LOCKED);
+                }
+                Amended::NotHeld => match state.waiter(id).filter(|waiter| waiter.resumes.is_some()).map(|w| w.id) {
+                    Some(waiter) => self.leave(now, waiter, Some(Refusal::Lost)),
+                    None => self.requeue(now, name, id, WaiterState::Refused, false),
+                },
             };
         }
         let Some(holding) = state.holding(id) else {
@@ -1079,7 +1211,7 @@ impl Engine {
         };
         holding.extend_at = None;
         match extended {
-            Extended::Done => {
+            Amended::Done => {
                 holding.settle(&self.heartbeat);
                 holding.ttl = granting.ttl;
                 holding.is_kept |= is_kept;
@@ -1089,12 +1221,12 @@ impl Engine {
                 holding.epoch = granting.epoch;
                 holding.deadline = holding.deadline.max(granting.since + relied_on(granting.ttl));
             }
-            Extended::Locked => {
+            Amended::Locked => {
                 holding.put_off(now);
                 holding.extend_at = Some(holding.again_at);
             }
             // It has been taken away, or was about to run out: the next look tells.
-            Extended::NotHeld => {
+            Amended::NotHeld => {
                 holding.settle(&self.heartbeat);
                 holding.epoch = Epoch::default();
             }
@@ -1125,6 +1257,8 @@ impl Engine {
                 }
                 self.conclude(now, name, Some(id), Verdict::Failed(failure.clone()));
             }
+            (Step::Amend(id), _) => self.amendment_failed(now, name, id, failure.clone()),
+            (Step::Detach(id), _) => self.detached(now, name, id, None),
             (Step::Verify(id) | Step::Extend(id), _) => {
                 if let Some(holding) = state.holding(id) {
                     holding.asked = None;
@@ -1163,8 +1297,6 @@ fn enter(holding: &mut Holding, now: Moment, max_hold: Option<Duration>, next_le
 /// Whether nothing of a name is left but acquisitions that are withdrawn once more in case a request takes effect late.
 fn is_settled(state: &Name) -> bool {
     let rest = state.waiters.is_empty() && state.holdings.is_empty() && !state.is_busy;
-    rest && state
-        .withdrawals
-        .iter()
-        .all(|withdrawal| withdrawal.until.is_some() && withdrawal.pause > Duration::from_millis(50))
+    rest && state.withdrawals.iter().all(|withdrawal| withdrawal.until.is_some() && withdrawal.pause > FIRST_PAUSE)
+        && state.detachments.iter().all(|detachment| detachment.pause > FIRST_PAUSE)
 }

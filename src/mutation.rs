@@ -76,6 +76,8 @@ mutations! {
     PollFirstOnly,
     /// A withdrawal leaves what was granted.
     WithdrawEntryOnly,
+    /// The heartbeat goes on keeping a lease that was exported.
+    KeepExported,
 }
 
 thread_local! {

@@ -4,7 +4,7 @@
 
 mod checker;
 mod profile;
-mod random;
+pub(crate) mod random;
 mod world;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

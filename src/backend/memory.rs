@@ -13,8 +13,8 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::timing::GRANT;
 use crate::protocol::{
-    Claim, ClientId, Enqueue, EntryRow, EntryState, Extended, Extension, Granted, Holder, HolderChange, HolderNow,
-    Joined, LeaseId, LeaseRow, Mode, Polled, Presence, Queue, Release, Released, Request, Response, Transition,
+    Amended, Claim, ClientId, Enqueue, EntryRow, EntryState, Extension, Granted, Holder, HolderChange, HolderNow,
+    Joined, Keeper, LeaseId, LeaseRow, Mode, Polled, Presence, Queue, Release, Released, Request, Response, Transition,
     Withdrawn,
 };
 use crate::token::FencingToken;
@@ -226,17 +226,20 @@ impl Memory {
     /// Reads and decides, and locks the rows that it will write.
     pub(crate) fn prepare(&mut self, by: TransactionId, now: i64, request: &Request) -> Result<Prepared, MustWait> {
         let prepared = match request {
-            Request::Register { client, .. } => self.register(*client, now),
+            Request::Register { client } => self.register(*client, now),
             Request::Beat { client } => self.beat(*client, now),
             Request::Acquire(claim) => self.acquire(claim, now),
             Request::Join(claim) => Ok(self.join(claim, now)),
             Request::Enqueue(entries) => self.enqueue(entries, now),
             Request::Release(release) => Ok(self.release(release, now)),
-            Request::Withdraw { name, id } => Ok(self.withdraw(name, *id)),
+            Request::Withdraw { name, id, except } => Ok(self.withdraw(name, *id, *except)),
             Request::Poll { name, ids } => Ok(Prepared::answer(Response::Polled(self.poll(name, ids, now)))),
             Request::Read { name, limit } => Ok(Prepared::answer(Response::Read(self.read(name, *limit, now)))),
             Request::Transition(transition) => Ok(self.transit(transition, now)),
             Request::Extend(extension) => Ok(self.extend(extension, now)),
+            Request::Downgrade { name, id, token } => Ok(self.downgrade(name, *id, token.get())),
+            Request::Raise { name, id, token, to } => Ok(self.raise(name, *id, token.get(), to.get())),
+            Request::Evict { name, token } => Ok(self.evict(name, token.get())),
         }?;
         // A write waits for another transaction that has written the row: a second insert of a key waits for the first.
         let is_taken = |key: Key| self.locks.get(&key).is_some_and(|lock| lock.exclusive.is_some());
@@ -562,7 +565,10 @@ impl Memory {
             (own.ttl, own.expires_at) = (own.ttl.max(before.ttl), own.expires_at.max(before.expires_at));
         }
         let is_live = |(_, e): &(LeaseId, &Entry)| {
-            e.state != EntryState::Waiting && e.mode == Mode::Exclusive && left(self.entry_until(e), now).is_some()
+            e.state == EntryState::Holding(row.token)
+                && e.mode == Mode::Exclusive
+                && e.owner == Some(claim.owner)
+                && left(self.entry_until(e), now).is_some()
         };
         let mut writes = match row.holder {
             Holder::Lease(id) if row.owner == Some(claim.owner) && self.row_of(&row, now).remaining.is_some() => {
@@ -686,11 +692,12 @@ impl Memory {
         }
     }
 
-    fn withdraw(&self, name: &LockName, id: LeaseId) -> Prepared {
+    fn withdraw(&self, name: &LockName, id: LeaseId, except: Option<FencingToken>) -> Prepared {
         let answer = |withdrawn| Prepared::answer(Response::Withdrawn(withdrawn));
         let row = self.leases.get(name).cloned();
-        let holds = row.as_ref().is_some_and(|row| row.holder == Holder::Lease(id));
-        let entry = self.owned(name, id);
+        let stays = |token: i64| except.is_some_and(|except| except.get() == token);
+        let holds = row.as_ref().is_some_and(|row| row.holder == Holder::Lease(id) && !stays(row.token));
+        let entry = self.owned(name, id).filter(|e| !matches!(e.state, EntryState::Holding(token) if stays(token)));
         let entry_is_locked = entry.is_some() && self.is_entry_locked(name, id);
         if entry_is_locked || (holds && self.is_lease_locked(name, Strength::Ending)) {
             return answer(Withdrawn::Locked);
@@ -714,31 +721,33 @@ impl Memory {
         prepared
     }
 
-    /// Ends the holding with this token, for an operator. `None`: no such holding, or it is locked.
-    pub(crate) fn evict(&self, name: &LockName, token: i64) -> Option<Prepared> {
-        let mut row = self.leases.get(name)?.clone();
+    fn evict(&self, name: &LockName, token: i64) -> Prepared {
+        let answer = |evicted| Prepared::answer(Response::Evicted(evicted));
+        let Some(mut row) = self.leases.get(name).cloned() else {
+            return answer(Amended::NotHeld);
+        };
         // Acquisitions of one owner from several clients share a token, and end together.
         let ended: Vec<(LeaseId, Option<ClientId>)> = self
             .entries_of(name)
-            .filter(|(_, entry)| entry.state == EntryState::Holding(token))
+            .filter(|(_, entry)| entry.state == EntryState::Holding(token) && entry.owner.is_some())
             .map(|(id, entry)| (id, entry.client))
             .collect();
         let is_alone = matches!(row.holder, Holder::Lease(_)) && row.token == token;
         if !is_alone && ended.is_empty() {
-            return None;
+            return answer(Amended::NotHeld);
         }
         let losers: Vec<ClientId> = if is_alone {
             row.client.into_iter().collect()
         } else {
             ended.iter().filter_map(|(_, client)| *client).collect()
         };
-        let notices = if is_on(Mutation::EvictInSilence) { Vec::new() } else { self.notices(&losers)? };
+        let notices = if is_on(Mutation::EvictInSilence) { Some(Vec::new()) } else { self.notices(&losers) };
         let is_locked =
             self.is_lease_locked(name, Strength::Ending) || ended.iter().any(|(id, _)| self.is_entry_locked(name, *id));
-        if is_locked {
-            return None;
-        }
-        let mut prepared = Prepared::answer(Response::Withdrawn(Withdrawn::Gone { awaited: false }));
+        let Some(notices) = notices.filter(|_| !is_locked) else {
+            return answer(Amended::Locked);
+        };
+        let mut prepared = answer(Amended::Done);
         prepared.writes = notices;
         if is_alone {
             row.end();
@@ -748,14 +757,7 @@ impl Memory {
         }
         row.lost = row.lost.max(token);
         prepared.ends.push((name.clone(), token, End::Evicted));
-        Some(prepared.write(Write::Lease(name.clone(), row)))
-    }
-
-    /// Locks the rows of a prepared eviction.
-    pub(crate) fn prepare_evict(&mut self, by: TransactionId, name: &LockName, token: i64) -> Option<Prepared> {
-        let prepared = self.evict(name, token)?;
-        self.lock_rows(by, &prepared);
-        Some(prepared)
+        prepared.write(Write::Lease(name.clone(), row))
     }
 
     fn transit(&self, transition: &Transition, now: i64) -> Prepared {
@@ -884,40 +886,106 @@ impl Memory {
     }
 
     fn extend(&self, extension: &Extension, now: i64) -> Prepared {
-        let Extension { name, id, token, ttl, client } = extension;
+        let Extension { name, id, renamed, token, lasts, ttl, keeper } = extension;
         let answer = |extended| Prepared::answer(Response::Extended(extended));
-        let (ttl, expires_at) = (micros(*ttl), now + micros(*ttl));
-        if let Some(entry) = self.owned(name, *id)
-            && entry.state == EntryState::Holding(token.get())
-        {
-            if left(self.entry_until(entry), now).is_none() {
-                return answer(Extended::NotHeld);
+        let (ttl, expires_at) = (ttl.map_or(0, micros), now + micros(*lasts));
+        let kept_by = |client: Option<ClientId>| match keeper {
+            Keeper::Same => client,
+            Keeper::Client(client) => Some(*client),
+            Keeper::NotThisClient(other) => client.filter(|client| client != other),
+        };
+        let is_named = |other: LeaseId| id.is_none_or(|id| id == other || *renamed == Some(other));
+        // Acquisitions of one owner from several clients share a token.
+        let is_meant = |(other, e): &(LeaseId, &Entry)| {
+            is_named(*other) && e.state == EntryState::Holding(token.get()) && e.owner.is_some()
+        };
+        let mut meant = self.entries_of(name).filter(is_meant).peekable();
+        if meant.peek().is_some() {
+            let valid: Vec<(LeaseId, &Entry)> =
+                meant.filter(|(_, e)| left(self.entry_until(e), now).is_some()).collect();
+            if valid.is_empty() {
+                return answer(Amended::NotHeld);
             }
-            if self.is_locked(&Key::Entry(name.clone(), *id), Strength::Plain) {
-                return answer(Extended::Locked);
+            // The identity is a part of the key of an entry, which a fence keeps as it is.
+            let strength = |id| if renamed.is_some_and(|to| to != id) { Strength::Ending } else { Strength::Plain };
+            if valid.iter().any(|(id, _)| self.is_locked(&Key::Entry(name.clone(), *id), strength(*id))) {
+                return answer(Amended::Locked);
             }
-            let (ttl, expires_at) = (entry.ttl.max(ttl), entry.expires_at.max(expires_at));
-            let longer = Entry { client: client.or(entry.client), ttl, expires_at, ..entry.clone() };
-            return answer(Extended::Done).write(Write::Entry(name.clone(), *id, Some(longer)));
+            return valid.into_iter().fold(answer(Amended::Done), |prepared, (id, entry)| {
+                let (ttl, expires_at) = (entry.ttl.max(ttl), entry.expires_at.max(expires_at));
+                let longer = Entry { client: kept_by(entry.client), ttl, expires_at, ..entry.clone() };
+                let id_now = renamed.unwrap_or(id);
+                let gone = (id_now != id).then(|| Write::Entry(name.clone(), id, None));
+                let prepared = gone.into_iter().fold(prepared, Prepared::write);
+                prepared.write(Write::Entry(name.clone(), id_now, Some(longer)))
+            });
         }
-        let row = self.leases.get(name).filter(|row| row.holder == Holder::Lease(*id) && row.token == token.get());
-        match row {
-            None if is_on(Mutation::ExtendReleased) => match self.leases.get(name) {
+        let held_as_meant = |holder| matches!(holder, Holder::Lease(other) if is_named(other));
+        let row = self.leases.get(name).filter(|row| held_as_meant(row.holder) && row.token == token.get());
+        match (row, id) {
+            (None, Some(id)) if is_on(Mutation::ExtendReleased) => match self.leases.get(name) {
                 Some(row) if row.token == token.get() && row.holder == Holder::Nobody => {
-                    let again = Lease { holder: Holder::Lease(*id), client: *client, ttl, expires_at, ..row.clone() };
-                    answer(Extended::Done).write(Write::Lease(name.clone(), again))
+                    let client = kept_by(None);
+                    let again = Lease { holder: Holder::Lease(*id), client, ttl, expires_at, ..row.clone() };
+                    answer(Amended::Done).write(Write::Lease(name.clone(), again))
                 }
-                _ => answer(Extended::NotHeld),
+                _ => answer(Amended::NotHeld),
             },
-            Some(row) if self.row_of(row, now).remaining.is_some() => {
+            (Some(row), _) if self.row_of(row, now).remaining.is_some() => {
                 if self.is_lease_locked(name, Strength::Plain) {
-                    return answer(Extended::Locked);
+                    return answer(Amended::Locked);
                 }
                 let (ttl, expires_at) = (row.ttl.max(ttl), row.expires_at.max(expires_at));
-                let longer = Lease { client: client.or(row.client), ttl, expires_at, ..row.clone() };
-                answer(Extended::Done).write(Write::Lease(name.clone(), longer))
+                let holder = renamed.map_or(row.holder, Holder::Lease);
+                let longer = Lease { holder, client: kept_by(row.client), ttl, expires_at, ..row.clone() };
+                answer(Amended::Done).write(Write::Lease(name.clone(), longer))
             }
-            _ => answer(Extended::NotHeld),
+            _ => answer(Amended::NotHeld),
         }
+    }
+
+    fn downgrade(&self, name: &LockName, id: LeaseId, token: i64) -> Prepared {
+        let answer = |downgraded| Prepared::answer(Response::Downgraded(downgraded));
+        let shares = |entry: &Entry| entry.state == EntryState::Holding(token) && entry.mode == Mode::READ;
+        if self.owned(name, id).is_some_and(shares) {
+            return answer(Amended::Done);
+        }
+        let Some(mut row) = self.held_alone(name, id, token) else {
+            return answer(Amended::NotHeld);
+        };
+        if self.is_lease_locked(name, Strength::Ending) {
+            return answer(Amended::Locked);
+        }
+        let entry = Entry {
+            client: row.client,
+            owner: row.owner,
+            is_kept: row.client.is_some(),
+            mode: Mode::READ,
+            state: EntryState::Holding(token),
+            arrived: 0,
+            ttl: row.ttl,
+            expires_at: row.expires_at,
+        };
+        (row.holder, row.client, row.owner) = (Holder::Entries, None, None);
+        answer(Amended::Done).write(Write::Entry(name.clone(), id, Some(entry))).write(Write::Lease(name.clone(), row))
+    }
+
+    fn raise(&self, name: &LockName, id: LeaseId, token: i64, to: i64) -> Prepared {
+        let answer = |raised| Prepared::answer(Response::Raised(raised));
+        if self.held_alone(name, id, to).is_some() {
+            return answer(Amended::Done);
+        }
+        match self.held_alone(name, id, token) {
+            Some(_) if self.is_lease_locked(name, Strength::Ending) => answer(Amended::Locked),
+            Some(row) if to > token => {
+                answer(Amended::Done).write(Write::Lease(name.clone(), Lease { token: to, ..row }))
+            }
+            _ => answer(Amended::NotHeld),
+        }
+    }
+
+    /// The row of a name that one lease holds with this token.
+    fn held_alone(&self, name: &LockName, id: LeaseId, token: i64) -> Option<Lease> {
+        self.leases.get(name).filter(|row| row.holder == Holder::Lease(id) && row.token == token).cloned()
     }
 }

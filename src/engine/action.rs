@@ -54,6 +54,12 @@ pub(crate) enum Event {
         waiter: WaiterId,
         wish: Wish,
     },
+    /// The caller takes over a lease that was exported.
+    Resume {
+        waiter: WaiterId,
+        wish: Wish,
+        exported: Exported,
+    },
     /// The caller does not wait any more.
     Cancel {
         waiter: WaiterId,
@@ -63,6 +69,25 @@ pub(crate) enum Event {
         lease: LeaseKey,
         keep_for: Duration,
     },
+    /// The caller changes a lease.
+    Amend {
+        lease: LeaseKey,
+        amendment: Amendment,
+    },
+    /// The caller gives a lease to another process. The answer is among the actions that follow at once.
+    Export {
+        lease: LeaseKey,
+    },
+    /// The caller has got the lease that it resumes.
+    Delivered {
+        lease: LeaseKey,
+        exported: Exported,
+    },
+    /// The caller never got the lease that it resumes, and another may resume it.
+    HandBack {
+        lease: LeaseKey,
+        exported: Exported,
+    },
     Answer {
         request: RequestId,
         answer: Answer,
@@ -71,10 +96,41 @@ pub(crate) enum Event {
     Notified {
         name: LockName,
     },
+    /// What this client holds of a name may have been taken away.
+    Doubted {
+        name: LockName,
+    },
     /// Time has passed.
     Tick,
     /// Nothing more is granted, and everything is given back.
     Close,
+}
+
+/// A change of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Amendment {
+    /// It lasts at least so long from now on.
+    Extend(Duration),
+    /// It is shared from now on.
+    Downgrade,
+    /// It has this token from now on.
+    Raise(FencingToken),
+}
+
+/// Why a lease was not changed.
+#[derive(Clone, Debug)]
+pub(crate) enum NotAmended {
+    Lost(LossCause),
+    /// Its owner has entered more than once.
+    EnteredAgain,
+    Failed(Failure),
+}
+
+/// A lease between two processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Exported {
+    pub(crate) id: LeaseId,
+    pub(crate) token: FencingToken,
 }
 
 /// What came of a request.
@@ -90,6 +146,13 @@ pub(crate) struct Answer {
 /// A request was not answered, or refused for a reason that concerns no single name. Whether it took effect is not known.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure(pub(crate) Arc<Error>);
+
+impl Failure {
+    /// The error itself, or its like when another caller gets it as well.
+    pub(crate) fn into_error(self) -> Error {
+        Arc::try_unwrap(self.0).unwrap_or_else(|error| error.repeated())
+    }
+}
 
 /// Something to be done.
 #[derive(Clone, Debug)]
@@ -113,6 +176,15 @@ pub(crate) enum Action {
     Lost {
         lease: LeaseKey,
         cause: LossCause,
+    },
+    Amended {
+        lease: LeaseKey,
+        result: Result<(), NotAmended>,
+    },
+    /// `None`: the lease is not held, or its owner has entered more than once. Nothing has changed then.
+    Exported {
+        lease: LeaseKey,
+        exported: Option<Exported>,
     },
     /// Everything is given back.
     Closed,
@@ -138,10 +210,14 @@ pub(crate) enum Refusal {
     },
     /// The store did not answer in time.
     NoAnswer,
+    /// The store granted the name, and the answer came after the lease had ended.
+    TooLate,
     /// The owner shares the name, and cannot hold it alone as well.
     Conversion {
         name: LockName,
     },
+    /// The lease that was to be resumed has ended.
+    Lost,
     Closed,
     Failed(Failure),
 }
@@ -153,5 +229,7 @@ pub(crate) enum Verdict {
     Lost(LossCause),
     /// The store cannot tell any more.
     Unknown,
+    /// The store answers again and again, and the lease stands as before.
+    NoEffect,
     Failed(Failure),
 }

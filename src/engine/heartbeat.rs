@@ -71,7 +71,7 @@ impl Heartbeat {
         self.in_flight = Some(request);
         self.due = None;
         match self.state {
-            State::Unregistered => Request::Register { client: self.client, holder: "".into() },
+            State::Unregistered => Request::Register { client: self.client },
             State::Beating(_) => Request::Beat { client: self.client },
         }
     }

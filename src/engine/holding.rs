@@ -1,12 +1,14 @@
 //! What this client holds, as far as it can tell by itself.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::action::LeaseKey;
+use super::IGNORED;
+use super::action::{Amendment, LeaseKey};
 use super::heartbeat::{Epoch, Heartbeat};
 use crate::clock::{Moment, reliance};
 use crate::mutation::{Mutation, is_on};
-use crate::protocol::{Claim, LeaseId};
+use crate::protocol::{Claim, LeaseId, Mode};
 use crate::token::FencingToken;
 
 /// A lease that shares a holding.
@@ -15,6 +17,23 @@ pub(super) struct LocalLease {
     pub(super) key: LeaseKey,
     /// When its `max_hold` is over.
     pub(super) ends: Option<Moment>,
+}
+
+/// A change that a lease waits for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Amending {
+    pub(super) lease: LeaseKey,
+    pub(super) amendment: Amendment,
+    pub(super) state: AmendmentState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AmendmentState {
+    Pending,
+    /// The store refused it. Whether the holding stands must be looked up.
+    Refused,
+    /// That is being looked up, since the refusal.
+    LookingUp,
 }
 
 #[derive(Clone, Debug)]
@@ -36,6 +55,14 @@ pub(super) enum HoldingState {
 pub(super) struct Holding {
     pub(super) claim: Claim,
     pub(super) token: FencingToken,
+    /// Those that it was raised from.
+    pub(super) former_tokens: Vec<FencingToken>,
+    /// A caller has reason to think that it has ended.
+    pub(super) is_doubted: bool,
+    /// It was taken over from another process as it was.
+    pub(super) is_adopted: bool,
+    /// It was added to a holding of the owner elsewhere, so the entries of the name hold it.
+    pub(super) is_joined: bool,
     pub(super) state: HoldingState,
     /// The heartbeat keeps it, as its row says.
     pub(super) is_kept: bool,
@@ -50,8 +77,12 @@ pub(super) struct Holding {
     /// When a statement about it is to be repeated.
     pub(super) again_at: Moment,
     pub(super) pause: Duration,
+    /// How often a release has changed nothing, for no reason that the store tells.
+    pub(super) ignored: u32,
     /// A request about it may take effect late.
     pub(super) lingers: bool,
+    /// Changes that were asked for, in this order.
+    pub(super) amendments: VecDeque<Amending>,
     /// Leases that were given back while others share the holding. Their verdict follows when the store says that the holding stands.
     pub(super) leaving: Vec<LeaseKey>,
     /// The store is being asked whether the holding stands, for so many of those.
@@ -82,10 +113,55 @@ impl Holding {
         }
     }
 
+    /// The store is being asked if the holding stands.
+    pub(super) fn look(&mut self) {
+        self.asked = Some(self.leaving.len());
+        if let Some(first) = self.amendments.front_mut().filter(|first| first.state == AmendmentState::Refused) {
+            first.state = AmendmentState::LookingUp;
+        }
+    }
+
     /// Whether the store must be asked if the holding stands: after a notice, or for the verdict of a release.
     pub(super) fn needs_look(&self, epoch: Epoch) -> bool {
         let has_news = self.is_kept && self.epoch != epoch && !is_on(Mutation::IgnoreNotice);
-        self.is_held() && self.asked.is_none() && (has_news || !self.leaving.is_empty())
+        let is_refused = self.amendments.front().is_some_and(|first| first.state != AmendmentState::Pending);
+        self.is_held()
+            && self.asked.is_none()
+            && (has_news || is_refused || self.is_doubted || !self.leaving.is_empty())
+    }
+
+    /// Whether a look may have found it with this token: its own, one that it is being raised to, or one that it was raised from.
+    pub(super) fn has_token(&self, token: FencingToken) -> bool {
+        let raised = self.amendments.iter().any(|other| other.amendment == Amendment::Raise(token));
+        token == self.token || raised || self.former_tokens.contains(&token)
+    }
+
+    /// The change that the store is to be asked for next.
+    pub(super) fn next_amendment(&self) -> Option<Amendment> {
+        let first = self.amendments.front().filter(|first| self.is_held() && first.state == AmendmentState::Pending);
+        first.map(|first| first.amendment)
+    }
+
+    /// Whether it is being shared, or given another token.
+    pub(super) fn is_converting(&self) -> bool {
+        let converts = |other: &Amending| !matches!(other.amendment, Amendment::Extend(_));
+        self.amendments.iter().any(converts)
+    }
+
+    /// Whether another lease of its owner may share it, whatever that asks for.
+    pub(super) fn can_be_entered(&self) -> bool {
+        self.is_held() && self.claim.mode == Mode::Exclusive && !self.is_converting()
+    }
+
+    pub(super) fn is_being_raised_to(&self, latest: i64) -> bool {
+        let is_it = |other: &Amending| matches!(other.amendment, Amendment::Raise(to) if to.get() == latest);
+        self.token.get() != latest && self.amendments.iter().any(is_it)
+    }
+
+    /// Counts a release without effect. `true`: there were too many of them.
+    pub(super) fn is_ignored(&mut self) -> bool {
+        self.ignored += 1;
+        self.ignored > IGNORED
     }
 
     /// Takes the heartbeats so far into account for good: those of a later epoch do not count.

@@ -7,14 +7,14 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::action::{Patience, WaiterId};
+use super::action::{Amendment, Exported, Patience, WaiterId};
 use super::heartbeat::Epoch;
 use super::holding::{Holding, HoldingState};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{Claim, Enqueue, Extension, LeaseId, Mode, Release, Request};
+use crate::protocol::{Claim, ClientId, Enqueue, Extension, Keeper, LeaseId, Mode, Release, Request};
 use crate::token::FencingToken;
 
 /// How many entries of a client wait for one name at most.
@@ -26,8 +26,11 @@ const LIMIT: u32 = 32;
 /// The time between two tries of a name that is free and yet not granted.
 const BETWEEN_TRIES: Duration = Duration::from_millis(5);
 
+/// The pause before a statement is repeated for the first time.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
 /// For how long a request may take effect after the last attempt to send it was given up.
-const LATE_EFFECT: Duration = Duration::from_secs(60);
+pub(super) const LATE_EFFECT: Duration = Duration::from_secs(60);
 
 /// How the claim of a waiter stands in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +59,10 @@ pub(super) struct Waiter {
     pub(super) lingers: bool,
     /// Its owner may hold the name elsewhere: the store is asked before it is refused.
     pub(super) may_join: bool,
+    /// The exported lease that it takes over.
+    pub(super) resumes: Option<Exported>,
+    /// It met a locked row, and is not asked for before.
+    pub(super) ask_at: Moment,
 }
 
 impl Waiter {
@@ -80,6 +87,21 @@ impl Waiter {
         self.lingers || matches!(self.state, WaiterState::Queued | WaiterState::Granted(_))
     }
 
+    /// The statement that makes a grant what the caller has asked for.
+    fn confirmation(&self, token: FencingToken) -> Extension {
+        let extension = Extension::to_claim(&self.claim, token);
+        match self.resumes {
+            // It becomes an acquisition of this client.
+            Some(exported) => Extension { id: Some(exported.id), renamed: Some(self.claim.id), ..extension },
+            None => extension,
+        }
+    }
+
+    /// Whether it takes over the very holding that was exported, instead of joining it.
+    pub(super) fn adopts(&self) -> bool {
+        self.resumes.is_some() && self.claim.mode != Mode::Exclusive
+    }
+
     pub(super) fn is_queued(&self) -> bool {
         self.state == WaiterState::Queued
     }
@@ -93,6 +115,8 @@ pub(super) struct Withdrawal {
     pub(super) pause: Duration,
     /// A request for it may take effect until then, so it is withdrawn again.
     pub(super) until: Option<Moment>,
+    /// The holding with this token was given to another process, and stays.
+    pub(super) except: Option<FencingToken>,
 }
 
 impl Withdrawal {
@@ -100,6 +124,37 @@ impl Withdrawal {
     pub(super) fn put_off(&mut self, now: Moment, longest: Duration) {
         self.due = now + self.pause;
         self.pause = (self.pause * 2).min(longest);
+    }
+}
+
+/// An exported lease that the heartbeat of this client still keeps.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Detachment {
+    pub(super) id: LeaseId,
+    /// The identity that it is to have again.
+    pub(super) renamed: Option<LeaseId>,
+    pub(super) token: FencingToken,
+    pub(super) client: ClientId,
+    pub(super) ttl: Duration,
+    pub(super) due: Moment,
+    pub(super) pause: Duration,
+    /// A request may make the lease one of this client until then, so the detachment is repeated.
+    pub(super) until: Option<Moment>,
+    /// The lease has got its last TTL.
+    pub(super) is_done: bool,
+}
+
+impl Detachment {
+    pub(super) fn put_off(&mut self, now: Moment) {
+        self.due = now + self.pause;
+        self.pause = (self.pause * 2).min(Duration::from_secs(1));
+    }
+
+    fn request(&self, name: &LockName) -> Request {
+        let Self { id, renamed, token, client, ttl, is_done, .. } = *self;
+        let (name, keeper) = (name.clone(), Keeper::NotThisClient(client));
+        let lasts = if is_done { Duration::ZERO } else { ttl };
+        Request::Extend(Extension { name, id: Some(id), renamed, token, lasts, ttl: None, keeper })
     }
 }
 
@@ -123,8 +178,13 @@ pub(super) enum Step {
         given_up: Option<LeaseId>,
     },
     Extend(LeaseId),
+    /// A change that the caller has asked for.
+    Amend(LeaseId),
+    /// The heartbeat is taken away from an exported lease.
+    Detach(LeaseId),
 }
 
+#[derive(Default)]
 pub(super) struct Name {
     /// In the order of their arrival. Tries come first: a try is refused while others wait, unless its owner was given.
     pub(super) waiters: VecDeque<Waiter>,
@@ -132,6 +192,7 @@ pub(super) struct Name {
     pub(super) reentering: usize,
     pub(super) holdings: Vec<Holding>,
     pub(super) withdrawals: Vec<Withdrawal>,
+    pub(super) detachments: Vec<Detachment>,
     /// A statement is on its way.
     pub(super) is_busy: bool,
     /// The name may be granted to somebody: it is to be read at that moment.
@@ -142,31 +203,12 @@ pub(super) struct Name {
     pub(super) is_wanted: bool,
     /// How often in a row a decision was overtaken.
     pub(super) overtaken: u32,
-    /// No statement for a waiter is sent before.
-    pub(super) ask_at: Moment,
-}
-
-impl Default for Name {
-    fn default() -> Self {
-        Self {
-            waiters: VecDeque::new(),
-            reentering: 0,
-            holdings: Vec::new(),
-            withdrawals: Vec::new(),
-            is_busy: false,
-            read_at: None,
-            poll_at: None,
-            is_wanted: false,
-            overtaken: 0,
-            ask_at: Moment::from_nanos(0),
-        }
-    }
 }
 
 impl Name {
     pub(super) fn is_idle(&self) -> bool {
         let is_empty = self.waiters.is_empty() && self.holdings.is_empty() && self.withdrawals.is_empty();
-        is_empty && !self.is_busy && self.read_at.is_none()
+        is_empty && self.detachments.is_empty() && !self.is_busy && self.read_at.is_none()
     }
 
     pub(super) fn push_waiter(&mut self, waiter: Waiter) {
@@ -194,8 +236,17 @@ impl Name {
     /// The waiters that may have an entry in the store; all waiters, if some have an owner that was given. The work per answer does not
     /// grow with the number of waiters behind them.
     pub(super) fn foremost(&mut self) -> impl Iterator<Item = &mut Waiter> {
-        let most = if self.reentering > 0 { usize::MAX } else { 2 * ENTRIES };
-        self.waiters.iter_mut().take(most)
+        let reach = self.reach();
+        self.waiters.iter_mut().take(reach)
+    }
+
+    fn reach(&self) -> usize {
+        if self.reentering > 0 { usize::MAX } else { 2 * ENTRIES }
+    }
+
+    /// The first in the queue. A waiter that resumes a lease stands in no queue.
+    pub(super) fn first(&self) -> Option<&Waiter> {
+        self.waiters.iter().find(|waiter| waiter.resumes.is_none())
     }
 
     pub(super) fn holding(&mut self, id: LeaseId) -> Option<&mut Holding> {
@@ -226,9 +277,10 @@ impl Name {
         if is_on(Mutation::ForgetLost) {
             return;
         }
-        let until = lingers.then(|| now + LATE_EFFECT);
+        let before = self.withdrawals.iter().find(|other| other.id == id).and_then(|other| other.until);
+        let until = before.max(lingers.then(|| now + LATE_EFFECT));
         self.withdrawals.retain(|other| other.id != id);
-        self.withdrawals.push(Withdrawal { id, due: now, pause: Duration::from_millis(50), until });
+        self.withdrawals.push(Withdrawal { id, due: now, pause: FIRST_PAUSE, until, except: None });
     }
 
     /// The next statement, if one is due.
@@ -236,7 +288,7 @@ impl Name {
         // A look changes nothing, and must not wait for a statement that meets a locked row.
         let unlooked = self.holdings.iter_mut().find(|holding| holding.needs_look(epoch) && holding.again_at <= now);
         if let Some(holding) = unlooked {
-            holding.asked = Some(holding.leaving.len());
+            holding.look();
             let id = holding.id();
             return Some((Step::Verify(id), Request::Poll { name: name.clone(), ids: vec![id] }));
         }
@@ -246,6 +298,11 @@ impl Name {
         if let Some(holding) = self.holdings.iter().find(|holding| !holding.is_held() && holding.again_at <= now) {
             return Some(self.give_back(name, now, holding));
         }
+        let amendable = self.holdings.iter().filter(|holding| holding.again_at <= now);
+        let amendment = amendable.filter_map(|h| Some((h.id(), h.token, h.next_amendment()?))).next();
+        if let Some((id, token, amendment)) = amendment {
+            return Some((Step::Amend(id), amend(name, id, token, amendment)));
+        }
         // What follows may give the name to other clients: those who came earlier here take their turns among them.
         let serves =
             self.read_at.is_some_and(|due| due <= now) || self.withdrawals.iter().any(|other| other.due <= now);
@@ -254,7 +311,11 @@ impl Name {
         }
         if let Some(withdrawal) = self.withdrawals.iter().find(|withdrawal| withdrawal.due <= now) {
             let id = withdrawal.id;
-            return Some((Step::Withdraw(id), Request::Withdraw { name: name.clone(), id }));
+            let except = withdrawal.except;
+            return Some((Step::Withdraw(id), Request::Withdraw { name: name.clone(), id, except }));
+        }
+        if let Some(detachment) = self.detachments.iter().find(|detachment| detachment.due <= now) {
+            return Some((Step::Detach(detachment.id), detachment.request(name)));
         }
         if self.read_at.is_some_and(|due| due <= now) {
             return Some(read(name, None));
@@ -277,7 +338,8 @@ impl Name {
         };
         let is_alone = holding.claim.mode == Mode::Exclusive && self.holdings.len() == 1 && keep_for.is_zero();
         let first = self.waiters.iter().find(|waiter| !waiter.tries());
-        let next = first.filter(|waiter| is_alone && !self.is_wanted && waiter.can_follow());
+        let hands_on = is_alone && !self.is_wanted && !holding.is_joined;
+        let next = first.filter(|waiter| hands_on && waiter.can_follow());
         // The entry of the next waiter here takes its turn among those of other clients.
         if is_alone
             && next.is_none()
@@ -291,21 +353,19 @@ impl Name {
 
     /// The statement that those who wait need.
     fn ask(&mut self, name: &LockName, now: Moment) -> Option<(Step, Request)> {
-        if self.ask_at > now {
-            return None;
-        }
         // Neither a grant to be confirmed nor a holding of the same owner elsewhere waits for those who came earlier.
-        let confirmed = self.foremost().find_map(|waiter| match waiter.state {
-            WaiterState::Granted(token) => Some(Extension::to_claim(&waiter.claim, token)),
+        let confirmed = self.foremost().filter(|waiter| waiter.ask_at <= now).find_map(|waiter| match waiter.state {
+            WaiterState::Granted(token) => Some((waiter.claim.id, waiter.confirmation(token))),
             _ => None,
         });
-        if let Some(extension) = confirmed {
-            return Some((Step::Extend(extension.id), Request::Extend(extension)));
+        if let Some((id, extension)) = confirmed {
+            return Some((Step::Extend(id), Request::Extend(extension)));
         }
-        if let Some(waiter) = self.foremost().find(|waiter| waiter.may_join && !waiter.is_queued()) {
+        let joins = |waiter: &&mut Waiter| waiter.may_join && !waiter.is_queued() && waiter.ask_at <= now;
+        if let Some(waiter) = self.foremost().find(joins) {
             return Some((Step::Join(waiter.claim.id), Request::Join(waiter.claim.clone())));
         }
-        let first = self.waiters.front()?;
+        let first = self.first().filter(|first| !first.may_join || first.is_queued())?;
         let (id, claim) = (first.claim.id, first.claim.clone());
         // Behind a lease of this client the first waits here: the release of that lease says who follows. A share may be the last
         // one when another client releases its own, so whoever waits behind it has an entry.
@@ -362,13 +422,34 @@ impl Name {
     /// When something is due, apart from deadlines of holdings and waiters.
     pub(super) fn wakes_at(&self) -> impl Iterator<Item = Moment> {
         let is_idle = !self.is_busy;
-        let of_holding =
-            |h: &Holding| if h.is_held() { h.extend_at.map(|at| at.max(h.again_at)) } else { Some(h.again_at) };
+        let of_holding = |h: &Holding| match h.next_amendment() {
+            None if h.is_held() => h.extend_at.map(|at| at.max(h.again_at)),
+            _ => Some(h.again_at),
+        };
         let holdings = self.holdings.iter().filter_map(of_holding);
         let withdrawals = self.withdrawals.iter().map(|withdrawal| withdrawal.due);
+        let detachments = self.detachments.iter().map(|detachment| detachment.due);
         let polls = self.poll_at.filter(|_| self.has_entries());
-        let asks = (!self.waiters.is_empty()).then_some(self.ask_at);
-        holdings.chain(withdrawals).chain(asks).chain(self.read_at).chain(polls).filter(move |_| is_idle)
+        let asks = self.waiters.iter().take(self.reach()).map(|waiter| waiter.ask_at);
+        holdings
+            .chain(withdrawals)
+            .chain(detachments)
+            .chain(asks)
+            .chain(self.read_at)
+            .chain(polls)
+            .filter(move |_| is_idle)
+    }
+}
+
+fn amend(name: &LockName, id: LeaseId, token: FencingToken, amendment: Amendment) -> Request {
+    let name = name.clone();
+    match amendment {
+        Amendment::Extend(lasts) => {
+            let (id, keeper) = (Some(id), Keeper::Same);
+            Request::Extend(Extension { name, id, renamed: None, token, lasts, ttl: None, keeper })
+        }
+        Amendment::Downgrade => Request::Downgrade { name, id, token },
+        Amendment::Raise(to) => Request::Raise { name, id, token, to },
     }
 }
 

@@ -17,7 +17,7 @@ use crate::protocol::{
 
 /// What to do about a name.
 #[derive(Debug)]
-pub(super) enum Decision {
+pub(crate) enum Decision {
     /// Nothing can be granted. The time until that may change by itself, if it is known.
     Wait(Option<Duration>),
     Apply(Transition),
@@ -28,7 +28,7 @@ pub(super) enum Decision {
 /// - `own`: the client that decides. Its waiting entries count as alive, and its grants last as long as was asked for.
 /// - `given_up`: a holding that its holder gives up.
 /// - `claim`: gets the name if nobody waits for it.
-pub(super) fn decide(
+pub(crate) fn decide(
     name: &LockName,
     queue: &Queue,
     own: ClientId,

@@ -12,7 +12,7 @@ use crate::token::FencingToken;
 #[derive(Clone, Debug)]
 pub(crate) enum Request {
     /// Create the row of a client, or write its heartbeat. Answer: [`Registered`](super::Response::Registered).
-    Register { client: ClientId, holder: Arc<str> },
+    Register { client: ClientId },
     /// Write the heartbeat of a client. Answer: [`Beat`](super::Response::Beat).
     Beat { client: ClientId },
     /// Take a name if nobody holds it and nobody waits. Answer: [`Acquired`](super::Response::Acquired).
@@ -24,16 +24,24 @@ pub(crate) enum Request {
     /// End a holding: hand the name to the first live entry, to a given claim if nobody waits, or free it. Answer:
     /// [`Released`](super::Response::Released).
     Release(Release),
-    /// Delete every trace of an acquisition: its waiting entry, and its holding. Answer: [`Withdrawn`](super::Response::Withdrawn).
-    Withdraw { name: LockName, id: LeaseId },
+    /// Delete every trace of an acquisition: its waiting entry, and its holding, unless that has the token `except`. Answer:
+    /// [`Withdrawn`](super::Response::Withdrawn).
+    Withdraw { name: LockName, id: LeaseId, except: Option<FencingToken> },
     /// Read the row of a name and how some acquisitions stand in it. Answer: [`Polled`](super::Response::Polled).
     Poll { name: LockName, ids: Vec<LeaseId> },
     /// Read a name and its entries: all that hold, and the first `limit` that wait. Answer: [`Read`](super::Response::Read).
     Read { name: LockName, limit: u32 },
     /// Change who holds a name, if it still stands as it was read. Answer: [`Transitioned`](super::Response::Transitioned).
     Transition(Transition),
-    /// Move the end of a valid holding, or give it to another client. Answer: [`Extended`](super::Response::Extended).
+    /// Move the end of a valid holding, and change whose heartbeat keeps it. Answer: [`Extended`](super::Response::Extended).
     Extend(Extension),
+    /// Turn an exclusive holding of one lease into a shared one, with the same token. Answer:
+    /// [`Downgraded`](super::Response::Downgraded).
+    Downgrade { name: LockName, id: LeaseId, token: FencingToken },
+    /// Give an exclusive holding of one lease a higher token. Answer: [`Raised`](super::Response::Raised).
+    Raise { name: LockName, id: LeaseId, token: FencingToken, to: FencingToken },
+    /// End the holding with this token, and tell its client. Answer: [`Evicted`](super::Response::Evicted).
+    Evict { name: LockName, token: FencingToken },
 }
 
 /// A wish for a name.
@@ -47,6 +55,8 @@ pub(crate) struct Claim {
     pub(crate) is_kept: bool,
     pub(crate) mode: Mode,
     pub(crate) ttl: Duration,
+    /// The client in words, for people.
+    pub(crate) holder: Arc<str>,
     pub(crate) label: Arc<str>,
 }
 
@@ -125,7 +135,8 @@ impl Extension {
     /// Gives a holding what its claim asks for.
     pub(crate) fn to_claim(claim: &Claim, token: FencingToken) -> Self {
         let Claim { name, id, client, ttl, is_kept, .. } = claim.clone();
-        Self { name, id, token, ttl, client: is_kept.then_some(client) }
+        let keeper = if is_kept { Keeper::Client(client) } else { Keeper::Same };
+        Self { name, id: Some(id), renamed: None, token, lasts: ttl, ttl: Some(ttl), keeper }
     }
 }
 
@@ -133,9 +144,24 @@ impl Extension {
 #[derive(Clone, Debug)]
 pub(crate) struct Extension {
     pub(crate) name: LockName,
-    pub(crate) id: LeaseId,
+    /// `None`: whichever acquisition holds with this token.
+    pub(crate) id: Option<LeaseId>,
+    /// The identity that it has from now on. It may have it already, by an earlier request.
+    pub(crate) renamed: Option<LeaseId>,
     pub(crate) token: FencingToken,
-    pub(crate) ttl: Duration,
-    /// Whose heartbeat keeps the holding from now on. `None`: that stays as it is.
-    pub(crate) client: Option<ClientId>,
+    /// How long it lasts from now on by itself, at least.
+    pub(crate) lasts: Duration,
+    /// How long it lasts after a heartbeat, at least. `None`: that stays as it is.
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) keeper: Keeper,
+}
+
+/// Whose heartbeat keeps a holding from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keeper {
+    /// As before.
+    Same,
+    Client(ClientId),
+    /// Nobody's, if it was this client's. Another client may have taken the holding over since.
+    NotThisClient(ClientId),
 }

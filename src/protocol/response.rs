@@ -24,7 +24,10 @@ pub(crate) enum Response {
     Read(Option<Queue>),
     /// `None`: nothing was changed, since something was different from what was seen, or was locked.
     Transitioned(Option<Vec<Granted>>),
-    Extended(Extended),
+    Extended(Amended),
+    Downgraded(Amended),
+    Raised(Amended),
+    Evicted(Amended),
 }
 
 /// What has become of an acquisition that was to be added to a holding.
@@ -46,13 +49,13 @@ pub(crate) enum Withdrawn {
     Locked,
 }
 
-/// What has become of a holding that was to last longer.
+/// What has become of a holding that was to be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Extended {
+pub(crate) enum Amended {
     Done,
     /// It stands as before: its row is locked.
     Locked,
-    /// It does not stand, or has expired.
+    /// It does not stand, or stands otherwise, or cannot be extended since it has expired.
     NotHeld,
 }
 

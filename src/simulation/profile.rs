@@ -20,6 +20,8 @@ pub(super) struct Profile {
     pub(super) strangers: u64,
     pub(super) evictions: u64,
     pub(super) fences: u64,
+    /// Leases that are extended, shared, given a higher token, or handed to another process, while they are held.
+    pub(super) changes: u64,
     pub(super) outages: u64,
     /// Clients that shut down in order.
     pub(super) closes: u64,
@@ -47,6 +49,7 @@ impl Profile {
             strangers: 0,
             evictions: 0,
             fences: 100,
+            changes: 100,
             outages: 0,
             closes: 0,
             given_owners: 150,

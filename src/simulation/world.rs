@@ -12,12 +12,15 @@ use super::random::Random;
 use crate::backend::memory::{End, Key, Memory, Prepared, TransactionId};
 use crate::clock::Moment;
 use crate::engine::{
-    Action, Answer, Engine, Event, Failure, Grant, LeaseKey, Patience, Refusal, RequestId, Verdict, WaiterId, Wish,
+    Action, Amendment, Answer, Engine, Event, Exported, Failure, Grant, LeaseKey, NotAmended, Patience, Refusal,
+    RequestId, Verdict, WaiterId, Wish,
 };
 use crate::error::{Error, LossCause};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{ClientId, EntryState, Holder, HolderChange, LeaseId, Mode, Released, Request, Response};
+use crate::protocol::{
+    Amended, ClientId, EntryState, Holder, HolderChange, LeaseId, Mode, Released, Request, Response,
+};
 use crate::token::FencingToken;
 
 const MILLISECOND: u64 = 1_000_000;
@@ -210,6 +213,13 @@ enum ActorState {
         since: u64,
         is_try: bool,
         patient: bool,
+        /// The exported lease that it resumes.
+        resumes: Option<Exported>,
+    },
+    /// It waits for a change of its lease.
+    Changing {
+        lease: LeaseKey,
+        amendment: Amendment,
     },
     Holding {
         lease: LeaseKey,
@@ -251,6 +261,10 @@ pub(super) struct World {
     next_waiter: u64,
     beliefs: BTreeMap<(usize, LeaseKey), Belief>,
     evicted: BTreeMap<(usize, LeaseKey), u64>,
+    exported: Vec<(Exported, LockName, Owner, Mode)>,
+    handed_back: std::collections::BTreeSet<(usize, LeaseKey)>,
+    /// Resumed leases that their callers are about to get.
+    delivered: Vec<(usize, LeaseKey, Exported)>,
     releasing: BTreeMap<(usize, LeaseKey), (LockName, FencingToken, usize, i64)>,
     fenced: BTreeMap<TransactionId, Fenced>,
     newest: BTreeMap<LockName, i64>,
@@ -279,6 +293,9 @@ impl World {
             next_waiter: 0,
             beliefs: BTreeMap::new(),
             evicted: BTreeMap::new(),
+            exported: Vec::new(),
+            delivered: Vec::new(),
+            handed_back: std::collections::BTreeSet::new(),
             releasing: BTreeMap::new(),
             fenced: BTreeMap::new(),
             newest: BTreeMap::new(),
@@ -450,7 +467,7 @@ impl World {
         let state = &mut self.clients[client];
         (state.life, state.wake_at) = (life, None);
         state.id = ClientId::from_u128((first >> 32) + client as u128);
-        state.engine = Some(Engine::new(state.id, LeaseId::from_u128(first)));
+        state.engine = Some(Engine::new(state.id, "simulated".into(), LeaseId::from_u128(first)));
         for actor in 0..self.actors.len() {
             if self.actors[actor].client == client {
                 self.rest(actor);
@@ -479,6 +496,37 @@ impl World {
             self.at(at, Happening::Wake { client, life });
         }
         self.believe(client);
+        while let Some((client, lease, exported)) = self.delivered.pop() {
+            self.deliver(client, lease, exported);
+        }
+    }
+
+    /// A caller gets a lease that it resumes, or has gone.
+    fn deliver(&mut self, client: usize, lease: LeaseKey, exported: Exported) {
+        let life = self.clients[client].life;
+        if !self.random.permille(150) {
+            return self.event(client, life, Event::Delivered { lease, exported });
+        }
+        let holds = |actor: &Actor| {
+            actor.client == client && matches!(actor.state, ActorState::Holding { lease: l, .. } if l == lease)
+        };
+        let Some(actor) = self.actors.iter().position(holds) else {
+            return;
+        };
+        self.tell(|| format!("client {client} hands {lease:?} back: nobody waits for it"));
+        self.evicted.remove(&(client, lease));
+        let Some(belief) = self.beliefs.remove(&(client, lease)) else {
+            return;
+        };
+        let is_alone = belief.mode == Mode::Exclusive;
+        self.exported.push((exported, belief.name.clone(), belief.owner, belief.mode));
+        if is_alone {
+            let asked_at = self.store_clock();
+            self.releasing.insert((client, lease), (belief.name, belief.token, actor, asked_at));
+        }
+        self.handed_back.insert((client, lease));
+        self.rest(actor);
+        self.event(client, life, Event::HandBack { lease, exported });
     }
 
     /// Takes in how far the leases of a client reach now, and checks that no two holders believe in one name.
@@ -521,6 +569,10 @@ impl World {
                 self.tell(|| format!("client {client} refuses {waiter:?}: {refusal:?}"));
                 self.refused(client, waiter, &refusal);
             }
+            Action::Released { lease, verdict } if self.handed_back.remove(&(client, lease)) => {
+                self.tell(|| format!("client {client} has handed {lease:?} back: {verdict:?}"));
+                self.releasing.remove(&(client, lease));
+            }
             Action::Released { lease, verdict } => {
                 self.tell(|| format!("client {client} released {lease:?}: {verdict:?}"));
                 self.released(client, lease, &verdict);
@@ -534,11 +586,24 @@ impl World {
                     self.violate(format!("client {client} lost a lease for nothing: {cause:?}"));
                 }
                 let holder = |actor: &Actor| {
-                    actor.client == client && matches!(actor.state, ActorState::Holding { lease: l, .. } if l == lease)
+                    let held = match actor.state {
+                        ActorState::Holding { lease, .. } | ActorState::Changing { lease, .. } => Some(lease),
+                        _ => None,
+                    };
+                    actor.client == client && held == Some(lease)
                 };
                 if let Some(actor) = self.actors.iter().position(holder) {
                     self.rest(actor);
                 }
+            }
+            Action::Amended { lease, result } => {
+                self.tell(|| format!("client {client} has changed {lease:?}: {result:?}"));
+                self.amended(client, lease, &result);
+            }
+            Action::Exported { lease, .. } if self.handed_back.remove(&(client, lease)) => {}
+            Action::Exported { lease, exported } => {
+                self.tell(|| format!("client {client} exports {lease:?}: {exported:?}"));
+                self.was_exported(client, lease, exported);
             }
             Action::Closed => {
                 self.tell(|| format!("client {client} has shut down"));
@@ -717,11 +782,13 @@ impl World {
             ActorState::Holding { lease, id, releases_at, fences } => {
                 if fences {
                     self.fence(actor, lease, id, releases_at);
+                } else if self.chance_of_change() {
+                    self.change(actor, lease);
                 } else {
                     self.release(actor, lease);
                 }
             }
-            ActorState::Releasing => {}
+            ActorState::Releasing | ActorState::Changing { .. } => {}
         }
     }
 
@@ -731,6 +798,9 @@ impl World {
             return;
         }
         self.actors[actor].left -= 1;
+        if !self.exported.is_empty() && self.random.permille(700) {
+            return self.resume(actor);
+        }
         let number = self.random.below(self.profile.names);
         let name = LockName::new(["a", "b"][number as usize]).expect("a name");
         let reenters = self.random.permille(self.profile.given_owners);
@@ -768,7 +838,9 @@ impl World {
         self.tell(|| format!("client {client} wants {waiter:?}: {text}"));
         let patient = patience == Patience::Wait(None);
         let (is_try, since) = (kind < 3, self.now);
-        self.actors[actor].state = ActorState::Waiting { waiter, name, owner, mode, is_kept, since, is_try, patient };
+        let resumes = None;
+        self.actors[actor].state =
+            ActorState::Waiting { waiter, name, owner, mode, is_kept, since, is_try, patient, resumes };
         self.actors[actor].turn += 1;
         if patient && self.random.permille(200) && self.now < FAULTS_END {
             let (turn, delay) = (self.actors[actor].turn, self.random.below(3 * SECOND));
@@ -797,12 +869,18 @@ impl World {
         let Some(actor) = self.waiting(client, waiter) else {
             return self.violate(format!("client {client}: {waiter:?} is granted a name and does not wait"));
         };
-        let ActorState::Waiting { name, owner, mode, is_kept, since, .. } = &self.actors[actor].state else {
+        let ActorState::Waiting { name, owner, mode, is_kept, since, resumes, .. } = &self.actors[actor].state else {
             return;
         };
-        let (name, owner, mode, is_kept, since) = (name.clone(), *owner, *mode, *is_kept, *since);
+        let (name, owner, mode, is_kept, since, resumes) = (name.clone(), *owner, *mode, *is_kept, *since, *resumes);
         self.summary.grants += 1;
-        self.check_order(client, &name, mode, since);
+        match resumes {
+            Some(exported) if exported.token != grant.token => {
+                self.violate(format!("client {client} resumes {exported:?} of {name} and gets {}", grant.token));
+            }
+            Some(exported) => self.delivered.push((client, grant.lease, exported)),
+            None => self.check_order(client, &name, mode, since),
+        }
         let is_held_already = self.beliefs.values().any(|b| b.name == name && b.owner == owner);
         let newest = self.newest.entry(name.clone()).or_insert(0);
         if mode == Mode::Exclusive && !is_held_already && grant.token.get() < *newest {
@@ -855,6 +933,116 @@ impl World {
             _ => self.summary.failed += 1,
         }
         self.rest(actor);
+    }
+
+    fn chance_of_change(&mut self) -> bool {
+        self.random.permille(self.profile.changes)
+    }
+
+    /// The holder changes its lease instead of giving it back.
+    fn change(&mut self, actor: usize, lease: LeaseKey) {
+        let client = self.actors[actor].client;
+        let life = self.clients[client].life;
+        let Some(belief) = self.beliefs.get_mut(&(client, lease)) else {
+            return self.rest(actor);
+        };
+        let lasts = Duration::from_millis(self.random.range(1_000..5_000));
+        let to = FencingToken::new(belief.token.get() + 1_000).expect("positive");
+        let amendment = match self.random.below(6) {
+            0 => Amendment::Extend(lasts),
+            1 if belief.mode == Mode::Exclusive && belief.name.as_str() == "a" => {
+                // The store may let others share the name before the holder hears of it.
+                belief.mode = Mode::READ;
+                Amendment::Downgrade
+            }
+            2 if belief.mode == Mode::Exclusive => Amendment::Raise(to),
+            _ => {
+                self.tell(|| format!("client {client} is to export {lease:?}"));
+                return self.event(client, life, Event::Export { lease });
+            }
+        };
+        self.tell(|| format!("client {client} changes {lease:?}: {amendment:?}"));
+        self.actors[actor].state = ActorState::Changing { lease, amendment };
+        self.actors[actor].turn += 1;
+        self.event(client, life, Event::Amend { lease, amendment });
+    }
+
+    fn amended(&mut self, client: usize, lease: LeaseKey, result: &Result<(), NotAmended>) {
+        let changes = |actor: &Actor| {
+            actor.client == client && matches!(actor.state, ActorState::Changing { lease: l, .. } if l == lease)
+        };
+        let Some(actor) = self.actors.iter().position(changes) else {
+            return;
+        };
+        let ActorState::Changing { amendment, .. } = self.actors[actor].state else {
+            return;
+        };
+        if let (Ok(()), Amendment::Raise(to), Some(belief)) =
+            (result, amendment, self.beliefs.get_mut(&(client, lease)))
+        {
+            belief.token = to;
+            let newest = self.newest.entry(belief.name.clone()).or_insert(0);
+            *newest = (*newest).max(to.get());
+        }
+        if self.profile.is_quick() && matches!(result, Err(NotAmended::Failed(_))) {
+            self.violate(format!("client {client}: {lease:?} is not changed: {result:?}"));
+        }
+        let id = LeaseId::from_u128(0);
+        let releases_at = self.now + self.random.below(SECOND);
+        self.actors[actor].state = ActorState::Holding { lease, id, releases_at, fences: false };
+        self.actors[actor].turn += 1;
+        let turn = self.actors[actor].turn;
+        self.at(releases_at, Happening::Actor { actor, turn });
+    }
+
+    fn was_exported(&mut self, client: usize, lease: LeaseKey, exported: Option<Exported>) {
+        let holds = |actor: &Actor| {
+            actor.client == client && matches!(actor.state, ActorState::Holding { lease: l, .. } if l == lease)
+        };
+        let (actor, exported) = match (self.actors.iter().position(holds), exported) {
+            (Some(actor), Some(exported)) => (actor, exported),
+            (Some(actor), None) => return self.release(actor, lease),
+            // It has just been lost.
+            (None, None) => return,
+            (None, Some(_)) => {
+                return self.violate(format!("client {client}: {lease:?} is exported, and nobody has asked for that"));
+            }
+        };
+        self.evicted.remove(&(client, lease));
+        if let Some(belief) = self.beliefs.remove(&(client, lease)) {
+            self.exported.push((exported, belief.name, belief.owner, belief.mode));
+        }
+        self.rest(actor);
+    }
+
+    /// The actor takes over an exported lease. Seldom it can be resumed once more after that.
+    fn resume(&mut self, actor: usize) {
+        let client = self.actors[actor].client;
+        let chosen = self.random.below(self.exported.len() as u64) as usize;
+        let (exported, name, owner, mode) =
+            if self.random.permille(100) { self.exported[chosen].clone() } else { self.exported.swap_remove(chosen) };
+        self.next_waiter += 1;
+        let waiter = WaiterId(self.next_waiter);
+        let now = self.clients[client].local(self.now);
+        let wish = Wish {
+            name: name.clone(),
+            owner,
+            reenters: true,
+            mode,
+            ttl: Duration::from_millis(2_000),
+            is_kept: true,
+            max_hold: None,
+            label: "".into(),
+            patience: Patience::Try(now + Duration::from_secs(5)),
+        };
+        self.tell(|| format!("client {client} resumes {exported:?} of {name}, {mode:?}, as {waiter:?}"));
+        let (since, resumes) = (self.now, Some(exported));
+        let (is_kept, is_try, patient) = (false, true, false);
+        self.actors[actor].state =
+            ActorState::Waiting { waiter, name, owner, mode, is_kept, since, is_try, patient, resumes };
+        self.actors[actor].turn += 1;
+        let life = self.clients[client].life;
+        self.event(client, life, Event::Resume { waiter, wish, exported });
     }
 
     fn release(&mut self, actor: usize, lease: LeaseKey) {
@@ -1018,12 +1206,16 @@ impl World {
             return;
         };
         let transaction = self.next_transaction();
-        let Some(prepared) = self.store.prepare_evict(transaction, &belief.name, belief.token.get()) else {
+        let clock = self.store_clock();
+        let evict = Request::Evict { name: belief.name.clone(), token: belief.token };
+        let Ok(prepared) = self.store.prepare(transaction, clock, &evict) else {
             return;
         };
+        if prepared.response != Response::Evicted(Amended::Done) {
+            return;
+        }
         self.tell(|| format!("an operator evicts token {} of {}", belief.token, belief.name));
         self.summary.evicted += 1;
-        let clock = self.store_clock();
         self.store.commit(transaction, clock, prepared);
         let ended: Vec<(usize, LeaseKey)> = self
             .beliefs
@@ -1070,7 +1262,8 @@ impl World {
         if takes_over && self.store.is_held(name, clock) {
             return self.violate(format!("{name} was taken over from a valid holder"));
         }
-        // Where no request comes late, a client that has been dead for long is passed over. (The one that decides lives.)
+        // Where neither a request comes late nor the client that decides has been held up, a client that has been dead for long is
+        // passed over. (The one that decides lives.)
         let grantees = match &transition.change {
             HolderChange::Exclusive(grantee) => std::slice::from_ref(grantee),
             HolderChange::Shared(grantees) => grantees,
@@ -1080,7 +1273,8 @@ impl World {
             |id| self.store.entries.get(&(name.clone(), id)).is_some_and(|e| e.client != Some(self.clients[client].id));
         let is_dead = |id| is_other(id) && self.store.dead_for(name, id, clock).is_some_and(|us| us > 3_000_000);
         let grants = !matches!(prepared.response, Response::Transitioned(None));
-        if self.profile.late_requests == 0 && grants && grantees.iter().any(|grantee| is_dead(grantee.id)) {
+        let is_prompt = self.profile.late_requests == 0 && self.clients[client].disturbed_at + SECOND < self.now;
+        if is_prompt && grants && grantees.iter().any(|grantee| is_dead(grantee.id)) {
             self.violate(format!("{name} was granted to a client that is dead"));
         }
     }

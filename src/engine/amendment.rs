@@ -1,0 +1,126 @@
+//! Changes of a lease that is held: a longer life, a share instead of the whole, a higher token.
+
+use super::action::{Action, Amendment, Failure, LeaseKey, NotAmended};
+use super::holding::{Amending, AmendmentState, HoldingState, relied_on};
+use super::{Engine, Epoch};
+use crate::clock::Moment;
+use crate::error::LossCause;
+use crate::name::LockName;
+use crate::protocol::{Amended, LeaseId, Mode};
+use crate::token::FencingToken;
+
+impl Engine {
+    pub(super) fn amend(&mut self, now: Moment, lease: LeaseKey, amendment: Amendment) {
+        let Some((name, id)) = self.leases.get(&lease).cloned() else {
+            return self.not_amended(lease, NotAmended::Lost(LossCause::Superseded));
+        };
+        let Some(holding) = self.names.get_mut(&name).and_then(|state| state.holding(id)) else {
+            return;
+        };
+        if amendment == Amendment::Downgrade && holding.claim.mode == Mode::READ {
+            return self.actions.push(Action::Amended { lease, result: Ok(()) });
+        }
+        if !matches!(amendment, Amendment::Extend(_)) && !holding.is_only(lease) {
+            return self.not_amended(lease, NotAmended::EnteredAgain);
+        }
+        holding.amendments.push_back(Amending { lease, amendment, state: AmendmentState::Pending });
+        self.advance(now, &name);
+    }
+
+    fn not_amended(&mut self, lease: LeaseKey, reason: NotAmended) {
+        self.actions.push(Action::Amended { lease, result: Err(reason) });
+    }
+
+    /// The store answered the amendment that is first in line.
+    pub(super) fn amended(&mut self, now: Moment, name: &LockName, id: LeaseId, sent_at: Moment, amended: Amended) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let Some(holding) = state.holding(id) else {
+            return;
+        };
+        match amended {
+            Amended::Locked => holding.put_off(now),
+            Amended::Done => self.conclude_amendment(now, name, id, sent_at),
+            Amended::NotHeld => match holding.amendments.front_mut() {
+                Some(Amending { amendment: Amendment::Extend(_), .. }) => {
+                    self.lose(now, name, id, LossCause::Superseded);
+                }
+                // It was taken away, or its owner holds it elsewhere as well: the next look tells.
+                Some(amending) => {
+                    amending.state = AmendmentState::Refused;
+                    holding.settle(&self.heartbeat);
+                    holding.epoch = Epoch::default();
+                }
+                None => {}
+            },
+        }
+    }
+
+    /// The amendment that is first in line took effect. `sent_at`: before it did.
+    fn conclude_amendment(&mut self, now: Moment, name: &LockName, id: LeaseId, sent_at: Moment) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let Some((holding, done)) = state.holding(id).and_then(|h| h.amendments.pop_front().map(|done| (h, done)))
+        else {
+            return;
+        };
+        match done.amendment {
+            Amendment::Extend(lasts) => holding.deadline = holding.deadline.max(sent_at + relied_on(lasts)),
+            Amendment::Raise(token) => {
+                let former = std::mem::replace(&mut holding.token, token);
+                holding.former_tokens.push(former);
+            }
+            Amendment::Downgrade => {
+                holding.claim.mode = Mode::READ;
+                // Others that share may come in beside it.
+                state.read_at = Some(now);
+            }
+        }
+        self.actions.push(Action::Amended { lease: done.lease, result: Ok(()) });
+        self.admit(now, name, id);
+    }
+
+    /// The store was asked whether a holding stands, and it does, with this token.
+    pub(super) fn looked_up(&mut self, now: Moment, name: &LockName, id: LeaseId, token: FencingToken) {
+        let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
+            return;
+        };
+        let Some(first) = holding.amendments.front().copied().filter(|a| a.state == AmendmentState::LookingUp) else {
+            return;
+        };
+        if first.amendment == Amendment::Raise(token) {
+            // An earlier request took effect, and the owner has entered elsewhere since.
+            return self.conclude_amendment(now, name, id, now);
+        }
+        holding.amendments.pop_front();
+        self.not_amended(first.lease, NotAmended::EnteredAgain);
+        self.admit(now, name, id);
+    }
+
+    /// The store did not answer the amendment that is first in line. After a conversion it is not known what the lease has become.
+    pub(super) fn amendment_failed(&mut self, now: Moment, name: &LockName, id: LeaseId, failure: Failure) {
+        let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
+            return;
+        };
+        let Some(failed) = holding.amendments.pop_front() else {
+            return;
+        };
+        let is_known = matches!(failed.amendment, Amendment::Extend(_));
+        holding.lingers |= !is_known;
+        self.not_amended(failed.lease, NotAmended::Failed(failure));
+        if !is_known {
+            self.lose(now, name, id, LossCause::Superseded);
+        }
+    }
+}
+
+impl super::Holding {
+    /// Whether this lease alone holds it.
+    pub(super) fn is_only(&self, lease: LeaseKey) -> bool {
+        let is_alone =
+            matches!(&self.state, HoldingState::Held(leases) if matches!(&leases[..], [only] if only.key == lease));
+        is_alone && self.leaving.is_empty()
+    }
+}

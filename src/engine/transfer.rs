@@ -1,0 +1,174 @@
+//! A lease on its way from one process to another.
+
+use std::time::Duration;
+
+use super::action::{Action, Exported, LeaseKey, NotAmended, Refusal, WaiterId, Wish};
+use super::name::{Detachment, FIRST_PAUSE, LATE_EFFECT, Waiter, WaiterState};
+use super::{Engine, enter};
+use crate::clock::Moment;
+use crate::error::LossCause;
+use crate::mutation::{Mutation, is_on};
+use crate::name::LockName;
+use crate::protocol::{Amended, Claim, LeaseId, Mode};
+use crate::token::FencingToken;
+
+impl Engine {
+    /// Lets go of a lease that another process is to resume: the heartbeat of this client keeps it no more.
+    /// `renamed`: the identity that it is to have.
+    pub(super) fn export(&mut self, now: Moment, lease: LeaseKey, renamed: Option<LeaseId>) {
+        let Some((name, id)) = self.leases.get(&lease).cloned() else {
+            return self.actions.push(Action::Exported { lease, exported: None });
+        };
+        let Some(state) = self.names.get_mut(&name) else {
+            return;
+        };
+        let Some(i) = state.holdings.iter().position(|holding| holding.id() == id && holding.is_only(lease)) else {
+            return self.actions.push(Action::Exported { lease, exported: None });
+        };
+        let holding = state.holdings.remove(i);
+        let lingers = holding.lingers || state.is_busy;
+        state.detach(&holding.claim, holding.token, renamed, now, lingers);
+        if lingers {
+            state.withdraw_others(id, holding.token, now);
+        }
+        self.leases.remove(&lease);
+        for amending in holding.amendments {
+            let result = Err(NotAmended::Lost(LossCause::Superseded));
+            self.actions.push(Action::Amended { lease: amending.lease, result });
+        }
+        let exported = Exported { id: renamed.unwrap_or(id), token: holding.token };
+        self.actions.push(Action::Exported { lease, exported: Some(exported) });
+        self.advance(now, &name);
+    }
+
+    /// Takes over a lease that a process has exported. An exclusive lease is entered as the same owner, and the exported holding
+    /// withdrawn after that: so it can be resumed again as long as nobody has it. One that is shared changes its client.
+    pub(super) fn resume(&mut self, now: Moment, id: WaiterId, wish: Wish, exported: Exported) {
+        if self.is_closing {
+            return self.refuse(id, Refusal::Closed);
+        }
+        let (claim_id, client, holder) = (self.new_id(), self.heartbeat.client, self.holder.clone());
+        let state = self.names.entry(wish.name.clone()).or_default();
+        let Wish { name, owner, mode, ttl, is_kept, max_hold, label, patience, .. } = wish;
+        let is_alone = mode == Mode::Exclusive;
+        let held = state.holdings.iter_mut().find(|h| h.can_be_entered() && h.claim.owner == owner && is_alone);
+        if let Some(holding) = held {
+            if holding.token != exported.token {
+                return self.refuse(id, Refusal::Lost);
+            }
+            holding.want(now, ttl, is_kept);
+            let grant = enter(holding, now, max_hold, &mut self.next_lease);
+            self.leases.insert(grant.lease, (name.clone(), grant.id));
+            self.actions.push(Action::Granted { waiter: id, grant });
+            return self.advance(now, &name);
+        }
+        let waiter_state = if is_alone { WaiterState::New } else { WaiterState::Granted(exported.token) };
+        let waiter = Waiter {
+            id,
+            claim: Claim { name: name.clone(), id: claim_id, owner, client, is_kept, mode, ttl, holder, label },
+            reenters: true,
+            max_hold,
+            since: now,
+            patience,
+            state: waiter_state,
+            lingers: false,
+            may_join: is_alone,
+            resumes: Some(exported),
+            ask_at: now,
+        };
+        self.patience.extend(waiter.ends_at().map(|at| (at, id)));
+        state.push_waiter(waiter);
+        self.waiters.insert(id, name.clone());
+        self.advance(now, &name);
+    }
+
+    /// A waiter that resumes a lease has joined a holding of its owner. `false`: it is not the holding that was exported.
+    pub(super) fn joined_as_exported(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        id: LeaseId,
+        token: FencingToken,
+    ) -> bool {
+        let Some(state) = self.names.get_mut(name) else {
+            return false;
+        };
+        let Some(waiter) = state.waiter(id) else {
+            return true;
+        };
+        let waiter_id = waiter.id;
+        match waiter.resumes {
+            Some(exported) if exported.token != token => {
+                state.withdraw(id, now, false);
+                self.leave(now, waiter_id, Some(Refusal::Lost));
+                false
+            }
+            _ => true,
+        }
+    }
+
+    /// A resumed lease is in the hands of its caller: the exported one, beside which it was joined, goes.
+    pub(super) fn delivered(&mut self, now: Moment, lease: LeaseKey, exported: Exported) {
+        let Some((name, id)) = self.leases.get(&lease).cloned() else {
+            return;
+        };
+        if let Some(state) = self.names.get_mut(&name).filter(|_| id != exported.id) {
+            state.withdraw(exported.id, now, false);
+        }
+        self.advance(now, &name);
+    }
+
+    /// Nobody has got a resumed lease. One that was joined is given back, and the exported one stays; one that was adopted becomes
+    /// the exported one again.
+    pub(super) fn hand_back(&mut self, now: Moment, lease: LeaseKey, exported: Exported) {
+        let known = self.leases.get(&lease).and_then(|(name, id)| self.names.get_mut(name)?.holding(*id));
+        match known {
+            Some(holding) if holding.is_adopted => self.export(now, lease, Some(exported.id)),
+            _ => self.release(now, lease, Duration::ZERO),
+        }
+    }
+
+    /// The store has answered that this client keeps an exported lease no more.
+    pub(super) fn detached(&mut self, now: Moment, name: &LockName, id: LeaseId, amended: Option<Amended>) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        match amended {
+            Some(amended @ (Amended::Done | Amended::NotHeld)) => {
+                // What has expired cannot be resumed any more, and a heartbeat would revive it.
+                if amended == Amended::NotHeld {
+                    state.withdraw(id, now, false);
+                }
+                state.detachments.iter_mut().filter(|other| other.id == id).for_each(|other| other.is_done = true);
+                state.detachments.retain(|other| other.id != id || other.until.is_some_and(|until| until > now));
+            }
+            Some(Amended::Locked) | None => {}
+        }
+        state.detachments.iter_mut().filter(|d| d.id == id).for_each(|detachment| detachment.put_off(now));
+    }
+}
+
+impl super::name::Name {
+    /// Takes the heartbeat of this client away from a lease that it does not hold any more.
+    pub(super) fn detach(
+        &mut self,
+        claim: &Claim,
+        token: FencingToken,
+        renamed: Option<LeaseId>,
+        now: Moment,
+        lingers: bool,
+    ) {
+        if is_on(Mutation::KeepExported) {
+            return;
+        }
+        let (until, pause) = (lingers.then(|| now + LATE_EFFECT), FIRST_PAUSE);
+        let Claim { id, client, ttl, .. } = *claim;
+        self.detachments.push(Detachment { id, renamed, token, client, ttl, due: now, pause, until, is_done: false });
+    }
+
+    /// Ends what a late request makes of an acquisition whose holding was exported, but not that holding.
+    fn withdraw_others(&mut self, id: LeaseId, exported: FencingToken, now: Moment) {
+        self.withdraw(id, now, true);
+        self.withdrawals.iter_mut().filter(|other| other.id == id).for_each(|other| other.except = Some(exported));
+    }
+}
