@@ -6,6 +6,9 @@
 //!
 //! No verb waits in the server for another client's transaction.
 
+#[cfg(test)]
+#[allow(clippy::expect_used, clippy::panic, clippy::print_stdout, dead_code, reason = "tests")]
+pub(crate) mod differential;
 pub(crate) mod failover;
 #[cfg(test)]
 pub(crate) mod memory;
@@ -16,6 +19,9 @@ pub(crate) mod postgres;
 pub(crate) mod records;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the stores will need")]
+pub(crate) mod stored;
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,0 +1,139 @@
+//! How rows stand in the tables: written and read in one way on every database.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use sqlx::{ColumnIndex, Decode, Type};
+
+use crate::owner::Owner;
+use crate::protocol::{ClientId, EntryRow, EntryState, Holder, HolderNow, LeaseId, LeaseRow, Mode};
+
+/// What stands in `sqlock_lease.id` of a name that was released, and is kept from others until it expires.
+pub(crate) const KEPT: &str = "kept";
+
+/// What stands there while the entries of the name hold it.
+pub(crate) const ENTRIES: &str = "entries";
+
+/// Nobody, in any column that identifies somebody.
+pub(crate) const NOBODY: &str = "";
+
+/// A row of any database, with columns of the types that the tables have.
+pub(crate) trait Stored: sqlx::Row {
+    fn number(&self, column: &str) -> Result<i64, sqlx::Error>;
+    fn text(&self, column: &str) -> Result<String, sqlx::Error>;
+}
+
+impl<R> Stored for R
+where
+    R: sqlx::Row,
+    for<'a> &'a str: ColumnIndex<R>,
+    for<'a> i64: Decode<'a, R::Database> + Type<R::Database>,
+    for<'a> String: Decode<'a, R::Database> + Type<R::Database>,
+{
+    fn number(&self, column: &str) -> Result<i64, sqlx::Error> {
+        self.try_get(column)
+    }
+
+    fn text(&self, column: &str) -> Result<String, sqlx::Error> {
+        self.try_get(column)
+    }
+}
+
+/// Reads an identity. Empty: there is none.
+pub(crate) fn identity<T: FromStr>(text: &str) -> Result<Option<T>, sqlx::Error>
+where
+    T::Err: std::error::Error + Send + Sync + 'static,
+{
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|error| sqlx::Error::Decode(Box::new(error)))
+}
+
+/// What is left, in microseconds. `None`: nothing.
+pub(crate) fn remaining(us: i64) -> Option<Duration> {
+    u64::try_from(us).ok().filter(|us| *us > 0).map(Duration::from_micros)
+}
+
+pub(crate) fn holder(id: &str) -> Result<Holder, sqlx::Error> {
+    Ok(match id {
+        KEPT => Holder::Kept,
+        ENTRIES => Holder::Entries,
+        id => identity(id)?.map_or(Holder::Nobody, Holder::Lease),
+    })
+}
+
+pub(crate) fn holder_text(holder: Holder) -> String {
+    match holder {
+        Holder::Nobody => NOBODY.into(),
+        Holder::Kept => KEPT.into(),
+        Holder::Entries => ENTRIES.into(),
+        Holder::Lease(id) => id.to_string(),
+    }
+}
+
+/// The client whose heartbeat keeps something, as it stands in a row.
+pub(crate) fn client_text(client: Option<ClientId>) -> String {
+    client.map_or_else(String::new, |client| client.to_string())
+}
+
+impl Mode {
+    /// The columns `units` and `permits`.
+    pub(crate) fn stored(self) -> (i64, i64) {
+        match self {
+            Self::Exclusive => (0, 0),
+            Self::Shared { units, permits } => (units.into(), permits.into()),
+        }
+    }
+
+    pub(crate) fn from_stored(units: i64, permits: i64) -> Self {
+        let number = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
+        if units <= 0 { Self::Exclusive } else { Self::Shared { units: number(units), permits: number(permits) } }
+    }
+}
+
+/// Reads the columns `id, owner, token, remaining, waiting, lost`. `remaining` counts by expiry and heartbeat, whoever holds.
+pub(crate) fn lease_row(row: &impl Stored) -> Result<LeaseRow, sqlx::Error> {
+    let holder = holder(&row.text("id")?)?;
+    let counts = matches!(holder, Holder::Lease(_) | Holder::Kept);
+    Ok(LeaseRow {
+        holder,
+        owner: identity::<Owner>(&row.text("owner")?)?,
+        token: row.number("token")?,
+        remaining: remaining(row.number("remaining")?).filter(|_| counts),
+        waiting: row.number("waiting")?,
+        lost: row.number("lost")?,
+    })
+}
+
+/// Reads the columns `entry_id, entry_client, entry_owner, is_kept, units, permits, entry_token, ttl, arrived_at, entry_remaining`.
+/// `is_kept` is a number. `None`: `entry_id` is empty, as a name without entries is read with one row.
+pub(crate) fn entry_row(row: &impl Stored) -> Result<Option<EntryRow>, sqlx::Error> {
+    let Some(id) = identity::<LeaseId>(&row.text("entry_id")?)? else {
+        return Ok(None);
+    };
+    let state = match row.number("entry_token")? {
+        0 => EntryState::Waiting,
+        token => EntryState::Holding(token),
+    };
+    Ok(Some(EntryRow {
+        id,
+        client: identity(&row.text("entry_client")?)?,
+        owner: identity(&row.text("entry_owner")?)?,
+        is_kept: row.number("is_kept")? != 0,
+        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
+        state,
+        ttl: remaining(row.number("ttl")?).unwrap_or_default(),
+        arrived: row.number("arrived_at")?,
+        remaining: remaining(row.number("entry_remaining")?),
+    }))
+}
+
+/// What a row tells those who were refused.
+pub(crate) fn holder_now(row: &LeaseRow) -> HolderNow {
+    match row {
+        LeaseRow { holder: Holder::Entries, .. } => HolderNow::Unknown,
+        LeaseRow { remaining: Some(remaining), owner, .. } => HolderNow::Valid { owner: *owner, remaining: *remaining },
+        _ => HolderNow::Vacant,
+    }
+}
