@@ -7,6 +7,31 @@ mod records;
 mod rows;
 mod session;
 
+// Its macros are known to the modules below.
+#[cfg(test)]
+#[macro_use]
+#[rustfmt::skip]
+mod clauses;
+
+#[cfg(test)]
+#[allow(clippy::expect_used, clippy::panic, reason = "tests")]
+mod differential;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+mod fence;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+mod heartbeat;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+mod lease;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+mod queue;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+mod store;
+
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::pin::Pin;

@@ -1,0 +1,48 @@
+//! What several statements have in common: macros for pieces of SQL, laid out to be read.
+
+/// Microseconds since the epoch. `unixepoch('subsec')` would need SQLite 3.42. A statement that writes reads the clock after it has
+/// waited for the write lock. The clock has milliseconds, and stands still during a statement.
+macro_rules! now {
+    () => {
+        "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)"
+    };
+}
+
+/// [`GRANT`](crate::protocol::timing::GRANT) in microseconds.
+macro_rules! grant {
+    () => {
+        "3000000"
+    };
+}
+
+/// Until when a row of `sqlock_lease` is valid, by its own expiry and the heartbeat of its client, if that has a row.
+macro_rules! lease_until {
+    ($row:literal) => {
+        concat!("max(", $row, ".expires_at, coalesce((SELECT c.beat_at + ", $row, ".ttl
+                     FROM sqlock_client AS c WHERE c.id = ", $row, ".client), 0))")
+    };
+}
+
+/// The same of a row of `sqlock_entry`.
+macro_rules! entry_until {
+    ($row:literal) => {
+        concat!("max(", $row, ".expires_at, coalesce((SELECT c.beat_at + CASE ", $row, ".token WHEN 0 THEN ",
+                grant!(), " ELSE ", $row, ".ttl END
+                     FROM sqlock_client AS c WHERE c.id = ", $row, ".client), 0))")
+    };
+}
+
+/// What [`lease_row`](crate::backend::stored::lease_row) reads. SQLite needs no mark that somebody waits: it looks.
+macro_rules! lease_columns {
+    () => {
+        concat!("l.id, l.owner, l.token, ", lease_until!("l"), " - ",
+                now!(), " AS remaining, 0 AS waiting, l.lost")
+    };
+}
+
+/// Whether an entry of the name `$1` waits.
+macro_rules! awaited {
+    () => {
+        "EXISTS (SELECT 1 FROM sqlock_entry AS w WHERE w.name = $1 AND w.token = 0)"
+    };
+}

@@ -1,0 +1,178 @@
+//! SQLite against the model.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteRow, SqliteSynchronous};
+use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
+
+use super::store;
+use crate::backend::differential::{Database, Tables, compare};
+use crate::backend::memory::{Client, Entry, Key, Lease};
+use crate::backend::stored::{Stored as _, holder, identity};
+use crate::backend::{Job, micros};
+use crate::coordinator::tests::{clients_share_a_store, storm};
+use crate::name::LockName;
+use crate::operation::{Connect, Connection};
+use crate::protocol::{ClientId, EntryState, LeaseId, Mode, Request, Response};
+use crate::token::FencingToken;
+
+const TABLES: &str = include_str!("tables.sql");
+
+/// Opens a connection to a file with the tables.
+pub(super) async fn open(file: &Path) -> SqliteConnection {
+    let options = SqliteConnectOptions::new()
+        .filename(file)
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Off)
+        .busy_timeout(Duration::from_secs(5))
+        .disable_statement_logging();
+    let mut conn = options.connect().await.expect("a connection");
+    sqlx::raw_sql(TABLES).execute(&mut conn).await.expect("the tables");
+    conn
+}
+
+struct Sqlite {
+    connections: [SqliteConnection; 3],
+    /// For what is no request.
+    own: SqliteConnection,
+}
+
+impl Sqlite {
+    async fn rows(&mut self, sql: &'static str, key: &str) -> Vec<SqliteRow> {
+        sqlx::query(sql).bind(key).fetch_all(&mut self.own).await.expect("rows")
+    }
+}
+
+impl Database for Sqlite {
+    const MARKS: bool = false;
+    const LOCKS_ROWS: bool = false;
+    const TICK: Duration = Duration::from_millis(2);
+
+    async fn execute(&mut self, connection: usize, request: &Request) -> Result<Response, sqlx::Error> {
+        store::execute(&mut self.connections[connection], request).await
+    }
+
+    async fn fence(&mut self, _: &LockName, _: LeaseId, _: FencingToken) -> bool {
+        unreachable!("no row is locked")
+    }
+
+    async fn lock(&mut self, _: &Key) {
+        unreachable!("no row is locked")
+    }
+
+    async fn unlock(&mut self) {}
+
+    async fn move_back(&mut self, names: &[LockName], clients: &[ClientId], by: Duration) {
+        const LEASE: &str = "
+UPDATE sqlock_lease
+   SET expires_at = expires_at - $2, acquired_at = acquired_at - $2, token = iif(token = 0, 0, token - $2),
+       lost = iif(lost = 0, 0, lost - $2)
+ WHERE name = $1";
+        const ENTRY: &str = "
+UPDATE sqlock_entry
+   SET expires_at = expires_at - $2, acquired_at = acquired_at - $2, arrived_at = arrived_at - $2,
+       token = iif(token = 0, 0, token - $2)
+ WHERE name = $1";
+        const CLIENT: &str = "UPDATE sqlock_client SET beat_at = beat_at - $2 WHERE id = $1";
+        let names = names.iter().flat_map(|name| [LEASE, ENTRY].map(|sql| (sql, name.to_string())));
+        for (sql, key) in names.chain(clients.iter().map(|client| (CLIENT, client.to_string()))) {
+            sqlx::query(sql).bind(key).bind(micros(by)).execute(&mut self.own).await.expect("rows move back");
+        }
+    }
+
+    async fn tables(&mut self, names: &[LockName], clients: &[ClientId]) -> Tables {
+        let mut tables = Tables::default();
+        let read = "what stands in a row can be read";
+        for client in clients {
+            for row in self.rows("SELECT * FROM sqlock_client WHERE id = $1", &client.to_string()).await {
+                tables.clients.insert(*client, client_of(&row).expect(read));
+            }
+        }
+        for name in names {
+            for row in self.rows("SELECT * FROM sqlock_lease WHERE name = $1", name.as_str()).await {
+                tables.leases.insert(name.clone(), lease_of(&row).expect(read));
+            }
+            for row in self.rows("SELECT * FROM sqlock_entry WHERE name = $1", name.as_str()).await {
+                let (id, entry) = entry_of(&row).expect(read);
+                tables.entries.insert((name.clone(), id), entry);
+            }
+        }
+        tables
+    }
+}
+
+fn client_of(row: &SqliteRow) -> Result<Client, sqlx::Error> {
+    Ok(Client { beat_at: row.number("beat_at")?, notice: row.number("notice")? })
+}
+
+fn lease_of(row: &SqliteRow) -> Result<Lease, sqlx::Error> {
+    Ok(Lease {
+        holder: holder(&row.text("id")?)?,
+        owner: identity(&row.text("owner")?)?,
+        client: identity(&row.text("client")?)?,
+        token: row.number("token")?,
+        ttl: row.number("ttl")?,
+        expires_at: row.number("expires_at")?,
+        waiting: 0,
+        lost: row.number("lost")?,
+    })
+}
+
+fn entry_of(row: &SqliteRow) -> Result<(LeaseId, Entry), sqlx::Error> {
+    let entry = Entry {
+        client: identity(&row.text("client")?)?,
+        owner: identity(&row.text("owner")?)?,
+        is_kept: row.number("is_kept")? != 0,
+        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
+        state: match row.number("token")? {
+            0 => EntryState::Waiting,
+            token => EntryState::Holding(token),
+        },
+        arrived: row.number("arrived_at")?,
+        ttl: row.number("ttl")?,
+        expires_at: row.number("expires_at")?,
+    };
+    Ok((identity(&row.text("id")?)?.ok_or(sqlx::Error::RowNotFound)?, entry))
+}
+
+#[tokio::test]
+async fn requests_answer_as_the_model_does() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("differential.db");
+    let connections = [open(&file).await, open(&file).await, open(&file).await];
+    let mut database = Sqlite { connections, own: open(&file).await };
+    compare(&mut database).await;
+    for conn in database.connections.into_iter().chain([database.own]) {
+        conn.close().await.expect("closed");
+    }
+}
+
+/// A file that clients share.
+struct File(PathBuf);
+
+impl Connect for File {
+    fn connect(&self) -> Job<'_, Box<dyn Connection>> {
+        Box::pin(async { Ok(Box::new(open(&self.0).await) as Box<dyn Connection>) })
+    }
+}
+
+impl Connection for SqliteConnection {
+    fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response> {
+        Box::pin(store::execute(self, request))
+    }
+
+    fn close(self: Box<Self>) -> Job<'static, ()> {
+        Box::pin(sqlx::Connection::close(*self))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn clients_share_a_file() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = Arc::new(File(directory.path().join("clients.db")));
+    clients_share_a_store(file.clone(), "").await;
+    storm(file, "").await;
+}

@@ -1,0 +1,336 @@
+//! The queue of a name: who waits, and who is let in.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+use sqlx::SqliteConnection;
+use sqlx::sqlite::SqliteRow;
+
+use super::store::{SqliteQuery, rows, transaction};
+use crate::backend::micros;
+use crate::backend::stored::{
+    Stored as _, client_text, entry_row, holder_now, holder_text, identity, lease_row, remaining,
+};
+use crate::name::LockName;
+use crate::protocol::{
+    Claim, Enqueue, EntryState, Granted, Grantee, Holder, HolderChange, HolderNow, LeaseId, Mode, Polled, Presence,
+    Queue, Transition,
+};
+use crate::token::FencingToken;
+
+// $1 name, $2 JSON [[id, owner, client, is_kept, units, permits, ttl, age, holder, label], …]. The clock has milliseconds: an entry
+// that arrives now comes after all that are there, and after those before it in the batch.
+#[rustfmt::skip]
+const ENQUEUE: &str = concat!("
+BEGIN IMMEDIATE;
+INSERT INTO sqlock_lease (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)
+VALUES ($1, '', '', '', 0, 0, 0, 0, '', '')
+    ON CONFLICT (name) DO NOTHING;
+INSERT INTO sqlock_entry (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at, acquired_at,
+                          holder, label)
+SELECT $1, c.value ->> 0, c.value ->> 1, c.value ->> 2, c.value ->> 3, c.value ->> 4, c.value ->> 5, 0, c.value ->> 6,
+       CASE WHEN c.value ->> 7 > 0 THEN ", now!(), " - (c.value ->> 7)
+            ELSE c.key + max(", now!(), ", coalesce((SELECT max(w.arrived_at) + 1 FROM sqlock_entry AS w
+                                                      WHERE w.name = $1 AND w.token = 0), 0)) END,
+       ", now!(), " + ", grant!(), ", 0, c.value ->> 8, c.value ->> 9
+  FROM json_each($2) AS c
+ WHERE NOT EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = $1 AND l.id = c.value ->> 0)
+    ON CONFLICT (name, id) DO NOTHING;
+SELECT ", lease_columns!(), " FROM sqlock_lease AS l WHERE l.name = $1;
+COMMIT");
+
+/// Adds waiting entries to a name. Entries that are there already stay. Returns how the name stands.
+pub(super) async fn enqueue(conn: &mut SqliteConnection, entries: &[Enqueue]) -> Result<HolderNow, sqlx::Error> {
+    let Some(first) = entries.first() else {
+        return Ok(HolderNow::Unknown);
+    };
+    let batch = Value::from_iter(entries.iter().map(|Enqueue { claim, age }| {
+        let (units, permits) = claim.mode.stored();
+        json!([
+            claim.id.to_string(),
+            claim.owner.to_string(),
+            claim.client.to_string(),
+            i64::from(claim.is_kept),
+            units,
+            permits,
+            micros(claim.ttl),
+            micros(*age),
+            &*claim.holder,
+            &*claim.label,
+        ])
+    }));
+    let query = sqlx::query(ENQUEUE).bind(first.claim.name.as_str()).bind(batch.to_string());
+    let rows = transaction(conn, query).await?;
+    Ok(holder_now(&lease_row(rows.first().ok_or(sqlx::Error::RowNotFound)?)?))
+}
+
+// $1 name, $2 JSON [id, …]. What holds, and at least one row; then what waits. How many wait ahead is counted in one pass over the queue,
+// up to the last entry that is asked for.
+#[rustfmt::skip]
+const POLL: &str = concat!("
+SELECT ", lease_columns!(), ", coalesce(e.id, '') AS entry_id, e.token AS entry_token, 0 AS ahead,
+       ", entry_until!("e"), " - ", now!(), " AS entry_remaining
+  FROM sqlock_lease AS l
+       LEFT JOIN sqlock_entry AS e ON e.name = $1 AND e.token > 0 AND e.id IN (SELECT x.value FROM json_each($2) AS x)
+ WHERE l.name = $1
+ UNION ALL
+SELECT ", lease_columns!(), ", q.id AS entry_id, 0 AS entry_token, q.ahead, q.until - ", now!(), " AS entry_remaining
+  FROM sqlock_lease AS l
+       JOIN (SELECT w.id, ", entry_until!("w"), " AS until,
+                    count(*) FILTER (WHERE ", entry_until!("w"), " > ", now!(), ")
+                        OVER (ORDER BY w.arrived_at, w.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS ahead
+               FROM sqlock_entry AS w
+              WHERE w.name = $1 AND w.token = 0
+                AND w.arrived_at <= (SELECT max(o.arrived_at) FROM json_each($2) AS x CROSS JOIN sqlock_entry AS o
+                                         ON o.name = $1 AND o.id = x.value AND o.token = 0)) AS q
+ WHERE l.name = $1 AND q.id IN (SELECT x.value FROM json_each($2) AS x)");
+
+/// Reads the row of a name and how some acquisitions stand in it.
+pub(super) async fn poll(
+    conn: &mut SqliteConnection,
+    name: &LockName,
+    ids: &[LeaseId],
+) -> Result<Option<Polled>, sqlx::Error> {
+    let asked = Value::from_iter(ids.iter().map(LeaseId::to_string));
+    let rows = rows(conn, sqlx::query(POLL).bind(name.as_str()).bind(asked.to_string())).await?;
+    let Some(first) = rows.first() else {
+        return Ok(None);
+    };
+    let row = lease_row(first)?;
+    let entry = |row: &SqliteRow| -> Result<_, sqlx::Error> {
+        let Some(id) = identity::<LeaseId>(&row.text("entry_id")?)? else {
+            return Ok(None);
+        };
+        let remaining = remaining(row.number("entry_remaining")?);
+        let state = match row.number("entry_token")? {
+            0 => EntryState::Waiting,
+            token => EntryState::Holding(token),
+        };
+        Ok(Some((id, ((state, remaining), u32::try_from(row.number("ahead")?).unwrap_or(u32::MAX)))))
+    };
+    let entries: HashMap<LeaseId, _> =
+        rows.iter().filter_map(|row| entry(row).transpose()).collect::<Result<_, _>>()?;
+    let presence = |id: &LeaseId| {
+        let (entry, ahead) = entries.get(id).map_or((None, 0), |(entry, ahead)| (Some(*entry), *ahead));
+        Presence::of(*id, &row, entry, ahead)
+    };
+    let presences = ids.iter().map(presence).collect();
+    Ok(Some(Polled { row, presences }))
+}
+
+/// A row of the name with one of `$entry`.
+#[rustfmt::skip]
+macro_rules! with_entry {
+    ($join:literal, $entry:literal) => {
+        concat!("
+SELECT ", lease_columns!(), ", coalesce(e.id, '') AS entry_id, e.client AS entry_client, e.owner AS entry_owner, e.is_kept,
+       e.units, e.permits, e.token AS entry_token, e.ttl, e.arrived_at, ", entry_until!("e"), " - ", now!(), " AS entry_remaining
+  FROM sqlock_lease AS l ", $join, " ", $entry, "
+ WHERE l.name = $1")
+    };
+}
+
+// $1 name, $2 limit. What holds, and at least one row; then what waits. After a bare `LIMIT $2`, SQLite plans the statement anew with
+// every value that is bound, which costs six times as much as the statement.
+#[rustfmt::skip]
+const READ: &str = concat!(
+with_entry!("LEFT JOIN", "sqlock_entry AS e ON e.name = $1 AND e.token > 0"), "
+ UNION ALL",
+with_entry!("JOIN", "(SELECT * FROM sqlock_entry WHERE name = $1 AND token = 0 ORDER BY arrived_at, id LIMIT $2 + 0) AS e"));
+
+/// Reads a name and its entries: all that hold, and the first `limit` that wait.
+pub(super) async fn read(
+    conn: &mut SqliteConnection,
+    name: &LockName,
+    limit: u32,
+) -> Result<Option<Queue>, sqlx::Error> {
+    // One more, to know whether there are more.
+    let rows = rows(conn, sqlx::query(READ).bind(name.as_str()).bind(i64::from(limit) + 1)).await?;
+    let Some(first) = rows.first() else {
+        return Ok(None);
+    };
+    let row = lease_row(first)?;
+    let entries: Result<Vec<_>, _> = rows.iter().filter_map(|row| entry_row(row).transpose()).collect();
+    let mut queue = Queue { row, entries: entries?, is_cut_off: false };
+    queue.entries.sort_by_key(|entry| (entry.state == EntryState::Waiting, entry.arrived, entry.id));
+    let holding = queue.holding().count();
+    queue.is_cut_off = queue.entries.len() - holding > limit as usize;
+    queue.entries.truncate(holding + limit as usize);
+    Ok(Some(queue))
+}
+
+/// The entry is among those to delete.
+macro_rules! expired {
+    ($row:literal) => {
+        concat!($row, ".id IN (SELECT x.value FROM json_each($5) AS x)")
+    };
+}
+
+/// A transition: decides, tells the clients that lose something, deletes what has expired, and lets `$then` write who holds.
+///
+/// $1 name; as it was seen: $2 holder, $3 token; $4 whether the holder gives up, $5 JSON [expired, …], $6 entries that hold at most so
+/// many units may not stay, $7 whether nobody may wait, $8 JSON [[grantee, ttl], …].
+///
+/// The first statement decides and leaves its mark for the others: until the last one writes the token anew, it is `-1 - token`,
+/// which nobody outside this transaction ever sees. The token after this one is then at least `-l.token`.
+#[rustfmt::skip]
+macro_rules! transition {
+    ($then:expr) => {
+        concat!("
+BEGIN IMMEDIATE;
+UPDATE sqlock_lease AS l
+   SET token = -1 - l.token,
+       lost = max(l.lost, CASE WHEN $4 OR l.id IN ('', 'kept', 'entries') THEN 0 ELSE l.token END,
+                  coalesce((SELECT max(e.token) FROM sqlock_entry AS e
+                             WHERE e.name = $1 AND e.token > 0 AND e.owner <> '' AND ", expired!("e"), "
+                               AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS o      -- of one owner, with the same token
+                                                WHERE o.name = $1 AND o.token = e.token AND NOT ", expired!("o"), ")), 0))
+ WHERE l.name = $1 AND l.id = $2 AND l.token = $3
+   AND (l.id IN ('', 'entries') OR $4 AND l.id <> 'kept' OR ", lease_until!("l"), " <= ", now!(), ")
+   AND json_array_length($5) = (SELECT count(*) FROM json_each($5) AS x CROSS JOIN sqlock_entry AS e ON e.name = $1 AND e.id = x.value
+                                 WHERE ", entry_until!("e"), " <= ", now!(), ")
+   AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS e
+                    WHERE e.name = $1 AND e.token > 0 AND e.units <= $6 AND NOT ", expired!("e"), ")
+   AND NOT ($7 AND EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = $1 AND e.token = 0 AND NOT ", expired!("e"), "))
+   AND json_array_length($8) = (SELECT count(*)
+                                  FROM json_each($8) AS g CROSS JOIN sqlock_entry AS e ON e.name = $1 AND e.id = g.value ->> 0
+                                 WHERE e.token = 0 AND NOT ", expired!("e"), ");
+INSERT INTO sqlock_client (id, beat_at, notice)
+SELECT client, 0, 1
+  FROM (SELECT l.client FROM sqlock_lease AS l WHERE l.name = $1 AND l.token < 0 AND NOT $4
+         UNION
+        SELECT e.client FROM sqlock_lease AS l JOIN sqlock_entry AS e ON e.name = l.name
+         WHERE l.name = $1 AND l.token < 0 AND e.token > 0 AND ", expired!("e"), ")
+ WHERE client <> ''
+    ON CONFLICT (id) DO UPDATE SET notice = notice + 1;
+DELETE FROM sqlock_entry AS e
+ WHERE e.name = $1 AND ", expired!("e"), " AND EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = $1 AND l.token < 0);",
+$then, "
+COMMIT")
+    };
+}
+
+#[rustfmt::skip]
+const TO_THE_SAME: &str = transition!("
+UPDATE sqlock_lease AS l SET token = -1 - l.token WHERE l.name = $1 AND l.token < 0
+RETURNING token;");
+
+#[rustfmt::skip]
+const TO_NOBODY: &str = transition!("
+UPDATE sqlock_lease AS l SET token = -1 - l.token, id = '', owner = '', client = '', expires_at = 0
+ WHERE l.name = $1 AND l.token < 0
+RETURNING token;");
+
+#[rustfmt::skip]
+const TO_ENTRY: &str = transition!(concat!("
+UPDATE sqlock_lease AS l
+   SET id = e.id, owner = e.owner, client = CASE WHEN e.is_kept THEN e.client ELSE '' END, token = max(-l.token, ", now!(), "),
+       ttl = $8 ->> '$[0][1]', expires_at = ", now!(), " + ($8 ->> '$[0][1]'), acquired_at = ", now!(), ",
+       holder = e.holder, label = e.label
+  FROM sqlock_entry AS e
+ WHERE l.name = $1 AND l.token < 0 AND e.name = $1 AND e.id = $8 ->> '$[0][0]'
+RETURNING token;
+DELETE FROM sqlock_entry WHERE name = $1 AND id = $8 ->> '$[0][0]' AND changes() = 1;"));
+
+// The last of the grantees has the token of the row, each of the others one less than the next.
+#[rustfmt::skip]
+const TO_ENTRIES: &str = transition!(concat!("
+UPDATE sqlock_lease AS l
+   SET id = 'entries', owner = '', client = '', holder = '', label = '', acquired_at = ", now!(), ",
+       token = CASE json_array_length($8) WHEN 0 THEN -1 - l.token
+                    ELSE max(-l.token, ", now!(), ") + json_array_length($8) - 1 END
+ WHERE l.name = $1 AND l.token < 0
+RETURNING token;
+INSERT OR REPLACE INTO sqlock_entry (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at,
+                                     acquired_at, holder, label)
+SELECT e.name, e.id, e.owner, CASE WHEN e.is_kept THEN e.client ELSE '' END, e.is_kept, e.units, e.permits,
+       l.token - json_array_length($8) + 1 + g.key, g.value ->> 1, e.arrived_at, l.acquired_at + (g.value ->> 1), l.acquired_at,
+       e.holder, e.label
+  FROM json_each($8) AS g CROSS JOIN sqlock_entry AS e ON e.name = $1 AND e.id = g.value ->> 0
+       CROSS JOIN sqlock_lease AS l ON l.name = $1
+ WHERE e.token = 0 AND changes() = 1;"));
+
+// $9 id, $10 owner, $11 client, $12 ttl, $13 holder, $14 label
+#[rustfmt::skip]
+const TO_CLAIM: &str = transition!(concat!("
+UPDATE sqlock_lease AS l
+   SET id = $9, owner = $10, client = $11, token = max(-l.token, ", now!(), "), ttl = $12, expires_at = ", now!(), " + $12,
+       acquired_at = ", now!(), ", holder = $13, label = $14
+ WHERE l.name = $1 AND l.token < 0
+RETURNING token;"));
+
+// As TO_CLAIM, and $15 units, $16 permits.
+#[rustfmt::skip]
+const TO_SHARING_CLAIM: &str = transition!(concat!("
+UPDATE sqlock_lease AS l
+   SET id = 'entries', owner = '', client = '', token = max(-l.token, ", now!(), "), acquired_at = ", now!(), ", holder = '',
+       label = ''
+ WHERE l.name = $1 AND l.token < 0
+RETURNING token;
+INSERT OR REPLACE INTO sqlock_entry (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at,
+                                     acquired_at, holder, label)
+SELECT $1, $9, $10, $11, $11 <> '', $15, $16, l.token, $12, 0, l.acquired_at + $12, l.acquired_at, $13, $14
+  FROM sqlock_lease AS l WHERE l.name = $1 AND changes() = 1;"));
+
+/// Changes who holds a name, if it still stands as it was seen. Returns the grants; `None`: nothing was changed.
+pub(super) async fn transition(
+    conn: &mut SqliteConnection,
+    transition: &Transition,
+) -> Result<Option<Vec<Granted>>, sqlx::Error> {
+    let Transition { name, seen, given_up, expired, change, is_last } = transition;
+    let is_held = matches!(seen.holder, Holder::Lease(_) | Holder::Kept);
+    // No row has a mark that somebody waits. A holder that ends leaves the name to somebody, or frees it.
+    if (*is_last && seen.waiting != 0) || (is_held && matches!(change, HolderChange::None)) {
+        return Ok(None);
+    }
+    /// Every entry that holds stands against the change; or those that hold the name exclusively; or none.
+    const ALL: i64 = i64::MAX;
+    const EXCLUSIVE: i64 = 0;
+    const NONE: i64 = -1;
+    let (sql, against, grantees): (_, _, &[Grantee]) = match change {
+        HolderChange::None => (TO_THE_SAME, NONE, &[]),
+        HolderChange::Free => (TO_NOBODY, ALL, &[]),
+        HolderChange::Exclusive(grantee) => (TO_ENTRY, ALL, std::slice::from_ref(grantee)),
+        HolderChange::Shared(grantees) => (TO_ENTRIES, EXCLUSIVE, grantees),
+        HolderChange::Claim(claim) if claim.mode == Mode::Exclusive => (TO_CLAIM, ALL, &[]),
+        HolderChange::Claim(_) => (TO_SHARING_CLAIM, EXCLUSIVE, &[]),
+    };
+    let query = sqlx::query(sql)
+        .bind(name.as_str())
+        .bind(holder_text(seen.holder))
+        .bind(seen.token)
+        .bind(given_up.is_some())
+        .bind(Value::from_iter(expired.iter().map(LeaseId::to_string)).to_string())
+        .bind(against)
+        .bind(matches!(change, HolderChange::Claim(_)))
+        .bind(Value::from_iter(grantees.iter().map(|g| json!([g.id.to_string(), micros(g.ttl)]))).to_string());
+    let query = match change {
+        HolderChange::Claim(claim) => bind_claim(query, claim),
+        _ => query,
+    };
+    let rows = transaction(conn, query).await?;
+    let Some(token) = rows.first().map(|row| row.number("token")).transpose()? else {
+        return Ok(None);
+    };
+    let ids: Vec<LeaseId> = match change {
+        HolderChange::Claim(claim) => vec![claim.id],
+        _ => grantees.iter().map(|grantee| grantee.id).collect(),
+    };
+    let first = token - ids.len() as i64 + 1;
+    Ok(Some(
+        (first..).zip(ids).filter_map(|(token, id)| Some(Granted { id, token: FencingToken::new(token)? })).collect(),
+    ))
+}
+
+fn bind_claim<'q>(query: SqliteQuery<'q>, claim: &'q Claim) -> SqliteQuery<'q> {
+    let (units, permits) = claim.mode.stored();
+    query
+        .bind(claim.id.to_string())
+        .bind(claim.owner.to_string())
+        .bind(client_text(claim.is_kept.then_some(claim.client)))
+        .bind(micros(claim.ttl))
+        .bind(&*claim.holder)
+        .bind(&*claim.label)
+        .bind(units)
+        .bind(permits)
+}

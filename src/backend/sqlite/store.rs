@@ -1,0 +1,141 @@
+//! Carries out requests on one connection.
+//!
+//! SQLite has one writer, and no row is ever locked. A request is one text for sqlx, of one or several statements; the thread of
+//! the connection runs a text without returning to the caller in between. There are two kinds of text:
+//!
+//! - [A transaction](transaction), from BEGIN IMMEDIATE to COMMIT. Its statements hang on each other by `changes()`, the number of
+//!   rows that the previous one has written.
+//! - [A text that ends with its first row](until_row). Each statement is a transaction of its own; the SELECTs between them are
+//!   the points at which the text may end. So a refusal that a SELECT can tell takes no write lock.
+//!
+//! Parameters are called `$1`, not `?1`: with `?7`, SQLite numbers the six before it in that statement as well, and sqlx, which
+//! takes them for parameters without a name, leaves later ones unbound.
+//!
+//! In the statements, `''`, `'kept'` and `'entries'` are what [`stored`](crate::backend::stored) calls NOBODY, KEPT and ENTRIES.
+
+use std::task::{Context, Waker};
+
+use sqlx::query::Query;
+use sqlx::sqlite::{SqliteArguments, SqliteRow};
+use sqlx::{Executor as _, Sqlite, SqliteConnection};
+
+use super::{heartbeat, lease, queue};
+use crate::protocol::timing::GRANT;
+use crate::protocol::{Request, Response};
+
+pub(super) type SqliteQuery<'q> = Query<'q, Sqlite, SqliteArguments>;
+
+const _: () = assert!(GRANT.as_micros() == 3_000_000, "grant! in clauses.rs says the same");
+
+/// Carries out a request.
+///
+/// After an error, a request may have been carried out, but never a part of one. After SQLITE_BUSY, nothing has been acquired, and no
+/// entry been added. [`sqlx::Error::WorkerCrashed`]: the connection must not be used any more.
+///
+/// # Cancel safety
+///
+/// A request that is dropped is carried out wholly or not at all, and leaves no transaction open.
+pub(crate) async fn execute(conn: &mut SqliteConnection, request: &Request) -> Result<Response, sqlx::Error> {
+    Ok(match request {
+        Request::Register { client } => Response::Registered(heartbeat::register(conn, *client).await?),
+        Request::Beat { client } => Response::Beat(heartbeat::beat(conn, *client).await?),
+        Request::Acquire(claim) => Response::Acquired(lease::acquire(conn, claim).await?),
+        Request::Join(claim) => Response::Joined(lease::join(conn, claim).await?),
+        Request::Enqueue(entries) => Response::Enqueued(queue::enqueue(conn, entries).await?),
+        Request::Release(release) => Response::Released(lease::release(conn, release).await?),
+        Request::Withdraw { name, id, except } => Response::Withdrawn(lease::withdraw(conn, name, *id, *except).await?),
+        Request::Poll { name, ids } => Response::Polled(queue::poll(conn, name, ids).await?),
+        Request::Read { name, limit } => Response::Read(queue::read(conn, name, *limit).await?),
+        Request::Transition(transition) => Response::Transitioned(queue::transition(conn, transition).await?),
+        Request::Extend(extension) => Response::Extended(lease::extend(conn, extension).await?),
+        Request::Downgrade { name, id, token } => {
+            Response::Downgraded(lease::downgrade(conn, name, *id, *token).await?)
+        }
+        Request::Raise { name, id, token, to } => Response::Raised(lease::raise(conn, name, *id, *token, *to).await?),
+        Request::Evict { name, token } => Response::Evicted(lease::evict(conn, name, *token).await?),
+    })
+}
+
+/// Sends a text and returns all its rows. The first statement that fails ends it.
+pub(super) async fn rows(conn: &mut SqliteConnection, query: SqliteQuery<'_>) -> Result<Vec<SqliteRow>, sqlx::Error> {
+    query.fetch_all(conn).await
+}
+
+/// Sends a text that ends with its first row: the thread of the connection runs no statement after the one that returned it.
+///
+/// A statement that writes must return nothing here. It is not run to its end after its first row, and an error of its commit
+/// would not be heard.
+pub(super) async fn until_row(
+    conn: &mut SqliteConnection,
+    query: SqliteQuery<'_>,
+) -> Result<Option<SqliteRow>, sqlx::Error> {
+    query.fetch_optional(conn).await
+}
+
+/// Sends a text from BEGIN IMMEDIATE to COMMIT and returns all its rows.
+pub(super) async fn transaction(
+    conn: &mut SqliteConnection,
+    query: SqliteQuery<'_>,
+) -> Result<Vec<SqliteRow>, sqlx::Error> {
+    let open = Open { conn, is_settled: false };
+    let rows = query.fetch_all(&mut *open.conn).await;
+    open.settle(rows).await
+}
+
+/// Sends a text that has a transaction in it, and ends with its first row. The transaction must return none.
+pub(super) async fn transaction_until_row(
+    conn: &mut SqliteConnection,
+    query: SqliteQuery<'_>,
+) -> Result<Option<SqliteRow>, sqlx::Error> {
+    let open = Open { conn, is_settled: false };
+    let row = query.fetch_optional(&mut *open.conn).await;
+    open.settle(row).await
+}
+
+/// Whether another connection was in the way of a statement: SQLITE_BUSY and SQLITE_LOCKED with all their kinds.
+pub(super) fn is_busy(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code()?.parse::<u32>().ok());
+    code.is_some_and(|code| matches!(code & 0xff, 5 | 6))
+}
+
+/// A connection on which a transaction may be open.
+///
+/// When a request is dropped, the thread of the connection gives up the text after the statement that it is at, and has then
+/// perhaps begun the transaction and not ended it. So a ROLLBACK follows the text, before anything else on the connection.
+struct Open<'c> {
+    conn: &'c mut SqliteConnection,
+    is_settled: bool,
+}
+
+impl Open<'_> {
+    async fn settle<T>(mut self, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
+        if result.is_err() {
+            roll_back(self.conn).await?;
+        }
+        self.is_settled = true;
+        result
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        if !self.is_settled {
+            // The first poll sends the statement. SQLite refuses it if no transaction is open.
+            let mut rollback = self.conn.execute("ROLLBACK");
+            let _ = rollback.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        }
+    }
+}
+
+/// Ends the transaction of a text that failed. There is none if BEGIN failed, or if SQLite has ended it by itself.
+async fn roll_back(conn: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+    if conn.execute("ROLLBACK").await.is_ok() {
+        return Ok(());
+    }
+    // BEGIN is refused within a transaction.
+    conn.execute("BEGIN; ROLLBACK").await.map(drop).map_err(|_| sqlx::Error::WorkerCrashed)
+}
+
+#[cfg(test)]
+#[allow(clippy::expect_used, clippy::panic, reason = "tests")]
+mod tests;
