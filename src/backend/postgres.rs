@@ -3,9 +3,27 @@
 //! Each verb has a short form for a batch of one, whose plan PostgreSQL keeps, and a form with arrays for more.
 //! No session state is set anywhere, so it all works behind a pooler that changes the server between transactions.
 
+#[cfg(test)]
+#[allow(clippy::expect_used, clippy::panic, reason = "tests")]
+mod differential;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+mod fence;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+mod heartbeat;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+mod lease;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+mod queue;
 mod records;
 mod rows;
 mod session;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+mod store;
 
 use std::collections::HashMap;
 use std::pin::Pin;
