@@ -9,6 +9,38 @@ mod records;
 mod rows;
 mod session;
 
+// Their macros are parts of the statements in the modules below.
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+#[macro_use]
+mod store;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+#[macro_use]
+mod script;
+
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+mod acquire;
+#[cfg(test)]
+#[allow(clippy::expect_used, clippy::panic, reason = "tests")]
+mod differential;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+mod fence;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+mod heartbeat;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+mod lease;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+mod queue;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the executor will need")]
+mod release;
+
 use std::collections::{BTreeSet, HashMap};
 use std::pin::Pin;
 use std::sync::Arc;

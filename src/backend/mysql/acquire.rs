@@ -1,0 +1,274 @@
+//! Taking a name that nobody holds, or sharing it.
+
+use std::time::Duration;
+
+use sqlx::mysql::MySqlQueryResult;
+use sqlx::{MySqlConnection, Row as _};
+
+use super::script::{Script, id_literal, name_literal, text_literal};
+use super::store::{MySqlQuery, token};
+use crate::backend::micros;
+use crate::backend::stored::{ENTRIES, NOBODY, client_text};
+use crate::protocol::{Claim, HolderNow, Mode};
+use crate::token::FencingToken;
+
+/// What the row of a name gets when a claim is granted. A claim for a share leaves its details to its entry.
+pub(super) struct Grant<'a> {
+    pub(super) id: String,
+    pub(super) owner: String,
+    pub(super) client: String,
+    pub(super) ttl: i64,
+    pub(super) holder: &'a str,
+    pub(super) label: &'a str,
+}
+
+impl<'a> Grant<'a> {
+    pub(super) fn new(claim: &'a Claim) -> Self {
+        let ttl = micros(claim.ttl);
+        if claim.mode != Mode::Exclusive {
+            return Self { ttl, ..Self::nobody(ENTRIES) };
+        }
+        let (id, owner, client) = (claim.id.to_string(), claim.owner.to_string(), keeper(claim));
+        Self { id, owner, client, ttl, holder: &claim.holder, label: &claim.label }
+    }
+
+    /// No client holds the name.
+    pub(super) fn nobody(id: &str) -> Self {
+        Self { id: id.into(), owner: NOBODY.into(), client: NOBODY.into(), ttl: 0, holder: "", label: "" }
+    }
+
+    /// Binds the fields in their order.
+    pub(super) fn bind<'q>(self, query: MySqlQuery<'q>) -> MySqlQuery<'q>
+    where
+        'a: 'q,
+    {
+        query.bind(self.id).bind(self.owner).bind(self.client).bind(self.ttl).bind(self.holder).bind(self.label)
+    }
+}
+
+/// The client whose heartbeat is to keep what a claim is granted.
+pub(super) fn keeper(claim: &Claim) -> String {
+    client_text(claim.is_kept.then_some(claim.client))
+}
+
+// What STANDING says of the row of a name for a claim. From REMAINING on: how long the holder may keep the name, times two, plus one if
+// its owner is that of the claim.
+const MISSING: u64 = 0;
+const GRANTABLE: u64 = 1;
+const VACANT: u64 = 2;
+const SHARED: u64 = 3;
+const OWN: u64 = 4;
+const OWN_ENTRY: u64 = 5;
+const REMAINING: u64 = 16;
+
+/// Bind order: what `vacant` needs, id, id, what `shared` needs, owner.
+#[rustfmt::skip]
+macro_rules! standing {
+    (vacant: [$($vacant:tt)*], shared: [$($shared:tt)*]) => {
+        concat!("
+       CASE WHEN l.id = '' THEN ", $($vacant)*, "
+            WHEN l.id = ? THEN 4
+            WHEN l.id = 'entries' THEN
+                 COALESCE((SELECT IF(o.owner <> '', 5, 3) FROM sqlock_entry AS o WHERE o.name = l.name AND o.id = ? AND o.token > 0), ",
+                    $($shared)*, ")
+            WHEN ", lease_until!("l"), " > ", now!(), " THEN
+                 16 + 2 * GREATEST(", lease_until!("l"), " - ", now!(), ", 1) + (l.owner = ?)
+            ELSE 2 END")
+    };
+}
+
+/// How often an acquisition that others interfere with is tried.
+const TRIES: usize = 4;
+
+pub(super) async fn acquire(
+    conn: &mut MySqlConnection,
+    claim: &Claim,
+) -> Result<Result<FencingToken, HolderNow>, sqlx::Error> {
+    let mut refusal = HolderNow::Unknown;
+    for _ in 0..TRIES {
+        let (code, granted) = match claim.mode {
+            Mode::Exclusive => take(conn, claim).await?,
+            Mode::Shared { units, permits } => share(conn, claim, (units, permits)).await?,
+        };
+        let granted = match code {
+            _ if granted.is_some() => granted,
+            OWN => lengthen(conn, LENGTHEN, claim).await?,
+            OWN_ENTRY => lengthen(conn, LENGTHEN_ENTRY, claim).await?,
+            VACANT => return Ok(Err(HolderNow::Vacant)),
+            SHARED => return Ok(Err(HolderNow::Unknown)),
+            REMAINING.. => {
+                let owner = (code % 2 == 1).then_some(claim.owner);
+                let remaining = Duration::from_micros((code - REMAINING) / 2);
+                return Ok(Err(HolderNow::Valid { owner, remaining }));
+            }
+            // Nobody holds a name that has no row. Somebody waits, or the row has been created meanwhile.
+            _ => {
+                refusal = HolderNow::Vacant;
+                None
+            }
+        };
+        if let Some(granted) = granted {
+            return token(granted).map(Ok);
+        }
+    }
+    Ok(Err(refusal))
+}
+
+// A range of one key: InnoDB waits for a row that it looks up by its key, but of a range it judges the last committed version of a row
+// that is locked, and waits only if that matches. Bind order: Grant, ttl, name, name, id, id, owner.
+#[rustfmt::skip]
+const TAKE: &str = concat!("
+UPDATE sqlock_lease AS l
+   SET l.token = LAST_INSERT_ID(GREATEST(l.token + 1, ", now!(), ")), l.id = ?, l.owner = ?, l.client = ?, l.ttl = ?, l.holder = ?,
+       l.label = ?, l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + ?
+ WHERE l.name >= ? AND l.name < CONCAT(?, X'00')
+   AND LAST_INSERT_ID(", standing!(vacant: ["IF(", is_awaited!("l"), ", 2, 1)"], shared: ["3"]), ") = 1
+ LIMIT 1");
+
+// Bind order: name, Grant, ttl, name.
+#[rustfmt::skip]
+const CREATE: &str = concat!("
+INSERT IGNORE INTO sqlock_lease (name, token, acquired_at, id, owner, client, ttl, holder, label, expires_at)
+SELECT ?, LAST_INSERT_ID(", now!(), "), ", now!(), ", ?, ?, ?, ?, ?, ?, ", now!(), " + ?
+  FROM DUAL
+ WHERE NOT EXISTS (SELECT 1 FROM sqlock_entry AS w WHERE w.name = ? AND w.token = 0)");
+
+/// Takes a name for one lease alone. Returns how the row stands, and the token if it was granted.
+async fn take(conn: &mut MySqlConnection, claim: &Claim) -> Result<(u64, Option<u64>), sqlx::Error> {
+    let (name, id) = (claim.name.as_str().as_bytes(), claim.id.to_string());
+    let answer = |done: MySqlQueryResult| {
+        let code = done.last_insert_id();
+        (code, (done.rows_affected() > 0).then_some(code))
+    };
+    let query = Grant::new(claim).bind(sqlx::query(TAKE)).bind(micros(claim.ttl)).bind(name).bind(name);
+    let done = query.bind(&id).bind(&id).bind(claim.owner.to_string()).execute(&mut *conn).await?;
+    if done.rows_affected() > 0 || done.last_insert_id() != MISSING {
+        return Ok(answer(done));
+    }
+    let query = Grant::new(claim).bind(sqlx::query(CREATE).bind(name)).bind(micros(claim.ttl)).bind(name);
+    let (_, granted) = answer(query.execute(conn).await?);
+    Ok((MISSING, granted))
+}
+
+/// Whether units are left beside those who share the name. Bind order: units, permits.
+#[rustfmt::skip]
+macro_rules! share_standing {
+    () => {
+        standing!(
+            vacant: ["IF(? <= ? AND NOT ", is_awaited!("l"), ", 1, 2)"],
+            shared: ["
+                    IF((SELECT MIN(e.units) > 0 AND SUM(e.units) + ? <= ? FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
+                         WHERE e.name = l.name AND e.token > 0)
+                       AND NOT ", is_awaited!("l"), ", 1, 3)"])
+    };
+}
+
+// Bind order: units, permits, id, id, units, permits, owner, name.
+#[rustfmt::skip]
+const SHARE_LOOK: &str = concat!("SELECT CAST(", share_standing!(), " AS UNSIGNED) FROM sqlock_lease AS l WHERE l.name = ?");
+
+// Bind order: name.
+#[rustfmt::skip]
+pub(super) const CREATE_FREE: &str = "
+INSERT IGNORE INTO sqlock_lease (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)
+VALUES (?, '', '', '', 0, 0, 0, 0, '', '')";
+
+// A name that is shared may be locked by others that come to share it; they are waited for. Bind order: name.
+#[rustfmt::skip]
+const SHARE_LOCK: &str = "
+SELECT COALESCE(MAX(s.token), 0) INTO @sqlock_token FROM sqlock_lease AS s WHERE s.name = ? FOR UPDATE";
+
+// Bind order: as SHARE_LOOK.
+#[rustfmt::skip]
+const SHARE_CHECK: &str = concat!("
+SELECT COALESCE((SELECT ", share_standing!(), " FROM sqlock_lease AS l WHERE l.name = ?), 0),
+       GREATEST(@sqlock_token + 1, ", now!(), ")
+  INTO @sqlock_standing, @sqlock_token");
+
+// Bind order: name.
+const SHARE_DECIDE: &str = "SELECT IF(@sqlock_standing = 1, ?, NULL) INTO @sqlock_name";
+
+const SHARE_ANSWER: &str = "SELECT CAST(@sqlock_standing AS UNSIGNED), CAST(@sqlock_token AS UNSIGNED)";
+
+/// Shares a name. A look tells whether that is possible; a transaction does it, since it writes two rows.
+async fn share(
+    conn: &mut MySqlConnection,
+    claim: &Claim,
+    (units, permits): (u32, u32),
+) -> Result<(u64, Option<u64>), sqlx::Error> {
+    let query = sqlx::query(SHARE_LOOK).bind(units).bind(permits).bind(claim.id.to_string()).bind(claim.id.to_string());
+    let query = query.bind(units).bind(permits).bind(claim.owner.to_string()).bind(claim.name.as_str().as_bytes());
+    let row = query.fetch_optional(&mut *conn).await?;
+    let code: u64 = row.map_or(Ok(MISSING), |row| row.try_get(0))?;
+    if code > GRANTABLE {
+        return Ok((code, None));
+    }
+    let (name, id, owner) = (&*name_literal(&claim.name), &*id_literal(claim.id), &*id_literal(claim.owner));
+    let (units, permits) = (&*units.to_string(), &*permits.to_string());
+    if code == MISSING {
+        // Not in the transaction: of several that insert the row, all would share its lock and wait for each other to give it up.
+        sqlx::query(CREATE_FREE).bind(claim.name.as_str().as_bytes()).execute(&mut *conn).await?;
+    }
+    let mut script = Script::new();
+    script.add(SHARE_LOCK, &[name]);
+    script.add(SHARE_CHECK, &[units, permits, id, id, units, permits, owner, name]);
+    script.add(SHARE_DECIDE, &[name]);
+    grant_claim(&mut script, claim);
+    let row = script.run(conn, SHARE_ANSWER).await?;
+    let code: u64 = row.try_get(0)?;
+    let granted = row.try_get(1)?;
+    Ok((code, (code == GRANTABLE).then_some(granted)))
+}
+
+// Bind order: Grant, ttl.
+#[rustfmt::skip]
+const GRANT_CLAIM: &str = concat!("
+UPDATE sqlock_lease
+   SET token = @sqlock_token, id = ?, owner = ?, client = ?, ttl = ?, holder = ?, label = ?,
+       expires_at = ", now!(), " + ?, acquired_at = ", now!(), "
+ WHERE name = @sqlock_name");
+
+// Bind order: id, owner, client, is_kept, units, permits, ttl, ttl, holder, label.
+#[rustfmt::skip]
+const ADD_SHARE: &str = concat!("
+INSERT INTO sqlock_entry (", entry_columns!(), ")
+SELECT l.name, ?, ?, ?, ?, ?, ?, @sqlock_token, ?, 0, ", now!(), " + ?, ", now!(), ", ?, ?
+  FROM sqlock_lease AS l WHERE l.name = @sqlock_name ", overwrite!());
+
+/// Adds to a script that a claim without an entry holds the name, alone or beside others, with the token `@sqlock_token`.
+pub(super) fn grant_claim(script: &mut Script, claim: &Claim) {
+    let Grant { id, owner, client, ttl, holder, label } = Grant::new(claim);
+    let (id, owner, client, ttl) = (id_literal(id), id_literal(owner), id_literal(client), &*ttl.to_string());
+    let (holder, label) = (text_literal(holder), text_literal(label));
+    script.add(GRANT_CLAIM, &[&id, &owner, &client, ttl, &holder, &label, ttl]);
+    if claim.mode != Mode::Exclusive {
+        let (units, permits) = claim.mode.stored();
+        let (units, permits) = (units.to_string(), permits.to_string());
+        let (id, owner, client) = (id_literal(claim.id), id_literal(claim.owner), id_literal(keeper(claim)));
+        let (holder, label) = (text_literal(&claim.holder), text_literal(&claim.label));
+        let is_kept = if claim.is_kept { "1" } else { "0" };
+        script.add(ADD_SHARE, &[&id, &owner, &client, is_kept, &units, &permits, ttl, ttl, &holder, &label]);
+    }
+}
+
+// A claim that was granted before lasts anew, and nothing gets shorter. Bind order: client, ttl, ttl, name, id.
+#[rustfmt::skip]
+const LENGTHEN: &str = concat!("
+UPDATE sqlock_lease
+   SET token = LAST_INSERT_ID(token), client = IF(client = '', ?, client), ttl = GREATEST(ttl, ?),
+       expires_at = GREATEST(expires_at, ", now!(), " + ?)
+ WHERE name = ? AND id = ?");
+
+#[rustfmt::skip]
+const LENGTHEN_ENTRY: &str = concat!("
+UPDATE sqlock_entry
+   SET token = LAST_INSERT_ID(token), client = IF(client = '', ?, client), ttl = GREATEST(ttl, ?),
+       expires_at = GREATEST(expires_at, ", now!(), " + ?)
+ WHERE name = ? AND id = ? AND token > 0 AND owner <> ''");
+
+async fn lengthen(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim) -> Result<Option<u64>, sqlx::Error> {
+    let ttl = micros(claim.ttl);
+    let query = sqlx::query(sql).bind(keeper(claim)).bind(ttl).bind(ttl);
+    let done = query.bind(claim.name.as_str().as_bytes()).bind(claim.id.to_string()).execute(conn).await?;
+    Ok((done.rows_affected() > 0).then_some(done.last_insert_id()))
+}

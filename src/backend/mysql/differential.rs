@@ -1,0 +1,261 @@
+//! MySQL and MariaDB against the model.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::mysql::{MySqlConnectOptions, MySqlRow};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, MySqlConnection};
+
+use super::fence::fence;
+use super::store::{self, Flavor};
+use crate::backend::differential::{Database, Tables, compare};
+use crate::backend::memory::{Client, Entry, Key, Lease};
+use crate::backend::stored::{Stored as _, holder, identity};
+use crate::backend::{Job, micros};
+use crate::coordinator::tests::{clients_share_a_store, storm};
+use crate::name::LockName;
+use crate::operation::{Connect, Connection};
+use crate::protocol::{ClientId, EntryState, LeaseId, Mode, Request, Response};
+use crate::token::FencingToken;
+
+const TABLES: &str = include_str!("tables.sql");
+
+/// A server under test, with a database of its own on it.
+struct Server {
+    options: MySqlConnectOptions,
+    flavor: Flavor,
+    connections: [MySqlConnection; 3],
+    /// For what is no request.
+    own: MySqlConnection,
+    /// Those with open transactions.
+    open: Vec<MySqlConnection>,
+}
+
+/// Settings that a server or an account may have, and that no statement here is to notice.
+const ODD_SETTINGS: &str = "
+SET SESSION sql_mode = /*M! 'EMPTY_STRING_IS_NULL,SIMULTANEOUS_ASSIGNMENT,' */ 'ANSI,NO_BACKSLASH_ESCAPES',
+            sql_safe_updates = 1, sql_select_limit = 2, sql_auto_is_null = 1, completion_type = 1, time_zone = '-03:00',
+            innodb_lock_wait_timeout = 50, autocommit = 0;
+SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE, READ ONLY";
+
+async fn connect(options: &MySqlConnectOptions) -> (MySqlConnection, Flavor) {
+    let mut conn = options.connect().await.expect("a connection");
+    sqlx::raw_sql(ODD_SETTINGS).execute(&mut conn).await.expect("other settings");
+    let flavor = store::settle(&mut conn).await.expect("a settled session");
+    (conn, flavor)
+}
+
+impl Server {
+    async fn new(options: &MySqlConnectOptions, database: &str) -> Self {
+        let (mut own, flavor) = connect(options).await;
+        let create =
+            format!("DROP DATABASE IF EXISTS {database}; CREATE DATABASE {database}; USE {database}; {TABLES}");
+        sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut own).await.expect("the tables");
+        let options = options.clone().database(database);
+        let connections = [connect(&options).await.0, connect(&options).await.0, connect(&options).await.0];
+        Self { options, flavor, connections, own, open: Vec::new() }
+    }
+
+    async fn begin(&mut self) -> &mut MySqlConnection {
+        let (mut conn, _) = connect(&self.options).await;
+        sqlx::raw_sql("START TRANSACTION").execute(&mut conn).await.expect("a transaction");
+        self.open.push(conn);
+        self.open.last_mut().expect("the new one")
+    }
+
+    async fn rows(&mut self, sql: &'static str, key: &[u8]) -> Vec<MySqlRow> {
+        sqlx::query(sql).bind(key).fetch_all(&mut self.own).await.expect("rows")
+    }
+}
+
+impl Database for Server {
+    const MARKS: bool = false;
+    const LOCKS_ROWS: bool = true;
+    const TICK: Duration = Duration::ZERO;
+
+    async fn execute(&mut self, connection: usize, request: &Request) -> Result<Response, sqlx::Error> {
+        store::execute(&mut self.connections[connection], self.flavor, request).await
+    }
+
+    async fn fence(&mut self, name: &LockName, id: LeaseId, token: FencingToken) -> bool {
+        fence(self.begin().await, name, id, token).await.expect("an answer")
+    }
+
+    async fn lock(&mut self, key: &Key) {
+        let (sql, name, id) = match key {
+            Key::Client(id) => ("SELECT 1 FROM sqlock_client WHERE id = ? FOR UPDATE", id.to_string(), None),
+            Key::Lease(name) => ("SELECT 1 FROM sqlock_lease WHERE name = ? FOR UPDATE", name.to_string(), None),
+            Key::Entry(name, id) => (
+                "SELECT 1 FROM sqlock_entry WHERE name = ? AND id = ? FOR UPDATE",
+                name.to_string(),
+                Some(id.to_string()),
+            ),
+        };
+        let query = id.into_iter().fold(sqlx::query(sql).bind(name), |query, id| query.bind(id));
+        query.fetch_one(self.begin().await).await.expect("a locked row");
+    }
+
+    async fn unlock(&mut self) {
+        for mut conn in self.open.drain(..) {
+            sqlx::raw_sql("ROLLBACK").execute(&mut conn).await.expect("an end");
+            conn.close().await.expect("closed");
+        }
+    }
+
+    async fn move_back(&mut self, names: &[LockName], clients: &[ClientId], by: Duration) {
+        const LEASE: &str = "
+UPDATE sqlock_lease
+   SET expires_at = expires_at - ?, acquired_at = acquired_at - ?, token = token - IF(token = 0, 0, ?), lost = lost - IF(lost = 0, 0, ?)
+ WHERE name = ?";
+        const ENTRY: &str = "
+UPDATE sqlock_entry
+   SET expires_at = expires_at - ?, acquired_at = acquired_at - ?, arrived_at = arrived_at - ?, token = token - IF(token = 0, 0, ?)
+ WHERE name = ?";
+        const CLIENT: &str = "UPDATE sqlock_client SET beat_at = beat_at - ? WHERE id = ?";
+        let by = micros(by);
+        for name in names {
+            for sql in [LEASE, ENTRY] {
+                let query = sqlx::query(sql).bind(by).bind(by).bind(by).bind(by).bind(name.as_str().as_bytes());
+                query.execute(&mut self.own).await.expect("rows move back");
+            }
+        }
+        for client in clients {
+            let query = sqlx::query(CLIENT).bind(by).bind(client.to_string());
+            query.execute(&mut self.own).await.expect("rows move back");
+        }
+    }
+
+    async fn tables(&mut self, names: &[LockName], clients: &[ClientId]) -> Tables {
+        let mut tables = Tables::default();
+        let read = "what stands in a row can be read";
+        for client in clients {
+            let id = client.to_string();
+            for row in self.rows("SELECT * FROM sqlock_client WHERE id = ?", id.as_bytes()).await {
+                tables.clients.insert(*client, client_of(&row).expect(read));
+            }
+        }
+        for name in names {
+            for row in self.rows("SELECT * FROM sqlock_lease WHERE name = ?", name.as_str().as_bytes()).await {
+                tables.leases.insert(name.clone(), lease_of(&row).expect(read));
+            }
+            for row in self
+                .rows(
+                    "SELECT *, CAST(is_kept AS SIGNED) AS keeps FROM sqlock_entry WHERE name = ?",
+                    name.as_str().as_bytes(),
+                )
+                .await
+            {
+                let (id, entry) = entry_of(&row).expect(read);
+                tables.entries.insert((name.clone(), id), entry);
+            }
+        }
+        tables
+    }
+}
+
+fn client_of(row: &MySqlRow) -> Result<Client, sqlx::Error> {
+    Ok(Client { beat_at: row.number("beat_at")?, notice: row.number("notice")? })
+}
+
+fn lease_of(row: &MySqlRow) -> Result<Lease, sqlx::Error> {
+    Ok(Lease {
+        holder: holder(&row.text("id")?)?,
+        owner: identity(&row.text("owner")?)?,
+        client: identity(&row.text("client")?)?,
+        token: row.number("token")?,
+        ttl: row.number("ttl")?,
+        expires_at: row.number("expires_at")?,
+        waiting: 0,
+        lost: row.number("lost")?,
+    })
+}
+
+fn entry_of(row: &MySqlRow) -> Result<(LeaseId, Entry), sqlx::Error> {
+    let entry = Entry {
+        client: identity(&row.text("client")?)?,
+        owner: identity(&row.text("owner")?)?,
+        is_kept: row.number("keeps")? != 0,
+        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
+        state: match row.number("token")? {
+            0 => EntryState::Waiting,
+            token => EntryState::Holding(token),
+        },
+        arrived: row.number("arrived_at")?,
+        ttl: row.number("ttl")?,
+        expires_at: row.number("expires_at")?,
+    };
+    Ok((identity(&row.text("id")?)?.ok_or(sqlx::Error::RowNotFound)?, entry))
+}
+
+/// The server that a variable names.
+fn options(variable: &str) -> MySqlConnectOptions {
+    let url = std::env::var(variable)
+        .unwrap_or_else(|_| panic!("{variable} is not set: run the tests by scripts/test, which starts the servers"));
+    url.parse::<MySqlConnectOptions>().expect("a URL").disable_statement_logging()
+}
+
+async fn requests_answer_as_the_model_does(variable: &str) {
+    let (options, database) = (options(variable), format!("sqlock_differential_{}", std::process::id()));
+    let mut server = Server::new(&options, &database).await;
+    compare(&mut server).await;
+    let drop = format!("DROP DATABASE {database}");
+    sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut server.own).await.expect("dropped");
+}
+
+#[tokio::test]
+async fn requests_answer_as_the_model_does_on_mysql() {
+    requests_answer_as_the_model_does("SQLOCK_TEST_MYSQL_URL").await;
+}
+
+#[tokio::test]
+async fn requests_answer_as_the_model_does_on_mariadb() {
+    requests_answer_as_the_model_does("SQLOCK_TEST_MARIADB_URL").await;
+}
+
+/// A database that clients share.
+struct Shared(MySqlConnectOptions);
+
+impl Connect for Shared {
+    fn connect(&self) -> Job<'_, Box<dyn Connection>> {
+        Box::pin(async {
+            let mut connection = self.0.connect().await?;
+            let flavor = store::settle(&mut connection).await?;
+            Ok(Box::new(Settled { connection, flavor }) as Box<dyn Connection>)
+        })
+    }
+}
+
+struct Settled {
+    connection: MySqlConnection,
+    flavor: Flavor,
+}
+
+impl Connection for Settled {
+    fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response> {
+        Box::pin(store::execute(&mut self.connection, self.flavor, request))
+    }
+
+    fn close(self: Box<Self>) -> Job<'static, ()> {
+        Box::pin(sqlx::Connection::close(self.connection))
+    }
+}
+
+async fn clients_share_a_server(variable: &str) {
+    let (options, database) = (options(variable), format!("sqlock_clients_{}", std::process::id()));
+    let mut server = Server::new(&options, &database).await;
+    let shared = Arc::new(Shared(server.options.clone()));
+    clients_share_a_store(shared.clone(), "").await;
+    storm(shared, "").await;
+    let drop = format!("DROP DATABASE {database}");
+    sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut server.own).await.expect("no database");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn clients_share_mysql() {
+    clients_share_a_server("SQLOCK_TEST_MYSQL_URL").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn clients_share_mariadb() {
+    clients_share_a_server("SQLOCK_TEST_MARIADB_URL").await;
+}

@@ -1,0 +1,30 @@
+//! The rows of clients.
+
+use sqlx::MySqlConnection;
+
+use crate::protocol::ClientId;
+
+// LAST_INSERT_ID is the number of notices plus one, or zero for a new row. Bind order: client.
+#[rustfmt::skip]
+const REGISTER: &str = concat!("
+INSERT INTO sqlock_client (id, beat_at, notice) VALUES (?, ", now!(), ", 0)
+    ON DUPLICATE KEY UPDATE beat_at = ", now!(), ", notice = LAST_INSERT_ID(notice + 1) - 1");
+
+pub(super) async fn register(conn: &mut MySqlConnection, client: ClientId) -> Result<i64, sqlx::Error> {
+    let done = sqlx::query(REGISTER).bind(client.to_string()).execute(conn).await?;
+    Ok(notices(done.last_insert_id()))
+}
+
+// Bind order: client.
+#[rustfmt::skip]
+const BEAT: &str = concat!("
+UPDATE sqlock_client SET beat_at = ", now!(), ", notice = LAST_INSERT_ID(notice + 1) - 1 WHERE id = ?");
+
+pub(super) async fn beat(conn: &mut MySqlConnection, client: ClientId) -> Result<Option<i64>, sqlx::Error> {
+    let done = sqlx::query(BEAT).bind(client.to_string()).execute(conn).await?;
+    Ok((done.rows_affected() > 0).then(|| notices(done.last_insert_id())))
+}
+
+fn notices(insert_id: u64) -> i64 {
+    i64::try_from(insert_id.saturating_sub(1)).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,297 @@
+//! What changes a holding that goes on.
+
+use sqlx::{MySqlConnection, Row as _};
+
+use super::acquire::keeper;
+use super::script::{AMENDED, Script, amended, id_literal, is, name_literal, text_literal};
+use super::store::{Attempt, Flavor, MySqlQuery, Nowait, attempt, token};
+use crate::backend::micros;
+use crate::backend::stored::lease_row;
+use crate::name::LockName;
+use crate::protocol::{Amended, Claim, Extension, Holder, Joined, Keeper, LeaseId, LeaseRow, Mode};
+use crate::token::FencingToken;
+
+// Bind order: name.
+#[rustfmt::skip]
+const LOOK: &str = concat!("SELECT ", lease_columns!("l"), " FROM sqlock_lease AS l WHERE l.name = ?");
+
+/// Reads the row of a name, without locking it.
+pub(super) async fn look(conn: &mut MySqlConnection, name: &LockName) -> Result<Option<LeaseRow>, sqlx::Error> {
+    let row = sqlx::query(LOOK).bind(name.as_str().as_bytes()).fetch_optional(conn).await?;
+    row.as_ref().map(lease_row).transpose()
+}
+
+// ---- join
+
+// Bind order: name, owner.
+#[rustfmt::skip]
+const JOIN_LOCK: &str = "
+SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s WHERE s.name = ? AND s.owner = ? FOR UPDATE SKIP LOCKED";
+
+// Whether the owner holds the name exclusively, by another acquisition. Bind order: id, owner, name, owner.
+#[rustfmt::skip]
+const JOIN_CHECK: &str = concat!("
+SELECT COUNT(*), COALESCE(MAX(l.token), 0) INTO @sqlock_held, @sqlock_token
+  FROM sqlock_lease AS l
+ WHERE (", is_held_alone!("l"), " AND l.id <> ? AND ", lease_until!("l"), " > ", now!(), "
+        OR l.id = 'entries' AND EXISTS (SELECT 1 FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
+                                         WHERE e.name = l.name AND e.token = l.token AND e.units = 0 AND e.owner = ?
+                                           AND ", entry_until!("e"), " > ", now!(), "))
+   AND l.name = ? AND l.owner = ?");
+
+// Bind order: name.
+const JOIN_DECIDE: &str = "SELECT IF(@sqlock_locked AND @sqlock_held, ?, NULL) INTO @sqlock_name";
+
+#[rustfmt::skip]
+const JOIN_FIRST: &str = concat!("
+INSERT INTO sqlock_entry (", entry_columns!(), ")
+SELECT l.name, l.id, l.owner, l.client, 1, 0, 0, l.token, l.ttl, 0, l.expires_at, l.acquired_at, l.holder, l.label
+  FROM sqlock_lease AS l WHERE l.name = @sqlock_name AND l.id <> 'entries' ", overwrite!());
+
+/// An entry that has joined already, by a request whose answer was lost.
+macro_rules! joined {
+    () => {
+        "sqlock_entry.token = VALUES(token) AND sqlock_entry.owner <> ''"
+    };
+}
+// Assignments run from left to right. Bind order: id, client, ttl, ttl, holder, label.
+#[rustfmt::skip]
+const JOIN_OWN: &str = concat!("
+INSERT INTO sqlock_entry (", entry_columns!(), ")
+SELECT l.name, ?, l.owner, ?, 1, 0, 0, l.token, ?, 0, ", now!(), " + ?, ", now!(), ", ?, ?
+  FROM sqlock_lease AS l WHERE l.name = @sqlock_name
+    ON DUPLICATE KEY UPDATE
+       client = IF(", joined!(), " AND sqlock_entry.client <> '', sqlock_entry.client, VALUES(client)),
+       ttl = GREATEST(VALUES(ttl), IF(", joined!(), ", sqlock_entry.ttl, 0)),
+       expires_at = GREATEST(VALUES(expires_at), IF(", joined!(), ", sqlock_entry.expires_at, 0)),
+       owner = VALUES(owner), is_kept = 1, units = 0, permits = 0, token = VALUES(token), arrived_at = 0,
+       acquired_at = VALUES(acquired_at), holder = VALUES(holder), label = VALUES(label)");
+
+const JOIN_SHARE: &str = "UPDATE sqlock_lease SET id = 'entries', client = '' WHERE name = @sqlock_name";
+
+#[rustfmt::skip]
+const JOIN_ANSWER: &str = "
+SELECT CAST(@sqlock_held AS SIGNED), CAST(@sqlock_name IS NOT NULL AS SIGNED), CAST(@sqlock_token AS UNSIGNED)";
+
+pub(super) async fn join(conn: &mut MySqlConnection, claim: &Claim) -> Result<Joined, sqlx::Error> {
+    let (name, id, owner) = (&*name_literal(&claim.name), &*id_literal(claim.id), &*id_literal(claim.owner));
+    let ttl = &*micros(claim.ttl).to_string();
+    let (holder, label) = (&*text_literal(&claim.holder), &*text_literal(&claim.label));
+    let mut script = Script::new();
+    script.add(JOIN_LOCK, &[name, owner]);
+    script.add(JOIN_CHECK, &[id, owner, name, owner]);
+    script.add(JOIN_DECIDE, &[name]);
+    script.add(JOIN_FIRST, &[]);
+    script.add(JOIN_OWN, &[id, &id_literal(keeper(claim)), ttl, ttl, holder, label]);
+    script.add(JOIN_SHARE, &[]);
+    let row = script.run(conn, JOIN_ANSWER).await?;
+    Ok(match (is(&row, 0)?, is(&row, 1)?) {
+        (_, true) => Joined::Done(token(row.try_get(2)?)?),
+        (true, false) => Joined::Locked,
+        (false, false) => Joined::NotHeld,
+    })
+}
+
+// ---- extend
+
+/// Bind order: renamed, renamed, how the keeper changes, client, client, ttl, lasts.
+#[rustfmt::skip]
+macro_rules! longer {
+    ($row:literal) => {
+        concat!($row, ".id = IF(? = '', ", $row, ".id, ?),
+       ", $row, ".client = CASE ? WHEN 1 THEN ? WHEN 2 THEN IF(", $row, ".client = ?, '', ", $row, ".client) ELSE ", $row, ".client END,
+       ", $row, ".ttl = GREATEST(", $row, ".ttl, ?), ", $row, ".expires_at = GREATEST(", $row, ".expires_at, ", now!(), " + ?)")
+    };
+}
+
+// Bind order: longer, name, token, id, id, renamed.
+#[rustfmt::skip]
+const EXTEND: Nowait = update_lease!(
+    set: [longer!("l")],
+    condition: ["LAST_INSERT_ID(
+       CASE WHEN l.id = 'entries' THEN 3
+            WHEN l.token = ? AND ", is_held_alone!("l"), " AND (? = '' OR l.id IN (?, ?)) AND ", lease_until!("l"), " > ", now!(), " THEN 1
+            ELSE 2 END) = 1"]);
+
+// Bind order: longer, name, name, id, renamed, token.
+#[rustfmt::skip]
+const EXTEND_ENTRY: Nowait = update_entry!(
+    set: [longer!("e")],
+    condition: ["e.token = ? AND e.owner <> '' AND ", entry_until!("e"), " > ", now!()]);
+
+// Bind order: name, id, renamed, token.
+#[rustfmt::skip]
+const EXTENDABLE: &str = concat!("
+SELECT 1 FROM sqlock_entry AS e
+ WHERE e.name = ? AND e.id IN (?, ?) AND e.token = ? AND e.owner <> '' AND ", entry_until!("e"), " > ", now!());
+
+/// Binds what `longer!` needs.
+fn bind_longer<'q>(query: MySqlQuery<'q>, extension: &Extension, renamed: &str) -> MySqlQuery<'q> {
+    let (change, client) = match extension.keeper {
+        Keeper::Same => (0, String::new()),
+        Keeper::Client(client) => (1, client.to_string()),
+        Keeper::NotThisClient(client) => (2, client.to_string()),
+    };
+    let query = query.bind(renamed.to_owned()).bind(renamed.to_owned()).bind(change).bind(client.clone()).bind(client);
+    query.bind(extension.ttl.map_or(0, micros)).bind(micros(extension.lasts))
+}
+
+pub(super) async fn extend(
+    conn: &mut MySqlConnection,
+    flavor: Flavor,
+    extension: &Extension,
+) -> Result<Amended, sqlx::Error> {
+    let Extension { name, id, renamed, token, .. } = extension;
+    let id_now = renamed.map_or_else(String::new, |id| id.to_string());
+    let id_before = id.map_or_else(String::new, |id| id.to_string());
+    let bytes = name.as_str().as_bytes();
+    let query = bind_longer(sqlx::query(EXTEND.sql(flavor)), extension, &id_now).bind(bytes).bind(token.get());
+    let is_shared = match attempt(conn, flavor, query.bind(&id_before).bind(&id_before).bind(&id_now)).await? {
+        Attempt::Done(_) => return Ok(Amended::Done),
+        Attempt::Refused(code) => code == 3,
+        Attempt::Locked => {
+            let Some(row) = look(conn, name).await? else {
+                return Ok(Amended::NotHeld);
+            };
+            let is_meant = |holder| id.is_none_or(|id| id == holder || *renamed == Some(holder));
+            if matches!(row.holder, Holder::Lease(holder) if is_meant(holder)) && row.token == token.get() {
+                return Ok(if row.remaining.is_some() { Amended::Locked } else { Amended::NotHeld });
+            }
+            row.holder == Holder::Entries
+        }
+    };
+    if !is_shared {
+        return Ok(Amended::NotHeld);
+    }
+    if id.is_none() {
+        return extend_entries(conn, extension).await;
+    }
+    let query = bind_longer(sqlx::query(EXTEND_ENTRY.sql(flavor)), extension, &id_now).bind(bytes).bind(bytes);
+    match attempt(conn, flavor, query.bind(&id_before).bind(&id_now).bind(token.get())).await? {
+        Attempt::Done(_) => Ok(Amended::Done),
+        Attempt::Refused(_) => Ok(Amended::NotHeld),
+        Attempt::Locked => {
+            let query = sqlx::query(EXTENDABLE).bind(bytes).bind(&id_before).bind(&id_now).bind(token.get());
+            let row = query.fetch_optional(conn).await?;
+            Ok(if row.is_some() { Amended::Locked } else { Amended::NotHeld })
+        }
+    }
+}
+
+// Acquisitions of one owner from several clients share a token. Bind order: name, token.
+#[rustfmt::skip]
+const EXTEND_LOCK: &str = concat!("
+SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
+ WHERE e.name = ? AND e.token = ? AND e.owner <> '' AND ", entry_until!("e"), " > ", now!(), "
+   FOR UPDATE SKIP LOCKED");
+#[rustfmt::skip]
+const EXTEND_CHECK: &str = concat!("
+SELECT COUNT(*) INTO @sqlock_held FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
+ WHERE e.name = ? AND e.token = ? AND e.owner <> '' AND ", entry_until!("e"), " > ", now!());
+
+// Bind order: name.
+#[rustfmt::skip]
+const EXTEND_DECIDE: &str = "SELECT IF(@sqlock_held > 0 AND @sqlock_locked >= @sqlock_held, ?, NULL) INTO @sqlock_name";
+
+// Bind order: longer, token.
+#[rustfmt::skip]
+const EXTEND_ENTRIES: &str = concat!("
+UPDATE sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
+   SET ", longer!("e"), "
+ WHERE e.name = @sqlock_name AND e.token = ? AND e.owner <> '' AND ", entry_until!("e"), " > ", now!());
+
+async fn extend_entries(conn: &mut MySqlConnection, extension: &Extension) -> Result<Amended, sqlx::Error> {
+    let (name, token) = (&*name_literal(&extension.name), &*extension.token.get().to_string());
+    let (change, client) = match extension.keeper {
+        Keeper::Same => ("0", id_literal("")),
+        Keeper::Client(client) => ("1", id_literal(client)),
+        Keeper::NotThisClient(client) => ("2", id_literal(client)),
+    };
+    let (ttl, lasts) = (extension.ttl.map_or(0, micros).to_string(), micros(extension.lasts).to_string());
+    let mut script = Script::new();
+    script.add(EXTEND_LOCK, &[name, token]);
+    script.add(EXTEND_CHECK, &[name, token]);
+    script.add(EXTEND_DECIDE, &[name]);
+    script.add(EXTEND_ENTRIES, &["''", "''", change, &client, &client, &ttl, &lasts, token]);
+    amended(&script.run(conn, AMENDED).await?)
+}
+
+// ---- downgrade
+
+// Bind order: name, id, token.
+#[rustfmt::skip]
+const DOWNGRADE_LOCK: &str = "
+SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s WHERE s.name = ? AND s.id = ? AND s.token = ? FOR UPDATE SKIP LOCKED";
+
+// Bind order: name, id, token, units, permits, name, id, token.
+#[rustfmt::skip]
+const DOWNGRADE_CHECK: &str = "
+SELECT EXISTS (SELECT 1 FROM sqlock_entry AS e
+                WHERE e.name = ? AND e.id = ? AND e.token = ? AND e.owner <> '' AND e.units = ? AND e.permits = ?),
+       EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = ? AND l.id = ? AND l.token = ?)
+  INTO @sqlock_shared, @sqlock_held";
+
+// Bind order: name.
+const DOWNGRADE_DECIDE: &str = "SELECT IF(@sqlock_locked AND NOT @sqlock_shared, ?, NULL) INTO @sqlock_name";
+
+// Bind order: units, permits.
+#[rustfmt::skip]
+const DOWNGRADE_ENTRY: &str = concat!("
+INSERT INTO sqlock_entry (", entry_columns!(), ")
+SELECT l.name, l.id, l.owner, l.client, l.client <> '', ?, ?, l.token, l.ttl, 0, l.expires_at, l.acquired_at, l.holder, l.label
+  FROM sqlock_lease AS l WHERE l.name = @sqlock_name ", overwrite!());
+
+#[rustfmt::skip]
+const DOWNGRADE_LEASE: &str = "
+UPDATE sqlock_lease SET id = 'entries', owner = '', client = '', holder = '', label = '' WHERE name = @sqlock_name";
+
+#[rustfmt::skip]
+const DOWNGRADE_ANSWER: &str = "
+SELECT CAST(@sqlock_held AS SIGNED), CAST(@sqlock_name IS NOT NULL OR @sqlock_shared AS SIGNED)";
+
+pub(super) async fn downgrade(
+    conn: &mut MySqlConnection,
+    name: &LockName,
+    id: LeaseId,
+    token: FencingToken,
+) -> Result<Amended, sqlx::Error> {
+    let (name, id, token) = (&*name_literal(name), &*id_literal(id), &*token.get().to_string());
+    let (units, permits) = Mode::READ.stored();
+    let (units, permits) = (&*units.to_string(), &*permits.to_string());
+    let mut script = Script::new();
+    script.add(DOWNGRADE_LOCK, &[name, id, token]);
+    script.add(DOWNGRADE_CHECK, &[name, id, token, units, permits, name, id, token]);
+    script.add(DOWNGRADE_DECIDE, &[name]);
+    script.add(DOWNGRADE_ENTRY, &[units, permits]);
+    script.add(DOWNGRADE_LEASE, &[]);
+    amended(&script.run(conn, DOWNGRADE_ANSWER).await?)
+}
+
+// ---- raise
+
+// Bind order: to, name, id, to, token, to.
+#[rustfmt::skip]
+const RAISE: Nowait = update_lease!(
+    set: ["l.token = ?"],
+    condition: ["LAST_INSERT_ID(CASE WHEN l.id <> ? THEN 2 WHEN l.token = ? THEN 3 WHEN l.token = ? AND l.token < ? THEN 1 ELSE 2 END) = 1"]);
+
+pub(super) async fn raise(
+    conn: &mut MySqlConnection,
+    flavor: Flavor,
+    name: &LockName,
+    id: LeaseId,
+    token: FencingToken,
+    to: FencingToken,
+) -> Result<Amended, sqlx::Error> {
+    let query = sqlx::query(RAISE.sql(flavor)).bind(to.get()).bind(name.as_str().as_bytes()).bind(id.to_string());
+    Ok(match attempt(conn, flavor, query.bind(to.get()).bind(token.get()).bind(to.get())).await? {
+        Attempt::Done(_) | Attempt::Refused(3) => Amended::Done,
+        Attempt::Refused(_) => Amended::NotHeld,
+        Attempt::Locked => match look(conn, name).await? {
+            Some(row) if row.holder != Holder::Lease(id) => Amended::NotHeld,
+            Some(row) if row.token == to.get() => Amended::Done,
+            Some(row) if row.token == token.get() => Amended::Locked,
+            _ => Amended::NotHeld,
+        },
+    })
+}

@@ -1,0 +1,376 @@
+//! What ends a holding.
+
+use sqlx::MySqlConnection;
+
+use super::acquire::Grant;
+use super::lease::look;
+use super::script::{AMENDED, Script, amended, filled, id_literal, is, name_literal};
+use super::store::{Attempt, Flavor, Nowait, attempt, is_locked, is_timeout, token};
+use crate::backend::micros;
+use crate::backend::stored::{KEPT, NOBODY, Stored as _, identity};
+use crate::name::LockName;
+use crate::protocol::{Amended, Granted, Holder, LeaseId, Release, Released, Withdrawn};
+use crate::token::FencingToken;
+
+// ---- release
+
+// What RELEASE says of a row: 1 and 2 end the holding. From FIRST on: the last 15 digits of the identity of the first live entry that
+// waits, which wants the name for itself alone. More digits are no BIGINT.
+const ENDED_AWAITED: u64 = 2;
+const AWAITED: u64 = 3;
+const SHARED: u64 = 4;
+const FIRST: u64 = 16;
+
+// The holding ends if nobody waits, or if the name is kept. Bind order: whether a claim follows, Grant, lasts, lasts, name, id, token,
+// whether the name is kept, whether a claim follows.
+#[rustfmt::skip]
+const RELEASE: Nowait = update_lease!(
+    set: ["l.token = IF(?, LAST_INSERT_ID(GREATEST(l.token + 1, ", now!(), ")), l.token),
+       l.id = ?, l.owner = ?, l.client = ?, l.ttl = ?, l.holder = ?, l.label = ?,
+       l.acquired_at = ", now!(), ", l.expires_at = IF(? = 0, 0, ", now!(), " + ?)"],
+    condition: ["LAST_INSERT_ID(
+       CASE WHEN l.id = 'entries' THEN 4
+            WHEN l.id <> ? OR l.token <> ? THEN 5
+            WHEN NOT ", is_awaited!("l"), " THEN 1
+            WHEN ? THEN 2
+            WHEN ? THEN 3
+            ELSE COALESCE((SELECT IF(f.units = 0, GREATEST(CAST(CONV(RIGHT(f.id, 15), 16, 10) AS UNSIGNED), 16), 3)
+                             FROM sqlock_entry AS f FORCE INDEX (sqlock_entry_in_order)
+                            WHERE f.name = l.name AND f.token = 0 AND ", entry_until!("f"), " > ", now!(), "
+                            ORDER BY f.arrived_at, f.id LIMIT 1), 3) END) IN (1, 2)"]);
+
+pub(super) async fn release(
+    conn: &mut MySqlConnection,
+    flavor: Flavor,
+    release: &Release,
+) -> Result<Released, sqlx::Error> {
+    let is_kept = !release.keep_for.is_zero();
+    let next = release.next.as_ref().filter(|_| !is_kept);
+    let after = next.map_or_else(|| Grant::nobody(if is_kept { KEPT } else { NOBODY }), Grant::new);
+    let lasts = micros(next.map_or(release.keep_for, |claim| claim.ttl));
+    let query = after.bind(sqlx::query(RELEASE.sql(flavor)).bind(next.is_some())).bind(lasts).bind(lasts);
+    let query = query.bind(release.name.as_str().as_bytes()).bind(release.id.to_string()).bind(release.token.get());
+    match attempt(conn, flavor, query.bind(is_kept).bind(next.is_some())).await? {
+        Attempt::Done(code) if next.is_some() => token(code).map(Released::ToNext),
+        Attempt::Done(code) => Ok(Released::Ended { awaited: code == ENDED_AWAITED }),
+        Attempt::Refused(AWAITED) => Ok(Released::Awaited),
+        Attempt::Refused(SHARED) => release_entry(conn, flavor, release).await,
+        Attempt::Refused(ending @ FIRST..) => hand_over(conn, flavor, release, ending).await,
+        Attempt::Refused(_) => not_held(conn, &release.name).await,
+        Attempt::Locked => match look(conn, &release.name).await? {
+            Some(row) if row.holder == Holder::Entries => release_entry(conn, flavor, release).await,
+            Some(row) if row.holder == Holder::Lease(release.id) && row.token == release.token.get() => {
+                Ok(Released::Locked)
+            }
+            Some(row) => Ok(Released::NotHeld { lost: row.lost, token: row.token }),
+            None => Ok(Released::NotHeld { lost: 0, token: 0 }),
+        },
+    }
+}
+
+async fn not_held(conn: &mut MySqlConnection, name: &LockName) -> Result<Released, sqlx::Error> {
+    let row = look(conn, name).await?;
+    Ok(row
+        .map_or(Released::NotHeld { lost: 0, token: 0 }, |row| Released::NotHeld { lost: row.lost, token: row.token }))
+}
+
+// The entry is deleted by a statement of its own, since no statement both updates and deletes. Until then it is one that was released
+// and has expired, so the name is not kept from anybody if the deletion never comes. Bind order: name, id, token, name, ending.
+#[rustfmt::skip]
+const HAND_OVER: &str = concat!("
+UPDATE (SELECT s.name, GREATEST(s.token + 1, ", now!(), ") AS token
+          FROM sqlock_lease AS s WHERE s.name = ? AND s.id = ? AND s.token = ?
+         LIMIT 1 FOR UPDATE SKIP LOCKED) AS q
+  STRAIGHT_JOIN
+       (SELECT f.id, f.owner, IF(f.is_kept, f.client, '') AS client, LEAST(f.ttl, ", grant!(), ") AS ttl, f.holder, f.label
+          FROM sqlock_entry AS f FORCE INDEX (sqlock_entry_in_order)
+         WHERE f.name = ? AND f.token = 0 AND f.units = 0 AND f.id LIKE ?
+         ORDER BY f.arrived_at, f.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS n
+  STRAIGHT_JOIN sqlock_lease AS l ON l.name = q.name
+  STRAIGHT_JOIN sqlock_entry AS e ON e.name = q.name AND e.id = n.id
+   SET l.token = LAST_INSERT_ID(q.token), l.id = n.id, l.owner = n.owner, l.client = n.client, l.ttl = n.ttl,
+       l.holder = n.holder, l.label = n.label, l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + n.ttl,
+       e.token = q.token, e.owner = '', e.client = '', e.expires_at = 0");
+
+// MariaDB chooses the index itself, and may meet other entries that are locked. Bind order: name, token.
+#[rustfmt::skip]
+const TAKE_GRANTED: &str = "
+SET STATEMENT innodb_lock_wait_timeout = 0 FOR
+DELETE FROM sqlock_entry WHERE name = ? AND token = ? AND owner = '' AND expires_at = 0 RETURNING id";
+
+// MySQL has no RETURNING. Bind order: name, token.
+#[rustfmt::skip]
+const READ_GRANTED: &str = "
+SELECT e.id FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
+ WHERE e.name = ? AND e.token = ? AND e.owner = '' AND e.expires_at = 0";
+
+// By the primary key: a lookup by another index locks the records of the two in another order than transitions do. Bind order: name,
+// id, token.
+#[rustfmt::skip]
+const DELETE_GRANTED: &str = "DELETE FROM sqlock_entry WHERE name = ? AND id = ? AND token = ? AND owner = ''";
+
+/// Hands the name to the waiting entry whose identity has this `ending`.
+async fn hand_over(
+    conn: &mut MySqlConnection,
+    flavor: Flavor,
+    release: &Release,
+    ending: u64,
+) -> Result<Released, sqlx::Error> {
+    let name = release.name.as_str().as_bytes();
+    let query = sqlx::query(HAND_OVER).bind(name).bind(release.id.to_string()).bind(release.token.get());
+    let done = query.bind(name).bind(format!("%{ending:015x}")).execute(&mut *conn).await?;
+    if done.rows_affected() == 0 {
+        // One of the rows is locked, or no longer what it was.
+        return Ok(Released::Awaited);
+    }
+    let token = token(done.last_insert_id())?;
+    let taken = match flavor {
+        Flavor::MariaDb => sqlx::query(TAKE_GRANTED).bind(name).bind(token.get()).fetch_all(&mut *conn).await,
+        Flavor::MySql => Ok(Vec::new()),
+    };
+    let id = match taken {
+        // The row may come before the error that undoes its deletion.
+        Err(error) if is_locked(flavor, &error) => None,
+        rows => rows?.first().map(|row| row.text("id")).transpose()?,
+    };
+    let id = match id {
+        Some(id) => id,
+        None => read_and_delete_granted(conn, name, token).await?,
+    };
+    // Another client may have deleted the entry already. Then the row of the name tells who holds it.
+    Ok(identity(&id)?.map_or(Released::Ended { awaited: true }, |id| Released::ToEntry(Granted { id, token })))
+}
+
+async fn read_and_delete_granted(
+    conn: &mut MySqlConnection,
+    name: &[u8],
+    token: FencingToken,
+) -> Result<String, sqlx::Error> {
+    let query = sqlx::query(READ_GRANTED).bind(name).bind(token.get());
+    let Some(row) = query.fetch_optional(&mut *conn).await? else {
+        return Ok(NOBODY.into());
+    };
+    let id = row.text("id")?;
+    let query = sqlx::query(DELETE_GRANTED).bind(name).bind(&id).bind(token.get());
+    match query.execute(conn).await {
+        // The grant stands. A later transition deletes the entry, which has expired.
+        Err(error) if is_timeout(&error) => {}
+        done => {
+            done?;
+        }
+    }
+    Ok(id)
+}
+
+// Bind order: name, name, id, token.
+#[rustfmt::skip]
+const DELETE_ENTRY: Nowait = Nowait {
+    mysql: "
+DELETE FROM sqlock_entry
+ WHERE name = ?
+   AND id = (SELECT q.id FROM (SELECT s.id FROM sqlock_entry AS s WHERE s.name = ? AND s.id = ? LIMIT 1 FOR UPDATE NOWAIT) AS q)
+   AND token = ? AND owner <> ''",
+    mariadb: "
+SET STATEMENT innodb_lock_wait_timeout = 0 FOR
+DELETE FROM sqlock_entry WHERE name = ? AND name = ? AND id = ? AND token = ? AND owner <> ''",
+};
+
+// Bind order: keep_for, name, name, id, id, token.
+#[rustfmt::skip]
+const KEEP_ENTRY: Nowait = update_entry!(
+    set: ["e.owner = '', e.client = '', e.expires_at = ", now!(), " + ?"],
+    condition: ["e.token = ? AND e.owner <> ''"]);
+
+// Bind order: name, id, token.
+#[rustfmt::skip]
+const HOLDING_ENTRY: &str = "SELECT 1 FROM sqlock_entry WHERE name = ? AND id = ? AND token = ? AND owner <> ''";
+
+// Read after the entry has been deleted: a waiter that is not seen here does not see the holding any more. Bind order: name.
+#[rustfmt::skip]
+const IS_AWAITED: &str = "
+SELECT CAST(EXISTS (SELECT 1 FROM sqlock_entry AS w FORCE INDEX (sqlock_entry_in_order) WHERE w.name = ? AND w.token = 0) AS SIGNED)";
+
+/// Ends the holding of one that shares the name.
+async fn release_entry(conn: &mut MySqlConnection, flavor: Flavor, release: &Release) -> Result<Released, sqlx::Error> {
+    let (name, id) = (release.name.as_str().as_bytes(), release.id.to_string());
+    let query = if release.keep_for.is_zero() {
+        sqlx::query(DELETE_ENTRY.sql(flavor)).bind(name).bind(name).bind(&id)
+    } else {
+        sqlx::query(KEEP_ENTRY.sql(flavor)).bind(micros(release.keep_for)).bind(name).bind(name).bind(&id).bind(&id)
+    };
+    match attempt(conn, flavor, query.bind(release.token.get())).await? {
+        Attempt::Done(_) => {
+            let row = sqlx::query(IS_AWAITED).bind(name).fetch_one(conn).await?;
+            Ok(Released::Ended { awaited: is(&row, 0)? })
+        }
+        Attempt::Refused(_) => not_held(conn, &release.name).await,
+        Attempt::Locked => {
+            let query = sqlx::query(HOLDING_ENTRY).bind(name).bind(&id).bind(release.token.get());
+            match query.fetch_optional(&mut *conn).await? {
+                Some(_) => Ok(Released::Locked),
+                None => not_held(conn, &release.name).await,
+            }
+        }
+    }
+}
+
+// ---- withdraw
+
+/// Bind order: name, id, except.
+macro_rules! own_entry {
+    () => {
+        "sqlock_entry AS s WHERE s.name = ? AND s.id = ? AND s.token <> ? AND s.owner <> ''"
+    };
+}
+
+/// A range of one key: a row of the name that another holds is not kept locked. Bind order: name, name, id, except.
+macro_rules! own_lease {
+    () => {
+        "sqlock_lease AS s WHERE s.name >= ? AND s.name < CONCAT(?, X'00') AND s.id = ? AND s.token <> ?"
+    };
+}
+
+// The entry first: once it is locked, nobody can grant it the name.
+#[rustfmt::skip]
+const WITHDRAW_LOCK_ENTRY: &str = concat!("SELECT COUNT(*) INTO @sqlock_entries FROM ", own_entry!(), " FOR UPDATE SKIP LOCKED");
+#[rustfmt::skip]
+const WITHDRAW_LOCK_LEASE: &str = concat!("SELECT COUNT(*) INTO @sqlock_leases FROM ", own_lease!(), " FOR UPDATE SKIP LOCKED");
+
+// Bind order: own_entry, own_lease.
+#[rustfmt::skip]
+const WITHDRAW_CHECK: &str = concat!("
+SELECT @sqlock_entries = (SELECT COUNT(*) FROM ", own_entry!(), ") AND @sqlock_leases = (SELECT COUNT(*) FROM ", own_lease!(), ")
+  INTO @sqlock_done");
+
+// A row that is not to be deleted may be locked, and must not be looked up. Bind order: name, name.
+#[rustfmt::skip]
+const WITHDRAW_DECIDE: &str = "
+SELECT IF(@sqlock_done AND @sqlock_entries, ?, NULL), IF(@sqlock_done AND @sqlock_leases, ?, NULL)
+  INTO @sqlock_entry_name, @sqlock_name";
+
+// Bind order: id.
+const WITHDRAW_ENTRY: &str = "DELETE FROM sqlock_entry WHERE name = @sqlock_entry_name AND id = ?";
+
+#[rustfmt::skip]
+const WITHDRAW_LEASE: &str = "
+UPDATE sqlock_lease SET id = '', owner = '', client = '', expires_at = 0, holder = '', label = '' WHERE name = @sqlock_name";
+
+// Read after the commit: a waiter that is not seen here does not see the holding any more. Bind order: name, name, id.
+#[rustfmt::skip]
+const WITHDRAW_ANSWER: &str = "
+SELECT CAST(@sqlock_done AS SIGNED),
+       CAST(EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = ?)
+            AND EXISTS (SELECT 1 FROM sqlock_entry AS w FORCE INDEX (sqlock_entry_in_order)
+                         WHERE w.name = ? AND w.token = 0 AND w.id <> ?) AS SIGNED)";
+
+pub(super) async fn withdraw(
+    conn: &mut MySqlConnection,
+    name: &LockName,
+    id: LeaseId,
+    except: Option<FencingToken>,
+) -> Result<Withdrawn, sqlx::Error> {
+    let (name, id) = (&*name_literal(name), &*id_literal(id));
+    let except = &*except.map_or(-1, FencingToken::get).to_string();
+    let mut script = Script::new();
+    script.add(WITHDRAW_LOCK_ENTRY, &[name, id, except]);
+    script.add(WITHDRAW_LOCK_LEASE, &[name, name, id, except]);
+    script.add(WITHDRAW_CHECK, &[name, id, except, name, name, id, except]);
+    script.add(WITHDRAW_DECIDE, &[name, name]);
+    script.add(WITHDRAW_ENTRY, &[id]);
+    script.add(WITHDRAW_LEASE, &[]);
+    let row = script.run(conn, &filled(WITHDRAW_ANSWER, &[name, name, id])).await?;
+    Ok(if is(&row, 0)? { Withdrawn::Gone { awaited: is(&row, 1)? } } else { Withdrawn::Locked })
+}
+
+// ---- evict
+
+/// Those that hold with a token beside each other. Bind order: name, token.
+macro_rules! sharing {
+    () => {
+        "sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order) WHERE e.name = ? AND e.token = ? AND e.owner <> ''"
+    };
+}
+
+/// The row of a name that one holds alone with a token. Bind order: name, token.
+macro_rules! alone {
+    () => {
+        concat!("sqlock_lease AS l WHERE l.name = ? AND l.token = ? AND ", is_held_alone!("l"))
+    };
+}
+
+/// The clients that lose something. Bind order: alone, sharing.
+#[rustfmt::skip]
+macro_rules! evicted_clients {
+    () => {
+        concat!("(SELECT l.client AS id FROM ", alone!(), " AND l.client <> ''
+        UNION SELECT e.client FROM ", sharing!(), " AND e.client <> '') AS n")
+    };
+}
+
+// Bind order: name.
+#[rustfmt::skip]
+const EVICT_LOCK_LEASE: &str = "SELECT COUNT(*) INTO @sqlock_leases FROM sqlock_lease AS s WHERE s.name = ? FOR UPDATE SKIP LOCKED";
+#[rustfmt::skip]
+const EVICT_LOCK_ENTRIES: &str = concat!("SELECT COUNT(*) INTO @sqlock_entries FROM ", sharing!(), " FOR UPDATE SKIP LOCKED");
+#[rustfmt::skip]
+const EVICT_LOCK_CLIENTS: &str = concat!("
+SELECT COUNT(*) INTO @sqlock_clients FROM ", evicted_clients!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id
+   FOR UPDATE SKIP LOCKED");
+
+// Bind order: alone, sharing, sharing, evicted_clients.
+#[rustfmt::skip]
+const EVICT_CHECK: &str = concat!("
+SELECT EXISTS (SELECT 1 FROM ", alone!(), ") OR EXISTS (SELECT 1 FROM ", sharing!(), "),
+       @sqlock_leases = 1 AND @sqlock_entries = (SELECT COUNT(*) FROM ", sharing!(), ")
+       AND @sqlock_clients = (SELECT COUNT(*) FROM ", evicted_clients!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id)
+  INTO @sqlock_held, @sqlock_locked");
+
+// Bind order: name.
+const EVICT_DECIDE: &str = "SELECT IF(@sqlock_held AND @sqlock_locked, ?, NULL) INTO @sqlock_name";
+
+// A client without a row gets one: it may be about to register, and must then wait for this and hear of it. Bind order: evicted_clients.
+#[rustfmt::skip]
+const EVICT_NOTICE: &str = concat!("
+INSERT INTO sqlock_client (id, beat_at, notice)
+SELECT n.id, 0, 1 FROM ", evicted_clients!(), " WHERE @sqlock_name IS NOT NULL ORDER BY n.id
+    ON DUPLICATE KEY UPDATE notice = sqlock_client.notice + 1");
+
+/// Whether the eviction ends the holding in the row of the name. Bind order: token.
+macro_rules! ends_row {
+    () => {
+        concat!("l.token = ? AND ", is_held_alone!("l"))
+    };
+}
+// Assignments run from left to right, so the identity is the last. Bind order: token, six times, and once more.
+#[rustfmt::skip]
+const EVICT_LEASE: &str = concat!("
+UPDATE sqlock_lease AS l
+   SET l.lost = GREATEST(l.lost, ?),
+       l.owner = IF(", ends_row!(), ", '', l.owner), l.client = IF(", ends_row!(), ", '', l.client),
+       l.expires_at = IF(", ends_row!(), ", 0, l.expires_at), l.holder = IF(", ends_row!(), ", '', l.holder),
+       l.label = IF(", ends_row!(), ", '', l.label), l.id = IF(", ends_row!(), ", '', l.id)
+ WHERE l.name = @sqlock_name");
+
+// Bind order: token.
+#[rustfmt::skip]
+const EVICT_ENTRIES: &str = "
+DELETE e FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
+ WHERE e.name = @sqlock_name AND e.token = ? AND e.owner <> ''";
+
+pub(super) async fn evict(
+    conn: &mut MySqlConnection,
+    name: &LockName,
+    token: FencingToken,
+) -> Result<Amended, sqlx::Error> {
+    let (n, t) = (&*name_literal(name), &*token.get().to_string());
+    let mut script = Script::new();
+    script.add(EVICT_LOCK_LEASE, &[n]);
+    script.add(EVICT_LOCK_ENTRIES, &[n, t]);
+    script.add(EVICT_LOCK_CLIENTS, &[n, t, n, t]);
+    script.add(EVICT_CHECK, &[n, t, n, t, n, t, n, t, n, t]);
+    script.add(EVICT_DECIDE, &[n]);
+    script.add(EVICT_NOTICE, &[n, t, n, t]);
+    script.add(EVICT_LEASE, &[t; 7]);
+    script.add(EVICT_ENTRIES, &[t]);
+    amended(&script.run(conn, AMENDED).await?)
+}

@@ -1,0 +1,100 @@
+//! Transactions that are sent as one text.
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, MySqlConnection, Row as _};
+
+use crate::backend::hex;
+use crate::name::LockName;
+use crate::protocol::Amended;
+
+/// A transaction that is sent as one text, so no row stays locked while the client is heard.
+///
+/// It locks rows with SKIP LOCKED and counts them, decides, and leaves the name in `@sqlock_name` if it goes on; otherwise that is NULL.
+/// The statements that write look rows up by this variable, so they lock nothing when it is NULL. A variable keeps its value from the
+/// previous script, unless the SELECT that sets it returns exactly one row.
+pub(super) struct Script {
+    text: String,
+}
+
+impl Script {
+    pub(super) fn new() -> Self {
+        Self { text: String::from("START TRANSACTION") }
+    }
+
+    /// Adds a statement, with literals in place of its question marks.
+    pub(super) fn add(&mut self, sql: &str, literals: &[&str]) {
+        self.text.push_str(";\n");
+        self.text.push_str(&filled(sql, literals));
+    }
+
+    /// Commits, and returns the row of the SELECT that answers, which runs after the commit.
+    pub(super) async fn run(mut self, conn: &mut MySqlConnection, answer: &str) -> Result<MySqlRow, sqlx::Error> {
+        self.add("COMMIT", &[]);
+        self.add(answer, &[]);
+        match sqlx::raw_sql(AssertSqlSafe(self.text)).fetch_one(&mut *conn).await {
+            Ok(row) => Ok(row),
+            Err(error @ sqlx::Error::Database(_)) => {
+                // The server has carried out nothing after the statement that failed.
+                sqlx::raw_sql("ROLLBACK").execute(conn).await?;
+                Err(error)
+            }
+            // The server rolls back when the connection is closed.
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Puts literals in place of the question marks of a statement.
+pub(super) fn filled(sql: &str, literals: &[&str]) -> String {
+    let mut literals = literals.iter();
+    let mut parts = sql.split('?');
+    let mut text = String::from(parts.next().unwrap_or_default());
+    for part in parts {
+        text.push_str(literals.next().copied().unwrap_or("NULL"));
+        text.push_str(part);
+    }
+    text
+}
+
+/// A name as a literal. It is bytes, and as such free of quotes.
+pub(super) fn name_literal(name: &LockName) -> String {
+    format!("X'{}'", hex(name.as_str().as_bytes()))
+}
+
+/// A text as a literal.
+pub(super) fn text_literal(text: &str) -> String {
+    format!("CONVERT(X'{}' USING utf8mb4)", hex(text.as_bytes()))
+}
+
+/// An identity as a literal: hexadecimal digits, or nothing.
+pub(super) fn id_literal(id: impl ToString) -> String {
+    format!("'{}'", id.to_string())
+}
+
+/// Reads a flag or a count of a script.
+pub(super) fn is(row: &MySqlRow, column: usize) -> Result<bool, sqlx::Error> {
+    row.try_get::<i64, _>(column).map(|number| number != 0)
+}
+
+#[rustfmt::skip]
+pub(super) const AMENDED: &str = "SELECT CAST(@sqlock_held AS SIGNED), CAST(@sqlock_name IS NOT NULL AS SIGNED)";
+
+/// Reads the answer of [`AMENDED`].
+pub(super) fn amended(row: &MySqlRow) -> Result<Amended, sqlx::Error> {
+    Ok(match (is(row, 0)?, is(row, 1)?) {
+        (_, true) => Amended::Done,
+        (true, false) => Amended::Locked,
+        (false, false) => Amended::NotHeld,
+    })
+}
+
+/// An entry that is there gets the values of the one that was to be inserted.
+#[rustfmt::skip]
+macro_rules! overwrite {
+    () => {
+        "ON DUPLICATE KEY UPDATE
+       owner = VALUES(owner), client = VALUES(client), is_kept = VALUES(is_kept), units = VALUES(units), permits = VALUES(permits),
+       token = VALUES(token), ttl = VALUES(ttl), arrived_at = VALUES(arrived_at), expires_at = VALUES(expires_at),
+       acquired_at = VALUES(acquired_at), holder = VALUES(holder), label = VALUES(label)"
+    };
+}

@@ -1,0 +1,240 @@
+//! Carries out requests on one connection to MySQL or MariaDB.
+//!
+//! Most requests are single statements in autocommit mode, and say in LAST_INSERT_ID why they changed nothing: what
+//! LAST_INSERT_ID(expression) was evaluated to for a row travels in the OK packet, also when the row did not match. Rare requests are a
+//! [`Script`](super::script::Script), a transaction that goes to the server as one text.
+//!
+//! Which reads lock rows depends on the kind of the statement. At READ COMMITTED the subqueries of a one-table UPDATE, of an INSERT …
+//! SELECT and of a SELECT are consistent reads. Those of a DELETE and of an UPDATE of several tables lock what they read, and wait for
+//! it; such statements here have none without a locking clause of its own.
+
+use sqlx::mysql::{MySqlArguments, MySqlDatabaseError};
+use sqlx::query::Query;
+use sqlx::{MySql, MySqlConnection, Row as _};
+
+use super::{acquire, heartbeat, lease, queue, release};
+use crate::protocol::timing::GRANT;
+use crate::protocol::{Request, Response};
+use crate::token::FencingToken;
+
+pub(super) type MySqlQuery<'q> = Query<'q, MySql, MySqlArguments>;
+
+/// The two servers, where they differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flavor {
+    MySql,
+    MariaDb,
+}
+
+/// Microseconds since the epoch; the session's time zone is UTC. SYSDATE is evaluated when the row is locked, NOW when the statement
+/// begins. <https://dev.mysql.com/doc/refman/8.4/en/date-and-time-functions.html#function_sysdate>
+macro_rules! now {
+    () => {
+        "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"
+    };
+}
+
+/// [`GRANT`] in microseconds.
+macro_rules! grant {
+    () => {
+        "3000000"
+    };
+}
+
+const _: () = assert!(GRANT.as_micros() == 3_000_000, "grant! says the same");
+
+/// Until when a row of `sqlock_lease` is valid, by its own expiry and the heartbeat of its client, if that has a row.
+#[rustfmt::skip]
+macro_rules! lease_until {
+    ($row:literal) => {
+        concat!("GREATEST(", $row, ".expires_at, COALESCE((SELECT b.beat_at FROM sqlock_client AS b WHERE b.id = ", $row, ".client)
+                 + ", $row, ".ttl, 0))")
+    };
+}
+
+/// The same of a row of `sqlock_entry`.
+#[rustfmt::skip]
+macro_rules! entry_until {
+    ($row:literal) => {
+        concat!("GREATEST(", $row, ".expires_at, COALESCE((SELECT b.beat_at FROM sqlock_client AS b WHERE b.id = ", $row, ".client)
+                 + IF(", $row, ".token = 0, ", grant!(), ", ", $row, ".ttl), 0))")
+    };
+}
+
+/// Whether anybody waits for the name of a row. The subquery depends on the row, so its snapshot is opened after the row is locked,
+/// unless the statement waits for the row: then it may have been opened before.
+#[rustfmt::skip]
+macro_rules! is_awaited {
+    ($row:literal) => {
+        concat!("EXISTS (SELECT 1 FROM sqlock_entry AS w FORCE INDEX (sqlock_entry_in_order)
+                          WHERE w.name = ", $row, ".name AND w.token = 0)")
+    };
+}
+
+/// Whether one lease of one client holds the name.
+macro_rules! is_held_alone {
+    ($row:literal) => {
+        concat!($row, ".id NOT IN ('', 'kept', 'entries')")
+    };
+}
+
+/// The columns of [`lease_row`](crate::backend::stored::lease_row).
+#[rustfmt::skip]
+macro_rules! lease_columns {
+    ($row:literal) => {
+        concat!($row, ".id, ", $row, ".owner, ", $row, ".token, ",
+                lease_until!($row), " - ", now!(), " AS remaining,
+       0 AS waiting, ", $row, ".lost")
+    };
+}
+
+/// An UPDATE of one row that never waits for it. MariaDB can bound the wait of a statement. MySQL cannot; there a subquery, which is
+/// evaluated first because the row is looked up by it, locks the row.
+pub(super) struct Nowait {
+    pub(super) mysql: &'static str,
+    pub(super) mariadb: &'static str,
+}
+
+impl Nowait {
+    pub(super) fn sql(&self, flavor: Flavor) -> &'static str {
+        match flavor {
+            Flavor::MySql => self.mysql,
+            Flavor::MariaDb => self.mariadb,
+        }
+    }
+}
+
+/// A [`Nowait`] of a row `l` of `sqlock_lease`. Bind order: what `set` needs, name, what `condition` needs.
+#[rustfmt::skip]
+macro_rules! update_lease {
+    (set: [$($set:tt)*], condition: [$($condition:tt)*]) => {
+        $crate::backend::mysql::store::Nowait {
+            mysql: concat!("UPDATE sqlock_lease AS l SET ", $($set)*, "
+ WHERE l.name = (SELECT q.name FROM (SELECT s.name FROM sqlock_lease AS s WHERE s.name = ? LIMIT 1 FOR UPDATE NOWAIT) AS q)
+   AND ", $($condition)*),
+            mariadb: concat!("SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE sqlock_lease AS l SET ", $($set)*, "
+ WHERE l.name = ?
+   AND ", $($condition)*),
+        }
+    };
+}
+
+/// A [`Nowait`] of a row `e` of `sqlock_entry`. Bind order: what `set` needs, name, name, two identities, of which one may stand there,
+/// what `condition` needs.
+#[rustfmt::skip]
+macro_rules! update_entry {
+    (set: [$($set:tt)*], condition: [$($condition:tt)*]) => {
+        $crate::backend::mysql::store::Nowait {
+            mysql: concat!("UPDATE sqlock_entry AS e SET ", $($set)*, "
+ WHERE e.name = ?
+   AND e.id = (SELECT q.id FROM (SELECT s.id FROM sqlock_entry AS s FORCE INDEX (PRIMARY)
+                                  WHERE s.name = ? AND s.id IN (?, ?) LIMIT 1 FOR UPDATE NOWAIT) AS q)
+   AND ", $($condition)*),
+            mariadb: concat!("SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE sqlock_entry AS e FORCE INDEX (PRIMARY) SET ", $($set)*, "
+ WHERE e.name = ? AND e.name = ? AND e.id IN (?, ?)
+   AND ", $($condition)*),
+        }
+    };
+}
+
+/// How a [`Nowait`] ended. The code is what LAST_INSERT_ID was evaluated to; zero: there is no such row.
+pub(super) enum Attempt {
+    Done(u64),
+    Refused(u64),
+    Locked,
+}
+
+/// Runs a [`Nowait`].
+pub(super) async fn attempt(
+    conn: &mut MySqlConnection,
+    flavor: Flavor,
+    query: MySqlQuery<'_>,
+) -> Result<Attempt, sqlx::Error> {
+    match query.execute(conn).await {
+        Ok(done) if done.rows_affected() > 0 => Ok(Attempt::Done(done.last_insert_id())),
+        Ok(done) => Ok(Attempt::Refused(done.last_insert_id())),
+        Err(error) if is_locked(flavor, &error) => Ok(Attempt::Locked),
+        Err(error) => Err(error),
+    }
+}
+
+fn number(error: &sqlx::Error) -> Option<u16> {
+    let error = error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?;
+    Some(error.number())
+}
+
+/// What NOWAIT, or a wait of no time, says of a row that is locked.
+pub(super) fn is_locked(flavor: Flavor, error: &sqlx::Error) -> bool {
+    let refusal = match flavor {
+        Flavor::MySql => 3572,
+        Flavor::MariaDb => 1205,
+    };
+    number(error) == Some(refusal)
+}
+
+/// A statement waited for a row as long as it may.
+pub(super) fn is_timeout(error: &sqlx::Error) -> bool {
+    number(error) == Some(1205)
+}
+
+/// The columns of an entry that an INSERT names, in the order of the selected values.
+macro_rules! entry_columns {
+    () => {
+        "name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at, acquired_at, holder, label"
+    };
+}
+
+/// Reads a token that LAST_INSERT_ID has brought.
+pub(super) fn token(insert_id: u64) -> Result<FencingToken, sqlx::Error> {
+    let token = i64::try_from(insert_id).ok().and_then(FencingToken::new);
+    token.ok_or_else(|| sqlx::Error::Protocol(format!("{insert_id} is no token")))
+}
+
+// Besides the isolation, everything that a server or an account may have set otherwise and that changes what a statement here does:
+// MariaDB's EMPTY_STRING_IS_NULL and SIMULTANEOUS_ASSIGNMENT are parts of sql_mode.
+#[rustfmt::skip]
+const SETTLE: &str = "
+SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
+SET SESSION autocommit = 1, innodb_lock_wait_timeout = 1, completion_type = 0, time_zone = '+00:00',
+            sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',
+            sql_safe_updates = 0, sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_auto_is_null = 0;
+SELECT 0 /*M! + 1 */";
+
+/// Settles a new session, and tells what the server is.
+pub(crate) async fn settle(conn: &mut MySqlConnection) -> Result<Flavor, sqlx::Error> {
+    let row = sqlx::raw_sql(SETTLE).fetch_one(conn).await?;
+    let is_mariadb: i64 = row.try_get(0)?;
+    Ok(if is_mariadb == 1 { Flavor::MariaDb } else { Flavor::MySql })
+}
+
+/// Carries out a request.
+///
+/// An error leaves no transaction open. A future that is dropped may leave one: the connection is to be closed then.
+pub(crate) async fn execute(
+    conn: &mut MySqlConnection,
+    flavor: Flavor,
+    request: &Request,
+) -> Result<Response, sqlx::Error> {
+    match request {
+        Request::Register { client } => heartbeat::register(conn, *client).await.map(Response::Registered),
+        Request::Beat { client } => heartbeat::beat(conn, *client).await.map(Response::Beat),
+        Request::Acquire(claim) => acquire::acquire(conn, claim).await.map(Response::Acquired),
+        Request::Join(claim) => lease::join(conn, claim).await.map(Response::Joined),
+        Request::Enqueue(entries) => queue::enqueue(conn, entries).await.map(Response::Enqueued),
+        Request::Release(request) => release::release(conn, flavor, request).await.map(Response::Released),
+        Request::Withdraw { name, id, except } => {
+            release::withdraw(conn, name, *id, *except).await.map(Response::Withdrawn)
+        }
+        Request::Poll { name, ids } => queue::poll(conn, name, ids).await.map(Response::Polled),
+        Request::Read { name, limit } => queue::read(conn, name, *limit).await.map(Response::Read),
+        Request::Transition(transition) => queue::transition(conn, transition).await.map(Response::Transitioned),
+        Request::Extend(extension) => lease::extend(conn, flavor, extension).await.map(Response::Extended),
+        Request::Downgrade { name, id, token } => {
+            lease::downgrade(conn, name, *id, *token).await.map(Response::Downgraded)
+        }
+        Request::Raise { name, id, token, to } => {
+            lease::raise(conn, flavor, name, *id, *token, *to).await.map(Response::Raised)
+        }
+        Request::Evict { name, token } => release::evict(conn, name, *token).await.map(Response::Evicted),
+    }
+}

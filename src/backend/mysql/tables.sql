@@ -1,0 +1,62 @@
+-- One row per client: one set of locks with one heartbeat.
+--
+-- beat_at      its latest heartbeat. It keeps everything whose `client` it is.
+-- notice       rises with everything that is taken away from the client.
+--
+-- All moments, here and below, are microseconds since the Unix epoch, by this database's clock; durations are microseconds.
+CREATE TABLE IF NOT EXISTS sqlock_client (
+    id      VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
+    beat_at BIGINT NOT NULL,
+    notice  BIGINT NOT NULL DEFAULT 0
+) ENGINE = InnoDB;
+
+-- One row per name that was ever locked and not yet swept. A fenced transaction locks this row.
+--
+-- id           the lease that holds the name, 32 hexadecimal digits. '': nobody holds it. 'kept': released, and kept from others until
+--              expires_at. 'entries': those rows of sqlock_entry hold it that have a token.
+-- owner        who holds. '': nobody, or the entries tell.
+-- client       whose heartbeat keeps the lease. '': nobody's, and the lease ends at expires_at.
+-- token        the fencing token of the latest holding. It only rises.
+-- ttl          how long the lease lasts after a heartbeat.
+-- lost         the highest token whose holding was taken away: expired and taken over, or evicted.
+-- holder       the client in words, for people.
+CREATE TABLE IF NOT EXISTS sqlock_lease (
+    name        VARBINARY(255) NOT NULL PRIMARY KEY,
+    id          VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    owner       VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    client      VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    token       BIGINT NOT NULL,
+    ttl         BIGINT NOT NULL,
+    expires_at  BIGINT NOT NULL,
+    lost        BIGINT NOT NULL DEFAULT 0,
+    acquired_at BIGINT NOT NULL,
+    holder      VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    label       VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL
+) ENGINE = InnoDB;
+
+-- The queue of a name: one row for each acquisition that waits, and for each that shares the name or has permits of it.
+--
+-- owner        ''  the acquisition was released, and only keeps the name from others until expires_at.
+-- client       of those that wait, who asked; of those that hold, whose heartbeat keeps it. '': nobody's.
+-- is_kept      the heartbeat of the client is to keep what the acquisition is granted.
+-- units, permits    how many permits it takes, of how many. 0 units: it wants the name for itself alone.
+-- token        0: it waits. Otherwise its fencing token: it holds.
+-- arrived_at   the order in which entries wait.
+CREATE TABLE IF NOT EXISTS sqlock_entry (
+    name        VARBINARY(255) NOT NULL,
+    id          VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    owner       VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    client      VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    is_kept     BOOLEAN NOT NULL,
+    units       BIGINT  NOT NULL,
+    permits     BIGINT  NOT NULL,
+    token       BIGINT  NOT NULL,
+    ttl         BIGINT  NOT NULL,
+    arrived_at  BIGINT  NOT NULL,
+    expires_at  BIGINT  NOT NULL,
+    acquired_at BIGINT  NOT NULL,
+    holder      VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    label       VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    PRIMARY KEY (name, id),
+    KEY sqlock_entry_in_order (name, token, arrived_at, id)
+) ENGINE = InnoDB;
