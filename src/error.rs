@@ -455,6 +455,22 @@ impl Error {
         }
     }
 
+    /// The same error for another caller whom it concerns as well.
+    #[cfg(test)]
+    pub(crate) fn repeated(&self) -> Self {
+        let again = |source: &sqlx::Error| sqlx::Error::Protocol(reason(source));
+        match self {
+            Self::Unavailable { attempted, reason, .. } => {
+                Self::Unavailable { attempted, reason: reason.clone(), source: None }
+            }
+            Self::PoolExhausted { attempted } => Self::PoolExhausted { attempted },
+            Self::NotMigrated { source } => Self::NotMigrated { source: again(source) },
+            Self::Database { attempted, source } => Self::Database { attempted, source: again(source) },
+            Self::Unsupported { what, reason } => Self::Unsupported { what, reason },
+            _ => Self::Closed,
+        }
+    }
+
     /// The error of a statement that failed for good.
     pub(crate) fn from_sqlx(attempted: &'static str, source: sqlx::Error) -> Self {
         match Fault::of(&source) {

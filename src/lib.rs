@@ -113,11 +113,17 @@ mod backend;
 mod backoff;
 mod client;
 mod clock;
+#[cfg(test)]
+#[allow(dead_code, clippy::expect_used, clippy::panic, reason = "what the leases will need; tests")]
+mod coordinator;
 mod election;
 #[cfg(test)]
 #[allow(dead_code, reason = "what the coordinator will need")]
 mod engine;
 mod error;
+#[cfg(test)]
+#[allow(dead_code, reason = "what the leases will need")]
+mod executor;
 pub mod guide;
 mod idempotency;
 mod inspect;
@@ -127,6 +133,8 @@ mod multi;
 #[cfg(test)]
 mod mutation;
 mod name;
+#[cfg(test)]
+mod operation;
 mod owner;
 mod panics;
 #[cfg(test)]

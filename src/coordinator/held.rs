@@ -1,0 +1,195 @@
+//! A lease in the hands of its holder.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::{Coordinator, Ending, LONGEST_SLEEP, State};
+use crate::clock::Moment;
+use crate::engine::{Amendment, Event, Exported, Grant, LeaseKey, NotAmended, Verdict};
+use crate::error::LossCause;
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::LeaseId;
+use crate::token::FencingToken;
+
+/// A lease. Dropped, it is given back in the background.
+pub(crate) struct HeldLease {
+    coordinator: Arc<Coordinator>,
+    grant: Grant,
+    owner: Owner,
+    ending: Arc<Ending>,
+    /// It was exported, and its caller has not got it yet.
+    resumes: Option<Exported>,
+    is_given_back: bool,
+}
+
+impl HeldLease {
+    pub(super) fn new(
+        coordinator: Arc<Coordinator>,
+        grant: Grant,
+        owner: Owner,
+        ending: Arc<Ending>,
+        resumes: Option<Exported>,
+    ) -> Self {
+        Self { coordinator, grant, owner, ending, resumes, is_given_back: false }
+    }
+
+    /// Its caller has got it.
+    pub(crate) fn deliver(&mut self) {
+        if let Some(exported) = self.resumes.take() {
+            let lease = self.key();
+            self.coordinator.feed(Event::Delivered { lease, exported });
+        }
+    }
+
+    pub(crate) fn name(&self) -> &LockName {
+        &self.grant.name
+    }
+
+    pub(crate) fn id(&self) -> LeaseId {
+        self.grant.id
+    }
+
+    pub(crate) fn token(&self) -> FencingToken {
+        self.grant.token
+    }
+
+    pub(crate) fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    fn key(&self) -> LeaseKey {
+        self.grant.lease
+    }
+
+    /// Until when the holder may rely on it. `None`: it has ended. Reads the clock and does no I/O.
+    pub(crate) fn deadline(&self) -> Option<Moment> {
+        let deadline = self.coordinator.state().engine.deadline(self.key());
+        deadline.filter(|deadline| !deadline.is_past())
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.deadline().is_some()
+    }
+
+    /// Why it ended, if that is known. A deadline that has just passed is noticed by [`is_held`](Self::is_held) first.
+    pub(crate) fn loss(&self) -> Option<LossCause> {
+        self.ending.cause.get().copied()
+    }
+
+    /// Completes when the lease is lost, with the reason.
+    ///
+    /// # Cancel safety
+    ///
+    /// No loss is missed when the future is dropped.
+    pub(crate) fn losing(&self) -> impl Future<Output = LossCause> + Send + use<> {
+        let (coordinator, lease, ending) = (Arc::clone(&self.coordinator), self.key(), Arc::clone(&self.ending));
+        async move {
+            loop {
+                let ended = ending.ended.notified();
+                let mut ended = std::pin::pin!(ended);
+                ended.as_mut().enable();
+                if let Some(cause) = ending.cause.get() {
+                    return *cause;
+                }
+                // The task that keeps the time tells. Where it has ended with its runtime, the clock does.
+                let deadline = coordinator.state().engine.deadline(lease);
+                if deadline.is_none_or(Moment::is_past) {
+                    return ending.cause.get().copied().unwrap_or(LossCause::Expired);
+                }
+                let pause = deadline.map_or(LONGEST_SLEEP, Moment::remaining).min(LONGEST_SLEEP);
+                let _ = timeout(pause, ended).await;
+            }
+        }
+    }
+
+    /// Has the lease looked up: it may have been taken away.
+    pub(crate) fn doubt(&self) {
+        self.coordinator.doubt(self.name().clone());
+    }
+
+    /// Changes the lease.
+    ///
+    /// # Cancel safety
+    ///
+    /// The change takes place when the future is dropped after it was made.
+    pub(crate) fn amend(&self, amendment: Amendment) -> impl Future<Output = Result<(), NotAmended>> + Send + use<> {
+        let (reply, answer) = oneshot::channel();
+        let lease = self.key();
+        let amend = |state: &mut State| {
+            state.amendments.entry(lease).or_default().push_back(reply);
+            Event::Amend { lease, amendment }
+        };
+        self.coordinator.feed_with(amend, |_| ());
+        async move { answer.await.unwrap_or(Err(NotAmended::Lost(LossCause::Shutdown))) }
+    }
+
+    /// Lets go of the lease, for another process to resume it. `Err`: it is not held, or its owner has entered more than once.
+    pub(crate) fn export(mut self) -> Result<Exported, Self> {
+        let lease = self.key();
+        let exported = self.coordinator.feed_with(
+            |_| Event::Export { lease },
+            |state| {
+                let exported = state.exported.take().flatten();
+                if exported.is_some() {
+                    state.forget(lease);
+                }
+                exported
+            },
+        );
+        match exported {
+            Some(exported) => {
+                self.is_given_back = true;
+                Ok(exported)
+            }
+            None => Err(self),
+        }
+    }
+
+    /// Gives the lease back. The name stays kept from others for `keep_for`.
+    ///
+    /// # Cancel safety
+    ///
+    /// The lease is given back also when the future is dropped.
+    pub(crate) fn release(mut self, keep_for: Duration) -> impl Future<Output = Verdict> + Send + use<> {
+        let (reply, answer) = oneshot::channel();
+        self.is_given_back = true;
+        let lost = self.loss();
+        let lease = self.key();
+        let release = |state: &mut State| {
+            state.releases.insert(lease, reply);
+            Event::Release { lease, keep_for }
+        };
+        self.coordinator.feed_with(release, |state| state.forget(lease));
+        async move {
+            match lost {
+                Some(cause) => Verdict::Lost(cause),
+                None => answer.await.unwrap_or(Verdict::Unknown),
+            }
+        }
+    }
+}
+
+impl State {
+    /// Nobody asks any more what becomes of a lease.
+    fn forget(&mut self, lease: LeaseKey) {
+        self.leases.remove(&lease);
+        self.amendments.remove(&lease);
+    }
+}
+
+impl Drop for HeldLease {
+    fn drop(&mut self) {
+        if !self.is_given_back {
+            let (lease, keep_for) = (self.key(), Duration::ZERO);
+            let event = match self.resumes {
+                Some(exported) => Event::HandBack { lease, exported },
+                None => Event::Release { lease, keep_for },
+            };
+            self.coordinator.feed_with(|_| event, |state| state.forget(lease));
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Sends operations to the database on a bounded number of connections: one for heartbeats, and one or two for everything else.
+//!
+//! An operation runs to its end whatever becomes of the future that asked for it. It is sent again when its connection is lost or the
+//! database rolled it back on account of others; while it waits for that, its connection serves others. An operation that panics costs
+//! itself and the connection.
+//!
+//! The queue has no bound of its own: each caller waits for its answer, and the engine sends one statement per name.
+
+mod failure;
+mod worker;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::clock::Moment;
+use crate::error::{Error, Result};
+use crate::operation::{Connect, Operation};
+use worker::{Pending, Task, Worker};
+
+/// How long an answer may take. An operation waits for a locked row for a second at most, so only a frozen server or a broken network
+/// takes longer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(4);
+
+/// What came of an operation.
+pub(crate) struct Answer<T> {
+    pub(crate) result: Result<T>,
+    /// A moment before the request was sent that was answered.
+    pub(crate) sent_at: Moment,
+    /// A request was not answered, and may take effect later.
+    pub(crate) may_linger: bool,
+}
+
+/// See the [module](self).
+pub(crate) struct Executor {
+    work: Arc<Queue>,
+    heartbeats: Arc<Queue>,
+    connect: Arc<dyn Connect>,
+    connections: usize,
+    workers: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// The operations that wait for a connection.
+#[derive(Default)]
+struct Queue {
+    state: Mutex<QueueState>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct QueueState {
+    ready: VecDeque<Box<dyn Pending>>,
+    /// To be sent again, not before these moments.
+    delayed: BTreeMap<(Instant, u64), Box<dyn Pending>>,
+    next: u64,
+    is_closed: bool,
+    /// Why the database is out of reach at present, if it is.
+    trouble: Option<String>,
+}
+
+impl Executor {
+    /// An executor whose connections are opened when they are first needed. `connections`: how many do work, beside the one for
+    /// heartbeats.
+    pub(crate) fn new(connect: Arc<dyn Connect>, connections: usize) -> Self {
+        Self { work: Arc::default(), heartbeats: Arc::default(), connect, connections, workers: Mutex::new(Vec::new()) }
+    }
+
+    /// Starts the tasks on the present runtime, the first time.
+    pub(crate) fn start(&self) {
+        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        if !workers.is_empty() {
+            return;
+        }
+        let queues = std::iter::once(&self.heartbeats).chain(std::iter::repeat_n(&self.work, self.connections));
+        workers.extend(queues.map(|queue| {
+            let worker = Worker::new(Arc::clone(&self.connect), Arc::clone(queue));
+            tokio::spawn(worker.run())
+        }));
+    }
+
+    /// Sends an operation and passes its answer on. When the executor ends first, the answer is [`Error::Closed`].
+    pub(crate) fn submit<O: Operation>(&self, operation: O, reply: impl FnOnce(Answer<O::Output>) + Send + 'static) {
+        self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, reply)));
+    }
+
+    /// The same for a heartbeat, whose connection is given up when no answer comes in time.
+    pub(crate) fn submit_heartbeat<O: Operation>(
+        &self,
+        operation: O,
+        answer_within: Duration,
+        reply: impl FnOnce(Answer<O::Output>) + Send + 'static,
+    ) {
+        self.heartbeats.push(Box::new(Task::new(operation, answer_within, reply)));
+    }
+
+    /// Sends an operation and waits for its answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// The operation runs to its end when the future is dropped.
+    pub(crate) async fn run<O: Operation>(&self, operation: O) -> Answer<O::Output> {
+        let (answer, answered) = oneshot::channel();
+        self.submit(operation, |result| {
+            let _ = answer.send(result);
+        });
+        answered.await.unwrap_or_else(|_| Answer::closed())
+    }
+
+    /// Why the database is out of reach at present, if it is.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.work.state().trouble.clone()
+    }
+
+    /// Carries out what has been submitted, and closes the connections.
+    pub(crate) async fn close(&self) {
+        for queue in [&self.work, &self.heartbeats] {
+            queue.state().is_closed = true;
+            queue.changed.notify_waiters();
+        }
+        let workers = std::mem::take(&mut *self.workers.lock().unwrap_or_else(PoisonError::into_inner));
+        for worker in workers {
+            let _ = worker.await;
+        }
+    }
+}
+
+impl Drop for Executor {
+    /// The tasks end when they have carried out what was submitted.
+    fn drop(&mut self) {
+        for queue in [&self.work, &self.heartbeats] {
+            queue.state().is_closed = true;
+            queue.changed.notify_waiters();
+        }
+    }
+}
+
+impl<T> Answer<T> {
+    fn closed() -> Self {
+        Self { result: Err(Error::Closed), sent_at: Moment::now(), may_linger: false }
+    }
+}
+
+impl Queue {
+    fn state(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, task: Box<dyn Pending>) {
+        let mut state = self.state();
+        // A task that is dropped answers that the executor is closed.
+        if !state.is_closed {
+            state.ready.push_back(task);
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Puts a task back that is to be tried again after a pause.
+    fn put_back(&self, task: Box<dyn Pending>, pause: Duration) {
+        let mut state = self.state();
+        let key = (Instant::now() + pause, state.next);
+        state.next += 1;
+        state.delayed.insert(key, task);
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    fn set_trouble(&self, trouble: Option<String>) {
+        self.state().trouble = trouble;
+    }
+
+    /// The next task. `None`: the queue is closed and empty.
+    async fn pop(&self) -> Option<Box<dyn Pending>> {
+        loop {
+            let changed = self.changed.notified();
+            let mut changed = std::pin::pin!(changed);
+            changed.as_mut().enable();
+            let next_due = {
+                let mut state = self.state();
+                let due = state.delayed.first_key_value().map(|((at, _), _)| *at);
+                if due.is_some_and(|at| at <= Instant::now())
+                    && let Some((_, task)) = state.delayed.pop_first()
+                {
+                    return Some(task);
+                }
+                if let Some(task) = state.ready.pop_front() {
+                    // Another worker may be asleep while more than one task is there.
+                    if !state.ready.is_empty() {
+                        self.changed.notify_one();
+                    }
+                    return Some(task);
+                }
+                if state.is_closed && state.delayed.is_empty() {
+                    return None;
+                }
+                due
+            };
+            match next_due {
+                Some(at) => drop(tokio::time::timeout_at(at, changed).await),
+                None => changed.await,
+            }
+        }
+    }
+}

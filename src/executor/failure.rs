@@ -1,0 +1,65 @@
+//! Why a request was not answered, and what that means for the next attempt.
+
+use std::time::Duration;
+
+use crate::error::{Error, Fault};
+
+/// Why a request was not answered.
+pub(super) enum Failure {
+    Refused(sqlx::Error),
+    NoAnswer {
+        within: Duration,
+    },
+    /// No connection could be opened; without an error when that took too long.
+    Unconnected(Option<sqlx::Error>),
+    Panic(String),
+}
+
+impl Failure {
+    pub(super) fn fault(&self) -> Fault {
+        match self {
+            Self::Refused(error) => match Fault::of(error) {
+                // The server was another one at the time of the connect. There may be a better one by now, here or elsewhere.
+                Fault::ReadOnly => Fault::Severed,
+                fault => fault,
+            },
+            Self::NoAnswer { .. } | Self::Unconnected(None) => Fault::Severed,
+            Self::Unconnected(Some(error)) => match Fault::of(error) {
+                Fault::Final => Fault::Final,
+                _ => Fault::Severed,
+            },
+            Self::Panic(_) => Fault::Final,
+        }
+    }
+
+    /// Whether the request may have been received, and may take effect.
+    pub(super) fn may_linger(&self) -> bool {
+        match self {
+            Self::Refused(error) => Fault::of(error) == Fault::Severed,
+            Self::NoAnswer { .. } | Self::Panic(_) => true,
+            Self::Unconnected(_) => false,
+        }
+    }
+
+    pub(super) fn reason(&self) -> String {
+        match self {
+            Self::Refused(error) | Self::Unconnected(Some(error)) => crate::error::reason(error),
+            Self::NoAnswer { within } => format!("no answer came within {within:?}"),
+            Self::Unconnected(None) => "no connection could be opened in time".into(),
+            Self::Panic(message) => format!("a panic on the way: {message}"),
+        }
+    }
+
+    pub(super) fn into_error(self, attempted: &'static str) -> Error {
+        let reason = self.reason();
+        match self {
+            Self::Refused(error) if Fault::of(&error) == Fault::ReadOnly => {
+                Error::Unavailable { attempted, reason, source: Some(error) }
+            }
+            Self::Refused(error) => Error::from_sqlx(attempted, error),
+            Self::NoAnswer { .. } => Error::Unavailable { attempted, reason, source: None },
+            Self::Unconnected(source) => Error::Unavailable { attempted, reason, source },
+            Self::Panic(_) => Error::Database { attempted, source: sqlx::Error::Protocol(reason) },
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! One connection, and the task that sends operations on it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use super::failure::Failure;
+use super::{Answer, Queue};
+use crate::backend::Job;
+use crate::backoff::Backoff;
+use crate::clock::Moment;
+use crate::error::{Error, Fault};
+use crate::operation::{Connect, Connection, Operation};
+use crate::panics;
+
+/// How long a connection may take to be opened or closed.
+const CONNECT_WITHIN: Duration = Duration::from_secs(4);
+
+/// How long an operation is sent again while the database is out of reach.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long an operation is sent again that the database rolled back on account of others.
+const PATIENCE_WITH_CONFLICTS: Duration = Duration::from_secs(10);
+
+/// Where an answer goes.
+type Reply<T> = Box<dyn FnOnce(Answer<T>) + Send>;
+
+/// How an operation travels: what it is, and how its attempts went so far.
+pub(super) struct Task<O: Operation> {
+    operation: O,
+    output: Option<O::Output>,
+    reply: Option<Reply<O::Output>>,
+    attempts: Attempts,
+}
+
+/// How the attempts of one operation went.
+pub(super) struct Attempts {
+    answer_within: Duration,
+    since: Instant,
+    sent_at: Moment,
+    may_linger: bool,
+    backoff: Backoff,
+    has_reconnected: bool,
+}
+
+/// A [`Task`] of any operation.
+pub(super) trait Pending: Send {
+    fn attempts(&mut self) -> &mut Attempts;
+
+    fn attempted(&self) -> &'static str;
+
+    /// Sends the operation once, and keeps its output.
+    fn send<'a>(&'a mut self, connection: &'a mut dyn Connection) -> Job<'a, ()>;
+
+    /// Passes the output on, or the error.
+    fn finish(self: Box<Self>, error: Option<Error>);
+}
+
+impl<O: Operation> Task<O> {
+    pub(super) fn new(
+        operation: O,
+        answer_within: Duration,
+        reply: impl FnOnce(Answer<O::Output>) + Send + 'static,
+    ) -> Self {
+        let attempts = Attempts {
+            answer_within,
+            since: Instant::now(),
+            sent_at: Moment::now(),
+            may_linger: false,
+            backoff: Backoff::between(Duration::from_millis(5), Duration::from_millis(250)),
+            has_reconnected: false,
+        };
+        Self { operation, output: None, reply: Some(Box::new(reply)), attempts }
+    }
+
+    fn answer(&mut self, result: Result<O::Output, Error>) {
+        if let Some(reply) = self.reply.take() {
+            let Attempts { sent_at, may_linger, .. } = self.attempts;
+            // A panic of the receiver is its own: the worker goes on.
+            let _ = panics::caught(|| reply(Answer { result, sent_at, may_linger }));
+        }
+    }
+}
+
+impl<O: Operation> Drop for Task<O> {
+    fn drop(&mut self) {
+        self.answer(Err(Error::Closed));
+    }
+}
+
+impl<O: Operation> Pending for Task<O> {
+    fn attempts(&mut self) -> &mut Attempts {
+        &mut self.attempts
+    }
+
+    fn attempted(&self) -> &'static str {
+        self.operation.attempted()
+    }
+
+    fn send<'a>(&'a mut self, connection: &'a mut dyn Connection) -> Job<'a, ()> {
+        Box::pin(async move {
+            self.output = Some(self.operation.run(connection).await?);
+            Ok(())
+        })
+    }
+
+    fn finish(mut self: Box<Self>, error: Option<Error>) {
+        let result = match (error, self.output.take()) {
+            (None, Some(output)) => Ok(output),
+            (error, _) => Err(error.unwrap_or(Error::Closed)),
+        };
+        self.answer(result);
+    }
+}
+
+/// One connection and its task.
+pub(super) struct Worker {
+    connect: Arc<dyn Connect>,
+    queue: Arc<Queue>,
+    connection: Option<Box<dyn Connection>>,
+    /// Grows while no connection can be opened.
+    backoff: Backoff,
+}
+
+impl Worker {
+    pub(super) fn new(connect: Arc<dyn Connect>, queue: Arc<Queue>) -> Self {
+        Self { connect, queue, connection: None, backoff: reconnecting() }
+    }
+
+    pub(super) async fn run(mut self) {
+        while let Some(mut task) = self.queue.pop().await {
+            match self.attempt(&mut *task).await {
+                Ok(()) => task.finish(None),
+                Err(failure) => self.failed(task, failure).await,
+            }
+        }
+        if let Some(connection) = self.connection.take() {
+            let _ = timeout(CONNECT_WITHIN, connection.close()).await;
+        }
+    }
+
+    /// Sends an operation once.
+    async fn attempt(&mut self, task: &mut dyn Pending) -> Result<(), Failure> {
+        if self.connection.is_none() {
+            let within = CONNECT_WITHIN.min(task.attempts().answer_within);
+            let connection = match timeout(within, panics::caught_in(self.connect.connect())).await {
+                Ok(Ok(connected)) => connected.map_err(|error| Failure::Unconnected(Some(error)))?,
+                Ok(Err(panic)) => return Err(Failure::Panic(panic)),
+                Err(_) => return Err(Failure::Unconnected(None)),
+            };
+            self.backoff = reconnecting();
+            self.queue.set_trouble(None);
+            self.connection = Some(connection);
+        }
+        let Some(connection) = &mut self.connection else {
+            return Err(Failure::Unconnected(None));
+        };
+        task.attempts().sent_at = Moment::now();
+        let within = task.attempts().answer_within;
+        match timeout(within, panics::caught_in(task.send(&mut **connection))).await {
+            Ok(Ok(Ok(()))) => Ok(()),
+            Ok(Ok(Err(error))) => Err(Failure::Refused(error)),
+            Ok(Err(panic)) => Err(Failure::Panic(panic)),
+            Err(_) => Err(Failure::NoAnswer { within }),
+        }
+    }
+
+    /// Puts an operation back that is to be sent again, or ends it.
+    async fn failed(&mut self, mut task: Box<dyn Pending>, failure: Failure) {
+        let fault = failure.fault();
+        let had_connection = !matches!(failure, Failure::Unconnected(_));
+        let is_broken = fault == Fault::Severed || matches!(failure, Failure::Panic(_));
+        let attempts = task.attempts();
+        attempts.may_linger |= failure.may_linger();
+        if is_broken {
+            // It is not closed in order: that would wait for the answer that did not come.
+            self.connection = None;
+            self.queue.set_trouble(Some(failure.reason()));
+        }
+        let patience = match fault {
+            Fault::Again | Fault::Blocked => PATIENCE_WITH_CONFLICTS,
+            Fault::Severed | Fault::Exhausted => PATIENCE,
+            _ => Duration::ZERO,
+        };
+        // A connection that was lost says nothing about the next one, which is always tried.
+        let tries_another = fault == Fault::Severed && had_connection && !attempts.has_reconnected;
+        attempts.has_reconnected |= tries_another;
+        let is_over = attempts.since.elapsed() >= patience && !tries_another;
+        let pause = if tries_another { Duration::ZERO } else { attempts.backoff.step() };
+        let attempted = task.attempted();
+        if is_over {
+            task.finish(Some(failure.into_error(attempted)));
+        } else {
+            tracing::debug!(attempted, reason = failure.reason(), "trying again");
+            self.queue.put_back(task, pause);
+        }
+        // Without a connection this worker serves nobody. Another worker may have one.
+        if !had_connection {
+            sleep(self.backoff.step()).await;
+        }
+    }
+}
+
+fn reconnecting() -> Backoff {
+    Backoff::between(Duration::from_millis(5), Duration::from_millis(250))
+}
