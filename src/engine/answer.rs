@@ -1,0 +1,274 @@
+//! What the engine makes of the answers of the store.
+
+use std::time::Duration;
+
+use super::action::{Action, Answer, Failure, Refusal, RequestId, Verdict, WaiterId};
+use super::heartbeat::Epoch;
+use super::holding::relied_on;
+use super::name::{Step, WaiterState};
+use super::{Engine, Granting, InFlight, POLL_FIRST, WHILE_LOCKED};
+use crate::clock::Moment;
+use crate::error::LossCause;
+use crate::mutation::{Mutation, is_on};
+use crate::name::LockName;
+use crate::protocol::timing::GRANT;
+use crate::protocol::{Amended, HolderChange, Joined, Keeper, LeaseId, Mode, Polled, Presence, Request, Response};
+
+impl Engine {
+    pub(super) fn answered(&mut self, now: Moment, request: RequestId, answer: Answer) {
+        let Some(InFlight { name, step, body, epoch }) = self.in_flight.remove(&request) else {
+            return self.beaten(now, answer);
+        };
+        if let Some(state) = self.names.get_mut(&name).filter(|_| !matches!(step, Step::Verify(_))) {
+            state.is_busy = false;
+        }
+        let Answer { sent_at, may_linger, result } = answer;
+        let sent_at = if is_on(Mutation::CountFromAnswer) { now } else { sent_at };
+        if may_linger {
+            self.mark_lingering(now, &name, &body);
+        }
+        let granting = |token, ttl| Granting { token, since: sent_at, lasts: ttl, ttl, epoch, may_linger };
+        match (result, step, body) {
+            (Err(failure), step, body) => self.failed(now, &name, step, body, failure),
+            (Ok(Response::Acquired(Ok(token))), Step::Acquire(id), Request::Acquire(claim)) => {
+                self.granted(now, &name, id, granting(token, claim.ttl));
+            }
+            (Ok(Response::Acquired(Err(holder))), Step::Acquire(id), _) => self.refused(now, &name, id, holder),
+            (Ok(Response::Joined(Joined::Done(token))), Step::Join(id), Request::Join(claim)) => {
+                if self.joined_as_exported(now, &name, id, token) {
+                    if let Some(waiter) = self.names.get_mut(&name).and_then(|state| state.waiter(id)) {
+                        waiter.claim.mode = Mode::Exclusive;
+                    }
+                    self.granted(now, &name, id, granting(token, claim.ttl));
+                    let holding = self.names.get_mut(&name).and_then(|state| state.holding(id));
+                    holding.into_iter().for_each(|holding| holding.is_joined = true);
+                }
+            }
+            (Ok(Response::Joined(Joined::Locked)), Step::Join(id), _) => {
+                let waiter = self.names.get_mut(&name).and_then(|state| state.waiter(id));
+                waiter.into_iter().for_each(|waiter| waiter.ask_at = now + WHILE_LOCKED);
+            }
+            (Ok(Response::Joined(Joined::NotHeld)), Step::Join(id), _) => self.not_joined(now, &name, id),
+            (Ok(Response::Enqueued(holder)), Step::Enqueue, Request::Enqueue(entries)) => {
+                let ids: Vec<LeaseId> = entries.iter().map(|entry| entry.claim.id).collect();
+                self.enqueued(now, &name, &ids, sent_at, holder);
+            }
+            (Ok(Response::Released(released)), Step::Release(id), Request::Release(release)) => {
+                let next = release.next.map(|claim| (claim.id, claim.ttl));
+                self.released(now, &name, id, next, released, granting);
+            }
+            (Ok(Response::Withdrawn(withdrawn)), Step::Withdraw(id), _) => self.withdrawn(now, &name, id, withdrawn),
+            (Ok(Response::Polled(polled)), Step::Poll, Request::Poll { ids, .. }) => {
+                self.polled(now, &name, &ids, sent_at, epoch, polled);
+            }
+            (Ok(Response::Polled(polled)), Step::Verify(id), _) => self.verified(now, &name, id, epoch, polled),
+            (Ok(Response::Read(queue)), Step::Read { given_up }, _) => {
+                self.read(now, &name, given_up, sent_at, epoch, queue)
+            }
+            (Ok(Response::Transitioned(granted)), Step::Transition { given_up }, Request::Transition(transition)) => {
+                let Some(granted) = granted else {
+                    self.overtaken(now, &name, given_up);
+                    return self.advance(now, &name);
+                };
+                let ttl_of = |id| match &transition.change {
+                    HolderChange::Exclusive(grantee) => grantee.ttl,
+                    HolderChange::Shared(grantees) => grantees.iter().find(|g| g.id == id).map_or(GRANT, |g| g.ttl),
+                    HolderChange::Claim(claim) => claim.ttl,
+                    HolderChange::None | HolderChange::Free => GRANT,
+                };
+                self.conclude(now, &name, given_up, Verdict::Kept);
+                if let Some(state) = self.names.get_mut(&name) {
+                    state.overtaken = 0;
+                    state.is_wanted = !transition.is_last;
+                    state.poll_at = Some(now + POLL_FIRST);
+                }
+                for grant in granted {
+                    self.granted(now, &name, grant.id, granting(grant.token, ttl_of(grant.id)));
+                }
+            }
+            (Ok(Response::Extended(extended)), Step::Extend(id), Request::Extend(extension)) => {
+                let is_kept = matches!(extension.keeper, Keeper::Client(_));
+                self.extended(now, &name, id, is_kept, granting(extension.token, extension.lasts), extended);
+            }
+            (Ok(Response::Extended(a) | Response::Downgraded(a) | Response::Raised(a)), Step::Amend(id), _) => {
+                self.amended(now, &name, id, sent_at, a);
+            }
+            (Ok(Response::Extended(amended)), Step::Detach(id), _) => self.detached(now, &name, id, Some(amended)),
+            (Ok(_), ..) => {}
+        }
+        self.advance(now, &name);
+    }
+
+    /// Takes in the answer to a heartbeat.
+    pub(super) fn beaten(&mut self, now: Moment, answer: Answer) {
+        let response = answer.result.ok();
+        let sent_at = if is_on(Mutation::CountFromAnswer) { now } else { answer.sent_at };
+        if response.as_ref().is_some_and(|response| self.heartbeat.is_news(response)) {
+            for holding in self.names.values_mut().flat_map(|state| &mut state.holdings) {
+                holding.settle(&self.heartbeat);
+            }
+        }
+        let shortest = self.shortest();
+        if self.heartbeat.answered(sent_at, now, shortest, response) {
+            for name in self.names.keys().cloned().collect::<Vec<_>>() {
+                self.advance(now, &name);
+            }
+        }
+    }
+
+    /// Notes that a request about these acquisitions may take effect late.
+    pub(super) fn mark_lingering(&mut self, now: Moment, name: &LockName, body: &Request) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let ids: Vec<LeaseId> = match body {
+            Request::Acquire(claim) | Request::Join(claim) => vec![claim.id],
+            Request::Enqueue(entries) => entries.iter().map(|entry| entry.claim.id).collect(),
+            Request::Release(release) => release.next.iter().map(|claim| claim.id).collect(),
+            Request::Transition(transition) => match &transition.change {
+                HolderChange::Claim(claim) => vec![claim.id],
+                _ => Vec::new(),
+            },
+            _ => Vec::new(),
+        };
+        if let Request::Extend(extension) = body {
+            let waiter = extension.renamed.and_then(|id| state.waiter(id));
+            waiter.into_iter().for_each(|waiter| waiter.lingers = true);
+            let holding = extension.id.and_then(|id| state.holding(id));
+            holding.into_iter().for_each(|holding| holding.lingers = true);
+        }
+        for id in ids {
+            if let Some(waiter) = state.waiter(id) {
+                waiter.lingers = true;
+            } else if !is_on(Mutation::ForgetUnknown) {
+                state.withdraw(id, now, true);
+            }
+        }
+    }
+
+    /// A holding was looked up after a notice.
+    pub(super) fn verified(&mut self, now: Moment, name: &LockName, id: LeaseId, epoch: Epoch, polled: Option<Polled>) {
+        let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
+            return;
+        };
+        let asked = holding.asked.take().unwrap_or(0);
+        // Its release is on its way, and tells.
+        if !holding.is_held() {
+            return;
+        }
+        let found = match polled.as_ref().map(|polled| &polled.presences[..]) {
+            Some([Presence::Holding { token, .. }]) => Some(*token),
+            _ => None,
+        };
+        let Some(token) = found.filter(|token| holding.has_token(*token)) else {
+            return self.lose(now, name, id, LossCause::Superseded);
+        };
+        holding.epoch = epoch;
+        holding.is_doubted = false;
+        for lease in holding.leaving.drain(..asked) {
+            self.actions.push(Action::Released { lease, verdict: Verdict::Kept });
+        }
+        self.looked_up(now, name, id, token);
+    }
+
+    pub(super) fn extended(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        id: LeaseId,
+        is_kept: bool,
+        granting: Granting,
+        extended: Amended,
+    ) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        if state.waiter(id).is_some() {
+            return match extended {
+                Amended::Done => self.granted(now, name, id, granting),
+                Amended::Locked => {
+                    state.waiter(id).into_iter().for_each(|waiter| waiter.ask_at = now + WHILE_LOCKED);
+                }
+                Amended::NotHeld => match state.waiter(id).filter(|waiter| waiter.resumes.is_some()).map(|w| w.id) {
+                    Some(waiter) => self.leave(now, waiter, Some(Refusal::Lost)),
+                    None => self.requeue(now, name, id, WaiterState::Refused, false),
+                },
+            };
+        }
+        let Some(holding) = state.holding(id) else {
+            return;
+        };
+        holding.extend_at = None;
+        match extended {
+            Amended::Done => {
+                holding.settle(&self.heartbeat);
+                holding.ttl = granting.ttl;
+                holding.is_kept |= is_kept;
+                if is_kept {
+                    self.heartbeat.keep(granting.since, granting.ttl);
+                }
+                holding.epoch = granting.epoch;
+                holding.deadline = holding.deadline.max(granting.since + relied_on(granting.ttl));
+            }
+            Amended::Locked => {
+                holding.put_off(now);
+                holding.extend_at = Some(holding.again_at);
+            }
+            // It has been taken away, or was about to run out: the next look tells.
+            Amended::NotHeld => {
+                holding.settle(&self.heartbeat);
+                holding.epoch = Epoch::default();
+            }
+        }
+    }
+
+    /// A request was not answered.
+    pub(super) fn failed(&mut self, now: Moment, name: &LockName, step: Step, body: Request, failure: Failure) {
+        self.mark_lingering(now, name, &body);
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let mut refused: Vec<WaiterId> = Vec::new();
+        match (step, &body) {
+            (Step::Acquire(id) | Step::Join(id), _) => refused.extend(state.waiter(id).map(|waiter| waiter.id)),
+            (Step::Withdraw(id), _) => {
+                if let Some(withdrawal) = state.withdrawals.iter_mut().find(|withdrawal| withdrawal.id == id) {
+                    withdrawal.put_off(now, Duration::from_secs(1));
+                }
+                if is_on(Mutation::WithdrawOnce) {
+                    state.withdrawals.retain(|withdrawal| withdrawal.id != id);
+                }
+            }
+            (Step::Release(id), Request::Release(release)) => {
+                if let Some(next) = release.next.as_ref().map(|claim| claim.id) {
+                    // It may have been granted the name.
+                    self.requeue(now, name, next, WaiterState::New, true);
+                }
+                self.conclude(now, name, Some(id), Verdict::Failed(failure.clone()));
+            }
+            (Step::Amend(id), _) => self.amendment_failed(now, name, id, failure.clone()),
+            (Step::Detach(id), _) => self.detached(now, name, id, None),
+            (Step::Verify(id) | Step::Extend(id), _) => {
+                if let Some(holding) = state.holding(id) {
+                    holding.asked = None;
+                    holding.put_off(now);
+                } else {
+                    refused.extend(state.waiter(id).map(|waiter| waiter.id));
+                }
+            }
+            (Step::Enqueue | Step::Poll | Step::Read { given_up: None } | Step::Transition { given_up: None }, _) => {
+                state.read_at = None;
+                refused.extend(state.waiters.iter().map(|waiter| waiter.id));
+            }
+            (Step::Read { given_up } | Step::Transition { given_up }, _) => {
+                self.conclude(now, name, given_up, Verdict::Failed(failure.clone()));
+            }
+            (Step::Release(_), _) => {}
+        }
+        for waiter in refused {
+            let known = self.names.get_mut(name).into_iter().flat_map(|state| &mut state.waiters);
+            known.filter(|known| known.id == waiter).for_each(|known| known.lingers = true);
+            self.leave(now, waiter, Some(Refusal::Failed(failure.clone())));
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! How holdings end, and who is next.
+
+use std::time::Duration;
+
+use super::action::{Action, NotAmended, Refusal, Verdict};
+use super::heartbeat::Epoch;
+use super::holding::HoldingState;
+use super::name::{Step, WaiterState};
+use super::policy::{Decision, decide};
+use super::{Engine, Granting, POLL_FIRST, TRIES};
+use crate::clock::Moment;
+use crate::error::LossCause;
+use crate::mutation::{Mutation, is_on};
+use crate::name::LockName;
+use crate::protocol::timing::GRANT;
+use crate::protocol::{GivenUp, Holder, LeaseId, Mode, Presence, Queue, Released, Request, Withdrawn};
+use crate::token::FencingToken;
+
+impl Engine {
+    pub(super) fn released(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        id: LeaseId,
+        next: Option<(LeaseId, Duration)>,
+        released: Released,
+        granting: impl Fn(FencingToken, Duration) -> Granting,
+    ) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let Some(holding) = state.holding(id) else {
+            // It ran out meanwhile and is being withdrawn; what it was followed by counts.
+            match (released, next) {
+                (Released::ToNext(token), Some((next, ttl))) => self.granted(now, name, next, granting(token, ttl)),
+                (Released::ToEntry(grant), _) => self.handed_over(now, name, grant.id, grant.token, &granting),
+                _ => {}
+            }
+            return;
+        };
+        let token = holding.token.get();
+        match released {
+            Released::Ended { awaited } => {
+                if awaited {
+                    (state.is_wanted, state.read_at) = (true, Some(now));
+                }
+                self.conclude(now, name, Some(id), Verdict::Kept);
+            }
+            Released::ToNext(token) => {
+                self.conclude(now, name, Some(id), Verdict::Kept);
+                if let Some((next, ttl)) = next {
+                    self.granted(now, name, next, granting(token, ttl));
+                }
+            }
+            Released::ToEntry(grant) => {
+                state.is_wanted = true;
+                self.conclude(now, name, Some(id), Verdict::Kept);
+                self.handed_over(now, name, grant.id, grant.token, &granting);
+            }
+            Released::Awaited if holding.is_ignored() => {
+                self.conclude(now, name, Some(id), Verdict::NoEffect);
+            }
+            Released::Awaited => {
+                holding.release_by_transition(next.is_none());
+                state.is_wanted = true;
+            }
+            Released::Locked => {
+                holding.put_off(now);
+                if let HoldingState::Releasing { lease, .. } = &mut holding.state
+                    && let Some(lease) = lease.take()
+                {
+                    self.actions.push(Action::Released { lease, verdict: Verdict::Kept });
+                }
+            }
+            // It was raised by a request whose answer was lost.
+            Released::NotHeld { token: latest, .. } if holding.is_being_raised_to(latest) => {
+                holding.token = FencingToken::new(latest).unwrap_or(holding.token);
+                holding.again_at = now;
+            }
+            Released::NotHeld { lost, token: latest } => {
+                let verdict = if is_on(Mutation::TrustRelease) || (lost < token && latest >= token) {
+                    Verdict::Kept
+                } else if lost == token || latest < token {
+                    Verdict::Lost(LossCause::Superseded)
+                } else {
+                    Verdict::Unknown
+                };
+                self.conclude(now, name, Some(id), verdict);
+            }
+        }
+    }
+
+    /// A release handed the name to an entry, which may be of this client.
+    pub(super) fn handed_over(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        id: LeaseId,
+        token: FencingToken,
+        granting: &impl Fn(FencingToken, Duration) -> Granting,
+    ) {
+        let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(id)) else {
+            return;
+        };
+        if !waiter.claim.is_kept {
+            waiter.state = WaiterState::Granted(token);
+            return;
+        }
+        let ttl = waiter.claim.ttl.min(GRANT);
+        self.granted(now, name, id, granting(token, ttl));
+    }
+
+    /// Ends a holding that was being released, and tells its holder.
+    pub(super) fn conclude(&mut self, now: Moment, name: &LockName, id: Option<LeaseId>, verdict: Verdict) {
+        let (Some(state), Some(id)) = (self.names.get_mut(name), id) else {
+            return;
+        };
+        let Some(i) = state.holdings.iter().position(|holding| holding.id() == id) else {
+            return;
+        };
+        let holding = state.holdings.remove(i);
+        if holding.lingers || matches!(verdict, Verdict::Failed(_) | Verdict::NoEffect) {
+            state.withdraw(id, now, true);
+        }
+        let last = if let HoldingState::Releasing { lease, .. } = holding.state { lease } else { None };
+        for lease in holding.leaving.into_iter().chain(last) {
+            self.actions.push(Action::Released { lease, verdict: verdict.clone() });
+        }
+        for amending in holding.amendments {
+            let result = Err(NotAmended::Lost(LossCause::Superseded));
+            self.actions.push(Action::Amended { lease: amending.lease, result });
+        }
+    }
+
+    pub(super) fn withdrawn(&mut self, now: Moment, name: &LockName, id: LeaseId, withdrawn: Withdrawn) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let Some(i) = state.withdrawals.iter().position(|withdrawal| withdrawal.id == id) else {
+            return;
+        };
+        let withdrawal = &mut state.withdrawals[i];
+        // An entry that joins late stands in the way of others until it is withdrawn again.
+        withdrawal.put_off(now, GRANT);
+        if let Withdrawn::Gone { awaited } = withdrawn {
+            if withdrawal.until.is_none_or(|until| until <= now) {
+                state.withdrawals.remove(i);
+            }
+            if awaited {
+                state.read_at = Some(now);
+            }
+        }
+    }
+
+    pub(super) fn read(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        given_up: Option<LeaseId>,
+        sent_at: Moment,
+        epoch: Epoch,
+        queue: Option<Queue>,
+    ) {
+        let client = self.heartbeat.client;
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        state.read_at = None;
+        let Some(queue) = queue else {
+            self.without_row(name, given_up);
+            return;
+        };
+        state.is_wanted = queue.waiting().any(|entry| entry.client != Some(client));
+        let mut granted = Vec::new();
+        let mut vanished = Vec::new();
+        let mut converting = Vec::new();
+        for waiter in state.foremost() {
+            let id = waiter.claim.id;
+            let entry = queue.entries.iter().find(|entry| entry.id == id);
+            let presence = Presence::of(id, &queue.row, entry.map(|entry| (entry.state, entry.remaining)), 0);
+            let is_queued = waiter.is_queued();
+            match presence {
+                Presence::Holding { token, remaining } if is_queued => granted.push((id, token, remaining)),
+                Presence::None if is_queued && !queue.is_cut_off => vanished.push(id),
+                _ => {}
+            }
+            if waiter.reenters {
+                let own = Some(waiter.claim.owner);
+                let shares = queue.holding().any(|e| e.owner == own && e.mode == Mode::READ && e.remaining.is_some());
+                let holds = queue.row.owner == own && queue.row.holder != Holder::Nobody;
+                if shares && waiter.claim.mode == Mode::Exclusive {
+                    converting.push(waiter.id);
+                } else if holds && (queue.row.remaining.is_some() || queue.row.holder == Holder::Entries) {
+                    waiter.may_join = true;
+                    if is_queued && !matches!(presence, Presence::Holding { .. }) {
+                        vanished.push(id);
+                    }
+                }
+            }
+        }
+        for id in vanished {
+            self.requeue(now, name, id, WaiterState::Refused, false);
+        }
+        for (id, token, remaining) in granted {
+            self.granted_by_other(now, name, id, token, (sent_at, remaining), epoch);
+        }
+        for waiter in converting {
+            self.leave(now, waiter, Some(Refusal::Conversion { name: name.clone() }));
+        }
+        self.decide(now, name, given_up, &queue);
+    }
+
+    /// The name has no row: it was swept, or the store has forgotten it.
+    pub(super) fn without_row(&mut self, name: &LockName, given_up: Option<LeaseId>) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        if let Some(holding) = given_up.and_then(|id| state.holding(id)) {
+            holding.release_by_transition(false);
+        }
+        for waiter in &mut state.waiters {
+            waiter.state = match waiter.state {
+                WaiterState::Queued | WaiterState::Refused => WaiterState::New,
+                state => state,
+            };
+        }
+        state.is_wanted = false;
+    }
+
+    pub(super) fn decide(&mut self, now: Moment, name: &LockName, given_up: Option<LeaseId>, queue: &Queue) {
+        let client = self.heartbeat.client;
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        // What is held here and not given up stays.
+        let giving = given_up.and_then(|id| state.holding(id)).map(|h| GivenUp { id: h.id(), token: h.token });
+        let first = state.first().filter(|waiter| waiter.state == WaiterState::Refused && !waiter.may_join);
+        let claim = first.map(|waiter| waiter.claim.clone());
+        let tries = first.filter(|waiter| waiter.tries()).map(|waiter| waiter.id);
+        let is_held_here = state.is_taken(Mode::Exclusive) && giving.is_none() && queue.row.remaining.is_some();
+        match decide(name, queue, client, giving, claim.as_ref()) {
+            Decision::Apply(transition) if !is_held_here => {
+                // The row says otherwise: the plain release tells what has become of the holding.
+                if transition.given_up.is_none()
+                    && let Some(holding) = given_up.and_then(|id| state.holding(id))
+                {
+                    holding.release_by_transition(false);
+                }
+                let given_up = transition.given_up.map(|given| given.id);
+                let body = Request::Transition(transition);
+                self.send(name, Step::Transition { given_up }, body);
+            }
+            decision => {
+                let remaining = if let Decision::Wait(remaining) = decision { remaining } else { None };
+                state.overtaken = 0;
+                state.poll_at = Some(now + remaining.map_or(POLL_FIRST, |remaining| remaining.min(POLL_FIRST)));
+                if let Some(holding) = given_up.and_then(|id| state.holding(id)).filter(|holding| !holding.is_held()) {
+                    holding.release_by_transition(false);
+                    holding.put_off(now);
+                }
+                if let Some(waiter) = tries {
+                    self.leave(now, waiter, Some(Refusal::Held));
+                }
+            }
+        }
+    }
+
+    /// A decision was not carried out: the name has changed, or a row was locked.
+    pub(super) fn overtaken(&mut self, now: Moment, name: &LockName, given_up: Option<LeaseId>) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let is_repeated = state.overtaken > 0;
+        if let Some(holding) = given_up.and_then(|id| state.holding(id)) {
+            // It may be fenced: the plain release tells.
+            holding.release_by_transition(false);
+            if is_repeated {
+                holding.put_off(now);
+            }
+            state.overtaken += 1;
+            return;
+        }
+        state.read_again(now);
+        let first = state.first();
+        if state.overtaken > TRIES
+            && let Some(waiter) = first.filter(|waiter| waiter.tries()).map(|waiter| waiter.id)
+        {
+            self.leave(now, waiter, Some(Refusal::Held));
+        }
+    }
+}

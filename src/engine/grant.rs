@@ -1,0 +1,266 @@
+//! How waiters get a name: by an answer to their own request, or by a grant of another client.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::action::{Action, Refusal, WaiterId};
+use super::heartbeat::Epoch;
+use super::holding::{Holding, HoldingState, relied_on};
+use super::name::{Name, WaiterState};
+use super::{Engine, Granting, POLL_FIRST, POLL_OTHERS, RAISE_AFTER, enter};
+use crate::clock::Moment;
+use crate::mutation::{Mutation, is_on};
+use crate::name::LockName;
+use crate::protocol::timing::GRANT;
+use crate::protocol::{Holder, HolderNow, LeaseId, Mode, Polled, Presence};
+use crate::token::FencingToken;
+
+impl Engine {
+    /// A claim of this client was granted. Somebody still waits for it, or it is being withdrawn.
+    pub(super) fn granted(&mut self, now: Moment, name: &LockName, id: LeaseId, granting: Granting) {
+        let Granting { token, since, lasts, ttl, epoch, may_linger } = granting;
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let Some(i) = state.waiters.iter().position(|waiter| waiter.claim.id == id) else {
+            if is_on(Mutation::KeepUnwanted) {
+                state.withdrawals.retain(|withdrawal| withdrawal.id != id);
+            }
+            return;
+        };
+        let deadline = since + relied_on(lasts);
+        if deadline <= now + ttl / 4 && !is_on(Mutation::UseLateGrant) {
+            // The lease is over, or will be before a heartbeat can keep it. A waiter keeps its turn and asks anew.
+            let waiter = &state.waiters[i];
+            if waiter.tries() && !waiter.adopts() {
+                let waiter = waiter.id;
+                state.withdraw(id, now, may_linger);
+                return self.leave(now, waiter, Some(Refusal::TooLate));
+            }
+            return self.requeue(now, name, id, WaiterState::New, may_linger);
+        }
+        let Some(waiter) = state.remove_waiter(i) else {
+            return;
+        };
+        self.waiters.remove(&waiter.id);
+        let extend_at = (ttl < waiter.claim.ttl).then(|| now + RAISE_AFTER);
+        let is_kept = waiter.claim.is_kept;
+        let is_adopted = waiter.adopts();
+        let mut holding = Holding {
+            claim: waiter.claim,
+            is_kept,
+            token,
+            former_tokens: Vec::new(),
+            is_joined: false,
+            is_adopted,
+            is_doubted: false,
+            state: HoldingState::Held(Vec::new()),
+            ttl,
+            deadline,
+            epoch,
+            extend_at,
+            again_at: now,
+            pause: Duration::from_millis(50),
+            ignored: 0,
+            lingers: waiter.lingers || may_linger,
+            amendments: VecDeque::new(),
+            leaving: Vec::new(),
+            asked: None,
+        };
+        if holding.is_kept {
+            self.heartbeat.keep(since, ttl);
+        }
+        let grant = enter(&mut holding, now, waiter.max_hold, &mut self.next_lease);
+        self.leases.insert(grant.lease, (name.clone(), id));
+        self.actions.push(Action::Granted { waiter: waiter.id, grant });
+        let alone = holding.claim.mode == Mode::Exclusive;
+        state.holdings.push(holding);
+        self.admit(now, name, id);
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let is_taken = |mode| mode == Mode::Exclusive || alone;
+        let refused: Vec<WaiterId> =
+            state.foremost().filter(|w| w.tries() && is_taken(w.claim.mode)).map(|w| w.id).collect();
+        for waiter in refused {
+            self.leave(now, waiter, Some(Refusal::Held));
+        }
+    }
+
+    /// Lets other waiters of the owner enter an exclusive holding.
+    pub(super) fn admit(&mut self, now: Moment, name: &LockName, id: LeaseId) {
+        while let Some(state) = self.names.get_mut(name)
+            && let Some(i) = state.holdings.iter().position(|h| h.id() == id && h.can_be_entered())
+            && let Some(other) = state.remove_waiter_of(state.holdings[i].claim.owner)
+        {
+            if other.leaves_traces() || state.is_busy {
+                state.withdraw(other.claim.id, now, other.lingers);
+            }
+            self.waiters.remove(&other.id);
+            let token = state.holdings[i].token;
+            match other.resumes {
+                Some(exported) if exported.token != token => {
+                    self.actions.push(Action::Refused { waiter: other.id, refusal: Refusal::Lost });
+                    continue;
+                }
+                _ => {}
+            }
+            let holding = &mut state.holdings[i];
+            holding.want(now, other.claim.ttl, other.claim.is_kept);
+            let grant = enter(holding, now, other.max_hold, &mut self.next_lease);
+            self.leases.insert(grant.lease, (name.clone(), id));
+            self.actions.push(Action::Granted { waiter: other.id, grant });
+        }
+    }
+
+    /// Another client granted the name to a waiter of this one. An answer to a request that was sent at `since` told how long the
+    /// grant lasts.
+    pub(super) fn granted_by_other(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        id: LeaseId,
+        token: FencingToken,
+        (since, remaining): (Moment, Option<Duration>),
+        epoch: Epoch,
+    ) {
+        let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(id)) else {
+            return;
+        };
+        let ttl = waiter.claim.ttl.min(GRANT);
+        let (since, remaining) = if is_on(Mutation::CountFromNews) { (now, Some(ttl)) } else { (since, remaining) };
+        let lasts = remaining.unwrap_or_default();
+        // Where no heartbeat moves the expiry, or the expiry may have passed, an extension sets it before the caller gets the lease.
+        if !waiter.claim.is_kept || since + relied_on(lasts) <= now + ttl / 4 {
+            waiter.state = WaiterState::Granted(token);
+            return;
+        }
+        let may_linger = waiter.lingers;
+        self.granted(now, name, id, Granting { token, since, lasts, ttl, epoch, may_linger });
+    }
+
+    /// The store refused a plain acquire.
+    pub(super) fn refused(&mut self, now: Moment, name: &LockName, id: LeaseId, holder: HolderNow) {
+        let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(id)) else {
+            return;
+        };
+        waiter.state = WaiterState::Refused;
+        match holder {
+            HolderNow::Valid { owner, .. } if waiter.reenters && owner == Some(waiter.claim.owner) => {
+                waiter.may_join = true
+            }
+            HolderNow::Valid { .. } if waiter.tries() => {
+                let waiter = waiter.id;
+                self.leave(now, waiter, Some(Refusal::Held));
+            }
+            _ => {}
+        }
+    }
+
+    /// The owner of a waiter holds nothing that it could enter: it waits like others.
+    pub(super) fn not_joined(&mut self, now: Moment, name: &LockName, id: LeaseId) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let is_first = state.first().is_some_and(|first| first.claim.id == id);
+        let Some(waiter) = state.waiter(id) else {
+            return;
+        };
+        if waiter.resumes.is_some() {
+            let waiter = waiter.id;
+            return self.leave(now, waiter, Some(Refusal::Lost));
+        }
+        waiter.may_join = false;
+        let (waiter, mode, tries) = (waiter.id, waiter.claim.mode, waiter.tries());
+        if tries && (!is_first || state.is_taken(mode)) {
+            self.leave(now, waiter, Some(Refusal::Held));
+        }
+    }
+
+    pub(super) fn enqueued(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        ids: &[LeaseId],
+        sent_at: Moment,
+        holder: HolderNow,
+    ) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let mut is_any = false;
+        for waiter in state.waiters.iter_mut().filter(|waiter| ids.contains(&waiter.claim.id)) {
+            waiter.state = WaiterState::Queued;
+            is_any = true;
+        }
+        if !is_any {
+            return;
+        }
+        match holder {
+            HolderNow::Valid { remaining, .. } => state.poll_at = Some(now + remaining.min(POLL_FIRST)),
+            HolderNow::Vacant | HolderNow::Unknown => state.read_at = Some(now),
+        }
+        self.heartbeat.keep(sent_at, GRANT);
+    }
+
+    pub(super) fn polled(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        ids: &[LeaseId],
+        sent_at: Moment,
+        epoch: Epoch,
+        polled: Option<Polled>,
+    ) {
+        let Some(Polled { row, presences }) = polled else {
+            return self.without_row(name, None);
+        };
+        // In the store, the entries of one client may stand in another order: a request may have been sent twice.
+        let is_first = presences.contains(&Presence::Waiting { ahead: 0 });
+        let is_valid = match row.holder {
+            Holder::Nobody => false,
+            Holder::Lease(_) | Holder::Kept => row.remaining.is_some(),
+            Holder::Entries => !is_first,
+        };
+        if let Some(state) = self.names.get_mut(name) {
+            let interval = if is_first { POLL_FIRST } else { POLL_OTHERS };
+            state.poll_at = Some(now + row.remaining.map_or(interval, |remaining| remaining.min(interval)));
+            if !is_valid {
+                state.read_at = Some(now);
+            }
+        }
+        for waiter in self.names.get_mut(name).into_iter().flat_map(Name::foremost) {
+            waiter.may_join |= waiter.reenters && row.owner == Some(waiter.claim.owner) && is_valid;
+        }
+        for (id, presence) in ids.iter().zip(presences) {
+            let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(*id)) else {
+                continue;
+            };
+            match presence {
+                Presence::Holding { token, remaining } => {
+                    self.granted_by_other(now, name, *id, token, (sent_at, remaining), epoch);
+                }
+                Presence::Waiting { .. } if waiter.may_join => {
+                    self.requeue(now, name, *id, WaiterState::Refused, false)
+                }
+                Presence::Waiting { .. } => waiter.state = WaiterState::Queued,
+                // The entry has expired, or its grant has. The waiter keeps its turn and joins anew.
+                Presence::None => self.requeue(now, name, *id, WaiterState::Refused, false),
+            }
+        }
+    }
+
+    /// A waiter asks anew: what the store knows of its claim is withdrawn, and the claim gets another identity.
+    pub(super) fn requeue(&mut self, now: Moment, name: &LockName, id: LeaseId, state: WaiterState, may_linger: bool) {
+        let new_id = self.new_id();
+        let Some(queue) = self.names.get_mut(name) else {
+            return;
+        };
+        // The holding that a waiter adopts is asked for under its own identity.
+        if let Some(waiter) = queue.waiter(id).filter(|waiter| !waiter.adopts()) {
+            let lingers = std::mem::take(&mut waiter.lingers) || may_linger;
+            (waiter.claim.id, waiter.state) = (new_id, state);
+            queue.withdraw(id, now, lingers);
+        }
+    }
+}
