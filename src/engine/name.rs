@@ -301,6 +301,12 @@ impl Name {
         let amendable = self.holdings.iter().filter(|holding| holding.again_at <= now);
         let amendment = amendable.filter_map(|h| Some((h.id(), h.token, h.next_amendment()?))).next();
         if let Some((id, token, amendment)) = amendment {
+            // A share lets others come in: waiters here that came earlier take their turns among those of other clients.
+            if amendment == Amendment::Downgrade
+                && let Some(enqueue) = self.enqueue(now)
+            {
+                return Some(enqueue);
+            }
             return Some((Step::Amend(id), amend(name, id, token, amendment)));
         }
         // What follows may give the name to other clients: those who came earlier here take their turns among them.
