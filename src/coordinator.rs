@@ -33,6 +33,7 @@ use crate::executor::Executor;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{ClientId, LeaseId, Request};
+use crate::token::FencingToken;
 
 /// At least so often the clocks are compared: timers stand still while the machine sleeps.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
@@ -52,7 +53,7 @@ struct State {
     leases: HashMap<LeaseKey, Arc<Ending>>,
     releases: HashMap<LeaseKey, oneshot::Sender<Verdict>>,
     amendments: HashMap<LeaseKey, VecDeque<oneshot::Sender<Result<(), NotAmended>>>>,
-    exported: Option<Option<Exported>>,
+    exported: Option<(LeaseKey, Exported)>,
     closed: Vec<oneshot::Sender<()>>,
     is_closed: bool,
     /// Until when the timer sleeps.
@@ -146,9 +147,9 @@ impl Coordinator {
         Acquisition::new(Arc::clone(self), waiter, answer)
     }
 
-    /// The database told that a name may concern this client.
-    pub(crate) fn notified(self: &Arc<Self>, name: LockName) {
-        self.feed(Event::Notified { name });
+    /// The database has evicted the holding with this token, which may be one of this client.
+    pub(crate) fn evicted(self: &Arc<Self>, name: LockName, token: FencingToken) {
+        self.feed(Event::Evicted { name, token });
     }
 
     /// What this client holds of a name may have been taken away.
@@ -248,7 +249,7 @@ impl Coordinator {
                     let _ = reply.send(result);
                 }
             }
-            Action::Exported { exported, .. } => state.exported = Some(exported),
+            Action::Exported { lease, exported } => state.exported = exported.map(|exported| (lease, exported)),
             Action::Closed => {
                 state.is_closed = true;
                 for closed in std::mem::take(&mut state.closed) {
@@ -263,9 +264,10 @@ impl Coordinator {
         let coordinator = Arc::clone(self);
         let is_heartbeat = matches!(body, Request::Register { .. } | Request::Beat { .. });
         let reply = move |answer: crate::executor::Answer<_>| {
-            let crate::executor::Answer { result, sent_at, may_linger } = answer;
+            let crate::executor::Answer { result, sent_at, may_linger, is_repeated } = answer;
             let result = result.map_err(|error| Failure(Arc::new(error)));
-            coordinator.feed(Event::Answer { request, answer: Answer { sent_at, may_linger, result } });
+            let answer = Answer { sent_at, may_linger, is_repeated, result };
+            coordinator.feed(Event::Answer { request, answer });
         };
         if is_heartbeat {
             self.executor.submit_heartbeat(body, heartbeat_within, reply);
@@ -275,10 +277,11 @@ impl Coordinator {
     }
 }
 
-/// Wakes the engine when it wants to be woken, for as long as somebody uses the coordinator.
+/// Wakes the engine when it wants to be woken, for as long as somebody uses the coordinator, or something is to be given back.
 async fn keep_time(coordinator: Weak<Coordinator>) {
+    let mut kept = None;
     loop {
-        let Some(strong) = coordinator.upgrade() else {
+        let Some(strong) = kept.take().or_else(|| coordinator.upgrade()) else {
             return;
         };
         let now = Moment::now();
@@ -292,5 +295,7 @@ async fn keep_time(coordinator: Weak<Coordinator>) {
         let pause = until.since(now);
         let _ = timeout(pause, strong.rearmed.notified()).await;
         strong.feed(Event::Tick);
+        let is_settled = strong.state().engine.is_settled();
+        kept = (!is_settled).then_some(strong);
     }
 }

@@ -39,7 +39,7 @@ use heartbeat::{Epoch, Heartbeat};
 use holding::{Holding, HoldingState, LocalLease};
 use name::{FIRST_PAUSE, Name, Step, Waiter, WaiterState};
 
-use crate::clock::Moment;
+use crate::clock::{Moment, margin};
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
@@ -50,6 +50,9 @@ use crate::token::FencingToken;
 /// How often the first of those who wait looks at the name, and how often the others, when nobody tells them.
 const POLL_FIRST: Duration = Duration::from_millis(100);
 const POLL_OTHERS: Duration = Duration::from_millis(250);
+
+/// How long a waiter that has timed out is kept from hearing of it, while its entry is withdrawn.
+const FAREWELL: Duration = Duration::from_millis(250);
 
 /// How often a release is repeated that the store leaves without effect.
 pub(crate) const IGNORED: u32 = 16;
@@ -63,6 +66,9 @@ const LONGEST_PATIENCE: Duration = Duration::from_secs(4);
 
 /// When a statement is repeated that met a locked row.
 const WHILE_LOCKED: Duration = Duration::from_millis(50);
+
+/// How often a lease that is taken over is asked for again when the store does not know it.
+const UNKNOWN: u32 = 3;
 
 /// How often a name is read for a try while it is free and yet not granted.
 const TRIES: u32 = 5;
@@ -94,6 +100,8 @@ pub(crate) struct Engine {
     next_request: u64,
     next_lease: u64,
     is_closing: bool,
+    /// From then on, entries of other clients that have expired are dead: the store has answered this client promptly for long enough.
+    steady_at: Moment,
     actions: Vec<Action>,
 }
 
@@ -128,6 +136,7 @@ impl Engine {
             next_request: 0,
             next_lease: 0,
             is_closing: false,
+            steady_at: Moment::default(),
             actions: Vec::new(),
         }
     }
@@ -150,18 +159,13 @@ impl Engine {
             }
             Event::Release { lease, keep_for } => self.release(now, lease, keep_for),
             Event::Answer { request, answer } => self.answered(now, request, answer),
-            Event::Notified { name } => {
-                if let Some(state) = self.names.get_mut(&name).filter(|state| state.has_entries()) {
-                    state.poll_at = Some(now);
-                    self.advance(now, &name);
-                }
-            }
+            Event::Evicted { name, token } => self.evicted(now, &name, token),
             Event::Doubted { name } => self.doubt(now, &name),
             Event::Tick => {}
             Event::Close => self.close(now),
         }
         self.beat(now);
-        if self.is_closing && self.names.values().all(is_settled) {
+        if self.is_closing && self.is_settled() {
             self.names.clear();
             self.actions.push(Action::Closed);
         }
@@ -199,10 +203,26 @@ impl Engine {
         Some((waiters[ahead].claim.id, ahead))
     }
 
+    /// Whether nothing is left but acquisitions that are withdrawn once more in case a request takes effect late.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.names.values().all(is_settled)
+    }
+
     /// Whether nothing is held, wanted or on its way.
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
         self.names.is_empty() && self.in_flight.is_empty() && self.waiters.is_empty() && self.leases.is_empty()
+    }
+
+    /// Ends the holdings with this token, which the store has ended.
+    fn evicted(&mut self, now: Moment, name: &LockName, token: FencingToken) {
+        let held = self.names.get(name).map(|state| &state.holdings);
+        let ended: Vec<LeaseId> =
+            held.into_iter().flatten().filter(|h| h.is_held() && h.has_token(token)).map(Holding::id).collect();
+        for id in ended {
+            self.lose(now, name, id, LossCause::Superseded);
+        }
+        self.advance(now, name);
     }
 
     /// Looks every holding of a name up.
@@ -263,6 +283,7 @@ impl Engine {
             may_join: reenters && !state.waiters.is_empty(),
             resumes: None,
             ask_at: now,
+            unknown: 0,
         };
         self.patience.extend(waiter.ends_at().map(|at| (at, id)));
         state.push_waiter(waiter);
@@ -283,15 +304,32 @@ impl Engine {
             match waiter.resumes {
                 // Another may resume the lease.
                 Some(exported) if waiter.adopts() => {
-                    let lingers = waiter.lingers || state.is_busy;
+                    let lingers = waiter.lingers || state.is_busy();
                     state.detach(&waiter.claim, exported.token, Some(exported.id), now, lingers);
                 }
-                _ if waiter.leaves_traces() || state.is_busy => state.withdraw(waiter.claim.id, now, waiter.lingers),
+                _ if waiter.leaves_traces() || state.is_busy() => {
+                    state.withdraw(waiter.claim.id, now, waiter.lingers);
+                    // When the caller hears of a timeout, it is out of the way of others.
+                    if let (Some(Refusal::Timeout), Some(withdrawal)) = (&refusal, state.withdrawals.last_mut()) {
+                        withdrawal.timed_out = Some((id, now + FAREWELL));
+                        return;
+                    }
+                }
                 _ => {}
             }
         }
         if let Some(refusal) = refusal {
             self.refuse(id, refusal);
+        }
+    }
+
+    /// Tells waiters that timed out: of an acquisition that was withdrawn, or whose withdrawal takes too long.
+    fn tell_timeouts(&mut self, now: Moment, name: &LockName, withdrawn: Option<LeaseId>) {
+        for withdrawal in self.names.get_mut(name).into_iter().flat_map(|state| &mut state.withdrawals) {
+            let is_over = |(_, at): &mut (WaiterId, Moment)| withdrawn == Some(withdrawal.id) || *at <= now;
+            if let Some((waiter, _)) = withdrawal.timed_out.take_if(is_over) {
+                self.actions.push(Action::Refused { waiter, refusal: Refusal::Timeout });
+            }
         }
     }
 
@@ -326,8 +364,14 @@ impl Engine {
             self.leave(now, waiter, Some(Refusal::Closed));
         }
         for name in self.names.keys().cloned().collect::<Vec<_>>() {
-            let held = self.names.get_mut(&name).map(|state| &mut state.holdings);
-            for holding in held.into_iter().flatten() {
+            let Some(state) = self.names.get_mut(&name) else {
+                continue;
+            };
+            for withdrawal in &mut state.withdrawals {
+                withdrawal.due = withdrawal.due.min(now);
+                withdrawal.timed_out.iter_mut().for_each(|(_, at)| *at = now);
+            }
+            for holding in &mut state.holdings {
                 if let HoldingState::Held(leases) = &mut holding.state {
                     for lease in std::mem::take(leases) {
                         self.leases.remove(&lease.key);
@@ -337,6 +381,7 @@ impl Engine {
                     holding.state = HoldingState::Releasing { lease: None, keep_for, by_transition: false };
                 }
             }
+            self.tell_timeouts(now, &name, None);
             self.advance(now, &name);
         }
     }
@@ -352,13 +397,14 @@ impl Engine {
         for (_, name) in due {
             self.wakes.remove(&name);
             self.end_overdue(now, &name);
+            self.tell_timeouts(now, &name, None);
             self.advance(now, &name);
         }
         while self.patience.first().is_some_and(|(at, _)| *at <= now) {
             let waiter = self.patience.pop_first().map(|(_, waiter)| waiter);
             if let Some((waiter, name)) = waiter.and_then(|waiter| Some((waiter, self.waiters.get(&waiter)?.clone()))) {
-                let tries = self.names.get_mut(&name).is_some_and(|state| state.tries(waiter));
-                let refusal = if tries { Refusal::NoAnswer } else { Refusal::Timeout { name: name.clone() } };
+                let is_unanswered = self.names.get(&name).is_some_and(|state| state.is_unanswered(waiter, now));
+                let refusal = if is_unanswered { Refusal::NoAnswer } else { Refusal::Timeout };
                 self.leave(now, waiter, Some(refusal));
                 self.advance(now, &name);
             }
@@ -403,7 +449,10 @@ impl Engine {
             return;
         };
         let holding = state.holdings.remove(i);
-        state.withdraw(id, now, holding.lingers || state.is_busy);
+        // A holder that notices the end of a lease has the margin for stopping its work, before others are granted the name. Twice:
+        // by then its expiry in the store has passed.
+        let pause = if cause == LossCause::Expired { 2 * margin(holding.claim.ttl) } else { Duration::ZERO };
+        state.withdraw_after(id, now, pause, holding.lingers || state.is_busy());
         for lease in holding.leaving {
             self.actions.push(Action::Released { lease, verdict: Verdict::Lost(cause) });
         }
@@ -436,7 +485,7 @@ impl Engine {
             return self.heartbeat.rest();
         }
         let request = self.new_request();
-        let body = self.heartbeat.send(request);
+        let body = self.heartbeat.send(now);
         self.actions.push(Action::Send { request, body });
     }
 
@@ -454,18 +503,24 @@ impl Engine {
 
     /// Sends the statements about a name that are due: one that changes it, and looks.
     fn advance(&mut self, now: Moment, name: &LockName) {
-        let epoch = self.heartbeat.epoch();
-        while let Some((step, body)) = self.names.get_mut(name).and_then(|state| state.next(name, now, epoch)) {
-            self.send(name, step, body);
+        let (epoch, is_steady) = (self.heartbeat.epoch(), self.is_steady(now));
+        let next = |state: &mut Name| state.next(name, now, epoch, is_steady);
+        while let Some((step, body)) = self.names.get_mut(name).and_then(next) {
+            self.send(now, name, step, body);
         }
         self.touch(now, name);
     }
 
-    fn send(&mut self, name: &LockName, step: Step, body: Request) {
+    /// Whether the store has answered this client promptly for long enough, so that entries of others that have expired are dead.
+    fn is_steady(&self, now: Moment) -> bool {
+        now >= self.steady_at && !self.heartbeat.is_late(now)
+    }
+
+    fn send(&mut self, now: Moment, name: &LockName, step: Step, body: Request) {
         let request = self.new_request();
         if let Some(state) = self.names.get_mut(name).filter(|_| !matches!(step, Step::Verify(_))) {
-            debug_assert!(!state.is_busy, "one statement at a time");
-            state.is_busy = true;
+            debug_assert!(!state.is_busy(), "one statement at a time");
+            state.busy_since = Some(now);
         }
         let epoch = self.heartbeat.epoch();
         self.in_flight.insert(request, InFlight { name: name.clone(), step, body: body.clone(), epoch });
@@ -522,7 +577,7 @@ fn enter(holding: &mut Holding, now: Moment, max_hold: Option<Duration>, next_le
 
 /// Whether nothing of a name is left but acquisitions that are withdrawn once more in case a request takes effect late.
 fn is_settled(state: &Name) -> bool {
-    let rest = state.waiters.is_empty() && state.holdings.is_empty() && !state.is_busy;
+    let rest = state.waiters.is_empty() && state.holdings.is_empty() && !state.is_busy();
     rest && state.withdrawals.iter().all(|withdrawal| withdrawal.until.is_some() && withdrawal.pause > FIRST_PAUSE)
         && state.detachments.iter().all(|detachment| detachment.pause > FIRST_PAUSE)
 }

@@ -1,5 +1,7 @@
 //! Sends operations to the database on a bounded number of connections: one for heartbeats, and one or two for everything else.
 //!
+//! A connection is opened when all that are open are at work.
+//!
 //! An operation runs to its end whatever becomes of the future that asked for it. It is sent again when its connection is lost or the
 //! database rolled it back on account of others; while it waits for that, its connection serves others. An operation that panics costs
 //! itself and the connection.
@@ -33,13 +35,15 @@ pub(crate) struct Answer<T> {
     pub(crate) sent_at: Moment,
     /// A request was not answered, and may take effect later.
     pub(crate) may_linger: bool,
+    /// An earlier attempt failed. Of one that was rolled back in its last statement, it is not known what it did before.
+    pub(crate) is_repeated: bool,
 }
 
 /// See the [module](self).
 pub(crate) struct Executor {
     work: Arc<Queue>,
     heartbeats: Arc<Queue>,
-    connect: Arc<dyn Connect>,
+    backend: Arc<dyn Connect>,
     connections: usize,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -48,7 +52,10 @@ pub(crate) struct Executor {
 #[derive(Default)]
 struct Queue {
     state: Mutex<QueueState>,
+    /// Wakes workers that have a connection.
     changed: Notify,
+    /// Wakes workers that have none.
+    spare: Notify,
 }
 
 #[derive(Default)]
@@ -57,6 +64,8 @@ struct QueueState {
     /// To be sent again, not before these moments.
     delayed: BTreeMap<(Instant, u64), Box<dyn Pending>>,
     next: u64,
+    /// How many workers have a connection and nothing to do.
+    idle: usize,
     is_closed: bool,
     /// Why the database is out of reach at present, if it is.
     trouble: Option<String>,
@@ -65,8 +74,8 @@ struct QueueState {
 impl Executor {
     /// An executor whose connections are opened when they are first needed. `connections`: how many do work, beside the one for
     /// heartbeats.
-    pub(crate) fn new(connect: Arc<dyn Connect>, connections: usize) -> Self {
-        Self { work: Arc::default(), heartbeats: Arc::default(), connect, connections, workers: Mutex::new(Vec::new()) }
+    pub(crate) fn new(backend: Arc<dyn Connect>, connections: usize) -> Self {
+        Self { work: Arc::default(), heartbeats: Arc::default(), backend, connections, workers: Mutex::new(Vec::new()) }
     }
 
     /// Starts the tasks on the present runtime, the first time.
@@ -77,7 +86,7 @@ impl Executor {
         }
         let queues = std::iter::once(&self.heartbeats).chain(std::iter::repeat_n(&self.work, self.connections));
         workers.extend(queues.map(|queue| {
-            let worker = Worker::new(Arc::clone(&self.connect), Arc::clone(queue));
+            let worker = Worker::new(Arc::clone(&self.backend), Arc::clone(queue));
             tokio::spawn(worker.run())
         }));
     }
@@ -118,8 +127,7 @@ impl Executor {
     /// Carries out what has been submitted, and closes the connections.
     pub(crate) async fn close(&self) {
         for queue in [&self.work, &self.heartbeats] {
-            queue.state().is_closed = true;
-            queue.changed.notify_waiters();
+            queue.close();
         }
         let workers = std::mem::take(&mut *self.workers.lock().unwrap_or_else(PoisonError::into_inner));
         for worker in workers {
@@ -132,15 +140,14 @@ impl Drop for Executor {
     /// The tasks end when they have carried out what was submitted.
     fn drop(&mut self) {
         for queue in [&self.work, &self.heartbeats] {
-            queue.state().is_closed = true;
-            queue.changed.notify_waiters();
+            queue.close();
         }
     }
 }
 
 impl<T> Answer<T> {
     fn closed() -> Self {
-        Self { result: Err(Error::Closed), sent_at: Moment::now(), may_linger: false }
+        Self { result: Err(Error::Closed), sent_at: Moment::now(), may_linger: false, is_repeated: false }
     }
 }
 
@@ -154,8 +161,7 @@ impl Queue {
         // A task that is dropped answers that the executor is closed.
         if !state.is_closed {
             state.ready.push_back(task);
-            drop(state);
-            self.changed.notify_one();
+            self.wake(&state);
         }
     }
 
@@ -165,44 +171,69 @@ impl Queue {
         let key = (Instant::now() + pause, state.next);
         state.next += 1;
         state.delayed.insert(key, task);
-        drop(state);
-        self.changed.notify_one();
+        self.wake(&state);
+    }
+
+    /// Wakes a worker: one without a connection only if all that have one are at work.
+    fn wake(&self, state: &QueueState) {
+        if state.idle > 0 { self.changed.notify_one() } else { self.spare.notify_one() }
+    }
+
+    fn close(&self) {
+        self.state().is_closed = true;
+        self.changed.notify_waiters();
+        self.spare.notify_waiters();
+    }
+
+    /// Counts a worker that has a connection as one without a task, for as long as the result lives.
+    fn idle(&self) -> Idle<'_> {
+        self.state().idle += 1;
+        Idle(self)
     }
 
     fn set_trouble(&self, trouble: Option<String>) {
         self.state().trouble = trouble;
     }
 
-    /// The next task. `None`: the queue is closed and empty.
-    async fn pop(&self) -> Option<Box<dyn Pending>> {
+    /// The next task, for a worker with a connection or without. `None`: the queue is closed and empty.
+    async fn pop(&self, has_connection: bool) -> Option<Box<dyn Pending>> {
         loop {
-            let changed = self.changed.notified();
+            let changed = if has_connection { &self.changed } else { &self.spare }.notified();
             let mut changed = std::pin::pin!(changed);
             changed.as_mut().enable();
-            let next_due = {
+            let (next_due, _idle) = {
                 let mut state = self.state();
                 let due = state.delayed.first_key_value().map(|((at, _), _)| *at);
-                if due.is_some_and(|at| at <= Instant::now())
-                    && let Some((_, task)) = state.delayed.pop_first()
-                {
-                    return Some(task);
-                }
-                if let Some(task) = state.ready.pop_front() {
-                    // Another worker may be asleep while more than one task is there.
-                    if !state.ready.is_empty() {
-                        self.changed.notify_one();
+                if has_connection || state.idle == 0 {
+                    let is_due = due.is_some_and(|at| at <= Instant::now());
+                    let delayed = if is_due { state.delayed.pop_first().map(|(_, task)| task) } else { None };
+                    if let Some(task) = delayed.or_else(|| state.ready.pop_front()) {
+                        // Another worker may be asleep while more than one task is there.
+                        if !(state.ready.is_empty() && state.delayed.is_empty()) {
+                            self.wake(&state);
+                        }
+                        return Some(task);
                     }
-                    return Some(task);
                 }
-                if state.is_closed && state.delayed.is_empty() {
+                if state.is_closed && state.ready.is_empty() && state.delayed.is_empty() {
                     return None;
                 }
-                due
+                state.idle += usize::from(has_connection);
+                (due, has_connection.then(|| Idle(self)))
             };
             match next_due {
                 Some(at) => drop(tokio::time::timeout_at(at, changed).await),
                 None => changed.await,
             }
         }
+    }
+}
+
+/// Counts a worker that has a connection and waits for a task.
+struct Idle<'q>(&'q Queue);
+
+impl Drop for Idle<'_> {
+    fn drop(&mut self) {
+        self.0.state().idle -= 1;
     }
 }

@@ -58,7 +58,7 @@ mutations! {
     ReadersOvertake,
     /// Permits are not added up.
     IgnorePermits,
-    /// A waiting client reads the name only after a notification.
+    /// A waiting client never looks at its entry.
     NeverPoll,
     /// Dead waiting entries are granted the name.
     GrantToTheDead,

@@ -75,8 +75,11 @@ impl HeldLease {
         self.deadline().is_some()
     }
 
-    /// Why it ended, if that is known. A deadline that has just passed is noticed by [`is_held`](Self::is_held) first.
+    /// Why it ended, if it has ended.
     pub(crate) fn loss(&self) -> Option<LossCause> {
+        if !self.is_held() {
+            self.coordinator.feed(Event::Tick);
+        }
         self.ending.cause.get().copied()
     }
 
@@ -98,6 +101,7 @@ impl HeldLease {
                 // The task that keeps the time tells. Where it has ended with its runtime, the clock does.
                 let deadline = coordinator.state().engine.deadline(lease);
                 if deadline.is_none_or(Moment::is_past) {
+                    coordinator.feed(Event::Tick);
                     return ending.cause.get().copied().unwrap_or(LossCause::Expired);
                 }
                 let pause = deadline.map_or(LONGEST_SLEEP, Moment::remaining).min(LONGEST_SLEEP);
@@ -133,7 +137,7 @@ impl HeldLease {
         let exported = self.coordinator.feed_with(
             |_| Event::Export { lease },
             |state| {
-                let exported = state.exported.take().flatten();
+                let exported = state.exported.take().filter(|(key, _)| *key == lease).map(|(_, exported)| exported);
                 if exported.is_some() {
                     state.forget(lease);
                 }

@@ -92,9 +92,10 @@ pub(crate) enum Event {
         request: RequestId,
         answer: Answer,
     },
-    /// The store told that a name may concern this client.
-    Notified {
+    /// The store has evicted the holding with this token.
+    Evicted {
         name: LockName,
+        token: FencingToken,
     },
     /// What this client holds of a name may have been taken away.
     Doubted {
@@ -140,6 +141,8 @@ pub(crate) struct Answer {
     pub(crate) sent_at: Moment,
     /// An attempt to send it was not answered: it may take effect later.
     pub(crate) may_linger: bool,
+    /// An earlier attempt failed, and it is not known for certain that it did nothing.
+    pub(crate) is_repeated: bool,
     pub(crate) result: Result<Response, Failure>,
 }
 
@@ -204,10 +207,8 @@ pub(crate) struct Grant {
 pub(crate) enum Refusal {
     /// Another holds the name, or waits for it.
     Held,
-    /// The time ran out, waiting for this name.
-    Timeout {
-        name: LockName,
-    },
+    /// The time ran out.
+    Timeout,
     /// The store did not answer in time.
     NoAnswer,
     /// The store granted the name, and the answer came after the lease had ended.

@@ -5,27 +5,39 @@ use std::time::Duration;
 use super::action::{Action, Answer, Failure, Refusal, RequestId, Verdict, WaiterId};
 use super::heartbeat::Epoch;
 use super::holding::relied_on;
-use super::name::{Step, WaiterState};
-use super::{Engine, Granting, InFlight, POLL_FIRST, WHILE_LOCKED};
+use super::name::{LONG_SILENCE, Step, WaiterState};
+use super::{Engine, Granting, InFlight, POLL_FIRST, UNKNOWN, WHILE_LOCKED};
 use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::timing::GRANT;
+use crate::protocol::timing::{BEAT, GRANT};
 use crate::protocol::{Amended, HolderChange, Joined, Keeper, LeaseId, Mode, Polled, Presence, Request, Response};
 
 impl Engine {
     pub(super) fn answered(&mut self, now: Moment, request: RequestId, answer: Answer) {
+        // A heartbeat of other clients that was as late comes within the time that this one would need for another.
+        if answer.may_linger || answer.result.is_err() || now.since(answer.sent_at) >= LONG_SILENCE {
+            self.steady_at = now + BEAT;
+        }
         let Some(InFlight { name, step, body, epoch }) = self.in_flight.remove(&request) else {
             return self.beaten(now, answer);
         };
         if let Some(state) = self.names.get_mut(&name).filter(|_| !matches!(step, Step::Verify(_))) {
-            state.is_busy = false;
+            state.busy_since = None;
         }
-        let Answer { sent_at, may_linger, result } = answer;
+        let Answer { sent_at, may_linger, is_repeated, result } = answer;
         let sent_at = if is_on(Mutation::CountFromAnswer) { now } else { sent_at };
         if may_linger {
             self.mark_lingering(now, &name, &body);
+        }
+        if may_linger || is_repeated {
+            let ended = match &step {
+                Step::Release(id) | Step::Transition { given_up: Some(id) } => Some(*id),
+                _ => None,
+            };
+            let holding = ended.and_then(|id| self.names.get_mut(&name)?.holding(id));
+            holding.into_iter().for_each(|holding| holding.may_have_ended = true);
         }
         let granting = |token, ttl| Granting { token, since: sent_at, lasts: ttl, ttl, epoch, may_linger };
         match (result, step, body) {
@@ -189,8 +201,16 @@ impl Engine {
                 Amended::Locked => {
                     state.waiter(id).into_iter().for_each(|waiter| waiter.ask_at = now + WHILE_LOCKED);
                 }
-                Amended::NotHeld => match state.waiter(id).filter(|waiter| waiter.resumes.is_some()).map(|w| w.id) {
-                    Some(waiter) => self.leave(now, waiter, Some(Refusal::Lost)),
+                Amended::NotHeld => match state.waiter(id).filter(|waiter| waiter.resumes.is_some()) {
+                    // A resumption that was given up may be about to give the lease its identity back.
+                    Some(waiter) if waiter.unknown < UNKNOWN => {
+                        waiter.unknown += 1;
+                        waiter.ask_at = now + WHILE_LOCKED;
+                    }
+                    Some(waiter) => {
+                        let waiter = waiter.id;
+                        self.leave(now, waiter, Some(Refusal::Lost));
+                    }
                     None => self.requeue(now, name, id, WaiterState::Refused, false),
                 },
             };
@@ -232,6 +252,10 @@ impl Engine {
         match (step, &body) {
             (Step::Acquire(id) | Step::Join(id), _) => refused.extend(state.waiter(id).map(|waiter| waiter.id)),
             (Step::Withdraw(id), _) => {
+                self.tell_timeouts(now, name, Some(id));
+                let Some(state) = self.names.get_mut(name) else {
+                    return;
+                };
                 if let Some(withdrawal) = state.withdrawals.iter_mut().find(|withdrawal| withdrawal.id == id) {
                     withdrawal.put_off(now, Duration::from_secs(1));
                 }

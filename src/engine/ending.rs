@@ -5,15 +5,15 @@ use std::time::Duration;
 use super::action::{Action, NotAmended, Refusal, Verdict};
 use super::heartbeat::Epoch;
 use super::holding::HoldingState;
-use super::name::{Step, WaiterState};
-use super::policy::{Decision, decide};
+use super::name::{Step, Waiter, WaiterState};
+use super::policy::{Decision, decide, shares_again};
 use super::{Engine, Granting, POLL_FIRST, TRIES};
 use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::GRANT;
-use crate::protocol::{GivenUp, Holder, LeaseId, Mode, Presence, Queue, Released, Request, Withdrawn};
+use crate::protocol::{EntryRow, GivenUp, Holder, LeaseId, Mode, Presence, Queue, Released, Request, Withdrawn};
 use crate::token::FencingToken;
 
 impl Engine {
@@ -80,9 +80,11 @@ impl Engine {
             Released::NotHeld { lost, token: latest } => {
                 let verdict = if is_on(Mutation::TrustRelease) || (lost < token && latest >= token) {
                     Verdict::Kept
-                } else if lost == token || latest < token {
+                } else if !holding.may_have_ended || lost == token {
+                    // Without a doubt, no request of this client has ended it.
                     Verdict::Lost(LossCause::Superseded)
                 } else {
+                    // Of several that were taken away, the store knows the last. A name that was swept, it does not know.
                     Verdict::Unknown
                 };
                 self.conclude(now, name, Some(id), verdict);
@@ -133,6 +135,7 @@ impl Engine {
     }
 
     pub(super) fn withdrawn(&mut self, now: Moment, name: &LockName, id: LeaseId, withdrawn: Withdrawn) {
+        self.tell_timeouts(now, name, Some(id));
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -228,15 +231,33 @@ impl Engine {
     }
 
     pub(super) fn decide(&mut self, now: Moment, name: &LockName, given_up: Option<LeaseId>, queue: &Queue) {
-        let client = self.heartbeat.client;
+        let (client, is_steady) = (self.heartbeat.client, self.is_steady(now));
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
         // What is held here and not given up stays.
         let giving = given_up.and_then(|id| state.holding(id)).map(|h| GivenUp { id: h.id(), token: h.token });
-        let first = state.first().filter(|waiter| waiter.state == WaiterState::Refused && !waiter.may_join);
-        let claim = first.map(|waiter| waiter.claim.clone());
-        let tries = first.filter(|waiter| waiter.tries()).map(|waiter| waiter.id);
+        let candidate = state.candidate();
+        let is_first = |waiter: &&Waiter| state.first().is_some_and(|first| first.id == waiter.id);
+        let claim = candidate.filter(is_first).map(|waiter| waiter.claim.clone());
+        let tries = candidate.filter(|waiter| waiter.tries()).map(|waiter| waiter.id);
+        let owner_shares = candidate.is_some_and(|waiter| waiter.tries() && shares_again(&waiter.claim, queue));
+        // Other clients may have been cut off as this one was: they get the time for a heartbeat before they are passed over.
+        let is_silent = |entry: &EntryRow| entry.client != Some(client) && entry.remaining.is_none();
+        if !is_steady && queue.waiting().any(is_silent) {
+            let again_at = self.steady_at.max(now + POLL_FIRST);
+            state.read_at = Some(again_at);
+            state.holdings.iter_mut().filter(|holding| !holding.is_held()).for_each(|h| h.again_at = again_at);
+            state.waiters.iter_mut().filter(|w| Some(w.id) == tries).for_each(|waiter| waiter.ask_at = again_at);
+            return;
+        }
+        given_up.and_then(|id| state.holding(id)).into_iter().for_each(|holding| holding.is_read = true);
+        // Its turn comes at once: its owner shares the name.
+        let others_wait = queue.waiting().next().is_some() || state.waiters.len() > 1;
+        if others_wait && owner_shares {
+            state.waiters.iter_mut().filter(|w| Some(w.id) == tries).for_each(Waiter::begin_to_wait);
+            return;
+        }
         let is_held_here = state.is_taken(Mode::Exclusive) && giving.is_none() && queue.row.remaining.is_some();
         match decide(name, queue, client, giving, claim.as_ref()) {
             Decision::Apply(transition) if !is_held_here => {
@@ -248,7 +269,7 @@ impl Engine {
                 }
                 let given_up = transition.given_up.map(|given| given.id);
                 let body = Request::Transition(transition);
-                self.send(name, Step::Transition { given_up }, body);
+                self.send(now, name, Step::Transition { given_up }, body);
             }
             decision => {
                 let remaining = if let Decision::Wait(remaining) = decision { remaining } else { None };
@@ -281,9 +302,8 @@ impl Engine {
             return;
         }
         state.read_again(now);
-        let first = state.first();
         if state.overtaken > TRIES
-            && let Some(waiter) = first.filter(|waiter| waiter.tries()).map(|waiter| waiter.id)
+            && let Some(waiter) = state.candidate().filter(|waiter| waiter.tries()).map(|waiter| waiter.id)
         {
             self.leave(now, waiter, Some(Refusal::Held));
         }

@@ -64,6 +64,8 @@ impl Engine {
             ignored: 0,
             lingers: waiter.lingers || may_linger,
             amendments: VecDeque::new(),
+            may_have_ended: false,
+            is_read: false,
             leaving: Vec::new(),
             asked: None,
         };
@@ -93,7 +95,7 @@ impl Engine {
             && let Some(i) = state.holdings.iter().position(|h| h.id() == id && h.can_be_entered())
             && let Some(other) = state.remove_waiter_of(state.holdings[i].claim.owner)
         {
-            if other.leaves_traces() || state.is_busy {
+            if other.leaves_traces() || state.is_busy() {
                 state.withdraw(other.claim.id, now, other.lingers);
             }
             self.waiters.remove(&other.id);
@@ -149,7 +151,8 @@ impl Engine {
             HolderNow::Valid { owner, .. } if waiter.reenters && owner == Some(waiter.claim.owner) => {
                 waiter.may_join = true
             }
-            HolderNow::Valid { .. } if waiter.tries() => {
+            // Of those who share the name, one may be its owner.
+            HolderNow::Valid { owner, .. } if waiter.tries() && !(waiter.reenters && owner.is_none()) => {
                 let waiter = waiter.id;
                 self.leave(now, waiter, Some(Refusal::Held));
             }
@@ -171,9 +174,13 @@ impl Engine {
             return self.leave(now, waiter, Some(Refusal::Lost));
         }
         waiter.may_join = false;
-        let (waiter, mode, tries) = (waiter.id, waiter.claim.mode, waiter.tries());
-        if tries && (!is_first || state.is_taken(mode)) {
-            self.leave(now, waiter, Some(Refusal::Held));
+        let (waiter_id, mode, tries) = (waiter.id, waiter.claim.mode, waiter.tries());
+        if tries && !is_first {
+            // Its owner may share the name.
+            waiter.state = WaiterState::Refused;
+        }
+        if tries && state.is_taken(mode) {
+            self.leave(now, waiter_id, Some(Refusal::Held));
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::action::RequestId;
+use super::name::LONG_SILENCE;
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::protocol::timing::BEAT;
@@ -33,7 +33,7 @@ pub(super) struct Heartbeat {
     epoch: Epoch,
     /// When the last beat of this epoch was sent that was answered.
     beat_at: Option<Moment>,
-    in_flight: Option<RequestId>,
+    in_flight: Option<Moment>,
     due: Option<Moment>,
 }
 
@@ -67,8 +67,13 @@ impl Heartbeat {
         self.due = None;
     }
 
-    pub(super) fn send(&mut self, request: RequestId) -> Request {
-        self.in_flight = Some(request);
+    /// Whether a beat is out for so long that the store may be out of reach.
+    pub(super) fn is_late(&self, now: Moment) -> bool {
+        self.in_flight.is_some_and(|since| now.since(since) >= LONG_SILENCE)
+    }
+
+    pub(super) fn send(&mut self, now: Moment) -> Request {
+        self.in_flight = Some(now);
         self.due = None;
         match self.state {
             State::Unregistered => Request::Register { client: self.client },

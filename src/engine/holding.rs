@@ -81,6 +81,10 @@ pub(super) struct Holding {
     pub(super) ignored: u32,
     /// A request about it may take effect late.
     pub(super) lingers: bool,
+    /// A request that ends it may have taken effect without an answer.
+    pub(super) may_have_ended: bool,
+    /// None of those who wait for its end has expired, as was read.
+    pub(super) is_read: bool,
     /// Changes that were asked for, in this order.
     pub(super) amendments: VecDeque<Amending>,
     /// Leases that were given back while others share the holding. Their verdict follows when the store says that the holding stands.
@@ -146,6 +150,11 @@ impl Holding {
     pub(super) fn is_converting(&self) -> bool {
         let converts = |other: &Amending| !matches!(other.amendment, Amendment::Extend(_));
         self.amendments.iter().any(converts)
+    }
+
+    /// Whether its release gives the name to an entry, which has not been looked at.
+    pub(super) fn is_handed_over(&self) -> bool {
+        self.claim.mode == Mode::Exclusive && !self.is_joined && !self.is_read
     }
 
     /// Whether another lease of its owner may share it, whatever that asks for.

@@ -26,6 +26,12 @@ const LIMIT: u32 = 32;
 /// The time between two tries of a name that is free and yet not granted.
 const BETWEEN_TRIES: Duration = Duration::from_millis(5);
 
+/// A wait that is about as short as a round trip says nothing about the store.
+const SILENCE: Duration = Duration::from_millis(100);
+
+/// A store that has not answered for so long is out of reach.
+pub(super) const LONG_SILENCE: Duration = Duration::from_secs(1);
+
 /// The pause before a statement is repeated for the first time.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
@@ -63,6 +69,8 @@ pub(super) struct Waiter {
     pub(super) resumes: Option<Exported>,
     /// It met a locked row, and is not asked for before.
     pub(super) ask_at: Moment,
+    /// How often the store has not known the lease that it takes over.
+    pub(super) unknown: u32,
 }
 
 impl Waiter {
@@ -75,6 +83,16 @@ impl Waiter {
             Patience::Try(until) => Some(until),
             Patience::Wait(until) => until,
         }
+    }
+
+    /// It stands in the queue from now on.
+    pub(super) fn begin_to_wait(&mut self) {
+        self.patience = Patience::Wait(self.ends_at());
+    }
+
+    /// Whether its owner, if it shares the name, may share it again past those who wait.
+    pub(super) fn may_share_again(&self) -> bool {
+        self.reenters && self.claim.mode == Mode::READ
     }
 
     /// Whether it can be handed the name by the release of a lease of this client.
@@ -117,6 +135,8 @@ pub(super) struct Withdrawal {
     pub(super) until: Option<Moment>,
     /// The holding with this token was given to another process, and stays.
     pub(super) except: Option<FencingToken>,
+    /// The waiter that timed out, which is told when nothing of it is left, or then at the latest.
+    pub(super) timed_out: Option<(WaiterId, Moment)>,
 }
 
 impl Withdrawal {
@@ -193,8 +213,8 @@ pub(super) struct Name {
     pub(super) holdings: Vec<Holding>,
     pub(super) withdrawals: Vec<Withdrawal>,
     pub(super) detachments: Vec<Detachment>,
-    /// A statement is on its way.
-    pub(super) is_busy: bool,
+    /// Since when a statement is on its way.
+    pub(super) busy_since: Option<Moment>,
     /// The name may be granted to somebody: it is to be read at that moment.
     pub(super) read_at: Option<Moment>,
     /// When the first entry of this client is to be looked at.
@@ -206,9 +226,14 @@ pub(super) struct Name {
 }
 
 impl Name {
+    /// A statement is on its way. There is one at a time, beside looks.
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy_since.is_some()
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         let is_empty = self.waiters.is_empty() && self.holdings.is_empty() && self.withdrawals.is_empty();
-        is_empty && self.detachments.is_empty() && !self.is_busy && self.read_at.is_none()
+        is_empty && self.detachments.is_empty() && !self.is_busy() && self.read_at.is_none()
     }
 
     pub(super) fn push_waiter(&mut self, waiter: Waiter) {
@@ -228,9 +253,17 @@ impl Name {
         self.remove_waiter(i)
     }
 
-    /// Whether a waiter only tries.
-    pub(super) fn tries(&mut self, id: WaiterId) -> bool {
-        self.foremost().any(|waiter| waiter.id == id && waiter.tries())
+    /// Whether the store has not answered a waiter: it only tries, its first request is on its way, or one about its entry is for long.
+    pub(super) fn is_unanswered(&self, id: WaiterId, now: Moment) -> bool {
+        let is_silent = |pause| self.busy_since.is_some_and(|since| now.since(since) >= pause);
+        let is_asked = |waiter: &Waiter| match waiter.state {
+            WaiterState::New => {
+                let is_first = self.first().is_some_and(|first| first.id == waiter.id);
+                is_first && is_silent(SILENCE) && self.holdings.is_empty()
+            }
+            _ => is_silent(LONG_SILENCE),
+        };
+        self.waiters.iter().any(|waiter| waiter.id == id && (waiter.tries() || is_asked(waiter)))
     }
 
     /// The waiters that may have an entry in the store; all waiters, if some have an owner that was given. The work per answer does not
@@ -247,6 +280,14 @@ impl Name {
     /// The first in the queue. A waiter that resumes a lease stands in no queue.
     pub(super) fn first(&self) -> Option<&Waiter> {
         self.waiters.iter().find(|waiter| waiter.resumes.is_none())
+    }
+
+    /// The waiter for which the store is asked who holds and who waits: the first, or a try whose owner may share the name.
+    pub(super) fn candidate(&self) -> Option<&Waiter> {
+        let is_refused = |waiter: &&Waiter| waiter.state == WaiterState::Refused && !waiter.may_join;
+        let tries = if self.reentering > 0 { usize::MAX } else { 0 };
+        let of_owner = || self.waiters.iter().take(tries).find(|w| w.tries() && w.reenters && is_refused(w));
+        self.first().filter(is_refused).or_else(of_owner)
     }
 
     pub(super) fn holding(&mut self, id: LeaseId) -> Option<&mut Holding> {
@@ -269,22 +310,34 @@ impl Name {
 
     /// Whether entries of this client wait in the store.
     pub(super) fn has_entries(&self) -> bool {
-        self.waiters.iter().take(2 * ENTRIES).any(Waiter::is_queued)
+        self.waiters.iter().take(self.reach()).any(Waiter::is_queued)
     }
 
     /// Deletes every trace of an acquisition from the store, now and, if a request may take effect late, again later.
     pub(super) fn withdraw(&mut self, id: LeaseId, now: Moment, lingers: bool) {
+        self.withdraw_after(id, now, Duration::ZERO, lingers);
+    }
+
+    /// The same, but not yet.
+    pub(super) fn withdraw_after(&mut self, id: LeaseId, now: Moment, pause: Duration, lingers: bool) {
         if is_on(Mutation::ForgetLost) {
             return;
         }
-        let before = self.withdrawals.iter().find(|other| other.id == id).and_then(|other| other.until);
-        let until = before.max(lingers.then(|| now + LATE_EFFECT));
-        self.withdrawals.retain(|other| other.id != id);
-        self.withdrawals.push(Withdrawal { id, due: now, pause: FIRST_PAUSE, until, except: None });
+        let before = self.withdrawals.iter().position(|other| other.id == id).map(|i| self.withdrawals.remove(i));
+        let until = before.and_then(|before| before.until).max(lingers.then(|| now + LATE_EFFECT));
+        let timed_out = before.and_then(|before| before.timed_out);
+        let due = now + pause;
+        self.withdrawals.push(Withdrawal { id, due, pause: FIRST_PAUSE, until, except: None, timed_out });
     }
 
-    /// The next statement, if one is due.
-    pub(super) fn next(&mut self, name: &LockName, now: Moment, epoch: Epoch) -> Option<(Step, Request)> {
+    /// The next statement, if one is due. `is_steady`: entries that have expired are dead.
+    pub(super) fn next(
+        &mut self,
+        name: &LockName,
+        now: Moment,
+        epoch: Epoch,
+        is_steady: bool,
+    ) -> Option<(Step, Request)> {
         // A look changes nothing, and must not wait for a statement that meets a locked row.
         let unlooked = self.holdings.iter_mut().find(|holding| holding.needs_look(epoch) && holding.again_at <= now);
         if let Some(holding) = unlooked {
@@ -292,11 +345,11 @@ impl Name {
             let id = holding.id();
             return Some((Step::Verify(id), Request::Poll { name: name.clone(), ids: vec![id] }));
         }
-        if self.is_busy {
+        if self.is_busy() {
             return None;
         }
         if let Some(holding) = self.holdings.iter().find(|holding| !holding.is_held() && holding.again_at <= now) {
-            return Some(self.give_back(name, now, holding));
+            return Some(self.give_back(name, now, is_steady, holding));
         }
         let amendable = self.holdings.iter().filter(|holding| holding.again_at <= now);
         let amendment = amendable.filter_map(|h| Some((h.id(), h.token, h.next_amendment()?))).next();
@@ -336,9 +389,15 @@ impl Name {
     }
 
     /// The statement that ends a holding.
-    fn give_back(&self, name: &LockName, now: Moment, holding: &Holding) -> (Step, Request) {
+    fn give_back(&self, name: &LockName, now: Moment, is_steady: bool, holding: &Holding) -> (Step, Request) {
         let (id, token) = (holding.id(), holding.token);
         let keep_for = match holding.state {
+            // The statement would pass over entries that only seem to be dead.
+            HoldingState::Releasing { keep_for, .. }
+                if !is_steady && keep_for.is_zero() && holding.is_handed_over() =>
+            {
+                return read(name, Some(id));
+            }
             HoldingState::Releasing { by_transition: false, keep_for, .. } => keep_for,
             _ => return read(name, Some(id)),
         };
@@ -371,6 +430,10 @@ impl Name {
         if let Some(waiter) = self.foremost().find(joins) {
             return Some((Step::Join(waiter.claim.id), Request::Join(waiter.claim.clone())));
         }
+        if self.candidate().is_some_and(|waiter| waiter.tries() && waiter.ask_at <= now) && !self.is_held_alone() {
+            self.read_at = Some(now);
+            return Some(read(name, None));
+        }
         let first = self.first().filter(|first| !first.may_join || first.is_queued())?;
         let (id, claim) = (first.claim.id, first.claim.clone());
         // Behind a lease of this client the first waits here: the release of that lease says who follows. A share may be the last
@@ -381,10 +444,6 @@ impl Name {
         match first.state {
             WaiterState::New if self.is_wanted && !first.tries() => self.enqueue(now),
             WaiterState::New => Some((Step::Acquire(id), Request::Acquire(claim))),
-            WaiterState::Refused if first.tries() => {
-                self.read_at = Some(now);
-                Some(read(name, None))
-            }
             WaiterState::Refused => self.enqueue(now),
             WaiterState::Granted(_) => None,
             WaiterState::Queued => {
@@ -393,7 +452,7 @@ impl Name {
                 }
                 // A new waiter with another mode may be tried while the first is queued.
                 let due = self.poll_at.is_some_and(|due| due <= now) && !is_on(Mutation::NeverPoll);
-                let looked_at = if is_on(Mutation::PollFirstOnly) { 1 } else { 2 * ENTRIES };
+                let looked_at = if is_on(Mutation::PollFirstOnly) { 1 } else { self.reach() };
                 let queued = self.waiters.iter().take(looked_at).filter(|waiter| waiter.is_queued());
                 due.then(|| {
                     (Step::Poll, Request::Poll { name: name.clone(), ids: queued.map(|w| w.claim.id).collect() })
@@ -403,17 +462,23 @@ impl Name {
     }
 
     /// Entries for those who may be granted the name together with the first, and for the next behind them, who keeps later readers
-    /// of other clients out.
+    /// of other clients out; and for those whose owner may share the name again.
     fn enqueue(&self, now: Moment) -> Option<(Step, Request)> {
         let mut entries = Vec::new();
+        let mut open = ENTRIES;
         // A waiter whose owner holds the name elsewhere joins that holding, and needs no entry.
-        for waiter in self.waiters.iter().filter(|waiter| !waiter.tries() && !waiter.may_join).take(ENTRIES) {
+        for waiter in self.waiters.iter().filter(|waiter| !waiter.tries() && !waiter.may_join) {
+            if open == 0 && self.reentering == 0 {
+                break;
+            }
+            if open == 0 && !waiter.may_share_again() {
+                continue;
+            }
             if matches!(waiter.state, WaiterState::New | WaiterState::Refused) {
                 entries.push(Enqueue { claim: waiter.claim.clone(), age: now.since(waiter.since) });
             }
-            if waiter.claim.mode == Mode::Exclusive {
-                break;
-            }
+            let is_last = waiter.claim.mode == Mode::Exclusive;
+            open = if is_last { 0 } else { open.saturating_sub(1) };
         }
         (!entries.is_empty()).then_some((Step::Enqueue, Request::Enqueue(entries)))
     }
@@ -427,13 +492,14 @@ impl Name {
 
     /// When something is due, apart from deadlines of holdings and waiters.
     pub(super) fn wakes_at(&self) -> impl Iterator<Item = Moment> {
-        let is_idle = !self.is_busy;
+        let is_idle = !self.is_busy();
         let of_holding = |h: &Holding| match h.next_amendment() {
             None if h.is_held() => h.extend_at.map(|at| at.max(h.again_at)),
             _ => Some(h.again_at),
         };
         let holdings = self.holdings.iter().filter_map(of_holding);
         let withdrawals = self.withdrawals.iter().map(|withdrawal| withdrawal.due);
+        let timeouts = self.withdrawals.iter().filter_map(|withdrawal| withdrawal.timed_out).map(|(_, at)| at);
         let detachments = self.detachments.iter().map(|detachment| detachment.due);
         let polls = self.poll_at.filter(|_| self.has_entries());
         let asks = self.waiters.iter().take(self.reach()).map(|waiter| waiter.ask_at);
@@ -444,6 +510,7 @@ impl Name {
             .chain(self.read_at)
             .chain(polls)
             .filter(move |_| is_idle)
+            .chain(timeouts)
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
+use crate::owner::Owner;
 use crate::protocol::timing::GRANT;
 use crate::protocol::{
     Claim, ClientId, EntryRow, GivenUp, Grantee, Holder, HolderChange, Mode, Queue, Seen, Transition,
@@ -86,16 +87,24 @@ fn fits(mode: Mode, sharing: &[&EntryRow]) -> bool {
     }
 }
 
+/// Whether the owner of a claim shares the name already, and may share it again past those who wait.
+pub(super) fn shares_again(claim: &Claim, queue: &Queue) -> bool {
+    let sharing: Vec<&EntryRow> = queue.holding().filter(|entry| entry.remaining.is_some()).collect();
+    goes_past(claim.mode, Some(claim.owner), &sharing)
+}
+
+fn goes_past(mode: Mode, owner: Option<Owner>, sharing: &[&EntryRow]) -> bool {
+    let is_own = |other: &&EntryRow| other.mode == Mode::READ && other.owner == owner;
+    mode == Mode::READ && owner.is_some() && sharing.iter().any(is_own)
+}
+
 /// Which waiting entries get the name, when nobody holds it by a lease of its own.
 fn successors<'a>(sharing: &[&EntryRow], waiting: &[&'a EntryRow]) -> Vec<&'a EntryRow> {
     let mut holding = sharing.to_vec();
     let mut next = Vec::new();
     let mut is_open = true;
     for entry in waiting {
-        let goes_past = entry.mode == Mode::READ
-            && entry.owner.is_some()
-            && sharing.iter().any(|other| other.mode == Mode::READ && other.owner == entry.owner);
-        if !is_open && !goes_past {
+        if !is_open && !goes_past(entry.mode, entry.owner, sharing) {
             continue;
         }
         if !fits(entry.mode, &holding) {

@@ -26,8 +26,11 @@ impl Engine {
             return self.actions.push(Action::Exported { lease, exported: None });
         };
         let holding = state.holdings.remove(i);
-        let lingers = holding.lingers || state.is_busy;
-        state.detach(&holding.claim, holding.token, renamed, now, lingers);
+        let lingers = holding.lingers || state.is_busy();
+        // What no heartbeat keeps lasts until its own expiry.
+        if holding.is_kept || lingers || renamed.is_some() {
+            state.detach(&holding.claim, holding.token, renamed, now, lingers);
+        }
         if lingers {
             state.withdraw_others(id, holding.token, now);
         }
@@ -75,6 +78,7 @@ impl Engine {
             may_join: is_alone,
             resumes: Some(exported),
             ask_at: now,
+            unknown: 0,
         };
         self.patience.extend(waiter.ends_at().map(|at| (at, id)));
         state.push_waiter(waiter);

@@ -13,9 +13,7 @@ use crate::clock::Moment;
 use crate::error::{Error, Fault};
 use crate::operation::{Connect, Connection, Operation};
 use crate::panics;
-
-/// How long a connection may take to be opened or closed.
-const CONNECT_WITHIN: Duration = Duration::from_secs(4);
+use crate::protocol::timing::CONNECT_WITHIN;
 
 /// How long an operation is sent again while the database is out of reach.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -40,6 +38,7 @@ pub(super) struct Attempts {
     since: Instant,
     sent_at: Moment,
     may_linger: bool,
+    is_repeated: bool,
     backoff: Backoff,
     has_reconnected: bool,
 }
@@ -68,6 +67,7 @@ impl<O: Operation> Task<O> {
             since: Instant::now(),
             sent_at: Moment::now(),
             may_linger: false,
+            is_repeated: false,
             backoff: Backoff::between(Duration::from_millis(5), Duration::from_millis(250)),
             has_reconnected: false,
         };
@@ -76,9 +76,9 @@ impl<O: Operation> Task<O> {
 
     fn answer(&mut self, result: Result<O::Output, Error>) {
         if let Some(reply) = self.reply.take() {
-            let Attempts { sent_at, may_linger, .. } = self.attempts;
+            let Attempts { sent_at, may_linger, is_repeated, .. } = self.attempts;
             // A panic of the receiver is its own: the worker goes on.
-            let _ = panics::caught(|| reply(Answer { result, sent_at, may_linger }));
+            let _ = panics::caught(|| reply(Answer { result, sent_at, may_linger, is_repeated }));
         }
     }
 }
@@ -116,7 +116,7 @@ impl<O: Operation> Pending for Task<O> {
 
 /// One connection and its task.
 pub(super) struct Worker {
-    connect: Arc<dyn Connect>,
+    backend: Arc<dyn Connect>,
     queue: Arc<Queue>,
     connection: Option<Box<dyn Connection>>,
     /// Grows while no connection can be opened.
@@ -124,14 +124,18 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(connect: Arc<dyn Connect>, queue: Arc<Queue>) -> Self {
-        Self { connect, queue, connection: None, backoff: reconnecting() }
+    pub(super) fn new(backend: Arc<dyn Connect>, queue: Arc<Queue>) -> Self {
+        Self { backend, queue, connection: None, backoff: reconnecting() }
     }
 
     pub(super) async fn run(mut self) {
-        while let Some(mut task) = self.queue.pop().await {
+        while let Some(mut task) = self.queue.pop(self.connection.is_some()).await {
             match self.attempt(&mut *task).await {
-                Ok(()) => task.finish(None),
+                Ok(()) => {
+                    // What is submitted in answer is next on this connection.
+                    let _idle = self.queue.idle();
+                    task.finish(None);
+                }
                 Err(failure) => self.failed(task, failure).await,
             }
         }
@@ -144,7 +148,7 @@ impl Worker {
     async fn attempt(&mut self, task: &mut dyn Pending) -> Result<(), Failure> {
         if self.connection.is_none() {
             let within = CONNECT_WITHIN.min(task.attempts().answer_within);
-            let connection = match timeout(within, panics::caught_in(self.connect.connect())).await {
+            let connection = match timeout(within, panics::caught_in(self.backend.connect())).await {
                 Ok(Ok(connected)) => connected.map_err(|error| Failure::Unconnected(Some(error)))?,
                 Ok(Err(panic)) => return Err(Failure::Panic(panic)),
                 Err(_) => return Err(Failure::Unconnected(None)),
@@ -173,6 +177,7 @@ impl Worker {
         let is_broken = fault == Fault::Severed || matches!(failure, Failure::Panic(_));
         let attempts = task.attempts();
         attempts.may_linger |= failure.may_linger();
+        attempts.is_repeated |= had_connection;
         if is_broken {
             // It is not closed in order: that would wait for the answer that did not come.
             self.connection = None;
@@ -192,8 +197,9 @@ impl Worker {
         if is_over {
             task.finish(Some(failure.into_error(attempted)));
         } else {
-            tracing::debug!(attempted, reason = failure.reason(), "trying again");
             self.queue.put_back(task, pause);
+            // A subscriber of the application that panics does not end the worker.
+            let _ = panics::caught(|| tracing::debug!(attempted, reason = failure.reason(), "trying again"));
         }
         // Without a connection this worker serves nobody. Another worker may have one.
         if !had_connection {

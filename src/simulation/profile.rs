@@ -7,8 +7,6 @@ pub(super) struct Profile {
     pub(super) names: u64,
     /// The store marks that somebody waits (PostgreSQL).
     pub(super) marks: bool,
-    /// The store notifies clients of grants.
-    pub(super) notifies: bool,
     pub(super) lost_requests: u64,
     pub(super) lost_replies: u64,
     /// Statements that take effect long after their client gave up.
@@ -38,7 +36,6 @@ impl Profile {
             clients: 1 + seed % 3,
             names: 1 + (seed / 3) % 2,
             marks: (seed / 6).is_multiple_of(2),
-            notifies: (seed / 12).is_multiple_of(2),
             lost_requests: 0,
             lost_replies: 0,
             late_requests: 0,

@@ -18,9 +18,7 @@ use crate::engine::{
 use crate::error::{Error, LossCause};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{
-    Amended, ClientId, EntryState, Holder, HolderChange, LeaseId, Mode, Released, Request, Response,
-};
+use crate::protocol::{Amended, ClientId, EntryState, Holder, HolderChange, LeaseId, Mode, Request, Response};
 use crate::token::FencingToken;
 
 const MILLISECOND: u64 = 1_000_000;
@@ -117,11 +115,6 @@ enum Happening {
     Wake {
         client: usize,
         life: u32,
-    },
-    Notify {
-        client: usize,
-        life: u32,
-        name: LockName,
     },
     Actor {
         actor: usize,
@@ -417,10 +410,9 @@ impl World {
 
     fn happen(&mut self, happening: Happening) {
         let client = match &happening {
-            Happening::Reply { client, .. }
-            | Happening::Overdue { client, .. }
-            | Happening::Wake { client, .. }
-            | Happening::Notify { client, .. } => Some(*client),
+            Happening::Reply { client, .. } | Happening::Overdue { client, .. } | Happening::Wake { client, .. } => {
+                Some(*client)
+            }
             Happening::Actor { actor, .. } => Some(self.actors[*actor].client),
             _ => None,
         };
@@ -442,7 +434,6 @@ impl World {
                 }
                 self.event(client, life, Event::Tick);
             }
-            Happening::Notify { client, life, name } => self.event(client, life, Event::Notified { name }),
             Happening::Actor { actor, turn } => self.act(actor, turn),
             Happening::EndFence { transaction } => self.end_fence(transaction),
             Happening::Unlock { transaction } => self.store.unlock(transaction),
@@ -653,7 +644,8 @@ impl World {
         let Some(pending) = self.clients[client].requests.remove(&request) else {
             return;
         };
-        let answer = Answer { sent_at: pending.sent_at, may_linger: pending.attempts > 1, result };
+        let is_repeated = pending.attempts > 1;
+        let answer = Answer { sent_at: pending.sent_at, may_linger: is_repeated, is_repeated, result };
         self.event(client, life, Event::Answer { request, answer });
     }
 
@@ -704,50 +696,12 @@ impl World {
         let clock = self.store_clock();
         let response = self.store.commit(transaction, clock, prepared);
         self.check_fences();
-        self.notify(client, &response);
         if self.chance(self.profile.lost_replies) {
             self.disturb(client, self.now);
             return self.tell(|| format!("  the reply to {} is lost", request.0));
         }
         let delay = self.delay();
         self.after(delay, Happening::Reply { client, life, request, response: Ok(response) });
-    }
-
-    /// Tells the clients of those who were granted a name.
-    fn notify(&mut self, by: usize, response: &Response) {
-        let granted: Vec<LeaseId> = match response {
-            Response::Transitioned(Some(granted)) => granted.iter().map(|granted| granted.id).collect(),
-            Response::Released(Released::ToEntry(granted)) => vec![granted.id],
-            _ => return,
-        };
-        if !self.profile.notifies {
-            return;
-        }
-        let mut told = Vec::new();
-        for id in granted {
-            let alone = self
-                .store
-                .leases
-                .iter()
-                .find(|(_, row)| row.holder == Holder::Lease(id))
-                .map(|(n, row)| (n.clone(), row.client));
-            let shared = || {
-                self.store.entries.iter().find(|((_, entry), _)| *entry == id).map(|((n, _), e)| (n.clone(), e.client))
-            };
-            if let Some((name, Some(client))) = alone.or_else(shared) {
-                told.push((name, client));
-            }
-        }
-        for (name, id) in told {
-            let Some(client) = self.clients.iter().position(|client| client.id == id).filter(|client| *client != by)
-            else {
-                continue;
-            };
-            if !(self.faults() && self.random.permille(50)) {
-                let (delay, life) = (self.delay(), self.clients[client].life);
-                self.after(delay, Happening::Notify { client, life, name });
-            }
-        }
     }
 
     fn reply(&mut self, client: usize, life: u32, request: RequestId, response: Result<Response, ()>) {
@@ -922,14 +876,14 @@ impl World {
             Refusal::Held if !is_try => {
                 self.violate(format!("client {client}: {waiter:?} waits, and is told that the name is held"))
             }
-            Refusal::Timeout { .. } if patient => {
+            Refusal::Timeout if patient => {
                 self.violate(format!("client {client}: {waiter:?} would wait for ever, and timed out"))
             }
             Refusal::Failed(_) | Refusal::NoAnswer if self.profile.is_quick() => {
                 self.violate(format!("client {client}: {waiter:?} fails for nothing: {refusal:?}"));
             }
             Refusal::Held => self.summary.refused += 1,
-            Refusal::Timeout { .. } => self.summary.timeouts += 1,
+            Refusal::Timeout => self.summary.timeouts += 1,
             _ => self.summary.failed += 1,
         }
         self.rest(actor);
