@@ -135,7 +135,7 @@ pub(super) struct Withdrawal {
     pub(super) until: Option<Moment>,
     /// The holding with this token was given to another process, and stays.
     pub(super) except: Option<FencingToken>,
-    /// The waiter that timed out, which is told when nothing of it is left, or then at the latest.
+    /// The waiter that timed out. It is told so when the withdrawal is answered, and at this moment at the latest.
     pub(super) timed_out: Option<(WaiterId, Moment)>,
 }
 
@@ -253,7 +253,7 @@ impl Name {
         self.remove_waiter(i)
     }
 
-    /// Whether the store has not answered a waiter: it only tries, its first request is on its way, or one about its entry is for long.
+    /// Whether the store has not answered a waiter: the waiter only tries, or a request that it needs has been on its way for too long.
     pub(super) fn is_unanswered(&self, id: WaiterId, now: Moment) -> bool {
         let is_silent = |pause| self.busy_since.is_some_and(|since| now.since(since) >= pause);
         let is_asked = |waiter: &Waiter| match waiter.state {

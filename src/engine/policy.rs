@@ -44,7 +44,7 @@ pub(crate) fn decide(
     }
     let is_live =
         |entry: &&EntryRow| entry.remaining.is_some() || entry.client == Some(own) || is_on(Mutation::GrantToTheDead);
-    let sharing: Vec<&EntryRow> = queue.holding().filter(|entry| entry.remaining.is_some()).collect();
+    let sharing = sharing(queue);
     let waiting: Vec<&EntryRow> = queue.waiting().filter(is_live).collect();
     let expired: Vec<_> = queue
         .entries
@@ -89,8 +89,12 @@ fn fits(mode: Mode, sharing: &[&EntryRow]) -> bool {
 
 /// Whether the owner of a claim shares the name already, and may share it again past those who wait.
 pub(super) fn shares_again(claim: &Claim, queue: &Queue) -> bool {
-    let sharing: Vec<&EntryRow> = queue.holding().filter(|entry| entry.remaining.is_some()).collect();
-    goes_past(claim.mode, Some(claim.owner), &sharing)
+    goes_past(claim.mode, Some(claim.owner), &sharing(queue))
+}
+
+/// The entries that hold the name and have not expired.
+fn sharing(queue: &Queue) -> Vec<&EntryRow> {
+    queue.holding().filter(|entry| entry.remaining.is_some()).collect()
 }
 
 fn goes_past(mode: Mode, owner: Option<Owner>, sharing: &[&EntryRow]) -> bool {

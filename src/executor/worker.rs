@@ -13,7 +13,9 @@ use crate::clock::Moment;
 use crate::error::{Error, Fault};
 use crate::operation::{Connect, Connection, Operation};
 use crate::panics;
-use crate::protocol::timing::CONNECT_WITHIN;
+
+/// How long a connection may take to be opened or closed.
+const CONNECT_WITHIN: Duration = Duration::from_secs(4);
 
 /// How long an operation is sent again while the database is out of reach.
 const PATIENCE: Duration = Duration::from_secs(3);
