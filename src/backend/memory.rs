@@ -894,6 +894,11 @@ impl Memory {
             Keeper::Client(client) => Some(*client),
             Keeper::NotThisClient(other) => client.filter(|client| client != other),
         };
+        // What this client keeps may seem to have expired: its next heartbeat would move the end.
+        let counts = |until, client: Option<ClientId>| {
+            let is_let_go = matches!(keeper, Keeper::NotThisClient(other) if client == Some(*other));
+            is_let_go || left(until, now).is_some()
+        };
         let is_named = |other: LeaseId| id.is_none_or(|id| id == other || *renamed == Some(other));
         // Acquisitions of one owner from several clients share a token.
         let is_meant = |(other, e): &(LeaseId, &Entry)| {
@@ -901,8 +906,7 @@ impl Memory {
         };
         let mut meant = self.entries_of(name).filter(is_meant).peekable();
         if meant.peek().is_some() {
-            let valid: Vec<(LeaseId, &Entry)> =
-                meant.filter(|(_, e)| left(self.entry_until(e), now).is_some()).collect();
+            let valid: Vec<(LeaseId, &Entry)> = meant.filter(|(_, e)| counts(self.entry_until(e), e.client)).collect();
             if valid.is_empty() {
                 return answer(Amended::NotHeld);
             }
@@ -931,7 +935,7 @@ impl Memory {
                 }
                 _ => answer(Amended::NotHeld),
             },
-            (Some(row), _) if self.row_of(row, now).remaining.is_some() => {
+            (Some(row), _) if counts(self.valid_until(row.expires_at, row.client, row.ttl), row.client) => {
                 if self.is_lease_locked(name, Strength::Plain) {
                     return answer(Amended::Locked);
                 }

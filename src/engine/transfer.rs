@@ -138,11 +138,7 @@ impl Engine {
             return;
         };
         match amended {
-            Some(amended @ (Amended::Done | Amended::NotHeld)) => {
-                // What has expired cannot be resumed any more, and a heartbeat would revive it.
-                if amended == Amended::NotHeld {
-                    state.withdraw(id, now, false);
-                }
+            Some(Amended::Done | Amended::NotHeld) => {
                 state.detachments.iter_mut().filter(|other| other.id == id).for_each(|other| other.is_done = true);
                 state.detachments.retain(|other| other.id != id || other.until.is_some_and(|until| until > now));
             }

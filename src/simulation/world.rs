@@ -255,6 +255,8 @@ pub(super) struct World {
     beliefs: BTreeMap<(usize, LeaseKey), Belief>,
     evicted: BTreeMap<(usize, LeaseKey), u64>,
     exported: Vec<(Exported, LockName, Owner, Mode)>,
+    /// Exported leases that nobody has taken over, and when they were exported.
+    resumable: BTreeMap<LeaseId, u64>,
     handed_back: std::collections::BTreeSet<(usize, LeaseKey)>,
     /// Resumed leases that their callers are about to get.
     delivered: Vec<(usize, LeaseKey, Exported)>,
@@ -287,6 +289,7 @@ impl World {
             beliefs: BTreeMap::new(),
             evicted: BTreeMap::new(),
             exported: Vec::new(),
+            resumable: BTreeMap::new(),
             delivered: Vec::new(),
             handed_back: std::collections::BTreeSet::new(),
             releasing: BTreeMap::new(),
@@ -496,6 +499,7 @@ impl World {
     fn deliver(&mut self, client: usize, lease: LeaseKey, exported: Exported) {
         let life = self.clients[client].life;
         if !self.random.permille(150) {
+            self.resumable.remove(&exported.id);
             return self.event(client, life, Event::Delivered { lease, exported });
         }
         let holds = |actor: &Actor| {
@@ -869,10 +873,14 @@ impl World {
         let Some(actor) = self.waiting(client, waiter) else {
             return self.violate(format!("client {client}: {waiter:?} is refused and does not wait"));
         };
-        let ActorState::Waiting { is_try, patient, .. } = self.actors[actor].state else {
+        let ActorState::Waiting { is_try, patient, resumes, .. } = self.actors[actor].state else {
             return;
         };
+        let exported_at = resumes.and_then(|exported| self.resumable.remove(&exported.id));
         match refusal {
+            Refusal::Lost if exported_at.is_some_and(|at| self.now < at + SECOND) => {
+                self.violate(format!("client {client}: {waiter:?} resumes {resumes:?}, and is told that it is lost"));
+            }
             Refusal::Held if !is_try => {
                 self.violate(format!("client {client}: {waiter:?} waits, and is told that the name is held"))
             }
@@ -964,6 +972,9 @@ impl World {
         };
         self.evicted.remove(&(client, lease));
         if let Some(belief) = self.beliefs.remove(&(client, lease)) {
+            if belief.is_kept && self.profile.is_calm() {
+                self.resumable.insert(exported.id, self.now);
+            }
             self.exported.push((exported, belief.name, belief.owner, belief.mode));
         }
         self.rest(actor);
@@ -973,8 +984,13 @@ impl World {
     fn resume(&mut self, actor: usize) {
         let client = self.actors[actor].client;
         let chosen = self.random.below(self.exported.len() as u64) as usize;
-        let (exported, name, owner, mode) =
-            if self.random.permille(100) { self.exported[chosen].clone() } else { self.exported.swap_remove(chosen) };
+        let (exported, name, owner, mode) = if self.random.permille(100) {
+            let again = self.exported[chosen].clone();
+            self.resumable.remove(&again.0.id);
+            again
+        } else {
+            self.exported.swap_remove(chosen)
+        };
         self.next_waiter += 1;
         let waiter = WaiterId(self.next_waiter);
         let now = self.clients[client].local(self.now);

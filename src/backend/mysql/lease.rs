@@ -104,26 +104,27 @@ macro_rules! longer {
     };
 }
 
-// Bind order: longer, name, token, id, id, renamed.
+// Bind order: longer, name, token, id, id, renamed, the client that is not to keep it any more or NULL.
 #[rustfmt::skip]
 const EXTEND: Nowait = update_lease!(
     set: [longer!("l")],
     condition: ["LAST_INSERT_ID(
        CASE WHEN l.id = 'entries' THEN 3
-            WHEN l.token = ? AND ", is_held_alone!("l"), " AND (? = '' OR l.id IN (?, ?)) AND ", lease_until!("l"), " > ", now!(), " THEN 1
+            WHEN l.token = ? AND ", is_held_alone!("l"), " AND (? = '' OR l.id IN (?, ?))
+             AND (l.client = ? OR ", lease_until!("l"), " > ", now!(), ") THEN 1
             ELSE 2 END) = 1"]);
 
-// Bind order: longer, name, name, id, renamed, token.
+// Bind order: longer, name, name, id, renamed, token, the client that is not to keep it any more or NULL.
 #[rustfmt::skip]
 const EXTEND_ENTRY: Nowait = update_entry!(
     set: [longer!("e")],
-    condition: ["e.token = ? AND e.owner <> '' AND ", entry_until!("e"), " > ", now!()]);
+    condition: ["e.token = ? AND e.owner <> '' AND (e.client = ? OR ", entry_until!("e"), " > ", now!(), ")"]);
 
-// Bind order: name, id, renamed, token.
+// Bind order: name, id, renamed, token, the client that is not to keep it any more or NULL.
 #[rustfmt::skip]
 const EXTENDABLE: &str = concat!("
 SELECT 1 FROM sqlock_entry AS e
- WHERE e.name = ? AND e.id IN (?, ?) AND e.token = ? AND e.owner <> '' AND ", entry_until!("e"), " > ", now!());
+ WHERE e.name = ? AND e.id IN (?, ?) AND e.token = ? AND e.owner <> '' AND (e.client = ? OR ", entry_until!("e"), " > ", now!(), ")");
 
 /// Binds what `longer!` needs.
 fn bind_longer<'q>(query: MySqlQuery<'q>, extension: &Extension, renamed: &str) -> MySqlQuery<'q> {
@@ -144,9 +145,14 @@ pub(super) async fn extend(
     let Extension { name, id, renamed, token, .. } = extension;
     let id_now = renamed.map_or_else(String::new, |id| id.to_string());
     let id_before = id.map_or_else(String::new, |id| id.to_string());
+    let let_go_by = match extension.keeper {
+        Keeper::NotThisClient(client) => Some(client.to_string()),
+        Keeper::Same | Keeper::Client(_) => None,
+    };
     let bytes = name.as_str().as_bytes();
     let query = bind_longer(sqlx::query(EXTEND.sql(flavor)), extension, &id_now).bind(bytes).bind(token.get());
-    let is_shared = match attempt(conn, flavor, query.bind(&id_before).bind(&id_before).bind(&id_now)).await? {
+    let query = query.bind(&id_before).bind(&id_before).bind(&id_now).bind(&let_go_by);
+    let is_shared = match attempt(conn, flavor, query).await? {
         Attempt::Done(_) => return Ok(Amended::Done),
         Attempt::Refused(code) => code == 3,
         Attempt::Locked => {
@@ -155,7 +161,8 @@ pub(super) async fn extend(
             };
             let is_meant = |holder| id.is_none_or(|id| id == holder || *renamed == Some(holder));
             if matches!(row.holder, Holder::Lease(holder) if is_meant(holder)) && row.token == token.get() {
-                return Ok(if row.remaining.is_some() { Amended::Locked } else { Amended::NotHeld });
+                let counts = row.remaining.is_some() || let_go_by.is_some();
+                return Ok(if counts { Amended::Locked } else { Amended::NotHeld });
             }
             row.holder == Holder::Entries
         }
@@ -167,38 +174,40 @@ pub(super) async fn extend(
         return extend_entries(conn, extension).await;
     }
     let query = bind_longer(sqlx::query(EXTEND_ENTRY.sql(flavor)), extension, &id_now).bind(bytes).bind(bytes);
-    match attempt(conn, flavor, query.bind(&id_before).bind(&id_now).bind(token.get())).await? {
+    let query = query.bind(&id_before).bind(&id_now).bind(token.get()).bind(&let_go_by);
+    match attempt(conn, flavor, query).await? {
         Attempt::Done(_) => Ok(Amended::Done),
         Attempt::Refused(_) => Ok(Amended::NotHeld),
         Attempt::Locked => {
             let query = sqlx::query(EXTENDABLE).bind(bytes).bind(&id_before).bind(&id_now).bind(token.get());
-            let row = query.fetch_optional(conn).await?;
+            let row = query.bind(&let_go_by).fetch_optional(conn).await?;
             Ok(if row.is_some() { Amended::Locked } else { Amended::NotHeld })
         }
     }
 }
 
-// Acquisitions of one owner from several clients share a token. Bind order: name, token.
+// Acquisitions of one owner from several clients share a token. Bind order: name, token, the client that is not to keep it any more or
+// NULL.
 #[rustfmt::skip]
 const EXTEND_LOCK: &str = concat!("
 SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
- WHERE e.name = ? AND e.token = ? AND e.owner <> '' AND ", entry_until!("e"), " > ", now!(), "
+ WHERE e.name = ? AND e.token = ? AND e.owner <> '' AND (e.client = ? OR ", entry_until!("e"), " > ", now!(), ")
    FOR UPDATE SKIP LOCKED");
 #[rustfmt::skip]
 const EXTEND_CHECK: &str = concat!("
 SELECT COUNT(*) INTO @sqlock_held FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
- WHERE e.name = ? AND e.token = ? AND e.owner <> '' AND ", entry_until!("e"), " > ", now!());
+ WHERE e.name = ? AND e.token = ? AND e.owner <> '' AND (e.client = ? OR ", entry_until!("e"), " > ", now!(), ")");
 
 // Bind order: name.
 #[rustfmt::skip]
 const EXTEND_DECIDE: &str = "SELECT IF(@sqlock_held > 0 AND @sqlock_locked >= @sqlock_held, ?, NULL) INTO @sqlock_name";
 
-// Bind order: longer, token.
+// Bind order: longer, token, the client that is not to keep it any more or NULL.
 #[rustfmt::skip]
 const EXTEND_ENTRIES: &str = concat!("
 UPDATE sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
    SET ", longer!("e"), "
- WHERE e.name = @sqlock_name AND e.token = ? AND e.owner <> '' AND ", entry_until!("e"), " > ", now!());
+ WHERE e.name = @sqlock_name AND e.token = ? AND e.owner <> '' AND (e.client = ? OR ", entry_until!("e"), " > ", now!(), ")");
 
 async fn extend_entries(conn: &mut MySqlConnection, extension: &Extension) -> Result<Amended, sqlx::Error> {
     let (name, token) = (&*name_literal(&extension.name), &*extension.token.get().to_string());
@@ -207,12 +216,13 @@ async fn extend_entries(conn: &mut MySqlConnection, extension: &Extension) -> Re
         Keeper::Client(client) => ("1", id_literal(client)),
         Keeper::NotThisClient(client) => ("2", id_literal(client)),
     };
+    let let_go_by = if change == "2" { &*client } else { "NULL" };
     let (ttl, lasts) = (extension.ttl.map_or(0, micros).to_string(), micros(extension.lasts).to_string());
     let mut script = Script::new();
-    script.add(EXTEND_LOCK, &[name, token]);
-    script.add(EXTEND_CHECK, &[name, token]);
+    script.add(EXTEND_LOCK, &[name, token, let_go_by]);
+    script.add(EXTEND_CHECK, &[name, token, let_go_by]);
     script.add(EXTEND_DECIDE, &[name]);
-    script.add(EXTEND_ENTRIES, &["''", "''", change, &client, &client, &ttl, &lasts, token]);
+    script.add(EXTEND_ENTRIES, &["''", "''", change, &client, &client, &ttl, &lasts, token, let_go_by]);
     amended(&script.run(conn, AMENDED).await?)
 }
 

@@ -497,7 +497,7 @@ macro_rules! extend {
 WITH meant AS MATERIALIZED (
     SELECT e.name, e.id, greatest(e.expires_at, c.beat_at + e.ttl) > ",
             now!(),
-            " AS is_valid
+            " OR $7 <> '' AND e.client = $7 AS is_valid
       FROM sqlock_entry AS e LEFT JOIN sqlock_client AS c ON c.id = e.client
      WHERE e.name = $1 AND e.token = $3 AND ",
             $named,
@@ -508,9 +508,9 @@ seen AS MATERIALIZED (
      WHERE e.name = $1 AND e.token = $3 AND e.id NOT IN ('', 'kept', 'entries') AND ",
             $named,
             "
-       AND greatest(e.expires_at, c.beat_at + e.ttl) > ",
+       AND (greatest(e.expires_at, c.beat_at + e.ttl) > ",
             now!(),
-            " AND NOT EXISTS (SELECT FROM meant)),
+            " OR $7 <> '' AND e.client = $7) AND NOT EXISTS (SELECT FROM meant)),
 held AS MATERIALIZED (
     SELECT l.name
       FROM seen JOIN sqlock_lease AS l ON l.name = seen.name

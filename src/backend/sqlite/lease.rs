@@ -424,10 +424,10 @@ macro_rules! extended {
 // is not to keep it any more or NULL, $8 the new id or NULL. One lease that holds alone; otherwise entries.
 #[rustfmt::skip]
 const EXTEND: &str = concat!("
-UPDATE sqlock_lease AS l", extended!(), " AND id NOT IN ('', 'kept', 'entries') AND ", lease_until!("l"), " > ", now!(), ";
+UPDATE sqlock_lease AS l", extended!(), " AND id NOT IN ('', 'kept', 'entries') AND (client = $7 OR ", lease_until!("l"), " > ", now!(), ");
 SELECT 1 AS done WHERE changes() > 0;
 UPDATE OR REPLACE sqlock_entry AS e", extended!(), " AND id IN (SELECT o.id FROM sqlock_entry AS o WHERE o.name = $1 AND o.token = $3)
-   AND owner <> '' AND ", entry_until!("e"), " > ", now!(), ";
+   AND owner <> '' AND (client = $7 OR ", entry_until!("e"), " > ", now!(), ");
 SELECT 1 AS done WHERE changes() > 0");
 
 /// Moves the end of a valid holding, and changes whose heartbeat keeps it.
