@@ -38,6 +38,9 @@ use crate::token::FencingToken;
 /// At least so often the clocks are compared: timers stand still while the machine sleeps.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
+/// For how long a client that nobody uses any more goes on giving back when the store does not answer. What is left ends with its TTL.
+const GIVES_UP_AFTER: Duration = Duration::from_secs(60);
+
 /// See the [module](self).
 pub(crate) struct Coordinator {
     executor: Executor,
@@ -58,6 +61,8 @@ struct State {
     is_closed: bool,
     /// Until when the timer sleeps.
     asleep_until: Option<Moment>,
+    /// When the store last answered a request.
+    answered_at: Moment,
     is_started: bool,
 }
 
@@ -102,6 +107,7 @@ impl Coordinator {
                 closed: Vec::new(),
                 is_closed: false,
                 asleep_until: None,
+                answered_at: Moment::now(),
                 is_started: false,
             }),
             rearmed: Notify::new(),
@@ -265,9 +271,16 @@ impl Coordinator {
         let is_heartbeat = matches!(body, Request::Register { .. } | Request::Beat { .. });
         let reply = move |answer: crate::executor::Answer<_>| {
             let crate::executor::Answer { result, sent_at, may_linger, is_repeated } = answer;
+            let is_answered = result.is_ok();
             let result = result.map_err(|error| Failure(Arc::new(error)));
             let answer = Answer { sent_at, may_linger, is_repeated, result };
-            coordinator.feed(Event::Answer { request, answer });
+            let note = |state: &mut State| {
+                if is_answered {
+                    state.answered_at = Moment::now();
+                }
+                Event::Answer { request, answer }
+            };
+            coordinator.feed_with(note, |_| ());
         };
         if is_heartbeat {
             self.executor.submit_heartbeat(body, heartbeat_within, reply);
@@ -277,7 +290,8 @@ impl Coordinator {
     }
 }
 
-/// Wakes the engine when it wants to be woken, for as long as somebody uses the coordinator, or something is to be given back.
+/// Wakes the engine when it wants to be woken, for as long as somebody uses the coordinator, or something is to be given back to a store
+/// that answers.
 async fn keep_time(coordinator: Weak<Coordinator>) {
     let mut kept = None;
     loop {
@@ -294,7 +308,10 @@ async fn keep_time(coordinator: Weak<Coordinator>) {
         let pause = until.since(now);
         let _ = timeout(pause, strong.rearmed.notified()).await;
         strong.feed(Event::Tick);
-        let is_settled = strong.state().engine.is_settled();
-        kept = (!is_settled).then_some(strong);
+        let gives_back = {
+            let state = strong.state();
+            !state.engine.is_settled() && Moment::now() < state.answered_at + GIVES_UP_AFTER
+        };
+        kept = gives_back.then_some(strong);
     }
 }
