@@ -1,10 +1,6 @@
-//! The seam between the locks and the databases: what a database must be able to do, in batches.
+//! The seam between the locks and the databases: what a database must be able to do.
 //!
-//! A [`Backend`] opens [`Session`]s; a session is one connection. Each verb of a session takes a batch, names any name at
-//! most once, in ascending order of names, and answers in the order of the batch. Every verb may be sent again when its
-//! reply was lost: an acquisition is known by its hold, which is chosen before it is sent.
-//!
-//! No verb waits in the server for another client's transaction.
+//! A [`Backend`] opens [`Session`]s; a session is one connection. Whatever is asked of it may be asked again when the answer was lost.
 
 #[cfg(test)]
 #[allow(clippy::expect_used, clippy::panic, clippy::print_stdout, dead_code, reason = "tests")]
@@ -19,18 +15,16 @@ pub(crate) mod postgres;
 pub(crate) mod records;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
-#[cfg(test)]
-#[allow(dead_code, reason = "what the stores will need")]
 pub(crate) mod stored;
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::{CENTURY, Moment};
+use crate::clock::CENTURY;
 use crate::error::Result;
 use crate::name::LockName;
-use crate::owner::{Hold, Owner};
+use crate::owner::Owner;
+use crate::protocol::{LeaseId, Mode, Request, Response};
 use crate::token::FencingToken;
 
 /// A storage operation under way.
@@ -55,17 +49,6 @@ pub(crate) trait Backend: Send + Sync {
     /// Whether other servers take writes as well, and know nothing of the locks of transactions here.
     fn is_one_of_many_writers(&self) -> bool {
         false
-    }
-
-    /// Whether it can tell of grants.
-    fn rings(&self) -> bool {
-        false
-    }
-
-    /// Opens a connection that hears what is said on a channel, if there is such a thing.
-    fn listen<'a>(&'a self, channel: &'a str) -> Job<'a, Option<Box<dyn Listener>>> {
-        let _ = channel;
-        Box::pin(async { Ok(None) })
     }
 
     /// Creates the tables or brings them up to date.
@@ -130,100 +113,26 @@ pub(crate) fn another_session() -> sqlx::Error {
     sqlx::Error::Protocol("the statement was answered by another session".into())
 }
 
-/// A connection that hears.
-pub(crate) trait Listener: Send {
-    /// What is said next. An error: something may have been missed.
-    fn hear(&mut self) -> Job<'_, String>;
-}
-
-/// One connection, and the verbs that the pump sends on it.
+/// One connection of the executor.
 pub(crate) trait Session: Send {
-    /// Takes each name that is free and for which nobody waits. `None`: it is not so.
-    fn acquire<'a>(&'a mut self, claims: &'a [Claim]) -> Job<'a, Vec<Option<FencingToken>>>;
-
-    /// Adds a hold to each name that the claim's owner holds already. `None`: it does not.
-    fn join<'a>(&'a mut self, claims: &'a [Claim]) -> Job<'a, Vec<Option<FencingToken>>>;
-
-    /// Moves the expiry. `false`: the holding was not found as named.
-    fn renew<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>>;
-
-    /// Ends the hold; the last one frees the name. `false`: the holding was not found as named, or it is the last one and
-    /// others wait, to whom it must be [passed](Self::pass) instead. `None`: somebody else has the name already, and it is not
-    /// known whether that came of this.
-    fn release<'a>(&'a mut self, releases: &'a [Release]) -> Job<'a, Vec<Option<bool>>>;
-
-    /// Ends a holding and gives the name to the claim, in one step, if nobody waits in line. `None`: nothing was changed.
-    fn hand_off<'a>(&'a mut self, hand_offs: &'a [HandOff]) -> Job<'a, Vec<Option<FencingToken>>>;
-
-    /// Reads the rows of the names, without locking anything. A name without a row is left out.
-    fn look<'a>(&'a mut self, names: &'a [LockName]) -> Job<'a, Vec<Row>>;
+    /// Carries out a request about leases.
+    fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response>;
 
     /// Reads who holds which names, in order of names.
     fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>>;
 
-    /// Puts each claim in line, once however often it is sent, and marks its name as waited for. Creates what rows are
-    /// missing. Names may repeat. For how long another owner alone holds the name, who will see that somebody waits. `None`:
-    /// that is not so, or not known.
-    fn enqueue<'a>(&'a mut self, tickets: &'a [Ticket]) -> Job<'a, Vec<Option<Duration>>>;
+    /// Reads the live entries that wait for a name, in the order of their arrival.
+    fn waiters<'a>(&'a mut self, name: &'a LockName) -> Job<'a, Vec<Waiter>>;
 
-    /// Reads a name: its row, all who share it, and the first `limit` of those who wait. `None`: it has no row.
-    fn queue<'a>(&'a mut self, name: &'a LockName, limit: u32) -> Job<'a, Option<Queue>>;
-
-    /// Gives a name to others, all or nothing, if it still stands as it was seen. `None`: nothing was changed. Otherwise
-    /// those who got it: whoever has left the line in between does not.
-    fn pass<'a>(&'a mut self, pass: &'a Pass) -> Job<'a, Option<Vec<Granted>>>;
-
-    /// Ends a holding and gives the name to the first in line, in one step, if that one lives and wants it alone. `None`:
-    /// nothing was changed, and [`queue`](Self::queue) and [`pass`](Self::pass) do it. Not every database has it.
-    fn pass_on<'a>(&'a mut self, from: &'a Release) -> Job<'a, Option<PassedOn>> {
-        let _ = from;
-        Box::pin(async { Ok(None) })
-    }
-
-    /// Deletes places of a name, by their marks, whose time has run out.
-    fn bury<'a>(&'a mut self, name: &'a LockName, dead: &'a [String]) -> Job<'a, ()>;
-
-    /// Deletes places, of those who wait and of those who share. `false`: there was none.
-    fn leave<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<bool>>;
-
-    /// Keeps the places of those who wait for another [`PLACE`]. `false`: it does not wait any more.
-    fn keep<'a>(&'a mut self, places: &'a [Spot], bell: &'a str) -> Job<'a, Vec<bool>>;
-
-    /// Reads how far places have come. `None`: the name has no row.
-    fn watch<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, Vec<Option<Watched>>>;
-
-    /// [`renew`](Self::renew) for those who share. Names may repeat.
-    fn renew_shares<'a>(&'a mut self, renewals: &'a [Renewal]) -> Job<'a, Vec<bool>>;
-
-    /// Puts a second share beside one, with a hold of its own and the same token. `false`: there is none.
-    fn copy<'a>(&'a mut self, from: &'a Holding, to: Hold, ttl: Duration) -> Job<'a, bool>;
-
-    /// Turns the last hold of an exclusive holding into the only one that shares the name, in one step. The token stays.
-    fn downgrade<'a>(&'a mut self, from: &'a Holding, to: &'a Ticket) -> Job<'a, bool>;
-
-    /// Rings bells: what follows each is what is said.
-    fn ring<'a>(&'a mut self, bells: &'a [(String, String)]) -> Job<'a, ()> {
-        let _ = bells;
-        Box::pin(async { Ok(()) })
-    }
-
-    /// Raises the token of a holding that stands alone, in one step with the token of its fence. `true` also when that was done
-    /// before. `false`: the holding was not found as named, or somebody had locked its rows.
-    fn raise<'a>(&'a mut self, holding: &'a Holding, to: FencingToken) -> Job<'a, bool>;
+    /// Purges the names of one range: those that nobody has held or waited for since the retention, and whose token the clock has
+    /// overtaken by then; and with them their entries that expired as long ago. After the last range, also the clients of as long ago
+    /// that nothing names.
+    fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> Job<'a, Swept>;
 
     /// For how long the server has been up, by its own clock. `None`: there is no server.
     fn uptime(&mut self) -> Job<'_, Option<Duration>> {
         Box::pin(async { Ok(None) })
     }
-
-    /// Ends the holding with that token, whoever has it. `false`: that token does not hold.
-    fn evict<'a>(&'a mut self, name: &'a LockName, token: FencingToken) -> Job<'a, bool>;
-
-    /// Reads what the row of a name tells of evictions. `None`: there is no such row.
-    fn last_eviction<'a>(&'a mut self, name: &'a LockName) -> Job<'a, Option<LastEviction>>;
-
-    /// Makes the holding with that token last at least `ttl` from now, whoever has it. `false`: that token does not hold.
-    fn extend<'a>(&'a mut self, name: &'a LockName, token: FencingToken, ttl: Duration) -> Job<'a, bool>;
 
     /// Makes sure that a row stands for the name, to be locked by others. Waits for nobody who has locked it. Where a database
     /// locks no rows, there is nothing to do.
@@ -232,7 +141,7 @@ pub(crate) trait Session: Send {
         Box::pin(async { Ok(()) })
     }
 
-    /// Does something about the records of requests.
+    /// Runs a maintenance command on records of requests.
     fn record<'a>(&'a mut self, errand: &'a records::Errand) -> Job<'a, records::Findings>;
 
     /// What the catalogue says about a column, for those whose transactions [cannot ask](sealed::Catalogued::Elsewhere) themselves:
@@ -242,41 +151,9 @@ pub(crate) trait Session: Send {
         Box::pin(async { Ok(None) })
     }
 
-    /// Deletes up to `limit` rows that have been free, and whose token was overtaken by the clock, for `retention`; and places
-    /// that have expired as long ago. Whoever has just joined a line may not be visible yet: a name that was marked as waited
-    /// for within a [`CLAIM`] stays. Likewise rows that nobody has [made sure of](Self::ensure) and nobody has locked, for
-    /// `retention` and at least an hour.
-    fn sweep(&mut self, retention: Duration, limit: u32) -> Job<'_, u64>;
-
-    /// Begins a transaction around the verbs that follow, or ends it.
-    fn transact(&mut self, step: Step) -> Job<'_, ()>;
-
-    /// Lets places that wait stand at one moment in their lines, the latest of theirs.
-    fn align<'a>(&'a mut self, places: &'a [Spot]) -> Job<'a, ()>;
-
     /// Ends the connection in order.
     fn close(self: Box<Self>) -> Job<'static, ()>;
 }
-
-/// What becomes of a transaction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
-    Begin,
-    Commit,
-    RollBack,
-}
-
-/// How long a name that was handed over lasts without its new holder's confirmation, and how long a dead waiter may stand in
-/// the way of others. They are one and the same, so that when one dead waiter's grant has run out, the places of all that
-/// died with it have as well.
-pub(crate) const CLAIM: Duration = Duration::from_secs(3);
-
-/// How long a place is left alone when it is first seen without a sign of life: if the database stood still, the living write
-/// theirs at once when it goes on.
-pub(crate) const GRACE: Duration = Duration::from_millis(300);
-
-/// How long a place lasts without a sign of life.
-pub(crate) const PLACE: Duration = Duration::from_millis(2_700);
 
 /// How long the row of a name stays that nobody asks for, to be locked. Whoever asks for it makes sure of it every
 /// [`ENSURED`](crate::row::ENSURED) and notes that down every [`NOTED`].
@@ -287,207 +164,35 @@ pub(crate) const UNSEEN: Duration = Duration::from_secs(3600);
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) const NOTED: Duration = Duration::from_secs(600);
 
-/// How a name is wanted, or held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
-    /// By one alone.
-    Exclusive,
-    /// By one alone, if it can have other names as well. Nobody else lets it in.
-    Joint,
-    /// Together with others: so many units, of so many permits.
-    Shared { units: u32, permits: u32 },
-}
-
-impl Mode {
-    /// A shared lease: one of more than there can ever be.
-    pub(crate) const READ: Self = Self::Shared { units: 1, permits: u32::MAX };
-
-    /// As the tables have it: units and permits.
-    pub(crate) fn columns(self) -> (i64, i64) {
-        match self {
-            Self::Exclusive => (0, 0),
-            Self::Joint => (0, 1),
-            Self::Shared { units, permits } => (units.into(), permits.into()),
-        }
-    }
-
-    pub(crate) fn of_columns(units: i64, permits: i64) -> Self {
-        if units <= 0 {
-            return if permits == 0 { Self::Exclusive } else { Self::Joint };
-        }
-        let number = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
-        Self::Shared { units: number(units), permits: number(permits) }
-    }
-}
-
-/// A request for a name.
+/// A range of names to be purged.
 #[derive(Clone, Debug)]
-pub(crate) struct Claim {
-    pub(crate) name: LockName,
-    pub(crate) owner: Owner,
-    pub(crate) hold: Hold,
-    pub(crate) mode: Mode,
-    pub(crate) ttl: Duration,
-    /// The holder in words, for people.
-    pub(crate) holder: Arc<str>,
-    pub(crate) label: Arc<str>,
-}
-
-impl Claim {
-    pub(crate) fn spot(&self) -> Spot {
-        Spot { name: self.name.clone(), hold: self.hold }
-    }
-}
-
-/// One hold of one owner on a name.
-#[derive(Clone, Debug)]
-pub(crate) struct Holding {
-    pub(crate) name: LockName,
-    pub(crate) owner: Owner,
-    pub(crate) hold: Hold,
-    pub(crate) mode: Mode,
-    pub(crate) token: FencingToken,
-}
-
-impl Holding {
-    pub(crate) fn spot(&self) -> Spot {
-        Spot { name: self.name.clone(), hold: self.hold }
-    }
-}
-
-/// A place in line, by its key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Spot {
-    pub(crate) name: LockName,
-    pub(crate) hold: Hold,
-}
-
-/// What joins a line.
-#[derive(Clone, Debug)]
-pub(crate) struct Ticket {
-    pub(crate) claim: Claim,
-    pub(crate) client: Arc<str>,
-    pub(crate) bell: Arc<str>,
-    /// When it came. It is placed as if it had come there then.
-    pub(crate) since: Moment,
-}
-
-impl Ticket {
-    /// How long it has waited already, in microseconds.
-    pub(crate) fn waited(&self) -> i64 {
-        micros(Moment::now().since(self.since))
-    }
-}
-
-/// What stands in a line.
-#[derive(Clone, Debug)]
-pub(crate) struct Place {
-    /// The mark of the hold.
-    pub(crate) hold: String,
-    pub(crate) owner: String,
-    /// Empty: none.
-    pub(crate) bell: String,
-    pub(crate) mode: Mode,
-    /// When it came, in microseconds.
-    pub(crate) place: i64,
-    /// Zero: it waits.
-    pub(crate) token: i64,
-    pub(crate) holder: String,
-    pub(crate) label: String,
-    pub(crate) expires_at: i64,
-}
-
-impl Place {
-    /// Its bell, if it has one, and what to say.
-    pub(crate) fn bell(&self, said: String) -> Option<(String, String)> {
-        (!self.bell.is_empty()).then(|| (self.bell.clone(), said))
-    }
-}
-
-/// A name and who stands before it: those who share it, then those who wait, in order.
-#[derive(Clone, Debug)]
-pub(crate) struct Queue {
-    pub(crate) row: Row,
-    pub(crate) places: Vec<Place>,
-    /// When so many wait, there may be more.
+pub(crate) struct SweepRange {
+    /// It begins behind this name. Empty: with the first name.
+    pub(crate) after: String,
+    /// So many names are looked at.
     pub(crate) limit: u32,
+    pub(crate) retention: Duration,
 }
 
-impl Queue {
-    pub(crate) fn of(row: Row, places: impl Iterator<Item = Place>, limit: u32) -> Self {
-        let mut places: Vec<Place> = places.collect();
-        places.sort_by(|a, b| (a.token == 0, a.place, &a.hold).cmp(&(b.token == 0, b.place, &b.hold)));
-        Self { row, places, limit }
+/// What came of a range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Swept {
+    /// How many names were purged.
+    pub(crate) purged: u64,
+    /// The last name of the range. `None`: there are no more names.
+    pub(crate) last: Option<String>,
+}
+
+/// The first text behind all that begin with a prefix, in the order of their bytes. `None`: there is none.
+pub(crate) fn end_of_prefix(prefix: &str) -> Option<String> {
+    let mut end: Vec<char> = prefix.chars().collect();
+    while let Some(last) = end.pop() {
+        if let Some(next) = (u32::from(last) + 1..=u32::from(char::MAX)).find_map(char::from_u32) {
+            end.push(next);
+            return Some(end.into_iter().collect());
+        }
     }
-}
-
-/// What is to become of a name.
-#[derive(Clone, Debug)]
-pub(crate) struct Pass {
-    pub(crate) name: LockName,
-    pub(crate) seen: Seen,
-    pub(crate) to: To,
-    /// Nobody else waits.
-    pub(crate) last: bool,
-}
-
-/// The state of a name that a decision was made upon. Every grant raises the token.
-#[derive(Clone, Debug)]
-pub(crate) struct Seen {
-    pub(crate) token: i64,
-    pub(crate) holds: String,
-    /// `None`: it may have been renewed since.
-    pub(crate) expires_at: Option<i64>,
-    pub(crate) waiting: i64,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) enum To {
-    /// It stays as it is; only whether anybody waits is noted down.
-    Nobody,
-    /// It is free.
-    Free,
-    /// To one alone, by the mark of its hold.
-    One(String, Duration),
-    /// To these as well as to those who share it already.
-    More(Vec<(String, Duration)>),
-    /// To these, who are the first to share it.
-    Several(Vec<(String, Duration)>),
-}
-
-/// Who got a name.
-#[derive(Clone, Debug)]
-pub(crate) struct Granted {
-    /// The mark of the hold.
-    pub(crate) hold: String,
-    pub(crate) token: FencingToken,
-}
-
-/// What came of [`Session::pass_on`].
-#[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "only PostgreSQL has it"))]
-pub(crate) struct PassedOn {
-    pub(crate) to: Granted,
-    /// The new holder's. Empty: none.
-    pub(crate) bell: String,
-    /// Somebody goes on waiting.
-    pub(crate) others: bool,
-}
-
-impl Granted {
-    /// What to say to somebody who was granted a name: the mark of its hold, then the token.
-    pub(crate) fn message(&self) -> String {
-        format!("{}{}", self.hold, self.token)
-    }
-}
-
-/// How far a place has come.
-#[derive(Clone, Debug)]
-pub(crate) struct Watched {
-    pub(crate) row: Row,
-    /// `None`: the place is gone. Zero: it waits. Otherwise, the token of its share.
-    pub(crate) token: Option<i64>,
-    /// How many wait before it.
-    pub(crate) ahead: i64,
+    None
 }
 
 /// Which names to list.
@@ -497,194 +202,33 @@ pub(crate) enum Names {
     Just(LockName),
 }
 
-/// A holding as it is listed: the columns of a row, how it is held, and how many wait.
+/// A holder as it is listed. Moments are microseconds since the Unix epoch, by the database's clock.
 #[derive(Clone, Debug)]
 pub(crate) struct Listed {
-    pub(crate) row: Row,
-    pub(crate) mode: Mode,
-    pub(crate) waiters: i64,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Renewal {
-    pub(crate) holding: Holding,
-    pub(crate) ttl: Duration,
-    /// A share that was given back and is to be kept from others for so long: it is nobody's from now on.
-    pub(crate) given_back: bool,
-}
-
-impl Renewal {
-    pub(crate) fn new(holding: Holding, ttl: Duration) -> Self {
-        Self { holding, ttl, given_back: false }
-    }
-
-    /// Whose share it is afterwards, as the tables have it.
-    pub(crate) fn owner(&self) -> String {
-        if self.given_back { String::new() } else { self.holding.owner.to_string() }
-    }
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Release {
-    pub(crate) name: LockName,
-    pub(crate) owner: Owner,
-    pub(crate) hold: Hold,
-    /// `None` undoes an acquisition whose reply never came.
-    pub(crate) token: Option<FencingToken>,
-    /// The name stays taken, by nobody, until it has been held so long. Zero: it is free at once.
-    pub(crate) hold_at_least: Duration,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct HandOff {
-    pub(crate) from: Holding,
-    pub(crate) to: Claim,
-}
-
-/// What stands in the table about a name.
-#[derive(Clone, Debug)]
-pub(crate) struct Row {
     pub(crate) name: String,
-    pub(crate) owner: String,
-    pub(crate) holds: String,
+    pub(crate) mode: Mode,
+    /// `None`: it was released, and is kept from others.
+    pub(crate) owner: Option<Owner>,
+    /// How many acquisitions of the owner hold together.
+    pub(crate) acquisitions: i64,
     pub(crate) token: i64,
     pub(crate) holder: String,
     pub(crate) label: String,
-    /// Microseconds since the Unix epoch, as `expires_at` and `now`: all by the database's clock.
     pub(crate) acquired_at: i64,
+    /// By its expiry and the heartbeat of its client.
     pub(crate) expires_at: i64,
-    /// Zero: nobody waits. Otherwise rises whenever somebody joins the line.
-    pub(crate) waiting: i64,
     pub(crate) now: i64,
+    pub(crate) waiters: i64,
 }
 
-/// What the row of a name tells of evictions.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LastEviction {
-    /// The token of the present or last holding.
-    pub(crate) token: i64,
-    /// The token of the holding that was evicted last. Zero: none was.
-    pub(crate) evicted: i64,
-}
-
-/// What stands in `holds` while the name is shared.
-pub(crate) const SHARED: &str = "+";
-
-/// The columns of [`Row`], in the order in which every backend selects them.
-macro_rules! row_columns {
-    () => {
-        "name, owner, holds, token, holder, label, acquired_at, expires_at, waiting"
-    };
-    ($table:literal) => {
-        concat!(
-            $table,
-            ".name, ",
-            $table,
-            ".owner, ",
-            $table,
-            ".holds, ",
-            $table,
-            ".token, ",
-            $table,
-            ".holder, ",
-            $table,
-            ".label, ",
-            $table,
-            ".acquired_at, ",
-            $table,
-            ".expires_at, ",
-            $table,
-            ".waiting"
-        )
-    };
-}
-pub(crate) use row_columns;
-
-/// The columns of [`Place`], likewise.
-macro_rules! place_columns {
-    ($table:literal) => {
-        concat!(
-            $table,
-            ".hold, ",
-            $table,
-            ".owner, ",
-            $table,
-            ".bell, ",
-            $table,
-            ".units, ",
-            $table,
-            ".permits, ",
-            $table,
-            ".place, ",
-            $table,
-            ".token, ",
-            $table,
-            ".holder, ",
-            $table,
-            ".label, ",
-            $table,
-            ".expires_at"
-        )
-    };
-}
-pub(crate) use place_columns;
-
-impl Row {
-    /// How long it is still held by one alone; `None` when it is not.
-    pub(crate) fn held_for(&self) -> Option<Duration> {
-        let left = u64::try_from(self.expires_at - self.now).ok().filter(|us| *us > 0)?;
-        (!self.holds.is_empty() && self.holds != SHARED).then(|| Duration::from_micros(left))
-    }
-
-    /// Whether a claim could have it: nobody holds it, nobody waits.
-    pub(crate) fn is_free(&self) -> bool {
-        (self.holds.is_empty() || self.expires_at <= self.now) && self.waiting == 0
-    }
-
-    /// What has become of a holding.
-    pub(crate) fn standing(&self, owner: Owner, hold: Hold, token: Option<FencingToken>) -> Standing {
-        if self.owner != owner.to_string() || token.is_some_and(|t| t.get() != self.token) {
-            Standing::Superseded
-        } else if self.holds.contains(&hold.mark()) {
-            Standing::Held
-        } else {
-            Standing::Released
-        }
-    }
-}
-
-#[cfg(any(feature = "mysql", feature = "sqlite"))]
-impl Row {
-    /// Whether an update has matched a holding that stands like that `after` it. `None`: it would have been given back, and
-    /// somebody else has the name now.
-    fn tells(&self, owner: Owner, hold: Hold, token: Option<FencingToken>, after: Standing) -> Option<bool> {
-        let standing = self.standing(owner, hold, token);
-        let overtaken = standing == Standing::Superseded && token.is_none_or(|token| self.token > token.get());
-        (after != Standing::Released || !overtaken).then_some(standing == after)
-    }
-}
-
-/// What has become of a holding, as far as its row tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
-    /// It stands as named.
-    Held,
-    /// It stands as named, and it was not given back because others wait for it.
-    Awaited,
-    /// It was given back, and nobody has come since.
-    Released,
-    /// Another holding stands there, or none of ours ever did.
-    Superseded,
-    /// Another holding stands there, and it is not known whether ours was given back before.
-    Overtaken,
-    /// It stands as named, yet an update that named it did not match: nothing was done.
-    Unsettled,
-}
-
-/// For how long a name is held, as a number of microseconds tells.
-#[cfg(any(feature = "postgres", feature = "mysql"))]
-pub(crate) fn held_for(us: i64) -> Option<Duration> {
-    u64::try_from(us).ok().filter(|us| *us > 0).map(Duration::from_micros)
+/// An entry that waits, as it is listed.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiter {
+    pub(crate) id: LeaseId,
+    pub(crate) mode: Mode,
+    pub(crate) holder: String,
+    pub(crate) label: String,
+    pub(crate) arrived_at: i64,
 }
 
 /// Durations go to the database in microseconds, which are added to the time there: not so many that the sum is no number.
@@ -692,80 +236,29 @@ pub(crate) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.min(CENTURY).as_micros()).unwrap_or(i64::MAX)
 }
 
-/// A token as read from a row. The tables hold positive ones only; anything else is no grant.
-pub(crate) fn token(value: i64) -> Option<FencingToken> {
-    FencingToken::new(value)
-}
-
-/// Brings answers that came in any order into the order of the batch.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) fn in_order<T, A: Clone>(
-    batch: &[T],
-    name: impl Fn(&T) -> &LockName,
-    answers: impl IntoIterator<Item = (String, A)>,
-) -> Vec<Option<A>> {
-    let answers: std::collections::HashMap<String, A> = answers.into_iter().collect();
-    batch.iter().map(|item| answers.get(name(item).as_str()).cloned()).collect()
-}
-
-/// Which holds of a batch were among the marks of an answer.
-pub(crate) fn by_hold(
-    batch: impl Iterator<Item = Hold>,
-    marks: impl Iterator<Item = Result<String, sqlx::Error>>,
-) -> Result<Vec<bool>, sqlx::Error> {
-    let marks: std::collections::HashSet<String> = marks.collect::<Result<_, _>>()?;
-    Ok(batch.map(|hold| marks.contains(&hold.mark())).collect())
-}
-
 /// The rows that can be read. One that cannot costs the others nothing.
 pub(crate) fn readable<T>(rows: impl Iterator<Item = Result<T, sqlx::Error>>) -> impl Iterator<Item = T> {
     rows.filter_map(|row| row.inspect_err(|error| tracing::warn!(%error, "left out a row that cannot be read")).ok())
 }
 
-/// Which holdings of a batch an update matched, where the database tells only how many. When that leaves a doubt, the rows
-/// tell: `after` is how a holding stands that was matched. `None`: what was given back, if it was, somebody has taken since.
-#[cfg(any(feature = "mysql", feature = "sqlite"))]
-pub(crate) async fn matched(
-    session: &mut dyn Session,
-    affected: u64,
-    batch: &[(&LockName, Owner, Hold, Option<FencingToken>)],
-    after: Standing,
-) -> Result<Vec<Option<bool>>, sqlx::Error> {
-    if affected == 0 || affected == batch.len() as u64 {
-        return Ok(vec![Some(affected > 0); batch.len()]);
-    }
-    let names: Vec<LockName> = batch.iter().map(|(name, ..)| (*name).clone()).collect();
-    let looked = session.look(&names).await;
-    let rows = if after == Standing::Released { looked.map_err(in_doubt)? } else { looked? };
-    Ok(batch
-        .iter()
-        .map(|&(name, owner, hold, token)| {
-            let Some(row) = rows.iter().find(|row| row.name == name.as_str()) else {
-                // What was given back may have been swept since.
-                return Some(after == Standing::Released);
-            };
-            row.tells(owner, hold, token, after)
-        })
-        .collect())
+/// A token as read from a row. The tables hold positive ones only; anything else is no grant.
+pub(crate) fn token(value: i64) -> Option<FencingToken> {
+    FencingToken::new(value)
 }
 
-/// The error of one who looks at what became of a statement that took effect. It is as if that had not been answered: when it
-/// is sent again, what it did the first time must not be taken for the work of others.
+/// The error of a look at what became of a statement that took effect. It counts as if the statement had not been answered: when that is
+/// sent again, what it did the first time must not be taken for the work of others.
 ///
-/// A row that cannot be read will not be read the next time either. The pump knows that from the error.
+/// A row that cannot be read will not be read the next time either. The executor knows that from the error.
+#[cfg(feature = "sqlite")]
 pub(crate) fn in_doubt(error: sqlx::Error) -> sqlx::Error {
     if is_unreadable(&error) { error } else { sqlx::Error::Io(std::io::Error::other(error)) }
 }
 
 /// Whether a statement was carried out, and its answer has a value in it that is none.
+#[cfg(feature = "sqlite")]
 pub(crate) fn is_unreadable(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_))
-}
-
-/// For the verbs whose answer is that a row was found.
-#[cfg(feature = "postgres")]
-pub(crate) fn found(answers: Vec<Option<()>>) -> Vec<bool> {
-    answers.into_iter().map(|answer| answer.is_some()).collect()
 }
 
 /// The databases whose transactions can be fenced: [`sqlx::Postgres`], [`sqlx::MySql`] (also MariaDB), [`sqlx::Sqlite`].
@@ -780,10 +273,8 @@ pub(crate) mod sealed {
     #[derive(Debug)]
     pub struct Check {
         pub name: String,
-        pub owner: String,
-        pub mark: String,
+        pub id: String,
         pub token: i64,
-        pub shared: bool,
         /// Locks are not seen by others who may write: see [`Backend`](super::Backend::is_one_of_many_writers).
         pub by_writing: bool,
     }
@@ -1027,35 +518,4 @@ pub enum Kind {
     Postgres,
     MySql,
     Sqlite,
-}
-
-#[cfg(all(test, any(feature = "mysql", feature = "sqlite")))]
-#[allow(clippy::expect_used, reason = "tests")]
-mod tests {
-    use super::*;
-
-    /// Several were released in one statement, not all of them were there, and somebody was faster than the look at the rows.
-    #[test]
-    fn release_is_not_called_lost_because_somebody_has_taken_the_name_since() {
-        let (owner, hold, token) = (Owner::random(), Hold::random(), FencingToken::new(7).expect("positive"));
-        let row = |owner: String, holds: String, token| Row {
-            name: "a".into(),
-            owner,
-            holds,
-            token,
-            holder: String::new(),
-            label: String::new(),
-            acquired_at: 0,
-            expires_at: 0,
-            waiting: 0,
-            now: 0,
-        };
-        let tells = |row: Row| row.tells(owner, hold, Some(token), Standing::Released);
-        let other = || (Owner::random().to_string(), Hold::random().mark());
-        assert_eq!(tells(row(owner.to_string(), String::new(), 7)), Some(true), "given back");
-        assert_eq!(tells(row(owner.to_string(), hold.mark(), 7)), Some(false), "others wait");
-        assert_eq!(tells(row(String::new(), String::new(), 7)), Some(false), "evicted");
-        assert_eq!(tells(row(other().0, other().1, 8)), None, "taken, before or after");
-        assert_eq!(tells(row(owner.to_string(), other().1, 8)), None, "taken by another hold of the same owner");
-    }
 }

@@ -11,7 +11,6 @@
 
 mod acquisition;
 mod held;
-pub(crate) mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -305,6 +304,7 @@ async fn keep_time(coordinator: Weak<Coordinator>) {
             state.asleep_until = Some(until);
             until
         };
+        // Asleep, the timer keeps nothing alive but the signal that wakes it.
         let pause = until.since(now);
         let _ = timeout(pause, strong.rearmed.notified()).await;
         strong.feed(Event::Tick);

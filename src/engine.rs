@@ -51,7 +51,7 @@ use crate::token::FencingToken;
 const POLL_FIRST: Duration = Duration::from_millis(100);
 const POLL_OTHERS: Duration = Duration::from_millis(250);
 
-/// How long the engine waits for the withdrawal of a waiter that has timed out before it tells the waiter.
+/// How long a waiter that has timed out is kept from hearing of it, while its entry is withdrawn.
 const WITHDRAWN_WITHIN: Duration = Duration::from_millis(250);
 
 /// How often a release is repeated that the store leaves without effect.
@@ -309,7 +309,7 @@ impl Engine {
                 }
                 _ if waiter.leaves_traces() || state.is_busy() => {
                     state.withdraw(waiter.claim.id, now, waiter.lingers);
-                    // The caller is told when its entry stands in the way of no other.
+                    // When the caller hears of a timeout, it is out of the way of others.
                     if let (Some(Refusal::Timeout), Some(withdrawal)) = (&refusal, state.withdrawals.last_mut()) {
                         withdrawal.timed_out = Some((id, now + WITHDRAWN_WITHIN));
                         return;

@@ -289,7 +289,7 @@ fn versions(expected: Option<i64>, found: Option<i64>) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LossCause {
-    /// Its time ran out before a renewal came through.
+    /// Its time ran out before a heartbeat came through.
     #[error("its time ran out before it was renewed")]
     Expired,
     /// The database says that the holding has ended: it expired and was taken over, or an operator evicted it.
@@ -429,11 +429,6 @@ impl Error {
         matches!(self, Self::Database { source, .. } if Fault::of(source) == Fault::Blocked)
     }
 
-    /// The statement took effect, and a row of its answer cannot be read.
-    pub(crate) fn is_unreadable(&self) -> bool {
-        matches!(self, Self::Database { source, .. } if crate::backend::is_unreadable(source))
-    }
-
     /// Refuses a duration that is out of range.
     pub(crate) fn check_range(what: &'static str, given: Duration, min: Duration, max: Duration) -> Result<()> {
         if given < min || given > max {
@@ -442,21 +437,12 @@ impl Error {
         Ok(())
     }
 
-    /// The same again for another verb of the batch, when it concerns all of them alike.
-    pub(crate) fn for_another(&self) -> Option<Self> {
-        match self {
-            Self::Unavailable { attempted, reason, .. } => {
-                Some(Self::Unavailable { attempted, reason: reason.clone(), source: None })
-            }
-            Self::PoolExhausted { attempted } => Some(Self::PoolExhausted { attempted }),
-            Self::Closed => Some(Self::Closed),
-            Self::Unsupported { what, reason } => Some(Self::Unsupported { what, reason }),
-            _ => None,
-        }
+    /// Whether it concerns whatever is asked of the database alike.
+    pub(crate) fn concerns_all(&self) -> bool {
+        matches!(self, Self::Unavailable { .. } | Self::PoolExhausted { .. } | Self::Closed | Self::Unsupported { .. })
     }
 
     /// The same error for another caller whom it concerns as well.
-    #[cfg(test)]
     pub(crate) fn repeated(&self) -> Self {
         let again = |source: &sqlx::Error| sqlx::Error::Protocol(reason(source));
         match self {

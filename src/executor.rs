@@ -19,9 +19,10 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::backend::Backend;
 use crate::clock::Moment;
 use crate::error::{Error, Result};
-use crate::operation::{Connect, Operation};
+use crate::operation::Operation;
 use worker::{Pending, Task, Worker};
 
 /// How long an answer may take. An operation waits for a locked row for a second at most, so only a frozen server or a broken network
@@ -43,7 +44,7 @@ pub(crate) struct Answer<T> {
 pub(crate) struct Executor {
     work: Arc<Queue>,
     heartbeats: Arc<Queue>,
-    backend: Arc<dyn Connect>,
+    backend: Arc<dyn Backend>,
     connections: usize,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -74,7 +75,7 @@ struct QueueState {
 impl Executor {
     /// An executor whose connections are opened when they are first needed. `connections`: how many do work, beside the one for
     /// heartbeats.
-    pub(crate) fn new(backend: Arc<dyn Connect>, connections: usize) -> Self {
+    pub(crate) fn new(backend: Arc<dyn Backend>, connections: usize) -> Self {
         Self { work: Arc::default(), heartbeats: Arc::default(), backend, connections, workers: Mutex::new(Vec::new()) }
     }
 

@@ -30,7 +30,6 @@ use crate::error::{Error, Result, RowError};
 use crate::lease::LeaseRequest;
 use crate::locks::Locks;
 use crate::owner::Owner;
-use crate::pump::Verb;
 use crate::retry::{Ended, Retry, RetryError};
 use crate::row;
 use crate::table::Table;
@@ -570,10 +569,10 @@ impl Idempotency {
     pub async fn forget(&self, key: &IdempotencyKey, token: crate::FencingToken) -> Result<bool> {
         let key = key.within(&self.namespace)?;
         let errand = Errand::Forget { id: key.id.clone(), token: token.get() };
-        let answer = self.client.ask(|reply| Verb::Record(errand, reply)).await;
+        let answer = self.client.ask(errand).await;
         // Sent again after a reply that was lost, it finds nothing any more.
-        let gone = answer.resent && self.send(Errand::Read(key)).await?.records.is_empty();
-        Ok(answer.outcome?.changed > 0 || gone)
+        let gone = answer.may_linger && self.send(Errand::Read(key)).await?.records.is_empty();
+        Ok(answer.result?.changed > 0 || gone)
     }
 
     fn claiming(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<Claiming> {
@@ -591,7 +590,7 @@ impl Idempotency {
     }
 
     async fn send(&self, errand: Errand) -> Result<Findings> {
-        self.client.ask(|reply| Verb::Record(errand, reply)).await.outcome
+        self.client.run(errand).await
     }
 
     /// Whoever is at work is an owner of its own, so that a duplicate in the same [scope](Owner::scope) does not enter again.

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
-use crate::backend::{self, Listed, Place};
+use crate::backend::{Listed, Waiter};
 use crate::name::LockName;
 use crate::owner::Owner;
+use crate::protocol;
 use crate::token::FencingToken;
 
 /// How a name is held, or wanted.
@@ -22,11 +23,11 @@ pub enum Mode {
 }
 
 impl Mode {
-    pub(crate) fn of(mode: backend::Mode) -> Self {
+    pub(crate) fn of(mode: protocol::Mode) -> Self {
         match mode {
-            backend::Mode::Exclusive | backend::Mode::Joint => Self::Exclusive,
-            backend::Mode::READ => Self::Shared,
-            backend::Mode::Shared { units, .. } => Self::Permits(units),
+            protocol::Mode::Exclusive => Self::Exclusive,
+            protocol::Mode::READ => Self::Shared,
+            protocol::Mode::Shared { units, .. } => Self::Permits(units),
         }
     }
 }
@@ -44,7 +45,7 @@ pub struct LeaseInfo {
     /// The identity of the holder. `None` while the name is kept by nobody, after the release of a lease with
     /// [`hold_at_least`](crate::LeaseRequest::hold_at_least).
     pub owner: Option<Owner>,
-    /// How many times the owner has entered.
+    /// How many clients the owner holds the name by. Within one client it enters again without the database.
     pub holds: usize,
     /// The token of the holding, also the nonce for [`Locks::evict`](crate::Locks::evict).
     pub token: FencingToken,
@@ -56,29 +57,26 @@ pub struct LeaseInfo {
     pub expires_at: DateTime<Utc>,
     /// How long that is from now, without looking at two clocks.
     pub remaining: Duration,
-    /// How many wait for the name in line. (Waiters of the holder's own process join that line only when somebody else
-    /// does.)
+    /// How many wait for the name, of those that [`Locks::waiters`](crate::Locks::waiters) tells of.
     pub waiters: u64,
 }
 
 impl LeaseInfo {
     /// `None` when the row tells of no holding.
     pub(crate) fn of(listed: Listed) -> Option<Self> {
-        let Listed { row, mode, waiters } = listed;
-        let remaining = row.held_for()?;
-        let holds = row.holds.matches(';').count();
+        let remaining = u64::try_from(listed.expires_at - listed.now).ok().filter(|us| *us > 0)?;
         Some(Self {
-            name: LockName::new(row.name).ok()?,
-            mode: Mode::of(mode),
-            holder: row.holder,
-            owner: (holds > 0).then(|| row.owner.parse().ok()).flatten(),
-            holds,
-            token: FencingToken::new(row.token)?,
-            label: row.label,
-            acquired_at: DateTime::from_timestamp_micros(row.acquired_at)?,
-            expires_at: DateTime::from_timestamp_micros(row.expires_at)?,
-            remaining,
-            waiters: u64::try_from(waiters).unwrap_or(0),
+            name: LockName::new(listed.name).ok()?,
+            mode: Mode::of(listed.mode),
+            holder: listed.holder,
+            owner: listed.owner,
+            holds: listed.owner.map_or(0, |_| usize::try_from(listed.acquisitions).unwrap_or(1)),
+            token: FencingToken::new(listed.token)?,
+            label: listed.label,
+            acquired_at: DateTime::from_timestamp_micros(listed.acquired_at)?,
+            expires_at: DateTime::from_timestamp_micros(listed.expires_at)?,
+            remaining: Duration::from_micros(remaining),
+            waiters: u64::try_from(listed.waiters).unwrap_or(0),
         })
     }
 }
@@ -100,13 +98,13 @@ pub struct WaiterInfo {
 }
 
 impl WaiterInfo {
-    pub(crate) fn of(ahead: usize, place: Place) -> Option<Self> {
+    pub(crate) fn of(ahead: usize, entry: Waiter) -> Option<Self> {
         Some(Self {
             ahead,
-            mode: Mode::of(place.mode),
-            holder: place.holder,
-            label: place.label,
-            since: DateTime::from_timestamp_micros(place.place)?,
+            mode: Mode::of(entry.mode),
+            holder: entry.holder,
+            label: entry.label,
+            since: DateTime::from_timestamp_micros(entry.arrived_at)?,
         })
     }
 }

@@ -1,7 +1,7 @@
-//! A lease: owner and expiry in a row of the database, renewed until it is given back.
+//! A lease: owner and expiry in a row of the database, kept by the heartbeat of its client until it is given back.
 
+pub(crate) mod all;
 pub(crate) mod export;
-pub(crate) mod renewal;
 
 use std::fmt;
 use std::future::Future;
@@ -10,28 +10,31 @@ use std::time::Duration;
 
 use sqlx::Transaction;
 use sqlx_core::transaction::TransactionManager;
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::backend::sealed::{Check, Verdict};
-use crate::backend::{CLAIM, Claim, Database, Holding, Mode, Names, Renewal, Standing, Ticket};
+use crate::backend::{Database, Names};
 use crate::client::Client;
 use crate::clock::Moment;
+use crate::coordinator::{Acquisition, HeldLease};
+use crate::engine::{self, Amendment, NotAmended, Patience, Refusal, Wish};
 use crate::error::{Error, FenceError, LossCause, Result};
 use crate::inspect::{LeaseInfo, Waiting};
 use crate::name::LockName;
-use crate::owner::{Hold, Owner};
-use crate::pump::{Answer, Reply, Verb};
+use crate::operation::{List, Waiters};
+use crate::owner::Owner;
+use crate::protocol::Mode;
 use crate::token::FencingToken;
-use crate::waiting::{Patience, Waiter, WaiterId};
 use export::ExportedLease;
-use renewal::{Fate, Tenure};
 
 /// The TTL of a lease that asks for none.
 pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
 /// A label is for people to read in a list.
 const MAX_LABEL_BYTES: usize = 255;
+
+/// How long the database may take to answer a try.
+const TRY_WITHIN: Duration = Duration::from_secs(8);
 
 /// What a lease was asked to be, beside its name and TTL.
 #[derive(Clone, Copy, Debug)]
@@ -120,13 +123,19 @@ impl LeaseRequest {
         &self.name
     }
 
+    /// The same request for another name.
+    pub(crate) fn named(mut self, name: &str) -> Self {
+        self.name = name.to_owned();
+        self
+    }
+
     pub(crate) fn patience(&self) -> Option<Duration> {
         self.wait
     }
 
     /// By which client, as whose, and how it is to be held.
-    pub(crate) fn parts(&self) -> (&Arc<Client>, Option<Owner>, Terms) {
-        (&self.client, self.owner, self.terms)
+    pub(crate) fn parts(&self) -> (&Arc<Client>, Option<Owner>) {
+        (&self.client, self.owner)
     }
 
     /// Calls `tell` while [`acquire`](Self::acquire) waits: when it begins to wait, and whenever it comes forward or the holder
@@ -147,7 +156,7 @@ impl LeaseRequest {
         self
     }
 
-    /// How long the lease outlives its last renewal: the longest time for which a crashed holder blocks others.
+    /// How long the lease outlives the last heartbeat: the longest time for which a crashed holder blocks others.
     /// 30 seconds by default; between 1 second and 24 hours unless the
     /// [builder](crate::LocksBuilder::ttl_range) says otherwise.
     pub fn ttl(mut self, ttl: Duration) -> Self {
@@ -220,26 +229,29 @@ impl LeaseRequest {
     /// Dropping the future gives up the place in line. A grant that is on its way is released in the background.
     pub async fn acquire(self) -> Result<Lease> {
         let start = Instant::now();
-        let wait = self.wait;
-        if wait.is_some_and(|wait| wait.is_zero()) {
+        let Some(wait) = self.wait else {
+            return self.wait_until(None, start).await;
+        };
+        if wait.is_zero() {
             let name = LockName::new(&*self.name)?;
             return self.try_acquire().await?.ok_or(Error::Timeout { name, waited: start.elapsed() });
         }
+        self.wait_until(Some(Moment::now() + wait), start).await
+    }
+
+    async fn wait_until(self, deadline: Option<Moment>, start: Instant) -> Result<Lease> {
         let told = self.told.clone();
-        let (mut waiting, name) = self.stand_in_line(Patience::Wait)?;
-        let answer = match wait {
-            None => waiting.answer_telling(told).await,
-            Some(wait) => match tokio::time::timeout(wait, waiting.answer_telling(told)).await {
-                Ok(answer) => answer,
-                Err(_) => {
-                    let error = waiting.timeout(name, start.elapsed());
-                    return waiting.give_up(error).await;
-                }
-            },
+        let (client, terms) = (Arc::clone(&self.client), self.terms);
+        let wish = self.wish(Patience::Wait(deadline))?;
+        let (name, mode, ttl) = (wish.name.clone(), wish.mode, wish.ttl);
+        let acquisition = client.coordinator.acquire(wish);
+        let answer = match told {
+            None => acquisition.await,
+            Some(tell) => answer_telling(&client, &name, acquisition, &*tell).await,
         };
-        match answer? {
-            Some(lease) => Ok(lease),
-            None => Err(Error::Timeout { name, waited: start.elapsed() }),
+        match answer {
+            Ok(held) => Ok(Lease::new(client, held, mode, ttl, terms)),
+            Err(refusal) => Err(client.refused(refusal, name, start)),
         }
     }
 
@@ -253,8 +265,15 @@ impl LeaseRequest {
     ///
     /// Dropping the future leaves nothing behind: a grant that is on its way is released in the background.
     pub async fn try_acquire(self) -> Result<Option<Lease>> {
-        let (mut waiting, _) = self.stand_in_line(Patience::TRY)?;
-        waiting.answer().await
+        let start = Instant::now();
+        let (client, terms) = (Arc::clone(&self.client), self.terms);
+        let wish = self.wish(Patience::Try(Moment::now() + TRY_WITHIN))?;
+        let (name, mode, ttl) = (wish.name.clone(), wish.mode, wish.ttl);
+        match client.coordinator.acquire(wish).await {
+            Ok(held) => Ok(Some(Lease::new(client, held, mode, ttl, terms))),
+            Err(Refusal::Held | Refusal::Timeout) => Ok(None),
+            Err(refusal) => Err(client.refused(refusal, name, start)),
+        }
     }
 
     /// Acquires the lease, does the work while it lasts, and releases it. The work is dropped at its next await point
@@ -310,38 +329,23 @@ impl LeaseRequest {
         Ok(())
     }
 
-    /// What is asked for.
-    pub(crate) fn claim(&self, name: LockName, owner: Owner, hold: Hold) -> Claim {
-        Claim {
-            name,
-            owner,
-            hold,
-            mode: self.mode,
-            // A holder that hangs does not drop its guard: the row must end with max_hold by itself.
-            ttl: self.ttl.min(self.terms.max_hold.unwrap_or(Duration::MAX)),
-            holder: Arc::clone(&self.client.settings.holder),
-            label: self.label.as_str().into(),
-        }
-    }
-
-    fn stand_in_line(self, patience: Patience) -> Result<(InLine, LockName)> {
+    /// What is asked of the engine.
+    pub(crate) fn wish(self, patience: Patience) -> Result<Wish> {
         let name = LockName::new(&*self.name)?;
         self.check()?;
-        let claim = self.claim(name.clone(), self.owner.unwrap_or_else(Owner::random), Hold::random());
-        let (reply, answer) = oneshot::channel();
-        let id = WaiterId::next();
-        let waiting = InLine { client: self.client, name: name.clone(), id, answer, answered: false };
-        // Permits are counted, whoever takes them: only a lease can be entered again.
-        let reenters = self.reenters && matches!(self.mode, Mode::Exclusive | Mode::READ);
-        let waiter =
-            Waiter { id, claim, terms: self.terms, patience, reenters, since: Moment::now(), asks: false, reply };
-        waiting.client.start();
-        if reenters {
-            waiting.client.join(waiter);
-        } else {
-            waiting.client.enter(waiter);
-        }
-        Ok((waiting, name))
+        Ok(Wish {
+            name,
+            owner: self.owner.unwrap_or_else(Owner::random),
+            // Permits are counted, whoever takes them: only a lease can be entered again.
+            reenters: self.reenters && matches!(self.mode, Mode::Exclusive | Mode::READ),
+            mode: self.mode,
+            // After a crash the name is free when max_hold would have been over.
+            ttl: self.ttl.min(self.terms.max_hold.unwrap_or(Duration::MAX)),
+            is_kept: self.terms.renew,
+            max_hold: self.terms.max_hold,
+            label: self.label.into(),
+            patience,
+        })
     }
 }
 
@@ -351,121 +355,68 @@ impl fmt::Debug for LeaseRequest {
     }
 }
 
-/// How long one whose patience has run out waits for the database to confirm that it has left the line.
-pub(crate) const FAREWELL: Duration = Duration::from_millis(250);
-
-/// A place in line. Dropping it gives the place up.
-struct InLine {
-    client: Arc<Client>,
-    name: LockName,
-    id: WaiterId,
-    answer: oneshot::Receiver<Result<Option<Lease>>>,
-    answered: bool,
-}
-
-impl InLine {
-    async fn answer(&mut self) -> Result<Option<Lease>> {
-        let answer = (&mut self.answer).await;
-        self.answered = true;
-        answer.unwrap_or(Err(Error::Closed))
-    }
-
-    /// The same, telling how far it has come.
-    async fn answer_telling(&mut self, told: Option<Told>) -> Result<Option<Lease>> {
-        let Some(tell) = told else {
-            return self.answer().await;
+/// Waits, and tells how far the wait has come.
+async fn answer_telling(
+    client: &Client,
+    name: &LockName,
+    mut acquisition: Acquisition,
+    tell: &(dyn Fn(&Waiting) + Send + Sync),
+) -> Result<HeldLease, Refusal> {
+    let start = Instant::now();
+    let mut known = None;
+    let mut pause = Duration::from_millis(100);
+    loop {
+        if let Ok(answer) = tokio::time::timeout(pause, &mut acquisition).await {
+            return answer;
+        }
+        pause = Duration::from_secs(1);
+        let position = acquisition.position();
+        let progress = async {
+            let holders = client.run(List(Names::Just(name.clone()))).await?;
+            let waiting = client.run(Waiters(name.clone())).await?;
+            let place = position.and_then(|(id, _)| waiting.iter().position(|entry| entry.id == id));
+            let ahead = place.unwrap_or_else(|| waiting.len() + position.map_or(0, |(_, ahead)| ahead));
+            let holder = holders.into_iter().find_map(LeaseInfo::of);
+            Ok::<_, Error>(Waiting { ahead, holder, waited: start.elapsed() })
         };
-        let start = Instant::now();
-        let (client, name, id) = (Arc::clone(&self.client), self.name.clone(), self.id);
-        let mut known = None;
-        let mut pause = Duration::from_millis(100);
-        loop {
-            if let Ok(answer) = tokio::time::timeout(pause, self.answer()).await {
-                return answer;
-            }
-            pause = Duration::from_secs(1);
-            let progress = async {
-                let holders = client.ask(|reply| Verb::List(Names::Just(name.clone()), reply)).await.outcome?;
-                let waiting = client.ask(|reply| Verb::Waiters(name.clone(), reply)).await.outcome?;
-                let mark = client.mark_of(&name, id);
-                let ahead = waiting.iter().position(|place| Some(&place.hold) == mark.as_ref());
-                let ahead = ahead.unwrap_or_else(|| waiting.len() + client.ahead_of(&name, id));
-                Ok::<_, Error>(Waiting {
-                    ahead,
-                    holder: holders.into_iter().find_map(LeaseInfo::of),
-                    waited: start.elapsed(),
-                })
-            };
-            let progress = match first(std::pin::pin!(self.answer()), std::pin::pin!(progress)).await {
-                Ok(answer) => return answer,
-                Err(progress) => progress,
-            };
-            // Should the database be out of reach, the answer will say so.
-            if let Ok(waiting) = progress {
-                let now = Some((waiting.ahead, waiting.holder.as_ref().map(|holder| holder.token)));
-                if std::mem::replace(&mut known, now) != now {
-                    tell(&waiting);
-                }
-            }
-        }
-    }
-
-    /// Leaves the line and fails with this error; a database that can be reached has been told then. A grant that comes in
-    /// the very last moment counts.
-    async fn give_up(mut self, error: Error) -> Result<Lease> {
-        self.client.dismiss(&self.name, self.id);
-        let patience = if error.is_timeout() { FAREWELL } else { Duration::ZERO };
-        match tokio::time::timeout(patience, self.answer()).await {
-            Ok(Ok(Some(lease))) => Ok(lease),
-            _ => Err(error),
-        }
-    }
-
-    /// Why there is no lease when the time is over: a database that could not be asked is not a name that was held.
-    fn timeout(&self, name: LockName, waited: Duration) -> Error {
-        // A wait about as short as a round trip says nothing about the database.
-        let unanswered = || {
-            let silent = waited >= Duration::from_millis(100) && self.client.is_unanswered(&name);
-            silent.then(|| format!("no answer came within {waited:?}"))
+        let progress = match first(std::pin::pin!(&mut acquisition), std::pin::pin!(progress)).await {
+            Ok(answer) => return answer,
+            Err(progress) => progress,
         };
-        match self.client.pump.trouble().or_else(unanswered) {
-            Some(reason) => Error::Unavailable { attempted: "acquire", reason, source: None },
-            None => Error::Timeout { name, waited },
-        }
-    }
-}
-
-impl Drop for InLine {
-    fn drop(&mut self) {
-        if !self.answered {
-            self.answer.close();
-            self.client.forget(&self.name, self.id);
-        }
-    }
-}
-
-/// Ends a holding whose kind is not known any more.
-struct Undo {
-    client: Arc<Client>,
-    holdings: [Holding; 2],
-    armed: bool,
-}
-
-impl Undo {
-    fn disarm(mut self) {
-        self.armed = false;
-    }
-}
-
-impl Drop for Undo {
-    fn drop(&mut self) {
-        if self.armed {
-            // Those of this process who wait behind it need not wait for its next renewal to find out.
-            let [from, _] = &self.holdings;
-            self.client.keeper.evicted(&from.name, from.token);
-            for holding in &self.holdings {
-                self.client.abandon(holding);
+        // When the database is out of reach, the answer tells.
+        if let Ok(waiting) = progress {
+            let now = Some((waiting.ahead, waiting.holder.as_ref().map(|holder| holder.token)));
+            if std::mem::replace(&mut known, now) != now {
+                tell(&waiting);
             }
+        }
+    }
+}
+
+impl Client {
+    /// The error of a wait that got nothing.
+    pub(crate) fn refused(&self, refusal: Refusal, name: LockName, start: Instant) -> Error {
+        let waited = start.elapsed();
+        match refusal {
+            // A database that could not be asked is not a name that was held.
+            Refusal::Held | Refusal::Timeout => match self.coordinator.executor().trouble() {
+                Some(reason) => Error::Unavailable { attempted: "acquire", reason, source: None },
+                None => Error::Timeout { name, waited },
+            },
+            Refusal::TooLate => {
+                let reason = "the grant arrived after the lease had ended".into();
+                Error::Unavailable { attempted: "acquire", reason, source: None }
+            }
+            Refusal::NoAnswer => {
+                let reason = format!("no answer came within {waited:?}");
+                Error::Unavailable { attempted: "acquire", reason, source: None }
+            }
+            Refusal::Conversion { name } => {
+                let reason = "its owner shares it; give the shared lease back first";
+                Error::Conversion { name, reason }
+            }
+            Refusal::Lost | Refusal::Closed => Error::Closed,
+            Refusal::Failed(failure) => failure.into_error(),
         }
     }
 }
@@ -514,33 +465,43 @@ pub(crate) async fn while_held<T>(
 #[must_use = "a lease that is dropped is released at once"]
 pub struct Lease {
     client: Arc<Client>,
-    tenure: Arc<Tenure>,
+    /// `None` only while the lease is being given back.
+    held: Option<HeldLease>,
+    grant: Granted,
+}
+
+/// What a lease is, as long as it is held.
+#[derive(Clone, Debug)]
+struct Granted {
+    name: LockName,
+    owner: Owner,
+    token: FencingToken,
+    mode: Mode,
+    ttl: Duration,
+    terms: Terms,
+    begun: Moment,
 }
 
 impl Lease {
-    /// `claimed`: its TTL is still to be confirmed.
-    pub(crate) fn begin(client: Arc<Client>, tenure: Arc<Tenure>, claimed: bool) -> Self {
-        client.keeper.keep(&tenure, claimed);
-        Self { client, tenure }
-    }
-
-    pub(crate) fn holding(&self) -> &Holding {
-        &self.tenure.holding
+    fn new(client: Arc<Client>, held: HeldLease, mode: Mode, ttl: Duration, terms: Terms) -> Self {
+        let (name, owner, token) = (held.name().clone(), held.owner(), held.token());
+        let grant = Granted { name, owner, token, mode, ttl, terms, begun: Moment::now() };
+        Self { client, held: Some(held), grant }
     }
 
     /// The name that is held.
     pub fn name(&self) -> &LockName {
-        &self.tenure.holding.name
+        &self.grant.name
     }
 
     /// The fencing token of this holding: greater than that of every earlier holding of the name.
     pub fn token(&self) -> FencingToken {
-        self.tenure.holding.token
+        self.grant.token
     }
 
     /// Who holds, for [re-entering](LeaseRequest::owner) from elsewhere.
     pub fn owner(&self) -> Owner {
-        self.tenure.holding.owner
+        self.grant.owner
     }
 
     /// Whether the name is certainly still ours. Local: it reads a clock and does no I/O.
@@ -549,13 +510,13 @@ impl Lease {
     /// machine slept in between, and never turns `true` again. Between this check and what you do next, time may pass: use
     /// [`fence`](Self::fence) for data in this database.
     pub fn is_held(&self) -> bool {
-        self.tenure.is_held()
+        self.held.as_ref().is_some_and(HeldLease::is_held)
     }
 
-    /// For how much longer the lease is safe without a renewal. Zero when it is lost. One that another process has handed over
-    /// is safe for up to 3 seconds at first, and for its TTL from its first renewal, some 0.2 seconds later.
+    /// For how much longer the lease is safe without a heartbeat. Zero when it is lost. One that another process has handed over
+    /// is safe for up to 3 seconds at first, and for its TTL some 0.2 seconds later.
     pub fn remaining(&self) -> Duration {
-        if self.is_held() { self.tenure.deadline().remaining() } else { Duration::ZERO }
+        self.held.as_ref().and_then(HeldLease::deadline).map_or(Duration::ZERO, Moment::remaining)
     }
 
     /// Completes when the lease is lost, with the reason. Pending for ever while it is held.
@@ -564,7 +525,7 @@ impl Lease {
     ///
     /// It may be dropped and called again; no loss is missed.
     pub async fn lost(&self) -> LossCause {
-        self.tenure.lost().await
+        self.losing().await
     }
 
     /// Makes sure that this transaction can commit only while the lease is ours: until it ends, nobody else can be granted
@@ -611,27 +572,26 @@ impl Lease {
             1 => {}
             _ => return Err(Error::Fence(FenceError::InSavepoint)),
         }
-        if let Fate::Lost(cause) = self.tenure.fate() {
-            return Err(self.loss(cause));
-        }
-        let holding = self.holding();
+        let held = self.held()?;
         let check = Check {
-            name: holding.name.as_str().to_owned(),
-            owner: holding.owner.to_string(),
-            mark: holding.hold.mark(),
-            token: holding.token.get(),
-            shared: holding.mode != Mode::Exclusive,
+            name: self.name().as_str().to_owned(),
+            id: held.id().to_string(),
+            token: self.token().get(),
             by_writing: self.client.backend.is_one_of_many_writers(),
         };
         match DB::fence(tx, &check).await {
             Ok(Verdict::Fenced) => Ok(()),
-            Ok(Verdict::Superseded) => Err(self.loss(LossCause::Superseded)),
+            Ok(Verdict::Superseded) => {
+                // The lease is looked up at once, so that its other users hear of the loss.
+                held.doubt();
+                Err(self.loss(LossCause::Superseded))
+            }
             Ok(Verdict::StaleSnapshot) => Err(Error::Fence(FenceError::StaleSnapshot)),
             Err(error) => Err(Error::from_sqlx("fence a transaction", error)),
         }
     }
 
-    /// Makes the lease last at least `ttl` from now, without waiting for the next renewal. Should this process die, the name
+    /// Makes the lease last at least `ttl` from now, whatever the heartbeat does. Should this process die, the name
     /// is blocked for as long. [`max_hold`](LeaseRequest::max_hold) ends it all the same.
     ///
     /// # Errors
@@ -649,75 +609,56 @@ impl Lease {
     /// An extension that is on its way, to be awaited apart from the lease.
     pub(crate) fn extending(&self, ttl: Duration) -> Result<impl Future<Output = Result<()>> + Send + use<>> {
         self.client.settings.check_ttl("an extension", ttl)?;
-        if let Fate::Lost(cause) = self.tenure.fate() {
-            return Err(self.loss(cause));
-        }
-        let asked = self.tenure.renewal(ttl);
-        let renewal = Renewal::new(self.holding().clone(), asked);
-        let (extended, answered) = oneshot::channel();
-        let (client, tenure) = (Arc::clone(&self.client), Arc::clone(&self.tenure));
-        // Noted down in the reply, so that it counts even if this future is dropped.
-        let reply = Reply::to(move |answer: Answer<Standing>| {
-            let _ = extended.send(match answer.outcome {
-                Ok(_) => {
-                    client.keeper.renewed(&tenure, asked, answer);
-                    Ok(())
-                }
-                Err(error) => Err(error),
-            });
-        });
-        self.client.pump.send(Verb::Renew(renewal, reply));
-        let tenure = Arc::clone(&self.tenure);
+        let lasts = match self.grant.terms.max_hold {
+            Some(max_hold) => ttl.min((self.grant.begun + max_hold).remaining()),
+            None => ttl,
+        };
+        let extended = self.held()?.amend(Amendment::Extend(lasts));
+        let (name, token) = (self.name().clone(), self.token());
         Ok(async move {
-            answered.await.unwrap_or(Err(Error::Closed))?;
-            match tenure.fate() {
-                Fate::Lost(cause) => {
-                    let Holding { name, token, .. } = tenure.holding.clone();
-                    Err(Error::Lost { name, token, cause })
-                }
-                _ => Ok(()),
-            }
+            extended.await.map_err(|reason| match reason {
+                NotAmended::Lost(cause) => Error::Lost { name, token, cause },
+                NotAmended::Failed(failure) => failure.into_error(),
+                NotAmended::EnteredAgain => Error::Closed,
+            })
         })
     }
 
-    pub(crate) fn tenure(&self) -> &Arc<Tenure> {
-        &self.tenure
+    /// The lease in the hands of the engine. `Err`: it has ended.
+    fn held(&self) -> Result<&HeldLease> {
+        let held = self.held.as_ref().ok_or(Error::Closed)?;
+        if held.is_held() { Ok(held) } else { Err(self.loss(self.cause())) }
+    }
+
+    /// Why it has ended.
+    pub(crate) fn cause(&self) -> LossCause {
+        let told = self.held.as_ref().and_then(HeldLease::loss);
+        let max_hold = self.grant.terms.max_hold.filter(|max| (self.grant.begun + *max).is_past());
+        told.unwrap_or(if max_hold.is_some() { LossCause::MaxHold } else { LossCause::Expired })
+    }
+
+    /// Completes when the lease is lost, also after it was dropped.
+    pub(crate) fn losing(&self) -> impl Future<Output = LossCause> + Send + use<> {
+        let losing = self.held.as_ref().map(HeldLease::losing);
+        async move {
+            match losing {
+                Some(losing) => losing.await,
+                None => std::future::pending().await,
+            }
+        }
     }
 
     /// Raises the token of an exclusive lease that has been entered once. `Ok(None)`: it could not be raised, and is given back.
-    /// Whatever becomes of the future, the lease goes back if nobody receives it.
-    pub(crate) async fn raise(self, to: FencingToken) -> Result<Option<Self>> {
-        let (client, holding) = (Arc::clone(&self.client), self.holding().clone());
-        // Until the answer says which token stands there, no renewal can name it.
-        client.keeper.let_go(holding.hold);
-        let (raised, answered) = oneshot::channel();
-        let reply = Reply::to(move |answer: Answer<bool>| {
-            let client = Arc::clone(&self.client);
-            // The next tenure keeps the deadline that this one has by now.
-            let tenure = self.tenure.raised(to);
-            let ours = self.tenure.give_back().is_ok();
-            let outcome = match answer.outcome {
-                Ok(true) if ours => {
-                    // Where the next renewal might come too late it is made soon.
-                    let short = tenure.deadline().remaining() < tenure.ttl / 2;
-                    let lease = Self::begin(Arc::clone(&client), tenure, short);
-                    if client.is_closed() { Err(Error::Closed) } else { Ok(Some(lease)) }
-                }
-                outcome => {
-                    // Whichever token stands in the row by now.
-                    let Holding { name, owner, hold, .. } = self.holding();
-                    client.withdraw(name, *owner, *hold, None);
-                    if ours {
-                        client.vacate(self.holding());
-                    }
-                    outcome.map(|_| None)
-                }
-            };
-            // When nobody listens any more, the lease goes back by being dropped here.
-            let _ = raised.send(outcome);
-        });
-        client.pump.send(Verb::Raise(holding, to, reply));
-        answered.await.unwrap_or(Err(Error::Closed))
+    /// When the future is dropped the lease goes back.
+    pub(crate) async fn raise(mut self, to: FencingToken) -> Result<Option<Self>> {
+        match self.held()?.amend(Amendment::Raise(to)).await {
+            Ok(()) => {
+                self.grant.token = to;
+                Ok(Some(self))
+            }
+            Err(NotAmended::Failed(failure)) => Err(failure.into_error()),
+            Err(NotAmended::Lost(_) | NotAmended::EnteredAgain) => Ok(None),
+        }
     }
 
     /// Turns the lease into a [shared](LeaseRequest::shared) one, without a gap in which a writer could come in. Readers that
@@ -734,65 +675,27 @@ impl Lease {
     ///
     /// Dropping the future after its first poll loses the lease.
     pub async fn downgrade(&mut self) -> Result<()> {
-        if let Fate::Lost(cause) = self.tenure.fate() {
-            return Err(self.loss(cause));
-        }
         let name = self.name().clone();
-        match self.holding().mode {
+        let held = self.held()?;
+        match self.grant.mode {
             Mode::READ => return Ok(()),
-            Mode::Exclusive | Mode::Joint => {}
+            Mode::Exclusive => {}
             Mode::Shared { .. } => {
                 return Err(Error::Conversion { name, reason: "permits of a semaphore are shared already" });
             }
         }
-        let from = self.holding().clone();
-        let shared = Holding { mode: Mode::READ, ..from.clone() };
-        let ttl = self.tenure.renewal(self.tenure.ttl);
-        let client = &self.client;
-        let claim = Claim {
-            name: name.clone(),
-            owner: from.owner,
-            hold: from.hold,
-            mode: Mode::READ,
-            ttl,
-            holder: Arc::clone(&client.settings.holder),
-            label: "".into(),
-        };
-        let ticket = Ticket { claim, client: Arc::clone(&client.id), bell: "".into(), since: Moment::now() };
-        // From here on it is not known which of the two stands, until the answer says so: neither, if nobody hears it.
-        let undo = Undo { client: Arc::clone(client), holdings: [from.clone(), shared.clone()], armed: true };
-        let answer = client.ask(|reply| Verb::Downgrade(from.clone(), ticket, reply)).await;
-        let mut sent_at = answer.sent_at;
-        let mut done = answer.outcome;
-        if matches!(done, Ok(false)) {
-            // It was ours and has been converted already, if the reply to an earlier request was lost.
-            let renewal = Renewal::new(shared.clone(), ttl);
-            let renewed = client.ask(|reply| Verb::Renew(renewal, reply)).await;
-            sent_at = renewed.sent_at;
-            done = renewed.outcome.map(|standing| standing == Standing::Held);
-        }
-        if matches!(done, Ok(false)) {
-            let row = client.ask(|reply| Verb::Look(name.clone(), reply)).await.outcome;
-            let standing = row.map(|row| row.map(|row| row.standing(from.owner, from.hold, Some(from.token))));
-            if matches!(standing, Ok(Some(Standing::Held))) {
-                undo.disarm();
-                let reason = "its owner has entered more than once; give the other holds back first";
-                return Err(Error::Conversion { name, reason });
+        match held.amend(Amendment::Downgrade).await {
+            Ok(()) => {
+                self.grant.mode = Mode::READ;
+                Ok(())
             }
-            return Err(self.loss(LossCause::Superseded));
+            Err(NotAmended::EnteredAgain) => {
+                let reason = "its owner has entered more than once; give the other holds back first";
+                Err(Error::Conversion { name, reason })
+            }
+            Err(NotAmended::Lost(cause)) => Err(self.loss(cause)),
+            Err(NotAmended::Failed(failure)) => Err(failure.into_error()),
         }
-        done?;
-        undo.disarm();
-        if let Err(Fate::Lost(cause)) = self.tenure.give_back() {
-            client.abandon(&shared);
-            return Err(self.loss(cause));
-        }
-        client.keeper.let_go(from.hold);
-        client.vacate(&from);
-        self.tenure = self.tenure.converted(shared, sent_at, ttl);
-        client.keeper.keep(&self.tenure, false);
-        client.serve(&name);
-        Ok(())
     }
 
     /// Gives the lease back, and tells whether it had been ours to the end.
@@ -811,20 +714,34 @@ impl Lease {
 
     /// The same, under way before it is awaited: what is given back together goes in one statement.
     pub(crate) fn depart(self) -> impl Future<Output = Result<()>> {
-        let (verdict, answer) = oneshot::channel();
-        let departed = match self.tenure.give_back() {
-            Ok(()) => {
-                self.client.keeper.let_go(self.holding().hold);
-                self.client.leave(&self.tenure, Some(verdict));
-                Ok(())
-            }
-            Err(Fate::Lost(cause)) => Err(self.loss(cause)),
-            Err(_) => Err(self.loss(LossCause::Superseded)),
-        };
+        let keep_for = self.keep_for();
+        let (name, token) = (self.name().clone(), self.token());
+        let was_held = self.held().map(|_| ());
+        let mut lease = self;
+        let verdict = lease.held.take().map(|held| held.release(keep_for));
         async move {
-            departed?;
-            answer.await.unwrap_or(Err(Error::Closed))
+            was_held?;
+            let Some(verdict) = verdict else {
+                return Err(Error::Closed);
+            };
+            match verdict.await {
+                engine::Verdict::Kept => Ok(()),
+                engine::Verdict::Lost(cause) => Err(Error::Lost { name, token, cause }),
+                engine::Verdict::Unknown => Err(Error::Unknown { attempted: "release", name }),
+                engine::Verdict::NoEffect => {
+                    let reason = "the release had no effect: a trigger, a rule or a row-level policy on the sqlock tables undoes it";
+                    let source = sqlx::Error::Protocol(reason.into());
+                    Err(Error::Database { attempted: "release", source })
+                }
+                engine::Verdict::Failed(failure) => Err(failure.into_error()),
+            }
         }
+    }
+
+    /// For how long the name is to be kept from others after the lease.
+    fn keep_for(&self) -> Duration {
+        let at_least = self.grant.terms.hold_at_least.unwrap_or_default();
+        at_least.saturating_sub(Moment::now().since(self.grant.begun))
     }
 
     /// Turns the lease into a text that another process can [resume](crate::Locks::resume). This process no longer renews
@@ -836,97 +753,51 @@ impl Lease {
     ///
     /// [`Error::Lost`] when it has ended.
     pub fn export(self) -> Result<ExportedLease> {
-        match self.tenure.give_back() {
-            Ok(()) => {
-                self.client.keeper.let_go(self.holding().hold);
-                self.client.vacate(self.holding());
-                // It may be a mere claim as yet.
-                if self.tenure.deadline().remaining() < CLAIM {
-                    let renewal = Renewal::new(self.holding().clone(), self.tenure.ttl);
-                    self.client.pump.send(Verb::Renew(renewal, Reply::to(|_| {})));
-                }
-                Ok(ExportedLease { holding: self.holding().clone(), ttl: self.tenure.ttl })
+        self.held()?;
+        let mut lease = self;
+        let Some(held) = lease.held.take() else {
+            return Err(Error::Closed);
+        };
+        match held.export() {
+            Ok(exported) => {
+                let Granted { name, owner, mode, ttl, .. } = lease.grant.clone();
+                Ok(ExportedLease { name, owner, exported, mode, ttl })
             }
-            Err(Fate::Lost(cause)) => Err(self.loss(cause)),
-            Err(_) => Err(self.loss(LossCause::Superseded)),
+            Err(held) => {
+                lease.held = Some(held);
+                lease.held()?;
+                let reason = "its owner has entered more than once; give the other holds back first";
+                Err(Error::Conversion { name: lease.name().clone(), reason })
+            }
         }
     }
 
     /// Takes over a lease that was exported.
     pub(crate) async fn resume(client: &Arc<Client>, exported: ExportedLease) -> Result<Self> {
-        let ExportedLease { holding, ttl } = exported;
+        let ExportedLease { name, owner, exported, mode, ttl } = exported;
         client.settings.check_ttl("the TTL of an exported lease", ttl)?;
-        if holding.mode != Mode::Exclusive {
-            return Self::resume_share(client, holding, ttl).await;
-        }
-        // Enters once more as the same owner and then ends the exported hold. So a text that is resumed twice makes two
-        // holds of one owner, and each of them keeps the name until it is given back.
-        let claim = Claim {
-            name: holding.name.clone(),
-            owner: holding.owner,
-            hold: Hold::random(),
-            mode: Mode::Exclusive,
+        let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
+        let wish = Wish {
+            name: name.clone(),
+            owner,
+            reenters: true,
+            mode,
             ttl,
-            holder: Arc::clone(&client.settings.holder),
+            is_kept: true,
+            max_hold: None,
             label: "".into(),
+            patience: Patience::Try(Moment::now() + TRY_WITHIN),
         };
-        let (resumed, answered) = oneshot::channel();
-        let exported = holding.clone();
-        let taker = Arc::clone(client);
-        let entered = claim.clone();
-        // In the reply, so that nothing is left behind when this future is dropped.
-        let reply = Reply::to(move |answer: Answer<Option<FencingToken>>| {
-            let outcome = match answer.outcome {
-                Ok(Some(token)) if token == holding.token && !taker.is_closed() => {
-                    let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
-                    let holding = Holding { hold: entered.hold, ..holding };
-                    taker.adopt(&holding);
-                    let tenure = Tenure::begin(holding, ttl, terms, answer.sent_at, ttl);
-                    Ok(Self::begin(taker, tenure, false))
-                }
-                Ok(None) => Err(Error::Lost { name: holding.name, token: holding.token, cause: LossCause::Superseded }),
-                answer => {
-                    taker.withdraw(&entered.name, entered.owner, entered.hold, None);
-                    let lost = Error::Lost { name: holding.name, token: holding.token, cause: LossCause::Superseded };
-                    Err(if taker.is_closed() { Error::Closed } else { answer.err().unwrap_or(lost) })
-                }
-            };
-            let _ = resumed.send(outcome);
-        });
-        client.start();
-        client.pump.send(Verb::Join(claim, reply));
-        let lease = answered.await.unwrap_or(Err(Error::Closed))?;
-        // Only now: until here, the text can be resumed again.
-        client.withdraw(&exported.name, exported.owner, exported.hold, Some(exported.token));
-        Ok(lease)
-    }
-
-    /// The same for one who shares: a second place beside the exported one, which then goes.
-    async fn resume_share(client: &Arc<Client>, from: Holding, ttl: Duration) -> Result<Self> {
-        client.start();
-        let to = Holding { hold: Hold::random(), ..from.clone() };
-        let (resumed, answered) = oneshot::channel();
-        let (taker, taken, exported) = (Arc::clone(client), to.clone(), from.clone());
-        // In the reply, so that nothing is left behind when this future is dropped.
-        let reply = Reply::to(move |answer: Answer<bool>| {
-            let _ = resumed.send(match answer.outcome {
-                Ok(true) => {
-                    let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
-                    let tenure = Tenure::begin(taken, ttl, terms, answer.sent_at, ttl);
-                    Ok(Self::begin(taker, tenure, false))
-                }
-                Ok(false) => Err(Error::Lost { name: taken.name, token: taken.token, cause: LossCause::Superseded }),
-                Err(error) => {
-                    taker.abandon(&taken);
-                    Err(error)
-                }
-            });
-        });
-        client.pump.send(Verb::Copy { from, to: to.hold, ttl, reply });
-        let lease = answered.await.unwrap_or(Err(Error::Closed))?;
-        // Only now: until here, the text can be resumed again.
-        client.abandon(&exported);
-        Ok(lease)
+        let start = Instant::now();
+        match client.coordinator.resume(wish, exported).await {
+            Ok(mut held) => {
+                // Until here, the text can be resumed again.
+                held.deliver();
+                Ok(Self::new(Arc::clone(client), held, mode, ttl, terms))
+            }
+            Err(Refusal::Lost) => Err(Error::Lost { name, token: exported.token, cause: LossCause::Superseded }),
+            Err(refusal) => Err(client.refused(refusal, name, start)),
+        }
     }
 
     pub(crate) fn loss(&self, cause: LossCause) -> Error {
@@ -936,19 +807,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        match self.tenure.give_back() {
-            Ok(()) => {
-                self.client.keeper.let_go(self.holding().hold);
-                self.client.leave(&self.tenure, None);
-            }
-            // Shutdown has given it back, or its holder has.
-            Err(Fate::Returned | Fate::Lost(LossCause::Shutdown)) => {}
-            // It should be nobody's by now; if the row still names it, make that so.
-            Err(_) => {
-                self.client.keeper.let_go(self.holding().hold);
-                self.client.vacate(self.holding());
-                self.client.abandon(self.holding());
-            }
+        let keep_for = self.keep_for();
+        if let Some(held) = self.held.take() {
+            drop(held.release(keep_for));
         }
     }
 }
@@ -958,7 +819,7 @@ impl fmt::Debug for Lease {
         f.debug_struct("Lease")
             .field("name", self.name())
             .field("token", &self.token())
-            .field("fate", &self.tenure.fate())
+            .field("is_held", &self.is_held())
             .finish_non_exhaustive()
     }
 }

@@ -2,8 +2,8 @@
 //! SQLite as the embedded default.
 //!
 //! Several instances of an application share one database and must not do the same thing twice. A *lease* is a row there,
-//! with an owner and an expiry: taken in one statement, renewed in the background, free again when its holder gives it
-//! back or dies. A *fence* makes a transaction commit only while the lease is held. No other server is needed.
+//! with an owner and an expiry: taken in one statement, kept by a heartbeat in the background, free again when its holder
+//! gives it back or dies. A *fence* makes a transaction commit only while the lease is held. No other server is needed.
 //!
 //! ```
 //! use std::time::Duration;
@@ -67,8 +67,8 @@
 //! [`Lease::lost`] completes, before the database could grant the name to another, also after the process was stopped or the
 //! machine slept. [Fencing tokens](FencingToken) only rise. Those who wait are served in the order in which they came, from
 //! whichever task, process or host, and nobody comes in between. Every future may be dropped at any await point; nothing is left
-//! behind. However many leases are held, waited for or renewed, a client opens at most two connections (and on PostgreSQL a
-//! third one that listens, while somebody waits near the head of a line; and one for all [session locks](SessionLock)).
+//! behind. However many leases are held or waited for, a client opens at most three connections, one of them for heartbeats alone
+//! (on SQLite two; and one more for all [session locks](SessionLock)).
 //!
 //! Losing the database ([`Error::Unavailable`]), losing the lease ([`Error::Lost`]), waiting too long ([`Error::Timeout`])
 //! and being refused (`Ok(None)`) are four different answers.
@@ -81,10 +81,11 @@
 //!   and the fence still protect the data: see [`guide::cluster`].
 //! - The database host's clock may be wrong, but a *jump* by more than the TTL ends leases early, or late.
 //! - A waiter that has died is noticed after 3 seconds. So is a new holder that died before it knew; with several of them, all
-//!   in the same 3 seconds. A lease that was handed over by another process therefore lasts 3 seconds at first, and its TTL from
-//!   its first renewal, which comes 0.2 seconds later.
+//!   in the same 3 seconds. A lease that was handed over by another process therefore lasts 3 seconds at first, and its TTL 0.2
+//!   seconds later.
+//! - [`Locks::lease_all`] holds the names that it has got while it waits for the next.
 //! - The order of those who wait is that of the database's clock, which may jump.
-//! - In a SQLite file there is one writer: while a transaction writes, no lease in that file can be taken, renewed or
+//! - In a SQLite file there is one writer: while a transaction writes, no lease in that file can be taken, kept or
 //!   released. Keep such transactions shorter than the TTL.
 //!
 //! # Features
@@ -99,12 +100,22 @@
 //!
 //! # How it is built
 //!
-//! A request goes to the waiting room, becomes a verb, travels with others through the pump, and reaches the one file that
-//! knows the database's SQL: `waiting.rs`, `pump.rs`, `backend.rs` and `backend/`. Where others wait, `queue.rs` decides who is
-//! next, and `wakeup.rs` hears of it. `lease/renewal.rs` keeps the deadlines. Session locks have a connection and a task of their
-//! own: `session.rs` and `session/`. A majority of databases is asked in `quorum/round.rs` and counted in `quorum/held.rs`. Requests that take effect once: `idempotency.rs` and `idempotency/`, their statements in
-//! `backend/records.rs`.
-//! The command is `bin/sqlock/`, one file per subcommand.
+//! ```text
+//! Locks, Lease ──▶ coordinator ──Event──▶ engine        decides; no I/O, no clock, no tasks
+//!                      │ ◀────Action─────────┘
+//!                      ▼
+//!                  executor ──▶ backend/{postgres,mysql,sqlite}    carries out requests
+//! ```
+//!
+//! `protocol` says what a database is asked about leases, and what it answers. `engine` is the state machine of one client: what each
+//! lease and each waiter needs next. `coordinator` feeds it and carries out its actions; `executor` sends them on a few connections,
+//! one of which is for heartbeats alone. Under `backend`, each database has the same files: `heartbeat`, `lease`, `queue`, `fence`,
+//! `admin`, `records`. `backend/memory` is a database that is a model: tests compare the others with it, and run whole clients on it
+//! in `simulation`.
+//!
+//! Session locks have a connection and a task of their own: `session`. A majority of databases is asked in `quorum/round` and counted
+//! in `quorum/held`. Requests that take effect once: `idempotency`, their statements in `backend/records`. The command is
+//! `bin/sqlock`, one file per subcommand.
 #![forbid(unsafe_code)]
 // Without a database there is nothing to construct, and much that nobody calls.
 #![cfg_attr(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")), allow(dead_code, unused))]
@@ -113,35 +124,22 @@ mod backend;
 mod backoff;
 mod client;
 mod clock;
-#[cfg(test)]
-#[allow(dead_code, clippy::expect_used, clippy::panic, reason = "what the leases will need; tests")]
 mod coordinator;
 mod election;
-#[cfg(test)]
-#[allow(dead_code, reason = "what the coordinator will need")]
 mod engine;
 mod error;
-#[cfg(test)]
-#[allow(dead_code, reason = "what the leases will need")]
 mod executor;
 pub mod guide;
 mod idempotency;
 mod inspect;
 mod lease;
 mod locks;
-mod multi;
-#[cfg(test)]
 mod mutation;
 mod name;
-#[cfg(test)]
 mod operation;
 mod owner;
 mod panics;
-#[cfg(test)]
-#[allow(dead_code, reason = "what the coordinator will need")]
 mod protocol;
-mod pump;
-mod queue;
 mod quorum;
 mod retry;
 mod row;
@@ -155,8 +153,6 @@ mod sweeper;
 mod table;
 mod token;
 mod version;
-mod waiting;
-mod wakeup;
 
 pub use backend::Database;
 pub use election::{Changes, Election, Leadership};
@@ -165,10 +161,10 @@ pub use error::{Error, FenceError, LossCause, Overtaken, Result, RowError};
 pub use idempotency::http;
 pub use idempotency::{Attempt, Claim, Fingerprint, Idempotency, IdempotencyKey, Outcome, RecordInfo, Resumed, Stored};
 pub use inspect::{LeaseInfo, Mode, WaiterInfo, Waiting};
+pub use lease::all::{LeaseAll, LeaseAllRequest};
 pub use lease::export::ExportedLease;
 pub use lease::{Lease, LeaseRequest};
 pub use locks::{Locks, LocksBuilder};
-pub use multi::{LeaseAll, LeaseAllRequest};
 pub use name::LockName;
 pub use owner::Owner;
 pub use quorum::{Quorum, QuorumLease, QuorumRequest};

@@ -5,23 +5,30 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::backend::failover::Failover;
 use crate::backend::{Backend, Kind, Names};
+use crate::backoff::Backoff;
 use crate::client::{Client, Settings};
 use crate::clock::CENTURY;
 use crate::election::Election;
 use crate::error::{Error, Result};
 use crate::inspect::{LeaseInfo, WaiterInfo};
+use crate::lease::all::LeaseAllRequest;
 use crate::lease::export::ExportedLease;
 use crate::lease::{Lease, LeaseRequest};
-use crate::multi::LeaseAllRequest;
 use crate::name::LockName;
-use crate::pump::Verb;
+use crate::operation::{List, Operation, Reach, Waiters};
+use crate::protocol::{Amended, Extension, Keeper, Request, Response};
 use crate::row::{RowLock, RowOf, RowsOf, RowsWhere};
 use crate::semaphore::Semaphore;
 use crate::session::SessionRequest;
 use crate::sweeper::Sweeper;
 use crate::token::FencingToken;
+
+/// How long an operator's change waits for transactions that the holder has fenced.
+const LOCKED_FOR: Duration = Duration::from_secs(10);
 
 /// A client for locks in one database. Cloning is cheap; clones share connections and waiting lines.
 ///
@@ -191,7 +198,7 @@ impl Locks {
             return Ok(Vec::new());
         }
         let names = Names::BeginningWith(prefix.to_owned());
-        let rows = self.client.ask(|reply| Verb::List(names, reply)).await.outcome?;
+        let rows = self.client.run(List(names)).await?;
         Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())
     }
 
@@ -219,11 +226,12 @@ impl Locks {
     /// It only reads.
     pub async fn holders(&self, name: &str) -> Result<Vec<LeaseInfo>> {
         let name = LockName::new(name)?;
-        let rows = self.client.ask(|reply| Verb::List(Names::Just(name), reply)).await.outcome?;
+        let rows = self.client.run(List(Names::Just(name))).await?;
         Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())
     }
 
-    /// All who wait for a name, in order. (Waiters of the holder's own process join that line only when somebody else does.)
+    /// Who waits for a name, in order. Of each client these are the waiters that may be next: up to the first of them that wants the
+    /// name for itself alone. The others wait within its process; those of the holder's own, until somebody else waits as well.
     ///
     /// # Errors
     ///
@@ -234,16 +242,16 @@ impl Locks {
     /// It only reads.
     pub async fn waiters(&self, name: &str) -> Result<Vec<WaiterInfo>> {
         let name = LockName::new(name)?;
-        let places = self.client.ask(|reply| Verb::Waiters(name, reply)).await.outcome?;
+        let places = self.client.run(Waiters(name)).await?;
         Ok(places.into_iter().enumerate().filter_map(|(ahead, place)| WaiterInfo::of(ahead, place)).collect())
     }
 
     /// Takes a name away from its holder: an operator's way out. The token says which holding is meant, so a newer one is
     /// never ended by mistake: `false` when that token does not hold the name any more.
     ///
-    /// The evicted holder learns of it at its next renewal (one that holds through this client, at once), and no transaction it fences from now on can commit. One that is
-    /// fenced already keeps everybody else out until it ends. (On MySQL and MariaDB, when such a transaction is open at that
-    /// moment, the holder's further fences succeed until it has learned of the eviction or the name is taken.)
+    /// The evicted holder learns of it at its next heartbeat (one that holds through this client, at once), and no transaction it
+    /// fences from now on can commit. While a transaction that it has fenced is open, the eviction waits; after some seconds of that it
+    /// fails with [`Error::Unavailable`](crate::Error::Unavailable) and nothing has changed: end that transaction first.
     ///
     /// # Errors
     ///
@@ -254,12 +262,30 @@ impl Locks {
     /// Dropping the future leaves open whether the eviction takes place. It can be repeated.
     pub async fn evict(&self, name: &str, token: FencingToken) -> Result<bool> {
         let name = LockName::new(name)?;
-        let evicted = self.client.ask(|reply| Verb::Evict(name.clone(), token, reply)).await.outcome?;
+        let evicted = self.amend(Request::Evict { name: name.clone(), token }).await?;
         if evicted {
-            self.client.keeper.evicted(&name, token);
-            self.client.serve(&name);
+            self.client.coordinator.evicted(name, token);
         }
         Ok(evicted)
+    }
+
+    /// Sends a change of a holding until no transaction stands in its way any more.
+    async fn amend(&self, request: Request) -> Result<bool> {
+        let attempted = request.attempted();
+        let mut backoff = Backoff::between(Duration::from_millis(10), Duration::from_millis(200));
+        let start = Instant::now();
+        loop {
+            match self.client.run(request.clone()).await? {
+                Response::Evicted(Amended::Locked) | Response::Extended(Amended::Locked) => {}
+                Response::Evicted(amended) | Response::Extended(amended) => return Ok(amended == Amended::Done),
+                _ => return Ok(false),
+            }
+            if start.elapsed() > LOCKED_FOR {
+                let reason = "a transaction that it has fenced is open".into();
+                return Err(Error::Unavailable { attempted, reason, source: None });
+            }
+            tokio::time::sleep(backoff.step()).await;
+        }
     }
 
     /// Makes the holding with this token last at least `ttl` from now, whoever holds it and in whichever process: for a
@@ -276,7 +302,9 @@ impl Locks {
     pub async fn extend(&self, name: &str, token: FencingToken, ttl: Duration) -> Result<bool> {
         self.client.settings.check_ttl("an extension", ttl)?;
         let name = LockName::new(name)?;
-        self.client.ask(|reply| Verb::Extend { name, token, ttl, reply }).await.outcome
+        let (id, renamed, ttl_stays) = (None, None, None);
+        let extension = Extension { name, id, renamed, token, lasts: ttl, ttl: ttl_stays, keeper: Keeper::Same };
+        self.amend(Request::Extend(extension)).await
     }
 
     /// The purge of names that have long been free, and of requests whose time has run out.
@@ -425,7 +453,7 @@ impl LocksBuilder {
     /// Nothing is left behind when the future is dropped.
     pub async fn connect(self) -> Result<Locks> {
         let locks = self.build();
-        locks.client.ask(Verb::Reach).await.outcome?;
+        locks.client.run(Reach).await?;
         Ok(locks)
     }
 

@@ -1,12 +1,15 @@
 //! Known mistakes, put back on demand: the simulation must find each of them.
 
+#[cfg(test)]
 use std::cell::Cell;
 
 macro_rules! mutations {
     ($($(#[$doc:meta])* $name:ident,)*) => {
+        #[cfg_attr(not(test), allow(dead_code, reason = "made by tests"))]
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Mutation { $($(#[$doc])* $name,)* }
 
+        #[cfg(test)]
         pub(crate) const ALL: &[Mutation] = &[$(Mutation::$name,)*];
     };
 }
@@ -80,16 +83,25 @@ mutations! {
     KeepExported,
 }
 
+#[cfg(test)]
 thread_local! {
     static ACTIVE: Cell<Option<Mutation>> = const { Cell::new(None) };
 }
 
 /// Puts a mistake back, in this thread, or takes it out again.
+#[cfg(test)]
 pub(crate) fn activate(mutation: Option<Mutation>) {
     ACTIVE.set(mutation);
 }
 
+/// Whether a mistake is to be made: never but in tests.
+#[cfg(not(test))]
+pub(crate) const fn is_on(_: Mutation) -> bool {
+    false
+}
+
 /// Whether a mistake is to be made.
+#[cfg(test)]
 pub(crate) fn is_on(mutation: Mutation) -> bool {
     ACTIVE.get() == Some(mutation)
 }

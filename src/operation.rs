@@ -1,21 +1,12 @@
 //! What a connection is asked to do.
 
-use crate::backend::Job;
+use std::time::Duration;
+
+use crate::backend::records::{Errand, Findings};
+use crate::backend::sealed::Column;
+use crate::backend::{Job, Listed, Names, Session, SweepRange, Swept, Waiter};
+use crate::name::LockName;
 use crate::protocol::{Request, Response};
-
-/// A connection that the executor uses for nothing but operations.
-pub(crate) trait Connection: Send {
-    /// Carries out a request about leases.
-    fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response>;
-
-    /// Ends the connection in order.
-    fn close(self: Box<Self>) -> Job<'static, ()>;
-}
-
-/// Opens connections.
-pub(crate) trait Connect: Send + Sync {
-    fn connect(&self) -> Job<'_, Box<dyn Connection>>;
-}
 
 /// Something that a connection can do, and do again when its answer was lost.
 pub(crate) trait Operation: Send + Sync + 'static {
@@ -24,7 +15,7 @@ pub(crate) trait Operation: Send + Sync + 'static {
     /// What it is, for errors: `cannot {attempted}`.
     fn attempted(&self) -> &'static str;
 
-    fn run<'a>(&'a self, connection: &'a mut dyn Connection) -> Job<'a, Self::Output>;
+    fn run<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Self::Output>;
 }
 
 impl Operation for Request {
@@ -44,7 +35,68 @@ impl Operation for Request {
         }
     }
 
-    fn run<'a>(&'a self, connection: &'a mut dyn Connection) -> Job<'a, Response> {
-        connection.execute(self)
+    fn run<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Response> {
+        session.execute(self)
+    }
+}
+
+macro_rules! operation {
+    ($(#[$doc:meta])* $type:ty => $attempted:literal, $output:ty, |$self:ident, $session:ident| $run:expr) => {
+        $(#[$doc])*
+        impl Operation for $type {
+            type Output = $output;
+
+            fn attempted(&self) -> &'static str {
+                $attempted
+            }
+
+            fn run<'a>(&'a $self, $session: &'a mut dyn Session) -> Job<'a, $output> {
+                $run
+            }
+        }
+    };
+}
+
+/// Takes nothing but a connection.
+pub(crate) struct Reach;
+
+/// Lists the holders of names.
+pub(crate) struct List(pub(crate) Names);
+
+/// Lists the entries that wait for a name.
+pub(crate) struct Waiters(pub(crate) LockName);
+
+/// Purges one range of names.
+pub(crate) struct Sweep(pub(crate) SweepRange);
+
+/// Asks for how long the server has been up.
+pub(crate) struct Uptime;
+
+/// Makes sure that there is a row to be locked.
+pub(crate) struct Ensure(pub(crate) LockName);
+
+/// Looks up a column: schema, table, column.
+pub(crate) struct ColumnOf(pub(crate) (String, String, String));
+
+operation!(Reach => "connect", (), |self, session| {
+    let _ = session;
+    Box::pin(async { Ok(()) })
+});
+operation!(List => "list", Vec<Listed>, |self, session| session.list(&self.0));
+operation!(Waiters => "list waiters", Vec<Waiter>, |self, session| session.waiters(&self.0));
+operation!(Sweep => "sweep", Swept, |self, session| session.sweep(&self.0));
+operation!(Uptime => "ask for the uptime", Option<Duration>, |self, session| session.uptime());
+operation!(Ensure => "create the row of a name", (), |self, session| session.ensure(&self.0));
+operation!(ColumnOf => "look a table up", Option<Column>, |self, session| session.column(&self.0));
+
+impl Operation for Errand {
+    type Output = Findings;
+
+    fn attempted(&self) -> &'static str {
+        Errand::attempted(self)
+    }
+
+    fn run<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Findings> {
+        session.record(self)
     }
 }

@@ -14,7 +14,7 @@ use crate::client::Client;
 use crate::clock::Moment;
 use crate::error::{Error, Result, RowError};
 use crate::name::LockName;
-use crate::pump::Verb;
+use crate::operation::{ColumnOf, Ensure};
 use crate::table::{Identifier, Table};
 
 /// The table of the rows that stand for names.
@@ -602,8 +602,8 @@ impl Rows {
         if unpoisoned(&self.ensured).get(name).is_some_and(ensured) {
             return Ok(());
         }
-        let answer = client.ask(|reply| Verb::Ensure(name.clone(), reply)).await;
-        answer.outcome?;
+        let answer = client.ask(Ensure(name.clone())).await;
+        answer.result?;
         let mut names = unpoisoned(&self.ensured);
         if names.len() >= REMEMBERED {
             names.retain(|_, at| ensured(at));
@@ -637,7 +637,7 @@ impl Rows {
             Catalogued::Unknown => None,
             Catalogued::Elsewhere(schema) => {
                 let of = (schema, table.name().to_owned(), column.to_owned());
-                client.ask(|reply| Verb::Column(of, reply)).await.outcome?
+                client.run(ColumnOf(of)).await?
             }
         };
         let Some(found) = found else {

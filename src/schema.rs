@@ -26,18 +26,17 @@ type Files = &'static [(i64, &'static str, &'static str)];
 #[cfg(feature = "postgres")]
 pub(crate) const POSTGRES: Files = &[
     (1, "lease", include_str!("../migrations/postgres/0001_lease.sql")),
-    (2, "place", include_str!("../migrations/postgres/0002_place.sql")),
-    (3, "row", include_str!("../migrations/postgres/0003_row.sql")),
-    (4, "idem", include_str!("../migrations/postgres/0004_idem.sql")),
-    (5, "idem step", include_str!("../migrations/postgres/0005_idem_step.sql")),
+    (2, "row", include_str!("../migrations/postgres/0002_row.sql")),
+    (3, "idem", include_str!("../migrations/postgres/0003_idem.sql")),
+    (4, "idem step", include_str!("../migrations/postgres/0004_idem_step.sql")),
 ];
 
 #[cfg(feature = "mysql")]
 pub(crate) const MYSQL: Files = &[
     // One statement a file: DDL commits by itself on MySQL.
-    (1, "lease", include_str!("../migrations/mysql/0001_lease.sql")),
-    (2, "fence", include_str!("../migrations/mysql/0002_fence.sql")),
-    (3, "place", include_str!("../migrations/mysql/0003_place.sql")),
+    (1, "client", include_str!("../migrations/mysql/0001_client.sql")),
+    (2, "lease", include_str!("../migrations/mysql/0002_lease.sql")),
+    (3, "entry", include_str!("../migrations/mysql/0003_entry.sql")),
     (4, "row", include_str!("../migrations/mysql/0004_row.sql")),
     (5, "idem", include_str!("../migrations/mysql/0005_idem.sql")),
     (6, "idem step", include_str!("../migrations/mysql/0006_idem_step.sql")),
@@ -46,8 +45,7 @@ pub(crate) const MYSQL: Files = &[
 #[cfg(feature = "sqlite")]
 pub(crate) const SQLITE: Files = &[
     (1, "lease", include_str!("../migrations/sqlite/0001_lease.sql")),
-    (2, "place", include_str!("../migrations/sqlite/0002_place.sql")),
-    (3, "idem", include_str!("../migrations/sqlite/0003_idem.sql")),
+    (2, "idem", include_str!("../migrations/sqlite/0002_idem.sql")),
 ];
 
 /// Applies what is missing, together with any number of processes that do the same.

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
+use crate::backend::SweepRange;
 use crate::backend::records::Errand;
 use crate::backoff::jittered;
 use crate::client::Client;
 use crate::clock::CENTURY;
 use crate::error::Result;
-use crate::pump::Verb;
+use crate::operation::Sweep;
 
 /// How many rows go at a time unless [`Sweeper::batch`] says otherwise.
 pub(crate) const BATCH: u32 = 500;
@@ -109,14 +110,16 @@ impl Sweeper {
     }
 }
 
-/// Batch after batch, until one comes back short.
+/// Range after range of names, to the last.
 async fn sweep(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<u64> {
+    let mut range = SweepRange { after: String::new(), limit, retention };
     let mut purged = 0;
     loop {
-        let batch = client.ask(|reply| Verb::Sweep { retention, limit, reply }).await.outcome?;
-        purged += batch;
-        if batch < u64::from(limit) {
-            return Ok(purged + purge_records(client, limit).await?);
+        let swept = client.run(Sweep(range.clone())).await?;
+        purged += swept.purged;
+        match swept.last {
+            Some(last) => range.after = last,
+            None => return Ok(purged + purge_records(client, limit).await?),
         }
     }
 }
@@ -125,7 +128,7 @@ async fn sweep(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<
 pub(crate) async fn purge_records(client: &Arc<Client>, limit: u32) -> Result<u64> {
     let mut purged = 0;
     loop {
-        let batch = client.ask(|reply| Verb::Record(Errand::Purge { limit }, reply)).await.outcome?.changed;
+        let batch = client.run(Errand::Purge { limit }).await?.changed;
         purged += batch;
         if batch == 0 {
             return Ok(purged);

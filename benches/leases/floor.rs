@@ -341,8 +341,8 @@ impl Bare {
     /// Empties sqlock's tables and gives their pages back.
     pub(crate) async fn clear(&mut self) {
         let statements: &[&str] = match self {
-            Self::Postgres(_) => &["TRUNCATE sqlock_lease, sqlock_fence"],
-            Self::MySql(_) => &["TRUNCATE TABLE sqlock_lease", "TRUNCATE TABLE sqlock_fence"],
+            Self::Postgres(_) => &["TRUNCATE sqlock_lease, sqlock_entry"],
+            Self::MySql(_) => &["TRUNCATE TABLE sqlock_lease", "TRUNCATE TABLE sqlock_entry"],
             Self::Sqlite(_) => &["DELETE FROM sqlock_lease", "DELETE FROM floor_lease", "VACUUM"],
         };
         for sql in statements {
@@ -355,15 +355,15 @@ impl Bare {
         match self {
             Self::Postgres(conn) => {
                 let sql =
-                    "SELECT (pg_total_relation_size('sqlock_lease') + pg_total_relation_size('sqlock_fence'))::bigint";
+                    "SELECT (pg_total_relation_size('sqlock_lease') + pg_total_relation_size('sqlock_entry'))::bigint";
                 sqlx::query_scalar(sql).fetch_one(conn).await.expect("the size")
             }
             Self::MySql(conn) => {
-                conn.execute("ANALYZE TABLE sqlock_lease, sqlock_fence").await.expect("ANALYZE");
+                conn.execute("ANALYZE TABLE sqlock_lease, sqlock_entry").await.expect("ANALYZE");
                 // MySQL shows sizes of up to a day ago unless told otherwise; MariaDB does not know the setting.
                 let _ = conn.execute("SET SESSION information_schema_stats_expiry = 0").await;
                 let sql = "SELECT CAST(SUM(data_length + index_length) AS SIGNED) FROM information_schema.tables
-                            WHERE table_schema = DATABASE() AND table_name IN ('sqlock_lease', 'sqlock_fence')";
+                            WHERE table_schema = DATABASE() AND table_name IN ('sqlock_lease', 'sqlock_entry')";
                 sqlx::query_scalar(sql).fetch_one(conn).await.expect("the size")
             }
             Self::Sqlite(conn) => {

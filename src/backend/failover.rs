@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::{Anchoring, Backend, Job, Listener, Session};
+use super::{Anchoring, Backend, Job, Session};
 use crate::error::{Error, Result, not_writable, reason};
-use crate::pump::CONNECT_WITHIN;
+use crate::protocol::timing::CONNECT_WITHIN;
 
 /// What is left of the time for connecting when every server has had its share.
 const REST: Duration = Duration::from_millis(200);
@@ -87,14 +87,6 @@ impl Backend for Failover {
 
     fn useful_connections(&self) -> usize {
         self.chosen().useful_connections()
-    }
-
-    fn rings(&self) -> bool {
-        self.chosen().rings()
-    }
-
-    fn listen<'a>(&'a self, channel: &'a str) -> Job<'a, Option<Box<dyn Listener>>> {
-        self.chosen().listen(channel)
     }
 
     fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {

@@ -729,10 +729,13 @@ impl Memory {
         // Acquisitions of one owner from several clients share a token, and end together.
         let ended: Vec<(LeaseId, Option<ClientId>)> = self
             .entries_of(name)
-            .filter(|(_, entry)| entry.state == EntryState::Holding(token) && entry.owner.is_some())
+            .filter(|(_, entry)| entry.state == EntryState::Holding(token))
             .map(|(id, entry)| (id, entry.client))
             .collect();
-        let is_alone = matches!(row.holder, Holder::Lease(_)) && row.token == token;
+        // What was released, and is kept from others, is taken away from nobody.
+        let is_owned = |(_, e): (LeaseId, &Entry)| e.state == EntryState::Holding(token) && e.owner.is_some();
+        let is_lost = self.entries_of(name).any(is_owned) || matches!(row.holder, Holder::Lease(_));
+        let is_alone = matches!(row.holder, Holder::Lease(_) | Holder::Kept) && row.token == token;
         if !is_alone && ended.is_empty() {
             return answer(Amended::NotHeld);
         }
@@ -755,8 +758,10 @@ impl Memory {
         for (id, _) in ended {
             prepared = prepared.write(Write::Entry(name.clone(), id, None));
         }
-        row.lost = row.lost.max(token);
-        prepared.ends.push((name.clone(), token, End::Evicted));
+        if is_lost {
+            row.lost = row.lost.max(token);
+            prepared.ends.push((name.clone(), token, End::Evicted));
+        }
         prepared.write(Write::Lease(name.clone(), row))
     }
 
@@ -953,6 +958,22 @@ impl Memory {
         let shares = |entry: &Entry| entry.state == EntryState::Holding(token) && entry.mode == Mode::READ;
         if self.owned(name, id).is_some_and(shares) {
             return answer(Amended::Done);
+        }
+        // Its owner has entered more than once, and this acquisition is the only one left.
+        let only = self.owned(name, id).filter(|entry| {
+            let others =
+                self.entries_of(name).filter(|(other, entry)| *other != id && entry.state != EntryState::Waiting);
+            entry.state == EntryState::Holding(token) && entry.mode == Mode::Exclusive && others.count() == 0
+        });
+        if let (Some(entry), Some(row)) = (only, self.leases.get(name)) {
+            if self.is_lease_locked(name, Strength::Ending) || self.is_entry_locked(name, id) {
+                return answer(Amended::Locked);
+            }
+            let entry = Entry { mode: Mode::READ, ..entry.clone() };
+            let row = Lease { owner: None, ..row.clone() };
+            return answer(Amended::Done)
+                .write(Write::Entry(name.clone(), id, Some(entry)))
+                .write(Write::Lease(name.clone(), row));
         }
         let Some(mut row) = self.held_alone(name, id, token) else {
             return answer(Amended::NotHeld);

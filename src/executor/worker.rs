@@ -7,15 +7,13 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::failure::Failure;
 use super::{Answer, Queue};
-use crate::backend::Job;
+use crate::backend::{Backend, Job, Session};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::error::{Error, Fault};
-use crate::operation::{Connect, Connection, Operation};
+use crate::operation::Operation;
 use crate::panics;
-
-/// How long a connection may take to be opened or closed.
-const CONNECT_WITHIN: Duration = Duration::from_secs(4);
+use crate::protocol::timing::CONNECT_WITHIN;
 
 /// How long an operation is sent again while the database is out of reach.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -52,7 +50,7 @@ pub(super) trait Pending: Send {
     fn attempted(&self) -> &'static str;
 
     /// Sends the operation once, and keeps its output.
-    fn send<'a>(&'a mut self, connection: &'a mut dyn Connection) -> Job<'a, ()>;
+    fn send<'a>(&'a mut self, connection: &'a mut dyn Session) -> Job<'a, ()>;
 
     /// Passes the output on, or the error.
     fn finish(self: Box<Self>, error: Option<Error>);
@@ -100,7 +98,7 @@ impl<O: Operation> Pending for Task<O> {
         self.operation.attempted()
     }
 
-    fn send<'a>(&'a mut self, connection: &'a mut dyn Connection) -> Job<'a, ()> {
+    fn send<'a>(&'a mut self, connection: &'a mut dyn Session) -> Job<'a, ()> {
         Box::pin(async move {
             self.output = Some(self.operation.run(connection).await?);
             Ok(())
@@ -118,15 +116,15 @@ impl<O: Operation> Pending for Task<O> {
 
 /// One connection and its task.
 pub(super) struct Worker {
-    backend: Arc<dyn Connect>,
+    backend: Arc<dyn Backend>,
     queue: Arc<Queue>,
-    connection: Option<Box<dyn Connection>>,
+    connection: Option<Box<dyn Session>>,
     /// Grows while no connection can be opened.
     backoff: Backoff,
 }
 
 impl Worker {
-    pub(super) fn new(backend: Arc<dyn Connect>, queue: Arc<Queue>) -> Self {
+    pub(super) fn new(backend: Arc<dyn Backend>, queue: Arc<Queue>) -> Self {
         Self { backend, queue, connection: None, backoff: reconnecting() }
     }
 

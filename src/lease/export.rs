@@ -4,10 +4,11 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::backend::{Holding, Mode};
+use crate::engine::Exported;
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
+use crate::protocol::{LeaseId, Mode};
 use crate::token::FencingToken;
 
 /// A held lease as a text, to be [resumed](crate::Locks::resume) by another process within its TTL.
@@ -27,19 +28,22 @@ use crate::token::FencingToken;
 #[derive(Clone, Debug)]
 #[must_use = "an exported lease is held until its TTL unless it is resumed"]
 pub struct ExportedLease {
-    pub(crate) holding: Holding,
+    pub(crate) name: LockName,
+    pub(crate) owner: Owner,
+    pub(crate) exported: Exported,
+    pub(crate) mode: Mode,
     pub(crate) ttl: Duration,
 }
 
 impl ExportedLease {
     /// The name that is held.
     pub fn name(&self) -> &LockName {
-        &self.holding.name
+        &self.name
     }
 
     /// The token of the holding. It stays the same when the lease is resumed.
     pub fn token(&self) -> FencingToken {
-        self.holding.token
+        self.exported.token
     }
 }
 
@@ -51,13 +55,12 @@ const FORMAT_OF_SHARED: &str = "sqlock1s";
 
 impl fmt::Display for ExportedLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let h = &self.holding;
-        let ttl = self.ttl.as_millis();
-        match h.mode {
-            Mode::Exclusive | Mode::Joint => write!(f, "{FORMAT}:{}:{}:{}:{ttl}:{}", h.owner, h.hold, h.token, h.name),
+        let Self { name, owner, exported: Exported { id, token, .. }, mode, ttl } = self;
+        let ttl = ttl.as_millis();
+        match mode {
+            Mode::Exclusive => write!(f, "{FORMAT}:{owner}:{id}:{token}:{ttl}:{name}"),
             Mode::Shared { units, permits } => {
-                let Holding { name, owner, hold, token, .. } = h;
-                write!(f, "{FORMAT_OF_SHARED}:{owner}:{hold}:{token}:{ttl}:{units}:{permits}:{name}")
+                write!(f, "{FORMAT_OF_SHARED}:{owner}:{id}:{token}:{ttl}:{units}:{permits}:{name}")
             }
         }
     }
@@ -75,7 +78,7 @@ impl FromStr for ExportedLease {
             return Err(wrong("it does not begin with sqlock1"));
         }
         let owner: Owner = word()?.parse().map_err(|_| wrong("its owner is not an id"))?;
-        let hold = word()?.parse().map_err(|_| wrong("its hold is not an id"))?;
+        let id: LeaseId = word()?.parse().map_err(|_| wrong("its lease is not an id"))?;
         let token = word()?.parse().ok().and_then(FencingToken::new).ok_or(wrong("its token is not a token"))?;
         let ttl = word()?.parse().map(Duration::from_millis).map_err(|_| wrong("its TTL is not a number"))?;
         let mode = if shared {
@@ -85,29 +88,25 @@ impl FromStr for ExportedLease {
             Mode::Exclusive
         };
         let name = LockName::new(word()?)?;
-        Ok(Self { holding: Holding { name, owner, hold, mode, token }, ttl })
+        Ok(Self { name, owner, exported: Exported { id, token }, mode, ttl })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::owner::Hold;
 
     #[test]
     fn an_exported_lease_survives_being_printed() -> Result<()> {
         for mode in [Mode::Exclusive, Mode::READ, Mode::Shared { units: 2, permits: 3 }] {
-            let holding = Holding {
-                name: LockName::new("odd: name:\u{e1}\n")?,
-                owner: Owner::random(),
-                hold: Hold::random(),
-                mode,
-                token: FencingToken::new(7).ok_or(Error::InvalidOwner)?,
-            };
-            let exported = ExportedLease { holding, ttl: Duration::from_millis(1500) };
+            let name = LockName::new("odd: name:\u{e1}\n")?;
+            let token = FencingToken::new(7).ok_or(Error::InvalidOwner)?;
+            let exported = Exported { id: LeaseId::from_u128(9), token };
+            let exported =
+                ExportedLease { name, owner: Owner::random(), exported, mode, ttl: Duration::from_millis(1500) };
             let read: ExportedLease = exported.to_string().parse()?;
             assert_eq!(read.to_string(), exported.to_string());
-            assert_eq!((read.name(), read.holding.mode), (exported.name(), mode));
+            assert_eq!((read.name(), read.mode), (exported.name(), mode));
         }
         Ok(())
     }

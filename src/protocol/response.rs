@@ -31,6 +31,7 @@ pub(crate) enum Response {
 }
 
 /// What has become of an acquisition that was to be added to a holding.
+#[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Joined {
     Done(FencingToken),
@@ -41,6 +42,7 @@ pub(crate) enum Joined {
 }
 
 /// What has become of an acquisition that was to leave no trace.
+#[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Withdrawn {
     /// Nothing of it is there. `awaited`: others wait for the name.
@@ -50,6 +52,7 @@ pub(crate) enum Withdrawn {
 }
 
 /// What has become of a holding that was to be changed.
+#[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Amended {
     Done,
@@ -71,6 +74,7 @@ pub(crate) enum HolderNow {
 }
 
 /// What has become of a holding that was to end.
+#[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Released {
     /// It ended. `awaited`: others wait, and the name is to be granted to them by a transition.

@@ -9,3 +9,6 @@ pub(crate) const GRANT: Duration = Duration::from_secs(3);
 
 /// The longest interval between two heartbeats of a client that holds or waits for something.
 pub(crate) const BEAT: Duration = Duration::from_secs(1);
+
+/// How long a connection may take to be opened or closed.
+pub(crate) const CONNECT_WITHIN: Duration = Duration::from_secs(4);

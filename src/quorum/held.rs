@@ -12,7 +12,6 @@ use tokio::time::{Instant, timeout};
 use super::Nodes;
 use super::round::{Round, Vote};
 use crate::error::{Error, LossCause, Result};
-use crate::lease::renewal::Fate;
 use crate::lease::{Lease, first};
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -31,6 +30,14 @@ pub(super) struct Held {
     pub(super) needed: usize,
     votes: Mutex<Votes>,
     ended: Notify,
+}
+
+/// What has become of the majority. It begins held and ends once, in one of the other ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Held,
+    Returned,
+    Lost(LossCause),
 }
 
 struct Votes {
@@ -166,16 +173,16 @@ impl Held {
         let ended = self.ended.notified();
         tokio::pin!(ended);
         ended.as_mut().enable();
-        let tenures: Vec<_> = {
+        let losing: Vec<_> = {
             let votes = self.settled();
             if votes.fate != Fate::Held {
                 return;
             }
-            votes.leases.iter().flatten().map(|lease| Arc::clone(lease.tenure())).collect()
+            votes.leases.iter().flatten().map(Lease::losing).collect()
         };
         let mut losses: Vec<Pin<Box<dyn Future<Output = LossCause> + Send>>> = Vec::new();
-        for tenure in tenures {
-            losses.push(Box::pin(async move { tenure.lost().await }));
+        for loss in losing {
+            losses.push(Box::pin(loss));
         }
         std::future::poll_fn(|cx| {
             let ready =
@@ -205,10 +212,7 @@ impl Votes {
 
     /// Why there are not enough of them: time, unless there was something else.
     fn cause(&self) -> LossCause {
-        let causes = self.leases.iter().flatten().filter_map(|lease| match lease.tenure().fate() {
-            Fate::Lost(cause) => Some(cause),
-            _ => None,
-        });
+        let causes = self.leases.iter().flatten().filter(|lease| !lease.is_held()).map(Lease::cause);
         causes.fold(LossCause::Expired, |cause, other| if cause == LossCause::Expired { other } else { cause })
     }
 

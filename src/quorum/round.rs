@@ -11,8 +11,8 @@ use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::lease::{Lease, LeaseRequest};
 use crate::name::LockName;
+use crate::operation::Uptime;
 use crate::owner::Owner;
-use crate::pump::Verb;
 use crate::token::FencingToken;
 
 /// The least time that is given to the slower ones.
@@ -199,7 +199,7 @@ async fn vote(nodes: &Nodes, node: usize, request: LeaseRequest) -> Result<Optio
         return Ok(Some(lease));
     };
     // Asked after the grant: a server that was restarted in between is known by it.
-    let up = nodes.locks[node].client().ask(Verb::Uptime).await.outcome?;
+    let up = nodes.locks[node].client().run(Uptime).await?;
     let before = |up: Duration| up.saturating_sub(Moment::now().since(asked));
     match up.map(before) {
         Some(up) if up < least => {

@@ -340,9 +340,9 @@ impl Clerk {
                 return Some(Instant::now() + spot.pause.get_or_insert(BETWEEN_TRIES).step());
             }
             // What concerns all, the others would learn one after the other.
-            let names = self.spots.values_mut().filter(|_| error.for_another().is_some());
+            let names = self.spots.values_mut().filter(|_| error.concerns_all());
             for wanted in names.flat_map(|spot| spot.waiting.drain(..)) {
-                let _ = wanted.reply.send(Err(error.for_another().unwrap_or(Error::Closed)));
+                let _ = wanted.reply.send(Err(error.repeated()));
             }
         }
         let _ = first.reply.send(Err(error));

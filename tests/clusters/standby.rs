@@ -284,7 +284,7 @@ async fn a_grant_that_is_asked_for_again_is_not_acknowledged_before_the_standby_
     sqlx::raw_sql(AssertSqlSafe(terminate)).execute(&admin).await.expect("it can be ended");
     until("the same, asked again", async || stands(pid).await > 0).await;
     assert_eq!(
-        number(&admin, "SELECT count(*) FROM sqlock_lease WHERE name = 'a' AND holds <> ''").await,
+        number(&admin, "SELECT count(*) FROM sqlock_lease WHERE name = 'a' AND id <> ''").await,
         1,
         "it is there"
     );
@@ -309,7 +309,7 @@ async fn what_an_asynchronous_standby_has_missed_is_lost_and_the_tokens_and_the_
     let (pool_a, pool_b) = (pool(&a).await, pool(&b).await);
     // A release is told before it is on the disk here.
     until("the standby to have that", async || {
-        let sql = "SELECT count(*) FROM sqlock_lease WHERE name LIKE 'known/%' AND holds = ''";
+        let sql = "SELECT count(*) FROM sqlock_lease WHERE name LIKE 'known/%' AND id = ''";
         number(&pool_b, sql).await == 2
     })
     .await;

@@ -438,7 +438,7 @@ async fn migrate() {
 }
 
 async fn drop_tables(pool: &Pool<Sql>) {
-    for table in ["sqlock_lease", "sqlock_fence", "sqlock_place", "_sqlock_migrations"] {
+    for table in ["sqlock_client", "sqlock_lease", "sqlock_entry", "_sqlock_migrations"] {
         let drop = sqlx::AssertSqlSafe(format!("DROP TABLE IF EXISTS {table}"));
         sqlx::query(drop).execute(pool).await.expect("drop the tables");
     }

@@ -79,7 +79,9 @@ async fn client_of_a_server(locks: &Locks, wrong: &mut Worker) {
     let taken = held(locks, "a").await;
     assert!(taken.acquired_at >= ours.expires_at);
     assert!(taken.acquired_at <= ours.expires_at + SLACK);
-    assert!(taken.remaining <= LONG && taken.remaining > LONG - SLACK);
+    assert!(taken.remaining <= LONG);
+    // Another client may have granted it, for a short time at first.
+    soon("its whole TTL", async { while held(locks, "a").await.remaining <= LONG - SLACK {} }).await;
 }
 
 async fn sqlite_client_ahead(db: &Fresh, locks: &Locks, wrong: &mut Worker) {
@@ -160,19 +162,9 @@ async fn when_the_databases_clock_jumps_tokens_only_rise_and_fenced_data_stay_ex
     let released = first.ask("release").await;
     assert!(released.starts_with("lost"), "{released}");
 
-    // An hour back: the lease would last for an hour and more, if no renewal put that right.
+    // An hour back: the lease stands.
     host.jump(ahead - HOUR);
-    soon("the renewal", async {
-        loop {
-            let (holder, remaining) = second.inspect("a").await.expect("held");
-            assert_eq!(holder, token);
-            if remaining <= TTL {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    assert_eq!(second.inspect("a").await.expect("held").0, token);
     assert!(second.status().await.0);
     assert_eq!(second.ask("fenced").await, "committed");
     assert_eq!(first.try_hold("a", TTL).await, None);

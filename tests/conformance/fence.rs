@@ -224,18 +224,11 @@ async fn eviction_during_an_open_fence_lets_nobody_in_before_its_end() {
     lease.fence(&mut tx).await.expect("fence");
     add_one(&mut tx, 1).await.expect("write");
     let mut evicted = tokio::spawn(async move { operator.evict("a", token).await.expect("evict") });
-    if DATABASE == Database::Sqlite {
-        // It waits for SQLite's only write lock, which is the fence.
-        timeout(Duration::from_millis(500), &mut evicted).await.expect_err("the fence has the write lock");
-    } else {
-        assert!(soon("the eviction", &mut evicted).await.expect("no panic"));
-    }
+    timeout(Duration::from_millis(500), &mut evicted).await.expect_err("it waits for the fenced transaction");
     assert_kept_out(&theirs, "a").await;
     let next = in_line(&theirs, "a");
     tx.commit().await.expect("who is fenced may commit");
-    if DATABASE == Database::Sqlite {
-        assert!(soon("the eviction", &mut evicted).await.expect("no panic"));
-    }
+    assert!(soon("the eviction", &mut evicted).await.expect("no panic"));
     let next = soon("the takeover", next).await.expect("no panic");
     assert!(next.token() > token, "tokens only rise");
     assert_eq!(books.value(1).await, 1);

@@ -639,12 +639,6 @@ async fn the_deadline_stays_ahead_of_the_database_after_a_long_extension() {
     let locks = db.locks().await;
     let lease = locks.lease("a").ttl(Duration::from_secs(3)).acquire().await.expect("acquire");
     lease.extend(Duration::from_secs(3600)).await.expect("extend");
-    let granted = locks.inspect("a").await.expect("inspect").expect("held").expires_at;
-    // Until the background renewals, which ask for what is left, have written the row again.
-    soon("a renewal", async {
-        while locks.inspect("a").await.expect("inspect").expect("held").expires_at == granted {}
-    })
-    .await;
     let info = locks.inspect("a").await.expect("inspect").expect("held");
     // The margin is one percent; what has passed between the two readings makes the difference smaller.
     assert!(info.remaining > lease.remaining() + Duration::from_secs(30), "{info:?}, {:?}", lease.remaining());

@@ -1,4 +1,5 @@
-//! Several names at once: all or none, in whatever order they are named, and no name is held while another is waited for.
+//! Several names at once: the caller gets all or none, and callers do not wait for each other in a circle, in whatever order they
+//! name them. The names are acquired in the order of their bytes, each in its queue; those before the one that is waited for are held.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
@@ -36,12 +37,10 @@ async fn is_free(locks: &Locks, name: &str) -> bool {
     free
 }
 
-/// Somebody who waits for several names, and stands in line for each of them.
-async fn in_line(witness: &Locks, request: LeaseAllRequest, names: &[&str], before: usize) -> JoinHandle<LeaseAll> {
+/// Somebody who wants several names, and waits for one of them as the one after so many.
+async fn in_line(witness: &Locks, request: LeaseAllRequest, name: &str, before: usize) -> JoinHandle<LeaseAll> {
     let waits = tokio::spawn(async move { request.acquire().await.expect("its turn comes") });
-    for name in names {
-        line_of(witness, name, before + 1).await;
-    }
+    line_of(witness, name, before + 1).await;
     waits
 }
 
@@ -60,7 +59,7 @@ async fn its_turn<T>(waits: JoinHandle<T>) -> T {
 
 async fn places(db: &Fresh) -> i64 {
     let pool: Pool<Sql> = db.pool_of(1).await;
-    sqlx::query_scalar("SELECT count(*) FROM sqlock_place").fetch_one(&pool).await.expect("places can be counted")
+    sqlx::query_scalar("SELECT count(*) FROM sqlock_entry").fetch_one(&pool).await.expect("places can be counted")
 }
 
 async fn until_no_place_is_left(db: &Fresh) {
@@ -118,48 +117,74 @@ async fn what_cannot_be_asked_for_is_refused_before_anything_is_sent() {
 }
 
 #[tokio::test]
-async fn who_waits_for_one_of_its_names_holds_none_of_the_others() {
+async fn who_waits_for_one_of_its_names_holds_those_before_it_and_none_behind_it() {
     let db = fresh().await;
-    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let b = theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
-    let waits = in_line(&theirs, all(&ours, &["a", "b"]), &["a", "b"], 0).await;
-    // Nobody holds it, and whoever comes now comes later.
-    assert!(theirs.inspect("a").await.expect("inspect").is_none());
-    assert!(!is_free(&theirs, "a").await);
-    let later = tokio::spawn(theirs.lease("a").ttl(LONG).acquire());
-    line_of(&ours, "a", 2).await;
-    assert!(theirs.inspect("a").await.expect("inspect").is_none());
+    let waits = in_line(&theirs, all(&ours, &["c", "a", "b"]), "b", 0).await;
+    // It waits for no other, and the last is free for others meanwhile.
+    let a = theirs.inspect("a").await.expect("inspect").expect("held");
+    line_of(&theirs, "a", 0).await;
+    line_of(&theirs, "c", 0).await;
+    assert!(is_free(&theirs, "c").await);
+    let later = tokio::spawn(others.lease("a").ttl(LONG).acquire());
+    line_of(&theirs, "a", 1).await;
 
     b.release().await.expect("release");
-    let both = its_turn(waits).await;
-    line_of(&ours, "a", 1).await;
+    let held = its_turn(waits).await;
     assert!(!later.is_finished());
-    let ours = both.token("a").expect("a token");
-    both.release().await.expect("release");
+    let token = held.token("a").expect("a token");
+    assert_eq!((token, Some(held.owner())), (a.token, a.owner), "held all the time");
+    held.release().await.expect("release");
     let later = its_turn(later).await.expect("acquire");
-    assert!(later.token() > ours);
+    assert!(later.token() > token);
     later.release().await.expect("release");
     until_no_place_is_left(&db).await;
+    assert!(is_free(&theirs, "b").await && is_free(&theirs, "c").await);
 }
 
 #[tokio::test]
-async fn who_came_first_is_first_for_all_its_names() {
+async fn who_came_first_at_a_name_gets_it_first_and_all_are_served() {
     let db = fresh().await;
-    let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
+    let ours = db.locks().await;
+    let (one, two, three) = (db.locks().await, db.locks().await, db.locks().await);
     let held = taken(all(&ours, &["a", "b", "c"])).await;
-    let first = in_line(&ours, all(&theirs, &["c", "b"]), &["b", "c"], 0).await;
-    let second = in_line(&ours, all(&others, &["a", "b"]), &["b"], 1).await;
-    let third = in_line(&ours, all(&theirs, &["c", "a"]), &["a", "c"], 1).await;
+    let first = in_line(&ours, all(&one, &["c", "b"]), "b", 0).await;
+    let second = in_line(&ours, all(&two, &["b", "a"]), "a", 0).await;
+    let third = in_line(&ours, all(&three, &["c", "a"]), "a", 1).await;
     held.release().await.expect("release");
-    // The second could have `a`, but not `b`.
+    // The second gets `a`, and waits for `b`.
     let first = its_turn(first).await;
+    line_of(&ours, "b", 1).await;
+    line_of(&ours, "a", 1).await;
     assert!(!second.is_finished() && !third.is_finished());
-    assert!(ours.inspect("a").await.expect("inspect").is_none());
     first.release().await.expect("release");
     let second = its_turn(second).await;
     assert!(!third.is_finished());
+    let token = second.token("a").expect("a token");
     second.release().await.expect("release");
-    its_turn(third).await.release().await.expect("release");
+    let third = its_turn(third).await;
+    assert!(third.token("a").expect("a token") > token);
+    third.release().await.expect("release");
+    until_no_place_is_left(&db).await;
+}
+
+/// Each of two has a name that the other wants next, whenever names are taken as they were named.
+#[tokio::test]
+async fn callers_that_name_the_same_names_in_opposite_orders_do_not_wait_for_ever() {
+    let db = fresh().await;
+    let mut callers = Vec::new();
+    for names in [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]] {
+        let locks = db.locks().await;
+        callers.push(tokio::spawn(async move {
+            for _ in 0..20 {
+                all(&locks, &names).acquire().await.expect("acquire").release().await.expect("release");
+            }
+        }));
+    }
+    for caller in callers {
+        its_turn(caller).await;
+    }
     until_no_place_is_left(&db).await;
 }
 
@@ -207,19 +232,22 @@ async fn one_deadline_counts_for_all_names_and_nothing_is_left_when_it_has_passe
 }
 
 #[tokio::test]
-async fn who_is_dropped_while_it_waits_leaves_every_line() {
+async fn who_is_dropped_while_it_waits_leaves_the_line_and_gives_back_what_it_has() {
     let db = fresh().await;
-    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let held = taken(all(&theirs, &["b"])).await;
-    let waits = in_line(&theirs, all(&ours, &["a", "b"]), &["a", "b"], 0).await;
-    let behind = tokio::spawn(theirs.lease("a").ttl(LONG).acquire());
-    line_of(&ours, "a", 2).await;
+    let waits = in_line(&theirs, all(&ours, &["a", "b"]), "b", 0).await;
+    let behind_a = tokio::spawn(others.lease("a").ttl(LONG).acquire());
+    line_of(&theirs, "a", 1).await;
+    let behind_b = tokio::spawn(others.lease("b").ttl(LONG).acquire());
+    line_of(&theirs, "b", 2).await;
     waits.abort();
     // It is not in the way any more.
-    its_turn(behind).await.expect("acquire").release().await.expect("release");
-    until_no_place_is_left(&db).await;
+    its_turn(behind_a).await.expect("acquire").release().await.expect("release");
     held.release().await.expect("release");
-    assert!(is_free(&theirs, "b").await);
+    its_turn(behind_b).await.expect("acquire").release().await.expect("release");
+    until_no_place_is_left(&db).await;
+    assert!(is_free(&theirs, "a").await && is_free(&theirs, "b").await);
 }
 
 #[tokio::test]
@@ -242,18 +270,21 @@ async fn no_dropped_future_leaves_a_lease_or_a_place() {
 }
 
 #[tokio::test]
-async fn a_process_that_is_killed_while_it_waits_is_passed_over_everywhere() {
+async fn a_process_that_is_killed_while_it_waits_is_passed_over_and_frees_what_it_has_after_the_ttl() {
     let db = fresh().await;
-    let locks = db.locks().await;
+    let (locks, others) = (db.locks().await, db.locks().await);
     let b = locks.lease("b").ttl(LONG).acquire().await.expect("acquire");
     let mut worker = Worker::start(&db.url);
-    worker.tell("gather a,b,c 60000");
-    line_of(&locks, "c", 1).await;
-    let behind = tokio::spawn(all(&locks, &["a", "c"]).acquire());
-    line_of(&locks, "a", 2).await;
+    worker.tell("gather a,b,c 3000");
+    line_of(&locks, "b", 1).await;
+    let behind_a = tokio::spawn(all(&others, &["a", "c"]).acquire());
+    line_of(&locks, "a", 1).await;
+    let behind_b = tokio::spawn(others.lease("b").ttl(LONG).acquire());
+    line_of(&locks, "b", 2).await;
     worker.kill();
-    its_turn(behind).await.expect("acquire").release().await.expect("release");
+    its_turn(behind_a).await.expect("acquire").release().await.expect("release");
     b.release().await.expect("release");
+    its_turn(behind_b).await.expect("acquire").release().await.expect("release");
     until_no_place_is_left(&db).await;
 }
 
@@ -351,7 +382,7 @@ async fn an_owner_enters_again_what_it_holds_already() {
             // Also when it has to wait for the others.
             let b = theirs.lease("b").ttl(LONG).owner(Owner::random()).acquire().await.expect("acquire");
             let request = all(&ours, &["a", "b"]);
-            let waits = in_line(&theirs, request, &["b"], 0).await;
+            let waits = in_line(&theirs, request, "b", 0).await;
             b.release().await.expect("release");
             let both = its_turn(waits).await;
             assert_eq!(both.token("a"), Some(a.token()));
@@ -369,7 +400,7 @@ async fn several_names_wait_for_readers_and_keep_later_readers_out() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let reads = theirs.lease("a").ttl(LONG).shared().acquire().await.expect("acquire");
-    let waits = in_line(&theirs, all(&ours, &["a", "b"]), &["a", "b"], 0).await;
+    let waits = in_line(&theirs, all(&ours, &["a", "b"]), "a", 0).await;
     assert!(theirs.lease("a").ttl(LONG).shared().try_acquire().await.expect("try").is_none());
     reads.release().await.expect("release");
     its_turn(waits).await.release().await.expect("release");
@@ -390,6 +421,7 @@ async fn who_waits_when_its_client_is_shut_down_is_told_and_leaves_nothing() {
     assert!(matches!(answer, Err(Error::Closed)), "{answer:?}");
     let answer = all(&ours, &["a", "b"]).acquire().await;
     assert!(matches!(answer, Err(Error::Closed)), "{answer:?}");
+    assert!(is_free(&theirs, "a").await);
     b.release().await.expect("release");
 }
 
@@ -501,8 +533,8 @@ async fn leases_whose_grant_was_not_heard_of_last_no_longer_than_the_database_sa
     let ours = builder(connect(&url, 1).await).build();
     let b = theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
     let request = all(&ours, &["a", "b"]).ttl(TTL).renew(false);
-    let waits = in_line(&theirs, request, &["a", "b"], 0).await;
-    let cut = proxy.as_ref().map(|proxy| proxy.cut_reply_to("COMMIT"));
+    let waits = in_line(&theirs, request, "b", 0).await;
+    let cut = proxy.as_ref().map(|proxy| proxy.cut_next_reply());
     b.release().await.expect("release");
     if let (Some(proxy), Some(cut)) = (&proxy, cut) {
         soon("the cut", cut.happened()).await;

@@ -16,7 +16,7 @@ use sqlx::{AssertSqlSafe, Executor, Pool, Transaction};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::support::proxy::{Direction, Proxy};
-use crate::support::{Database, Fresh, SOON, builder, connect, fresh, of_processes, soon};
+use crate::support::{Database, Fresh, SOON, builder, connect, fresh, held, of_processes, soon};
 use crate::{DATABASE, Sql};
 
 /// Longer than any test lasts: what is free before that was released.
@@ -145,9 +145,9 @@ impl Wire {
     }
 
     async fn row(&self, name: &str) -> Option<Row> {
-        let sql = format!("SELECT holds, token, expires_at FROM sqlock_lease WHERE name = '{name}'");
+        let sql = held("l.id, l.token", name);
         let row = sqlx::query_as(AssertSqlSafe(sql)).fetch_optional(&self.direct).await.expect("the row can be read");
-        row.map(|(holds, token, expires_at)| Row { holds, token, expires_at })
+        row.map(|(id, token, expires_at)| Row { id, token, expires_at })
     }
 
     async fn until(&self, what: &str, name: &str, holds: impl Fn(&Row) -> bool) {
@@ -199,10 +199,12 @@ impl Wire {
             }
         };
         soon("the end of all sessions", gone).await;
-        let held: i64 = sqlx::query_scalar("SELECT count(*) FROM sqlock_lease WHERE holds <> ''")
-            .fetch_one(&self.direct)
-            .await
-            .expect("rows can be counted");
+        let held: i64 = sqlx::query_scalar(
+            "SELECT count(*) + (SELECT count(*) FROM sqlock_entry) FROM sqlock_lease WHERE id NOT IN ('', 'entries')",
+        )
+        .fetch_one(&self.direct)
+        .await
+        .expect("rows can be counted");
         assert_eq!(held, 0, "a name is still held");
         if DATABASE == Database::Sqlite {
             self.direct.close().await;
@@ -219,7 +221,7 @@ impl Wire {
 
 /// What stands in the table.
 struct Row {
-    holds: String,
+    id: String,
     token: i64,
     expires_at: i64,
 }
@@ -271,10 +273,10 @@ async fn acquire_whose_reply_was_lost_is_one_holding_and_the_callers() {
     let asking = tokio::spawn(locks.lease("a").ttl(LONG).acquire());
     let mut granted = None;
     if wire.proxy.is_some() {
-        wire.until("the grant", "a", |row| !row.holds.is_empty()).await;
+        wire.until("the grant", "a", |row| !row.id.is_empty()).await;
         granted = wire.row("a").await.map(|row| row.token);
     }
-    wire.cut_when("a", |row| !row.holds.is_empty()).await;
+    wire.cut_when("a", |row| !row.id.is_empty()).await;
     let lease = soon("the lease", asking).await.expect("no panic").expect("acquire");
     assert!(lease.is_held());
     let row = wire.row("a").await.expect("the row");
@@ -282,7 +284,7 @@ async fn acquire_whose_reply_was_lost_is_one_holding_and_the_callers() {
     if let Some(granted) = granted {
         assert_eq!(row.token, granted, "the holding that was committed first, not a second one");
     }
-    assert_eq!(row.holds.matches(';').count(), 1, "one hold: {}", row.holds);
+    assert_eq!(row.id.len(), 32, "one lease: {}", row.id);
     assert!(rival.lease("a").try_acquire().await.expect("try").is_none());
     lease.release().await.expect("release");
     let next = rival.lease("a").try_acquire().await.expect("try").expect("no orphan keeps it");
@@ -295,19 +297,29 @@ async fn renewal_whose_reply_was_lost_leaves_the_lease_held_with_its_token() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let ttl = Duration::from_secs(9);
-    let acquired = Instant::now();
     let lease = locks.lease("a").ttl(ttl).acquire().await.expect("acquire");
-    let granted = wire.row("a").await.expect("the row");
+    // When two heartbeats were answered, their connection is open and their statements are prepared.
+    let deadline = || Instant::now() + lease.remaining();
+    for _ in 0..2 {
+        let before = deadline();
+        let answered = async {
+            while deadline() <= before + ttl / 20 {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        soon("a heartbeat", answered).await;
+    }
+    let (acquired, granted) = (Instant::now(), wire.row("a").await.expect("the row"));
     wire.strike(Fault::Mute).await;
     if wire.proxy.is_none() {
-        sleep(ttl / 3).await; // until the renewal is due
+        sleep(ttl / 3).await; // until the heartbeat is due
     }
     wire.cut_when("a", |row| row.expires_at > granted.expires_at).await;
     let lost = timeout((acquired + ttl + ttl / 3).saturating_duration_since(Instant::now()), lease.lost()).await;
     assert!(lost.is_err(), "lost: {lost:?}");
     assert!(lease.is_held());
     let row = wire.row("a").await.expect("the row");
-    assert_eq!((row.token, row.holds), (granted.token, granted.holds));
+    assert_eq!((row.token, row.id), (granted.token, granted.id));
     assert!(rival.lease("a").try_acquire().await.expect("try").is_none());
     lease.release().await.expect("release");
     wire.assert_nothing_left(vec![locks, rival]).await;
@@ -320,7 +332,7 @@ async fn release_whose_reply_was_lost_is_ok_and_the_name_is_free() {
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
     wire.strike(Fault::Mute).await;
     let releasing = tokio::spawn(lease.release());
-    wire.cut_when("a", |row| row.holds.is_empty()).await;
+    wire.cut_when("a", |row| row.id.is_empty()).await;
     soon("the release", releasing).await.expect("no panic").expect("it was ours to the end");
     let next = rival.lease("a").try_acquire().await.expect("try").expect("free");
     next.release().await.expect("release");
@@ -338,16 +350,16 @@ async fn release_sent_again_after_the_name_has_gone_on_is_ok_and_spares_the_succ
     let releasing = tokio::spawn(lease.release());
     if wire.proxy.is_some() {
         // Nobody waits yet: then it is one statement, whose answer nobody needs.
-        wire.until("the release", "a", |row| row.holds.is_empty()).await;
+        wire.until("the release", "a", |row| row.id.is_empty()).await;
     }
     let taking = tokio::spawn(rival.lease("a").wait(SOON).acquire());
     let token = wire.row("a").await.expect("the row").token;
-    wire.cut_when("a", |row| !row.holds.is_empty() && row.token > token).await;
+    wire.cut_when("a", |row| !row.id.is_empty() && row.token > token).await;
     soon("the release", releasing).await.expect("no panic").expect("it was ours to the end");
     let next = soon("the successor", taking).await.expect("no panic").expect("acquire");
     let row = wire.row("a").await.expect("the row");
     assert_eq!(row.token, next.token().get());
-    assert!(!row.holds.is_empty());
+    assert!(!row.id.is_empty());
     next.release().await.expect("the successor's is its own");
     wire.assert_nothing_left(vec![locks, rival]).await;
 }
@@ -397,7 +409,7 @@ async fn extension_whose_reply_was_lost_counts() {
     extended.expect("extend");
     assert!(remaining > ttl, "{remaining:?}");
     let row = wire.row("a").await.expect("the row");
-    assert_eq!((row.token, row.holds), (granted.token, granted.holds));
+    assert_eq!((row.token, row.id), (granted.token, granted.id));
     lease.release().await.expect("release");
     wire.assert_nothing_left(vec![locks, rival]).await;
 }
@@ -462,7 +474,7 @@ async fn grant_that_arrives_after_its_own_deadline_is_refused_and_released() {
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(error.is_retryable(), "{error}");
     // Its expiry would leave the hold in the row: it was given back.
-    wire.until("the release", "a", |row| row.holds.is_empty()).await;
+    wire.until("the release", "a", |row| row.id.is_empty()).await;
     let next = rival.lease("a").try_acquire().await.expect("try").expect("free");
     next.release().await.expect("release");
     wire.assert_nothing_left(vec![locks, rival]).await;
@@ -472,7 +484,12 @@ async fn grant_that_arrives_after_its_own_deadline_is_refused_and_released() {
 async fn acquire_goes_on_after_a_grant_that_arrived_too_late() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
-    let ttl = Duration::from_millis(1200);
+    let ttl = Duration::from_millis(700);
+    // The statements of a wait and of its end are prepared.
+    let held = rival.lease("b").acquire().await.expect("acquire");
+    let waited = locks.lease("b").wait(Duration::from_millis(300)).acquire().await;
+    assert!(waited.expect_err("it is held").is_timeout());
+    held.release().await.expect("release");
     let before = wire.row("a").await.expect("the row").token;
     wire.strike(Fault::Slow(ttl * 2)).await;
     let acquiring = tokio::spawn(locks.lease("a").ttl(ttl).acquire());
@@ -480,7 +497,7 @@ async fn acquire_goes_on_after_a_grant_that_arrived_too_late() {
     if wire.proxy.is_some() {
         wire.until("the late grant", "a", |row| row.token > before).await;
         late = wire.row("a").await.expect("the row").token;
-        wire.until("its end", "a", |row| row.holds.is_empty() || row.token > late).await;
+        wire.until("its end", "a", |row| row.id.is_empty() || row.token > late).await;
         assert!(!acquiring.is_finished(), "the late grant was handed out");
     } else {
         sleep(ttl * 3 / 2).await;
@@ -696,7 +713,7 @@ async fn acquire_dropped_in_a_frozen_network_leaves_nothing_once_it_is_back() {
     wire.strike(Fault::Mute).await;
     let acquiring = tokio::spawn(locks.lease("a").ttl(LONG).acquire());
     if wire.proxy.is_some() {
-        wire.until("the grant", "a", |row| !row.holds.is_empty()).await;
+        wire.until("the grant", "a", |row| !row.id.is_empty()).await;
     } else {
         sleep(Duration::from_millis(300)).await;
     }
@@ -704,7 +721,7 @@ async fn acquire_dropped_in_a_frozen_network_leaves_nothing_once_it_is_back() {
     assert!(acquiring.await.expect_err("it was dropped").is_cancelled());
     wire.mend().await;
     // Its TTL is long: somebody has released it.
-    wire.until("the grant and its release", "a", |row| row.token > before && row.holds.is_empty()).await;
+    wire.until("the grant and its release", "a", |row| row.token > before && row.id.is_empty()).await;
     let next = rival.lease("a").try_acquire().await.expect("try").expect("free");
     next.release().await.expect("release");
     wire.assert_nothing_left(vec![locks, rival]).await;

@@ -55,14 +55,28 @@ pub(super) async fn line_of(witness: &Locks, waiters: usize) {
     .await;
 }
 
+/// Somebody who waits behind a holder or a writer of its own client: the database does not know of it yet.
+async fn waits_locally(request: LeaseRequest) -> JoinHandle<Lease> {
+    let waits = tokio::spawn(async move { request.acquire().await.expect("its turn comes") });
+    // More than a statement may take: others know when it came by how long it has waited.
+    sleep(Duration::from_millis(500)).await;
+    assert!(!waits.is_finished(), "it had to wait");
+    waits
+}
+
 async fn its_turn(waits: JoinHandle<Lease>) -> Lease {
     soon("its turn", waits).await.expect("no panic")
 }
 
-/// Whoever tries looks after the line first: who is in it and could come in would be in after this.
+/// Longer than it takes a waiter to look at the name again when nobody tells it.
+const A_LOOK: Duration = Duration::from_millis(400);
+
+/// A reader that comes now is refused, and of those who wait nobody comes in.
 async fn assert_closed_to_readers(witness: &Locks, waiters: usize) {
     assert!(reading(witness).try_acquire().await.expect("try").is_none());
     line_of(witness, waiters).await;
+    sleep(A_LOOK).await;
+    assert_eq!(witness.waiters("a").await.expect("waiters").len(), waiters, "somebody came in");
 }
 
 pub(super) async fn holders(witness: &Locks) -> Vec<LeaseInfo> {
@@ -84,7 +98,7 @@ pub(super) async fn assert_nothing_is_left(db: &Fresh) {
 }
 
 async fn places(pool: &Pool<Sql>) -> i64 {
-    sqlx::query_scalar("SELECT count(*) FROM sqlock_place").fetch_one(pool).await.expect("count the places")
+    sqlx::query_scalar("SELECT count(*) FROM sqlock_entry").fetch_one(pool).await.expect("count the places")
 }
 
 // ---- who is in
@@ -123,10 +137,12 @@ async fn a_waiting_writer_keeps_later_readers_out_and_they_come_in_together_afte
     let first = taken(reading(&ours)).await;
     let writer = in_line(writing(&theirs), &ours, 0).await;
     let mut readers = Vec::new();
-    for (i, locks) in [&ours, &theirs, &others, &others, &ours].into_iter().enumerate() {
-        readers.push(in_line(reading(locks), &ours, i + 1).await);
+    for i in 0..5 {
+        // Of clients of their own, and of the one that shares the name already.
+        let locks = if i == 0 { ours.clone() } else { db.locks().await };
+        readers.push(in_line(reading(&locks), &ours, i + 1).await);
     }
-    let last = in_line(writing(&others), &ours, 6).await;
+    let last = in_line(writing(&db.locks().await), &ours, 6).await;
     assert_closed_to_readers(&others, 7).await;
     assert_eq!(holders(&ours).await.len(), 1);
 
@@ -451,7 +467,10 @@ async fn an_owner_that_shares_the_name_shares_it_again_past_a_waiting_writer() {
     let elsewhere = taken(reading(&others).owner(owner)).await;
     let tried = reading(&theirs).owner(owner).try_acquire().await.expect("try").expect("its owner shares it");
     let scoped = owner.scope(async { taken(reading(&ours)).await }).await;
-    assert_eq!(holders(&ours).await.len(), 5);
+    let inside = holders(&ours).await;
+    assert!(inside.iter().all(|info| info.owner == Some(owner) && info.mode == Mode::Shared), "{inside:?}");
+    assert_eq!((inner.token(), scoped.token()), (outer.token(), outer.token()), "of one process, one acquisition");
+    assert!([&outer, &inner, &elsewhere, &tried, &scoped].into_iter().all(Lease::is_held));
     line_of(&ours, 2).await;
     assert!(!writer.is_finished() && !stranger.is_finished());
     for lease in [outer, elsewhere, scoped, tried] {
@@ -465,10 +484,46 @@ async fn an_owner_that_shares_the_name_shares_it_again_past_a_waiting_writer() {
     assert_nothing_is_left(&db).await;
 }
 
+/// The client through which it asks has a writer that waits already: it would wait for itself behind that writer.
+#[tokio::test]
+async fn an_owner_that_shares_the_name_shares_it_again_through_the_client_of_a_waiting_writer() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let owner = Owner::random();
+    let outer = taken(reading(&ours).owner(owner)).await;
+    let writer = in_line(writing(&theirs), &ours, 0).await;
+    let inner = taken(reading(&theirs).owner(owner)).await;
+    assert!(!writer.is_finished() && outer.is_held() && inner.is_held());
+    outer.release().await.expect("ours to the end");
+    assert_closed_to_readers(&ours, 1).await;
+    assert!(!writer.is_finished(), "its owner has one left");
+    inner.release().await.expect("ours to the end");
+    its_turn(writer).await.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
+/// As if nobody waited there.
+#[tokio::test]
+async fn an_owner_that_shares_the_name_is_refused_through_the_client_of_a_waiting_writer_as_well() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let owner = Owner::random();
+    let share = taken(reading(&ours).owner(owner)).await;
+    let writer = in_line(writing(&theirs), &ours, 0).await;
+    assert!(is_conversion(soon("a refusal", writing(&theirs).owner(owner).acquire()).await));
+    let tried = soon("a refusal", writing(&theirs).owner(owner).try_acquire()).await;
+    assert!(is_conversion(tried.map(|lease| lease.expect("not merely taken"))));
+    share.release().await.expect("ours to the end");
+    its_turn(writer).await.release().await.expect("ours to the end");
+    assert_nothing_is_left(&db).await;
+}
+
 /// However many wait: it would wait for itself.
 #[tokio::test]
 async fn an_owner_that_shares_the_name_shares_it_again_past_any_number_of_waiters() {
     const CROWD: usize = 40;
+    // So many readers of one client may stand in line at once.
+    const OF_ONE_CLIENT: usize = 13;
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let owner = Owner::random();
@@ -476,8 +531,11 @@ async fn an_owner_that_shares_the_name_shares_it_again_past_any_number_of_waiter
     let mut crowd = JoinSet::new();
     crowd.spawn(writing(&theirs).acquire());
     line_of(&ours, 1).await;
-    for _ in 1..CROWD {
-        crowd.spawn(reading(&theirs).acquire());
+    for _ in 0..(CROWD - 1) / OF_ONE_CLIENT {
+        let others = db.locks().await;
+        for _ in 0..OF_ONE_CLIENT {
+            crowd.spawn(reading(&others).acquire());
+        }
     }
     line_of(&ours, CROWD).await;
     let inner = taken(reading(&ours).owner(owner)).await;
@@ -499,7 +557,7 @@ async fn an_owner_that_holds_the_name_alone_may_as_well_share_it() {
     let tried = reading(&ours).owner(owner).try_acquire().await.expect("try").expect("its owner has it");
     assert_eq!([&here, &elsewhere, &tried].map(Lease::token), [alone.token(); 3]);
     assert!(reading(&theirs).try_acquire().await.expect("try").is_none(), "strangers do not come in with it");
-    let waits = in_line(reading(&theirs), &ours, 0).await;
+    let waits = in_line(reading(&db.locks().await), &ours, 0).await;
     for lease in [alone, elsewhere, tried] {
         lease.release().await.expect("ours to the end");
         assert!(writing(&theirs).try_acquire().await.expect("try").is_none());
@@ -519,8 +577,11 @@ async fn a_waiting_reader_whose_owner_gets_the_name_alone_comes_in_too() {
         let owner = Owner::random();
         let holder = taken(writing(&theirs)).await;
         let alone = in_line(writing(&ours).owner(owner), &theirs, 0).await;
-        let locks = if reader_is_elsewhere { &theirs } else { &ours };
-        let read = in_line(reading(locks).owner(owner), &theirs, 1).await;
+        let read = if reader_is_elsewhere {
+            in_line(reading(&db.locks().await).owner(owner), &theirs, 1).await
+        } else {
+            waits_locally(reading(&ours).owner(owner)).await
+        };
         holder.release().await.expect("ours to the end");
         let alone = its_turn(alone).await;
         let read = its_turn(read).await;
@@ -583,9 +644,9 @@ async fn a_downgrade_lets_the_readers_next_in_line_in_and_no_writer() {
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let mut lease = taken(writing(&ours).label("mine")).await;
     let token = lease.token();
-    let readers = [in_line(reading(&theirs), &others, 0).await, in_line(reading(&ours), &others, 1).await];
-    let writer = in_line(writing(&others), &others, 2).await;
-    let late = in_line(reading(&others), &others, 3).await;
+    let readers = [in_line(reading(&theirs), &others, 0).await, waits_locally(reading(&ours)).await];
+    let writer = in_line(writing(&others), &theirs, 1).await;
+    let late = in_line(reading(&db.locks().await), &theirs, 2).await;
     lease.downgrade().await.expect("downgrade");
     assert!(lease.is_held());
     assert_eq!(lease.token(), token, "it is still the same holding");
@@ -789,7 +850,8 @@ async fn a_reader_whose_name_a_writer_has_had_since_cannot_fence() {
         // When the name is free again, when the writer still has it, and when others share it.
         for since in ["free", "held", "shared"] {
             for began_before in [false, true] {
-                let reader = taken(reading(&ours)).await;
+                // Without a heartbeat, which would tell it of the eviction.
+                let reader = taken(reading(&ours).renew(false)).await;
                 let mut tx = books.at(level).await.begin().await;
                 if began_before {
                     let read = "SELECT value FROM counter WHERE id = 1";
@@ -1037,7 +1099,15 @@ async fn all_readers_who_wait_behind_a_writer_are_in_when_it_has_gone() {
         let request = reading([&ours, &theirs][i % 2]);
         readers.spawn(async move { request.acquire().await.expect("its turn comes") });
     }
-    line_of(&ours, READERS).await;
+    soon("the first in line", async {
+        while ours.waiters("a").await.expect("waiters").is_empty() {
+            sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+    // Of most of them the database does not know yet.
+    sleep(Duration::from_secs(1)).await;
+    assert!(readers.try_join_next().is_none(), "in beside a writer");
     writer.release().await.expect("ours to the end");
     let mut inside = Vec::new();
     timeout(SOON * 4, async {
@@ -1094,9 +1164,19 @@ async fn the_sweeper_leaves_living_shares_and_purges_dead_ones() {
     let pool = db.pool().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let living = taken(reading(&ours)).await;
-    let dead = taken(reading(&ours).ttl(Duration::from_millis(300)).renew(false)).await;
-    let dead_alone = taken(ours.lease("b").shared().ttl(Duration::from_millis(300)).renew(false)).await;
-    soon("their end", async { (dead.lost().await, dead_alone.lost().await) }).await;
+    // A client that is alive takes back what has expired.
+    for name in ["a", "b"] {
+        let mut dying = Worker::start(&db.url);
+        let answer = dying.ask(&format!("as shared {name} 1000")).await;
+        assert!(answer.starts_with("token "), "{answer}");
+        dying.kill();
+    }
+    soon("their end", async {
+        while theirs.list("").await.expect("list").len() > 1 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
     let names = async || -> i64 {
         sqlx::query_scalar("SELECT count(*) FROM sqlock_lease").fetch_one(&pool).await.expect("count the names")
     };
@@ -1122,7 +1202,6 @@ async fn the_sweeper_leaves_living_shares_and_purges_dead_ones() {
     line_of(&ours, 1).await;
     living.release().await.expect("ours to the end");
     its_turn(waits).await.release().await.expect("ours to the end");
-    drop((dead, dead_alone));
     assert_nothing_is_left(&db).await;
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlock::{Error, Lease, LeaseInfo, LeaseRequest, Locks, Owner};
-use sqlx::{AssertSqlSafe, Pool};
+use sqlx::Pool;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
@@ -55,15 +55,6 @@ impl Line {
     async fn join(&self, request: LeaseRequest, label: &str) -> Waiting {
         let waiting = tokio::spawn(request.ttl(LONG).label(label).acquire());
         self.until(&format!("{label} in line"), |line| line.iter().any(|l| l == label)).await;
-        // On MySQL the place is there a moment before the name is marked as waited for, which is what joins the line.
-        let marked = async {
-            let sql = "SELECT waiting FROM sqlock_lease WHERE name = 'a'";
-            let waiting = || sqlx::query_scalar::<_, i64>(sql).fetch_one(&self.table);
-            while waiting().await.expect("the name can be read") == 0 {
-                sleep(Duration::from_millis(2)).await;
-            }
-        };
-        soon("the mark", marked).await;
         waiting
     }
 
@@ -89,7 +80,7 @@ impl Line {
 
     /// How many places are in the table, the dead included.
     async fn places(&self) -> i64 {
-        let count = sqlx::query_scalar("SELECT count(*) FROM sqlock_place").fetch_one(&self.table);
+        let count = sqlx::query_scalar("SELECT count(*) FROM sqlock_entry").fetch_one(&self.table);
         count.await.expect("places can be counted")
     }
 
@@ -140,7 +131,7 @@ async fn clients_are_served_in_the_order_in_which_they_came() {
     line.assert_empty().await;
 }
 
-/// Those of the holder's own process wait without the database's knowledge until it has to know.
+/// Those who wait behind others of their process wait without the database's knowledge until it has to know.
 #[tokio::test]
 async fn waiters_of_the_holders_process_and_of_others_are_served_in_the_order_in_which_they_came() {
     // More than a statement may take: the line knows when somebody came by how long it has waited.
@@ -150,17 +141,11 @@ async fn waiters_of_the_holders_process_and_of_others_are_served_in_the_order_in
     let first = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let mut waiting = Vec::new();
     for i in 0..6 {
-        let (client, label) = (if i % 2 == 0 { &ours } else { &theirs }, format!("w{i}"));
-        if i % 2 == 0 {
-            let request = client.lease("a").ttl(LONG).label(&label);
-            waiting.push(tokio::spawn(request.acquire()));
-            tokio::task::yield_now().await;
-        } else {
-            waiting.push(line.join(client.lease("a"), &label).await);
-        }
+        let client = if i % 2 == 0 { &ours } else { &theirs };
+        waiting.push(tokio::spawn(client.lease("a").ttl(LONG).label(format!("w{i}")).acquire()));
         sleep(APART).await;
     }
-    assert_eq!(line.labels().await, ["w1", "w3", "w5"], "nobody who can be served here is known there");
+    assert_eq!(line.labels().await, ["w1"], "nobody who cannot be next is known there");
     assert_served(first, waiting).await;
     line.assert_empty().await;
 }
@@ -168,16 +153,16 @@ async fn waiters_of_the_holders_process_and_of_others_are_served_in_the_order_in
 #[tokio::test]
 async fn a_try_never_jumps_the_line() {
     let line = Line::new().await;
-    let (ours, theirs) = (line.client().await, line.client().await);
     let first = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    let mut waiting = Vec::new();
+    let (mut clients, mut waiting) = (Vec::new(), Vec::new());
     for i in 0..6 {
-        let client = if i % 2 == 0 { &ours } else { &theirs };
+        let client = line.client().await;
         waiting.push(line.join(client.lease("a"), &format!("w{i}")).await);
+        clients.push(client);
     }
     // From here on somebody waits or holds, until the last of them has the name.
     let over = Arc::new(AtomicBool::new(false));
-    let tries: Vec<_> = [line.client().await, ours.clone(), theirs.clone()]
+    let tries: Vec<_> = [line.client().await, clients[0].clone(), clients[5].clone()]
         .into_iter()
         .map(|locks| {
             let over = Arc::clone(&over);
@@ -411,14 +396,19 @@ async fn an_owner_that_enters_elsewhere_in_the_moment_of_its_grant_loses_nothing
 #[tokio::test]
 async fn a_shutdown_leaves_no_place_and_the_others_move_up() {
     let line = Line::new().await;
-    let (ours, theirs) = (line.client().await, line.client().await);
+    let ours = line.client().await;
     let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let mut leaving = Vec::new();
     let mut staying = Vec::new();
     for i in 0..4 {
-        leaving.push(line.join(ours.lease("a"), &format!("leaves{i}")).await);
-        staying.push(line.join(theirs.lease("a"), &format!("stays{i}")).await);
+        // Readers of one client stand in line together.
+        leaving.push(line.join(ours.lease("a").shared(), &format!("leaves{i}")).await);
+        staying.push(line.join(line.client().await.lease("a"), &format!("stays{i}")).await);
     }
+    // Behind them a writer, and one more, of which the database does not know yet.
+    leaving.push(tokio::spawn(ours.lease("a").ttl(LONG).acquire()));
+    leaving.push(tokio::spawn(ours.lease("a").ttl(LONG).acquire()));
+    line.until("the writer of the client that leaves", |labels| labels.len() == 9).await;
     soon("the shutdown", ours.shutdown()).await.expect("shutdown");
     assert_eq!(line.labels().await, ["stays0", "stays1", "stays2", "stays3"]);
     assert_eq!(line.places().await, 4);
@@ -435,8 +425,9 @@ async fn who_gives_up_leaves_no_place_and_delays_nobody() {
     let line = Line::new().await;
     let (ours, theirs) = (line.client().await, line.client().await);
     let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    let dropped = [line.join(ours.lease("a"), "d0").await, line.join(theirs.lease("a"), "d1").await];
+    let dropped = [line.join(ours.lease("a").shared(), "d0").await, line.join(theirs.lease("a").shared(), "d1").await];
     let wait = Duration::from_secs(2);
+    // Behind those of their own clients.
     let impatient = line.join(ours.lease("a").wait(wait), "impatient").await;
     let next = line.join(theirs.lease("a"), "next").await;
     for waiting in dropped {
@@ -588,9 +579,10 @@ async fn who_waits_behind_another_of_its_process_is_let_in_when_the_database_has
     let ours = line.client().await;
     let mut holder = Worker::start(&line.db.url);
     holder.hold("a", Duration::from_secs(6)).await;
-    let first = line.join(ours.lease("a"), "first").await;
+    // A reader and the writer behind it: both may be next.
+    let first = line.join(ours.lease("a").shared(), "first").await;
     let second = line.join(ours.lease("a"), "second").await;
-    let sql = "UPDATE sqlock_place SET place = place - 60000000 WHERE label = 'second'";
+    let sql = "UPDATE sqlock_entry SET arrived_at = arrived_at - 60000000 WHERE label = 'second'";
     sqlx::query(sql).execute(&line.table).await.expect("another order");
     holder.kill();
     turn(second).await.release().await.expect("release");
@@ -761,7 +753,7 @@ async fn a_process_that_slept_until_its_place_was_cleared_away_comes_back_to_tha
     line.until("the end of its place", |labels| labels == ["second"]).await;
     let third = line.join(other.lease("a"), "third").await;
     // As those do who pass the name on, and on SQLite those who join.
-    let cleared = sqlx::query("DELETE FROM sqlock_place WHERE label = ''").execute(&line.table).await;
+    let cleared = sqlx::query("DELETE FROM sqlock_entry WHERE label = ''").execute(&line.table).await;
     cleared.expect("what has run out can be deleted");
     assert_eq!(line.places().await, 2);
     sleeper.resume();
@@ -792,8 +784,8 @@ async fn a_database_that_stands_still_for_a_while_loses_nobody_its_place() {
     let mut standstill = pool.acquire().await.expect("a connection");
     let (begin, end) = match DATABASE {
         Database::Sqlite => ("BEGIN IMMEDIATE", "COMMIT"),
-        Database::Postgres => ("BEGIN; LOCK TABLE sqlock_place IN EXCLUSIVE MODE", "COMMIT"),
-        Database::MySql | Database::MariaDb => ("LOCK TABLES sqlock_place READ", "UNLOCK TABLES"),
+        Database::Postgres => ("BEGIN; LOCK TABLE sqlock_entry IN EXCLUSIVE MODE", "COMMIT"),
+        Database::MySql | Database::MariaDb => ("LOCK TABLES sqlock_entry READ", "UNLOCK TABLES"),
     };
     sqlx::raw_sql(begin).execute(&mut *standstill).await.expect("a lock on everybody's places");
     sleep(CLAIM + Duration::from_millis(500)).await;
@@ -826,7 +818,7 @@ async fn a_waiter_whose_database_is_gone_is_told_so_and_not_that_it_timed_out() 
         }
     };
     let theirs = builder(connect(&url, 1).await).build();
-    let patient = line.join(theirs.lease("a"), "patient").await;
+    let patient = line.join(theirs.lease("a").shared(), "patient").await;
     let impatient = line.join(theirs.lease("a").wait(Duration::from_secs(6)), "impatient").await;
     let mut blocker = None;
     match &proxy {
@@ -888,41 +880,6 @@ async fn to_and_fro(line: &Line, clients: [&Locks; 2], times: usize, mut between
     }
     held.release().await.expect("release");
     slowest
-}
-
-/// Elsewhere nobody listens, and nobody can be cut off: there the same is done without.
-#[tokio::test]
-async fn waiters_whose_listening_connection_is_cut_get_their_turn_all_the_same() {
-    let line = Line::new().await;
-    let mark = format!("sqlock-line-{}", std::process::id());
-    let url = match DATABASE {
-        Database::Postgres => format!("{}&application_name={mark}", line.db.url),
-        _ => line.db.url.clone(),
-    };
-    let clients = [builder(connect(&url, 1).await).build(), builder(connect(&url, 1).await).build()];
-    let cut = async || {
-        if DATABASE != Database::Postgres {
-            return;
-        }
-        let sql = format!(
-            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-              WHERE application_name = '{mark}' AND (query LIKE 'LISTEN %' OR query LIKE '%pg_notify($1, %')"
-        );
-        let cut = async {
-            loop {
-                let cut: i64 =
-                    sqlx::query_scalar(AssertSqlSafe(sql.clone())).fetch_one(&line.table).await.expect("cut");
-                if cut > 0 {
-                    return;
-                }
-                sleep(Duration::from_millis(10)).await;
-            }
-        };
-        soon("somebody who listens", cut).await;
-    };
-    let slowest = to_and_fro(&line, [&clients[0], &clients[1]], 4, cut).await;
-    println!("{DATABASE:?}: the slowest hand-over with its listener cut took {slowest:?}");
-    line.assert_empty().await;
 }
 
 /// For the other databases there is no such proxy here: what is asserted of them is the same without.

@@ -186,6 +186,14 @@ pub async fn of_processes<T>(ask: impl AsyncFn() -> Result<T, sqlx::Error>) -> T
 /// The longest that anything which must happen may take here before a test fails.
 pub const SOON: Duration = Duration::from_secs(30);
 
+/// A query for columns of the row `l` of a name, and for its expiry: by itself, or by the heartbeat of its client.
+pub fn held(columns: &str, name: &str) -> String {
+    format!(
+        "SELECT {columns}, CASE WHEN c.beat_at + l.ttl > l.expires_at THEN c.beat_at + l.ttl ELSE l.expires_at END
+           FROM sqlock_lease AS l LEFT JOIN sqlock_client AS c ON c.id = l.client WHERE l.name = '{name}'"
+    )
+}
+
 /// Fails the test, instead of hanging it, when something does not happen.
 pub async fn soon<F: Future>(what: &str, future: F) -> F::Output {
     tokio::time::timeout(SOON, future).await.unwrap_or_else(|_| panic!("{what} did not happen within {SOON:?}"))

@@ -27,7 +27,7 @@ use super::command::{Ended, run, sqlock};
 use super::proxy::{Direction, Proxy};
 use super::server::Server;
 use super::worker::Worker;
-use super::{Fresh, SOON, empty, empty_on, soon};
+use super::{Fresh, SOON, empty, empty_on, held, soon};
 use crate::{DATABASE, Sql};
 
 /// A database with sqlock's tables, the way to it, and a directory for the test's files.
@@ -48,7 +48,7 @@ pub struct Scene {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     pub owner: String,
-    pub holds: String,
+    pub id: String,
     pub token: i64,
     /// Microseconds since the epoch, as [`now`].
     pub acquired_at: i64,
@@ -150,17 +150,10 @@ impl Scene {
     // ---- what the database knows
 
     pub async fn try_row(&self, name: &str) -> Result<Option<Row>, sqlx::Error> {
-        let sql =
-            format!("SELECT owner, holds, token, acquired_at, expires_at FROM sqlock_lease WHERE name = '{name}'");
+        let sql = held("l.owner, l.id, l.token, l.acquired_at", name);
         let row: Option<(String, String, i64, i64, i64)> =
             sqlx::query_as(AssertSqlSafe(sql)).fetch_optional(&self.leases).await?;
-        Ok(row.map(|(owner, holds, token, acquired_at, expires_at)| Row {
-            owner,
-            holds,
-            token,
-            acquired_at,
-            expires_at,
-        }))
+        Ok(row.map(|(owner, id, token, acquired_at, expires_at)| Row { owner, id, token, acquired_at, expires_at }))
     }
 
     /// The row of a name that was taken before. A database that has just been restarted is asked again.

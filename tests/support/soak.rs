@@ -418,8 +418,8 @@ impl Database {
 
     /// The rows that tell of somebody who waits or holds.
     async fn leftovers(&self) -> i64 {
-        const ROWS: &str = "SELECT (SELECT count(*) FROM sqlock_place)
-                                 + (SELECT count(*) FROM sqlock_lease WHERE holds <> '' OR waiting <> 0)";
+        const ROWS: &str = "SELECT (SELECT count(*) FROM sqlock_entry)
+                                 + (SELECT count(*) FROM sqlock_lease WHERE id <> '')";
         let count = match self {
             Self::Postgres(pool) => sqlx::query_scalar(ROWS).fetch_one(pool).await,
             Self::MySql(pool) => sqlx::query_scalar(ROWS).fetch_one(pool).await,

@@ -453,7 +453,7 @@ async fn seize(url: &str) -> sqlx::Result<SqliteConnection> {
     let statements = "
         PRAGMA cache_size = 4;
         BEGIN EXCLUSIVE;
-        UPDATE sqlock_lease SET owner = '', holds = '', token = 1;
+        UPDATE sqlock_lease SET owner = '', id = '', client = '', token = 1;
         CREATE TABLE spilt (junk BLOB);
         WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
         INSERT INTO spilt SELECT randomblob(4000) FROM n;";

@@ -1,4 +1,4 @@
-//! Taking a name that nobody holds, or sharing it.
+//! Acquires a name that is free, or shares one.
 
 use std::time::Duration;
 
@@ -51,8 +51,8 @@ pub(super) fn keeper(claim: &Claim) -> String {
     client_text(claim.is_kept.then_some(claim.client))
 }
 
-// What STANDING says of the row of a name for a claim. From REMAINING on: how long the holder may keep the name, times two, plus one if
-// its owner is that of the claim.
+// The codes of `standing!`, which tell how the row of a name stands for a claim. From REMAINING on: the time for which the holder may
+// keep the name, times two, plus one if its owner is that of the claim.
 const MISSING: u64 = 0;
 const GRANTABLE: u64 = 1;
 const VACANT: u64 = 2;
@@ -61,7 +61,7 @@ const OWN: u64 = 4;
 const OWN_ENTRY: u64 = 5;
 const REMAINING: u64 = 16;
 
-/// Bind order: what `vacant` needs, id, id, what `shared` needs, owner.
+/// How the row of a name stands for a claim, as a code. Bind order: what `vacant` needs, id, id, what `shared` needs, owner.
 #[rustfmt::skip]
 macro_rules! standing {
     (vacant: [$($vacant:tt)*], shared: [$($shared:tt)*]) => {
@@ -101,7 +101,7 @@ pub(super) async fn acquire(
                 let remaining = Duration::from_micros((code - REMAINING) / 2);
                 return Ok(Err(HolderNow::Valid { owner, remaining }));
             }
-            // Nobody holds a name that has no row. Somebody waits, or the row has been created meanwhile.
+            // The name had no row. An entry waits for it, or another client has created the row meanwhile.
             _ => {
                 refusal = HolderNow::Vacant;
                 None
@@ -150,7 +150,8 @@ async fn take(conn: &mut MySqlConnection, claim: &Claim) -> Result<(u64, Option<
     Ok((MISSING, granted))
 }
 
-/// Whether units are left beside those who share the name. Bind order: units, permits.
+/// The same for a claim that shares the name: permits are left beside the entries that hold. Bind order: units, permits, id, id,
+/// units, permits, owner.
 #[rustfmt::skip]
 macro_rules! share_standing {
     () => {
@@ -173,7 +174,7 @@ pub(super) const CREATE_FREE: &str = "
 INSERT IGNORE INTO sqlock_lease (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)
 VALUES (?, '', '', '', 0, 0, 0, 0, '', '')";
 
-// A name that is shared may be locked by others that come to share it; they are waited for. Bind order: name.
+// The row is locked for a moment by every client that comes to share the name, so this statement waits. Bind order: name.
 #[rustfmt::skip]
 const SHARE_LOCK: &str = "
 SELECT COALESCE(MAX(s.token), 0) INTO @sqlock_token FROM sqlock_lease AS s WHERE s.name = ? FOR UPDATE";
@@ -190,7 +191,8 @@ const SHARE_DECIDE: &str = "SELECT IF(@sqlock_standing = 1, ?, NULL) INTO @sqloc
 
 const SHARE_ANSWER: &str = "SELECT CAST(@sqlock_standing AS UNSIGNED), CAST(@sqlock_token AS UNSIGNED)";
 
-/// Shares a name. A look tells whether that is possible; a transaction does it, since it writes two rows.
+/// Shares a name. A read without locks finds refusals; only a grant, which writes two rows, needs a transaction. Returns how the row
+/// stands, and the token if it was granted.
 async fn share(
     conn: &mut MySqlConnection,
     claim: &Claim,
@@ -206,7 +208,7 @@ async fn share(
     let (name, id, owner) = (&*name_literal(&claim.name), &*id_literal(claim.id), &*id_literal(claim.owner));
     let (units, permits) = (&*units.to_string(), &*permits.to_string());
     if code == MISSING {
-        // Not in the transaction: of several that insert the row, all would share its lock and wait for each other to give it up.
+        // Outside the transaction: clients that insert the same row share a lock on it, and would deadlock when each wants it alone.
         sqlx::query(CREATE_FREE).bind(claim.name.as_str().as_bytes()).execute(&mut *conn).await?;
     }
     let mut script = Script::new();

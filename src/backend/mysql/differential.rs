@@ -1,37 +1,40 @@
 //! MySQL and MariaDB against the model.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::mysql::{MySqlConnectOptions, MySqlRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, MySqlConnection};
 
 use super::fence::fence;
+use super::settle;
 use super::store::{self, Flavor};
 use crate::backend::differential::{Database, Tables, compare};
 use crate::backend::memory::{Client, Entry, Key, Lease};
+use crate::backend::micros;
+use crate::backend::sealed::{Check, Verdict};
 use crate::backend::stored::{Stored as _, holder, identity};
-use crate::backend::{Job, micros};
-use crate::coordinator::tests::{clients_share_a_store, storm};
 use crate::name::LockName;
-use crate::operation::{Connect, Connection};
 use crate::protocol::{ClientId, EntryState, LeaseId, Mode, Request, Response};
 use crate::token::FencingToken;
 
-const TABLES: &str = include_str!("tables.sql");
+const TABLES: [&str; 3] = [
+    include_str!("../../../migrations/mysql/0001_client.sql"),
+    include_str!("../../../migrations/mysql/0002_lease.sql"),
+    include_str!("../../../migrations/mysql/0003_entry.sql"),
+];
 
 /// A server under test, with a database of its own on it.
 struct Server {
     options: MySqlConnectOptions,
     flavor: Flavor,
     connections: [MySqlConnection; 3],
-    /// For what is no request.
+    /// For everything but requests.
     own: MySqlConnection,
-    /// Those with open transactions.
+    /// Connections with open transactions.
     open: Vec<MySqlConnection>,
 }
 
-/// Settings that a server or an account may have, and that no statement here is to notice.
+/// Settings that a server may have by default, and that must not change what a store does.
 const ODD_SETTINGS: &str = "
 SET SESSION sql_mode = /*M! 'EMPTY_STRING_IS_NULL,SIMULTANEOUS_ASSIGNMENT,' */ 'ANSI,NO_BACKSLASH_ESCAPES',
             sql_safe_updates = 1, sql_select_limit = 2, sql_auto_is_null = 1, completion_type = 1, time_zone = '-03:00',
@@ -41,15 +44,16 @@ SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE, READ ONLY";
 async fn connect(options: &MySqlConnectOptions) -> (MySqlConnection, Flavor) {
     let mut conn = options.connect().await.expect("a connection");
     sqlx::raw_sql(ODD_SETTINGS).execute(&mut conn).await.expect("other settings");
-    let flavor = store::settle(&mut conn).await.expect("a settled session");
+    let flavor = settle(&mut conn).await.expect("a settled session").flavor;
     (conn, flavor)
 }
 
 impl Server {
     async fn new(options: &MySqlConnectOptions, database: &str) -> Self {
         let (mut own, flavor) = connect(options).await;
+        let tables = TABLES.join(";\n");
         let create =
-            format!("DROP DATABASE IF EXISTS {database}; CREATE DATABASE {database}; USE {database}; {TABLES}");
+            format!("DROP DATABASE IF EXISTS {database}; CREATE DATABASE {database}; USE {database}; {tables}");
         sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut own).await.expect("the tables");
         let options = options.clone().database(database);
         let connections = [connect(&options).await.0, connect(&options).await.0, connect(&options).await.0];
@@ -78,7 +82,8 @@ impl Database for Server {
     }
 
     async fn fence(&mut self, name: &LockName, id: LeaseId, token: FencingToken) -> bool {
-        fence(self.begin().await, name, id, token).await.expect("an answer")
+        let check = Check { name: name.to_string(), id: id.to_string(), token: token.get(), by_writing: false };
+        fence(self.begin().await, &check).await.expect("an answer") == Verdict::Fenced
     }
 
     async fn lock(&mut self, key: &Key) {
@@ -187,15 +192,12 @@ fn entry_of(row: &MySqlRow) -> Result<(LeaseId, Entry), sqlx::Error> {
     Ok((identity(&row.text("id")?)?.ok_or(sqlx::Error::RowNotFound)?, entry))
 }
 
-/// The server that a variable names.
-fn options(variable: &str) -> MySqlConnectOptions {
+async fn requests_answer_as_the_model_does(variable: &str) {
     let url = std::env::var(variable)
         .unwrap_or_else(|_| panic!("{variable} is not set: run the tests by scripts/test, which starts the servers"));
-    url.parse::<MySqlConnectOptions>().expect("a URL").disable_statement_logging()
-}
-
-async fn requests_answer_as_the_model_does(variable: &str) {
-    let (options, database) = (options(variable), format!("sqlock_differential_{}", std::process::id()));
+    let options: MySqlConnectOptions = url.parse().expect("a URL");
+    let options = options.disable_statement_logging();
+    let database = format!("sqlock_differential_{}", std::process::id());
     let mut server = Server::new(&options, &database).await;
     compare(&mut server).await;
     let drop = format!("DROP DATABASE {database}");
@@ -210,52 +212,4 @@ async fn requests_answer_as_the_model_does_on_mysql() {
 #[tokio::test]
 async fn requests_answer_as_the_model_does_on_mariadb() {
     requests_answer_as_the_model_does("SQLOCK_TEST_MARIADB_URL").await;
-}
-
-/// A database that clients share.
-struct Shared(MySqlConnectOptions);
-
-impl Connect for Shared {
-    fn connect(&self) -> Job<'_, Box<dyn Connection>> {
-        Box::pin(async {
-            let mut connection = self.0.connect().await?;
-            let flavor = store::settle(&mut connection).await?;
-            Ok(Box::new(Settled { connection, flavor }) as Box<dyn Connection>)
-        })
-    }
-}
-
-struct Settled {
-    connection: MySqlConnection,
-    flavor: Flavor,
-}
-
-impl Connection for Settled {
-    fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response> {
-        Box::pin(store::execute(&mut self.connection, self.flavor, request))
-    }
-
-    fn close(self: Box<Self>) -> Job<'static, ()> {
-        Box::pin(sqlx::Connection::close(self.connection))
-    }
-}
-
-async fn clients_share_a_server(variable: &str) {
-    let (options, database) = (options(variable), format!("sqlock_clients_{}", std::process::id()));
-    let mut server = Server::new(&options, &database).await;
-    let shared = Arc::new(Shared(server.options.clone()));
-    clients_share_a_store(shared.clone(), "").await;
-    storm(shared, "").await;
-    let drop = format!("DROP DATABASE {database}");
-    sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut server.own).await.expect("no database");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn clients_share_mysql() {
-    clients_share_a_server("SQLOCK_TEST_MYSQL_URL").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn clients_share_mariadb() {
-    clients_share_a_server("SQLOCK_TEST_MARIADB_URL").await;
 }

@@ -1,15 +1,53 @@
-//! The statement that makes a transaction of the caller depend on a holding.
+//! The fence: what keeps a holding as it is until the transaction of a caller ends.
 
-use sqlx::{AssertSqlSafe, MySqlConnection};
+use std::time::Duration;
 
-use super::script::{filled, id_literal, name_literal};
-use crate::name::LockName;
-use crate::protocol::LeaseId;
-use crate::token::FencingToken;
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, MySqlConnection, Row as _};
 
-// The row that tells of the holding is locked until the transaction ends: that of the name, or the entry of one that shares. A row that
-// does not match would stay locked as well, and at REPEATABLE READ a missing one would lock the gap; so the inner query looks first,
-// without locking. Bind order: name, id, token, id, token, name, id, token, id, token.
+use super::script::filled;
+use super::store::number;
+use crate::backend::hex;
+use crate::backend::sealed::{Check, Verdict};
+use crate::backend::stored::ENTRIES;
+
+/// Sends statements as text, not prepared: a future that is dropped while sqlx prepares leaves a connection that never answers again,
+/// and with it a transaction that never ends.
+async fn first_row(conn: &mut MySqlConnection, sql: &str, literals: &[&str]) -> Result<Option<MySqlRow>, sqlx::Error> {
+    let rows = sqlx::raw_sql(AssertSqlSafe(filled(sql, literals))).fetch_all(conn).await?;
+    Ok(rows.into_iter().next())
+}
+
+/// A holding as literals.
+struct Literals {
+    name: String,
+    id: String,
+    token: String,
+    /// The next after this name, and after this identity.
+    name_end: String,
+    id_end: String,
+}
+
+/// Tells whether a holding stands, alone or with others, and keeps it so until the transaction on this connection ends.
+pub(super) async fn fence(conn: &mut MySqlConnection, check: &Check) -> Result<Verdict, sqlx::Error> {
+    let holding = Literals {
+        name: format!("X'{}'", hex(check.name.as_bytes())),
+        id: format!("'{}'", check.id),
+        token: check.token.to_string(),
+        name_end: format!("X'{}00'", hex(check.name.as_bytes())),
+        id_end: format!("'{}0'", check.id),
+    };
+    let verdict = if check.by_writing { by_writing(conn, &holding).await } else { by_locking(conn, &holding).await };
+    match verdict {
+        // MariaDB with innodb_snapshot_isolation: the row has changed since the snapshot.
+        Err(error) if number(&error) == Some(1020) => Ok(Verdict::StaleSnapshot),
+        verdict => verdict,
+    }
+}
+
+// Locks the row of the holding until the transaction ends: that of the name, or the entry of an acquisition that shares. A row that is
+// looked up and does not match would stay locked as well, and at REPEATABLE READ a missing row would lock a gap. So the inner query
+// reads first what the transaction sees, without locking. Bind order: name, id, token, id, token, name, id, token, id, token.
 #[rustfmt::skip]
 const FENCE: &str = "
 (SELECT 1 FROM sqlock_lease AS l
@@ -22,18 +60,90 @@ const FENCE: &str = "
     AND e.id = ? AND e.token = ? AND e.owner <> ''
    LOCK IN SHARE MODE)";
 
-/// Keeps a holding as it is until the transaction ends, as the first statement of the transaction. `false`: it does not stand, and the
-/// transaction is to be rolled back.
-pub(crate) async fn fence(
+// A locking read sees the present, whatever the transaction sees. Each half reads a range of one key: at READ COMMITTED a row that does
+// not match is then unlocked, so a transaction without a fence is in nobody's way. /*M! … */ is for MariaDB, /*!80001 … */ for MySQL.
+// Bind order: name, its end, id, token, name, id, its end, token.
+// https://dev.mysql.com/doc/refman/8.4/en/innodb-locking-reads.html
+#[rustfmt::skip]
+const PRESENT: &str = "
+(SELECT 1 FROM sqlock_lease AS l FORCE INDEX (PRIMARY)
+  WHERE l.name >= ? AND l.name < ? AND l.id = ? AND l.token = ?
+   /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ NOWAIT)
+ UNION ALL
+(SELECT 1 FROM sqlock_entry AS e FORCE INDEX (PRIMARY)
+  WHERE e.name = ? AND e.id >= ? AND e.id < ? AND e.token = ? AND e.owner <> ''
+   /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ NOWAIT)";
+
+/// The fence where all that write the row meet its lock.
+async fn by_locking(
     conn: &mut MySqlConnection,
-    name: &LockName,
-    id: LeaseId,
-    token: FencingToken,
-) -> Result<bool, sqlx::Error> {
-    let (name, id, token) = (&name_literal(name), &id_literal(id), &token.get().to_string());
-    let sql = filled(FENCE, &[name, id, token, id, token, name, id, token, id, token]);
-    // As text, not prepared: a future that is dropped while sqlx prepares leaves a connection that never answers again, and with it a
-    // transaction that never ends.
-    let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(conn).await?;
-    Ok(row.is_some())
+    Literals { name, id, token, name_end, id_end }: &Literals,
+) -> Result<Verdict, sqlx::Error> {
+    if first_row(conn, FENCE, &[name, id, token, id, token, name, id, token, id, token]).await?.is_some() {
+        return Ok(Verdict::Fenced);
+    }
+    match first_row(conn, PRESENT, &[name, name_end, id, token, name, id, id_end, token]).await {
+        Ok(None) => Ok(Verdict::Superseded),
+        Ok(Some(_)) => Ok(Verdict::StaleSnapshot),
+        // The row is locked, so nobody knows. A new transaction may see it.
+        Err(error) if matches!(number(&error), Some(3572 | 1205)) => Ok(Verdict::StaleSnapshot),
+        Err(error) => Err(error),
+    }
+}
+
+/// How often a fence looks whether its node has received the holding, and the time between two looks.
+const LOOKS: u32 = 20;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+
+// On a Galera cluster the other nodes do not see locks. But of two transactions that write a row on different nodes, one cannot commit:
+// so the row is written, and is afterwards as it was. An update that changes nothing would write nothing.
+// Selects the holder, whether it is the holding, whether the transaction sees it, and whether a later holding, or the loss of this one,
+// is known here. Bind order: id, token, token, token, name, then name, id, token twice.
+#[rustfmt::skip]
+const WRITE_LEASE: &str = "
+SELECT l.id, CAST(l.id = ? AND l.token = ? AS SIGNED),
+       CAST(EXISTS (SELECT 1 FROM sqlock_lease AS s WHERE s.name = l.name AND s.id = l.id AND s.token = l.token) AS SIGNED),
+       CAST(l.token > ? OR l.lost >= ? AS SIGNED)
+  FROM sqlock_lease AS l WHERE l.name = ?
+   FOR UPDATE;
+UPDATE sqlock_lease SET token = -token WHERE name = ? AND id = ? AND token = ?;
+UPDATE sqlock_lease SET token = -token WHERE name = ? AND id = ? AND token = -?";
+
+// The same of an entry; selects whether the transaction sees it. Bind order: name, id, token three times.
+#[rustfmt::skip]
+const WRITE_ENTRY: &str = "
+SELECT CAST(EXISTS (SELECT 1 FROM sqlock_entry AS s WHERE s.name = e.name AND s.id = e.id AND s.token = e.token) AS SIGNED)
+  FROM sqlock_entry AS e WHERE e.name = ? AND e.id = ? AND e.token = ? AND e.owner <> ''
+   FOR UPDATE;
+UPDATE sqlock_entry SET token = -token WHERE name = ? AND id = ? AND token = ? AND owner <> '';
+UPDATE sqlock_entry SET token = -token WHERE name = ? AND id = ? AND token = -? AND owner <> ''";
+
+/// The fence where several servers are written.
+async fn by_writing(
+    conn: &mut MySqlConnection,
+    Literals { name, id, token, .. }: &Literals,
+) -> Result<Verdict, sqlx::Error> {
+    let verdict = |is_seen: i64| if is_seen != 0 { Verdict::Fenced } else { Verdict::StaleSnapshot };
+    for _ in 0..LOOKS {
+        let row =
+            first_row(conn, WRITE_LEASE, &[id, token, token, token, name, name, id, token, name, id, token]).await?;
+        if let Some(row) = row {
+            let (holder, is_holding): (String, i64) = (row.try_get(0)?, row.try_get(1)?);
+            if is_holding != 0 {
+                return Ok(verdict(row.try_get(2)?));
+            }
+            if holder == ENTRIES {
+                let entry = first_row(conn, WRITE_ENTRY, &[name, id, token, name, id, token, name, id, token]).await?;
+                if let Some(entry) = entry {
+                    return Ok(verdict(entry.try_get(0)?));
+                }
+            }
+            if row.try_get::<i64, _>(3)? != 0 {
+                return Ok(Verdict::Superseded);
+            }
+        }
+        // This node is still before the holding; or the holding was given back.
+        tokio::time::sleep(BETWEEN_LOOKS).await;
+    }
+    Ok(Verdict::StaleSnapshot)
 }

@@ -1,4 +1,4 @@
-//! What changes a holding that goes on.
+//! Changes holdings that go on.
 
 use sqlx::{MySqlConnection, Row as _};
 
@@ -48,17 +48,24 @@ INSERT INTO sqlock_entry (", entry_columns!(), ")
 SELECT l.name, l.id, l.owner, l.client, 1, 0, 0, l.token, l.ttl, 0, l.expires_at, l.acquired_at, l.holder, l.label
   FROM sqlock_lease AS l WHERE l.name = @sqlock_name AND l.id <> 'entries' ", overwrite!());
 
+// An acquisition without a label has that of those it joins. Bind order: label, name, label.
+#[rustfmt::skip]
+const JOIN_LABEL: &str = "
+SELECT IF(? = '', COALESCE((SELECT IF(l.id <> 'entries', l.label, (SELECT MAX(e.label) FROM sqlock_entry AS e
+                                                                    WHERE e.name = l.name AND e.token = l.token))
+                              FROM sqlock_lease AS l WHERE l.name = ?), ''), ?) INTO @sqlock_label";
+
 /// An entry that has joined already, by a request whose answer was lost.
 macro_rules! joined {
     () => {
         "sqlock_entry.token = VALUES(token) AND sqlock_entry.owner <> ''"
     };
 }
-// Assignments run from left to right. Bind order: id, client, ttl, ttl, holder, label.
+// Assignments run from left to right. Bind order: id, client, ttl, ttl, holder.
 #[rustfmt::skip]
 const JOIN_OWN: &str = concat!("
 INSERT INTO sqlock_entry (", entry_columns!(), ")
-SELECT l.name, ?, l.owner, ?, 1, 0, 0, l.token, ?, 0, ", now!(), " + ?, ", now!(), ", ?, ?
+SELECT l.name, ?, l.owner, ?, 1, 0, 0, l.token, ?, 0, ", now!(), " + ?, ", now!(), ", ?, @sqlock_label
   FROM sqlock_lease AS l WHERE l.name = @sqlock_name
     ON DUPLICATE KEY UPDATE
        client = IF(", joined!(), " AND sqlock_entry.client <> '', sqlock_entry.client, VALUES(client)),
@@ -81,8 +88,9 @@ pub(super) async fn join(conn: &mut MySqlConnection, claim: &Claim) -> Result<Jo
     script.add(JOIN_LOCK, &[name, owner]);
     script.add(JOIN_CHECK, &[id, owner, name, owner]);
     script.add(JOIN_DECIDE, &[name]);
+    script.add(JOIN_LABEL, &[label, name, label]);
     script.add(JOIN_FIRST, &[]);
-    script.add(JOIN_OWN, &[id, &id_literal(keeper(claim)), ttl, ttl, holder, label]);
+    script.add(JOIN_OWN, &[id, &id_literal(keeper(claim)), ttl, ttl, holder]);
     script.add(JOIN_SHARE, &[]);
     let row = script.run(conn, JOIN_ANSWER).await?;
     Ok(match (is(&row, 0)?, is(&row, 1)?) {
@@ -231,18 +239,34 @@ async fn extend_entries(conn: &mut MySqlConnection, extension: &Extension) -> Re
 // Bind order: name, id, token.
 #[rustfmt::skip]
 const DOWNGRADE_LOCK: &str = "
-SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s WHERE s.name = ? AND s.id = ? AND s.token = ? FOR UPDATE SKIP LOCKED";
+SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s
+ WHERE s.name = ? AND (s.id = ? AND s.token = ? OR s.id = 'entries') FOR UPDATE SKIP LOCKED";
 
-// Bind order: name, id, token, units, permits, name, id, token.
+// Bind order: name, id, token.
+#[rustfmt::skip]
+const DOWNGRADE_LOCK_ENTRY: &str = "
+SELECT COUNT(*) INTO @sqlock_entry_locked FROM sqlock_entry AS e
+ WHERE e.name = ? AND e.id = ? AND e.token = ? FOR UPDATE SKIP LOCKED";
+
+// `@sqlock_only`: the owner had entered more than once, and this acquisition is the only one left.
+// Bind order: name, id, token, units, permits, name, id, token, name, name, id, token, name, id.
 #[rustfmt::skip]
 const DOWNGRADE_CHECK: &str = "
 SELECT EXISTS (SELECT 1 FROM sqlock_entry AS e
                 WHERE e.name = ? AND e.id = ? AND e.token = ? AND e.owner <> '' AND e.units = ? AND e.permits = ?),
-       EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = ? AND l.id = ? AND l.token = ?)
-  INTO @sqlock_shared, @sqlock_held";
+       EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = ? AND l.id = ? AND l.token = ?),
+       EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = ? AND l.id = 'entries')
+       AND EXISTS (SELECT 1 FROM sqlock_entry AS e
+                    WHERE e.name = ? AND e.id = ? AND e.token = ? AND e.owner <> '' AND e.units = 0)
+       AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS o WHERE o.name = ? AND o.token > 0 AND o.id <> ?)
+  INTO @sqlock_shared, @sqlock_held, @sqlock_only";
 
-// Bind order: name.
-const DOWNGRADE_DECIDE: &str = "SELECT IF(@sqlock_locked AND NOT @sqlock_shared, ?, NULL) INTO @sqlock_name";
+// Bind order: name, name.
+#[rustfmt::skip]
+const DOWNGRADE_DECIDE: &str = "
+SELECT IF(@sqlock_locked AND @sqlock_held AND NOT @sqlock_shared, ?, NULL),
+       IF(@sqlock_locked AND @sqlock_only AND @sqlock_entry_locked, ?, NULL)
+  INTO @sqlock_name, @sqlock_joined";
 
 // Bind order: units, permits.
 #[rustfmt::skip]
@@ -255,9 +279,15 @@ SELECT l.name, l.id, l.owner, l.client, l.client <> '', ?, ?, l.token, l.ttl, 0,
 const DOWNGRADE_LEASE: &str = "
 UPDATE sqlock_lease SET id = 'entries', owner = '', client = '', holder = '', label = '' WHERE name = @sqlock_name";
 
+// Bind order: units, permits, id.
+const DOWNGRADE_JOINED: &str = "UPDATE sqlock_entry SET units = ?, permits = ? WHERE name = @sqlock_joined AND id = ?";
+
+const DOWNGRADE_OWNER: &str = "UPDATE sqlock_lease SET owner = '' WHERE name = @sqlock_joined";
+
 #[rustfmt::skip]
 const DOWNGRADE_ANSWER: &str = "
-SELECT CAST(@sqlock_held AS SIGNED), CAST(@sqlock_name IS NOT NULL OR @sqlock_shared AS SIGNED)";
+SELECT CAST(@sqlock_held OR @sqlock_only AS SIGNED),
+       CAST(@sqlock_name IS NOT NULL OR @sqlock_joined IS NOT NULL OR @sqlock_shared AS SIGNED)";
 
 pub(super) async fn downgrade(
     conn: &mut MySqlConnection,
@@ -270,10 +300,14 @@ pub(super) async fn downgrade(
     let (units, permits) = (&*units.to_string(), &*permits.to_string());
     let mut script = Script::new();
     script.add(DOWNGRADE_LOCK, &[name, id, token]);
-    script.add(DOWNGRADE_CHECK, &[name, id, token, units, permits, name, id, token]);
-    script.add(DOWNGRADE_DECIDE, &[name]);
+    script.add(DOWNGRADE_LOCK_ENTRY, &[name, id, token]);
+    let (shared, held) = ([name, id, token, units, permits], [name, id, token]);
+    script.add(DOWNGRADE_CHECK, &[&shared[..], &held, &[name], &held, &[name, id]].concat());
+    script.add(DOWNGRADE_DECIDE, &[name, name]);
     script.add(DOWNGRADE_ENTRY, &[units, permits]);
     script.add(DOWNGRADE_LEASE, &[]);
+    script.add(DOWNGRADE_JOINED, &[units, permits, id]);
+    script.add(DOWNGRADE_OWNER, &[]);
     amended(&script.run(conn, DOWNGRADE_ANSWER).await?)
 }
 
@@ -283,7 +317,11 @@ pub(super) async fn downgrade(
 #[rustfmt::skip]
 const RAISE: Nowait = update_lease!(
     set: ["l.token = ?"],
-    condition: ["LAST_INSERT_ID(CASE WHEN l.id <> ? THEN 2 WHEN l.token = ? THEN 3 WHEN l.token = ? AND l.token < ? THEN 1 ELSE 2 END) = 1"]);
+    condition: ["LAST_INSERT_ID(
+       CASE WHEN l.id <> ? THEN 2
+            WHEN l.token = ? THEN 3
+            WHEN l.token = ? AND l.token < ? THEN 1
+            ELSE 2 END) = 1"]);
 
 pub(super) async fn raise(
     conn: &mut MySqlConnection,

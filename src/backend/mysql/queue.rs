@@ -1,4 +1,4 @@
-//! Those that wait for a name or share it.
+//! The entries of a name: they wait for it, or share it.
 
 use serde_json::{Value, json};
 use sqlx::MySqlConnection;
@@ -23,7 +23,8 @@ use crate::protocol::{
 #[rustfmt::skip]
 const ENQUEUE: &str = concat!("
 INSERT IGNORE INTO sqlock_entry (", entry_columns!(), ")
-SELECT ?, t.id, t.owner, t.client, t.is_kept, t.units, t.permits, 0, t.ttl, ", now!(), " - t.age, ", now!(), " + ", grant!(), ", 0, t.holder, t.label
+SELECT ?, t.id, t.owner, t.client, t.is_kept, t.units, t.permits, 0, t.ttl, ", now!(), " - t.age,
+       ", now!(), " + ", grant!(), ", 0, t.holder, t.label
   FROM JSON_TABLE(?, '$[*]' COLUMNS (
        id      VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$[0]',
        owner   VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$[1]',
@@ -34,8 +35,8 @@ SELECT ?, t.id, t.owner, t.client, t.is_kept, t.units, t.permits, 0, t.ttl, ", n
  WHERE NOT EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = ? AND l.id = t.id)
    AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = ? AND e.id = t.id)");
 
-// A release that has locked the row and sees nobody wait ends before this reads: the entries are committed, and whoever locks the row
-// later sees them. Bind order: name.
+// A release that has not seen the entries holds the lock of the row, so this statement waits for it and reads what it wrote. A release
+// that locks the row later sees the entries. Bind order: name.
 #[rustfmt::skip]
 const LOOK_AFTERWARDS: &str = concat!("SELECT ", lease_columns!("l"), " FROM sqlock_lease AS l WHERE l.name = ? LOCK IN SHARE MODE");
 
@@ -69,7 +70,7 @@ pub(super) async fn enqueue(conn: &mut MySqlConnection, entries: &[Enqueue]) -> 
 
 // ---- poll and read
 
-// One row for each acquisition that has an entry, or a single one. Bind order: JSON ids, name.
+// The result has one row for each of the entries, or a single row if there is none. Bind order: JSON ids, name.
 #[rustfmt::skip]
 const POLL: &str = concat!("
 SELECT ", lease_columns!("l"), ", COALESCE(e.id, '') AS entry_id, COALESCE(e.token, 0) AS entry_token,
@@ -161,7 +162,7 @@ SELECT COUNT(*) INTO @sqlock_leases FROM sqlock_lease AS s WHERE s.name = ? AND 
 const LOCK_ENTRIES: &str = "
 SELECT COUNT(*) INTO @sqlock_entries FROM sqlock_entry AS s FORCE INDEX (PRIMARY) WHERE s.name = ? AND s.id IN (?) FOR UPDATE SKIP LOCKED";
 
-/// The clients that lose something. Bind order: name, whether the holder of the row expires, name, ids of expired entries.
+/// The clients that lose a holding. Bind order: name, whether the holder of the row expires, name, ids of expired entries.
 #[rustfmt::skip]
 macro_rules! losers {
     () => {
@@ -273,7 +274,7 @@ pub(super) async fn transition(
     let Transition { seen, given_up, expired, change, is_last, .. } = transition;
     let is_alone = matches!(seen.holder, Holder::Lease(_));
     let ends_row = is_alone || seen.holder == Holder::Kept;
-    // No row here has a mark that somebody waits.
+    // This store sets no marks, so a queue that was read has none.
     if (*is_last && seen.waiting != 0) || (ends_row && matches!(change, HolderChange::None)) {
         return Ok(None);
     }

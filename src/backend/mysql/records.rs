@@ -3,8 +3,6 @@
 
 use sqlx::{Executor as _, MySql, MySqlConnection, QueryBuilder, Row as _};
 
-use super::MySqlSession;
-use super::sql::now;
 use crate::backend::Job;
 use crate::backend::records::{
     Claimed, Claiming, Errand, Findings, INTO, Record, Records, State, as_usual, carry, push_consume, push_values, read,
@@ -53,32 +51,31 @@ impl Records for MySql {
     }
 }
 
-impl MySqlSession {
-    pub(super) async fn carry(&mut self, errand: &Errand) -> Result<Findings, sqlx::Error> {
-        let key = match errand {
-            Errand::Peek(key) => key,
-            // What is found not to be locked stays so until it is deleted.
-            Errand::Bury(_) | Errand::Purge { .. } => {
-                self.conn.execute("START TRANSACTION").await?;
-                let found = carry::<MySql>(&mut self.conn, errand).await;
-                self.conn.execute(if found.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
-                return found;
-            }
-            _ => return carry::<MySql>(&mut self.conn, errand).await,
-        };
-        // Who has written it and not committed has it locked; who has only read it does not mind.
-        let clauses = MySql::clauses(Locking { shared: true, key_update: false, wait: Wait::Refuse });
-        match read::<MySql>(&mut self.conn, &key.id, &clauses.after).await {
-            Ok(record) => Ok(Findings { records: record.into_iter().collect(), ..Findings::default() }),
-            Err(error) if MySql::refusal(&error) == Some(Refusal::Taken) => {
-                self.execute(sqlx::query(DIRTY)).await?;
-                // Only what has been claimed and has no result yet has the fingerprint of one who is at work.
-                let dirty = read::<MySql>(&mut self.conn, &key.id, "").await?;
-                let is_claimed = |record: &Record| record.state == State::Done && record.result.is_none();
-                let dirty = dirty.filter(|record| is_claimed(record) && !record.is_expired());
-                Ok(Findings { busy: true, fingerprint: dirty.map(|record| record.fingerprint), ..Findings::default() })
-            }
-            Err(error) => Err(error),
+/// Runs a maintenance command on records of requests.
+pub(super) async fn record(conn: &mut MySqlConnection, errand: &Errand) -> Result<Findings, sqlx::Error> {
+    let key = match errand {
+        Errand::Peek(key) => key,
+        // What is found not to be locked stays so until it is deleted.
+        Errand::Bury(_) | Errand::Purge { .. } => {
+            conn.execute("START TRANSACTION").await?;
+            let found = carry::<MySql>(&mut *conn, errand).await;
+            conn.execute(if found.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
+            return found;
         }
+        _ => return carry::<MySql>(&mut *conn, errand).await,
+    };
+    // Who has written it and not committed has it locked; who has only read it does not mind.
+    let clauses = MySql::clauses(Locking { shared: true, key_update: false, wait: Wait::Refuse });
+    match read::<MySql>(&mut *conn, &key.id, &clauses.after).await {
+        Ok(record) => Ok(Findings { records: record.into_iter().collect(), ..Findings::default() }),
+        Err(error) if MySql::refusal(&error) == Some(Refusal::Taken) => {
+            sqlx::query(DIRTY).execute(&mut *conn).await?;
+            // Only what has been claimed and has no result yet has the fingerprint of one who is at work.
+            let dirty = read::<MySql>(&mut *conn, &key.id, "").await?;
+            let is_claimed = |record: &Record| record.state == State::Done && record.result.is_none();
+            let dirty = dirty.filter(|record| is_claimed(record) && !record.is_expired());
+            Ok(Findings { busy: true, fingerprint: dirty.map(|record| record.fingerprint), ..Findings::default() })
+        }
+        Err(error) => Err(error),
     }
 }

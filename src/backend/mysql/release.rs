@@ -1,4 +1,4 @@
-//! What ends a holding.
+//! Ends holdings: by their holder, by withdrawal, by eviction.
 
 use sqlx::MySqlConnection;
 
@@ -14,27 +14,29 @@ use crate::token::FencingToken;
 
 // ---- release
 
-// What RELEASE says of a row: 1 and 2 end the holding. From FIRST on: the last 15 digits of the identity of the first live entry that
-// waits, which wants the name for itself alone. More digits are no BIGINT.
+// The codes of RELEASE: 1 and 2 end the holding. From FIRST on: the end of the identity of the first live entry that waits, if that
+// wants the name exclusively. Of the 32 digits 15 fit: a CASE over numbers with and without a sign is a decimal, and LAST_INSERT_ID of
+// a decimal has 63 bits.
 const ENDED_AWAITED: u64 = 2;
 const AWAITED: u64 = 3;
 const SHARED: u64 = 4;
 const FIRST: u64 = 16;
 
-// The holding ends if nobody waits, or if the name is kept. Bind order: whether a claim follows, Grant, lasts, lasts, name, id, token,
+// The holding ends if nobody waits, or if the name is kept; then it stays known whose it was. Assignments run from left to right, so the
+// later ones read the new identity. Bind order: whether a claim follows, Grant, lasts, lasts, name, id, token,
 // whether the name is kept, whether a claim follows.
 #[rustfmt::skip]
 const RELEASE: Nowait = update_lease!(
     set: ["l.token = IF(?, LAST_INSERT_ID(GREATEST(l.token + 1, ", now!(), ")), l.token),
-       l.id = ?, l.owner = ?, l.client = ?, l.ttl = ?, l.holder = ?, l.label = ?,
-       l.acquired_at = ", now!(), ", l.expires_at = IF(? = 0, 0, ", now!(), " + ?)"],
+       l.id = ?, l.owner = ?, l.client = ?, l.ttl = ?, l.holder = IF(l.id = 'kept', l.holder, ?), l.label = IF(l.id = 'kept', l.label, ?),
+       l.acquired_at = IF(l.id = 'kept', l.acquired_at, ", now!(), "), l.expires_at = IF(? = 0, 0, ", now!(), " + ?)"],
     condition: ["LAST_INSERT_ID(
        CASE WHEN l.id = 'entries' THEN 4
             WHEN l.id <> ? OR l.token <> ? THEN 5
             WHEN NOT ", is_awaited!("l"), " THEN 1
             WHEN ? THEN 2
             WHEN ? THEN 3
-            ELSE COALESCE((SELECT IF(f.units = 0, GREATEST(CAST(CONV(RIGHT(f.id, 15), 16, 10) AS UNSIGNED), 16), 3)
+            ELSE COALESCE((SELECT IF(f.units = 0, GREATEST(CAST(CONV(RIGHT(f.id, 15), 16, 10) AS SIGNED), 16), 3)
                              FROM sqlock_entry AS f FORCE INDEX (sqlock_entry_in_order)
                             WHERE f.name = l.name AND f.token = 0 AND ", entry_until!("f"), " > ", now!(), "
                             ORDER BY f.arrived_at, f.id LIMIT 1), 3) END) IN (1, 2)"]);
@@ -55,7 +57,7 @@ pub(super) async fn release(
         Attempt::Done(code) => Ok(Released::Ended { awaited: code == ENDED_AWAITED }),
         Attempt::Refused(AWAITED) => Ok(Released::Awaited),
         Attempt::Refused(SHARED) => release_entry(conn, flavor, release).await,
-        Attempt::Refused(ending @ FIRST..) => hand_over(conn, flavor, release, ending).await,
+        Attempt::Refused(end @ FIRST..) => hand_over(conn, flavor, release, end).await,
         Attempt::Refused(_) => not_held(conn, &release.name).await,
         Attempt::Locked => match look(conn, &release.name).await? {
             Some(row) if row.holder == Holder::Entries => release_entry(conn, flavor, release).await,
@@ -74,8 +76,9 @@ async fn not_held(conn: &mut MySqlConnection, name: &LockName) -> Result<Release
         .map_or(Released::NotHeld { lost: 0, token: 0 }, |row| Released::NotHeld { lost: row.lost, token: row.token }))
 }
 
-// The entry is deleted by a statement of its own, since no statement both updates and deletes. Until then it is one that was released
-// and has expired, so the name is not kept from anybody if the deletion never comes. Bind order: name, id, token, name, ending.
+// No statement both updates and deletes, so another one deletes the entry. Until then it stands as an entry that was released and has
+// expired: it does not keep the name from other clients, and a later transition deletes it if the deletion never comes.
+// Bind order: name, id, token, name, end.
 #[rustfmt::skip]
 const HAND_OVER: &str = concat!("
 UPDATE (SELECT s.name, GREATEST(s.token + 1, ", now!(), ") AS token
@@ -92,7 +95,7 @@ UPDATE (SELECT s.name, GREATEST(s.token + 1, ", now!(), ") AS token
        l.holder = n.holder, l.label = n.label, l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + n.ttl,
        e.token = q.token, e.owner = '', e.client = '', e.expires_at = 0");
 
-// MariaDB chooses the index itself, and may meet other entries that are locked. Bind order: name, token.
+// A DELETE takes no index hint: MariaDB may choose the primary key, and meet other entries that are locked. Bind order: name, token.
 #[rustfmt::skip]
 const TAKE_GRANTED: &str = "
 SET STATEMENT innodb_lock_wait_timeout = 0 FOR
@@ -109,18 +112,18 @@ SELECT e.id FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
 #[rustfmt::skip]
 const DELETE_GRANTED: &str = "DELETE FROM sqlock_entry WHERE name = ? AND id = ? AND token = ? AND owner = ''";
 
-/// Hands the name to the waiting entry whose identity has this `ending`.
+/// Hands the name to the waiting entry whose identity ends with `end`.
 async fn hand_over(
     conn: &mut MySqlConnection,
     flavor: Flavor,
     release: &Release,
-    ending: u64,
+    end: u64,
 ) -> Result<Released, sqlx::Error> {
     let name = release.name.as_str().as_bytes();
     let query = sqlx::query(HAND_OVER).bind(name).bind(release.id.to_string()).bind(release.token.get());
-    let done = query.bind(name).bind(format!("%{ending:015x}")).execute(&mut *conn).await?;
+    let done = query.bind(name).bind(format!("%{end:015x}")).execute(&mut *conn).await?;
     if done.rows_affected() == 0 {
-        // One of the rows is locked, or no longer what it was.
+        // One of the two rows is locked, or has changed since the refusal.
         return Ok(Released::Awaited);
     }
     let token = token(done.last_insert_id())?;
@@ -190,7 +193,7 @@ const HOLDING_ENTRY: &str = "SELECT 1 FROM sqlock_entry WHERE name = ? AND id = 
 const IS_AWAITED: &str = "
 SELECT CAST(EXISTS (SELECT 1 FROM sqlock_entry AS w FORCE INDEX (sqlock_entry_in_order) WHERE w.name = ? AND w.token = 0) AS SIGNED)";
 
-/// Ends the holding of one that shares the name.
+/// Ends the holding of an entry.
 async fn release_entry(conn: &mut MySqlConnection, flavor: Flavor, release: &Release) -> Result<Released, sqlx::Error> {
     let (name, id) = (release.name.as_str().as_bytes(), release.id.to_string());
     let query = if release.keep_for.is_zero() {
@@ -284,21 +287,21 @@ pub(super) async fn withdraw(
 
 // ---- evict
 
-/// Those that hold with a token beside each other. Bind order: name, token.
+/// The entries that hold with a token, or were released and keep the name from others. Bind order: name, token.
 macro_rules! sharing {
     () => {
-        "sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order) WHERE e.name = ? AND e.token = ? AND e.owner <> ''"
+        "sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order) WHERE e.name = ? AND e.token = ?"
     };
 }
 
-/// The row of a name that one holds alone with a token. Bind order: name, token.
+/// The row of a name that one lease holds alone with a token, or that is kept from others after it. Bind order: name, token.
 macro_rules! alone {
     () => {
-        concat!("sqlock_lease AS l WHERE l.name = ? AND l.token = ? AND ", is_held_alone!("l"))
+        "sqlock_lease AS l WHERE l.name = ? AND l.token = ? AND l.id NOT IN ('', 'entries')"
     };
 }
 
-/// The clients that lose something. Bind order: alone, sharing.
+/// The clients that lose a holding. Bind order: alone, sharing.
 #[rustfmt::skip]
 macro_rules! evicted_clients {
     () => {
@@ -317,13 +320,14 @@ const EVICT_LOCK_CLIENTS: &str = concat!("
 SELECT COUNT(*) INTO @sqlock_clients FROM ", evicted_clients!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id
    FOR UPDATE SKIP LOCKED");
 
-// Bind order: alone, sharing, sharing, evicted_clients.
+// A name that is only kept from others is taken away from nobody. Bind order: alone, sharing, alone, sharing, sharing, evicted_clients.
 #[rustfmt::skip]
 const EVICT_CHECK: &str = concat!("
-SELECT EXISTS (SELECT 1 FROM ", alone!(), ") OR EXISTS (SELECT 1 FROM ", sharing!(), "),
+SELECT EXISTS (SELECT 1 FROM ", alone!(), " AND l.id <> 'kept') OR EXISTS (SELECT 1 FROM ", sharing!(), " AND e.owner <> ''),
+       EXISTS (SELECT 1 FROM ", alone!(), ") OR EXISTS (SELECT 1 FROM ", sharing!(), "),
        @sqlock_leases = 1 AND @sqlock_entries = (SELECT COUNT(*) FROM ", sharing!(), ")
        AND @sqlock_clients = (SELECT COUNT(*) FROM ", evicted_clients!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id)
-  INTO @sqlock_held, @sqlock_locked");
+  INTO @sqlock_lost, @sqlock_held, @sqlock_locked");
 
 // Bind order: name.
 const EVICT_DECIDE: &str = "SELECT IF(@sqlock_held AND @sqlock_locked, ?, NULL) INTO @sqlock_name";
@@ -338,14 +342,14 @@ SELECT n.id, 0, 1 FROM ", evicted_clients!(), " WHERE @sqlock_name IS NOT NULL O
 /// Whether the eviction ends the holding in the row of the name. Bind order: token.
 macro_rules! ends_row {
     () => {
-        concat!("l.token = ? AND ", is_held_alone!("l"))
+        "l.token = ? AND l.id NOT IN ('', 'entries')"
     };
 }
 // Assignments run from left to right, so the identity is the last. Bind order: token, six times, and once more.
 #[rustfmt::skip]
 const EVICT_LEASE: &str = concat!("
 UPDATE sqlock_lease AS l
-   SET l.lost = GREATEST(l.lost, ?),
+   SET l.lost = IF(@sqlock_lost, GREATEST(l.lost, ?), l.lost),
        l.owner = IF(", ends_row!(), ", '', l.owner), l.client = IF(", ends_row!(), ", '', l.client),
        l.expires_at = IF(", ends_row!(), ", 0, l.expires_at), l.holder = IF(", ends_row!(), ", '', l.holder),
        l.label = IF(", ends_row!(), ", '', l.label), l.id = IF(", ends_row!(), ", '', l.id)
@@ -355,7 +359,7 @@ UPDATE sqlock_lease AS l
 #[rustfmt::skip]
 const EVICT_ENTRIES: &str = "
 DELETE e FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
- WHERE e.name = @sqlock_name AND e.token = ? AND e.owner <> ''";
+ WHERE e.name = @sqlock_name AND e.token = ?";
 
 pub(super) async fn evict(
     conn: &mut MySqlConnection,
@@ -367,7 +371,7 @@ pub(super) async fn evict(
     script.add(EVICT_LOCK_LEASE, &[n]);
     script.add(EVICT_LOCK_ENTRIES, &[n, t]);
     script.add(EVICT_LOCK_CLIENTS, &[n, t, n, t]);
-    script.add(EVICT_CHECK, &[n, t, n, t, n, t, n, t, n, t]);
+    script.add(EVICT_CHECK, &[n, t, n, t, n, t, n, t, n, t, n, t, n, t]);
     script.add(EVICT_DECIDE, &[n]);
     script.add(EVICT_NOTICE, &[n, t, n, t]);
     script.add(EVICT_LEASE, &[t; 7]);

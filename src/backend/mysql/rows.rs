@@ -5,39 +5,14 @@
 
 use std::time::Duration;
 
-use sqlx::mysql::{MySqlDatabaseError, MySqlTypeInfo};
+use sqlx::mysql::MySqlTypeInfo;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, QueryBuilder, Row as _, SqlSafeStr as _, SqlStr, TypeInfo as _};
 
-use super::{MySqlSession, hex};
-use crate::backend::Job;
+use super::store::{is_timeout, number};
 use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Ended, Ending, Locking, Refusal, Unique, Wait};
+use crate::backend::{Job, NOTED, hex, micros};
+use crate::name::LockName;
 use crate::table::Table;
-
-/// The statements, laid out to be read.
-#[rustfmt::skip]
-mod sql {
-// One row for each unique index that is on this column alone, the best one first; or one row without an index. An index on an
-// expression has no column. MySQL hides an index as INVISIBLE, MariaDB as IGNORED. Bind order: schema and table twice, column.
-// https://dev.mysql.com/doc/refman/8.4/en/invisible-indexes.html, https://mariadb.com/kb/en/ignored-indexes/
-pub(super) const COLUMN: &str = "
-SELECT CAST(c.DATA_TYPE AS CHAR), CAST(t.ENGINE AS CHAR), CAST(i.name AS CHAR), CAST(i.obstacle AS CHAR)
-  FROM information_schema.COLUMNS AS c
-  JOIN information_schema.TABLES AS t ON t.TABLE_SCHEMA = c.TABLE_SCHEMA AND t.TABLE_NAME = c.TABLE_NAME
-  LEFT JOIN (SELECT s.TABLE_SCHEMA AS place, s.TABLE_NAME AS home, s.INDEX_NAME AS name, MAX(s.COLUMN_NAME) AS part,
-                    CASE WHEN MAX(s.SUB_PART) IS NOT NULL THEN 'it is on a part of the column'
-                         WHEN MAX(s.INDEX_TYPE) <> 'BTREE' THEN CONCAT('it is a ', LOWER(MAX(s.INDEX_TYPE)), ' index')
-                         /*!80000 WHEN MAX(s.IS_VISIBLE) = 'NO' THEN 'it is invisible' */
-                         /*M!100600 WHEN MAX(s.IGNORED) = 'YES' THEN 'it is ignored' */
-                    END AS obstacle
-               FROM information_schema.STATISTICS AS s
-              WHERE s.NON_UNIQUE = 0 AND s.TABLE_SCHEMA = ? AND s.TABLE_NAME = ?
-              GROUP BY s.TABLE_SCHEMA, s.TABLE_NAME, s.INDEX_NAME
-             HAVING COUNT(*) = 1) AS i
-    ON i.place = c.TABLE_SCHEMA AND i.home = c.TABLE_NAME AND i.part = c.COLUMN_NAME
- WHERE c.TABLE_SCHEMA = ? AND c.TABLE_NAME = ? AND c.COLUMN_NAME = ?
- ORDER BY i.obstacle IS NOT NULL, i.name <> 'PRIMARY'
- LIMIT 1";
-}
 
 /// A deadlock rolls the whole transaction back, and what follows would be committed statement by statement. So nothing is, until the
 /// transaction has ended; the session's own setting is kept in a variable meanwhile.
@@ -123,7 +98,7 @@ impl Dialect for MySql {
     }
 
     fn push_named(query: &mut QueryBuilder<Self>, name: &str) {
-        query.push("1 FROM sqlock_row WHERE name = X'").push(hex(name)).push("'");
+        query.push("1 FROM sqlock_row WHERE name = X'").push(hex(name.as_bytes())).push("'");
     }
 
     fn refusal(error: &sqlx::Error) -> Option<Refusal> {
@@ -181,22 +156,75 @@ impl Dialect for MySql {
     }
 }
 
-impl MySqlSession {
-    pub(super) async fn column_of(
-        &mut self,
-        (schema, table, column): &(String, String, String),
-    ) -> Result<Option<Column>, sqlx::Error> {
-        let query = sqlx::query(sql::COLUMN).bind(schema).bind(table).bind(schema).bind(table).bind(column);
-        let Some(row) = query.fetch_optional(&mut self.conn).await? else {
-            return Ok(None);
-        };
-        let engine: Option<String> = row.try_get(1)?;
-        let (index, obstacle): (Option<String>, _) = (row.try_get(2)?, row.try_get(3)?);
-        Ok(Some(Column {
-            type_name: row.try_get(0)?,
-            unique: index.map(|name| Unique { name, obstacle }),
-            rowless: engine.filter(|engine| !engine.eq_ignore_ascii_case("InnoDB")),
-        }))
+// One row for each unique index that is on this column alone, the best one first; or one row without an index. An index on an
+// expression has no column. MySQL hides an index as INVISIBLE, MariaDB as IGNORED. Bind order: schema and table twice, column.
+// https://dev.mysql.com/doc/refman/8.4/en/invisible-indexes.html, https://mariadb.com/kb/en/ignored-indexes/
+#[rustfmt::skip]
+const COLUMN: &str = "
+SELECT CAST(c.DATA_TYPE AS CHAR), CAST(t.ENGINE AS CHAR), CAST(i.name AS CHAR), CAST(i.obstacle AS CHAR)
+  FROM information_schema.COLUMNS AS c
+  JOIN information_schema.TABLES AS t ON t.TABLE_SCHEMA = c.TABLE_SCHEMA AND t.TABLE_NAME = c.TABLE_NAME
+  LEFT JOIN (SELECT s.TABLE_SCHEMA AS place, s.TABLE_NAME AS home, s.INDEX_NAME AS name, MAX(s.COLUMN_NAME) AS part,
+                    CASE WHEN MAX(s.SUB_PART) IS NOT NULL THEN 'it is on a part of the column'
+                         WHEN MAX(s.INDEX_TYPE) <> 'BTREE' THEN CONCAT('it is a ', LOWER(MAX(s.INDEX_TYPE)), ' index')
+                         /*!80000 WHEN MAX(s.IS_VISIBLE) = 'NO' THEN 'it is invisible' */
+                         /*M!100600 WHEN MAX(s.IGNORED) = 'YES' THEN 'it is ignored' */
+                    END AS obstacle
+               FROM information_schema.STATISTICS AS s
+              WHERE s.NON_UNIQUE = 0 AND s.TABLE_SCHEMA = ? AND s.TABLE_NAME = ?
+              GROUP BY s.TABLE_SCHEMA, s.TABLE_NAME, s.INDEX_NAME
+             HAVING COUNT(*) = 1) AS i
+    ON i.place = c.TABLE_SCHEMA AND i.home = c.TABLE_NAME AND i.part = c.COLUMN_NAME
+ WHERE c.TABLE_SCHEMA = ? AND c.TABLE_NAME = ? AND c.COLUMN_NAME = ?
+ ORDER BY i.obstacle IS NOT NULL, i.name <> 'PRIMARY'
+ LIMIT 1";
+
+/// What the catalogue says about a column of a schema and a table.
+pub(super) async fn column(
+    conn: &mut MySqlConnection,
+    (schema, table, column): &(String, String, String),
+) -> Result<Option<Column>, sqlx::Error> {
+    let query = sqlx::query(COLUMN).bind(schema).bind(table).bind(schema).bind(table).bind(column);
+    let Some(row) = query.fetch_optional(conn).await? else {
+        return Ok(None);
+    };
+    let engine: Option<String> = row.try_get(1)?;
+    let (index, obstacle): (Option<String>, _) = (row.try_get(2)?, row.try_get(3)?);
+    Ok(Some(Column {
+        type_name: row.try_get(0)?,
+        unique: index.map(|name| Unique { name, obstacle }),
+        rowless: engine.filter(|engine| !engine.eq_ignore_ascii_case("InnoDB")),
+    }))
+}
+
+// Whether there is a row, and whether it is time to note down that it is in use. Bind order: how old the note may get, name.
+#[rustfmt::skip]
+const SEEN: &str = concat!("SELECT seen_at < ", now!(), " - ? FROM sqlock_row WHERE name = ?");
+
+// Bind order: name.
+#[rustfmt::skip]
+const CREATE: &str = concat!("INSERT IGNORE INTO sqlock_row (name, seen_at) VALUES (?, ", now!(), ")");
+
+// A row that is locked is not waited for. Bind order: name.
+#[rustfmt::skip]
+const NOTE: &str = concat!("
+UPDATE (SELECT s.name FROM sqlock_row AS s WHERE s.name = ? LIMIT 1 FOR UPDATE SKIP LOCKED) AS q
+       STRAIGHT_JOIN sqlock_row AS r ON r.name = q.name
+   SET r.seen_at = ", now!());
+
+/// Makes sure that a row stands for a name.
+pub(super) async fn ensure(conn: &mut MySqlConnection, name: &LockName) -> Result<(), sqlx::Error> {
+    let name = name.as_str().as_bytes();
+    let seen = sqlx::query(SEEN).bind(micros(NOTED)).bind(name).fetch_optional(&mut *conn).await?;
+    let done = match seen.map(|row| row.try_get(0)).transpose()? {
+        Some(false) => return Ok(()),
+        Some(true) => sqlx::query(NOTE).bind(name).execute(conn).await,
+        None => sqlx::query(CREATE).bind(name).execute(conn).await,
+    };
+    match done {
+        // Another connection has created the row meanwhile, and has locked it.
+        Err(error) if is_timeout(&error) => Ok(()),
+        done => done.map(drop),
     }
 }
 
@@ -234,8 +262,4 @@ impl Class {
             _ => Self::Other(name),
         }
     }
-}
-
-fn number(error: &sqlx::Error) -> Option<u16> {
-    Some(error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?.number())
 }

@@ -7,7 +7,7 @@ use crate::backend::hex;
 use crate::name::LockName;
 use crate::protocol::Amended;
 
-/// A transaction that is sent as one text, so no row stays locked while the client is heard.
+/// A transaction that is sent as one text. The server does not wait for the client while rows are locked.
 ///
 /// It locks rows with SKIP LOCKED and counts them, decides, and leaves the name in `@sqlock_name` if it goes on; otherwise that is NULL.
 /// The statements that write look rows up by this variable, so they lock nothing when it is NULL. A variable keeps its value from the
@@ -44,7 +44,7 @@ impl Script {
     }
 }
 
-/// Puts literals in place of the question marks of a statement.
+/// Replaces the question marks of a statement by literals.
 pub(super) fn filled(sql: &str, literals: &[&str]) -> String {
     let mut literals = literals.iter();
     let mut parts = sql.split('?');
@@ -56,7 +56,7 @@ pub(super) fn filled(sql: &str, literals: &[&str]) -> String {
     text
 }
 
-/// A name as a literal. It is bytes, and as such free of quotes.
+/// A name as a literal of bytes.
 pub(super) fn name_literal(name: &LockName) -> String {
     format!("X'{}'", hex(name.as_str().as_bytes()))
 }

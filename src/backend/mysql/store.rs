@@ -1,8 +1,8 @@
 //! Carries out requests on one connection to MySQL or MariaDB.
 //!
-//! Most requests are single statements in autocommit mode, and say in LAST_INSERT_ID why they changed nothing: what
-//! LAST_INSERT_ID(expression) was evaluated to for a row travels in the OK packet, also when the row did not match. Rare requests are a
-//! [`Script`](super::script::Script), a transaction that goes to the server as one text.
+//! Most requests are single statements in autocommit mode. They tell in LAST_INSERT_ID why they changed nothing: the OK packet of an
+//! UPDATE carries the latest value of LAST_INSERT_ID(expression), also when its WHERE clause evaluated that and matched no row. Rare
+//! requests are a [`Script`](super::script::Script), a transaction that goes to the server as one text.
 //!
 //! Which reads lock rows depends on the kind of the statement. At READ COMMITTED the subqueries of a one-table UPDATE, of an INSERT …
 //! SELECT and of a SELECT are consistent reads. Those of a DELETE and of an UPDATE of several tables lock what they read, and wait for
@@ -10,7 +10,7 @@
 
 use sqlx::mysql::{MySqlArguments, MySqlDatabaseError};
 use sqlx::query::Query;
-use sqlx::{MySql, MySqlConnection, Row as _};
+use sqlx::{MySql, MySqlConnection};
 
 use super::{acquire, heartbeat, lease, queue, release};
 use crate::protocol::timing::GRANT;
@@ -112,7 +112,8 @@ macro_rules! update_lease {
             mysql: concat!("UPDATE sqlock_lease AS l SET ", $($set)*, "
  WHERE l.name = (SELECT q.name FROM (SELECT s.name FROM sqlock_lease AS s WHERE s.name = ? LIMIT 1 FOR UPDATE NOWAIT) AS q)
    AND ", $($condition)*),
-            mariadb: concat!("SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE sqlock_lease AS l SET ", $($set)*, "
+            mariadb: concat!("SET STATEMENT innodb_lock_wait_timeout = 0 FOR
+UPDATE sqlock_lease AS l SET ", $($set)*, "
  WHERE l.name = ?
    AND ", $($condition)*),
         }
@@ -130,7 +131,8 @@ macro_rules! update_entry {
    AND e.id = (SELECT q.id FROM (SELECT s.id FROM sqlock_entry AS s FORCE INDEX (PRIMARY)
                                   WHERE s.name = ? AND s.id IN (?, ?) LIMIT 1 FOR UPDATE NOWAIT) AS q)
    AND ", $($condition)*),
-            mariadb: concat!("SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE sqlock_entry AS e FORCE INDEX (PRIMARY) SET ", $($set)*, "
+            mariadb: concat!("SET STATEMENT innodb_lock_wait_timeout = 0 FOR
+UPDATE sqlock_entry AS e FORCE INDEX (PRIMARY) SET ", $($set)*, "
  WHERE e.name = ? AND e.name = ? AND e.id IN (?, ?)
    AND ", $($condition)*),
         }
@@ -158,12 +160,13 @@ pub(super) async fn attempt(
     }
 }
 
-fn number(error: &sqlx::Error) -> Option<u16> {
+/// The number of an error of the server.
+pub(super) fn number(error: &sqlx::Error) -> Option<u16> {
     let error = error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?;
     Some(error.number())
 }
 
-/// What NOWAIT, or a wait of no time, says of a row that is locked.
+/// Whether a [`Nowait`] has met a locked row.
 pub(super) fn is_locked(flavor: Flavor, error: &sqlx::Error) -> bool {
     let refusal = match flavor {
         Flavor::MySql => 3572,
@@ -172,7 +175,7 @@ pub(super) fn is_locked(flavor: Flavor, error: &sqlx::Error) -> bool {
     number(error) == Some(refusal)
 }
 
-/// A statement waited for a row as long as it may.
+/// Whether a statement has waited for a row as long as the session allows.
 pub(super) fn is_timeout(error: &sqlx::Error) -> bool {
     number(error) == Some(1205)
 }
@@ -188,23 +191,6 @@ macro_rules! entry_columns {
 pub(super) fn token(insert_id: u64) -> Result<FencingToken, sqlx::Error> {
     let token = i64::try_from(insert_id).ok().and_then(FencingToken::new);
     token.ok_or_else(|| sqlx::Error::Protocol(format!("{insert_id} is no token")))
-}
-
-// Besides the isolation, everything that a server or an account may have set otherwise and that changes what a statement here does:
-// MariaDB's EMPTY_STRING_IS_NULL and SIMULTANEOUS_ASSIGNMENT are parts of sql_mode.
-#[rustfmt::skip]
-const SETTLE: &str = "
-SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
-SET SESSION autocommit = 1, innodb_lock_wait_timeout = 1, completion_type = 0, time_zone = '+00:00',
-            sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',
-            sql_safe_updates = 0, sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_auto_is_null = 0;
-SELECT 0 /*M! + 1 */";
-
-/// Settles a new session, and tells what the server is.
-pub(crate) async fn settle(conn: &mut MySqlConnection) -> Result<Flavor, sqlx::Error> {
-    let row = sqlx::raw_sql(SETTLE).fetch_one(conn).await?;
-    let is_mariadb: i64 = row.try_get(0)?;
-    Ok(if is_mariadb == 1 { Flavor::MariaDb } else { Flavor::MySql })
 }
 
 /// Carries out a request.

@@ -1,22 +1,20 @@
 //! The model against a real server.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Executor as _, PgConnection, Row as _};
 
 use super::fence::fence;
-use super::store::{Settings, execute};
+use super::settings::Settings;
+use super::store::{Session, execute};
 use crate::backend::differential::{Database, Tables, compare};
 use crate::backend::memory::{Client, Entry, Key, Lease};
-use crate::backend::sealed::Verdict;
+use crate::backend::micros;
+use crate::backend::sealed::{Check, Verdict};
 use crate::backend::stored::{Stored as _, holder, identity};
-use crate::backend::{Job, micros};
-use crate::coordinator::tests::{clients_share_a_store, storm};
 use crate::name::LockName;
-use crate::operation::{Connect, Connection};
 use crate::protocol::{ClientId, EntryState, LeaseId, Mode, Request, Response};
 use crate::token::FencingToken;
 
@@ -39,7 +37,7 @@ impl PostgresDatabase {
             .unwrap_or_else(|_| panic!("{VARIABLE} is not set: run the tests with scripts/test, which starts servers"));
         let options: PgConnectOptions = url.parse().expect("a URL");
         let options = options.disable_statement_logging();
-        let schema = format!("differential_{:032x}", uuid::Uuid::new_v4().as_u128());
+        let schema = format!("differential_{:032x}", rand());
         let mut connection = options.connect().await.expect("a connection");
         connection.execute(AssertSqlSafe(format!("CREATE SCHEMA {schema}"))).await.expect("a schema");
         // A wait for a row is a difference as well: the model says when a request must wait, and then it is not compared.
@@ -48,8 +46,11 @@ impl PostgresDatabase {
         for _ in 0..3 {
             connections.push(options.connect().await.expect("a connection"));
         }
-        sqlx::raw_sql(include_str!("tables.sql")).execute(&mut connections[0]).await.expect("the tables");
-        let settings = Settings::read(&mut connections[0], false).await.expect("settings");
+        sqlx::raw_sql(include_str!("../../../migrations/postgres/0001_lease.sql"))
+            .execute(&mut connections[0])
+            .await
+            .expect("the tables");
+        let settings = Settings::read(&mut connections[0], "the server", false).await.expect("settings");
         Self { options, schema, settings, connections, open: Vec::new(), idle: Vec::new() }
     }
 
@@ -70,6 +71,10 @@ impl PostgresDatabase {
     async fn rows(&mut self, sql: &'static str, keys: &[String]) -> Vec<PgRow> {
         sqlx::query(sql).bind(keys).fetch_all(&mut self.connections[0]).await.expect("rows")
     }
+}
+
+fn rand() -> u128 {
+    uuid::Uuid::new_v4().as_u128()
 }
 
 fn text(row: &PgRow, column: &str) -> String {
@@ -147,12 +152,14 @@ impl Database for PostgresDatabase {
     const TICK: Duration = Duration::ZERO;
 
     async fn execute(&mut self, connection: usize, request: &Request) -> Result<Response, sqlx::Error> {
-        execute(&mut self.connections[connection], self.settings, request).await
+        let mut session = Session { connection: &mut self.connections[connection], settings: self.settings };
+        execute(&mut session, request).await
     }
 
     async fn fence(&mut self, name: &LockName, id: LeaseId, token: FencingToken) -> bool {
         let mut connection = self.begin().await;
-        let verdict = fence(&mut connection, name, id, token).await.expect("an answer");
+        let check = Check { name: name.to_string(), id: id.to_string(), token: token.get(), by_writing: false };
+        let verdict = fence(&mut connection, &check).await.expect("an answer");
         self.open.push(connection);
         verdict == Verdict::Fenced
     }
@@ -209,44 +216,5 @@ impl Database for PostgresDatabase {
 async fn requests_answer_as_the_model_does() {
     let mut database = PostgresDatabase::create().await;
     compare(&mut database).await;
-    database.drop().await;
-}
-
-/// A schema that clients share.
-struct Shared {
-    options: PgConnectOptions,
-    settings: Settings,
-}
-
-impl Connect for Shared {
-    fn connect(&self) -> Job<'_, Box<dyn Connection>> {
-        Box::pin(async {
-            let connection = Box::new(Settled { connection: self.options.connect().await?, settings: self.settings });
-            Ok(connection as Box<dyn Connection>)
-        })
-    }
-}
-
-struct Settled {
-    connection: PgConnection,
-    settings: Settings,
-}
-
-impl Connection for Settled {
-    fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response> {
-        Box::pin(execute(&mut self.connection, self.settings, request))
-    }
-
-    fn close(self: Box<Self>) -> Job<'static, ()> {
-        Box::pin(sqlx::Connection::close(self.connection))
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn clients_share_a_server() {
-    let database = PostgresDatabase::create().await;
-    let shared = Arc::new(Shared { options: database.options.clone(), settings: database.settings });
-    clients_share_a_store(shared.clone(), "").await;
-    storm(shared, "").await;
     database.drop().await;
 }

@@ -1,14 +1,13 @@
-//! The fence: the first statement of a transaction that a holding protects.
+//! The fence: what keeps a holding as it is until the transaction of a caller ends.
 
 use sqlx::{PgConnection, Row as _};
 
-use crate::backend::sealed::Verdict;
-use crate::name::LockName;
-use crate::protocol::LeaseId;
-use crate::token::FencingToken;
+use crate::backend::sealed::{Check, Verdict};
 
 // $1 name, $2 id, $3 token. FOR KEY SHARE keeps the row from everything that ends a holding, until the transaction ends; what leaves
 // the holder as it is passes. https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS
+//
+// `has_begun`: by the snapshot, the name has had this token, and has no holding of the token that could have got this id since.
 #[rustfmt::skip]
 const FENCE: &str = "
 WITH alone AS MATERIALIZED (
@@ -18,19 +17,17 @@ share AS MATERIALIZED (
      WHERE name = $1 AND id = $2 AND token = $3 AND owner <> '' AND NOT EXISTS (SELECT FROM alone)
        FOR KEY SHARE)
 SELECT EXISTS (SELECT FROM alone) OR EXISTS (SELECT FROM share) AS stands,
-       current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') AS sees_the_present";
+       current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') AS sees_the_present,
+       EXISTS (SELECT FROM sqlock_lease AS l
+                WHERE l.name = $1 AND l.token >= $3 AND (l.token > $3 OR l.id IN ('', 'kept', 'entries')))
+       AND NOT EXISTS (SELECT FROM sqlock_entry AS e WHERE e.name = $1 AND e.token = $3 AND e.owner <> '') AS has_begun";
 
-/// Keeps a holding from ending until the transaction ends, if it stands.
-pub(crate) async fn fence(
-    connection: &mut PgConnection,
-    name: &LockName,
-    id: LeaseId,
-    token: FencingToken,
-) -> Result<Verdict, sqlx::Error> {
+/// Tells whether a holding stands, alone or with others, and keeps it so until the transaction on this connection ends.
+pub(super) async fn fence(connection: &mut PgConnection, check: &Check) -> Result<Verdict, sqlx::Error> {
     // A holding may become a share of its name, with the same token, between the snapshot of a statement and the lock. The next
     // statement sees that.
     for _ in 0..2 {
-        let query = sqlx::query(FENCE).bind(name.as_str()).bind(id.to_string()).bind(token.get());
+        let query = sqlx::query(FENCE).bind(&check.name).bind(&check.id).bind(check.token);
         let row = match query.fetch_one(&mut *connection).await {
             Ok(row) => row,
             // The row has changed since the snapshot of a REPEATABLE READ or SERIALIZABLE transaction was taken.
@@ -43,7 +40,8 @@ pub(crate) async fn fence(
             return Ok(Verdict::Fenced);
         }
         if !row.try_get::<bool, _>("sees_the_present")? {
-            return Ok(Verdict::StaleSnapshot);
+            let has_begun: bool = row.try_get("has_begun")?;
+            return Ok(if has_begun { Verdict::Superseded } else { Verdict::StaleSnapshot });
         }
     }
     Ok(Verdict::Superseded)

@@ -3,7 +3,7 @@
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::store::{Query, Session, TRIES, commit_late, grant, lease_columns, notice, now};
+use super::store::{Query, Session, TRIES, grant, lease_columns, notice, now};
 use crate::backend::micros;
 use crate::backend::stored::{Stored as _, client_text, holder_now, identity, lease_row};
 use crate::name::LockName;
@@ -213,7 +213,7 @@ pub(super) async fn acquire(
 
 // ---- join
 
-// $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label.
+// $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label. An acquisition without a label has that of those it joins.
 #[rustfmt::skip]
 const JOIN: &str = concat!("
 WITH seen AS MATERIALIZED (
@@ -242,7 +242,10 @@ first AS (
 own AS (
     INSERT INTO sqlock_entry AS e (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at,
                                    acquired_at, holder, label)
-    SELECT name, $2, $3, $4, true, 0, 0, token, $5, 0, ", now!(), " + $5, ", now!(), ", $6, $7 FROM held
+    SELECT name, $2, $3, $4, true, 0, 0, token, $5, 0, ", now!(), " + $5, ", now!(), ", $6,
+           CASE WHEN $7 <> '' THEN $7 WHEN held.id <> 'entries' THEN held.label
+                ELSE (SELECT max(o.label) FROM sqlock_entry AS o WHERE o.name = held.name AND o.token = held.token) END
+      FROM held
         ON CONFLICT (name, id) DO UPDATE
        SET (client, ttl, expires_at, acquired_at) = (
                SELECT CASE WHEN is_same AND e.client <> '' THEN e.client ELSE excluded.client END,
@@ -272,7 +275,7 @@ pub(super) async fn join(session: &mut Session<'_>, claim: &Claim) -> Result<Joi
 /// returns no row.
 ///
 /// - `$next`: a statement `next` for the waiting entry that gets the name, or nothing.
-/// - `$ended`: what becomes of the locked row `held`.
+/// - `$ended`: what becomes of the locked row `held`, and the columns `id, token, waiting` of the row as it is then.
 /// - `$share`: the beginning of the statement that ends the entry `e`, where no row `held` is.
 ///
 /// An entry is written by its `ctid` once it is locked: the version that was locked, if the snapshot has it, or none.
@@ -285,23 +288,23 @@ WITH held AS MATERIALIZED (
      WHERE l.name = $1 AND l.id = $2 AND l.token = $3
        FOR UPDATE SKIP LOCKED),", $next, "
 ended AS (
-    UPDATE sqlock_lease AS l", $ended, "
-    RETURNING l.id, l.token, l.waiting),
+    UPDATE sqlock_lease AS l", $ended, "),
 share AS (
     ", $share, "
      WHERE e.ctid = (SELECT s.ctid
                        FROM sqlock_entry AS s
                       WHERE s.name = $1 AND s.id = $2 AND s.token = $3 AND s.owner <> '' AND NOT EXISTS (SELECT FROM held)
                         FOR UPDATE SKIP LOCKED)
-       AND ", commit_late!(), "
     RETURNING e.name)
 SELECT true AS is_alone, id, token, waiting FROM ended
  UNION ALL
-SELECT false, '', 0, l.waiting FROM share JOIN sqlock_lease AS l ON l.name = share.name")
+SELECT false, '', 0, l.waiting FROM share JOIN sqlock_lease AS l ON l.name = share.name
+ UNION ALL
+SELECT true, 'undone', 0, 0 FROM held WHERE waiting = 0 AND NOT EXISTS (SELECT FROM ended)")
     };
 }
 
-// A release that frees the name commits late: a grant that follows it flushes both. A grant never does.
+// It is committed like a grant: the heartbeat of its client would keep for ever what a crash of the server made of a release undone.
 #[rustfmt::skip]
 const RELEASE: &str = release!(concat!("
 next AS (
@@ -326,7 +329,8 @@ next AS (
            acquired_at = CASE WHEN next.id IS NULL THEN l.acquired_at ELSE ", now!(), " END,
            holder = coalesce(next.holder, l.holder), label = coalesce(next.label, l.label)
       FROM held LEFT JOIN next ON true
-     WHERE l.name = held.name AND CASE held.waiting WHEN 0 THEN ", commit_late!(), " ELSE next.id IS NOT NULL END"), "
+     WHERE l.name = held.name AND (held.waiting = 0 OR next.id IS NOT NULL)
+    RETURNING l.id, l.token, l.waiting"), "
     DELETE FROM sqlock_entry AS e");
 
 // $4 keep_for
@@ -334,7 +338,8 @@ next AS (
 const RELEASE_AND_KEEP: &str = release!("", concat!("
        SET id = 'kept', owner = '', client = '', expires_at = ", now!(), " + $4
       FROM held
-     WHERE l.name = held.name"), concat!("
+     WHERE l.name = held.name
+    RETURNING l.id, l.token, l.waiting"), concat!("
     UPDATE sqlock_entry AS e SET owner = '', client = '', expires_at = ", now!(), " + $4"));
 
 // The next holder: $4 id, $5 owner, $6 client, $7 ttl, $8 holder, $9 label.
@@ -343,7 +348,8 @@ const RELEASE_TO_NEXT: &str = release!("", concat!("
        SET id = $4, owner = $5, client = $6, token = held.token, ttl = $7, expires_at = ", now!(), " + $7,
            acquired_at = ", now!(), ", holder = $8, label = $9
       FROM held
-     WHERE l.name = held.name AND held.waiting = 0"), "
+     WHERE l.name = held.name AND held.waiting = 0
+    RETURNING l.id, l.token, l.waiting"), "
     DELETE FROM sqlock_entry AS e");
 
 // Why a release has ended nothing. $1 name, $2 id, $3 token. Only a fence passes FOR NO KEY UPDATE and not FOR UPDATE; every other lock
@@ -372,6 +378,9 @@ SELECT CASE WHEN (SELECT waiting FROM held) <> 0 THEN 'awaited'
   FROM sqlock_lease AS l
  WHERE l.name = $1";
 
+/// What a release says of a row that it has locked and not changed: a trigger of the application has undone the change.
+const UNDONE: &str = "undone";
+
 /// Ends a holding: hands the name to the first live entry, to a given claim if nobody waits, or frees it.
 pub(super) async fn release(session: &mut Session<'_>, release: &Release) -> Result<Released, sqlx::Error> {
     let Release { name, id, token: held, keep_for, next } = release;
@@ -383,18 +392,22 @@ pub(super) async fn release(session: &mut Session<'_>, release: &Release) -> Res
             Some(_) => RELEASE_TO_NEXT,
             None => RELEASE,
         };
-        let query = sqlx::query(session.releasing(sql)).bind(name.as_str()).bind(id.to_string()).bind(held.get());
+        let query = sqlx::query(sql).bind(name.as_str()).bind(id.to_string()).bind(held.get());
         let query = match next {
             _ if is_kept => query.bind(micros(*keep_for)),
             Some(next) => bind_holder(query, next),
             None => query,
         };
         if let Some(row) = session.row(query).await? {
+            let holder = row.text("id")?;
+            if holder == UNDONE {
+                return Err(sqlx::Error::Decode("a trigger has undone the change of a row that was locked".into()));
+            }
             let awaited = row.number("waiting")? != 0;
             if is_kept || !row.try_get::<bool, _>("is_alone")? {
                 return Ok(Released::Ended { awaited });
             }
-            return Ok(match (identity(&row.text("id")?)?, next) {
+            return Ok(match (identity(&holder)?, next) {
                 (None, _) => Released::Ended { awaited },
                 (Some(_), Some(_)) => Released::ToNext(token(&row, "token")?),
                 (Some(id), None) => Released::ToEntry(Granted { id, token: token(&row, "token")? }),
@@ -610,7 +623,8 @@ pub(super) async fn extend(session: &mut Session<'_>, extension: &Extension) -> 
     amended(session.row(query).await?)
 }
 
-// $1 name, $2 id, $3 token, $4 units, $5 permits.
+// $1 name, $2 id, $3 token, $4 units, $5 permits. `seen`: the owner had entered more than once, and this acquisition is the only one
+// left.
 #[rustfmt::skip]
 const DOWNGRADE: &str = "
 WITH held AS MATERIALIZED (
@@ -627,13 +641,32 @@ share AS (
 shared AS (
     UPDATE sqlock_lease AS l SET id = 'entries', owner = '', client = '', holder = '', label = ''
       FROM held WHERE l.name = held.name
+    RETURNING l.name),
+seen AS MATERIALIZED (
+    SELECT l.name, l.xmin AS version FROM sqlock_lease AS l
+     WHERE l.name = $1 AND l.id = 'entries'
+       AND EXISTS (SELECT FROM sqlock_entry AS e
+                    WHERE e.name = $1 AND e.id = $2 AND e.token = $3 AND e.owner <> '' AND e.units = 0)
+       AND NOT EXISTS (SELECT FROM sqlock_entry AS o WHERE o.name = $1 AND o.token > 0 AND o.id <> $2)),
+sole AS MATERIALIZED (
+    SELECT l.name FROM seen JOIN sqlock_lease AS l ON l.name = seen.name
+     WHERE l.xmin = seen.version
+       FOR UPDATE OF l SKIP LOCKED),
+own AS MATERIALIZED (
+    SELECT e.name, e.id FROM sole JOIN sqlock_entry AS e ON e.name = sole.name AND e.id = $2
+     WHERE e.token = $3 AND e.owner <> ''
+       FOR UPDATE OF e SKIP LOCKED),
+own_shared AS (
+    UPDATE sqlock_entry AS e SET units = $4, permits = $5 FROM own WHERE e.name = own.name AND e.id = own.id),
+opened AS (
+    UPDATE sqlock_lease AS l SET owner = '' FROM own WHERE l.name = own.name
     RETURNING l.name)
-SELECT CASE WHEN EXISTS (SELECT FROM shared) THEN 'done'
+SELECT CASE WHEN EXISTS (SELECT FROM shared) OR EXISTS (SELECT FROM opened) THEN 'done'
             WHEN EXISTS (SELECT FROM sqlock_entry AS e
                           WHERE e.name = l.name AND e.id = $2 AND e.token = $3 AND e.units = $4 AND e.permits = $5
                             AND e.owner <> '')
             THEN 'done'
-            WHEN l.id = $2 AND l.token = $3 THEN 'locked'
+            WHEN l.id = $2 AND l.token = $3 OR EXISTS (SELECT FROM seen) THEN 'locked'
             ELSE 'not held' END AS outcome
   FROM sqlock_lease AS l
  WHERE l.name = $1";
@@ -677,26 +710,27 @@ pub(super) async fn raise(
     amended(session.row(query).await?)
 }
 
-// $1 name, $2 token. Nothing is written unless the row, the entries and the clients of those that lose are all locked.
+// $1 name, $2 token. What was released, and is kept from others, is taken away from nobody. Nothing is written unless the row, the entries and the clients of those that lose are all locked.
 #[rustfmt::skip]
 const EVICT: &str = concat!("
 WITH meant AS MATERIALIZED (
-    SELECT e.name, e.id, e.client FROM sqlock_entry AS e WHERE e.name = $1 AND e.token = $2 AND e.owner <> ''),
+    SELECT e.name, e.id, e.owner, e.client FROM sqlock_entry AS e WHERE e.name = $1 AND e.token = $2),
 seen AS MATERIALIZED (
     SELECT l.name, l.xmin AS version, l.client,
-           l.token = $2 AND l.id NOT IN ('', 'kept', 'entries') AS is_alone
+           l.token = $2 AND l.id NOT IN ('', 'entries') AS is_alone,
+           l.token = $2 AND l.id NOT IN ('', 'kept', 'entries') OR EXISTS (SELECT FROM meant WHERE owner <> '') AS is_owned
       FROM sqlock_lease AS l
      WHERE l.name = $1
-       AND (l.token = $2 AND l.id NOT IN ('', 'kept', 'entries') OR EXISTS (SELECT FROM meant))),
+       AND (l.token = $2 AND l.id NOT IN ('', 'entries') OR EXISTS (SELECT FROM meant))),
 held AS MATERIALIZED (
-    SELECT l.name, seen.client, seen.is_alone
+    SELECT l.name, seen.client, seen.is_alone, seen.is_owned
       FROM seen JOIN sqlock_lease AS l ON l.name = seen.name
      WHERE l.xmin = seen.version
        FOR UPDATE OF l SKIP LOCKED),
 share AS MATERIALIZED (
     SELECT e.name, e.id, e.client
       FROM held JOIN meant ON meant.name = held.name JOIN sqlock_entry AS e ON e.name = meant.name AND e.id = meant.id
-     WHERE e.token = $2 AND e.owner <> ''
+     WHERE e.token = $2
        FOR UPDATE OF e SKIP LOCKED),
 loser AS MATERIALIZED (
     SELECT client FROM held WHERE is_alone AND client <> ''
@@ -717,7 +751,8 @@ evicted AS (
     UPDATE sqlock_lease AS l
        SET id = CASE WHEN a.is_alone THEN '' ELSE l.id END, owner = CASE WHEN a.is_alone THEN '' ELSE l.owner END,
            client = CASE WHEN a.is_alone THEN '' ELSE l.client END,
-           expires_at = CASE WHEN a.is_alone THEN 0 ELSE l.expires_at END, lost = greatest(l.lost, $2)
+           expires_at = CASE WHEN a.is_alone THEN 0 ELSE l.expires_at END,
+           lost = CASE WHEN a.is_owned THEN greatest(l.lost, $2) ELSE l.lost END
       FROM all_locked AS a
      WHERE l.name = a.name
     RETURNING l.name)

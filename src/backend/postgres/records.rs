@@ -2,8 +2,8 @@
 
 use sqlx::{PgConnection, Postgres, QueryBuilder, Row as _};
 
-use super::sql::now;
-use super::{InTransaction, PostgresSession};
+use super::PostgresSession;
+use super::store::now;
 use crate::backend::Job;
 use crate::backend::records::{
     Claimed, Claiming, Errand, Findings, INTO, Records, Rival, State, as_usual, carry, digest, push_consume,
@@ -84,12 +84,9 @@ impl Records for Postgres {
 
 impl PostgresSession {
     pub(super) async fn carry(&mut self, errand: &Errand) -> Result<Findings, sqlx::Error> {
-        if self.transaction == InTransaction::No {
-            return carry::<Postgres>(&mut self.conn, errand).await;
-        }
-        self.begin().await?;
+        self.settings.begin(&mut self.conn).await?;
         let found = carry::<Postgres>(&mut self.conn, errand).await;
-        self.end(found.is_ok()).await?;
+        self.settings.end(&mut self.conn, found.is_ok()).await?;
         found
     }
 }

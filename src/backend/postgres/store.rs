@@ -13,8 +13,9 @@
 //! - Rows are locked before the clock is read for what is written: `clock_timestamp()`, since `now()` is the start of the transaction.
 
 use sqlx::postgres::{PgArguments, PgRow};
-use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Postgres, SqlSafeStr as _, SqlStr};
+use sqlx::{PgConnection, Postgres};
 
+use super::settings::Settings;
 use super::{heartbeat, lease, queue};
 use crate::protocol::timing::GRANT;
 use crate::protocol::{Request, Response};
@@ -36,15 +37,6 @@ macro_rules! grant {
 pub(super) use grant;
 
 const _: () = assert!(GRANT.as_micros() == 3_000_000, "grant!() says the same");
-
-/// Makes a commit wait for no disk and no standby, in the statement's own transaction only. True.
-/// <https://www.postgresql.org/docs/current/wal-async-commit.html>
-macro_rules! commit_late {
-    () => {
-        "set_config('synchronous_commit', 'off', true) IS NOT NULL"
-    };
-}
-pub(super) use commit_late;
 
 /// Tells each `client` of `loser` that something was taken from it, once there is a row in `all_locked`. A client without a row gets
 /// one: it may be about to register, and then waits for this. In one order, so that two that create the same rows do not deadlock.
@@ -76,66 +68,19 @@ pub(super) type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
 /// How often a request is tried when a row has changed or was locked for a moment.
 pub(super) const TRIES: usize = 3;
 
-/// Whether statements need a transaction around them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Transaction {
-    None,
-    /// With a commit that waits for the disk here, and on a synchronous standby.
-    Durable,
-    /// With a commit as the server has it, which waits for more than that.
-    AsConfigured,
-}
-
-/// What the defaults of a server make necessary. A SET for the session would stay with a pooled connection, so each statement that
-/// needs other settings is put into a transaction of its own.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Settings {
-    transaction: Transaction,
-    /// Nothing counts that only one server has, not even a release.
-    is_synchronous: bool,
-}
-
-const SETTINGS: &str = "
-SELECT current_setting('default_transaction_isolation'), current_setting('synchronous_commit'),
-       current_setting('default_transaction_read_only')";
-
-impl Settings {
-    /// Reads the defaults. REPEATABLE READ would end most attempts on a busy name in an error, and an asynchronous commit would lose
-    /// grants in a crash.
-    pub(crate) async fn read(connection: &mut PgConnection, is_synchronous: bool) -> Result<Self, sqlx::Error> {
-        let (isolation, commit, read_only): (String, String, String) =
-            sqlx::query_as(SETTINGS).fetch_one(connection).await?;
-        let waits = if is_synchronous { matches!(&*commit, "on" | "remote_apply") } else { commit != "off" };
-        let transaction = if isolation == "read committed" && waits && read_only == "off" {
-            Transaction::None
-        } else if commit == "remote_apply" {
-            Transaction::AsConfigured
-        } else {
-            Transaction::Durable
-        };
-        Ok(Self { transaction, is_synchronous })
-    }
-}
-
 /// A connection with its settings.
 pub(super) struct Session<'c> {
-    connection: &'c mut PgConnection,
-    settings: Settings,
+    pub(super) connection: &'c mut PgConnection,
+    pub(super) settings: Settings,
 }
 
 impl Session<'_> {
     /// Carries out one statement.
     pub(super) async fn rows(&mut self, query: Query<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
-        let begin = match self.settings.transaction {
-            Transaction::None => return query.fetch_all(&mut *self.connection).await,
-            Transaction::Durable => {
-                "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL synchronous_commit = on"
-            }
-            Transaction::AsConfigured => "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
-        };
-        self.connection.execute(begin).await?;
+        self.settings.verify(self.connection).await?;
+        self.settings.begin(self.connection).await?;
         let rows = query.fetch_all(&mut *self.connection).await;
-        self.connection.execute(if rows.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
+        self.settings.end(self.connection, rows.is_ok()).await?;
         rows
     }
 
@@ -143,23 +88,10 @@ impl Session<'_> {
     pub(super) async fn row(&mut self, query: Query<'_>) -> Result<Option<PgRow>, sqlx::Error> {
         Ok(self.rows(query).await?.into_iter().next())
     }
-
-    /// A statement that [commits late](commit_late), unless its commit must wait for a standby.
-    pub(super) fn releasing(&self, sql: &'static str) -> SqlStr {
-        if self.settings.is_synchronous {
-            return AssertSqlSafe(sql.replace("'off'", "current_setting('synchronous_commit')")).into_sql_str();
-        }
-        SqlStr::from_static(sql)
-    }
 }
 
 /// Carries out a request.
-pub(crate) async fn execute(
-    connection: &mut PgConnection,
-    settings: Settings,
-    request: &Request,
-) -> Result<Response, sqlx::Error> {
-    let session = &mut Session { connection, settings };
+pub(super) async fn execute(session: &mut Session<'_>, request: &Request) -> Result<Response, sqlx::Error> {
     Ok(match request {
         Request::Register { client } => Response::Registered(heartbeat::register(session, *client).await?),
         Request::Beat { client } => Response::Beat(heartbeat::beat(session, *client).await?),

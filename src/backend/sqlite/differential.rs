@@ -1,7 +1,6 @@
 //! SQLite against the model.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 use std::time::Duration;
 
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteRow, SqliteSynchronous};
@@ -10,15 +9,13 @@ use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
 use super::store;
 use crate::backend::differential::{Database, Tables, compare};
 use crate::backend::memory::{Client, Entry, Key, Lease};
+use crate::backend::micros;
 use crate::backend::stored::{Stored as _, holder, identity};
-use crate::backend::{Job, micros};
-use crate::coordinator::tests::{clients_share_a_store, storm};
 use crate::name::LockName;
-use crate::operation::{Connect, Connection};
 use crate::protocol::{ClientId, EntryState, LeaseId, Mode, Request, Response};
 use crate::token::FencingToken;
 
-const TABLES: &str = include_str!("tables.sql");
+const TABLES: &str = include_str!("../../../migrations/sqlite/0001_lease.sql");
 
 /// Opens a connection to a file with the tables.
 pub(super) async fn open(file: &Path) -> SqliteConnection {
@@ -148,31 +145,4 @@ async fn requests_answer_as_the_model_does() {
     for conn in database.connections.into_iter().chain([database.own]) {
         conn.close().await.expect("closed");
     }
-}
-
-/// A file that clients share.
-struct File(PathBuf);
-
-impl Connect for File {
-    fn connect(&self) -> Job<'_, Box<dyn Connection>> {
-        Box::pin(async { Ok(Box::new(open(&self.0).await) as Box<dyn Connection>) })
-    }
-}
-
-impl Connection for SqliteConnection {
-    fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response> {
-        Box::pin(store::execute(self, request))
-    }
-
-    fn close(self: Box<Self>) -> Job<'static, ()> {
-        Box::pin(sqlx::Connection::close(*self))
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn clients_share_a_file() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = Arc::new(File(directory.path().join("clients.db")));
-    clients_share_a_store(file.clone(), "").await;
-    storm(file, "").await;
 }

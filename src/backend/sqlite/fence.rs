@@ -2,10 +2,7 @@
 
 use sqlx::SqliteConnection;
 
-use crate::backend::sealed::Verdict;
-use crate::name::LockName;
-use crate::protocol::LeaseId;
-use crate::token::FencingToken;
+use crate::backend::sealed::{Check, Verdict};
 
 /// SQLite's answer when a transaction has read, and another has committed since: SQLITE_BUSY_SNAPSHOT.
 const BUSY_SNAPSHOT: &str = "517";
@@ -20,13 +17,8 @@ UPDATE sqlock_lease SET token = token
         OR EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = $1 AND e.id = $2 AND e.token = $3 AND e.owner <> ''))";
 
 /// Tells whether a holding stands, alone or with others, and keeps it so until the transaction on this connection ends.
-pub(super) async fn fence(
-    conn: &mut SqliteConnection,
-    name: &LockName,
-    id: LeaseId,
-    token: FencingToken,
-) -> Result<Verdict, sqlx::Error> {
-    let query = sqlx::query(FENCE).bind(name.as_str()).bind(id.to_string()).bind(token.get());
+pub(super) async fn fence(conn: &mut SqliteConnection, check: &Check) -> Result<Verdict, sqlx::Error> {
+    let query = sqlx::query(FENCE).bind(&check.name).bind(&check.id).bind(check.token);
     match query.execute(conn).await {
         Ok(done) if done.rows_affected() == 1 => Ok(Verdict::Fenced),
         Ok(_) => Ok(Verdict::Superseded),

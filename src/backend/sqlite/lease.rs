@@ -173,7 +173,9 @@ const JOIN: &str = concat!("
 BEGIN IMMEDIATE;
 INSERT INTO sqlock_entry AS o (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at, acquired_at,
                                holder, label)
-SELECT $1, $2, $3, $4, 1, 0, 0, l.token, $5, 0, ", now!(), " + $5, ", now!(), ", $6, $7
+SELECT $1, $2, $3, $4, 1, 0, 0, l.token, $5, 0, ", now!(), " + $5, ", now!(), ", $6,
+       CASE WHEN $7 <> '' THEN $7 WHEN l.id <> 'entries' THEN l.label
+            ELSE (SELECT max(e.label) FROM sqlock_entry AS e WHERE e.name = $1 AND e.token = l.token) END
   FROM sqlock_lease AS l
  WHERE l.name = $1 AND l.owner = $3 AND l.id NOT IN ('', 'kept', $2)
    AND CASE WHEN l.id <> 'entries' THEN ", lease_until!("l"), " > ", now!(), "
@@ -222,11 +224,14 @@ SELECT changes() AS done, ", awaited!(), " AS awaited, l.id, l.token, l.lost, 0 
     };
 }
 
-/// Changes the row of the name and ends there, unless the acquisition shares the name; then changes its entry.
+/// Changes the row of the name or, where the acquisition shares the name, its entry. The first row returned counts. One transaction:
+/// what was released may be swept before another statement reads it.
 #[rustfmt::skip]
 macro_rules! release {
     ($next:tt, $lease:expr, $entry:expr) => {
         concat!(
+            "
+BEGIN IMMEDIATE;",
             $lease,
             ";",
             how_it_stands!($next),
@@ -236,7 +241,9 @@ macro_rules! release {
             $entry,
             "
  WHERE name = $1 AND id = $2 AND token = $3 AND owner <> '';",
-            how_it_stands!($next)
+            how_it_stands!($next),
+            ";
+COMMIT"
         )
     };
 }
@@ -295,7 +302,8 @@ pub(super) async fn release(conn: &mut SqliteConnection, release: &Release) -> R
             .bind(&*next.holder)
             .bind(&*next.label),
     };
-    let Some(row) = until_row(conn, query).await?.as_ref().map(Standing::of).transpose()? else {
+    let rows = transaction(conn, query).await?;
+    let Some(row) = rows.first().map(Standing::of).transpose()? else {
         return Ok(Released::NotHeld { lost: 0, token: 0 });
     };
     let is_meant = |row: &Standing| row.holder == Holder::Lease(*id) && row.token == token.get();
@@ -373,6 +381,13 @@ macro_rules! held_alone {
     };
 }
 
+/// The same, or it was released with that token and is kept from others.
+macro_rules! kept_alone {
+    () => {
+        "(token = $2 AND id NOT IN ('', 'entries'))"
+    };
+}
+
 // $1 name, $2 token
 #[rustfmt::skip]
 const EVICT: &str = concat!("
@@ -381,20 +396,21 @@ INSERT INTO sqlock_client (id, beat_at, notice)
 SELECT client, 0, 1
   FROM (SELECT client FROM sqlock_lease WHERE name = $1 AND ", held_alone!(), "
          UNION
-        SELECT client FROM sqlock_entry WHERE name = $1 AND token = $2 AND owner <> '')
+        SELECT client FROM sqlock_entry WHERE name = $1 AND token = $2)
  WHERE client <> ''
     ON CONFLICT (id) DO UPDATE SET notice = notice + 1;
 UPDATE sqlock_lease
-   SET lost = max(lost, $2), id = CASE WHEN ", held_alone!(), " THEN '' ELSE id END,
-       owner = CASE WHEN ", held_alone!(), " THEN '' ELSE owner END,
-       client = CASE WHEN ", held_alone!(), " THEN '' ELSE client END,
-       expires_at = CASE WHEN ", held_alone!(), " THEN 0 ELSE expires_at END
- WHERE name = $1
-   AND (", held_alone!(), "
-        OR EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = $1 AND e.token = $2 AND e.owner <> ''))
+   SET lost = CASE WHEN ", held_alone!(), "
+                     OR EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = $1 AND e.token = $2 AND e.owner <> '')
+                   THEN max(lost, $2) ELSE lost END,
+       id = CASE WHEN ", kept_alone!(), " THEN '' ELSE id END,
+       owner = CASE WHEN ", kept_alone!(), " THEN '' ELSE owner END,
+       client = CASE WHEN ", kept_alone!(), " THEN '' ELSE client END,
+       expires_at = CASE WHEN ", kept_alone!(), " THEN 0 ELSE expires_at END
+ WHERE name = $1 AND (", kept_alone!(), " OR EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = $1 AND e.token = $2))
 RETURNING name;
 DELETE FROM sqlock_entry
- WHERE name = $1 AND id IN (SELECT o.id FROM sqlock_entry AS o WHERE o.name = $1 AND o.token = $2) AND owner <> '';
+ WHERE name = $1 AND id IN (SELECT o.id FROM sqlock_entry AS o WHERE o.name = $1 AND o.token = $2);
 COMMIT");
 
 /// Ends the holding with this token, and gives its clients a notice.
@@ -459,6 +475,10 @@ INSERT OR REPLACE INTO sqlock_entry (name, id, owner, client, is_kept, units, pe
 SELECT name, id, owner, client, client <> '', $4, $5, token, ttl, 0, expires_at, acquired_at, holder, label
   FROM sqlock_lease WHERE name = $1 AND id = $2 AND token = $3;
 UPDATE sqlock_lease SET id = 'entries', owner = '', client = '', holder = '', label = '' WHERE name = $1 AND changes() = 1;
+UPDATE sqlock_entry AS e SET units = $4, permits = $5
+ WHERE e.name = $1 AND e.id = $2 AND e.token = $3 AND e.owner <> '' AND e.units = 0
+   AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS o WHERE o.name = $1 AND o.token > 0 AND o.id <> $2);
+UPDATE sqlock_lease SET owner = '' WHERE name = $1 AND id = 'entries' AND changes() = 1;
 SELECT 1 AS done FROM sqlock_entry
  WHERE name = $1 AND id = $2 AND token = $3 AND owner <> '' AND units = $4 AND permits = $5;
 COMMIT";

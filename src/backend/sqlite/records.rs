@@ -3,7 +3,6 @@
 use sqlx::{QueryBuilder, Row as _, Sqlite, SqliteConnection};
 
 use super::SqliteSession;
-use super::sql::now;
 use crate::backend::Job;
 use crate::backend::records::{
     Claimed, Claiming, Errand, Findings, INTO, Records, State, as_usual, carry, push_consume, push_or_anew, push_values,

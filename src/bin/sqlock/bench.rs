@@ -231,13 +231,11 @@ impl Pool {
         match self {
             #[cfg(feature = "postgres")]
             Self::Postgres(pool) => {
-                sqlx::query("DELETE FROM sqlock_fence WHERE name LIKE $1").bind(&pattern).execute(pool).await?;
                 sqlx::query("DELETE FROM sqlock_lease WHERE name LIKE $1").bind(&pattern).execute(pool).await?;
             }
             #[cfg(feature = "mysql")]
             Self::MySql(pool) => {
                 let pattern = pattern.as_bytes();
-                sqlx::query("DELETE FROM sqlock_fence WHERE name LIKE ?").bind(pattern).execute(pool).await?;
                 sqlx::query("DELETE FROM sqlock_lease WHERE name LIKE ?").bind(pattern).execute(pool).await?;
             }
             #[cfg(feature = "sqlite")]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlock::{FencingToken, Lease, LockName, LossCause, Owner, QuorumLease};
 
 pub enum Held {
-    One(Lease),
+    One(Box<Lease>),
     Majority(QuorumLease),
 }
 

@@ -111,7 +111,7 @@ async fn hold(args: &Arguments, db: &Database, signals: &mut Signals, has_led: b
         request = request.max_hold(at_most);
     }
     match args.terms.obtain(db, request, signals, has_led).await? {
-        Some(lease) => work(args, Held::One(lease), signals).await,
+        Some(lease) => work(args, Held::One(Box::new(lease)), signals).await,
         None => Ok(args.refused()),
     }
 }

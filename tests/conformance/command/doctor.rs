@@ -159,11 +159,15 @@ async fn what_schema_prints_is_all_that_is_needed() {
 async fn a_table_that_is_not_as_it_should_be_is_named_with_what_is_wrong() {
     let (db, pool) = migrated().await;
     let drop_index = match DATABASE.is_mysql() {
-        true => "DROP INDEX sqlock_place_in_order ON sqlock_place",
-        false => "DROP INDEX sqlock_place_in_order",
+        true => "DROP INDEX sqlock_entry_in_order ON sqlock_entry",
+        false => "DROP INDEX sqlock_entry_in_order",
     };
     execute(&pool, drop_index).await;
-    doctor(&db.url, 1).await.assert("definitions", "fail", "sqlock_place has no index on (name, token, place)");
+    doctor(&db.url, 1).await.assert(
+        "definitions",
+        "fail",
+        "sqlock_entry has no index on (name, token, arrived_at, id)",
+    );
 
     execute(&pool, "ALTER TABLE sqlock_lease DROP COLUMN label").await;
     doctor(&db.url, 1).await.assert("definitions", "fail", "sqlock_lease.label is missing");
@@ -243,11 +247,11 @@ async fn a_history_of_another_version_or_of_an_accident_is_a_failure() {
         .await;
     doctor(&db.url, 1).await.assert("tables", "fail", "migration 1 is not the one that this program knows");
 
-    for table in ["sqlock_lease", "sqlock_place", "sqlock_idem", "sqlock_idem_step"] {
+    for table in ["sqlock_lease", "sqlock_entry", "sqlock_idem", "sqlock_idem_step"] {
         execute(&pool, &format!("DROP TABLE {table}")).await;
     }
     let told = doctor(&db.url, 1).await;
-    told.assert("tables", "fail", "sqlock_place");
+    told.assert("tables", "fail", "sqlock_entry");
     assert!(told.checks["tables"].2.contains("sqlock schema"), "migrate would find nothing to do");
 }
 
@@ -275,7 +279,7 @@ async fn rights_that_are_missing_are_named_with_their_table() {
     user.grant("SELECT").await;
     let told = doctor(&user.url, 1).await;
     told.assert("tables", "ok", "up to date");
-    for table in ["sqlock_lease", "sqlock_fence", "sqlock_place", "sqlock_row", "sqlock_idem", "sqlock_idem_step"] {
+    for table in ["sqlock_lease", "sqlock_entry", "sqlock_row", "sqlock_idem", "sqlock_idem_step"] {
         told.assert("rights", "fail", &format!("no INSERT, UPDATE, DELETE on {table}"));
     }
     user.grant("INSERT, DELETE").await;

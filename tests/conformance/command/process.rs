@@ -377,6 +377,9 @@ async fn a_stopped_command_goes_on_when_sqlock_is_told_to() {
 /// How much earlier than in the row a lease of 6 s is taken to end, with something for a busy machine.
 const SLACK: i64 = 1_000_000;
 
+/// How far the latest heartbeat can be from the one before it.
+const HEARTBEAT: i64 = 1_000_000;
+
 /// Cuts the holder of "a" off, and returns when its lease ends: as it stood before and as it stands now, for the answer to a
 /// renewal that was on its way may have been lost.
 async fn cut_off(scene: &mut Scene) -> [i64; 2] {
@@ -398,7 +401,9 @@ async fn before_the_end_the_command_is_told_with_the_signal_and_the_notice_that_
     let (_, lines) = holder.report.gone().await;
     let [told] = &lines[..] else { panic!("{lines:?}") };
     let left = ends.map(|end| end - told.parse::<i64>().expect("a time"));
-    assert!(left.iter().any(|left| (0..=800_000 + SLACK).contains(left)), "{left:?} µs before the end");
+    // The reply to the last heartbeat may have been cut off as well.
+    let latest = 800_000 + HEARTBEAT + SLACK;
+    assert!(left.iter().any(|left| (0..=latest).contains(left)), "{left:?} µs before the end");
     let ended = holder.end().await.expect(79);
     assert!(ended.stderr.contains("could not be renewed"), "{}", ended.stderr);
 }
@@ -443,7 +448,7 @@ async fn hold_at_least_keeps_the_name_taken_after_the_end() {
     run(&scene.db, &["run", "--hold-at-least", "4", "a", "--", "true"]).await.expect(0);
     let kept = scene.row("a").await;
     assert!(kept.expires_at >= kept.acquired_at + 4_000_000);
-    assert_eq!(kept.holds, "-");
+    assert_eq!(kept.id, "kept");
     let waiter = scene.start(&["a"], OBEDIENT).up().await;
     let next = scene.row("a").await;
     assert!(next.acquired_at >= kept.acquired_at + 4_000_000, "{} µs early", kept.expires_at - next.acquired_at);

@@ -407,7 +407,7 @@ async fn rows(pool: &Pool<Sql>) -> i64 {
     let mut rows = 0;
     let tables: &[&'static str] = match DATABASE {
         Database::Sqlite => &["SELECT count(*) FROM sqlock_lease"],
-        _ => &["SELECT count(*) FROM sqlock_lease", "SELECT count(*) FROM sqlock_fence"],
+        _ => &["SELECT count(*) FROM sqlock_lease", "SELECT count(*) FROM sqlock_entry"],
     };
     for &count in tables {
         rows += sqlx::query_scalar::<_, i64>(count).fetch_one(pool).await.expect("our table");

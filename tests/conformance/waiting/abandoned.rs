@@ -36,7 +36,9 @@ impl Stoppable {
                 while let Some(order) = inbox.recv().await {
                     match order {
                         Order::Wait { name, times } => {
-                            waits.extend((0..times).map(|_| tokio::spawn(locks.lease(name).ttl(LONG).acquire())));
+                            // Readers of one client stand in line together.
+                            let request = || locks.lease(name).ttl(LONG).shared();
+                            waits.extend((0..times).map(|_| tokio::spawn(request().acquire())));
                         }
                         Order::Stop(until) => drop(until.recv()),
                         Order::GiveUp => waits.drain(..).for_each(|wait| wait.abort()),

@@ -355,22 +355,22 @@ mod tests {
     fn the_tables_are_read_from_the_sql_that_makes_them() {
         for kind in KINDS {
             let tables = expected(kind);
-            let place: Vec<&Table> = tables.iter().filter(|table| table.name == "sqlock_place").collect();
-            assert_eq!(place.len(), 1, "{tables:#?}");
-            assert_eq!(place[0].columns.len(), 13, "{place:#?}");
-            assert_eq!(place[0].indexes, [Index::of("name, hold", true), Index::of("name, token, place", false)]);
+            let entry: Vec<&Table> = tables.iter().filter(|table| table.name == "sqlock_entry").collect();
+            assert_eq!(entry.len(), 1, "{tables:#?}");
+            assert_eq!(entry[0].columns.len(), 14, "{entry:#?}");
+            let in_order = Index::of("name, token, arrived_at, id", false);
+            assert_eq!(entry[0].indexes, [Index::of("name, id", true), in_order]);
+            // Only PostgreSQL marks in the row of a name that an entry waits.
+            let defaults = if kind == Kind::Postgres { &["waiting", "lost"][..] } else { &["lost"] };
             let columns = |name: &str| tables.iter().find(|t| t.name == name).map_or(0, |t| t.columns.len());
-            assert_eq!(columns("sqlock_lease"), 10);
+            assert_eq!(columns("sqlock_lease"), 10 + defaults.len());
             assert_eq!(columns("sqlock_idem"), 12);
             for table in &tables {
                 assert!(table.indexes.first().is_some_and(|key| key.unique), "{table:#?}");
                 assert!(table.columns.iter().all(|column| column.not_null || column.name == "result"), "{table:#?}");
             }
-            let lease = &tables[0];
-            assert_eq!(
-                lease.columns.iter().filter(|c| c.has_default).map(|c| &*c.name).collect::<Vec<_>>(),
-                ["waiting", "evicted"]
-            );
+            let lease = &tables[tables.iter().position(|table| table.name == "sqlock_lease").unwrap_or(0)];
+            assert_eq!(lease.columns.iter().filter(|c| c.has_default).map(|c| &*c.name).collect::<Vec<_>>(), defaults);
             let name = match kind {
                 Kind::Postgres => ("text", "C"),
                 Kind::Mysql => ("varbinary(255)", ""),

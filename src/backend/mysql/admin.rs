@@ -1,0 +1,274 @@
+//! What operators and the sweeper ask.
+
+use serde_json::{Value, json};
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row as _};
+
+use crate::backend::stored::{Stored as _, identity};
+use crate::backend::{Listed, Names, SweepRange, Swept, UNSEEN, Waiter, end_of_prefix, hex, micros, readable};
+use crate::name::LockName;
+use crate::protocol::Mode;
+
+/// Statements on the holders of some names. Acquisitions of one owner that hold a name together have one token, and are one holder.
+#[rustfmt::skip]
+macro_rules! list {
+    ($lease:literal, $entry:literal) => {
+        concat!("
+SELECT l.name, l.owner, l.token, l.holder, l.label, l.acquired_at, ", lease_until!("l"), " AS expires_at, 0 AS units, 0 AS permits,
+       1 AS acquisitions, ", now!(), " AS now, ", waiters!("l"), " AS waiters
+  FROM sqlock_lease AS l
+ WHERE ", $lease, " AND l.id NOT IN ('', 'entries') AND ", lease_until!("l"), " > ", now!(), "
+ UNION ALL
+SELECT h.name, MAX(h.owner), h.token, h.holder, h.label, MIN(h.acquired_at), MAX(h.expires_at), h.units, h.permits,
+       CAST(SUM(h.owner <> '') AS SIGNED), ", now!(), ", ", waiters!("h"), "
+  FROM (SELECT e.name, e.owner, e.token, e.holder, e.label, e.acquired_at, ", entry_until!("e"), " AS expires_at, e.units, e.permits
+          FROM sqlock_entry AS e
+         WHERE ", $entry, " AND e.token > 0
+         ORDER BY e.owner = '') AS h
+ WHERE h.expires_at > ", now!(), "
+ GROUP BY h.name, h.token
+ ORDER BY 1, 3")
+    };
+}
+#[rustfmt::skip]
+macro_rules! waiters {
+    ($row:literal) => {
+        concat!("
+       (SELECT COUNT(*) FROM sqlock_entry AS w WHERE w.name = ", $row, ".name AND w.token = 0 AND ", entry_until!("w"), " > ", now!(), ")")
+    };
+}
+
+// Bind order: the first name, the end of the names, twice.
+const LIST: &str = list!("l.name >= ? AND l.name < ?", "e.name >= ? AND e.name < ?");
+
+// Bind order: name, name.
+const LIST_ONE: &str = list!("l.name = ?", "e.name = ?");
+
+/// Behind every name: no text in UTF-8 has such a byte.
+const END_OF_NAMES: &[u8] = &[0xff];
+
+pub(super) async fn list(conn: &mut MySqlConnection, names: &Names) -> Result<Vec<Listed>, sqlx::Error> {
+    let query = match names {
+        Names::BeginningWith(prefix) => {
+            let end = end_of_prefix(prefix).map_or_else(|| END_OF_NAMES.to_vec(), String::into_bytes);
+            sqlx::query(LIST).bind(prefix.as_bytes()).bind(end.clone()).bind(prefix.as_bytes()).bind(end)
+        }
+        Names::Just(name) => sqlx::query(LIST_ONE).bind(name.as_str().as_bytes()).bind(name.as_str().as_bytes()),
+    };
+    let rows = query.fetch_all(conn).await?;
+    Ok(readable(rows.iter().map(listed)).collect())
+}
+
+fn listed(row: &MySqlRow) -> Result<Listed, sqlx::Error> {
+    Ok(Listed {
+        name: name_of(row)?,
+        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
+        owner: identity(&row.text("owner")?)?,
+        acquisitions: row.number("acquisitions")?,
+        token: row.number("token")?,
+        holder: row.text("holder")?,
+        label: row.text("label")?,
+        acquired_at: row.number("acquired_at")?,
+        expires_at: row.number("expires_at")?,
+        now: row.number("now")?,
+        waiters: row.number("waiters")?,
+    })
+}
+
+/// Names are stored as the bytes of valid UTF-8.
+fn name_of(row: &MySqlRow) -> Result<String, sqlx::Error> {
+    let bytes: Vec<u8> = row.try_get("name")?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+// Bind order: name.
+#[rustfmt::skip]
+const WAITERS: &str = concat!("
+SELECT e.id, e.units, e.permits, e.holder, e.label, e.arrived_at FROM sqlock_entry AS e
+ WHERE e.name = ? AND e.token = 0 AND ", entry_until!("e"), " > ", now!(), "
+ ORDER BY e.arrived_at, e.id");
+
+pub(super) async fn waiters(conn: &mut MySqlConnection, name: &LockName) -> Result<Vec<Waiter>, sqlx::Error> {
+    let rows = sqlx::query(WAITERS).bind(name.as_str().as_bytes()).fetch_all(conn).await?;
+    Ok(readable(rows.iter().map(waiter)).collect())
+}
+
+fn waiter(row: &MySqlRow) -> Result<Waiter, sqlx::Error> {
+    Ok(Waiter {
+        id: row.text("id")?.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
+        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
+        holder: row.text("holder")?,
+        label: row.text("label")?,
+        arrived_at: row.number("arrived_at")?,
+    })
+}
+
+// ---- sweep
+//
+// Rows to be purged are found without locking: a scan that locks would be in the way of others. They are then locked by their keys,
+// if no other connection has locked them, and deleted if they may still be purged. The subqueries of a DELETE lock what they read. Of a
+// small table the server would rather read all rows than look some up, and would wait for those that are locked: hence FORCE INDEX.
+
+// Bind order: the name before the first and limit, three times; limit.
+#[rustfmt::skip]
+const RANGE: &str = "
+SELECT r.name
+  FROM ((SELECT l.name FROM sqlock_lease AS l WHERE l.name > ? ORDER BY l.name LIMIT ?)
+         UNION
+        (SELECT DISTINCT e.name FROM sqlock_entry AS e WHERE e.name > ? ORDER BY e.name LIMIT ?)
+         UNION
+        (SELECT s.name FROM sqlock_row AS s WHERE s.name > ? ORDER BY s.name LIMIT ?)) AS r
+ ORDER BY r.name LIMIT ?";
+
+pub(super) async fn sweep(conn: &mut MySqlConnection, range: &SweepRange) -> Result<Swept, sqlx::Error> {
+    let (after, limit) = (range.after.as_bytes(), range.limit);
+    let query = sqlx::query(RANGE).bind(after).bind(limit).bind(after).bind(limit).bind(after).bind(limit);
+    let names = query.bind(limit).fetch_all(&mut *conn).await?;
+    let Some(last) = names.last() else {
+        sweep_clients(conn, range).await?;
+        return Ok(Swept { purged: 0, last: None });
+    };
+    let last = name_of(last)?;
+    sweep_entries(conn, range, &last).await?;
+    sweep_rows(conn, range, &last).await?;
+    let purged = sweep_names(conn, range, &last).await?;
+    Ok(Swept { purged, last: Some(last) })
+}
+
+// Bind order: the name before the first, the last name, retention.
+#[rustfmt::skip]
+const STALE_ENTRIES: &str = concat!("
+SELECT e.name, e.id FROM sqlock_entry AS e WHERE e.name > ? AND e.name <= ? AND ", entry_until!("e"), " < ", now!(), " - ?");
+
+// Bind order: JSON of names as hex and ids, retention.
+#[rustfmt::skip]
+const SWEEP_ENTRIES: &str = concat!("
+DELETE e
+  FROM (SELECT STRAIGHT_JOIN s.name, s.id
+          FROM (SELECT UNHEX(j.hex) AS name, j.id
+                  FROM JSON_TABLE(?, '$[*]' COLUMNS (
+                       hex VARCHAR(510) PATH '$[0]',
+                       id VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$[1]')) AS j LIMIT 1000000) AS n
+          JOIN sqlock_entry AS s FORCE INDEX (PRIMARY) ON s.name = n.name AND s.id = n.id
+         LIMIT 1000000 FOR UPDATE SKIP LOCKED) AS q
+       STRAIGHT_JOIN sqlock_entry AS e FORCE INDEX (PRIMARY) ON e.name = q.name AND e.id = q.id
+ WHERE ", entry_until!("e"), " < ", now!(), " - ?");
+
+async fn sweep_entries(conn: &mut MySqlConnection, range: &SweepRange, last: &str) -> Result<(), sqlx::Error> {
+    let retention = micros(range.retention);
+    let query = sqlx::query(STALE_ENTRIES).bind(range.after.as_bytes()).bind(last.as_bytes()).bind(retention);
+    let stale = query.fetch_all(&mut *conn).await?;
+    if stale.is_empty() {
+        return Ok(());
+    }
+    let line = |row: &MySqlRow| Ok(json!([hex(name_of(row)?.as_bytes()), row.text("id")?]));
+    let lines: Value = stale.iter().map(line).collect::<Result<_, sqlx::Error>>()?;
+    sqlx::query(SWEEP_ENTRIES).bind(lines.to_string()).bind(retention).execute(conn).await?;
+    Ok(())
+}
+
+// Bind order: the name before the first, the last name, age.
+#[rustfmt::skip]
+const UNSEEN_ROWS: &str = concat!("
+SELECT s.name FROM sqlock_row AS s WHERE s.name > ? AND s.name <= ? AND s.seen_at < ", now!(), " - ?");
+
+/// Rows of a table by their names, if they are not locked. Bind order: JSON of names as hex.
+macro_rules! unlocked {
+    ($table:literal) => {
+        concat!("
+       (SELECT STRAIGHT_JOIN s.name
+          FROM (SELECT UNHEX(j.hex) AS name FROM JSON_TABLE(?, '$[*]' COLUMNS (hex VARCHAR(510) PATH '$')) AS j LIMIT 1000000) AS n
+          JOIN ", $table, " AS s FORCE INDEX (PRIMARY) ON s.name = n.name
+         LIMIT 1000000 FOR UPDATE SKIP LOCKED)")
+    };
+}
+
+// Bind order: JSON of names as hex, age.
+#[rustfmt::skip]
+const SWEEP_ROWS: &str = concat!("
+DELETE r FROM ", unlocked!("sqlock_row"), " AS q STRAIGHT_JOIN sqlock_row AS r FORCE INDEX (PRIMARY) ON r.name = q.name
+ WHERE r.seen_at < ", now!(), " - ?");
+
+async fn sweep_rows(conn: &mut MySqlConnection, range: &SweepRange, last: &str) -> Result<(), sqlx::Error> {
+    let age = micros(range.retention.max(UNSEEN));
+    let query = sqlx::query(UNSEEN_ROWS).bind(range.after.as_bytes()).bind(last.as_bytes()).bind(age);
+    let unseen = query.fetch_all(&mut *conn).await?;
+    if !unseen.is_empty() {
+        sqlx::query(SWEEP_ROWS).bind(names_of(&unseen)?).bind(age).execute(conn).await?;
+    }
+    Ok(())
+}
+
+/// The names of rows, as JSON of hex.
+fn names_of(rows: &[MySqlRow]) -> Result<String, sqlx::Error> {
+    let name = |row: &MySqlRow| Ok(Value::from(hex(name_of(row)?.as_bytes())));
+    Ok(rows.iter().map(name).collect::<Result<Value, sqlx::Error>>()?.to_string())
+}
+
+/// Whether a name may be purged. A subquery without an aggregate would be joined, and might lock all entries. Bind order: retention,
+/// retention.
+#[rustfmt::skip]
+macro_rules! is_stale {
+    () => {
+        concat!("l.token < ", now!(), " - ? AND ", lease_until!("l"), " < ", now!(), " - ?
+   AND (SELECT COUNT(*) FROM sqlock_entry AS w WHERE w.name = l.name) = 0")
+    };
+}
+
+// Bind order: the name before the first, the last name, retention, retention.
+#[rustfmt::skip]
+const STALE_NAMES: &str = concat!("
+SELECT l.name FROM sqlock_lease AS l WHERE l.name > ? AND l.name <= ? AND ", is_stale!());
+
+// Bind order: JSON of names as hex, retention, retention.
+#[rustfmt::skip]
+const SWEEP_NAMES: &str = concat!("
+DELETE l FROM ", unlocked!("sqlock_lease"), " AS q STRAIGHT_JOIN sqlock_lease AS l FORCE INDEX (PRIMARY) ON l.name = q.name
+ WHERE ", is_stale!());
+
+async fn sweep_names(conn: &mut MySqlConnection, range: &SweepRange, last: &str) -> Result<u64, sqlx::Error> {
+    let retention = micros(range.retention);
+    let query = sqlx::query(STALE_NAMES).bind(range.after.as_bytes()).bind(last.as_bytes());
+    let stale = query.bind(retention).bind(retention).fetch_all(&mut *conn).await?;
+    if stale.is_empty() {
+        return Ok(0);
+    }
+    let query = sqlx::query(SWEEP_NAMES).bind(names_of(&stale)?).bind(retention).bind(retention);
+    Ok(query.execute(conn).await?.rows_affected())
+}
+
+// Bind order: retention, limit.
+#[rustfmt::skip]
+const STALE_CLIENTS: &str = concat!("
+SELECT c.id FROM sqlock_client AS c
+ WHERE c.beat_at < ", now!(), " - ?
+   AND c.id NOT IN (SELECT l.client FROM sqlock_lease AS l) AND c.id NOT IN (SELECT e.client FROM sqlock_entry AS e)
+ LIMIT ?");
+
+// A client that has come back in between has a newer heartbeat. Bind order: JSON of ids, retention.
+#[rustfmt::skip]
+const SWEEP_CLIENTS: &str = concat!("
+DELETE c
+  FROM (SELECT STRAIGHT_JOIN s.id
+          FROM (SELECT * FROM JSON_TABLE(?, '$[*]' COLUMNS (
+                    id VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$')) AS j LIMIT 1000000) AS n
+          JOIN sqlock_client AS s FORCE INDEX (PRIMARY) ON s.id = n.id
+         LIMIT 1000000 FOR UPDATE SKIP LOCKED) AS q
+       STRAIGHT_JOIN sqlock_client AS c FORCE INDEX (PRIMARY) ON c.id = q.id
+ WHERE c.beat_at < ", now!(), " - ?");
+
+/// Purges clients, batch after batch, until one is not full or nothing of it can be purged.
+async fn sweep_clients(conn: &mut MySqlConnection, range: &SweepRange) -> Result<(), sqlx::Error> {
+    let retention = micros(range.retention);
+    loop {
+        let stale = sqlx::query(STALE_CLIENTS).bind(retention).bind(range.limit).fetch_all(&mut *conn).await?;
+        if stale.is_empty() {
+            return Ok(());
+        }
+        let ids: Value = stale.iter().map(|row| row.text("id").map(Value::from)).collect::<Result<_, sqlx::Error>>()?;
+        let done = sqlx::query(SWEEP_CLIENTS).bind(ids.to_string()).bind(retention).execute(&mut *conn).await?;
+        if done.rows_affected() == 0 || stale.len() < range.limit as usize {
+            return Ok(());
+        }
+    }
+}

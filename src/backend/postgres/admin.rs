@@ -1,0 +1,189 @@
+//! What operators and the sweeper ask.
+
+use super::store::{Session, grant, now};
+use crate::backend::stored::{Stored, identity};
+use crate::backend::{Listed, Names, SweepRange, Swept, UNSEEN, Waiter, end_of_prefix, micros, readable};
+use crate::name::LockName;
+use crate::protocol::Mode;
+
+/// Statements on the holders of some names. Acquisitions of one owner that hold a name together have one token, and are one holder.
+#[rustfmt::skip]
+macro_rules! list {
+    ($lease:literal, $entry:literal) => {
+        concat!("
+SELECT l.name, l.owner, l.token, l.holder, l.label, l.acquired_at, greatest(l.expires_at, c.beat_at + l.ttl) AS expires_at,
+       0::bigint AS units, 0::bigint AS permits, 1::bigint AS acquisitions, ", now!(), " AS now, ", waiters!("l"), " AS waiters
+  FROM sqlock_lease AS l LEFT JOIN sqlock_client AS c ON c.id = l.client
+ WHERE ", $lease, " AND l.id NOT IN ('', 'entries') AND greatest(l.expires_at, c.beat_at + l.ttl) > ", now!(), "
+ UNION ALL
+SELECT h.*, ", now!(), ", ", waiters!("h"), "
+  FROM (SELECT e.name, max(e.owner) AS owner, e.token, (array_agg(e.holder ORDER BY e.acquired_at, e.id))[1] AS holder,
+               (array_agg(e.label ORDER BY e.acquired_at, e.id))[1] AS label, min(e.acquired_at) AS acquired_at,
+               max(greatest(e.expires_at, c.beat_at + e.ttl)) AS expires_at, max(e.units) AS units, max(e.permits) AS permits,
+               count(*) FILTER (WHERE e.owner <> '') AS acquisitions
+          FROM sqlock_entry AS e LEFT JOIN sqlock_client AS c ON c.id = e.client
+         WHERE ", $entry, " AND e.token > 0 AND greatest(e.expires_at, c.beat_at + e.ttl) > ", now!(), "
+         GROUP BY e.name, e.token) AS h
+ ORDER BY name, token")
+    };
+}
+#[rustfmt::skip]
+macro_rules! waiters {
+    ($row:literal) => {
+        concat!("(
+           SELECT count(*)
+             FROM sqlock_entry AS w LEFT JOIN sqlock_client AS b ON b.id = w.client
+            WHERE w.name = ", $row, ".name AND w.token = 0 AND greatest(w.expires_at, b.beat_at + ", grant!(), ") > ", now!(), ")")
+    };
+}
+
+// $1 the first name
+const LIST_FROM: &str = list!("l.name >= $1", "e.name >= $1");
+// $1 the first name, $2 the end of the names
+const LIST_RANGE: &str = list!("l.name >= $1 AND l.name < $2", "e.name >= $1 AND e.name < $2");
+// $1 name
+const LIST_ONE: &str = list!("l.name = $1", "e.name = $1");
+
+pub(super) async fn list(session: &mut Session<'_>, names: &Names) -> Result<Vec<Listed>, sqlx::Error> {
+    let query = match names {
+        Names::BeginningWith(prefix) => match end_of_prefix(prefix) {
+            Some(end) => sqlx::query(LIST_RANGE).bind(prefix).bind(end),
+            None => sqlx::query(LIST_FROM).bind(prefix),
+        },
+        Names::Just(name) => sqlx::query(LIST_ONE).bind(name.as_str()),
+    };
+    Ok(readable(session.rows(query).await?.iter().map(listed)).collect())
+}
+
+fn listed(row: &impl Stored) -> Result<Listed, sqlx::Error> {
+    Ok(Listed {
+        name: row.text("name")?,
+        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
+        owner: identity(&row.text("owner")?)?,
+        acquisitions: row.number("acquisitions")?,
+        token: row.number("token")?,
+        holder: row.text("holder")?,
+        label: row.text("label")?,
+        acquired_at: row.number("acquired_at")?,
+        expires_at: row.number("expires_at")?,
+        now: row.number("now")?,
+        waiters: row.number("waiters")?,
+    })
+}
+
+// $1 name
+#[rustfmt::skip]
+const WAITERS: &str = concat!("
+SELECT e.id, e.units, e.permits, e.holder, e.label, e.arrived_at
+  FROM sqlock_entry AS e LEFT JOIN sqlock_client AS c ON c.id = e.client
+ WHERE e.name = $1 AND e.token = 0 AND greatest(e.expires_at, c.beat_at + ", grant!(), ") > ", now!(), "
+ ORDER BY e.arrived_at, e.id");
+
+pub(super) async fn waiters(session: &mut Session<'_>, name: &LockName) -> Result<Vec<Waiter>, sqlx::Error> {
+    let found = session.rows(sqlx::query(WAITERS).bind(name.as_str())).await?;
+    Ok(readable(found.iter().map(waiter)).collect())
+}
+
+fn waiter(row: &impl Stored) -> Result<Waiter, sqlx::Error> {
+    Ok(Waiter {
+        id: row.text("id")?.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
+        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
+        holder: row.text("holder")?,
+        label: row.text("label")?,
+        arrived_at: row.number("arrived_at")?,
+    })
+}
+
+// $1 the name before the first, $2 limit
+const RANGE: &str = "
+SELECT count(*) AS names, coalesce(max(name), '') AS last
+  FROM ((SELECT name FROM sqlock_lease WHERE name > $1 ORDER BY name LIMIT $2)
+         UNION
+        (SELECT name FROM sqlock_row WHERE name > $1 ORDER BY name LIMIT $2)
+         ORDER BY name LIMIT $2) AS n";
+
+/// Locks the clients that lose rows of `held`, and sends them a notice. `purged` are the rows that no client can keep any more: a client
+/// that was about to write its heartbeat finds the notice afterwards. $3 retention.
+#[rustfmt::skip]
+macro_rules! purged {
+    () => {
+        concat!("
+loser AS MATERIALIZED (
+    SELECT client, max(ttl) AS ttl FROM held WHERE client <> '' GROUP BY client),
+client AS MATERIALIZED (
+    SELECT c.id
+      FROM loser JOIN sqlock_client AS c ON c.id = loser.client
+     WHERE c.beat_at + loser.ttl < ", now!(), " - $3
+       FOR UPDATE OF c SKIP LOCKED),
+notice AS (
+    UPDATE sqlock_client AS c SET notice = c.notice + 1 FROM client WHERE c.id = client.id),
+purged AS MATERIALIZED (
+    SELECT *
+      FROM held
+     WHERE client = '' OR client IN (SELECT id FROM client)
+        OR NOT EXISTS (SELECT FROM sqlock_client AS c WHERE c.id = held.client))")
+    };
+}
+
+// $1 the name before the first, $2 the last name, $3 retention
+#[rustfmt::skip]
+const SWEEP_ENTRIES: &str = concat!("
+WITH held AS MATERIALIZED (
+    SELECT e.name, e.id, e.client, CASE e.token WHEN 0 THEN ", grant!(), " ELSE e.ttl END AS ttl
+      FROM sqlock_entry AS e LEFT JOIN sqlock_client AS c ON c.id = e.client
+     WHERE e.name > $1 AND e.name <= $2
+       AND greatest(e.expires_at, c.beat_at + CASE e.token WHEN 0 THEN ", grant!(), " ELSE e.ttl END) < ", now!(), " - $3
+       FOR UPDATE OF e SKIP LOCKED),", purged!(), "
+DELETE FROM sqlock_entry AS e USING purged WHERE e.name = purged.name AND e.id = purged.id");
+
+// The same. That a name has no entries counts only for the version of its row that was read with them.
+#[rustfmt::skip]
+const SWEEP: &str = concat!("
+WITH seen AS MATERIALIZED (
+    SELECT l.name, l.xmin AS version
+      FROM sqlock_lease AS l LEFT JOIN sqlock_client AS c ON c.id = l.client
+     WHERE l.name > $1 AND l.name <= $2 AND l.token < ", now!(), " - $3 AND l.waiting < ", now!(), " - $3
+       AND greatest(l.expires_at, c.beat_at + l.ttl) < ", now!(), " - $3
+       AND NOT EXISTS (SELECT FROM sqlock_entry AS e WHERE e.name = l.name)),
+held AS MATERIALIZED (
+    SELECT l.name, l.client, l.ttl
+      FROM seen JOIN sqlock_lease AS l ON l.name = seen.name
+     WHERE l.xmin = seen.version
+       FOR UPDATE OF l SKIP LOCKED),", purged!(), "
+DELETE FROM sqlock_lease AS l USING purged WHERE l.name = purged.name
+RETURNING l.name");
+
+// $1 the name before the first, $2 the last name, $3 for how long a row must not have been seen
+#[rustfmt::skip]
+const SWEEP_ROWS: &str = concat!("
+WITH unseen AS MATERIALIZED (
+    SELECT name FROM sqlock_row WHERE name > $1 AND name <= $2 AND seen_at < ", now!(), " - $3 FOR UPDATE SKIP LOCKED)
+DELETE FROM sqlock_row AS r USING unseen WHERE r.name = unseen.name");
+
+// $1 retention
+#[rustfmt::skip]
+const SWEEP_CLIENTS: &str = concat!("
+WITH unnamed AS MATERIALIZED (
+    SELECT c.id
+      FROM sqlock_client AS c
+     WHERE c.beat_at < ", now!(), " - $1
+       AND NOT EXISTS (SELECT FROM sqlock_lease AS l WHERE l.client = c.id)
+       AND NOT EXISTS (SELECT FROM sqlock_entry AS e WHERE e.client = c.id)
+       FOR UPDATE OF c SKIP LOCKED)
+DELETE FROM sqlock_client AS c USING unnamed WHERE c.id = unnamed.id");
+
+pub(super) async fn sweep(session: &mut Session<'_>, range: &SweepRange) -> Result<Swept, sqlx::Error> {
+    let retention = micros(range.retention);
+    let query = sqlx::query(RANGE).bind(&range.after).bind(i64::from(range.limit));
+    let row = session.row(query).await?.ok_or(sqlx::Error::RowNotFound)?;
+    let (names, last) = (row.number("names")?, row.text("last")?);
+    if names == 0 {
+        session.rows(sqlx::query(SWEEP_CLIENTS).bind(retention)).await?;
+        return Ok(Swept { purged: 0, last: None });
+    }
+    let within = |sql| sqlx::query(sql).bind(&range.after).bind(&last);
+    session.rows(within(SWEEP_ENTRIES).bind(retention)).await?;
+    let purged = session.rows(within(SWEEP).bind(retention)).await?.len() as u64;
+    session.rows(within(SWEEP_ROWS).bind(micros(range.retention.max(UNSEEN)))).await?;
+    Ok(Swept { purged, last: Some(last) })
+}

@@ -1,0 +1,123 @@
+//! What operators and the sweeper ask.
+
+use sqlx::SqliteConnection;
+
+use super::store::{rows, transaction};
+use crate::backend::stored::{Stored, identity};
+use crate::backend::{Listed, Names, SweepRange, Swept, Waiter, end_of_prefix, micros, readable};
+use crate::name::LockName;
+use crate::protocol::Mode;
+
+/// Statements on the holders of some names. Acquisitions of one owner that hold a name together have one token, and are one holder.
+#[rustfmt::skip]
+macro_rules! list {
+    ($lease:literal, $entry:literal) => {
+        concat!("
+SELECT l.name, l.owner, l.token, l.holder, l.label, l.acquired_at, ", lease_until!("l"), " AS expires_at, 0 AS units, 0 AS permits,
+       1 AS acquisitions, ", now!(), " AS now, ", waiters!("l"), " AS waiters
+  FROM sqlock_lease AS l
+ WHERE ", $lease, " AND l.id NOT IN ('', 'entries') AND ", lease_until!("l"), " > ", now!(), "
+ UNION ALL
+SELECT e.name, max(e.owner), e.token, e.holder, e.label, min(e.acquired_at), max(", entry_until!("e"), "), e.units, e.permits,
+       sum(e.owner <> ''), ", now!(), ", ", waiters!("e"), "
+  FROM sqlock_entry AS e
+ WHERE ", $entry, " AND e.token > 0 AND ", entry_until!("e"), " > ", now!(), "
+ GROUP BY e.name, e.token
+ ORDER BY 1, 3")
+    };
+}
+#[rustfmt::skip]
+macro_rules! waiters {
+    ($row:literal) => {
+        concat!("
+       (SELECT count(*) FROM sqlock_entry AS w WHERE w.name = ", $row, ".name AND w.token = 0 AND ", entry_until!("w"), " > ", now!(), ")")
+    };
+}
+
+// $1 the first name, $2 the end of the names, or nothing.
+const LIST: &str =
+    list!("l.name >= $1 AND ($2 IS NULL OR l.name < $2)", "e.name >= $1 AND ($2 IS NULL OR e.name < $2)");
+const LIST_ONE: &str = list!("l.name = $1", "e.name = $1");
+
+pub(super) async fn list(conn: &mut SqliteConnection, names: &Names) -> Result<Vec<Listed>, sqlx::Error> {
+    let query = match names {
+        Names::BeginningWith(prefix) => sqlx::query(LIST).bind(prefix).bind(end_of_prefix(prefix)),
+        Names::Just(name) => sqlx::query(LIST_ONE).bind(name.as_str()),
+    };
+    Ok(readable(rows(conn, query).await?.iter().map(listed)).collect())
+}
+
+fn listed(row: &impl Stored) -> Result<Listed, sqlx::Error> {
+    Ok(Listed {
+        name: row.text("name")?,
+        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
+        owner: identity(&row.text("owner")?)?,
+        acquisitions: row.number("acquisitions")?,
+        token: row.number("token")?,
+        holder: row.text("holder")?,
+        label: row.text("label")?,
+        acquired_at: row.number("acquired_at")?,
+        expires_at: row.number("expires_at")?,
+        now: row.number("now")?,
+        waiters: row.number("waiters")?,
+    })
+}
+
+// $1 name
+#[rustfmt::skip]
+const WAITERS: &str = concat!("
+SELECT e.id, e.units, e.permits, e.holder, e.label, e.arrived_at FROM sqlock_entry AS e
+ WHERE e.name = $1 AND e.token = 0 AND ", entry_until!("e"), " > ", now!(), "
+ ORDER BY e.arrived_at, e.id");
+
+pub(super) async fn waiters(conn: &mut SqliteConnection, name: &LockName) -> Result<Vec<Waiter>, sqlx::Error> {
+    let found = rows(conn, sqlx::query(WAITERS).bind(name.as_str())).await?;
+    Ok(readable(found.iter().map(waiter)).collect())
+}
+
+fn waiter(row: &impl Stored) -> Result<Waiter, sqlx::Error> {
+    Ok(Waiter {
+        id: row.text("id")?.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
+        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
+        holder: row.text("holder")?,
+        label: row.text("label")?,
+        arrived_at: row.number("arrived_at")?,
+    })
+}
+
+// $1 the name before the first, $2 limit
+const RANGE: &str = "
+SELECT count(*) AS names, coalesce(max(name), '') AS last
+  FROM (SELECT name FROM sqlock_lease WHERE name > $1 ORDER BY name LIMIT $2)";
+
+// $1 the name before the first, $2 the last name, $3 retention
+#[rustfmt::skip]
+const SWEEP: &str = concat!("
+BEGIN IMMEDIATE;
+DELETE FROM sqlock_entry AS e WHERE e.name > $1 AND e.name <= $2 AND ", entry_until!("e"), " < ", now!(), " - $3;
+DELETE FROM sqlock_lease AS l
+ WHERE l.name > $1 AND l.name <= $2 AND l.token < ", now!(), " - $3 AND ", lease_until!("l"), " < ", now!(), " - $3
+   AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = l.name)
+RETURNING name;
+COMMIT");
+
+// $1 retention
+#[rustfmt::skip]
+const SWEEP_CLIENTS: &str = concat!("
+BEGIN IMMEDIATE;
+DELETE FROM sqlock_client
+ WHERE beat_at < ", now!(), " - $1 AND id NOT IN (SELECT client FROM sqlock_lease UNION ALL SELECT client FROM sqlock_entry);
+COMMIT");
+
+pub(super) async fn sweep(conn: &mut SqliteConnection, range: &SweepRange) -> Result<Swept, sqlx::Error> {
+    let retention = micros(range.retention);
+    let found = rows(conn, sqlx::query(RANGE).bind(&range.after).bind(range.limit)).await?;
+    let row = found.first().ok_or(sqlx::Error::RowNotFound)?;
+    let (names, last) = (row.number("names")?, row.text("last")?);
+    if names == 0 {
+        transaction(conn, sqlx::query(SWEEP_CLIENTS).bind(retention)).await?;
+        return Ok(Swept { purged: 0, last: None });
+    }
+    let purged = transaction(conn, sqlx::query(SWEEP).bind(&range.after).bind(&last).bind(retention)).await?;
+    Ok(Swept { purged: purged.len() as u64, last: Some(last) })
+}

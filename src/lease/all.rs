@@ -1,0 +1,304 @@
+//! Several names at once: all or none.
+//!
+//! The names are acquired one after the other, in the order of their bytes, each in its queue like any other lease. A caller that waits
+//! for a name holds only names that come before it, so no circle of callers waits for each other, in whatever order they name them: the
+//! ordered resources of J. W. Havender, "Avoiding deadlock in multitasking systems", IBM Systems Journal 7(2), 1968. When one of the
+//! names cannot be had, those acquired so far are given back.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::Transaction;
+use tokio::time::Instant;
+
+use super::{Lease, LeaseRequest, TRY_WITHIN, while_held};
+use crate::backend::Database;
+use crate::clock::Moment;
+use crate::engine::{Patience, Refusal};
+use crate::error::{Error, LossCause, Result};
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::token::FencingToken;
+
+/// The most names that are taken together.
+const MOST: usize = 64;
+
+/// A request for the leases on several names, made with [`Locks::lease_all`](crate::Locks::lease_all). Nothing is sent until one
+/// of [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and [`run`](Self::run) is awaited.
+///
+/// ```
+/// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+/// use std::time::Duration;
+///
+/// let both = locks.lease_all(["account/7", "account/3"]).wait(Duration::from_secs(5)).acquire().await?;
+/// assert!(both.token("account/3").is_some());
+/// # both.release().await
+/// # }
+/// ```
+///
+/// The names are acquired in the order of their bytes, each in its turn like any other lease, and those acquired so far are kept while
+/// the others are waited for. So callers that want some of the same names do not wait for each other in a circle, whatever the order in
+/// which they name them, unless a caller holds some names already and then asks for more: ask for all at once. The caller gets all
+/// leases, or an error and none.
+#[derive(Clone, Debug)]
+#[must_use = "a request does nothing until acquire, try_acquire or run is awaited"]
+pub struct LeaseAllRequest {
+    request: LeaseRequest,
+    names: Vec<String>,
+}
+
+impl LeaseAllRequest {
+    pub(crate) fn new(request: LeaseRequest, names: Vec<String>) -> Self {
+        Self { request, names }
+    }
+
+    /// As [`LeaseRequest::ttl`], for each of them.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.request = self.request.ttl(ttl);
+        self
+    }
+
+    /// As [`LeaseRequest::wait`]: one deadline for all of them together.
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.request = self.request.wait(at_most);
+        self
+    }
+
+    /// As [`LeaseRequest::renew`].
+    pub fn renew(mut self, renew: bool) -> Self {
+        self.request = self.request.renew(renew);
+        self
+    }
+
+    /// As [`LeaseRequest::max_hold`].
+    pub fn max_hold(mut self, at_most: Duration) -> Self {
+        self.request = self.request.max_hold(at_most);
+        self
+    }
+
+    /// As [`LeaseRequest::label`].
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.request = self.request.label(label);
+        self
+    }
+
+    /// As [`LeaseRequest::owner`]: names that this owner holds already are entered again.
+    pub fn owner(mut self, owner: Owner) -> Self {
+        self.request = self.request.owner(owner);
+        self
+    }
+
+    /// Waits for its turn at each name, and acquires all.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] when [`wait`](Self::wait) ran out: it tells the name that was in the way. [`Error::Names`] when no name was
+    /// given, or more than 64 different ones. [`Error::Lost`] when a lease ended while the others were waited for. Otherwise those of
+    /// [`LeaseRequest::acquire`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives up the place in the queue, and gives back what was acquired.
+    pub async fn acquire(self) -> Result<LeaseAll> {
+        let start = Instant::now();
+        let wait = self.request.patience();
+        let patience = match wait {
+            Some(wait) if wait.is_zero() => Patience::Try(Moment::now() + TRY_WITHIN),
+            wait => Patience::Wait(wait.map(|wait| Moment::now() + wait)),
+        };
+        self.acquire_in_order(patience, start).await?.map_err(|name| Error::Timeout { name, waited: start.elapsed() })
+    }
+
+    /// Acquires all names if every one of them is free and nobody waits for it. `Ok(None)`: it is not so, and none is held.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), but never a timeout. [`wait`](Self::wait) has no effect.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing behind: what was acquired, or is being acquired, is given back.
+    pub async fn try_acquire(self) -> Result<Option<LeaseAll>> {
+        let patience = Patience::Try(Moment::now() + TRY_WITHIN);
+        Ok(self.acquire_in_order(patience, Instant::now()).await?.ok())
+    }
+
+    /// Acquires the leases, does the work while all of them last, and releases them: as [`LeaseRequest::run`]. The work is
+    /// dropped at its next await point when one of them is lost, and not polled again once a deadline has passed.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when one of the leases did not last until the work was done.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work and releases the leases in the background.
+    pub async fn run<F, T>(self, work: F) -> Result<T>
+    where
+        F: AsyncFnOnce(&LeaseAll) -> T,
+    {
+        let all = self.acquire().await?;
+        match while_held(work(&all), || all.is_held(), all.lost()).await {
+            Ok(done) => match all.release().await {
+                Err(error) if error.is_lost() => Err(error),
+                _ => Ok(done),
+            },
+            Err(cause) => {
+                let lost = all.leases.iter().find(|lease| !lease.is_held()).or(all.leases.first());
+                Err(lost.map_or(Error::Closed, |lease| lease.loss(cause)))
+            }
+        }
+    }
+
+    /// Acquires one name after the other. The inner error: the name that was not free.
+    async fn acquire_in_order(self, patience: Patience, start: Instant) -> Result<Result<LeaseAll, LockName>> {
+        self.request.check()?;
+        let names: BTreeSet<LockName> = self.names.into_iter().map(LockName::new).collect::<Result<_>>()?;
+        if names.is_empty() || names.len() > MOST {
+            return Err(Error::Names { given: names.len(), most: MOST });
+        }
+        let (client, owner) = self.request.parts();
+        let (client, reenters, owner) = (Arc::clone(client), owner.is_some(), owner.unwrap_or_else(Owner::random));
+        let mut leases: Vec<Lease> = Vec::new();
+        for name in names {
+            let request = self.request.clone().named(name.as_str());
+            let request = if reenters { request.owner(owner) } else { request.identity(owner) };
+            let terms = request.terms;
+            let wish = request.wish(patience)?;
+            let (mode, ttl) = (wish.mode, wish.ttl);
+            match client.coordinator.acquire(wish).await {
+                Ok(held) => leases.push(Lease::new(Arc::clone(&client), held, mode, ttl, terms)),
+                Err(refusal) => {
+                    // What was acquired is free again when the caller hears of it, if the database can be reached.
+                    let _ = LeaseAll { leases }.release().await;
+                    return match refusal {
+                        Refusal::Held => Ok(Err(name)),
+                        refusal => Err(client.refused(refusal, name, start)),
+                    };
+                }
+            }
+        }
+        match leases.iter().find(|lease| !lease.is_held()) {
+            Some(lost) => Err(lost.loss(lost.cause())),
+            None => Ok(Ok(LeaseAll { leases })),
+        }
+    }
+}
+
+/// The leases on several names, held together. Dropping it releases all of them in the background.
+///
+/// It is lost as soon as one of them is.
+#[must_use = "the leases are released when this is dropped"]
+pub struct LeaseAll {
+    /// In order of names.
+    leases: Vec<Lease>,
+}
+
+impl LeaseAll {
+    /// The names, in order of their bytes, each with the fencing token of its holding.
+    pub fn tokens(&self) -> impl ExactSizeIterator<Item = (&LockName, FencingToken)> {
+        self.leases.iter().map(|lease| (lease.name(), lease.token()))
+    }
+
+    /// The fencing token of the holding of one of the names. `None`: it is not one of them.
+    pub fn token(&self, name: &str) -> Option<FencingToken> {
+        self.leases.iter().find(|lease| lease.name().as_str() == name).map(Lease::token)
+    }
+
+    /// Who holds: one owner for all of them.
+    pub fn owner(&self) -> Owner {
+        // There is at least one.
+        self.leases[0].owner()
+    }
+
+    /// Whether all names are certainly still ours, as [`Lease::is_held`]. Local: it reads a clock and does no I/O.
+    pub fn is_held(&self) -> bool {
+        self.leases.iter().all(Lease::is_held)
+    }
+
+    /// For how much longer all of them are safe without a heartbeat. Zero when one is lost.
+    pub fn remaining(&self) -> Duration {
+        self.leases.iter().map(Lease::remaining).min().unwrap_or_default()
+    }
+
+    /// Completes when one of them is lost, with the reason. Pending for ever while all are held.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost by dropping the future; call it again as often as you like.
+    pub async fn lost(&self) -> LossCause {
+        let mut all: Vec<_> = self.leases.iter().map(|lease| Box::pin(lease.lost())).collect();
+        std::future::poll_fn(|context| {
+            let lost = all.iter_mut().map(|lost| lost.as_mut().poll(context)).find(std::task::Poll::is_ready);
+            lost.unwrap_or(std::task::Poll::Pending)
+        })
+        .await
+    }
+
+    /// [`Lease::fence`] for each of them, in order of names: this transaction can commit only while all of them are ours.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lease::fence`]. After an error, roll back.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the transaction as undecided as dropping any of its statements: roll back.
+    pub async fn fence<DB: Database>(&self, tx: &mut Transaction<'_, DB>) -> Result<()> {
+        for lease in &self.leases {
+            lease.fence(tx).await?;
+        }
+        Ok(())
+    }
+
+    /// [`Lease::extend`] for each of them.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lease::extend`]: some of them may have been extended then.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does no harm; the extension may or may not take place.
+    pub async fn extend(&self, ttl: Duration) -> Result<()> {
+        for lease in &self.leases {
+            lease.extend(ttl).await?;
+        }
+        Ok(())
+    }
+
+    /// Gives all of them back, and tells whether all had been ours to the end.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lease::release`]: [`Error::Lost`] when one of them was lost, otherwise the first error there is. The others are given back
+    /// all the same.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future after its first poll does not stop the release.
+    pub async fn release(self) -> Result<()> {
+        let departures: Vec<_> = self.leases.into_iter().map(Lease::depart).collect();
+        let mut outcome: Result<()> = Ok(());
+        for departure in departures {
+            let departed = departure.await;
+            let matters = match (&outcome, &departed) {
+                (Err(first), Err(error)) => error.is_lost() && !first.is_lost(),
+                (Ok(()), _) => true,
+                _ => false,
+            };
+            if matters {
+                outcome = departed;
+            }
+        }
+        outcome
+    }
+}
+
+impl fmt::Debug for LeaseAll {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.leases).finish()
+    }
+}
