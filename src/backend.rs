@@ -16,6 +16,7 @@ pub(crate) mod records;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 pub(crate) mod stored;
+pub(crate) mod table;
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -156,7 +157,7 @@ pub(crate) trait Session: Send {
 }
 
 /// How long the row of a name stays that nobody asks for, to be locked. Whoever asks for it makes sure of it every
-/// [`ENSURED`](crate::row::ENSURED) and notes that down every [`NOTED`].
+/// [`ENSURED`](crate::row::known::ENSURED) and notes that down every [`NOTED`].
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) const UNSEEN: Duration = Duration::from_secs(3600);
 
@@ -383,7 +384,7 @@ pub(crate) mod sealed {
         /// What the catalogue says about a column. `None`: it knows no such table, or no such column in it.
         fn column<'a>(
             conn: &'a mut Self::Connection,
-            table: &'a crate::table::Table,
+            table: &'a crate::backend::table::Table,
             column: &'a str,
         ) -> super::Job<'a, Catalogued>;
 

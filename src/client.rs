@@ -7,10 +7,10 @@ use crate::backend::{Backend, Kind};
 use crate::coordinator::Coordinator;
 use crate::error::{Error, Result};
 use crate::executor::{Answer, Executor};
-use crate::idempotency::Duplicates;
+use crate::idempotency::duplicates::Duplicates;
 use crate::operation::Operation;
-use crate::row::Rows;
-use crate::session::Desk;
+use crate::row::known::Rows;
+use crate::session::desk::Desk;
 
 /// What the builder decides.
 pub(crate) struct Settings {

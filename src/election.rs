@@ -2,17 +2,18 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::client::Client;
 use crate::error::Result;
-use crate::inspect::LeaseInfo;
+use crate::inspect::{LeaseInfo, holders};
 use crate::lease::{Lease, LeaseRequest};
-use crate::locks::Locks;
 use crate::token::FencingToken;
 
-/// An election, made with [`Locks::election`]. The leader is who holds the lease on its name.
+/// An election, made with [`Locks::election`](crate::Locks::election). The leader is who holds the lease on its name.
 ///
 /// ```
 /// # async fn lead() {}
@@ -33,15 +34,14 @@ use crate::token::FencingToken;
 #[derive(Clone)]
 #[must_use = "an election does nothing until campaign, leader or changes is called"]
 pub struct Election {
-    locks: Locks,
+    client: Arc<Client>,
     name: String,
     request: LeaseRequest,
 }
 
 impl Election {
-    pub(crate) fn new(locks: Locks, name: String) -> Self {
-        let request = locks.lease(&*name);
-        Self { locks, name, request }
+    pub(crate) fn new(client: Arc<Client>, name: String, request: LeaseRequest) -> Self {
+        Self { client, name, request }
     }
 
     /// How long a leader that has died is missed at most. 30 seconds by default; between 1 second and 24 hours.
@@ -73,13 +73,13 @@ impl Election {
     ///
     /// # Errors
     ///
-    /// Those of [`Locks::inspect`].
+    /// Those of [`Locks::inspect`](crate::Locks::inspect).
     ///
     /// # Cancel safety
     ///
     /// It only reads.
     pub async fn leader(&self) -> Result<Option<LeaseInfo>> {
-        let held = self.locks.inspect(&self.name).await?;
+        let held = holders(&self.client, &self.name).await?.into_iter().next();
         // A name that is kept by nobody has no leader.
         Ok(held.filter(|held| held.owner.is_some()))
     }
@@ -147,7 +147,7 @@ impl Changes {
     ///
     /// # Errors
     ///
-    /// Those of [`Locks::inspect`]. The next call goes on.
+    /// Those of [`Locks::inspect`](crate::Locks::inspect). The next call goes on.
     ///
     /// # Cancel safety
     ///

@@ -1,11 +1,11 @@
 //! Requests that take effect once, however often they are sent: claim, effect and result in one transaction.
 
 mod attempt;
+pub(crate) mod duplicates;
 #[cfg(feature = "axum")]
 pub mod http;
 mod key;
 
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::error::Error as StdError;
 use std::fmt;
@@ -20,9 +20,12 @@ use tokio::time::Instant;
 pub use attempt::{Attempt, Resumed};
 pub use key::{Fingerprint, IdempotencyKey};
 
+use duplicates::Duplicate;
+
 use crate::backend::Database;
 use crate::backend::records::{self, Claimed, Claiming, Errand, Findings, FullKey, Record, State};
 use crate::backend::sealed::Refusal;
+use crate::backend::table::Table;
 use crate::backoff::Backoff;
 use crate::client::Client;
 use crate::clock::CENTURY;
@@ -32,7 +35,6 @@ use crate::locks::Locks;
 use crate::owner::Owner;
 use crate::retry::{Ended, Retry, RetryError};
 use crate::row;
-use crate::table::Table;
 
 /// The table of the records.
 const TABLE: &str = "sqlock_idem";
@@ -910,39 +912,5 @@ impl fmt::Debug for RecordInfo {
             .field("token", &self.token)
             .field("attempts", &self.attempts)
             .finish_non_exhaustive()
-    }
-}
-
-/// The keys at which this client is at work, with what for: a duplicate in the same process needs no connection to be told.
-#[derive(Default)]
-pub(crate) struct Duplicates(Mutex<HashMap<String, Vec<u8>>>);
-
-/// Another task of this client is at work on the same key.
-struct Duplicate {
-    same: bool,
-}
-
-impl Duplicates {
-    fn enter(&self, claim: &Claiming) -> Result<Entered<'_>, Duplicate> {
-        let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match keys.get(&claim.key.id) {
-            Some(fingerprint) => Err(Duplicate { same: *fingerprint == claim.fingerprint }),
-            None => {
-                keys.insert(claim.key.id.clone(), claim.fingerprint.clone());
-                Ok(Entered { duplicates: self, id: claim.key.id.clone() })
-            }
-        }
-    }
-}
-
-/// At work on a key.
-struct Entered<'a> {
-    duplicates: &'a Duplicates,
-    id: String,
-}
-
-impl Drop for Entered<'_> {
-    fn drop(&mut self) {
-        self.duplicates.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
     }
 }

@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
-use crate::backend::{Listed, Waiter};
+use crate::backend::{Listed, Names, Waiter};
+use crate::client::Client;
+use crate::error::Result;
 use crate::name::LockName;
+use crate::operation::List;
 use crate::owner::Owner;
 use crate::protocol;
 use crate::token::FencingToken;
@@ -119,4 +122,10 @@ pub struct Waiting {
     pub holder: Option<LeaseInfo>,
     /// For how long it has waited.
     pub waited: Duration,
+}
+
+/// All who hold a name, in the order in which they came.
+pub(crate) async fn holders(client: &Client, name: &str) -> Result<Vec<LeaseInfo>> {
+    let rows = client.run(List(Names::Just(LockName::new(name)?))).await?;
+    Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())
 }

@@ -120,6 +120,29 @@
 // Without a database there is nothing to construct, and much that nobody calls.
 #![cfg_attr(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")), allow(dead_code, unused))]
 
+// Layers, the highest first. A file imports what stands below it, and nothing that stands above; files in one line belong together.
+// `scripts/layers` checks it.
+//
+//   guide - how to use it, for readers
+//   quorum - one lock on several databases
+//   idempotency - work that takes effect once
+//   locks - the handle that users start from
+//   election semaphore - leases by other names
+//   lease - a lease in the hands of a user
+//   session row sweeper version retry - locks of connections, rows in transactions, and what goes with them
+//   inspect - who holds what
+//   client - what stands behind a handle
+//   row/known idempotency/duplicates session/desk session/bond - what a client remembers
+//   coordinator - the only part that feeds the engine and runs its actions
+//   executor - connections: sends, repeats, reconnects
+//   operation - what a connection can be asked to do
+//   simulation - engines against the model, in virtual time
+//   backend - the stores: SQL, and the model that gives each request its meaning
+//   engine - who holds and who is next: pure code
+//   protocol - what a store is asked and answers: plain data
+//   schema - the tables
+//   error name owner token clock backoff panics mutation random - values that know nothing of locks
+
 mod backend;
 mod backoff;
 mod client;
@@ -141,6 +164,8 @@ mod owner;
 mod panics;
 mod protocol;
 mod quorum;
+#[cfg(test)]
+mod random;
 mod retry;
 mod row;
 mod schema;
@@ -150,7 +175,6 @@ mod session;
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod simulation;
 mod sweeper;
-mod table;
 mod token;
 mod version;
 

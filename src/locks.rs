@@ -14,7 +14,7 @@ use crate::client::{Client, Settings};
 use crate::clock::CENTURY;
 use crate::election::Election;
 use crate::error::{Error, Result};
-use crate::inspect::{LeaseInfo, WaiterInfo};
+use crate::inspect::{self, LeaseInfo, WaiterInfo};
 use crate::lease::all::LeaseAllRequest;
 use crate::lease::export::ExportedLease;
 use crate::lease::{Lease, LeaseRequest};
@@ -140,7 +140,8 @@ impl Locks {
 
     /// An election of one leader among those who campaign under a name.
     pub fn election(&self, name: impl Into<String>) -> Election {
-        Election::new(self.clone(), name.into())
+        let name = name.into();
+        Election::new(Arc::clone(&self.client), name.clone(), self.lease(name))
     }
 
     /// A row lock by name, for the caller's own transaction: `locks.row("stock/shirts").lock(&mut tx)`.
@@ -225,9 +226,7 @@ impl Locks {
     ///
     /// It only reads.
     pub async fn holders(&self, name: &str) -> Result<Vec<LeaseInfo>> {
-        let name = LockName::new(name)?;
-        let rows = self.client.run(List(Names::Just(name))).await?;
-        Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())
+        inspect::holders(&self.client, name).await
     }
 
     /// Who waits for a name, in order. Of each client these are the waiters that may be next: up to the first of them that wants the

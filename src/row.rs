@@ -1,8 +1,9 @@
 //! Row locks in the caller's own transaction, until it ends: of a row that stands for a name, and of rows of the caller's own
 //! tables.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+pub(crate) mod known;
+
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::{Decode, Encode, QueryBuilder, Row as _, Transaction, Type, TypeInfo as _};
@@ -10,24 +11,18 @@ use sqlx_core::transaction::TransactionManager as _;
 
 use crate::backend::Database;
 use crate::backend::sealed::{Catalogued, Column, Locking, Refusal, Unique, Wait};
+use crate::backend::table::{Identifier, Table};
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::error::{Error, Result, RowError};
 use crate::name::LockName;
 use crate::operation::{ColumnOf, Ensure};
-use crate::table::{Identifier, Table};
 
 /// The table of the rows that stand for names.
 const NAMED: &str = "sqlock_row";
 
-/// For how long it is taken for granted that the row of a name is there.
-pub(crate) const ENSURED: Duration = Duration::from_secs(60);
-
 /// By how much a server may end a wait early, by our clock.
 const CLOCKS: Duration = Duration::from_millis(20);
-
-/// How many names a client remembers to have [ensured](ENSURED).
-const REMEMBERED: usize = 10_000;
 
 /// A row lock by name: `SELECT … FOR UPDATE` (on PostgreSQL `FOR NO KEY UPDATE`) on a row that is there for this and nothing else,
 /// created when it is missing. Made with [`Locks::row`](crate::Locks::row).
@@ -133,7 +128,7 @@ impl RowLock {
             return Ok(true);
         }
         // On a connection of ours and before the transaction looks for it: its snapshot may be taken by that look.
-        self.client.rows.ensure(&self.client, name).await?;
+        ensure(&self.client, name).await?;
         let by_name = |query: &mut QueryBuilder<DB>| DB::push_named(query, name.as_str());
         let locking = Locking { shared: self.shared, key_update: false, wait };
         let Some(found) = select(tx, &table, locking, by_name).await? else {
@@ -566,7 +561,7 @@ impl Target {
     async fn find<DB: Database, K>(rows: &RowsOf<K>, tx: &mut Transaction<'_, DB>) -> Result<(Self, Column)> {
         let (table, column) = (Table::new(&rows.table)?, Identifier::new(&rows.column)?);
         admit(&rows.client, tx, &table)?;
-        let known = rows.client.rows.column(&rows.client, tx, &table, &rows.column).await?;
+        let known = column_of(&rows.client, tx, &table, &rows.column).await?;
         Ok((Self { table, column }, known))
     }
 
@@ -588,71 +583,46 @@ impl Target {
     }
 }
 
-/// What a client knows of the rows it locks.
-#[derive(Default)]
-pub(crate) struct Rows {
-    ensured: Mutex<HashMap<LockName, Moment>>,
-    columns: Mutex<HashMap<(String, String), Column>>,
+/// Makes sure that the row of a name is there.
+async fn ensure(client: &Client, name: &LockName) -> Result<()> {
+    if client.rows.is_ensured(name) {
+        return Ok(());
+    }
+    let answer = client.ask(Ensure(name.clone())).await;
+    answer.result?;
+    client.rows.ensured(name, answer.sent_at);
+    Ok(())
 }
 
-impl Rows {
-    /// Makes sure that the row of a name is there.
-    async fn ensure(&self, client: &Arc<Client>, name: &LockName) -> Result<()> {
-        let ensured = |at: &Moment| Moment::now().since(*at) < ENSURED;
-        if unpoisoned(&self.ensured).get(name).is_some_and(ensured) {
-            return Ok(());
-        }
-        let answer = client.ask(Ensure(name.clone())).await;
-        answer.result?;
-        let mut names = unpoisoned(&self.ensured);
-        if names.len() >= REMEMBERED {
-            names.retain(|_, at| ensured(at));
-        }
-        if names.len() < REMEMBERED {
-            names.insert(name.clone(), answer.sent_at);
-        }
-        Ok(())
+/// What the catalogue says about a column in which rows can be locked.
+async fn column_of<DB: Database>(
+    client: &Client,
+    tx: &mut Transaction<'_, DB>,
+    table: &Table,
+    column: &str,
+) -> Result<Column> {
+    let key = (table.to_string(), column.to_owned());
+    if let Some(column) = client.rows.column(&key) {
+        return Ok(column);
     }
-
-    fn forget(&self, name: &LockName) {
-        unpoisoned(&self.ensured).remove(name);
-    }
-
-    /// What the catalogue says about a column in which rows can be locked.
-    async fn column<DB: Database>(
-        &self,
-        client: &Arc<Client>,
-        tx: &mut Transaction<'_, DB>,
-        table: &Table,
-        column: &str,
-    ) -> Result<Column> {
-        let key = (table.to_string(), column.to_owned());
-        if let Some(column) = unpoisoned(&self.columns).get(&key) {
-            return Ok(column.clone());
+    // In the caller's transaction, which sees the tables that it means, and those that it has just created.
+    let found = DB::column(tx, table, column).await.map_err(|e| Error::from_sqlx("look a table up", e))?;
+    let found = match found {
+        Catalogued::Known(column) => Some(column),
+        Catalogued::Unknown => None,
+        Catalogued::Elsewhere(schema) => {
+            let of = (schema, table.name().to_owned(), column.to_owned());
+            client.run(ColumnOf(of)).await?
         }
-        // In the caller's transaction, which sees the tables that it means, and those that it has just created.
-        let found = DB::column(tx, table, column).await.map_err(|e| Error::from_sqlx("look a table up", e))?;
-        let found = match found {
-            Catalogued::Known(column) => Some(column),
-            Catalogued::Unknown => None,
-            Catalogued::Elsewhere(schema) => {
-                let of = (schema, table.name().to_owned(), column.to_owned());
-                client.run(ColumnOf(of)).await?
-            }
-        };
-        let Some(found) = found else {
-            return Err(fault(table, RowError::NoSuchColumn { column: column.to_owned() }));
-        };
-        if let Some(engine) = found.rowless {
-            return Err(fault(table, RowError::NoRowLocks { engine }));
-        }
-        unpoisoned(&self.columns).insert(key, found.clone());
-        Ok(found)
+    };
+    let Some(found) = found else {
+        return Err(fault(table, RowError::NoSuchColumn { column: column.to_owned() }));
+    };
+    if let Some(engine) = found.rowless {
+        return Err(fault(table, RowError::NoRowLocks { engine }));
     }
-}
-
-fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    client.rows.found(key, found.clone());
+    Ok(found)
 }
 
 fn patience(wait: Option<Duration>) -> Wait {

@@ -1,7 +1,7 @@
 //! Locks that live on a connection and die with it: advisory locks, `GET_LOCK`, locks on files.
 
 mod bond;
-mod desk;
+pub(crate) mod desk;
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,6 @@ use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
 
 use bond::Bond;
-pub(crate) use desk::Desk;
 use desk::{Message, Wanted};
 
 /// How long a database may say nothing to somebody who only tries: longer than it takes to give up a connection, and to find

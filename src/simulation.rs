@@ -4,7 +4,6 @@
 
 mod checker;
 mod profile;
-pub(crate) mod random;
 mod world;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use sqlx::query_builder::Separated;
 use sqlx::{Acquire, Encode, FromRow, QueryBuilder, Row, Type};
 
+use crate::backend::table::{Identifier, Table, push_key};
 use crate::backend::{Database, Kind};
 use crate::error::{Error, Overtaken, Result, RowError};
-use crate::table::{Identifier, Table, push_key};
 
 /// A table of the caller's own whose rows have a version: a number that rises with each update. Whoever writes names the
 /// version that was read, and finds out if somebody else has written meanwhile ([`Error::Conflict`]). Nobody waits and

@@ -17,7 +17,7 @@ use crate::protocol::{
     Claim, ClientId, Enqueue, EntryState, Extension, GivenUp, Granted, Grantee, Holder, HolderChange, HolderNow,
     Joined, Keeper, LeaseId, LeaseRow, Mode, Presence, Release, Released, Request, Response, Transition,
 };
-use crate::simulation::random::Random;
+use crate::random::Random;
 use crate::token::FencingToken;
 
 /// How far two moments may lie apart that stand for the same.

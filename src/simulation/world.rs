@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use super::checker::{self, Belief};
 use super::profile::Profile;
-use super::random::Random;
 use crate::backend::memory::{End, Key, Memory, Prepared, TransactionId};
 use crate::clock::Moment;
 use crate::engine::{
@@ -19,6 +18,7 @@ use crate::error::{Error, LossCause};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{Amended, ClientId, EntryState, Holder, HolderChange, LeaseId, Mode, Request, Response};
+use crate::random::Random;
 use crate::token::FencingToken;
 
 const MILLISECOND: u64 = 1_000_000;

@@ -10,9 +10,9 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, QueryBuilder, Row as _, SqlSaf
 
 use super::store::{is_timeout, number};
 use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Ended, Ending, Locking, Refusal, Unique, Wait};
+use crate::backend::table::Table;
 use crate::backend::{Job, NOTED, hex, micros};
 use crate::name::LockName;
-use crate::table::Table;
 
 /// A deadlock rolls the whole transaction back, and what follows would be committed statement by statement. So nothing is, until the
 /// transaction has ended; the session's own setting is kept in a variable meanwhile.

@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Executor, PgConnection, Postgres, QueryBuilder, Row as
 
 use crate::backend::Job;
 use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Locking, Refusal, Unique, Wait};
-use crate::table::Table;
+use crate::backend::table::Table;
 
 /// The statements, laid out to be read.
 #[rustfmt::skip]

@@ -6,7 +6,7 @@ use sqlx::{AssertSqlSafe, QueryBuilder, Row as _, Sqlite, SqliteConnection};
 
 use crate::backend::Job;
 use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Locking, Refusal, Unique};
-use crate::table::Table;
+use crate::backend::table::Table;
 
 /// The statements, laid out to be read.
 #[rustfmt::skip]
