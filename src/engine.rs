@@ -37,13 +37,13 @@ pub(crate) use action::{
 };
 use heartbeat::{Epoch, Heartbeat};
 use holding::{Holding, HoldingState, LocalLease};
-use name::{FIRST_PAUSE, Name, Step, Waiter, WaiterState};
+use name::{Name, Needs, Step, Waiter, WaiterState};
 
 use crate::clock::{Moment, margin};
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::timing::{BEAT, GRANT};
+use crate::protocol::timing::BEAT;
 use crate::protocol::{Claim, ClientId, LeaseId, Mode, Request};
 use crate::token::FencingToken;
 
@@ -93,6 +93,10 @@ pub(crate) struct Engine {
     in_flight: HashMap<RequestId, InFlight>,
     /// When which name needs attention.
     timers: BTreeSet<(Moment, LockName)>,
+    /// How many names need the heartbeat for which TTL at least.
+    ttls: BTreeMap<Duration, usize>,
+    /// How many names need attention.
+    unsettled: usize,
     wakes: HashMap<LockName, Moment>,
     /// When which waiter gives up. One that has left before is passed over.
     patience: BTreeSet<(Moment, WaiterId)>,
@@ -130,6 +134,8 @@ impl Engine {
             leases: HashMap::new(),
             in_flight: HashMap::new(),
             timers: BTreeSet::new(),
+            ttls: BTreeMap::new(),
+            unsettled: 0,
             wakes: HashMap::new(),
             patience: BTreeSet::new(),
             next_id: first_id,
@@ -167,6 +173,7 @@ impl Engine {
         self.beat(now);
         if self.is_closing && self.is_settled() {
             self.names.clear();
+            self.ttls.clear();
             self.actions.push(Action::Closed);
         }
         std::mem::take(&mut self.actions)
@@ -205,7 +212,7 @@ impl Engine {
 
     /// Whether nothing is left but acquisitions that are withdrawn once more in case a request takes effect late.
     pub(crate) fn is_settled(&self) -> bool {
-        self.names.values().all(is_settled)
+        self.unsettled == 0
     }
 
     /// Whether nothing is held, wanted or on its way.
@@ -491,12 +498,24 @@ impl Engine {
 
     /// The shortest TTL that the heartbeat keeps. `None`: it keeps nothing.
     fn shortest(&self) -> Option<Duration> {
-        let of_name = |state: &Name| {
-            let held = state.holdings.iter().filter(|holding| holding.is_kept).map(|holding| holding.ttl).min();
-            let detaching = state.detachments.iter().map(|detachment| detachment.ttl);
-            held.into_iter().chain(state.has_entries().then_some(GRANT)).chain(detaching).min()
-        };
-        self.names.values().filter_map(of_name).min()
+        self.ttls.first_key_value().map(|(ttl, _)| *ttl)
+    }
+
+    /// Counts what a name needs from now on instead of what it needed before.
+    fn count(&mut self, before: Needs, after: Needs) {
+        if let Some(ttl) = after.ttl {
+            *self.ttls.entry(ttl).or_default() += 1;
+        }
+        if let Some(ttl) = before.ttl
+            && let Some(count) = self.ttls.get_mut(&ttl)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.ttls.remove(&ttl);
+            }
+        }
+        self.unsettled += usize::from(after.attention);
+        self.unsettled -= usize::from(before.attention);
     }
 
     // ---- statements
@@ -532,13 +551,19 @@ impl Engine {
         if let Some(before) = self.wakes.remove(name) {
             self.timers.remove(&(before, name.clone()));
         }
-        let Some(state) = self.names.get(name) else {
+        let Some(state) = self.names.get_mut(name) else {
             return;
         };
-        if state.is_idle() {
+        let is_idle = state.is_idle();
+        let needs = if is_idle { Needs::default() } else { state.needs_now() };
+        let before = std::mem::replace(&mut state.needs, needs);
+        if needs != before {
+            self.count(before, needs);
+        }
+        let Some(state) = self.names.get(name).filter(|_| !is_idle) else {
             self.names.remove(name);
             return;
-        }
+        };
         let of_holding = |holding: &Holding| {
             let ends = match &holding.state {
                 HoldingState::Held(leases) => leases.iter().filter_map(|lease| lease.ends).min(),
@@ -573,11 +598,4 @@ fn enter(holding: &mut Holding, now: Moment, max_hold: Option<Duration>, next_le
         leases.push(LocalLease { key: lease, ends: max_hold.map(|at_most| now + at_most) });
     }
     Grant { lease, name: holding.claim.name.clone(), id: holding.id(), token: holding.token }
-}
-
-/// Whether nothing of a name is left but acquisitions that are withdrawn once more in case a request takes effect late.
-fn is_settled(state: &Name) -> bool {
-    let rest = state.waiters.is_empty() && state.holdings.is_empty() && !state.is_busy();
-    rest && state.withdrawals.iter().all(|withdrawal| withdrawal.until.is_some() && withdrawal.pause > FIRST_PAUSE)
-        && state.detachments.iter().all(|detachment| detachment.pause > FIRST_PAUSE)
 }

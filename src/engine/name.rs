@@ -14,6 +14,7 @@ use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::owner::Owner;
+use crate::protocol::timing::GRANT;
 use crate::protocol::{Claim, ClientId, Enqueue, Extension, Keeper, LeaseId, Mode, Release, Request};
 use crate::token::FencingToken;
 
@@ -204,8 +205,19 @@ pub(super) enum Step {
     Detach(LeaseId),
 }
 
+/// What a name asks of the client, beside the statements about it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Needs {
+    /// The shortest TTL that the heartbeat keeps. `None`: it keeps nothing.
+    pub(super) ttl: Option<Duration>,
+    /// Something is held, wanted or on its way, or is withdrawn for the first time.
+    pub(super) attention: bool,
+}
+
 #[derive(Default)]
 pub(super) struct Name {
+    /// What it needed when it was last advanced.
+    pub(super) needs: Needs,
     /// In the order of their arrival. Tries come first: a try is refused while others wait, unless its owner was given.
     pub(super) waiters: VecDeque<Waiter>,
     /// How many of them have an owner that was given.
@@ -311,6 +323,18 @@ impl Name {
     /// Whether entries of this client wait in the store.
     pub(super) fn has_entries(&self) -> bool {
         self.waiters.iter().take(self.reach()).any(Waiter::is_queued)
+    }
+
+    /// What it needs now.
+    pub(super) fn needs_now(&self) -> Needs {
+        let held = self.holdings.iter().filter(|holding| holding.is_kept).map(|holding| holding.ttl).min();
+        let detaching = self.detachments.iter().map(|detachment| detachment.ttl);
+        let ttl = held.into_iter().chain(self.has_entries().then_some(GRANT)).chain(detaching).min();
+        let rests = self.waiters.is_empty() && self.holdings.is_empty() && !self.is_busy();
+        let is_settled = rests
+            && self.withdrawals.iter().all(|withdrawal| withdrawal.until.is_some() && withdrawal.pause > FIRST_PAUSE)
+            && self.detachments.iter().all(|detachment| detachment.pause > FIRST_PAUSE);
+        Needs { ttl, attention: !is_settled }
     }
 
     /// Deletes every trace of an acquisition from the store, now and, if a request may take effect late, again later.
