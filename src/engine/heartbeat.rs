@@ -21,7 +21,9 @@ pub(super) struct Epoch(u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The client has no row in the store.
+    /// The client has not had a row in the store.
+    New,
+    /// Its row is gone.
     Unregistered,
     /// Its row is there, and the number of notices was this.
     Beating(i64),
@@ -39,7 +41,7 @@ pub(super) struct Heartbeat {
 
 impl Heartbeat {
     pub(super) fn new(client: ClientId) -> Self {
-        Self { client, state: State::Unregistered, epoch: Epoch(1), beat_at: None, in_flight: None, due: None }
+        Self { client, state: State::New, epoch: Epoch(1), beat_at: None, in_flight: None, due: None }
     }
 
     pub(super) fn epoch(&self) -> Epoch {
@@ -76,7 +78,7 @@ impl Heartbeat {
         self.in_flight = Some(now);
         self.due = None;
         match self.state {
-            State::Unregistered => Request::Register { client: self.client },
+            State::New | State::Unregistered => Request::Register { client: self.client },
             State::Beating(_) => Request::Beat { client: self.client },
         }
     }
@@ -86,8 +88,13 @@ impl Heartbeat {
         let (Response::Registered(notice) | Response::Beat(Some(notice))) = response else {
             return false;
         };
-        // Without a row, the client was told of nothing.
-        self.state != State::Beating(*notice) && !is_on(Mutation::IgnoreNotice)
+        // A notice creates the row that is missing. With a row that is gone, notices may be.
+        let known = match self.state {
+            State::New => Some(0),
+            State::Unregistered => None,
+            State::Beating(known) => Some(known),
+        };
+        known != Some(*notice) && !is_on(Mutation::IgnoreNotice)
     }
 
     /// Takes in the answer to a beat that was sent at that moment. `shortest`: the shortest TTL that is to be kept. `true`: a new epoch

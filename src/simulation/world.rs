@@ -479,6 +479,14 @@ impl World {
         };
         let actions = engine.handle(now, event);
         let wakes_at = engine.wakes_at();
+        let is_over = |grant: &Grant| engine.deadline(grant.lease).is_some_and(|deadline| deadline <= now);
+        let late = actions.iter().find_map(|action| match action {
+            Action::Granted { grant, .. } if is_over(grant) => Some(format!("{:?} of {}", grant.lease, grant.name)),
+            _ => None,
+        });
+        if let Some(late) = late {
+            self.violate(format!("client {client} is granted {late}, which has ended already"));
+        }
         for action in actions {
             self.act_for(client, action);
         }
