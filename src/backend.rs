@@ -25,7 +25,7 @@ use crate::clock::CENTURY;
 use crate::error::Result;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{LeaseId, Mode, Request, Response};
+use crate::protocol::{Batch, LeaseId, Mode, Request, Response};
 use crate::token::FencingToken;
 
 /// A storage operation under way.
@@ -38,6 +38,11 @@ pub(crate) trait Backend: Send + Sync {
 
     /// How many connections at most do any good. SQLite has one writer.
     fn useful_connections(&self) -> usize;
+
+    /// Whether its connections carry out the requests of a [`Batch`] together.
+    fn carries_batches(&self) -> bool {
+        false
+    }
 
     /// Where it is, for people: never with a credential.
     fn place(&self) -> String;
@@ -118,6 +123,13 @@ pub(crate) fn another_session() -> sqlx::Error {
 pub(crate) trait Session: Send {
     /// Carries out a request about leases.
     fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response>;
+
+    /// Carries out the requests of a batch, and answers in their order. `None`: nothing has come of a request, and it is to be sent
+    /// alone.
+    fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> Job<'a, Vec<Option<Response>>> {
+        let _ = batch;
+        Box::pin(async { Ok(Vec::new()) })
+    }
 
     /// Reads who holds which names, in order of names.
     fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>>;

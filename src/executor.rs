@@ -6,6 +6,8 @@
 //! database rolled it back on account of others; while it waits for that, its connection serves others. An operation that panics costs
 //! itself and the connection.
 //!
+//! Operations that are ready together may be sent in one [`Batch`]. What a batch leaves undone is sent alone.
+//!
 //! The queue has no bound of its own: each caller waits for its answer, and the engine sends one statement per name.
 
 mod failure;
@@ -23,6 +25,7 @@ use crate::backend::Backend;
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::operation::Operation;
+use crate::protocol::Batch;
 use worker::{Pending, Task, Worker};
 
 /// How long an answer may take. An operation waits for a locked row for a second at most, so only a frozen server or a broken network
@@ -47,6 +50,15 @@ pub(crate) struct Executor {
     backend: Arc<dyn Backend>,
     connections: usize,
     workers: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// How many operations are sent together at most.
+const LONGEST_BATCH: usize = 64;
+
+/// What a worker does next.
+enum Gathered {
+    One(Box<dyn Pending>),
+    Several(Batch, Vec<Box<dyn Pending>>),
 }
 
 /// The operations that wait for a connection.
@@ -173,6 +185,34 @@ impl Queue {
         state.next += 1;
         state.delayed.insert(key, task);
         self.wake(&state);
+    }
+
+    /// Puts a task back that is to be sent next.
+    fn put_first(&self, task: Box<dyn Pending>) {
+        let mut state = self.state();
+        state.ready.push_front(task);
+        self.wake(&state);
+    }
+
+    /// Takes the tasks that are ready and can be sent together with this one.
+    fn gather(&self, task: Box<dyn Pending>) -> Gathered {
+        let mut state = self.state();
+        let mut batch = None;
+        if state.ready.is_empty() || !task.join(&mut batch) {
+            return Gathered::One(task);
+        }
+        let (mut tasks, mut others) = (vec![task], Vec::new());
+        while tasks.len().max(others.len()) < LONGEST_BATCH
+            && let Some(next) = state.ready.pop_front()
+        {
+            let list = if next.join(&mut batch) { &mut tasks } else { &mut others };
+            list.push(next);
+        }
+        others.into_iter().rev().for_each(|other| state.ready.push_front(other));
+        match (batch, tasks.len()) {
+            (Some(batch), 2..) => Gathered::Several(batch, tasks),
+            _ => Gathered::One(tasks.remove(0)),
+        }
     }
 
     /// Wakes a worker: one without a connection only if all that have one are at work.

@@ -6,7 +6,7 @@ use crate::backend::records::{Errand, Findings};
 use crate::backend::sealed::Column;
 use crate::backend::{Job, Listed, Names, Session, SweepRange, Swept, Waiter};
 use crate::name::LockName;
-use crate::protocol::{Request, Response};
+use crate::protocol::{Batch, Request, Response};
 
 /// Something that a connection can do, and do again when its answer was lost.
 pub(crate) trait Operation: Send + Sync + 'static {
@@ -16,6 +16,18 @@ pub(crate) trait Operation: Send + Sync + 'static {
     fn attempted(&self) -> &'static str;
 
     fn run<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Self::Output>;
+
+    /// Joins a batch, or begins one. `false`: it is sent alone.
+    fn join(&self, batch: &mut Option<Batch>) -> bool {
+        let _ = batch;
+        false
+    }
+
+    /// What came of it in a batch.
+    fn output(response: Response) -> Option<Self::Output> {
+        let _ = response;
+        None
+    }
 }
 
 impl Operation for Request {
@@ -37,6 +49,20 @@ impl Operation for Request {
 
     fn run<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Response> {
         session.execute(self)
+    }
+
+    fn join(&self, batch: &mut Option<Batch>) -> bool {
+        match batch {
+            Some(batch) => batch.add(self),
+            None => {
+                *batch = Batch::of(self);
+                batch.is_some()
+            }
+        }
+    }
+
+    fn output(response: Response) -> Option<Response> {
+        Some(response)
     }
 }
 

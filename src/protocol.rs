@@ -12,7 +12,7 @@ pub(crate) mod timing;
 
 pub(crate) use identifier::{ClientId, LeaseId};
 pub(crate) use request::{
-    Claim, Enqueue, Extension, GivenUp, Grantee, HolderChange, Keeper, Release, Request, Seen, Transition,
+    Batch, Claim, Enqueue, Extension, GivenUp, Grantee, HolderChange, Keeper, Release, Request, Seen, Transition,
 };
 pub(crate) use response::{Amended, Granted, HolderNow, Joined, Polled, Presence, Released, Response, Withdrawn};
 pub(crate) use row::{EntryRow, EntryState, Holder, LeaseRow, Mode, Queue};

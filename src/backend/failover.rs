@@ -89,6 +89,10 @@ impl Backend for Failover {
         self.chosen().useful_connections()
     }
 
+    fn carries_batches(&self) -> bool {
+        self.chosen().carries_batches()
+    }
+
     fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
         Box::pin(async move {
             let chosen = timeout(CONNECT_WITHIN, self.choose()).await;

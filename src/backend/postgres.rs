@@ -3,6 +3,7 @@
 //! No session state is set anywhere, so all of it works behind a pooler that changes the server between transactions.
 
 mod admin;
+mod batch;
 #[cfg(test)]
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod differential;
@@ -28,7 +29,7 @@ use super::sealed::{Check, Fence, Verdict};
 use super::{Anchoring, Backend, Job, Kind, Listed, NOTED, Names, Session, SweepRange, Swept, Waiter, micros};
 use crate::error::Result;
 use crate::name::LockName;
-use crate::protocol::{Request, Response};
+use crate::protocol::{Batch, Request, Response};
 use crate::schema;
 
 /// The backend on connections made like those of the caller's pool.
@@ -68,6 +69,10 @@ impl Backend for PostgresBackend {
 
     fn useful_connections(&self) -> usize {
         usize::MAX
+    }
+
+    fn carries_batches(&self) -> bool {
+        true
     }
 
     fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
@@ -116,6 +121,10 @@ SELECT $1, ", store::now!(), " WHERE NOT EXISTS (SELECT 1 FROM sqlock_row WHERE 
 impl Session for PostgresSession {
     fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response> {
         Box::pin(async move { store::execute(&mut self.store(), request).await })
+    }
+
+    fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> Job<'a, Vec<Option<Response>>> {
+        Box::pin(async move { batch::execute(&mut self.store(), batch).await })
     }
 
     fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>> {

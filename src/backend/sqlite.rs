@@ -6,6 +6,7 @@
 mod clauses;
 
 mod admin;
+mod batch;
 #[cfg(test)]
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod differential;
@@ -33,7 +34,7 @@ use super::sealed::{Check, Fence, Verdict};
 use super::{Anchoring, Backend, Job, Kind, Listed, Names, Session, SweepRange, Swept, Waiter};
 use crate::error::{Error, Result};
 use crate::name::LockName;
-use crate::protocol::{Request, Response};
+use crate::protocol::{Batch, Request, Response};
 use crate::schema;
 
 /// The backend on the caller's pool.
@@ -71,6 +72,10 @@ impl Backend for SqliteBackend {
 
     fn useful_connections(&self) -> usize {
         1
+    }
+
+    fn carries_batches(&self) -> bool {
+        true
     }
 
     fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
@@ -176,6 +181,10 @@ impl SqliteSession {
 impl Session for SqliteSession {
     fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response> {
         Box::pin(async move { store::execute(&mut *self.conn().await?, request).await })
+    }
+
+    fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> Job<'a, Vec<Option<Response>>> {
+        Box::pin(async move { batch::execute(&mut *self.conn().await?, batch).await })
     }
 
     fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>> {

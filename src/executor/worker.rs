@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::failure::Failure;
-use super::{Answer, Queue};
+use super::{Answer, Gathered, Queue};
 use crate::backend::{Backend, Job, Session};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
@@ -14,6 +14,7 @@ use crate::error::{Error, Fault};
 use crate::operation::Operation;
 use crate::panics;
 use crate::protocol::timing::CONNECT_WITHIN;
+use crate::protocol::{Batch, Response};
 
 /// How long an operation is sent again while the database is out of reach.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -41,6 +42,8 @@ pub(super) struct Attempts {
     is_repeated: bool,
     backoff: Backoff,
     has_reconnected: bool,
+    /// Nothing came of it in a batch.
+    is_alone: bool,
 }
 
 /// A [`Task`] of any operation.
@@ -51,6 +54,12 @@ pub(super) trait Pending: Send {
 
     /// Sends the operation once, and keeps its output.
     fn send<'a>(&'a mut self, connection: &'a mut dyn Session) -> Job<'a, ()>;
+
+    /// Joins a batch, or begins one. `false`: it is sent alone.
+    fn join(&self, batch: &mut Option<Batch>) -> bool;
+
+    /// Keeps what came of it in a batch.
+    fn keep(&mut self, response: Response);
 
     /// Passes the output on, or the error.
     fn finish(self: Box<Self>, error: Option<Error>);
@@ -70,6 +79,7 @@ impl<O: Operation> Task<O> {
             is_repeated: false,
             backoff: Backoff::between(Duration::from_millis(5), Duration::from_millis(250)),
             has_reconnected: false,
+            is_alone: false,
         };
         Self { operation, output: None, reply: Some(Box::new(reply)), attempts }
     }
@@ -105,6 +115,14 @@ impl<O: Operation> Pending for Task<O> {
         })
     }
 
+    fn join(&self, batch: &mut Option<Batch>) -> bool {
+        !self.attempts.is_alone && self.operation.join(batch)
+    }
+
+    fn keep(&mut self, response: Response) {
+        self.output = O::output(response);
+    }
+
     fn finish(mut self: Box<Self>, error: Option<Error>) {
         let result = match (error, self.output.take()) {
             (None, Some(output)) => Ok(output),
@@ -129,18 +147,57 @@ impl Worker {
     }
 
     pub(super) async fn run(mut self) {
-        while let Some(mut task) = self.queue.pop(self.connection.is_some()).await {
-            match self.attempt(&mut *task).await {
-                Ok(()) => {
-                    // What is submitted in answer is next on this connection.
-                    let _idle = self.queue.idle();
-                    task.finish(None);
-                }
-                Err(failure) => self.failed(task, failure).await,
+        while let Some(task) = self.queue.pop(self.connection.is_some()).await {
+            let gathers = self.connection.is_some() && self.backend.carries_batches();
+            match if gathers { self.queue.gather(task) } else { Gathered::One(task) } {
+                Gathered::One(task) => self.run_one(task).await,
+                Gathered::Several(batch, tasks) => self.run_batch(batch, tasks).await,
             }
         }
         if let Some(connection) = self.connection.take() {
             let _ = timeout(CONNECT_WITHIN, connection.close()).await;
+        }
+    }
+
+    async fn run_one(&mut self, mut task: Box<dyn Pending>) {
+        match self.attempt(&mut *task).await {
+            Ok(()) => {
+                // What is submitted in answer is next on this connection.
+                let _idle = self.queue.idle();
+                task.finish(None);
+            }
+            Err(failure) => self.failed(task, failure).await,
+        }
+    }
+
+    /// Sends tasks together. One of which nothing came is sent alone.
+    async fn run_batch(&mut self, batch: Batch, mut tasks: Vec<Box<dyn Pending>>) {
+        let Some(connection) = &mut self.connection else {
+            return tasks.into_iter().rev().for_each(|task| self.queue.put_first(task));
+        };
+        let sent_at = Moment::now();
+        tasks.iter_mut().for_each(|task| task.attempts().sent_at = sent_at);
+        let within = tasks.iter_mut().map(|task| task.attempts().answer_within).min().unwrap_or_default();
+        let (answers, failure) = match answered(within, connection.execute_batch(&batch)).await {
+            Ok(answers) => (answers, None),
+            Err(failure) => (Vec::new(), Some(failure)),
+        };
+        if let Some(failure) = &failure {
+            self.drop_broken(failure);
+        }
+        let _idle = self.connection.is_some().then(|| self.queue.idle());
+        let answers = answers.into_iter().chain(std::iter::repeat(None));
+        for (mut task, answer) in tasks.into_iter().zip(answers) {
+            if let Some(response) = answer {
+                task.keep(response);
+                task.finish(None);
+                continue;
+            }
+            let attempts = task.attempts();
+            attempts.is_alone = true;
+            attempts.is_repeated |= failure.is_some();
+            attempts.may_linger |= failure.as_ref().is_some_and(Failure::may_linger);
+            self.queue.put_first(task);
         }
     }
 
@@ -162,11 +219,15 @@ impl Worker {
         };
         task.attempts().sent_at = Moment::now();
         let within = task.attempts().answer_within;
-        match timeout(within, panics::caught_in(task.send(&mut **connection))).await {
-            Ok(Ok(Ok(()))) => Ok(()),
-            Ok(Ok(Err(error))) => Err(Failure::Refused(error)),
-            Ok(Err(panic)) => Err(Failure::Panic(panic)),
-            Err(_) => Err(Failure::NoAnswer { within }),
+        answered(within, task.send(&mut **connection)).await
+    }
+
+    /// Gives the connection up, if the failure says that it is of no use any more.
+    fn drop_broken(&mut self, failure: &Failure) {
+        if failure.fault() == Fault::Severed || matches!(failure, Failure::Panic(_)) {
+            // It is not closed in order: that would wait for the answer that did not come.
+            self.connection = None;
+            self.queue.set_trouble(Some(failure.reason()));
         }
     }
 
@@ -174,15 +235,10 @@ impl Worker {
     async fn failed(&mut self, mut task: Box<dyn Pending>, failure: Failure) {
         let fault = failure.fault();
         let had_connection = !matches!(failure, Failure::Unconnected(_));
-        let is_broken = fault == Fault::Severed || matches!(failure, Failure::Panic(_));
         let attempts = task.attempts();
         attempts.may_linger |= failure.may_linger();
         attempts.is_repeated |= had_connection;
-        if is_broken {
-            // It is not closed in order: that would wait for the answer that did not come.
-            self.connection = None;
-            self.queue.set_trouble(Some(failure.reason()));
-        }
+        self.drop_broken(&failure);
         let patience = match fault {
             Fault::Again | Fault::Blocked => PATIENCE_WITH_CONFLICTS,
             Fault::Severed | Fault::Exhausted => PATIENCE,
@@ -205,6 +261,15 @@ impl Worker {
         if !had_connection {
             sleep(self.backoff.step()).await;
         }
+    }
+}
+
+/// Waits for the answer of a connection.
+async fn answered<T>(within: Duration, job: Job<'_, T>) -> Result<T, Failure> {
+    match timeout(within, panics::caught_in(job)).await {
+        Ok(Ok(answer)) => answer.map_err(Failure::Refused),
+        Ok(Err(panic)) => Err(Failure::Panic(panic)),
+        Err(_) => Err(Failure::NoAnswer { within }),
     }
 }
 

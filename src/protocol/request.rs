@@ -44,6 +44,39 @@ pub(crate) enum Request {
     Evict { name: LockName, token: FencingToken },
 }
 
+/// Requests of one kind about different names, which some stores carry out in one statement: each as it would be carried out alone, or
+/// not at all.
+#[derive(Clone, Debug)]
+pub(crate) enum Batch {
+    /// Exclusive claims.
+    Acquire(Vec<Claim>),
+    /// Releases that keep the name for nobody.
+    Release(Vec<Release>),
+}
+
+impl Batch {
+    /// A batch of one request. `None`: it goes alone.
+    pub(crate) fn of(request: &Request) -> Option<Self> {
+        match request {
+            Request::Acquire(claim) if claim.mode == Mode::Exclusive => Some(Self::Acquire(vec![claim.clone()])),
+            Request::Release(release) if release.keep_for.is_zero() && release.next.is_none() => {
+                Some(Self::Release(vec![release.clone()]))
+            }
+            _ => None,
+        }
+    }
+
+    /// Adds a request. `false`: it is of another kind.
+    pub(crate) fn add(&mut self, request: &Request) -> bool {
+        match (self, Self::of(request)) {
+            (Self::Acquire(claims), Some(Self::Acquire(more))) => claims.extend(more),
+            (Self::Release(releases), Some(Self::Release(more))) => releases.extend(more),
+            _ => return false,
+        }
+        true
+    }
+}
+
 /// A wish for a name.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {

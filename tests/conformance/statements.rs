@@ -85,6 +85,39 @@ async fn verbs_cost_one_commit_of_the_file_each() {
     assert!((BEATS..=BEATS + 1).contains(&bill.beats), "{bill:?}");
 }
 
+/// Names that tasks of one client want at the same time: as statements, and on SQLite as commits.
+#[tokio::test]
+async fn names_wanted_at_once_are_acquired_and_released_together() {
+    const NAMES: u64 = 64;
+    let meter = if DATABASE == Database::Sqlite { Meter::on_a_file().await } else { Meter::new().await };
+    let locks = meter.locks().await;
+    let acquire = async || {
+        let mut tasks = JoinSet::new();
+        for i in 0..NAMES {
+            let request = locks.lease(format!("{i}"));
+            tasks.spawn(async move { request.acquire().await.expect("free") });
+        }
+        tasks.join_all().await
+    };
+    let release = async |leases: Vec<Lease>| {
+        let mut tasks = JoinSet::new();
+        for lease in leases {
+            tasks.spawn(async move { lease.release().await.expect("ours to the end") });
+        }
+        tasks.join_all().await;
+    };
+    release(acquire().await).await;
+    let mut bill = (u64::MAX, u64::MAX);
+    for _ in 0..ROUNDS {
+        let (leases, acquired) = meter.cost(acquire()).await;
+        let ((), released) = meter.cost(release(leases)).await;
+        bill = (bill.0.min(acquired), bill.1.min(released));
+    }
+    println!("{DATABASE:?}: {NAMES} names at once: {bill:?}");
+    let most = if DATABASE.is_mysql() { NAMES + BEATS } else { NAMES / 4 };
+    assert!(bill.0 <= most && bill.1 <= most, "{bill:?} for {NAMES} names");
+}
+
 /// Next to a transaction with the same effect and nothing else.
 #[tokio::test]
 async fn an_effect_that_is_to_be_had_once_costs_two_statements_more() {

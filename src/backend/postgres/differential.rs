@@ -6,6 +6,7 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Executor as _, PgConnection, Row as _};
 
+use super::batch;
 use super::fence::fence;
 use super::settings::Settings;
 use super::store::{Session, execute};
@@ -15,7 +16,7 @@ use crate::backend::micros;
 use crate::backend::sealed::{Check, Verdict};
 use crate::backend::stored::{Stored as _, holder, identity};
 use crate::name::LockName;
-use crate::protocol::{ClientId, EntryState, LeaseId, Mode, Request, Response};
+use crate::protocol::{Batch, ClientId, EntryState, LeaseId, Mode, Request, Response};
 use crate::token::FencingToken;
 
 const VARIABLE: &str = "SQLOCK_TEST_POSTGRES_URL";
@@ -153,6 +154,13 @@ impl Database for PostgresDatabase {
 
     async fn execute(&mut self, connection: usize, request: &Request) -> Result<Response, sqlx::Error> {
         let mut session = Session { connection: &mut self.connections[connection], settings: self.settings };
+        // One of the connections carries requests out as batches.
+        if connection == 0
+            && let Some(batch) = Batch::of(request)
+            && let Some(response) = batch::execute(&mut session, &batch).await?.remove(0)
+        {
+            return Ok(response);
+        }
         execute(&mut session, request).await
     }
 

@@ -46,3 +46,13 @@ macro_rules! awaited {
         "EXISTS (SELECT 1 FROM sqlock_entry AS w WHERE w.name = $1 AND w.token = 0)"
     };
 }
+
+/// Nobody holds the name, and nobody waits for it. An entry of the claim itself stands against it as well.
+#[rustfmt::skip]
+macro_rules! vacant {
+    () => {
+        concat!("
+       (l.id = '' AND NOT ", awaited!(), "
+        AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS o WHERE o.name = $1 AND o.id = $2))")
+    };
+}

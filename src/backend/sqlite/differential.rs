@@ -6,13 +6,13 @@ use std::time::Duration;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteRow, SqliteSynchronous};
 use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
 
-use super::store;
+use super::{batch, store};
 use crate::backend::differential::{Database, Tables, compare};
 use crate::backend::memory::{Client, Entry, Key, Lease};
 use crate::backend::micros;
 use crate::backend::stored::{Stored as _, holder, identity};
 use crate::name::LockName;
-use crate::protocol::{ClientId, EntryState, LeaseId, Mode, Request, Response};
+use crate::protocol::{Batch, ClientId, EntryState, LeaseId, Mode, Request, Response};
 use crate::token::FencingToken;
 
 const TABLES: &str = include_str!("../../../migrations/sqlite/0001_lease.sql");
@@ -49,7 +49,15 @@ impl Database for Sqlite {
     const TICK: Duration = Duration::from_millis(2);
 
     async fn execute(&mut self, connection: usize, request: &Request) -> Result<Response, sqlx::Error> {
-        store::execute(&mut self.connections[connection], request).await
+        let connection_of = &mut self.connections[connection];
+        // One of the connections carries requests out as batches.
+        if connection == 0
+            && let Some(batch) = Batch::of(request)
+            && let Some(response) = batch::execute(connection_of, &batch).await?.remove(0)
+        {
+            return Ok(response);
+        }
+        store::execute(connection_of, request).await
     }
 
     async fn fence(&mut self, _: &LockName, _: LeaseId, _: FencingToken) -> bool {

@@ -28,16 +28,6 @@ SELECT ", lease_columns!(), ", ", $is_first, " AS is_first,
     };
 }
 
-/// Nobody holds the name, and nobody waits for it. An entry of the claim itself stands against it as well.
-#[rustfmt::skip]
-macro_rules! vacant {
-    () => {
-        concat!("
-       (l.id = '' AND NOT ", awaited!(), "
-        AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS o WHERE o.name = $1 AND o.id = $2))")
-    };
-}
-
 // $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label. A refused claim only reads. Another may be faster before the
 // INSERT, which looks for itself. The token is read after it: see `until_row`.
 #[rustfmt::skip]
@@ -149,7 +139,7 @@ fn standing(row: Option<SqliteRow>) -> Result<(Result<FencingToken, HolderNow>, 
 }
 
 /// Binds the parameters of [`ACQUIRE`].
-fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> SqliteQuery<'q> {
+pub(super) fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> SqliteQuery<'q> {
     sqlx::query(sql)
         .bind(claim.name.as_str())
         .bind(claim.id.to_string())

@@ -77,7 +77,7 @@ pub(super) async fn transaction(
     conn: &mut SqliteConnection,
     query: SqliteQuery<'_>,
 ) -> Result<Vec<SqliteRow>, sqlx::Error> {
-    let open = Open { conn, is_settled: false };
+    let open = Open::new(conn);
     let rows = query.fetch_all(&mut *open.conn).await;
     open.settle(rows).await
 }
@@ -87,7 +87,7 @@ pub(super) async fn transaction_until_row(
     conn: &mut SqliteConnection,
     query: SqliteQuery<'_>,
 ) -> Result<Option<SqliteRow>, sqlx::Error> {
-    let open = Open { conn, is_settled: false };
+    let open = Open::new(conn);
     let row = query.fetch_optional(&mut *open.conn).await;
     open.settle(row).await
 }
@@ -102,13 +102,18 @@ pub(super) fn is_busy(error: &sqlx::Error) -> bool {
 ///
 /// When a request is dropped, the thread of the connection gives up the text after the statement that it is at, and has then
 /// perhaps begun the transaction and not ended it. So a ROLLBACK follows the text, before anything else on the connection.
-struct Open<'c> {
-    conn: &'c mut SqliteConnection,
+pub(super) struct Open<'c> {
+    pub(super) conn: &'c mut SqliteConnection,
     is_settled: bool,
 }
 
-impl Open<'_> {
-    async fn settle<T>(mut self, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
+impl<'c> Open<'c> {
+    pub(super) fn new(conn: &'c mut SqliteConnection) -> Self {
+        Self { conn, is_settled: false }
+    }
+
+    /// Ends the transaction if it failed.
+    pub(super) async fn settle<T>(mut self, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
         if result.is_err() {
             roll_back(self.conn).await?;
         }

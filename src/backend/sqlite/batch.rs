@@ -1,0 +1,58 @@
+//! Carries out requests about several names in one transaction: each as it would be carried out alone, or not at all.
+
+use sqlx::{Executor as _, SqliteConnection};
+
+use super::lease::bind_claim;
+use super::store::Open;
+use crate::backend::stored::Stored as _;
+use crate::backend::token;
+use crate::protocol::{Batch, Release, Released, Response};
+
+// A name that has a row, and that nobody holds and nobody waits for. $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label.
+#[rustfmt::skip]
+const ACQUIRE: &str = concat!("
+UPDATE sqlock_lease AS l
+   SET id = $2, owner = $3, client = $4, token = max(l.token + 1, ", now!(), "), ttl = $5, expires_at = ", now!(), " + $5,
+       acquired_at = ", now!(), ", holder = $6, label = $7
+ WHERE name = $1 AND ", vacant!(), "
+RETURNING token");
+
+// An exclusive holding for which nobody waits. $1 name, $2 id, $3 token.
+#[rustfmt::skip]
+const RELEASE: &str = concat!("
+UPDATE sqlock_lease SET id = '', owner = '', client = '', expires_at = 0
+ WHERE name = $1 AND id = $2 AND token = $3 AND NOT ", awaited!());
+
+/// Carries out the requests of a batch. `None`: nothing has come of a request.
+///
+/// # Cancel safety
+///
+/// A batch that is dropped is carried out wholly or not at all.
+pub(super) async fn execute(conn: &mut SqliteConnection, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
+    let open = Open::new(conn);
+    let answers = transaction(open.conn, batch).await;
+    open.settle(answers).await
+}
+
+async fn transaction(conn: &mut SqliteConnection, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
+    conn.execute("BEGIN IMMEDIATE").await?;
+    let mut answers = Vec::new();
+    match batch {
+        Batch::Acquire(claims) => {
+            for claim in claims {
+                let row = bind_claim(ACQUIRE, claim).fetch_optional(&mut *conn).await?;
+                let token = row.map(|row| row.number("token")).transpose()?.and_then(token);
+                answers.push(token.map(|token| Response::Acquired(Ok(token))));
+            }
+        }
+        Batch::Release(releases) => {
+            for Release { name, id, token, .. } in releases {
+                let query = sqlx::query(RELEASE).bind(name.as_str()).bind(id.to_string()).bind(token.get());
+                let is_ended = query.execute(&mut *conn).await?.rows_affected() > 0;
+                answers.push(is_ended.then_some(Response::Released(Released::Ended { awaited: false })));
+            }
+        }
+    }
+    conn.execute("COMMIT").await?;
+    Ok(answers)
+}
