@@ -8,6 +8,7 @@ mod script;
 
 mod acquire;
 mod admin;
+mod batch;
 #[cfg(test)]
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod differential;
@@ -35,7 +36,7 @@ use super::sealed::{Check, Column, Fence, Verdict};
 use super::{Anchoring, Backend, Job, Kind, Listed, Names, Session, SweepRange, Swept, Waiter};
 use crate::error::{Error, Result, not_writable};
 use crate::name::LockName;
-use crate::protocol::{Request, Response};
+use crate::protocol::{Batch, Request, Response};
 use crate::schema;
 
 /// The backend on connections made like those of the caller's pool.
@@ -86,6 +87,10 @@ impl Backend for MySqlBackend {
 
     fn useful_connections(&self) -> usize {
         usize::MAX
+    }
+
+    fn carries_batches(&self) -> bool {
+        true
     }
 
     fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
@@ -179,6 +184,10 @@ impl Session for MySqlSession {
                 answer => answer,
             }
         })
+    }
+
+    fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> Job<'a, Vec<Option<Response>>> {
+        Box::pin(batch::execute(&mut self.conn, batch))
     }
 
     fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>> {

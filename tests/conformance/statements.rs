@@ -114,7 +114,8 @@ async fn names_wanted_at_once_are_acquired_and_released_together() {
         bill = (bill.0.min(acquired), bill.1.min(released));
     }
     println!("{DATABASE:?}: {NAMES} names at once: {bill:?}");
-    let most = if DATABASE.is_mysql() { NAMES + BEATS } else { NAMES / 4 };
+    // Seven statements for a batch there.
+    let most = if DATABASE.is_mysql() { NAMES / 2 } else { NAMES / 4 };
     assert!(bill.0 <= most && bill.1 <= most, "{bill:?} for {NAMES} names");
 }
 

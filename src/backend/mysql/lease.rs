@@ -134,6 +134,9 @@ const EXTENDABLE: &str = concat!("
 SELECT 1 FROM sqlock_entry AS e
  WHERE e.name = ? AND e.id IN (?, ?) AND e.token = ? AND e.owner <> '' AND (e.client = ? OR ", entry_until!("e"), " > ", now!(), ")");
 
+// Bind order: name, the client that is not to keep it any more or NULL.
+const KEPT_BY: &str = "SELECT 1 FROM sqlock_lease AS l WHERE l.name = ? AND l.client = ?";
+
 /// Binds what `longer!` needs.
 fn bind_longer<'q>(query: MySqlQuery<'q>, extension: &Extension, renamed: &str) -> MySqlQuery<'q> {
     let (change, client) = match extension.keeper {
@@ -169,7 +172,8 @@ pub(super) async fn extend(
             };
             let is_meant = |holder| id.is_none_or(|id| id == holder || *renamed == Some(holder));
             if matches!(row.holder, Holder::Lease(holder) if is_meant(holder)) && row.token == token.get() {
-                let counts = row.remaining.is_some() || let_go_by.is_some();
+                let kept = sqlx::query(KEPT_BY).bind(bytes).bind(&let_go_by);
+                let counts = row.remaining.is_some() || kept.fetch_optional(conn).await?.is_some();
                 return Ok(if counts { Amended::Locked } else { Amended::NotHeld });
             }
             row.holder == Holder::Entries

@@ -31,8 +31,18 @@ impl Script {
     pub(super) async fn run(mut self, conn: &mut MySqlConnection, answer: &str) -> Result<MySqlRow, sqlx::Error> {
         self.add("COMMIT", &[]);
         self.add(answer, &[]);
-        match sqlx::raw_sql(AssertSqlSafe(self.text)).fetch_one(&mut *conn).await {
-            Ok(row) => Ok(row),
+        self.send(conn).await?.pop().ok_or(sqlx::Error::RowNotFound)
+    }
+
+    /// Commits, and returns the rows of its statements.
+    pub(super) async fn rows(mut self, conn: &mut MySqlConnection) -> Result<Vec<MySqlRow>, sqlx::Error> {
+        self.add("COMMIT", &[]);
+        self.send(conn).await
+    }
+
+    async fn send(self, conn: &mut MySqlConnection) -> Result<Vec<MySqlRow>, sqlx::Error> {
+        match sqlx::raw_sql(AssertSqlSafe(self.text)).fetch_all(&mut *conn).await {
+            Ok(rows) => Ok(rows),
             Err(error @ sqlx::Error::Database(_)) => {
                 // The server has carried out nothing after the statement that failed.
                 sqlx::raw_sql("ROLLBACK").execute(conn).await?;

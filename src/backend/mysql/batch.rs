@@ -1,0 +1,121 @@
+//! Carries out requests about several names in one [`Script`]: each as it would be carried out alone, or not at all.
+//!
+//! The script locks the rows with SKIP LOCKED and goes on only if that were all of them, so it waits for nobody.
+
+use std::collections::{HashMap, HashSet};
+
+use sqlx::{MySqlConnection, Row as _};
+
+use super::acquire::keeper;
+use super::script::{Script, id_literal, name_literal, text_literal};
+use crate::backend::stored::Stored as _;
+use crate::backend::{micros, token};
+use crate::protocol::{Batch, Claim, Release, Released, Response};
+
+// Bind order: names.
+#[rustfmt::skip]
+const LOCK_FREE: &str = "
+SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s FORCE INDEX (PRIMARY)
+ WHERE s.name IN (?) AND s.id = '' FOR UPDATE SKIP LOCKED";
+const COUNT_FREE: &str = "SELECT COUNT(*) INTO @sqlock_meant FROM sqlock_lease AS s WHERE s.name IN (?) AND s.id = ''";
+
+// Assignments run from left to right. Bind order: what each name gets as id, owner, client, ttl, holder and label; names.
+#[rustfmt::skip]
+const ACQUIRE: &str = concat!("
+UPDATE sqlock_lease AS l
+   SET l.token = GREATEST(l.token + 1, ", now!(), "), l.id = ?, l.owner = ?, l.client = ?, l.ttl = ?, l.holder = ?, l.label = ?,
+       l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + l.ttl
+ WHERE @sqlock_locked = @sqlock_meant AND l.name IN (?) AND l.id = '' AND NOT ", is_awaited!("l"));
+
+// What claims hold before that, by an earlier request, and after it. Bind order: names, ids.
+const BEFORE: &str = "SELECT l.id, l.token, 0 AS is_after FROM sqlock_lease AS l WHERE l.name IN (?) AND l.id IN (?)";
+const AFTER: &str = "SELECT l.id, l.token, 1 AS is_after FROM sqlock_lease AS l WHERE l.name IN (?) AND l.id IN (?)";
+
+// Bind order: names, ids, tokens.
+#[rustfmt::skip]
+const LOCK_HELD: &str = "
+SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s FORCE INDEX (PRIMARY)
+ WHERE s.name IN (?) AND s.id IN (?) AND s.token IN (?) FOR UPDATE SKIP LOCKED";
+#[rustfmt::skip]
+const COUNT_HELD: &str = "
+SELECT COUNT(*) INTO @sqlock_meant FROM sqlock_lease AS s WHERE s.name IN (?) AND s.id IN (?) AND s.token IN (?)";
+
+// The identity is that of the acquisition, which holds one name. Bind order: names, ids, tokens.
+#[rustfmt::skip]
+const RELEASE: &str = concat!("
+UPDATE sqlock_lease AS l
+   SET l.id = '', l.owner = '', l.client = '', l.ttl = 0, l.holder = '', l.label = '', l.acquired_at = ", now!(), ", l.expires_at = 0
+ WHERE @sqlock_locked = @sqlock_meant AND l.name IN (?) AND l.id IN (?) AND l.token IN (?) AND NOT ", is_awaited!("l"));
+
+// What is held before that, and what is free after it. Bind order: names, ids, tokens.
+#[rustfmt::skip]
+const HELD: &str = "
+SELECT l.name, l.token, 0 AS is_free FROM sqlock_lease AS l WHERE l.name IN (?) AND l.id IN (?) AND l.token IN (?)";
+
+// Bind order: names, tokens.
+#[rustfmt::skip]
+const FREE: &str = "
+SELECT l.name, l.token, 1 AS is_free FROM sqlock_lease AS l WHERE l.name IN (?) AND l.id = '' AND l.token IN (?)";
+
+/// Carries out the requests of a batch. `None`: nothing has come of a request.
+pub(super) async fn execute(conn: &mut MySqlConnection, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
+    match batch {
+        Batch::Acquire(claims) => acquire(conn, claims).await,
+        Batch::Release(releases) => release(conn, releases).await,
+    }
+}
+
+async fn acquire(conn: &mut MySqlConnection, claims: &[Claim]) -> Result<Vec<Option<Response>>, sqlx::Error> {
+    let names = &*list(claims, |claim| name_literal(&claim.name));
+    let gets = |literal: fn(&Claim) -> String| {
+        let cases = claims.iter().map(|claim| format!(" WHEN {} THEN {}", name_literal(&claim.name), literal(claim)));
+        format!("CASE l.name{} END", cases.collect::<String>())
+    };
+    let mut script = Script::new();
+    script.add(LOCK_FREE, &[names]);
+    script.add(COUNT_FREE, &[names]);
+    let (id, owner) = (gets(|claim| id_literal(claim.id)), gets(|claim| id_literal(claim.owner)));
+    let (client, ttl) = (gets(|claim| id_literal(keeper(claim))), gets(|claim| micros(claim.ttl).to_string()));
+    let (holder, label) = (gets(|claim| text_literal(&claim.holder)), gets(|claim| text_literal(&claim.label)));
+    let ids = &*list(claims, |claim| id_literal(claim.id));
+    script.add(BEFORE, &[names, ids]);
+    script.add(ACQUIRE, &[&id, &owner, &client, &ttl, &holder, &label, names]);
+    script.add(AFTER, &[names, ids]);
+    let mut seen = HashMap::new();
+    for row in script.rows(conn).await? {
+        seen.insert((row.text("id")?, row.number("is_after")? == 1), row.number("token")?);
+    }
+    let answer = |claim: &Claim| {
+        let token_if = |is_after| seen.get(&(claim.id.to_string(), is_after));
+        let granted = token_if(true).filter(|_| token_if(false).is_none())?;
+        Some(Response::Acquired(Ok(token(*granted)?)))
+    };
+    Ok(claims.iter().map(answer).collect())
+}
+
+async fn release(conn: &mut MySqlConnection, releases: &[Release]) -> Result<Vec<Option<Response>>, sqlx::Error> {
+    let names = &*list(releases, |release| name_literal(&release.name));
+    let ids = &*list(releases, |release| id_literal(release.id));
+    let tokens = &*list(releases, |release| release.token.to_string());
+    let mut script = Script::new();
+    script.add(LOCK_HELD, &[names, ids, tokens]);
+    script.add(COUNT_HELD, &[names, ids, tokens]);
+    script.add(HELD, &[names, ids, tokens]);
+    script.add(RELEASE, &[names, ids, tokens]);
+    script.add(FREE, &[names, tokens]);
+    let mut seen = HashSet::new();
+    for row in script.rows(conn).await? {
+        seen.insert((row.try_get::<Vec<u8>, _>("name")?, row.number("token")?, row.number("is_free")? == 1));
+    }
+    let answer = |release: &Release| {
+        let stands = |is_free| seen.contains(&(release.name.as_str().into(), release.token.get(), is_free));
+        let is_ended = stands(false) && stands(true);
+        is_ended.then_some(Response::Released(Released::Ended { awaited: false }))
+    };
+    Ok(releases.iter().map(answer).collect())
+}
+
+/// Literals, for IN.
+fn list<T>(of: &[T], literal: fn(&T) -> String) -> String {
+    of.iter().map(literal).collect::<Vec<_>>().join(", ")
+}
