@@ -39,10 +39,8 @@ pub(crate) trait Backend: Send + Sync {
     /// How many connections at most do any good. SQLite has one writer.
     fn useful_connections(&self) -> usize;
 
-    /// Whether its connections carry out the requests of a [`Batch`] together.
-    fn carries_batches(&self) -> bool {
-        false
-    }
+    /// How many requests its connections carry out together, in a [`Batch`].
+    fn longest_batch(&self) -> usize;
 
     /// Where it is, for people: never with a credential.
     fn place(&self) -> String;

@@ -52,9 +52,6 @@ pub(crate) struct Executor {
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// How many operations are sent together at most.
-const LONGEST_BATCH: usize = 64;
-
 /// What a worker does next.
 enum Gathered {
     One(Box<dyn Pending>),
@@ -194,15 +191,15 @@ impl Queue {
         self.wake(&state);
     }
 
-    /// Takes the tasks that are ready and can be sent together with this one.
-    fn gather(&self, task: Box<dyn Pending>) -> Gathered {
+    /// Takes the tasks that are ready and can be sent together with this one, `most` with it.
+    fn gather(&self, task: Box<dyn Pending>, most: usize) -> Gathered {
         let mut state = self.state();
         let mut batch = None;
-        if state.ready.is_empty() || !task.join(&mut batch) {
+        if most == 1 || state.ready.is_empty() || !task.join(&mut batch) {
             return Gathered::One(task);
         }
         let (mut tasks, mut others) = (vec![task], Vec::new());
-        while tasks.len().max(others.len()) < LONGEST_BATCH
+        while tasks.len().max(others.len()) < most
             && let Some(next) = state.ready.pop_front()
         {
             let list = if next.join(&mut batch) { &mut tasks } else { &mut others };

@@ -89,8 +89,8 @@ impl Backend for Failover {
         self.chosen().useful_connections()
     }
 
-    fn carries_batches(&self) -> bool {
-        self.chosen().carries_batches()
+    fn longest_batch(&self) -> usize {
+        self.chosen().longest_batch()
     }
 
     fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {

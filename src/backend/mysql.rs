@@ -89,8 +89,9 @@ impl Backend for MySqlBackend {
         usize::MAX
     }
 
-    fn carries_batches(&self) -> bool {
-        true
+    fn longest_batch(&self) -> usize {
+        // A longer text is sent in several packets, and sqlx lets TCP wait for an acknowledgement between them.
+        16
     }
 
     fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {

@@ -71,8 +71,8 @@ impl Backend for PostgresBackend {
         usize::MAX
     }
 
-    fn carries_batches(&self) -> bool {
-        true
+    fn longest_batch(&self) -> usize {
+        64
     }
 
     fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {

@@ -74,8 +74,8 @@ impl Backend for SqliteBackend {
         1
     }
 
-    fn carries_batches(&self) -> bool {
-        true
+    fn longest_batch(&self) -> usize {
+        64
     }
 
     fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {

@@ -148,8 +148,8 @@ impl Worker {
 
     pub(super) async fn run(mut self) {
         while let Some(task) = self.queue.pop(self.connection.is_some()).await {
-            let gathers = self.connection.is_some() && self.backend.carries_batches();
-            match if gathers { self.queue.gather(task) } else { Gathered::One(task) } {
+            let most = if self.connection.is_some() { self.backend.longest_batch() } else { 1 };
+            match self.queue.gather(task, most) {
                 Gathered::One(task) => self.run_one(task).await,
                 Gathered::Several(batch, tasks) => self.run_batch(batch, tasks).await,
             }

@@ -1,6 +1,7 @@
 //! Carries out requests about several names in one [`Script`]: each as it would be carried out alone, or not at all.
 //!
-//! The script locks the rows with SKIP LOCKED and goes on only if that were all of them, so it waits for nobody.
+//! The script locks the rows with SKIP LOCKED and goes on only if that were all of them, so it waits for nobody. Rows are looked up by
+//! the primary key, whatever the statistics say: of a table that was empty lately, MySQL would read the whole.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,19 +18,20 @@ use crate::protocol::{Batch, Claim, Release, Released, Response};
 const LOCK_FREE: &str = "
 SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s FORCE INDEX (PRIMARY)
  WHERE s.name IN (?) AND s.id = '' FOR UPDATE SKIP LOCKED";
-const COUNT_FREE: &str = "SELECT COUNT(*) INTO @sqlock_meant FROM sqlock_lease AS s WHERE s.name IN (?) AND s.id = ''";
+const COUNT_FREE: &str =
+    "SELECT COUNT(*) INTO @sqlock_meant FROM sqlock_lease AS s FORCE INDEX (PRIMARY) WHERE s.name IN (?) AND s.id = ''";
 
 // Assignments run from left to right. Bind order: what each name gets as id, owner, client, ttl, holder and label; names.
 #[rustfmt::skip]
 const ACQUIRE: &str = concat!("
-UPDATE sqlock_lease AS l
+UPDATE sqlock_lease AS l FORCE INDEX (PRIMARY)
    SET l.token = GREATEST(l.token + 1, ", now!(), "), l.id = ?, l.owner = ?, l.client = ?, l.ttl = ?, l.holder = ?, l.label = ?,
        l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + l.ttl
  WHERE @sqlock_locked = @sqlock_meant AND l.name IN (?) AND l.id = '' AND NOT ", is_awaited!("l"));
 
 // What claims hold before that, by an earlier request, and after it. Bind order: names, ids.
-const BEFORE: &str = "SELECT l.id, l.token, 0 AS is_after FROM sqlock_lease AS l WHERE l.name IN (?) AND l.id IN (?)";
-const AFTER: &str = "SELECT l.id, l.token, 1 AS is_after FROM sqlock_lease AS l WHERE l.name IN (?) AND l.id IN (?)";
+const BEFORE: &str = "SELECT l.id, l.token, 0 AS is_after FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id IN (?)";
+const AFTER: &str = "SELECT l.id, l.token, 1 AS is_after FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id IN (?)";
 
 // Bind order: names, ids, tokens.
 #[rustfmt::skip]
@@ -38,24 +40,24 @@ SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s FORCE INDEX (PRIMARY)
  WHERE s.name IN (?) AND s.id IN (?) AND s.token IN (?) FOR UPDATE SKIP LOCKED";
 #[rustfmt::skip]
 const COUNT_HELD: &str = "
-SELECT COUNT(*) INTO @sqlock_meant FROM sqlock_lease AS s WHERE s.name IN (?) AND s.id IN (?) AND s.token IN (?)";
+SELECT COUNT(*) INTO @sqlock_meant FROM sqlock_lease AS s FORCE INDEX (PRIMARY) WHERE s.name IN (?) AND s.id IN (?) AND s.token IN (?)";
 
 // The identity is that of the acquisition, which holds one name. Bind order: names, ids, tokens.
 #[rustfmt::skip]
 const RELEASE: &str = concat!("
-UPDATE sqlock_lease AS l
+UPDATE sqlock_lease AS l FORCE INDEX (PRIMARY)
    SET l.id = '', l.owner = '', l.client = '', l.ttl = 0, l.holder = '', l.label = '', l.acquired_at = ", now!(), ", l.expires_at = 0
  WHERE @sqlock_locked = @sqlock_meant AND l.name IN (?) AND l.id IN (?) AND l.token IN (?) AND NOT ", is_awaited!("l"));
 
 // What is held before that, and what is free after it. Bind order: names, ids, tokens.
 #[rustfmt::skip]
 const HELD: &str = "
-SELECT l.name, l.token, 0 AS is_free FROM sqlock_lease AS l WHERE l.name IN (?) AND l.id IN (?) AND l.token IN (?)";
+SELECT l.name, l.token, 0 AS is_free FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id IN (?) AND l.token IN (?)";
 
 // Bind order: names, tokens.
 #[rustfmt::skip]
 const FREE: &str = "
-SELECT l.name, l.token, 1 AS is_free FROM sqlock_lease AS l WHERE l.name IN (?) AND l.id = '' AND l.token IN (?)";
+SELECT l.name, l.token, 1 AS is_free FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id = '' AND l.token IN (?)";
 
 /// Carries out the requests of a batch. `None`: nothing has come of a request.
 pub(super) async fn execute(conn: &mut MySqlConnection, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
@@ -67,7 +69,13 @@ pub(super) async fn execute(conn: &mut MySqlConnection, batch: &Batch) -> Result
 
 async fn acquire(conn: &mut MySqlConnection, claims: &[Claim]) -> Result<Vec<Option<Response>>, sqlx::Error> {
     let names = &*list(claims, |claim| name_literal(&claim.name));
+    // What all have in common is written once.
     let gets = |literal: fn(&Claim) -> String| {
+        let mut literals = claims.iter().map(literal);
+        let first = literals.next().unwrap_or_default();
+        if literals.all(|other| other == first) {
+            return first;
+        }
         let cases = claims.iter().map(|claim| format!(" WHEN {} THEN {}", name_literal(&claim.name), literal(claim)));
         format!("CASE l.name{} END", cases.collect::<String>())
     };

@@ -1,6 +1,9 @@
 //! Carries out requests about several names in one statement: each as it would be carried out alone, or not at all.
 //!
-//! Every row is locked with SKIP LOCKED, so a batch waits for nobody and cannot deadlock with another one.
+//! Every row is locked with SKIP LOCKED, so a batch waits for nobody but one that creates the same rows, in the same order.
+//!
+//! What is written is written by INSERT … ON CONFLICT, which finds rows by their key. An UPDATE joins its rows as the planner likes: with
+//! a plan from the time when the table was empty it reads the whole of it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,39 +13,53 @@ use crate::backend::micros;
 use crate::backend::stored::{Stored as _, client_text};
 use crate::protocol::{Batch, Claim, Release, Released, Response};
 
-// Names that nobody holds and nobody waits for. $1 names, $2 ids, $3 owners, $4 clients, $5 ttls, $6 holders, $7 labels.
+// Names that nobody holds and nobody waits for, and names that have no row. $1 names, $2 ids, $3 owners, $4 clients, $5 ttls,
+// $6 holders, $7 labels.
 #[rustfmt::skip]
 const ACQUIRE: &str = concat!("
-WITH asked AS (
+WITH asked AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[])
                   AS a (name, id, owner, client, ttl, holder, label)),
 free AS MATERIALIZED (
-    SELECT l.name
-      FROM asked JOIN sqlock_lease AS l ON l.name = asked.name
-     WHERE l.id = '' AND l.waiting = 0
-       FOR NO KEY UPDATE OF l SKIP LOCKED)
-UPDATE sqlock_lease AS l
-   SET id = asked.id, owner = asked.owner, client = asked.client, token = greatest(l.token + 1, ", now!(), "), ttl = asked.ttl,
-       expires_at = ", now!(), " + asked.ttl, acquired_at = ", now!(), ", holder = asked.holder, label = asked.label
-  FROM free JOIN asked ON asked.name = free.name
- WHERE l.name = free.name
-RETURNING l.id, l.token");
+    SELECT asked.name
+      FROM asked
+     CROSS JOIN LATERAL (SELECT FROM sqlock_lease AS l
+                          WHERE l.name = asked.name AND l.id = '' AND l.waiting = 0
+                            FOR NO KEY UPDATE SKIP LOCKED) AS l),
+new AS MATERIALIZED (
+    SELECT asked.name
+      FROM asked
+      LEFT JOIN LATERAL (SELECT true AS is_there FROM sqlock_lease AS l WHERE l.name = asked.name LIMIT 1) AS l ON true
+     WHERE l.is_there IS NULL)
+INSERT INTO sqlock_lease AS l (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)
+SELECT name, id, owner, client, ", now!(), ", ttl, ", now!(), " + ttl, ", now!(), ", holder, label
+  FROM asked
+ WHERE name IN (SELECT name FROM free) OR name IN (SELECT name FROM new)
+ ORDER BY name
+    ON CONFLICT (name) DO UPDATE
+   SET id = excluded.id, owner = excluded.owner, client = excluded.client, token = greatest(l.token + 1, excluded.token),
+       ttl = excluded.ttl, expires_at = excluded.expires_at, acquired_at = excluded.acquired_at, holder = excluded.holder,
+       label = excluded.label
+ WHERE l.id = '' AND l.waiting = 0
+RETURNING id, token");
 
 // Exclusive holdings for which nobody waits. $1 names, $2 ids, $3 tokens.
 #[rustfmt::skip]
 const RELEASE: &str = "
-WITH asked AS (
+WITH asked AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[]) AS a (name, id, token)),
 held AS MATERIALIZED (
-    SELECT l.name, l.id
-      FROM asked JOIN sqlock_lease AS l ON l.name = asked.name
-     WHERE l.id = asked.id AND l.token = asked.token AND l.waiting = 0
-       FOR UPDATE OF l SKIP LOCKED)
-UPDATE sqlock_lease AS l
+    SELECT l.*
+      FROM asked
+     CROSS JOIN LATERAL (SELECT l.* FROM sqlock_lease AS l
+                          WHERE l.name = asked.name AND l.id = asked.id AND l.token = asked.token AND l.waiting = 0
+                            FOR UPDATE SKIP LOCKED) AS l)
+INSERT INTO sqlock_lease AS l (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)
+SELECT name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label FROM held
+    ON CONFLICT (name) DO UPDATE
    SET id = '', owner = '', client = '', expires_at = 0
-  FROM held
- WHERE l.name = held.name
-RETURNING held.id";
+ WHERE l.id = excluded.id AND l.token = excluded.token AND l.waiting = 0
+RETURNING name";
 
 /// Carries out the requests of a batch. `None`: nothing has come of a request.
 pub(super) async fn execute(session: &mut Session<'_>, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
@@ -77,9 +94,9 @@ async fn release(session: &mut Session<'_>, releases: &[Release]) -> Result<Vec<
         .bind(texts(|release| release.id.to_string()))
         .bind(releases.iter().map(|release| release.token.get()).collect::<Vec<_>>());
     let rows = session.rows(query).await?;
-    let ended = rows.iter().map(|row| row.text("id")).collect::<Result<HashSet<_>, _>>()?;
+    let ended = rows.iter().map(|row| row.text("name")).collect::<Result<HashSet<_>, _>>()?;
     let answer = |release: &Release| {
-        let is_ended = ended.contains(&release.id.to_string());
+        let is_ended = ended.contains(release.name.as_str());
         is_ended.then_some(Response::Released(Released::Ended { awaited: false }))
     };
     Ok(releases.iter().map(answer).collect())

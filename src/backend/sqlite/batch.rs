@@ -8,13 +8,9 @@ use crate::backend::stored::Stored as _;
 use crate::backend::token;
 use crate::protocol::{Batch, Release, Released, Response};
 
-// A name that has a row, and that nobody holds and nobody waits for. $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label.
+// A name that nobody holds and nobody waits for. $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label.
 #[rustfmt::skip]
-const ACQUIRE: &str = concat!("
-UPDATE sqlock_lease AS l
-   SET id = $2, owner = $3, client = $4, token = max(l.token + 1, ", now!(), "), ttl = $5, expires_at = ", now!(), " + $5,
-       acquired_at = ", now!(), ", holder = $6, label = $7
- WHERE name = $1 AND ", vacant!(), "
+const ACQUIRE: &str = concat!(take!(), "
 RETURNING token");
 
 // An exclusive holding for which nobody waits. $1 name, $2 id, $3 token.

@@ -56,3 +56,18 @@ macro_rules! vacant {
         AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS o WHERE o.name = $1 AND o.id = $2))")
     };
 }
+
+/// Gives a name that is vacant, or has no row, to a claim. $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label.
+#[rustfmt::skip]
+macro_rules! take {
+    () => {
+        concat!("
+INSERT INTO sqlock_lease AS l (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)
+VALUES ($1, $2, $3, $4, ", now!(), ", $5, ", now!(), " + $5, ", now!(), ", $6, $7)
+    ON CONFLICT (name) DO UPDATE
+   SET id = excluded.id, owner = excluded.owner, client = excluded.client, token = max(l.token + 1, excluded.token),
+       ttl = excluded.ttl, expires_at = excluded.expires_at, acquired_at = excluded.acquired_at,
+       holder = excluded.holder, label = excluded.label
+ WHERE ", vacant!())
+    };
+}

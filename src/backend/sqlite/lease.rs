@@ -32,14 +32,7 @@ SELECT ", lease_columns!(), ", ", $is_first, " AS is_first,
 // INSERT, which looks for itself. The token is read after it: see `until_row`.
 #[rustfmt::skip]
 const ACQUIRE: &str = concat!(
-standing!("1"), " AND NOT ", vacant!(), ";
-INSERT INTO sqlock_lease AS l (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)
-VALUES ($1, $2, $3, $4, ", now!(), ", $5, ", now!(), " + $5, ", now!(), ", $6, $7)
-    ON CONFLICT (name) DO UPDATE
-   SET id = excluded.id, owner = excluded.owner, client = excluded.client, token = max(l.token + 1, excluded.token),
-       ttl = excluded.ttl, expires_at = excluded.expires_at, acquired_at = excluded.acquired_at,
-       holder = excluded.holder, label = excluded.label
- WHERE ", vacant!(), ";",
+standing!("1"), " AND NOT ", vacant!(), ";", take!(), ";",
 standing!("0"));
 
 /// The claim finds room among those that share the name, and nobody waits. The two lookups by key come first.
