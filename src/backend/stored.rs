@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use sqlx::{ColumnIndex, Decode, Type};
 
+use super::{Listed, Waiter};
 use crate::owner::Owner;
 use crate::protocol::{ClientId, EntryRow, EntryState, Holder, HolderNow, LeaseId, LeaseRow, Mode};
 
@@ -127,6 +128,34 @@ pub(crate) fn entry_row(row: &impl Stored) -> Result<Option<EntryRow>, sqlx::Err
         arrived: row.number("arrived_at")?,
         remaining: remaining(row.number("entry_remaining")?),
     }))
+}
+
+/// Reads the row of a holder in a list of names.
+pub(crate) fn listed(row: &impl Stored, name: String) -> Result<Listed, sqlx::Error> {
+    Ok(Listed {
+        name,
+        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
+        owner: identity(&row.text("owner")?)?,
+        acquisitions: row.number("acquisitions")?,
+        token: row.number("token")?,
+        holder: row.text("holder")?,
+        label: row.text("label")?,
+        acquired_at: row.number("acquired_at")?,
+        expires_at: row.number("expires_at")?,
+        now: row.number("now")?,
+        waiters: row.number("waiters")?,
+    })
+}
+
+/// Reads a waiting entry.
+pub(crate) fn waiter(row: &impl Stored) -> Result<Waiter, sqlx::Error> {
+    Ok(Waiter {
+        id: row.text("id")?.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
+        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
+        holder: row.text("holder")?,
+        label: row.text("label")?,
+        arrived_at: row.number("arrived_at")?,
+    })
 }
 
 /// What a row tells those who were refused.

@@ -4,10 +4,9 @@ use serde_json::{Value, json};
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row as _};
 
-use crate::backend::stored::{Stored as _, identity};
+use crate::backend::stored::{Stored as _, listed, waiter};
 use crate::backend::{Listed, Names, SweepRange, Swept, UNSEEN, Waiter, end_of_prefix, hex, micros, readable};
 use crate::name::LockName;
-use crate::protocol::Mode;
 
 /// Statements on the holders of some names. Acquisitions of one owner that hold a name together have one token, and are one holder.
 #[rustfmt::skip]
@@ -56,23 +55,7 @@ pub(super) async fn list(conn: &mut MySqlConnection, names: &Names) -> Result<Ve
         Names::Just(name) => sqlx::query(LIST_ONE).bind(name.as_str().as_bytes()).bind(name.as_str().as_bytes()),
     };
     let rows = query.fetch_all(conn).await?;
-    Ok(readable(rows.iter().map(listed)).collect())
-}
-
-fn listed(row: &MySqlRow) -> Result<Listed, sqlx::Error> {
-    Ok(Listed {
-        name: name_of(row)?,
-        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
-        owner: identity(&row.text("owner")?)?,
-        acquisitions: row.number("acquisitions")?,
-        token: row.number("token")?,
-        holder: row.text("holder")?,
-        label: row.text("label")?,
-        acquired_at: row.number("acquired_at")?,
-        expires_at: row.number("expires_at")?,
-        now: row.number("now")?,
-        waiters: row.number("waiters")?,
-    })
+    Ok(readable(rows.iter().map(|row| listed(row, name_of(row)?))).collect())
 }
 
 /// Names are stored as the bytes of valid UTF-8.
@@ -91,16 +74,6 @@ SELECT e.id, e.units, e.permits, e.holder, e.label, e.arrived_at FROM sqlock_ent
 pub(super) async fn waiters(conn: &mut MySqlConnection, name: &LockName) -> Result<Vec<Waiter>, sqlx::Error> {
     let rows = sqlx::query(WAITERS).bind(name.as_str().as_bytes()).fetch_all(conn).await?;
     Ok(readable(rows.iter().map(waiter)).collect())
-}
-
-fn waiter(row: &MySqlRow) -> Result<Waiter, sqlx::Error> {
-    Ok(Waiter {
-        id: row.text("id")?.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
-        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
-        holder: row.text("holder")?,
-        label: row.text("label")?,
-        arrived_at: row.number("arrived_at")?,
-    })
 }
 
 // ---- sweep

@@ -1,10 +1,9 @@
 //! What operators and the sweeper ask.
 
 use super::store::{Session, grant, now};
-use crate::backend::stored::{Stored, identity};
+use crate::backend::stored::{Stored as _, listed, waiter};
 use crate::backend::{Listed, Names, SweepRange, Swept, UNSEEN, Waiter, end_of_prefix, micros, readable};
 use crate::name::LockName;
-use crate::protocol::Mode;
 
 /// Statements on the holders of some names. Acquisitions of one owner that hold a name together have one token, and are one holder.
 #[rustfmt::skip]
@@ -52,23 +51,7 @@ pub(super) async fn list(session: &mut Session<'_>, names: &Names) -> Result<Vec
         },
         Names::Just(name) => sqlx::query(LIST_ONE).bind(name.as_str()),
     };
-    Ok(readable(session.rows(query).await?.iter().map(listed)).collect())
-}
-
-fn listed(row: &impl Stored) -> Result<Listed, sqlx::Error> {
-    Ok(Listed {
-        name: row.text("name")?,
-        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
-        owner: identity(&row.text("owner")?)?,
-        acquisitions: row.number("acquisitions")?,
-        token: row.number("token")?,
-        holder: row.text("holder")?,
-        label: row.text("label")?,
-        acquired_at: row.number("acquired_at")?,
-        expires_at: row.number("expires_at")?,
-        now: row.number("now")?,
-        waiters: row.number("waiters")?,
-    })
+    Ok(readable(session.rows(query).await?.iter().map(|row| listed(row, row.text("name")?))).collect())
 }
 
 // $1 name
@@ -82,16 +65,6 @@ SELECT e.id, e.units, e.permits, e.holder, e.label, e.arrived_at
 pub(super) async fn waiters(session: &mut Session<'_>, name: &LockName) -> Result<Vec<Waiter>, sqlx::Error> {
     let found = session.rows(sqlx::query(WAITERS).bind(name.as_str())).await?;
     Ok(readable(found.iter().map(waiter)).collect())
-}
-
-fn waiter(row: &impl Stored) -> Result<Waiter, sqlx::Error> {
-    Ok(Waiter {
-        id: row.text("id")?.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
-        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
-        holder: row.text("holder")?,
-        label: row.text("label")?,
-        arrived_at: row.number("arrived_at")?,
-    })
 }
 
 // $1 the name before the first, $2 limit

@@ -3,10 +3,9 @@
 use sqlx::SqliteConnection;
 
 use super::store::{rows, transaction};
-use crate::backend::stored::{Stored, identity};
+use crate::backend::stored::{Stored as _, listed, waiter};
 use crate::backend::{Listed, Names, SweepRange, Swept, Waiter, end_of_prefix, micros, readable};
 use crate::name::LockName;
-use crate::protocol::Mode;
 
 /// Statements on the holders of some names. Acquisitions of one owner that hold a name together have one token, and are one holder.
 #[rustfmt::skip]
@@ -44,23 +43,7 @@ pub(super) async fn list(conn: &mut SqliteConnection, names: &Names) -> Result<V
         Names::BeginningWith(prefix) => sqlx::query(LIST).bind(prefix).bind(end_of_prefix(prefix)),
         Names::Just(name) => sqlx::query(LIST_ONE).bind(name.as_str()),
     };
-    Ok(readable(rows(conn, query).await?.iter().map(listed)).collect())
-}
-
-fn listed(row: &impl Stored) -> Result<Listed, sqlx::Error> {
-    Ok(Listed {
-        name: row.text("name")?,
-        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
-        owner: identity(&row.text("owner")?)?,
-        acquisitions: row.number("acquisitions")?,
-        token: row.number("token")?,
-        holder: row.text("holder")?,
-        label: row.text("label")?,
-        acquired_at: row.number("acquired_at")?,
-        expires_at: row.number("expires_at")?,
-        now: row.number("now")?,
-        waiters: row.number("waiters")?,
-    })
+    Ok(readable(rows(conn, query).await?.iter().map(|row| listed(row, row.text("name")?))).collect())
 }
 
 // $1 name
@@ -73,16 +56,6 @@ SELECT e.id, e.units, e.permits, e.holder, e.label, e.arrived_at FROM sqlock_ent
 pub(super) async fn waiters(conn: &mut SqliteConnection, name: &LockName) -> Result<Vec<Waiter>, sqlx::Error> {
     let found = rows(conn, sqlx::query(WAITERS).bind(name.as_str())).await?;
     Ok(readable(found.iter().map(waiter)).collect())
-}
-
-fn waiter(row: &impl Stored) -> Result<Waiter, sqlx::Error> {
-    Ok(Waiter {
-        id: row.text("id")?.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
-        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
-        holder: row.text("holder")?,
-        label: row.text("label")?,
-        arrived_at: row.number("arrived_at")?,
-    })
 }
 
 // $1 the name before the first, $2 limit
