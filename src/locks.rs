@@ -32,12 +32,11 @@ const LOCKED_FOR: Duration = Duration::from_secs(10);
 
 /// A client for locks in one database. Cloning is cheap; clones share connections and waiting lines.
 ///
-/// It is made from the application's sqlx pool and opens at most two connections of its own with that pool's connect
-/// options, when they are first needed, however many leases are held, waited for or renewed. (On PostgreSQL a third one listens
-/// while somebody waits in line for a name that is held elsewhere, and for some seconds after. All
-/// [session locks](Self::session) live on one more, while there are any. Hooks of the pool, such as
-/// `after_connect`, do not run on them: put what matters, a `search_path` say, into the connect options. A SQLite database
-/// in memory exists in the pool's own connections only; there, one is borrowed for each statement.)
+/// It is made from the application's sqlx pool and opens at most three connections of its own with that pool's connect
+/// options, when they are first needed, however many leases are held or waited for: one for heartbeats alone, and two for
+/// everything else (SQLite: one). All [session locks](Self::session) live on one more, while there are any. Hooks of the
+/// pool, such as `after_connect`, do not run on them: put what matters, a `search_path` say, into the connect options. A
+/// SQLite database in memory exists in the pool's own connections only; there, one is borrowed for each statement.
 ///
 /// Like a pool, a client belongs to the tokio runtime on which it is first used; when that has ended, calls fail with
 /// [`Error::Closed`](crate::Error::Closed). Used outside of a runtime, its methods panic as tokio's do.
