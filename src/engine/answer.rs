@@ -113,6 +113,9 @@ impl Engine {
 
     /// Takes in the answer to a heartbeat.
     pub(super) fn beaten(&mut self, now: Moment, answer: Answer) {
+        if answer.may_linger || answer.is_repeated || answer.result.is_err() {
+            self.heartbeat.interrupted();
+        }
         let response = answer.result.ok();
         let sent_at = if is_on(Mutation::CountFromAnswer) { now } else { answer.sent_at };
         if response.as_ref().is_some_and(|response| self.heartbeat.is_news(response)) {

@@ -2,7 +2,8 @@
 //!
 //! One beat extends every lease of the client, so a holder may rely on a lease until `time before the beat was sent + TTL`, less a
 //! margin. A beat that tells of a new notice extends nothing: something was taken away from the client, and each holding is looked
-//! up before later beats count for it again. The sessions of ZooKeeper and Chubby work alike.
+//! up before later beats count for it again. So is a beat that was not answered at first: the store that answers the next one may be
+//! another, which has missed the last grants. The sessions of ZooKeeper and Chubby work alike.
 
 use std::time::Duration;
 
@@ -21,9 +22,7 @@ pub(super) struct Epoch(u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The client has not had a row in the store.
-    New,
-    /// Its row is gone.
+    /// The client has no row in the store.
     Unregistered,
     /// Its row is there, and the number of notices was this.
     Beating(i64),
@@ -37,11 +36,14 @@ pub(super) struct Heartbeat {
     beat_at: Option<Moment>,
     in_flight: Option<Moment>,
     due: Option<Moment>,
+    /// A beat has failed, and none was answered since.
+    is_interrupted: bool,
 }
 
 impl Heartbeat {
     pub(super) fn new(client: ClientId) -> Self {
-        Self { client, state: State::New, epoch: Epoch(1), beat_at: None, in_flight: None, due: None }
+        let (state, epoch) = (State::Unregistered, Epoch(1));
+        Self { client, state, epoch, beat_at: None, in_flight: None, due: None, is_interrupted: false }
     }
 
     pub(super) fn epoch(&self) -> Epoch {
@@ -78,9 +80,14 @@ impl Heartbeat {
         self.in_flight = Some(now);
         self.due = None;
         match self.state {
-            State::New | State::Unregistered => Request::Register { client: self.client },
+            State::Unregistered => Request::Register { client: self.client },
             State::Beating(_) => Request::Beat { client: self.client },
         }
+    }
+
+    /// A beat has failed: the store that answers next may be another one.
+    pub(super) fn interrupted(&mut self) {
+        self.is_interrupted = true;
     }
 
     /// Whether an answer to a beat begins a new epoch.
@@ -88,13 +95,8 @@ impl Heartbeat {
         let (Response::Registered(notice) | Response::Beat(Some(notice))) = response else {
             return false;
         };
-        // A notice creates the row that is missing. With a row that is gone, notices may be.
-        let known = match self.state {
-            State::New => Some(0),
-            State::Unregistered => None,
-            State::Beating(known) => Some(known),
-        };
-        known != Some(*notice) && !is_on(Mutation::IgnoreNotice)
+        // Without a row, the client was told of nothing.
+        self.is_interrupted || (self.state != State::Beating(*notice) && !is_on(Mutation::IgnoreNotice))
     }
 
     /// Takes in the answer to a beat that was sent at that moment. `shortest`: the shortest TTL that is to be kept. `true`: a new epoch
@@ -121,6 +123,7 @@ impl Heartbeat {
             }
         };
         self.state = State::Beating(notice);
+        self.is_interrupted = false;
         if is_new {
             self.epoch = Epoch(self.epoch.0 + 1);
             self.beat_at = None;

@@ -21,7 +21,7 @@
 //! # What is not lost even then
 //!
 //! Where a grant can be lost, two can believe for a while that they hold the name: the old holder, whose grant the new primary
-//! never heard of, until its next renewal (a third of the TTL at most), and the new one. What holds all the same:
+//! never heard of, until the new primary answers its heartbeat and looks the lease up, and the new one. What holds all the same:
 //!
 //! - *Tokens rise.* A token is the database's clock where that is ahead of the last token, so the new primary gives greater ones
 //!   than the old, although it does not know of those, as long as its clock is behind by less than the failover took.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use sqlock::{Error, Lease, Locks};
+use sqlock::{Error, Lease, Locks, LossCause};
 use sqlx::{AssertSqlSafe, PgPool};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -337,6 +337,15 @@ async fn what_an_asynchronous_standby_has_missed_is_lost_and_the_tokens_and_the_
     }
     println!("{count} of {} leases were lost that the standby had missed; 1 of 1 that it had not was kept", lost.len());
     assert_eq!(count, 4, "all that it has missed");
+    for lease in &lost {
+        assert_eq!(
+            soon("the loss", lease.lost()).await,
+            LossCause::Superseded,
+            "the heartbeat goes on, the lease does not"
+        );
+        assert!(!lease.is_held());
+    }
+    assert!(early.is_held());
     let info = others.inspect("early").await.expect("there").expect("what the standby had is kept");
     assert_eq!(info.token, early.token());
     for lease in &lost {
