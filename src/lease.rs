@@ -372,8 +372,9 @@ async fn answer_telling(
         pause = Duration::from_secs(1);
         let position = acquisition.position();
         let progress = async {
-            let holders = client.run(List(Names::Just(name.clone()))).await?;
+            // In this order the holder is told with all the waiters that are ahead.
             let waiting = client.run(Waiters(name.clone())).await?;
+            let holders = client.run(List(Names::Just(name.clone()))).await?;
             let place = position.and_then(|(id, _)| waiting.iter().position(|entry| entry.id == id));
             let ahead = place.unwrap_or_else(|| waiting.len() + position.map_or(0, |(_, ahead)| ahead));
             let holder = holders.into_iter().find_map(LeaseInfo::of);
