@@ -250,7 +250,8 @@ async fn an_extension_needs_the_token_of_the_holding() {
     assert!(!theirs.extend("a", stale, LONG).await.expect("extend"), "it is free");
     assert_eq!(theirs.inspect("a").await.expect("inspect"), None, "and stays so");
 
-    let lease = ours.lease("a").ttl(Duration::from_secs(60)).acquire().await.expect("acquire");
+    // No heartbeat moves its expiry.
+    let lease = ours.lease("a").ttl(Duration::from_secs(60)).renew(false).acquire().await.expect("acquire");
     let before = held(&theirs).await;
     for wrong in [stale, token(1), token(lease.token().get() - 1), token(lease.token().get() + 1)] {
         assert!(!theirs.extend("a", wrong, LONG).await.expect("extend"));

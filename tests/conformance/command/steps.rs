@@ -79,14 +79,14 @@ async fn renew_prolongs_and_never_shortens() {
 async fn renew_does_not_shorten_the_lease_of_a_run() {
     let db = empty().await;
     let script = "echo $SQLOCK_TOKEN; exec sleep 600";
-    // Its own first renewal is in twenty minutes.
     let mut holder = Running::start(sqlock(&db, &["run", "--ttl", "1h", "job", "--", "sh", "-c", script]));
     let token = holder.prints("").await;
     let locks = beside(&db).await;
     let before = held(&locks, "job").await.expect("held");
     run(&db, &["renew", "job", "--token", token.trim(), "--ttl", "5s"]).await.expect(0);
     let after = held(&locks, "job").await.expect("held");
-    assert_eq!((after.expires_at, after.holds), (before.expires_at, 1));
+    // Its heartbeat moves the end, too.
+    assert!(after.expires_at >= before.expires_at && after.holds == 1, "{before:?}, {after:?}");
     // It goes on as if nothing had been.
     holder.signal(rustix::process::Signal::TERM);
     holder.end().await.expect(143);
