@@ -29,6 +29,9 @@
 //! - *The fence holds.* It compares owner and token in the transaction, in the database that is written: the old holder's is
 //!   not there, so its transaction cannot commit. What it has committed on the old primary is lost with the grant.
 //!
+//! A release can be lost as well. The new primary has the lease still, and the heartbeat of its client keeps it: the name stays taken
+//! until that client ends, or [`Locks::evict`](crate::Locks::evict) takes it away.
+//!
 //! # Several URLs
 //!
 //! [`Locks::connect`] takes a list and uses the first server that can be written: one that says it is a standby, or read-only, or a
