@@ -187,6 +187,7 @@ impl Worker {
         }
         let _idle = self.connection.is_some().then(|| self.queue.idle());
         let answers = answers.into_iter().chain(std::iter::repeat(None));
+        let mut alone = Vec::new();
         for (mut task, answer) in tasks.into_iter().zip(answers) {
             if let Some(response) = answer {
                 task.keep(response);
@@ -197,8 +198,9 @@ impl Worker {
             attempts.is_alone = true;
             attempts.is_repeated |= failure.is_some();
             attempts.may_linger |= failure.as_ref().is_some_and(Failure::may_linger);
-            self.queue.put_first(task);
+            alone.push(task);
         }
+        alone.into_iter().rev().for_each(|task| self.queue.put_first(task));
     }
 
     /// Sends an operation once.
