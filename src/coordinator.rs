@@ -304,7 +304,6 @@ async fn keep_time(coordinator: Weak<Coordinator>) {
             state.asleep_until = Some(until);
             until
         };
-        // Asleep, the timer keeps nothing alive but the signal that wakes it.
         let pause = until.since(now);
         let _ = timeout(pause, strong.rearmed.notified()).await;
         strong.feed(Event::Tick);

@@ -51,7 +51,7 @@ use crate::token::FencingToken;
 const POLL_FIRST: Duration = Duration::from_millis(100);
 const POLL_OTHERS: Duration = Duration::from_millis(250);
 
-/// How long a waiter that has timed out is kept from hearing of it, while its entry is withdrawn.
+/// How long the engine waits for the withdrawal of a waiter that has timed out before it tells the waiter.
 const WITHDRAWN_WITHIN: Duration = Duration::from_millis(250);
 
 /// How often a release is repeated that the store leaves without effect.
@@ -316,7 +316,7 @@ impl Engine {
                 }
                 _ if waiter.leaves_traces() || state.is_busy() => {
                     state.withdraw(waiter.claim.id, now, waiter.lingers);
-                    // When the caller hears of a timeout, it is out of the way of others.
+                    // The caller is told when its entry stands in the way of no other.
                     if let (Some(Refusal::Timeout), Some(withdrawal)) = (&refusal, state.withdrawals.last_mut()) {
                         withdrawal.timed_out = Some((id, now + WITHDRAWN_WITHIN));
                         return;
@@ -560,8 +560,11 @@ impl Engine {
         if needs != before {
             self.count(before, needs);
         }
-        let Some(state) = self.names.get(name).filter(|_| !is_idle) else {
+        if is_idle {
             self.names.remove(name);
+            return;
+        }
+        let Some(state) = self.names.get(name) else {
             return;
         };
         let of_holding = |holding: &Holding| {

@@ -372,7 +372,7 @@ async fn answer_telling(
         pause = Duration::from_secs(1);
         let position = acquisition.position();
         let progress = async {
-            // In this order the holder is told with all the waiters that are ahead.
+            // The holder is read after the waiters, so its number of waiters includes them.
             let waiting = client.run(Waiters(name.clone())).await?;
             let holders = client.run(List(Names::Just(name.clone()))).await?;
             let place = position.and_then(|(id, _)| waiting.iter().position(|entry| entry.id == id));

@@ -136,7 +136,7 @@ pub(super) struct Withdrawal {
     pub(super) until: Option<Moment>,
     /// The holding with this token was given to another process, and stays.
     pub(super) except: Option<FencingToken>,
-    /// The waiter that timed out. It is told so when the withdrawal is answered, and at this moment at the latest.
+    /// The waiter that timed out, and when it is told at the latest. The answer to the withdrawal tells it earlier.
     pub(super) timed_out: Option<(WaiterId, Moment)>,
 }
 

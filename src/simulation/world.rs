@@ -887,7 +887,7 @@ impl World {
         let exported_at = resumes.and_then(|exported| self.resumable.remove(&exported.id));
         match refusal {
             Refusal::Lost if exported_at.is_some_and(|at| self.now < at + SECOND) => {
-                self.violate(format!("client {client}: {waiter:?} resumes {resumes:?}, and is told that it is lost"));
+                self.violate(format!("client {client}: {waiter:?} resumes {resumes:?}: refused as lost"));
             }
             Refusal::Held if !is_try => {
                 self.violate(format!("client {client}: {waiter:?} waits, and is told that the name is held"))

@@ -117,7 +117,7 @@ async fn what_cannot_be_asked_for_is_refused_before_anything_is_sent() {
 }
 
 #[tokio::test]
-async fn who_waits_for_one_of_its_names_holds_those_before_it_and_none_behind_it() {
+async fn request_that_waits_for_a_name_holds_the_names_before_it_and_none_behind_it() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let b = theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
@@ -144,7 +144,7 @@ async fn who_waits_for_one_of_its_names_holds_those_before_it_and_none_behind_it
 }
 
 #[tokio::test]
-async fn who_came_first_at_a_name_gets_it_first_and_all_are_served() {
+async fn requests_are_served_in_the_order_of_their_arrival_at_a_name() {
     let db = fresh().await;
     let ours = db.locks().await;
     let (one, two, three) = (db.locks().await, db.locks().await, db.locks().await);
@@ -232,7 +232,7 @@ async fn one_deadline_counts_for_all_names_and_nothing_is_left_when_it_has_passe
 }
 
 #[tokio::test]
-async fn who_is_dropped_while_it_waits_leaves_the_line_and_gives_back_what_it_has() {
+async fn request_that_is_dropped_while_it_waits_leaves_the_queue_and_releases_its_names() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let held = taken(all(&theirs, &["b"])).await;

@@ -192,7 +192,7 @@ async fn hand_off_between_processes_costs_no_more_when_more_wait() {
 /// The least that a hand-off costs of some between two clients, in turn, while so many wait.
 async fn cost_of_passing(meter: &Meter, name: &'static str, waiting: usize) -> u64 {
     let clients = [meter.locks().await, meter.locks().await, meter.locks().await];
-    // Those who wait in the process of a holder wait there, until somebody else wants the name as well.
+    // A waiter in the process of the holder has no entry in the database until another process waits.
     let mut lease = clients[2].lease(name).ttl(LONG).acquire().await.expect("acquire");
     let mut line = JoinSet::new();
     let mut least = u64::MAX;

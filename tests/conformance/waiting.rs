@@ -131,7 +131,7 @@ async fn clients_are_served_in_the_order_in_which_they_came() {
     line.assert_empty().await;
 }
 
-/// Those who wait behind others of their process wait without the database's knowledge until it has to know.
+/// A waiter behind another one of its process has no entry in the database until the order needs it.
 #[tokio::test]
 async fn waiters_of_the_holders_process_and_of_others_are_served_in_the_order_in_which_they_came() {
     // More than a statement may take: the line knows when somebody came by how long it has waited.
