@@ -29,9 +29,10 @@ UPDATE sqlock_lease AS l FORCE INDEX (PRIMARY)
        l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + l.ttl
  WHERE @sqlock_locked = @sqlock_meant AND l.name IN (?) AND l.id = '' AND NOT ", is_awaited!("l"));
 
-// What claims hold before that, by an earlier request, and after it. Bind order: names, ids.
-const BEFORE: &str = "SELECT l.id, l.token, 0 AS is_after FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id IN (?)";
-const AFTER: &str = "SELECT l.id, l.token, 1 AS is_after FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id IN (?)";
+// What claims hold: before that, by an earlier request, and after it. Bind order: whether it is after, names, ids.
+#[rustfmt::skip]
+const SEEN: &str = "
+SELECT l.id, l.token, ? AS is_after FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id IN (?)";
 
 // Bind order: names, ids, tokens.
 #[rustfmt::skip]
@@ -86,9 +87,9 @@ async fn acquire(conn: &mut MySqlConnection, claims: &[Claim]) -> Result<Vec<Opt
     let (client, ttl) = (gets(|claim| id_literal(keeper(claim))), gets(|claim| micros(claim.ttl).to_string()));
     let (holder, label) = (gets(|claim| text_literal(&claim.holder)), gets(|claim| text_literal(&claim.label)));
     let ids = &*list(claims, |claim| id_literal(claim.id));
-    script.add(BEFORE, &[names, ids]);
+    script.add(SEEN, &["0", names, ids]);
     script.add(ACQUIRE, &[&id, &owner, &client, &ttl, &holder, &label, names]);
-    script.add(AFTER, &[names, ids]);
+    script.add(SEEN, &["1", names, ids]);
     let mut seen = HashMap::new();
     for row in script.rows(conn).await? {
         seen.insert((row.text("id")?, row.number("is_after")? == 1), row.number("token")?);

@@ -13,11 +13,7 @@ use crate::protocol::{Batch, Release, Released, Response};
 const ACQUIRE: &str = concat!(take!(), "
 RETURNING token");
 
-// An exclusive holding for which nobody waits. $1 name, $2 id, $3 token.
-#[rustfmt::skip]
-const RELEASE: &str = concat!("
-UPDATE sqlock_lease SET id = '', owner = '', client = '', expires_at = 0
- WHERE name = $1 AND id = $2 AND token = $3 AND NOT ", awaited!());
+const RELEASE: &str = free!();
 
 /// Carries out the requests of a batch. `None`: nothing has come of a request.
 ///

@@ -57,6 +57,16 @@ macro_rules! vacant {
     };
 }
 
+/// Frees a name that is held exclusively, if nobody waits for it. $1 name, $2 id, $3 token.
+#[rustfmt::skip]
+macro_rules! free {
+    () => {
+        concat!("
+UPDATE sqlock_lease SET id = '', owner = '', client = '', expires_at = 0
+ WHERE name = $1 AND id = $2 AND token = $3 AND NOT ", awaited!())
+    };
+}
+
 /// Gives a name that is vacant, or has no row, to a claim. $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label.
 #[rustfmt::skip]
 macro_rules! take {

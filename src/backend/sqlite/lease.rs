@@ -233,9 +233,7 @@ COMMIT"
 
 // $1 name, $2 id, $3 token
 #[rustfmt::skip]
-const RELEASE: &str = release!("nobody", concat!("
-UPDATE sqlock_lease SET id = '', owner = '', client = '', expires_at = 0
- WHERE name = $1 AND id = $2 AND token = $3 AND NOT ", awaited!()), "
+const RELEASE: &str = release!("nobody", free!(), "
 DELETE FROM sqlock_entry");
 
 // As RELEASE, and $4 how long the name is kept from others.

@@ -8,6 +8,8 @@
 //! - [A text that ends with its first row](until_row). Each statement is a transaction of its own; the SELECTs between them are
 //!   the points at which the text may end. So a refusal that a SELECT can tell takes no write lock.
 //!
+//! A batch is one transaction of several texts.
+//!
 //! Parameters are called `$1`, not `?1`: with `?7`, SQLite numbers the six before it in that statement as well, and sqlx, which
 //! takes them for parameters without a name, leaves later ones unbound.
 //!
