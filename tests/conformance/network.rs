@@ -555,6 +555,35 @@ async fn lease_survives_a_refusing_server_that_is_back_within_the_ttl() {
     wire.assert_nothing_left(vec![locks, rival]).await;
 }
 
+/// As after a failover to a copy that has the client and not the lease: its heartbeats are answered.
+#[tokio::test]
+async fn lease_that_is_gone_after_an_interruption_is_lost() {
+    let mut wire = Wire::new().await;
+    let locks = wire.locks().await;
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    // Once a second heartbeat was answered, the client is registered.
+    let deadline = || Instant::now() + lease.remaining();
+    for _ in 0..2 {
+        let before = deadline();
+        let answered = async {
+            while deadline() <= before + Duration::from_millis(500) {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        soon("a heartbeat", answered).await;
+    }
+    wire.direct.execute("DELETE FROM sqlock_lease WHERE name = 'a'").await.expect("delete");
+    wire.strike(Fault::Refused).await;
+    wire.kill_idle();
+    // A heartbeat is due once a second.
+    sleep(Duration::from_secs(1) + REFUSED_ONCE).await;
+    assert!(lease.is_held(), "nothing has been heard");
+    wire.mend().await;
+    assert_eq!(soon("the loss", lease.lost()).await, LossCause::Superseded);
+    let _ = lease.release().await;
+    wire.assert_nothing_left(vec![locks]).await;
+}
+
 #[tokio::test]
 async fn lease_is_lost_to_a_server_that_refuses_beyond_the_ttl_and_the_client_recovers() {
     let mut wire = Wire::new().await;
