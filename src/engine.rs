@@ -70,6 +70,12 @@ const WHILE_LOCKED: Duration = Duration::from_millis(50);
 /// How often a lease that is taken over is asked for again when the store does not know it.
 const UNKNOWN: u32 = 3;
 
+/// How far a store may lag behind the one that it replaces. What ended earlier has ended in both.
+const LONGEST_LAG: Duration = Duration::from_secs(10);
+
+/// For how long it is noted at most that something has ended on a name.
+const NOTED_FOR: Duration = Duration::from_secs(60);
+
 /// How often a name is read for a try while it is free and yet not granted.
 const TRIES: u32 = 5;
 
@@ -98,6 +104,8 @@ pub(crate) struct Engine {
     /// How many names need attention.
     unsettled: usize,
     wakes: HashMap<LockName, Moment>,
+    /// When the last acquisition of this client ended on each name that has nothing else to do.
+    ended: HashMap<LockName, Moment>,
     /// When which waiter gives up. One that has left before is passed over.
     patience: BTreeSet<(Moment, WaiterId)>,
     next_id: LeaseId,
@@ -137,6 +145,7 @@ impl Engine {
             ttls: BTreeMap::new(),
             unsettled: 0,
             wakes: HashMap::new(),
+            ended: HashMap::new(),
             patience: BTreeSet::new(),
             next_id: first_id,
             next_request: 0,
@@ -213,6 +222,12 @@ impl Engine {
     /// Whether nothing is left but acquisitions that are withdrawn once more in case a request takes effect late.
     pub(crate) fn is_settled(&self) -> bool {
         self.unsettled == 0
+    }
+
+    /// Whether something is wanted or done about an acquisition that waits or holds like this.
+    #[cfg(test)]
+    pub(crate) fn knows(&self, name: &LockName, id: LeaseId, state: crate::protocol::EntryState) -> bool {
+        self.names.get(name).is_some_and(|name| name.knows(id, state))
     }
 
     /// Whether nothing is held, wanted or on its way.
@@ -561,7 +576,10 @@ impl Engine {
             self.count(before, needs);
         }
         if is_idle {
-            self.names.remove(name);
+            let ended_at = self.names.remove(name).and_then(|state| state.ended_at);
+            if let Some(ended_at) = ended_at {
+                self.note_end(now, name, ended_at);
+            }
             return;
         }
         let Some(state) = self.names.get(name) else {
@@ -579,6 +597,31 @@ impl Engine {
         if let Some(at) = deadlines.chain(state.wakes_at()).filter(|at| *at > now).min() {
             self.timers.insert((at, name.clone()));
             self.wakes.insert(name.clone(), at);
+        }
+    }
+
+    /// Notes when an acquisition ended on a name that is forgotten. Old notes are dropped when there are many.
+    fn note_end(&mut self, now: Moment, name: &LockName, ended_at: Moment) {
+        if self.ended.len() == self.ended.capacity() {
+            let answered_at = self.heartbeat.answered_at();
+            self.ended.retain(|_, at| answered_at < *at + LONGEST_LAG && now < *at + NOTED_FOR);
+        }
+        self.ended.insert(name.clone(), ended_at);
+    }
+
+    /// Reads each name on which something has ended since the store was known to be the same, or shortly before. One that has missed
+    /// the end still believes in the acquisition.
+    fn recheck_ended(&mut self, now: Moment, same_until: Moment) {
+        if is_on(Mutation::ForgetEnded) {
+            return;
+        }
+        for (name, ended_at) in std::mem::take(&mut self.ended) {
+            self.names.entry(name).or_default().ended_at.get_or_insert(ended_at);
+        }
+        for state in self.names.values_mut() {
+            if state.ended_at.is_some_and(|ended_at| same_until < ended_at + LONGEST_LAG) {
+                (state.read_at, state.is_rechecked) = (Some(now), true);
+            }
         }
     }
 

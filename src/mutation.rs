@@ -81,6 +81,10 @@ mutations! {
     WithdrawEntryOnly,
     /// The heartbeat goes on keeping a lease that was exported.
     KeepExported,
+    /// After an interruption the store is taken for the one that it was.
+    TrustAnyStore,
+    /// What ended shortly before an interruption is not looked for after it.
+    ForgetEnded,
 }
 
 #[cfg(test)]

@@ -221,6 +221,13 @@ impl Memory {
         Self { marks, ..Self::default() }
     }
 
+    /// A copy of what is committed.
+    pub(crate) fn copy(&self) -> Self {
+        let Self { clients, leases, entries, marks, ends, .. } = self;
+        let (clients, leases, entries, ends) = (clients.clone(), leases.clone(), entries.clone(), ends.clone());
+        Self { clients, leases, entries, ends, locks: BTreeMap::new(), marks: *marks }
+    }
+
     // ---- transactions
 
     /// Reads and decides, and locks the rows that it will write.
@@ -354,7 +361,7 @@ impl Memory {
     }
 
     /// A holding or a waiting entry is valid until its own expiry, and for its TTL after the heartbeat of its client.
-    fn valid_until(&self, expires_at: i64, client: Option<ClientId>, ttl: i64) -> i64 {
+    pub(crate) fn valid_until(&self, expires_at: i64, client: Option<ClientId>, ttl: i64) -> i64 {
         if is_on(Mutation::TakeOverByExpiryAlone) {
             return expires_at;
         }
@@ -387,8 +394,8 @@ impl Memory {
     fn row_of(&self, row: &Lease, now: i64) -> LeaseRow {
         let until = self.valid_until(row.expires_at, row.client, row.ttl);
         let remaining = matches!(row.holder, Holder::Lease(_) | Holder::Kept).then(|| left(until, now)).flatten();
-        let Lease { holder, owner, token, waiting, lost, .. } = row.clone();
-        LeaseRow { holder, owner, token, remaining, waiting, lost }
+        let Lease { holder, owner, client, token, waiting, lost, .. } = row.clone();
+        LeaseRow { holder, owner, client, token, remaining, waiting, lost }
     }
 
     fn holder_now(&self, name: &LockName, now: i64) -> HolderNow {

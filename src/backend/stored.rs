@@ -93,13 +93,14 @@ impl Mode {
     }
 }
 
-/// Reads the columns `id, owner, token, remaining, waiting, lost`. `remaining` counts by expiry and heartbeat, whoever holds.
+/// Reads the columns `id, owner, client, token, remaining, waiting, lost`. `remaining` counts by expiry and heartbeat, whoever holds.
 pub(crate) fn lease_row(row: &impl Stored) -> Result<LeaseRow, sqlx::Error> {
     let holder = holder(&row.text("id")?)?;
     let counts = matches!(holder, Holder::Lease(_) | Holder::Kept);
     Ok(LeaseRow {
         holder,
         owner: identity::<Owner>(&row.text("owner")?)?,
+        client: identity(&row.text("client")?)?,
         token: row.number("token")?,
         remaining: remaining(row.number("remaining")?).filter(|_| counts),
         waiting: row.number("waiting")?,

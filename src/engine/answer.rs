@@ -124,7 +124,11 @@ impl Engine {
             }
         }
         let shortest = self.shortest();
+        let interrupted_since = self.heartbeat.interrupted_since();
         if self.heartbeat.answered(sent_at, now, shortest, response) {
+            if let Some(since) = interrupted_since {
+                self.recheck_ended(now, since);
+            }
             for name in self.names.keys().cloned().collect::<Vec<_>>() {
                 self.advance(now, &name);
             }
@@ -284,7 +288,7 @@ impl Engine {
                 }
             }
             (Step::Enqueue | Step::Poll | Step::Read { given_up: None } | Step::Transition { given_up: None }, _) => {
-                state.read_at = None;
+                state.read_at = state.is_rechecked.then(|| now + BEAT);
                 refused.extend(state.waiters.iter().map(|waiter| waiter.id));
             }
             (Step::Read { given_up } | Step::Transition { given_up }, _) => {

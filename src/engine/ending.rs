@@ -87,6 +87,8 @@ impl Engine {
                     // Of several that were taken away, the store knows the last. A name that was swept, it does not know.
                     Verdict::Unknown
                 };
+                // A store that has missed the grant may keep the entry that waited for it.
+                state.withdraw(id, now, false);
                 self.conclude(now, name, Some(id), verdict);
             }
         }
@@ -121,6 +123,7 @@ impl Engine {
             return;
         };
         let holding = state.holdings.remove(i);
+        state.ended_at = Some(now);
         if holding.lingers || matches!(verdict, Verdict::Failed(_) | Verdict::NoEffect) {
             state.withdraw(id, now, true);
         }
@@ -149,6 +152,7 @@ impl Engine {
             if withdrawal.until.is_none_or(|until| until <= now) {
                 state.withdrawals.remove(i);
             }
+            state.ended_at = Some(now);
             if awaited {
                 state.read_at = Some(now);
             }
@@ -168,11 +172,12 @@ impl Engine {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
-        state.read_at = None;
+        (state.read_at, state.is_rechecked) = (None, false);
         let Some(queue) = queue else {
             self.without_row(name, given_up);
             return;
         };
+        state.withdraw_forgotten(now, client, &queue);
         state.is_wanted = queue.waiting().any(|entry| entry.client != Some(client));
         let mut granted = Vec::new();
         let mut vanished = Vec::new();

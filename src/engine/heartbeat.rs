@@ -34,6 +34,8 @@ pub(super) struct Heartbeat {
     epoch: Epoch,
     /// When the last beat of this epoch was sent that was answered.
     beat_at: Option<Moment>,
+    /// When the last beat was sent that was answered.
+    answered_at: Moment,
     in_flight: Option<Moment>,
     due: Option<Moment>,
     /// A beat has failed, and none was answered since.
@@ -42,8 +44,16 @@ pub(super) struct Heartbeat {
 
 impl Heartbeat {
     pub(super) fn new(client: ClientId) -> Self {
-        let (state, epoch) = (State::Unregistered, Epoch(1));
-        Self { client, state, epoch, beat_at: None, in_flight: None, due: None, is_interrupted: false }
+        Self {
+            client,
+            state: State::Unregistered,
+            epoch: Epoch(1),
+            beat_at: None,
+            answered_at: Moment::default(),
+            in_flight: None,
+            due: None,
+            is_interrupted: false,
+        }
     }
 
     pub(super) fn epoch(&self) -> Epoch {
@@ -87,7 +97,17 @@ impl Heartbeat {
 
     /// A beat has failed: the store that answers next may be another one.
     pub(super) fn interrupted(&mut self) {
-        self.is_interrupted = true;
+        self.is_interrupted = !is_on(Mutation::TrustAnyStore);
+    }
+
+    /// When the latest beat was sent that was answered.
+    pub(super) fn answered_at(&self) -> Moment {
+        self.answered_at
+    }
+
+    /// When the latest answered beat was sent, if one has failed since: the store that answers next may have missed what came later.
+    pub(super) fn interrupted_since(&self) -> Option<Moment> {
+        self.is_interrupted.then_some(self.answered_at)
     }
 
     /// Whether an answer to a beat begins a new epoch.
@@ -124,6 +144,7 @@ impl Heartbeat {
         };
         self.state = State::Beating(notice);
         self.is_interrupted = false;
+        self.answered_at = sent_at;
         if is_new {
             self.epoch = Epoch(self.epoch.0 + 1);
             self.beat_at = None;

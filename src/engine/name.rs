@@ -15,7 +15,9 @@ use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::timing::GRANT;
-use crate::protocol::{Claim, ClientId, Enqueue, Extension, Keeper, LeaseId, Mode, Release, Request};
+use crate::protocol::{
+    Claim, ClientId, Enqueue, EntryState, Extension, Holder, Keeper, LeaseId, Mode, Queue, Release, Request,
+};
 use crate::token::FencingToken;
 
 /// How many entries of a client wait for one name at most.
@@ -227,8 +229,12 @@ pub(super) struct Name {
     pub(super) detachments: Vec<Detachment>,
     /// Since when a statement is on its way.
     pub(super) busy_since: Option<Moment>,
-    /// The name may be granted to somebody: it is to be read at that moment.
+    /// The name may be granted to somebody, or belong to a forgotten acquisition: it is to be read at that moment.
     pub(super) read_at: Option<Moment>,
+    /// When an acquisition of this client ended last.
+    pub(super) ended_at: Option<Moment>,
+    /// The store may keep an acquisition that has ended: the name is read until it answers.
+    pub(super) is_rechecked: bool,
     /// When the first entry of this client is to be looked at.
     pub(super) poll_at: Option<Moment>,
     /// Other clients wait for it, as far as is known.
@@ -300,6 +306,39 @@ impl Name {
         let tries = if self.reentering > 0 { usize::MAX } else { 0 };
         let of_owner = || self.waiters.iter().take(tries).find(|w| w.tries() && w.reenters && is_refused(w));
         self.first().filter(is_refused).or_else(of_owner)
+    }
+
+    /// Whether something is wanted or done about an acquisition that waits or holds like this.
+    pub(super) fn knows(&self, id: LeaseId, state: EntryState) -> bool {
+        let exported = self.exported_token(id).map(|token| EntryState::Holding(token.get()));
+        self.waiters.iter().any(|waiter| waiter.claim.id == id)
+            || self.holdings.iter().any(|holding| holding.id() == id)
+            || self.withdrawals.iter().any(|withdrawal| withdrawal.id == id)
+            || exported == Some(state)
+    }
+
+    /// The token of an exported lease that is detached or resumed here.
+    fn exported_token(&self, id: LeaseId) -> Option<FencingToken> {
+        let is_it = |detachment: &&Detachment| detachment.id == id || detachment.renamed == Some(id);
+        let detached = self.detachments.iter().find(is_it).map(|detachment| detachment.token);
+        let resumed = self.waiters.iter().filter_map(|waiter| waiter.resumes).find(|exported| exported.id == id);
+        detached.or(resumed.map(|exported| exported.token))
+    }
+
+    /// Withdraws what the store keeps for this client and the client does not know: the store has missed how that ended.
+    pub(super) fn withdraw_forgotten(&mut self, now: Moment, client: ClientId, queue: &Queue) {
+        let in_row = match queue.row.holder {
+            Holder::Lease(id) if queue.row.client == Some(client) => Some((id, EntryState::Holding(queue.row.token))),
+            _ => None,
+        };
+        let entries = queue.entries.iter().filter(|entry| entry.client == Some(client));
+        let stored = entries.map(|entry| (entry.id, entry.state)).chain(in_row);
+        let forgotten: Vec<LeaseId> = stored.filter(|(id, state)| !self.knows(*id, *state)).map(|(id, _)| id).collect();
+        for id in forgotten {
+            self.withdraw(id, now, false);
+            let except = self.exported_token(id);
+            self.withdrawals.iter_mut().filter(|other| other.id == id).for_each(|other| other.except = except);
+        }
     }
 
     pub(super) fn holding(&mut self, id: LeaseId) -> Option<&mut Holding> {

@@ -164,6 +164,7 @@ impl super::name::Name {
         let (until, pause) = (lingers.then(|| now + LATE_EFFECT), FIRST_PAUSE);
         let Claim { id, client, ttl, .. } = *claim;
         self.detachments.push(Detachment { id, renamed, token, client, ttl, due: now, pause, until, is_done: false });
+        self.ended_at = Some(now);
     }
 
     /// Ends what a late request makes of an acquisition whose holding was exported, but not that holding.

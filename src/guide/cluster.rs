@@ -29,8 +29,10 @@
 //! - *The fence holds.* It compares owner and token in the transaction, in the database that is written: the old holder's is
 //!   not there, so its transaction cannot commit. What it has committed on the old primary is lost with the grant.
 //!
-//! A release can be lost as well. The new primary has the lease still, and the heartbeat of its client keeps it: the name stays taken
-//! until that client ends, or [`Locks::evict`](crate::Locks::evict) takes it away.
+//! A release can be lost as well: the new primary has the lease still, and the heartbeat of its client would keep it. The client
+//! notices that its heartbeat was interrupted, and reads each name that it has released since 10 seconds before that. A lease that a
+//! primary has missed for longer, or behind a proxy that changes servers without an error, stays until its client ends or
+//! [`Locks::evict`](crate::Locks::evict) takes it away.
 //!
 //! # Several URLs
 //!

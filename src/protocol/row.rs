@@ -36,6 +36,8 @@ pub(crate) enum Holder {
 pub(crate) struct LeaseRow {
     pub(crate) holder: Holder,
     pub(crate) owner: Option<Owner>,
+    /// Whose heartbeat keeps the holder.
+    pub(crate) client: Option<ClientId>,
     /// The token of the latest holding.
     pub(crate) token: i64,
     /// How long the holder may keep the name, by its expiry and the heartbeat of its client. `None`: it has expired, or the

@@ -21,6 +21,8 @@ pub(super) struct Profile {
     /// Leases that are extended, shared, given a higher token, or handed to another process, while they are held.
     pub(super) changes: u64,
     pub(super) outages: u64,
+    /// The store is replaced by an older copy of itself.
+    pub(super) failovers: u64,
     /// Clients that shut down in order.
     pub(super) closes: u64,
     pub(super) given_owners: u64,
@@ -30,7 +32,7 @@ pub(super) struct Profile {
 }
 
 impl Profile {
-    /// A fifth of the seeds meets no fault but delay, and a fifth only strangers who lock the rows of names.
+    /// A sixth of the seeds meets no fault but delay, a sixth only strangers who lock the rows of names, and a sixth failovers.
     pub(super) fn of(seed: u64) -> Self {
         let calm = Self {
             clients: 1 + seed % 3,
@@ -48,16 +50,18 @@ impl Profile {
             fences: 100,
             changes: 100,
             outages: 0,
+            failovers: 0,
             closes: 0,
             given_owners: 150,
             shared: 300,
             drift: 2,
         };
-        match (seed / 24) % 5 {
-            0 => Self { given_owners: 150 * ((seed / 120) % 2), ..calm },
+        match (seed / 24) % 6 {
+            0 => Self { given_owners: 150 * ((seed / 144) % 2), ..calm },
             1 => Self { lost_requests: 30, lost_replies: 40, late_requests: 20, rollbacks: 10, ..calm },
             2 => Self { pauses: 8, crashes: 4, evictions: 10, outages: 3, closes: 4, strangers: 10, ..calm },
-            3 => Self { strangers: 60, fences: 300, given_owners: 600 * ((seed / 120) % 2), ..calm },
+            3 => Self { strangers: 60, fences: 300, given_owners: 600 * ((seed / 144) % 2), ..calm },
+            4 => Self { failovers: 6, lost_replies: 10, fences: 200, given_owners: 150 * ((seed / 144) % 2), ..calm },
             _ => Self {
                 lost_requests: 20,
                 lost_replies: 30,
@@ -70,7 +74,7 @@ impl Profile {
                 evictions: 8,
                 outages: 2,
                 closes: 3,
-                given_owners: if (seed / 120).is_multiple_of(2) { 100 } else { 700 },
+                given_owners: if (seed / 144).is_multiple_of(2) { 100 } else { 700 },
                 ..calm
             },
         }
@@ -84,6 +88,7 @@ impl Profile {
             + self.crashes
             + self.evictions
             + self.outages
+            + self.failovers
             + self.slow_commits
             == 0
     }

@@ -1,5 +1,7 @@
 //! Several engines, one store, callers and faults, in virtual time.
 
+mod failover;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::fmt;
@@ -20,6 +22,7 @@ use crate::owner::Owner;
 use crate::protocol::{Amended, ClientId, EntryState, Holder, HolderChange, LeaseId, Mode, Request, Response};
 use crate::random::Random;
 use crate::token::FencingToken;
+use failover::Failover;
 
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MILLISECOND;
@@ -135,6 +138,11 @@ enum Happening {
         lease: LeaseKey,
         at: u64,
     },
+    CheckForgotten {
+        client: usize,
+        life: u32,
+        at: u64,
+    },
     Fault,
 }
 
@@ -166,6 +174,8 @@ struct Pending {
     sent_at: Moment,
     attempts: u32,
     life: u32,
+    /// Its connection was found dead before it was sent.
+    is_repeated: bool,
 }
 
 struct Client {
@@ -179,6 +189,8 @@ struct Client {
     /// By how many millionths its clock is fast.
     drift: i64,
     requests: BTreeMap<RequestId, Pending>,
+    /// The connection of its heartbeat is dead.
+    is_cut: bool,
     wake_at: Option<u64>,
 }
 
@@ -249,6 +261,7 @@ pub(super) struct World {
     transactions: BTreeMap<TransactionId, (Prepared, usize, u32, RequestId, bool)>,
     next_transaction: TransactionId,
     store_is_away_until: u64,
+    failover: Failover,
     clients: Vec<Client>,
     actors: Vec<Actor>,
     next_waiter: u64,
@@ -283,6 +296,7 @@ impl World {
             transactions: BTreeMap::new(),
             next_transaction: 1,
             store_is_away_until: 0,
+            failover: Failover::default(),
             clients: Vec::new(),
             actors: Vec::new(),
             next_waiter: 0,
@@ -316,6 +330,7 @@ impl World {
                 offset,
                 drift,
                 requests: BTreeMap::new(),
+                is_cut: false,
                 wake_at: None,
             });
             world.start(client);
@@ -452,6 +467,7 @@ impl World {
                     ));
                 }
             }
+            Happening::CheckForgotten { client, life, at } => self.check_forgotten(client, life, at),
             Happening::Fault => self.fault(),
         }
     }
@@ -548,11 +564,15 @@ impl World {
                 belief.until = until;
             }
         }
-        // An eviction is forced upon its holder, which hears of it later.
-        let beliefs = self.beliefs.iter().filter(|(key, _)| !self.evicted.contains_key(key)).map(|(_, belief)| belief);
+        let beliefs = self.beliefs.iter().filter(|(key, _)| self.is_undisputed(key)).map(|(_, belief)| belief);
         if let Err(violation) = checker::exclusion(self.now, beliefs) {
             self.violate(violation);
         }
+    }
+
+    /// Whether nothing has taken a lease from its holder that the holder hears of later: an eviction or a failover.
+    fn is_undisputed(&self, key: &(usize, LeaseKey)) -> bool {
+        !self.evicted.contains_key(key) && !self.failover.may_overlap(key, self.now)
     }
 
     fn act_for(&mut self, client: usize, action: Action) {
@@ -561,7 +581,10 @@ impl World {
                 let life = self.clients[client].life;
                 self.tell(|| format!("client {client} sends {}: {}", request.0, describe(&body)));
                 let sent_at = self.clients[client].local(self.now);
-                self.clients[client].requests.insert(request, Pending { body, sent_at, attempts: 0, life });
+                let is_beat = matches!(body, Request::Register { .. } | Request::Beat { .. });
+                let is_repeated = is_beat && std::mem::take(&mut self.clients[client].is_cut);
+                let pending = Pending { body, sent_at, attempts: 0, life, is_repeated };
+                self.clients[client].requests.insert(request, pending);
                 self.attempt(client, request);
             }
             Action::Granted { waiter, grant } => {
@@ -656,8 +679,9 @@ impl World {
         let Some(pending) = self.clients[client].requests.remove(&request) else {
             return;
         };
-        let is_repeated = pending.attempts > 1;
-        let answer = Answer { sent_at: pending.sent_at, may_linger: is_repeated, is_repeated, result };
+        let may_linger = pending.attempts > 1;
+        let is_repeated = may_linger || pending.is_repeated;
+        let answer = Answer { sent_at: pending.sent_at, may_linger, is_repeated, result };
         self.event(client, life, Event::Answer { request, answer });
     }
 
@@ -847,7 +871,13 @@ impl World {
             Some(exported) => self.delivered.push((client, grant.lease, exported)),
             None => self.check_order(client, &name, mode, since),
         }
-        let is_held_already = self.beliefs.values().any(|b| b.name == name && b.owner == owner);
+        // An owner may enter a holding that a failover has brought back.
+        let is_back = self.failover.has_happened() && (resumes.is_some() || self.owners.contains(&owner));
+        // A lease that enters a holding shares its eviction.
+        let end = self.store.ends.get(&(name.clone(), grant.token.get()));
+        let is_evicted = end.is_some_and(|(end, _)| *end == End::Evicted);
+        let is_held_already =
+            is_back || is_evicted || self.beliefs.values().any(|b| b.name == name && b.owner == owner);
         let newest = self.newest.entry(name.clone()).or_insert(0);
         if mode == Mode::Exclusive && !is_held_already && grant.token.get() < *newest {
             let newest = *newest;
@@ -855,14 +885,14 @@ impl World {
         } else {
             *newest = (*newest).max(grant.token.get());
         }
-        // A lease that enters a holding shares its eviction.
-        if self.store.ends.get(&(name.clone(), grant.token.get())).is_some_and(|(end, _)| *end == End::Evicted) {
+        if is_evicted {
             self.evicted.insert((client, grant.lease), self.now);
         }
         // A lease that enters a holding without a heartbeat may end with it.
         let is_kept = is_kept && !self.owners.contains(&owner);
         let belief = Belief { client, name, owner, mode, token: grant.token, is_kept, until: 0 };
         self.beliefs.insert((client, grant.lease), belief);
+        self.note_if_lost((client, grant.lease));
         let fences = self.random.permille(self.profile.fences);
         let held = self.random.below(2_500 * MILLISECOND);
         let held = match self.random.below(20) {
@@ -953,6 +983,7 @@ impl World {
             belief.token = to;
             let newest = self.newest.entry(belief.name.clone()).or_insert(0);
             *newest = (*newest).max(to.get());
+            self.note_if_lost((client, lease));
         }
         if self.profile.is_quick() && matches!(result, Err(NotAmended::Failed(_))) {
             self.violate(format!("client {client}: {lease:?} is not changed: {result:?}"));
@@ -1047,7 +1078,10 @@ impl World {
             self.summary.unknown += 1;
         }
         let end = self.store.ends.get(&(name.clone(), token.get())).copied();
-        if let Err(violation) = checker::verdict(&name, token, verdict, end, asked_at) {
+        let is_forgotten = self.failover.has_happened() && end.is_none();
+        if let Err(violation) = checker::verdict(&name, token, verdict, end, asked_at)
+            && !is_forgotten
+        {
             self.violate(violation);
         }
         if self.profile.is_quick() && !matches!(verdict, Verdict::Kept | Verdict::Lost(LossCause::Expired)) {
@@ -1075,7 +1109,7 @@ impl World {
                 let takes = self.random.below(longest);
                 self.after(takes, Happening::EndFence { transaction });
             }
-            Ok(false) if until > self.now && !self.evicted.contains_key(&(client, lease)) => {
+            Ok(false) if until > self.now && self.is_undisputed(&(client, lease)) => {
                 self.violate(format!(
                     "client {client} believes in {name}, token {token}, and the store knows nothing of it"
                 ));
@@ -1126,6 +1160,7 @@ impl World {
                 }
             }
         }
+        self.may_fail_over();
         if self.random.permille(self.profile.strangers) {
             self.stranger(client);
         }
@@ -1313,12 +1348,11 @@ impl World {
     fn check_residue(&mut self) {
         let lives =
             |id: Option<ClientId>| self.clients.iter().find(|client| client.engine.is_some() && Some(client.id) == id);
-        let row = self
-            .store
-            .leases
-            .iter()
-            .find(|(_, row)| matches!(row.holder, Holder::Lease(_)) && lives(row.client).is_some());
-        let entry = self.store.entries.iter().find(|(_, entry)| lives(entry.client).is_some());
+        // What a failover brings back stays until it is overtaken, unless a heartbeat keeps it.
+        let is_left = |client| lives(client).is_some() && !self.failover.has_happened();
+        let row =
+            self.store.leases.iter().find(|(_, row)| matches!(row.holder, Holder::Lease(_)) && is_left(row.client));
+        let entry = self.store.entries.iter().find(|(_, entry)| is_left(entry.client));
         let left = match (row, entry) {
             (Some((name, row)), _) => Some(format!("{name} is held by nobody: {row:?}")),
             (None, Some((key, entry))) => Some(format!("an entry of nobody is left: {key:?} {entry:?}")),

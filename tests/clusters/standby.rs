@@ -306,11 +306,14 @@ async fn what_an_asynchronous_standby_has_missed_is_lost_and_the_tokens_and_the_
     for name in ["known/0", "known/1"] {
         locks.lease(name).acquire().await.expect("acquired").release().await.expect("held");
     }
+    let released = locks.lease("released").ttl(TTL).acquire().await.expect("acquired");
     let (pool_a, pool_b) = (pool(&a).await, pool(&b).await);
     // A release is told before it is on the disk here.
     until("the standby to have that", async || {
-        let sql = "SELECT count(*) FROM sqlock_lease WHERE name LIKE 'known/%' AND id = ''";
-        number(&pool_b, sql).await == 2
+        let sql =
+            "SELECT (SELECT count(*) FROM sqlock_lease WHERE name LIKE 'known/%' AND id = '' OR name = 'released')
+                          + (SELECT count(*) FROM sqlock_client)";
+        number(&pool_b, sql).await == 4
     })
     .await;
 
@@ -323,6 +326,7 @@ async fn what_an_asynchronous_standby_has_missed_is_lost_and_the_tokens_and_the_
     for name in ["known/0", "known/1", "new/0", "new/1"] {
         lost.push(locks.lease(name).ttl(TTL).acquire().await.expect("acquired"));
     }
+    released.release().await.expect("released where the standby does not hear it");
     pool_a.close().await;
     a.kill();
     promote(&b).await;
@@ -346,6 +350,8 @@ async fn what_an_asynchronous_standby_has_missed_is_lost_and_the_tokens_and_the_
         assert!(!lease.is_held());
     }
     assert!(early.is_held());
+    // The standby has the lease still, and its client is alive.
+    soon("the name", others.lease("released").acquire()).await.expect("acquired").release().await.expect("held");
     let info = others.inspect("early").await.expect("there").expect("what the standby had is kept");
     assert_eq!(info.token, early.token());
     for lease in &lost {

@@ -82,7 +82,7 @@ macro_rules! is_held_alone {
 #[rustfmt::skip]
 macro_rules! lease_columns {
     ($row:literal) => {
-        concat!($row, ".id, ", $row, ".owner, ", $row, ".token, ",
+        concat!($row, ".id, ", $row, ".owner, ", $row, ".client, ", $row, ".token, ",
                 lease_until!($row), " - ", now!(), " AS remaining,
        0 AS waiting, ", $row, ".lost")
     };

@@ -55,7 +55,7 @@ pub(super) use notice;
 macro_rules! lease_columns {
     () => {
         concat!(
-            "l.id, l.owner, l.token, l.waiting, l.lost, greatest(l.expires_at, c.beat_at + l.ttl) - ",
+            "l.id, l.owner, l.client, l.token, l.waiting, l.lost, greatest(l.expires_at, c.beat_at + l.ttl) - ",
             $crate::backend::postgres::store::now!(),
             " AS remaining"
         )

@@ -35,7 +35,7 @@ macro_rules! entry_until {
 /// What [`lease_row`](crate::backend::stored::lease_row) reads. SQLite needs no mark that somebody waits: it looks.
 macro_rules! lease_columns {
     () => {
-        concat!("l.id, l.owner, l.token, ", lease_until!("l"), " - ",
+        concat!("l.id, l.owner, l.client, l.token, ", lease_until!("l"), " - ",
                 now!(), " AS remaining, 0 AS waiting, l.lost")
     };
 }
