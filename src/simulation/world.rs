@@ -1326,13 +1326,13 @@ impl World {
         }
     }
 
-    /// Without faults, the order of arrival is exact. (An owner that is given may enter where it holds already.)
+    /// Without faults, the order of arrival is exact, but for waiters whose time may have run out. (An owner that is given may enter where it holds already.)
     fn check_order(&mut self, client: usize, name: &LockName, mode: Mode, since: u64) {
         if !self.profile.is_quick() || self.profile.given_owners > 0 {
             return;
         }
         let earlier = self.actors.iter().find_map(|actor| match &actor.state {
-            ActorState::Waiting { waiter, name: n, mode: m, since: s, is_try: false, .. }
+            ActorState::Waiting { waiter, name: n, mode: m, since: s, patient: true, .. }
                 if n == name && s + 50 * MILLISECOND < since && (mode == Mode::Exclusive || *m == Mode::Exclusive) =>
             {
                 Some((actor.client, *waiter))
