@@ -39,6 +39,11 @@ pub(crate) trait Backend: Send + Sync {
     /// How many connections at most do any good. SQLite has one writer.
     fn useful_connections(&self) -> usize;
 
+    /// Opens a connection for heartbeats, which hears of grants by other clients where the database can tell.
+    fn connect_for_heartbeats(&self) -> Job<'_, Box<dyn Session>> {
+        self.connect()
+    }
+
     /// How many requests its connections carry out together, in a [`Batch`].
     fn longest_batch(&self) -> usize;
 
@@ -117,6 +122,12 @@ pub(crate) fn another_session() -> sqlx::Error {
     sqlx::Error::Protocol("the statement was answered by another session".into())
 }
 
+/// The connection was lost while it was idle.
+#[cfg(feature = "postgres")]
+pub(crate) fn lost_connection() -> sqlx::Error {
+    sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into())
+}
+
 /// One connection of the executor.
 pub(crate) trait Session: Send {
     /// Carries out a request about leases.
@@ -127,6 +138,15 @@ pub(crate) trait Session: Send {
     fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> Job<'a, Vec<Option<Response>>> {
         let _ = batch;
         Box::pin(async { Ok(Vec::new()) })
+    }
+
+    /// Waits until another client has granted this one a name, which is returned. An error says that the connection is lost.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is missed when the future is dropped.
+    fn notified(&mut self) -> Job<'_, String> {
+        Box::pin(std::future::pending())
     }
 
     /// Reads who holds which names, in order of names.

@@ -118,7 +118,12 @@ impl Coordinator {
         let mut state = self.state();
         if !state.is_started {
             tokio::spawn(keep_time(Arc::downgrade(self)));
-            self.executor.start();
+            let coordinator = Arc::downgrade(self);
+            self.executor.start(move |name| {
+                if let (Some(coordinator), Ok(name)) = (coordinator.upgrade(), LockName::new(name)) {
+                    coordinator.feed(Event::Notified { name });
+                }
+            });
             state.is_started = true;
         }
     }

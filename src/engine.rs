@@ -176,6 +176,7 @@ impl Engine {
             Event::Answer { request, answer } => self.answered(now, request, answer),
             Event::Evicted { name, token } => self.evicted(now, &name, token),
             Event::Doubted { name } => self.doubt(now, &name),
+            Event::Notified { name } => self.notified(now, &name),
             Event::Tick => {}
             Event::Close => self.close(now),
         }
@@ -253,6 +254,14 @@ impl Engine {
             holding.settle(&self.heartbeat);
             holding.epoch = Epoch::default();
             holding.is_doubted = true;
+        }
+        self.advance(now, name);
+    }
+
+    /// Looks at the entries of a name, of which one may have been granted it.
+    fn notified(&mut self, now: Moment, name: &LockName) {
+        if let Some(state) = self.names.get_mut(name) {
+            state.poll_at = Some(now);
         }
         self.advance(now, name);
     }

@@ -88,15 +88,18 @@ impl Executor {
         Self { work: Arc::default(), heartbeats: Arc::default(), backend, connections, workers: Mutex::new(Vec::new()) }
     }
 
-    /// Starts the tasks on the present runtime, the first time.
-    pub(crate) fn start(&self) {
+    /// Starts the tasks on the present runtime, the first time. `on_grant` takes the names that other clients are heard to grant to this
+    /// one.
+    pub(crate) fn start(&self, on_grant: impl Fn(&str) + Send + Sync + 'static) {
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         if !workers.is_empty() {
             return;
         }
-        let queues = std::iter::once(&self.heartbeats).chain(std::iter::repeat_n(&self.work, self.connections));
-        workers.extend(queues.map(|queue| {
-            let worker = Worker::new(Arc::clone(&self.backend), Arc::clone(queue));
+        let heartbeats =
+            Worker::for_heartbeats(Arc::clone(&self.backend), Arc::clone(&self.heartbeats), Box::new(on_grant));
+        workers.push(tokio::spawn(heartbeats.run()));
+        workers.extend((0..self.connections).map(|_| {
+            let worker = Worker::new(Arc::clone(&self.backend), Arc::clone(&self.work));
             tokio::spawn(worker.run())
         }));
     }

@@ -3,6 +3,8 @@
 
 #[path = "conformance/mod.rs"]
 mod conformance;
+#[path = "postgres/notification.rs"]
+mod notification;
 #[path = "support/mod.rs"]
 mod support;
 

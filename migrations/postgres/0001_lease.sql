@@ -2,6 +2,7 @@
 --
 -- beat_at      its latest heartbeat. It keeps everything whose `client` it is.
 -- notice       rises with everything that is taken away from the client.
+-- listens      the client is notified on the channel sqlock_<id> when another client grants it a name.
 --
 -- All moments, here and below, are microseconds since the Unix epoch, by this database's clock; durations are microseconds.
 -- A statement writes columns in this order, and reads the clock for each: a lease lasts for its ttl at least.
@@ -9,7 +10,8 @@
 CREATE TABLE IF NOT EXISTS sqlock_client (
     id      text COLLATE "C" NOT NULL PRIMARY KEY,
     beat_at bigint NOT NULL,
-    notice  bigint NOT NULL DEFAULT 0
+    notice  bigint NOT NULL DEFAULT 0,
+    listens boolean NOT NULL DEFAULT false
 ) WITH (fillfactor = 50);
 
 -- One row per name that was ever locked and not yet swept. A fenced transaction locks this row.

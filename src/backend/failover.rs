@@ -33,6 +33,36 @@ impl Failover {
         &*self.servers[self.chosen.load(Ordering::Relaxed)]
     }
 
+    /// Asks one server after the other, beginning with the one that could be written last. Each has its share of the time for
+    /// connecting.
+    async fn connect_with<'a>(
+        &'a self,
+        connect: impl Fn(&'a dyn Backend) -> Job<'a, Box<dyn Session>>,
+    ) -> Result<Box<dyn Session>, sqlx::Error> {
+        let count = self.servers.len();
+        let within = CONNECT_WITHIN.saturating_sub(REST) / u32::try_from(count).unwrap_or(u32::MAX);
+        let mut reasons = Vec::with_capacity(count);
+        let first = self.chosen.load(Ordering::Relaxed);
+        for i in (first..count).chain(0..first) {
+            let server = &*self.servers[i];
+            let place = server.place();
+            match timeout(within, connect(server)).await {
+                Ok(Ok(session)) => {
+                    if self.chosen.swap(i, Ordering::Relaxed) != i {
+                        tracing::info!(server = place, "writing here from now on");
+                    }
+                    return Ok(session);
+                }
+                Ok(Err(error)) => {
+                    let told = reason(&error);
+                    reasons.push(if told.contains(&place) { told } else { format!("{place}: {told}") });
+                }
+                Err(_) => reasons.push(format!("{place}: no connection within {within:?}")),
+            }
+        }
+        Err(not_writable(format!("none of the {count} servers can be written: {}", reasons.join("; "))))
+    }
+
     /// Makes sure that the chosen one can be written at present.
     async fn choose(&self) -> Result<&dyn Backend, sqlx::Error> {
         let session = self.connect().await?;
@@ -56,33 +86,12 @@ impl Backend for Failover {
         self.servers.iter().any(|server| server.is_one_of_many_writers())
     }
 
-    /// Asks one after the other, beginning with the one that could be written last. Each has its share of the time that the
-    /// pump gives us.
     fn connect(&self) -> Job<'_, Box<dyn Session>> {
-        Box::pin(async move {
-            let count = self.servers.len();
-            let within = CONNECT_WITHIN.saturating_sub(REST) / u32::try_from(count).unwrap_or(u32::MAX);
-            let mut reasons = Vec::with_capacity(count);
-            let first = self.chosen.load(Ordering::Relaxed);
-            for i in (first..count).chain(0..first) {
-                let server = &self.servers[i];
-                let place = server.place();
-                match timeout(within, server.connect()).await {
-                    Ok(Ok(session)) => {
-                        if self.chosen.swap(i, Ordering::Relaxed) != i {
-                            tracing::info!(server = place, "writing here from now on");
-                        }
-                        return Ok(session);
-                    }
-                    Ok(Err(error)) => {
-                        let told = reason(&error);
-                        reasons.push(if told.contains(&place) { told } else { format!("{place}: {told}") });
-                    }
-                    Err(_) => reasons.push(format!("{place}: no connection within {within:?}")),
-                }
-            }
-            Err(not_writable(format!("none of the {count} servers can be written: {}", reasons.join("; "))))
-        })
+        Box::pin(self.connect_with(|server| server.connect()))
+    }
+
+    fn connect_for_heartbeats(&self) -> Job<'_, Box<dyn Session>> {
+        Box::pin(self.connect_with(|server| server.connect_for_heartbeats()))
     }
 
     fn useful_connections(&self) -> usize {

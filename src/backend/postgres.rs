@@ -1,6 +1,6 @@
 //! PostgreSQL: one statement for each request, in autocommit, at READ COMMITTED, by the clock that goes on.
 //!
-//! No session state is set anywhere, so all of it works behind a pooler that changes the server between transactions.
+//! No session state is set but by a [`listener`], so all of it works behind a pooler that changes the server between transactions.
 
 mod admin;
 mod batch;
@@ -10,6 +10,7 @@ mod differential;
 mod fence;
 mod heartbeat;
 mod lease;
+mod listener;
 mod queue;
 mod records;
 mod rows;
@@ -19,11 +20,13 @@ mod store;
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{ConnectOptions, Connection, PgConnection, PgPool, Postgres};
+use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
 
+use self::listener::{Link, Upgrade};
 use self::settings::Settings;
 use super::sealed::{Check, Fence, Verdict};
 use super::{Anchoring, Backend, Job, Kind, Listed, NOTED, Names, Session, SweepRange, Swept, Waiter, micros};
@@ -37,15 +40,31 @@ pub(crate) struct PostgresBackend {
     options: Arc<PgConnectOptions>,
     /// Nothing counts that only one server has.
     synchronous: bool,
+    /// No connection has been found to share its session.
+    can_listen: Arc<AtomicBool>,
 }
 
 impl PostgresBackend {
     pub(crate) fn new(pool: &PgPool) -> Self {
-        Self { options: pool.connect_options(), synchronous: false }
+        Self::from(pool.connect_options())
     }
 
     pub(crate) fn with(options: PgConnectOptions) -> Self {
-        Self { options: Arc::new(options), synchronous: false }
+        Self::from(Arc::new(options))
+    }
+
+    fn from(options: Arc<PgConnectOptions>) -> Self {
+        Self { options, synchronous: false, can_listen: Arc::new(AtomicBool::new(true)) }
+    }
+
+    fn quiet_options(&self) -> PgConnectOptions {
+        (*self.options).clone().disable_statement_logging()
+    }
+
+    async fn open(&self) -> Result<PostgresSession, sqlx::Error> {
+        let mut conn = self.quiet_options().connect().await?;
+        let settings = Settings::read(&mut conn, &self.place(), self.synchronous).await?;
+        Ok(PostgresSession { link: Link::Plain(conn), settings, upgrade: None })
     }
 }
 
@@ -60,10 +79,14 @@ impl Backend for PostgresBackend {
     }
 
     fn connect(&self) -> Job<'_, Box<dyn Session>> {
+        Box::pin(async move { Ok(Box::new(self.open().await?) as Box<dyn Session>) })
+    }
+
+    fn connect_for_heartbeats(&self) -> Job<'_, Box<dyn Session>> {
         Box::pin(async move {
-            let mut conn = (*self.options).clone().disable_statement_logging().connect().await?;
-            let settings = Settings::read(&mut conn, &self.place(), self.synchronous).await?;
-            Ok(Box::new(PostgresSession { conn, settings }) as Box<dyn Session>)
+            let options = self.quiet_options();
+            let upgrade = Some(Upgrade { options, can_listen: Arc::clone(&self.can_listen), client: None });
+            Ok(Box::new(PostgresSession { upgrade, ..self.open().await? }) as Box<dyn Session>)
         })
     }
 
@@ -94,13 +117,16 @@ impl Backend for PostgresBackend {
 }
 
 struct PostgresSession {
-    conn: PgConnection,
+    link: Link,
     settings: Settings,
+    /// For heartbeats.
+    upgrade: Option<Upgrade>,
 }
 
 impl PostgresSession {
-    fn store(&mut self) -> store::Session<'_> {
-        store::Session { connection: &mut self.conn, settings: self.settings }
+    async fn store(&mut self) -> Result<store::Session<'_>, sqlx::Error> {
+        let (connection, mark) = self.link.connection_and_mark().await?;
+        Ok(store::Session { connection, settings: self.settings, mark })
     }
 }
 
@@ -120,35 +146,50 @@ SELECT $1, ", store::now!(), " WHERE NOT EXISTS (SELECT 1 FROM sqlock_row WHERE 
 
 impl Session for PostgresSession {
     fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response> {
-        Box::pin(async move { store::execute(&mut self.store(), request).await })
+        Box::pin(async move {
+            let response = store::execute(&mut self.store().await?, request).await?;
+            if let (Some(upgrade), Request::Register { client } | Request::Beat { client }) =
+                (&mut self.upgrade, request)
+            {
+                upgrade.client = Some(*client);
+            }
+            Ok(response)
+        })
+    }
+
+    fn notified(&mut self) -> Job<'_, String> {
+        match &self.upgrade {
+            Some(upgrade) => Box::pin(self.link.notified(upgrade)),
+            None => Box::pin(std::future::pending()),
+        }
     }
 
     fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> Job<'a, Vec<Option<Response>>> {
-        Box::pin(async move { batch::execute(&mut self.store(), batch).await })
+        Box::pin(async move { batch::execute(&mut self.store().await?, batch).await })
     }
 
     fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>> {
-        Box::pin(async move { admin::list(&mut self.store(), names).await })
+        Box::pin(async move { admin::list(&mut self.store().await?, names).await })
     }
 
     fn waiters<'a>(&'a mut self, name: &'a LockName) -> Job<'a, Vec<Waiter>> {
-        Box::pin(async move { admin::waiters(&mut self.store(), name).await })
+        Box::pin(async move { admin::waiters(&mut self.store().await?, name).await })
     }
 
     fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> Job<'a, Swept> {
-        Box::pin(async move { admin::sweep(&mut self.store(), range).await })
+        Box::pin(async move { admin::sweep(&mut self.store().await?, range).await })
     }
 
     fn uptime(&mut self) -> Job<'_, Option<Duration>> {
         Box::pin(async move {
-            let up: i64 = sqlx::query_scalar(UPTIME).fetch_one(&mut self.conn).await?;
+            let up: i64 = sqlx::query_scalar(UPTIME).fetch_one(self.link.connection().await?).await?;
             Ok(u64::try_from(up).ok().map(Duration::from_micros))
         })
     }
 
     fn ensure<'a>(&'a mut self, name: &'a LockName) -> Job<'a, ()> {
         Box::pin(async move {
-            self.store().rows(sqlx::query(ENSURE).bind(name.as_str()).bind(micros(NOTED))).await?;
+            self.store().await?.rows(sqlx::query(ENSURE).bind(name.as_str()).bind(micros(NOTED))).await?;
             Ok(())
         })
     }
@@ -158,7 +199,7 @@ impl Session for PostgresSession {
     }
 
     fn close(self: Box<Self>) -> Job<'static, ()> {
-        Box::pin(self.conn.close())
+        Box::pin(self.link.close())
     }
 }
 

@@ -101,6 +101,10 @@ pub(crate) enum Event {
     Doubted {
         name: LockName,
     },
+    /// Another client has granted this one a name.
+    Notified {
+        name: LockName,
+    },
     /// Time has passed.
     Tick,
     /// Nothing more is granted, and everything is given back.

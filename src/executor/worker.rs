@@ -25,6 +25,9 @@ const PATIENCE_WITH_CONFLICTS: Duration = Duration::from_secs(10);
 /// Where an answer goes.
 type Reply<T> = Box<dyn FnOnce(Answer<T>) + Send>;
 
+/// Takes the name that another client has granted to this one.
+pub(super) type OnGrant = Box<dyn Fn(&str) + Send + Sync>;
+
 /// How an operation travels: what it is, and how its attempts went so far.
 pub(super) struct Task<O: Operation> {
     operation: O,
@@ -137,17 +140,44 @@ pub(super) struct Worker {
     backend: Arc<dyn Backend>,
     queue: Arc<Queue>,
     connection: Option<Box<dyn Session>>,
+    /// Hears of grants by other clients, on a connection for heartbeats.
+    on_grant: Option<OnGrant>,
+    /// The connection hears nothing any more. The next heartbeat on it fails.
+    is_deaf: bool,
     /// Grows while no connection can be opened.
     backoff: Backoff,
 }
 
 impl Worker {
+    /// A worker for everything but heartbeats.
     pub(super) fn new(backend: Arc<dyn Backend>, queue: Arc<Queue>) -> Self {
-        Self { backend, queue, connection: None, backoff: reconnecting() }
+        Self { backend, queue, connection: None, on_grant: None, is_deaf: false, backoff: reconnecting() }
+    }
+
+    /// The worker for heartbeats, which tells of grants by other clients.
+    pub(super) fn for_heartbeats(backend: Arc<dyn Backend>, queue: Arc<Queue>, on_grant: OnGrant) -> Self {
+        Self { on_grant: Some(on_grant), ..Self::new(backend, queue) }
+    }
+
+    /// The next task. Passes on meanwhile what the connection hears.
+    async fn next(&mut self) -> Option<Box<dyn Pending>> {
+        loop {
+            let pop = self.queue.pop(self.connection.is_some());
+            let (Some(connection), Some(on_grant), false) = (&mut self.connection, &self.on_grant, self.is_deaf) else {
+                return pop.await;
+            };
+            tokio::select! {
+                task = pop => return task,
+                heard = connection.notified() => match heard {
+                    Ok(name) => drop(panics::caught(|| on_grant(&name))),
+                    Err(_) => self.is_deaf = true,
+                },
+            }
+        }
     }
 
     pub(super) async fn run(mut self) {
-        while let Some(task) = self.queue.pop(self.connection.is_some()).await {
+        while let Some(task) = self.next().await {
             let most = if self.connection.is_some() { self.backend.longest_batch() } else { 1 };
             match self.queue.gather(task, most) {
                 Gathered::One(task) => self.run_one(task).await,
@@ -207,7 +237,9 @@ impl Worker {
     async fn attempt(&mut self, task: &mut dyn Pending) -> Result<(), Failure> {
         if self.connection.is_none() {
             let within = CONNECT_WITHIN.min(task.attempts().answer_within);
-            let connection = match timeout(within, panics::caught_in(self.backend.connect())).await {
+            let connecting =
+                if self.on_grant.is_some() { self.backend.connect_for_heartbeats() } else { self.backend.connect() };
+            let connection = match timeout(within, panics::caught_in(connecting)).await {
                 Ok(Ok(connected)) => connected.map_err(|error| Failure::Unconnected(Some(error)))?,
                 Ok(Err(panic)) => return Err(Failure::Panic(panic)),
                 Err(_) => return Err(Failure::Unconnected(None)),
@@ -215,6 +247,7 @@ impl Worker {
             self.backoff = reconnecting();
             self.queue.set_trouble(None);
             self.connection = Some(connection);
+            self.is_deaf = false;
         }
         let Some(connection) = &mut self.connection else {
             return Err(Failure::Unconnected(None));

@@ -19,7 +19,9 @@ use crate::engine::{
 use crate::error::{Error, LossCause};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{Amended, ClientId, EntryState, Holder, HolderChange, LeaseId, Mode, Request, Response};
+use crate::protocol::{
+    Amended, ClientId, EntryState, Holder, HolderChange, LeaseId, Mode, Released, Request, Response,
+};
 use crate::random::Random;
 use crate::token::FencingToken;
 use failover::Failover;
@@ -122,6 +124,12 @@ enum Happening {
     Actor {
         actor: usize,
         turn: u32,
+    },
+    /// A client hears that it may have been granted a name.
+    Notify {
+        client: usize,
+        life: u32,
+        name: LockName,
     },
     EndFence {
         transaction: TransactionId,
@@ -428,9 +436,10 @@ impl World {
 
     fn happen(&mut self, happening: Happening) {
         let client = match &happening {
-            Happening::Reply { client, .. } | Happening::Overdue { client, .. } | Happening::Wake { client, .. } => {
-                Some(*client)
-            }
+            Happening::Reply { client, .. }
+            | Happening::Overdue { client, .. }
+            | Happening::Wake { client, .. }
+            | Happening::Notify { client, .. } => Some(*client),
             Happening::Actor { actor, .. } => Some(self.actors[*actor].client),
             _ => None,
         };
@@ -453,6 +462,7 @@ impl World {
                 self.event(client, life, Event::Tick);
             }
             Happening::Actor { actor, turn } => self.act(actor, turn),
+            Happening::Notify { client, life, name } => self.event(client, life, Event::Notified { name }),
             Happening::EndFence { transaction } => self.end_fence(transaction),
             Happening::Unlock { transaction } => self.store.unlock(transaction),
             Happening::Restart { client } => self.start(client),
@@ -732,12 +742,30 @@ impl World {
         let clock = self.store_clock();
         let response = self.store.commit(transaction, clock, prepared);
         self.check_fences();
+        if let Some(pending) = self.clients[client].requests.get(&request) {
+            self.notify(&pending.body.clone(), &response);
+        }
         if self.chance(self.profile.lost_replies) {
             self.disturb(client, self.now);
             return self.tell(|| format!("  the reply to {} is lost", request.0));
         }
         let delay = self.delay();
         self.after(delay, Happening::Reply { client, life, request, response: Ok(response) });
+    }
+
+    /// Tells clients of a grant, whether it was to them or not. Some notifications are lost.
+    fn notify(&mut self, body: &Request, response: &Response) {
+        let name = match (body, response) {
+            (Request::Release(release), Response::Released(Released::ToEntry(_))) => &release.name,
+            (Request::Transition(transition), Response::Transitioned(Some(_))) => &transition.name,
+            _ => return,
+        };
+        for client in 0..self.clients.len() {
+            if self.random.permille(300) {
+                let (life, delay) = (self.clients[client].life, self.delay());
+                self.after(delay, Happening::Notify { client, life, name: name.clone() });
+            }
+        }
     }
 
     fn reply(&mut self, client: usize, life: u32, request: RequestId, response: Result<Response, ()>) {

@@ -138,6 +138,11 @@ async fn all_verbs(pooled: &Pooled) {
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
     sleep(ttl * 2).await;
     assert!(lease.is_held(), "renewals go on");
+    if DATABASE == Database::Postgres {
+        let listening = "SELECT count(*) FROM sqlock_client WHERE listens";
+        let listening: i64 = sqlx::query_scalar(listening).fetch_one(&pooled.direct).await.expect("clients");
+        assert_eq!(listening, 0, "a session that others use listens");
+    }
     lease.extend(Duration::from_secs(60)).await.expect("extend");
     let listed = theirs.list("").await.expect("list");
     assert_eq!(listed.len(), 1);

@@ -153,7 +153,8 @@ impl Database for PostgresDatabase {
     const TICK: Duration = Duration::ZERO;
 
     async fn execute(&mut self, connection: usize, request: &Request) -> Result<Response, sqlx::Error> {
-        let mut session = Session { connection: &mut self.connections[connection], settings: self.settings };
+        let mut session =
+            Session { connection: &mut self.connections[connection], settings: self.settings, mark: None };
         // One of the connections carries requests out as batches.
         if connection == 0
             && let Some(batch) = Batch::of(request)

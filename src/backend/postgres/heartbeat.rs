@@ -1,29 +1,37 @@
 //! The heartbeat of a client, which keeps everything that names it.
 
+use super::listener::mark;
 use super::store::{Session, now};
 use crate::backend::stored::Stored as _;
 use crate::protocol::ClientId;
 
-// $1 client
+/// Whether the session is the one that listens for this client.
+macro_rules! listens {
+    () => {
+        concat!("coalesce(", mark!(), " = $2, false)")
+    };
+}
+
+// $1 client, $2 the mark of its session, if that listens
 #[rustfmt::skip]
 const REGISTER: &str = concat!("
-INSERT INTO sqlock_client AS c (id, beat_at) VALUES ($1, ", now!(), ")
-    ON CONFLICT (id) DO UPDATE SET beat_at = ", now!(), "
+INSERT INTO sqlock_client AS c (id, beat_at, listens) VALUES ($1, ", now!(), ", ", listens!(), ")
+    ON CONFLICT (id) DO UPDATE SET beat_at = ", now!(), ", listens = excluded.listens
 RETURNING c.notice");
 
 /// Creates the row of a client, or writes its heartbeat. Returns the number of its notices.
 pub(super) async fn register(session: &mut Session<'_>, client: ClientId) -> Result<i64, sqlx::Error> {
-    let row = session.row(sqlx::query(REGISTER).bind(client.to_string())).await?;
+    let row = session.row(sqlx::query(REGISTER).bind(client.to_string()).bind(session.mark)).await?;
     row.ok_or(sqlx::Error::RowNotFound)?.number("notice")
 }
 
-// $1 client
+// As above.
 #[rustfmt::skip]
 const BEAT: &str = concat!("
-UPDATE sqlock_client SET beat_at = ", now!(), " WHERE id = $1 RETURNING notice");
+UPDATE sqlock_client SET beat_at = ", now!(), ", listens = ", listens!(), " WHERE id = $1 RETURNING notice");
 
 /// Writes the heartbeat of a client. Returns the number of its notices, or `None` if it has no row.
 pub(super) async fn beat(session: &mut Session<'_>, client: ClientId) -> Result<Option<i64>, sqlx::Error> {
-    let row = session.row(sqlx::query(BEAT).bind(client.to_string())).await?;
+    let row = session.row(sqlx::query(BEAT).bind(client.to_string()).bind(session.mark)).await?;
     row.map(|row| row.number("notice")).transpose()
 }

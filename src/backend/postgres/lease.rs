@@ -3,7 +3,7 @@
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::store::{Query, Session, TRIES, grant, lease_columns, notice, now};
+use super::store::{Query, Session, TRIES, grant, lease_columns, notice, notify, now};
 use crate::backend::micros;
 use crate::backend::stored::{Stored as _, client_text, holder_now, identity, lease_row};
 use crate::name::LockName;
@@ -283,7 +283,7 @@ macro_rules! release {
     ($next:expr, $ended:expr, $share:expr) => {
         concat!("
 WITH held AS MATERIALIZED (
-    SELECT l.name, l.waiting, greatest(l.token + 1, ", now!(), ") AS token
+    SELECT l.name, l.client, l.waiting, greatest(l.token + 1, ", now!(), ") AS token
       FROM sqlock_lease AS l
      WHERE l.name = $1 AND l.id = $2 AND l.token = $3
        FOR UPDATE SKIP LOCKED),", $next, "
@@ -330,7 +330,7 @@ next AS (
            holder = coalesce(next.holder, l.holder), label = coalesce(next.label, l.label)
       FROM held LEFT JOIN next ON true
      WHERE l.name = held.name AND (held.waiting = 0 OR next.id IS NOT NULL)
-    RETURNING l.id, l.token, l.waiting"), "
+    RETURNING l.id, l.token, l.waiting, ", notify!("next.client", "held.client"), " AS notified"), "
     DELETE FROM sqlock_entry AS e");
 
 // $4 keep_for

@@ -1,7 +1,7 @@
 //! The queue of a name: who waits, and who comes next.
 
 use super::lease::{bind_claim, insert_share, token};
-use super::store::{Session, grant, lease_columns, notice, now};
+use super::store::{Session, grant, lease_columns, notice, notify, now};
 use crate::backend::micros;
 use crate::backend::stored::{Stored as _, entry_row, holder_now, holder_text, identity, lease_row, remaining};
 use crate::name::LockName;
@@ -281,7 +281,7 @@ changed AS (
            label = g.label, lost = a.lost, waiting = a.waiting
       FROM all_locked AS a, grantee AS g
      WHERE l.name = a.name
-    RETURNING l.id, l.token)
+    RETURNING l.id, l.token, ", notify!("g.client", "''"), " AS notified)
 SELECT id, token FROM changed"));
 
 #[rustfmt::skip]
@@ -292,7 +292,7 @@ granted AS (
            expires_at = ", now!(), " + g.lasts, acquired_at = ", now!(), "
       FROM all_locked AS a, grantee AS g
      WHERE e.name = g.name AND e.id = g.id
-    RETURNING e.id, e.token),
+    RETURNING e.id, e.token, ", notify!("g.client", "''"), " AS notified),
 changed AS (
     UPDATE sqlock_lease AS l
        SET id = 'entries', owner = '', client = '', token = a.token + cardinality($8) - 1, acquired_at = ", now!(), ",

@@ -84,9 +84,10 @@ impl Records for Postgres {
 
 impl PostgresSession {
     pub(super) async fn carry(&mut self, errand: &Errand) -> Result<Findings, sqlx::Error> {
-        self.settings.begin(&mut self.conn).await?;
-        let found = carry::<Postgres>(&mut self.conn, errand).await;
-        self.settings.end(&mut self.conn, found.is_ok()).await?;
+        let connection = self.link.connection().await?;
+        self.settings.begin(connection).await?;
+        let found = carry::<Postgres>(connection, errand).await;
+        self.settings.end(connection, found.is_ok()).await?;
         found
     }
 }

@@ -88,6 +88,13 @@ impl Settings {
     }
 }
 
+/// When the server was started, in microseconds of its clock. Two servers were not started at the same moment.
+pub(super) async fn started_at(connection: &mut PgConnection) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar("SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint")
+        .fetch_one(connection)
+        .await
+}
+
 const STANDBYS: &str = "
 SELECT count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')), count(*) FILTER (WHERE sync_state IS NULL)
   FROM pg_stat_replication";

@@ -50,6 +50,22 @@ macro_rules! notice {
 }
 pub(super) use notice;
 
+/// Notifies a client that listens that it was granted the name `$1`. The server sends the notification when the grant commits.
+/// <https://www.postgresql.org/docs/current/sql-notify.html>
+macro_rules! notify {
+    ($client:literal, $granter:literal) => {
+        concat!(
+            "(SELECT pg_notify('sqlock_' || n.id, $1)::text
+                     FROM sqlock_client AS n WHERE n.id = ",
+            $client,
+            " AND n.id <> ",
+            $granter,
+            " AND n.listens)"
+        )
+    };
+}
+pub(super) use notify;
+
 /// What [`lease_row`](crate::backend::stored::lease_row) reads, of a row `l` and the heartbeat `c` of its client. A client without a
 /// row has no heartbeat: `greatest` leaves NULL out.
 macro_rules! lease_columns {
@@ -72,6 +88,8 @@ pub(super) const TRIES: usize = 3;
 pub(super) struct Session<'c> {
     pub(super) connection: &'c mut PgConnection,
     pub(super) settings: Settings,
+    /// What marks its session as one that listens.
+    pub(super) mark: Option<&'c str>,
 }
 
 impl Session<'_> {
