@@ -16,6 +16,8 @@ use crate::token::FencingToken;
 const COPIES: usize = 40;
 /// For how long after a failover a lease may overlap with another: the longest TTL, since its last heartbeats may be lost.
 const MAY_OVERLAP: u64 = 6 * SECOND;
+/// The heartbeats of a client come at least as often, in microseconds.
+const LATEST_BEAT: i64 = 2_000_000;
 /// A token of the old store is not greater than its clock at the failover, plus what callers add.
 const RAISED_BY: i64 = 2_000;
 
@@ -99,8 +101,9 @@ impl World {
         let Some(engine) = state.engine.as_ref().filter(|_| !is_delayed) else {
             return;
         };
+        // A client that beats no more keeps nothing for long.
         let is_kept = |keeper: Option<ClientId>, ttl: i64| {
-            keeper == Some(state.id) && self.store.valid_until(0, keeper, ttl) > self.store_clock()
+            keeper == Some(state.id) && self.store.valid_until(0, keeper, ttl.min(LATEST_BEAT)) > self.store_clock()
         };
         let rows = self.store.leases.iter().filter_map(|(name, row)| match row.holder {
             Holder::Lease(id) if is_kept(row.client, row.ttl) => Some((name, id, EntryState::Holding(row.token))),
