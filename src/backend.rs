@@ -39,6 +39,11 @@ pub(crate) trait Backend: Send + Sync {
     /// How many connections at most do any good. SQLite has one writer.
     fn useful_connections(&self) -> usize;
 
+    /// Whether connections for heartbeats hear of grants by other clients, as far as is known.
+    fn can_notify(&self) -> bool {
+        false
+    }
+
     /// Opens a connection for heartbeats, which hears of grants by other clients where the database can tell.
     fn connect_for_heartbeats(&self) -> Job<'_, Box<dyn Session>> {
         self.connect()

@@ -93,10 +93,11 @@ impl Coordinator {
         let random = || Uuid::new_v4().as_u128();
         // The identities of one client are counted up from the first.
         let first = LeaseId::from_u128(random() & !u128::from(u32::MAX));
+        let can_notify = executor.can_notify();
         Arc::new(Self {
             executor,
             state: Mutex::new(State {
-                engine: Engine::new(ClientId::from_u128(random()), holder, first),
+                engine: Engine::new(ClientId::from_u128(random()), holder, first, can_notify),
                 next_waiter: 0,
                 waiters: HashMap::new(),
                 leases: HashMap::new(),

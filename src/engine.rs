@@ -132,10 +132,10 @@ struct Granting {
 
 impl Engine {
     /// An engine for a client without a row, which `holder` names for people. `first_id` is random: it begins the identities of all
-    /// acquisitions.
-    pub(crate) fn new(client: ClientId, holder: Arc<str>, first_id: LeaseId) -> Self {
+    /// acquisitions. `can_notify`: a client whose heartbeat is answered hears of grants by others.
+    pub(crate) fn new(client: ClientId, holder: Arc<str>, first_id: LeaseId, can_notify: bool) -> Self {
         Self {
-            heartbeat: Heartbeat::new(client),
+            heartbeat: Heartbeat::new(client, can_notify),
             holder,
             names: BTreeMap::new(),
             waiters: HashMap::new(),
@@ -261,7 +261,7 @@ impl Engine {
     /// Looks at the entries of a name, of which one may have been granted it.
     fn notified(&mut self, now: Moment, name: &LockName) {
         if let Some(state) = self.names.get_mut(name) {
-            state.poll_at = Some(now);
+            state.is_notified = true;
         }
         self.advance(now, name);
     }

@@ -132,6 +132,11 @@ impl Executor {
         answered.await.unwrap_or_else(|_| Answer::closed())
     }
 
+    /// Whether grants by other clients are heard of, once a heartbeat was answered.
+    pub(crate) fn can_notify(&self) -> bool {
+        self.backend.can_notify()
+    }
+
     /// Why the database is out of reach at present, if it is.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.work.state().trouble.clone()

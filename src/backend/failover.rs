@@ -90,6 +90,10 @@ impl Backend for Failover {
         Box::pin(self.connect_with(|server| server.connect()))
     }
 
+    fn can_notify(&self) -> bool {
+        self.chosen().can_notify()
+    }
+
     fn connect_for_heartbeats(&self) -> Job<'_, Box<dyn Session>> {
         Box::pin(self.connect_with(|server| server.connect_for_heartbeats()))
     }

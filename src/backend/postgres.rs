@@ -20,7 +20,7 @@ mod store;
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -80,6 +80,10 @@ impl Backend for PostgresBackend {
 
     fn connect(&self) -> Job<'_, Box<dyn Session>> {
         Box::pin(async move { Ok(Box::new(self.open().await?) as Box<dyn Session>) })
+    }
+
+    fn can_notify(&self) -> bool {
+        self.can_listen.load(Ordering::Relaxed)
     }
 
     fn connect_for_heartbeats(&self) -> Job<'_, Box<dyn Session>> {

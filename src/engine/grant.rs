@@ -207,7 +207,7 @@ impl Engine {
             HolderNow::Valid { remaining, .. } => state.poll_at = Some(now + remaining.min(POLL_FIRST)),
             HolderNow::Vacant | HolderNow::Unknown => state.read_at = Some(now),
         }
-        self.heartbeat.keep(sent_at, GRANT);
+        self.heartbeat.keep_entry(sent_at);
     }
 
     pub(super) fn polled(

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::name::LONG_SILENCE;
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
-use crate::protocol::timing::BEAT;
+use crate::protocol::timing::{BEAT, GRANT};
 use crate::protocol::{ClientId, Request, Response};
 
 /// The time until a failed beat is sent again.
@@ -30,6 +30,8 @@ enum State {
 
 pub(super) struct Heartbeat {
     pub(super) client: ClientId,
+    /// A client whose heartbeat is answered hears of grants by others.
+    can_notify: bool,
     state: State,
     epoch: Epoch,
     /// When the last beat of this epoch was sent that was answered.
@@ -43,9 +45,10 @@ pub(super) struct Heartbeat {
 }
 
 impl Heartbeat {
-    pub(super) fn new(client: ClientId) -> Self {
+    pub(super) fn new(client: ClientId, can_notify: bool) -> Self {
         Self {
             client,
+            can_notify,
             state: State::Unregistered,
             epoch: Epoch(1),
             beat_at: None,
@@ -74,6 +77,12 @@ impl Heartbeat {
     pub(super) fn keep(&mut self, since: Moment, ttl: Duration) {
         let due = since + (ttl / 3).min(BEAT);
         self.due = Some(self.due.map_or(due, |before| before.min(due)));
+    }
+
+    /// An entry waits since then, and should hear of its grant.
+    pub(super) fn keep_entry(&mut self, since: Moment) {
+        let is_first = self.state == State::Unregistered && self.can_notify;
+        self.keep(since, if is_first { Duration::ZERO } else { GRANT });
     }
 
     /// Nothing is to be kept any more.

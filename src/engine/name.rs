@@ -237,6 +237,9 @@ pub(super) struct Name {
     pub(super) is_rechecked: bool,
     /// When the first entry of this client is to be looked at.
     pub(super) poll_at: Option<Moment>,
+    /// Another client may have granted it to an entry of this one. The notification may come before the answer to the request that
+    /// adds the entry.
+    pub(super) is_notified: bool,
     /// Other clients wait for it, as far as is known.
     pub(super) is_wanted: bool,
     /// How often in a row a decision was overtaken.
@@ -410,6 +413,9 @@ impl Name {
         }
         if self.is_busy() {
             return None;
+        }
+        if std::mem::take(&mut self.is_notified) {
+            self.poll_at = Some(now);
         }
         if let Some(holding) = self.holdings.iter().find(|holding| !holding.is_held() && holding.again_at <= now) {
             return Some(self.give_back(name, now, is_steady, holding));
