@@ -10,9 +10,9 @@ use sqlock::{Error, Locks, LocksBuilder};
 #[cfg(feature = "sqlite")]
 use sqlx::sqlite::SqliteConnectOptions;
 
+use crate::cli::Global;
 use crate::exit::Failure;
-use crate::options::Global;
-use crate::say;
+use crate::stderr;
 
 /// The variables that name the database, in the environment and in `.env`: the first that is there.
 const VARIABLES: [&str; 2] = ["SQLOCK_DATABASE_URL", "DATABASE_URL"];
@@ -106,7 +106,7 @@ impl Database {
         } else {
             pool.locks()
         };
-        let place = say::printable_line(&place);
+        let place = stderr::printable_line(&place);
         let _ = PLACE.set(place.clone());
         Ok(Self { locks, pool, place, may_migrate: !global.no_migrate, file })
     }
@@ -172,7 +172,7 @@ impl Url {
             let Some(path) = url.strip_prefix('@') else {
                 return parse(url, "--database-url");
             };
-            let from = format!("the file {}", say::printable_line(path));
+            let from = format!("the file {}", stderr::printable_line(path));
             let url = std::fs::read_to_string(path)
                 .map_err(|error| Failure::configuration(format!("{from} of --database-url cannot be read: {error}")))?;
             return parse(url.trim(), &from);
@@ -195,7 +195,7 @@ impl Url {
             ));
         }
         let file = default_file()?;
-        say::notice(&format!(
+        stderr::notice(&format!(
             "no database is named (--database-url, SQLOCK_DATABASE_URL, DATABASE_URL, .env): using the file {}, which \
              excludes other commands of this user on this host only",
             file.display()
@@ -336,7 +336,7 @@ impl Url {
             return Ok(options.filename(&file).create_if_missing(create));
         }
         if told && !global.sidecar {
-            say::note(&format!(
+            stderr::note(&format!(
                 "the leases are kept in {}: programs that lock in {} itself are not excluded (--sidecar, --same-file)",
                 sidecar.display(),
                 file.display()

@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::error::ErrorKind as UsageError;
 use nix::sys::signal::Signal;
 
-use crate::durations::show_exactly;
-use crate::{database, say};
+use crate::duration::show_exactly;
+use crate::{database, stderr};
 
 pub const USAGE: u8 = 64;
 pub const UNREACHABLE: u8 = 69;
@@ -55,7 +55,7 @@ impl Failure {
 
     pub fn report(self) -> ExitCode {
         if !self.message.is_empty() {
-            say::error(&self.message);
+            stderr::error(&self.message);
         }
         ExitCode::from(self.code)
     }
@@ -75,7 +75,7 @@ pub fn of_usage(error: &clap::Error) -> ExitCode {
     // clap repeats what it was given: what a terminal would act on is shown instead, and then nothing is in colour.
     let nasty = std::env::args_os().any(|argument| argument.to_string_lossy().contains(char::is_control));
     let rendered = error.render();
-    let text = if nasty { say::printable(&rendered.to_string()) } else { rendered.ansi().to_string() };
+    let text = if nasty { stderr::printable(&rendered.to_string()) } else { rendered.ansi().to_string() };
     let text = without_passwords(&text);
     let _ = write!(anstream::stderr(), "{text}");
     ExitCode::from(USAGE)
@@ -142,7 +142,7 @@ impl From<sqlock::Error> for Failure {
                 }
             }
             // There may be a name in it, and in that a line that looks like one of ours.
-            error => say::printable_line(&error.to_string()),
+            error => stderr::printable_line(&error.to_string()),
         };
         Self { code, message }
     }

@@ -1,7 +1,7 @@
 //! The `sqlock` command: holds a lease around any command, and shows, takes and frees leases.
 //!
-//! One file per subcommand; `options.rs` is the command line, `database.rs` finds the database, `exit.rs` has the exit
-//! codes. `run.rs` is the heart: it holds the lease, and the files beside it see to it that the command is dead before
+//! One file per subcommand in `command/`; `cli.rs` is the command line, `database.rs` finds the database, `exit.rs` has the exit
+//! codes. `command/run.rs` is the heart: it holds the lease, and the files beside it see to it that the command is dead before
 //! anyone else can hold.
 #![deny(unsafe_code)]
 #![allow(unreachable_pub)]
@@ -12,48 +12,38 @@ compile_error!("the sqlock command needs process groups and signals: it is for U
 #[cfg(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")))]
 compile_error!("the sqlock command needs a database: enable postgres, mysql or sqlite beside cli");
 
-mod acquire;
-mod bench;
+mod acquisition;
+mod cli;
+mod command;
 mod database;
-mod doctor;
-mod durations;
+mod describe;
+mod duration;
 mod exit;
-mod extras;
-mod held;
-mod hold;
-mod idem;
-mod ls;
-mod migrate;
-mod obtain;
-mod options;
-mod output;
-mod release;
-mod renew;
-mod run;
-mod say;
-mod schema;
-mod show;
+mod lease;
 mod signals;
-mod sweep;
-mod unlock;
+mod stderr;
+mod stdout;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
 
+use cli::{Options, Subcommand};
+use command::{
+    acquire, bench, completions, doctor, idem, ls, migrate, release, renew, run, schema, show, sweep, unlock,
+};
 use exit::Outcome;
-use options::{Options, Subcommand};
 
 fn main() -> ExitCode {
-    if let Some(code) = run::guard::main_if_asked() {
+    if let Some(code) = run::watchdog::main_if_asked() {
         return code;
     }
     let options = match Options::try_parse() {
         Ok(options) => options,
         Err(error) => return exit::of_usage(&error),
     };
-    say::set_quiet(options.global.quiet);
+    stderr::set_quiet(options.global.quiet);
     // One thread is enough, and the command must be started by one that lives as long as this process: the kernel sends
     // the parent-death signal when the starting *thread* ends.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -85,7 +75,7 @@ async fn dispatch(options: Options) -> Outcome {
         Subcommand::Idem(args) => idem::run(&global, args).await,
         Subcommand::Doctor(args) => doctor::run(&global, args).await,
         Subcommand::Bench(args) => bench::run(&global, args).await,
-        Subcommand::Completions(args) => extras::completions(&args),
-        Subcommand::Man => extras::man(),
+        Subcommand::Completions(args) => completions::completions(&args),
+        Subcommand::Man => completions::man(),
     }
 }

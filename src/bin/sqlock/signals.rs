@@ -6,8 +6,8 @@ use std::task::Poll;
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
+use crate::command::run::terminal::suspend;
 use crate::exit::Failure;
-use crate::run::terminal::suspend;
 
 /// Those that sqlock passes on to the command, or ends with while it waits.
 const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];

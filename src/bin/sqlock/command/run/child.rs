@@ -13,11 +13,11 @@ use nix::unistd::Pid;
 use sqlock::Owner;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::guard::{Announcement, Guard, Quarry, Schedule, Terms};
+use super::watchdog::{Announcement, Guard, Quarry, Schedule, Terms};
+use crate::describe;
 use crate::exit::{self, Failure};
-use crate::held::Held;
-use crate::hold;
-use crate::say::quoted;
+use crate::lease::Held;
+use crate::stderr::quoted;
 
 /// Who holds, for a `sqlock run` of the same name inside the command.
 const OWNER: &str = "SQLOCK_OWNER";
@@ -62,7 +62,7 @@ impl Child {
             .env("SQLOCK_NAME", lease.name().as_str())
             .env("SQLOCK_TOKEN", lease.token().to_string())
             .env(OWNER, lease.owner().to_string())
-            .env("SQLOCK_EXPIRES_AT", hold::expiry(lease.remaining()))
+            .env("SQLOCK_EXPIRES_AT", describe::expiry(lease.remaining()))
             .env(Quarry::MARK, Quarry::marks_with(&mark));
         if !outer.is_empty() {
             command.env(OUTER_OWNERS, outer);

@@ -3,9 +3,9 @@
 use clap::{Args, Command, CommandFactory};
 use clap_complete::Shell;
 
+use crate::cli::Options;
 use crate::exit::{Failure, Outcome};
-use crate::options::Options;
-use crate::output;
+use crate::stdout;
 
 /// Print completions for a shell.
 ///
@@ -19,7 +19,7 @@ pub struct Completions {
 pub fn completions(args: &Completions) -> Outcome {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Options::command(), "sqlock", &mut script);
-    output::text(&String::from_utf8_lossy(&script))?;
+    stdout::text(&String::from_utf8_lossy(&script))?;
     Ok(0)
 }
 
@@ -33,7 +33,7 @@ pub fn man() -> Outcome {
     for subcommand in command.get_subcommands() {
         section("SQLOCK", subcommand, &mut page).map_err(failed)?;
     }
-    output::text(&ascii(&String::from_utf8_lossy(&page)))?;
+    stdout::text(&ascii(&String::from_utf8_lossy(&page)))?;
     Ok(0)
 }
 

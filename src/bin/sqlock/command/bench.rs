@@ -9,11 +9,11 @@ use sqlock::{Locks, Owner};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
+use crate::cli::Global;
 use crate::database::{Database, Pool};
 use crate::exit::{Failure, Outcome};
-use crate::options::Global;
 use crate::signals::Signals;
-use crate::{durations, output};
+use crate::{duration, stdout};
 
 /// Measure what leases cost on your own database.
 ///
@@ -57,9 +57,9 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let lines = measured?;
     deleted.map_err(|error| Failure::configuration(format!("the names of the bench cannot be deleted: {error}")))?;
     if args.json {
-        output::json_on_many_lines(&Value::from_iter(lines.iter().map(Line::json)))?;
+        stdout::json_on_many_lines(&Value::from_iter(lines.iter().map(Line::json)))?;
     } else {
-        output::text(&output::table(
+        stdout::text(&stdout::table(
             &["WHAT", "VALUE", "UNIT", "RATIO"],
             &lines.iter().map(Line::cells).collect::<Vec<_>>(),
         ))?;
@@ -275,7 +275,7 @@ fn percentile(times: &[f64], percent: usize) -> f64 {
 }
 
 fn parse_time(text: &str) -> Result<Duration, String> {
-    let time = durations::parse(text)?;
+    let time = duration::parse(text)?;
     if (Duration::from_millis(100)..=Duration::from_secs(60)).contains(&time) {
         Ok(time)
     } else {

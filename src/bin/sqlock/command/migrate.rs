@@ -2,10 +2,10 @@
 
 use sqlock::Error;
 
+use crate::cli::Global;
 use crate::database::Database;
 use crate::exit::Outcome;
-use crate::options::Global;
-use crate::say;
+use crate::stderr;
 
 pub async fn run(global: &Global) -> Outcome {
     let db = Database::open(global).await?;
@@ -14,6 +14,6 @@ pub async fn run(global: &Global) -> Outcome {
         return Err(error.into());
     }
     db.locks.migrate().await?;
-    say::note("the tables are there and up to date");
+    stderr::note("the tables are there and up to date");
     Ok(0)
 }

@@ -19,10 +19,10 @@ use serde_json::Value;
 use sqlx::{ColumnIndex, Database, Decode, Executor, Row, SqlSafeStr};
 use tokio::time::{Instant, timeout};
 
+use crate::cli::Global;
 use crate::database::{Pool, Url};
 use crate::exit::Outcome;
-use crate::options::Global;
-use crate::output;
+use crate::stdout;
 use report::{Check, Report};
 
 /// Check that the database is set up as sqlock needs it.
@@ -76,10 +76,10 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         reports.iter_mut().filter(|report| report.is_standby).for_each(Report::stands_by);
     }
     if args.json {
-        output::json_on_many_lines(&Value::from_iter(reports.iter().map(Report::json)))?;
+        stdout::json_on_many_lines(&Value::from_iter(reports.iter().map(Report::json)))?;
     } else {
         let texts: Vec<String> = reports.iter().map(Report::text).collect();
-        output::text(&texts.join("\n"))?;
+        stdout::text(&texts.join("\n"))?;
     }
     Ok(if reports.iter().all(Report::is_ok) { 0 } else { UNHEALTHY })
 }

@@ -2,10 +2,10 @@
 
 use clap::Args;
 
+use crate::cli::Global;
 use crate::database::{Kind, Url};
 use crate::exit::Outcome;
-use crate::options::Global;
-use crate::output;
+use crate::stdout;
 
 /// Print the SQL that creates the tables, to paste into your own migrations.
 ///
@@ -20,22 +20,22 @@ pub struct Arguments {
 
 /// The migrations, in their order: the first has version 1.
 const POSTGRES: &[&str] = &[
-    include_str!("../../../migrations/postgres/0001_lease.sql"),
-    include_str!("../../../migrations/postgres/0002_row.sql"),
-    include_str!("../../../migrations/postgres/0003_idem.sql"),
-    include_str!("../../../migrations/postgres/0004_idem_step.sql"),
+    include_str!("../../../../migrations/postgres/0001_lease.sql"),
+    include_str!("../../../../migrations/postgres/0002_row.sql"),
+    include_str!("../../../../migrations/postgres/0003_idem.sql"),
+    include_str!("../../../../migrations/postgres/0004_idem_step.sql"),
 ];
 const MYSQL: &[&str] = &[
-    include_str!("../../../migrations/mysql/0001_client.sql"),
-    include_str!("../../../migrations/mysql/0002_lease.sql"),
-    include_str!("../../../migrations/mysql/0003_entry.sql"),
-    include_str!("../../../migrations/mysql/0004_row.sql"),
-    include_str!("../../../migrations/mysql/0005_idem.sql"),
-    include_str!("../../../migrations/mysql/0006_idem_step.sql"),
+    include_str!("../../../../migrations/mysql/0001_client.sql"),
+    include_str!("../../../../migrations/mysql/0002_lease.sql"),
+    include_str!("../../../../migrations/mysql/0003_entry.sql"),
+    include_str!("../../../../migrations/mysql/0004_row.sql"),
+    include_str!("../../../../migrations/mysql/0005_idem.sql"),
+    include_str!("../../../../migrations/mysql/0006_idem_step.sql"),
 ];
 const SQLITE: &[&str] = &[
-    include_str!("../../../migrations/sqlite/0001_lease.sql"),
-    include_str!("../../../migrations/sqlite/0002_idem.sql"),
+    include_str!("../../../../migrations/sqlite/0001_lease.sql"),
+    include_str!("../../../../migrations/sqlite/0002_idem.sql"),
 ];
 
 pub fn migrations(kind: Kind) -> &'static [&'static str] {
@@ -54,6 +54,6 @@ pub fn run(global: &Global, args: Arguments) -> Outcome {
     // On MySQL a migration is one statement, and ends without a semicolon.
     let statements: Vec<String> =
         migrations(kind).iter().map(|file| format!("{};\n", file.trim_end().trim_end_matches(';'))).collect();
-    output::text(&statements.join("\n"))?;
+    stdout::text(&statements.join("\n"))?;
     Ok(0)
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use sqlx::Error;
 
-use crate::say::printable_line;
+use crate::stderr::printable_line;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {

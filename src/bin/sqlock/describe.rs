@@ -6,8 +6,8 @@ use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 use sqlock::{LeaseInfo, Mode, WaiterInfo};
 
-use crate::durations;
-use crate::say::printable_line;
+use crate::duration;
+use crate::stderr::printable_line;
 
 /// `held by host/17 ("deploy 42") for 3m 20s; its lease ends in 24s unless it is renewed`. Of several, the one who came first:
 /// `shared by 3, first: host/17 …`. `None`: nobody holds it.
@@ -15,7 +15,7 @@ pub fn describe(holders: &[LeaseInfo]) -> Option<String> {
     let held = holders.first()?;
     let label = if held.label.is_empty() { String::new() } else { format!(" (\"{}\")", printable_line(&held.label)) };
     let holder = format!("{}{label}", printable_line(&held.holder));
-    let left = durations::show(held.remaining);
+    let left = duration::show(held.remaining);
     if held.owner.is_none() {
         return Some(format!("given back by {holder}, and kept taken for another {left}"));
     }
@@ -27,7 +27,7 @@ pub fn describe(holders: &[LeaseInfo]) -> Option<String> {
         1 => String::new(),
         several => format!("{several}, first: "),
     };
-    let age = durations::show(age(held));
+    let age = duration::show(age(held));
     Some(format!("{by} {first}{holder} for {age}; its lease ends in {left} unless it is renewed"))
 }
 

@@ -7,14 +7,14 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use super::{Arguments, Ended, child, work};
+use crate::acquisition::Outage;
+use crate::cli::Global;
 use crate::database::Database;
-use crate::durations;
+use crate::duration;
 use crate::exit::{Failure, Outcome};
-use crate::held::Held;
-use crate::obtain::Outage;
-use crate::options::Global;
-use crate::say::{self, quoted};
+use crate::lease::Held;
 use crate::signals::Signals;
+use crate::stderr::{self, quoted};
 
 /// How long one of them may take to tell who holds the name: it may be the one that is down.
 const PATIENCE: Duration = Duration::from_secs(4);
@@ -94,9 +94,9 @@ async fn obtain(args: &Arguments, all: Vec<Database>, quorum: &Quorum) -> Result
     let within = match (&obtained, args.terms.timeout) {
         (Ok(Some(_)), _) => return Ok(obtained?),
         (Ok(None), _) => String::new(),
-        (Err(error), Some(at_most)) if error.is_timeout() => format!(" within {}", durations::show_exactly(at_most)),
+        (Err(error), Some(at_most)) if error.is_timeout() => format!(" within {}", duration::show_exactly(at_most)),
         _ => return Ok(obtained?),
     };
-    say::note(&format!("{} not obtained{within}: somebody else was at it", quoted(&name)));
+    stderr::note(&format!("{} not obtained{within}: somebody else was at it", quoted(&name)));
     Ok(None)
 }

@@ -8,12 +8,12 @@ use serde_json::Value;
 use sqlock::LeaseInfo;
 use tokio::time::sleep;
 
+use crate::cli::Global;
 use crate::database::Database;
 use crate::exit::{self, Failure, Outcome};
-use crate::options::Global;
-use crate::say::{self, printable_line};
 use crate::signals::Signals;
-use crate::{durations, hold, output};
+use crate::stderr::{self, printable_line};
+use crate::{describe, duration, stdout};
 
 /// List the names that are held.
 ///
@@ -40,11 +40,11 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut held = signals.unless_ended(db.read(async || db.locks.list(&args.prefix).await)).await??;
     let mut clear = if args.watch && !args.json && std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
     loop {
-        let all = || Value::from_iter(held.iter().map(hold::json));
+        let all = || Value::from_iter(held.iter().map(describe::json));
         match (args.json, args.watch) {
-            (true, true) => output::json(&all())?,
-            (true, false) => output::json_on_many_lines(&all())?,
-            _ => output::text(&format!("{clear}{}", table(&held)))?,
+            (true, true) => stdout::json(&all())?,
+            (true, false) => stdout::json_on_many_lines(&all())?,
+            _ => stdout::text(&format!("{clear}{}", table(&held)))?,
         }
         if !args.watch {
             let _ = db.locks.shutdown().await;
@@ -63,7 +63,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         };
         match again {
             Ok(now) => held = now,
-            Err(error) => say::warning(&format!("{}; showing what was", Failure::from(error).message)),
+            Err(error) => stderr::warning(&format!("{}; showing what was", Failure::from(error).message)),
         }
     }
 }
@@ -75,14 +75,14 @@ fn table(held: &[LeaseInfo]) -> String {
             vec![
                 printable_line(held.name.as_str()),
                 printable_line(&held.holder),
-                hold::mode(held.mode),
+                describe::mode(held.mode),
                 held.waiters.to_string(),
-                durations::show(hold::age(held)),
-                durations::show(held.remaining),
+                duration::show(describe::age(held)),
+                duration::show(held.remaining),
                 held.token.to_string(),
                 printable_line(&held.label),
             ]
         })
         .collect();
-    output::table(&["NAME", "HOLDER", "MODE", "WAITERS", "HELD FOR", "EXPIRES IN", "TOKEN", "LABEL"], &rows)
+    stdout::table(&["NAME", "HOLDER", "MODE", "WAITERS", "HELD FOR", "EXPIRES IN", "TOKEN", "LABEL"], &rows)
 }

@@ -1,13 +1,13 @@
 //! `sqlock run`: hold the lease, run the command, and have it dead before anyone else can hold.
 //!
 //! Three processes. This one holds the lease and starts the *command* in a process group of its own (`run/child.rs`), and
-//! beside it a *guard* (`run/guard.rs`), which knows the deadline and kills the command should this process be stopped,
+//! beside it a *guard* (`run/watchdog.rs`), which knows the deadline and kills the command should this process be stopped,
 //! killed, or held up by a database. A terminal is shared with the command as a shell would do it (`run/terminal.rs`).
 
 pub mod child;
-pub mod guard;
-mod majority;
+mod quorum;
 pub mod terminal;
+pub mod watchdog;
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -17,17 +17,17 @@ use nix::sys::signal::Signal;
 use sqlock::LossCause;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
+use crate::acquisition::Terms;
+use crate::cli::Global;
 use crate::database::Database;
-use crate::durations;
+use crate::duration;
 use crate::exit::{self, Failure, Outcome};
-use crate::held::Held;
-use crate::obtain::Terms;
-use crate::options::Global;
-use crate::say::{self, quoted};
+use crate::lease::Held;
 use crate::signals::{self, Signals};
+use crate::stderr::{self, quoted};
 use child::{Change, Child};
-use guard::{Guard, Report, Schedule};
 use terminal::Terminal;
+use watchdog::{Guard, Report, Schedule};
 
 /// Hold the lease on a name while a command runs.
 ///
@@ -55,17 +55,17 @@ pub struct Arguments {
     skip_ok: bool,
     /// How long before the end of a lease that cannot be renewed the command is told to stop. At most a third of the TTL:
     /// what is longer is shortened.
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = durations::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     kill_after: Duration,
     /// The signal that tells it to stop.
     #[arg(long, value_name = "SIGNAL", default_value = "TERM", value_parser = parse_signal)]
     signal: Signal,
     /// Keep the name taken for at least this long, also when the command ends earlier: for jobs that are shorter than the
     /// differences between the clocks that start them.
-    #[arg(long, value_name = "DURATION", value_parser = durations::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     hold_at_least: Option<Duration>,
     /// Stop the command and free the name after this time. --signal comes --kill-after before that.
-    #[arg(long, value_name = "DURATION", value_parser = durations::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     max_hold: Option<Duration>,
     /// Stand again when the lease was lost: of all who run this, one leads at any time. After the first time the database
     /// may be away for any time.
@@ -84,14 +84,14 @@ pub struct Arguments {
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut signals = Signals::that_end()?;
     if args.quorum {
-        return majority::run(global, &args, &mut signals).await;
+        return quorum::run(global, &args, &mut signals).await;
     }
     let db = Database::open(global).await?;
     let mut has_led = false;
     let outcome = loop {
         match hold(&args, &db, &mut signals, has_led).await {
             Ok(Ended { stopped: Some(why), .. }) if args.elect => {
-                say::warning(&format!("{why}; standing again"));
+                stderr::warning(&format!("{why}; standing again"));
                 has_led = true;
             }
             ended => break ended.and_then(Ended::outcome),
@@ -133,8 +133,8 @@ async fn work(args: &Arguments, lease: Held, signals: &mut Signals) -> Result<En
             Err(Failure::new(exit::LOST, format!("{error}, before the command ended")))
         }
         (ended, Err(error)) if !error.is_lost() => {
-            let left = durations::show_exactly(args.terms.ttl);
-            say::warning(&format!("{name} could not be given back: {error}; it is free in {left} at most"));
+            let left = duration::show_exactly(args.terms.ttl);
+            stderr::warning(&format!("{name} could not be given back: {error}; it is free in {left} at most"));
             ended
         }
         (ended, _) => ended,
@@ -145,7 +145,7 @@ async fn work(args: &Arguments, lease: Held, signals: &mut Signals) -> Result<En
 fn start(args: &Arguments, lease: &Held, signals: &mut Signals) -> Result<Holding, Failure> {
     signals.and_others()?;
     let ttl = args.terms.ttl.min(args.max_hold.unwrap_or(Duration::MAX));
-    let terms = guard::Terms::new(ttl, args.kill_after, args.signal);
+    let terms = watchdog::Terms::new(ttl, args.kill_after, args.signal);
     // It counts from when the lease was asked for: what is gone of that by now is gone of --max-hold.
     let gone = ttl.saturating_sub(lease.remaining());
     let ends = args.max_hold.map(|at_most| Instant::now() + at_most.saturating_sub(gone));
@@ -163,7 +163,7 @@ fn start(args: &Arguments, lease: &Held, signals: &mut Signals) -> Result<Holdin
 
 /// A command at work under a lease.
 struct Holding {
-    terms: guard::Terms,
+    terms: watchdog::Terms,
     /// When `--max-hold` is over.
     ends: Option<Instant>,
     terminal: Terminal,
@@ -272,8 +272,8 @@ impl Holding {
 
     fn warn(&self, lease: &Held) {
         let name = quoted(lease.name().as_str());
-        let left = durations::show(lease.remaining());
-        say::warning(&if self.is_at_max_hold() {
+        let left = duration::show(lease.remaining());
+        stderr::warning(&if self.is_at_max_hold() {
             format!("the lease on {name} reaches its --max-hold in {left}: stopping the command")
         } else {
             format!("the lease on {name} could not be renewed and ends in {left}: stopping the command")

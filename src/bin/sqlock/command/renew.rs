@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::cli::Global;
+use crate::command::unlock::{Holding, not_held};
 use crate::database::Database;
 use crate::exit::Outcome;
-use crate::options::Global;
-use crate::unlock::{Holding, not_held};
-use crate::{durations, hold, output};
+use crate::{describe, duration, stdout};
 
 /// Make a lease from "sqlock acquire" last longer.
 ///
@@ -19,7 +19,7 @@ pub struct Arguments {
     #[command(flatten)]
     holding: Holding,
     /// How long from now.
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = durations::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     ttl: Duration,
 }
 
@@ -31,7 +31,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let _ = db.locks.shutdown().await;
     match holders.iter().find(|held| extended && held.token == *token) {
         Some(held) => {
-            output::json(&hold::json_of_steps(held))?;
+            stdout::json(&describe::json_of_steps(held))?;
             Ok(0)
         }
         None => Err(not_held(&args.holding, &holders)),

@@ -22,7 +22,7 @@ use nix::unistd::{Pid, getpid};
 use sqlock::Owner;
 
 use crate::exit::Failure;
-use crate::held::Held;
+use crate::lease::Held;
 
 /// The first argument that makes this program a guard.
 const CALL: &str = "__guard";

@@ -8,13 +8,13 @@ use clap::Args;
 use sqlock::{Error, Lease, LeaseInfo, LeaseRequest, Mode, Owner, Waiting};
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::command::run::child;
 use crate::database::{self, Database};
-use crate::durations;
+use crate::describe;
+use crate::duration;
 use crate::exit::{self, Failure, NOT_OBTAINED};
-use crate::hold;
-use crate::run::child;
-use crate::say::{self, quoted};
 use crate::signals::Signals;
+use crate::stderr::{self, quoted};
 
 /// How much longer than --timeout an attempt may take that a database does not answer.
 const GRACE: Duration = Duration::from_secs(3);
@@ -31,7 +31,7 @@ pub struct Terms {
     pub nonblock: bool,
     /// Wait at most this long, then exit with 75. A database that cannot be reached is waited for as well; if it cannot be
     /// reached at the end, exit with 69. Without this option, wait for the name for as long as it takes.
-    #[arg(short = 'w', long, visible_alias = "wait", value_name = "DURATION", value_parser = durations::parse)]
+    #[arg(short = 'w', long, visible_alias = "wait", value_name = "DURATION", value_parser = duration::parse)]
     pub timeout: Option<Duration>,
     /// Share the name with others who share it: many readers or one writer. All stand in one line, so that a writer who waits
     /// keeps later readers out.
@@ -44,7 +44,7 @@ pub struct Terms {
     #[arg(short = 'E', long, value_name = "N")]
     pub conflict_exit_code: Option<u8>,
     /// How long the lease outlives its last renewal: the longest time for which a crashed holder blocks others.
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = durations::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     pub ttl: Duration,
     /// A note for people, shown by ls and show.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
@@ -81,7 +81,7 @@ impl Terms {
         let patience = if self.nonblock { Some(Duration::ZERO) } else { self.timeout };
         let reached = Cell::new(patient.then(Instant::now));
         let progress = Progress::default();
-        let request = if say::is_quiet() { request } else { request.while_waiting(progress.listener()) };
+        let request = if stderr::is_quiet() { request } else { request.while_waiting(progress.listener()) };
         let outcome = tokio::select! {
             outcome = self.wait(db, request, patience, for_database, &reached) => outcome,
             () = tell_who_holds(db, &self.name, &reached, &progress), if patience.is_none_or(|p| !p.is_zero()) => Ok(None),
@@ -98,15 +98,15 @@ impl Terms {
         }
         let waited = patience.filter(|patience| !patience.is_zero());
         let by = match timeout(LAST_LOOK, db.locks.holders(&self.name)).await {
-            Ok(Ok(holders)) => hold::describe(&holders),
+            Ok(Ok(holders)) => describe::describe(&holders),
             // The database has gone away while the name was waited for.
             Ok(Err(error @ Error::Unavailable { .. })) if waited.is_some() => return Err(error.into()),
             Err(_) if waited.is_some() => return Err(no_answer(LAST_LOOK)),
             _ => None,
         };
         let by = by.unwrap_or_else(|| "somebody else was at it".into());
-        let within = waited.map(|waited| format!(" within {}", durations::show_exactly(waited))).unwrap_or_default();
-        say::note(&format!("{} not obtained{within}: {by}", quoted(&self.name)));
+        let within = waited.map(|waited| format!(" within {}", duration::show_exactly(waited))).unwrap_or_default();
+        stderr::note(&format!("{} not obtained{within}: {by}", quoted(&self.name)));
         Ok(None)
     }
 
@@ -225,7 +225,7 @@ impl Outage {
             return Err(failure);
         }
         if self.said != failure.message {
-            say::warning(&format!("{}; still waiting", failure.message));
+            stderr::warning(&format!("{}; still waiting", failure.message));
             self.said = failure.message;
         }
         sleep(PAUSE).await;
@@ -234,7 +234,7 @@ impl Outage {
 }
 
 fn no_answer(within: Duration) -> Failure {
-    let within = durations::show(within);
+    let within = duration::show(within);
     Failure::new(exit::UNREACHABLE, format!("{}: no answer came within {within}", database::unreachable()))
 }
 
@@ -267,7 +267,7 @@ async fn tell_who_holds(db: &Database, name: &str, reached: &Cell<Option<Instant
             reached.set(Some(Instant::now()));
         }
         let holders = seen.unwrap_or_default();
-        if let (Some(held), Some(waiting)) = (hold::describe(&holders), progress.latest()) {
+        if let (Some(held), Some(waiting)) = (describe::describe(&holders), progress.latest()) {
             let now = Some((waiting.ahead, waiting.holder.map(|holder| holder.token)));
             if now != said || Instant::now() >= again {
                 let ahead = match waiting.ahead {
@@ -275,14 +275,14 @@ async fn tell_who_holds(db: &Database, name: &str, reached: &Cell<Option<Instant
                     ahead => format!("{ahead} ahead in line"),
                 };
                 let hint = if said.is_none() { hint(name, &holders, &around) } else { String::new() };
-                say::note(&format!("waiting for {}, {ahead}, {held}{hint}", quoted(name)));
+                stderr::note(&format!("waiting for {}, {ahead}, {held}{hint}", quoted(name)));
                 again = Instant::now() + pause;
                 pause = (pause * 2).min(Duration::from_secs(600));
                 said = now;
             }
         }
         // How many are ahead may not have been told yet.
-        let soon = said.is_none() && !holders.is_empty() && !say::is_quiet();
+        let soon = said.is_none() && !holders.is_empty() && !stderr::is_quiet();
         sleep(Duration::from_millis(if soon { 250 } else { 2000 })).await;
     }
 }

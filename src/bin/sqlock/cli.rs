@@ -2,7 +2,7 @@
 
 use clap::{Args, Parser};
 
-use crate::{acquire, bench, doctor, extras, idem, ls, release, renew, run, schema, show, sweep, unlock};
+use crate::command::{acquire, bench, completions, doctor, idem, ls, release, renew, run, schema, show, sweep, unlock};
 
 /// Hold a lease on a name, in the SQL database you already run, while a command runs.
 ///
@@ -98,7 +98,7 @@ pub enum Subcommand {
     Idem(idem::Arguments),
     Doctor(doctor::Arguments),
     Bench(bench::Arguments),
-    Completions(extras::Completions),
+    Completions(completions::Completions),
     /// Print the manual page, in roff: sqlock man | man -l -
     Man,
 }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::cli::Global;
 use crate::database::Database;
-use crate::durations;
+use crate::duration;
 use crate::exit::Outcome;
-use crate::options::Global;
-use crate::output;
+use crate::stdout;
 
 /// Purge the rows of names that have long been free.
 ///
@@ -19,7 +19,7 @@ use crate::output;
 pub struct Arguments {
     /// For how long a name must have been free. Keep it well above any step that the database's clock may make backwards:
     /// fencing tokens could go back by as much as the step exceeds it.
-    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = durations::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = duration::parse)]
     retention: Duration,
 }
 
@@ -27,6 +27,6 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let db = Database::open_to_read(global).await?;
     let purged = db.read(async || db.locks.sweeper().retention(args.retention).sweep().await).await?;
     let _ = db.locks.shutdown().await;
-    output::text(&format!("purged {purged} names and requests\n"))?;
+    stdout::text(&format!("purged {purged} names and requests\n"))?;
     Ok(0)
 }

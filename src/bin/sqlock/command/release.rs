@@ -2,9 +2,9 @@
 
 use clap::Args;
 
+use crate::cli::Global;
+use crate::command::unlock::{self, Holding};
 use crate::exit::Outcome;
-use crate::options::Global;
-use crate::unlock::{self, Holding};
 
 /// Give back a lease from "sqlock acquire".
 ///

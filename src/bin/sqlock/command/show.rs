@@ -3,11 +3,11 @@
 use clap::Args;
 use sqlock::{LeaseInfo, WaiterInfo};
 
+use crate::cli::Global;
 use crate::database::Database;
 use crate::exit::Outcome;
-use crate::options::Global;
-use crate::say::{printable_line, quoted};
-use crate::{durations, hold, output};
+use crate::stderr::{printable_line, quoted};
+use crate::{describe, duration, stdout};
 
 /// Show who holds a name, and who waits for it.
 ///
@@ -31,7 +31,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let line = db.read(async || db.locks.waiters(&args.name).await).await?;
     let _ = db.locks.shutdown().await;
     if args.json {
-        output::json_on_many_lines(&hold::json_with_line(&holders, &line))?;
+        stdout::json_on_many_lines(&describe::json_with_line(&holders, &line))?;
         return Ok(0);
     }
     let mut blocks: Vec<String> = holders.iter().map(holder).collect();
@@ -41,16 +41,16 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     if !line.is_empty() {
         blocks.push(waiters(&line));
     }
-    output::text(&blocks.join("\n"))?;
+    stdout::text(&blocks.join("\n"))?;
     Ok(0)
 }
 
 fn holder(held: &LeaseInfo) -> String {
-    let ago = durations::show(hold::age(held));
-    let left = durations::show(held.remaining);
+    let ago = duration::show(describe::age(held));
+    let left = duration::show(held.remaining);
     let mut lines = vec![
         ("name", printable_line(held.name.as_str())),
-        ("mode", hold::mode(held.mode)),
+        ("mode", describe::mode(held.mode)),
         ("holder", printable_line(&held.holder)),
         ("label", printable_line(&held.label)),
     ];
@@ -61,8 +61,8 @@ fn holder(held: &LeaseInfo) -> String {
     }
     let unless = if held.owner.is_some() { ", unless it is renewed" } else { "" };
     lines.push(("token", held.token.to_string()));
-    lines.push(("acquired at", format!("{} ({ago} ago)", hold::time(held.acquired_at))));
-    lines.push(("expires at", format!("{} (in {left}{unless})", hold::time(held.expires_at))));
+    lines.push(("acquired at", format!("{} ({ago} ago)", describe::time(held.acquired_at))));
+    lines.push(("expires at", format!("{} (in {left}{unless})", describe::time(held.expires_at))));
     let lines = lines.iter().filter(|(_, value)| !value.is_empty());
     lines.map(|(what, value)| format!("{what:<11}  {value}\n")).collect()
 }
@@ -74,11 +74,11 @@ fn waiters(line: &[WaiterInfo]) -> String {
             vec![
                 (waiter.ahead + 1).to_string(),
                 printable_line(&waiter.holder),
-                hold::mode(waiter.mode),
-                hold::time(waiter.since),
+                describe::mode(waiter.mode),
+                describe::time(waiter.since),
                 printable_line(&waiter.label),
             ]
         })
         .collect();
-    output::table(&["IN LINE", "WHO", "WANTS IT", "SINCE", "LABEL"], &rows)
+    stdout::table(&["IN LINE", "WHO", "WANTS IT", "SINCE", "LABEL"], &rows)
 }

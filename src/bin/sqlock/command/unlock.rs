@@ -3,11 +3,11 @@
 use clap::Args;
 use sqlock::{FencingToken, LeaseInfo};
 
+use crate::cli::Global;
 use crate::database::Database;
+use crate::describe;
 use crate::exit::{self, Failure, Outcome};
-use crate::hold;
-use crate::options::Global;
-use crate::say::{self, quoted};
+use crate::stderr::{self, quoted};
 
 /// Take a name away from its holder: for one that is gone for good, or hangs.
 ///
@@ -33,7 +33,7 @@ pub struct Holding {
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let left = end(global, &args.holding).await?;
     let Holding { name, token } = &args.holding;
-    say::note(&match hold::describe(&left) {
+    stderr::note(&match describe::describe(&left) {
         None => format!("{} is free", quoted(name)),
         Some(now) => format!("token {token} does not hold {} any more: it is {now}", quoted(name)),
     });
@@ -54,7 +54,7 @@ pub async fn end(global: &Global, holding: &Holding) -> Result<Vec<LeaseInfo>, F
 /// What to say when the token does not hold the name.
 pub fn not_held(holding: &Holding, holders: &[LeaseInfo]) -> Failure {
     let Holding { name, token } = holding;
-    let now = match (hold::describe(holders), holders) {
+    let now = match (describe::describe(holders), holders) {
         (Some(now), [held]) => format!("it is {now} (token {})", held.token),
         (Some(now), _) => format!("it is {now} (\"sqlock show\" tells the tokens)"),
         (None, _) => "it is free".into(),

@@ -4,13 +4,13 @@ use clap::Args;
 use serde_json::{Value, json};
 use sqlock::{FencingToken, Idempotency, IdempotencyKey, LeaseInfo, RecordInfo};
 
+use crate::cli::Global;
+use crate::command::unlock::parse_token;
 use crate::database::Database;
+use crate::describe::time;
 use crate::exit::{self, Failure, Outcome};
-use crate::hold::time;
-use crate::options::Global;
-use crate::output;
-use crate::say::{self, printable_line, quoted};
-use crate::unlock::parse_token;
+use crate::stderr::{self, printable_line, quoted};
+use crate::stdout;
 
 /// How the names of the leases on keys begin.
 const LEASES: &str = "sqlock-idem/";
@@ -149,7 +149,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         Subcommand::Release(args) => release(&db, args).await?,
         Subcommand::Purge => {
             let purged = db.read(async || Idempotency::new(&db.locks).purge().await).await?;
-            output::text(&format!("purged {purged} requests\n"))?;
+            stdout::text(&format!("purged {purged} requests\n"))?;
         }
     }
     let _ = db.locks.shutdown().await;
@@ -169,12 +169,12 @@ async fn ls(db: &Database, args: Ls) -> Result<(), Failure> {
         held = db.read(async || db.locks.list(LEASES).await).await?;
     }
     if args.json {
-        output::json_on_many_lines(&records.iter().map(|record| json(record, at_work(record, &held))).collect())?;
+        stdout::json_on_many_lines(&records.iter().map(|record| json(record, at_work(record, &held))).collect())?;
     } else {
-        output::text(&table(&records, &held))?;
+        stdout::text(&table(&records, &held))?;
     }
     if !all {
-        say::note(&format!("only the first {} are shown: --limit shows more", args.limit));
+        stderr::note(&format!("only the first {} are shown: --limit shows more", args.limit));
     }
     Ok(())
 }
@@ -197,7 +197,7 @@ fn table(records: &[RecordInfo], held: &[LeaseInfo]) -> String {
         })
         .collect();
     let heading = ["NAMESPACE", "PRINCIPAL", "KEY", "STATE", "ATTEMPTS", "TOKEN", "CREATED AT", "EXPIRES AT", "WHO"];
-    output::table(&heading, &rows)
+    stdout::table(&heading, &rows)
 }
 
 /// Who is at work on it.
@@ -238,7 +238,7 @@ async fn show(db: &Database, args: Show) -> Result<(), Failure> {
     };
     let held = held.as_ref().filter(|_| record.as_ref().is_some_and(|record| record.state == "started"));
     if args.json {
-        return output::json_on_many_lines(&record.map_or(Value::Null, |record| {
+        return stdout::json_on_many_lines(&record.map_or(Value::Null, |record| {
             let mut shown = json(&record, held);
             shown["result_bytes"] = record.result_bytes.into();
             shown["steps"] = record.steps.into();
@@ -246,8 +246,8 @@ async fn show(db: &Database, args: Show) -> Result<(), Failure> {
         }));
     }
     match record {
-        Some(record) => output::text(&lines(&record, held)),
-        None => output::text(&format!("nothing stands under {}\n", quoted(&args.which.key))),
+        Some(record) => stdout::text(&lines(&record, held)),
+        None => stdout::text(&format!("nothing stands under {}\n", quoted(&args.which.key))),
     }
 }
 
@@ -283,13 +283,13 @@ async fn release(db: &Database, args: Release) -> Result<(), Failure> {
         let now = db.read(async || requests.inspect(&key).await).await?;
         return Err(refused(&which, token, now.as_ref()));
     }
-    say::note(&format!("{} is as good as new", quoted(&which.key)));
+    stderr::note(&format!("{} is as good as new", quoted(&which.key)));
     // It was released, whether or not one can see who is still there.
     if let Some(record) = record
         && let Ok(Some(held)) = db.locks.inspect(&record.lease).await
     {
         let holder = printable_line(&held.holder);
-        say::warning(&format!(
+        stderr::warning(&format!(
             "{holder} is still at work on it, or has just died: until its lease ends, the key is in progress"
         ));
     }

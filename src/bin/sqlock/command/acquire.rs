@@ -5,14 +5,14 @@ use std::time::Duration;
 use clap::Args;
 use tokio::time::timeout;
 
+use crate::acquisition::Terms;
+use crate::cli::Global;
 use crate::database::Database;
+use crate::describe;
 use crate::exit::{self, Failure, Outcome};
-use crate::hold;
-use crate::obtain::Terms;
-use crate::options::Global;
-use crate::output;
-use crate::say::quoted;
 use crate::signals::Signals;
+use crate::stderr::quoted;
+use crate::stdout;
 
 /// Acquire a lease and leave it held, for the steps of a CI job or a script.
 ///
@@ -34,7 +34,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     };
     let printed = match db.locks.holders(lease.name().as_str()).await {
         Ok(holders) => match holders.iter().find(|held| held.token == lease.token()) {
-            Some(held) => output::json(&hold::json_of_steps(held)),
+            Some(held) => stdout::json(&describe::json_of_steps(held)),
             None => Err(Failure::new(exit::LOST, format!("the lease on {} is lost already", quoted(&args.terms.name)))),
         },
         Err(error) => Err(error.into()),
