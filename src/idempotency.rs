@@ -35,6 +35,7 @@ use crate::locks::Locks;
 use crate::owner::Owner;
 use crate::retry::{Ended, Retry, RetryError};
 use crate::row;
+use crate::token::FencingToken;
 
 /// The table of the records.
 const TABLE: &str = "sqlock_idem";
@@ -568,7 +569,7 @@ impl Idempotency {
     /// # Cancel safety
     ///
     /// Dropping the future leaves open whether it is deleted. It can be repeated.
-    pub async fn forget(&self, key: &IdempotencyKey, token: crate::FencingToken) -> Result<bool> {
+    pub async fn forget(&self, key: &IdempotencyKey, token: FencingToken) -> Result<bool> {
         let key = key.within(&self.namespace)?;
         let errand = Errand::Forget { id: key.id.clone(), token: token.get() };
         let answer = self.client.ask(errand).await;
@@ -867,7 +868,7 @@ pub struct RecordInfo {
     /// How far it has come: `issued`, `started`, `unknown` or `done`.
     pub state: &'static str,
     /// The token of the latest attempt. `None`: it was done in one transaction.
-    pub token: Option<crate::FencingToken>,
+    pub token: Option<FencingToken>,
     /// How many attempts were made under a lease.
     pub attempts: u32,
     /// Under what name its attempts hold their lease: `sqlock-idem/` and a digest of the key. While it is

@@ -132,7 +132,7 @@
 //   session row sweeper version retry - locks of connections, rows in transactions, and what goes with them
 //   inspect - who holds what
 //   client - what stands behind a handle
-//   row/known idempotency/duplicates session/desk session/bond - what a client remembers
+//   row/known idempotency/duplicates session/desk session/lock session/bond - what a client remembers
 //   coordinator - the only part that feeds the engine and runs its actions
 //   executor - connections: sends, repeats, reconnects
 //   operation - what a connection can be asked to do

@@ -12,8 +12,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender,
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::SessionLock;
 use super::bond::Bond;
+use super::lock::SessionLock;
 use crate::backend::{Anchor, Backend};
 use crate::backoff::Backoff;
 use crate::clock::Moment;

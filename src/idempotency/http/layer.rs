@@ -145,7 +145,7 @@ impl IdempotencyLayer {
     /// # Cancel safety
     ///
     /// As [`Idempotency::resume`].
-    pub async fn resume<R, E, F>(&self, work: F) -> crate::Result<Resumed>
+    pub async fn resume<R, E, F>(&self, work: F) -> crate::error::Result<Resumed>
     where
         R: IntoResponse,
         E: std::error::Error + 'static,
@@ -184,7 +184,7 @@ impl IdempotencyLayer {
     ///
     /// [`Error::NoRefusal`](crate::Error::NoRefusal) for a status outside 400 to 499, and for 408, 409, 425, 429 and 499: a handler
     /// that timed out, or passes on what a provider answered, may have taken effect.
-    pub fn refusals(mut self, statuses: impl IntoIterator<Item = StatusCode>) -> crate::Result<Self> {
+    pub fn refusals(mut self, statuses: impl IntoIterator<Item = StatusCode>) -> crate::error::Result<Self> {
         self.0.policy.set_refusals(statuses)?;
         Ok(self)
     }
