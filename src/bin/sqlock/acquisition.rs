@@ -8,10 +8,10 @@ use clap::Args;
 use sqlock::{Error, Lease, LeaseInfo, LeaseRequest, Mode, Owner, Waiting};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::command::run::child;
-use crate::database::{self, Database};
+use crate::database::Database;
 use crate::describe;
 use crate::duration;
+use crate::environment;
 use crate::exit::{self, Failure, NOT_OBTAINED};
 use crate::signals::Signals;
 use crate::stderr::{self, quoted};
@@ -186,7 +186,7 @@ impl Terms {
     /// An enclosing run that holds another name is no reason to share an owner, for two commands inside it must exclude each
     /// other.
     async fn enclosing_owner(&self, db: &Database) -> Result<Option<Owner>, Failure> {
-        let owners = child::enclosing_owners();
+        let owners = environment::enclosing_owners();
         if owners.is_empty() {
             return Ok(None);
         }
@@ -235,7 +235,7 @@ impl Outage {
 
 fn no_answer(within: Duration) -> Failure {
     let within = duration::show(within);
-    Failure::new(exit::UNREACHABLE, format!("{}: no answer came within {within}", database::unreachable()))
+    Failure::new(exit::UNREACHABLE, format!("{}: no answer came within {within}", exit::unreachable()))
 }
 
 /// How far the wait has come, as the library tells it.
@@ -256,7 +256,7 @@ impl Progress {
 /// Says who holds the name and how many are ahead, once the wait is long enough to be noticed; again when that changes, and
 /// now and then.
 async fn tell_who_holds(db: &Database, name: &str, reached: &Cell<Option<Instant>>, progress: &Progress) {
-    let around = child::enclosing_owners();
+    let around = environment::enclosing_owners();
     let mut said = None;
     let mut again = Instant::now();
     let mut pause = Duration::from_secs(60);

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::OnceLock;
 #[cfg(feature = "sqlite")]
 use std::time::Duration;
 
@@ -10,8 +9,8 @@ use sqlock::{Error, Locks, LocksBuilder};
 #[cfg(feature = "sqlite")]
 use sqlx::sqlite::SqliteConnectOptions;
 
-use crate::cli::Global;
-use crate::exit::Failure;
+use crate::exit::{self, Failure};
+use crate::global::Global;
 use crate::stderr;
 
 /// The variables that name the database, in the environment and in `.env`: the first that is there.
@@ -54,14 +53,6 @@ pub enum Pool {
     MySql(sqlx::MySqlPool),
     #[cfg(feature = "sqlite")]
     Sqlite(sqlx::SqlitePool),
-}
-
-/// Where the database is, for people.
-static PLACE: OnceLock<String> = OnceLock::new();
-
-/// That it cannot be reached, and where it should have been.
-pub fn unreachable() -> String {
-    format!("cannot reach {}", PLACE.get().map_or("the database", String::as_str))
 }
 
 impl Database {
@@ -107,7 +98,7 @@ impl Database {
             pool.locks()
         };
         let place = stderr::printable_line(&place);
-        let _ = PLACE.set(place.clone());
+        exit::set_place(&place);
         Ok(Self { locks, pool, place, may_migrate: !global.no_migrate, file })
     }
 

@@ -2,13 +2,14 @@
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use clap::error::ErrorKind as UsageError;
 use nix::sys::signal::Signal;
 
 use crate::duration::show_exactly;
-use crate::{database, stderr};
+use crate::stderr;
 
 pub const USAGE: u8 = 64;
 pub const UNREACHABLE: u8 = 69;
@@ -59,6 +60,19 @@ impl Failure {
         }
         ExitCode::from(self.code)
     }
+}
+
+/// Where the database is, for people.
+static PLACE: OnceLock<String> = OnceLock::new();
+
+/// That it cannot be reached, and where it should have been.
+pub fn unreachable() -> String {
+    format!("cannot reach {}", PLACE.get().map_or("the database", String::as_str))
+}
+
+/// Remembers where the database is.
+pub fn set_place(place: &str) {
+    let _ = PLACE.set(place.to_owned());
 }
 
 /// What a shell makes of a command that a signal killed.
@@ -126,7 +140,7 @@ impl From<sqlock::Error> for Failure {
             ),
             E::Unavailable { reason, .. } => {
                 let reason = reason.trim_start_matches("error communicating with database: ");
-                format!("{}: {reason}", database::unreachable())
+                format!("{}: {reason}", unreachable())
             }
             E::OutOfRange { what, given, min, max } => {
                 // As the options are called, and "a TTL".

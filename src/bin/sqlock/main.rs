@@ -14,12 +14,32 @@ compile_error!("the sqlock command needs a database: enable postgres, mysql or s
 
 mod acquisition;
 mod cli;
-mod command;
+mod command {
+    pub mod acquire;
+    pub mod bench;
+    pub mod completions;
+    pub mod doctor;
+    pub mod idem;
+    pub mod ls;
+    pub mod migrate;
+    pub mod release;
+    pub mod renew;
+    pub mod run;
+    pub mod schema;
+    pub mod show;
+    pub mod sweep;
+    pub mod unlock;
+}
 mod database;
 mod describe;
 mod duration;
+mod environment;
 mod exit;
+mod global;
+mod holding;
 mod lease;
+mod migrations;
+mod parse;
 mod signals;
 mod stderr;
 mod stdout;
@@ -27,7 +47,7 @@ mod stdout;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use cli::{Options, Subcommand};
 use command::{
@@ -75,7 +95,7 @@ async fn dispatch(options: Options) -> Outcome {
         Subcommand::Idem(args) => idem::run(&global, args).await,
         Subcommand::Doctor(args) => doctor::run(&global, args).await,
         Subcommand::Bench(args) => bench::run(&global, args).await,
-        Subcommand::Completions(args) => completions::completions(&args),
-        Subcommand::Man => completions::man(),
+        Subcommand::Completions(args) => completions::completions(&args, Options::command()),
+        Subcommand::Man => completions::man(Options::command()),
     }
 }

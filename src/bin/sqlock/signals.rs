@@ -3,10 +3,9 @@
 use std::future::poll_fn;
 use std::task::Poll;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, raise};
 use tokio::signal::unix::{self, SignalKind};
 
-use crate::command::run::terminal::suspend;
 use crate::exit::Failure;
 
 /// Those that sqlock passes on to the command, or ends with while it waits.
@@ -84,6 +83,12 @@ impl Signals {
         })
         .await
     }
+}
+
+/// Stops this process until somebody continues it, as a terminal would. With SIGTTIN, not with SIGSTOP: where there is
+/// no shell that could continue it, the kernel ignores it. It takes effect before `raise` returns.
+pub fn suspend() {
+    let _ = raise(Signal::SIGTTIN);
 }
 
 fn handle(signal: Signal) -> Result<unix::Signal, Failure> {

@@ -6,10 +6,10 @@ use clap::Args;
 use tokio::time::timeout;
 
 use crate::acquisition::Terms;
-use crate::cli::Global;
 use crate::database::Database;
 use crate::describe;
 use crate::exit::{self, Failure, Outcome};
+use crate::global::Global;
 use crate::signals::Signals;
 use crate::stderr::quoted;
 use crate::stdout;

@@ -9,9 +9,9 @@ use sqlock::{Locks, Owner};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use crate::cli::Global;
 use crate::database::{Database, Pool};
 use crate::exit::{Failure, Outcome};
+use crate::global::Global;
 use crate::signals::Signals;
 use crate::{duration, stdout};
 

@@ -1,9 +1,8 @@
 //! `sqlock completions` and `sqlock man`: made from the command line's definition.
 
-use clap::{Args, Command, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::cli::Options;
 use crate::exit::{Failure, Outcome};
 use crate::stdout;
 
@@ -16,17 +15,16 @@ pub struct Completions {
     shell: Shell,
 }
 
-pub fn completions(args: &Completions) -> Outcome {
+pub fn completions(args: &Completions, mut command: Command) -> Outcome {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Options::command(), "sqlock", &mut script);
+    clap_complete::generate(args.shell, &mut command, "sqlock", &mut script);
     stdout::text(&String::from_utf8_lossy(&script))?;
     Ok(0)
 }
 
 /// One page: the command, and then each subcommand as clap describes it.
-pub fn man() -> Outcome {
+pub fn man(mut command: Command) -> Outcome {
     let failed = |error: std::io::Error| Failure::system(format!("the page cannot be made: {error}"));
-    let mut command = Options::command();
     command.build();
     let mut page = Vec::new();
     clap_mangen::Man::new(command.clone()).render(&mut page).map_err(failed)?;

@@ -19,9 +19,9 @@ use serde_json::Value;
 use sqlx::{ColumnIndex, Database, Decode, Executor, Row, SqlSafeStr};
 use tokio::time::{Instant, timeout};
 
-use crate::cli::Global;
 use crate::database::{Pool, Url};
 use crate::exit::Outcome;
+use crate::global::Global;
 use crate::stdout;
 use report::{Check, Report};
 

@@ -4,11 +4,11 @@ use clap::Args;
 use serde_json::{Value, json};
 use sqlock::{FencingToken, Idempotency, IdempotencyKey, LeaseInfo, RecordInfo};
 
-use crate::cli::Global;
-use crate::command::unlock::parse_token;
 use crate::database::Database;
 use crate::describe::time;
 use crate::exit::{self, Failure, Outcome};
+use crate::global::Global;
+use crate::parse::parse_token;
 use crate::stderr::{self, printable_line, quoted};
 use crate::stdout;
 

@@ -8,9 +8,9 @@ use serde_json::Value;
 use sqlock::LeaseInfo;
 use tokio::time::sleep;
 
-use crate::cli::Global;
 use crate::database::Database;
 use crate::exit::{self, Failure, Outcome};
+use crate::global::Global;
 use crate::signals::Signals;
 use crate::stderr::{self, printable_line};
 use crate::{describe, duration, stdout};

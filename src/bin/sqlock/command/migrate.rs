@@ -2,9 +2,9 @@
 
 use sqlock::Error;
 
-use crate::cli::Global;
 use crate::database::Database;
 use crate::exit::Outcome;
+use crate::global::Global;
 use crate::stderr;
 
 pub async fn run(global: &Global) -> Outcome {

@@ -2,9 +2,9 @@
 
 use clap::Args;
 
-use crate::cli::Global;
-use crate::command::unlock::{self, Holding};
 use crate::exit::Outcome;
+use crate::global::Global;
+use crate::holding::{self, Holding};
 
 /// Give back a lease from "sqlock acquire".
 ///
@@ -17,6 +17,6 @@ pub struct Arguments {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    unlock::end(global, &args.holding).await?;
+    holding::end(global, &args.holding).await?;
     Ok(0)
 }

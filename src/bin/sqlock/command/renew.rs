@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::cli::Global;
-use crate::command::unlock::{Holding, not_held};
 use crate::database::Database;
 use crate::exit::Outcome;
+use crate::global::Global;
+use crate::holding::{Holding, not_held};
 use crate::{describe, duration, stdout};
 
 /// Make a lease from "sqlock acquire" last longer.

@@ -18,11 +18,12 @@ use sqlock::LossCause;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::acquisition::Terms;
-use crate::cli::Global;
 use crate::database::Database;
 use crate::duration;
 use crate::exit::{self, Failure, Outcome};
+use crate::global::Global;
 use crate::lease::Held;
+use crate::parse::parse_signal;
 use crate::signals::{self, Signals};
 use crate::stderr::{self, quoted};
 use child::{Change, Child};
@@ -309,7 +310,7 @@ impl Holding {
             Signal::SIGTTIN | Signal::SIGTTOU if self.terminal.is_ours() => self.terminal.give(self.child.group()),
             Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU if self.terminal.is_there() => {
                 let had_it = self.terminal.take_back(self.child.group());
-                terminal::suspend();
+                signals::suspend();
                 if had_it && lease.is_held() && self.terminal.is_ours() {
                     self.terminal.give(self.child.group());
                 }
@@ -322,15 +323,5 @@ impl Holding {
         } else {
             self.child.kill();
         }
-    }
-}
-
-fn parse_signal(text: &str) -> Result<Signal, String> {
-    let name = text.to_uppercase();
-    let name = if name.starts_with("SIG") { name } else { format!("SIG{name}") };
-    match (text.parse::<i32>(), name.parse()) {
-        (Ok(number), _) => Signal::try_from(number).map_err(|_| format!("there is no signal {number}")),
-        (_, Ok(signal)) => Ok(signal),
-        _ => Err("expected the name or number of a signal, such as TERM or 15".into()),
     }
 }

@@ -2,9 +2,10 @@
 
 use clap::Args;
 
-use crate::cli::Global;
 use crate::database::{Kind, Url};
 use crate::exit::Outcome;
+use crate::global::Global;
+use crate::migrations::migrations;
 use crate::stdout;
 
 /// Print the SQL that creates the tables, to paste into your own migrations.
@@ -16,34 +17,6 @@ pub struct Arguments {
     /// For which database. By default the one that is configured.
     #[arg(long, value_name = "DATABASE")]
     db: Option<Kind>,
-}
-
-/// The migrations, in their order: the first has version 1.
-const POSTGRES: &[&str] = &[
-    include_str!("../../../../migrations/postgres/0001_lease.sql"),
-    include_str!("../../../../migrations/postgres/0002_row.sql"),
-    include_str!("../../../../migrations/postgres/0003_idem.sql"),
-    include_str!("../../../../migrations/postgres/0004_idem_step.sql"),
-];
-const MYSQL: &[&str] = &[
-    include_str!("../../../../migrations/mysql/0001_client.sql"),
-    include_str!("../../../../migrations/mysql/0002_lease.sql"),
-    include_str!("../../../../migrations/mysql/0003_entry.sql"),
-    include_str!("../../../../migrations/mysql/0004_row.sql"),
-    include_str!("../../../../migrations/mysql/0005_idem.sql"),
-    include_str!("../../../../migrations/mysql/0006_idem_step.sql"),
-];
-const SQLITE: &[&str] = &[
-    include_str!("../../../../migrations/sqlite/0001_lease.sql"),
-    include_str!("../../../../migrations/sqlite/0002_idem.sql"),
-];
-
-pub fn migrations(kind: Kind) -> &'static [&'static str] {
-    match kind {
-        Kind::Postgres => POSTGRES,
-        Kind::Mysql => MYSQL,
-        Kind::Sqlite => SQLITE,
-    }
 }
 
 pub fn run(global: &Global, args: Arguments) -> Outcome {

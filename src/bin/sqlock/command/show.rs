@@ -3,9 +3,9 @@
 use clap::Args;
 use sqlock::{LeaseInfo, WaiterInfo};
 
-use crate::cli::Global;
 use crate::database::Database;
 use crate::exit::Outcome;
+use crate::global::Global;
 use crate::stderr::{printable_line, quoted};
 use crate::{describe, duration, stdout};
 

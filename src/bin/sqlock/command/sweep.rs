@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::cli::Global;
 use crate::database::Database;
 use crate::duration;
 use crate::exit::Outcome;
+use crate::global::Global;
 use crate::stdout;
 
 /// Purge the rows of names that have long been free.

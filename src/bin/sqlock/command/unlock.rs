@@ -1,12 +1,11 @@
 //! `sqlock unlock`: the operator's release.
 
 use clap::Args;
-use sqlock::{FencingToken, LeaseInfo};
 
-use crate::cli::Global;
-use crate::database::Database;
 use crate::describe;
-use crate::exit::{self, Failure, Outcome};
+use crate::exit::Outcome;
+use crate::global::Global;
+use crate::holding::{self, Holding};
 use crate::stderr::{self, quoted};
 
 /// Take a name away from its holder: for one that is gone for good, or hangs.
@@ -20,49 +19,12 @@ pub struct Arguments {
     holding: Holding,
 }
 
-/// Which holding is meant.
-#[derive(Args)]
-pub struct Holding {
-    /// The name that is held.
-    pub name: String,
-    /// The token of the holding, as printed by acquire, ls and show.
-    #[arg(short, long, value_name = "N", value_parser = parse_token)]
-    pub token: FencingToken,
-}
-
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let left = end(global, &args.holding).await?;
+    let left = holding::end(global, &args.holding).await?;
     let Holding { name, token } = &args.holding;
     stderr::note(&match describe::describe(&left) {
         None => format!("{} is free", quoted(name)),
         Some(now) => format!("token {token} does not hold {} any more: it is {now}", quoted(name)),
     });
     Ok(0)
-}
-
-/// Ends a holding, or fails with 79. Who holds the name now.
-pub async fn end(global: &Global, holding: &Holding) -> Result<Vec<LeaseInfo>, Failure> {
-    let db = Database::open_to_read(global).await?;
-    let Holding { name, token } = holding;
-    let ended = db.read(async || db.locks.evict(name, *token).await).await?;
-    let holders = db.read(async || db.locks.holders(name).await).await;
-    let _ = db.locks.shutdown().await;
-    // It was ended, whether or not one can see what came of that.
-    if ended { Ok(holders.unwrap_or_default()) } else { Err(not_held(holding, &holders?)) }
-}
-
-/// What to say when the token does not hold the name.
-pub fn not_held(holding: &Holding, holders: &[LeaseInfo]) -> Failure {
-    let Holding { name, token } = holding;
-    let now = match (describe::describe(holders), holders) {
-        (Some(now), [held]) => format!("it is {now} (token {})", held.token),
-        (Some(now), _) => format!("it is {now} (\"sqlock show\" tells the tokens)"),
-        (None, _) => "it is free".into(),
-    };
-    Failure::new(exit::LOST, format!("token {token} does not hold {}: {now}", quoted(name)))
-}
-
-pub fn parse_token(text: &str) -> Result<FencingToken, String> {
-    let token = text.parse().ok().and_then(FencingToken::new);
-    token.ok_or_else(|| "a token is a positive number".into())
 }

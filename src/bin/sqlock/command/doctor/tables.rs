@@ -7,8 +7,8 @@ use sqlx::migrate::{Migration, MigrationType};
 
 use super::Rows;
 use super::report::{Check, Status};
-use crate::command::schema;
 use crate::database::Kind;
+use crate::migrations;
 
 /// Where it stands which migrations were applied.
 pub const HISTORY: &str = "_sqlock_migrations";
@@ -48,7 +48,7 @@ impl Index {
 /// The tables that all migrations make.
 pub fn expected(kind: Kind) -> Vec<Table> {
     let mut tables = Vec::new();
-    for file in schema::migrations(kind) {
+    for file in migrations::migrations(kind) {
         let uncommented: Vec<&str> = file.lines().filter_map(|line| line.split("--").next()).collect();
         for statement in uncommented.join("\n").split(';').map(str::trim).filter(|statement| !statement.is_empty()) {
             read(statement, &mut tables);
@@ -206,7 +206,7 @@ pub fn presence(kind: Kind, expected: &[Table], found: &Found, may_migrate: bool
 
 /// Compares the history with what this program would apply.
 fn migrations(mut check: Check, kind: Kind, history: &[Vec<String>]) -> Check {
-    let known: Vec<String> = schema::migrations(kind).iter().map(|sql| checksum(sql)).collect();
+    let known: Vec<String> = migrations::migrations(kind).iter().map(|sql| checksum(sql)).collect();
     let mut applied = BTreeSet::new();
     for row in history {
         let [version, success, checksum] = &row[..] else { continue };

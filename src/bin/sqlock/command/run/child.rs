@@ -15,21 +15,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::watchdog::{Announcement, Guard, Quarry, Schedule, Terms};
 use crate::describe;
+use crate::environment::{OUTER_OWNERS, OWNER, enclosing_owners};
 use crate::exit::{self, Failure};
 use crate::lease::Held;
 use crate::stderr::quoted;
-
-/// Who holds, for a `sqlock run` of the same name inside the command.
-const OWNER: &str = "SQLOCK_OWNER";
-
-/// The owners of the runs around that one, if there are any.
-const OUTER_OWNERS: &str = "SQLOCK_OUTER_OWNERS";
-
-/// The owners of the runs that this process is inside of.
-pub fn enclosing_owners() -> Vec<Owner> {
-    let outer = [OWNER, OUTER_OWNERS].map(|variable| std::env::var(variable).unwrap_or_default());
-    outer.iter().flat_map(|owners| owners.split(',')).filter_map(|owner| owner.parse().ok()).collect()
-}
 
 /// The command while it runs.
 pub struct Child {

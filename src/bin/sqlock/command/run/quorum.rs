@@ -6,12 +6,13 @@ use sqlock::{Error, Quorum, QuorumLease};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::{Arguments, Ended, child, work};
+use super::{Arguments, Ended, work};
 use crate::acquisition::Outage;
-use crate::cli::Global;
 use crate::database::Database;
 use crate::duration;
+use crate::environment;
 use crate::exit::{Failure, Outcome};
+use crate::global::Global;
 use crate::lease::Held;
 use crate::signals::Signals;
 use crate::stderr::{self, quoted};
@@ -47,7 +48,7 @@ async fn obtain(args: &Arguments, all: Vec<Database>, quorum: &Quorum) -> Result
     let name = args.terms.name.clone();
     let start = Instant::now();
     let patience = args.terms.timeout.map_or(PATIENCE, |at_most| at_most.clamp(SHORTEST_LOOK, PATIENCE));
-    let around = child::enclosing_owners();
+    let around = environment::enclosing_owners();
     let mut ready = JoinSet::new();
     let count = all.len();
     for (i, db) in all.into_iter().enumerate() {

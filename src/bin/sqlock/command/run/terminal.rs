@@ -6,7 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 
-use nix::sys::signal::{SigSet, Signal, raise};
+use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
 
 /// The controlling terminal, if there is one.
@@ -51,10 +51,4 @@ impl Terminal {
     fn foreground(&self) -> Option<Pid> {
         tcgetpgrp(self.0.as_ref()?).ok()
     }
-}
-
-/// Stops this process until somebody continues it, as a terminal would. With SIGTTIN, not with SIGSTOP: where there is
-/// no shell that could continue it, the kernel ignores it. It takes effect before `raise` returns.
-pub fn suspend() {
-    let _ = raise(Signal::SIGTTIN);
 }

@@ -1,0 +1,31 @@
+//! The SQL that makes the tables.
+
+use crate::database::Kind;
+
+/// The migrations, in their order: the first has version 1.
+const POSTGRES: &[&str] = &[
+    include_str!("../../../migrations/postgres/0001_lease.sql"),
+    include_str!("../../../migrations/postgres/0002_row.sql"),
+    include_str!("../../../migrations/postgres/0003_idem.sql"),
+    include_str!("../../../migrations/postgres/0004_idem_step.sql"),
+];
+const MYSQL: &[&str] = &[
+    include_str!("../../../migrations/mysql/0001_client.sql"),
+    include_str!("../../../migrations/mysql/0002_lease.sql"),
+    include_str!("../../../migrations/mysql/0003_entry.sql"),
+    include_str!("../../../migrations/mysql/0004_row.sql"),
+    include_str!("../../../migrations/mysql/0005_idem.sql"),
+    include_str!("../../../migrations/mysql/0006_idem_step.sql"),
+];
+const SQLITE: &[&str] = &[
+    include_str!("../../../migrations/sqlite/0001_lease.sql"),
+    include_str!("../../../migrations/sqlite/0002_idem.sql"),
+];
+
+pub fn migrations(kind: Kind) -> &'static [&'static str] {
+    match kind {
+        Kind::Postgres => POSTGRES,
+        Kind::Mysql => MYSQL,
+        Kind::Sqlite => SQLITE,
+    }
+}
