@@ -40,9 +40,12 @@ mod holding;
 mod lease;
 mod migrations;
 mod parse;
+mod pool;
 mod signals;
+mod sqlite_file;
 mod stderr;
 mod stdout;
+mod url;
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! The SQL that makes the tables.
 
-use crate::database::Kind;
+use crate::url::Kind;
 
 /// The migrations, in their order: the first has version 1.
 const POSTGRES: &[&str] = &[

@@ -9,9 +9,10 @@ use sqlock::{Locks, Owner};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use crate::database::{Database, Pool};
+use crate::database::Database;
 use crate::exit::{Failure, Outcome};
 use crate::global::Global;
+use crate::pool::Pool;
 use crate::signals::Signals;
 use crate::{duration, stdout};
 

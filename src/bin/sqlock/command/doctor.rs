@@ -19,10 +19,11 @@ use serde_json::Value;
 use sqlx::{ColumnIndex, Database, Decode, Executor, Row, SqlSafeStr};
 use tokio::time::{Instant, timeout};
 
-use crate::database::{Pool, Url};
 use crate::exit::Outcome;
 use crate::global::Global;
+use crate::pool::{self, Pool};
 use crate::stdout;
+use crate::url::Url;
 use report::{Check, Report};
 
 /// Check that the database is set up as sqlock needs it.
@@ -63,7 +64,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut reports = Vec::new();
     let urls = Url::find_several(global)?.each()?;
     for url in &urls {
-        let mut pools = url.pools_to_examine(global).await?.into_iter();
+        let mut pools = pool::open_to_examine(url, global).await?.into_iter();
         if let Some(pool) = pools.next() {
             reports.push(examine(&pool, !global.no_migrate).await);
         }

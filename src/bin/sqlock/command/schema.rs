@@ -2,11 +2,11 @@
 
 use clap::Args;
 
-use crate::database::{Kind, Url};
 use crate::exit::Outcome;
 use crate::global::Global;
 use crate::migrations::migrations;
 use crate::stdout;
+use crate::url::{Kind, Url};
 
 /// Print the SQL that creates the tables, to paste into your own migrations.
 ///

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use super::report::{Check, Report};
 use super::tables::{self, Found, HISTORY, Table, is_true};
 use super::{Rows, ask, brief, connect, first, in_time, round_trips, version};
-use crate::database::Kind;
+use crate::url::Kind;
 
 /// The statements, laid out to be read.
 #[rustfmt::skip]

@@ -13,7 +13,8 @@ use tokio::time::Instant;
 use super::report::{Check, Report};
 use super::tables::{Found, HISTORY};
 use super::{ask, brief, connect, first, in_time, tables, version};
-use crate::database::{self, Kind};
+use crate::sqlite_file;
+use crate::url::Kind;
 
 /// The statements, laid out to be read.
 #[rustfmt::skip]
@@ -51,7 +52,7 @@ pub async fn examine(options: &SqliteConnectOptions, may_migrate: bool) -> Repor
         unmade(file, may_migrate, &mut report);
         return report;
     }
-    let of = match database::holds_nothing_but_leases(file) {
+    let of = match sqlite_file::holds_nothing_but_leases(file) {
         true => Use::OfTheCommand { may_migrate },
         false => Use::OfTheApplication { may_migrate },
     };

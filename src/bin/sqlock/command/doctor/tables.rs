@@ -7,8 +7,8 @@ use sqlx::migrate::{Migration, MigrationType};
 
 use super::Rows;
 use super::report::{Check, Status};
-use crate::database::Kind;
 use crate::migrations;
+use crate::url::Kind;
 
 /// Where it stands which migrations were applied.
 pub const HISTORY: &str = "_sqlock_migrations";

@@ -1,0 +1,201 @@
+//! The URL of the database: where it is named, and of which kind it is.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use sqlock::LocksBuilder;
+
+use crate::exit::Failure;
+use crate::global::Global;
+use crate::{sqlite_file, stderr};
+
+/// The variables that name the database, in the environment and in `.env`: the first that is there.
+const VARIABLES: [&str; 2] = ["SQLOCK_DATABASE_URL", "DATABASE_URL"];
+
+/// What forbids the embedded database when it is set, as --require-database does.
+const REQUIRE: &str = "SQLOCK_REQUIRE_DATABASE";
+
+/// The kinds of databases, whether or not this binary was built for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    Postgres,
+    #[value(alias = "mariadb")]
+    Mysql,
+    Sqlite,
+}
+
+/// A URL that has been found, and where.
+#[derive(Clone)]
+pub struct Url {
+    pub url: String,
+    kind: Kind,
+    /// The embedded database, when none is named.
+    #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
+    pub default_file: Option<PathBuf>,
+}
+
+impl Url {
+    /// The database that is named, on one server or on several that take over from each other.
+    pub fn find(global: &Global) -> Result<Self, Failure> {
+        Self::find_as(global, Self::parse)
+    }
+
+    /// Several that are named, of any kinds.
+    pub fn find_several(global: &Global) -> Result<Self, Failure> {
+        let several = |urls: &str, from: &str| {
+            let first = split(urls, from)?.first().copied().unwrap_or_default();
+            Ok(Self { url: urls.into(), ..Self::parse_one(first, from)? })
+        };
+        Self::find_as(global, several)
+    }
+
+    fn find_as(global: &Global, parse: impl Fn(&str, &str) -> Result<Self, Failure>) -> Result<Self, Failure> {
+        if let Some(url) = &global.database_url {
+            let Some(path) = url.strip_prefix('@') else {
+                return parse(url, "--database-url");
+            };
+            let from = format!("the file {}", stderr::printable_line(path));
+            let url = std::fs::read_to_string(path)
+                .map_err(|error| Failure::configuration(format!("{from} of --database-url cannot be read: {error}")))?;
+            return parse(url.trim(), &from);
+        }
+        for variable in VARIABLES {
+            if let Some(url) = std::env::var_os(variable) {
+                let not_text = |_| Failure::configuration(format!("{variable} is not UTF-8"));
+                return parse(&url.into_string().map_err(not_text)?, variable);
+            }
+        }
+        if !global.no_dotenv
+            && let Some((variable, url)) = from_dotenv()?
+        {
+            return parse(&url, &format!("{variable} in .env"));
+        }
+        let is_required = std::env::var_os(REQUIRE).is_some_and(|set| !set.is_empty() && set != "0");
+        if global.require_database || is_required || !cfg!(feature = "sqlite") {
+            return Err(Failure::configuration(
+                "no database is named: set SQLOCK_DATABASE_URL or DATABASE_URL, or give --database-url",
+            ));
+        }
+        let file = sqlite_file::default_file()?;
+        stderr::notice(&format!(
+            "no database is named (--database-url, SQLOCK_DATABASE_URL, DATABASE_URL, .env): using the file {}, which \
+             excludes other commands of this user on this host only",
+            file.display()
+        ));
+        Ok(Self { url: "sqlite:".into(), kind: Kind::Sqlite, default_file: Some(file) })
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Each of the URLs, where several are named: `postgres://…,postgres://…`.
+    pub fn each(&self) -> Result<Vec<Self>, Failure> {
+        if self.default_file.is_some() {
+            return Ok(vec![self.clone()]);
+        }
+        LocksBuilder::split_urls(&self.url).into_iter().map(|url| Self::parse_one(url, "each database URL")).collect()
+    }
+
+    /// One, or several of one kind, for failover.
+    fn parse(urls: &str, from: &str) -> Result<Self, Failure> {
+        let several = split(urls, from)?;
+        let mut found = Self::parse_one(several.first().copied().unwrap_or_default(), from)?;
+        if let [_, others @ ..] = &*several
+            && !others.is_empty()
+        {
+            for url in others {
+                if Self::parse_one(url, from)?.kind != found.kind || found.kind == Kind::Sqlite {
+                    return Err(Failure::configuration(format!(
+                        "{from} names several databases, which must be PostgreSQL all, or MySQL all: \
+                         one takes over from another"
+                    )));
+                }
+            }
+            found.url = urls.into();
+        }
+        Ok(found)
+    }
+
+    fn parse_one(url: &str, from: &str) -> Result<Self, Failure> {
+        // An empty one is a secret that was not set, in CI for instance. Falling back to a file would exclude nobody.
+        if url.trim().is_empty() {
+            return Err(Failure::configuration(format!("{from} is empty")));
+        }
+        let kind = match url.split_once(':').map(|(scheme, _)| scheme) {
+            Some("postgres" | "postgresql") => Kind::Postgres,
+            Some("mysql" | "mariadb") => Kind::Mysql,
+            Some("sqlite") => Kind::Sqlite,
+            _ => {
+                return Err(Failure::configuration(format!(
+                    "{from} must begin with postgres://, mysql://, mariadb:// or sqlite://"
+                )));
+            }
+        };
+        let authority = url.split_once("://").and_then(|(_, rest)| rest.split('/').next()).unwrap_or_default();
+        if kind != Kind::Sqlite && authority.split_once(['#', '?']).is_some_and(|(_, rest)| rest.contains('@')) {
+            return Err(Failure::configuration(format!("in the password in {from}, write # as %23 and ? as %3F")));
+        }
+        Ok(Self { url: url.into(), kind, default_file: None })
+    }
+
+    /// The first, where there are several.
+    fn first(&self) -> &str {
+        LocksBuilder::split_urls(&self.url).first().copied().unwrap_or_default()
+    }
+
+    /// What is wrong with a URL is told without the URL: there may be a password in it.
+    pub fn options<O: FromStr<Err = sqlx::Error>>(&self) -> Result<O, Failure> {
+        let url = self.first();
+        url.parse().map_err(|error| {
+            let reason = match error {
+                sqlx::Error::Configuration(cause) => cause.to_string(),
+                _ => "it cannot be read".into(),
+            };
+            let reason = if reason.contains(url) { "it cannot be read".into() } else { reason };
+            let hint = if url.contains(',') { "; several servers are written as several URLs: URL,URL" } else { "" };
+            Failure::configuration(format!("the database URL is not valid: {reason}{hint}"))
+        })
+    }
+}
+
+/// The URLs of a list, none of which may be missing: a variable that was not set, for one.
+fn split<'a>(urls: &'a str, from: &str) -> Result<Vec<&'a str>, Failure> {
+    let several = LocksBuilder::split_urls(urls);
+    if several.iter().any(|url| url.is_empty() || url.starts_with(',') || url.ends_with(',')) {
+        return Err(Failure::configuration(format!("{from} names several databases, and one of them is empty")));
+    }
+    Ok(several)
+}
+
+/// The URL in the `.env` of this directory, and its variable. That of a directory above may belong to another project. The other
+/// variables there are none of ours, nor are they passed to the command.
+fn from_dotenv() -> Result<Option<(&'static str, String)>, Failure> {
+    let unreadable = |error: dotenvy::Error| match error {
+        dotenvy::Error::LineParse(_, at) => {
+            Failure::configuration(format!(".env cannot be read, at byte {at} of a line"))
+        }
+        error => Failure::configuration(format!(".env cannot be read: {error}")),
+    };
+    let variables = match dotenvy::from_path_iter(".env") {
+        Ok(variables) => variables.collect::<Result<Vec<_>, _>>().map_err(unreadable)?,
+        Err(error) if error.not_found() => return Ok(None),
+        Err(error) => return Err(unreadable(error)),
+    };
+    let value = |wanted| variables.iter().find(|(name, _)| name == wanted).map(|(_, value)| (wanted, value.clone()));
+    Ok(VARIABLES.into_iter().find_map(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_urls_is_split_where_another_one_begins() {
+        let split = LocksBuilder::split_urls;
+        assert_eq!(split("postgres://a,postgresql://b/x"), ["postgres://a", "postgresql://b/x"]);
+        assert_eq!(split("mysql://u:p,w@a/x, mysql://b"), ["mysql://u:p,w@a/x", "mysql://b"]);
+        assert_eq!(split("postgres://u@a:1,b:2/x?options=-cx%3D1,2"), ["postgres://u@a:1,b:2/x?options=-cx%3D1,2"]);
+        assert_eq!(split("sqlite://a,b.db"), ["sqlite://a,b.db"]);
+    }
+}
