@@ -55,7 +55,7 @@ Exit codes:
 
 #[derive(clap::Subcommand)]
 pub enum Subcommand {
-    Run(run::Arguments),
+    Run(run::arguments::Arguments),
     Acquire(acquire::Arguments),
     Renew(renew::Arguments),
     Release(release::Arguments),

@@ -59,7 +59,7 @@ use command::{
 use exit::Outcome;
 
 fn main() -> ExitCode {
-    if let Some(code) = run::watchdog::main_if_asked() {
+    if let Some(code) = run::watchdog::process::main_if_asked() {
         return code;
     }
     let options = match Options::try_parse() {

@@ -13,7 +13,9 @@ use nix::unistd::Pid;
 use sqlock::Owner;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::watchdog::{Announcement, Guard, Quarry, Schedule, Terms};
+use super::process_tree::Quarry;
+use super::schedule::{Schedule, Terms};
+use super::watchdog::{Announcement, Guard};
 use crate::describe;
 use crate::environment::{OUTER_OWNERS, OWNER, enclosing_owners};
 use crate::exit::{self, Failure};

@@ -6,7 +6,8 @@ use sqlock::{Error, Quorum, QuorumLease};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::{Arguments, Ended, work};
+use super::arguments::Arguments;
+use super::supervise::{Ended, work};
 use crate::acquisition::Outage;
 use crate::database::Database;
 use crate::duration;
@@ -33,7 +34,7 @@ pub async fn run(global: &Global, args: &Arguments, signals: &mut Signals) -> Ou
     };
     let outcome = match outcome {
         Ok(Some(lease)) => work(args, Held::Majority(lease), signals).await.and_then(Ended::outcome),
-        Ok(None) => args.refused().outcome(),
+        Ok(None) => Ok(args.refused()),
         Err(failure) => Err(failure),
     };
     let mut ends = JoinSet::new();

@@ -1,0 +1,225 @@
+//! The command at work under a lease, from its start to its end.
+
+use std::time::Duration;
+
+use sqlock::LossCause;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+
+use super::arguments::Arguments;
+use super::child::{self, Change, Child};
+use super::schedule::{Schedule, Terms};
+use super::terminal::Terminal;
+use super::watchdog::{Guard, Report};
+use crate::duration;
+use crate::exit::{self, Failure, Outcome};
+use crate::lease::Held;
+use crate::signals::{self, Signals};
+use crate::stderr::{self, quoted};
+use nix::sys::signal::Signal;
+
+/// Runs the command under the lease, and gives that back.
+pub async fn work(args: &Arguments, lease: Held, signals: &mut Signals) -> Result<Ended, Failure> {
+    let ended = match start(args, &lease, signals) {
+        Ok(holding) => holding.until_the_end(&lease, signals).await,
+        Err(failure) => Err(failure),
+    };
+    let name = quoted(lease.name().as_str());
+    let released = tokio::select! {
+        released = lease.release() => released,
+        // Somebody is in a hurry. The name is free after the TTL.
+        _ = signals.next_that_ends() => Ok(()),
+    };
+    match (ended, released) {
+        (Ok(Ended { stopped: None, .. }), Err(error)) if error.is_lost() => {
+            Err(Failure::new(exit::LOST, format!("{error}, before the command ended")))
+        }
+        (ended, Err(error)) if !error.is_lost() => {
+            let left = duration::show_exactly(args.terms.ttl);
+            stderr::warning(&format!("{name} could not be given back: {error}; it is free in {left} at most"));
+            ended
+        }
+        (ended, _) => ended,
+    }
+}
+
+/// Starts the guard and the command.
+fn start(args: &Arguments, lease: &Held, signals: &mut Signals) -> Result<Holding, Failure> {
+    signals.and_others()?;
+    let ttl = args.terms.ttl.min(args.max_hold.unwrap_or(Duration::MAX));
+    let terms = Terms::new(ttl, args.kill_after, args.signal);
+    // It counts from when the lease was asked for: what is gone of that by now is gone of --max-hold.
+    let gone = ttl.saturating_sub(lease.remaining());
+    let ends = args.max_hold.map(|at_most| Instant::now() + at_most.saturating_sub(gone));
+    let terminal = Terminal::open();
+    child::adopt_orphans();
+    let guard = Guard::start()?;
+    match Child::start(&args.command, lease, &guard, &terms) {
+        Ok(child) => Ok(Holding { terms, ends, terminal, guard, child, period: ttl / 30 }),
+        Err(failure) => {
+            guard.end();
+            Err(failure)
+        }
+    }
+}
+
+/// A command at work under a lease.
+struct Holding {
+    terms: Terms,
+    /// When `--max-hold` is over.
+    ends: Option<Instant>,
+    terminal: Terminal,
+    guard: Guard,
+    child: Child,
+    /// How often the guard is told of renewals: often enough never to take a lease that was renewed for one that was not.
+    period: Duration,
+}
+
+/// How it ended.
+pub struct Ended {
+    /// The command's exit code, or that for not having obtained the lease.
+    pub code: u8,
+    /// Why it was stopped, if it was.
+    pub stopped: Option<String>,
+}
+
+impl Ended {
+    /// The lease was not obtained.
+    pub fn refused(args: &Arguments) -> Self {
+        Self { code: args.refused(), stopped: None }
+    }
+
+    pub fn outcome(self) -> Outcome {
+        match self.stopped {
+            Some(reason) => Err(Failure::new(exit::LOST, reason)),
+            None => Ok(self.code),
+        }
+    }
+}
+
+impl Holding {
+    async fn until_the_end(mut self, lease: &Held, signals: &mut Signals) -> Result<Ended, Failure> {
+        let mut tick = interval(self.period.clamp(Duration::from_millis(10), Duration::from_secs(1)));
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut lost: Option<LossCause> = None;
+        let mut warned = false;
+        // Once it has ended by a signal, or after one: its children got the same, and may need a while to end, too. They
+        // still work under the lease.
+        let mut ended: Option<(u8, Instant)> = None;
+        let mut pause = Duration::from_millis(10);
+        let mut asked_to_end = false;
+        let code = loop {
+            tokio::select! {
+                change = self.child.change(), if ended.is_none() => match change {
+                    Change::Exited(code) if !asked_to_end => break code,
+                    Change::Exited(code) => ended = Some((code, Instant::now() + self.terms.kill_after)),
+                    Change::Killed(signal) => {
+                        ended = Some((exit::of_signal(signal), Instant::now() + self.terms.kill_after));
+                    }
+                    Change::Stopped(signal) => self.follow(signal, lease),
+                    Change::OfAnother(pid) if pid == self.guard.pid() => self.replace_guard(lease)?,
+                    Change::OfAnother(_) => {}
+                },
+                () = sleep(pause), if ended.is_some() => match ended {
+                    Some((code, _)) if !self.child.has_group() => break code,
+                    Some((_, until)) if Instant::now() >= until => self.child.kill(),
+                    // To look at the group may mean to read all of /proc.
+                    _ => pause = (pause * 2).min(Duration::from_millis(160)),
+                },
+                signal = signals.next() => {
+                    asked_to_end |= signals::asks_for_end(signal);
+                    self.pass_on(signal, lease);
+                }
+                _ = tick.tick(), if lost.is_none() => {
+                    let schedule = Schedule::until(lease, &self.terms);
+                    self.guard.tell(self.child.quarry(), &schedule);
+                    if schedule.is_over() {
+                        // The guard has done it, unless somebody has stopped the guard.
+                        self.child.kill();
+                    }
+                    if schedule.is_ending() && lease.is_held() && !warned {
+                        warned = true;
+                        self.warn(lease);
+                    }
+                }
+                cause = lease.lost(), if lost.is_none() => {
+                    lost = Some(cause);
+                    self.child.kill();
+                }
+            }
+        };
+        self.terminal.take_back(self.child.group());
+        let at_max_hold = self.is_at_max_hold();
+        let why = match (lost, self.guard.end()) {
+            (None, None) => None,
+            (Some(LossCause::MaxHold), _) | (None, Some(_)) if at_max_hold => Some(LossCause::MaxHold.to_string()),
+            (None, Some(Report::Told | Report::Killed)) => Some("it could not be renewed".into()),
+            (Some(LossCause::Superseded), _) => Some("it was taken away with \"sqlock unlock\", or taken over".into()),
+            (Some(cause), _) => Some(cause.to_string()),
+        };
+        if why.is_some() {
+            // It may have obeyed, and its children not.
+            self.child.kill();
+        }
+        let name = quoted(lease.name().as_str());
+        Ok(Ended { code, stopped: why.map(|why| format!("the lease on {name} ended: {why}; the command was stopped")) })
+    }
+
+    /// Whether `--max-hold` is what stops it.
+    fn is_at_max_hold(&self) -> bool {
+        self.ends.is_some_and(|ends| Instant::now() + self.terms.notice() >= ends)
+    }
+
+    fn warn(&self, lease: &Held) {
+        let name = quoted(lease.name().as_str());
+        let left = duration::show(lease.remaining());
+        stderr::warning(&if self.is_at_max_hold() {
+            format!("the lease on {name} reaches its --max-hold in {left}: stopping the command")
+        } else {
+            format!("the lease on {name} could not be renewed and ends in {left}: stopping the command")
+        });
+    }
+
+    /// Without a guard the promise cannot be kept.
+    fn replace_guard(&mut self, lease: &Held) -> Result<(), Failure> {
+        match Guard::start() {
+            Ok(guard) => self.guard = guard,
+            Err(failure) => {
+                self.child.kill();
+                return Err(failure);
+            }
+        }
+        self.guard.tell(self.child.quarry(), &Schedule::until(lease, &self.terms));
+        Ok(())
+    }
+
+    /// A signal for the command. A terminal sends its own to our process group only, never to the command's as well,
+    /// unless the command has the terminal: then only to that. So none arrives twice.
+    fn pass_on(&self, signal: Signal, lease: &Held) {
+        if signal != Signal::SIGCONT || lease.is_held() {
+            self.child.signal(signal);
+        }
+    }
+
+    /// The command was stopped. When a terminal did it, stop too, as a shell expects of the job it has started; and let
+    /// the command go on only if the lease is still held afterwards.
+    fn follow(&self, signal: Signal, lease: &Held) {
+        match signal {
+            // It reads from the terminal (or sets it), which only a foreground group may: make it the foreground.
+            Signal::SIGTTIN | Signal::SIGTTOU if self.terminal.is_ours() => self.terminal.give(self.child.group()),
+            Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU if self.terminal.is_there() => {
+                let had_it = self.terminal.take_back(self.child.group());
+                signals::suspend();
+                if had_it && lease.is_held() && self.terminal.is_ours() {
+                    self.terminal.give(self.child.group());
+                }
+            }
+            // Somebody has stopped the command itself, and will continue it.
+            _ => return,
+        }
+        if lease.is_held() {
+            self.child.signal(Signal::SIGCONT);
+        } else {
+            self.child.kill();
+        }
+    }
+}
