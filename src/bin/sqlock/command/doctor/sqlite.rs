@@ -10,9 +10,10 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, Error, Sqlite, SqliteConnection};
 use tokio::time::Instant;
 
+use super::definitions;
+use super::probe::{ask, brief, connect, first, in_time, version};
 use super::report::{Check, Report};
-use super::tables::{Found, HISTORY};
-use super::{ask, brief, connect, first, in_time, tables, version};
+use super::table::{self, Found, HISTORY};
 use crate::sqlite_file;
 use crate::url::Kind;
 
@@ -126,7 +127,7 @@ async fn checks(conn: &mut SqliteConnection, file: &Path, of: Use, report: &mut 
     report.add("durability", durability(conn, of).await)?;
     report.add("clock", Ok(Check::new("clock").ok("that of this host")))?;
 
-    let expected = tables::expected(Kind::Sqlite);
+    let expected = table::expected(Kind::Sqlite);
     let found = find(conn).await;
     let may_migrate =
         matches!(of, Use::OfTheCommand { may_migrate: true } | Use::OfTheApplication { may_migrate: true });
@@ -134,11 +135,11 @@ async fn checks(conn: &mut SqliteConnection, file: &Path, of: Use, report: &mut 
         "tables",
         found.as_ref().map_or_else(
             |_| Ok(Check::new("tables").unknown("the file cannot be read just now", "")),
-            |found| Ok(tables::presence(Kind::Sqlite, &expected, found, may_migrate)),
+            |found| Ok(definitions::presence(Kind::Sqlite, &expected, found, may_migrate)),
         ),
     )?;
     let definitions =
-        |found: Found| tables::definitions(Kind::Sqlite, &expected, &found.tables, Check::new("definitions"));
+        |found: Found| definitions::definitions(Kind::Sqlite, &expected, &found.tables, Check::new("definitions"));
     report.add("definitions", found.map(definitions))?;
     report.add("rights", rights(conn, file).await)
 }
@@ -165,9 +166,9 @@ async fn durability(conn: &mut SqliteConnection, of: Use) -> Result<Check, Error
 }
 
 async fn find(conn: &mut SqliteConnection) -> Result<Found, Error> {
-    let mut tables = tables::of_rows(&ask::<Sqlite>(conn, sql::TABLES).await?);
-    tables::add_columns(&mut tables, &ask::<Sqlite>(conn, sql::COLUMNS).await?);
-    tables::add_indexes(&mut tables, &ask::<Sqlite>(conn, sql::INDEXES).await?);
+    let mut tables = table::of_rows(&ask::<Sqlite>(conn, sql::TABLES).await?);
+    table::add_columns(&mut tables, &ask::<Sqlite>(conn, sql::COLUMNS).await?);
+    table::add_indexes(&mut tables, &ask::<Sqlite>(conn, sql::INDEXES).await?);
     let history = match tables.iter().any(|table| table.name == HISTORY) {
         true => Some(ask::<Sqlite>(conn, sql::HISTORY).await?),
         false => None,

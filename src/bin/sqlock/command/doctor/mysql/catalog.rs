@@ -1,0 +1,143 @@
+//! The tables that MySQL or MariaDB has, and what this user may do with them.
+
+use sqlx::{AssertSqlSafe, Error, MySql, MySqlConnection};
+
+use crate::command::doctor::probe::{Rows, ask, first};
+use crate::command::doctor::report::Check;
+use crate::command::doctor::table::{self, Found, HISTORY, Table};
+
+/// The statements, laid out to be read.
+#[rustfmt::skip]
+mod sql {
+pub(super) const TABLES: &str = "
+SELECT TABLE_NAME, TABLE_TYPE, COALESCE(ENGINE, '') FROM information_schema.TABLES
+ WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN ({names})
+ ORDER BY 1";
+
+pub(super) const COLUMNS: &str = "
+SELECT TABLE_NAME, COLUMN_NAME, LOWER(COLUMN_TYPE), COALESCE(COLLATION_NAME, ''), IS_NULLABLE = 'NO',
+       COLUMN_DEFAULT IS NOT NULL OR EXTRA LIKE '%auto_increment%' OR EXTRA LIKE '%GENERATED%'
+  FROM information_schema.COLUMNS
+ WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN ({names})";
+
+// A part of a column is not the column.
+pub(super) const INDEXES: &str = "
+SELECT TABLE_NAME, NON_UNIQUE = 0,
+       GROUP_CONCAT(CONCAT(COLUMN_NAME, IF(SUB_PART IS NULL, '', CONCAT('(', SUB_PART, ')'))) ORDER BY SEQ_IN_INDEX)
+  FROM information_schema.STATISTICS
+ WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN ({names})
+ GROUP BY TABLE_NAME, INDEX_NAME, 2";
+
+pub(super) const HISTORY: &str = "SELECT version, success, HEX(checksum) FROM _sqlock_migrations ORDER BY version";
+
+// EXPLAIN asks for the rights of the statement, and does nothing of it. SHOW GRANTS would have to be read with its roles
+// and wildcards; a statement that is rolled back would be refused for other reasons too, on a server that only reads.
+// https://dev.mysql.com/doc/refman/8.4/en/explain.html
+pub(super) const RIGHTS: [(&str, &str); 4] = [
+    ("SELECT", "EXPLAIN SELECT * FROM {table} WHERE FALSE"),
+    ("INSERT", "EXPLAIN INSERT INTO {table} ({column}) VALUES ('')"),
+    ("UPDATE", "EXPLAIN UPDATE {table} SET {column} = '' WHERE FALSE"),
+    ("DELETE", "EXPLAIN DELETE FROM {table} WHERE FALSE"),
+];
+
+// Nothing can be explained for CREATE. Rights that come with a role are not listed here.
+// The name of a database may be a pattern in a grant.
+pub(super) const MAY_CREATE: &str = "
+SELECT COUNT(*) FROM (
+    SELECT GRANTEE, PRIVILEGE_TYPE FROM information_schema.USER_PRIVILEGES
+     UNION ALL
+    SELECT GRANTEE, PRIVILEGE_TYPE FROM information_schema.SCHEMA_PRIVILEGES WHERE DATABASE() LIKE TABLE_SCHEMA) AS p
+ WHERE PRIVILEGE_TYPE = 'CREATE'
+   AND GRANTEE = CONCAT('''', LEFT(CURRENT_USER(), CHAR_LENGTH(CURRENT_USER())
+                                                   - CHAR_LENGTH(SUBSTRING_INDEX(CURRENT_USER(), '@', -1)) - 1),
+                        '''@''', SUBSTRING_INDEX(CURRENT_USER(), '@', -1), '''')";
+pub(super) const ROLE: &str = "SELECT COALESCE(CURRENT_ROLE(), 'NONE')";
+}
+
+/// The tables, with the history: name, type, engine.
+pub async fn about_tables(conn: &mut MySqlConnection, expected: &[Table]) -> Result<Rows, Error> {
+    ask::<MySql>(conn, ours(sql::TABLES, expected)).await
+}
+
+fn ours(sql: &str, expected: &[Table]) -> AssertSqlSafe<String> {
+    AssertSqlSafe(sql.replace("{names}", &format!("{}, '{HISTORY}'", table::quoted(expected))))
+}
+
+pub async fn find(
+    conn: &mut MySqlConnection,
+    expected: &[Table],
+    about: &Rows,
+    database: Option<&str>,
+) -> Result<Found, Error> {
+    let mut tables = table::of_rows(about);
+    table::add_columns(&mut tables, &ask::<MySql>(conn, ours(sql::COLUMNS, expected)).await?);
+    table::add_indexes(&mut tables, &ask::<MySql>(conn, ours(sql::INDEXES, expected)).await?);
+    let history = match about.iter().any(|row| row[0] == HISTORY) {
+        true => match ask::<MySql>(conn, sql::HISTORY).await {
+            Ok(rows) => Some(rows),
+            // Without the right to read it, what the tables are like has to do.
+            Err(Error::Database(_)) => None,
+            Err(error) => return Err(error),
+        },
+        false => None,
+    };
+    let place = match database {
+        Some(name) => format!("in the database {name}"),
+        None => "here: the URL names no database".into(),
+    };
+    Ok(Found { tables, history, place })
+}
+
+/// What can be wrong with a table of MySQL as a whole.
+pub fn kinds(about: &Rows, mut check: Check) -> Check {
+    for row in about {
+        let (name, kind, engine) = (&row[0], &row[1], &row[2]);
+        if kind != "BASE TABLE" {
+            check = check.fail(format!("{name} is not a table"), "Rename it, or keep sqlock in a database of its own.");
+        } else if !engine.eq_ignore_ascii_case("InnoDB") {
+            let advice = format!("ALTER TABLE {name} ENGINE = InnoDB: others lock no rows, and undo nothing.");
+            check = check.fail(format!("{name} is kept by {engine}"), advice);
+        }
+    }
+    check
+}
+
+pub async fn rights(conn: &mut MySqlConnection, found: &[Table], missing: bool) -> Result<Check, Error> {
+    let mut check = Check::new("rights");
+    for table in found {
+        let Some(column) = table.columns.first() else { continue };
+        let mut denied = Vec::new();
+        for (right, sql) in sql::RIGHTS {
+            let sql = sql.replace("{table}", &table.name).replace("{column}", &column.name);
+            match ask::<MySql>(conn, AssertSqlSafe(sql)).await {
+                Ok(_) => {}
+                Err(Error::Database(error)) if error.message().contains("denied") => denied.push(right),
+                Err(Error::Database(error)) => {
+                    check = check.unknown(format!("{right} on {}: {}", table.name, error.message()), "");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if table.name == HISTORY {
+            if denied.contains(&"SELECT") {
+                let advice = format!(
+                    "GRANT SELECT ON {HISTORY} to this user: \"sqlock migrate\" reads it, and nothing else does."
+                );
+                check = check.warn(format!("no SELECT on {HISTORY}"), advice);
+            }
+        } else if !denied.is_empty() {
+            let advice = "GRANT SELECT, INSERT, UPDATE, DELETE on the tables of sqlock to this user.";
+            check = check.fail(format!("no {} on {}", denied.join(", "), table.name), advice);
+        }
+    }
+    if missing && first(&ask::<MySql>(conn, sql::MAY_CREATE).await?) == "0" {
+        check = match first(&ask::<MySql>(conn, sql::ROLE).await?) {
+            "NONE" => {
+                let advice = "GRANT CREATE on the database, or let somebody who has it run \"sqlock migrate\".";
+                check.fail("no CREATE, and tables are missing", advice)
+            }
+            role => check.unknown(format!("whether tables may be created is up to the role {role}"), ""),
+        };
+    }
+    Ok(check.or_ok(if missing { "tables can be created" } else { "all that is needed on every table" }))
+}

@@ -1,0 +1,216 @@
+//! What becomes of grants when a server of MySQL or MariaDB is lost: replicas, Galera, Group Replication.
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{Error, MySql, MySqlConnection, Row as _};
+
+use super::settings::Values;
+use crate::command::doctor::probe::{Rows, ask};
+use crate::command::doctor::report::Check;
+use crate::command::doctor::table::is_true;
+
+/// The statements, laid out to be read.
+#[rustfmt::skip]
+mod sql {
+// Who reads the binary log. One server knows the one name of it, the other knows the other; and a replica that does not report
+// its host may not be listed, but its connection is.
+// https://dev.mysql.com/doc/refman/8.4/en/show-replicas.html
+// https://mariadb.com/kb/en/show-replica-hosts/
+pub(super) const REPLICAS: [&str; 2] = ["SHOW REPLICAS", "SHOW REPLICA HOSTS"];
+// (Not from information_schema, which fails when anybody's statement is not UTF-8. What each does is the fifth column.)
+pub(super) const SESSIONS: &str = "SHOW PROCESSLIST";
+}
+
+/// How many replicas are connected, or why that is not told.
+pub async fn replicas(conn: &mut MySqlConnection) -> Result<Result<usize, String>, Error> {
+    let mut why = String::new();
+    for sql in sql::REPLICAS {
+        match ask::<MySql>(conn, sql).await {
+            Ok(listed) => {
+                let sessions = sqlx::raw_sql(sql::SESSIONS).fetch_all(&mut *conn).await?;
+                let does = |row: &MySqlRow| row.try_get_unchecked::<String, _>(4).unwrap_or_default();
+                let readers = sessions.iter().filter(|row| does(row).starts_with("Binlog Dump")).count();
+                return Ok(Ok(listed.len().max(readers)));
+            }
+            // Of a server that does not know the statement, and of one that does not answer this user, the latter counts.
+            Err(Error::Database(error)) if why.is_empty() || error.message().contains("denied") => {
+                why = error.message().to_owned();
+            }
+            Err(Error::Database(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Err(why))
+}
+
+/// What becomes of grants when this server is lost.
+pub fn replication(variables: &Values, status: &Values, members: &Rows, replicas: Result<usize, String>) -> Check {
+    let check = Check::new("replication");
+    if variables.is_galera() || !members.is_empty() {
+        return check.ok("that of the cluster");
+    }
+    if !variables.is_on("log_bin") {
+        return check.ok("none: there is no binary log");
+    }
+    let either = |values: &Values, name: &str| {
+        [values.text(&name.replace('?', "source")), values.text(&name.replace('?', "master"))].concat()
+    };
+    if !is_true(&either(status, "Rpl_semi_sync_?_status")) {
+        // A failover is what somebody does with a replica.
+        return match replicas {
+            Ok(0) => check.ok("none: no replica is connected"),
+            Ok(replicas) => check.warn(
+                format!("asynchronous, replicas: {replicas}"),
+                "Install and enable semi-synchronous replication. Until then a failover loses the grants that had not arrived: two \
+                 may hold a name until the next renewal. Fenced transactions and tokens protect the data.",
+            ),
+            Err(why) => check.unknown(
+                format!("not semi-synchronous; whether there are replicas is not told: {why}"),
+                "GRANT REPLICATION SLAVE (MySQL) or REPLICATION MASTER ADMIN (MariaDB) to this user to have it checked.",
+            ),
+        };
+    }
+    let replicas = either(status, "Rpl_semi_sync_?_clients");
+    let timeout = either(variables, "rpl_semi_sync_?_timeout");
+    let found = format!("semi-synchronous, replicas: {replicas}; asynchronous when none answers for {timeout} ms");
+    if either(variables, "rpl_semi_sync_?_wait_point") == "AFTER_COMMIT" {
+        let advice = "Set the wait point to AFTER_SYNC: with AFTER_COMMIT others see a grant that a failover loses.";
+        return check.warn(found, advice);
+    }
+    check.ok(found)
+}
+
+/// Galera or Group Replication.
+pub fn cluster(variables: &Values, status: &Values, members: &Rows) -> Check {
+    let check = Check::new("cluster");
+    if variables.is_galera() {
+        return galera(check, status);
+    }
+    if variables.text("group_replication_group_name").is_empty() && members.is_empty() {
+        return check.ok("none");
+    }
+    group(check, variables, members)
+}
+
+fn galera(check: Check, status: &Values) -> Check {
+    let (component, state) = (status.text("wsrep_cluster_status"), status.text("wsrep_local_state_comment"));
+    let size: u32 = status.text("wsrep_cluster_size").parse().unwrap_or(0);
+    let found = format!("Galera, {size} nodes, component {component}, this node {state}");
+    if component != "Primary" {
+        let advice = "This node has lost the majority and refuses to work. Bring the others back, or connect to those that go on.";
+        return check.fail(found, advice);
+    }
+    if !status.is_on("wsrep_ready") || !status.is_on("wsrep_connected") {
+        return check.fail(
+            found,
+            "This node does not take statements yet: wait until it is Synced, or connect to another one.",
+        );
+    }
+    let check = match state {
+        "Synced" => check.ok(found),
+        _ => check
+            .warn(found, "This node lags behind the others, and is slow to commit: another one is the better choice."),
+    };
+    match size {
+        1 => check.warn("it is the only node", "With three the cluster survives the loss of one."),
+        2 => check.warn("neither survives the other's crash", "Add a third node, or an arbitrator (garbd)."),
+        _ => check,
+    }
+}
+
+fn group(check: Check, variables: &Values, members: &Rows) -> Check {
+    let online = members.iter().filter(|row| row[1] == "ONLINE").count();
+    let single = variables.is_on("group_replication_single_primary_mode");
+    let mode = if single { "one primary" } else { "several primaries" };
+    if members.is_empty() {
+        let advice = "GRANT SELECT ON performance_schema.replication_group_members to this user.";
+        return check.unknown(format!("a replication group with {mode}, whose members this user may not see"), advice);
+    }
+    let found = format!("a replication group with {mode}, {online} of {} members online", members.len());
+    let own = variables.text("server_uuid");
+    let state = members.iter().find(|row| row[0] == own).map_or("not a member", |row| &row[1]);
+    if state != "ONLINE" {
+        return check.fail(
+            format!("{found}; this server is {state}"),
+            "Connect to a member that is ONLINE, or start the group.",
+        );
+    }
+    if online * 2 <= members.len() {
+        return check.fail(found, "The majority is lost: commits wait. Bring the other members back.");
+    }
+    if !single {
+        let advice = "Write to one member only: what two write at once is undone at commit.";
+        return check.warn(found, advice);
+    }
+    check.ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::doctor::report::Status;
+
+    fn values(pairs: &[(&str, &str)]) -> Values {
+        Values(pairs.iter().map(|(name, value)| vec![(*name).to_owned(), (*value).to_owned()]).collect())
+    }
+
+    #[test]
+    fn a_node_of_galera_is_as_good_as_its_cluster() {
+        let told = |component, ready, state, size| {
+            let status = values(&[
+                ("wsrep_cluster_status", component),
+                ("wsrep_ready", ready),
+                ("wsrep_connected", "ON"),
+                ("wsrep_local_state_comment", state),
+                ("wsrep_cluster_size", size),
+            ]);
+            let variables = values(&[("wsrep_on", "ON"), ("wsrep_provider", "/usr/lib/galera/libgalera_smm.so")]);
+            cluster(&variables, &status, &Rows::new()).status
+        };
+        assert_eq!(told("Primary", "ON", "Synced", "3"), Status::Ok);
+        assert_eq!(told("Primary", "ON", "Donor/Desynced", "3"), Status::Warn);
+        assert_eq!(told("Primary", "ON", "Synced", "2"), Status::Warn);
+        assert_eq!(told("Primary", "OFF", "Joining", "3"), Status::Fail);
+        assert_eq!(told("non-Primary", "OFF", "Initialized", "1"), Status::Fail);
+        let off = values(&[("wsrep_on", "OFF"), ("wsrep_provider", "none")]);
+        assert_eq!(cluster(&off, &values(&[]), &Rows::new()).found(), "none");
+    }
+
+    #[test]
+    fn a_group_needs_its_majority() {
+        let told = |single, states: &[&str]| {
+            let variables = values(&[
+                ("group_replication_group_name", "g"),
+                ("group_replication_single_primary_mode", single),
+                ("server_uuid", "0"),
+            ]);
+            let members =
+                states.iter().enumerate().map(|(i, s)| vec![i.to_string(), (*s).to_owned(), "PRIMARY".into()]);
+            cluster(&variables, &values(&[]), &members.collect()).status
+        };
+        assert_eq!(told("ON", &["ONLINE", "ONLINE", "ONLINE"]), Status::Ok);
+        assert_eq!(told("ON", &["ONLINE", "ONLINE", "UNREACHABLE"]), Status::Ok);
+        assert_eq!(told("ON", &["ONLINE", "UNREACHABLE", "UNREACHABLE"]), Status::Fail);
+        assert_eq!(told("ON", &["RECOVERING", "ONLINE", "ONLINE"]), Status::Fail);
+        assert_eq!(told("OFF", &["ONLINE", "ONLINE", "ONLINE"]), Status::Warn);
+        assert_eq!(told("ON", &[]), Status::NotApplicable);
+    }
+
+    #[test]
+    fn semi_synchronous_replication_is_known_by_both_of_its_names() {
+        let log = [("log_bin", "ON"), ("rpl_semi_sync_master_timeout", "10000")];
+        for name in ["master", "source"] {
+            let status = values(&[
+                (&format!("Rpl_semi_sync_{name}_status"), "ON"),
+                (&format!("Rpl_semi_sync_{name}_clients"), "2"),
+            ]);
+            let found = replication(&values(&log), &status, &Rows::new(), Ok(2)).found();
+            assert!(found.starts_with("semi-synchronous, replicas: 2"), "{found}");
+        }
+        let told = |replicas| replication(&values(&log), &values(&[]), &Rows::new(), replicas).status;
+        assert_eq!(told(Ok(0)), Status::Ok);
+        assert_eq!(told(Ok(1)), Status::Warn);
+        assert_eq!(told(Err("denied".into())), Status::NotApplicable);
+        let off = replication(&values(&[("log_bin", "OFF")]), &values(&[]), &Rows::new(), Err("denied".into()));
+        assert_eq!(off.status, Status::Ok);
+    }
+}

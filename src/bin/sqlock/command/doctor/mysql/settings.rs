@@ -1,0 +1,53 @@
+//! The variables of MySQL and MariaDB, and those that hurt.
+
+use super::SHORT;
+use crate::command::doctor::probe::Rows;
+use crate::command::doctor::report::Check;
+
+pub fn settings(variables: &Values) -> Check {
+    let mut check = Check::new("settings");
+    if variables.is_on("log_bin") && variables.text("binlog_format") == "STATEMENT" {
+        let advice =
+            "Set binlog_format to ROW or MIXED: the server refuses to log sqlock's transactions as statements.";
+        check = check.fail("binlog_format is STATEMENT", advice);
+    }
+    // In seconds, with decimals, on MariaDB. That of MySQL is for SELECT alone.
+    let limit: f64 = variables.text("max_statement_time").parse().unwrap_or(0.0);
+    if limit > 0.0 && limit < SHORT.as_secs_f64() {
+        let advice = "Set it to 0 or to 1 at least: a renewal that a busy server answers late is cancelled, and the lease may be lost.";
+        check = check.warn(format!("max_statement_time is {limit} s"), advice);
+    }
+    let silence: u64 = variables.text("wait_timeout").parse().unwrap_or(u64::MAX);
+    if silence < 10 {
+        let advice = "Set it to 10 at least: connections that sqlock keeps are ended, and made anew with each use.";
+        check = check.warn(format!("wait_timeout is {silence} s"), advice);
+    }
+    // sqlock sets its own. They matter to transactions of the application's in which a lease is fenced, or rows are locked.
+    let told = ["innodb_lock_wait_timeout", "innodb_rollback_on_timeout", "innodb_snapshot_isolation"];
+    let told: Vec<String> = told
+        .iter()
+        .filter(|name| !variables.text(name).is_empty())
+        .map(|name| format!("{name} {}", variables.text(name)))
+        .collect();
+    check.ok(told.join(", "))
+}
+
+/// Name, value.
+pub struct Values(pub Rows);
+
+impl Values {
+    pub fn text(&self, name: &str) -> &str {
+        self.0.iter().find(|row| row[0].eq_ignore_ascii_case(name)).map_or("", |row| &row[1])
+    }
+
+    /// From MariaDB 12 on, read_only has more values than two.
+    /// <https://mariadb.com/kb/en/server-system-variables/#read_only>
+    pub fn is_on(&self, name: &str) -> bool {
+        !matches!(self.text(name), "" | "OFF" | "0")
+    }
+
+    /// A provider, and switched on.
+    pub fn is_galera(&self) -> bool {
+        self.is_on("wsrep_on") && !matches!(self.text("wsrep_provider"), "" | "none")
+    }
+}

@@ -1,0 +1,90 @@
+//! Whether a pooler stands between this connection and PostgreSQL.
+
+use std::time::Duration;
+
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+use sqlx::{ConnectOptions, Connection, Error, PgConnection, Postgres};
+use tokio::time::timeout;
+
+use super::SHORT;
+use crate::command::doctor::probe::{PATIENCE, ask, first};
+use crate::command::doctor::report::Check;
+
+/// The statements, laid out to be read.
+#[rustfmt::skip]
+mod sql {
+pub(super) const SESSION: &str = "
+SELECT pg_backend_pid(), coalesce((SELECT extract(epoch FROM clock_timestamp() - backend_start)
+                                     FROM pg_stat_activity WHERE pid = pg_backend_pid()), 0)";
+pub(super) const PID: &str = "SELECT pg_backend_pid()";
+}
+
+/// How many times two connections may meet in one session before it is believed that they do not.
+const ROUNDS: usize = 3;
+
+/// Whether this connection is a session of its own, and is told what is said on a channel.
+pub async fn pooler(conn: &mut PgConnection, options: &PgConnectOptions, is_standby: bool) -> Result<Check, Error> {
+    let check = Check::new("pooler");
+    let session = ask::<Postgres>(conn, sql::SESSION).await?;
+    let age: f64 = session.first().and_then(|row| row.get(1)).and_then(|age| age.parse().ok()).unwrap_or(0.0);
+    if !is_direct(conn, options, first(&session)).await? {
+        return Ok(check.warn(
+            "one for transactions: each runs in whichever session of the server is free",
+            "Leases work. Who waits is not told but looks by itself, up to 10 times a second, and session locks are refused: \
+             connect past the pooler for both.",
+        ));
+    }
+    // The checks so far have taken less.
+    let check = match age > (PATIENCE * 3).as_secs_f64() {
+        true => check.warn(
+            "one that hands out sessions that were there before",
+            "Leases work. Session locks are refused: connect past the pooler for those.",
+        ),
+        false => check,
+    };
+    if is_standby {
+        return Ok(check.or_ok("none"));
+    }
+    Ok(match hears(options).await {
+        true => check.or_ok("none; LISTEN is heard"),
+        false => check.warn(
+            "what is said on a channel is not heard (LISTEN, NOTIFY)",
+            "Leases work. Who waits is not told but looks by itself, up to 10 times a second.",
+        ),
+    })
+}
+
+/// Another connection keeps its session while ours is asked which one it is in: a pooler then gives ours another one.
+async fn is_direct(conn: &mut PgConnection, options: &PgConnectOptions, pid: &str) -> Result<bool, Error> {
+    let mut other = options.connect().await?;
+    let mut is_direct = true;
+    for _ in 0..ROUNDS {
+        let its = ask::<Postgres>(&mut other, "BEGIN; SELECT pg_backend_pid()").await?;
+        let ours = timeout(SHORT, ask::<Postgres>(&mut *conn, sql::PID)).await;
+        ask::<Postgres>(&mut other, "ROLLBACK").await?;
+        is_direct = first(&its) != pid && matches!(&ours, Ok(Ok(rows)) if first(rows) == pid);
+        if !is_direct {
+            break;
+        }
+    }
+    let _ = timeout(SHORT, other.close()).await;
+    Ok(is_direct)
+}
+
+/// As waiters do it, on a channel of our own, and without waiting for the disk or a standby. It is all forgotten with the
+/// connection.
+async fn hears(options: &PgConnectOptions) -> bool {
+    let heard = async {
+        let one = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;
+        let mut listener = PgListener::connect_with(&one).await?;
+        let channel = format!("sqlock_doctor_{}", std::process::id());
+        listener.listen(&channel).await?;
+        sqlx::query("SELECT pg_notify($1, ''), set_config('synchronous_commit', 'off', true)")
+            .bind(&channel)
+            .execute(&mut listener)
+            .await?;
+        listener.recv().await?;
+        Ok::<_, Error>(())
+    };
+    matches!(timeout(Duration::from_secs(2), heard).await, Ok(Ok(())))
+}

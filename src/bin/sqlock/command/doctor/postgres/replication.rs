@@ -1,0 +1,91 @@
+//! What becomes of grants when a server of PostgreSQL is lost.
+
+use sqlx::{Error, PgConnection, Postgres};
+
+use super::settings::Settings;
+use crate::command::doctor::probe::{Rows, ask};
+use crate::command::doctor::report::Check;
+
+/// The statements, laid out to be read.
+#[rustfmt::skip]
+mod sql {
+// Who may not read the statistics of others sees that there is a standby, and nothing about it.
+// https://www.postgresql.org/docs/current/monitoring-stats.html#MONITORING-PG-STAT-REPLICATION-VIEW
+pub(super) const STANDBYS: &str = "
+SELECT coalesce(nullif(application_name, ''), 'a standby'), coalesce(state, ''), coalesce(sync_state, '')
+  FROM pg_stat_replication
+ WHERE state IS NULL OR state <> 'backup'
+ ORDER BY 1";
+}
+
+pub async fn replication(conn: &mut PgConnection, settings: &Settings, is_standby: bool) -> Result<Check, Error> {
+    let check = Check::new("replication");
+    if is_standby {
+        return Ok(check.unknown("this is a standby: ask the primary", ""));
+    }
+    let standbys = ask::<Postgres>(conn, sql::STANDBYS).await?;
+    Ok(replicated(check, &standbys, settings.text("synchronous_standby_names"), settings.text("synchronous_commit")))
+}
+
+/// What becomes of grants when this server is lost. `standbys`: name, state, sync_state.
+fn replicated(check: Check, standbys: &Rows, wanted: &str, commit: &str) -> Check {
+    let named = |of: &[&Vec<String>]| of.iter().map(|row| row[0].clone()).collect::<Vec<_>>().join(", ");
+    let all: Vec<&Vec<String>> = standbys.iter().collect();
+    if wanted.is_empty() {
+        if all.is_empty() {
+            return check.ok("none");
+        }
+        let found = match all.iter().all(|row| row[2].is_empty()) {
+            true => format!("asynchronous; standbys: {}", all.len()),
+            false => format!("asynchronous: {}", named(&all)),
+        };
+        let advice = "Set synchronous_standby_names. Until then a failover loses the grants that had not arrived: two may hold a \
+                      name until the next renewal. Fenced transactions and tokens protect the data.";
+        return check.warn(found, advice);
+    }
+    let synchronous: Vec<&Vec<String>> =
+        standbys.iter().filter(|row| row[1] == "streaming" && matches!(&*row[2], "sync" | "quorum")).collect();
+    if synchronous.is_empty() && all.iter().any(|row| row[2].is_empty()) {
+        let found =
+            format!("synchronous_standby_names is {wanted}; this user may not see which of {} standbys are", all.len());
+        return check.unknown(found, "GRANT pg_read_all_stats to this user to have it checked.");
+    }
+    if synchronous.is_empty() && commit != "local" && commit != "off" {
+        let found = format!("synchronous, and no standby of synchronous_standby_names ({wanted}) is connected");
+        let advice = "Every commit waits until one is: start it, or change synchronous_standby_names.";
+        return check.fail(found, advice);
+    }
+    match commit {
+        "local" => check.warn(
+            format!("synchronous: {}; but synchronous_commit is local", named(&synchronous)),
+            "Set synchronous_commit to on for this user: now no grant waits for the standby, and a failover loses some.",
+        ),
+        "remote_write" => check.ok(format!("synchronous: {}; written there, not flushed (remote_write)", named(&synchronous))),
+        _ => check.ok(format!("synchronous: {}", named(&synchronous))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::doctor::report::Status;
+
+    #[test]
+    fn what_a_failover_would_lose_is_told() {
+        let told = |standbys: &[[&str; 3]], wanted: &str, commit: &str| {
+            let rows: Rows = standbys.iter().map(|row| row.iter().map(|cell| cell.to_string()).collect()).collect();
+            let check = replicated(Check::new("replication"), &rows, wanted, commit);
+            (check.status, check.found())
+        };
+        let sync = ["b", "streaming", "sync"];
+        assert_eq!(told(&[], "", "on"), (Status::Ok, "none".into()));
+        assert_eq!(told(&[sync], "FIRST 1 (b)", "on"), (Status::Ok, "synchronous: b".into()));
+        assert_eq!(told(&[["b", "streaming", "async"]], "", "on"), (Status::Warn, "asynchronous: b".into()));
+        assert_eq!(told(&[["a standby", "", ""]], "", "on"), (Status::Warn, "asynchronous; standbys: 1".into()));
+        assert_eq!(told(&[sync], "b", "local").0, Status::Warn);
+        // Every grant would wait.
+        assert_eq!(told(&[], "b", "on").0, Status::Fail);
+        assert_eq!(told(&[["b", "catchup", "sync"]], "b", "on").0, Status::Fail);
+        assert_eq!(told(&[["a standby", "", ""]], "b", "on").0, Status::NotApplicable);
+    }
+}

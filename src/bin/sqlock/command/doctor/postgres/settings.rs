@@ -1,0 +1,59 @@
+//! The settings of PostgreSQL, and those that hurt.
+
+use std::time::Duration;
+
+use super::SHORT;
+use crate::command::doctor::probe::{Rows, brief};
+use crate::command::doctor::report::Check;
+
+/// Sessions that say nothing for this long are not to be ended: sqlock keeps connections that it seldom uses.
+const SILENT: Duration = Duration::from_secs(10);
+
+/// Name, value, unit.
+pub struct Settings(pub Rows);
+
+impl Settings {
+    pub fn text(&self, name: &str) -> &str {
+        self.0.iter().find(|row| row[0] == name).map_or("", |row| &row[1])
+    }
+
+    /// A time limit; `None`: there is none.
+    pub fn limit(&self, name: &str) -> Option<Duration> {
+        let row = self.0.iter().find(|row| row[0] == name)?;
+        let number: u64 = row[1].parse().ok().filter(|number| *number > 0)?;
+        match &*row[2] {
+            "ms" => Some(Duration::from_millis(number)),
+            "s" => Some(Duration::from_secs(number)),
+            "min" => Some(Duration::from_secs(60 * number)),
+            _ => None,
+        }
+    }
+}
+
+pub fn hurtful(settings: &Settings) -> Check {
+    let mut check = Check::new("settings");
+    if settings.0.is_empty() {
+        return check.unknown("the server does not tell its settings", "");
+    }
+    for (name, least, what) in [
+        (
+            "statement_timeout",
+            SHORT,
+            "a renewal that a busy server answers late is cancelled, and the lease may be lost",
+        ),
+        ("transaction_timeout", SHORT, "transactions that are fenced are ended"),
+        ("idle_in_transaction_session_timeout", SHORT, "fenced transactions that compute meanwhile are ended"),
+        ("idle_session_timeout", SILENT, "connections that sqlock keeps are ended, and made anew with each use"),
+    ] {
+        if let Some(limit) = settings.limit(name).filter(|limit| *limit < least) {
+            let advice = format!("Set it to 0 or to {} at least: {what}.", brief(least));
+            check = check.warn(format!("{name} is {}", brief(limit)), advice);
+        }
+    }
+    match settings.text("default_transaction_isolation") {
+        "read committed" | "" => check.or_ok("nothing that hurts"),
+        level => check.ok(format!(
+            "default_transaction_isolation is {level}: sqlock asks for READ COMMITTED, at two round trips more"
+        )),
+    }
+}

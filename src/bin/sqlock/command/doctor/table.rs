@@ -1,0 +1,208 @@
+//! Tables, columns and indexes: read from the SQL that `sqlock schema` prints, or from rows of a catalog.
+
+use std::collections::BTreeSet;
+
+use super::probe::Rows;
+use crate::migrations;
+use crate::url::Kind;
+
+/// Where it stands which migrations were applied.
+pub const HISTORY: &str = "_sqlock_migrations";
+
+/// A table: as it should be, or as it was found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    pub name: String,
+    pub columns: Vec<Column>,
+    pub indexes: Vec<Index>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Column {
+    pub name: String,
+    /// In lower case, as the database spells it.
+    pub kind: String,
+    /// Empty: it has none, or it was not asked for.
+    pub collation: String,
+    pub not_null: bool,
+    pub has_default: bool,
+}
+
+/// An index that covers all rows.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Index {
+    pub columns: Vec<String>,
+    pub unique: bool,
+}
+
+impl Index {
+    pub fn of(columns: &str, unique: bool) -> Self {
+        Self { columns: columns.split(',').map(|column| column.trim().to_owned()).collect(), unique }
+    }
+}
+
+/// The tables that all migrations make.
+pub fn expected(kind: Kind) -> Vec<Table> {
+    let mut tables = Vec::new();
+    for file in migrations::migrations(kind) {
+        let uncommented: Vec<&str> = file.lines().filter_map(|line| line.split("--").next()).collect();
+        for statement in uncommented.join("\n").split(';').map(str::trim).filter(|statement| !statement.is_empty()) {
+            read(statement, &mut tables);
+        }
+    }
+    tables
+}
+
+/// The names, for a condition: `'a', 'b'`.
+#[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite is on this host"))]
+pub fn quoted(tables: &[Table]) -> String {
+    let names: Vec<String> = tables.iter().map(|table| format!("'{}'", table.name)).collect();
+    names.join(", ")
+}
+
+/// Reads a statement of a migration: one column or key a line, as they are written here.
+fn read(statement: &str, tables: &mut Vec<Table>) {
+    let (head, body) = statement.split_once('(').unwrap_or((statement, ""));
+    let words: Vec<&str> = head.split_whitespace().collect();
+    match words[..] {
+        ["CREATE", "TABLE", "IF", "NOT", "EXISTS", name] => {
+            let mut table = Table { name: name.into(), ..Table::default() };
+            for line in body.lines().map(|line| line.trim().trim_end_matches(',')) {
+                table.read(line);
+            }
+            tables.push(table);
+        }
+        ["CREATE", "INDEX", "IF", "NOT", "EXISTS", _, "ON", name] => {
+            let columns = body.split(')').next().unwrap_or_default();
+            if let Some(table) = tables.iter_mut().find(|table| table.name == name) {
+                table.indexes.push(Index::of(columns, false));
+            }
+        }
+        _ => debug_assert!(false, "nobody has taught the doctor to read {statement}"),
+    }
+}
+
+impl Table {
+    fn read(&mut self, line: &str) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let key = || line.split(['(', ')']).nth(1).unwrap_or_default();
+        match words[..] {
+            [] | [")", ..] => {}
+            ["PRIMARY", "KEY", ..] => self.indexes.push(Index::of(key(), true)),
+            ["KEY", ..] => self.indexes.push(Index::of(key(), false)),
+            [name, kind, ..] => {
+                let after = |word| words.iter().position(|w| *w == word).and_then(|at| words.get(at + 1));
+                if line.contains("PRIMARY KEY") {
+                    self.indexes.push(Index::of(name, true));
+                }
+                self.columns.push(Column {
+                    name: name.into(),
+                    kind: kind.to_lowercase(),
+                    collation: after("COLLATE").map(|collation| collation.trim_matches('"').into()).unwrap_or_default(),
+                    not_null: line.contains("NOT NULL"),
+                    has_default: line.contains("DEFAULT"),
+                });
+            }
+            _ => debug_assert!(false, "nobody has taught the doctor to read {line}"),
+        }
+    }
+
+    pub fn column(&self, name: &str) -> Option<&Column> {
+        self.columns.iter().find(|column| column.name.eq_ignore_ascii_case(name))
+    }
+
+    /// Whether a column identifies rows, or helps to.
+    pub fn is_key(&self, column: &str) -> bool {
+        self.indexes.iter().any(|index| index.unique && index.columns.iter().any(|c| c == column))
+    }
+
+    /// A unique index on just these columns, in whatever order.
+    pub fn has_key(&self, columns: &[String]) -> bool {
+        let wanted: BTreeSet<&String> = columns.iter().collect();
+        self.indexes.iter().any(|index| index.unique && index.columns.iter().collect::<BTreeSet<_>>() == wanted)
+    }
+
+    /// An index that begins with these columns.
+    pub fn has_index(&self, columns: &[String]) -> bool {
+        self.indexes.iter().any(|index| index.columns.starts_with(columns))
+    }
+}
+
+/// What was found beside the tables themselves.
+pub struct Found {
+    pub tables: Vec<Table>,
+    /// The rows of the history: version, whether it succeeded, checksum in hex. `None`: there is none.
+    pub history: Option<Rows>,
+    /// Where they are: `in the schema "public"`.
+    pub place: String,
+}
+
+/// The tables of these rows: name.
+pub fn of_rows(rows: &Rows) -> Vec<Table> {
+    rows.iter().filter_map(|row| row.first()).map(|name| Table { name: name.clone(), ..Table::default() }).collect()
+}
+
+/// Adds columns to them: table, name, type, collation, whether it is NOT NULL, whether it has a default.
+pub fn add_columns(tables: &mut [Table], rows: &Rows) {
+    for row in rows {
+        let [table, name, kind, collation, not_null, has_default] = &row[..] else { continue };
+        if let Some(table) = tables.iter_mut().find(|t| t.name == *table) {
+            table.columns.push(Column {
+                name: name.clone(),
+                kind: kind.clone(),
+                collation: collation.clone(),
+                not_null: is_true(not_null),
+                has_default: is_true(has_default),
+            });
+        }
+    }
+}
+
+/// Adds indexes: table, whether it is unique, columns with commas in between.
+pub fn add_indexes(tables: &mut [Table], rows: &Rows) {
+    for row in rows {
+        let [table, unique, columns] = &row[..] else { continue };
+        if let Some(table) = tables.iter_mut().find(|t| t.name == *table) {
+            table.indexes.push(Index::of(columns, is_true(unique)));
+        }
+    }
+}
+
+/// As databases write it.
+pub fn is_true(text: &str) -> bool {
+    matches!(text, "t" | "true" | "1" | "YES" | "ON" | "on")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tables_are_read_from_the_sql_that_makes_them() {
+        for kind in [Kind::Postgres, Kind::Mysql, Kind::Sqlite] {
+            let tables = expected(kind);
+            let entry: Vec<&Table> = tables.iter().filter(|table| table.name == "sqlock_entry").collect();
+            assert_eq!(entry.len(), 1, "{tables:#?}");
+            assert_eq!(entry[0].columns.len(), 14, "{entry:#?}");
+            let in_order = Index::of("name, token, arrived_at, id", false);
+            assert_eq!(entry[0].indexes, [Index::of("name, id", true), in_order]);
+            // Only PostgreSQL marks in the row of a name that an entry waits.
+            let defaults = if kind == Kind::Postgres { &["waiting", "lost"][..] } else { &["lost"] };
+            let columns = |name: &str| tables.iter().find(|t| t.name == name).map_or(0, |t| t.columns.len());
+            assert_eq!(columns("sqlock_lease"), 10 + defaults.len());
+            assert_eq!(columns("sqlock_idem"), 12);
+            for table in &tables {
+                assert!(table.indexes.first().is_some_and(|key| key.unique), "{table:#?}");
+                assert!(table.columns.iter().all(|column| column.not_null || column.name == "result"), "{table:#?}");
+            }
+            let lease = &tables[tables.iter().position(|table| table.name == "sqlock_lease").unwrap_or(0)];
+            assert_eq!(lease.columns.iter().filter(|c| c.has_default).map(|c| &*c.name).collect::<Vec<_>>(), defaults);
+            let name = match kind {
+                Kind::Postgres => ("text", "C"),
+                Kind::Mysql => ("varbinary(255)", ""),
+                Kind::Sqlite => ("text", "BINARY"),
+            };
+            assert_eq!((&*lease.columns[0].kind, &*lease.columns[0].collation), name);
+        }
+    }
+}
