@@ -12,6 +12,44 @@ compile_error!("the sqlock command needs process groups and signals: it is for U
 #[cfg(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")))]
 compile_error!("the sqlock command needs a database: enable postgres, mysql or sqlite beside cli");
 
+// Layers, the highest first. A file imports what stands below it, and nothing that stands above it or in its line.
+// `scripts/layers` checks it.
+//
+//   cli - the command line: its options and the list of subcommands
+//   command/run - waits for the lease, runs the command, releases the lease
+//   command/run/quorum - the same on a majority of databases
+//   command/run/supervise - the command under its lease, from start to end
+//   command/run/child - the process of the command
+//   command/run/terminal - the terminal that sqlock and the command share
+//   command/run/watchdog/process - the process that kills the command in time
+//   command/run/watchdog - the handle of that process
+//   command/run/watchdog/alarm command/run/watchdog/message - how it waits, what it is sent
+//   command/run/process_tree - the processes that are killed
+//   command/run/schedule - when they are killed
+//   command/run/arguments - the options of run
+//   command/doctor - checks each database and prints the reports
+//   command/doctor/mysql command/doctor/postgres command/doctor/sqlite - the checks of one kind of database
+//   command/doctor/mysql/catalog command/doctor/mysql/replication - the tables of a server, and its replicas
+//   command/doctor/postgres/catalog command/doctor/postgres/pooler command/doctor/postgres/replication - the same
+//   command/doctor/mysql/settings command/doctor/postgres/settings - the settings of a server
+//   command/doctor/definitions - compares the tables with what sqlock needs
+//   command/doctor/table - tables, columns, indexes
+//   command/doctor/probe - connections and queries
+//   command/doctor/report - the results of checks
+//   command/acquire command/release command/renew command/unlock command/ls command/show - one lease, or all of them
+//   command/bench command/completions command/idem command/migrate command/schema command/sweep - the other subcommands
+//   acquisition holding - takes a lease, ends a holding
+//   describe lease - leases as text and JSON, and in one type
+//   database - the client of a database
+//   pool - the pool of a URL
+//   migrations - the SQL of the tables
+//   url - where the database is
+//   sqlite_file - the file that leases are kept in
+//   signals - the signals that arrive
+//   stdout - what is printed
+//   exit - exit codes and failures
+//   duration environment global parse stderr - values that know nothing of leases
+
 mod acquisition;
 mod cli;
 mod command {

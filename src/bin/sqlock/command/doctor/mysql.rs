@@ -4,14 +4,12 @@ mod catalog;
 mod replication;
 mod settings;
 
-use std::time::Duration;
-
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{ConnectOptions, Connection, Error, MySql, MySqlConnection};
 use tokio::time::timeout;
 
 use super::definitions;
-use super::probe::{Rows, ask, brief, connect, first, in_time, round_trips, version};
+use super::probe::{POOLER_ROUNDS, Rows, SHORT_TIMEOUT, ask, brief, connect, first, in_time, round_trips, version};
 use super::report::{Check, Report};
 use super::table;
 use crate::url::Kind;
@@ -58,11 +56,6 @@ pub(super) const ID: &str = "SELECT CONNECTION_ID()";
 
 }
 
-/// How many times two connections may meet in one session before it is believed that they do not.
-const ROUNDS: usize = 3;
-
-const SHORT: Duration = Duration::from_secs(1);
-
 pub async fn examine(options: &MySqlConnectOptions, may_migrate: bool) -> Report {
     let options = options.clone().disable_statement_logging();
     let place = options.get_socket().map_or_else(
@@ -80,7 +73,7 @@ pub async fn examine(options: &MySqlConnectOptions, may_migrate: bool) -> Report
         }
     };
     in_time(&mut report, async |report| checks(&mut conn, &options, may_migrate, report).await).await;
-    let _ = timeout(SHORT, conn.close()).await;
+    let _ = timeout(SHORT_TIMEOUT, conn.close()).await;
     report
 }
 
@@ -189,7 +182,7 @@ async fn pooler(conn: &mut MySqlConnection, options: &MySqlConnectOptions, comme
     let id = ask::<MySql>(conn, sql::ID).await?;
     let mut other = options.connect().await?;
     let mut is_direct = true;
-    for _ in 0..ROUNDS {
+    for _ in 0..POOLER_ROUNDS {
         ask::<MySql>(&mut other, "BEGIN").await?;
         let its = ask::<MySql>(&mut other, sql::ID).await?;
         let ours = ask::<MySql>(conn, sql::ID).await;
@@ -197,7 +190,7 @@ async fn pooler(conn: &mut MySqlConnection, options: &MySqlConnectOptions, comme
         let ours = ours?;
         is_direct = is_direct && first(&ours) == first(&id) && first(&its) != first(&id);
     }
-    let _ = timeout(SHORT, other.close()).await;
+    let _ = timeout(SHORT_TIMEOUT, other.close()).await;
     Ok(match is_direct {
         true => check.ok("none"),
         false => check.warn("one for transactions: each runs in whichever session of the server is free", advice),

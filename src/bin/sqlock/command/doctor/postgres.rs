@@ -5,14 +5,12 @@ mod pooler;
 mod replication;
 mod settings;
 
-use std::time::Duration;
-
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, Connection, Error, PgConnection, Postgres};
 use tokio::time::timeout;
 
 use super::definitions;
-use super::probe::{ask, brief, connect, first, in_time, round_trips, version};
+use super::probe::{SHORT_TIMEOUT, ask, brief, connect, first, in_time, round_trips, version};
 use super::report::{Check, Report};
 use super::table::{self, is_true};
 use crate::url::Kind;
@@ -41,10 +39,6 @@ SELECT name, setting, coalesce(unit, '') FROM pg_settings
 
 }
 
-/// Shorter time limits of the server's than this can end what sqlock, or a fenced transaction, has not finished: replies of a
-/// server that is busy take some tenths of a second.
-const SHORT: Duration = Duration::from_secs(1);
-
 pub async fn examine(options: &PgConnectOptions, may_migrate: bool) -> Report {
     let options = options.clone().disable_statement_logging();
     let place = options.get_socket().map_or_else(
@@ -61,7 +55,7 @@ pub async fn examine(options: &PgConnectOptions, may_migrate: bool) -> Report {
         }
     };
     in_time(&mut report, async |report| checks(&mut conn, &options, may_migrate, report).await).await;
-    let _ = timeout(SHORT, conn.close()).await;
+    let _ = timeout(SHORT_TIMEOUT, conn.close()).await;
     report
 }
 

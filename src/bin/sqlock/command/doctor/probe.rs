@@ -10,6 +10,19 @@ use super::report::{Check, Report};
 /// How long a database may take to accept a connection, and then for all of its answers.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long a server may take to close a connection, or to answer through a pooler.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A shorter time limit of a server can end a statement of sqlock, or a fenced transaction: a busy server takes some tenths of a
+/// second to answer.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub const SHORTEST_LIMIT: Duration = Duration::from_secs(1);
+
+/// How often two connections are asked for their sessions, to find a pooler that lends one session to both.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub const POOLER_ROUNDS: usize = 3;
+
 /// How far the clocks may differ before it is said: people then misread what sqlock shows. Nothing else depends on it.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite is on this host"))]
 const SKEW: f64 = 2.0;

@@ -7,7 +7,7 @@
 //! The clock is CLOCK_BOOTTIME, which goes on while the machine sleeps, and so does the timer.
 
 mod alarm;
-mod orders;
+mod message;
 pub mod process;
 
 use std::io::{self, Read, Write};
@@ -24,7 +24,7 @@ use nix::unistd::{Pid, getpid};
 use super::process_tree::Quarry;
 use super::schedule::Schedule;
 use crate::exit::Failure;
-use orders::{CALL, Orders};
+use message::{CALL, Orders};
 
 /// The guard, as sqlock sees it.
 pub struct Guard {

@@ -1,7 +1,6 @@
 //! The variables of MySQL and MariaDB, and those that hurt.
 
-use super::SHORT;
-use crate::command::doctor::probe::Rows;
+use crate::command::doctor::probe::{Rows, SHORTEST_LIMIT};
 use crate::command::doctor::report::Check;
 
 pub fn settings(variables: &Values) -> Check {
@@ -13,7 +12,7 @@ pub fn settings(variables: &Values) -> Check {
     }
     // In seconds, with decimals, on MariaDB. That of MySQL is for SELECT alone.
     let limit: f64 = variables.text("max_statement_time").parse().unwrap_or(0.0);
-    if limit > 0.0 && limit < SHORT.as_secs_f64() {
+    if limit > 0.0 && limit < SHORTEST_LIMIT.as_secs_f64() {
         let advice = "Set it to 0 or to 1 at least: a renewal that a busy server answers late is cancelled, and the lease may be lost.";
         check = check.warn(format!("max_statement_time is {limit} s"), advice);
     }

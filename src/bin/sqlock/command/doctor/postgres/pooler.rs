@@ -6,8 +6,7 @@ use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection, Error, PgConnection, Postgres};
 use tokio::time::timeout;
 
-use super::SHORT;
-use crate::command::doctor::probe::{PATIENCE, ask, first};
+use crate::command::doctor::probe::{PATIENCE, POOLER_ROUNDS, SHORT_TIMEOUT, ask, first};
 use crate::command::doctor::report::Check;
 
 /// The statements, laid out to be read.
@@ -18,9 +17,6 @@ SELECT pg_backend_pid(), coalesce((SELECT extract(epoch FROM clock_timestamp() -
                                      FROM pg_stat_activity WHERE pid = pg_backend_pid()), 0)";
 pub(super) const PID: &str = "SELECT pg_backend_pid()";
 }
-
-/// How many times two connections may meet in one session before it is believed that they do not.
-const ROUNDS: usize = 3;
 
 /// Whether this connection is a session of its own, and is told what is said on a channel.
 pub async fn pooler(conn: &mut PgConnection, options: &PgConnectOptions, is_standby: bool) -> Result<Check, Error> {
@@ -58,16 +54,16 @@ pub async fn pooler(conn: &mut PgConnection, options: &PgConnectOptions, is_stan
 async fn is_direct(conn: &mut PgConnection, options: &PgConnectOptions, pid: &str) -> Result<bool, Error> {
     let mut other = options.connect().await?;
     let mut is_direct = true;
-    for _ in 0..ROUNDS {
+    for _ in 0..POOLER_ROUNDS {
         let its = ask::<Postgres>(&mut other, "BEGIN; SELECT pg_backend_pid()").await?;
-        let ours = timeout(SHORT, ask::<Postgres>(&mut *conn, sql::PID)).await;
+        let ours = timeout(SHORT_TIMEOUT, ask::<Postgres>(&mut *conn, sql::PID)).await;
         ask::<Postgres>(&mut other, "ROLLBACK").await?;
         is_direct = first(&its) != pid && matches!(&ours, Ok(Ok(rows)) if first(rows) == pid);
         if !is_direct {
             break;
         }
     }
-    let _ = timeout(SHORT, other.close()).await;
+    let _ = timeout(SHORT_TIMEOUT, other.close()).await;
     Ok(is_direct)
 }
 

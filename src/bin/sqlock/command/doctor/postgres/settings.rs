@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::SHORT;
-use crate::command::doctor::probe::{Rows, brief};
+use crate::command::doctor::probe::{Rows, SHORTEST_LIMIT, brief};
 use crate::command::doctor::report::Check;
 
 /// Sessions that say nothing for this long are not to be ended: sqlock keeps connections that it seldom uses.
@@ -38,11 +37,11 @@ pub fn hurtful(settings: &Settings) -> Check {
     for (name, least, what) in [
         (
             "statement_timeout",
-            SHORT,
+            SHORTEST_LIMIT,
             "a renewal that a busy server answers late is cancelled, and the lease may be lost",
         ),
-        ("transaction_timeout", SHORT, "transactions that are fenced are ended"),
-        ("idle_in_transaction_session_timeout", SHORT, "fenced transactions that compute meanwhile are ended"),
+        ("transaction_timeout", SHORTEST_LIMIT, "transactions that are fenced are ended"),
+        ("idle_in_transaction_session_timeout", SHORTEST_LIMIT, "fenced transactions that compute meanwhile are ended"),
         ("idle_session_timeout", SILENT, "connections that sqlock keeps are ended, and made anew with each use"),
     ] {
         if let Some(limit) = settings.limit(name).filter(|limit| *limit < least) {

@@ -8,7 +8,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal, killpg};
 
 use super::alarm::Alarm;
-use super::orders::{CALL, Orders};
+use super::message::{CALL, Orders};
 
 /// The guard's life, if this process was started to be one.
 pub fn main_if_asked() -> Option<ExitCode> {
