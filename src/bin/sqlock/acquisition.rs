@@ -14,16 +14,16 @@ use crate::duration;
 use crate::environment;
 use crate::exit::{self, Failure, NOT_OBTAINED};
 use crate::signals::Signals;
-use crate::stderr::{self, quoted};
+use crate::stderr::{self, quote};
 
 /// How much longer than --timeout an attempt may take that a database does not answer.
-const GRACE: Duration = Duration::from_secs(3);
+const ANSWER_GRACE: Duration = Duration::from_secs(3);
 
 /// How long a database may take to tell who holds the name that was not obtained.
-const LAST_LOOK: Duration = Duration::from_secs(3);
+const HOLDERS_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Args)]
-pub struct Terms {
+pub struct LeaseArgs {
     /// The name to hold: 1 to 255 bytes.
     pub name: String,
     /// Do not wait: exit with 75 if somebody else holds the name.
@@ -51,7 +51,7 @@ pub struct Terms {
     pub label: String,
 }
 
-impl Terms {
+impl LeaseArgs {
     pub fn request(&self, db: &Database) -> Result<LeaseRequest, Failure> {
         let request = match self.permits {
             Some(permits) => db.locks.semaphore(&self.name, permits).request(1)?,
@@ -62,7 +62,7 @@ impl Terms {
     }
 
     /// How it ends when somebody else has the name.
-    pub fn refused(&self) -> u8 {
+    pub fn exit_code_on_conflict(&self) -> u8 {
         self.conflict_exit_code.unwrap_or(NOT_OBTAINED)
     }
 
@@ -70,22 +70,22 @@ impl Terms {
     ///
     /// Without --timeout, it waits through an outage of a database that has been there for as long as the TTL, or on and on if
     /// it is `patient`. With --timeout, it waits through any outage until that has run out.
-    pub async fn obtain(
+    pub async fn acquire(
         &self,
         db: &Database,
         request: LeaseRequest,
         signals: &mut Signals,
         patient: bool,
     ) -> Result<Option<Lease>, Failure> {
-        let for_database = if patient { Duration::MAX } else { self.ttl };
-        let patience = if self.nonblock { Some(Duration::ZERO) } else { self.timeout };
+        let outage_limit = if patient { Duration::MAX } else { self.ttl };
+        let wait_limit = if self.nonblock { Some(Duration::ZERO) } else { self.timeout };
         let reached = Cell::new(patient.then(Instant::now));
         let progress = Progress::default();
-        let request = if stderr::is_quiet() { request } else { request.while_waiting(progress.listener()) };
+        let request = if stderr::is_quiet() { request } else { request.while_waiting(progress.callback()) };
         let outcome = tokio::select! {
-            outcome = self.wait(db, request, patience, for_database, &reached) => outcome,
-            () = tell_who_holds(db, &self.name, &reached, &progress), if patience.is_none_or(|p| !p.is_zero()) => Ok(None),
-            signal = signals.next_that_ends() => Err(Failure::interrupted(signal)),
+            outcome = self.wait_for_lease(db, request, wait_limit, outage_limit, &reached) => outcome,
+            () = report_holders(db, &self.name, &reached, &progress), if wait_limit.is_none_or(|limit| !limit.is_zero()) => Ok(None),
+            signal = signals.next_termination() => Err(Failure::interrupted(signal)),
         };
         match outcome {
             Ok(Some(lease)) => return Ok(Some(lease)),
@@ -96,38 +96,38 @@ impl Terms {
                 return Err(failure);
             }
         }
-        let waited = patience.filter(|patience| !patience.is_zero());
-        let by = match timeout(LAST_LOOK, db.locks.holders(&self.name)).await {
-            Ok(Ok(holders)) => describe::describe(&holders),
+        let waited = wait_limit.filter(|wait_limit| !wait_limit.is_zero());
+        let by = match timeout(HOLDERS_TIMEOUT, db.locks.holders(&self.name)).await {
+            Ok(Ok(holders)) => describe::describe_holders(&holders),
             // The database has gone away while the name was waited for.
             Ok(Err(error @ Error::Unavailable { .. })) if waited.is_some() => return Err(error.into()),
-            Err(_) if waited.is_some() => return Err(no_answer(LAST_LOOK)),
+            Err(_) if waited.is_some() => return Err(no_answer_failure(HOLDERS_TIMEOUT)),
             _ => None,
         };
         let by = by.unwrap_or_else(|| "somebody else was at it".into());
-        let within = waited.map(|waited| format!(" within {}", duration::show_exactly(waited))).unwrap_or_default();
-        stderr::note(&format!("{} not obtained{within}: {by}", quoted(&self.name)));
+        let within = waited.map(|waited| format!(" within {}", duration::format_exact(waited))).unwrap_or_default();
+        stderr::print_note(&format!("{} not obtained{within}: {by}", quote(&self.name)));
         Ok(None)
     }
 
-    async fn wait(
+    async fn wait_for_lease(
         &self,
         db: &Database,
         request: LeaseRequest,
-        patience: Option<Duration>,
-        for_database: Duration,
+        wait_limit: Option<Duration>,
+        outage_limit: Duration,
         reached: &Cell<Option<Instant>>,
     ) -> Result<Option<Lease>, Failure> {
         let start = Instant::now();
-        let left = || patience.map(|patience| patience.saturating_sub(start.elapsed()));
+        let left = || wait_limit.map(|wait_limit| wait_limit.saturating_sub(start.elapsed()));
         let mut outage = Outage::default();
         loop {
-            let attempt = self.attempt(db, request.clone(), left());
-            let attempt = match left().filter(|_| patience != Some(Duration::ZERO)) {
+            let attempt = self.try_once(db, request.clone(), left());
+            let attempt = match left().filter(|_| wait_limit != Some(Duration::ZERO)) {
                 // A database that does not answer does not prolong the wait.
-                Some(left) => match timeout(left + GRACE, attempt).await {
+                Some(left) => match timeout(left + ANSWER_GRACE, attempt).await {
                     Ok(attempt) => attempt,
-                    Err(_) => return Err(no_answer(start.elapsed())),
+                    Err(_) => return Err(no_answer_failure(start.elapsed())),
                 },
                 None => attempt.await,
             };
@@ -139,8 +139,8 @@ impl Terms {
                 NOT_OBTAINED => return Ok(None),
                 // It had passed already to somebody else.
                 exit::LOST => {}
-                exit::UNREACHABLE if self.may_return(left(), reached.get(), for_database) => {
-                    outage.pause(failure, left()).await?;
+                exit::UNREACHABLE if self.can_retry(left(), reached.get(), outage_limit) => {
+                    outage.wait_for_retry(failure, left()).await?;
                 }
                 _ => return Err(failure),
             }
@@ -148,13 +148,13 @@ impl Terms {
     }
 
     /// Asks once, and waits in line.
-    async fn attempt(
+    async fn try_once(
         &self,
         db: &Database,
         request: LeaseRequest,
         left: Option<Duration>,
     ) -> Result<Option<Lease>, Failure> {
-        let request = match self.enclosing_owner(db).await? {
+        let request = match self.find_enclosing_owner(db).await? {
             Some(owner) => request.owner(owner),
             None => request,
         };
@@ -175,17 +175,17 @@ impl Terms {
     }
 
     /// Whether a database that cannot be reached is waited for.
-    fn may_return(&self, left: Option<Duration>, reached: Option<Instant>, for_database: Duration) -> bool {
+    fn can_retry(&self, left: Option<Duration>, reached: Option<Instant>, outage_limit: Duration) -> bool {
         match left {
             Some(left) => !left.is_zero(),
-            None => reached.is_some_and(|at| at.elapsed() < for_database),
+            None => reached.is_some_and(|at| at.elapsed() < outage_limit),
         }
     }
 
     /// The owner of an enclosing `sqlock run` that holds this name: the nested one enters again instead of waiting for ever.
     /// An enclosing run that holds another name is no reason to share an owner, for two commands inside it must exclude each
     /// other.
-    async fn enclosing_owner(&self, db: &Database) -> Result<Option<Owner>, Failure> {
+    async fn find_enclosing_owner(&self, db: &Database) -> Result<Option<Owner>, Failure> {
         let owners = environment::enclosing_owners();
         if owners.is_empty() {
             return Ok(None);
@@ -202,7 +202,7 @@ impl Terms {
             Mode::Permits(_) if alone => ("has a permit of it", "hold it alone"),
             _ => return Ok(enclosing.owner),
         };
-        let name = quoted(&self.name);
+        let name = quote(&self.name);
         Err(Failure::usage(format!(
             "{name}: the sqlock run around this one {has}; to {wanted} in here, it would wait for ever"
         )))
@@ -213,29 +213,29 @@ impl Terms {
 #[derive(Default)]
 pub struct Outage {
     /// What was said last.
-    said: String,
+    last_message: String,
 }
 
 impl Outage {
     /// Says what is wrong, unless it was said before, and waits until the next attempt. It fails when no time is left for one.
-    pub async fn pause(&mut self, failure: Failure, left: Option<Duration>) -> Result<(), Failure> {
-        const PAUSE: Duration = Duration::from_secs(1);
-        if let Some(left) = left.filter(|left| *left <= PAUSE) {
+    pub async fn wait_for_retry(&mut self, failure: Failure, left: Option<Duration>) -> Result<(), Failure> {
+        const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+        if let Some(left) = left.filter(|left| *left <= RETRY_INTERVAL) {
             sleep(left).await;
             return Err(failure);
         }
-        if self.said != failure.message {
-            stderr::warning(&format!("{}; still waiting", failure.message));
-            self.said = failure.message;
+        if self.last_message != failure.message {
+            stderr::print_warning(&format!("{}; still waiting", failure.message));
+            self.last_message = failure.message;
         }
-        sleep(PAUSE).await;
+        sleep(RETRY_INTERVAL).await;
         Ok(())
     }
 }
 
-fn no_answer(within: Duration) -> Failure {
-    let within = duration::show(within);
-    Failure::new(exit::UNREACHABLE, format!("{}: no answer came within {within}", exit::unreachable()))
+fn no_answer_failure(within: Duration) -> Failure {
+    let within = duration::format(within);
+    Failure::new(exit::UNREACHABLE, format!("{}: no answer came within {within}", exit::describe_unreachable()))
 }
 
 /// How far the wait has come, as the library tells it.
@@ -243,7 +243,7 @@ fn no_answer(within: Duration) -> Failure {
 struct Progress(Arc<Mutex<Option<Waiting>>>);
 
 impl Progress {
-    fn listener(&self) -> impl Fn(&Waiting) + Send + Sync + 'static {
+    fn callback(&self) -> impl Fn(&Waiting) + Send + Sync + 'static {
         let latest = Arc::clone(&self.0);
         move |waiting| *latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(waiting.clone())
     }
@@ -255,7 +255,7 @@ impl Progress {
 
 /// Says who holds the name and how many are ahead, once the wait is long enough to be noticed; again when that changes, and
 /// now and then.
-async fn tell_who_holds(db: &Database, name: &str, reached: &Cell<Option<Instant>>, progress: &Progress) {
+async fn report_holders(db: &Database, name: &str, reached: &Cell<Option<Instant>>, progress: &Progress) {
     let around = environment::enclosing_owners();
     let mut said = None;
     let mut again = Instant::now();
@@ -267,15 +267,15 @@ async fn tell_who_holds(db: &Database, name: &str, reached: &Cell<Option<Instant
             reached.set(Some(Instant::now()));
         }
         let holders = seen.unwrap_or_default();
-        if let (Some(held), Some(waiting)) = (describe::describe(&holders), progress.latest()) {
+        if let (Some(held), Some(waiting)) = (describe::describe_holders(&holders), progress.latest()) {
             let now = Some((waiting.ahead, waiting.holder.map(|holder| holder.token)));
             if now != said || Instant::now() >= again {
                 let ahead = match waiting.ahead {
                     0 => "next in line".into(),
                     ahead => format!("{ahead} ahead in line"),
                 };
-                let hint = if said.is_none() { hint(name, &holders, &around) } else { String::new() };
-                stderr::note(&format!("waiting for {}, {ahead}, {held}{hint}", quoted(name)));
+                let hint = if said.is_none() { format_hint(name, &holders, &around) } else { String::new() };
+                stderr::print_note(&format!("waiting for {}, {ahead}, {held}{hint}", quote(name)));
                 again = Instant::now() + pause;
                 pause = (pause * 2).min(Duration::from_secs(600));
                 said = now;
@@ -288,23 +288,23 @@ async fn tell_who_holds(db: &Database, name: &str, reached: &Cell<Option<Instant
 }
 
 /// What can be done about it: said once.
-fn hint(name: &str, holders: &[LeaseInfo], around: &[Owner]) -> String {
+fn format_hint(name: &str, holders: &[LeaseInfo], around: &[Owner]) -> String {
     let is_around = |held: &LeaseInfo| held.owner.is_some_and(|owner| around.contains(&owner));
     let hangs = match holders {
         _ if holders.iter().any(is_around) => {
             " The sqlock run around this one holds a part itself: if this must have that, it waits for ever.".into()
         }
         [held] if held.owner.is_some() => {
-            format!(" If that holder hangs: sqlock unlock {} --token {}", shell_word(name), held.token)
+            format!(" If that holder hangs: sqlock unlock {} --token {}", quote_for_shell(name), held.token)
         }
-        [_, _, ..] => format!(" If one of the holders hangs: sqlock show {}, and sqlock unlock", shell_word(name)),
+        [_, _, ..] => format!(" If one of the holders hangs: sqlock show {}, and sqlock unlock", quote_for_shell(name)),
         _ => return String::new(),
     };
     format!("\nGive up with Ctrl-C, or bound the wait with --timeout.{hangs}")
 }
 
 /// The name as a shell takes it.
-fn shell_word(name: &str) -> String {
+fn quote_for_shell(name: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "/_.:@%+-".contains(c);
     if name.chars().all(plain) && !name.starts_with('-') {
         name.into()

@@ -18,7 +18,7 @@ use crate::global::Global;
     after_help = "Try: sqlock run hello -- sh -c 'echo holding; sleep 5'   and meanwhile: sqlock ls",
     after_long_help = LONG_HELP,
 )]
-pub struct Options {
+pub struct Cli {
     #[command(flatten)]
     pub global: Global,
     #[command(subcommand)]

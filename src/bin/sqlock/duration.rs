@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 /// The longest: 100 years. More could not be added to a clock.
-const LONGEST: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
+const MAX: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
 
 /// Parses what was given to an option.
 pub fn parse(text: &str) -> Result<Duration, String> {
-    let duration = parse_any(text)?;
-    if duration > LONGEST { Err("that is more than 100 years".into()) } else { Ok(duration) }
+    let duration = parse_unlimited(text)?;
+    if duration > MAX { Err("that is more than 100 years".into()) } else { Ok(duration) }
 }
 
-fn parse_any(text: &str) -> Result<Duration, String> {
+fn parse_unlimited(text: &str) -> Result<Duration, String> {
     if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
         let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
         return Duration::try_from_secs_f64(seconds).map_err(|_| "that is too long".into());
@@ -20,14 +20,14 @@ fn parse_any(text: &str) -> Result<Duration, String> {
 }
 
 /// For people: `1m 30s`; below ten seconds to the tenth, `1.5s`.
-pub fn show(duration: Duration) -> String {
+pub fn format(duration: Duration) -> String {
     if duration < Duration::from_secs(10) {
         return format!("{:.1}s", duration.as_secs_f64());
     }
-    show_exactly(Duration::from_secs(duration.as_secs()))
+    format_exact(Duration::from_secs(duration.as_secs()))
 }
 
-pub fn show_exactly(duration: Duration) -> String {
+pub fn format_exact(duration: Duration) -> String {
     humantime::format_duration(duration).to_string()
 }
 

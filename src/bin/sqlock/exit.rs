@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::error::ErrorKind as UsageError;
 use nix::sys::signal::Signal;
 
-use crate::duration::show_exactly;
+use crate::duration::format_exact;
 use crate::stderr;
 
 pub const USAGE: u8 = 64;
@@ -51,37 +51,37 @@ impl Failure {
     }
 
     pub fn interrupted(signal: Signal) -> Self {
-        Self::new(of_signal(signal), format!("interrupted by {signal}"))
+        Self::new(from_signal(signal), format!("interrupted by {signal}"))
     }
 
     pub fn report(self) -> ExitCode {
         if !self.message.is_empty() {
-            stderr::error(&self.message);
+            stderr::print_error(&self.message);
         }
         ExitCode::from(self.code)
     }
 }
 
 /// Where the database is, for people.
-static PLACE: OnceLock<String> = OnceLock::new();
+static LOCATION: OnceLock<String> = OnceLock::new();
 
 /// That it cannot be reached, and where it should have been.
-pub fn unreachable() -> String {
-    format!("cannot reach {}", PLACE.get().map_or("the database", String::as_str))
+pub fn describe_unreachable() -> String {
+    format!("cannot reach {}", LOCATION.get().map_or("the database", String::as_str))
 }
 
 /// Remembers where the database is.
-pub fn set_place(place: &str) {
-    let _ = PLACE.set(place.to_owned());
+pub fn set_location(location: &str) {
+    let _ = LOCATION.set(location.to_owned());
 }
 
 /// What a shell makes of a command that a signal killed.
-pub fn of_signal(signal: Signal) -> u8 {
+pub fn from_signal(signal: Signal) -> u8 {
     128_u8.saturating_add(u8::try_from(signal as i32).unwrap_or(u8::MAX))
 }
 
 /// Help and version are answers; the rest is a mistake on the command line.
-pub fn of_usage(error: &clap::Error) -> ExitCode {
+pub fn report_usage_error(error: &clap::Error) -> ExitCode {
     if let UsageError::DisplayHelp | UsageError::DisplayVersion = error.kind() {
         let _ = error.print();
         return ExitCode::SUCCESS;
@@ -89,14 +89,14 @@ pub fn of_usage(error: &clap::Error) -> ExitCode {
     // clap repeats what it was given: what a terminal would act on is shown instead, and then nothing is in colour.
     let nasty = std::env::args_os().any(|argument| argument.to_string_lossy().contains(char::is_control));
     let rendered = error.render();
-    let text = if nasty { stderr::printable(&rendered.to_string()) } else { rendered.ansi().to_string() };
-    let text = without_passwords(&text);
+    let text = if nasty { stderr::escape_control(&rendered.to_string()) } else { rendered.ansi().to_string() };
+    let text = redact_passwords(&text);
     let _ = write!(anstream::stderr(), "{text}");
     ExitCode::from(USAGE)
 }
 
 /// clap repeats an argument that stands in the wrong place, and a URL may.
-fn without_passwords(text: &str) -> String {
+fn redact_passwords(text: &str) -> String {
     let mut parts = text.split("://");
     let mut shown = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -115,7 +115,7 @@ impl From<sqlock::Error> for Failure {
         let code = match &error {
             E::Timeout { .. } => NOT_OBTAINED,
             E::Lost { .. } => LOST,
-            E::Unavailable { source: Some(source), .. } if is_for_good(source) => CONFIGURATION,
+            E::Unavailable { source: Some(source), .. } if is_permanent(source) => CONFIGURATION,
             E::NotMigrated { .. } | E::Migrate(_) | E::Database { .. } => CONFIGURATION,
             E::InvalidName { .. }
             | E::InvalidOwner
@@ -140,7 +140,7 @@ impl From<sqlock::Error> for Failure {
             ),
             E::Unavailable { reason, .. } => {
                 let reason = reason.trim_start_matches("error communicating with database: ");
-                format!("{}: {reason}", unreachable())
+                format!("{}: {reason}", describe_unreachable())
             }
             E::OutOfRange { what, given, min, max } => {
                 // As the options are called, and "a TTL".
@@ -149,14 +149,14 @@ impl From<sqlock::Error> for Failure {
                     "hold_at_least" => "--hold-at-least",
                     what => what,
                 };
-                let (given, min) = (show_exactly(*given), show_exactly(*min));
+                let (given, min) = (format_exact(*given), format_exact(*min));
                 match *max {
                     Duration::MAX => format!("{what} of {given} is out of range: at least {min}"),
-                    max => format!("{what} of {given} is out of range: between {min} and {}", show_exactly(max)),
+                    max => format!("{what} of {given} is out of range: between {min} and {}", format_exact(max)),
                 }
             }
             // There may be a name in it, and in that a line that looks like one of ours.
-            error => stderr::printable_line(&error.to_string()),
+            error => stderr::escape_line(&error.to_string()),
         };
         Self { code, message }
     }
@@ -164,7 +164,7 @@ impl From<sqlock::Error> for Failure {
 
 /// Whether trying again cannot help: a wrong password, a certificate that is not accepted, a file of somebody else's. A
 /// server that starts or stops, or is full, may be different soon.
-fn is_for_good(error: &sqlx::Error) -> bool {
+fn is_permanent(error: &sqlx::Error) -> bool {
     let error = match error {
         sqlx::Error::Configuration(_) | sqlx::Error::Tls(_) => return true,
         // How rustls tells that it does not accept a certificate.

@@ -8,11 +8,11 @@ use crate::describe;
 use crate::exit::{self, Failure};
 use crate::global::Global;
 use crate::parse::parse_token;
-use crate::stderr::quoted;
+use crate::stderr::quote;
 
 /// Which holding is meant.
 #[derive(Args)]
-pub struct Holding {
+pub struct HoldingArgs {
     /// The name that is held.
     pub name: String,
     /// The token of the holding, as printed by acquire, ls and show.
@@ -21,23 +21,23 @@ pub struct Holding {
 }
 
 /// Ends a holding, or fails with 79. Who holds the name now.
-pub async fn end(global: &Global, holding: &Holding) -> Result<Vec<LeaseInfo>, Failure> {
-    let db = Database::open_to_read(global).await?;
-    let Holding { name, token } = holding;
+pub async fn evict(global: &Global, holding: &HoldingArgs) -> Result<Vec<LeaseInfo>, Failure> {
+    let db = Database::open_existing(global).await?;
+    let HoldingArgs { name, token } = holding;
     let ended = db.read(async || db.locks.evict(name, *token).await).await?;
     let holders = db.read(async || db.locks.holders(name).await).await;
     let _ = db.locks.shutdown().await;
     // It was ended, whether or not one can see what came of that.
-    if ended { Ok(holders.unwrap_or_default()) } else { Err(not_held(holding, &holders?)) }
+    if ended { Ok(holders.unwrap_or_default()) } else { Err(not_held_failure(holding, &holders?)) }
 }
 
 /// What to say when the token does not hold the name.
-pub fn not_held(holding: &Holding, holders: &[LeaseInfo]) -> Failure {
-    let Holding { name, token } = holding;
-    let now = match (describe::describe(holders), holders) {
+pub fn not_held_failure(holding: &HoldingArgs, holders: &[LeaseInfo]) -> Failure {
+    let HoldingArgs { name, token } = holding;
+    let now = match (describe::describe_holders(holders), holders) {
         (Some(now), [held]) => format!("it is {now} (token {})", held.token),
         (Some(now), _) => format!("it is {now} (\"sqlock show\" tells the tokens)"),
         (None, _) => "it is free".into(),
     };
-    Failure::new(exit::LOST, format!("token {token} does not hold {}: {now}", quoted(name)))
+    Failure::new(exit::LOST, format!("token {token} does not hold {}: {now}", quote(name)))
 }

@@ -4,47 +4,47 @@ use std::time::Duration;
 
 use sqlock::{FencingToken, Lease, LockName, LossCause, Owner, QuorumLease};
 
-pub enum Held {
-    One(Box<Lease>),
-    Majority(QuorumLease),
+pub enum HeldLease {
+    Single(Box<Lease>),
+    Quorum(QuorumLease),
 }
 
 /// The same word for each of them.
-macro_rules! on {
+macro_rules! delegate {
     ($held:expr, $lease:ident => $work:expr) => {
         match $held {
-            Held::One($lease) => $work,
-            Held::Majority($lease) => $work,
+            HeldLease::Single($lease) => $work,
+            HeldLease::Quorum($lease) => $work,
         }
     };
 }
 
-impl Held {
+impl HeldLease {
     pub fn name(&self) -> &LockName {
-        on!(self, lease => lease.name())
+        delegate!(self, lease => lease.name())
     }
 
     pub fn token(&self) -> FencingToken {
-        on!(self, lease => lease.token())
+        delegate!(self, lease => lease.token())
     }
 
     pub fn owner(&self) -> Owner {
-        on!(self, lease => lease.owner())
+        delegate!(self, lease => lease.owner())
     }
 
     pub fn remaining(&self) -> Duration {
-        on!(self, lease => lease.remaining())
+        delegate!(self, lease => lease.remaining())
     }
 
     pub fn is_held(&self) -> bool {
-        on!(self, lease => lease.is_held())
+        delegate!(self, lease => lease.is_held())
     }
 
     pub async fn lost(&self) -> LossCause {
-        on!(self, lease => lease.lost().await)
+        delegate!(self, lease => lease.lost().await)
     }
 
     pub async fn release(self) -> sqlock::Result<()> {
-        on!(self, lease => lease.release().await)
+        delegate!(self, lease => lease.release().await)
     }
 }

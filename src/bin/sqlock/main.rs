@@ -90,7 +90,7 @@ use std::time::Duration;
 
 use clap::{CommandFactory, Parser};
 
-use cli::{Options, Subcommand};
+use cli::{Cli, Subcommand};
 use command::{
     acquire, bench, completions, doctor, idem, ls, migrate, release, renew, run, schema, show, sweep, unlock,
 };
@@ -100,18 +100,18 @@ fn main() -> ExitCode {
     if let Some(code) = run::watchdog::process::main_if_asked() {
         return code;
     }
-    let options = match Options::try_parse() {
-        Ok(options) => options,
-        Err(error) => return exit::of_usage(&error),
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return exit::report_usage_error(&error),
     };
-    stderr::set_quiet(options.global.quiet);
+    stderr::set_quiet(cli.global.quiet);
     // One thread is enough, and the command must be started by one that lives as long as this process: the kernel sends
     // the parent-death signal when the starting *thread* ends.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return exit::Failure::system(format!("the runtime does not start: {error}")).report(),
     };
-    let outcome = runtime.block_on(dispatch(options));
+    let outcome = runtime.block_on(dispatch(cli));
     // A connection that hangs must not keep the process.
     runtime.shutdown_timeout(Duration::from_millis(100));
     match outcome {
@@ -120,8 +120,8 @@ fn main() -> ExitCode {
     }
 }
 
-async fn dispatch(options: Options) -> Outcome {
-    let Options { global, subcommand } = options;
+async fn dispatch(cli: Cli) -> Outcome {
+    let Cli { global, subcommand } = cli;
     match subcommand {
         Subcommand::Run(args) => run::run(&global, args).await,
         Subcommand::Acquire(args) => acquire::run(&global, args).await,
@@ -136,7 +136,7 @@ async fn dispatch(options: Options) -> Outcome {
         Subcommand::Idem(args) => idem::run(&global, args).await,
         Subcommand::Doctor(args) => doctor::run(&global, args).await,
         Subcommand::Bench(args) => bench::run(&global, args).await,
-        Subcommand::Completions(args) => completions::completions(&args, Options::command()),
-        Subcommand::Man => completions::man(Options::command()),
+        Subcommand::Completions(args) => completions::completions(&args, Cli::command()),
+        Subcommand::Man => completions::man(Cli::command()),
     }
 }

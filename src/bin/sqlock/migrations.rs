@@ -22,7 +22,7 @@ const SQLITE: &[&str] = &[
     include_str!("../../../migrations/sqlite/0002_idem.sql"),
 ];
 
-pub fn migrations(kind: Kind) -> &'static [&'static str] {
+pub fn list(kind: Kind) -> &'static [&'static str] {
     match kind {
         Kind::Postgres => POSTGRES,
         Kind::Mysql => MYSQL,

@@ -9,73 +9,73 @@ use tokio::signal::unix::{self, SignalKind};
 use crate::exit::Failure;
 
 /// Those that sqlock passes on to the command, or ends with while it waits.
-const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
+const TERMINATION: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
 
 /// Those that mean something to the command only.
-const OTHERS: [Signal; 6] =
+const FORWARDED: [Signal; 6] =
     [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGALRM, Signal::SIGWINCH, Signal::SIGTSTP, Signal::SIGCONT];
 
 /// Whether whoever sent it wants an end.
-pub fn asks_for_end(signal: Signal) -> bool {
-    ENDING.contains(&signal)
+pub fn is_termination(signal: Signal) -> bool {
+    TERMINATION.contains(&signal)
 }
 
 /// The signals sent to this process, one after the other.
 ///
 /// One that was ignored when sqlock started (nohup, a shell's background job) stays ignored, here and in the command.
 pub struct Signals {
-    arriving: Vec<(Signal, unix::Signal)>,
+    streams: Vec<(Signal, unix::Signal)>,
     /// Handled, and so not ignored, as it is by some supervisors: ignored, it would leave no child to wait for.
-    _of_children: unix::Signal,
+    _child_exits: unix::Signal,
 }
 
 impl Signals {
     /// Those that end a wait.
-    pub fn that_end() -> Result<Self, Failure> {
-        let mut signals = Self { arriving: Vec::new(), _of_children: handle(Signal::SIGCHLD)? };
-        signals.listen_for(&ENDING)?;
+    pub fn listen() -> Result<Self, Failure> {
+        let mut signals = Self { streams: Vec::new(), _child_exits: open_stream(Signal::SIGCHLD)? };
+        signals.listen_for(&TERMINATION)?;
         Ok(signals)
     }
 
     /// From here on also those that mean something to the command only.
-    pub fn and_others(&mut self) -> Result<(), Failure> {
-        self.listen_for(&OTHERS)
+    pub fn listen_to_forwarded(&mut self) -> Result<(), Failure> {
+        self.listen_for(&FORWARDED)
     }
 
     fn listen_for(&mut self, wanted: &[Signal]) -> Result<(), Failure> {
-        let ignored = ignored();
+        let ignored = read_ignored();
         for &signal in wanted {
-            if !ignored.contains(&signal) && self.arriving.iter().all(|(known, _)| *known != signal) {
-                self.arriving.push((signal, handle(signal)?));
+            if !ignored.contains(&signal) && self.streams.iter().all(|(known, _)| *known != signal) {
+                self.streams.push((signal, open_stream(signal)?));
             }
         }
         Ok(())
     }
 
     /// The next signal that asks for an end, while there is no command to pass the others on to. A terminal's stop is obeyed.
-    pub async fn next_that_ends(&mut self) -> Signal {
+    pub async fn next_termination(&mut self) -> Signal {
         loop {
             match self.next().await {
                 Signal::SIGTSTP => suspend(),
-                signal if asks_for_end(signal) => return signal,
+                signal if is_termination(signal) => return signal,
                 _ => {}
             }
         }
     }
 
     /// Does something unless a signal asks for an end first.
-    pub async fn unless_ended<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Failure> {
+    pub async fn unless_terminated<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Failure> {
         tokio::select! {
             done = work => Ok(done),
-            signal = self.next_that_ends() => Err(Failure::interrupted(signal)),
+            signal = self.next_termination() => Err(Failure::interrupted(signal)),
         }
     }
 
     /// The next signal. Dropping the future loses none.
     pub async fn next(&mut self) -> Signal {
         poll_fn(|cx| {
-            for (signal, arrivals) in &mut self.arriving {
-                if arrivals.poll_recv(cx).is_ready() {
+            for (signal, stream) in &mut self.streams {
+                if stream.poll_recv(cx).is_ready() {
                     return Poll::Ready(*signal);
                 }
             }
@@ -91,13 +91,13 @@ pub fn suspend() {
     let _ = raise(Signal::SIGTTIN);
 }
 
-fn handle(signal: Signal) -> Result<unix::Signal, Failure> {
+fn open_stream(signal: Signal) -> Result<unix::Signal, Failure> {
     unix::signal(SignalKind::from_raw(signal as i32))
         .map_err(|error| Failure::system(format!("cannot handle {signal}: {error}")))
 }
 
 /// The signals that this process was started with ignored. Only Linux tells; elsewhere none is taken to be.
-fn ignored() -> Vec<Signal> {
+fn read_ignored() -> Vec<Signal> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
@@ -110,11 +110,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_signal_that_is_listened_for_again_is_heard_once() -> Result<(), Failure> {
-        let mut signals = Signals::that_end()?;
-        signals.and_others()?;
-        let once = signals.arriving.len();
-        signals.and_others()?;
-        assert_eq!(signals.arriving.len(), once);
+        let mut signals = Signals::listen()?;
+        signals.listen_to_forwarded()?;
+        let once = signals.streams.len();
+        signals.listen_to_forwarded()?;
+        assert_eq!(signals.streams.len(), once);
         Ok(())
     }
 }

@@ -12,14 +12,14 @@ use sqlx::sqlite::SqliteConnectOptions;
 use crate::exit::Failure;
 
 /// The name of a file that holds nothing but leases, such as the embedded database that is used when none is named.
-const DEFAULT_FILE: &str = "sqlock.db";
+const DEFAULT_FILE_NAME: &str = "sqlock.db";
 
 /// Appended to the name of a SQLite file: where the leases that belong to it are kept.
-const SIDECAR: &str = "-sqlock";
+const SIDECAR_SUFFIX: &str = "-sqlock";
 
 /// The embedded database of this user on this host. The host is part of the path: a home directory may be on a network, across
 /// which the locks of SQLite do not work.
-pub fn default_file() -> Result<PathBuf, Failure> {
+pub fn default_path() -> Result<PathBuf, Failure> {
     let absolute = |path: &PathBuf| path.is_absolute();
     let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(absolute);
     let state = state.or_else(|| std::env::home_dir().filter(absolute).map(|home| home.join(".local/state")));
@@ -31,11 +31,11 @@ pub fn default_file() -> Result<PathBuf, Failure> {
     })?;
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let host = host.replace(|c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c), "_");
-    Ok(state.join("sqlock").join(format!("host-{host}")).join(DEFAULT_FILE))
+    Ok(state.join("sqlock").join(format!("host-{host}")).join(DEFAULT_FILE_NAME))
 }
 
 #[cfg(feature = "sqlite")]
-pub fn make_directory_of(file: &Path) -> Result<(), Failure> {
+pub fn create_parent(file: &Path) -> Result<(), Failure> {
     use std::os::unix::fs::DirBuilderExt;
 
     let directory = file.parent().unwrap_or(Path::new("/"));
@@ -50,7 +50,7 @@ pub fn make_directory_of(file: &Path) -> Result<(), Failure> {
 
 /// A file that holds nothing but leases, so that readers need not wait for writers in it.
 #[cfg(feature = "sqlite")]
-pub fn lease_file(file: &Path, create: bool) -> SqliteConnectOptions {
+pub fn lease_file_options(file: &Path, create: bool) -> SqliteConnectOptions {
     SqliteConnectOptions::new()
         .filename(file)
         .create_if_missing(create)
@@ -59,7 +59,7 @@ pub fn lease_file(file: &Path, create: bool) -> SqliteConnectOptions {
 
 /// How long the look at a file that others write to may take.
 #[cfg(feature = "sqlite")]
-const PATIENCE_TO_LOOK: Duration = Duration::from_millis(250);
+const INSPECT_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Whether a SQLite file has sqlock's tables.
 #[cfg(feature = "sqlite")]
@@ -76,7 +76,7 @@ pub async fn has_tables(options: &SqliteConnectOptions, file: &Path) -> Result<b
         conn.close().await?;
         Ok(has_tables)
     };
-    let options = options.clone().filename(file).create_if_missing(false).busy_timeout(PATIENCE_TO_LOOK);
+    let options = options.clone().filename(file).create_if_missing(false).busy_timeout(INSPECT_TIMEOUT);
     let looked = match look(options.clone()).await {
         // Somebody keeps readers out, as it can be without a write-ahead log. Then all committed tables are in the file itself.
         Err(sqlx::Error::Database(error)) if error.code().is_some_and(|code| code == "5") => {
@@ -103,7 +103,7 @@ pub async fn has_leases(sidecar: &Path) -> bool {
     if !sidecar.exists() {
         return false;
     }
-    let pool = sqlx::SqlitePool::connect_lazy_with(lease_file(sidecar, false));
+    let pool = sqlx::SqlitePool::connect_lazy_with(lease_file_options(sidecar, false));
     let locks = Locks::new(pool);
     let held = locks.list("").await.is_ok_and(|held| !held.is_empty());
     let _ = locks.shutdown().await;
@@ -112,7 +112,7 @@ pub async fn has_leases(sidecar: &Path) -> bool {
 
 /// Makes a sidecar that those can read and write who can do so with the database. SQLite gives its other files the same mode.
 #[cfg(feature = "sqlite")]
-pub fn make_with_mode_of(database: &Path, sidecar: &Path) {
+pub fn create_sidecar(database: &Path, sidecar: &Path) {
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 
     let Ok(about) = database.metadata() else {
@@ -129,22 +129,22 @@ pub fn make_with_mode_of(database: &Path, sidecar: &Path) {
 
 /// A file of our own stands for itself: `sqlock.db`, or a sidecar.
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
-pub fn holds_nothing_but_leases(file: &Path) -> bool {
+pub fn holds_only_leases(file: &Path) -> bool {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
-    name == DEFAULT_FILE || name.ends_with(SIDECAR)
+    name == DEFAULT_FILE_NAME || name.ends_with(SIDECAR_SUFFIX)
 }
 
 /// `app.db-sqlock` for `app.db`.
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
-pub fn sidecar(file: &Path) -> PathBuf {
+pub fn sidecar_path(file: &Path) -> PathBuf {
     let mut sidecar = file.as_os_str().to_owned();
-    sidecar.push(SIDECAR);
+    sidecar.push(SIDECAR_SUFFIX);
     sidecar.into()
 }
 
 /// The SQLite file that a URL names, one and the same by whatever path or link it is named.
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
-pub fn resolve(url: &str, database: &Path) -> Result<PathBuf, Failure> {
+pub fn resolve_path(url: &str, database: &Path) -> Result<PathBuf, Failure> {
     if url.contains(":memory:") || url.contains("mode=memory") {
         return Err(Failure::configuration("no other process can see a database in memory: name a file"));
     }
@@ -182,18 +182,18 @@ mod tests {
     fn a_file_is_the_same_by_whatever_path_it_is_named() -> Result<(), Failure> {
         let directory = tempfile::tempdir().map_err(|e| Failure::system(e.to_string()))?;
         let file = directory.path().join("app.db");
-        let missing = resolve("sqlite://app.db", &file)?;
+        let missing = resolve_path("sqlite://app.db", &file)?;
         std::fs::write(&file, "").map_err(|e| Failure::system(e.to_string()))?;
         let link = directory.path().join("link.db");
         std::os::unix::fs::symlink(&file, &link).map_err(|e| Failure::system(e.to_string()))?;
-        assert_eq!(resolve("sqlite://link.db", &link)?, missing);
+        assert_eq!(resolve_path("sqlite://link.db", &link)?, missing);
         std::fs::remove_file(&file).map_err(|e| Failure::system(e.to_string()))?;
-        assert_eq!(resolve("sqlite://link.db", &link)?, missing, "a link to a file that is not there yet");
-        assert!(resolve("sqlite::memory:", Path::new("file:sqlx-in-memory-0")).is_err());
-        assert!(resolve("sqlite://nowhere/app.db", &directory.path().join("nowhere/app.db")).is_err());
-        let sidecar = sidecar(&missing);
+        assert_eq!(resolve_path("sqlite://link.db", &link)?, missing, "a link to a file that is not there yet");
+        assert!(resolve_path("sqlite::memory:", Path::new("file:sqlx-in-memory-0")).is_err());
+        assert!(resolve_path("sqlite://nowhere/app.db", &directory.path().join("nowhere/app.db")).is_err());
+        let sidecar = sidecar_path(&missing);
         assert!(sidecar.ends_with("app.db-sqlock"), "{}", sidecar.display());
-        assert!(holds_nothing_but_leases(&sidecar) && !holds_nothing_but_leases(&missing));
+        assert!(holds_only_leases(&sidecar) && !holds_only_leases(&missing));
         Ok(())
     }
 }

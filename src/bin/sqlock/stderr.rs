@@ -14,37 +14,38 @@ pub fn is_quiet() -> bool {
 }
 
 /// Something worth knowing.
-pub fn note(message: &str) {
+pub fn print_note(message: &str) {
     if !is_quiet() {
-        line("\x1b[2m", message);
+        print("\x1b[2m", message);
     }
 }
 
 /// Something that nobody may miss, also with --quiet.
-pub fn notice(message: &str) {
-    line("\x1b[2m", message);
+pub fn print_notice(message: &str) {
+    print("\x1b[2m", message);
 }
 
 /// Something that needs attention, but does not end anything.
-pub fn warning(message: &str) {
+pub fn print_warning(message: &str) {
     if !is_quiet() {
-        line("\x1b[33m", message);
+        print("\x1b[33m", message);
     }
 }
 
 /// The reason why it ends.
-pub fn error(message: &str) {
-    line("\x1b[31m", message);
+pub fn print_error(message: &str) {
+    print("\x1b[31m", message);
 }
 
 /// In colour on a terminal unless NO_COLOR is set; anstream sees to that. A stderr that is closed loses the line, no more.
-fn line(colour: &str, message: &str) {
-    let lines: String = printable(message).lines().map(|line| format!("{colour}sqlock:\x1b[0m {line}\n")).collect();
+fn print(colour: &str, message: &str) {
+    let lines: String =
+        escape_control(message).lines().map(|line| format!("{colour}sqlock:\x1b[0m {line}\n")).collect();
     let _ = anstream::stderr().write_all(lines.as_bytes());
 }
 
 /// Control characters shown rather than sent: a name or a label must not paint on, or retitle, somebody's terminal.
-pub fn printable(text: &str) -> String {
+pub fn escape_control(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -57,11 +58,11 @@ pub fn printable(text: &str) -> String {
 }
 
 /// The same on one line, for cells of a table and values in a text.
-pub fn printable_line(text: &str) -> String {
-    printable(text).replace('\n', "\\n")
+pub fn escape_line(text: &str) -> String {
+    escape_control(text).replace('\n', "\\n")
 }
 
 /// A name in quotes.
-pub fn quoted(name: &str) -> String {
-    format!("\"{}\"", printable_line(name))
+pub fn quote(name: &str) -> String {
+    format!("\"{}\"", escape_line(name))
 }

@@ -8,27 +8,27 @@ use serde_json::Value;
 use crate::exit::{self, Failure};
 
 /// A line, or several. It is written when this returns.
-pub fn text(text: &str) -> Result<(), Failure> {
+pub fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
         // Whoever reads has seen enough: `sqlock ls | head -1`.
-        io::ErrorKind::BrokenPipe => Failure::new(exit::of_signal(Signal::SIGPIPE), ""),
+        io::ErrorKind::BrokenPipe => Failure::new(exit::from_signal(Signal::SIGPIPE), ""),
         _ => Failure::new(exit::OUTPUT, format!("cannot write to stdout: {error}")),
     })
 }
 
 /// JSON on one line.
-pub fn json(value: &Value) -> Result<(), Failure> {
-    text(&printable_json(&format!("{value}\n")))
+pub fn print_json(value: &Value) -> Result<(), Failure> {
+    print(&escape_json(&format!("{value}\n")))
 }
 
 /// JSON for people, too.
-pub fn json_on_many_lines(value: &Value) -> Result<(), Failure> {
-    text(&printable_json(&format!("{value:#}\n")))
+pub fn print_json_pretty(value: &Value) -> Result<(), Failure> {
+    print(&escape_json(&format!("{value:#}\n")))
 }
 
 /// JSON need not escape DEL and the C1 codes, but some terminals act on them.
-fn printable_json(json: &str) -> String {
+fn escape_json(json: &str) -> String {
     let mut shown = String::with_capacity(json.len());
     for c in json.chars() {
         match c {
@@ -40,7 +40,7 @@ fn printable_json(json: &str) -> String {
 }
 
 /// A table with a heading, each column as wide as it must be.
-pub fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
+pub fn format_table(heading: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
         cells.chain(heading.get(column).map(|h| h.chars().count())).max().unwrap_or(0)

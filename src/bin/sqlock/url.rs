@@ -13,7 +13,7 @@ use crate::{sqlite_file, stderr};
 const VARIABLES: [&str; 2] = ["SQLOCK_DATABASE_URL", "DATABASE_URL"];
 
 /// What forbids the embedded database when it is set, as --require-database does.
-const REQUIRE: &str = "SQLOCK_REQUIRE_DATABASE";
+const REQUIRE_VARIABLE: &str = "SQLOCK_REQUIRE_DATABASE";
 
 /// The kinds of databases, whether or not this binary was built for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -37,24 +37,24 @@ pub struct Url {
 impl Url {
     /// The database that is named, on one server or on several that take over from each other.
     pub fn find(global: &Global) -> Result<Self, Failure> {
-        Self::find_as(global, Self::parse)
+        Self::find_with(global, Self::parse)
     }
 
     /// Several that are named, of any kinds.
     pub fn find_several(global: &Global) -> Result<Self, Failure> {
         let several = |urls: &str, from: &str| {
-            let first = split(urls, from)?.first().copied().unwrap_or_default();
+            let first = split_list(urls, from)?.first().copied().unwrap_or_default();
             Ok(Self { url: urls.into(), ..Self::parse_one(first, from)? })
         };
-        Self::find_as(global, several)
+        Self::find_with(global, several)
     }
 
-    fn find_as(global: &Global, parse: impl Fn(&str, &str) -> Result<Self, Failure>) -> Result<Self, Failure> {
+    fn find_with(global: &Global, parse: impl Fn(&str, &str) -> Result<Self, Failure>) -> Result<Self, Failure> {
         if let Some(url) = &global.database_url {
             let Some(path) = url.strip_prefix('@') else {
                 return parse(url, "--database-url");
             };
-            let from = format!("the file {}", stderr::printable_line(path));
+            let from = format!("the file {}", stderr::escape_line(path));
             let url = std::fs::read_to_string(path)
                 .map_err(|error| Failure::configuration(format!("{from} of --database-url cannot be read: {error}")))?;
             return parse(url.trim(), &from);
@@ -66,18 +66,18 @@ impl Url {
             }
         }
         if !global.no_dotenv
-            && let Some((variable, url)) = from_dotenv()?
+            && let Some((variable, url)) = read_dotenv()?
         {
             return parse(&url, &format!("{variable} in .env"));
         }
-        let is_required = std::env::var_os(REQUIRE).is_some_and(|set| !set.is_empty() && set != "0");
+        let is_required = std::env::var_os(REQUIRE_VARIABLE).is_some_and(|set| !set.is_empty() && set != "0");
         if global.require_database || is_required || !cfg!(feature = "sqlite") {
             return Err(Failure::configuration(
                 "no database is named: set SQLOCK_DATABASE_URL or DATABASE_URL, or give --database-url",
             ));
         }
-        let file = sqlite_file::default_file()?;
-        stderr::notice(&format!(
+        let file = sqlite_file::default_path()?;
+        stderr::print_notice(&format!(
             "no database is named (--database-url, SQLOCK_DATABASE_URL, DATABASE_URL, .env): using the file {}, which \
              excludes other commands of this user on this host only",
             file.display()
@@ -90,7 +90,7 @@ impl Url {
     }
 
     /// Each of the URLs, where several are named: `postgres://…,postgres://…`.
-    pub fn each(&self) -> Result<Vec<Self>, Failure> {
+    pub fn split(&self) -> Result<Vec<Self>, Failure> {
         if self.default_file.is_some() {
             return Ok(vec![self.clone()]);
         }
@@ -99,7 +99,7 @@ impl Url {
 
     /// One, or several of one kind, for failover.
     fn parse(urls: &str, from: &str) -> Result<Self, Failure> {
-        let several = split(urls, from)?;
+        let several = split_list(urls, from)?;
         let mut found = Self::parse_one(several.first().copied().unwrap_or_default(), from)?;
         if let [_, others @ ..] = &*several
             && !others.is_empty()
@@ -140,13 +140,13 @@ impl Url {
     }
 
     /// The first, where there are several.
-    fn first(&self) -> &str {
+    fn first_url(&self) -> &str {
         LocksBuilder::split_urls(&self.url).first().copied().unwrap_or_default()
     }
 
     /// What is wrong with a URL is told without the URL: there may be a password in it.
-    pub fn options<O: FromStr<Err = sqlx::Error>>(&self) -> Result<O, Failure> {
-        let url = self.first();
+    pub fn parse_options<O: FromStr<Err = sqlx::Error>>(&self) -> Result<O, Failure> {
+        let url = self.first_url();
         url.parse().map_err(|error| {
             let reason = match error {
                 sqlx::Error::Configuration(cause) => cause.to_string(),
@@ -160,7 +160,7 @@ impl Url {
 }
 
 /// The URLs of a list, none of which may be missing: a variable that was not set, for one.
-fn split<'a>(urls: &'a str, from: &str) -> Result<Vec<&'a str>, Failure> {
+fn split_list<'a>(urls: &'a str, from: &str) -> Result<Vec<&'a str>, Failure> {
     let several = LocksBuilder::split_urls(urls);
     if several.iter().any(|url| url.is_empty() || url.starts_with(',') || url.ends_with(',')) {
         return Err(Failure::configuration(format!("{from} names several databases, and one of them is empty")));
@@ -170,7 +170,7 @@ fn split<'a>(urls: &'a str, from: &str) -> Result<Vec<&'a str>, Failure> {
 
 /// The URL in the `.env` of this directory, and its variable. That of a directory above may belong to another project. The other
 /// variables there are none of ours, nor are they passed to the command.
-fn from_dotenv() -> Result<Option<(&'static str, String)>, Failure> {
+fn read_dotenv() -> Result<Option<(&'static str, String)>, Failure> {
     let unreadable = |error: dotenvy::Error| match error {
         dotenvy::Error::LineParse(_, at) => {
             Failure::configuration(format!(".env cannot be read, at byte {at} of a line"))

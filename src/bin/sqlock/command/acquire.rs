@@ -5,13 +5,13 @@ use std::time::Duration;
 use clap::Args;
 use tokio::time::timeout;
 
-use crate::acquisition::Terms;
+use crate::acquisition::LeaseArgs;
 use crate::database::Database;
 use crate::describe;
 use crate::exit::{self, Failure, Outcome};
 use crate::global::Global;
 use crate::signals::Signals;
-use crate::stderr::quoted;
+use crate::stderr::quote;
 use crate::stdout;
 
 /// Acquire a lease and leave it held, for the steps of a CI job or a script.
@@ -22,20 +22,20 @@ use crate::stdout;
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
-    terms: Terms,
+    lease: LeaseArgs,
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let mut signals = Signals::that_end()?;
+    let mut signals = Signals::listen()?;
     let db = Database::open(global).await?;
-    let request = args.terms.request(&db)?.renew(false);
-    let Some(lease) = args.terms.obtain(&db, request, &mut signals, false).await? else {
-        return Ok(args.terms.refused());
+    let request = args.lease.request(&db)?.renew(false);
+    let Some(lease) = args.lease.acquire(&db, request, &mut signals, false).await? else {
+        return Ok(args.lease.exit_code_on_conflict());
     };
     let printed = match db.locks.holders(lease.name().as_str()).await {
         Ok(holders) => match holders.iter().find(|held| held.token == lease.token()) {
-            Some(held) => stdout::json(&describe::json_of_steps(held)),
-            None => Err(Failure::new(exit::LOST, format!("the lease on {} is lost already", quoted(&args.terms.name)))),
+            Some(held) => stdout::print_json(&describe::grant_to_json(held)),
+            None => Err(Failure::new(exit::LOST, format!("the lease on {} is lost already", quote(&args.lease.name)))),
         },
         Err(error) => Err(error.into()),
     };

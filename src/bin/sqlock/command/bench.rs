@@ -44,23 +44,25 @@ struct Line {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let mut signals = Signals::that_end()?;
+    let mut signals = Signals::listen()?;
     let db = Database::open(global).await?;
     let place =
         Place { prefix: format!("sqlock-bench/{}/", Owner::random()), time: args.time, locks: db.locks.clone() };
     // Creates the tables if need be, and the row that the bare write changes.
-    let lease =
-        signals.unless_ended(db.with_tables(async || db.locks.lease(place.name("floor")).acquire().await)).await??;
+    let lease = signals
+        .unless_terminated(db.with_tables(async || db.locks.lease(place.name("floor")).acquire().await))
+        .await??;
     lease.release().await?;
-    let measured = signals.unless_ended(place.measure(&db.pool, usize::from(args.tasks))).await.and_then(|done| done);
+    let measured =
+        signals.unless_terminated(place.measure(&db.pool, usize::from(args.tasks))).await.and_then(|done| done);
     let _ = timeout(Duration::from_secs(5), db.locks.shutdown()).await;
     let deleted = db.pool.delete(&place.prefix).await;
     let lines = measured?;
     deleted.map_err(|error| Failure::configuration(format!("the names of the bench cannot be deleted: {error}")))?;
     if args.json {
-        stdout::json_on_many_lines(&Value::from_iter(lines.iter().map(Line::json)))?;
+        stdout::print_json_pretty(&Value::from_iter(lines.iter().map(Line::json)))?;
     } else {
-        stdout::text(&stdout::table(
+        stdout::print(&stdout::format_table(
             &["WHAT", "VALUE", "UNIT", "RATIO"],
             &lines.iter().map(Line::cells).collect::<Vec<_>>(),
         ))?;

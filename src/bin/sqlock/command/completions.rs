@@ -18,7 +18,7 @@ pub struct Completions {
 pub fn completions(args: &Completions, mut command: Command) -> Outcome {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "sqlock", &mut script);
-    stdout::text(&String::from_utf8_lossy(&script))?;
+    stdout::print(&String::from_utf8_lossy(&script))?;
     Ok(0)
 }
 
@@ -31,7 +31,7 @@ pub fn man(mut command: Command) -> Outcome {
     for subcommand in command.get_subcommands() {
         section("SQLOCK", subcommand, &mut page).map_err(failed)?;
     }
-    stdout::text(&ascii(&String::from_utf8_lossy(&page)))?;
+    stdout::print(&ascii(&String::from_utf8_lossy(&page)))?;
     Ok(0)
 }
 

@@ -53,9 +53,9 @@ const UNHEALTHY: u8 = 1;
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut reports = Vec::new();
-    let urls = Url::find_several(global)?.each()?;
+    let urls = Url::find_several(global)?.split()?;
     for url in &urls {
-        let mut pools = pool::open_to_examine(url, global).await?.into_iter();
+        let mut pools = pool::open_for_checks(url, global).await?.into_iter();
         if let Some(pool) = pools.next() {
             reports.push(examine(&pool, !global.no_migrate).await);
         }
@@ -68,10 +68,10 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         reports.iter_mut().filter(|report| report.is_standby).for_each(Report::stands_by);
     }
     if args.json {
-        stdout::json_on_many_lines(&Value::from_iter(reports.iter().map(Report::json)))?;
+        stdout::print_json_pretty(&Value::from_iter(reports.iter().map(Report::json)))?;
     } else {
         let texts: Vec<String> = reports.iter().map(Report::text).collect();
-        stdout::text(&texts.join("\n"))?;
+        stdout::print(&texts.join("\n"))?;
     }
     Ok(if reports.iter().all(Report::is_ok) { 0 } else { UNHEALTHY })
 }

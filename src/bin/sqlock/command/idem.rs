@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 use sqlock::{FencingToken, Idempotency, IdempotencyKey, LeaseInfo, RecordInfo};
 
 use crate::database::Database;
-use crate::describe::time;
+use crate::describe::format_time;
 use crate::exit::{self, Failure, Outcome};
 use crate::global::Global;
 use crate::parse::parse_token;
-use crate::stderr::{self, printable_line, quoted};
+use crate::stderr::{self, escape_line, quote};
 use crate::stdout;
 
 /// How the names of the leases on keys begin.
@@ -142,14 +142,14 @@ impl Which {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let db = Database::open_of_the_application(global).await?;
+    let db = Database::open_application(global).await?;
     match args.subcommand {
         Subcommand::Ls(args) => ls(&db, args).await?,
         Subcommand::Show(args) => show(&db, args).await?,
         Subcommand::Release(args) => release(&db, args).await?,
         Subcommand::Purge => {
             let purged = db.read(async || Idempotency::new(&db.locks).purge().await).await?;
-            stdout::text(&format!("purged {purged} requests\n"))?;
+            stdout::print(&format!("purged {purged} requests\n"))?;
         }
     }
     let _ = db.locks.shutdown().await;
@@ -169,12 +169,12 @@ async fn ls(db: &Database, args: Ls) -> Result<(), Failure> {
         held = db.read(async || db.locks.list(LEASES).await).await?;
     }
     if args.json {
-        stdout::json_on_many_lines(&records.iter().map(|record| json(record, at_work(record, &held))).collect())?;
+        stdout::print_json_pretty(&records.iter().map(|record| json(record, at_work(record, &held))).collect())?;
     } else {
-        stdout::text(&table(&records, &held))?;
+        stdout::print(&table(&records, &held))?;
     }
     if !all {
-        stderr::note(&format!("only the first {} are shown: --limit shows more", args.limit));
+        stderr::print_note(&format!("only the first {} are shown: --limit shows more", args.limit));
     }
     Ok(())
 }
@@ -184,20 +184,20 @@ fn table(records: &[RecordInfo], held: &[LeaseInfo]) -> String {
         .iter()
         .map(|record| {
             vec![
-                printable_line(&record.namespace),
+                escape_line(&record.namespace),
                 whose(record),
-                printable_line(&record.key),
+                escape_line(&record.key),
                 record.state.into(),
                 record.attempts.to_string(),
                 record.token.map_or_else(|| "-".into(), |token| token.to_string()),
-                time(record.created_at),
+                format_time(record.created_at),
                 expiry(record).unwrap_or_else(|| "never".into()),
-                at_work(record, held).map_or_else(String::new, |held| printable_line(&held.holder)),
+                at_work(record, held).map_or_else(String::new, |held| escape_line(&held.holder)),
             ]
         })
         .collect();
     let heading = ["NAMESPACE", "PRINCIPAL", "KEY", "STATE", "ATTEMPTS", "TOKEN", "CREATED AT", "EXPIRES AT", "WHO"];
-    stdout::table(&heading, &rows)
+    stdout::format_table(&heading, &rows)
 }
 
 /// Who is at work on it.
@@ -207,11 +207,11 @@ fn at_work<'h>(record: &RecordInfo, held: &'h [LeaseInfo]) -> Option<&'h LeaseIn
 
 /// `None`: never, since it has not ended.
 fn expiry(record: &RecordInfo) -> Option<String> {
-    matches!(record.state, "done" | "issued").then(|| time(record.expires_at))
+    matches!(record.state, "done" | "issued").then(|| format_time(record.expires_at))
 }
 
 fn whose(record: &RecordInfo) -> String {
-    record.principal.as_deref().map_or_else(|| "(global)".into(), printable_line)
+    record.principal.as_deref().map_or_else(|| "(global)".into(), escape_line)
 }
 
 /// As `ls --json` has it.
@@ -223,7 +223,7 @@ fn json(record: &RecordInfo, held: Option<&LeaseInfo>) -> Value {
         "state": record.state,
         "token": record.token.map(FencingToken::get),
         "attempts": record.attempts,
-        "created_at": time(record.created_at),
+        "created_at": format_time(record.created_at),
         "expires_at": expiry(record),
         "holder": held.map(|held| &held.holder),
     })
@@ -238,7 +238,7 @@ async fn show(db: &Database, args: Show) -> Result<(), Failure> {
     };
     let held = held.as_ref().filter(|_| record.as_ref().is_some_and(|record| record.state == "started"));
     if args.json {
-        return stdout::json_on_many_lines(&record.map_or(Value::Null, |record| {
+        return stdout::print_json_pretty(&record.map_or(Value::Null, |record| {
             let mut shown = json(&record, held);
             shown["result_bytes"] = record.result_bytes.into();
             shown["steps"] = record.steps.into();
@@ -246,29 +246,29 @@ async fn show(db: &Database, args: Show) -> Result<(), Failure> {
         }));
     }
     match record {
-        Some(record) => stdout::text(&lines(&record, held)),
-        None => stdout::text(&format!("nothing stands under {}\n", quoted(&args.which.key))),
+        Some(record) => stdout::print(&lines(&record, held)),
+        None => stdout::print(&format!("nothing stands under {}\n", quote(&args.which.key))),
     }
 }
 
 fn lines(record: &RecordInfo, held: Option<&LeaseInfo>) -> String {
     let state = match (record.state, held) {
         ("issued", _) => "issued: a token that nobody has used so far".into(),
-        ("started", Some(held)) => format!("started: {} is at work", printable_line(&held.holder)),
+        ("started", Some(held)) => format!("started: {} is at work", escape_line(&held.holder)),
         ("started", None) => "started: nobody is at work".into(),
         ("unknown", _) => "unknown: nobody knows whether it took effect".into(),
         (state, _) => state.into(),
     };
     let lines = [
-        ("namespace", printable_line(&record.namespace)),
+        ("namespace", escape_line(&record.namespace)),
         ("principal", whose(record)),
-        ("key", printable_line(&record.key)),
+        ("key", escape_line(&record.key)),
         ("state", state),
         ("attempts", record.attempts.to_string()),
         ("token", record.token.map_or_else(|| "none: in one transaction".into(), |token| token.to_string())),
         ("result", record.result_bytes.map_or_else(|| "none".into(), |bytes| format!("{bytes} bytes"))),
-        ("steps done", printable_line(&record.steps.join(", "))),
-        ("created at", time(record.created_at)),
+        ("steps done", escape_line(&record.steps.join(", "))),
+        ("created at", format_time(record.created_at)),
         ("expires at", expiry(record).unwrap_or_else(|| "never, since it has not ended".into())),
     ];
     let lines = lines.iter().filter(|(_, value)| !value.is_empty());
@@ -283,13 +283,13 @@ async fn release(db: &Database, args: Release) -> Result<(), Failure> {
         let now = db.read(async || requests.inspect(&key).await).await?;
         return Err(refused(&which, token, now.as_ref()));
     }
-    stderr::note(&format!("{} is as good as new", quoted(&which.key)));
+    stderr::print_note(&format!("{} is as good as new", quote(&which.key)));
     // It was released, whether or not one can see who is still there.
     if let Some(record) = record
         && let Ok(Some(held)) = db.locks.inspect(&record.lease).await
     {
-        let holder = printable_line(&held.holder);
-        stderr::warning(&format!(
+        let holder = escape_line(&held.holder);
+        stderr::print_warning(&format!(
             "{holder} is still at work on it, or has just died: until its lease ends, the key is in progress"
         ));
     }
@@ -305,5 +305,5 @@ fn refused(which: &Which, token: FencingToken, now: Option<&RecordInfo>) -> Fail
         Some(RecordInfo { state, token: Some(latest), .. }) => format!("it is {state}, by token {latest}"),
         Some(RecordInfo { state, .. }) => format!("it is {state}"),
     };
-    Failure::new(exit::LOST, format!("token {token} does not release {}: {why}", quoted(&which.key)))
+    Failure::new(exit::LOST, format!("token {token} does not release {}: {why}", quote(&which.key)))
 }

@@ -12,7 +12,7 @@ use crate::database::Database;
 use crate::exit::{self, Failure, Outcome};
 use crate::global::Global;
 use crate::signals::Signals;
-use crate::stderr::{self, printable_line};
+use crate::stderr::{self, escape_line};
 use crate::{describe, duration, stdout};
 
 /// List the names that are held.
@@ -35,16 +35,16 @@ pub struct Arguments {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let mut signals = Signals::that_end()?;
-    let db = Database::open_to_read(global).await?;
-    let mut held = signals.unless_ended(db.read(async || db.locks.list(&args.prefix).await)).await??;
+    let mut signals = Signals::listen()?;
+    let db = Database::open_existing(global).await?;
+    let mut held = signals.unless_terminated(db.read(async || db.locks.list(&args.prefix).await)).await??;
     let mut clear = if args.watch && !args.json && std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
     loop {
-        let all = || Value::from_iter(held.iter().map(describe::json));
+        let all = || Value::from_iter(held.iter().map(describe::holder_to_json));
         match (args.json, args.watch) {
-            (true, true) => stdout::json(&all())?,
-            (true, false) => stdout::json_on_many_lines(&all())?,
-            _ => stdout::text(&format!("{clear}{}", table(&held)))?,
+            (true, true) => stdout::print_json(&all())?,
+            (true, false) => stdout::print_json_pretty(&all())?,
+            _ => stdout::print(&format!("{clear}{}", table(&held)))?,
         }
         if !args.watch {
             let _ = db.locks.shutdown().await;
@@ -59,11 +59,11 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         };
         let again = tokio::select! {
             again = again => again,
-            signal = signals.next_that_ends() => return Ok(exit::of_signal(signal)),
+            signal = signals.next_termination() => return Ok(exit::from_signal(signal)),
         };
         match again {
             Ok(now) => held = now,
-            Err(error) => stderr::warning(&format!("{}; showing what was", Failure::from(error).message)),
+            Err(error) => stderr::print_warning(&format!("{}; showing what was", Failure::from(error).message)),
         }
     }
 }
@@ -73,16 +73,16 @@ fn table(held: &[LeaseInfo]) -> String {
         .iter()
         .map(|held| {
             vec![
-                printable_line(held.name.as_str()),
-                printable_line(&held.holder),
-                describe::mode(held.mode),
+                escape_line(held.name.as_str()),
+                escape_line(&held.holder),
+                describe::format_mode(held.mode),
                 held.waiters.to_string(),
-                duration::show(describe::age(held)),
-                duration::show(held.remaining),
+                duration::format(describe::held_for(held)),
+                duration::format(held.remaining),
                 held.token.to_string(),
-                printable_line(&held.label),
+                escape_line(&held.label),
             ]
         })
         .collect();
-    stdout::table(&["NAME", "HOLDER", "MODE", "WAITERS", "HELD FOR", "EXPIRES IN", "TOKEN", "LABEL"], &rows)
+    stdout::format_table(&["NAME", "HOLDER", "MODE", "WAITERS", "HELD FOR", "EXPIRES IN", "TOKEN", "LABEL"], &rows)
 }

@@ -14,6 +14,6 @@ pub async fn run(global: &Global) -> Outcome {
         return Err(error.into());
     }
     db.locks.migrate().await?;
-    stderr::note("the tables are there and up to date");
+    stderr::print_note("the tables are there and up to date");
     Ok(0)
 }

@@ -4,7 +4,7 @@ use clap::Args;
 
 use crate::exit::Outcome;
 use crate::global::Global;
-use crate::holding::{self, Holding};
+use crate::holding::{self, HoldingArgs};
 
 /// Give back a lease from "sqlock acquire".
 ///
@@ -13,10 +13,10 @@ use crate::holding::{self, Holding};
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
-    holding: Holding,
+    holding: HoldingArgs,
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    holding::end(global, &args.holding).await?;
+    holding::evict(global, &args.holding).await?;
     Ok(0)
 }

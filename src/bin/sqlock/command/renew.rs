@@ -7,7 +7,7 @@ use clap::Args;
 use crate::database::Database;
 use crate::exit::Outcome;
 use crate::global::Global;
-use crate::holding::{Holding, not_held};
+use crate::holding::{HoldingArgs, not_held_failure};
 use crate::{describe, duration, stdout};
 
 /// Make a lease from "sqlock acquire" last longer.
@@ -17,23 +17,23 @@ use crate::{describe, duration, stdout};
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
-    holding: Holding,
+    holding: HoldingArgs,
     /// How long from now.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     ttl: Duration,
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let db = Database::open_to_read(global).await?;
-    let Holding { name, token } = &args.holding;
+    let db = Database::open_existing(global).await?;
+    let HoldingArgs { name, token } = &args.holding;
     let extended = db.read(async || db.locks.extend(name, *token, args.ttl).await).await?;
     let holders = db.read(async || db.locks.holders(name).await).await?;
     let _ = db.locks.shutdown().await;
     match holders.iter().find(|held| extended && held.token == *token) {
         Some(held) => {
-            stdout::json(&describe::json_of_steps(held))?;
+            stdout::print_json(&describe::grant_to_json(held))?;
             Ok(0)
         }
-        None => Err(not_held(&args.holding, &holders)),
+        None => Err(not_held_failure(&args.holding, &holders)),
     }
 }

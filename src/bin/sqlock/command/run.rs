@@ -20,14 +20,14 @@ use tokio::time::timeout;
 use crate::database::Database;
 use crate::exit::{Failure, Outcome};
 use crate::global::Global;
-use crate::lease::Held;
+use crate::lease::HeldLease;
 use crate::signals::Signals;
 use crate::stderr;
 use arguments::Arguments;
 use supervise::{Ended, work};
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let mut signals = Signals::that_end()?;
+    let mut signals = Signals::listen()?;
     if args.quorum {
         return quorum::run(global, &args, &mut signals).await;
     }
@@ -36,7 +36,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let outcome = loop {
         match hold(&args, &db, &mut signals, has_led).await {
             Ok(Ended { stopped: Some(why), .. }) if args.elect => {
-                stderr::warning(&format!("{why}; standing again"));
+                stderr::print_warning(&format!("{why}; standing again"));
                 has_led = true;
             }
             ended => break ended.and_then(Ended::outcome),
@@ -48,15 +48,15 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
 
 /// Gets the lease, runs the command, and gives the lease back.
 async fn hold(args: &Arguments, db: &Database, signals: &mut Signals, has_led: bool) -> Result<Ended, Failure> {
-    let mut request = args.terms.request(db)?;
+    let mut request = args.lease.request(db)?;
     if let Some(at_least) = args.hold_at_least {
         request = request.hold_at_least(at_least);
     }
     if let Some(at_most) = args.max_hold {
         request = request.max_hold(at_most);
     }
-    match args.terms.obtain(db, request, signals, has_led).await? {
-        Some(lease) => work(args, Held::One(Box::new(lease)), signals).await,
+    match args.lease.acquire(db, request, signals, has_led).await? {
+        Some(lease) => work(args, HeldLease::Single(Box::new(lease)), signals).await,
         None => Ok(Ended::refused(args)),
     }
 }

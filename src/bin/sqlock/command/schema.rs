@@ -4,7 +4,7 @@ use clap::Args;
 
 use crate::exit::Outcome;
 use crate::global::Global;
-use crate::migrations::migrations;
+use crate::migrations;
 use crate::stdout;
 use crate::url::{Kind, Url};
 
@@ -26,7 +26,7 @@ pub fn run(global: &Global, args: Arguments) -> Outcome {
     };
     // On MySQL a migration is one statement, and ends without a semicolon.
     let statements: Vec<String> =
-        migrations(kind).iter().map(|file| format!("{};\n", file.trim_end().trim_end_matches(';'))).collect();
-    stdout::text(&statements.join("\n"))?;
+        migrations::list(kind).iter().map(|file| format!("{};\n", file.trim_end().trim_end_matches(';'))).collect();
+    stdout::print(&statements.join("\n"))?;
     Ok(0)
 }

@@ -6,7 +6,7 @@ use sqlock::{LeaseInfo, WaiterInfo};
 use crate::database::Database;
 use crate::exit::Outcome;
 use crate::global::Global;
-use crate::stderr::{printable_line, quoted};
+use crate::stderr::{escape_line, quote};
 use crate::{describe, duration, stdout};
 
 /// Show who holds a name, and who waits for it.
@@ -26,33 +26,33 @@ pub struct Arguments {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let db = Database::open_to_read(global).await?;
+    let db = Database::open_existing(global).await?;
     let holders = db.read(async || db.locks.holders(&args.name).await).await?;
     let line = db.read(async || db.locks.waiters(&args.name).await).await?;
     let _ = db.locks.shutdown().await;
     if args.json {
-        stdout::json_on_many_lines(&describe::json_with_line(&holders, &line))?;
+        stdout::print_json_pretty(&describe::name_to_json(&holders, &line))?;
         return Ok(0);
     }
     let mut blocks: Vec<String> = holders.iter().map(holder).collect();
     if blocks.is_empty() {
-        blocks.push(format!("{} is free\n", quoted(&args.name)));
+        blocks.push(format!("{} is free\n", quote(&args.name)));
     }
     if !line.is_empty() {
         blocks.push(waiters(&line));
     }
-    stdout::text(&blocks.join("\n"))?;
+    stdout::print(&blocks.join("\n"))?;
     Ok(0)
 }
 
 fn holder(held: &LeaseInfo) -> String {
-    let ago = duration::show(describe::age(held));
-    let left = duration::show(held.remaining);
+    let ago = duration::format(describe::held_for(held));
+    let left = duration::format(held.remaining);
     let mut lines = vec![
-        ("name", printable_line(held.name.as_str())),
-        ("mode", describe::mode(held.mode)),
-        ("holder", printable_line(&held.holder)),
-        ("label", printable_line(&held.label)),
+        ("name", escape_line(held.name.as_str())),
+        ("mode", describe::format_mode(held.mode)),
+        ("holder", escape_line(&held.holder)),
+        ("label", escape_line(&held.label)),
     ];
     match held.owner {
         Some(owner) if held.holds > 1 => lines.push(("owner", format!("{owner}, entered {} times", held.holds))),
@@ -61,8 +61,8 @@ fn holder(held: &LeaseInfo) -> String {
     }
     let unless = if held.owner.is_some() { ", unless it is renewed" } else { "" };
     lines.push(("token", held.token.to_string()));
-    lines.push(("acquired at", format!("{} ({ago} ago)", describe::time(held.acquired_at))));
-    lines.push(("expires at", format!("{} (in {left}{unless})", describe::time(held.expires_at))));
+    lines.push(("acquired at", format!("{} ({ago} ago)", describe::format_time(held.acquired_at))));
+    lines.push(("expires at", format!("{} (in {left}{unless})", describe::format_time(held.expires_at))));
     let lines = lines.iter().filter(|(_, value)| !value.is_empty());
     lines.map(|(what, value)| format!("{what:<11}  {value}\n")).collect()
 }
@@ -73,12 +73,12 @@ fn waiters(line: &[WaiterInfo]) -> String {
         .map(|waiter| {
             vec![
                 (waiter.ahead + 1).to_string(),
-                printable_line(&waiter.holder),
-                describe::mode(waiter.mode),
-                describe::time(waiter.since),
-                printable_line(&waiter.label),
+                escape_line(&waiter.holder),
+                describe::format_mode(waiter.mode),
+                describe::format_time(waiter.since),
+                escape_line(&waiter.label),
             ]
         })
         .collect();
-    stdout::table(&["IN LINE", "WHO", "WANTS IT", "SINCE", "LABEL"], &rows)
+    stdout::format_table(&["IN LINE", "WHO", "WANTS IT", "SINCE", "LABEL"], &rows)
 }

@@ -24,9 +24,9 @@ pub struct Arguments {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let db = Database::open_to_read(global).await?;
+    let db = Database::open_existing(global).await?;
     let purged = db.read(async || db.locks.sweeper().retention(args.retention).sweep().await).await?;
     let _ = db.locks.shutdown().await;
-    stdout::text(&format!("purged {purged} names and requests\n"))?;
+    stdout::print(&format!("purged {purged} names and requests\n"))?;
     Ok(0)
 }

@@ -5,8 +5,8 @@ use clap::Args;
 use crate::describe;
 use crate::exit::Outcome;
 use crate::global::Global;
-use crate::holding::{self, Holding};
-use crate::stderr::{self, quoted};
+use crate::holding::{self, HoldingArgs};
+use crate::stderr::{self, quote};
 
 /// Take a name away from its holder: for one that is gone for good, or hangs.
 ///
@@ -16,15 +16,15 @@ use crate::stderr::{self, quoted};
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
-    holding: Holding,
+    holding: HoldingArgs,
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let left = holding::end(global, &args.holding).await?;
-    let Holding { name, token } = &args.holding;
-    stderr::note(&match describe::describe(&left) {
-        None => format!("{} is free", quoted(name)),
-        Some(now) => format!("token {token} does not hold {} any more: it is {now}", quoted(name)),
+    let left = holding::evict(global, &args.holding).await?;
+    let HoldingArgs { name, token } = &args.holding;
+    stderr::print_note(&match describe::describe_holders(&left) {
+        None => format!("{} is free", quote(name)),
+        Some(now) => format!("token {token} does not hold {} any more: it is {now}", quote(name)),
     });
     Ok(0)
 }

@@ -50,7 +50,7 @@ pub fn presence(kind: Kind, expected: &[Table], found: &Found, may_migrate: bool
 
 /// Compares the history with what this program would apply.
 fn migrations(mut check: Check, kind: Kind, history: &[Vec<String>]) -> Check {
-    let known: Vec<String> = migrations::migrations(kind).iter().map(|sql| checksum(sql)).collect();
+    let known: Vec<String> = migrations::list(kind).iter().map(|sql| checksum(sql)).collect();
     let mut applied = BTreeSet::new();
     for row in history {
         let [version, success, checksum] = &row[..] else { continue };

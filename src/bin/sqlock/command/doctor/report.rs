@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use sqlx::Error;
 
-use crate::stderr::printable_line;
+use crate::stderr::escape_line;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
@@ -59,7 +59,7 @@ impl Check {
 
     pub fn and(mut self, status: Status, found: impl Into<String>, advice: impl Into<String>) -> Self {
         self.status = self.status.max(status);
-        self.found.push(printable_line(&found.into()));
+        self.found.push(escape_line(&found.into()));
         let advice = advice.into();
         if !advice.is_empty() && !self.advice.contains(&advice) {
             self.advice.push(advice);
@@ -97,7 +97,7 @@ pub struct Report {
 
 impl Report {
     pub fn of(database: String) -> Self {
-        Self { database: printable_line(&database), checks: Vec::new(), is_standby: false }
+        Self { database: escape_line(&database), checks: Vec::new(), is_standby: false }
     }
 
     /// Takes up what was found, or why the database did not tell. An error means that it is there no longer.

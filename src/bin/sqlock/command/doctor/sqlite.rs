@@ -53,7 +53,7 @@ pub async fn examine(options: &SqliteConnectOptions, may_migrate: bool) -> Repor
         unmade(file, may_migrate, &mut report);
         return report;
     }
-    let of = match sqlite_file::holds_nothing_but_leases(file) {
+    let of = match sqlite_file::holds_only_leases(file) {
         true => Use::OfTheCommand { may_migrate },
         false => Use::OfTheApplication { may_migrate },
     };

@@ -44,7 +44,7 @@ impl Index {
 /// The tables that all migrations make.
 pub fn expected(kind: Kind) -> Vec<Table> {
     let mut tables = Vec::new();
-    for file in migrations::migrations(kind) {
+    for file in migrations::list(kind) {
         let uncommented: Vec<&str> = file.lines().filter_map(|line| line.split("--").next()).collect();
         for statement in uncommented.join("\n").split(';').map(str::trim).filter(|statement| !statement.is_empty()) {
             read(statement, &mut tables);
@@ -55,7 +55,7 @@ pub fn expected(kind: Kind) -> Vec<Table> {
 
 /// The names, for a condition: `'a', 'b'`.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite is on this host"))]
-pub fn quoted(tables: &[Table]) -> String {
+pub fn quote(tables: &[Table]) -> String {
     let names: Vec<String> = tables.iter().map(|table| format!("'{}'", table.name)).collect();
     names.join(", ")
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use nix::sys::signal::Signal;
 
-use crate::acquisition::Terms;
+use crate::acquisition::LeaseArgs;
 use crate::duration;
 use crate::parse::parse_signal;
 
@@ -30,7 +30,7 @@ use crate::parse::parse_signal;
 )]
 pub struct Arguments {
     #[command(flatten)]
-    pub terms: Terms,
+    pub lease: LeaseArgs,
     /// Exit with 0 when the lease is not obtained: somebody else is doing it.
     #[arg(long, conflicts_with = "conflict_exit_code")]
     pub skip_ok: bool,
@@ -65,6 +65,6 @@ pub struct Arguments {
 impl Arguments {
     /// How it ends when somebody else has the name.
     pub fn refused(&self) -> u8 {
-        if self.skip_ok { 0 } else { self.terms.refused() }
+        if self.skip_ok { 0 } else { self.lease.exit_code_on_conflict() }
     }
 }

@@ -17,10 +17,10 @@ use super::process_tree::Quarry;
 use super::schedule::{Schedule, Terms};
 use super::watchdog::{Announcement, Guard};
 use crate::describe;
-use crate::environment::{OUTER_OWNERS, OWNER, enclosing_owners};
+use crate::environment::{OUTER_OWNERS_VARIABLE, OWNER_VARIABLE, enclosing_owners};
 use crate::exit::{self, Failure};
-use crate::lease::Held;
-use crate::stderr::quoted;
+use crate::lease::HeldLease;
+use crate::stderr::quote;
 
 /// The command while it runs.
 pub struct Child {
@@ -40,7 +40,7 @@ pub enum Change {
 
 impl Child {
     /// Starts it under a guard, unless the lease has run out meanwhile.
-    pub fn start(words: &[OsString], lease: &Held, guard: &Guard, terms: &Terms) -> Result<Self, Failure> {
+    pub fn start(words: &[OsString], lease: &HeldLease, guard: &Guard, terms: &Terms) -> Result<Self, Failure> {
         let Some((program, arguments)) = words.split_first() else {
             return Err(Failure::usage("there is no command to run"));
         };
@@ -52,11 +52,11 @@ impl Child {
             .process_group(0)
             .env("SQLOCK_NAME", lease.name().as_str())
             .env("SQLOCK_TOKEN", lease.token().to_string())
-            .env(OWNER, lease.owner().to_string())
-            .env("SQLOCK_EXPIRES_AT", describe::expiry(lease.remaining()))
+            .env(OWNER_VARIABLE, lease.owner().to_string())
+            .env("SQLOCK_EXPIRES_AT", describe::format_expiry(lease.remaining()))
             .env(Quarry::MARK, Quarry::marks_with(&mark));
         if !outer.is_empty() {
-            command.env(OUTER_OWNERS, outer);
+            command.env(OUTER_OWNERS_VARIABLE, outer);
         }
         let schedule = Schedule::until(lease, terms);
         let announcement = guard.announcement(&mark, schedule).map_err(|e| Failure::system(e.to_string()))?;
@@ -65,7 +65,7 @@ impl Child {
         let pid = match command.spawn() {
             Ok(child) => Pid::from_raw(child.id().cast_signed()),
             Err(_) if schedule.is_over() => {
-                let name = quoted(lease.name().as_str());
+                let name = quote(lease.name().as_str());
                 return Err(Failure::new(
                     exit::LOST,
                     format!("the lease on {name} ran out before the command could start"),
@@ -159,7 +159,7 @@ fn before_exec(command: &mut Command, mut announcement: Announcement, schedule: 
 }
 
 fn not_started(program: &OsString, error: &io::Error) -> Failure {
-    let name = quoted(&program.to_string_lossy());
+    let name = quote(&program.to_string_lossy());
     match error.kind() {
         ErrorKind::NotFound => Failure::new(exit::NOT_FOUND, format!("command not found: {name}")),
         _ => Failure::new(exit::NOT_EXECUTABLE, format!("cannot execute {name}: {error}")),

@@ -14,9 +14,9 @@ use crate::duration;
 use crate::environment;
 use crate::exit::{Failure, Outcome};
 use crate::global::Global;
-use crate::lease::Held;
+use crate::lease::HeldLease;
 use crate::signals::Signals;
-use crate::stderr::{self, quoted};
+use crate::stderr::{self, quote};
 
 /// How long one of them may take to tell who holds the name: it may be the one that is down.
 const PATIENCE: Duration = Duration::from_secs(4);
@@ -30,10 +30,10 @@ pub async fn run(global: &Global, args: &Arguments, signals: &mut Signals) -> Ou
     let quorum = Quorum::new(clients.clone());
     let outcome = tokio::select! {
         outcome = obtain(args, all, &quorum) => outcome,
-        signal = signals.next_that_ends() => Err(Failure::interrupted(signal)),
+        signal = signals.next_termination() => Err(Failure::interrupted(signal)),
     };
     let outcome = match outcome {
-        Ok(Some(lease)) => work(args, Held::Majority(lease), signals).await.and_then(Ended::outcome),
+        Ok(Some(lease)) => work(args, HeldLease::Quorum(lease), signals).await.and_then(Ended::outcome),
         Ok(None) => Ok(args.refused()),
         Err(failure) => Err(failure),
     };
@@ -46,15 +46,15 @@ pub async fn run(global: &Global, args: &Arguments, signals: &mut Signals) -> Ou
 }
 
 async fn obtain(args: &Arguments, all: Vec<Database>, quorum: &Quorum) -> Result<Option<QuorumLease>, Failure> {
-    let name = args.terms.name.clone();
+    let name = args.lease.name.clone();
     let start = Instant::now();
-    let patience = args.terms.timeout.map_or(PATIENCE, |at_most| at_most.clamp(SHORTEST_LOOK, PATIENCE));
+    let patience = args.lease.timeout.map_or(PATIENCE, |at_most| at_most.clamp(SHORTEST_LOOK, PATIENCE));
     let around = environment::enclosing_owners();
     let mut ready = JoinSet::new();
     let count = all.len();
     for (i, db) in all.into_iter().enumerate() {
         let name = name.clone();
-        let node = format!("database {} of {count} ({})", i + 1, db.place);
+        let node = format!("database {} of {count} ({})", i + 1, db.location);
         ready.spawn(async move { (node, timeout(patience, db.locks.inspect(&name)).await) });
     }
     while let Some(looked) = ready.join_next().await {
@@ -62,7 +62,7 @@ async fn obtain(args: &Arguments, all: Vec<Database>, quorum: &Quorum) -> Result
             Ok((_, Ok(Ok(Some(held))))) if held.owner.is_some_and(|owner| around.contains(&owner)) => {
                 return Err(Failure::usage(format!(
                     "{}: the sqlock run around this one holds it; in here, this one would wait for ever",
-                    quoted(&name)
+                    quote(&name)
                 )));
             }
             // It may have lost its data, and with them the votes that it has given.
@@ -77,28 +77,28 @@ async fn obtain(args: &Arguments, all: Vec<Database>, quorum: &Quorum) -> Result
             _ => {}
         }
     }
-    let request = quorum.lease(&name).ttl(args.terms.ttl).label(&args.terms.label);
-    let left = || args.terms.timeout.map(|at_most| at_most.saturating_sub(start.elapsed()));
+    let request = quorum.lease(&name).ttl(args.lease.ttl).label(&args.lease.label);
+    let left = || args.lease.timeout.map(|at_most| at_most.saturating_sub(start.elapsed()));
     let mut outage = Outage::default();
     let obtained = loop {
         let obtained = match left() {
-            _ if args.terms.nonblock => request.clone().try_acquire().await,
+            _ if args.lease.nonblock => request.clone().try_acquire().await,
             Some(left) => request.clone().wait(left).acquire().await.map(Some),
             None => request.clone().acquire().await.map(Some),
         };
         match (obtained, left()) {
             (Err(error @ Error::Unavailable { .. }), Some(left)) if !left.is_zero() => {
-                outage.pause(error.into(), Some(left)).await?;
+                outage.wait_for_retry(error.into(), Some(left)).await?;
             }
             (obtained, _) => break obtained,
         }
     };
-    let within = match (&obtained, args.terms.timeout) {
+    let within = match (&obtained, args.lease.timeout) {
         (Ok(Some(_)), _) => return Ok(obtained?),
         (Ok(None), _) => String::new(),
-        (Err(error), Some(at_most)) if error.is_timeout() => format!(" within {}", duration::show_exactly(at_most)),
+        (Err(error), Some(at_most)) if error.is_timeout() => format!(" within {}", duration::format_exact(at_most)),
         _ => return Ok(obtained?),
     };
-    stderr::note(&format!("{} not obtained{within}: somebody else was at it", quoted(&name)));
+    stderr::print_note(&format!("{} not obtained{within}: somebody else was at it", quote(&name)));
     Ok(None)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use nix::time::{ClockId, clock_gettime};
 
-use crate::lease::Held;
+use crate::lease::HeldLease;
 
 /// How a command is stopped.
 #[derive(Clone, Copy)]
@@ -39,7 +39,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    pub fn until(lease: &Held, terms: &Terms) -> Self {
+    pub fn until(lease: &HeldLease, terms: &Terms) -> Self {
         // First the clock, then what remains: a pause in between only makes it earlier.
         let now = now();
         Self::before(now.saturating_add(nanos(lease.remaining())), terms)

@@ -12,30 +12,30 @@ use super::terminal::Terminal;
 use super::watchdog::{Guard, Report};
 use crate::duration;
 use crate::exit::{self, Failure, Outcome};
-use crate::lease::Held;
+use crate::lease::HeldLease;
 use crate::signals::{self, Signals};
-use crate::stderr::{self, quoted};
+use crate::stderr::{self, quote};
 use nix::sys::signal::Signal;
 
 /// Runs the command under the lease, and gives that back.
-pub async fn work(args: &Arguments, lease: Held, signals: &mut Signals) -> Result<Ended, Failure> {
+pub async fn work(args: &Arguments, lease: HeldLease, signals: &mut Signals) -> Result<Ended, Failure> {
     let ended = match start(args, &lease, signals) {
         Ok(holding) => holding.until_the_end(&lease, signals).await,
         Err(failure) => Err(failure),
     };
-    let name = quoted(lease.name().as_str());
+    let name = quote(lease.name().as_str());
     let released = tokio::select! {
         released = lease.release() => released,
         // Somebody is in a hurry. The name is free after the TTL.
-        _ = signals.next_that_ends() => Ok(()),
+        _ = signals.next_termination() => Ok(()),
     };
     match (ended, released) {
         (Ok(Ended { stopped: None, .. }), Err(error)) if error.is_lost() => {
             Err(Failure::new(exit::LOST, format!("{error}, before the command ended")))
         }
         (ended, Err(error)) if !error.is_lost() => {
-            let left = duration::show_exactly(args.terms.ttl);
-            stderr::warning(&format!("{name} could not be given back: {error}; it is free in {left} at most"));
+            let left = duration::format_exact(args.lease.ttl);
+            stderr::print_warning(&format!("{name} could not be given back: {error}; it is free in {left} at most"));
             ended
         }
         (ended, _) => ended,
@@ -43,9 +43,9 @@ pub async fn work(args: &Arguments, lease: Held, signals: &mut Signals) -> Resul
 }
 
 /// Starts the guard and the command.
-fn start(args: &Arguments, lease: &Held, signals: &mut Signals) -> Result<Holding, Failure> {
-    signals.and_others()?;
-    let ttl = args.terms.ttl.min(args.max_hold.unwrap_or(Duration::MAX));
+fn start(args: &Arguments, lease: &HeldLease, signals: &mut Signals) -> Result<Holding, Failure> {
+    signals.listen_to_forwarded()?;
+    let ttl = args.lease.ttl.min(args.max_hold.unwrap_or(Duration::MAX));
     let terms = Terms::new(ttl, args.kill_after, args.signal);
     // It counts from when the lease was asked for: what is gone of that by now is gone of --max-hold.
     let gone = ttl.saturating_sub(lease.remaining());
@@ -97,7 +97,7 @@ impl Ended {
 }
 
 impl Holding {
-    async fn until_the_end(mut self, lease: &Held, signals: &mut Signals) -> Result<Ended, Failure> {
+    async fn until_the_end(mut self, lease: &HeldLease, signals: &mut Signals) -> Result<Ended, Failure> {
         let mut tick = interval(self.period.clamp(Duration::from_millis(10), Duration::from_secs(1)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut lost: Option<LossCause> = None;
@@ -113,7 +113,7 @@ impl Holding {
                     Change::Exited(code) if !asked_to_end => break code,
                     Change::Exited(code) => ended = Some((code, Instant::now() + self.terms.kill_after)),
                     Change::Killed(signal) => {
-                        ended = Some((exit::of_signal(signal), Instant::now() + self.terms.kill_after));
+                        ended = Some((exit::from_signal(signal), Instant::now() + self.terms.kill_after));
                     }
                     Change::Stopped(signal) => self.follow(signal, lease),
                     Change::OfAnother(pid) if pid == self.guard.pid() => self.replace_guard(lease)?,
@@ -126,7 +126,7 @@ impl Holding {
                     _ => pause = (pause * 2).min(Duration::from_millis(160)),
                 },
                 signal = signals.next() => {
-                    asked_to_end |= signals::asks_for_end(signal);
+                    asked_to_end |= signals::is_termination(signal);
                     self.pass_on(signal, lease);
                 }
                 _ = tick.tick(), if lost.is_none() => {
@@ -160,7 +160,7 @@ impl Holding {
             // It may have obeyed, and its children not.
             self.child.kill();
         }
-        let name = quoted(lease.name().as_str());
+        let name = quote(lease.name().as_str());
         Ok(Ended { code, stopped: why.map(|why| format!("the lease on {name} ended: {why}; the command was stopped")) })
     }
 
@@ -169,10 +169,10 @@ impl Holding {
         self.ends.is_some_and(|ends| Instant::now() + self.terms.notice() >= ends)
     }
 
-    fn warn(&self, lease: &Held) {
-        let name = quoted(lease.name().as_str());
-        let left = duration::show(lease.remaining());
-        stderr::warning(&if self.is_at_max_hold() {
+    fn warn(&self, lease: &HeldLease) {
+        let name = quote(lease.name().as_str());
+        let left = duration::format(lease.remaining());
+        stderr::print_warning(&if self.is_at_max_hold() {
             format!("the lease on {name} reaches its --max-hold in {left}: stopping the command")
         } else {
             format!("the lease on {name} could not be renewed and ends in {left}: stopping the command")
@@ -180,7 +180,7 @@ impl Holding {
     }
 
     /// Without a guard the promise cannot be kept.
-    fn replace_guard(&mut self, lease: &Held) -> Result<(), Failure> {
+    fn replace_guard(&mut self, lease: &HeldLease) -> Result<(), Failure> {
         match Guard::start() {
             Ok(guard) => self.guard = guard,
             Err(failure) => {
@@ -194,7 +194,7 @@ impl Holding {
 
     /// A signal for the command. A terminal sends its own to our process group only, never to the command's as well,
     /// unless the command has the terminal: then only to that. So none arrives twice.
-    fn pass_on(&self, signal: Signal, lease: &Held) {
+    fn pass_on(&self, signal: Signal, lease: &HeldLease) {
         if signal != Signal::SIGCONT || lease.is_held() {
             self.child.signal(signal);
         }
@@ -202,7 +202,7 @@ impl Holding {
 
     /// The command was stopped. When a terminal did it, stop too, as a shell expects of the job it has started; and let
     /// the command go on only if the lease is still held afterwards.
-    fn follow(&self, signal: Signal, lease: &Held) {
+    fn follow(&self, signal: Signal, lease: &HeldLease) {
         match signal {
             // It reads from the terminal (or sets it), which only a foreground group may: make it the foreground.
             Signal::SIGTTIN | Signal::SIGTTOU if self.terminal.is_ours() => self.terminal.give(self.child.group()),

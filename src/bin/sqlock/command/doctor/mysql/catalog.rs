@@ -60,7 +60,7 @@ pub async fn about_tables(conn: &mut MySqlConnection, expected: &[Table]) -> Res
 }
 
 fn ours(sql: &str, expected: &[Table]) -> AssertSqlSafe<String> {
-    AssertSqlSafe(sql.replace("{names}", &format!("{}, '{HISTORY}'", table::quoted(expected))))
+    AssertSqlSafe(sql.replace("{names}", &format!("{}, '{HISTORY}'", table::quote(expected))))
 }
 
 pub async fn find(

@@ -58,7 +58,7 @@ pub async fn about_tables(conn: &mut PgConnection, expected: &[Table]) -> Result
 }
 
 fn ours(sql: &str, expected: &[Table]) -> AssertSqlSafe<String> {
-    AssertSqlSafe(sql.replace("{names}", &format!("{}, '{HISTORY}'", table::quoted(expected))))
+    AssertSqlSafe(sql.replace("{names}", &format!("{}, '{HISTORY}'", table::quote(expected))))
 }
 
 pub async fn find(conn: &mut PgConnection, expected: &[Table], about: &Rows, place: &str) -> Result<Found, Error> {
