@@ -256,7 +256,7 @@ impl Progress {
 /// Says who holds the name and how many are ahead, once the wait is long enough to be noticed; again when that changes, and
 /// now and then.
 async fn report_holders(db: &Database, name: &str, reached: &Cell<Option<Instant>>, progress: &Progress) {
-    let around = environment::enclosing_owners();
+    let enclosing_owners = environment::enclosing_owners();
     let mut said = None;
     let mut again = Instant::now();
     let mut pause = Duration::from_secs(60);
@@ -274,7 +274,7 @@ async fn report_holders(db: &Database, name: &str, reached: &Cell<Option<Instant
                     0 => "next in line".into(),
                     ahead => format!("{ahead} ahead in line"),
                 };
-                let hint = if said.is_none() { format_hint(name, &holders, &around) } else { String::new() };
+                let hint = if said.is_none() { format_hint(name, &holders, &enclosing_owners) } else { String::new() };
                 stderr::print_note(&format!("waiting for {}, {ahead}, {held}{hint}", quote(name)));
                 again = Instant::now() + pause;
                 pause = (pause * 2).min(Duration::from_secs(600));
@@ -288,8 +288,8 @@ async fn report_holders(db: &Database, name: &str, reached: &Cell<Option<Instant
 }
 
 /// What can be done about it: said once.
-fn format_hint(name: &str, holders: &[LeaseInfo], around: &[Owner]) -> String {
-    let is_around = |held: &LeaseInfo| held.owner.is_some_and(|owner| around.contains(&owner));
+fn format_hint(name: &str, holders: &[LeaseInfo], enclosing_owners: &[Owner]) -> String {
+    let is_around = |held: &LeaseInfo| held.owner.is_some_and(|owner| enclosing_owners.contains(&owner));
     let hangs = match holders {
         _ if holders.iter().any(is_around) => {
             " The sqlock run around this one holds a part itself: if this must have that, it waits for ever.".into()

@@ -97,7 +97,7 @@ use command::{
 use exit::Outcome;
 
 fn main() -> ExitCode {
-    if let Some(code) = run::watchdog::process::main_if_asked() {
+    if let Some(code) = run::watchdog::process::run_if_requested() {
         return code;
     }
     let cli = match Cli::try_parse() {

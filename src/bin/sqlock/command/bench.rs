@@ -35,7 +35,7 @@ pub struct Arguments {
 }
 
 /// One measurement.
-struct Line {
+struct Measurement {
     what: String,
     value: f64,
     unit: &'static str,
@@ -46,42 +46,42 @@ struct Line {
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut signals = Signals::listen()?;
     let db = Database::open(global).await?;
-    let place =
-        Place { prefix: format!("sqlock-bench/{}/", Owner::random()), time: args.time, locks: db.locks.clone() };
+    let bench =
+        Bench { prefix: format!("sqlock-bench/{}/", Owner::random()), time: args.time, locks: db.locks.clone() };
     // Creates the tables if need be, and the row that the bare write changes.
     let lease = signals
-        .unless_terminated(db.with_tables(async || db.locks.lease(place.name("floor")).acquire().await))
+        .unless_terminated(db.with_tables(async || db.locks.lease(bench.name("floor")).acquire().await))
         .await??;
     lease.release().await?;
     let measured =
-        signals.unless_terminated(place.measure(&db.pool, usize::from(args.tasks))).await.and_then(|done| done);
+        signals.unless_terminated(bench.measure(&db.pool, usize::from(args.tasks))).await.and_then(|done| done);
     let _ = timeout(Duration::from_secs(5), db.locks.shutdown()).await;
-    let deleted = db.pool.delete(&place.prefix).await;
+    let deleted = db.pool.delete_names(&bench.prefix).await;
     let lines = measured?;
     deleted.map_err(|error| Failure::configuration(format!("the names of the bench cannot be deleted: {error}")))?;
     if args.json {
-        stdout::print_json_pretty(&Value::from_iter(lines.iter().map(Line::json)))?;
+        stdout::print_json_pretty(&Value::from_iter(lines.iter().map(Measurement::json)))?;
     } else {
         stdout::print(&stdout::format_table(
             &["WHAT", "VALUE", "UNIT", "RATIO"],
-            &lines.iter().map(Line::cells).collect::<Vec<_>>(),
+            &lines.iter().map(Measurement::cells).collect::<Vec<_>>(),
         ))?;
     }
     Ok(0)
 }
 
-struct Place {
+struct Bench {
     prefix: String,
     time: Duration,
     locks: Locks,
 }
 
-impl Place {
+impl Bench {
     fn name(&self, rest: impl std::fmt::Display) -> String {
         format!("{}{rest}", self.prefix)
     }
 
-    async fn measure(&self, pool: &Pool, tasks: usize) -> Result<Vec<Line>, Failure> {
+    async fn measure(&self, pool: &Pool, tasks: usize) -> Result<Vec<Measurement>, Failure> {
         const STEPS: u64 = 5;
         let style = ProgressStyle::with_template("{bar:30} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
         let progress = ProgressBar::new(STEPS).with_style(style);
@@ -92,33 +92,33 @@ impl Place {
         let mut lines = Vec::new();
 
         step("bare writes");
-        let floor = self.bare_writes(pool).await?;
+        let baseline = self.bare_writes(pool).await?;
         progress.inc(1);
-        lines.push(Line::time("a bare write, p50", percentile(&floor, 50), None));
-        lines.push(Line::time("a bare write, p99", percentile(&floor, 99), None));
-        let write = percentile(&floor, 50);
+        lines.push(Measurement::time("a bare write, p50", percentile(&baseline, 50), None));
+        lines.push(Measurement::time("a bare write, p99", percentile(&baseline, 99), None));
+        let write = percentile(&baseline, 50);
 
         step("one task, one name");
         let (acquires, releases) = self.cycles().await?;
         progress.inc(1);
-        lines.push(Line::time("acquire, p50", percentile(&acquires, 50), Some(write)));
-        lines.push(Line::time("acquire, p99", percentile(&acquires, 99), Some(percentile(&floor, 99))));
-        lines.push(Line::time("release, p50", percentile(&releases, 50), Some(write)));
+        lines.push(Measurement::time("acquire, p50", percentile(&acquires, 50), Some(write)));
+        lines.push(Measurement::time("acquire, p99", percentile(&acquires, 99), Some(percentile(&baseline, 99))));
+        lines.push(Measurement::time("release, p50", percentile(&releases, 50), Some(write)));
 
         step("many tasks, each with a name of its own");
         let rate = self.rate(tasks, |task| format!("own/{task}")).await?;
         progress.inc(1);
-        lines.push(Line::rate(format!("{tasks} tasks, names of their own"), rate, "cycles/s", write));
+        lines.push(Measurement::rate(format!("{tasks} tasks, names of their own"), rate, "cycles/s", write));
 
         step("many tasks, one name");
         let rate = self.rate(tasks, |_| "one".into()).await?;
         progress.inc(1);
-        lines.push(Line::rate(format!("{tasks} tasks, one name"), rate, "hand-offs/s", write));
+        lines.push(Measurement::rate(format!("{tasks} tasks, one name"), rate, "hand-offs/s", write));
 
         step("renewals");
         let rate = self.renewals().await?;
         progress.inc(1);
-        lines.push(Line::rate("renewals of 1000 leases".into(), rate, "renewals/s", write));
+        lines.push(Measurement::rate("renewals of 1000 leases".into(), rate, "renewals/s", write));
         progress.finish_and_clear();
         Ok(lines)
     }
@@ -127,11 +127,11 @@ impl Place {
         let name = self.name("floor");
         let failed = |error: sqlx::Error| Failure::configuration(format!("the bare write failed: {error}"));
         // The first one connects.
-        pool.write(&name).await.map_err(failed)?;
+        pool.update_row(&name).await.map_err(failed)?;
         let (mut times, start) = (Vec::new(), Instant::now());
         while start.elapsed() < self.time {
             let before = Instant::now();
-            pool.write(&name).await.map_err(failed)?;
+            pool.update_row(&name).await.map_err(failed)?;
             times.push(before.elapsed().as_secs_f64());
         }
         Ok(times)
@@ -201,7 +201,7 @@ impl Place {
 
 impl Pool {
     /// The least that a durable lock must do: one row, by its primary key, committed.
-    async fn write(&self, name: &str) -> Result<(), sqlx::Error> {
+    async fn update_row(&self, name: &str) -> Result<(), sqlx::Error> {
         match self {
             #[cfg(feature = "postgres")]
             Self::Postgres(pool) => {
@@ -229,7 +229,7 @@ impl Pool {
     }
 
     /// Deletes the rows of all names with a prefix, which has no wildcards in it.
-    async fn delete(&self, prefix: &str) -> Result<(), sqlx::Error> {
+    async fn delete_names(&self, prefix: &str) -> Result<(), sqlx::Error> {
         let pattern = format!("{prefix}%");
         match self {
             #[cfg(feature = "postgres")]
@@ -250,9 +250,11 @@ impl Pool {
     }
 }
 
-impl Line {
-    fn time(what: &str, seconds: f64, floor: Option<f64>) -> Self {
-        Self { what: what.into(), value: seconds * 1e6, unit: "µs", ratio: floor.map(|floor| seconds / floor) }
+impl Measurement {
+    fn time(what: &str, seconds: f64, baseline: Option<f64>) -> Self {
+        Self {
+            what: what.into(), value: seconds * 1e6, unit: "µs", ratio: baseline.map(|baseline| seconds / baseline)
+        }
     }
 
     /// A rate, beside that of one connection that does nothing but bare writes: two for a cycle, one for the others.

@@ -49,7 +49,7 @@ pub struct Arguments {
 }
 
 /// Something that sqlock needs is missing.
-const UNHEALTHY: u8 = 1;
+const FAILED: u8 = 1;
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut reports = Vec::new();
@@ -59,13 +59,13 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         if let Some(pool) = pools.next() {
             reports.push(examine(&pool, !global.no_migrate).await);
         }
-        for own in pools {
-            reports.extend(examine_if_used(&own).await);
+        for application in pools {
+            reports.extend(examine_if_used(&application).await);
         }
     }
     // In a list for failover the others wait for their turn.
     if urls.len() > 1 && reports.iter().any(|report| !report.is_standby && report.is_ok()) {
-        reports.iter_mut().filter(|report| report.is_standby).for_each(Report::stands_by);
+        reports.iter_mut().filter(|report| report.is_standby).for_each(Report::accept_standby);
     }
     if args.json {
         stdout::print_json_pretty(&Value::from_iter(reports.iter().map(Report::json)))?;
@@ -73,7 +73,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         let texts: Vec<String> = reports.iter().map(Report::text).collect();
         stdout::print(&texts.join("\n"))?;
     }
-    Ok(if reports.iter().all(Report::is_ok) { 0 } else { UNHEALTHY })
+    Ok(if reports.iter().all(Report::is_ok) { 0 } else { FAILED })
 }
 
 /// Looks into one database.

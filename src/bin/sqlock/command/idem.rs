@@ -13,7 +13,7 @@ use crate::stderr::{self, escape_line, quote};
 use crate::stdout;
 
 /// How the names of the leases on keys begin.
-const LEASES: &str = "sqlock-idem/";
+const LEASE_PREFIX: &str = "sqlock-idem/";
 
 /// Show, release and purge requests that take effect once.
 ///
@@ -27,9 +27,9 @@ pub struct Arguments {
 #[derive(clap::Subcommand)]
 enum Subcommand {
     #[command(visible_alias = "list")]
-    Ls(Ls),
-    Show(Show),
-    Release(Release),
+    Ls(LsArgs),
+    Show(ShowArgs),
+    Release(ReleaseArgs),
     /// Purge the requests whose time has run out.
     ///
     /// It only tidies: their keys count as new with or without it. What has not ended, or of which nobody knows how it has, is
@@ -44,7 +44,7 @@ enum Subcommand {
 /// with namespace, principal (null: it is everybody's key), key, state, token (of the latest attempt; null: it was done in one
 /// transaction), attempts, created_at, expires_at (null: never, since it has not ended) and holder (who is at work, or null).
 #[derive(Args)]
-struct Ls {
+struct LsArgs {
     /// Only those in this namespace.
     #[arg(long, value_name = "NS")]
     namespace: Option<String>,
@@ -64,9 +64,9 @@ struct Ls {
 /// With --json the object that ls has, with two members more: result_bytes, how long the stored result is (null: there is
 /// none), and steps, the names of those that are done; or null when nothing stands under the key.
 #[derive(Args)]
-struct Show {
+struct ShowArgs {
     #[command(flatten)]
-    which: Which,
+    key: KeyArgs,
     /// As JSON.
     #[arg(long)]
     json: bool,
@@ -78,30 +78,30 @@ struct Show {
 /// tells, says which attempt is meant: a newer one is never released by mistake (exit code 79). One that is at work is not
 /// stopped, but it cannot store its result any more.
 #[derive(Args)]
-struct Release {
+struct ReleaseArgs {
     #[command(flatten)]
-    which: Which,
+    key: KeyArgs,
     /// The token of the latest attempt, as printed by ls and show.
     #[arg(short, long, value_name = "N", value_parser = parse_token)]
     token: FencingToken,
 }
 
-/// Which request is meant.
+/// KeyArgs request is meant.
 #[derive(Args)]
-struct Which {
+struct KeyArgs {
     /// The key.
     key: String,
     /// The namespace that it is in.
     #[arg(long, value_name = "NS", default_value = "default")]
     namespace: String,
     #[command(flatten)]
-    whose: Whose,
+    principal: PrincipalArgs,
 }
 
 #[derive(Args)]
 #[group(required = true, multiple = false)]
-struct Whose {
-    /// Whose key it is.
+struct PrincipalArgs {
+    /// PrincipalArgs key it is.
     #[arg(long, value_name = "WHO")]
     principal: Option<String>,
     /// It is everybody's key.
@@ -128,15 +128,15 @@ impl State {
     }
 }
 
-impl Which {
+impl KeyArgs {
     fn key(&self) -> IdempotencyKey {
-        match &self.whose.principal {
+        match &self.principal.principal {
             Some(principal) => IdempotencyKey::new(principal, &self.key),
             None => IdempotencyKey::global(&self.key),
         }
     }
 
-    fn requests(&self, db: &Database) -> Idempotency {
+    fn idempotency(&self, db: &Database) -> Idempotency {
         Idempotency::new(&db.locks).namespace(&self.namespace)
     }
 }
@@ -156,7 +156,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     Ok(0)
 }
 
-async fn ls(db: &Database, args: Ls) -> Result<(), Failure> {
+async fn ls(db: &Database, args: LsArgs) -> Result<(), Failure> {
     let requests = Idempotency::new(&db.locks);
     let (namespace, state) = (args.namespace.as_deref(), args.state.map(State::name));
     // One more tells whether these are all.
@@ -166,12 +166,14 @@ async fn ls(db: &Database, args: Ls) -> Result<(), Failure> {
     records.truncate(args.limit as usize);
     let mut held = Vec::new();
     if records.iter().any(|record| record.state == "started") {
-        held = db.read(async || db.locks.list(LEASES).await).await?;
+        held = db.read(async || db.locks.list(LEASE_PREFIX).await).await?;
     }
     if args.json {
-        stdout::print_json_pretty(&records.iter().map(|record| json(record, at_work(record, &held))).collect())?;
+        stdout::print_json_pretty(
+            &records.iter().map(|record| record_to_json(record, find_worker(record, &held))).collect(),
+        )?;
     } else {
-        stdout::print(&table(&records, &held))?;
+        stdout::print(&format_records(&records, &held))?;
     }
     if !all {
         stderr::print_note(&format!("only the first {} are shown: --limit shows more", args.limit));
@@ -179,20 +181,20 @@ async fn ls(db: &Database, args: Ls) -> Result<(), Failure> {
     Ok(())
 }
 
-fn table(records: &[RecordInfo], held: &[LeaseInfo]) -> String {
+fn format_records(records: &[RecordInfo], held: &[LeaseInfo]) -> String {
     let rows: Vec<Vec<String>> = records
         .iter()
         .map(|record| {
             vec![
                 escape_line(&record.namespace),
-                whose(record),
+                format_principal(record),
                 escape_line(&record.key),
                 record.state.into(),
                 record.attempts.to_string(),
                 record.token.map_or_else(|| "-".into(), |token| token.to_string()),
                 format_time(record.created_at),
-                expiry(record).unwrap_or_else(|| "never".into()),
-                at_work(record, held).map_or_else(String::new, |held| escape_line(&held.holder)),
+                format_expiry(record).unwrap_or_else(|| "never".into()),
+                find_worker(record, held).map_or_else(String::new, |held| escape_line(&held.holder)),
             ]
         })
         .collect();
@@ -201,21 +203,21 @@ fn table(records: &[RecordInfo], held: &[LeaseInfo]) -> String {
 }
 
 /// Who is at work on it.
-fn at_work<'h>(record: &RecordInfo, held: &'h [LeaseInfo]) -> Option<&'h LeaseInfo> {
+fn find_worker<'h>(record: &RecordInfo, held: &'h [LeaseInfo]) -> Option<&'h LeaseInfo> {
     held.iter().find(|held| record.state == "started" && held.name.as_str() == record.lease)
 }
 
 /// `None`: never, since it has not ended.
-fn expiry(record: &RecordInfo) -> Option<String> {
+fn format_expiry(record: &RecordInfo) -> Option<String> {
     matches!(record.state, "done" | "issued").then(|| format_time(record.expires_at))
 }
 
-fn whose(record: &RecordInfo) -> String {
+fn format_principal(record: &RecordInfo) -> String {
     record.principal.as_deref().map_or_else(|| "(global)".into(), escape_line)
 }
 
 /// As `ls --json` has it.
-fn json(record: &RecordInfo, held: Option<&LeaseInfo>) -> Value {
+fn record_to_json(record: &RecordInfo, held: Option<&LeaseInfo>) -> Value {
     json!({
         "namespace": record.namespace,
         "principal": record.principal,
@@ -224,13 +226,13 @@ fn json(record: &RecordInfo, held: Option<&LeaseInfo>) -> Value {
         "token": record.token.map(FencingToken::get),
         "attempts": record.attempts,
         "created_at": format_time(record.created_at),
-        "expires_at": expiry(record),
+        "expires_at": format_expiry(record),
         "holder": held.map(|held| &held.holder),
     })
 }
 
-async fn show(db: &Database, args: Show) -> Result<(), Failure> {
-    let (requests, key) = (args.which.requests(db), args.which.key());
+async fn show(db: &Database, args: ShowArgs) -> Result<(), Failure> {
+    let (requests, key) = (args.key.idempotency(db), args.key.key());
     let record = db.read(async || requests.inspect(&key).await).await?;
     let held = match &record {
         Some(record) => db.read(async || db.locks.inspect(&record.lease).await).await?,
@@ -239,19 +241,19 @@ async fn show(db: &Database, args: Show) -> Result<(), Failure> {
     let held = held.as_ref().filter(|_| record.as_ref().is_some_and(|record| record.state == "started"));
     if args.json {
         return stdout::print_json_pretty(&record.map_or(Value::Null, |record| {
-            let mut shown = json(&record, held);
+            let mut shown = record_to_json(&record, held);
             shown["result_bytes"] = record.result_bytes.into();
             shown["steps"] = record.steps.into();
             shown
         }));
     }
     match record {
-        Some(record) => stdout::print(&lines(&record, held)),
-        None => stdout::print(&format!("nothing stands under {}\n", quote(&args.which.key))),
+        Some(record) => stdout::print(&format_record(&record, held)),
+        None => stdout::print(&format!("nothing stands under {}\n", quote(&args.key.key))),
     }
 }
 
-fn lines(record: &RecordInfo, held: Option<&LeaseInfo>) -> String {
+fn format_record(record: &RecordInfo, held: Option<&LeaseInfo>) -> String {
     let state = match (record.state, held) {
         ("issued", _) => "issued: a token that nobody has used so far".into(),
         ("started", Some(held)) => format!("started: {} is at work", escape_line(&held.holder)),
@@ -261,7 +263,7 @@ fn lines(record: &RecordInfo, held: Option<&LeaseInfo>) -> String {
     };
     let lines = [
         ("namespace", escape_line(&record.namespace)),
-        ("principal", whose(record)),
+        ("principal", format_principal(record)),
         ("key", escape_line(&record.key)),
         ("state", state),
         ("attempts", record.attempts.to_string()),
@@ -269,21 +271,21 @@ fn lines(record: &RecordInfo, held: Option<&LeaseInfo>) -> String {
         ("result", record.result_bytes.map_or_else(|| "none".into(), |bytes| format!("{bytes} bytes"))),
         ("steps done", escape_line(&record.steps.join(", "))),
         ("created at", format_time(record.created_at)),
-        ("expires at", expiry(record).unwrap_or_else(|| "never, since it has not ended".into())),
+        ("expires at", format_expiry(record).unwrap_or_else(|| "never, since it has not ended".into())),
     ];
     let lines = lines.iter().filter(|(_, value)| !value.is_empty());
     lines.map(|(what, value)| format!("{what:<11}  {value}\n")).collect()
 }
 
-async fn release(db: &Database, args: Release) -> Result<(), Failure> {
-    let Release { which, token } = args;
-    let (requests, key) = (which.requests(db), which.key());
+async fn release(db: &Database, args: ReleaseArgs) -> Result<(), Failure> {
+    let ReleaseArgs { key: key_args, token } = args;
+    let (requests, key) = (key_args.idempotency(db), key_args.key());
     let record = db.read(async || requests.inspect(&key).await).await?;
     if !db.read(async || requests.forget(&key, token).await).await? {
         let now = db.read(async || requests.inspect(&key).await).await?;
-        return Err(refused(&which, token, now.as_ref()));
+        return Err(not_released_failure(&key_args, token, now.as_ref()));
     }
-    stderr::print_note(&format!("{} is as good as new", quote(&which.key)));
+    stderr::print_note(&format!("{} is as good as new", quote(&key_args.key)));
     // It was released, whether or not one can see who is still there.
     if let Some(record) = record
         && let Ok(Some(held)) = db.locks.inspect(&record.lease).await
@@ -297,7 +299,7 @@ async fn release(db: &Database, args: Release) -> Result<(), Failure> {
 }
 
 /// What to say when the token does not tell what can be released.
-fn refused(which: &Which, token: FencingToken, now: Option<&RecordInfo>) -> Failure {
+fn not_released_failure(key_args: &KeyArgs, token: FencingToken, now: Option<&RecordInfo>) -> Failure {
     let why = match now {
         None => "nothing stands under it".into(),
         Some(RecordInfo { state: "done", .. }) => "it is done".into(),
@@ -305,5 +307,5 @@ fn refused(which: &Which, token: FencingToken, now: Option<&RecordInfo>) -> Fail
         Some(RecordInfo { state, token: Some(latest), .. }) => format!("it is {state}, by token {latest}"),
         Some(RecordInfo { state, .. }) => format!("it is {state}"),
     };
-    Failure::new(exit::LOST, format!("token {token} does not release {}: {why}", quote(&which.key)))
+    Failure::new(exit::LOST, format!("token {token} does not release {}: {why}", quote(&key_args.key)))
 }

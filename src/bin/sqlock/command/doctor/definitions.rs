@@ -6,12 +6,12 @@ use sqlx::SqlStr;
 use sqlx::migrate::{Migration, MigrationType};
 
 use super::report::{Check, Status};
-use super::table::{Found, Table, is_true};
+use super::table::{Catalog, Table, parse_bool};
 use crate::migrations;
 use crate::url::Kind;
 
 /// Whether the tables are there, and the migrations that make them were applied.
-pub fn presence(kind: Kind, expected: &[Table], found: &Found, may_migrate: bool) -> Check {
+pub fn check_presence(kind: Kind, expected: &[Table], found: &Catalog, may_migrate: bool) -> Check {
     let check = Check::new("tables");
     let is_there = |table: &&Table| found.tables.iter().any(|there| there.name == table.name);
     let missing: Vec<&str> = expected.iter().filter(|table| !is_there(table)).map(|table| &*table.name).collect();
@@ -40,7 +40,7 @@ pub fn presence(kind: Kind, expected: &[Table], found: &Found, may_migrate: bool
         check = check.fail(format!("missing {}: {}", found.place, missing.join(", ")), advice);
     }
     if found.history.is_some() {
-        check = migrations(check, kind, history);
+        check = check_migrations(check, kind, history);
     }
     check.or_ok(match found.history {
         Some(_) => format!("{} {}, up to date", expected.len(), found.place),
@@ -49,8 +49,8 @@ pub fn presence(kind: Kind, expected: &[Table], found: &Found, may_migrate: bool
 }
 
 /// Compares the history with what this program would apply.
-fn migrations(mut check: Check, kind: Kind, history: &[Vec<String>]) -> Check {
-    let known: Vec<String> = migrations::list(kind).iter().map(|sql| checksum(sql)).collect();
+fn check_migrations(mut check: Check, kind: Kind, history: &[Vec<String>]) -> Check {
+    let known: Vec<String> = migrations::list(kind).iter().map(|sql| hex_checksum(sql)).collect();
     let mut applied = BTreeSet::new();
     for row in history {
         let [version, success, checksum] = &row[..] else { continue };
@@ -61,7 +61,7 @@ fn migrations(mut check: Check, kind: Kind, history: &[Vec<String>]) -> Check {
                 let advice = "A newer sqlock has made these tables: update this one.";
                 check = check.fail(format!("migration {version} is newer than this program"), advice);
             }
-            Some(_) if !is_true(success) => {
+            Some(_) if !parse_bool(success) => {
                 let advice = "Run \"sqlock migrate\": it takes up where another one was interrupted.";
                 check = check.fail(format!("migration {version} was interrupted"), advice);
             }
@@ -83,13 +83,13 @@ fn migrations(mut check: Check, kind: Kind, history: &[Vec<String>]) -> Check {
 }
 
 /// As sqlx records it, in hex.
-fn checksum(sql: &'static str) -> String {
+fn hex_checksum(sql: &'static str) -> String {
     let migration = Migration::new(0, "".into(), MigrationType::Simple, SqlStr::from_static(sql), false);
     migration.checksum.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Whether the tables that are there are as they should be: they may have been made by hand. Further remarks in `check`.
-pub fn definitions(kind: Kind, expected: &[Table], found: &[Table], check: Check) -> Check {
+pub fn check_definitions(kind: Kind, expected: &[Table], found: &[Table], check: Check) -> Check {
     let advice = "Make it like what \"sqlock schema\" prints.";
     let mut check = check;
     let mut compared = 0;
@@ -103,21 +103,21 @@ pub fn definitions(kind: Kind, expected: &[Table], found: &[Table], check: Check
                 check = check.fail(format!("{what} is missing"), advice);
                 continue;
             };
-            if !does_for(&there.kind, &column.kind) {
+            if !is_compatible(&there.kind, &column.kind) {
                 check = check.fail(format!("{what} is {} and should be {}", there.kind, column.kind), advice);
             } else if let Some((status, how)) =
-                folds(kind, &column.collation, &there.collation, wanted.is_key(&column.name))
+                check_collation(kind, &column.collation, &there.collation, wanted.is_key(&column.name))
             {
-                check = check.and(status, format!("{what} {how}"), advice);
+                check = check.add(status, format!("{what} {how}"), advice);
             }
             if column.has_default && !there.has_default {
                 check = check.fail(format!("{what} has no default"), advice);
             }
         }
-        let strange = found.columns.iter().filter(|there| wanted.column(&there.name).is_none());
-        for strange in strange.filter(|column| column.not_null && !column.has_default) {
+        let unknown = found.columns.iter().filter(|there| wanted.column(&there.name).is_none());
+        for unknown in unknown.filter(|column| column.not_null && !column.has_default) {
             let advice = "Give it a default, or drop it.";
-            check = check.fail(format!("{name}.{} is not ours and must be given a value", strange.name), advice);
+            check = check.fail(format!("{name}.{} is not ours and must be given a value", unknown.name), advice);
         }
         for index in &wanted.indexes {
             let columns = index.columns.join(", ");
@@ -139,7 +139,7 @@ pub fn definitions(kind: Kind, expected: &[Table], found: &[Table], check: Check
 }
 
 /// Whether a column of one type can be used in the place of another: the same, or the same for longer values.
-fn does_for(there: &str, wanted: &str) -> bool {
+fn is_compatible(there: &str, wanted: &str) -> bool {
     let parts = |kind: &str| -> (String, Option<u32>) {
         let (base, length) = kind.split_once('(').unwrap_or((kind, ""));
         // PostgreSQL has two names for one thing. The number behind bigint is one of digits to be shown.
@@ -151,7 +151,7 @@ fn does_for(there: &str, wanted: &str) -> bool {
 }
 
 /// What is wrong with the order in which a column's values are compared.
-fn folds(kind: Kind, wanted: &str, there: &str, is_key: bool) -> Option<(Status, String)> {
+fn check_collation(kind: Kind, wanted: &str, there: &str, is_key: bool) -> Option<(Status, String)> {
     if wanted.is_empty() || there.is_empty() || wanted.eq_ignore_ascii_case(there) {
         return None;
     }
@@ -179,38 +179,41 @@ fn folds(kind: Kind, wanted: &str, there: &str, is_key: bool) -> Option<(Status,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::doctor::table::expected;
+    use crate::command::doctor::table::expected_tables;
 
     const KINDS: [Kind; 3] = [Kind::Postgres, Kind::Mysql, Kind::Sqlite];
 
     #[test]
     fn what_is_as_it_should_be_is_ok_and_every_table_is_needed() {
         for kind in KINDS {
-            let tables = expected(kind);
-            assert_eq!(definitions(kind, &tables, &expected(kind), Check::new("definitions")).status, Status::Ok);
-            let mut found = Found { tables: expected(kind), history: None, place: "here".into() };
-            assert_eq!(presence(kind, &tables, &found, false).status, Status::Ok);
+            let tables = expected_tables(kind);
+            assert_eq!(
+                check_definitions(kind, &tables, &expected_tables(kind), Check::new("definitions")).status,
+                Status::Ok
+            );
+            let mut found = Catalog { tables: expected_tables(kind), history: None, place: "here".into() };
+            assert_eq!(check_presence(kind, &tables, &found, false).status, Status::Ok);
             let dropped = found.tables.pop().map(|table| table.name).unwrap_or_default();
-            let check = presence(kind, &tables, &found, true);
+            let check = check_presence(kind, &tables, &found, true);
             assert_eq!((check.status, check.found()), (Status::Fail, format!("missing here: {dropped}")));
             found.tables.clear();
-            assert_eq!(presence(kind, &tables, &found, true).status, Status::Warn);
-            assert_eq!(presence(kind, &tables, &found, false).status, Status::Fail);
+            assert_eq!(check_presence(kind, &tables, &found, true).status, Status::Warn);
+            assert_eq!(check_presence(kind, &tables, &found, false).status, Status::Fail);
         }
     }
 
     #[test]
     fn a_type_may_be_longer_and_nothing_else() {
-        assert!(does_for("bigint(20)", "bigint") && does_for("varchar(64)", "varchar(32)"));
-        assert!(does_for("character varying", "text"));
-        assert!(!does_for("varchar(16)", "varchar(32)") && !does_for("character varying(20)", "text"));
-        assert!(!does_for("varchar(255)", "varbinary(255)") && !does_for("integer", "bigint"));
-        assert!(!does_for("bigint(20) unsigned", "varchar(20)"));
+        assert!(is_compatible("bigint(20)", "bigint") && is_compatible("varchar(64)", "varchar(32)"));
+        assert!(is_compatible("character varying", "text"));
+        assert!(!is_compatible("varchar(16)", "varchar(32)") && !is_compatible("character varying(20)", "text"));
+        assert!(!is_compatible("varchar(255)", "varbinary(255)") && !is_compatible("integer", "bigint"));
+        assert!(!is_compatible("bigint(20) unsigned", "varchar(20)"));
     }
 
     #[test]
     fn collations_that_fold_names_are_failures() {
-        let of = |kind, wanted, there, is_key| folds(kind, wanted, there, is_key).map(|(status, _)| status);
+        let of = |kind, wanted, there, is_key| check_collation(kind, wanted, there, is_key).map(|(status, _)| status);
         assert_eq!(of(Kind::Postgres, "C", "C", true), None);
         assert_eq!(of(Kind::Postgres, "C", "default", true), Some(Status::Warn));
         assert_eq!(of(Kind::Postgres, "C", "!ignore_case", true), Some(Status::Fail));

@@ -9,13 +9,16 @@ use sqlx::{ConnectOptions, Connection, Error, MySql, MySqlConnection};
 use tokio::time::timeout;
 
 use super::definitions;
-use super::probe::{POOLER_ROUNDS, Rows, SHORT_TIMEOUT, ask, brief, connect, first, in_time, round_trips, version};
+use super::probe::{
+    POOLER_ROUNDS, Rows, SHORT_TIMEOUT, check_version, connect, first_cell, format_brief, measure_round_trips, query,
+    run_with_timeout,
+};
 use super::report::{Check, Report};
 use super::table;
 use crate::url::Kind;
-use catalog::{about_tables, find, kinds, rights};
-use replication::{cluster, replicas, replication};
-use settings::{Values, settings};
+use catalog::{check_rights, check_table_kinds, query_tables, read_catalog};
+use replication::{check_cluster, check_replication, count_replicas};
+use settings::{Variables, check_settings};
 
 /// The statements, laid out to be read.
 #[rustfmt::skip]
@@ -64,7 +67,7 @@ pub async fn examine(options: &MySqlConnectOptions, may_migrate: bool) -> Report
     );
     let database = options.get_database().map(|name| format!(", database {name}")).unwrap_or_default();
     // Which of the two it is, the server tells.
-    let mut report = Report::of(format!("MySQL or MariaDB at {place}{database}"));
+    let mut report = Report::new(format!("MySQL or MariaDB at {place}{database}"));
     let mut conn = match connect(options.connect()).await {
         Ok(conn) => conn,
         Err(check) => {
@@ -72,73 +75,75 @@ pub async fn examine(options: &MySqlConnectOptions, may_migrate: bool) -> Report
             return report;
         }
     };
-    in_time(&mut report, async |report| checks(&mut conn, &options, may_migrate, report).await).await;
+    run_with_timeout(&mut report, async |report| run_checks(&mut conn, &options, may_migrate, report).await).await;
     let _ = timeout(SHORT_TIMEOUT, conn.close()).await;
     report
 }
 
-async fn checks(
+async fn run_checks(
     conn: &mut MySqlConnection,
     options: &MySqlConnectOptions,
     may_migrate: bool,
     report: &mut Report,
 ) -> Result<(), Error> {
-    let (trip, clock) = round_trips(async || ask::<MySql>(&mut *conn, sql::CLOCK).await).await?;
-    report.add("reachable", Ok(Check::new("reachable").ok(format!("yes, a round trip takes {}", brief(trip)))))?;
-    let told = ask::<MySql>(conn, sql::SERVER).await?;
-    let server = first(&told).to_owned();
+    let (trip, clock) = measure_round_trips(async || query::<MySql>(&mut *conn, sql::CLOCK).await).await?;
+    report
+        .add("reachable", Ok(Check::new("reachable").ok(format!("yes, a round trip takes {}", format_brief(trip)))))?;
+    let told = query::<MySql>(conn, sql::SERVER).await?;
+    let server = first_cell(&told).to_owned();
     let comment = told.first().and_then(|row| row.get(1)).cloned().unwrap_or_default();
     let name = if server.contains("MariaDB") { "MariaDB" } else { "MySQL" };
     report.database = report.database.replacen("MySQL or MariaDB", name, 1);
-    report.add("server", Ok(self::server(name, &server)))?;
-    let variables = Values(ask::<MySql>(conn, sql::VARIABLES).await?);
-    let status = Values(ask::<MySql>(conn, sql::STATUS).await?);
-    let members = match ask::<MySql>(conn, sql::MEMBERS).await {
+    report.add("server", Ok(check_server(name, &server)))?;
+    let variables = Variables(query::<MySql>(conn, sql::VARIABLES).await?);
+    let status = Variables(query::<MySql>(conn, sql::STATUS).await?);
+    let members = match query::<MySql>(conn, sql::MEMBERS).await {
         Ok(members) => members,
         // There is no such table, or it is none of this user's business.
         Err(Error::Database(_)) => Rows::new(),
         Err(error) => return Err(error),
     };
     report.is_standby = variables.is_on("read_only") || variables.is_on("super_read_only");
-    report.add("role", Ok(role(&variables)))?;
-    let replicas = replicas(conn).await?;
-    report.add("replication", Ok(replication(&variables, &status, &members, replicas)))?;
-    report.add("cluster", Ok(cluster(&variables, &status, &members)))?;
-    report.add("durability", Ok(durability(&variables)))?;
-    report.add("pooler", pooler(conn, options, &comment).await)?;
-    report.add("clock", ticks(conn, clock).await)?;
+    report.add("role", Ok(check_role(&variables)))?;
+    let replicas = count_replicas(conn).await?;
+    report.add("replication", Ok(check_replication(&variables, &status, &members, replicas)))?;
+    report.add("cluster", Ok(check_cluster(&variables, &status, &members)))?;
+    report.add("durability", Ok(check_durability(&variables)))?;
+    report.add("pooler", check_pooler(conn, options, &comment).await)?;
+    report.add("clock", check_sysdate(conn, clock).await)?;
 
-    let expected = table::expected(Kind::Mysql);
-    let about = match about_tables(conn, &expected).await {
+    let expected = table::expected_tables(Kind::Mysql);
+    let about = match query_tables(conn, &expected).await {
         Ok(about) => about,
         Err(error) => {
             report.add("tables", Err(error))?;
-            return report.add("settings", Ok(settings(&variables)));
+            return report.add("settings", Ok(check_settings(&variables)));
         }
     };
     let missing = expected.iter().any(|table| !about.iter().any(|row| row[0] == table.name));
-    match find(conn, &expected, &about, options.get_database()).await {
+    match read_catalog(conn, &expected, &about, options.get_database()).await {
         Ok(found) => {
-            report.add("tables", Ok(definitions::presence(Kind::Mysql, &expected, &found, may_migrate)))?;
-            let check = kinds(&about, Check::new("definitions"));
-            report.add("definitions", Ok(definitions::definitions(Kind::Mysql, &expected, &found.tables, check)))?;
-            report.add("rights", rights(conn, &found.tables, missing).await)?;
+            report.add("tables", Ok(definitions::check_presence(Kind::Mysql, &expected, &found, may_migrate)))?;
+            let check = check_table_kinds(&about, Check::new("definitions"));
+            report
+                .add("definitions", Ok(definitions::check_definitions(Kind::Mysql, &expected, &found.tables, check)))?;
+            report.add("rights", check_rights(conn, &found.tables, missing).await)?;
         }
         Err(error) => report.add("tables", Err(error))?,
     }
-    report.add("settings", Ok(settings(&variables)))
+    report.add("settings", Ok(check_settings(&variables)))
 }
 
-fn server(name: &str, told: &str) -> Check {
+fn check_server(name: &str, told: &str) -> Check {
     let least = if name == "MariaDB" { (10, 6) } else { (8, 0) };
-    let check = version(name, told, least);
+    let check = check_version(name, told, least);
     match ["TiDB", "Vitess", "PlanetScale"].iter().find(|other| told.contains(**other)) {
         Some(other) => check.warn(format!("it is {other}"), format!("sqlock is tested with {name} itself.")),
         None => check,
     }
 }
 
-fn role(variables: &Values) -> Check {
+fn check_role(variables: &Variables) -> Check {
     let check = Check::new("role");
     for name in ["innodb_read_only", "super_read_only", "read_only"] {
         if variables.is_on(name) {
@@ -149,7 +154,7 @@ fn role(variables: &Values) -> Check {
     check.ok("may be written to")
 }
 
-fn durability(variables: &Values) -> Check {
+fn check_durability(variables: &Variables) -> Check {
     let mut check = Check::new("durability");
     let flush = variables.text("innodb_flush_log_at_trx_commit");
     if matches!(flush, "0" | "2") {
@@ -172,23 +177,27 @@ fn durability(variables: &Values) -> Check {
 }
 
 /// Another connection keeps its session while ours is asked which one it is in.
-async fn pooler(conn: &mut MySqlConnection, options: &MySqlConnectOptions, comment: &str) -> Result<Check, Error> {
+async fn check_pooler(
+    conn: &mut MySqlConnection,
+    options: &MySqlConnectOptions,
+    comment: &str,
+) -> Result<Check, Error> {
     let check = Check::new("pooler");
     let advice =
         "Leases work. Session locks need a connection of their own to the server: connect past the proxy for those.";
     if let Some(proxy) = ["ProxySQL", "MaxScale"].iter().find(|proxy| comment.contains(**proxy)) {
         return Ok(check.warn(format!("it calls itself {proxy}"), advice));
     }
-    let id = ask::<MySql>(conn, sql::ID).await?;
+    let id = query::<MySql>(conn, sql::ID).await?;
     let mut other = options.connect().await?;
     let mut is_direct = true;
     for _ in 0..POOLER_ROUNDS {
-        ask::<MySql>(&mut other, "BEGIN").await?;
-        let its = ask::<MySql>(&mut other, sql::ID).await?;
-        let ours = ask::<MySql>(conn, sql::ID).await;
-        ask::<MySql>(&mut other, "ROLLBACK").await?;
+        query::<MySql>(&mut other, "BEGIN").await?;
+        let its = query::<MySql>(&mut other, sql::ID).await?;
+        let ours = query::<MySql>(conn, sql::ID).await;
+        query::<MySql>(&mut other, "ROLLBACK").await?;
         let ours = ours?;
-        is_direct = is_direct && first(&ours) == first(&id) && first(&its) != first(&id);
+        is_direct = is_direct && first_cell(&ours) == first_cell(&id) && first_cell(&its) != first_cell(&id);
     }
     let _ = timeout(SHORT_TIMEOUT, other.close()).await;
     Ok(match is_direct {
@@ -197,8 +206,8 @@ async fn pooler(conn: &mut MySqlConnection, options: &MySqlConnectOptions, comme
     })
 }
 
-async fn ticks(conn: &mut MySqlConnection, clock: Check) -> Result<Check, Error> {
-    let told = ask::<MySql>(conn, sql::TICKS).await?;
+async fn check_sysdate(conn: &mut MySqlConnection, clock: Check) -> Result<Check, Error> {
+    let told = query::<MySql>(conn, sql::TICKS).await?;
     let stands = told.first().is_some_and(|row| row[0] == row[2]);
     let advice = "Start the server without sysdate-is-now: a lease would last from the beginning of a statement that waited, and so \
                   end early.";
@@ -210,13 +219,13 @@ mod tests {
     use super::*;
     use crate::command::doctor::report::Status;
 
-    fn values(pairs: &[(&str, &str)]) -> Values {
-        Values(pairs.iter().map(|(name, value)| vec![(*name).to_owned(), (*value).to_owned()]).collect())
+    fn values(pairs: &[(&str, &str)]) -> Variables {
+        Variables(pairs.iter().map(|(name, value)| vec![(*name).to_owned(), (*value).to_owned()]).collect())
     }
 
     #[test]
     fn every_value_of_read_only_but_off_counts() {
-        assert_eq!(role(&values(&[("read_only", "NO_LOCK")])).status, Status::Fail);
-        assert_eq!(role(&values(&[("read_only", "OFF"), ("super_read_only", "OFF")])).status, Status::Ok);
+        assert_eq!(check_role(&values(&[("read_only", "NO_LOCK")])).status, Status::Fail);
+        assert_eq!(check_role(&values(&[("read_only", "OFF"), ("super_read_only", "OFF")])).status, Status::Ok);
     }
 }

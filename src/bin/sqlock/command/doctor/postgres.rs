@@ -10,14 +10,16 @@ use sqlx::{ConnectOptions, Connection, Error, PgConnection, Postgres};
 use tokio::time::timeout;
 
 use super::definitions;
-use super::probe::{SHORT_TIMEOUT, ask, brief, connect, first, in_time, round_trips, version};
+use super::probe::{
+    SHORT_TIMEOUT, check_version, connect, first_cell, format_brief, measure_round_trips, query, run_with_timeout,
+};
 use super::report::{Check, Report};
-use super::table::{self, is_true};
+use super::table::{self, parse_bool};
 use crate::url::Kind;
-use catalog::{about_tables, find, kinds, rights};
-use pooler::pooler;
-use replication::replication;
-use settings::{Settings, hurtful};
+use catalog::{check_rights, check_table_kinds, query_tables, read_catalog};
+use pooler::check_pooler;
+use replication::check_replication;
+use settings::{Settings, check_settings};
 
 /// The statements, laid out to be read.
 #[rustfmt::skip]
@@ -46,7 +48,7 @@ pub async fn examine(options: &PgConnectOptions, may_migrate: bool) -> Report {
         |socket| socket.display().to_string(),
     );
     let database = options.get_database().map(|name| format!(", database {name}")).unwrap_or_default();
-    let mut report = Report::of(format!("PostgreSQL at {place}{database}"));
+    let mut report = Report::new(format!("PostgreSQL at {place}{database}"));
     let mut conn = match connect(options.connect()).await {
         Ok(conn) => conn,
         Err(check) => {
@@ -54,54 +56,58 @@ pub async fn examine(options: &PgConnectOptions, may_migrate: bool) -> Report {
             return report;
         }
     };
-    in_time(&mut report, async |report| checks(&mut conn, &options, may_migrate, report).await).await;
+    run_with_timeout(&mut report, async |report| run_checks(&mut conn, &options, may_migrate, report).await).await;
     let _ = timeout(SHORT_TIMEOUT, conn.close()).await;
     report
 }
 
-async fn checks(
+async fn run_checks(
     conn: &mut PgConnection,
     options: &PgConnectOptions,
     may_migrate: bool,
     report: &mut Report,
 ) -> Result<(), Error> {
-    let (trip, clock) = round_trips(async || ask::<Postgres>(&mut *conn, sql::CLOCK).await).await?;
-    report.add("reachable", Ok(Check::new("reachable").ok(format!("yes, a round trip takes {}", brief(trip)))))?;
-    let settings = Settings(ask::<Postgres>(conn, sql::SETTINGS).await.unwrap_or_default());
-    report.add("server", server(conn).await)?;
-    let role = ask::<Postgres>(conn, sql::ROLE).await?;
-    report.is_standby = is_true(first(&role));
-    let read_only = role.first().and_then(|row| row.get(1)).is_some_and(|setting| is_true(setting));
-    report.add("role", Ok(self::role(report.is_standby, read_only)))?;
-    report.add("replication", replication(conn, &settings, report.is_standby).await)?;
-    report.add("durability", Ok(durability(&settings)))?;
-    report.add("pooler", pooler(conn, options, report.is_standby).await)?;
+    let (trip, clock) = measure_round_trips(async || query::<Postgres>(&mut *conn, sql::CLOCK).await).await?;
+    report
+        .add("reachable", Ok(Check::new("reachable").ok(format!("yes, a round trip takes {}", format_brief(trip)))))?;
+    let settings = Settings(query::<Postgres>(conn, sql::SETTINGS).await.unwrap_or_default());
+    report.add("server", check_server(conn).await)?;
+    let role = query::<Postgres>(conn, sql::ROLE).await?;
+    report.is_standby = parse_bool(first_cell(&role));
+    let read_only = role.first().and_then(|row| row.get(1)).is_some_and(|setting| parse_bool(setting));
+    report.add("role", Ok(check_role(report.is_standby, read_only)))?;
+    report.add("replication", check_replication(conn, &settings, report.is_standby).await)?;
+    report.add("durability", Ok(check_durability(&settings)))?;
+    report.add("pooler", check_pooler(conn, options, report.is_standby).await)?;
     report.add("clock", Ok(clock))?;
 
-    let expected = table::expected(Kind::Postgres);
-    let about = about_tables(conn, &expected).await?;
+    let expected = table::expected_tables(Kind::Postgres);
+    let about = query_tables(conn, &expected).await?;
     let missing = expected.iter().any(|table| !about.iter().any(|row| row[0] == table.name));
-    let place = catalog::place(conn).await?;
-    match find(conn, &expected, &about, first(&place)).await {
+    let place = catalog::query_schema(conn).await?;
+    match read_catalog(conn, &expected, &about, first_cell(&place)).await {
         Ok(found) => {
-            let mut presence = definitions::presence(Kind::Postgres, &expected, &found, may_migrate);
+            let mut presence = definitions::check_presence(Kind::Postgres, &expected, &found, may_migrate);
             if missing && read_only && !report.is_standby {
                 let advice = "Run \"sqlock migrate\" as a user whose transactions may write by default.";
                 presence = presence.fail("and cannot be created: default_transaction_read_only is on", advice);
             }
             report.add("tables", Ok(presence))?;
-            let check = kinds(&about, Check::new("definitions"));
-            report.add("definitions", Ok(definitions::definitions(Kind::Postgres, &expected, &found.tables, check)))?;
+            let check = check_table_kinds(&about, Check::new("definitions"));
+            report.add(
+                "definitions",
+                Ok(definitions::check_definitions(Kind::Postgres, &expected, &found.tables, check)),
+            )?;
         }
         Err(error) => report.add("tables", Err(error))?,
     }
-    report.add("rights", Ok(rights(&about, missing, &place)))?;
-    report.add("settings", Ok(hurtful(&settings)))
+    report.add("rights", Ok(check_rights(&about, missing, &place)))?;
+    report.add("settings", Ok(check_settings(&settings)))
 }
 
-async fn server(conn: &mut PgConnection) -> Result<Check, Error> {
-    let told = ask::<Postgres>(conn, sql::SERVER).await?;
-    let check = version("PostgreSQL", first(&told), (13, 0));
+async fn check_server(conn: &mut PgConnection) -> Result<Check, Error> {
+    let told = query::<Postgres>(conn, sql::SERVER).await?;
+    let check = check_version("PostgreSQL", first_cell(&told), (13, 0));
     let whole = told.first().and_then(|row| row.get(1)).map_or("", String::as_str);
     Ok(match whole.starts_with("PostgreSQL") {
         true => check,
@@ -109,7 +115,7 @@ async fn server(conn: &mut PgConnection) -> Result<Check, Error> {
     })
 }
 
-fn role(is_standby: bool, read_only: bool) -> Check {
+fn check_role(is_standby: bool, read_only: bool) -> Check {
     let check = Check::new("role");
     if is_standby {
         let advice = "Connect to the primary: nothing can be written here until it is promoted.";
@@ -124,7 +130,7 @@ fn role(is_standby: bool, read_only: bool) -> Check {
     check.ok("a primary")
 }
 
-fn durability(settings: &Settings) -> Check {
+fn check_durability(settings: &Settings) -> Check {
     let check = Check::new("durability");
     if settings.0.is_empty() {
         return check.unknown("the server does not tell its settings", "");

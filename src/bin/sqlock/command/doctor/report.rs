@@ -17,7 +17,7 @@ pub enum Status {
 }
 
 impl Status {
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::NotApplicable => "n/a",
             Self::Ok => "ok",
@@ -42,22 +42,22 @@ impl Check {
     }
 
     pub fn ok(self, found: impl Into<String>) -> Self {
-        self.and(Status::Ok, found, "")
+        self.add(Status::Ok, found, "")
     }
 
     pub fn warn(self, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        self.and(Status::Warn, found, advice)
+        self.add(Status::Warn, found, advice)
     }
 
     pub fn fail(self, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        self.and(Status::Fail, found, advice)
+        self.add(Status::Fail, found, advice)
     }
 
     pub fn unknown(self, why: impl Into<String>, advice: impl Into<String>) -> Self {
-        self.and(Status::NotApplicable, why, advice)
+        self.add(Status::NotApplicable, why, advice)
     }
 
-    pub fn and(mut self, status: Status, found: impl Into<String>, advice: impl Into<String>) -> Self {
+    pub fn add(mut self, status: Status, found: impl Into<String>, advice: impl Into<String>) -> Self {
         self.status = self.status.max(status);
         self.found.push(escape_line(&found.into()));
         let advice = advice.into();
@@ -82,7 +82,7 @@ impl Check {
 
     fn json(&self) -> Value {
         let advice = if self.advice.is_empty() { Value::Null } else { self.advice().into() };
-        json!({ "check": self.name, "status": self.status.word(), "found": self.found(), "advice": advice })
+        json!({ "check": self.name, "status": self.status.as_str(), "found": self.found(), "advice": advice })
     }
 }
 
@@ -96,7 +96,7 @@ pub struct Report {
 }
 
 impl Report {
-    pub fn of(database: String) -> Self {
+    pub fn new(database: String) -> Self {
         Self { database: escape_line(&database), checks: Vec::new(), is_standby: false }
     }
 
@@ -120,7 +120,7 @@ impl Report {
     }
 
     /// That it is not writable now is as it should be: it stands by for another one, which is writable.
-    pub fn stands_by(&mut self) {
+    pub fn accept_standby(&mut self) {
         for check in &mut self.checks {
             if check.name == "role" && check.status == Status::Fail {
                 check.status = Status::Ok;
@@ -133,7 +133,7 @@ impl Report {
         let width = self.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
         let mut text = format!("{}\n", self.database);
         for check in &self.checks {
-            text.push_str(&format!("  {:<4}  {:<width$}  {}\n", check.status.word(), check.name, check.found()));
+            text.push_str(&format!("  {:<4}  {:<width$}  {}\n", check.status.as_str(), check.name, check.found()));
             for advice in &check.advice {
                 text.push_str(&format!("        {:<width$}  → {advice}\n", ""));
             }

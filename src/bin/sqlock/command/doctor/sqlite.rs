@@ -11,9 +11,9 @@ use sqlx::{ConnectOptions, Connection, Error, Sqlite, SqliteConnection};
 use tokio::time::Instant;
 
 use super::definitions;
-use super::probe::{ask, brief, connect, first, in_time, version};
+use super::probe::{check_version, connect, first_cell, format_brief, query, run_with_timeout};
 use super::report::{Check, Report};
-use super::table::{self, Found, HISTORY};
+use super::table::{self, Catalog, HISTORY};
 use crate::sqlite_file;
 use crate::url::Kind;
 
@@ -48,16 +48,16 @@ SELECT t.name, i.\"unique\", (SELECT group_concat(name || iif(coll = 'BINARY', '
 /// The file that the command keeps its leases in.
 pub async fn examine(options: &SqliteConnectOptions, may_migrate: bool) -> Report {
     let file = options.get_filename();
-    let mut report = Report::of(format!("SQLite, the file {}", file.display()));
+    let mut report = Report::new(format!("SQLite, the file {}", file.display()));
     if !file.exists() {
-        unmade(file, may_migrate, &mut report);
+        report_missing_file(file, may_migrate, &mut report);
         return report;
     }
-    let of = match sqlite_file::holds_only_leases(file) {
-        true => Use::OfTheCommand { may_migrate },
-        false => Use::OfTheApplication { may_migrate },
+    let owner = match sqlite_file::holds_only_leases(file) {
+        true => FileOwner::Command { may_migrate },
+        false => FileOwner::Application { may_migrate },
     };
-    look_into(file, of, &mut report).await;
+    examine_file(file, owner, &mut report).await;
     report
 }
 
@@ -65,24 +65,24 @@ pub async fn examine(options: &SqliteConnectOptions, may_migrate: bool) -> Repor
 pub async fn examine_if_used(options: &SqliteConnectOptions) -> Option<Report> {
     let file = options.get_filename();
     let mut conn = open(file).await.ok()?;
-    let tables = ask::<Sqlite>(&mut conn, sql::TABLES).await;
+    let tables = query::<Sqlite>(&mut conn, sql::TABLES).await;
     let _ = conn.close().await;
     if !tables.ok()?.iter().any(|row| row.first().is_some_and(|name| name == "sqlock_lease" || name == HISTORY)) {
         return None;
     }
-    let mut report = Report::of(format!("SQLite, the application's own file {}", file.display()));
-    look_into(file, Use::OfTheApplication { may_migrate: false }, &mut report).await;
+    let mut report = Report::new(format!("SQLite, the application's own file {}", file.display()));
+    examine_file(file, FileOwner::Application { may_migrate: false }, &mut report).await;
     Some(report)
 }
 
 /// Who keeps leases in a file.
 #[derive(Clone, Copy)]
-enum Use {
-    OfTheCommand {
+enum FileOwner {
+    Command {
         may_migrate: bool,
     },
     /// And the command too, if it is the file that leases are kept in.
-    OfTheApplication {
+    Application {
         may_migrate: bool,
     },
 }
@@ -93,70 +93,77 @@ async fn open(file: &Path) -> Result<SqliteConnection, Error> {
 }
 
 /// There is no file yet: whether it can be made.
-fn unmade(file: &Path, may_migrate: bool, report: &mut Report) {
+fn report_missing_file(file: &Path, may_migrate: bool, report: &mut Report) {
     let check = Check::new("reachable");
     report.checks.push(if may_migrate {
         check.warn("there is no such file", "It is created on first use; or run \"sqlock migrate\".")
     } else {
         check.fail("there is no such file", "Run \"sqlock migrate\": --no-migrate forbids others to create it.")
     });
-    report.checks.push(place(file, Check::new("rights")).or_ok("the directory can be written"));
+    report.checks.push(check_directory(file, Check::new("rights")).or_ok("the directory can be written"));
 }
 
-async fn look_into(file: &Path, of: Use, report: &mut Report) {
+async fn examine_file(file: &Path, owner: FileOwner, report: &mut Report) {
     let asked = Instant::now();
     let opened = connect(async {
         let mut conn = open(file).await?;
         // Opening alone does not look into the file.
-        ask::<Sqlite>(&mut conn, sql::TABLES).await?;
+        query::<Sqlite>(&mut conn, sql::TABLES).await?;
         Ok(conn)
     });
     let mut conn = match opened.await {
         Ok(conn) => conn,
         Err(check) => return report.checks.push(check),
     };
-    report.checks.push(Check::new("reachable").ok(format!("yes, opened in {}", brief(asked.elapsed()))));
-    in_time(report, async |report| checks(&mut conn, file, of, report).await).await;
+    report.checks.push(Check::new("reachable").ok(format!("yes, opened in {}", format_brief(asked.elapsed()))));
+    run_with_timeout(report, async |report| run_checks(&mut conn, file, owner, report).await).await;
     // The last one to close takes the files beside it away.
     let _ = conn.close().await;
 }
 
-async fn checks(conn: &mut SqliteConnection, file: &Path, of: Use, report: &mut Report) -> Result<(), Error> {
-    let told = ask::<Sqlite>(conn, sql::VERSION).await?;
-    report.add("server", Ok(version("SQLite", first(&told), (3, 38))))?;
-    report.add("durability", durability(conn, of).await)?;
+async fn run_checks(
+    conn: &mut SqliteConnection,
+    file: &Path,
+    owner: FileOwner,
+    report: &mut Report,
+) -> Result<(), Error> {
+    let told = query::<Sqlite>(conn, sql::VERSION).await?;
+    report.add("server", Ok(check_version("SQLite", first_cell(&told), (3, 38))))?;
+    report.add("durability", check_durability(conn, owner).await)?;
     report.add("clock", Ok(Check::new("clock").ok("that of this host")))?;
 
-    let expected = table::expected(Kind::Sqlite);
-    let found = find(conn).await;
+    let expected = table::expected_tables(Kind::Sqlite);
+    let found = read_catalog(conn).await;
     let may_migrate =
-        matches!(of, Use::OfTheCommand { may_migrate: true } | Use::OfTheApplication { may_migrate: true });
+        matches!(owner, FileOwner::Command { may_migrate: true } | FileOwner::Application { may_migrate: true });
     report.add(
         "tables",
         found.as_ref().map_or_else(
             |_| Ok(Check::new("tables").unknown("the file cannot be read just now", "")),
-            |found| Ok(definitions::presence(Kind::Sqlite, &expected, found, may_migrate)),
+            |found| Ok(definitions::check_presence(Kind::Sqlite, &expected, found, may_migrate)),
         ),
     )?;
-    let definitions =
-        |found: Found| definitions::definitions(Kind::Sqlite, &expected, &found.tables, Check::new("definitions"));
+    let definitions = |found: Catalog| {
+        definitions::check_definitions(Kind::Sqlite, &expected, &found.tables, Check::new("definitions"))
+    };
     report.add("definitions", found.map(definitions))?;
-    report.add("rights", rights(conn, file).await)
+    report.add("rights", check_rights(conn, file).await)
 }
 
-async fn durability(conn: &mut SqliteConnection, of: Use) -> Result<Check, Error> {
-    let journal = ask::<Sqlite>(conn, sql::JOURNAL).await?;
-    let synchronous = ask::<Sqlite>(conn, sql::SYNCHRONOUS).await?;
+async fn check_durability(conn: &mut SqliteConnection, owner: FileOwner) -> Result<Check, Error> {
+    let journal = query::<Sqlite>(conn, sql::JOURNAL).await?;
+    let synchronous = query::<Sqlite>(conn, sql::SYNCHRONOUS).await?;
     let check = Check::new("durability");
-    let synchronous = match first(&synchronous) {
+    let synchronous = match first_cell(&synchronous) {
         "0" => return Ok(check.warn("synchronous is off", "A crash of the host can lose grants, or the file.")),
         "1" => "normal",
         "2" => "full",
         _ => "extra",
     };
-    let found = format!("journal_mode {}, synchronous {synchronous} unless a program sets another", first(&journal));
-    Ok(match of {
-        Use::OfTheApplication { .. } if first(&journal) != "wal" => {
+    let found =
+        format!("journal_mode {}, synchronous {synchronous} unless a program sets another", first_cell(&journal));
+    Ok(match owner {
+        FileOwner::Application { .. } if first_cell(&journal) != "wal" => {
             let advice =
                 "Set journal_mode to WAL in the options of your pool: then nobody who reads waits for who writes.";
             check.warn(found, advice)
@@ -165,21 +172,21 @@ async fn durability(conn: &mut SqliteConnection, of: Use) -> Result<Check, Error
     })
 }
 
-async fn find(conn: &mut SqliteConnection) -> Result<Found, Error> {
-    let mut tables = table::of_rows(&ask::<Sqlite>(conn, sql::TABLES).await?);
-    table::add_columns(&mut tables, &ask::<Sqlite>(conn, sql::COLUMNS).await?);
-    table::add_indexes(&mut tables, &ask::<Sqlite>(conn, sql::INDEXES).await?);
+async fn read_catalog(conn: &mut SqliteConnection) -> Result<Catalog, Error> {
+    let mut tables = table::from_rows(&query::<Sqlite>(conn, sql::TABLES).await?);
+    table::add_columns(&mut tables, &query::<Sqlite>(conn, sql::COLUMNS).await?);
+    table::add_indexes(&mut tables, &query::<Sqlite>(conn, sql::INDEXES).await?);
     let history = match tables.iter().any(|table| table.name == HISTORY) {
-        true => Some(ask::<Sqlite>(conn, sql::HISTORY).await?),
+        true => Some(query::<Sqlite>(conn, sql::HISTORY).await?),
         false => None,
     };
-    Ok(Found { tables, history, place: "in this file".into() })
+    Ok(Catalog { tables, history, place: "in this file".into() })
 }
 
 /// Whether the file can be written, and what SQLite puts beside it.
-async fn rights(conn: &mut SqliteConnection, file: &Path) -> Result<Check, Error> {
+async fn check_rights(conn: &mut SqliteConnection, file: &Path) -> Result<Check, Error> {
     let check = Check::new("rights");
-    let check = match ask::<Sqlite>(conn, sql::LOCK).await {
+    let check = match query::<Sqlite>(conn, sql::LOCK).await {
         Ok(_) => check,
         Err(Error::Database(error)) => {
             // Of an extended result code, the last byte is the primary one: 5 is BUSY.
@@ -194,11 +201,11 @@ async fn rights(conn: &mut SqliteConnection, file: &Path) -> Result<Check, Error
         }
         Err(error) => return Err(error),
     };
-    Ok(place(file, check).or_ok("the file and its directory can be written"))
+    Ok(check_directory(file, check).or_ok("the file and its directory can be written"))
 }
 
 /// Whether the directory is one for a database that several processes share.
-fn place(file: &Path, check: Check) -> Check {
+fn check_directory(file: &Path, check: Check) -> Check {
     let directory = file.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let check = match access(directory, AccessFlags::W_OK) {
         Ok(()) => check,
@@ -207,7 +214,7 @@ fn place(file: &Path, check: Check) -> Check {
             check.fail(format!("the directory cannot be written: {}", error.desc()), advice)
         }
     };
-    match network(directory) {
+    match network_file_system(directory) {
         Some(system) => check.warn(
             format!("the directory is on a network file system ({system})"),
             "Put the file on a local disk: SQLite's locks do not work everywhere on such systems, and never in WAL mode from \
@@ -220,7 +227,7 @@ fn place(file: &Path, check: Check) -> Check {
 /// The network file system that a directory is on, of those that are known by their number.
 /// <https://man7.org/linux/man-pages/man2/statfs.2.html>
 #[cfg(target_os = "linux")]
-fn network(directory: &Path) -> Option<&'static str> {
+fn network_file_system(directory: &Path) -> Option<&'static str> {
     let number = nix::sys::statfs::statfs(directory).ok()?.filesystem_type().0;
     // The numbers have 32 bits; on some systems the field is wider, or signed.
     match number as u32 {
@@ -235,6 +242,6 @@ fn network(directory: &Path) -> Option<&'static str> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn network(_: &Path) -> Option<&'static str> {
+fn network_file_system(_: &Path) -> Option<&'static str> {
     None
 }

@@ -36,18 +36,18 @@ pub struct Index {
 }
 
 impl Index {
-    pub fn of(columns: &str, unique: bool) -> Self {
+    pub fn new(columns: &str, unique: bool) -> Self {
         Self { columns: columns.split(',').map(|column| column.trim().to_owned()).collect(), unique }
     }
 }
 
 /// The tables that all migrations make.
-pub fn expected(kind: Kind) -> Vec<Table> {
+pub fn expected_tables(kind: Kind) -> Vec<Table> {
     let mut tables = Vec::new();
     for file in migrations::list(kind) {
         let uncommented: Vec<&str> = file.lines().filter_map(|line| line.split("--").next()).collect();
         for statement in uncommented.join("\n").split(';').map(str::trim).filter(|statement| !statement.is_empty()) {
-            read(statement, &mut tables);
+            parse_statement(statement, &mut tables);
         }
     }
     tables
@@ -55,27 +55,27 @@ pub fn expected(kind: Kind) -> Vec<Table> {
 
 /// The names, for a condition: `'a', 'b'`.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite is on this host"))]
-pub fn quote(tables: &[Table]) -> String {
+pub fn quote_names(tables: &[Table]) -> String {
     let names: Vec<String> = tables.iter().map(|table| format!("'{}'", table.name)).collect();
     names.join(", ")
 }
 
 /// Reads a statement of a migration: one column or key a line, as they are written here.
-fn read(statement: &str, tables: &mut Vec<Table>) {
+fn parse_statement(statement: &str, tables: &mut Vec<Table>) {
     let (head, body) = statement.split_once('(').unwrap_or((statement, ""));
     let words: Vec<&str> = head.split_whitespace().collect();
     match words[..] {
         ["CREATE", "TABLE", "IF", "NOT", "EXISTS", name] => {
             let mut table = Table { name: name.into(), ..Table::default() };
             for line in body.lines().map(|line| line.trim().trim_end_matches(',')) {
-                table.read(line);
+                table.parse_line(line);
             }
             tables.push(table);
         }
         ["CREATE", "INDEX", "IF", "NOT", "EXISTS", _, "ON", name] => {
             let columns = body.split(')').next().unwrap_or_default();
             if let Some(table) = tables.iter_mut().find(|table| table.name == name) {
-                table.indexes.push(Index::of(columns, false));
+                table.indexes.push(Index::new(columns, false));
             }
         }
         _ => debug_assert!(false, "nobody has taught the doctor to read {statement}"),
@@ -83,17 +83,17 @@ fn read(statement: &str, tables: &mut Vec<Table>) {
 }
 
 impl Table {
-    fn read(&mut self, line: &str) {
+    fn parse_line(&mut self, line: &str) {
         let words: Vec<&str> = line.split_whitespace().collect();
         let key = || line.split(['(', ')']).nth(1).unwrap_or_default();
         match words[..] {
             [] | [")", ..] => {}
-            ["PRIMARY", "KEY", ..] => self.indexes.push(Index::of(key(), true)),
-            ["KEY", ..] => self.indexes.push(Index::of(key(), false)),
+            ["PRIMARY", "KEY", ..] => self.indexes.push(Index::new(key(), true)),
+            ["KEY", ..] => self.indexes.push(Index::new(key(), false)),
             [name, kind, ..] => {
                 let after = |word| words.iter().position(|w| *w == word).and_then(|at| words.get(at + 1));
                 if line.contains("PRIMARY KEY") {
-                    self.indexes.push(Index::of(name, true));
+                    self.indexes.push(Index::new(name, true));
                 }
                 self.columns.push(Column {
                     name: name.into(),
@@ -129,7 +129,7 @@ impl Table {
 }
 
 /// What was found beside the tables themselves.
-pub struct Found {
+pub struct Catalog {
     pub tables: Vec<Table>,
     /// The rows of the history: version, whether it succeeded, checksum in hex. `None`: there is none.
     pub history: Option<Rows>,
@@ -138,7 +138,7 @@ pub struct Found {
 }
 
 /// The tables of these rows: name.
-pub fn of_rows(rows: &Rows) -> Vec<Table> {
+pub fn from_rows(rows: &Rows) -> Vec<Table> {
     rows.iter().filter_map(|row| row.first()).map(|name| Table { name: name.clone(), ..Table::default() }).collect()
 }
 
@@ -151,8 +151,8 @@ pub fn add_columns(tables: &mut [Table], rows: &Rows) {
                 name: name.clone(),
                 kind: kind.clone(),
                 collation: collation.clone(),
-                not_null: is_true(not_null),
-                has_default: is_true(has_default),
+                not_null: parse_bool(not_null),
+                has_default: parse_bool(has_default),
             });
         }
     }
@@ -163,13 +163,13 @@ pub fn add_indexes(tables: &mut [Table], rows: &Rows) {
     for row in rows {
         let [table, unique, columns] = &row[..] else { continue };
         if let Some(table) = tables.iter_mut().find(|t| t.name == *table) {
-            table.indexes.push(Index::of(columns, is_true(unique)));
+            table.indexes.push(Index::new(columns, parse_bool(unique)));
         }
     }
 }
 
 /// As databases write it.
-pub fn is_true(text: &str) -> bool {
+pub fn parse_bool(text: &str) -> bool {
     matches!(text, "t" | "true" | "1" | "YES" | "ON" | "on")
 }
 
@@ -180,12 +180,12 @@ mod tests {
     #[test]
     fn the_tables_are_read_from_the_sql_that_makes_them() {
         for kind in [Kind::Postgres, Kind::Mysql, Kind::Sqlite] {
-            let tables = expected(kind);
+            let tables = expected_tables(kind);
             let entry: Vec<&Table> = tables.iter().filter(|table| table.name == "sqlock_entry").collect();
             assert_eq!(entry.len(), 1, "{tables:#?}");
             assert_eq!(entry[0].columns.len(), 14, "{entry:#?}");
-            let in_order = Index::of("name, token, arrived_at, id", false);
-            assert_eq!(entry[0].indexes, [Index::of("name, id", true), in_order]);
+            let in_order = Index::new("name, token, arrived_at, id", false);
+            assert_eq!(entry[0].indexes, [Index::new("name, id", true), in_order]);
             // Only PostgreSQL marks in the row of a name that an entry waits.
             let defaults = if kind == Kind::Postgres { &["waiting", "lost"][..] } else { &["lost"] };
             let columns = |name: &str| tables.iter().find(|t| t.name == name).map_or(0, |t| t.columns.len());

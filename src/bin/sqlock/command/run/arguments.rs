@@ -64,7 +64,7 @@ pub struct Arguments {
 
 impl Arguments {
     /// How it ends when somebody else has the name.
-    pub fn refused(&self) -> u8 {
+    pub fn exit_code_on_conflict(&self) -> u8 {
         if self.skip_ok { 0 } else { self.lease.exit_code_on_conflict() }
     }
 }

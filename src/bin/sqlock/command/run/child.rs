@@ -13,9 +13,9 @@ use nix::unistd::Pid;
 use sqlock::Owner;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::process_tree::Quarry;
-use super::schedule::{Schedule, Terms};
-use super::watchdog::{Announcement, Guard};
+use super::process_tree::ProcessTree;
+use super::schedule::{KillSchedule, KillTerms};
+use super::watchdog::{Registration, Watchdog};
 use crate::describe;
 use crate::environment::{OUTER_OWNERS_VARIABLE, OWNER_VARIABLE, enclosing_owners};
 use crate::exit::{self, Failure};
@@ -25,27 +25,32 @@ use crate::stderr::quote;
 /// The command while it runs.
 pub struct Child {
     pid: Pid,
-    quarry: Quarry,
+    process_tree: ProcessTree,
     changes: UnboundedReceiver<WaitStatus>,
 }
 
 /// What has become of a process.
-pub enum Change {
+pub enum ChildEvent {
     Exited(u8),
     Killed(Signal),
     Stopped(Signal),
-    /// Another child has ended: the guard, or an orphan of the command.
-    OfAnother(Pid),
+    /// Another child has ended: the watchdog, or an orphan of the command.
+    OtherExited(Pid),
 }
 
 impl Child {
-    /// Starts it under a guard, unless the lease has run out meanwhile.
-    pub fn start(words: &[OsString], lease: &HeldLease, guard: &Guard, terms: &Terms) -> Result<Self, Failure> {
+    /// Starts it under a watchdog, unless the lease has run out meanwhile.
+    pub fn start(
+        words: &[OsString],
+        lease: &HeldLease,
+        watchdog: &Watchdog,
+        terms: &KillTerms,
+    ) -> Result<Self, Failure> {
         let Some((program, arguments)) = words.split_first() else {
             return Err(Failure::usage("there is no command to run"));
         };
         let outer = enclosing_owners().iter().map(Owner::to_string).collect::<Vec<_>>().join(",");
-        let mark = Quarry::new_mark();
+        let marker = ProcessTree::new_marker();
         let mut command = Command::new(program);
         command
             .args(arguments)
@@ -54,33 +59,33 @@ impl Child {
             .env("SQLOCK_TOKEN", lease.token().to_string())
             .env(OWNER_VARIABLE, lease.owner().to_string())
             .env("SQLOCK_EXPIRES_AT", describe::format_expiry(lease.remaining()))
-            .env(Quarry::MARK, Quarry::marks_with(&mark));
+            .env(ProcessTree::MARKER_VARIABLE, ProcessTree::join_markers(&marker));
         if !outer.is_empty() {
             command.env(OUTER_OWNERS_VARIABLE, outer);
         }
-        let schedule = Schedule::until(lease, terms);
-        let announcement = guard.announcement(&mark, schedule).map_err(|e| Failure::system(e.to_string()))?;
-        before_exec(&mut command, announcement, schedule);
+        let schedule = KillSchedule::for_lease(lease, terms);
+        let registration = watchdog.registration(&marker, schedule).map_err(|e| Failure::system(e.to_string()))?;
+        prepare_exec(&mut command, registration, schedule);
         // Never waited for as std's child: one thread waits for all children, and PIDs must not be reaped twice.
         let pid = match command.spawn() {
             Ok(child) => Pid::from_raw(child.id().cast_signed()),
-            Err(_) if schedule.is_over() => {
+            Err(_) if schedule.is_kill_due() => {
                 let name = quote(lease.name().as_str());
                 return Err(Failure::new(
                     exit::LOST,
                     format!("the lease on {name} ran out before the command could start"),
                 ));
             }
-            Err(error) => return Err(not_started(program, &error)),
+            Err(error) => return Err(start_failure(program, &error)),
         };
         let (sender, changes) = unbounded_channel();
-        let quarry = Quarry { group: pid, mark };
-        let reaper = thread::Builder::new().name("reaper".into()).spawn(move || reap(&sender));
+        let process_tree = ProcessTree { group: pid, marker };
+        let reaper = thread::Builder::new().name("reaper".into()).spawn(move || reap_children(&sender));
         if let Err(error) = reaper {
-            quarry.kill();
+            process_tree.kill();
             return Err(Failure::system(format!("cannot start a thread: {error}")));
         }
-        Ok(Self { pid, quarry, changes })
+        Ok(Self { pid, process_tree, changes })
     }
 
     /// Its process group.
@@ -89,22 +94,22 @@ impl Child {
     }
 
     /// All that must die with it.
-    pub fn quarry(&self) -> &Quarry {
-        &self.quarry
+    pub fn process_tree(&self) -> &ProcessTree {
+        &self.process_tree
     }
 
     /// The next change. Dropping the future loses none.
-    pub async fn change(&mut self) -> Change {
+    pub async fn next_event(&mut self) -> ChildEvent {
         loop {
             let Some(status) = self.changes.recv().await else {
                 // Somebody else has waited for it: how it ended is not known.
-                return Change::Exited(exit::SYSTEM);
+                return ChildEvent::Exited(exit::SYSTEM);
             };
             match status {
-                WaitStatus::Exited(pid, code) if pid == self.pid => return Change::Exited(code as u8),
-                WaitStatus::Signaled(pid, signal, _) if pid == self.pid => return Change::Killed(signal),
-                WaitStatus::Stopped(pid, signal) if pid == self.pid => return Change::Stopped(signal),
-                WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..) => return Change::OfAnother(pid),
+                WaitStatus::Exited(pid, code) if pid == self.pid => return ChildEvent::Exited(code as u8),
+                WaitStatus::Signaled(pid, signal, _) if pid == self.pid => return ChildEvent::Killed(signal),
+                WaitStatus::Stopped(pid, signal) if pid == self.pid => return ChildEvent::Stopped(signal),
+                WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..) => return ChildEvent::OtherExited(pid),
                 _ => {}
             }
         }
@@ -117,12 +122,12 @@ impl Child {
 
     /// Whether any process of its group is alive. A zombie is not: its parent may never wait for it.
     pub fn has_group(&self) -> bool {
-        killpg(self.pid, None) != Err(Errno::ESRCH) && !self.quarry.is_of_zombies()
+        killpg(self.pid, None) != Err(Errno::ESRCH) && !self.process_tree.is_defunct()
     }
 
     /// Ends it and all that it has started.
     pub fn kill(&self) {
-        self.quarry.kill();
+        self.process_tree.kill();
     }
 }
 
@@ -135,17 +140,17 @@ pub fn adopt_orphans() {
 
 /// What the new process does before it becomes the command: it sees to its own end.
 ///
-/// It announces itself to the guard, since sqlock may be stopped right after it was started. It does not go on when the
+/// It announces itself to the watchdog, since sqlock may be stopped right after it was started. It does not go on when the
 /// lease has run out because sqlock was stopped before. And on Linux it asks the kernel to kill it when sqlock ends,
-/// however that happens; elsewhere the guard alone does that.
-fn before_exec(command: &mut Command, mut announcement: Announcement, schedule: Schedule) {
+/// however that happens; elsewhere the watchdog alone does that.
+fn prepare_exec(command: &mut Command, mut registration: Registration, schedule: KillSchedule) {
     let parent = nix::unistd::getpid();
     let act = move || {
-        announcement.send()?;
+        registration.send()?;
         #[cfg(target_os = "linux")]
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
         // Had the parent ended before that, nobody would send the signal.
-        if nix::unistd::getppid() != parent || schedule.is_over() {
+        if nix::unistd::getppid() != parent || schedule.is_kill_due() {
             return Err(io::Error::from(ErrorKind::TimedOut));
         }
         Ok(())
@@ -158,7 +163,7 @@ fn before_exec(command: &mut Command, mut announcement: Announcement, schedule: 
     }
 }
 
-fn not_started(program: &OsString, error: &io::Error) -> Failure {
+fn start_failure(program: &OsString, error: &io::Error) -> Failure {
     let name = quote(&program.to_string_lossy());
     match error.kind() {
         ErrorKind::NotFound => Failure::new(exit::NOT_FOUND, format!("command not found: {name}")),
@@ -167,7 +172,7 @@ fn not_started(program: &OsString, error: &io::Error) -> Failure {
 }
 
 /// Waits for all children, the orphans of the command included.
-fn reap(changes: &UnboundedSender<WaitStatus>) {
+fn reap_children(changes: &UnboundedSender<WaitStatus>) {
     loop {
         match waitpid(None, Some(WaitPidFlag::WUNTRACED)) {
             Ok(status) => {

@@ -12,23 +12,23 @@ use super::schedule::{nanos, now};
 
 /// The command and what it has started.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Quarry {
+pub struct ProcessTree {
     pub group: Pid,
     /// In the environment of each of them, also of one that has left the process group.
-    pub mark: String,
+    pub marker: String,
 }
 
-impl Quarry {
-    /// The variable that has the marks.
-    pub const MARK: &str = "SQLOCK_RUN";
+impl ProcessTree {
+    /// The variable that has the markers.
+    pub const MARKER_VARIABLE: &str = "SQLOCK_RUN";
 
-    pub fn new_mark() -> String {
+    pub fn new_marker() -> String {
         Owner::random().to_string()
     }
 
     /// With those of the runs around this one, which must find its processes too.
-    pub fn marks_with(mark: &str) -> String {
-        std::env::var(Self::MARK).map_or_else(|_| mark.to_owned(), |outer| format!("{outer},{mark}"))
+    pub fn join_markers(marker: &str) -> String {
+        std::env::var(Self::MARKER_VARIABLE).map_or_else(|_| marker.to_owned(), |outer| format!("{outer},{marker}"))
     }
 
     /// Kills all of them.
@@ -38,23 +38,23 @@ impl Quarry {
         // twice in a row, but not for ever.
         let (mut unseen, give_up) = (0, now().saturating_add(nanos(Duration::from_secs(5))));
         while unseen < 2 && now() < give_up {
-            let strays = self.strays();
-            unseen = if strays.is_empty() { unseen + 1 } else { 0 };
-            for stray in strays {
-                let _ = kill(stray, Signal::SIGKILL);
+            let find_detached = self.find_detached();
+            unseen = if find_detached.is_empty() { unseen + 1 } else { 0 };
+            for process in find_detached {
+                let _ = kill(process, Signal::SIGKILL);
             }
         }
     }
 
     /// Whether the group has processes and all of them are zombies. `false` where that cannot be known.
     #[cfg(target_os = "linux")]
-    pub fn is_of_zombies(&self) -> bool {
+    pub fn is_defunct(&self) -> bool {
         // A process that ends after it has started another may hide the new one from a single look.
-        knows_our_pids() && self.all_are_zombies() && self.all_are_zombies()
+        can_see_all_processes() && self.has_only_zombies() && self.has_only_zombies()
     }
 
     #[cfg(target_os = "linux")]
-    fn all_are_zombies(&self) -> bool {
+    fn has_only_zombies(&self) -> bool {
         let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let stats = processes.filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok());
         // Whether each process of the group is a zombie. After the name, in parentheses, come the state, the parent and the group; the
@@ -68,28 +68,31 @@ impl Quarry {
     }
 
     #[cfg(not(target_os = "linux"))]
-    pub fn is_of_zombies(&self) -> bool {
+    pub fn is_defunct(&self) -> bool {
         false
     }
 
-    /// Living processes with the mark that are not in the group.
+    /// Living processes with the marker that are not in the group.
     #[cfg(target_os = "linux")]
-    fn strays(&self) -> Vec<Pid> {
+    fn find_detached(&self) -> Vec<Pid> {
         let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let marked = processes.filter_map(|process| {
             let pid = Pid::from_raw(process.file_name().to_str()?.parse().ok()?);
             let environment = std::fs::read(process.path().join("environ")).ok()?;
-            let has_mark = environment.split(|byte| *byte == 0).any(|variable| {
-                let marks = variable.strip_prefix(Self::MARK.as_bytes()).and_then(|value| value.strip_prefix(b"="));
-                marks.is_some_and(|marks| marks.split(|byte| *byte == b',').any(|mark| mark == self.mark.as_bytes()))
+            let has_marker = environment.split(|byte| *byte == 0).any(|variable| {
+                let markers =
+                    variable.strip_prefix(Self::MARKER_VARIABLE.as_bytes()).and_then(|value| value.strip_prefix(b"="));
+                markers.is_some_and(|markers| {
+                    markers.split(|byte| *byte == b',').any(|marker| marker == self.marker.as_bytes())
+                })
             });
-            (has_mark && nix::unistd::getpgid(Some(pid)) != Ok(self.group)).then_some(pid)
+            (has_marker && nix::unistd::getpgid(Some(pid)) != Ok(self.group)).then_some(pid)
         });
         marked.collect()
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn strays(&self) -> Vec<Pid> {
+    fn find_detached(&self) -> Vec<Pid> {
         Vec::new()
     }
 }
@@ -97,7 +100,7 @@ impl Quarry {
 /// Whether `/proc` has all processes of this PID namespace: a container may have been given that of another one, and it may hide
 /// the processes of other users.
 #[cfg(target_os = "linux")]
-fn knows_our_pids() -> bool {
+fn can_see_all_processes() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     ids.is_some_and(|ids| ids.trim() == getpid().to_string()) && std::fs::metadata("/proc/1/stat").is_ok()

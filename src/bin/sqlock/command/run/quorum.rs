@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use super::arguments::Arguments;
-use super::supervise::{Ended, work};
+use super::supervise::{Completion, supervise};
 use crate::acquisition::Outage;
 use crate::database::Database;
 use crate::duration;
@@ -19,22 +19,22 @@ use crate::signals::Signals;
 use crate::stderr::{self, quote};
 
 /// How long one of them may take to tell who holds the name: it may be the one that is down.
-const PATIENCE: Duration = Duration::from_secs(4);
+const INSPECT_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The same with a --timeout that is shorter: one that is there can answer.
-const SHORTEST_LOOK: Duration = Duration::from_secs(1);
+const MIN_INSPECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub async fn run(global: &Global, args: &Arguments, signals: &mut Signals) -> Outcome {
     let all = Database::open_each(global).await?;
     let clients: Vec<_> = all.iter().map(|db| db.locks.clone()).collect();
     let quorum = Quorum::new(clients.clone());
     let outcome = tokio::select! {
-        outcome = obtain(args, all, &quorum) => outcome,
+        outcome = acquire(args, all, &quorum) => outcome,
         signal = signals.next_termination() => Err(Failure::interrupted(signal)),
     };
     let outcome = match outcome {
-        Ok(Some(lease)) => work(args, HeldLease::Quorum(lease), signals).await.and_then(Ended::outcome),
-        Ok(None) => Ok(args.refused()),
+        Ok(Some(lease)) => supervise(args, HeldLease::Quorum(lease), signals).await.and_then(Completion::outcome),
+        Ok(None) => Ok(args.exit_code_on_conflict()),
         Err(failure) => Err(failure),
     };
     let mut ends = JoinSet::new();
@@ -45,21 +45,22 @@ pub async fn run(global: &Global, args: &Arguments, signals: &mut Signals) -> Ou
     outcome
 }
 
-async fn obtain(args: &Arguments, all: Vec<Database>, quorum: &Quorum) -> Result<Option<QuorumLease>, Failure> {
+async fn acquire(args: &Arguments, all: Vec<Database>, quorum: &Quorum) -> Result<Option<QuorumLease>, Failure> {
     let name = args.lease.name.clone();
     let start = Instant::now();
-    let patience = args.lease.timeout.map_or(PATIENCE, |at_most| at_most.clamp(SHORTEST_LOOK, PATIENCE));
-    let around = environment::enclosing_owners();
+    let inspect_timeout =
+        args.lease.timeout.map_or(INSPECT_TIMEOUT, |at_most| at_most.clamp(MIN_INSPECT_TIMEOUT, INSPECT_TIMEOUT));
+    let enclosing_owners = environment::enclosing_owners();
     let mut ready = JoinSet::new();
     let count = all.len();
     for (i, db) in all.into_iter().enumerate() {
         let name = name.clone();
         let node = format!("database {} of {count} ({})", i + 1, db.location);
-        ready.spawn(async move { (node, timeout(patience, db.locks.inspect(&name)).await) });
+        ready.spawn(async move { (node, timeout(inspect_timeout, db.locks.inspect(&name)).await) });
     }
     while let Some(looked) = ready.join_next().await {
         match looked {
-            Ok((_, Ok(Ok(Some(held))))) if held.owner.is_some_and(|owner| around.contains(&owner)) => {
+            Ok((_, Ok(Ok(Some(held))))) if held.owner.is_some_and(|owner| enclosing_owners.contains(&owner)) => {
                 return Err(Failure::usage(format!(
                     "{}: the sqlock run around this one holds it; in here, this one would wait for ever",
                     quote(&name)
@@ -80,24 +81,24 @@ async fn obtain(args: &Arguments, all: Vec<Database>, quorum: &Quorum) -> Result
     let request = quorum.lease(&name).ttl(args.lease.ttl).label(&args.lease.label);
     let left = || args.lease.timeout.map(|at_most| at_most.saturating_sub(start.elapsed()));
     let mut outage = Outage::default();
-    let obtained = loop {
-        let obtained = match left() {
+    let acquired = loop {
+        let acquired = match left() {
             _ if args.lease.nonblock => request.clone().try_acquire().await,
             Some(left) => request.clone().wait(left).acquire().await.map(Some),
             None => request.clone().acquire().await.map(Some),
         };
-        match (obtained, left()) {
+        match (acquired, left()) {
             (Err(error @ Error::Unavailable { .. }), Some(left)) if !left.is_zero() => {
                 outage.wait_for_retry(error.into(), Some(left)).await?;
             }
-            (obtained, _) => break obtained,
+            (acquired, _) => break acquired,
         }
     };
-    let within = match (&obtained, args.lease.timeout) {
-        (Ok(Some(_)), _) => return Ok(obtained?),
+    let within = match (&acquired, args.lease.timeout) {
+        (Ok(Some(_)), _) => return Ok(acquired?),
         (Ok(None), _) => String::new(),
         (Err(error), Some(at_most)) if error.is_timeout() => format!(" within {}", duration::format_exact(at_most)),
-        _ => return Ok(obtained?),
+        _ => return Ok(acquired?),
     };
     stderr::print_note(&format!("{} not obtained{within}: somebody else was at it", quote(&name)));
     Ok(None)

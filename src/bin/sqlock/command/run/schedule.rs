@@ -9,54 +9,54 @@ use crate::lease::HeldLease;
 
 /// How a command is stopped.
 #[derive(Clone, Copy)]
-pub struct Terms {
+pub struct KillTerms {
     /// So long before the deadline it is told to stop,
     pub kill_after: Duration,
     /// and so long before the deadline it is killed: time for the kernel to do it, on a busy machine.
-    reserve: Duration,
+    kill_lead: Duration,
     signal: Signal,
 }
 
-impl Terms {
+impl KillTerms {
     pub fn new(ttl: Duration, kill_after: Duration, signal: Signal) -> Self {
         // Renewals go out at a third of the TTL, the first one at 5/12 at the latest: more than another third would stop
         // commands whose lease is about to be renewed.
-        Self { kill_after: kill_after.min(ttl / 3), reserve: (ttl / 10).min(Duration::from_secs(1)), signal }
+        Self { kill_after: kill_after.min(ttl / 3), kill_lead: (ttl / 10).min(Duration::from_secs(1)), signal }
     }
 
     /// How long before the deadline the command learns of it.
-    pub fn notice(&self) -> Duration {
-        self.kill_after.max(self.reserve)
+    pub fn signal_lead(&self) -> Duration {
+        self.kill_after.max(self.kill_lead)
     }
 }
 
-/// What the guard does, and when: nanoseconds of the clock.
+/// What the watchdog does, and when: nanoseconds of the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Schedule {
+pub struct KillSchedule {
     pub signal: i32,
-    pub tell_at: u64,
+    pub signal_at: u64,
     pub kill_at: u64,
 }
 
-impl Schedule {
-    pub fn until(lease: &HeldLease, terms: &Terms) -> Self {
+impl KillSchedule {
+    pub fn for_lease(lease: &HeldLease, terms: &KillTerms) -> Self {
         // First the clock, then what remains: a pause in between only makes it earlier.
         let now = now();
-        Self::before(now.saturating_add(nanos(lease.remaining())), terms)
+        Self::before_deadline(now.saturating_add(nanos(lease.remaining())), terms)
     }
 
-    fn before(deadline: u64, terms: &Terms) -> Self {
+    fn before_deadline(deadline: u64, terms: &KillTerms) -> Self {
         let at = |before| deadline.saturating_sub(nanos(before));
-        Self { signal: terms.signal as i32, tell_at: at(terms.notice()), kill_at: at(terms.reserve) }
+        Self { signal: terms.signal as i32, signal_at: at(terms.signal_lead()), kill_at: at(terms.kill_lead) }
     }
 
     /// The command has been told to stop, or will be at once.
-    pub fn is_ending(&self) -> bool {
-        now() >= self.tell_at
+    pub fn is_signal_due(&self) -> bool {
+        now() >= self.signal_at
     }
 
     /// The command should be dead.
-    pub fn is_over(&self) -> bool {
+    pub fn is_kill_due(&self) -> bool {
         now() >= self.kill_at
     }
 }
@@ -83,22 +83,22 @@ mod tests {
 
     #[test]
     fn the_command_is_told_and_then_killed_before_the_deadline() {
-        let terms = Terms::new(Duration::from_secs(30), Duration::from_secs(10), Signal::SIGTERM);
-        let schedule = Schedule::before(100 * SECOND, &terms);
-        assert_eq!((schedule.tell_at, schedule.kill_at), (90 * SECOND, 99 * SECOND));
+        let terms = KillTerms::new(Duration::from_secs(30), Duration::from_secs(10), Signal::SIGTERM);
+        let schedule = KillSchedule::before_deadline(100 * SECOND, &terms);
+        assert_eq!((schedule.signal_at, schedule.kill_at), (90 * SECOND, 99 * SECOND));
     }
 
     #[test]
     fn a_kill_after_that_is_longer_than_a_third_of_the_ttl_is_shortened() {
-        let terms = Terms::new(Duration::from_secs(3), Duration::from_secs(10), Signal::SIGTERM);
-        let schedule = Schedule::before(100 * SECOND, &terms);
-        assert_eq!((schedule.tell_at, schedule.kill_at), (99 * SECOND, 99 * SECOND + 700_000_000));
+        let terms = KillTerms::new(Duration::from_secs(3), Duration::from_secs(10), Signal::SIGTERM);
+        let schedule = KillSchedule::before_deadline(100 * SECOND, &terms);
+        assert_eq!((schedule.signal_at, schedule.kill_at), (99 * SECOND, 99 * SECOND + 700_000_000));
     }
 
     #[test]
     fn without_kill_after_it_is_killed_without_being_told() {
-        let terms = Terms::new(Duration::from_secs(30), Duration::ZERO, Signal::SIGTERM);
-        let schedule = Schedule::before(100 * SECOND, &terms);
-        assert_eq!(schedule.tell_at, schedule.kill_at);
+        let terms = KillTerms::new(Duration::from_secs(30), Duration::ZERO, Signal::SIGTERM);
+        let schedule = KillSchedule::before_deadline(100 * SECOND, &terms);
+        assert_eq!(schedule.signal_at, schedule.kill_at);
     }
 }

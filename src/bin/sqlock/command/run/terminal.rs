@@ -17,38 +17,38 @@ impl Terminal {
         Self(OpenOptions::new().read(true).write(true).open("/dev/tty").ok())
     }
 
-    pub fn is_there(&self) -> bool {
+    pub fn is_available(&self) -> bool {
         self.0.is_some()
     }
 
     /// Whether our process group is the foreground.
-    pub fn is_ours(&self) -> bool {
-        self.foreground() == Some(getpgrp())
+    pub fn is_foreground(&self) -> bool {
+        self.foreground_group() == Some(getpgrp())
     }
 
     /// Makes another group the foreground.
-    pub fn give(&self, group: Pid) {
+    pub fn set_foreground(&self, group: Pid) {
         let Some(terminal) = &self.0 else {
             return;
         };
         // Done from the background, it would stop us.
-        let mut own = SigSet::empty();
-        own.add(Signal::SIGTTOU);
-        let _ = own.thread_block();
+        let mut background_output = SigSet::empty();
+        background_output.add(Signal::SIGTTOU);
+        let _ = background_output.thread_block();
         let _ = tcsetpgrp(terminal, group);
-        let _ = own.thread_unblock();
+        let _ = background_output.thread_unblock();
     }
 
     /// Makes our group the foreground if `group` is; tells whether it was.
-    pub fn take_back(&self, group: Pid) -> bool {
-        let had_it = self.foreground() == Some(group);
+    pub fn reclaim(&self, group: Pid) -> bool {
+        let had_it = self.foreground_group() == Some(group);
         if had_it {
-            self.give(getpgrp());
+            self.set_foreground(getpgrp());
         }
         had_it
     }
 
-    fn foreground(&self) -> Option<Pid> {
+    fn foreground_group(&self) -> Option<Pid> {
         tcgetpgrp(self.0.as_ref()?).ok()
     }
 }

@@ -1,6 +1,6 @@
 //! The guard: a process beside sqlock that kills the command in time, whatever becomes of sqlock.
 //!
-//! sqlock may be stopped (`kill -STOP`), killed, or busy with a database that does not answer; the guard has nothing to do
+//! sqlock may be stopped (`kill -STOP`), killed, or busy with a database that does not answer; the watchdog has nothing to do
 //! but to wait for a clock. It is told the deadline anew after each renewal, over a socket. When the deadline comes near,
 //! it stops the command; when the socket closes without a goodbye, sqlock has died, and it kills the command at once.
 //!
@@ -21,39 +21,39 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpid};
 
-use super::process_tree::Quarry;
-use super::schedule::Schedule;
+use super::process_tree::ProcessTree;
+use super::schedule::KillSchedule;
 use crate::exit::Failure;
-use message::{CALL, Orders};
+use message::{ARGUMENT, Instructions, KILLED, SIGNALED};
 
-/// The guard, as sqlock sees it.
-pub struct Guard {
+/// The watchdog, as sqlock sees it.
+pub struct Watchdog {
     pid: Pid,
     socket: UnixStream,
 }
 
-/// What the guard has done to the command.
+/// What the watchdog has done to the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Report {
-    Told,
+pub enum Intervention {
+    Signaled,
     Killed,
 }
 
-impl Guard {
+impl Watchdog {
     pub fn start() -> Result<Self, Failure> {
-        Self::spawn().map_err(|error| Failure::system(format!("the guard does not start: {error}")))
+        Self::spawn().map_err(|error| Failure::system(format!("the watchdog does not start: {error}")))
     }
 
     fn spawn() -> io::Result<Self> {
         let (socket, theirs) = UnixStream::pair()?;
-        // Should the guard be stopped, what it is told would pile up; it is not waited for.
+        // Should the watchdog be stopped, what it is told would pile up; it is not waited for.
         socket.set_nonblocking(true)?;
         // On Linux also after this program was replaced by a newer one.
         let program = if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { std::env::current_exe()? };
-        let guard = Command::new(program)
+        let watchdog = Command::new(program)
             .arg0(format!("lease-guard of {}", getpid()))
-            .arg(CALL)
-            // It needs nothing of that, and must not have the mark of an enclosing run: it dies after its command, not before.
+            .arg(ARGUMENT)
+            // It needs nothing of that, and must not have the marker of an enclosing run: it dies after its command, not before.
             .env_clear()
             // Out of reach of the terminal's signals, and of those sent to our group.
             .process_group(0)
@@ -61,23 +61,23 @@ impl Guard {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        Ok(Self { pid: Pid::from_raw(guard.id().cast_signed()), socket })
+        Ok(Self { pid: Pid::from_raw(watchdog.id().cast_signed()), socket })
     }
 
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// For the command to tell the guard of itself.
-    pub fn announcement(&self, mark: &str, schedule: Schedule) -> io::Result<Announcement> {
-        let quarry = Quarry { group: Pid::from_raw(0), mark: mark.into() };
-        Ok(Announcement { socket: self.socket.try_clone()?, bytes: Orders { quarry, schedule }.to_bytes() })
+    /// For the command to tell the watchdog of itself.
+    pub fn registration(&self, marker: &str, schedule: KillSchedule) -> io::Result<Registration> {
+        let process_tree = ProcessTree { group: Pid::from_raw(0), marker: marker.into() };
+        Ok(Registration { socket: self.socket.try_clone()?, bytes: Instructions { process_tree, schedule }.to_bytes() })
     }
 
-    /// What is to be done from now on. A guard that was told to stop the command already goes on with that.
-    pub fn tell(&mut self, quarry: &Quarry, schedule: &Schedule) {
-        let orders = Orders { quarry: quarry.clone(), schedule: *schedule };
-        match self.socket.write_all(&orders.to_bytes()) {
+    /// What is to be done from now on. A watchdog that was told to stop the command already goes on with that.
+    pub fn update(&mut self, process_tree: &ProcessTree, schedule: &KillSchedule) {
+        let instructions = Instructions { process_tree: process_tree.clone(), schedule: *schedule };
+        match self.socket.write_all(&instructions.to_bytes()) {
             // It was stopped so long ago that there is no room for more: a new one is better.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let _ = kill(self.pid, Signal::SIGKILL);
@@ -88,8 +88,8 @@ impl Guard {
     }
 
     /// Sends it home, and tells what it has done.
-    pub fn end(mut self) -> Option<Report> {
-        let _ = self.socket.write_all(&[Orders::GOODBYE; Orders::BYTES]);
+    pub fn stop(mut self) -> Option<Intervention> {
+        let _ = self.socket.write_all(&[Instructions::SHUTDOWN; Instructions::BYTES]);
         let _ = self.socket.shutdown(Shutdown::Write);
         let mut reports = Vec::new();
         let _ = self.socket.set_nonblocking(false);
@@ -99,20 +99,20 @@ impl Guard {
             let _ = kill(self.pid, Signal::SIGKILL);
         }
         match reports.last() {
-            Some(b'K') => Some(Report::Killed),
-            Some(b'T') => Some(Report::Told),
+            Some(&KILLED) => Some(Intervention::Killed),
+            Some(&SIGNALED) => Some(Intervention::Signaled),
             _ => None,
         }
     }
 }
 
-/// The first orders, but for the process group, which is known only when the process is there.
-pub struct Announcement {
+/// The first instructions, but for the process group, which is known only when the process is there.
+pub struct Registration {
     socket: UnixStream,
     bytes: Vec<u8>,
 }
 
-impl Announcement {
+impl Registration {
     /// Sends it as the leader of a process group. It allocates nothing.
     pub fn send(&mut self) -> io::Result<()> {
         let group = getpid().as_raw().to_le_bytes();

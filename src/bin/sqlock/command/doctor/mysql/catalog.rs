@@ -2,9 +2,9 @@
 
 use sqlx::{AssertSqlSafe, Error, MySql, MySqlConnection};
 
-use crate::command::doctor::probe::{Rows, ask, first};
+use crate::command::doctor::probe::{Rows, first_cell, query};
 use crate::command::doctor::report::Check;
-use crate::command::doctor::table::{self, Found, HISTORY, Table};
+use crate::command::doctor::table::{self, Catalog, HISTORY, Table};
 
 /// The statements, laid out to be read.
 #[rustfmt::skip]
@@ -55,25 +55,25 @@ pub(super) const ROLE: &str = "SELECT COALESCE(CURRENT_ROLE(), 'NONE')";
 }
 
 /// The tables, with the history: name, type, engine.
-pub async fn about_tables(conn: &mut MySqlConnection, expected: &[Table]) -> Result<Rows, Error> {
-    ask::<MySql>(conn, ours(sql::TABLES, expected)).await
+pub async fn query_tables(conn: &mut MySqlConnection, expected: &[Table]) -> Result<Rows, Error> {
+    query::<MySql>(conn, with_table_names(sql::TABLES, expected)).await
 }
 
-fn ours(sql: &str, expected: &[Table]) -> AssertSqlSafe<String> {
-    AssertSqlSafe(sql.replace("{names}", &format!("{}, '{HISTORY}'", table::quote(expected))))
+fn with_table_names(sql: &str, expected: &[Table]) -> AssertSqlSafe<String> {
+    AssertSqlSafe(sql.replace("{names}", &format!("{}, '{HISTORY}'", table::quote_names(expected))))
 }
 
-pub async fn find(
+pub async fn read_catalog(
     conn: &mut MySqlConnection,
     expected: &[Table],
     about: &Rows,
     database: Option<&str>,
-) -> Result<Found, Error> {
-    let mut tables = table::of_rows(about);
-    table::add_columns(&mut tables, &ask::<MySql>(conn, ours(sql::COLUMNS, expected)).await?);
-    table::add_indexes(&mut tables, &ask::<MySql>(conn, ours(sql::INDEXES, expected)).await?);
+) -> Result<Catalog, Error> {
+    let mut tables = table::from_rows(about);
+    table::add_columns(&mut tables, &query::<MySql>(conn, with_table_names(sql::COLUMNS, expected)).await?);
+    table::add_indexes(&mut tables, &query::<MySql>(conn, with_table_names(sql::INDEXES, expected)).await?);
     let history = match about.iter().any(|row| row[0] == HISTORY) {
-        true => match ask::<MySql>(conn, sql::HISTORY).await {
+        true => match query::<MySql>(conn, sql::HISTORY).await {
             Ok(rows) => Some(rows),
             // Without the right to read it, what the tables are like has to do.
             Err(Error::Database(_)) => None,
@@ -85,11 +85,11 @@ pub async fn find(
         Some(name) => format!("in the database {name}"),
         None => "here: the URL names no database".into(),
     };
-    Ok(Found { tables, history, place })
+    Ok(Catalog { tables, history, place })
 }
 
 /// What can be wrong with a table of MySQL as a whole.
-pub fn kinds(about: &Rows, mut check: Check) -> Check {
+pub fn check_table_kinds(about: &Rows, mut check: Check) -> Check {
     for row in about {
         let (name, kind, engine) = (&row[0], &row[1], &row[2]);
         if kind != "BASE TABLE" {
@@ -102,14 +102,14 @@ pub fn kinds(about: &Rows, mut check: Check) -> Check {
     check
 }
 
-pub async fn rights(conn: &mut MySqlConnection, found: &[Table], missing: bool) -> Result<Check, Error> {
+pub async fn check_rights(conn: &mut MySqlConnection, found: &[Table], missing: bool) -> Result<Check, Error> {
     let mut check = Check::new("rights");
     for table in found {
         let Some(column) = table.columns.first() else { continue };
         let mut denied = Vec::new();
         for (right, sql) in sql::RIGHTS {
             let sql = sql.replace("{table}", &table.name).replace("{column}", &column.name);
-            match ask::<MySql>(conn, AssertSqlSafe(sql)).await {
+            match query::<MySql>(conn, AssertSqlSafe(sql)).await {
                 Ok(_) => {}
                 Err(Error::Database(error)) if error.message().contains("denied") => denied.push(right),
                 Err(Error::Database(error)) => {
@@ -130,8 +130,8 @@ pub async fn rights(conn: &mut MySqlConnection, found: &[Table], missing: bool) 
             check = check.fail(format!("no {} on {}", denied.join(", "), table.name), advice);
         }
     }
-    if missing && first(&ask::<MySql>(conn, sql::MAY_CREATE).await?) == "0" {
-        check = match first(&ask::<MySql>(conn, sql::ROLE).await?) {
+    if missing && first_cell(&query::<MySql>(conn, sql::MAY_CREATE).await?) == "0" {
+        check = match first_cell(&query::<MySql>(conn, sql::ROLE).await?) {
             "NONE" => {
                 let advice = "GRANT CREATE on the database, or let somebody who has it run \"sqlock migrate\".";
                 check.fail("no CREATE, and tables are missing", advice)

@@ -3,10 +3,10 @@
 use sqlx::mysql::MySqlRow;
 use sqlx::{Error, MySql, MySqlConnection, Row as _};
 
-use super::settings::Values;
-use crate::command::doctor::probe::{Rows, ask};
+use super::settings::Variables;
+use crate::command::doctor::probe::{Rows, query};
 use crate::command::doctor::report::Check;
-use crate::command::doctor::table::is_true;
+use crate::command::doctor::table::parse_bool;
 
 /// The statements, laid out to be read.
 #[rustfmt::skip]
@@ -21,10 +21,10 @@ pub(super) const SESSIONS: &str = "SHOW PROCESSLIST";
 }
 
 /// How many replicas are connected, or why that is not told.
-pub async fn replicas(conn: &mut MySqlConnection) -> Result<Result<usize, String>, Error> {
+pub async fn count_replicas(conn: &mut MySqlConnection) -> Result<Result<usize, String>, Error> {
     let mut why = String::new();
     for sql in sql::REPLICAS {
-        match ask::<MySql>(conn, sql).await {
+        match query::<MySql>(conn, sql).await {
             Ok(listed) => {
                 let sessions = sqlx::raw_sql(sql::SESSIONS).fetch_all(&mut *conn).await?;
                 let does = |row: &MySqlRow| row.try_get_unchecked::<String, _>(4).unwrap_or_default();
@@ -43,7 +43,12 @@ pub async fn replicas(conn: &mut MySqlConnection) -> Result<Result<usize, String
 }
 
 /// What becomes of grants when this server is lost.
-pub fn replication(variables: &Values, status: &Values, members: &Rows, replicas: Result<usize, String>) -> Check {
+pub fn check_replication(
+    variables: &Variables,
+    status: &Variables,
+    members: &Rows,
+    replicas: Result<usize, String>,
+) -> Check {
     let check = Check::new("replication");
     if variables.is_galera() || !members.is_empty() {
         return check.ok("that of the cluster");
@@ -51,10 +56,10 @@ pub fn replication(variables: &Values, status: &Values, members: &Rows, replicas
     if !variables.is_on("log_bin") {
         return check.ok("none: there is no binary log");
     }
-    let either = |values: &Values, name: &str| {
+    let either = |values: &Variables, name: &str| {
         [values.text(&name.replace('?', "source")), values.text(&name.replace('?', "master"))].concat()
     };
-    if !is_true(&either(status, "Rpl_semi_sync_?_status")) {
+    if !parse_bool(&either(status, "Rpl_semi_sync_?_status")) {
         // A failover is what somebody does with a replica.
         return match replicas {
             Ok(0) => check.ok("none: no replica is connected"),
@@ -80,18 +85,18 @@ pub fn replication(variables: &Values, status: &Values, members: &Rows, replicas
 }
 
 /// Galera or Group Replication.
-pub fn cluster(variables: &Values, status: &Values, members: &Rows) -> Check {
+pub fn check_cluster(variables: &Variables, status: &Variables, members: &Rows) -> Check {
     let check = Check::new("cluster");
     if variables.is_galera() {
-        return galera(check, status);
+        return check_galera(check, status);
     }
     if variables.text("group_replication_group_name").is_empty() && members.is_empty() {
         return check.ok("none");
     }
-    group(check, variables, members)
+    check_group(check, variables, members)
 }
 
-fn galera(check: Check, status: &Values) -> Check {
+fn check_galera(check: Check, status: &Variables) -> Check {
     let (component, state) = (status.text("wsrep_cluster_status"), status.text("wsrep_local_state_comment"));
     let size: u32 = status.text("wsrep_cluster_size").parse().unwrap_or(0);
     let found = format!("Galera, {size} nodes, component {component}, this node {state}");
@@ -117,7 +122,7 @@ fn galera(check: Check, status: &Values) -> Check {
     }
 }
 
-fn group(check: Check, variables: &Values, members: &Rows) -> Check {
+fn check_group(check: Check, variables: &Variables, members: &Rows) -> Check {
     let online = members.iter().filter(|row| row[1] == "ONLINE").count();
     let single = variables.is_on("group_replication_single_primary_mode");
     let mode = if single { "one primary" } else { "several primaries" };
@@ -149,8 +154,8 @@ mod tests {
     use super::*;
     use crate::command::doctor::report::Status;
 
-    fn values(pairs: &[(&str, &str)]) -> Values {
-        Values(pairs.iter().map(|(name, value)| vec![(*name).to_owned(), (*value).to_owned()]).collect())
+    fn values(pairs: &[(&str, &str)]) -> Variables {
+        Variables(pairs.iter().map(|(name, value)| vec![(*name).to_owned(), (*value).to_owned()]).collect())
     }
 
     #[test]
@@ -164,7 +169,7 @@ mod tests {
                 ("wsrep_cluster_size", size),
             ]);
             let variables = values(&[("wsrep_on", "ON"), ("wsrep_provider", "/usr/lib/galera/libgalera_smm.so")]);
-            cluster(&variables, &status, &Rows::new()).status
+            check_cluster(&variables, &status, &Rows::new()).status
         };
         assert_eq!(told("Primary", "ON", "Synced", "3"), Status::Ok);
         assert_eq!(told("Primary", "ON", "Donor/Desynced", "3"), Status::Warn);
@@ -172,7 +177,7 @@ mod tests {
         assert_eq!(told("Primary", "OFF", "Joining", "3"), Status::Fail);
         assert_eq!(told("non-Primary", "OFF", "Initialized", "1"), Status::Fail);
         let off = values(&[("wsrep_on", "OFF"), ("wsrep_provider", "none")]);
-        assert_eq!(cluster(&off, &values(&[]), &Rows::new()).found(), "none");
+        assert_eq!(check_cluster(&off, &values(&[]), &Rows::new()).found(), "none");
     }
 
     #[test]
@@ -185,7 +190,7 @@ mod tests {
             ]);
             let members =
                 states.iter().enumerate().map(|(i, s)| vec![i.to_string(), (*s).to_owned(), "PRIMARY".into()]);
-            cluster(&variables, &values(&[]), &members.collect()).status
+            check_cluster(&variables, &values(&[]), &members.collect()).status
         };
         assert_eq!(told("ON", &["ONLINE", "ONLINE", "ONLINE"]), Status::Ok);
         assert_eq!(told("ON", &["ONLINE", "ONLINE", "UNREACHABLE"]), Status::Ok);
@@ -203,14 +208,14 @@ mod tests {
                 (&format!("Rpl_semi_sync_{name}_status"), "ON"),
                 (&format!("Rpl_semi_sync_{name}_clients"), "2"),
             ]);
-            let found = replication(&values(&log), &status, &Rows::new(), Ok(2)).found();
+            let found = check_replication(&values(&log), &status, &Rows::new(), Ok(2)).found();
             assert!(found.starts_with("semi-synchronous, replicas: 2"), "{found}");
         }
-        let told = |replicas| replication(&values(&log), &values(&[]), &Rows::new(), replicas).status;
+        let told = |replicas| check_replication(&values(&log), &values(&[]), &Rows::new(), replicas).status;
         assert_eq!(told(Ok(0)), Status::Ok);
         assert_eq!(told(Ok(1)), Status::Warn);
         assert_eq!(told(Err("denied".into())), Status::NotApplicable);
-        let off = replication(&values(&[("log_bin", "OFF")]), &values(&[]), &Rows::new(), Err("denied".into()));
+        let off = check_replication(&values(&[("log_bin", "OFF")]), &values(&[]), &Rows::new(), Err("denied".into()));
         assert_eq!(off.status, Status::Ok);
     }
 }

@@ -3,7 +3,7 @@
 use crate::command::doctor::probe::{Rows, SHORTEST_LIMIT};
 use crate::command::doctor::report::Check;
 
-pub fn settings(variables: &Values) -> Check {
+pub fn check_settings(variables: &Variables) -> Check {
     let mut check = Check::new("settings");
     if variables.is_on("log_bin") && variables.text("binlog_format") == "STATEMENT" {
         let advice =
@@ -32,9 +32,9 @@ pub fn settings(variables: &Values) -> Check {
 }
 
 /// Name, value.
-pub struct Values(pub Rows);
+pub struct Variables(pub Rows);
 
-impl Values {
+impl Variables {
     pub fn text(&self, name: &str) -> &str {
         self.0.iter().find(|row| row[0].eq_ignore_ascii_case(name)).map_or("", |row| &row[1])
     }

@@ -2,9 +2,9 @@
 
 use sqlx::{AssertSqlSafe, Error, PgConnection, Postgres};
 
-use crate::command::doctor::probe::{Rows, ask, first};
+use crate::command::doctor::probe::{Rows, first_cell, query};
 use crate::command::doctor::report::Check;
-use crate::command::doctor::table::{self, Found, HISTORY, Table, is_true};
+use crate::command::doctor::table::{self, Catalog, HISTORY, Table, parse_bool};
 
 /// The statements, laid out to be read.
 #[rustfmt::skip]
@@ -48,26 +48,31 @@ pub(super) const HISTORY: &str = "SELECT version, success, encode(checksum, 'hex
 }
 
 /// Where new tables would be made, and whether this user may make them.
-pub async fn place(conn: &mut PgConnection) -> Result<Rows, Error> {
-    ask::<Postgres>(conn, sql::PLACE).await
+pub async fn query_schema(conn: &mut PgConnection) -> Result<Rows, Error> {
+    query::<Postgres>(conn, sql::PLACE).await
 }
 
 /// With the history, the table, its schema, its kind, whether it is logged, four rights, row-level security.
-pub async fn about_tables(conn: &mut PgConnection, expected: &[Table]) -> Result<Rows, Error> {
-    ask::<Postgres>(conn, ours(sql::TABLES, expected)).await
+pub async fn query_tables(conn: &mut PgConnection, expected: &[Table]) -> Result<Rows, Error> {
+    query::<Postgres>(conn, with_table_names(sql::TABLES, expected)).await
 }
 
-fn ours(sql: &str, expected: &[Table]) -> AssertSqlSafe<String> {
-    AssertSqlSafe(sql.replace("{names}", &format!("{}, '{HISTORY}'", table::quote(expected))))
+fn with_table_names(sql: &str, expected: &[Table]) -> AssertSqlSafe<String> {
+    AssertSqlSafe(sql.replace("{names}", &format!("{}, '{HISTORY}'", table::quote_names(expected))))
 }
 
-pub async fn find(conn: &mut PgConnection, expected: &[Table], about: &Rows, place: &str) -> Result<Found, Error> {
-    let mut tables = table::of_rows(about);
-    table::add_columns(&mut tables, &ask::<Postgres>(conn, ours(sql::COLUMNS, expected)).await?);
-    table::add_indexes(&mut tables, &ask::<Postgres>(conn, ours(sql::INDEXES, expected)).await?);
+pub async fn read_catalog(
+    conn: &mut PgConnection,
+    expected: &[Table],
+    about: &Rows,
+    place: &str,
+) -> Result<Catalog, Error> {
+    let mut tables = table::from_rows(about);
+    table::add_columns(&mut tables, &query::<Postgres>(conn, with_table_names(sql::COLUMNS, expected)).await?);
+    table::add_indexes(&mut tables, &query::<Postgres>(conn, with_table_names(sql::INDEXES, expected)).await?);
     let history = match about.iter().find(|row| row[0] == HISTORY) {
         // Without the right to read it, what the tables are like has to do.
-        Some(row) if is_true(&row[4]) => Some(ask::<Postgres>(conn, sql::HISTORY).await?),
+        Some(row) if parse_bool(&row[4]) => Some(query::<Postgres>(conn, sql::HISTORY).await?),
         _ => None,
     };
     // Tables may be further down the search path than new ones would be.
@@ -76,11 +81,11 @@ pub async fn find(conn: &mut PgConnection, expected: &[Table], about: &Rows, pla
         "" => "in any schema of the search_path".into(),
         schema => format!("in the schema {schema}"),
     };
-    Ok(Found { tables, history, place })
+    Ok(Catalog { tables, history, place })
 }
 
 /// What can be wrong with a table of PostgreSQL as a whole.
-pub fn kinds(about: &Rows, mut check: Check) -> Check {
+pub fn check_table_kinds(about: &Rows, mut check: Check) -> Check {
     for row in about {
         let name = &row[0];
         if !matches!(&*row[2], "r" | "p") {
@@ -95,12 +100,12 @@ pub fn kinds(about: &Rows, mut check: Check) -> Check {
 }
 
 /// has_table_privilege knows of roles, owners and superusers, which no list of grants tells.
-pub fn rights(about: &Rows, missing: bool, place: &Rows) -> Check {
+pub fn check_rights(about: &Rows, missing: bool, place: &Rows) -> Check {
     let mut check = Check::new("rights");
     for row in about {
         let name = &row[0];
         let rights = ["SELECT", "INSERT", "UPDATE", "DELETE"].iter().zip(&row[4..8]);
-        let denied: Vec<&str> = rights.filter(|(_, granted)| !is_true(granted)).map(|(right, _)| *right).collect();
+        let denied: Vec<&str> = rights.filter(|(_, granted)| !parse_bool(granted)).map(|(right, _)| *right).collect();
         if name == HISTORY {
             if denied.contains(&"SELECT") {
                 let advice =
@@ -113,7 +118,7 @@ pub fn rights(about: &Rows, missing: bool, place: &Rows) -> Check {
             let advice = "GRANT SELECT, INSERT, UPDATE, DELETE on the tables of sqlock to this user.";
             check = check.fail(format!("no {} on {name}", denied.join(", ")), advice);
         }
-        if is_true(&row[8]) {
+        if parse_bool(&row[8]) {
             let advice = format!(
                 "ALTER TABLE {name} DISABLE ROW LEVEL SECURITY: who does not see a row takes its name to be free."
             );
@@ -121,8 +126,8 @@ pub fn rights(about: &Rows, missing: bool, place: &Rows) -> Check {
         }
     }
     if missing {
-        let may_create = place.first().and_then(|row| row.get(1)).is_some_and(|granted| is_true(granted));
-        let schema = first(place);
+        let may_create = place.first().and_then(|row| row.get(1)).is_some_and(|granted| parse_bool(granted));
+        let schema = first_cell(place);
         if schema.is_empty() {
             check =
                 check.fail("no schema of the search_path can be used", "GRANT USAGE on one, or set the search_path.");

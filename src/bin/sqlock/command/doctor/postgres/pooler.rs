@@ -6,7 +6,7 @@ use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection, Error, PgConnection, Postgres};
 use tokio::time::timeout;
 
-use crate::command::doctor::probe::{PATIENCE, POOLER_ROUNDS, SHORT_TIMEOUT, ask, first};
+use crate::command::doctor::probe::{POOLER_ROUNDS, SHORT_TIMEOUT, TIMEOUT, first_cell, query};
 use crate::command::doctor::report::Check;
 
 /// The statements, laid out to be read.
@@ -19,11 +19,15 @@ pub(super) const PID: &str = "SELECT pg_backend_pid()";
 }
 
 /// Whether this connection is a session of its own, and is told what is said on a channel.
-pub async fn pooler(conn: &mut PgConnection, options: &PgConnectOptions, is_standby: bool) -> Result<Check, Error> {
+pub async fn check_pooler(
+    conn: &mut PgConnection,
+    options: &PgConnectOptions,
+    is_standby: bool,
+) -> Result<Check, Error> {
     let check = Check::new("pooler");
-    let session = ask::<Postgres>(conn, sql::SESSION).await?;
+    let session = query::<Postgres>(conn, sql::SESSION).await?;
     let age: f64 = session.first().and_then(|row| row.get(1)).and_then(|age| age.parse().ok()).unwrap_or(0.0);
-    if !is_direct(conn, options, first(&session)).await? {
+    if !has_own_session(conn, options, first_cell(&session)).await? {
         return Ok(check.warn(
             "one for transactions: each runs in whichever session of the server is free",
             "Leases work. Who waits is not told but looks by itself, up to 10 times a second, and session locks are refused: \
@@ -31,7 +35,7 @@ pub async fn pooler(conn: &mut PgConnection, options: &PgConnectOptions, is_stan
         ));
     }
     // The checks so far have taken less.
-    let check = match age > (PATIENCE * 3).as_secs_f64() {
+    let check = match age > (TIMEOUT * 3).as_secs_f64() {
         true => check.warn(
             "one that hands out sessions that were there before",
             "Leases work. Session locks are refused: connect past the pooler for those.",
@@ -41,7 +45,7 @@ pub async fn pooler(conn: &mut PgConnection, options: &PgConnectOptions, is_stan
     if is_standby {
         return Ok(check.or_ok("none"));
     }
-    Ok(match hears(options).await {
+    Ok(match receives_notifications(options).await {
         true => check.or_ok("none; LISTEN is heard"),
         false => check.warn(
             "what is said on a channel is not heard (LISTEN, NOTIFY)",
@@ -51,14 +55,14 @@ pub async fn pooler(conn: &mut PgConnection, options: &PgConnectOptions, is_stan
 }
 
 /// Another connection keeps its session while ours is asked which one it is in: a pooler then gives ours another one.
-async fn is_direct(conn: &mut PgConnection, options: &PgConnectOptions, pid: &str) -> Result<bool, Error> {
+async fn has_own_session(conn: &mut PgConnection, options: &PgConnectOptions, pid: &str) -> Result<bool, Error> {
     let mut other = options.connect().await?;
     let mut is_direct = true;
     for _ in 0..POOLER_ROUNDS {
-        let its = ask::<Postgres>(&mut other, "BEGIN; SELECT pg_backend_pid()").await?;
-        let ours = timeout(SHORT_TIMEOUT, ask::<Postgres>(&mut *conn, sql::PID)).await;
-        ask::<Postgres>(&mut other, "ROLLBACK").await?;
-        is_direct = first(&its) != pid && matches!(&ours, Ok(Ok(rows)) if first(rows) == pid);
+        let its = query::<Postgres>(&mut other, "BEGIN; SELECT pg_backend_pid()").await?;
+        let ours = timeout(SHORT_TIMEOUT, query::<Postgres>(&mut *conn, sql::PID)).await;
+        query::<Postgres>(&mut other, "ROLLBACK").await?;
+        is_direct = first_cell(&its) != pid && matches!(&ours, Ok(Ok(rows)) if first_cell(rows) == pid);
         if !is_direct {
             break;
         }
@@ -69,7 +73,7 @@ async fn is_direct(conn: &mut PgConnection, options: &PgConnectOptions, pid: &st
 
 /// As waiters do it, on a channel of our own, and without waiting for the disk or a standby. It is all forgotten with the
 /// connection.
-async fn hears(options: &PgConnectOptions) -> bool {
+async fn receives_notifications(options: &PgConnectOptions) -> bool {
     let heard = async {
         let one = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;
         let mut listener = PgListener::connect_with(&one).await?;

@@ -3,7 +3,7 @@
 use sqlx::{Error, PgConnection, Postgres};
 
 use super::settings::Settings;
-use crate::command::doctor::probe::{Rows, ask};
+use crate::command::doctor::probe::{Rows, query};
 use crate::command::doctor::report::Check;
 
 /// The statements, laid out to be read.
@@ -18,17 +18,22 @@ SELECT coalesce(nullif(application_name, ''), 'a standby'), coalesce(state, ''),
  ORDER BY 1";
 }
 
-pub async fn replication(conn: &mut PgConnection, settings: &Settings, is_standby: bool) -> Result<Check, Error> {
+pub async fn check_replication(conn: &mut PgConnection, settings: &Settings, is_standby: bool) -> Result<Check, Error> {
     let check = Check::new("replication");
     if is_standby {
         return Ok(check.unknown("this is a standby: ask the primary", ""));
     }
-    let standbys = ask::<Postgres>(conn, sql::STANDBYS).await?;
-    Ok(replicated(check, &standbys, settings.text("synchronous_standby_names"), settings.text("synchronous_commit")))
+    let standbys = query::<Postgres>(conn, sql::STANDBYS).await?;
+    Ok(check_standbys(
+        check,
+        &standbys,
+        settings.text("synchronous_standby_names"),
+        settings.text("synchronous_commit"),
+    ))
 }
 
 /// What becomes of grants when this server is lost. `standbys`: name, state, sync_state.
-fn replicated(check: Check, standbys: &Rows, wanted: &str, commit: &str) -> Check {
+fn check_standbys(check: Check, standbys: &Rows, wanted: &str, commit: &str) -> Check {
     let named = |of: &[&Vec<String>]| of.iter().map(|row| row[0].clone()).collect::<Vec<_>>().join(", ");
     let all: Vec<&Vec<String>> = standbys.iter().collect();
     if wanted.is_empty() {
@@ -74,7 +79,7 @@ mod tests {
     fn what_a_failover_would_lose_is_told() {
         let told = |standbys: &[[&str; 3]], wanted: &str, commit: &str| {
             let rows: Rows = standbys.iter().map(|row| row.iter().map(|cell| cell.to_string()).collect()).collect();
-            let check = replicated(Check::new("replication"), &rows, wanted, commit);
+            let check = check_standbys(Check::new("replication"), &rows, wanted, commit);
             (check.status, check.found())
         };
         let sync = ["b", "streaming", "sync"];

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::command::doctor::probe::{Rows, SHORTEST_LIMIT, brief};
+use crate::command::doctor::probe::{Rows, SHORTEST_LIMIT, format_brief};
 use crate::command::doctor::report::Check;
 
 /// Sessions that say nothing for this long are not to be ended: sqlock keeps connections that it seldom uses.
-const SILENT: Duration = Duration::from_secs(10);
+const SHORTEST_IDLE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Name, value, unit.
 pub struct Settings(pub Rows);
@@ -29,7 +29,7 @@ impl Settings {
     }
 }
 
-pub fn hurtful(settings: &Settings) -> Check {
+pub fn check_settings(settings: &Settings) -> Check {
     let mut check = Check::new("settings");
     if settings.0.is_empty() {
         return check.unknown("the server does not tell its settings", "");
@@ -42,11 +42,15 @@ pub fn hurtful(settings: &Settings) -> Check {
         ),
         ("transaction_timeout", SHORTEST_LIMIT, "transactions that are fenced are ended"),
         ("idle_in_transaction_session_timeout", SHORTEST_LIMIT, "fenced transactions that compute meanwhile are ended"),
-        ("idle_session_timeout", SILENT, "connections that sqlock keeps are ended, and made anew with each use"),
+        (
+            "idle_session_timeout",
+            SHORTEST_IDLE_LIMIT,
+            "connections that sqlock keeps are ended, and made anew with each use",
+        ),
     ] {
         if let Some(limit) = settings.limit(name).filter(|limit| *limit < least) {
-            let advice = format!("Set it to 0 or to {} at least: {what}.", brief(least));
-            check = check.warn(format!("{name} is {}", brief(limit)), advice);
+            let advice = format!("Set it to 0 or to {} at least: {what}.", format_brief(least));
+            check = check.warn(format!("{name} is {}", format_brief(limit)), advice);
         }
     }
     match settings.text("default_transaction_isolation") {

@@ -1,33 +1,39 @@
-//! What sqlock tells its guard, as bytes on a socket.
+//! What sqlock tells its watchdog, as bytes on a socket.
 
 use nix::unistd::Pid;
 
-use crate::command::run::process_tree::Quarry;
-use crate::command::run::schedule::Schedule;
+use crate::command::run::process_tree::ProcessTree;
+use crate::command::run::schedule::KillSchedule;
 
-/// The first argument that makes this program a guard.
-pub const CALL: &str = "__guard";
+/// The first argument that makes this program a watchdog.
+pub const ARGUMENT: &str = "__guard";
+
+/// What the watchdog reports when it has sent the signal.
+pub const SIGNALED: u8 = b'T';
+
+/// What the watchdog reports when it has killed the command.
+pub const KILLED: u8 = b'K';
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Orders {
-    pub quarry: Quarry,
-    pub schedule: Schedule,
+pub struct Instructions {
+    pub process_tree: ProcessTree,
+    pub schedule: KillSchedule,
 }
 
-impl Orders {
-    const MARK_BYTES: usize = 32;
-    pub const BYTES: usize = 4 + 4 + 8 + 8 + Self::MARK_BYTES;
+impl Instructions {
+    const MARKER_BYTES: usize = 32;
+    pub const BYTES: usize = 4 + 4 + 8 + 8 + Self::MARKER_BYTES;
 
     /// Fills a message that says goodbye: no process group has such a number.
-    pub const GOODBYE: u8 = 0xff;
+    pub const SHUTDOWN: u8 = 0xff;
 
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(Self::BYTES);
-        bytes.extend(self.quarry.group.as_raw().to_le_bytes());
+        bytes.extend(self.process_tree.group.as_raw().to_le_bytes());
         bytes.extend(self.schedule.signal.to_le_bytes());
-        bytes.extend(self.schedule.tell_at.to_le_bytes());
+        bytes.extend(self.schedule.signal_at.to_le_bytes());
         bytes.extend(self.schedule.kill_at.to_le_bytes());
-        bytes.extend(self.quarry.mark.as_bytes());
+        bytes.extend(self.process_tree.marker.as_bytes());
         bytes
     }
 
@@ -35,16 +41,16 @@ impl Orders {
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (group, bytes) = bytes.split_first_chunk()?;
         let (signal, bytes) = bytes.split_first_chunk()?;
-        let (tell_at, bytes) = bytes.split_first_chunk()?;
-        let (kill_at, mark) = bytes.split_first_chunk()?;
+        let (signal_at, bytes) = bytes.split_first_chunk()?;
+        let (kill_at, marker) = bytes.split_first_chunk()?;
         let group = i32::from_le_bytes(*group);
-        let schedule = Schedule {
+        let schedule = KillSchedule {
             signal: i32::from_le_bytes(*signal),
-            tell_at: u64::from_le_bytes(*tell_at),
+            signal_at: u64::from_le_bytes(*signal_at),
             kill_at: u64::from_le_bytes(*kill_at),
         };
-        let mark = String::from_utf8(mark.to_vec()).ok()?;
-        (group > 0).then(|| Self { quarry: Quarry { group: Pid::from_raw(group), mark }, schedule })
+        let marker = String::from_utf8(marker.to_vec()).ok()?;
+        (group > 0).then(|| Self { process_tree: ProcessTree { group: Pid::from_raw(group), marker }, schedule })
     }
 }
 
@@ -54,11 +60,14 @@ mod tests {
 
     #[test]
     fn orders_survive_the_socket() {
-        let schedule = Schedule { signal: 15, tell_at: 7, kill_at: 8 };
-        let orders = Orders { quarry: Quarry { group: Pid::from_raw(42), mark: Quarry::new_mark() }, schedule };
-        let bytes = orders.to_bytes();
-        assert_eq!(bytes.len(), Orders::BYTES);
-        assert_eq!(Orders::from_bytes(&bytes), Some(orders));
-        assert_eq!(Orders::from_bytes(&[Orders::GOODBYE; Orders::BYTES]), None);
+        let schedule = KillSchedule { signal: 15, signal_at: 7, kill_at: 8 };
+        let instructions = Instructions {
+            process_tree: ProcessTree { group: Pid::from_raw(42), marker: ProcessTree::new_marker() },
+            schedule,
+        };
+        let bytes = instructions.to_bytes();
+        assert_eq!(bytes.len(), Instructions::BYTES);
+        assert_eq!(Instructions::from_bytes(&bytes), Some(instructions));
+        assert_eq!(Instructions::from_bytes(&[Instructions::SHUTDOWN; Instructions::BYTES]), None);
     }
 }
