@@ -286,7 +286,7 @@ async fn a_waiter_says_what_it_waits_for_and_what_to_do() {
         "make",
     ];
     let mut waiter = Running::start(sqlock(&db, &enclosed));
-    waiter.says("around this one").await;
+    waiter.says("enclosing sqlock run").await;
     waiter.signal(Signal::INT);
     let shown = enclosed.join(" ").replace(&format!("{} --sidecar", program()), "sqlock");
     // The process that holds it, and its host.

@@ -1,4 +1,5 @@
-//! Getting a lease: the options that `run` and `acquire` share, and what is said while it takes time.
+//! Takes a lease: the options that `run` and `acquire` share, the wait, and the messages about the
+//! wait.
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,37 +17,50 @@ use crate::exit::{self, Failure, NOT_OBTAINED};
 use crate::signals::Signals;
 use crate::stderr::{self, quote};
 
-/// How much longer than --timeout an attempt may take that a database does not answer.
+/// How much longer than --timeout an attempt may take if the database does not answer.
 const ANSWER_GRACE: Duration = Duration::from_secs(3);
 
-/// How long a database may take to tell who holds the name that was not obtained.
+/// How long a database may take to tell the holders of a name that was not obtained.
 const HOLDERS_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// How long a wait without --timeout lasts through an outage.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum OutageLimit {
+    /// For the TTL after the database was reachable.
+    Ttl,
+    /// For ever. The database counts as reachable at the start.
+    Unlimited,
+}
+
+/// The options that `run` and `acquire` share.
 #[derive(Args)]
 pub struct LeaseArgs {
     /// The name to hold: 1 to 255 bytes.
     pub name: String,
-    /// Do not wait: exit with 75 if somebody else holds the name.
+    /// Do not wait: exit with 75 if the lease is not granted at once.
     #[arg(short, long, conflicts_with = "timeout")]
     pub nonblock: bool,
-    /// Wait at most this long, then exit with 75. A database that cannot be reached is waited for as well; if it cannot be
-    /// reached at the end, exit with 69. Without this option, wait for the name for as long as it takes.
+    /// Wait at most this long, then exit with 75. The wait includes outages of the database; if it
+    /// cannot be reached at the end, exit with 69. Without this option, wait for the name for as
+    /// long as it takes.
     #[arg(short = 'w', long, visible_alias = "wait", value_name = "DURATION", value_parser = duration::parse)]
     pub timeout: Option<Duration>,
-    /// Share the name with others who share it: many readers or one writer. All stand in one line, so that a writer who waits
-    /// keeps later readers out.
+    /// Share the name with other shared holders: many readers or one writer. Readers and writers
+    /// wait in one queue, so that a waiting writer keeps later readers out.
     #[arg(short, long, conflicts_with = "permits")]
     pub shared: bool,
-    /// Let at most this many hold the name at a time. It counts for this one: it comes in when fewer hold than it says.
+    /// Take one of N permits of the name: wait until fewer than N are held. Each holder gives its
+    /// own N.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
     pub permits: Option<u32>,
     /// The exit code, instead of 75, when the lease is not obtained.
     #[arg(short = 'E', long, value_name = "N")]
     pub conflict_exit_code: Option<u8>,
-    /// How long the lease outlives its last renewal: the longest time for which a crashed holder blocks others.
+    /// How long the lease lasts after its last renewal: the longest time that a crashed holder
+    /// blocks others.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     pub ttl: Duration,
-    /// A note for people, shown by ls and show.
+    /// A text that ls and show print.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub label: String,
 }
@@ -61,29 +75,29 @@ impl LeaseArgs {
         Ok(request.ttl(self.ttl).label(&self.label))
     }
 
-    /// How it ends when somebody else has the name.
+    /// Returns the exit code for a lease that was not obtained.
     pub fn exit_code_on_conflict(&self) -> u8 {
         self.conflict_exit_code.unwrap_or(NOT_OBTAINED)
     }
 
-    /// Gets the lease, for as long as was asked for, or until a signal. `None`: not obtained, which has been said.
+    /// Takes the lease, or gives up at --timeout or at a signal. `None`: not obtained, and a note
+    /// has said so.
     ///
-    /// Without --timeout, it waits through an outage of a database that has been there for as long as the TTL, or on and on if
-    /// it is `patient`. With --timeout, it waits through any outage until that has run out.
+    /// With --timeout, it waits through outages until the time has run out. Without, `outages` says
+    /// how long it waits for a database that has been reachable before.
     pub async fn acquire(
         &self,
         db: &Database,
         request: LeaseRequest,
         signals: &mut Signals,
-        patient: bool,
+        outages: OutageLimit,
     ) -> Result<Option<Lease>, Failure> {
-        let outage_limit = if patient { Duration::MAX } else { self.ttl };
         let wait_limit = if self.nonblock { Some(Duration::ZERO) } else { self.timeout };
-        let reached = Cell::new(patient.then(Instant::now));
+        let reached = Cell::new((outages == OutageLimit::Unlimited).then(Instant::now));
         let progress = Progress::default();
         let request = if stderr::is_quiet() { request } else { request.while_waiting(progress.callback()) };
         let outcome = tokio::select! {
-            outcome = self.wait_for_lease(db, request, wait_limit, outage_limit, &reached) => outcome,
+            outcome = self.wait_for_lease(db, request, wait_limit, outages, &reached) => outcome,
             () = report_holders(db, &self.name, &reached, &progress), if wait_limit.is_none_or(|limit| !limit.is_zero()) => Ok(None),
             signal = signals.next_termination() => Err(Failure::interrupted(signal)),
         };
@@ -91,22 +105,22 @@ impl LeaseArgs {
             Ok(Some(lease)) => return Ok(Some(lease)),
             Ok(None) => {}
             Err(failure) => {
-                // The place in line is given up, and what was granted in the last moment goes back.
+                // Leaves the queue, and releases a lease that was granted at the last moment.
                 let _ = timeout(Duration::from_secs(1), db.locks.shutdown()).await;
                 return Err(failure);
             }
         }
         let waited = wait_limit.filter(|wait_limit| !wait_limit.is_zero());
-        let by = match timeout(HOLDERS_TIMEOUT, db.locks.holders(&self.name)).await {
+        let holders = match timeout(HOLDERS_TIMEOUT, db.locks.holders(&self.name)).await {
             Ok(Ok(holders)) => describe::describe_holders(&holders),
-            // The database has gone away while the name was waited for.
+            // The database became unreachable during the wait.
             Ok(Err(error @ Error::Unavailable { .. })) if waited.is_some() => return Err(error.into()),
             Err(_) if waited.is_some() => return Err(no_answer_failure(HOLDERS_TIMEOUT)),
             _ => None,
         };
-        let by = by.unwrap_or_else(|| "somebody else was at it".into());
+        let holders = holders.unwrap_or_else(|| "it was held meanwhile".into());
         let within = waited.map(|waited| format!(" within {}", duration::format_exact(waited))).unwrap_or_default();
-        stderr::print_note(&format!("{} not obtained{within}: {by}", quote(&self.name)));
+        stderr::print_note(&format!("{} not obtained{within}: {holders}", quote(&self.name)));
         Ok(None)
     }
 
@@ -115,7 +129,7 @@ impl LeaseArgs {
         db: &Database,
         request: LeaseRequest,
         wait_limit: Option<Duration>,
-        outage_limit: Duration,
+        outages: OutageLimit,
         reached: &Cell<Option<Instant>>,
     ) -> Result<Option<Lease>, Failure> {
         let start = Instant::now();
@@ -124,7 +138,7 @@ impl LeaseArgs {
         loop {
             let attempt = self.try_once(db, request.clone(), left());
             let attempt = match left().filter(|_| wait_limit != Some(Duration::ZERO)) {
-                // A database that does not answer does not prolong the wait.
+                // A database that does not answer must not prolong the wait.
                 Some(left) => match timeout(left + ANSWER_GRACE, attempt).await {
                     Ok(attempt) => attempt,
                     Err(_) => return Err(no_answer_failure(start.elapsed())),
@@ -137,9 +151,9 @@ impl LeaseArgs {
             };
             match failure.code {
                 NOT_OBTAINED => return Ok(None),
-                // It had passed already to somebody else.
+                // The lease was lost before it was used: try again.
                 exit::LOST => {}
-                exit::UNREACHABLE if self.can_retry(left(), reached.get(), outage_limit) => {
+                exit::UNREACHABLE if self.can_retry(left(), reached.get(), outages) => {
                     outage.wait_for_retry(failure, left()).await?;
                 }
                 _ => return Err(failure),
@@ -147,7 +161,7 @@ impl LeaseArgs {
         }
     }
 
-    /// Asks once, and waits in line.
+    /// Acquires once, waiting in the queue for the time that is left.
     async fn try_once(
         &self,
         db: &Database,
@@ -165,7 +179,8 @@ impl LeaseArgs {
                 Some(left) => Some(request.wait(left).acquire().await?),
                 None => Some(request.acquire().await?),
             };
-            // What was handed over lasts for a moment at first: less than it may take to stop a command.
+            // A lease from a hand-over lasts a moment at first: less than it may take to stop a
+            // command.
             if let Some(lease) = lease.as_ref().filter(|lease| lease.remaining() < self.ttl / 2) {
                 lease.extend(self.ttl).await?;
             }
@@ -174,17 +189,20 @@ impl LeaseArgs {
         Ok(lease.await?)
     }
 
-    /// Whether a database that cannot be reached is waited for.
-    fn can_retry(&self, left: Option<Duration>, reached: Option<Instant>, outage_limit: Duration) -> bool {
+    /// Whether to wait for a database that cannot be reached.
+    fn can_retry(&self, left: Option<Duration>, reached: Option<Instant>, outages: OutageLimit) -> bool {
         match left {
             Some(left) => !left.is_zero(),
-            None => reached.is_some_and(|at| at.elapsed() < outage_limit),
+            None => match outages {
+                OutageLimit::Ttl => reached.is_some_and(|at| at.elapsed() < self.ttl),
+                OutageLimit::Unlimited => reached.is_some(),
+            },
         }
     }
 
-    /// The owner of an enclosing `sqlock run` that holds this name: the nested one enters again instead of waiting for ever.
-    /// An enclosing run that holds another name is no reason to share an owner, for two commands inside it must exclude each
-    /// other.
+    /// Finds the owner of an enclosing `sqlock run` that holds this name, which the nested run
+    /// enters again. Two commands inside a run that holds another name get owners of their own,
+    /// since they must exclude each other.
     async fn find_enclosing_owner(&self, db: &Database) -> Result<Option<Owner>, Failure> {
         let owners = environment::enclosing_owners();
         if owners.is_empty() {
@@ -203,21 +221,20 @@ impl LeaseArgs {
             _ => return Ok(enclosing.owner),
         };
         let name = quote(&self.name);
-        Err(Failure::usage(format!(
-            "{name}: the sqlock run around this one {has}; to {wanted} in here, it would wait for ever"
-        )))
+        Err(Failure::usage(format!("{name}: the enclosing sqlock run {has}; this one would wait for ever to {wanted}")))
     }
 }
 
-/// A database that cannot be reached, and is waited for.
+/// The wait for a database that cannot be reached.
 #[derive(Default)]
 pub struct Outage {
-    /// What was said last.
+    /// The last warning.
     last_message: String,
 }
 
 impl Outage {
-    /// Says what is wrong, unless it was said before, and waits until the next attempt. It fails when no time is left for one.
+    /// Prints a new failure as a warning, and waits until the next attempt. Fails if no time is left
+    /// for one.
     pub async fn wait_for_retry(&mut self, failure: Failure, left: Option<Duration>) -> Result<(), Failure> {
         const RETRY_INTERVAL: Duration = Duration::from_secs(1);
         if let Some(left) = left.filter(|left| *left <= RETRY_INTERVAL) {
@@ -238,7 +255,7 @@ fn no_answer_failure(within: Duration) -> Failure {
     Failure::new(exit::UNREACHABLE, format!("{}: no answer came within {within}", exit::describe_unreachable()))
 }
 
-/// How far the wait has come, as the library tells it.
+/// The latest progress of the wait, as the library reports it.
 #[derive(Default)]
 struct Progress(Arc<Mutex<Option<Waiting>>>);
 
@@ -253,46 +270,47 @@ impl Progress {
     }
 }
 
-/// Says who holds the name and how many are ahead, once the wait is long enough to be noticed; again when that changes, and
-/// now and then.
+/// Prints the holders and the position in the queue: after half a second, when they change, and at
+/// growing intervals.
 async fn report_holders(db: &Database, name: &str, reached: &Cell<Option<Instant>>, progress: &Progress) {
     let enclosing_owners = environment::enclosing_owners();
-    let mut said = None;
-    let mut again = Instant::now();
+    let mut reported = None;
+    let mut next_report = Instant::now();
     let mut pause = Duration::from_secs(60);
     sleep(Duration::from_millis(500)).await;
     loop {
-        let seen = db.locks.holders(name).await;
-        if seen.is_ok() {
+        let inspected = db.locks.holders(name).await;
+        if inspected.is_ok() {
             reached.set(Some(Instant::now()));
         }
-        let holders = seen.unwrap_or_default();
+        let holders = inspected.unwrap_or_default();
         if let (Some(held), Some(waiting)) = (describe::describe_holders(&holders), progress.latest()) {
             let now = Some((waiting.ahead, waiting.holder.map(|holder| holder.token)));
-            if now != said || Instant::now() >= again {
+            if now != reported || Instant::now() >= next_report {
                 let ahead = match waiting.ahead {
                     0 => "next in line".into(),
                     ahead => format!("{ahead} ahead in line"),
                 };
-                let hint = if said.is_none() { format_hint(name, &holders, &enclosing_owners) } else { String::new() };
+                let hint =
+                    if reported.is_none() { format_hint(name, &holders, &enclosing_owners) } else { String::new() };
                 stderr::print_note(&format!("waiting for {}, {ahead}, {held}{hint}", quote(name)));
-                again = Instant::now() + pause;
+                next_report = Instant::now() + pause;
                 pause = (pause * 2).min(Duration::from_secs(600));
-                said = now;
+                reported = now;
             }
         }
-        // How many are ahead may not have been told yet.
-        let soon = said.is_none() && !holders.is_empty() && !stderr::is_quiet();
+        // The library may not have reported the position yet.
+        let soon = reported.is_none() && !holders.is_empty() && !stderr::is_quiet();
         sleep(Duration::from_millis(if soon { 250 } else { 2000 })).await;
     }
 }
 
-/// What can be done about it: said once.
+/// Describes how to end the wait.
 fn format_hint(name: &str, holders: &[LeaseInfo], enclosing_owners: &[Owner]) -> String {
-    let is_around = |held: &LeaseInfo| held.owner.is_some_and(|owner| enclosing_owners.contains(&owner));
-    let hangs = match holders {
-        _ if holders.iter().any(is_around) => {
-            " The sqlock run around this one holds a part itself: if this must have that, it waits for ever.".into()
+    let is_enclosing = |held: &LeaseInfo| held.owner.is_some_and(|owner| enclosing_owners.contains(&owner));
+    let advice = match holders {
+        _ if holders.iter().any(is_enclosing) => {
+            " The enclosing sqlock run is one of the holders: if this one waits for it, it waits for ever.".into()
         }
         [held] if held.owner.is_some() => {
             format!(" If that holder hangs: sqlock unlock {} --token {}", quote_for_shell(name), held.token)
@@ -300,10 +318,10 @@ fn format_hint(name: &str, holders: &[LeaseInfo], enclosing_owners: &[Owner]) ->
         [_, _, ..] => format!(" If one of the holders hangs: sqlock show {}, and sqlock unlock", quote_for_shell(name)),
         _ => return String::new(),
     };
-    format!("\nGive up with Ctrl-C, or bound the wait with --timeout.{hangs}")
+    format!("\nGive up with Ctrl-C, or bound the wait with --timeout.{advice}")
 }
 
-/// The name as a shell takes it.
+/// Quotes a name for a shell.
 fn quote_for_shell(name: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "/_.:@%+-".contains(c);
     if name.chars().all(plain) && !name.starts_with('-') {

@@ -1,4 +1,4 @@
-//! The command line: what can be asked for. The options of each subcommand stand in its own file.
+//! The command line. The options of each subcommand are in its own file.
 
 use clap::Parser;
 
@@ -7,8 +7,9 @@ use crate::global::Global;
 
 /// Hold a lease on a name, in the SQL database you already run, while a command runs.
 ///
-/// Of all the processes on all hosts that use one database, one at a time holds a name (or several, if they share it). If the holder dies, the name is
-/// free after the TTL of its lease; if the lease is lost, the command is dead before anyone else can hold it.
+/// Of all processes on all hosts that use one database, one at a time holds a name (or several, if
+/// they share it). If the holder dies, the name is free after the TTL of its lease. If the lease is
+/// lost, the command is killed before the name is free.
 #[derive(Parser)]
 #[command(
     name = "sqlock",
@@ -28,30 +29,30 @@ pub struct Cli {
 const LONG_HELP: &str = "\
 Examples:
   sqlock run migrate -- sqlx migrate run         one migration at a time, the others wait their turn
-  sqlock run -n nightly -- ./report.sh           somebody else is at it: exit with 75
+  sqlock run -n nightly -- ./report.sh           exit with 75 instead of waiting
   sqlock run -w 5m deploy -- make deploy         wait for 5 minutes at most
   sqlock run --permits 3 import -- ./import.sh   at most three at a time
-  sqlock run --shared index -- ./search.sh       with others who share; who does not share is alone
-  sqlock ls                                      who holds what
-  sqlock show deploy                             who holds this, since when, until when; who waits
-  sqlock doctor                                  whether the database is set up as it should be
+  sqlock run --shared index -- ./search.sh       many readers, or one writer without --shared
+  sqlock ls                                      list the names that are held
+  sqlock show deploy                             show the holders of a name, and the waiters
+  sqlock doctor                                  check the set-up of the database
 
 The database is the first of these: --database-url, SQLOCK_DATABASE_URL, DATABASE_URL, one of the
 two in a file .env in this directory. Without any, it is an embedded SQLite file, one for each user
-and host, which excludes other commands of this user on this host only: sqlock says so, and refuses
-with --require-database. Passwords on a command line can be seen by others on this host: prefer a
-variable, or -D @FILE.
+and host, which excludes other commands of this user on this host only: sqlock prints a note, and
+fails with --require-database. Other users of this host can see passwords on a command line: prefer
+a variable, or -D @FILE.
 
-A SQLite file that has sqlock's tables, because programs use the library on it, has the leases of
-this command too. Otherwise they are kept in FILE-sqlock, so that a long transaction in the file
-does not hold them up. --same-file and --sidecar choose.
+A SQLite file with sqlock's tables, which programs with the library create, has the leases of this
+command too. Otherwise the leases are in FILE-sqlock, where a long transaction in the file does not
+delay them. --same-file and --sidecar choose.
 
 Exit codes:
   the command's own; 128+N if signal N killed it
   64  usage          69  database unreachable       75  not obtained: -n, or -w ran out
   78  configuration  79  lease lost, or not yours   126, 127  command not executable, not found
   130, 143           interrupted while waiting
-  71, 74             the system refused something; stdout cannot be written";
+  71, 74             error of the system; stdout cannot be written";
 
 #[derive(clap::Subcommand)]
 pub enum Subcommand {
@@ -65,8 +66,9 @@ pub enum Subcommand {
     Unlock(unlock::Arguments),
     /// Create the tables, or bring them up to date.
     ///
-    /// Any number of processes may do this at once. The other subcommands do it when they find no tables, unless
-    /// --no-migrate forbids it.
+    /// Any number of processes may do this at once. The other subcommands do it when the tables are
+    /// missing, unless
+    /// --no-migrate is given.
     Migrate,
     Schema(schema::Arguments),
     Sweep(sweep::Arguments),
@@ -78,7 +80,7 @@ pub enum Subcommand {
     Man,
 }
 
-/// `0.1.0, for PostgreSQL, SQLite`.
+/// Returns the version and the databases: `0.1.0, built for PostgreSQL, SQLite`.
 fn version() -> String {
     let databases = [
         ("PostgreSQL", cfg!(feature = "postgres")),

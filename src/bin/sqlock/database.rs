@@ -1,4 +1,4 @@
-//! Which database, and a client on it.
+//! The client of a database.
 
 use std::path::PathBuf;
 
@@ -10,11 +10,11 @@ use crate::pool::{self, FileUse, Pool};
 use crate::stderr;
 use crate::url::{Kind, Url};
 
-/// A database with our tables, or a place for them.
+/// A database with the tables of sqlock, or where they can be created.
 pub struct Database {
     pub locks: Locks,
     pub pool: Pool,
-    /// Where it is, for people.
+    /// The location, for messages.
     pub location: String,
     may_migrate: bool,
     /// The file, on SQLite.
@@ -22,22 +22,23 @@ pub struct Database {
 }
 
 impl Database {
-    /// The database that the command line, the environment or `.env` names. Nothing is sent to a server yet.
+    /// Opens the database that the command line, the environment or `.env` names. Sends nothing to
+    /// a server.
     pub async fn open(global: &Global) -> Result<Self, Failure> {
         Self::open_with(global, FileUse::Leases { create: true, announce: true }).await
     }
 
-    /// The same, to look at what is held: a SQLite file that is missing is not made.
+    /// Opens the database without creating a missing SQLite file.
     pub async fn open_existing(global: &Global) -> Result<Self, Failure> {
         Self::open_with(global, FileUse::Leases { create: false, announce: true }).await
     }
 
-    /// The application's own database, to look at what it keeps there. A SQLite file that is missing is not made.
+    /// Opens the application's own database without creating a missing SQLite file.
     pub async fn open_application(global: &Global) -> Result<Self, Failure> {
         Self::open_with(global, FileUse::Application).await
     }
 
-    /// Each of several databases that know nothing of each other. Nothing is sent to a server yet.
+    /// Opens each of several independent databases. Sends nothing to a server.
     pub async fn open_each(global: &Global) -> Result<Vec<Self>, Failure> {
         let mut all = Vec::new();
         for url in Url::find_several(global)?.split()? {
@@ -57,9 +58,7 @@ impl Database {
         let locks = if urls.len() > 1 {
             location.push_str(&format!(", or {} more", urls.len() - 1));
             let builder = LocksBuilder::from_urls(&url.url);
-            builder
-                .map_err(|error| Failure::configuration(format!("the database URLs are not valid: {error}")))?
-                .build()
+            builder.map_err(|error| Failure::configuration(format!("invalid database URLs: {error}")))?.build()
         } else {
             pool.locks()
         };
@@ -68,7 +67,7 @@ impl Database {
         Ok(Self { locks, pool, location, may_migrate: !global.no_migrate, file })
     }
 
-    /// Does something that needs the tables, and creates them when they are missing.
+    /// Runs an operation that needs the tables, and creates them if they are missing.
     pub async fn with_tables<T>(&self, operation: impl AsyncFn() -> sqlock::Result<T>) -> sqlock::Result<T> {
         match operation().await {
             Err(Error::NotMigrated { .. }) if self.may_migrate => {
@@ -79,7 +78,7 @@ impl Database {
         }
     }
 
-    /// Looks at what is held: nothing, where there are no tables.
+    /// Runs an operation that reads, which finds nothing where there are no tables.
     pub async fn read<T: Default>(&self, operation: impl AsyncFn() -> sqlock::Result<T>) -> sqlock::Result<T> {
         match operation().await {
             Err(Error::NotMigrated { .. }) => Ok(T::default()),

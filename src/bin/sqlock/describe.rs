@@ -1,4 +1,4 @@
-//! What a holding looks like to people, and as JSON.
+//! Describes holders and waiters, as text and as JSON.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,15 +9,16 @@ use sqlock::{LeaseInfo, Mode, WaiterInfo};
 use crate::duration;
 use crate::stderr::escape_line;
 
-/// `held by host/17 ("deploy 42") for 3m 20s; its lease ends in 24s unless it is renewed`. Of several, the one who came first:
-/// `shared by 3, first: host/17 …`. `None`: nobody holds it.
+/// Describes the holders: `held by host/17 ("deploy 42") for 3m 20s; its lease ends in 24s unless
+/// it is renewed`. Of several holders, the first: `shared by 3, first: host/17 …`. `None`: the name
+/// is free.
 pub fn describe_holders(holders: &[LeaseInfo]) -> Option<String> {
     let held = holders.first()?;
     let label = if held.label.is_empty() { String::new() } else { format!(" (\"{}\")", escape_line(&held.label)) };
     let holder = format!("{}{label}", escape_line(&held.holder));
     let left = duration::format(held.remaining);
     if held.owner.is_none() {
-        return Some(format!("given back by {holder}, and kept taken for another {left}"));
+        return Some(format!("released by {holder}; the name stays taken for another {left}"));
     }
     let by = match held.mode {
         Mode::Shared => "shared by",
@@ -31,7 +32,7 @@ pub fn describe_holders(holders: &[LeaseInfo]) -> Option<String> {
     Some(format!("{by} {first}{holder} for {age}; its lease ends in {left} unless it is renewed"))
 }
 
-/// `exclusive`, `shared`, `2 permits`.
+/// Formats a mode: `exclusive`, `shared`, `2 permits`.
 pub fn format_mode(mode: Mode) -> String {
     match mode {
         Mode::Permits(1) => "1 permit".into(),
@@ -40,7 +41,7 @@ pub fn format_mode(mode: Mode) -> String {
     }
 }
 
-/// The same in one word, and how many permits, for programs.
+/// Returns the name of a mode in JSON.
 fn mode_name(mode: Mode) -> &'static str {
     match mode {
         Mode::Exclusive => "exclusive",
@@ -57,19 +58,19 @@ fn count_permits(mode: Mode) -> Option<u32> {
     }
 }
 
-/// How long it has been held, by the database's clock alone.
+/// Returns how long the name has been held, by the database's clock alone.
 pub fn held_for(held: &LeaseInfo) -> Duration {
     let whole = held.expires_at - held.acquired_at;
     whole.to_std().unwrap_or_default().saturating_sub(held.remaining)
 }
 
-/// RFC 3339, to the millisecond.
+/// Formats a time as RFC 3339, to the millisecond.
 pub fn format_time(at: DateTime<Utc>) -> String {
     let since_epoch = Duration::from_micros(u64::try_from(at.timestamp_micros()).unwrap_or(0));
     humantime::format_rfc3339_millis(SystemTime::UNIX_EPOCH + since_epoch).to_string()
 }
 
-/// As `acquire` and `renew` print it.
+/// Makes the object that `acquire` and `renew` print.
 pub fn grant_to_json(held: &LeaseInfo) -> Value {
     json!({
         "name": held.name.as_str(),
@@ -79,7 +80,7 @@ pub fn grant_to_json(held: &LeaseInfo) -> Value {
     })
 }
 
-/// As `ls --json` has it.
+/// Makes an object of `ls --json`.
 pub fn holder_to_json(held: &LeaseInfo) -> Value {
     json!({
         "name": held.name.as_str(),
@@ -95,7 +96,7 @@ pub fn holder_to_json(held: &LeaseInfo) -> Value {
     })
 }
 
-/// As `show --json` has it: the first holder, the others, and who waits.
+/// Makes the object of `show --json`: the first holder, the other holders and the waiters.
 pub fn name_to_json(holders: &[LeaseInfo], line: &[WaiterInfo]) -> Value {
     let Some((first, others)) = holders.split_first() else {
         return Value::Null;
@@ -117,7 +118,7 @@ fn waiter_to_json(waiter: &WaiterInfo) -> Value {
     })
 }
 
-/// When a lease ends unless it is renewed, by this host's clock.
+/// Formats when a lease ends unless it is renewed, by this host's clock.
 pub fn format_expiry(remaining: Duration) -> String {
     humantime::format_rfc3339_millis(SystemTime::now() + remaining).to_string()
 }

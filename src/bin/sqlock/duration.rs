@@ -1,25 +1,25 @@
-//! Durations as people write them: `90` (seconds), `1.5`, `90s`, `1m30s`.
+//! Durations of options and messages: `90` (seconds), `1.5`, `90s`, `1m30s`.
 
 use std::time::Duration;
 
-/// The longest: 100 years. More could not be added to a clock.
+/// The longest duration: 100 years. The sum of a longer one and a time could overflow.
 const MAX: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
 
-/// Parses what was given to an option.
+/// Parses the value of an option.
 pub fn parse(text: &str) -> Result<Duration, String> {
     let duration = parse_unlimited(text)?;
-    if duration > MAX { Err("that is more than 100 years".into()) } else { Ok(duration) }
+    if duration > MAX { Err("longer than 100 years".into()) } else { Ok(duration) }
 }
 
 fn parse_unlimited(text: &str) -> Result<Duration, String> {
     if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
-        let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
-        return Duration::try_from_secs_f64(seconds).map_err(|_| "that is too long".into());
+        let seconds: f64 = text.parse().map_err(|_| format!("invalid number {text:?}"))?;
+        return Duration::try_from_secs_f64(seconds).map_err(|_| "too long".into());
     }
     humantime::parse_duration(text).map_err(|error| format!("{error}; write 90, 1.5, 90s, 1m30s or 2h"))
 }
 
-/// For people: `1m 30s`; below ten seconds to the tenth, `1.5s`.
+/// Formats a duration to the second, `1m 30s`; below ten seconds to the tenth, `1.5s`.
 pub fn format(duration: Duration) -> String {
     if duration < Duration::from_secs(10) {
         return format!("{:.1}s", duration.as_secs_f64());
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_people_write_them() {
+    fn parse_accepts_seconds_and_units() {
         let ms = |text| parse(text).map(|d| d.as_millis());
         assert_eq!(ms("90"), Ok(90_000));
         assert_eq!(ms("1.5"), Ok(1_500));
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_duration_is_refused() {
+    fn parse_refuses_other_texts() {
         for text in [
             "",
             ".",

@@ -1,4 +1,5 @@
-//! How sqlock ends: the exit codes of sysexits.h where one fits, those of a shell for the command.
+//! Exit codes and failures: the codes of sysexits.h where one fits, those of a shell for the
+//! command.
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -24,11 +25,11 @@ pub const NOT_FOUND: u8 = 127;
 /// An exit code, or the reason for one.
 pub type Outcome = Result<u8, Failure>;
 
-/// Why sqlock could not do what it was asked for: said once, on stderr, by `main`.
+/// The exit code and the reason of a failure, which `main` prints.
 #[derive(Debug)]
 pub struct Failure {
     pub code: u8,
-    /// Empty: there is nobody to say it to.
+    /// Empty: nothing is printed.
     pub message: String,
 }
 
@@ -45,7 +46,7 @@ impl Failure {
         Self::new(CONFIGURATION, message)
     }
 
-    /// The operating system refused something it never should.
+    /// The operating system refused something.
     pub fn system(message: impl Into<String>) -> Self {
         Self::new(SYSTEM, message)
     }
@@ -62,45 +63,46 @@ impl Failure {
     }
 }
 
-/// Where the database is, for people.
+/// The location of the database, for messages.
 static LOCATION: OnceLock<String> = OnceLock::new();
 
-/// That it cannot be reached, and where it should have been.
+/// Says that the database cannot be reached, with its location.
 pub fn describe_unreachable() -> String {
     format!("cannot reach {}", LOCATION.get().map_or("the database", String::as_str))
 }
 
-/// Remembers where the database is.
+/// Sets the location of the database that messages name.
 pub fn set_location(location: &str) {
     let _ = LOCATION.set(location.to_owned());
 }
 
-/// What a shell makes of a command that a signal killed.
+/// Returns the exit code of a shell for a command that a signal killed.
 pub fn from_signal(signal: Signal) -> u8 {
     128_u8.saturating_add(u8::try_from(signal as i32).unwrap_or(u8::MAX))
 }
 
-/// Help and version are answers; the rest is a mistake on the command line.
+/// Prints help or the version, or reports a usage error.
 pub fn report_usage_error(error: &clap::Error) -> ExitCode {
     if let UsageError::DisplayHelp | UsageError::DisplayVersion = error.kind() {
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
-    // clap repeats what it was given: what a terminal would act on is shown instead, and then nothing is in colour.
-    let nasty = std::env::args_os().any(|argument| argument.to_string_lossy().contains(char::is_control));
+    // clap repeats the arguments: control characters in them are escaped, together with clap's own
+    // colours.
+    let has_control = std::env::args_os().any(|argument| argument.to_string_lossy().contains(char::is_control));
     let rendered = error.render();
-    let text = if nasty { stderr::escape_control(&rendered.to_string()) } else { rendered.ansi().to_string() };
+    let text = if has_control { stderr::escape_control(&rendered.to_string()) } else { rendered.ansi().to_string() };
     let text = redact_passwords(&text);
     let _ = write!(anstream::stderr(), "{text}");
     ExitCode::from(USAGE)
 }
 
-/// clap repeats an argument that stands in the wrong place, and a URL may.
+/// Removes passwords: clap repeats misplaced arguments, which may be URLs.
 fn redact_passwords(text: &str) -> String {
     let mut parts = text.split("://");
     let mut shown = parts.next().unwrap_or_default().to_owned();
     for part in parts {
-        // Up to the last @ of the line: a password may have anything in it.
+        // The last @ of the line, since a password may contain others.
         let line = part.find('\n').unwrap_or(part.len());
         let host = part[..line].rfind('@').unwrap_or(0);
         let user = if host > 0 { "…" } else { "" };
@@ -135,15 +137,15 @@ impl From<sqlock::Error> for Failure {
                     .into()
             }
             E::Migrate(cause) => format!(
-                "the sqlock tables are missing and cannot be created: {cause}\nLet somebody who may create tables run \
-                 \"sqlock migrate\" once, or add what \"sqlock schema\" prints to your migrations."
+                "the sqlock tables are missing and cannot be created: {cause}\nRun \"sqlock migrate\" once as a user with the \
+                 right to create tables, or add what \"sqlock schema\" prints to your migrations."
             ),
             E::Unavailable { reason, .. } => {
                 let reason = reason.trim_start_matches("error communicating with database: ");
                 format!("{}: {reason}", describe_unreachable())
             }
             E::OutOfRange { what, given, min, max } => {
-                // As the options are called, and "a TTL".
+                // The names of the options instead of the library's.
                 let what = match *what {
                     "max_hold" => "--max-hold",
                     "hold_at_least" => "--hold-at-least",
@@ -155,19 +157,19 @@ impl From<sqlock::Error> for Failure {
                     max => format!("{what} of {given} is out of range: between {min} and {}", format_exact(max)),
                 }
             }
-            // There may be a name in it, and in that a line that looks like one of ours.
+            // A name in the message may contain a line that looks like a message of sqlock.
             error => stderr::escape_line(&error.to_string()),
         };
         Self { code, message }
     }
 }
 
-/// Whether trying again cannot help: a wrong password, a certificate that is not accepted, a file of somebody else's. A
-/// server that starts or stops, or is full, may be different soon.
+/// Whether a retry cannot help: a wrong password, a certificate that is not accepted, a file of
+/// another program. A server that starts, stops or is full may answer soon.
 fn is_permanent(error: &sqlx::Error) -> bool {
     let error = match error {
         sqlx::Error::Configuration(_) | sqlx::Error::Tls(_) => return true,
-        // How rustls tells that it does not accept a certificate.
+        // The error of rustls for a certificate that it does not accept.
         sqlx::Error::Io(error) => return error.kind() == ErrorKind::InvalidData,
         sqlx::Error::Database(error) => error,
         _ => return false,
@@ -178,7 +180,7 @@ fn is_permanent(error: &sqlx::Error) -> bool {
         // CANTOPEN and NOTADB.
         return matches!(code.parse::<u32>().map(|code| code & 0xff), Ok(14 | 26));
     }
-    // PostgreSQL: invalid_authorization, invalid_catalog_name, insufficient privilege. MySQL's SQLSTATEs (28000, 42000)
-    // for the same are of the same classes.
+    // PostgreSQL: invalid_authorization, invalid_catalog_name, insufficient_privilege. MySQL has
+    // SQLSTATEs of the same classes for them (28000, 42000).
     code.starts_with("28") || code.starts_with("3D") || code.starts_with("42")
 }

@@ -1,4 +1,4 @@
-//! The holding that `renew`, `release` and `unlock` mean: a name and a token.
+//! The holding that `renew`, `release` and `unlock` work on: a name and a token.
 
 use clap::Args;
 use sqlock::{FencingToken, LeaseInfo};
@@ -10,7 +10,7 @@ use crate::global::Global;
 use crate::parse::parse_token;
 use crate::stderr::quote;
 
-/// Which holding is meant.
+/// The options that name a holding.
 #[derive(Args)]
 pub struct HoldingArgs {
     /// The name that is held.
@@ -20,23 +20,24 @@ pub struct HoldingArgs {
     pub token: FencingToken,
 }
 
-/// Ends a holding, or fails with 79. Who holds the name now.
+/// Ends a holding and returns the holders that are left. Fails with 79 if the token does not hold
+/// the name.
 pub async fn evict(global: &Global, holding: &HoldingArgs) -> Result<Vec<LeaseInfo>, Failure> {
     let db = Database::open_existing(global).await?;
     let HoldingArgs { name, token } = holding;
     let ended = db.read(async || db.locks.evict(name, *token).await).await?;
     let holders = db.read(async || db.locks.holders(name).await).await;
     let _ = db.locks.shutdown().await;
-    // It was ended, whether or not one can see what came of that.
+    // The holding has ended, also when the holders cannot be read.
     if ended { Ok(holders.unwrap_or_default()) } else { Err(not_held_failure(holding, &holders?)) }
 }
 
-/// What to say when the token does not hold the name.
+/// Makes the failure for a token that does not hold the name.
 pub fn not_held_failure(holding: &HoldingArgs, holders: &[LeaseInfo]) -> Failure {
     let HoldingArgs { name, token } = holding;
     let now = match (describe::describe_holders(holders), holders) {
         (Some(now), [held]) => format!("it is {now} (token {})", held.token),
-        (Some(now), _) => format!("it is {now} (\"sqlock show\" tells the tokens)"),
+        (Some(now), _) => format!("it is {now} (for the tokens: \"sqlock show\")"),
         (None, _) => "it is free".into(),
     };
     Failure::new(exit::LOST, format!("token {token} does not hold {}: {now}", quote(name)))

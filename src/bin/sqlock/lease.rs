@@ -1,4 +1,4 @@
-//! What a command runs under: a lease in one database, or on a majority of several.
+//! The lease that a command runs under: in one database, or on a majority of several.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ pub enum HeldLease {
     Quorum(QuorumLease),
 }
 
-/// The same word for each of them.
+/// Calls the same method of either lease.
 macro_rules! delegate {
     ($held:expr, $lease:ident => $work:expr) => {
         match $held {

@@ -1,19 +1,18 @@
-//! The `sqlock` command: holds a lease around any command, and shows, takes and frees leases.
+//! The `sqlock` command: holds a lease while a command runs, and shows, takes and releases leases.
 //!
-//! One file per subcommand in `command/`; `cli.rs` is the command line, `database.rs` finds the database, `exit.rs` has the exit
-//! codes. `command/run.rs` is the heart: it holds the lease, and the files beside it see to it that the command is dead before
-//! anyone else can hold.
+//! `command/` has one file per subcommand, `cli.rs` the command line, `database.rs` the client,
+//! `exit.rs` the exit codes. The files of `command/run/` kill the command before its lease ends.
 #![deny(unsafe_code)]
 #![allow(unreachable_pub)]
 
 #[cfg(not(unix))]
-compile_error!("the sqlock command needs process groups and signals: it is for Unix systems");
+compile_error!("the sqlock command needs process groups and signals, which only Unix systems have");
 
 #[cfg(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")))]
 compile_error!("the sqlock command needs a database: enable postgres, mysql or sqlite beside cli");
 
-// Layers, the highest first. A file imports what stands below it, and nothing that stands above it or in its line.
-// `scripts/layers` checks it.
+// Layers, the highest first. A file imports what stands below it, and nothing that stands above it
+// or in its line. `scripts/layers` checks it.
 //
 //   cli - the command line: its options and the list of subcommands
 //   command/run - waits for the lease, runs the command, releases the lease
@@ -105,14 +104,14 @@ fn main() -> ExitCode {
         Err(error) => return exit::report_usage_error(&error),
     };
     stderr::set_quiet(cli.global.quiet);
-    // One thread is enough, and the command must be started by one that lives as long as this process: the kernel sends
-    // the parent-death signal when the starting *thread* ends.
+    // The command must be started by a thread that lives as long as this process: the kernel sends
+    // the parent-death signal when the starting *thread* ends. One thread is enough for all.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return exit::Failure::system(format!("the runtime does not start: {error}")).report(),
+        Err(error) => return exit::Failure::system(format!("cannot start the runtime: {error}")).report(),
     };
     let outcome = runtime.block_on(dispatch(cli));
-    // A connection that hangs must not keep the process.
+    // A hanging connection must not keep the process alive.
     runtime.shutdown_timeout(Duration::from_millis(100));
     match outcome {
         Ok(code) => ExitCode::from(code),

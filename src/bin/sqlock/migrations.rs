@@ -1,4 +1,4 @@
-//! The SQL that makes the tables.
+//! The SQL that creates the tables.
 
 use crate::url::Kind;
 

@@ -1,4 +1,4 @@
-//! Reads the values of options.
+//! Parses the values of options.
 
 use nix::sys::signal::Signal;
 use sqlock::FencingToken;
@@ -12,7 +12,7 @@ pub fn parse_signal(text: &str) -> Result<Signal, String> {
     let name = text.to_uppercase();
     let name = if name.starts_with("SIG") { name } else { format!("SIG{name}") };
     match (text.parse::<i32>(), name.parse()) {
-        (Ok(number), _) => Signal::try_from(number).map_err(|_| format!("there is no signal {number}")),
+        (Ok(number), _) => Signal::try_from(number).map_err(|_| format!("no signal has the number {number}")),
         (_, Ok(signal)) => Ok(signal),
         _ => Err("expected the name or number of a signal, such as TERM or 15".into()),
     }

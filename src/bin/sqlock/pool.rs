@@ -1,4 +1,4 @@
-//! A pool on a database that a URL names.
+//! The connection pool of a database URL.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use crate::sqlite_file::{
 use crate::stderr;
 use crate::url::{Kind, Url};
 
-/// A pool on the database that was named, or the first of those.
+/// A pool on the database of a URL, or on the first of several servers.
 pub enum Pool {
     #[cfg(feature = "postgres")]
     Postgres(sqlx::PgPool),
@@ -27,44 +27,47 @@ pub enum Pool {
     Sqlite(sqlx::SqlitePool),
 }
 
-/// Which file, on SQLite.
+/// Which SQLite file is opened.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
 pub enum FileUse {
-    /// The one that leases are kept in. `create`: if it is missing. `announce`: if it is a sidecar, that is said.
+    /// The file with the leases. `create`: if it is missing. `announce`: print a note if it is a
+    /// sidecar.
     Leases { create: bool, announce: bool },
-    /// The one that is named.
+    /// The file that the URL names.
     Application,
 }
 
-/// The place where leases are kept, to be looked at: nothing is sent to a server yet, nor made. On SQLite the application's
-/// own file comes after it, where that is another one.
+/// Opens the database with the leases without creating anything. On SQLite, the application's own
+/// file follows if it is another one.
 pub async fn open_for_checks(url: &Url, global: &Global) -> Result<Vec<Pool>, Failure> {
-    let (pool, place) = open(url, global, FileUse::Leases { create: false, announce: false }).await?;
+    let (pool, location) = open(url, global, FileUse::Leases { create: false, announce: false }).await?;
     let mut pools = vec![pool];
     if url.kind() == Kind::Sqlite {
-        let (own, file) = open(url, global, FileUse::Application).await?;
-        pools.extend(Path::new(&file).canonicalize().is_ok_and(|file| file != Path::new(&place)).then_some(own));
+        let (application, file) = open(url, global, FileUse::Application).await?;
+        pools.extend(
+            Path::new(&file).canonicalize().is_ok_and(|file| file != Path::new(&location)).then_some(application),
+        );
     }
     Ok(pools)
 }
 
-/// A pool that connects when it is needed, and where to.
+/// Opens a pool that connects when it is used, and returns its location.
 #[cfg_attr(not(feature = "sqlite"), allow(unused_variables))]
 pub async fn open(url: &Url, global: &Global, file_use: FileUse) -> Result<(Pool, String), Failure> {
     match url.kind() {
         #[cfg(feature = "postgres")]
         Kind::Postgres => {
             let options: sqlx::postgres::PgConnectOptions = url.parse_options()?;
-            let place = format!("PostgreSQL at {}:{}", options.get_host(), options.get_port());
-            Ok((Pool::Postgres(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)), place))
+            let location = format!("PostgreSQL at {}:{}", options.get_host(), options.get_port());
+            Ok((Pool::Postgres(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)), location))
         }
         #[cfg(feature = "mysql")]
         Kind::Mysql => {
             let options: sqlx::mysql::MySqlConnectOptions = url.parse_options()?;
             let server = if url.url.starts_with("mariadb") { "MariaDB" } else { "MySQL" };
-            let place = format!("{server} at {}:{}", options.get_host(), options.get_port());
-            Ok((Pool::MySql(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)), place))
+            let location = format!("{server} at {}:{}", options.get_host(), options.get_port());
+            Ok((Pool::MySql(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)), location))
         }
         #[cfg(feature = "sqlite")]
         Kind::Sqlite => {
@@ -83,8 +86,8 @@ pub async fn open(url: &Url, global: &Global, file_use: FileUse) -> Result<(Pool
                     options.create_if_missing(false)
                 }
             };
-            let place = options.get_filename().display().to_string();
-            Ok((Pool::Sqlite(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)), place))
+            let location = options.get_filename().display().to_string();
+            Ok((Pool::Sqlite(sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options)), location))
         }
         #[allow(unreachable_patterns, reason = "not in a binary with all databases")]
         missing => {
@@ -99,8 +102,8 @@ pub async fn open(url: &Url, global: &Global, file_use: FileUse) -> Result<(Pool
     }
 }
 
-/// The SQLite file that leases are kept in: the one that is named, if programs that use the library keep theirs there, else
-/// the sidecar.
+/// Chooses the SQLite file for leases: the file of the URL if it has the tables of sqlock, else the
+/// sidecar.
 #[cfg(feature = "sqlite")]
 async fn choose_lease_file(
     url: &Url,
@@ -114,14 +117,15 @@ async fn choose_lease_file(
         return Ok(lease_file_options(&file, create));
     }
     let sidecar = sidecar_path(&file);
-    // The application may have made its tables since leases were taken in the sidecar: as long as these last, they count.
+    // Leases in the sidecar count as long as they last: the application may have created its tables
+    // after they were taken.
     let shared = !global.sidecar && has_tables(&options, &file).await? && !has_leases(&sidecar).await;
     if global.same_file || shared {
         return Ok(options.filename(&file).create_if_missing(create));
     }
     if announce && !global.sidecar {
         stderr::print_note(&format!(
-            "the leases are kept in {}: programs that lock in {} itself are not excluded (--sidecar, --same-file)",
+            "the leases are in {}, which does not exclude programs with leases in {} (--sidecar, --same-file)",
             sidecar.display(),
             file.display()
         ));

@@ -1,4 +1,4 @@
-//! The signals that arrive, as a stream.
+//! The signals sent to this process, as a stream.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -8,36 +8,38 @@ use tokio::signal::unix::{self, SignalKind};
 
 use crate::exit::Failure;
 
-/// Those that sqlock passes on to the command, or ends with while it waits.
+/// The signals that end a wait, and that sqlock forwards to the command.
 const TERMINATION: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
 
-/// Those that mean something to the command only.
+/// The signals that sqlock only forwards.
 const FORWARDED: [Signal; 6] =
     [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGALRM, Signal::SIGWINCH, Signal::SIGTSTP, Signal::SIGCONT];
 
-/// Whether whoever sent it wants an end.
+/// Whether the signal asks for an end.
 pub fn is_termination(signal: Signal) -> bool {
     TERMINATION.contains(&signal)
 }
 
 /// The signals sent to this process, one after the other.
 ///
-/// One that was ignored when sqlock started (nohup, a shell's background job) stays ignored, here and in the command.
+/// A signal that was ignored when sqlock started (nohup, a shell's background job) stays ignored,
+/// here and in the command.
 pub struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
-    /// Handled, and so not ignored, as it is by some supervisors: ignored, it would leave no child to wait for.
+    /// Handles SIGCHLD, which some supervisors ignore: the kernel keeps no exit status for a parent
+    /// that ignores it.
     _child_exits: unix::Signal,
 }
 
 impl Signals {
-    /// Those that end a wait.
+    /// Listens for the signals that end a wait.
     pub fn listen() -> Result<Self, Failure> {
         let mut signals = Self { streams: Vec::new(), _child_exits: open_stream(Signal::SIGCHLD)? };
         signals.listen_for(&TERMINATION)?;
         Ok(signals)
     }
 
-    /// From here on also those that mean something to the command only.
+    /// Listens also for the signals that are only forwarded.
     pub fn listen_to_forwarded(&mut self) -> Result<(), Failure> {
         self.listen_for(&FORWARDED)
     }
@@ -52,7 +54,8 @@ impl Signals {
         Ok(())
     }
 
-    /// The next signal that asks for an end, while there is no command to pass the others on to. A terminal's stop is obeyed.
+    /// Waits for the next signal that asks for an end, while no command runs. Obeys a stop of the
+    /// terminal.
     pub async fn next_termination(&mut self) -> Signal {
         loop {
             match self.next().await {
@@ -63,7 +66,7 @@ impl Signals {
         }
     }
 
-    /// Does something unless a signal asks for an end first.
+    /// Runs a future, unless a signal asks for an end first.
     pub async fn unless_terminated<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Failure> {
         tokio::select! {
             done = work => Ok(done),
@@ -71,7 +74,7 @@ impl Signals {
         }
     }
 
-    /// The next signal. Dropping the future loses none.
+    /// Waits for the next signal. Dropping the future loses no signal.
     pub async fn next(&mut self) -> Signal {
         poll_fn(|cx| {
             for (signal, stream) in &mut self.streams {
@@ -85,8 +88,8 @@ impl Signals {
     }
 }
 
-/// Stops this process until somebody continues it, as a terminal would. With SIGTTIN, not with SIGSTOP: where there is
-/// no shell that could continue it, the kernel ignores it. It takes effect before `raise` returns.
+/// Stops this process, as a terminal would. With SIGTTIN instead of SIGSTOP: the kernel ignores it
+/// where no shell could continue the process. The stop takes effect before `raise` returns.
 pub fn suspend() {
     let _ = raise(Signal::SIGTTIN);
 }
@@ -96,7 +99,8 @@ fn open_stream(signal: Signal) -> Result<unix::Signal, Failure> {
         .map_err(|error| Failure::system(format!("cannot handle {signal}: {error}")))
 }
 
-/// The signals that this process was started with ignored. Only Linux tells; elsewhere none is taken to be.
+/// Reads which signals were ignored when this process started. Only Linux tells; elsewhere the list
+/// is empty.
 fn read_ignored() -> Vec<Signal> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -109,7 +113,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_signal_that_is_listened_for_again_is_heard_once() -> Result<(), Failure> {
+    async fn signal_listened_for_twice_arrives_once() -> Result<(), Failure> {
         let mut signals = Signals::listen()?;
         signals.listen_to_forwarded()?;
         let once = signals.streams.len();

@@ -1,4 +1,4 @@
-//! The SQLite file that leases are kept in: the embedded one, the one that is named, or a sidecar of that.
+//! SQLite files with leases: the embedded database, the file of a URL, or a sidecar of it.
 
 use std::path::{Path, PathBuf};
 #[cfg(feature = "sqlite")]
@@ -11,14 +11,15 @@ use sqlx::sqlite::SqliteConnectOptions;
 
 use crate::exit::Failure;
 
-/// The name of a file that holds nothing but leases, such as the embedded database that is used when none is named.
+/// The name of the embedded database, which is used when no database is named, and of other files
+/// with leases only.
 const DEFAULT_FILE_NAME: &str = "sqlock.db";
 
-/// Appended to the name of a SQLite file: where the leases that belong to it are kept.
+/// The suffix of a sidecar, the file with the leases that belong to a SQLite file.
 const SIDECAR_SUFFIX: &str = "-sqlock";
 
-/// The embedded database of this user on this host. The host is part of the path: a home directory may be on a network, across
-/// which the locks of SQLite do not work.
+/// Returns the path of the embedded database of this user on this host. The host is part of it: a
+/// home directory may be on a network file system, across which the locks of SQLite do not work.
 pub fn default_path() -> Result<PathBuf, Failure> {
     let absolute = |path: &PathBuf| path.is_absolute();
     let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(absolute);
@@ -42,13 +43,13 @@ pub fn create_parent(file: &Path) -> Result<(), Failure> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
     made.map_err(|error| {
         Failure::configuration(format!(
-            "no database is named, and the directory of the embedded one, {}, cannot be made: {error}",
+            "no database is named, and the directory of the embedded one, {}, cannot be created: {error}",
             directory.display()
         ))
     })
 }
 
-/// A file that holds nothing but leases, so that readers need not wait for writers in it.
+/// Returns the options of a file with leases only, in WAL mode: readers do not wait for writers.
 #[cfg(feature = "sqlite")]
 pub fn lease_file_options(file: &Path, create: bool) -> SqliteConnectOptions {
     SqliteConnectOptions::new()
@@ -57,7 +58,7 @@ pub fn lease_file_options(file: &Path, create: bool) -> SqliteConnectOptions {
         .journal_mode(sqlx::sqlite::SqliteJournalMode::Wal)
 }
 
-/// How long the look at a file that others write to may take.
+/// How long to wait for other writers when looking for tables.
 #[cfg(feature = "sqlite")]
 const INSPECT_TIMEOUT: Duration = Duration::from_millis(250);
 
@@ -78,7 +79,8 @@ pub async fn has_tables(options: &SqliteConnectOptions, file: &Path) -> Result<b
     };
     let options = options.clone().filename(file).create_if_missing(false).busy_timeout(INSPECT_TIMEOUT);
     let looked = match look(options.clone()).await {
-        // Somebody keeps readers out, as it can be without a write-ahead log. Then all committed tables are in the file itself.
+        // Another process excludes readers, which is possible without WAL. All committed tables are
+        // in the file itself then.
         Err(sqlx::Error::Database(error)) if error.code().is_some_and(|code| code == "5") => {
             look(options.read_only(true).immutable(true)).await
         }
@@ -89,7 +91,7 @@ pub async fn has_tables(options: &SqliteConnectOptions, file: &Path) -> Result<b
         Failure::new(
             failure.code,
             format!(
-                "cannot tell whether {} has the sqlock tables (--sidecar and --same-file choose without a look): {}",
+                "cannot look for the sqlock tables in {} (--sidecar and --same-file choose without looking): {}",
                 file.display(),
                 failure.message
             ),
@@ -97,7 +99,7 @@ pub async fn has_tables(options: &SqliteConnectOptions, file: &Path) -> Result<b
     })
 }
 
-/// Whether somebody holds a name in a sidecar. One that cannot be read is none.
+/// Whether a name is held in a sidecar. A sidecar that cannot be read has none.
 #[cfg(feature = "sqlite")]
 pub async fn has_leases(sidecar: &Path) -> bool {
     if !sidecar.exists() {
@@ -110,7 +112,8 @@ pub async fn has_leases(sidecar: &Path) -> bool {
     held
 }
 
-/// Makes a sidecar that those can read and write who can do so with the database. SQLite gives its other files the same mode.
+/// Creates a sidecar with the owner and mode of the database. SQLite gives its other files the same
+/// mode.
 #[cfg(feature = "sqlite")]
 pub fn create_sidecar(database: &Path, sidecar: &Path) {
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
@@ -118,23 +121,24 @@ pub fn create_sidecar(database: &Path, sidecar: &Path) {
     let Ok(about) = database.metadata() else {
         return;
     };
-    // An error here shows again when the sidecar is opened.
+    // Opening the sidecar reports an error of these calls again.
     let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(sidecar);
     if let Ok(made) = made {
-        // Only root may give a file away.
+        // Only root may change the owner.
         let _ = fchown(&made, Some(about.uid()), Some(about.gid()));
         let _ = made.set_permissions(about.permissions());
     }
 }
 
-/// A file of our own stands for itself: `sqlock.db`, or a sidecar.
+/// Whether the name is that of a file with leases only, which has no sidecar: `sqlock.db`, or a
+/// sidecar itself.
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
 pub fn holds_only_leases(file: &Path) -> bool {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     name == DEFAULT_FILE_NAME || name.ends_with(SIDECAR_SUFFIX)
 }
 
-/// `app.db-sqlock` for `app.db`.
+/// Returns the path of the sidecar: `app.db-sqlock` for `app.db`.
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
 pub fn sidecar_path(file: &Path) -> PathBuf {
     let mut sidecar = file.as_os_str().to_owned();
@@ -142,13 +146,13 @@ pub fn sidecar_path(file: &Path) -> PathBuf {
     sidecar.into()
 }
 
-/// The SQLite file that a URL names, one and the same by whatever path or link it is named.
+/// Returns the canonical path of the SQLite file of a URL: one path for all links to a file.
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
 pub fn resolve_path(url: &str, database: &Path) -> Result<PathBuf, Failure> {
     if url.contains(":memory:") || url.contains("mode=memory") {
-        return Err(Failure::configuration("no other process can see a database in memory: name a file"));
+        return Err(Failure::configuration("no other process sees a database in memory: name a file"));
     }
-    // A link to a file that is not there yet stands for that file, as it will when it is there.
+    // A link to a missing file is resolved too, since it will lead there once the file exists.
     let mut database = database.to_path_buf();
     for _ in 0..40 {
         let Ok(target) = database.read_link() else {
@@ -158,7 +162,7 @@ pub fn resolve_path(url: &str, database: &Path) -> Result<PathBuf, Failure> {
     }
     let file = match database.canonicalize() {
         Ok(file) => file,
-        // It need not exist yet, but its directory must.
+        // The file need not exist yet, but its directory must.
         Err(_) => {
             let directory = database.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
             let name = database.file_name().ok_or_else(|| Failure::configuration("the SQLite URL names no file"))?;
@@ -179,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_the_same_by_whatever_path_it_is_named() -> Result<(), Failure> {
+    fn path_of_a_file_is_the_same_through_links() -> Result<(), Failure> {
         let directory = tempfile::tempdir().map_err(|e| Failure::system(e.to_string()))?;
         let file = directory.path().join("app.db");
         let missing = resolve_path("sqlite://app.db", &file)?;

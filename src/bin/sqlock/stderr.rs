@@ -1,4 +1,4 @@
-//! What sqlock says: on stderr only, since stdout and stdin are the command's.
+//! Messages on stderr: stdout and stdin belong to the command.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,38 +13,39 @@ pub fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
 
-/// Something worth knowing.
+/// Prints a note, unless --quiet is given.
 pub fn print_note(message: &str) {
     if !is_quiet() {
         print("\x1b[2m", message);
     }
 }
 
-/// Something that nobody may miss, also with --quiet.
+/// Prints a note, also with --quiet.
 pub fn print_notice(message: &str) {
     print("\x1b[2m", message);
 }
 
-/// Something that needs attention, but does not end anything.
+/// Prints a warning, unless --quiet is given.
 pub fn print_warning(message: &str) {
     if !is_quiet() {
         print("\x1b[33m", message);
     }
 }
 
-/// The reason why it ends.
+/// Prints the reason of a failure.
 pub fn print_error(message: &str) {
     print("\x1b[31m", message);
 }
 
-/// In colour on a terminal unless NO_COLOR is set; anstream sees to that. A stderr that is closed loses the line, no more.
+/// Prints each line with a prefix, in colour where anstream finds a terminal and no NO_COLOR. A
+/// closed stderr loses the lines.
 fn print(colour: &str, message: &str) {
     let lines: String =
         escape_control(message).lines().map(|line| format!("{colour}sqlock:\x1b[0m {line}\n")).collect();
     let _ = anstream::stderr().write_all(lines.as_bytes());
 }
 
-/// Control characters shown rather than sent: a name or a label must not paint on, or retitle, somebody's terminal.
+/// Escapes control characters but newlines: a name or a label must not control the terminal.
 pub fn escape_control(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -57,12 +58,12 @@ pub fn escape_control(text: &str) -> String {
     shown
 }
 
-/// The same on one line, for cells of a table and values in a text.
+/// Escapes control characters and newlines, for cells of a table and values in a text.
 pub fn escape_line(text: &str) -> String {
     escape_control(text).replace('\n', "\\n")
 }
 
-/// A name in quotes.
+/// Puts a name in quotes.
 pub fn quote(name: &str) -> String {
     format!("\"{}\"", escape_line(name))
 }

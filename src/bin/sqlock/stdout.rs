@@ -1,4 +1,4 @@
-//! What sqlock prints on stdout, in the subcommands that have no command to leave it to.
+//! Output on stdout, of the subcommands that run no command.
 
 use std::io::{self, Write};
 
@@ -7,27 +7,27 @@ use serde_json::Value;
 
 use crate::exit::{self, Failure};
 
-/// A line, or several. It is written when this returns.
+/// Prints a text and flushes it.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
-        // Whoever reads has seen enough: `sqlock ls | head -1`.
+        // The reader has ended: `sqlock ls | head -1`.
         io::ErrorKind::BrokenPipe => Failure::new(exit::from_signal(Signal::SIGPIPE), ""),
         _ => Failure::new(exit::OUTPUT, format!("cannot write to stdout: {error}")),
     })
 }
 
-/// JSON on one line.
+/// Prints JSON on one line.
 pub fn print_json(value: &Value) -> Result<(), Failure> {
     print(&escape_json(&format!("{value}\n")))
 }
 
-/// JSON for people, too.
+/// Prints JSON on many lines.
 pub fn print_json_pretty(value: &Value) -> Result<(), Failure> {
     print(&escape_json(&format!("{value:#}\n")))
 }
 
-/// JSON need not escape DEL and the C1 codes, but some terminals act on them.
+/// Escapes DEL and the C1 codes, which JSON allows and some terminals act on.
 fn escape_json(json: &str) -> String {
     let mut shown = String::with_capacity(json.len());
     for c in json.chars() {
@@ -39,7 +39,7 @@ fn escape_json(json: &str) -> String {
     shown
 }
 
-/// A table with a heading, each column as wide as it must be.
+/// Formats a table with a heading and columns of the least width.
 pub fn format_table(heading: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());

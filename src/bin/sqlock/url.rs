@@ -1,4 +1,4 @@
-//! The URL of the database: where it is named, and of which kind it is.
+//! The URL of the database: its sources, and its kind.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,10 +9,11 @@ use crate::exit::Failure;
 use crate::global::Global;
 use crate::{sqlite_file, stderr};
 
-/// The variables that name the database, in the environment and in `.env`: the first that is there.
+/// The variables that name the database, in the environment and in `.env`. The first that is set
+/// counts.
 const VARIABLES: [&str; 2] = ["SQLOCK_DATABASE_URL", "DATABASE_URL"];
 
-/// What forbids the embedded database when it is set, as --require-database does.
+/// The variable that forbids the embedded database, as --require-database does.
 const REQUIRE_VARIABLE: &str = "SQLOCK_REQUIRE_DATABASE";
 
 /// The kinds of databases, whether or not this binary was built for them.
@@ -24,23 +25,23 @@ pub enum Kind {
     Sqlite,
 }
 
-/// A URL that has been found, and where.
+/// The URL of one database, or the URLs of several.
 #[derive(Clone)]
 pub struct Url {
     pub url: String,
     kind: Kind,
-    /// The embedded database, when none is named.
+    /// The file of the embedded database, if no database is named.
     #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
     pub default_file: Option<PathBuf>,
 }
 
 impl Url {
-    /// The database that is named, on one server or on several that take over from each other.
+    /// Finds the URL of the database, on one server or on several for failover.
     pub fn find(global: &Global) -> Result<Self, Failure> {
         Self::find_with(global, Self::parse)
     }
 
-    /// Several that are named, of any kinds.
+    /// Finds the URLs of several databases of any kinds.
     pub fn find_several(global: &Global) -> Result<Self, Failure> {
         let several = |urls: &str, from: &str| {
             let first = split_list(urls, from)?.first().copied().unwrap_or_default();
@@ -56,7 +57,7 @@ impl Url {
             };
             let from = format!("the file {}", stderr::escape_line(path));
             let url = std::fs::read_to_string(path)
-                .map_err(|error| Failure::configuration(format!("{from} of --database-url cannot be read: {error}")))?;
+                .map_err(|error| Failure::configuration(format!("cannot read {from} of --database-url: {error}")))?;
             return parse(url.trim(), &from);
         }
         for variable in VARIABLES {
@@ -89,7 +90,7 @@ impl Url {
         self.kind
     }
 
-    /// Each of the URLs, where several are named: `postgres://…,postgres://…`.
+    /// Splits several URLs: `postgres://…,postgres://…`.
     pub fn split(&self) -> Result<Vec<Self>, Failure> {
         if self.default_file.is_some() {
             return Ok(vec![self.clone()]);
@@ -97,7 +98,7 @@ impl Url {
         LocksBuilder::split_urls(&self.url).into_iter().map(|url| Self::parse_one(url, "each database URL")).collect()
     }
 
-    /// One, or several of one kind, for failover.
+    /// Parses one URL, or several of one kind for failover.
     fn parse(urls: &str, from: &str) -> Result<Self, Failure> {
         let several = split_list(urls, from)?;
         let mut found = Self::parse_one(several.first().copied().unwrap_or_default(), from)?;
@@ -107,8 +108,7 @@ impl Url {
             for url in others {
                 if Self::parse_one(url, from)?.kind != found.kind || found.kind == Kind::Sqlite {
                     return Err(Failure::configuration(format!(
-                        "{from} names several databases, which must be PostgreSQL all, or MySQL all: \
-                         one takes over from another"
+                        "{from} names several databases: for failover all must be PostgreSQL, or all MySQL or MariaDB"
                     )));
                 }
             }
@@ -118,7 +118,8 @@ impl Url {
     }
 
     fn parse_one(url: &str, from: &str) -> Result<Self, Failure> {
-        // An empty one is a secret that was not set, in CI for instance. Falling back to a file would exclude nobody.
+        // An empty URL is a secret that was not set, in CI for instance. A fallback to a file would
+        // exclude nobody.
         if url.trim().is_empty() {
             return Err(Failure::configuration(format!("{from} is empty")));
         }
@@ -139,27 +140,27 @@ impl Url {
         Ok(Self { url: url.into(), kind, default_file: None })
     }
 
-    /// The first, where there are several.
+    /// Returns the first of several URLs.
     fn first_url(&self) -> &str {
         LocksBuilder::split_urls(&self.url).first().copied().unwrap_or_default()
     }
 
-    /// What is wrong with a URL is told without the URL: there may be a password in it.
+    /// Parses the first URL. The error does not show the URL, which may contain a password.
     pub fn parse_options<O: FromStr<Err = sqlx::Error>>(&self) -> Result<O, Failure> {
         let url = self.first_url();
         url.parse().map_err(|error| {
             let reason = match error {
                 sqlx::Error::Configuration(cause) => cause.to_string(),
-                _ => "it cannot be read".into(),
+                _ => "malformed".into(),
             };
-            let reason = if reason.contains(url) { "it cannot be read".into() } else { reason };
+            let reason = if reason.contains(url) { "malformed".into() } else { reason };
             let hint = if url.contains(',') { "; several servers are written as several URLs: URL,URL" } else { "" };
-            Failure::configuration(format!("the database URL is not valid: {reason}{hint}"))
+            Failure::configuration(format!("invalid database URL: {reason}{hint}"))
         })
     }
 }
 
-/// The URLs of a list, none of which may be missing: a variable that was not set, for one.
+/// Splits a list of URLs, and refuses empty ones: a variable that was not set, for instance.
 fn split_list<'a>(urls: &'a str, from: &str) -> Result<Vec<&'a str>, Failure> {
     let several = LocksBuilder::split_urls(urls);
     if several.iter().any(|url| url.is_empty() || url.starts_with(',') || url.ends_with(',')) {
@@ -168,14 +169,14 @@ fn split_list<'a>(urls: &'a str, from: &str) -> Result<Vec<&'a str>, Failure> {
     Ok(several)
 }
 
-/// The URL in the `.env` of this directory, and its variable. That of a directory above may belong to another project. The other
-/// variables there are none of ours, nor are they passed to the command.
+/// Reads the URL and its variable from the `.env` of this directory: the `.env` of a parent may
+/// belong to another project. Other variables there are neither used nor passed to the command.
 fn read_dotenv() -> Result<Option<(&'static str, String)>, Failure> {
     let unreadable = |error: dotenvy::Error| match error {
         dotenvy::Error::LineParse(_, at) => {
-            Failure::configuration(format!(".env cannot be read, at byte {at} of a line"))
+            Failure::configuration(format!("cannot read .env: syntax error at byte {at} of a line"))
         }
-        error => Failure::configuration(format!(".env cannot be read: {error}")),
+        error => Failure::configuration(format!("cannot read .env: {error}")),
     };
     let variables = match dotenvy::from_path_iter(".env") {
         Ok(variables) => variables.collect::<Result<Vec<_>, _>>().map_err(unreadable)?,
@@ -191,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_of_urls_is_split_where_another_one_begins() {
+    fn list_of_urls_is_split_at_each_scheme() {
         let split = LocksBuilder::split_urls;
         assert_eq!(split("postgres://a,postgresql://b/x"), ["postgres://a", "postgresql://b/x"]);
         assert_eq!(split("mysql://u:p,w@a/x, mysql://b"), ["mysql://u:p,w@a/x", "mysql://b"]);

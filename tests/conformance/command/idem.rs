@@ -184,7 +184,7 @@ async fn show_tells_all_about_one_key_of_one_principal() {
     let app = app().await;
     let key = ["show", "order-1", "--namespace", "payments", "--principal"];
     let of = |who| [&key[..], &[who]].concat();
-    assert_eq!(app.idem(&of("alice")).await.expect(0).stdout, "nothing stands under \"order-1\"\n");
+    assert_eq!(app.idem(&of("alice")).await.expect(0).stdout, "\"order-1\" has no record\n");
     assert_eq!(app.json(&of("alice")).await, Value::Null);
 
     let attempt = app.attempt(&alice("order-1")).await;
@@ -193,7 +193,7 @@ async fn show_tells_all_about_one_key_of_one_principal() {
     assert_eq!((&shown["state"], &shown["holder"]), (&"started".into(), &"the machine/7".into()));
     assert_eq!((&shown["result_bytes"], &shown["steps"]), (&Value::Null, &Value::from(vec!["reserve"])));
     let text = app.idem(&of("alice")).await.expect(0).stdout;
-    assert!(text.contains("state        started: the machine/7 is at work\n"), "{text}");
+    assert!(text.contains("state        started: held by the machine/7\n"), "{text}");
     assert!(text.contains("steps done   reserve\n") && text.contains("result       none\n"), "{text}");
     attempt.complete(&"receipt").await.expect("complete");
     let shown = app.json(&of("alice")).await;
@@ -220,7 +220,7 @@ async fn release_takes_the_token_of_the_latest_attempt_and_changes_nothing_with_
         let of = ["release", key, "--namespace", "payments", "--principal", "alice", "--token", token];
         app.idem(&of).await.expect(code).stderr
     };
-    assert!(release("order-1", "17", 79).await.contains("nothing stands under it"));
+    assert!(release("order-1", "17", 79).await.contains("it has no record"));
     let token = app.unknown(&alice("order-1")).await;
     let latest = format!("it is unknown, by token {token}");
     assert!(release("order-1", "17", 79).await.contains(&latest));
@@ -231,7 +231,7 @@ async fn release_takes_the_token_of_the_latest_attempt_and_changes_nothing_with_
     app.idem(&["release", "order-1", "--namespace", "payments", "--global", "--token", &token]).await.expect(79);
     assert_eq!(app.state(&alice("order-1")).await, Some("unknown"));
 
-    assert_eq!(release("order-1", &token, 0).await, "sqlock: \"order-1\" is as good as new\n");
+    assert_eq!(release("order-1", &token, 0).await, "sqlock: \"order-1\" is new again\n");
     assert_eq!(app.state(&alice("order-1")).await, None);
     assert_eq!(app.attempt(&alice("order-1")).await.number(), 1);
 
@@ -242,7 +242,7 @@ async fn release_takes_the_token_of_the_latest_attempt_and_changes_nothing_with_
     attempt.complete(&()).await.expect("complete");
     assert!(release("order-3", &attempt.token().to_string(), 79).await.contains("it is done"));
     let issued = app.payments.issue("alice", HOUR).await.expect("issue");
-    assert!(release(&issued, "17", 79).await.contains("nobody has used it so far"));
+    assert!(release(&issued, "17", 79).await.contains("it is not used yet"));
     for key in [alice("order-2"), alice("order-3")] {
         assert_eq!(app.state(&key).await, Some("done"));
     }
@@ -272,7 +272,7 @@ async fn release_never_means_a_newer_attempt_and_says_who_is_still_at_work() {
 
     let latest = record.token.expect("a token").to_string();
     let said = app.idem(&[&release[..], &[&latest]].concat()).await.expect(0).stderr;
-    assert!(said.contains("the machine/7 is still at work on it"), "{said}");
+    assert!(said.contains("the machine/7 still holds the lease on the key"), "{said}");
     assert_eq!(app.state(&alice("order-1")).await, None);
     resuming.abort();
 }

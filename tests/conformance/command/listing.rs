@@ -260,11 +260,11 @@ async fn a_name_that_was_given_back_and_is_kept_says_so() {
     let db = empty().await;
     run(&db, &["run", "--hold-at-least", "10m", "job", "--", "true"]).await.expect(0);
     let ended = run(&db, &["show", "job"]).await.expect(0);
-    assert!(ended.stdout.contains("given back, and kept taken"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("released; the name stays taken"), "{}", ended.stdout);
     assert_eq!(parse(&run(&db, &["show", "--json", "job"]).await.expect(0))["owner"], Value::Null);
     let ended = run(&db, &["run", "-n", "job", "--", "true"]).await.expect(75);
     assert!(
-        ended.stderr.contains("given back by") && ended.stderr.contains("kept taken for another"),
+        ended.stderr.contains("released by") && ended.stderr.contains("stays taken for another"),
         "{}",
         ended.stderr
     );

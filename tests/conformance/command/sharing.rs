@@ -281,9 +281,9 @@ async fn a_reader_inside_a_reader_does_not_wait_behind_a_writer_that_waits_for_i
 async fn what_could_only_wait_for_itself_is_refused_with_64() {
     let db = empty().await;
     for (outer, inner, why) in [
-        (&["--shared"][..], &[][..], "shares it; to hold it alone"),
-        (&["--permits", "2"], &[], "has a permit of it; to hold it alone"),
-        (&[], &["--permits", "2"], "holds it alone; to take a permit"),
+        (&["--shared"][..], &[][..], "shares it; this one would wait for ever to hold it alone"),
+        (&["--permits", "2"], &[], "has a permit of it; this one would wait for ever to hold it alone"),
+        (&[], &["--permits", "2"], "holds it alone; this one would wait for ever to take a permit"),
     ] {
         let ended = end(nested(&db, outer, inner)).await.expect(64);
         assert_eq!(ended.stdout, "");
@@ -299,7 +299,7 @@ async fn a_permit_inside_the_only_permit_is_waited_for_but_not_in_silence() {
     let mut waiting = Running::start(nested(&db, &["--permits", "1"], &["--permits", "1"]));
     waiting.says("waiting for \"job\", next in line, held by ").await;
     let hint = waiting.says("Give up with Ctrl-C").await;
-    assert!(hint.contains("The sqlock run around this one holds a part itself"), "{hint}");
+    assert!(hint.contains("The enclosing sqlock run is one of the holders"), "{hint}");
     waiting.signal(rustix::process::Signal::INT);
     assert_eq!(waiting.end().await.expect(130).stdout, "");
     run(&db, &["run", "-n", "job", "--", "true"]).await.expect(0);

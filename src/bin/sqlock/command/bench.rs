@@ -1,4 +1,4 @@
-//! `sqlock bench`: what leases cost on the user's own database.
+//! `sqlock bench`: measures the cost of leases on the user's own database.
 
 use std::time::Duration;
 
@@ -16,17 +16,18 @@ use crate::pool::Pool;
 use crate::signals::Signals;
 use crate::{duration, stdout};
 
-/// Measure what leases cost on your own database.
+/// Measure the cost of leases on your own database.
 ///
-/// It takes about five times --time, on names of its own that begin with "sqlock-bench/" and are deleted afterwards, also
-/// when it is interrupted. The ratios compare with the least that any durable lock must do: one committed UPDATE of one row
-/// by its primary key. They say more than the times, which depend on the machine and on what else runs there.
+/// Takes about five times --time, on names that begin with "sqlock-bench/" and are deleted
+/// afterwards, also after an interruption. The ratios compare with the least that any durable lock
+/// must do: one committed UPDATE of one row by its primary key. They say more than the times, which
+/// depend on the machine and its load.
 #[derive(Args)]
 pub struct Arguments {
     /// How long each measurement takes.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_time)]
     time: Duration,
-    /// How many tasks compete where several do.
+    /// The number of tasks in the measurements with many tasks.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]
     tasks: u16,
     /// As JSON: an array of objects with what, value, unit, ratio.
@@ -39,7 +40,7 @@ struct Measurement {
     what: String,
     value: f64,
     unit: &'static str,
-    /// To the bare write: for times, how much longer; for rates, how much more.
+    /// The ratio to the bare write.
     ratio: Option<f64>,
 }
 
@@ -48,7 +49,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let db = Database::open(global).await?;
     let bench =
         Bench { prefix: format!("sqlock-bench/{}/", Owner::random()), time: args.time, locks: db.locks.clone() };
-    // Creates the tables if need be, and the row that the bare write changes.
+    // Creates the tables if they are missing, and the row that the bare write changes.
     let lease = signals
         .unless_terminated(db.with_tables(async || db.locks.lease(bench.name("floor")).acquire().await))
         .await??;
@@ -58,7 +59,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let _ = timeout(Duration::from_secs(5), db.locks.shutdown()).await;
     let deleted = db.pool.delete_names(&bench.prefix).await;
     let lines = measured?;
-    deleted.map_err(|error| Failure::configuration(format!("the names of the bench cannot be deleted: {error}")))?;
+    deleted.map_err(|error| Failure::configuration(format!("cannot delete the names of the bench: {error}")))?;
     if args.json {
         stdout::print_json_pretty(&Value::from_iter(lines.iter().map(Measurement::json)))?;
     } else {
@@ -126,7 +127,7 @@ impl Bench {
     async fn bare_writes(&self, pool: &Pool) -> Result<Vec<f64>, Failure> {
         let name = self.name("floor");
         let failed = |error: sqlx::Error| Failure::configuration(format!("the bare write failed: {error}"));
-        // The first one connects.
+        // The first write connects.
         pool.update_row(&name).await.map_err(failed)?;
         let (mut times, start) = (Vec::new(), Instant::now());
         while start.elapsed() < self.time {
@@ -137,7 +138,7 @@ impl Bench {
         Ok(times)
     }
 
-    /// The times of the acquisitions and of the releases.
+    /// Measures the times of acquisitions and of releases.
     async fn cycles(&self) -> Result<(Vec<f64>, Vec<f64>), Failure> {
         let (mut acquires, mut releases, start) = (Vec::new(), Vec::new(), Instant::now());
         while start.elapsed() < self.time {
@@ -151,7 +152,7 @@ impl Bench {
         Ok((acquires, releases))
     }
 
-    /// How often in a second a lease is acquired and released.
+    /// Measures how often in a second leases are acquired and released.
     async fn rate(&self, tasks: usize, name: impl Fn(usize) -> String) -> Result<f64, Failure> {
         let (start, mut running) = (Instant::now(), JoinSet::new());
         for task in 0..tasks {
@@ -200,7 +201,7 @@ impl Bench {
 }
 
 impl Pool {
-    /// The least that a durable lock must do: one row, by its primary key, committed.
+    /// Commits an update of one row by its primary key, the least that a durable lock must do.
     async fn update_row(&self, name: &str) -> Result<(), sqlx::Error> {
         match self {
             #[cfg(feature = "postgres")]
@@ -228,7 +229,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Deletes the rows of all names with a prefix, which has no wildcards in it.
+    /// Deletes the rows of all names with a prefix, which contains no wildcards.
     async fn delete_names(&self, prefix: &str) -> Result<(), sqlx::Error> {
         let pattern = format!("{prefix}%");
         match self {
@@ -257,7 +258,8 @@ impl Measurement {
         }
     }
 
-    /// A rate, beside that of one connection that does nothing but bare writes: two for a cycle, one for the others.
+    /// Compares a rate with that of bare writes on one connection: two for a cycle, one for other
+    /// measurements.
     fn rate(what: String, rate: f64, unit: &'static str, write: f64) -> Self {
         let writes = if unit == "cycles/s" { 2.0 } else { 1.0 };
         Self { what, value: rate, unit, ratio: Some(rate * writes * write) }

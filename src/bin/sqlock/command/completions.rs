@@ -1,4 +1,4 @@
-//! `sqlock completions` and `sqlock man`: made from the command line's definition.
+//! `sqlock completions` and `sqlock man`: made from the definition of the command line.
 
 use clap::{Args, Command};
 use clap_complete::Shell;
@@ -11,7 +11,7 @@ use crate::stdout;
 /// For instance: sqlock completions bash > /etc/bash_completion.d/sqlock
 #[derive(Args)]
 pub struct Completions {
-    /// Which shell.
+    /// The shell.
     shell: Shell,
 }
 
@@ -22,37 +22,37 @@ pub fn completions(args: &Completions, mut command: Command) -> Outcome {
     Ok(0)
 }
 
-/// One page: the command, and then each subcommand as clap describes it.
+/// Prints one page: the command, then each subcommand as clap describes it.
 pub fn man(mut command: Command) -> Outcome {
-    let failed = |error: std::io::Error| Failure::system(format!("the page cannot be made: {error}"));
+    let failed = |error: std::io::Error| Failure::system(format!("cannot make the manual page: {error}"));
     command.build();
     let mut page = Vec::new();
     clap_mangen::Man::new(command.clone()).render(&mut page).map_err(failed)?;
     for subcommand in command.get_subcommands() {
-        section("SQLOCK", subcommand, &mut page).map_err(failed)?;
+        render_section("SQLOCK", subcommand, &mut page).map_err(failed)?;
     }
-    stdout::print(&ascii(&String::from_utf8_lossy(&page)))?;
+    stdout::print(&to_ascii(&String::from_utf8_lossy(&page)))?;
     Ok(0)
 }
 
-/// A subcommand, and then those that it has itself. (What "help" has are the names of all again.)
-fn section(of: &str, command: &Command, page: &mut Vec<u8>) -> std::io::Result<()> {
+/// Adds a subcommand and its own subcommands to the page, except "help", which repeats all names.
+fn render_section(parent: &str, command: &Command, page: &mut Vec<u8>) -> std::io::Result<()> {
     let man = clap_mangen::Man::new(command.clone());
-    let title = format!("{of} {}", command.get_name().to_uppercase());
+    let title = format!("{parent} {}", command.get_name().to_uppercase());
     page.extend(format!(".SH \"{title}\"\n").into_bytes());
     man.render_description_section(page)?;
     man.render_synopsis_section(page)?;
     man.render_options_section(page)?;
     for subcommand in command.get_subcommands().filter(|_| command.get_name() != "help") {
         if subcommand.get_name() != "help" {
-            section(&title, subcommand, page)?;
+            render_section(&title, subcommand, page)?;
         }
     }
     Ok(())
 }
 
-/// roff reads ASCII everywhere, UTF-8 only where somebody converts it first.
-fn ascii(page: &str) -> String {
+/// Escapes characters beyond ASCII: not every roff reads UTF-8.
+fn to_ascii(page: &str) -> String {
     let mut text = String::with_capacity(page.len());
     for c in page.chars() {
         match c {

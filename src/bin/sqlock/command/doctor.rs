@@ -1,7 +1,7 @@
-//! `sqlock doctor`: whether the database is set up as sqlock needs it.
+//! `sqlock doctor`: checks that the database is set up as sqlock needs it.
 //!
-//! One file per database knows what to ask it, `definitions.rs` what the tables should be like. Everything is read: nothing is
-//! made, and nothing is left behind.
+//! Each kind of database has a file with its checks; `definitions.rs` compares the tables. The
+//! checks only read.
 
 mod definitions;
 #[cfg(feature = "mysql")]
@@ -26,29 +26,31 @@ use report::Report;
 
 /// Check that the database is set up as sqlock needs it.
 ///
-/// Tells, line by line, whether the database can be reached, which server it is, whether it is a primary, how it is replicated,
-/// how durable a commit is, whether a pooler stands in between, how far its clock is from this host's, whether the tables are
-/// there and as they should be, what this user may do with them, and which settings hurt; and what to do about it. Nothing is
-/// written: no table is made, nor a SQLite file. Several databases are checked one after the other: -D URL,URL.
+/// Prints a line for each check, with advice: whether the database can be reached, the server and
+/// its role, replication, durability of commits, a pooler in between, the difference of the clocks,
+/// the tables and their definitions, the rights of this user, and harmful settings. Nothing is
+/// written: neither a table nor a SQLite file is created. Several databases are checked one after
+/// the other: -D URL,URL.
 ///
-/// ok: as it should be. warn: it works, and you should know. fail: something that sqlock needs is missing. n/a: it could not be
-/// found out, and why.
+/// ok: as it should be. warn: sqlock works, with a limitation. fail: something that sqlock needs is
+/// missing. n/a: the check was not possible, for the reason given.
 ///
-/// The exit code is 0 when nothing has failed, and 1 otherwise, also when the database cannot be reached: that is an answer
-/// here. Of several databases, one must be writable; those that stand by for it need not be. With --no-migrate, tables that
-/// are missing are a failure and not a warning.
+/// The exit code is 0 if no check has failed, and 1 otherwise, also if the database cannot be
+/// reached. Of several databases one must be writable; its standbys need not be. With --no-migrate,
+/// missing tables are a failure instead of a warning.
 ///
-/// With --json an array with an object for each database: database (where it is, without credentials), ok (whether nothing has
-/// failed), checks: an array of objects with check, status ("ok", "warn", "fail", "n/a"), found and advice (null if there is
-/// none). With --sidecar there are two such objects for a SQLite file that has sqlock's tables itself.
+/// With --json an array with an object for each database: database (its location, without
+/// credentials), ok (whether no check has failed), checks: an array of objects with check, status
+/// ("ok", "warn", "fail", "n/a"), found and advice (null: none). With
+/// --sidecar there are two such objects for a SQLite file that has sqlock's tables itself.
 #[derive(Args)]
 pub struct Arguments {
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Something that sqlock needs is missing.
+/// The exit code if a check has failed.
 const FAILED: u8 = 1;
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
@@ -63,7 +65,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
             reports.extend(examine_if_used(&application).await);
         }
     }
-    // In a list for failover the others wait for their turn.
+    // The other servers of a failover list may be standbys.
     if urls.len() > 1 && reports.iter().any(|report| !report.is_standby && report.is_ok()) {
         reports.iter_mut().filter(|report| report.is_standby).for_each(Report::accept_standby);
     }
@@ -76,7 +78,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     Ok(if reports.iter().all(Report::is_ok) { 0 } else { FAILED })
 }
 
-/// Looks into one database.
+/// Checks one database.
 async fn examine(pool: &Pool, may_migrate: bool) -> Report {
     match pool {
         #[cfg(feature = "postgres")]
@@ -88,7 +90,7 @@ async fn examine(pool: &Pool, may_migrate: bool) -> Report {
     }
 }
 
-/// The same for an application's own file, if a program that uses the library keeps its leases there.
+/// Checks an application's own file, if it has tables of sqlock.
 async fn examine_if_used(pool: &Pool) -> Option<Report> {
     match pool {
         #[cfg(feature = "sqlite")]

@@ -1,4 +1,4 @@
-//! `sqlock idem`: the requests that an application makes take effect once.
+//! `sqlock idem`: lists, shows, releases and purges the idempotency records of an application.
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -12,12 +12,13 @@ use crate::parse::parse_token;
 use crate::stderr::{self, escape_line, quote};
 use crate::stdout;
 
-/// How the names of the leases on keys begin.
+/// The prefix of the names of leases on keys.
 const LEASE_PREFIX: &str = "sqlock-idem/";
 
-/// Show, release and purge requests that take effect once.
+/// Show, release and purge idempotency records.
 ///
-/// They are in the application's own database, also on SQLite: in the file that is named, not in FILE-sqlock.
+/// The records are in the application's own database, also on SQLite: in the file of the URL, not
+/// in FILE-sqlock.
 #[derive(Args)]
 pub struct Arguments {
     #[command(subcommand)]
@@ -30,53 +31,56 @@ enum Subcommand {
     Ls(LsArgs),
     Show(ShowArgs),
     Release(ReleaseArgs),
-    /// Purge the requests whose time has run out.
+    /// Purge expired records.
     ///
-    /// It only tidies: their keys count as new with or without it. What has not ended, or of which nobody knows how it has, is
-    /// never touched.
+    /// This only saves space: an expired key is new without it. Records that are started or unknown
+    /// are never touched.
     Purge,
 }
 
-/// List requests, in order of creation.
+/// List records, in order of creation.
 ///
-/// One line for each key, with how far it has come: issued (a token that nobody has used so far), started (an attempt is at
-/// work, or has died: WHO tells who is), unknown (nobody knows whether it took effect) or done. With --json an array of objects
-/// with namespace, principal (null: it is everybody's key), key, state, token (of the latest attempt; null: it was done in one
-/// transaction), attempts, created_at, expires_at (null: never, since it has not ended) and holder (who is at work, or null).
+/// Prints one line for each key, with its state: issued (a token that is not used yet), started (an
+/// attempt runs, with its holder under WHO, or has died), unknown (the effect may have happened) or
+/// done. With --json an array of objects with namespace, principal (null: a global key), key,
+/// state, token (of the latest attempt; null: done in one transaction), attempts, created_at,
+/// expires_at (null: never, since the request has not ended) and holder (of the running attempt, or
+/// null).
 #[derive(Args)]
 struct LsArgs {
-    /// Only those in this namespace.
+    /// List only records in this namespace.
     #[arg(long, value_name = "NS")]
     namespace: Option<String>,
-    /// Only those that have come so far.
+    /// List only records in this state.
     #[arg(long)]
     state: Option<State>,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// How many at most.
+    /// The most records to list.
     #[arg(long, value_name = "N", default_value = "1000", value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
 }
 
-/// Show what stands under a key.
+/// Show the record of a key.
 ///
-/// With --json the object that ls has, with two members more: result_bytes, how long the stored result is (null: there is
-/// none), and steps, the names of those that are done; or null when nothing stands under the key.
+/// With --json the object that ls prints, with two more members: result_bytes, the length of the
+/// stored result (null: none), and steps, the names of the steps that are done. Prints null if the
+/// key has no record.
 #[derive(Args)]
 struct ShowArgs {
     #[command(flatten)]
     key: KeyArgs,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Make a key as good as new: for a request that has certainly taken no effect.
+/// Make a key new again, for a request that has certainly taken no effect.
 ///
-/// For one that has died or of which nobody knows how it has ended; what is done is done. The token, which "sqlock idem show"
-/// tells, says which attempt is meant: a newer one is never released by mistake (exit code 79). One that is at work is not
-/// stopped, but it cannot store its result any more.
+/// The record must be started or unknown, not done. The token, which "sqlock idem show" prints,
+/// names the attempt: a newer attempt is never released by mistake (exit code 79). A running
+/// attempt is not stopped, but cannot store its result any more.
 #[derive(Args)]
 struct ReleaseArgs {
     #[command(flatten)]
@@ -86,12 +90,12 @@ struct ReleaseArgs {
     token: FencingToken,
 }
 
-/// KeyArgs request is meant.
+/// The options that name a key.
 #[derive(Args)]
 struct KeyArgs {
     /// The key.
     key: String,
-    /// The namespace that it is in.
+    /// The namespace of the key.
     #[arg(long, value_name = "NS", default_value = "default")]
     namespace: String,
     #[command(flatten)]
@@ -101,10 +105,10 @@ struct KeyArgs {
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 struct PrincipalArgs {
-    /// PrincipalArgs key it is.
-    #[arg(long, value_name = "WHO")]
+    /// The principal of the key.
+    #[arg(long, value_name = "PRINCIPAL")]
     principal: Option<String>,
-    /// It is everybody's key.
+    /// The key has no principal.
     #[arg(long)]
     global: bool,
 }
@@ -157,11 +161,11 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
 }
 
 async fn ls(db: &Database, args: LsArgs) -> Result<(), Failure> {
-    let requests = Idempotency::new(&db.locks);
+    let idempotency = Idempotency::new(&db.locks);
     let (namespace, state) = (args.namespace.as_deref(), args.state.map(State::name));
-    // One more tells whether these are all.
+    // One more record shows whether there are more.
     let limit = args.limit.saturating_add(1);
-    let mut records = db.read(async || requests.records_in(namespace, state, limit).await).await?;
+    let mut records = db.read(async || idempotency.records_in(namespace, state, limit).await).await?;
     let all = records.len() <= args.limit as usize;
     records.truncate(args.limit as usize);
     let mut held = Vec::new();
@@ -202,12 +206,12 @@ fn format_records(records: &[RecordInfo], held: &[LeaseInfo]) -> String {
     stdout::format_table(&heading, &rows)
 }
 
-/// Who is at work on it.
+/// Finds the lease of the running attempt.
 fn find_worker<'h>(record: &RecordInfo, held: &'h [LeaseInfo]) -> Option<&'h LeaseInfo> {
     held.iter().find(|held| record.state == "started" && held.name.as_str() == record.lease)
 }
 
-/// `None`: never, since it has not ended.
+/// Formats the expiry. `None`: never, since the request has not ended.
 fn format_expiry(record: &RecordInfo) -> Option<String> {
     matches!(record.state, "done" | "issued").then(|| format_time(record.expires_at))
 }
@@ -216,7 +220,7 @@ fn format_principal(record: &RecordInfo) -> String {
     record.principal.as_deref().map_or_else(|| "(global)".into(), escape_line)
 }
 
-/// As `ls --json` has it.
+/// Makes an object of `ls --json`.
 fn record_to_json(record: &RecordInfo, held: Option<&LeaseInfo>) -> Value {
     json!({
         "namespace": record.namespace,
@@ -232,8 +236,8 @@ fn record_to_json(record: &RecordInfo, held: Option<&LeaseInfo>) -> Value {
 }
 
 async fn show(db: &Database, args: ShowArgs) -> Result<(), Failure> {
-    let (requests, key) = (args.key.idempotency(db), args.key.key());
-    let record = db.read(async || requests.inspect(&key).await).await?;
+    let (idempotency, key) = (args.key.idempotency(db), args.key.key());
+    let record = db.read(async || idempotency.inspect(&key).await).await?;
     let held = match &record {
         Some(record) => db.read(async || db.locks.inspect(&record.lease).await).await?,
         None => None,
@@ -249,16 +253,16 @@ async fn show(db: &Database, args: ShowArgs) -> Result<(), Failure> {
     }
     match record {
         Some(record) => stdout::print(&format_record(&record, held)),
-        None => stdout::print(&format!("nothing stands under {}\n", quote(&args.key.key))),
+        None => stdout::print(&format!("{} has no record\n", quote(&args.key.key))),
     }
 }
 
 fn format_record(record: &RecordInfo, held: Option<&LeaseInfo>) -> String {
     let state = match (record.state, held) {
-        ("issued", _) => "issued: a token that nobody has used so far".into(),
-        ("started", Some(held)) => format!("started: {} is at work", escape_line(&held.holder)),
-        ("started", None) => "started: nobody is at work".into(),
-        ("unknown", _) => "unknown: nobody knows whether it took effect".into(),
+        ("issued", _) => "issued: not used yet".into(),
+        ("started", Some(held)) => format!("started: held by {}", escape_line(&held.holder)),
+        ("started", None) => "started: the attempt has died".into(),
+        ("unknown", _) => "unknown: the effect may have happened".into(),
         (state, _) => state.into(),
     };
     let lines = [
@@ -279,33 +283,33 @@ fn format_record(record: &RecordInfo, held: Option<&LeaseInfo>) -> String {
 
 async fn release(db: &Database, args: ReleaseArgs) -> Result<(), Failure> {
     let ReleaseArgs { key: key_args, token } = args;
-    let (requests, key) = (key_args.idempotency(db), key_args.key());
-    let record = db.read(async || requests.inspect(&key).await).await?;
-    if !db.read(async || requests.forget(&key, token).await).await? {
-        let now = db.read(async || requests.inspect(&key).await).await?;
+    let (idempotency, key) = (key_args.idempotency(db), key_args.key());
+    let record = db.read(async || idempotency.inspect(&key).await).await?;
+    if !db.read(async || idempotency.forget(&key, token).await).await? {
+        let now = db.read(async || idempotency.inspect(&key).await).await?;
         return Err(not_released_failure(&key_args, token, now.as_ref()));
     }
-    stderr::print_note(&format!("{} is as good as new", quote(&key_args.key)));
-    // It was released, whether or not one can see who is still there.
+    stderr::print_note(&format!("{} is new again", quote(&key_args.key)));
+    // The key is released, also when the lease cannot be read.
     if let Some(record) = record
         && let Ok(Some(held)) = db.locks.inspect(&record.lease).await
     {
         let holder = escape_line(&held.holder);
         stderr::print_warning(&format!(
-            "{holder} is still at work on it, or has just died: until its lease ends, the key is in progress"
+            "{holder} still holds the lease on the key: the key is in progress until the lease ends"
         ));
     }
     Ok(())
 }
 
-/// What to say when the token does not tell what can be released.
+/// Makes the failure for a token that does not release the key.
 fn not_released_failure(key_args: &KeyArgs, token: FencingToken, now: Option<&RecordInfo>) -> Failure {
-    let why = match now {
-        None => "nothing stands under it".into(),
+    let reason = match now {
+        None => "it has no record".into(),
         Some(RecordInfo { state: "done", .. }) => "it is done".into(),
-        Some(RecordInfo { state: "issued", .. }) => "nobody has used it so far".into(),
+        Some(RecordInfo { state: "issued", .. }) => "it is not used yet".into(),
         Some(RecordInfo { state, token: Some(latest), .. }) => format!("it is {state}, by token {latest}"),
         Some(RecordInfo { state, .. }) => format!("it is {state}"),
     };
-    Failure::new(exit::LOST, format!("token {token} does not release {}: {why}", quote(&key_args.key)))
+    Failure::new(exit::LOST, format!("token {token} does not release {}: {reason}", quote(&key_args.key)))
 }

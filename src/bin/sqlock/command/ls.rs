@@ -1,4 +1,4 @@
-//! `sqlock ls`: who holds what.
+//! `sqlock ls`: lists the names that are held.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -17,19 +17,19 @@ use crate::{describe, duration, stdout};
 
 /// List the names that are held.
 ///
-/// One line for each holder, with how it holds: exclusive, shared, or with permits; and how many wait in line for the name.
-/// (A waiter stands there from when it has found the name taken.) With --json an array of objects with name, mode
-/// ("exclusive", "shared", "permits"), permits (how many; null in the other modes), holder, owner, token, acquired_at,
-/// expires_at, waiters and label.
+/// Prints one line for each holder, with its mode (exclusive, shared, permits) and the number of
+/// waiters for the name. (A waiter counts from when it has found the name taken.) With --json an
+/// array of objects with name, mode ("exclusive", "shared", "permits"), permits (how many; null in
+/// other modes), holder, owner, token, acquired_at, expires_at, waiters and label.
 #[derive(Args)]
 pub struct Arguments {
-    /// Only names that begin with this.
+    /// List only names that begin with this.
     #[arg(default_value = "", hide_default_value = true)]
     prefix: String,
-    /// As JSON; with --watch, one line each time.
+    /// Print JSON; with --watch, one line each time.
     #[arg(long)]
     json: bool,
-    /// Show it again every second, until interrupted.
+    /// Print the list again every second, until interrupted.
     #[arg(long)]
     watch: bool,
 }
@@ -63,7 +63,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         };
         match again {
             Ok(now) => held = now,
-            Err(error) => stderr::print_warning(&format!("{}; showing what was", Failure::from(error).message)),
+            Err(error) => stderr::print_warning(&format!("{}; showing the last list", Failure::from(error).message)),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `sqlock migrate`: the tables.
+//! `sqlock migrate`: creates the tables.
 
 use sqlock::Error;
 
@@ -9,11 +9,12 @@ use crate::stderr;
 
 pub async fn run(global: &Global) -> Outcome {
     let db = Database::open(global).await?;
-    // The migration gives a server half a minute to come up, and then cannot say why it did not. A verb can, and sooner.
+    // A migration waits half a minute for a server that starts, and cannot say then what failed.
+    // Another operation can, and sooner.
     if let Err(error @ Error::Unavailable { .. }) = db.locks.inspect("migrate").await {
         return Err(error.into());
     }
     db.locks.migrate().await?;
-    stderr::print_note("the tables are there and up to date");
+    stderr::print_note("the tables are up to date");
     Ok(0)
 }

@@ -1,4 +1,4 @@
-//! `sqlock release`: the end of a lease from `acquire`.
+//! `sqlock release`: releases a lease from `acquire`.
 
 use clap::Args;
 
@@ -6,10 +6,11 @@ use crate::exit::Outcome;
 use crate::global::Global;
 use crate::holding::{self, HoldingArgs};
 
-/// Give back a lease from "sqlock acquire".
+/// Release a lease from "sqlock acquire".
 ///
-/// Exit code 79: that token did not hold the name any more. What was done under it may have met somebody else's work.
-/// Inside a "sqlock run" of the same name the token is the same, and ends the lease of that too.
+/// Exit code 79: the token did not hold the name any more, and another holder may have worked at
+/// the same time. Inside a "sqlock run" of the same name, the token is that of the run, and ends
+/// its lease too.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `sqlock renew`: a lease from `acquire` lasts longer.
+//! `sqlock renew`: prolongs a lease from `acquire`.
 
 use std::time::Duration;
 
@@ -10,15 +10,16 @@ use crate::global::Global;
 use crate::holding::{HoldingArgs, not_held_failure};
 use crate::{describe, duration, stdout};
 
-/// Make a lease from "sqlock acquire" last longer.
+/// Prolong a lease from "sqlock acquire".
 ///
-/// It lasts at least --ttl from now; it is never shortened. Exit code 79: that token does not hold the name any more, and
-/// what the script does next is not protected. Prints the lease as JSON.
+/// The lease lasts at least --ttl from now, and is never shortened. Exit code 79: the token does
+/// not hold the name any more, and nothing protects the next steps of the script. Prints the lease
+/// as JSON.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
     holding: HoldingArgs,
-    /// How long from now.
+    /// How long the lease lasts from now.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     ttl: Duration,
 }

@@ -1,8 +1,9 @@
-//! `sqlock run`: hold the lease, run the command, and have it dead before anyone else can hold.
+//! `sqlock run`: holds a lease while a command runs, and kills the command before the lease ends.
 //!
-//! Three processes. This one holds the lease and starts the *command* in a process group of its own (`run/child.rs`), and
-//! beside it a *watchdog* (`run/watchdog.rs`), which knows the deadline and kills the command should this process be stopped,
-//! killed, or held up by a database. A terminal is shared with the command as a shell would do it (`run/terminal.rs`).
+//! There are three processes. This one holds the lease and starts the *command* in a process group
+//! of its own (`run/child.rs`). It also starts a *watchdog* (`run/watchdog.rs`), which kills the
+//! command at the deadline if this process is stopped, killed, or blocked by a database. The
+//! terminal is shared as a shell shares it with a job (`run/terminal.rs`).
 
 pub mod arguments;
 mod child;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
+use crate::acquisition::OutageLimit;
 use crate::database::Database;
 use crate::exit::{Failure, Outcome};
 use crate::global::Global;
@@ -32,12 +34,12 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         return quorum::run(global, &args, &mut signals).await;
     }
     let db = Database::open(global).await?;
-    let mut has_led = false;
+    let mut outages = OutageLimit::Ttl;
     let outcome = loop {
-        match hold_lease(&args, &db, &mut signals, has_led).await {
+        match hold_lease(&args, &db, &mut signals, outages).await {
             Ok(Completion { stopped: Some(reason), .. }) if args.elect => {
                 stderr::print_warning(&format!("{reason}; standing again"));
-                has_led = true;
+                outages = OutageLimit::Unlimited;
             }
             completion => break completion.and_then(Completion::outcome),
         }
@@ -46,12 +48,12 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     outcome
 }
 
-/// Gets the lease, runs the command, and gives the lease back.
+/// Takes the lease, runs the command, and releases the lease.
 async fn hold_lease(
     args: &Arguments,
     db: &Database,
     signals: &mut Signals,
-    has_led: bool,
+    outages: OutageLimit,
 ) -> Result<Completion, Failure> {
     let mut request = args.lease.request(db)?;
     if let Some(at_least) = args.hold_at_least {
@@ -60,7 +62,7 @@ async fn hold_lease(
     if let Some(at_most) = args.max_hold {
         request = request.max_hold(at_most);
     }
-    match args.lease.acquire(db, request, signals, has_led).await? {
+    match args.lease.acquire(db, request, signals, outages).await? {
         Some(lease) => supervise(args, HeldLease::Single(Box::new(lease)), signals).await,
         None => Ok(Completion::not_obtained(args)),
     }

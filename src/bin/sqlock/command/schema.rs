@@ -1,4 +1,4 @@
-//! `sqlock schema`: the tables as SQL.
+//! `sqlock schema`: prints the SQL of the tables.
 
 use clap::Args;
 
@@ -10,11 +10,12 @@ use crate::url::{Kind, Url};
 
 /// Print the SQL that creates the tables, to paste into your own migrations.
 ///
-/// Then nobody needs the right to create tables but your own migrations. Nothing is sent to a database. (A SQLite file with
-/// these tables also has the leases of this command, which otherwise keeps them in FILE-sqlock.)
+/// With it, only your own migrations need the right to create tables. Nothing is sent to a
+/// database. (A SQLite file with these tables also has the leases of this command, which are in
+/// FILE-sqlock otherwise.)
 #[derive(Args)]
 pub struct Arguments {
-    /// For which database. By default the one that is configured.
+    /// The kind of database. By default that of the configured database.
     #[arg(long, value_name = "DATABASE")]
     db: Option<Kind>,
 }
@@ -24,7 +25,7 @@ pub fn run(global: &Global, args: Arguments) -> Outcome {
         Some(kind) => kind,
         None => Url::find(global)?.kind(),
     };
-    // On MySQL a migration is one statement, and ends without a semicolon.
+    // On MySQL a migration is one statement without a semicolon.
     let statements: Vec<String> =
         migrations::list(kind).iter().map(|file| format!("{};\n", file.trim_end().trim_end_matches(';'))).collect();
     stdout::print(&statements.join("\n"))?;

@@ -1,4 +1,4 @@
-//! `sqlock show`: all about one name.
+//! `sqlock show`: shows the holders and waiters of a name.
 
 use clap::Args;
 use sqlock::{LeaseInfo, WaiterInfo};
@@ -9,18 +9,19 @@ use crate::global::Global;
 use crate::stderr::{escape_line, quote};
 use crate::{describe, duration, stdout};
 
-/// Show who holds a name, and who waits for it.
+/// Show the holders of a name, and the waiters for it.
 ///
-/// All holders, in the order in which they came, and all who wait in line, with who is next first.
+/// Prints all holders in the order in which they came, and all waiters in the order in which they
+/// are served.
 ///
-/// With --json the object that ls has for the first holder, or null when nobody holds the name. It has two arrays more:
-/// other_holders, such objects for the others, and waiters_in_line, objects with position (1 is next), mode, permits, holder,
-/// since and label.
+/// With --json the object that ls prints for the first holder, or null when the name is free. It
+/// has two more arrays: other_holders, objects for the other holders, and waiters_in_line, objects
+/// with position (1 is next), mode, permits, holder, since and label.
 #[derive(Args)]
 pub struct Arguments {
     /// The name.
     name: String,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
@@ -57,7 +58,7 @@ fn holder(held: &LeaseInfo) -> String {
     match held.owner {
         Some(owner) if held.holds > 1 => lines.push(("owner", format!("{owner}, entered {} times", held.holds))),
         Some(owner) => lines.push(("owner", owner.to_string())),
-        None => lines.push(("state", "given back, and kept taken as its holder asked".into())),
+        None => lines.push(("state", "released; the name stays taken as its holder asked".into())),
     }
     let unless = if held.owner.is_some() { ", unless it is renewed" } else { "" };
     lines.push(("token", held.token.to_string()));

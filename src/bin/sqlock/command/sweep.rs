@@ -1,4 +1,4 @@
-//! `sqlock sweep`: purge once.
+//! `sqlock sweep`: purges expired rows once.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use crate::stdout;
 
 /// Purge the rows of names that have long been free.
 ///
-/// It only tidies: a name that is free, or whose lease has run out, can be taken with or without it. Rows that are held are
-/// never touched. Requests whose time has run out go as well. (Where the leases of a SQLite file are in a sidecar, "sqlock idem
-/// purge" purges the requests, which are in the file itself.)
+/// This only saves space: a free name can be taken without it. Rows that are held are never
+/// touched. Expired idempotency records are purged as well. (If the leases of a SQLite file are in
+/// a sidecar, "sqlock idem purge" purges the records, which are in the file itself.)
 #[derive(Args)]
 pub struct Arguments {
-    /// For how long a name must have been free. Keep it well above any step that the database's clock may make backwards:
-    /// fencing tokens could go back by as much as the step exceeds it.
+    /// How long a name must have been free. Keep this well above any backward step of the
+    /// database's clock: fencing tokens could go back by the excess of the step.
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = duration::parse)]
     retention: Duration,
 }

@@ -1,4 +1,4 @@
-//! `sqlock unlock`: the operator's release.
+//! `sqlock unlock`: ends a holding, for an operator.
 
 use clap::Args;
 
@@ -8,11 +8,12 @@ use crate::global::Global;
 use crate::holding::{self, HoldingArgs};
 use crate::stderr::{self, quote};
 
-/// Take a name away from its holder: for one that is gone for good, or hangs.
+/// Take a name away from a holder that is gone for good, or hangs.
 ///
-/// The token, which "sqlock show" tells, says which holding is meant: a newer one is never ended by mistake (exit code 79).
-/// The name, or its part of a name that is shared, is free at once. A "sqlock run" that holds it kills its command when it learns of this, at its next renewal
-/// after a third of its TTL: until then, two may be at work.
+/// The token, which "sqlock show" prints, names the holding: a newer holding is never ended by
+/// mistake (exit code 79). The name, or the holder's part of a shared name, is free at once. A
+/// "sqlock run" that holds the name kills its command at its next renewal, after about a third of
+/// its TTL: until then, two commands may run.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
