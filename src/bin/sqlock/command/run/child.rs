@@ -1,4 +1,4 @@
-//! The command: a process group of its own that does not outlive its holder.
+//! The process of the command: a process group of its own that does not outlive the lease.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -29,17 +29,17 @@ pub struct Child {
     changes: UnboundedReceiver<WaitStatus>,
 }
 
-/// What has become of a process.
+/// A change of the state of a process.
 pub enum ChildEvent {
     Exited(u8),
     Killed(Signal),
     Stopped(Signal),
-    /// Another child has ended: the watchdog, or an orphan of the command.
+    /// Another child has exited: the watchdog, or an orphan of the command.
     OtherExited(Pid),
 }
 
 impl Child {
-    /// Starts it under a watchdog, unless the lease has run out meanwhile.
+    /// Starts the command under a watchdog, unless the lease has run out meanwhile.
     pub fn start(
         words: &[OsString],
         lease: &HeldLease,
@@ -47,7 +47,7 @@ impl Child {
         terms: &KillTerms,
     ) -> Result<Self, Failure> {
         let Some((program, arguments)) = words.split_first() else {
-            return Err(Failure::usage("there is no command to run"));
+            return Err(Failure::usage("no command is given"));
         };
         let outer = enclosing_owners().iter().map(Owner::to_string).collect::<Vec<_>>().join(",");
         let marker = ProcessTree::new_marker();
@@ -66,7 +66,8 @@ impl Child {
         let schedule = KillSchedule::for_lease(lease, terms);
         let registration = watchdog.registration(&marker, schedule).map_err(|e| Failure::system(e.to_string()))?;
         prepare_exec(&mut command, registration, schedule);
-        // Never waited for as std's child: one thread waits for all children, and PIDs must not be reaped twice.
+        // std's child is never waited for: one thread reaps all children, and a PID must not be
+        // reaped twice.
         let pid = match command.spawn() {
             Ok(child) => Pid::from_raw(child.id().cast_signed()),
             Err(_) if schedule.is_kill_due() => {
@@ -88,21 +89,21 @@ impl Child {
         Ok(Self { pid, process_tree, changes })
     }
 
-    /// Its process group.
+    /// Returns the process group of the command.
     pub fn group(&self) -> Pid {
         self.pid
     }
 
-    /// All that must die with it.
+    /// Returns the processes that must die with the command.
     pub fn process_tree(&self) -> &ProcessTree {
         &self.process_tree
     }
 
-    /// The next change. Dropping the future loses none.
+    /// Waits for the next event. Dropping the future loses no event.
     pub async fn next_event(&mut self) -> ChildEvent {
         loop {
             let Some(status) = self.changes.recv().await else {
-                // Somebody else has waited for it: how it ended is not known.
+                // The reaper has ended: the exit code is not known.
                 return ChildEvent::Exited(exit::SYSTEM);
             };
             match status {
@@ -115,49 +116,51 @@ impl Child {
         }
     }
 
-    /// To it and its children. When all of them have ended there is nobody to tell.
+    /// Sends a signal to the process group, if any process of it is left.
     pub fn signal(&self, signal: Signal) {
         let _ = killpg(self.pid, signal);
     }
 
-    /// Whether any process of its group is alive. A zombie is not: its parent may never wait for it.
+    /// Whether any process of the group is alive. Zombies do not count: their parent may never reap
+    /// them.
     pub fn has_group(&self) -> bool {
         killpg(self.pid, None) != Err(Errno::ESRCH) && !self.process_tree.is_defunct()
     }
 
-    /// Ends it and all that it has started.
+    /// Kills the command and all processes that it has started.
     pub fn kill(&self) {
         self.process_tree.kill();
     }
 }
 
-/// Makes this process the parent of the command's orphans, which `reap` waits for. The init of a container may not do that.
+/// Makes this process the parent of the command's orphans, so that `reap_children` reaps them. The
+/// init of a container may not.
 pub fn adopt_orphans() {
-    // Linux has had it since 3.4; without it, init is their parent.
+    // Since Linux 3.4. Elsewhere init is their parent.
     #[cfg(target_os = "linux")]
     let _ = nix::sys::prctl::set_child_subreaper(true);
 }
 
-/// What the new process does before it becomes the command: it sees to its own end.
+/// Sets what the new process does between fork and exec.
 ///
-/// It announces itself to the watchdog, since sqlock may be stopped right after it was started. It does not go on when the
-/// lease has run out because sqlock was stopped before. And on Linux it asks the kernel to kill it when sqlock ends,
-/// however that happens; elsewhere the watchdog alone does that.
+/// It registers with the watchdog, since sqlock may be stopped right after the fork. It fails when
+/// the lease has run out, since sqlock may have been stopped before the fork. On Linux it asks the
+/// kernel to kill it when sqlock ends; elsewhere only the watchdog does that.
 fn prepare_exec(command: &mut Command, mut registration: Registration, schedule: KillSchedule) {
     let parent = nix::unistd::getpid();
     let act = move || {
         registration.send()?;
         #[cfg(target_os = "linux")]
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
-        // Had the parent ended before that, nobody would send the signal.
+        // The kernel sends no signal for a parent that ended before this call.
         if nix::unistd::getppid() != parent || schedule.is_kill_due() {
             return Err(io::Error::from(ErrorKind::TimedOut));
         }
         Ok(())
     };
-    // SAFETY: between fork and exec only system calls are made (getpid, write, prctl, getppid, clock_gettime), and nothing is
-    // allocated: an error that is made from an errno or a kind does not.
-    #[allow(unsafe_code, reason = "there is no other way to run something between fork and exec")]
+    // SAFETY: `act` makes system calls only (getpid, write, prctl, getppid, clock_gettime) and allocates nothing: an error made
+    // from an errno or a kind needs no memory.
+    #[allow(unsafe_code, reason = "the only way to run code between fork and exec")]
     unsafe {
         command.pre_exec(act);
     }
@@ -171,7 +174,7 @@ fn start_failure(program: &OsString, error: &io::Error) -> Failure {
     }
 }
 
-/// Waits for all children, the orphans of the command included.
+/// Reaps all children, including orphans of the command, and reports what became of them.
 fn reap_children(changes: &UnboundedSender<WaitStatus>) {
     loop {
         match waitpid(None, Some(WaitPidFlag::WUNTRACED)) {

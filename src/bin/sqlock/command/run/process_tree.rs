@@ -1,4 +1,4 @@
-//! The command and what it has started: all that must die with it.
+//! The processes that must die with the lease: the command and all that it has started.
 
 use std::time::Duration;
 
@@ -10,46 +10,47 @@ use sqlock::Owner;
 
 use super::schedule::{nanos, now};
 
-/// The command and what it has started.
+/// The process group of the command, and the processes that have left it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessTree {
     pub group: Pid,
-    /// In the environment of each of them, also of one that has left the process group.
+    /// A text in the environment of each process, also of one that has left the group.
     pub marker: String,
 }
 
 impl ProcessTree {
-    /// The variable that has the markers.
+    /// The variable that has the markers, separated by commas.
     pub const MARKER_VARIABLE: &str = "SQLOCK_RUN";
 
     pub fn new_marker() -> String {
         Owner::random().to_string()
     }
 
-    /// With those of the runs around this one, which must find its processes too.
+    /// Appends a marker to those of enclosing runs, which must find the processes too.
     pub fn join_markers(marker: &str) -> String {
         std::env::var(Self::MARKER_VARIABLE).map_or_else(|_| marker.to_owned(), |outer| format!("{outer},{marker}"))
     }
 
-    /// Kills all of them.
+    /// Kills all processes.
     pub fn kill(&self) {
         let _ = killpg(self.group, Signal::SIGKILL);
-        // Those that made themselves a session of their own. They may be starting others just now: until none is seen
-        // twice in a row, but not for ever.
+        // Detached processes may be starting others: look again until none is seen twice in a row,
+        // for 5 seconds at most.
         let (mut unseen, give_up) = (0, now().saturating_add(nanos(Duration::from_secs(5))));
         while unseen < 2 && now() < give_up {
-            let find_detached = self.find_detached();
-            unseen = if find_detached.is_empty() { unseen + 1 } else { 0 };
-            for process in find_detached {
-                let _ = kill(process, Signal::SIGKILL);
+            let detached = self.find_detached();
+            unseen = if detached.is_empty() { unseen + 1 } else { 0 };
+            for pid in detached {
+                let _ = kill(pid, Signal::SIGKILL);
             }
         }
     }
 
-    /// Whether the group has processes and all of them are zombies. `false` where that cannot be known.
+    /// Whether the group has processes and all of them are zombies. `false` where this cannot be
+    /// known.
     #[cfg(target_os = "linux")]
     pub fn is_defunct(&self) -> bool {
-        // A process that ends after it has started another may hide the new one from a single look.
+        // A single look can miss a process whose parent ends at the same time.
         can_see_all_processes() && self.has_only_zombies() && self.has_only_zombies()
     }
 
@@ -57,8 +58,9 @@ impl ProcessTree {
     fn has_only_zombies(&self) -> bool {
         let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let stats = processes.filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok());
-        // Whether each process of the group is a zombie. After the name, in parentheses, come the state, the parent and the group; the
-        // eighteenth is the number of threads. A process whose first thread has ended looks like a zombie, but others may go on.
+        // In `stat`, the state, the parent and the group follow the name in parentheses; the 18th
+        // field is the number of threads. A process whose first thread has ended looks like a
+        // zombie while others run.
         let mut zombies = stats.filter_map(|stat| {
             let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
             let is_zombie = matches!(*fields.first()?, "Z" | "X") && matches!(*fields.get(17)?, "0" | "1");
@@ -72,7 +74,7 @@ impl ProcessTree {
         false
     }
 
-    /// Living processes with the marker that are not in the group.
+    /// Finds living processes with the marker that are not in the group.
     #[cfg(target_os = "linux")]
     fn find_detached(&self) -> Vec<Pid> {
         let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -97,8 +99,8 @@ impl ProcessTree {
     }
 }
 
-/// Whether `/proc` has all processes of this PID namespace: a container may have been given that of another one, and it may hide
-/// the processes of other users.
+/// Whether `/proc` shows all processes of this PID namespace: a container may have the `/proc` of
+/// another one, and `/proc` may hide the processes of other users.
 #[cfg(target_os = "linux")]
 fn can_see_all_processes() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `sqlock run --quorum`: the same under a lease on a majority of independent databases.
+//! `sqlock run --quorum`: runs the command under a lease on a majority of independent databases.
 
 use std::time::Duration;
 
@@ -18,18 +18,18 @@ use crate::lease::HeldLease;
 use crate::signals::Signals;
 use crate::stderr::{self, quote};
 
-/// How long one of them may take to tell who holds the name: it may be the one that is down.
+/// How long a database may take to tell the holder of the name: it may be the one that is down.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// The same with a --timeout that is shorter: one that is there can answer.
+/// The least of that when --timeout is shorter: a running database answers in this time.
 const MIN_INSPECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub async fn run(global: &Global, args: &Arguments, signals: &mut Signals) -> Outcome {
-    let all = Database::open_each(global).await?;
-    let clients: Vec<_> = all.iter().map(|db| db.locks.clone()).collect();
+    let databases = Database::open_each(global).await?;
+    let clients: Vec<_> = databases.iter().map(|db| db.locks.clone()).collect();
     let quorum = Quorum::new(clients.clone());
     let outcome = tokio::select! {
-        outcome = acquire(args, all, &quorum) => outcome,
+        outcome = acquire(args, databases, &quorum) => outcome,
         signal = signals.next_termination() => Err(Failure::interrupted(signal)),
     };
     let outcome = match outcome {
@@ -37,43 +37,43 @@ pub async fn run(global: &Global, args: &Arguments, signals: &mut Signals) -> Ou
         Ok(None) => Ok(args.exit_code_on_conflict()),
         Err(failure) => Err(failure),
     };
-    let mut ends = JoinSet::new();
+    let mut shutdowns = JoinSet::new();
     for client in clients {
-        ends.spawn(async move { timeout(Duration::from_secs(1), client.shutdown()).await });
+        shutdowns.spawn(async move { timeout(Duration::from_secs(1), client.shutdown()).await });
     }
-    ends.join_all().await;
+    shutdowns.join_all().await;
     outcome
 }
 
-async fn acquire(args: &Arguments, all: Vec<Database>, quorum: &Quorum) -> Result<Option<QuorumLease>, Failure> {
+async fn acquire(args: &Arguments, databases: Vec<Database>, quorum: &Quorum) -> Result<Option<QuorumLease>, Failure> {
     let name = args.lease.name.clone();
     let start = Instant::now();
     let inspect_timeout =
         args.lease.timeout.map_or(INSPECT_TIMEOUT, |at_most| at_most.clamp(MIN_INSPECT_TIMEOUT, INSPECT_TIMEOUT));
     let enclosing_owners = environment::enclosing_owners();
-    let mut ready = JoinSet::new();
-    let count = all.len();
-    for (i, db) in all.into_iter().enumerate() {
+    let mut inspections = JoinSet::new();
+    let count = databases.len();
+    for (i, db) in databases.into_iter().enumerate() {
         let name = name.clone();
         let node = format!("database {} of {count} ({})", i + 1, db.location);
-        ready.spawn(async move { (node, timeout(inspect_timeout, db.locks.inspect(&name)).await) });
+        inspections.spawn(async move { (node, timeout(inspect_timeout, db.locks.inspect(&name)).await) });
     }
-    while let Some(looked) = ready.join_next().await {
-        match looked {
+    while let Some(inspected) = inspections.join_next().await {
+        match inspected {
             Ok((_, Ok(Ok(Some(held))))) if held.owner.is_some_and(|owner| enclosing_owners.contains(&owner)) => {
                 return Err(Failure::usage(format!(
-                    "{}: the sqlock run around this one holds it; in here, this one would wait for ever",
+                    "{} is held by the enclosing sqlock run: this one would wait for ever",
                     quote(&name)
                 )));
             }
-            // It may have lost its data, and with them the votes that it has given.
+            // The database may have lost its data, and the votes with them.
             Ok((node, Ok(Err(Error::NotMigrated { .. })))) => {
                 return Err(Failure::configuration(format!(
-                    "{node} has no sqlock tables. A new database: run \"sqlock migrate\" with its URL. One that has lost its \
-                     data: do so when the longest TTL in use has passed, since it may have granted names that are still held"
+                    "{node} has no sqlock tables: run \"sqlock migrate\" with its URL. If it has lost its data, wait first until \
+                     the longest TTL in use has passed: it may have granted names that are still held"
                 )));
             }
-            // One that is down is what the others are for.
+            // A minority may be down.
             Ok((_, Ok(Err(error)))) if !matches!(error, Error::Unavailable { .. }) => return Err(error.into()),
             _ => {}
         }

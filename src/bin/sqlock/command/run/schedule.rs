@@ -1,4 +1,4 @@
-//! When the command is stopped, on a clock that goes on while the machine sleeps.
+//! Computes when the command is signaled and killed, on a clock that counts suspend.
 
 use std::time::Duration;
 
@@ -7,30 +7,32 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::lease::HeldLease;
 
-/// How a command is stopped.
+/// How the command is stopped before the lease ends.
 #[derive(Clone, Copy)]
 pub struct KillTerms {
-    /// So long before the deadline it is told to stop,
+    /// How long before the deadline the command gets the signal.
     pub kill_after: Duration,
-    /// and so long before the deadline it is killed: time for the kernel to do it, on a busy machine.
+    /// How long before the deadline the command is killed: the kernel of a busy machine needs time
+    /// for it.
     kill_lead: Duration,
     signal: Signal,
 }
 
 impl KillTerms {
     pub fn new(ttl: Duration, kill_after: Duration, signal: Signal) -> Self {
-        // Renewals go out at a third of the TTL, the first one at 5/12 at the latest: more than another third would stop
-        // commands whose lease is about to be renewed.
+        // Renewals go out at a third of the TTL, the first at 5/12 at the latest. A lead of more
+        // than another third would stop commands whose lease is about to be renewed.
         Self { kill_after: kill_after.min(ttl / 3), kill_lead: (ttl / 10).min(Duration::from_secs(1)), signal }
     }
 
-    /// How long before the deadline the command learns of it.
+    /// Returns how long before the deadline the command gets the signal, or KILL if there is no
+    /// signal.
     pub fn signal_lead(&self) -> Duration {
         self.kill_after.max(self.kill_lead)
     }
 }
 
-/// What the watchdog does, and when: nanoseconds of the clock.
+/// The signal, and when it and KILL are sent: nanoseconds of the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KillSchedule {
     pub signal: i32,
@@ -40,7 +42,8 @@ pub struct KillSchedule {
 
 impl KillSchedule {
     pub fn for_lease(lease: &HeldLease, terms: &KillTerms) -> Self {
-        // First the clock, then what remains: a pause in between only makes it earlier.
+        // The clock is read before the remaining time: a pause in between only makes the deadline
+        // earlier.
         let now = now();
         Self::before_deadline(now.saturating_add(nanos(lease.remaining())), terms)
     }
@@ -50,12 +53,12 @@ impl KillSchedule {
         Self { signal: terms.signal as i32, signal_at: at(terms.signal_lead()), kill_at: at(terms.kill_lead) }
     }
 
-    /// The command has been told to stop, or will be at once.
+    /// Whether it is time for the signal.
     pub fn is_signal_due(&self) -> bool {
         now() >= self.signal_at
     }
 
-    /// The command should be dead.
+    /// Whether it is time for KILL.
     pub fn is_kill_due(&self) -> bool {
         now() >= self.kill_at
     }
@@ -71,7 +74,8 @@ const CLOCK: ClockId = ClockId::CLOCK_BOOTTIME;
 const CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
 
 pub fn now() -> u64 {
-    // This clock exists wherever it is compiled in; without it nothing could be promised, so everything is overdue.
+    // The clock exists wherever it is compiled in. Without it everything is overdue, since nothing
+    // could be promised.
     clock_gettime(CLOCK).map_or(u64::MAX, |t| t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64)
 }
 
@@ -82,21 +86,21 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn the_command_is_told_and_then_killed_before_the_deadline() {
+    fn command_is_signaled_then_killed_before_the_deadline() {
         let terms = KillTerms::new(Duration::from_secs(30), Duration::from_secs(10), Signal::SIGTERM);
         let schedule = KillSchedule::before_deadline(100 * SECOND, &terms);
         assert_eq!((schedule.signal_at, schedule.kill_at), (90 * SECOND, 99 * SECOND));
     }
 
     #[test]
-    fn a_kill_after_that_is_longer_than_a_third_of_the_ttl_is_shortened() {
+    fn long_kill_after_is_shortened_to_a_third_of_the_ttl() {
         let terms = KillTerms::new(Duration::from_secs(3), Duration::from_secs(10), Signal::SIGTERM);
         let schedule = KillSchedule::before_deadline(100 * SECOND, &terms);
         assert_eq!((schedule.signal_at, schedule.kill_at), (99 * SECOND, 99 * SECOND + 700_000_000));
     }
 
     #[test]
-    fn without_kill_after_it_is_killed_without_being_told() {
+    fn zero_kill_after_kills_without_a_signal() {
         let terms = KillTerms::new(Duration::from_secs(30), Duration::ZERO, Signal::SIGTERM);
         let schedule = KillSchedule::before_deadline(100 * SECOND, &terms);
         assert_eq!(schedule.signal_at, schedule.kill_at);

@@ -1,4 +1,4 @@
-//! The command at work under a lease, from its start to its end.
+//! Supervises the command while the lease is held, from its start to its end.
 
 use std::time::Duration;
 
@@ -17,16 +17,16 @@ use crate::signals::{self, Signals};
 use crate::stderr::{self, quote};
 use nix::sys::signal::Signal;
 
-/// Runs the command under the lease, and gives that back.
+/// Runs the command under the lease and releases the lease.
 pub async fn supervise(args: &Arguments, lease: HeldLease, signals: &mut Signals) -> Result<Completion, Failure> {
     let ended = match start(args, &lease, signals) {
-        Ok(holding) => holding.run_to_end(&lease, signals).await,
+        Ok(supervisor) => supervisor.run_to_end(&lease, signals).await,
         Err(failure) => Err(failure),
     };
     let name = quote(lease.name().as_str());
     let released = tokio::select! {
         released = lease.release() => released,
-        // Somebody is in a hurry. The name is free after the TTL.
+                // A second signal ends the release: the name is free after the TTL.
         _ = signals.next_termination() => Ok(()),
     };
     match (ended, released) {
@@ -35,7 +35,7 @@ pub async fn supervise(args: &Arguments, lease: HeldLease, signals: &mut Signals
         }
         (ended, Err(error)) if !error.is_lost() => {
             let left = duration::format_exact(args.lease.ttl);
-            stderr::print_warning(&format!("{name} could not be given back: {error}; it is free in {left} at most"));
+            stderr::print_warning(&format!("cannot release the lease on {name}: {error}; it ends in {left} at most"));
             ended
         }
         (ended, _) => ended,
@@ -47,9 +47,9 @@ fn start(args: &Arguments, lease: &HeldLease, signals: &mut Signals) -> Result<S
     signals.listen_to_forwarded()?;
     let ttl = args.lease.ttl.min(args.max_hold.unwrap_or(Duration::MAX));
     let terms = KillTerms::new(ttl, args.kill_after, args.signal);
-    // It counts from when the lease was asked for: what is gone of that by now is gone of --max-hold.
-    let gone = ttl.saturating_sub(lease.remaining());
-    let max_hold_end = args.max_hold.map(|at_most| Instant::now() + at_most.saturating_sub(gone));
+    // --max-hold counts from the request for the lease, as the lease itself does.
+    let elapsed = ttl.saturating_sub(lease.remaining());
+    let max_hold_end = args.max_hold.map(|at_most| Instant::now() + at_most.saturating_sub(elapsed));
     let terminal = Terminal::open();
     child::adopt_orphans();
     let watchdog = Watchdog::start()?;
@@ -62,28 +62,29 @@ fn start(args: &Arguments, lease: &HeldLease, signals: &mut Signals) -> Result<S
     }
 }
 
-/// A command at work under a lease.
+/// A running command, its lease and its watchdog.
 struct Supervisor {
     terms: KillTerms,
-    /// When `--max-hold` is over.
+    /// The end of `--max-hold`.
     max_hold_end: Option<Instant>,
     terminal: Terminal,
     watchdog: Watchdog,
     child: Child,
-    /// How often the watchdog is told of renewals: often enough never to take a lease that was renewed for one that was not.
+    /// How often the watchdog is sent the deadline: often enough that it never acts on the deadline
+    /// before a renewal.
     period: Duration,
 }
 
-/// How it ended.
+/// The result of a run.
 pub struct Completion {
-    /// The command's exit code, or that for not having obtained the lease.
+    /// The exit code of the command, or the code for a lease that was not obtained.
     pub code: u8,
-    /// Why it was stopped, if it was.
+    /// Why the command was stopped, if it was.
     pub stopped: Option<String>,
 }
 
 impl Completion {
-    /// The lease was not obtained.
+    /// Makes the result of a run without a lease.
     pub fn not_obtained(args: &Arguments) -> Self {
         Self { code: args.exit_code_on_conflict(), stopped: None }
     }
@@ -102,14 +103,14 @@ impl Supervisor {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut lost: Option<LossCause> = None;
         let mut is_warned = false;
-        // Once it has ended by a signal, or after one: its children got the same, and may need a while to end, too. They
-        // still work under the lease.
+        // Set when the command ended by a signal, or after one. Its children got the same signal,
+        // may need a while to end, and still work under the lease.
         let mut ended: Option<(u8, Instant)> = None;
         let mut pause = Duration::from_millis(10);
         let mut is_terminating = false;
         let code = loop {
             tokio::select! {
-                change = self.child.next_event(), if ended.is_none() => match change {
+                event = self.child.next_event(), if ended.is_none() => match event {
                     ChildEvent::Exited(code) if !is_terminating => break code,
                     ChildEvent::Exited(code) => ended = Some((code, Instant::now() + self.terms.kill_after)),
                     ChildEvent::Killed(signal) => {
@@ -122,7 +123,7 @@ impl Supervisor {
                 () = sleep(pause), if ended.is_some() => match ended {
                     Some((code, _)) if !self.child.has_group() => break code,
                     Some((_, until)) if Instant::now() >= until => self.child.kill(),
-                    // To look at the group may mean to read all of /proc.
+                                        // Each check of the group may read all of /proc.
                     _ => pause = (pause * 2).min(Duration::from_millis(160)),
                 },
                 signal = signals.next() => {
@@ -133,7 +134,8 @@ impl Supervisor {
                     let schedule = KillSchedule::for_lease(lease, &self.terms);
                     self.watchdog.update(self.child.process_tree(), &schedule);
                     if schedule.is_kill_due() {
-                        // The watchdog has done it, unless somebody has stopped the watchdog.
+                                                // The watchdog has killed it already, unless the
+                                                // watchdog was stopped.
                         self.child.kill();
                     }
                     if schedule.is_signal_due() && lease.is_held() && !is_warned {
@@ -149,27 +151,27 @@ impl Supervisor {
         };
         self.terminal.reclaim(self.child.group());
         let at_max_hold = self.is_near_max_hold();
-        let why = match (lost, self.watchdog.stop()) {
+        let reason = match (lost, self.watchdog.stop()) {
             (None, None) => None,
             (Some(LossCause::MaxHold), _) | (None, Some(_)) if at_max_hold => Some(LossCause::MaxHold.to_string()),
             (None, Some(Intervention::Signaled | Intervention::Killed)) => Some("it could not be renewed".into()),
             (Some(LossCause::Superseded), _) => Some("it was taken away with \"sqlock unlock\", or taken over".into()),
             (Some(cause), _) => Some(cause.to_string()),
         };
-        if why.is_some() {
-            // It may have obeyed, and its children not.
+        if reason.is_some() {
+            // The command may have obeyed the signal while its children did not.
             self.child.kill();
         }
         let name = quote(lease.name().as_str());
         Ok(Completion {
             code,
-            stopped: why.map(|why| format!("the lease on {name} ended: {why}; the command was stopped")),
+            stopped: reason.map(|reason| format!("the lease on {name} ended: {reason}; the command was stopped")),
         })
     }
 
-    /// Whether `--max-hold` is what stops it.
+    /// Whether `--max-hold` is what stops the command.
     fn is_near_max_hold(&self) -> bool {
-        self.max_hold_end.is_some_and(|ends| Instant::now() + self.terms.signal_lead() >= ends)
+        self.max_hold_end.is_some_and(|end| Instant::now() + self.terms.signal_lead() >= end)
     }
 
     fn warn_before_signal(&self, lease: &HeldLease) {
@@ -182,7 +184,7 @@ impl Supervisor {
         });
     }
 
-    /// Without a watchdog the promise cannot be kept.
+    /// Replaces a watchdog that has died. Kills the command if there is no new one.
     fn restart_watchdog(&mut self, lease: &HeldLease) -> Result<(), Failure> {
         match Watchdog::start() {
             Ok(watchdog) => self.watchdog = watchdog,
@@ -195,19 +197,19 @@ impl Supervisor {
         Ok(())
     }
 
-    /// A signal for the command. A terminal sends its own to our process group only, never to the command's as well,
-    /// unless the command has the terminal: then only to that. So none arrives twice.
+    /// Sends a signal to the command. A terminal signals the foreground group only, either sqlock's
+    /// or the command's, so no signal arrives twice.
     fn forward(&self, signal: Signal, lease: &HeldLease) {
         if signal != Signal::SIGCONT || lease.is_held() {
             self.child.signal(signal);
         }
     }
 
-    /// The command was stopped. When a terminal did it, stop too, as a shell expects of the job it has started; and let
-    /// the command go on only if the lease is still held afterwards.
+    /// Handles a stop of the command. Stops sqlock too if a terminal stopped the command, as a
+    /// shell expects of its job. Continues the command only if the lease is still held afterwards.
     fn follow_stop(&self, signal: Signal, lease: &HeldLease) {
         match signal {
-            // It reads from the terminal (or sets it), which only a foreground group may: make it the foreground.
+            // The command reads from or configures the terminal, which needs the foreground.
             Signal::SIGTTIN | Signal::SIGTTOU if self.terminal.is_foreground() => {
                 self.terminal.set_foreground(self.child.group())
             }
@@ -218,7 +220,7 @@ impl Supervisor {
                     self.terminal.set_foreground(self.child.group());
                 }
             }
-            // Somebody has stopped the command itself, and will continue it.
+            // A signal from elsewhere stopped the command; its sender continues it.
             _ => return,
         }
         if lease.is_held() {

@@ -1,8 +1,9 @@
 //! The terminal, shared with the command as a shell shares it with its jobs.
 //!
-//! The command is in a process group of its own and so in the terminal's background. That does no harm until it reads
-//! from the terminal: then the kernel stops it, and it is made the foreground. Until then Ctrl-C comes to sqlock alone,
-//! and from then on to the command alone; a pipeline that sqlock is part of keeps its terminal for as long as possible.
+//! The command has a process group of its own, in the background of the terminal. When it reads
+//! from the terminal, the kernel stops it, and sqlock puts it into the foreground. Ctrl-C reaches
+//! sqlock alone before that and the command alone afterwards. A pipeline that sqlock is part of
+//! keeps the terminal for as long as possible.
 
 use std::fs::{File, OpenOptions};
 
@@ -21,17 +22,17 @@ impl Terminal {
         self.0.is_some()
     }
 
-    /// Whether our process group is the foreground.
+    /// Whether sqlock's process group is in the foreground.
     pub fn is_foreground(&self) -> bool {
         self.foreground_group() == Some(getpgrp())
     }
 
-    /// Makes another group the foreground.
+    /// Puts a group into the foreground.
     pub fn set_foreground(&self, group: Pid) {
         let Some(terminal) = &self.0 else {
             return;
         };
-        // Done from the background, it would stop us.
+        // The kernel sends SIGTTOU to a background process that does this.
         let mut background_output = SigSet::empty();
         background_output.add(Signal::SIGTTOU);
         let _ = background_output.thread_block();
@@ -39,7 +40,7 @@ impl Terminal {
         let _ = background_output.thread_unblock();
     }
 
-    /// Makes our group the foreground if `group` is; tells whether it was.
+    /// Puts sqlock into the foreground if `group` is there, and returns whether it was.
     pub fn reclaim(&self, group: Pid) -> bool {
         let had_it = self.foreground_group() == Some(group);
         if had_it {

@@ -1,10 +1,11 @@
-//! The guard: a process beside sqlock that kills the command in time, whatever becomes of sqlock.
+//! The watchdog: a process beside sqlock that kills the command before the lease ends.
 //!
-//! sqlock may be stopped (`kill -STOP`), killed, or busy with a database that does not answer; the watchdog has nothing to do
-//! but to wait for a clock. It is told the deadline anew after each renewal, over a socket. When the deadline comes near,
-//! it stops the command; when the socket closes without a goodbye, sqlock has died, and it kills the command at once.
+//! sqlock may be stopped (`kill -STOP`), killed, or blocked by a database; the watchdog only waits
+//! for a clock. sqlock sends it the new deadline after each renewal, over a socket. Near the
+//! deadline the watchdog stops the command. When the socket closes without a shutdown message,
+//! sqlock has died, and the watchdog kills the command at once.
 //!
-//! The clock is CLOCK_BOOTTIME, which goes on while the machine sleeps, and so does the timer.
+//! The clock and the timer are CLOCK_BOOTTIME, which counts suspend.
 
 mod alarm;
 mod message;
@@ -26,7 +27,7 @@ use super::schedule::KillSchedule;
 use crate::exit::Failure;
 use message::{ARGUMENT, Instructions, KILLED, SIGNALED};
 
-/// The watchdog, as sqlock sees it.
+/// A handle of the watchdog's process.
 pub struct Watchdog {
     pid: Pid,
     socket: UnixStream,
@@ -41,23 +42,24 @@ pub enum Intervention {
 
 impl Watchdog {
     pub fn start() -> Result<Self, Failure> {
-        Self::spawn().map_err(|error| Failure::system(format!("the watchdog does not start: {error}")))
+        Self::spawn().map_err(|error| Failure::system(format!("cannot start the watchdog: {error}")))
     }
 
     fn spawn() -> io::Result<Self> {
-        let (socket, theirs) = UnixStream::pair()?;
-        // Should the watchdog be stopped, what it is told would pile up; it is not waited for.
+        let (socket, watchdog_socket) = UnixStream::pair()?;
+        // A write to a watchdog that was stopped must not block.
         socket.set_nonblocking(true)?;
-        // On Linux also after this program was replaced by a newer one.
+        // On Linux this path works also after an update has replaced the program.
         let program = if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { std::env::current_exe()? };
         let watchdog = Command::new(program)
             .arg0(format!("lease-guard of {}", getpid()))
             .arg(ARGUMENT)
-            // It needs nothing of that, and must not have the marker of an enclosing run: it dies after its command, not before.
+            // Without the marker of an enclosing run, which would kill the watchdog before the
+            // command.
             .env_clear()
-            // Out of reach of the terminal's signals, and of those sent to our group.
+            // Signals of the terminal and signals to sqlock's group do not reach the watchdog.
             .process_group(0)
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdin(Stdio::from(OwnedFd::from(watchdog_socket)))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
@@ -68,26 +70,26 @@ impl Watchdog {
         self.pid
     }
 
-    /// For the command to tell the watchdog of itself.
+    /// Makes the message with which the command registers itself.
     pub fn registration(&self, marker: &str, schedule: KillSchedule) -> io::Result<Registration> {
         let process_tree = ProcessTree { group: Pid::from_raw(0), marker: marker.into() };
         Ok(Registration { socket: self.socket.try_clone()?, bytes: Instructions { process_tree, schedule }.to_bytes() })
     }
 
-    /// What is to be done from now on. A watchdog that was told to stop the command already goes on with that.
+    /// Sends a new schedule. A watchdog that has signaled the command ignores it.
     pub fn update(&mut self, process_tree: &ProcessTree, schedule: &KillSchedule) {
         let instructions = Instructions { process_tree: process_tree.clone(), schedule: *schedule };
         match self.socket.write_all(&instructions.to_bytes()) {
-            // It was stopped so long ago that there is no room for more: a new one is better.
+            // The watchdog was stopped, and the socket is full: a new watchdog replaces it.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let _ = kill(self.pid, Signal::SIGKILL);
             }
-            // When it has died, we learn of it as of any child.
+            // The reaper reports a watchdog that has died.
             _ => {}
         }
     }
 
-    /// Sends it home, and tells what it has done.
+    /// Shuts the watchdog down, and returns what it has done.
     pub fn stop(mut self) -> Option<Intervention> {
         let _ = self.socket.write_all(&[Instructions::SHUTDOWN; Instructions::BYTES]);
         let _ = self.socket.shutdown(Shutdown::Write);
@@ -95,7 +97,7 @@ impl Watchdog {
         let _ = self.socket.set_nonblocking(false);
         let _ = self.socket.set_read_timeout(Some(Duration::from_millis(500)));
         if self.socket.read_to_end(&mut reports).is_err() {
-            // It was stopped, and would have nothing to do any more.
+            // The watchdog was stopped, and has nothing left to do.
             let _ = kill(self.pid, Signal::SIGKILL);
         }
         match reports.last() {
@@ -106,14 +108,14 @@ impl Watchdog {
     }
 }
 
-/// The first instructions, but for the process group, which is known only when the process is there.
+/// The first instructions. The process group is added by the new process, which knows it.
 pub struct Registration {
     socket: UnixStream,
     bytes: Vec<u8>,
 }
 
 impl Registration {
-    /// Sends it as the leader of a process group. It allocates nothing.
+    /// Sends the message as the leader of a process group, without allocating.
     pub fn send(&mut self) -> io::Result<()> {
         let group = getpid().as_raw().to_le_bytes();
         for (byte, group) in self.bytes.iter_mut().zip(group) {

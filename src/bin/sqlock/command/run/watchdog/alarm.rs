@@ -5,7 +5,7 @@ pub use linux::Alarm;
 #[cfg(not(target_os = "linux"))]
 pub use portable::Alarm;
 
-/// A timer that goes on while the machine sleeps.
+/// A timer that counts suspend.
 #[cfg(target_os = "linux")]
 mod linux {
     use std::io;
@@ -22,27 +22,27 @@ mod linux {
             Self(TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC).ok())
         }
 
-        /// Returns at that time, or when something has come; also now and then without a reason.
+        /// Waits until a time or for a message. May return earlier.
         pub fn wait(&self, until: Option<u64>) {
             let stdin = io::stdin();
-            let mut wanted = vec![PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
-            // Without a timer, look often.
+            let mut sources = vec![PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
+            // Without a timer, poll often.
             let mut timeout = PollTimeout::from(20_u8);
             if let (Some(timer), Some(until)) = (&self.0, until) {
                 let at = TimeSpec::new((until / 1_000_000_000) as i64, (until % 1_000_000_000) as i64);
                 if timer.set(Expiration::OneShot(at), TimerSetTimeFlags::TFD_TIMER_ABSTIME).is_ok() {
-                    wanted.push(PollFd::new(timer.as_fd(), PollFlags::POLLIN));
+                    sources.push(PollFd::new(timer.as_fd(), PollFlags::POLLIN));
                     timeout = PollTimeout::NONE;
                 }
             } else if until.is_none() {
                 timeout = PollTimeout::NONE;
             }
-            let _ = poll(&mut wanted, timeout);
+            let _ = poll(&mut sources, timeout);
         }
     }
 }
 
-/// Without such a timer, a look at the clock now and then.
+/// Polls the clock, since there is no such timer.
 #[cfg(not(target_os = "linux"))]
 mod portable {
     use std::io;
@@ -61,9 +61,9 @@ mod portable {
 
         pub fn wait(&self, until: Option<u64>) {
             let stdin = io::stdin();
-            let mut wanted = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
+            let mut sources = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
             let left = until.map_or(100, |until| (until.saturating_sub(now()) / 1_000_000).min(100)) as u8;
-            let _ = poll(&mut wanted, left);
+            let _ = poll(&mut sources, left);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What sqlock tells its watchdog, as bytes on a socket.
+//! The messages between sqlock and its watchdog, as bytes on a socket.
 
 use nix::unistd::Pid;
 
@@ -8,10 +8,10 @@ use crate::command::run::schedule::KillSchedule;
 /// The first argument that makes this program a watchdog.
 pub const ARGUMENT: &str = "__guard";
 
-/// What the watchdog reports when it has sent the signal.
+/// The report of the watchdog that it has sent the signal.
 pub const SIGNALED: u8 = b'T';
 
-/// What the watchdog reports when it has killed the command.
+/// The report of the watchdog that it has killed the command.
 pub const KILLED: u8 = b'K';
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ impl Instructions {
     const MARKER_BYTES: usize = 32;
     pub const BYTES: usize = 4 + 4 + 8 + 8 + Self::MARKER_BYTES;
 
-    /// Fills a message that says goodbye: no process group has such a number.
+    /// Fills a shutdown message: no process group has this number.
     pub const SHUTDOWN: u8 = 0xff;
 
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -37,7 +37,7 @@ impl Instructions {
         bytes
     }
 
-    /// `None`: goodbye.
+    /// Reads a message. `None`: shutdown.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (group, bytes) = bytes.split_first_chunk()?;
         let (signal, bytes) = bytes.split_first_chunk()?;
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_survive_the_socket() {
+    fn instructions_survive_the_socket() {
         let schedule = KillSchedule { signal: 15, signal_at: 7, kill_at: 8 };
         let instructions = Instructions {
             process_tree: ProcessTree { group: Pid::from_raw(42), marker: ProcessTree::new_marker() },

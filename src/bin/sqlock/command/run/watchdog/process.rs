@@ -1,4 +1,4 @@
-//! The watchdog's side: it waits for the clock, and for sqlock's instructions.
+//! The watchdog's side: waits for the clock and for instructions.
 
 use std::io;
 use std::process::ExitCode;
@@ -10,15 +10,15 @@ use nix::sys::signal::{SigSet, Signal, killpg};
 use super::alarm::Alarm;
 use super::message::{ARGUMENT, Instructions, KILLED, SIGNALED};
 
-/// The watchdog's life, if this process was started to be one.
+/// Runs the watchdog if this process was started as one.
 pub fn run_if_requested() -> Option<ExitCode> {
     if std::env::args_os().nth(1)? != ARGUMENT {
         return None;
     }
-    // Nothing but KILL and STOP reaches it.
+    // Only KILL and STOP reach the watchdog.
     let _ = SigSet::all().thread_block();
     let _ = fcntl(io::stdin(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
-    // The name that `pkill` knows it by is not that of sqlock, so that one command does not hit both.
+    // A name other than sqlock's, so that one `pkill` does not hit both.
     #[cfg(target_os = "linux")]
     let _ = nix::sys::prctl::set_name(c"lease-guard");
     WatchdogProcess::default().run();
@@ -29,11 +29,19 @@ pub fn run_if_requested() -> Option<ExitCode> {
 struct WatchdogProcess {
     received: Vec<u8>,
     instructions: Option<Instructions>,
-    is_signaled: bool,
-    is_killed: bool,
+    stage: Stage,
 }
 
-/// What the socket says.
+/// How far the watchdog has stopped the command.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    Running,
+    Signaled,
+    Killed,
+}
+
+/// What arrived on the socket.
 enum Received {
     Shutdown,
     /// sqlock has died.
@@ -45,7 +53,8 @@ impl WatchdogProcess {
     fn run(mut self) {
         let alarm = Alarm::new();
         loop {
-            // First all that has come: after a pause, what was read last would be out of date.
+            // After a pause of the machine or this process, the instructions may be out of date:
+            // read new ones first.
             match self.receive() {
                 Received::Instructions => {}
                 Received::Shutdown => return,
@@ -60,26 +69,27 @@ impl WatchdogProcess {
         }
     }
 
-    /// Does what is due, and tells when to look again.
+    /// Signals or kills the command if that is due. Returns when to look again.
     fn act_if_due(&mut self) -> Option<u64> {
-        let Instructions { process_tree, schedule } = self.instructions.as_ref().filter(|_| !self.is_killed)?;
+        let Instructions { process_tree, schedule } =
+            self.instructions.as_ref().filter(|_| self.stage != Stage::Killed)?;
         if schedule.is_kill_due() {
-            self.is_killed = true;
+            self.stage = Stage::Killed;
             report(KILLED);
             process_tree.kill();
             return None;
         }
-        if schedule.is_signal_due() && !self.is_signaled {
-            self.is_signaled = true;
+        if schedule.is_signal_due() && self.stage == Stage::Running {
+            self.stage = Stage::Signaled;
             report(SIGNALED);
             if let Ok(signal) = Signal::try_from(schedule.signal) {
                 let _ = killpg(process_tree.group, signal);
             }
         }
-        Some(if self.is_signaled { schedule.kill_at } else { schedule.signal_at })
+        Some(if self.stage == Stage::Signaled { schedule.kill_at } else { schedule.signal_at })
     }
 
-    /// Reads all that has come.
+    /// Reads all messages that have arrived.
     fn receive(&mut self) -> Received {
         let mut buffer = [0; 64 * Instructions::BYTES];
         loop {
@@ -94,8 +104,8 @@ impl WatchdogProcess {
             for message in self.received.drain(..whole).collect::<Vec<_>>().chunks_exact(Instructions::BYTES) {
                 match Instructions::from_bytes(message) {
                     None => return Received::Shutdown,
-                    // Once the command has been told to stop, a renewal that came late does not save it.
-                    Some(_) if self.is_signaled => {}
+                    // A late renewal does not save a command that has got the signal.
+                    Some(_) if self.stage != Stage::Running => {}
                     Some(instructions) => self.instructions = Some(instructions),
                 }
             }
@@ -103,6 +113,7 @@ impl WatchdogProcess {
     }
 }
 
+/// Reports to sqlock what the watchdog has done.
 fn report(intervention: u8) {
     let _ = nix::unistd::write(io::stdin(), &[intervention]);
 }
