@@ -204,7 +204,7 @@ async fn names_that_would_be_taken_for_each_other_are_a_failure() {
                 "CREATE COLLATION fold (provider = icu, locale = 'und-u-ks-level2', deterministic = false)",
                 "ALTER TABLE sqlock_lease ALTER COLUMN name TYPE text COLLATE fold",
             ],
-            "sqlock_lease.name takes different names to be equal",
+            "sqlock_lease.name treats different names as equal",
         ),
         Database::MySql | Database::MariaDb => (
             &["ALTER TABLE sqlock_lease MODIFY name VARCHAR(255) CHARACTER SET ascii NOT NULL"],
@@ -403,7 +403,11 @@ async fn a_primary_without_its_synchronous_standby_is_a_failure() {
     }
     let server = server(&["synchronous_standby_names=b"]).expect("a server");
     let told = doctor(&server.url(), 1).await;
-    told.assert("replication", "fail", "no standby of synchronous_standby_names (b)").assert("pooler", "ok", "heard");
+    told.assert("replication", "fail", "no standby of synchronous_standby_names (b)").assert(
+        "pooler",
+        "ok",
+        "LISTEN works",
+    );
 }
 
 impl Told {
@@ -453,10 +457,10 @@ async fn a_pooler_in_front_is_told() {
         return;
     }
     let server = server(&[]).expect("a server");
-    doctor(&server.url(), 0).await.assert("pooler", "ok", "none; LISTEN is heard");
+    doctor(&server.url(), 0).await.assert("pooler", "ok", "none; LISTEN works");
     let bouncer = PgBouncer::start(&server);
     for _ in 0..3 {
-        doctor(&bouncer.url(), 0).await.assert("pooler", "warn", "one for transactions");
+        doctor(&bouncer.url(), 0).await.assert("pooler", "warn", "a transaction pooler");
     }
     run(&Fresh::at(bouncer.url()), &["run", "job", "--", "true"]).await.expect(0);
 }

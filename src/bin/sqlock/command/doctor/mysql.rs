@@ -1,4 +1,5 @@
-//! What is asked of MySQL and MariaDB, whose variables have different names, and not all of which every user may ask.
+//! The checks of MySQL and MariaDB. Their variables have different names, and not every user may
+//! read all of them.
 
 mod catalog;
 mod replication;
@@ -27,7 +28,7 @@ pub(super) const CLOCK: &str = "SELECT UNIX_TIMESTAMP(SYSDATE(6))";
 
 pub(super) const SERVER: &str = "SELECT VERSION(), @@version_comment";
 
-// Those that a server does not have are not among the rows.
+// A server leaves out variables that it does not have.
 pub(super) const VARIABLES: &str = "
 SHOW GLOBAL VARIABLES WHERE Variable_name IN
     ('read_only', 'super_read_only', 'log_bin', 'binlog_format', 'sync_binlog', 'innodb_flush_log_at_trx_commit',
@@ -66,7 +67,7 @@ pub async fn examine(options: &MySqlConnectOptions, may_migrate: bool) -> Report
         |socket| socket.display().to_string(),
     );
     let database = options.get_database().map(|name| format!(", database {name}")).unwrap_or_default();
-    // Which of the two it is, the server tells.
+    // The answer of the server replaces the two names.
     let mut report = Report::new(format!("MySQL or MariaDB at {place}{database}"));
     let mut conn = match connect(options.connect()).await {
         Ok(conn) => conn,
@@ -89,9 +90,9 @@ async fn run_checks(
     let (trip, clock) = measure_round_trips(async || query::<MySql>(&mut *conn, sql::CLOCK).await).await?;
     report
         .add("reachable", Ok(Check::new("reachable").ok(format!("yes, a round trip takes {}", format_brief(trip)))))?;
-    let told = query::<MySql>(conn, sql::SERVER).await?;
-    let server = first_cell(&told).to_owned();
-    let comment = told.first().and_then(|row| row.get(1)).cloned().unwrap_or_default();
+    let rows = query::<MySql>(conn, sql::SERVER).await?;
+    let server = first_cell(&rows).to_owned();
+    let comment = rows.first().and_then(|row| row.get(1)).cloned().unwrap_or_default();
     let name = if server.contains("MariaDB") { "MariaDB" } else { "MySQL" };
     report.database = report.database.replacen("MySQL or MariaDB", name, 1);
     report.add("server", Ok(check_server(name, &server)))?;
@@ -99,7 +100,7 @@ async fn run_checks(
     let status = Variables(query::<MySql>(conn, sql::STATUS).await?);
     let members = match query::<MySql>(conn, sql::MEMBERS).await {
         Ok(members) => members,
-        // There is no such table, or it is none of this user's business.
+        // The table does not exist, or this user may not read it.
         Err(Error::Database(_)) => Rows::new(),
         Err(error) => return Err(error),
     };
@@ -113,18 +114,18 @@ async fn run_checks(
     report.add("clock", check_sysdate(conn, clock).await)?;
 
     let expected = table::expected_tables(Kind::Mysql);
-    let about = match query_tables(conn, &expected).await {
-        Ok(about) => about,
+    let table_rows = match query_tables(conn, &expected).await {
+        Ok(table_rows) => table_rows,
         Err(error) => {
             report.add("tables", Err(error))?;
             return report.add("settings", Ok(check_settings(&variables)));
         }
     };
-    let missing = expected.iter().any(|table| !about.iter().any(|row| row[0] == table.name));
-    match read_catalog(conn, &expected, &about, options.get_database()).await {
+    let missing = expected.iter().any(|table| !table_rows.iter().any(|row| row[0] == table.name));
+    match read_catalog(conn, &expected, &table_rows, options.get_database()).await {
         Ok(found) => {
             report.add("tables", Ok(definitions::check_presence(Kind::Mysql, &expected, &found, may_migrate)))?;
-            let check = check_table_kinds(&about, Check::new("definitions"));
+            let check = check_table_kinds(&table_rows, Check::new("definitions"));
             report
                 .add("definitions", Ok(definitions::check_definitions(Kind::Mysql, &expected, &found.tables, check)))?;
             report.add("rights", check_rights(conn, &found.tables, missing).await)?;
@@ -134,10 +135,10 @@ async fn run_checks(
     report.add("settings", Ok(check_settings(&variables)))
 }
 
-fn check_server(name: &str, told: &str) -> Check {
+fn check_server(name: &str, version: &str) -> Check {
     let least = if name == "MariaDB" { (10, 6) } else { (8, 0) };
-    let check = check_version(name, told, least);
-    match ["TiDB", "Vitess", "PlanetScale"].iter().find(|other| told.contains(**other)) {
+    let check = check_version(name, version, least);
+    match ["TiDB", "Vitess", "PlanetScale"].iter().find(|other| version.contains(**other)) {
         Some(other) => check.warn(format!("it is {other}"), format!("sqlock is tested with {name} itself.")),
         None => check,
     }
@@ -147,8 +148,8 @@ fn check_role(variables: &Variables) -> Check {
     let check = Check::new("role");
     for name in ["innodb_read_only", "super_read_only", "read_only"] {
         if variables.is_on(name) {
-            let advice = "Connect to the server that is written to. Grants made here would not be those of the others.";
-            return check.fail(format!("only reads, as a replica does: {name} is {}", variables.text(name)), advice);
+            let advice = "Connect to the primary. Leases granted here would not exclude those granted there.";
+            return check.fail(format!("read-only, as a replica is: {name} is {}", variables.text(name)), advice);
         }
     }
     check.ok("may be written to")
@@ -158,10 +159,10 @@ fn check_durability(variables: &Variables) -> Check {
     let mut check = Check::new("durability");
     let flush = variables.text("innodb_flush_log_at_trx_commit");
     if matches!(flush, "0" | "2") {
-        let of = if flush == "0" { "the server" } else { "the host" };
+        let crashed = if flush == "0" { "the server" } else { "the host" };
         let advice = format!(
-            "Set innodb_flush_log_at_trx_commit to 1: a crash of {of} loses the grants of the last second, and others can be \
-             granted those names while their holders live."
+            "Set innodb_flush_log_at_trx_commit to 1: a crash of {crashed} loses the grants of the last second, and others can \
+             be granted those names while their holders live."
         );
         check = check.warn(format!("innodb_flush_log_at_trx_commit is {flush}"), advice);
     }
@@ -176,15 +177,15 @@ fn check_durability(variables: &Variables) -> Check {
     check.or_ok(format!("innodb_flush_log_at_trx_commit {flush}"))
 }
 
-/// Another connection keeps its session while ours is asked which one it is in.
+/// Checks for a pooler: while another connection keeps its session in a transaction, this one must
+/// have its own.
 async fn check_pooler(
     conn: &mut MySqlConnection,
     options: &MySqlConnectOptions,
     comment: &str,
 ) -> Result<Check, Error> {
     let check = Check::new("pooler");
-    let advice =
-        "Leases work. Session locks need a connection of their own to the server: connect past the proxy for those.";
+    let advice = "Leases work. Session locks need a direct connection to the server: bypass the proxy for them.";
     if let Some(proxy) = ["ProxySQL", "MaxScale"].iter().find(|proxy| comment.contains(**proxy)) {
         return Ok(check.warn(format!("it calls itself {proxy}"), advice));
     }
@@ -193,25 +194,25 @@ async fn check_pooler(
     let mut is_direct = true;
     for _ in 0..POOLER_ROUNDS {
         query::<MySql>(&mut other, "BEGIN").await?;
-        let its = query::<MySql>(&mut other, sql::ID).await?;
-        let ours = query::<MySql>(conn, sql::ID).await;
+        let other_id = query::<MySql>(&mut other, sql::ID).await?;
+        let own_id = query::<MySql>(conn, sql::ID).await;
         query::<MySql>(&mut other, "ROLLBACK").await?;
-        let ours = ours?;
-        is_direct = is_direct && first_cell(&ours) == first_cell(&id) && first_cell(&its) != first_cell(&id);
+        let own_id = own_id?;
+        is_direct = is_direct && first_cell(&own_id) == first_cell(&id) && first_cell(&other_id) != first_cell(&id);
     }
     let _ = timeout(SHORT_TIMEOUT, other.close()).await;
     Ok(match is_direct {
         true => check.ok("none"),
-        false => check.warn("one for transactions: each runs in whichever session of the server is free", advice),
+        false => check.warn("a transaction pooler: each transaction runs in any free session of the server", advice),
     })
 }
 
 async fn check_sysdate(conn: &mut MySqlConnection, clock: Check) -> Result<Check, Error> {
-    let told = query::<MySql>(conn, sql::TICKS).await?;
-    let stands = told.first().is_some_and(|row| row[0] == row[2]);
-    let advice = "Start the server without sysdate-is-now: a lease would last from the beginning of a statement that waited, and so \
-                  end early.";
-    Ok(if stands { clock.warn("it stands still during a statement (sysdate-is-now)", advice) } else { clock })
+    let rows = query::<MySql>(conn, sql::TICKS).await?;
+    let stands = rows.first().is_some_and(|row| row[0] == row[2]);
+    let advice = "Start the server without sysdate-is-now: the time of a lease would count from the start of a statement that \
+                  waited, and so end early.";
+    Ok(if stands { clock.warn("the clock stands still during a statement (sysdate-is-now)", advice) } else { clock })
 }
 
 #[cfg(test)]
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_of_read_only_but_off_counts() {
+    fn role_fails_for_every_read_only_value_but_off() {
         assert_eq!(check_role(&values(&[("read_only", "NO_LOCK")])).status, Status::Fail);
         assert_eq!(check_role(&values(&[("read_only", "OFF"), ("super_read_only", "OFF")])).status, Status::Ok);
     }

@@ -1,4 +1,5 @@
-//! What is asked of PostgreSQL. All of it is in views and functions that every user may read, but for the state of standbys.
+//! The checks of PostgreSQL. They use views and functions that every user may read, except for the
+//! state of standbys.
 
 mod catalog;
 mod pooler;
@@ -32,7 +33,7 @@ pub(super) const SERVER: &str = "SELECT current_setting('server_version'), versi
 pub(super) const ROLE: &str = "
 SELECT pg_is_in_recovery(), current_setting('default_transaction_read_only')";
 
-// Those that a server does not have are not among the rows: the name, the value in its unit, the unit.
+// Name, value and unit. A server leaves out settings that it does not have.
 pub(super) const SETTINGS: &str = "
 SELECT name, setting, coalesce(unit, '') FROM pg_settings
  WHERE name IN ('fsync', 'synchronous_commit', 'full_page_writes', 'synchronous_standby_names',
@@ -82,10 +83,10 @@ async fn run_checks(
     report.add("clock", Ok(clock))?;
 
     let expected = table::expected_tables(Kind::Postgres);
-    let about = query_tables(conn, &expected).await?;
-    let missing = expected.iter().any(|table| !about.iter().any(|row| row[0] == table.name));
+    let table_rows = query_tables(conn, &expected).await?;
+    let missing = expected.iter().any(|table| !table_rows.iter().any(|row| row[0] == table.name));
     let place = catalog::query_schema(conn).await?;
-    match read_catalog(conn, &expected, &about, first_cell(&place)).await {
+    match read_catalog(conn, &expected, &table_rows, first_cell(&place)).await {
         Ok(found) => {
             let mut presence = definitions::check_presence(Kind::Postgres, &expected, &found, may_migrate);
             if missing && read_only && !report.is_standby {
@@ -93,7 +94,7 @@ async fn run_checks(
                 presence = presence.fail("and cannot be created: default_transaction_read_only is on", advice);
             }
             report.add("tables", Ok(presence))?;
-            let check = check_table_kinds(&about, Check::new("definitions"));
+            let check = check_table_kinds(&table_rows, Check::new("definitions"));
             report.add(
                 "definitions",
                 Ok(definitions::check_definitions(Kind::Postgres, &expected, &found.tables, check)),
@@ -101,14 +102,14 @@ async fn run_checks(
         }
         Err(error) => report.add("tables", Err(error))?,
     }
-    report.add("rights", Ok(check_rights(&about, missing, &place)))?;
+    report.add("rights", Ok(check_rights(&table_rows, missing, &place)))?;
     report.add("settings", Ok(check_settings(&settings)))
 }
 
 async fn check_server(conn: &mut PgConnection) -> Result<Check, Error> {
-    let told = query::<Postgres>(conn, sql::SERVER).await?;
-    let check = check_version("PostgreSQL", first_cell(&told), (13, 0));
-    let whole = told.first().and_then(|row| row.get(1)).map_or("", String::as_str);
+    let rows = query::<Postgres>(conn, sql::SERVER).await?;
+    let check = check_version("PostgreSQL", first_cell(&rows), (13, 0));
+    let whole = rows.first().and_then(|row| row.get(1)).map_or("", String::as_str);
     Ok(match whole.starts_with("PostgreSQL") {
         true => check,
         false => check.warn(format!("it calls itself {whole}"), "sqlock is tested with PostgreSQL itself."),
@@ -118,13 +119,13 @@ async fn check_server(conn: &mut PgConnection) -> Result<Check, Error> {
 fn check_role(is_standby: bool, read_only: bool) -> Check {
     let check = Check::new("role");
     if is_standby {
-        let advice = "Connect to the primary: nothing can be written here until it is promoted.";
-        return check.fail("a standby, which only reads", advice);
+        let advice = "Connect to the primary: a standby cannot be written to until it is promoted.";
+        return check.fail("a standby, which is read-only", advice);
     }
     if read_only {
-        // Each verb asks for a transaction that may write.
-        let advice = "sqlock writes all the same, with two round trips more for each verb. If it means that this server is not to \
-                      be written to, connect to the other one.";
+        // Each operation starts a transaction that may write.
+        let advice = "sqlock writes nevertheless, with two more round trips for each operation. If this server must not be \
+                      written to, connect to the primary.";
         return check.warn("a primary, with default_transaction_read_only on", advice);
     }
     check.ok("a primary")
@@ -133,7 +134,7 @@ fn check_role(is_standby: bool, read_only: bool) -> Check {
 fn check_durability(settings: &Settings) -> Check {
     let check = Check::new("durability");
     if settings.0.is_empty() {
-        return check.unknown("the server does not tell its settings", "");
+        return check.unknown("the server does not return its settings", "");
     }
     let mut check = check;
     for (name, harm) in
@@ -144,7 +145,7 @@ fn check_durability(settings: &Settings) -> Check {
         }
     }
     match settings.text("synchronous_commit") {
-        "off" => check.ok("synchronous_commit is off; sqlock asks for it with each grant, at two round trips more"),
+        "off" => check.ok("synchronous_commit is off; sqlock sets it for each grant, with two more round trips"),
         commit => check.or_ok(format!("fsync and full_page_writes on, synchronous_commit {commit}")),
     }
 }

@@ -1,4 +1,5 @@
-//! What every database is asked in the same way: to connect, to answer a query, for the time and its version.
+//! Connections and queries, and the checks that are the same for all databases: connection, clock,
+//! version.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -7,46 +8,47 @@ use tokio::time::{Instant, timeout};
 
 use super::report::{Check, Report};
 
-/// How long a database may take to accept a connection, and then for all of its answers.
+/// How long a database may take to accept a connection. All checks may take three times as long.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a server may take to close a connection, or to answer through a pooler.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A shorter time limit of a server can end a statement of sqlock, or a fenced transaction: a busy server takes some tenths of a
-/// second to answer.
+/// A shorter time limit of a server can end a statement of sqlock, or a fenced transaction: a busy
+/// server takes some tenths of a second to answer.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub const SHORTEST_LIMIT: Duration = Duration::from_secs(1);
 
-/// How often two connections are asked for their sessions, to find a pooler that lends one session to both.
+/// How often two connections are asked for their sessions, to find a pooler that lends one session
+/// to both.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub const POOLER_ROUNDS: usize = 3;
 
-/// How far the clocks may differ before it is said: people then misread what sqlock shows. Nothing else depends on it.
+/// The difference of the clocks from which on people misread the times that sqlock prints. Nothing
+/// else depends on it.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite is on this host"))]
 const MAX_CLOCK_SKEW: f64 = 2.0;
 
-/// Opens a connection, in time.
+/// Opens a connection, within the timeout.
 pub async fn connect<C>(open: impl Future<Output = Result<C, sqlx::Error>>) -> Result<C, Check> {
-    let why = match timeout(TIMEOUT, open).await {
+    let reason = match timeout(TIMEOUT, open).await {
         Ok(Ok(conn)) => return Ok(conn),
         Ok(Err(sqlx::Error::Database(error))) => error.message().to_owned(),
         Ok(Err(error)) => error.to_string(),
         Err(_) => format!("no answer within {} s", TIMEOUT.as_secs()),
     };
-    let why = why.trim_start_matches("error communicating with database: ");
-    let advice =
-        "Look at the host, port, user and password of the URL, and whether the server runs and lets this host in.";
-    Err(Check::new("reachable").fail(format!("no: {why}"), advice))
+    let reason = reason.trim_start_matches("error communicating with database: ");
+    let advice = "Check the host, port, user and password of the URL, and that the server runs and accepts this host.";
+    Err(Check::new("reachable").fail(format!("no: {reason}"), advice))
 }
 
-/// Runs the checks of a database that was reached, and tells if it goes away meanwhile.
+/// Runs the checks of a database, and reports a connection that is lost meanwhile.
 pub async fn run_with_timeout(report: &mut Report, checks: impl AsyncFnOnce(&mut Report) -> Result<(), sqlx::Error>) {
-    let advice = "The checks that are missing were not made: try again.";
+    let advice = "The missing checks were not made: try again.";
     let lost = match timeout(TIMEOUT * 3, checks(&mut *report)).await {
         Ok(Ok(())) => return,
-        Ok(Err(error)) => format!("it is gone: {error}"),
+        Ok(Err(error)) => format!("connection lost: {error}"),
         Err(_) => format!("no answer within {} s", TIMEOUT.as_secs() * 3),
     };
     report.checks.push(Check::new("answers").fail(lost, advice));
@@ -54,7 +56,8 @@ pub async fn run_with_timeout(report: &mut Report, checks: impl AsyncFnOnce(&mut
 
 pub type Rows = Vec<Vec<String>>;
 
-/// All rows, as text; NULL is empty. Nothing is prepared: a pooler may not know how to keep prepared statements apart.
+/// Queries all rows as text, with NULL as an empty text. The statement is not prepared: a pooler
+/// may mix up prepared statements.
 pub async fn query<DB>(conn: &mut DB::Connection, sql: impl SqlSafeStr) -> Result<Rows, sqlx::Error>
 where
     DB: Database,
@@ -67,12 +70,12 @@ where
     rows.iter().map(|row| (0..row.len()).map(|i| text(row, i)).collect()).collect()
 }
 
-/// The first cell of the first row.
+/// Returns the first cell of the first row.
 pub fn first_cell(rows: &Rows) -> &str {
     rows.first().and_then(|row| row.first()).map_or("", String::as_str)
 }
 
-/// `0.4 ms`, `12 ms`, `1.5 s`.
+/// Formats a duration: `0.4 ms`, `12 ms`, `1.5 s`.
 pub fn format_brief(duration: Duration) -> String {
     let ms = duration.as_secs_f64() * 1000.0;
     match ms {
@@ -82,21 +85,22 @@ pub fn format_brief(duration: Duration) -> String {
     }
 }
 
-/// How long a round trip to a server takes, and how far the server's clock is from ours: each as the quickest of a few tells.
-/// `trip` asks for the seconds since the Unix epoch, which are the same in every time zone.
+/// Measures a round trip to a server and the difference of the clocks, each from the quickest of a
+/// few trips. `trip` queries the seconds since the Unix epoch, which are the same in every time
+/// zone.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite is on this host"))]
 pub async fn measure_round_trips(
     mut trip: impl AsyncFnMut() -> Result<Rows, sqlx::Error>,
 ) -> Result<(Duration, Check), sqlx::Error> {
     let mut quickest: Option<(Duration, f64)> = None;
     for _ in 0..5 {
-        let (asked, from) = (SystemTime::now(), Instant::now());
+        let (sent_at, from) = (SystemTime::now(), Instant::now());
         let rows = trip().await?;
         let took = from.elapsed();
-        let ours = asked.duration_since(UNIX_EPOCH).unwrap_or_default() + took / 2;
-        let theirs: f64 = first_cell(&rows).parse().unwrap_or(f64::NAN);
+        let own_time = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default() + took / 2;
+        let server_time: f64 = first_cell(&rows).parse().unwrap_or(f64::NAN);
         if quickest.is_none_or(|(quickest, _)| took < quickest) {
-            quickest = Some((took, theirs - ours.as_secs_f64()));
+            quickest = Some((took, server_time - own_time.as_secs_f64()));
         }
     }
     let (took, skew) = quickest.unwrap_or((Duration::ZERO, f64::NAN));
@@ -107,7 +111,7 @@ pub async fn measure_round_trips(
 fn check_clock(skew: f64, uncertainty: Duration) -> Check {
     let check = Check::new("clock");
     let Ok(off) = Duration::try_from_secs_f64(skew.abs()) else {
-        return check.unknown("the server does not tell the time", "");
+        return check.unknown("the server does not return its time", "");
     };
     if off <= uncertainty {
         return check.ok(format!("that of this host, give or take {}", format_brief(uncertainty)));
@@ -119,17 +123,17 @@ fn check_clock(skew: f64, uncertainty: Duration) -> Check {
     }
     check.warn(
         found,
-        "Set one of them right. Locks do not depend on it, since only the server's clock counts; but who compares times \
-         that sqlock shows with this host's is misled, and a step that puts the server's clock right moves the ends of leases.",
+        "Correct one of the clocks. Locks depend on the server's clock only, but the times that sqlock prints are not those of \
+         this host, and a step that corrects the server's clock moves the ends of leases.",
     )
 }
 
-/// The check of a version: `needed` is the least, major and minor.
-pub fn check_version(name: &str, told: &str, needed: (u32, u32)) -> Check {
+/// Checks a version: `needed` is the least, major and minor.
+pub fn check_version(name: &str, version_text: &str, needed: (u32, u32)) -> Check {
     let check = Check::new("server");
-    let mut numbers = told.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().unwrap_or(0));
+    let mut numbers = version_text.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().unwrap_or(0));
     let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    let found = format!("{name} {told}");
+    let found = format!("{name} {version_text}");
     let least = if needed.0 >= 13 { needed.0.to_string() } else { format!("{}.{}", needed.0, needed.1) };
     if version < needed {
         return check.fail(found, format!("sqlock needs {name} {least} or later."));
@@ -143,7 +147,7 @@ mod tests {
     use crate::command::doctor::report::Status;
 
     #[test]
-    fn a_clock_that_is_off_is_told_from_one_that_is_only_far_away() {
+    fn clock_check_allows_for_the_round_trip() {
         assert_eq!(check_clock(0.3, Duration::from_millis(400)).status, Status::Ok);
         assert_eq!(check_clock(-1.5, Duration::ZERO).status, Status::Ok);
         assert_eq!(check_clock(4.0, Duration::from_secs(3)).status, Status::Ok);

@@ -1,4 +1,4 @@
-//! What was found, check by check, and what to do about it.
+//! The results of checks, as text and as JSON.
 
 use serde_json::{Value, json};
 use sqlx::Error;
@@ -7,10 +7,10 @@ use crate::stderr::escape_line;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
-    /// It cannot be found out here, or there is nothing to find out.
+    /// The check was not possible.
     NotApplicable,
     Ok,
-    /// It works, and something should be known.
+    /// sqlock works, with a limitation.
     Warn,
     /// Something that sqlock needs is missing.
     Fail,
@@ -27,7 +27,7 @@ impl Status {
     }
 }
 
-/// One thing that was looked into. It is as bad as the worst that was found.
+/// The result of a check, with the worst status of its findings.
 #[derive(Debug)]
 pub struct Check {
     pub name: &'static str,
@@ -53,8 +53,8 @@ impl Check {
         self.add(Status::Fail, found, advice)
     }
 
-    pub fn unknown(self, why: impl Into<String>, advice: impl Into<String>) -> Self {
-        self.add(Status::NotApplicable, why, advice)
+    pub fn unknown(self, reason: impl Into<String>, advice: impl Into<String>) -> Self {
+        self.add(Status::NotApplicable, reason, advice)
     }
 
     pub fn add(mut self, status: Status, found: impl Into<String>, advice: impl Into<String>) -> Self {
@@ -67,7 +67,7 @@ impl Check {
         self
     }
 
-    /// For what is as it should be when nothing else was found.
+    /// Adds a finding with the status ok if there is no other finding.
     pub fn or_ok(self, found: impl Into<String>) -> Self {
         if self.found.is_empty() { self.ok(found) } else { self }
     }
@@ -86,12 +86,12 @@ impl Check {
     }
 }
 
-/// All about one database.
+/// The results of all checks of one database.
 pub struct Report {
-    /// Where it is, without credentials.
+    /// The location, without credentials.
     pub database: String,
     pub checks: Vec<Check>,
-    /// It is there, and replicates another one: it may be written to once it has been promoted.
+    /// Whether the database replicates another one.
     pub is_standby: bool,
 }
 
@@ -100,11 +100,12 @@ impl Report {
         Self { database: escape_line(&database), checks: Vec::new(), is_standby: false }
     }
 
-    /// Takes up what was found, or why the database did not tell. An error means that it is there no longer.
+    /// Adds a check, or why the database refused to answer it. An error means that the connection
+    /// is lost.
     pub fn add(&mut self, name: &'static str, check: Result<Check, Error>) -> Result<(), Error> {
         let check = match check {
             Ok(check) => check,
-            Err(Error::Database(error)) => Check::new(name).unknown(format!("not told: {}", error.message()), ""),
+            Err(Error::Database(error)) => Check::new(name).unknown(format!("refused: {}", error.message()), ""),
             Err(error) => return Err(error),
         };
         self.checks.push(check);
@@ -119,7 +120,7 @@ impl Report {
         self.count(Status::Fail) == 0
     }
 
-    /// That it is not writable now is as it should be: it stands by for another one, which is writable.
+    /// Accepts that the database is read-only: it stands by for another one, which is writable.
     pub fn accept_standby(&mut self) {
         for check in &mut self.checks {
             if check.name == "role" && check.status == Status::Fail {

@@ -1,6 +1,7 @@
-//! What is asked of SQLite: a file, and who may write it.
+//! The checks of a SQLite file.
 //!
-//! Opened without making it, and in no other journal mode than it has. Nothing is written but a lock for a moment.
+//! The file is opened without creating it and without changing its journal mode. Nothing is written
+//! but a lock for a moment.
 
 use std::path::Path;
 use std::time::Duration;
@@ -24,7 +25,8 @@ pub(super) const VERSION: &str = "SELECT sqlite_version()";
 pub(super) const JOURNAL: &str = "PRAGMA journal_mode";
 pub(super) const SYNCHRONOUS: &str = "PRAGMA synchronous";
 
-// The write lock, which is refused where the file cannot be written, and given back: no page is changed.
+// Takes the write lock, which fails where the file cannot be written, and releases it without
+// changing a page.
 // https://www.sqlite.org/lang_transaction.html#immediate
 pub(super) const LOCK: &str = "BEGIN IMMEDIATE; ROLLBACK";
 
@@ -37,7 +39,7 @@ SELECT t.name, c.name, lower(c.type), '', c.\"notnull\", c.dflt_value IS NOT NUL
   FROM sqlite_schema AS t JOIN pragma_table_info(t.name) AS c
  WHERE t.type = 'table'";
 
-// A column that is compared in another way is not the one that is looked for.
+// A column with another collation than BINARY gets another name here, so that it does not match.
 pub(super) const INDEXES: &str = "
 SELECT t.name, i.\"unique\", (SELECT group_concat(name || iif(coll = 'BINARY', '', ' COLLATE ' || coll))
                               FROM (SELECT * FROM pragma_index_xinfo(i.name) WHERE key = 1 ORDER BY seqno))
@@ -45,7 +47,7 @@ SELECT t.name, i.\"unique\", (SELECT group_concat(name || iif(coll = 'BINARY', '
  WHERE t.type = 'table' AND NOT i.partial";
 }
 
-/// The file that the command keeps its leases in.
+/// Checks the file with the leases of the command.
 pub async fn examine(options: &SqliteConnectOptions, may_migrate: bool) -> Report {
     let file = options.get_filename();
     let mut report = Report::new(format!("SQLite, the file {}", file.display()));
@@ -61,7 +63,7 @@ pub async fn examine(options: &SqliteConnectOptions, may_migrate: bool) -> Repor
     report
 }
 
-/// The application's own file, if it has tables of ours.
+/// Checks the application's own file, if it has tables of sqlock.
 pub async fn examine_if_used(options: &SqliteConnectOptions) -> Option<Report> {
     let file = options.get_filename();
     let mut conn = open(file).await.ok()?;
@@ -75,13 +77,13 @@ pub async fn examine_if_used(options: &SqliteConnectOptions) -> Option<Report> {
     Some(report)
 }
 
-/// Who keeps leases in a file.
+/// The owner of a file with leases.
 #[derive(Clone, Copy)]
 enum FileOwner {
     Command {
         may_migrate: bool,
     },
-    /// And the command too, if it is the file that leases are kept in.
+    /// The application, and the command too if its leases are in the same file.
     Application {
         may_migrate: bool,
     },
@@ -92,22 +94,25 @@ async fn open(file: &Path) -> Result<SqliteConnection, Error> {
     options.busy_timeout(Duration::from_secs(2)).disable_statement_logging().connect().await
 }
 
-/// There is no file yet: whether it can be made.
+/// Checks whether a missing file can be created.
 fn report_missing_file(file: &Path, may_migrate: bool, report: &mut Report) {
     let check = Check::new("reachable");
     report.checks.push(if may_migrate {
         check.warn("there is no such file", "It is created on first use; or run \"sqlock migrate\".")
     } else {
-        check.fail("there is no such file", "Run \"sqlock migrate\": --no-migrate forbids others to create it.")
+        check.fail(
+            "there is no such file",
+            "Run \"sqlock migrate\": --no-migrate forbids other subcommands to create it.",
+        )
     });
     report.checks.push(check_directory(file, Check::new("rights")).or_ok("the directory can be written"));
 }
 
 async fn examine_file(file: &Path, owner: FileOwner, report: &mut Report) {
-    let asked = Instant::now();
+    let start = Instant::now();
     let opened = connect(async {
         let mut conn = open(file).await?;
-        // Opening alone does not look into the file.
+        // Opening alone does not read the file.
         query::<Sqlite>(&mut conn, sql::TABLES).await?;
         Ok(conn)
     });
@@ -115,9 +120,9 @@ async fn examine_file(file: &Path, owner: FileOwner, report: &mut Report) {
         Ok(conn) => conn,
         Err(check) => return report.checks.push(check),
     };
-    report.checks.push(Check::new("reachable").ok(format!("yes, opened in {}", format_brief(asked.elapsed()))));
+    report.checks.push(Check::new("reachable").ok(format!("yes, opened in {}", format_brief(start.elapsed()))));
     run_with_timeout(report, async |report| run_checks(&mut conn, file, owner, report).await).await;
-    // The last one to close takes the files beside it away.
+    // The last connection to close removes the files beside the database.
     let _ = conn.close().await;
 }
 
@@ -127,8 +132,8 @@ async fn run_checks(
     owner: FileOwner,
     report: &mut Report,
 ) -> Result<(), Error> {
-    let told = query::<Sqlite>(conn, sql::VERSION).await?;
-    report.add("server", Ok(check_version("SQLite", first_cell(&told), (3, 38))))?;
+    let rows = query::<Sqlite>(conn, sql::VERSION).await?;
+    report.add("server", Ok(check_version("SQLite", first_cell(&rows), (3, 38))))?;
     report.add("durability", check_durability(conn, owner).await)?;
     report.add("clock", Ok(Check::new("clock").ok("that of this host")))?;
 
@@ -139,7 +144,7 @@ async fn run_checks(
     report.add(
         "tables",
         found.as_ref().map_or_else(
-            |_| Ok(Check::new("tables").unknown("the file cannot be read just now", "")),
+            |_| Ok(Check::new("tables").unknown("the file cannot be read at this moment", "")),
             |found| Ok(definitions::check_presence(Kind::Sqlite, &expected, found, may_migrate)),
         ),
     )?;
@@ -164,8 +169,7 @@ async fn check_durability(conn: &mut SqliteConnection, owner: FileOwner) -> Resu
         format!("journal_mode {}, synchronous {synchronous} unless a program sets another", first_cell(&journal));
     Ok(match owner {
         FileOwner::Application { .. } if first_cell(&journal) != "wal" => {
-            let advice =
-                "Set journal_mode to WAL in the options of your pool: then nobody who reads waits for who writes.";
+            let advice = "Set journal_mode to WAL in the options of your pool: then readers do not wait for writers.";
             check.warn(found, advice)
         }
         _ => check.ok(found),
@@ -183,16 +187,16 @@ async fn read_catalog(conn: &mut SqliteConnection) -> Result<Catalog, Error> {
     Ok(Catalog { tables, history, place: "in this file".into() })
 }
 
-/// Whether the file can be written, and what SQLite puts beside it.
+/// Checks whether the file can be written, and the files that SQLite puts beside it.
 async fn check_rights(conn: &mut SqliteConnection, file: &Path) -> Result<Check, Error> {
     let check = Check::new("rights");
     let check = match query::<Sqlite>(conn, sql::LOCK).await {
         Ok(_) => check,
         Err(Error::Database(error)) => {
-            // Of an extended result code, the last byte is the primary one: 5 is BUSY.
+            // The last byte of an extended result code is the primary code: 5 is BUSY.
             let code: u32 = error.code().and_then(|code| code.parse().ok()).unwrap_or(0);
             if code & 0xff == 5 {
-                let advice = "A long transaction in this file keeps leases from being renewed: see that it ends.";
+                let advice = "End the long transaction in this file: until then leases cannot be renewed.";
                 check.warn("another process has been writing for 2 s", advice)
             } else {
                 let advice = "Let this user write the file.";
@@ -204,7 +208,7 @@ async fn check_rights(conn: &mut SqliteConnection, file: &Path) -> Result<Check,
     Ok(check_directory(file, check).or_ok("the file and its directory can be written"))
 }
 
-/// Whether the directory is one for a database that several processes share.
+/// Checks whether several processes can share a database in this directory.
 fn check_directory(file: &Path, check: Check) -> Check {
     let directory = file.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let check = match access(directory, AccessFlags::W_OK) {
@@ -217,19 +221,19 @@ fn check_directory(file: &Path, check: Check) -> Check {
     match network_file_system(directory) {
         Some(system) => check.warn(
             format!("the directory is on a network file system ({system})"),
-            "Put the file on a local disk: SQLite's locks do not work everywhere on such systems, and never in WAL mode from \
-             two hosts.",
+            "Put the file on a local disk: SQLite's locks are not reliable on network file systems, and WAL mode does not work \
+             from two hosts.",
         ),
         None => check,
     }
 }
 
-/// The network file system that a directory is on, of those that are known by their number.
+/// Returns the network file system of a directory, if its number is known.
 /// <https://man7.org/linux/man-pages/man2/statfs.2.html>
 #[cfg(target_os = "linux")]
 fn network_file_system(directory: &Path) -> Option<&'static str> {
     let number = nix::sys::statfs::statfs(directory).ok()?.filesystem_type().0;
-    // The numbers have 32 bits; on some systems the field is wider, or signed.
+    // The numbers have 32 bits; the field is wider or signed on some systems.
     match number as u32 {
         0x6969 => Some("NFS"),
         0x517b | 0xff53_4d42 | 0xfe53_4d42 => Some("SMB"),

@@ -1,4 +1,5 @@
-//! Tables, columns and indexes: read from the SQL that `sqlock schema` prints, or from rows of a catalog.
+//! Tables, columns and indexes, from the SQL that `sqlock schema` prints or from the catalog of a
+//! database.
 
 use std::collections::BTreeSet;
 
@@ -6,10 +7,10 @@ use super::probe::Rows;
 use crate::migrations;
 use crate::url::Kind;
 
-/// Where it stands which migrations were applied.
+/// The table that records the migrations.
 pub const HISTORY: &str = "_sqlock_migrations";
 
-/// A table: as it should be, or as it was found.
+/// A table, as it should be or as it was found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Table {
     pub name: String,
@@ -20,9 +21,9 @@ pub struct Table {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Column {
     pub name: String,
-    /// In lower case, as the database spells it.
+    /// The type in lower case, as the database spells it.
     pub kind: String,
-    /// Empty: it has none, or it was not asked for.
+    /// Empty: none, or not queried.
     pub collation: String,
     pub not_null: bool,
     pub has_default: bool,
@@ -41,7 +42,7 @@ impl Index {
     }
 }
 
-/// The tables that all migrations make.
+/// Reads the tables that the migrations create.
 pub fn expected_tables(kind: Kind) -> Vec<Table> {
     let mut tables = Vec::new();
     for file in migrations::list(kind) {
@@ -53,14 +54,14 @@ pub fn expected_tables(kind: Kind) -> Vec<Table> {
     tables
 }
 
-/// The names, for a condition: `'a', 'b'`.
+/// Quotes the names for a condition: `'a', 'b'`.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite is on this host"))]
 pub fn quote_names(tables: &[Table]) -> String {
     let names: Vec<String> = tables.iter().map(|table| format!("'{}'", table.name)).collect();
     names.join(", ")
 }
 
-/// Reads a statement of a migration: one column or key a line, as they are written here.
+/// Parses a statement of a migration, which has one column or key on each line.
 fn parse_statement(statement: &str, tables: &mut Vec<Table>) {
     let (head, body) = statement.split_once('(').unwrap_or((statement, ""));
     let words: Vec<&str> = head.split_whitespace().collect();
@@ -78,7 +79,7 @@ fn parse_statement(statement: &str, tables: &mut Vec<Table>) {
                 table.indexes.push(Index::new(columns, false));
             }
         }
-        _ => debug_assert!(false, "nobody has taught the doctor to read {statement}"),
+        _ => debug_assert!(false, "a statement that the doctor cannot parse: {statement}"),
     }
 }
 
@@ -103,7 +104,7 @@ impl Table {
                     has_default: line.contains("DEFAULT"),
                 });
             }
-            _ => debug_assert!(false, "nobody has taught the doctor to read {line}"),
+            _ => debug_assert!(false, "a line that the doctor cannot parse: {line}"),
         }
     }
 
@@ -111,38 +112,40 @@ impl Table {
         self.columns.iter().find(|column| column.name.eq_ignore_ascii_case(name))
     }
 
-    /// Whether a column identifies rows, or helps to.
+    /// Whether a column is part of a key.
     pub fn is_key(&self, column: &str) -> bool {
         self.indexes.iter().any(|index| index.unique && index.columns.iter().any(|c| c == column))
     }
 
-    /// A unique index on just these columns, in whatever order.
+    /// Whether there is a unique index on exactly these columns, in any order.
     pub fn has_key(&self, columns: &[String]) -> bool {
         let wanted: BTreeSet<&String> = columns.iter().collect();
         self.indexes.iter().any(|index| index.unique && index.columns.iter().collect::<BTreeSet<_>>() == wanted)
     }
 
-    /// An index that begins with these columns.
+    /// Whether there is an index that begins with these columns.
     pub fn has_index(&self, columns: &[String]) -> bool {
         self.indexes.iter().any(|index| index.columns.starts_with(columns))
     }
 }
 
-/// What was found beside the tables themselves.
+/// The tables of a database and the record of its migrations.
 pub struct Catalog {
     pub tables: Vec<Table>,
-    /// The rows of the history: version, whether it succeeded, checksum in hex. `None`: there is none.
+    /// The rows of the record: version, whether it succeeded, checksum in hex. `None`: there is no
+    /// record.
     pub history: Option<Rows>,
-    /// Where they are: `in the schema "public"`.
+    /// Where the tables are: `in the schema public`.
     pub place: String,
 }
 
-/// The tables of these rows: name.
+/// Makes tables of rows: name.
 pub fn from_rows(rows: &Rows) -> Vec<Table> {
     rows.iter().filter_map(|row| row.first()).map(|name| Table { name: name.clone(), ..Table::default() }).collect()
 }
 
-/// Adds columns to them: table, name, type, collation, whether it is NOT NULL, whether it has a default.
+/// Adds columns from rows: table, name, type, collation, whether it is NOT NULL, whether it has a
+/// default.
 pub fn add_columns(tables: &mut [Table], rows: &Rows) {
     for row in rows {
         let [table, name, kind, collation, not_null, has_default] = &row[..] else { continue };
@@ -158,7 +161,7 @@ pub fn add_columns(tables: &mut [Table], rows: &Rows) {
     }
 }
 
-/// Adds indexes: table, whether it is unique, columns with commas in between.
+/// Adds indexes from rows: table, whether it is unique, columns separated by commas.
 pub fn add_indexes(tables: &mut [Table], rows: &Rows) {
     for row in rows {
         let [table, unique, columns] = &row[..] else { continue };
@@ -168,7 +171,7 @@ pub fn add_indexes(tables: &mut [Table], rows: &Rows) {
     }
 }
 
-/// As databases write it.
+/// Parses a boolean, as the databases write it.
 pub fn parse_bool(text: &str) -> bool {
     matches!(text, "t" | "true" | "1" | "YES" | "ON" | "on")
 }
@@ -178,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tables_are_read_from_the_sql_that_makes_them() {
+    fn expected_tables_are_read_from_the_migrations() {
         for kind in [Kind::Postgres, Kind::Mysql, Kind::Sqlite] {
             let tables = expected_tables(kind);
             let entry: Vec<&Table> = tables.iter().filter(|table| table.name == "sqlock_entry").collect();

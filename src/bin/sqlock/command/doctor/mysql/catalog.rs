@@ -1,4 +1,4 @@
-//! The tables that MySQL or MariaDB has, and what this user may do with them.
+//! The tables in a database of MySQL or MariaDB, and the rights of this user on them.
 
 use sqlx::{AssertSqlSafe, Error, MySql, MySqlConnection};
 
@@ -20,7 +20,7 @@ SELECT TABLE_NAME, COLUMN_NAME, LOWER(COLUMN_TYPE), COALESCE(COLLATION_NAME, '')
   FROM information_schema.COLUMNS
  WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN ({names})";
 
-// A part of a column is not the column.
+// A prefix of a column gets another name here, so that it does not match.
 pub(super) const INDEXES: &str = "
 SELECT TABLE_NAME, NON_UNIQUE = 0,
        GROUP_CONCAT(CONCAT(COLUMN_NAME, IF(SUB_PART IS NULL, '', CONCAT('(', SUB_PART, ')'))) ORDER BY SEQ_IN_INDEX)
@@ -30,8 +30,9 @@ SELECT TABLE_NAME, NON_UNIQUE = 0,
 
 pub(super) const HISTORY: &str = "SELECT version, success, HEX(checksum) FROM _sqlock_migrations ORDER BY version";
 
-// EXPLAIN asks for the rights of the statement, and does nothing of it. SHOW GRANTS would have to be read with its roles
-// and wildcards; a statement that is rolled back would be refused for other reasons too, on a server that only reads.
+// EXPLAIN needs the rights of the statement and does not run it. SHOW GRANTS has roles and
+// wildcards to resolve; a statement that is rolled back fails for other reasons too, on a read-only
+// server for instance.
 // https://dev.mysql.com/doc/refman/8.4/en/explain.html
 pub(super) const RIGHTS: [(&str, &str); 4] = [
     ("SELECT", "EXPLAIN SELECT * FROM {table} WHERE FALSE"),
@@ -40,8 +41,8 @@ pub(super) const RIGHTS: [(&str, &str); 4] = [
     ("DELETE", "EXPLAIN DELETE FROM {table} WHERE FALSE"),
 ];
 
-// Nothing can be explained for CREATE. Rights that come with a role are not listed here.
-// The name of a database may be a pattern in a grant.
+// EXPLAIN does not support CREATE. Rights of a role are not listed here. The name of a database may
+// be a pattern in a grant.
 pub(super) const MAY_CREATE: &str = "
 SELECT COUNT(*) FROM (
     SELECT GRANTEE, PRIVILEGE_TYPE FROM information_schema.USER_PRIVILEGES
@@ -54,7 +55,7 @@ SELECT COUNT(*) FROM (
 pub(super) const ROLE: &str = "SELECT COALESCE(CURRENT_ROLE(), 'NONE')";
 }
 
-/// The tables, with the history: name, type, engine.
+/// Queries the tables and the record of migrations: name, type, engine.
 pub async fn query_tables(conn: &mut MySqlConnection, expected: &[Table]) -> Result<Rows, Error> {
     query::<MySql>(conn, with_table_names(sql::TABLES, expected)).await
 }
@@ -66,16 +67,16 @@ fn with_table_names(sql: &str, expected: &[Table]) -> AssertSqlSafe<String> {
 pub async fn read_catalog(
     conn: &mut MySqlConnection,
     expected: &[Table],
-    about: &Rows,
+    table_rows: &Rows,
     database: Option<&str>,
 ) -> Result<Catalog, Error> {
-    let mut tables = table::from_rows(about);
+    let mut tables = table::from_rows(table_rows);
     table::add_columns(&mut tables, &query::<MySql>(conn, with_table_names(sql::COLUMNS, expected)).await?);
     table::add_indexes(&mut tables, &query::<MySql>(conn, with_table_names(sql::INDEXES, expected)).await?);
-    let history = match about.iter().any(|row| row[0] == HISTORY) {
+    let history = match table_rows.iter().any(|row| row[0] == HISTORY) {
         true => match query::<MySql>(conn, sql::HISTORY).await {
             Ok(rows) => Some(rows),
-            // Without the right to read it, what the tables are like has to do.
+            // Without the right to read the record, the tables themselves are compared.
             Err(Error::Database(_)) => None,
             Err(error) => return Err(error),
         },
@@ -88,15 +89,15 @@ pub async fn read_catalog(
     Ok(Catalog { tables, history, place })
 }
 
-/// What can be wrong with a table of MySQL as a whole.
-pub fn check_table_kinds(about: &Rows, mut check: Check) -> Check {
-    for row in about {
+/// Checks that the tables are tables, and of InnoDB.
+pub fn check_table_kinds(table_rows: &Rows, mut check: Check) -> Check {
+    for row in table_rows {
         let (name, kind, engine) = (&row[0], &row[1], &row[2]);
         if kind != "BASE TABLE" {
             check = check.fail(format!("{name} is not a table"), "Rename it, or keep sqlock in a database of its own.");
         } else if !engine.eq_ignore_ascii_case("InnoDB") {
-            let advice = format!("ALTER TABLE {name} ENGINE = InnoDB: others lock no rows, and undo nothing.");
-            check = check.fail(format!("{name} is kept by {engine}"), advice);
+            let advice = format!("ALTER TABLE {name} ENGINE = InnoDB: other engines neither lock rows nor roll back.");
+            check = check.fail(format!("{name} has the engine {engine}"), advice);
         }
     }
     check
@@ -120,9 +121,7 @@ pub async fn check_rights(conn: &mut MySqlConnection, found: &[Table], missing: 
         }
         if table.name == HISTORY {
             if denied.contains(&"SELECT") {
-                let advice = format!(
-                    "GRANT SELECT ON {HISTORY} to this user: \"sqlock migrate\" reads it, and nothing else does."
-                );
+                let advice = format!("GRANT SELECT ON {HISTORY} to this user: only \"sqlock migrate\" reads it.");
                 check = check.warn(format!("no SELECT on {HISTORY}"), advice);
             }
         } else if !denied.is_empty() {
@@ -133,11 +132,11 @@ pub async fn check_rights(conn: &mut MySqlConnection, found: &[Table], missing: 
     if missing && first_cell(&query::<MySql>(conn, sql::MAY_CREATE).await?) == "0" {
         check = match first_cell(&query::<MySql>(conn, sql::ROLE).await?) {
             "NONE" => {
-                let advice = "GRANT CREATE on the database, or let somebody who has it run \"sqlock migrate\".";
+                let advice = "GRANT CREATE on the database, or run \"sqlock migrate\" as a user with that right.";
                 check.fail("no CREATE, and tables are missing", advice)
             }
-            role => check.unknown(format!("whether tables may be created is up to the role {role}"), ""),
+            role => check.unknown(format!("the right to create tables depends on the role {role}"), ""),
         };
     }
-    Ok(check.or_ok(if missing { "tables can be created" } else { "all that is needed on every table" }))
+    Ok(check.or_ok(if missing { "tables can be created" } else { "all rights that sqlock needs" }))
 }

@@ -1,4 +1,5 @@
-//! What becomes of grants when a server of MySQL or MariaDB is lost: replicas, Galera, Group Replication.
+//! The replication of MySQL and MariaDB, which decides what a failover loses: replicas, Galera,
+//! Group Replication.
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{Error, MySql, MySqlConnection, Row as _};
@@ -11,18 +12,19 @@ use crate::command::doctor::table::parse_bool;
 /// The statements, laid out to be read.
 #[rustfmt::skip]
 mod sql {
-// Who reads the binary log. One server knows the one name of it, the other knows the other; and a replica that does not report
-// its host may not be listed, but its connection is.
+// The readers of the binary log. Each server knows one of the two names. A replica that does not
+// report its host may be missing in the list, but its connection is not.
 // https://dev.mysql.com/doc/refman/8.4/en/show-replicas.html
 // https://mariadb.com/kb/en/show-replica-hosts/
 pub(super) const REPLICAS: [&str; 2] = ["SHOW REPLICAS", "SHOW REPLICA HOSTS"];
-// (Not from information_schema, which fails when anybody's statement is not UTF-8. What each does is the fifth column.)
+// information_schema fails when a running statement is not UTF-8. The fifth column is the command
+// of a connection.
 pub(super) const SESSIONS: &str = "SHOW PROCESSLIST";
 }
 
-/// How many replicas are connected, or why that is not told.
+/// Counts the connected replicas, or returns why the server refuses to list them.
 pub async fn count_replicas(conn: &mut MySqlConnection) -> Result<Result<usize, String>, Error> {
-    let mut why = String::new();
+    let mut refusal = String::new();
     for sql in sql::REPLICAS {
         match query::<MySql>(conn, sql).await {
             Ok(listed) => {
@@ -31,18 +33,18 @@ pub async fn count_replicas(conn: &mut MySqlConnection) -> Result<Result<usize, 
                 let readers = sessions.iter().filter(|row| does(row).starts_with("Binlog Dump")).count();
                 return Ok(Ok(listed.len().max(readers)));
             }
-            // Of a server that does not know the statement, and of one that does not answer this user, the latter counts.
-            Err(Error::Database(error)) if why.is_empty() || error.message().contains("denied") => {
-                why = error.message().to_owned();
+            // A refusal of this user counts more than a statement that the server does not know.
+            Err(Error::Database(error)) if refusal.is_empty() || error.message().contains("denied") => {
+                refusal = error.message().to_owned();
             }
             Err(Error::Database(_)) => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(Err(why))
+    Ok(Err(refusal))
 }
 
-/// What becomes of grants when this server is lost.
+/// Checks what a failover from this server loses.
 pub fn check_replication(
     variables: &Variables,
     status: &Variables,
@@ -60,7 +62,7 @@ pub fn check_replication(
         [values.text(&name.replace('?', "source")), values.text(&name.replace('?', "master"))].concat()
     };
     if !parse_bool(&either(status, "Rpl_semi_sync_?_status")) {
-        // A failover is what somebody does with a replica.
+        // Without a replica there is no failover.
         return match replicas {
             Ok(0) => check.ok("none: no replica is connected"),
             Ok(replicas) => check.warn(
@@ -68,9 +70,9 @@ pub fn check_replication(
                 "Install and enable semi-synchronous replication. Until then a failover loses the grants that had not arrived: two \
                  may hold a name until the next renewal. Fenced transactions and tokens protect the data.",
             ),
-            Err(why) => check.unknown(
-                format!("not semi-synchronous; whether there are replicas is not told: {why}"),
-                "GRANT REPLICATION SLAVE (MySQL) or REPLICATION MASTER ADMIN (MariaDB) to this user to have it checked.",
+            Err(refusal) => check.unknown(
+                format!("not semi-synchronous; cannot list replicas: {refusal}"),
+                "GRANT REPLICATION SLAVE (MySQL) or REPLICATION MASTER ADMIN (MariaDB) to this user to check it.",
             ),
         };
     }
@@ -84,7 +86,7 @@ pub fn check_replication(
     check.ok(found)
 }
 
-/// Galera or Group Replication.
+/// Checks the node of Galera or Group Replication.
 pub fn check_cluster(variables: &Variables, status: &Variables, members: &Rows) -> Check {
     let check = Check::new("cluster");
     if variables.is_galera() {
@@ -101,23 +103,22 @@ fn check_galera(check: Check, status: &Variables) -> Check {
     let size: u32 = status.text("wsrep_cluster_size").parse().unwrap_or(0);
     let found = format!("Galera, {size} nodes, component {component}, this node {state}");
     if component != "Primary" {
-        let advice = "This node has lost the majority and refuses to work. Bring the others back, or connect to those that go on.";
+        let advice = "This node has lost the majority and refuses statements. Bring the others back, or connect to the majority.";
         return check.fail(found, advice);
     }
     if !status.is_on("wsrep_ready") || !status.is_on("wsrep_connected") {
         return check.fail(
             found,
-            "This node does not take statements yet: wait until it is Synced, or connect to another one.",
+            "This node does not accept statements yet: wait until it is Synced, or connect to another one.",
         );
     }
     let check = match state {
         "Synced" => check.ok(found),
-        _ => check
-            .warn(found, "This node lags behind the others, and is slow to commit: another one is the better choice."),
+        _ => check.warn(found, "This node lags behind the others and is slow to commit: prefer another one."),
     };
     match size {
         1 => check.warn("it is the only node", "With three the cluster survives the loss of one."),
-        2 => check.warn("neither survives the other's crash", "Add a third node, or an arbitrator (garbd)."),
+        2 => check.warn("neither node survives the other's crash", "Add a third node, or an arbitrator (garbd)."),
         _ => check,
     }
 }
@@ -128,11 +129,11 @@ fn check_group(check: Check, variables: &Variables, members: &Rows) -> Check {
     let mode = if single { "one primary" } else { "several primaries" };
     if members.is_empty() {
         let advice = "GRANT SELECT ON performance_schema.replication_group_members to this user.";
-        return check.unknown(format!("a replication group with {mode}, whose members this user may not see"), advice);
+        return check.unknown(format!("a replication group with {mode}; this user may not see its members"), advice);
     }
     let found = format!("a replication group with {mode}, {online} of {} members online", members.len());
-    let own = variables.text("server_uuid");
-    let state = members.iter().find(|row| row[0] == own).map_or("not a member", |row| &row[1]);
+    let own_id = variables.text("server_uuid");
+    let state = members.iter().find(|row| row[0] == own_id).map_or("not a member", |row| &row[1]);
     if state != "ONLINE" {
         return check.fail(
             format!("{found}; this server is {state}"),
@@ -143,7 +144,7 @@ fn check_group(check: Check, variables: &Variables, members: &Rows) -> Check {
         return check.fail(found, "The majority is lost: commits wait. Bring the other members back.");
     }
     if !single {
-        let advice = "Write to one member only: what two write at once is undone at commit.";
+        let advice = "Write to one member only: concurrent writes to two members are rolled back at commit.";
         return check.warn(found, advice);
     }
     check.ok(found)
@@ -159,8 +160,8 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_galera_is_as_good_as_its_cluster() {
-        let told = |component, ready, state, size| {
+    fn galera_status_depends_on_node_and_cluster() {
+        let status_of = |component, ready, state, size| {
             let status = values(&[
                 ("wsrep_cluster_status", component),
                 ("wsrep_ready", ready),
@@ -171,18 +172,18 @@ mod tests {
             let variables = values(&[("wsrep_on", "ON"), ("wsrep_provider", "/usr/lib/galera/libgalera_smm.so")]);
             check_cluster(&variables, &status, &Rows::new()).status
         };
-        assert_eq!(told("Primary", "ON", "Synced", "3"), Status::Ok);
-        assert_eq!(told("Primary", "ON", "Donor/Desynced", "3"), Status::Warn);
-        assert_eq!(told("Primary", "ON", "Synced", "2"), Status::Warn);
-        assert_eq!(told("Primary", "OFF", "Joining", "3"), Status::Fail);
-        assert_eq!(told("non-Primary", "OFF", "Initialized", "1"), Status::Fail);
+        assert_eq!(status_of("Primary", "ON", "Synced", "3"), Status::Ok);
+        assert_eq!(status_of("Primary", "ON", "Donor/Desynced", "3"), Status::Warn);
+        assert_eq!(status_of("Primary", "ON", "Synced", "2"), Status::Warn);
+        assert_eq!(status_of("Primary", "OFF", "Joining", "3"), Status::Fail);
+        assert_eq!(status_of("non-Primary", "OFF", "Initialized", "1"), Status::Fail);
         let off = values(&[("wsrep_on", "OFF"), ("wsrep_provider", "none")]);
         assert_eq!(check_cluster(&off, &values(&[]), &Rows::new()).found(), "none");
     }
 
     #[test]
-    fn a_group_needs_its_majority() {
-        let told = |single, states: &[&str]| {
+    fn group_without_majority_fails() {
+        let status_of = |single, states: &[&str]| {
             let variables = values(&[
                 ("group_replication_group_name", "g"),
                 ("group_replication_single_primary_mode", single),
@@ -192,16 +193,16 @@ mod tests {
                 states.iter().enumerate().map(|(i, s)| vec![i.to_string(), (*s).to_owned(), "PRIMARY".into()]);
             check_cluster(&variables, &values(&[]), &members.collect()).status
         };
-        assert_eq!(told("ON", &["ONLINE", "ONLINE", "ONLINE"]), Status::Ok);
-        assert_eq!(told("ON", &["ONLINE", "ONLINE", "UNREACHABLE"]), Status::Ok);
-        assert_eq!(told("ON", &["ONLINE", "UNREACHABLE", "UNREACHABLE"]), Status::Fail);
-        assert_eq!(told("ON", &["RECOVERING", "ONLINE", "ONLINE"]), Status::Fail);
-        assert_eq!(told("OFF", &["ONLINE", "ONLINE", "ONLINE"]), Status::Warn);
-        assert_eq!(told("ON", &[]), Status::NotApplicable);
+        assert_eq!(status_of("ON", &["ONLINE", "ONLINE", "ONLINE"]), Status::Ok);
+        assert_eq!(status_of("ON", &["ONLINE", "ONLINE", "UNREACHABLE"]), Status::Ok);
+        assert_eq!(status_of("ON", &["ONLINE", "UNREACHABLE", "UNREACHABLE"]), Status::Fail);
+        assert_eq!(status_of("ON", &["RECOVERING", "ONLINE", "ONLINE"]), Status::Fail);
+        assert_eq!(status_of("OFF", &["ONLINE", "ONLINE", "ONLINE"]), Status::Warn);
+        assert_eq!(status_of("ON", &[]), Status::NotApplicable);
     }
 
     #[test]
-    fn semi_synchronous_replication_is_known_by_both_of_its_names() {
+    fn semi_synchronous_replication_is_found_by_both_names() {
         let log = [("log_bin", "ON"), ("rpl_semi_sync_master_timeout", "10000")];
         for name in ["master", "source"] {
             let status = values(&[
@@ -211,10 +212,10 @@ mod tests {
             let found = check_replication(&values(&log), &status, &Rows::new(), Ok(2)).found();
             assert!(found.starts_with("semi-synchronous, replicas: 2"), "{found}");
         }
-        let told = |replicas| check_replication(&values(&log), &values(&[]), &Rows::new(), replicas).status;
-        assert_eq!(told(Ok(0)), Status::Ok);
-        assert_eq!(told(Ok(1)), Status::Warn);
-        assert_eq!(told(Err("denied".into())), Status::NotApplicable);
+        let status_of = |replicas| check_replication(&values(&log), &values(&[]), &Rows::new(), replicas).status;
+        assert_eq!(status_of(Ok(0)), Status::Ok);
+        assert_eq!(status_of(Ok(1)), Status::Warn);
+        assert_eq!(status_of(Err("denied".into())), Status::NotApplicable);
         let off = check_replication(&values(&[("log_bin", "OFF")]), &values(&[]), &Rows::new(), Err("denied".into()));
         assert_eq!(off.status, Status::Ok);
     }

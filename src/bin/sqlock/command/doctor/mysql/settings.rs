@@ -1,4 +1,4 @@
-//! The variables of MySQL and MariaDB, and those that hurt.
+//! The variables of MySQL and MariaDB, and the check for harmful ones.
 
 use crate::command::doctor::probe::{Rows, SHORTEST_LIMIT};
 use crate::command::doctor::report::Check;
@@ -10,7 +10,7 @@ pub fn check_settings(variables: &Variables) -> Check {
             "Set binlog_format to ROW or MIXED: the server refuses to log sqlock's transactions as statements.";
         check = check.fail("binlog_format is STATEMENT", advice);
     }
-    // In seconds, with decimals, on MariaDB. That of MySQL is for SELECT alone.
+    // A variable of MariaDB, in seconds with decimals. The one of MySQL limits SELECT only.
     let limit: f64 = variables.text("max_statement_time").parse().unwrap_or(0.0);
     if limit > 0.0 && limit < SHORTEST_LIMIT.as_secs_f64() {
         let advice = "Set it to 0 or to 1 at least: a renewal that a busy server answers late is cancelled, and the lease may be lost.";
@@ -18,20 +18,21 @@ pub fn check_settings(variables: &Variables) -> Check {
     }
     let silence: u64 = variables.text("wait_timeout").parse().unwrap_or(u64::MAX);
     if silence < 10 {
-        let advice = "Set it to 10 at least: connections that sqlock keeps are ended, and made anew with each use.";
+        let advice = "Set it to 10 at least: the server ends idle connections of sqlock, and each use opens a new one.";
         check = check.warn(format!("wait_timeout is {silence} s"), advice);
     }
-    // sqlock sets its own. They matter to transactions of the application's in which a lease is fenced, or rows are locked.
-    let told = ["innodb_lock_wait_timeout", "innodb_rollback_on_timeout", "innodb_snapshot_isolation"];
-    let told: Vec<String> = told
+    // sqlock sets its own values. These matter to the application's transactions that fence a lease
+    // or lock rows.
+    let shown = ["innodb_lock_wait_timeout", "innodb_rollback_on_timeout", "innodb_snapshot_isolation"];
+    let shown: Vec<String> = shown
         .iter()
         .filter(|name| !variables.text(name).is_empty())
         .map(|name| format!("{name} {}", variables.text(name)))
         .collect();
-    check.ok(told.join(", "))
+    check.ok(shown.join(", "))
 }
 
-/// Name, value.
+/// Rows with name and value.
 pub struct Variables(pub Rows);
 
 impl Variables {
@@ -39,13 +40,13 @@ impl Variables {
         self.0.iter().find(|row| row[0].eq_ignore_ascii_case(name)).map_or("", |row| &row[1])
     }
 
-    /// From MariaDB 12 on, read_only has more values than two.
+    /// Whether a variable is on. read_only has more than two values since MariaDB 12.
     /// <https://mariadb.com/kb/en/server-system-variables/#read_only>
     pub fn is_on(&self, name: &str) -> bool {
         !matches!(self.text(name), "" | "OFF" | "0")
     }
 
-    /// A provider, and switched on.
+    /// Whether Galera has a provider and is switched on.
     pub fn is_galera(&self) -> bool {
         self.is_on("wsrep_on") && !matches!(self.text("wsrep_provider"), "" | "none")
     }

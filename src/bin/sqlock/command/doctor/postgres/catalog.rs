@@ -1,4 +1,4 @@
-//! The tables that PostgreSQL has, and what this user may do with them.
+//! The tables in a database of PostgreSQL, and the rights of this user on them.
 
 use sqlx::{AssertSqlSafe, Error, PgConnection, Postgres};
 
@@ -13,7 +13,8 @@ pub(super) const PLACE: &str = "
 SELECT coalesce(current_schema(), ''),
        coalesce(has_schema_privilege(current_schema(), 'CREATE'), false)";
 
-// to_regclass finds what the search path leads to, as every statement does, and NULL where there is nothing.
+// to_regclass follows the search path, as every statement does, and returns NULL for a missing
+// table.
 macro_rules! ours {
     () => { "(SELECT to_regclass(name)::oid FROM unnest(ARRAY[{names}]) AS n (name))" };
 }
@@ -25,7 +26,7 @@ SELECT c.relname, n.nspname, c.relkind, c.relpersistence,
  WHERE c.oid IN ", ours!(), "
  ORDER BY 1");
 
-// A collation that takes different texts to be equal is marked.
+// Marks a collation that treats different texts as equal.
 pub(super) const COLUMNS: &str = concat!("
 SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod),
        CASE WHEN o.collisdeterministic THEN '' ELSE '!' END || o.collname, a.attnotnull, a.atthasdef
@@ -33,7 +34,7 @@ SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod),
        LEFT JOIN pg_collation AS o ON o.oid = a.attcollation
  WHERE c.oid IN ", ours!());
 
-// Those that ON CONFLICT can use: of all rows, of plain columns, checked at once, and finished.
+// The indexes that ON CONFLICT can use: on all rows, on plain columns, not deferrable, and valid.
 // https://www.postgresql.org/docs/current/catalog-pg-index.html
 pub(super) const INDEXES: &str = concat!("
 SELECT c.relname, i.indisunique AND i.indimmediate, string_agg(a.attname, ',' ORDER BY k.n)
@@ -47,12 +48,13 @@ SELECT c.relname, i.indisunique AND i.indimmediate, string_agg(a.attname, ',' OR
 pub(super) const HISTORY: &str = "SELECT version, success, encode(checksum, 'hex') FROM _sqlock_migrations ORDER BY 1";
 }
 
-/// Where new tables would be made, and whether this user may make them.
+/// Queries the schema of new tables, and whether this user may create them there.
 pub async fn query_schema(conn: &mut PgConnection) -> Result<Rows, Error> {
     query::<Postgres>(conn, sql::PLACE).await
 }
 
-/// With the history, the table, its schema, its kind, whether it is logged, four rights, row-level security.
+/// Queries the tables and the record of migrations: name, schema, kind, whether it is logged, four
+/// rights, row-level security.
 pub async fn query_tables(conn: &mut PgConnection, expected: &[Table]) -> Result<Rows, Error> {
     query::<Postgres>(conn, with_table_names(sql::TABLES, expected)).await
 }
@@ -64,19 +66,19 @@ fn with_table_names(sql: &str, expected: &[Table]) -> AssertSqlSafe<String> {
 pub async fn read_catalog(
     conn: &mut PgConnection,
     expected: &[Table],
-    about: &Rows,
+    table_rows: &Rows,
     place: &str,
 ) -> Result<Catalog, Error> {
-    let mut tables = table::from_rows(about);
+    let mut tables = table::from_rows(table_rows);
     table::add_columns(&mut tables, &query::<Postgres>(conn, with_table_names(sql::COLUMNS, expected)).await?);
     table::add_indexes(&mut tables, &query::<Postgres>(conn, with_table_names(sql::INDEXES, expected)).await?);
-    let history = match about.iter().find(|row| row[0] == HISTORY) {
-        // Without the right to read it, what the tables are like has to do.
+    let history = match table_rows.iter().find(|row| row[0] == HISTORY) {
+        // Without the right to read the record, the tables themselves are compared.
         Some(row) if parse_bool(&row[4]) => Some(query::<Postgres>(conn, sql::HISTORY).await?),
         _ => None,
     };
-    // Tables may be further down the search path than new ones would be.
-    let schema = about.iter().find(|row| row[0] != HISTORY).map_or(place, |row| &row[1]);
+    // The tables may be further down the search path than new ones would be.
+    let schema = table_rows.iter().find(|row| row[0] != HISTORY).map_or(place, |row| &row[1]);
     let place = match schema {
         "" => "in any schema of the search_path".into(),
         schema => format!("in the schema {schema}"),
@@ -84,9 +86,9 @@ pub async fn read_catalog(
     Ok(Catalog { tables, history, place })
 }
 
-/// What can be wrong with a table of PostgreSQL as a whole.
-pub fn check_table_kinds(about: &Rows, mut check: Check) -> Check {
-    for row in about {
+/// Checks that the tables are tables, and logged.
+pub fn check_table_kinds(table_rows: &Rows, mut check: Check) -> Check {
+    for row in table_rows {
         let name = &row[0];
         if !matches!(&*row[2], "r" | "p") {
             check = check.fail(format!("{name} is not a table"), "Rename it, or keep sqlock in a schema of its own.");
@@ -99,17 +101,17 @@ pub fn check_table_kinds(about: &Rows, mut check: Check) -> Check {
     check
 }
 
-/// has_table_privilege knows of roles, owners and superusers, which no list of grants tells.
-pub fn check_rights(about: &Rows, missing: bool, place: &Rows) -> Check {
+/// Checks the rights of this user, with has_table_privilege, which includes those of roles, owners
+/// and superusers.
+pub fn check_rights(table_rows: &Rows, missing: bool, place: &Rows) -> Check {
     let mut check = Check::new("rights");
-    for row in about {
+    for row in table_rows {
         let name = &row[0];
         let rights = ["SELECT", "INSERT", "UPDATE", "DELETE"].iter().zip(&row[4..8]);
         let denied: Vec<&str> = rights.filter(|(_, granted)| !parse_bool(granted)).map(|(right, _)| *right).collect();
         if name == HISTORY {
             if denied.contains(&"SELECT") {
-                let advice =
-                    format!("GRANT SELECT ON {name} to this user: \"sqlock migrate\" reads it, and nothing else does.");
+                let advice = format!("GRANT SELECT ON {name} to this user: only \"sqlock migrate\" reads it.");
                 check = check.warn(format!("no SELECT on {name}"), advice);
             }
             continue;
@@ -119,9 +121,8 @@ pub fn check_rights(about: &Rows, missing: bool, place: &Rows) -> Check {
             check = check.fail(format!("no {} on {name}", denied.join(", ")), advice);
         }
         if parse_bool(&row[8]) {
-            let advice = format!(
-                "ALTER TABLE {name} DISABLE ROW LEVEL SECURITY: who does not see a row takes its name to be free."
-            );
+            let advice =
+                format!("ALTER TABLE {name} DISABLE ROW LEVEL SECURITY: a name whose row is hidden looks free.");
             check = check.fail(format!("row-level security hides rows of {name}"), advice);
         }
     }
@@ -132,9 +133,9 @@ pub fn check_rights(about: &Rows, missing: bool, place: &Rows) -> Check {
             check =
                 check.fail("no schema of the search_path can be used", "GRANT USAGE on one, or set the search_path.");
         } else if !may_create {
-            let advice = "GRANT CREATE on it, or let somebody who has it run \"sqlock migrate\".";
+            let advice = "GRANT CREATE on it, or run \"sqlock migrate\" as a user with that right.";
             check = check.fail(format!("no CREATE on the schema {schema}, where tables are missing"), advice);
         }
     }
-    check.or_ok(if missing { "tables can be created" } else { "all that is needed on every table" })
+    check.or_ok(if missing { "tables can be created" } else { "all rights that sqlock needs" })
 }

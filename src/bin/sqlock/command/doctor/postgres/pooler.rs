@@ -1,4 +1,4 @@
-//! Whether a pooler stands between this connection and PostgreSQL.
+//! The check for a pooler in front of PostgreSQL.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ SELECT pg_backend_pid(), coalesce((SELECT extract(epoch FROM clock_timestamp() -
 pub(super) const PID: &str = "SELECT pg_backend_pid()";
 }
 
-/// Whether this connection is a session of its own, and is told what is said on a channel.
+/// Checks whether this connection has a session of its own, and receives notifications.
 pub async fn check_pooler(
     conn: &mut PgConnection,
     options: &PgConnectOptions,
@@ -29,16 +29,16 @@ pub async fn check_pooler(
     let age: f64 = session.first().and_then(|row| row.get(1)).and_then(|age| age.parse().ok()).unwrap_or(0.0);
     if !has_own_session(conn, options, first_cell(&session)).await? {
         return Ok(check.warn(
-            "one for transactions: each runs in whichever session of the server is free",
-            "Leases work. Who waits is not told but looks by itself, up to 10 times a second, and session locks are refused: \
-             connect past the pooler for both.",
+            "a transaction pooler: each transaction runs in any free session of the server",
+            "Leases work. Waiters poll up to 10 times a second instead of being notified, and session locks are refused: bypass \
+             the pooler for both.",
         ));
     }
-    // The checks so far have taken less.
+    // The checks so far have taken less time.
     let check = match age > (TIMEOUT * 3).as_secs_f64() {
         true => check.warn(
-            "one that hands out sessions that were there before",
-            "Leases work. Session locks are refused: connect past the pooler for those.",
+            "a session pooler: the session is older than the connection",
+            "Leases work. Session locks are refused: bypass the pooler for them.",
         ),
         false => check,
     };
@@ -46,23 +46,24 @@ pub async fn check_pooler(
         return Ok(check.or_ok("none"));
     }
     Ok(match receives_notifications(options).await {
-        true => check.or_ok("none; LISTEN is heard"),
+        true => check.or_ok("none; LISTEN works"),
         false => check.warn(
-            "what is said on a channel is not heard (LISTEN, NOTIFY)",
-            "Leases work. Who waits is not told but looks by itself, up to 10 times a second.",
+            "notifications do not arrive (LISTEN, NOTIFY)",
+            "Leases work. Waiters poll up to 10 times a second instead of being notified.",
         ),
     })
 }
 
-/// Another connection keeps its session while ours is asked which one it is in: a pooler then gives ours another one.
+/// Whether this connection keeps its session while another one is in a transaction: a pooler would
+/// give it another one.
 async fn has_own_session(conn: &mut PgConnection, options: &PgConnectOptions, pid: &str) -> Result<bool, Error> {
     let mut other = options.connect().await?;
     let mut is_direct = true;
     for _ in 0..POOLER_ROUNDS {
-        let its = query::<Postgres>(&mut other, "BEGIN; SELECT pg_backend_pid()").await?;
-        let ours = timeout(SHORT_TIMEOUT, query::<Postgres>(&mut *conn, sql::PID)).await;
+        let other_pid = query::<Postgres>(&mut other, "BEGIN; SELECT pg_backend_pid()").await?;
+        let own_pid = timeout(SHORT_TIMEOUT, query::<Postgres>(&mut *conn, sql::PID)).await;
         query::<Postgres>(&mut other, "ROLLBACK").await?;
-        is_direct = first_cell(&its) != pid && matches!(&ours, Ok(Ok(rows)) if first_cell(rows) == pid);
+        is_direct = first_cell(&other_pid) != pid && matches!(&own_pid, Ok(Ok(rows)) if first_cell(rows) == pid);
         if !is_direct {
             break;
         }
@@ -71,8 +72,8 @@ async fn has_own_session(conn: &mut PgConnection, options: &PgConnectOptions, pi
     Ok(is_direct)
 }
 
-/// As waiters do it, on a channel of our own, and without waiting for the disk or a standby. It is all forgotten with the
-/// connection.
+/// Whether a notification arrives, on a channel of its own. The commit waits neither for the disk
+/// nor for a standby.
 async fn receives_notifications(options: &PgConnectOptions) -> bool {
     let heard = async {
         let one = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;

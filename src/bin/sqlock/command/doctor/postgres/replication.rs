@@ -1,4 +1,4 @@
-//! What becomes of grants when a server of PostgreSQL is lost.
+//! The replication of PostgreSQL, which decides what a failover loses.
 
 use sqlx::{Error, PgConnection, Postgres};
 
@@ -9,7 +9,7 @@ use crate::command::doctor::report::Check;
 /// The statements, laid out to be read.
 #[rustfmt::skip]
 mod sql {
-// Who may not read the statistics of others sees that there is a standby, and nothing about it.
+// A user without the right to read all statistics sees that there is a standby, but not its state.
 // https://www.postgresql.org/docs/current/monitoring-stats.html#MONITORING-PG-STAT-REPLICATION-VIEW
 pub(super) const STANDBYS: &str = "
 SELECT coalesce(nullif(application_name, ''), 'a standby'), coalesce(state, ''), coalesce(sync_state, '')
@@ -32,9 +32,9 @@ pub async fn check_replication(conn: &mut PgConnection, settings: &Settings, is_
     ))
 }
 
-/// What becomes of grants when this server is lost. `standbys`: name, state, sync_state.
+/// Checks what a failover from this server loses. `standbys`: name, state, sync_state.
 fn check_standbys(check: Check, standbys: &Rows, wanted: &str, commit: &str) -> Check {
-    let named = |of: &[&Vec<String>]| of.iter().map(|row| row[0].clone()).collect::<Vec<_>>().join(", ");
+    let named = |standbys: &[&Vec<String>]| standbys.iter().map(|row| row[0].clone()).collect::<Vec<_>>().join(", ");
     let all: Vec<&Vec<String>> = standbys.iter().collect();
     if wanted.is_empty() {
         if all.is_empty() {
@@ -53,17 +53,17 @@ fn check_standbys(check: Check, standbys: &Rows, wanted: &str, commit: &str) -> 
     if synchronous.is_empty() && all.iter().any(|row| row[2].is_empty()) {
         let found =
             format!("synchronous_standby_names is {wanted}; this user may not see which of {} standbys are", all.len());
-        return check.unknown(found, "GRANT pg_read_all_stats to this user to have it checked.");
+        return check.unknown(found, "GRANT pg_read_all_stats to this user to check it.");
     }
     if synchronous.is_empty() && commit != "local" && commit != "off" {
         let found = format!("synchronous, and no standby of synchronous_standby_names ({wanted}) is connected");
-        let advice = "Every commit waits until one is: start it, or change synchronous_standby_names.";
+        let advice = "Every commit waits for a standby: start one, or change synchronous_standby_names.";
         return check.fail(found, advice);
     }
     match commit {
         "local" => check.warn(
             format!("synchronous: {}; but synchronous_commit is local", named(&synchronous)),
-            "Set synchronous_commit to on for this user: now no grant waits for the standby, and a failover loses some.",
+            "Set synchronous_commit to on for this user: grants do not wait for the standby, and a failover loses some.",
         ),
         "remote_write" => check.ok(format!("synchronous: {}; written there, not flushed (remote_write)", named(&synchronous))),
         _ => check.ok(format!("synchronous: {}", named(&synchronous))),
@@ -76,21 +76,21 @@ mod tests {
     use crate::command::doctor::report::Status;
 
     #[test]
-    fn what_a_failover_would_lose_is_told() {
-        let told = |standbys: &[[&str; 3]], wanted: &str, commit: &str| {
+    fn replication_check_finds_what_a_failover_loses() {
+        let check = |standbys: &[[&str; 3]], wanted: &str, commit: &str| {
             let rows: Rows = standbys.iter().map(|row| row.iter().map(|cell| cell.to_string()).collect()).collect();
             let check = check_standbys(Check::new("replication"), &rows, wanted, commit);
             (check.status, check.found())
         };
         let sync = ["b", "streaming", "sync"];
-        assert_eq!(told(&[], "", "on"), (Status::Ok, "none".into()));
-        assert_eq!(told(&[sync], "FIRST 1 (b)", "on"), (Status::Ok, "synchronous: b".into()));
-        assert_eq!(told(&[["b", "streaming", "async"]], "", "on"), (Status::Warn, "asynchronous: b".into()));
-        assert_eq!(told(&[["a standby", "", ""]], "", "on"), (Status::Warn, "asynchronous; standbys: 1".into()));
-        assert_eq!(told(&[sync], "b", "local").0, Status::Warn);
-        // Every grant would wait.
-        assert_eq!(told(&[], "b", "on").0, Status::Fail);
-        assert_eq!(told(&[["b", "catchup", "sync"]], "b", "on").0, Status::Fail);
-        assert_eq!(told(&[["a standby", "", ""]], "b", "on").0, Status::NotApplicable);
+        assert_eq!(check(&[], "", "on"), (Status::Ok, "none".into()));
+        assert_eq!(check(&[sync], "FIRST 1 (b)", "on"), (Status::Ok, "synchronous: b".into()));
+        assert_eq!(check(&[["b", "streaming", "async"]], "", "on"), (Status::Warn, "asynchronous: b".into()));
+        assert_eq!(check(&[["a standby", "", ""]], "", "on"), (Status::Warn, "asynchronous; standbys: 1".into()));
+        assert_eq!(check(&[sync], "b", "local").0, Status::Warn);
+        // Every grant waits.
+        assert_eq!(check(&[], "b", "on").0, Status::Fail);
+        assert_eq!(check(&[["b", "catchup", "sync"]], "b", "on").0, Status::Fail);
+        assert_eq!(check(&[["a standby", "", ""]], "b", "on").0, Status::NotApplicable);
     }
 }

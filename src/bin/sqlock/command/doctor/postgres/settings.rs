@@ -1,14 +1,14 @@
-//! The settings of PostgreSQL, and those that hurt.
+//! The settings of PostgreSQL, and the check for harmful ones.
 
 use std::time::Duration;
 
 use crate::command::doctor::probe::{Rows, SHORTEST_LIMIT, format_brief};
 use crate::command::doctor::report::Check;
 
-/// Sessions that say nothing for this long are not to be ended: sqlock keeps connections that it seldom uses.
+/// A server that ends sessions after a shorter idle time ends connections that sqlock seldom uses.
 const SHORTEST_IDLE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Name, value, unit.
+/// Rows with name, value and unit.
 pub struct Settings(pub Rows);
 
 impl Settings {
@@ -16,7 +16,7 @@ impl Settings {
         self.0.iter().find(|row| row[0] == name).map_or("", |row| &row[1])
     }
 
-    /// A time limit; `None`: there is none.
+    /// Returns a time limit. `None`: no limit.
     pub fn limit(&self, name: &str) -> Option<Duration> {
         let row = self.0.iter().find(|row| row[0] == name)?;
         let number: u64 = row[1].parse().ok().filter(|number| *number > 0)?;
@@ -32,31 +32,35 @@ impl Settings {
 pub fn check_settings(settings: &Settings) -> Check {
     let mut check = Check::new("settings");
     if settings.0.is_empty() {
-        return check.unknown("the server does not tell its settings", "");
+        return check.unknown("the server does not return its settings", "");
     }
-    for (name, least, what) in [
+    for (name, least, harm) in [
         (
             "statement_timeout",
             SHORTEST_LIMIT,
             "a renewal that a busy server answers late is cancelled, and the lease may be lost",
         ),
-        ("transaction_timeout", SHORTEST_LIMIT, "transactions that are fenced are ended"),
-        ("idle_in_transaction_session_timeout", SHORTEST_LIMIT, "fenced transactions that compute meanwhile are ended"),
+        ("transaction_timeout", SHORTEST_LIMIT, "the server ends fenced transactions"),
+        (
+            "idle_in_transaction_session_timeout",
+            SHORTEST_LIMIT,
+            "the server ends fenced transactions while the application computes",
+        ),
         (
             "idle_session_timeout",
             SHORTEST_IDLE_LIMIT,
-            "connections that sqlock keeps are ended, and made anew with each use",
+            "the server ends idle connections of sqlock, and each use opens a new one",
         ),
     ] {
         if let Some(limit) = settings.limit(name).filter(|limit| *limit < least) {
-            let advice = format!("Set it to 0 or to {} at least: {what}.", format_brief(least));
+            let advice = format!("Set it to 0 or to {} at least: {harm}.", format_brief(least));
             check = check.warn(format!("{name} is {}", format_brief(limit)), advice);
         }
     }
     match settings.text("default_transaction_isolation") {
-        "read committed" | "" => check.or_ok("nothing that hurts"),
+        "read committed" | "" => check.or_ok("no harmful settings"),
         level => check.ok(format!(
-            "default_transaction_isolation is {level}: sqlock asks for READ COMMITTED, at two round trips more"
+            "default_transaction_isolation is {level}: sqlock sets READ COMMITTED, with two more round trips"
         )),
     }
 }
