@@ -1,4 +1,6 @@
-//! Leader election: one of many does it, the others stand by, and everybody can know who it is.
+//! Leader election: one instance leads, the others stand by, and each of them can read which one leads.
+//!
+//! [`Election`] has an example. Which one when: [the table of calls](crate#which-call).
 
 use std::fmt;
 use std::ops::Deref;

@@ -112,7 +112,7 @@ pub enum Error {
     #[error("that is not an owner: expected 32 hexadecimal digits")]
     InvalidOwner,
 
-    /// Not an exported lease: see [`ExportedLease`](crate::ExportedLease).
+    /// Not an exported lease: see [`ExportedLease`](crate::lease::ExportedLease).
     #[error("that is not an exported lease: {reason}")]
     InvalidExport {
         /// What is wrong with it.
@@ -195,7 +195,7 @@ pub enum Error {
         cause: RowError,
     },
 
-    /// The row is not as it was read: see [`Versioned`](crate::Versioned). Nothing was written.
+    /// The row is not as it was read: see [`Versioned`](crate::version::Versioned). Nothing was written.
     #[error("a row of {table} has changed: {}", versions(*expected, *found))]
     Conflict {
         /// The table, as it was named.
@@ -227,7 +227,7 @@ pub enum Error {
         source: serde_json::Error,
     },
 
-    /// A result is longer than what may be [stored](crate::Idempotency::result_limit). Nothing took effect.
+    /// A result is longer than what may be [stored](crate::idempotency::Idempotency::result_limit). Nothing took effect.
     #[error("the result has {bytes} bytes, and {limit} may be stored")]
     ResultTooLarge {
         /// Its length.
@@ -249,7 +249,7 @@ pub enum Error {
     AlreadyCompleted,
 
     /// A response with this status leaves open whether something was done, so it cannot count as a
-    /// [refusal](crate::http::IdempotencyLayer::refusals).
+    /// [refusal](crate::idempotency::http::IdempotencyLayer::refusals).
     #[cfg(feature = "axum")]
     #[error("a response with status {status} leaves open whether something was done: it cannot count as a refusal")]
     NoRefusal {
@@ -301,7 +301,7 @@ pub enum LossCause {
     /// [`Locks::shutdown`](crate::Locks::shutdown) released it.
     #[error("the client was shut down")]
     Shutdown,
-    /// The connection that a [session lock](crate::SessionLock) lived on has ended, or was silent for too long.
+    /// The connection that a [session lock](crate::session::SessionLock) lived on has ended, or was silent for too long.
     #[error("its connection to the database was lost")]
     Disconnected,
 }
@@ -404,7 +404,7 @@ impl Error {
         matches!(self, Self::Lost { .. } | Self::SessionLost { .. })
     }
 
-    /// The transaction met a concurrent change and must be rerun from its beginning, which [`Retry`](crate::Retry) does.
+    /// The transaction met a concurrent change and must be rerun from its beginning, which [`Retry`](crate::retry::Retry) does.
     ///
     /// A lock that was waited for in vain is none, unless the database rolled the transaction back to end a deadlock.
     pub fn is_conflict(&self) -> bool {
@@ -488,7 +488,7 @@ impl Error {
     }
 }
 
-/// So that what runs beside this crate's calls, in one function or in a [`Retry`](crate::Retry), may use `?` as well.
+/// So that what runs beside this crate's calls, in one function or in a [`Retry`](crate::retry::Retry), may use `?` as well.
 impl From<sqlx::Error> for Error {
     fn from(source: sqlx::Error) -> Self {
         Self::of_caller("run a statement", source)

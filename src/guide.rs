@@ -41,7 +41,9 @@
 //! # #[cfg(feature = "sqlite")]
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use sqlock::{Error, Locks, Retry, Versioned};
+//! use sqlock::retry::Retry;
+//! use sqlock::version::Versioned;
+//! use sqlock::{Error, Locks};
 //!
 //! # let directory = tempfile::tempdir()?;
 //! # let url = format!("sqlite://{}?mode=rwc", directory.path().join("bank.db").display());
@@ -131,7 +133,7 @@
 //! ([`RowError::StaleSnapshot`]), and so is a write to anything else that has: [`Retry`] runs the transaction again. InnoDB's
 //! snapshot begins with the first plain SELECT, so lock first, then read.
 //!
-//! [`Idempotency`]: crate::Idempotency
+//! [`Idempotency`]: crate::idempotency::Idempotency
 //! [`Lease::fence`]: crate::Lease::fence
 //! [`Locks::lease`]: crate::Locks::lease
 //! [`Locks::row`]: crate::Locks::row
@@ -139,8 +141,8 @@
 //! [`Locks::rows_of`]: crate::Locks::rows_of
 //! [`Locks::rows_where`]: crate::Locks::rows_where
 //! [`Locks::session`]: crate::Locks::session
-//! [`Retry`]: crate::Retry
-//! [`RowError::StaleSnapshot`]: crate::RowError::StaleSnapshot
-//! [`Versioned`]: crate::Versioned
+//! [`Retry`]: crate::retry::Retry
+//! [`RowError::StaleSnapshot`]: crate::row::RowError::StaleSnapshot
+//! [`Versioned`]: crate::version::Versioned
 
 pub mod cluster;

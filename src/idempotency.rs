@@ -1,4 +1,6 @@
 //! Requests that take effect once, however often they are sent: claim, effect and result in one transaction.
+//!
+//! [`Idempotency`] has an example. Which one when: [the table of calls](crate#which-call).
 
 mod attempt;
 pub(crate) mod duplicates;
@@ -71,7 +73,8 @@ const LOOKS: u32 = 10;
 /// # let url = format!("sqlite://{}?mode=rwc", directory.path().join("app.db").display());
 /// # let pool = sqlx::SqlitePool::connect(&url).await?;
 /// # sqlx::query("CREATE TABLE charge (customer TEXT, cents INTEGER)").execute(&pool).await?;
-/// use sqlock::{Fingerprint, Idempotency, IdempotencyKey, Locks, Outcome};
+/// use sqlock::Locks;
+/// use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
 ///
 /// let locks = Locks::new(pool.clone());
 /// locks.migrate().await?;
@@ -110,7 +113,7 @@ const LOOKS: u32 = 10;
 ///
 /// A result is told for the [retention](Self::retention), 24 hours by default, whether or not it has been purged by then. After
 /// that **the key counts as new, and the request would take effect again**: keep results for longer than any client goes on
-/// sending. The [sweeper](crate::Sweeper) purges. What was not ended has no expiry: it stays until it is.
+/// sending. The [sweeper](crate::sweeper::Sweeper) purges. What was not ended has no expiry: it stays until it is.
 #[derive(Clone)]
 #[must_use = "nothing is done until a request is run"]
 pub struct Idempotency {
@@ -324,7 +327,8 @@ impl Idempotency {
     /// [`complete`](Claim::complete) and by the commit; after anything else, nothing is to be done in this transaction.
     ///
     /// ```
-    /// # use sqlock::{Error, Fingerprint, Idempotency, IdempotencyKey, Outcome};
+    /// # use sqlock::Error;
+    /// # use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
     /// # async fn charge(tx: &mut sqlx::Transaction<'_, sqlx::Sqlite>) -> Result<String, Error> { Ok(String::new()) }
     /// # async fn example(pool: sqlx::SqlitePool, payments: Idempotency) -> Result<(), Box<dyn std::error::Error>> {
     /// let key = IdempotencyKey::new("alice", "order-17");
@@ -522,7 +526,7 @@ impl Idempotency {
     }
 
     /// Deletes the records of all namespaces whose time has run out, in batches, and tells how many: results that are not told
-    /// any more, and tokens that are not good any more. What has not ended has no such time. The [sweeper](crate::Sweeper)
+    /// any more, and tokens that are not good any more. What has not ended has no such time. The [sweeper](crate::sweeper::Sweeper)
     /// does it as well.
     ///
     /// # Errors

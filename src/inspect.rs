@@ -1,4 +1,13 @@
-//! Who holds what: for people and their tools.
+//! Who holds and who waits for a name: for people and their tools.
+//!
+//! ```
+//! # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+//! for lease in locks.list("invoice/").await? {
+//!     println!("{} is held by {}, {} wait", lease.name, lease.holder, lease.waiters);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 use std::time::Duration;
 

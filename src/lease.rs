@@ -1,4 +1,8 @@
 //! A lease: owner and expiry in a row of the database, kept by the heartbeat of its client until it is given back.
+//!
+//! This module has what goes with a [`Lease`]: [`LeaseAllRequest`] asks for several at once, [`ExportedLease`] takes one
+//! to another process, and [`FenceError`] says why a transaction cannot be fenced. Which one when: [the table of
+//! calls](crate#which-call).
 
 pub(crate) mod all;
 pub(crate) mod export;
@@ -18,14 +22,17 @@ use crate::client::Client;
 use crate::clock::Moment;
 use crate::coordinator::{Acquisition, HeldLease};
 use crate::engine::{self, Amendment, NotAmended, Patience, Refusal, Wish};
-use crate::error::{Error, FenceError, LossCause, Result};
+use crate::error::{Error, LossCause, Result};
 use crate::inspect::{LeaseInfo, Waiting};
 use crate::name::LockName;
 use crate::operation::{List, Waiters};
 use crate::owner::Owner;
 use crate::protocol::Mode;
 use crate::token::FencingToken;
-use export::ExportedLease;
+
+pub use crate::error::FenceError;
+pub use all::LeaseAllRequest;
+pub use export::ExportedLease;
 
 /// The TTL of a lease that asks for none.
 pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(30);

@@ -44,7 +44,7 @@
 //! | one of many instances to lead, and the others to stand by | [`Locks::election`] |
 //! | to write data in this database that only the holder may write | [`Lease::fence`] |
 //! | to lock something within one transaction of yours | [`Locks::row`] by name; [`Locks::row_of`], [`Locks::rows_of`] your own rows |
-//! | to take jobs from a table, each worker others | [`Locks::rows_where`] with [`skip_locked`](RowsWhere::skip_locked) |
+//! | to take jobs from a table, each worker others | [`Locks::rows_where`] with [`skip_locked`](row::RowsWhere::skip_locked) |
 //! | to write a row only if it is still as it was read, without a lock in between | [`Versioned`] |
 //! | a request to take effect once, however often it is sent | [`Idempotency::run`]; for effects elsewhere [`Idempotency::run_leased`]; over HTTP the feature `axum` |
 //! | a transaction to be run again when it met a concurrent change | [`Retry`] |
@@ -68,7 +68,7 @@
 //! machine slept. [Fencing tokens](FencingToken) only rise. Those who wait are served in the order in which they came, from
 //! whichever task, process or host, and nobody comes in between. Every future may be dropped at any await point; nothing is left
 //! behind. However many leases are held or waited for, a client opens at most three connections, one of them for heartbeats alone
-//! (on SQLite two; and one more for all [session locks](SessionLock)).
+//! (on SQLite two; and one more for all [session locks](session::SessionLock)).
 //!
 //! Losing the database ([`Error::Unavailable`]), losing the lease ([`Error::Lost`]), waiting too long ([`Error::Timeout`])
 //! and being refused (`Ok(None)`) are four different answers.
@@ -93,7 +93,7 @@
 //! `sqlite` (default), `postgres`, `mysql` (also MariaDB) enable the sqlx drivers of those names. TLS, and everything else
 //! about connecting, is the application's choice, through its own features of sqlx.
 //!
-//! `axum` adds `http`: requests over HTTP that take effect once, as a layer and extractors for axum.
+//! `axum` adds [`idempotency`]`::http`: requests over HTTP that take effect once, as a layer and extractors for axum.
 //!
 //! `cli` builds the command `sqlock`, which holds a lease around any command (`sqlock run migrate -- sqlx migrate run`), for
 //! the databases whose features are enabled beside it; it brings TLS along.
@@ -116,6 +116,12 @@
 //! Session locks have a connection and a task of their own: `session`. A majority of databases is asked in `quorum/round` and counted
 //! in `quorum/held`. Requests that take effect once: `idempotency`, their statements in `backend/records`. The command is
 //! `bin/sqlock`, one file per subcommand.
+//!
+//! [`Idempotency::run`]: idempotency::Idempotency::run
+//! [`Idempotency::run_leased`]: idempotency::Idempotency::run_leased
+//! [`Quorum`]: quorum::Quorum
+//! [`Retry`]: retry::Retry
+//! [`Versioned`]: version::Versioned
 #![forbid(unsafe_code)]
 // Without a database there is nothing to construct, and much that nobody calls.
 #![cfg_attr(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")), allow(dead_code, unused))]
@@ -137,6 +143,7 @@
 //   executor - connections: sends, repeats, reconnects
 //   operation - what a connection can be asked to do
 //   simulation - engines against the model, in virtual time
+//   database - the databases whose transactions are worked in
 //   backend - the stores: SQL, and the model that gives each request its meaning
 //   engine - who holds and who is next: pure code
 //   protocol - what a store is asked and answers: plain data
@@ -148,14 +155,15 @@ mod backoff;
 mod client;
 mod clock;
 mod coordinator;
-mod election;
+pub mod database;
+pub mod election;
 mod engine;
 mod error;
 mod executor;
 pub mod guide;
-mod idempotency;
-mod inspect;
-mod lease;
+pub mod idempotency;
+pub mod inspect;
+pub mod lease;
 mod locks;
 mod mutation;
 mod name;
@@ -163,39 +171,26 @@ mod operation;
 mod owner;
 mod panics;
 mod protocol;
-mod quorum;
+pub mod quorum;
 #[cfg(test)]
 mod random;
-mod retry;
-mod row;
+pub mod retry;
+pub mod row;
 mod schema;
 mod semaphore;
-mod session;
+pub mod session;
 #[cfg(test)]
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod simulation;
-mod sweeper;
+pub mod sweeper;
 mod token;
-mod version;
+pub mod version;
 
-pub use backend::Database;
-pub use election::{Changes, Election, Leadership};
-pub use error::{Error, FenceError, LossCause, Overtaken, Result, RowError};
-#[cfg(feature = "axum")]
-pub use idempotency::http;
-pub use idempotency::{Attempt, Claim, Fingerprint, Idempotency, IdempotencyKey, Outcome, RecordInfo, Resumed, Stored};
-pub use inspect::{LeaseInfo, Mode, WaiterInfo, Waiting};
-pub use lease::all::{LeaseAll, LeaseAllRequest};
-pub use lease::export::ExportedLease;
+pub use error::{Error, LossCause, Result};
+pub use lease::all::LeaseAll;
 pub use lease::{Lease, LeaseRequest};
 pub use locks::{Locks, LocksBuilder};
 pub use name::LockName;
 pub use owner::Owner;
-pub use quorum::{Quorum, QuorumLease, QuorumRequest};
-pub use retry::{Retry, RetryError};
-pub use row::{RowLock, RowOf, RowsOf, RowsWhere};
 pub use semaphore::Semaphore;
-pub use session::{SessionLock, SessionRequest};
-pub use sweeper::{Sweeper, Sweeping};
 pub use token::FencingToken;
-pub use version::{Versioned, VersionedRow};

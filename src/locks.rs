@@ -132,7 +132,7 @@ impl Locks {
     }
 
     /// A request for a session lock on a name: 1 to 255 bytes of UTF-8 without NUL. It lives on a connection and dies with it; what
-    /// that is good for, and what not, is told at [`SessionLock`](crate::SessionLock). It needs no tables.
+    /// that is good for, and what not, is told at [`SessionLock`](crate::session::SessionLock). It needs no tables.
     pub fn session(&self, name: impl Into<String>) -> SessionRequest {
         SessionRequest::new(Arc::clone(&self.client), name.into())
     }

@@ -1,7 +1,9 @@
 //! A lease on a majority of independent databases.
 //!
-//! A request asks all of them at once ([`Round`]); what is held ([`Held`]) is counted by the clocks of the leases on the
-//! single databases, and tended by a task as long as it is a majority.
+//! [`Quorum`] has an example, and says what it buys and what not. Which one when: [the table of calls](crate#which-call).
+
+// A request asks all databases at once (`Round`). What is held (`Held`) is counted by the clocks of the leases on the single
+// databases, and tended by a task as long as it is a majority.
 
 mod held;
 mod round;
@@ -39,7 +41,7 @@ const TRIES: u32 = 4;
 ///
 /// ```
 /// # async fn example(a: sqlock::Locks, b: sqlock::Locks, c: sqlock::Locks) -> sqlock::Result<()> {
-/// use sqlock::Quorum;
+/// use sqlock::quorum::Quorum;
 /// use std::time::Duration;
 ///
 /// let quorum = Quorum::new([a, b, c]);

@@ -1,4 +1,6 @@
 //! Transactions that are rerun from their beginning when they met a concurrent change.
+//!
+//! [`Retry`] has an example.
 
 use std::error::Error as StdError;
 use std::time::Duration;
@@ -31,7 +33,8 @@ const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// # sqlx::query("CREATE TABLE accounts (id INTEGER PRIMARY KEY, version INTEGER, balance INTEGER)").execute(&pool).await?;
 /// # sqlx::query("INSERT INTO accounts VALUES (1, 1, 100), (2, 1, 100)").execute(&pool).await?;
-/// use sqlock::{Retry, Versioned};
+/// use sqlock::retry::Retry;
+/// use sqlock::version::Versioned;
 ///
 /// let accounts = Versioned::table("accounts");
 /// let left = Retry::new()

@@ -1,5 +1,7 @@
-//! Row locks in the caller's own transaction, until it ends: of a row that stands for a name, and of rows of the caller's own
-//! tables.
+//! Row locks in the caller's own transaction, until it ends: of a row that stands for a name ([`RowLock`]), and of rows of the
+//! caller's own tables ([`RowOf`], [`RowsOf`], [`RowsWhere`]).
+//!
+//! Each type has an example. Which one when: [the table of calls](crate#which-call).
 
 pub(crate) mod known;
 
@@ -14,9 +16,11 @@ use crate::backend::sealed::{Catalogued, Column, Locking, Refusal, Unique, Wait}
 use crate::backend::table::{Identifier, Table};
 use crate::client::Client;
 use crate::clock::Moment;
-use crate::error::{Error, Result, RowError};
+use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::operation::{ColumnOf, Ensure};
+
+pub use crate::error::RowError;
 
 /// The table of the rows that stand for names.
 const NAMED: &str = "sqlock_row";
@@ -44,7 +48,7 @@ const CLOCKS: Duration = Duration::from_millis(20);
 ///
 /// It costs one statement in the transaction, and about once a minute one of the client's own that makes sure of the row. Two
 /// transactions that lock two names in opposite order deadlock, as with any rows: the database ends one of them with an error
-/// for which [`is_conflict`](crate::Error::is_conflict) holds. Lock in one order, or [run it again](crate::Retry).
+/// for which [`is_conflict`](crate::Error::is_conflict) holds. Lock in one order, or [run it again](crate::retry::Retry).
 ///
 /// **At isolation levels above READ COMMITTED** a transaction goes on to read as of its first statement. PostgreSQL takes the lock for
 /// that statement: whoever has waited for another such transaction is refused with [`RowError::StaleSnapshot`] and is to be run

@@ -1,4 +1,6 @@
 //! Locks that live on a connection and die with it: advisory locks, `GET_LOCK`, locks on files.
+//!
+//! [`SessionLock`] has an example. Which one when: [the table of calls](crate#which-call).
 
 mod bond;
 pub(crate) mod desk;

@@ -1,4 +1,6 @@
 //! Purging what has long been free. Nobody waits for it: an expired lease can be taken over without.
+//!
+//! [`Sweeper`] has an example.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -25,8 +27,8 @@ pub(crate) const BATCH: u32 = 500;
 /// held, and leaves a row alone until its token lies as far behind the database's clock as the retention, so that a token
 /// never goes back.
 ///
-/// Of the records of [`Idempotency`](crate::Idempotency) it purges, with their steps, results that have been kept for
-/// [their own retention](crate::Idempotency::retention) and issued tokens that are not good any more. What has not ended, or of
+/// Of the records of [`Idempotency`](crate::idempotency::Idempotency) it purges, with their steps, results that have been kept for
+/// [their own retention](crate::idempotency::Idempotency::retention) and issued tokens that are not good any more. What has not ended, or of
 /// which nobody knows how it has, stays for ever.
 ///
 /// ```

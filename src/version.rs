@@ -1,4 +1,6 @@
 //! A version column: a row of the caller's own table is written only if it is still as it was read.
+//!
+//! [`Versioned`] has an example. Which one when: [the table of calls](crate#which-call).
 
 use std::fmt;
 use std::future::Future;
@@ -9,7 +11,9 @@ use sqlx::{Acquire, Encode, FromRow, QueryBuilder, Row, Type};
 
 use crate::backend::table::{Identifier, Table, push_key};
 use crate::backend::{Database, Kind};
-use crate::error::{Error, Overtaken, Result, RowError};
+use crate::error::{Error, Result, RowError};
+
+pub use crate::error::Overtaken;
 
 /// A table of the caller's own whose rows have a version: a number that rises with each update. Whoever writes names the
 /// version that was read, and finds out if somebody else has written meanwhile ([`Error::Conflict`]). Nobody waits and
@@ -23,7 +27,8 @@ use crate::error::{Error, Overtaken, Result, RowError};
 /// # let schema = "CREATE TABLE accounts (
 /// #     id INTEGER PRIMARY KEY, version INTEGER NOT NULL, owner TEXT NOT NULL, balance INTEGER NOT NULL)";
 /// # sqlx::query(schema).execute(&pool).await?;
-/// use sqlock::{Error, Versioned};
+/// use sqlock::Error;
+/// use sqlock::version::Versioned;
 ///
 /// // The columns in their order: id, version, owner, balance. Or a struct that derives sqlx::FromRow.
 /// type Account = (i64, i64, String, i64);
@@ -56,7 +61,7 @@ use crate::error::{Error, Overtaken, Result, RowError};
 ///
 /// The first argument is what sqlx can take a connection from: `&pool`, `&mut tx`, or `&mut conn`. On a pool, each call is one
 /// statement that takes effect by itself. In a transaction it is a part of that, and goes with it when it is rolled back; a
-/// conflict leaves the transaction usable. To do it again from the reading on, see [`Retry`](crate::Retry).
+/// conflict leaves the transaction usable. To do it again from the reading on, see [`Retry`](crate::retry::Retry).
 ///
 /// # The table
 ///
@@ -168,7 +173,7 @@ impl Versioned {
     /// same text is built: PostgreSQL prepares it once, and with `push_bind(5_i32)` refuses a later `push_bind(5_i64)`.
     ///
     /// ```
-    /// # async fn example(pool: sqlx::SqlitePool, accounts: sqlock::Versioned) -> sqlock::Result<()> {
+    /// # async fn example(pool: sqlx::SqlitePool, accounts: sqlock::version::Versioned) -> sqlock::Result<()> {
     /// let mut tx = pool.begin().await?;
     /// accounts.update(&mut tx, 7, 1, |set| {
     ///     set.push("balance = balance - ").push_bind(5).push(", owner = ").push_bind("bob");
@@ -247,7 +252,7 @@ impl Versioned {
     /// same order.
     ///
     /// ```
-    /// # async fn example(pool: sqlx::SqlitePool, accounts: sqlock::Versioned) -> sqlock::Result<()> {
+    /// # async fn example(pool: sqlx::SqlitePool, accounts: sqlock::version::Versioned) -> sqlock::Result<()> {
     /// accounts.insert(&pool, 8, &["owner", "balance"], |row| {
     ///     row.push_bind("bob").push_bind(0);
     /// }).await?;

@@ -10,12 +10,12 @@
 //! | PostgreSQL, a synchronous standby, and [`synchronous`] | the standby is promoted; leases go on there | nothing that was acknowledged | none |
 //! | PostgreSQL, an asynchronous standby | likewise | the last grants before the loss | those |
 //! | MySQL or MariaDB, a replica | likewise | likewise, and more if it lags | those |
-//! | MariaDB Galera | the others go on, after some seconds | nothing that was acknowledged | none; no [session locks](crate::SessionLock) |
-//! | several independent servers, [`Quorum`](crate::Quorum) | a minority may be lost | nothing | none |
+//! | MariaDB Galera | the others go on, after some seconds | nothing that was acknowledged | none; no [session locks](crate::session::SessionLock) |
+//! | several independent servers, [`Quorum`](crate::quorum::Quorum) | a minority may be lost | nothing | none |
 //!
 //! **Choose** one server until you cannot wait for its return; then the cluster that your data is in already, since a
 //! [fence](crate::Lease::fence) needs the lease in the same database as the data. A synchronous standby costs the way to it and
-//! back for each request, and protects exactly what it protects your data from. [`Quorum`](crate::Quorum) is for effects outside of any database,
+//! back for each request, and protects exactly what it protects your data from. [`Quorum`](crate::quorum::Quorum) is for effects outside of any database,
 //! or where no single system may decide; it cannot fence a transaction.
 //!
 //! # What is not lost even then
@@ -56,10 +56,10 @@
 //!
 //! # Independent servers
 //!
-//! A [`Quorum`](crate::Quorum) takes the name on a majority of databases that know nothing of each other. There is no failover to
+//! A [`Quorum`](crate::quorum::Quorum) takes the name on a majority of databases that know nothing of each other. There is no failover to
 //! wait for: while one of three is down, the other two go on. It costs two rounds of statements on each, there is no line between
 //! processes, and a fence on one of them does not help, since the others may grant the name meanwhile: whoever receives the effects
-//! has to check [`QuorumLease::token`](crate::QuorumLease::token).
+//! has to check [`QuorumLease::token`](crate::quorum::QuorumLease::token).
 //!
 //! # PostgreSQL
 //!
@@ -90,14 +90,14 @@
 //!
 //! - Who takes over a name does not wait for the old holder's fenced transaction on another node; that one cannot commit any more.
 //! - Two transactions that are fenced at once with one name, by a holder or by several who share it, are in each other's way:
-//!   one fails with a conflict. Run them with [`Retry`](crate::Retry).
+//!   one fails with a conflict. Run them with [`Retry`](crate::retry::Retry).
 //! - A fence on a node that has not been told of the lease yet fails with [`FenceError::StaleSnapshot`], likewise a conflict.
 //!
 //! Row locks ([`Locks::row`]) are those of one node. Session locks are refused. When a node is killed, the others stand still until
 //! they have noticed (`evs.suspect_timeout`, 5 seconds by default): mind that with short TTLs.
 //!
 //! [`Error::Unavailable`]: crate::Error::Unavailable
-//! [`FenceError::StaleSnapshot`]: crate::FenceError::StaleSnapshot
+//! [`FenceError::StaleSnapshot`]: crate::lease::FenceError::StaleSnapshot
 //! [`Locks::connect`]: crate::Locks::connect
 //! [`Locks::row`]: crate::Locks::row
 //! [`synchronous`]: crate::LocksBuilder::synchronous

@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::Transaction;
 
+use super::key::Fingerprint;
 use super::{
     Claiming, Idempotency, IdempotencyKey, Outcome, Stored, decode, encode, encode_legibly, failed, known, told,
 };
@@ -16,8 +17,8 @@ use crate::backend::micros;
 use crate::backend::records::{self, Ending, Errand, FullKey, Record, State, Step};
 use crate::error::{Error, LossCause, Result};
 use crate::lease::{Lease, while_held};
+use crate::name::LockName;
 use crate::token::FencingToken;
-use crate::{Fingerprint, LockName};
 
 impl Idempotency {
     /// Claims a key under a lease, for an effect elsewhere.

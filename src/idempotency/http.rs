@@ -11,8 +11,9 @@
 //! use axum::http::{StatusCode, request::Parts};
 //! use axum::response::{IntoResponse, Response};
 //! use axum::{Router, routing::post};
-//! use sqlock::http::{IdempotencyLayer, Idempotent};
-//! use sqlock::{Idempotency, Locks};
+//! use sqlock::Locks;
+//! use sqlock::idempotency::Idempotency;
+//! use sqlock::idempotency::http::{IdempotencyLayer, Idempotent};
 //! use sqlx::SqlitePool;                                        // or PgPool, MySqlPool
 //!
 //! /// Whom the layer that authenticates has found.
@@ -95,7 +96,7 @@
 //! 409, `Retry-After: 1`: another one with this key is at work.
 //! ## outcome-unknown
 //! 409, `Retry-After: 30`: an attempt under a lease has ended, and nobody knows whether it took effect. It will have to be
-//! [resumed](IdempotencyLayer::resume), or [forgotten](crate::Idempotency::forget).
+//! [resumed](IdempotencyLayer::resume), or [forgotten](crate::idempotency::Idempotency::forget).
 //! ## key-reused
 //! 422: the key came with another request before. (400 with [`stripe_v1`](IdempotencyLayer::stripe_v1).)
 //! ## token-not-valid

@@ -36,7 +36,7 @@ impl IdempotencyKey {
         Self { principal: None, key: key.into(), issued: false }
     }
 
-    /// A token that was [issued](crate::Idempotency::issue) to this principal, and counts only if it was.
+    /// A token that was [issued](crate::idempotency::Idempotency::issue) to this principal, and counts only if it was.
     pub fn issued(principal: impl Into<String>, token: impl Into<String>) -> Self {
         Self { issued: true, ..Self::new(principal, token) }
     }
@@ -74,14 +74,14 @@ pub(super) fn check(what: &'static str, text: &str) -> Result<()> {
 }
 
 /// What a request asks for, as a digest: SHA-256 over its parts, each with its length before it, so that no two lists of parts
-/// are alike. A key that comes again with another fingerprint is [refused](crate::Outcome::Mismatch).
+/// are alike. A key that comes again with another fingerprint is [refused](crate::idempotency::Outcome::Mismatch).
 ///
 /// Put in what makes the request another one, and leave out what may differ when it is sent again (a time stamp, a trace
 /// identifier). How a fingerprint is made belongs to it: should that ever change, stored ones differ from new ones.
 ///
 /// ```
 /// # fn main() -> sqlock::Result<()> {
-/// use sqlock::Fingerprint;
+/// use sqlock::idempotency::Fingerprint;
 ///
 /// let one = Fingerprint::of(["POST", "/charges"]).and_json(br#"{"amount": 5, "currency": "EUR"}"#)?;
 /// let other = Fingerprint::of(["POST", "/charges"]).and_json(br#"{"currency":"EUR","amount":5}"#)?;

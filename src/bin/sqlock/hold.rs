@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
-use sqlock::{LeaseInfo, Mode, WaiterInfo};
+use sqlock::inspect::{LeaseInfo, Mode, WaiterInfo};
 
 use crate::durations;
 use crate::say::printable_line;

@@ -1,7 +1,8 @@
 //! `sqlock unlock`: the operator's release.
 
 use clap::Args;
-use sqlock::{FencingToken, LeaseInfo};
+use sqlock::FencingToken;
+use sqlock::inspect::LeaseInfo;
 
 use crate::database::Database;
 use crate::exit::{self, Failure, Outcome};

@@ -51,7 +51,7 @@ impl Idempotent {
     /// what was [stored](super#what-is-stored) of it before, or a [problem](super#problems).
     ///
     /// The claim on the key, what the work writes in the transaction, and its response are committed together, as by
-    /// [`Idempotency::run`]; what a closure must keep to is told [there](crate::Retry). When the work returns an error, or a
+    /// [`Idempotency::run`]; what a closure must keep to is told [there](crate::retry::Retry). When the work returns an error, or a
     /// response that is not to be stored, the transaction is rolled back, the response is passed on, and the key is as good as
     /// new. (Where [`store_if`](super::IdempotencyLayer::store_if) asks for failures to be stored, they are: by themselves, after
     /// the transaction has been rolled back.)

@@ -128,7 +128,7 @@ impl IdempotencyLayer {
 
     /// Runs all that is inside of the layer under a lease, as [`Idempotent::run_leased`](super::Idempotent::run_leased) does,
     /// without the handler's knowing. It may take the attempt as `Extension<Arc<Attempt>>`, and must when it calls a provider,
-    /// whose [key](crate::Attempt::provider_key) is there.
+    /// whose [key](crate::idempotency::Attempt::provider_key) is there.
     pub fn leased(mut self) -> Self {
         self.0.leased = true;
         self

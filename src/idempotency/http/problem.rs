@@ -9,7 +9,7 @@ use super::super::Outcome;
 use crate::error::Error;
 
 /// Where the types are explained; each is a heading there.
-const TYPES: &str = "https://docs.rs/sqlock/latest/sqlock/http/index.html#";
+const TYPES: &str = "https://docs.rs/sqlock/latest/sqlock/idempotency/http/index.html#";
 
 /// A reason, which is answered as `application/problem+json` (RFC 9457).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
