@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::executor::{Answer, Executor};
 use crate::idempotency::duplicates::Duplicates;
 use crate::operation::Operation;
-use crate::row::known::Rows;
 use crate::session::desk::Desk;
+use crate::transaction::row_cache::Rows;
 
 /// What the builder decides.
 pub(crate) struct Settings {

@@ -35,8 +35,8 @@ use crate::error::{Error, Result, RowError};
 use crate::lease::LeaseRequest;
 use crate::locks::Locks;
 use crate::owner::Owner;
-use crate::retry::{Ended, Retry, RetryError};
-use crate::row;
+use crate::transaction::retry::{Ended, Retry, RetryError};
+use crate::transaction::target::admit;
 
 /// The table of the records.
 const TABLE: &str = "sqlock_idem";
@@ -592,7 +592,7 @@ impl Idempotency {
     }
 
     fn admit<DB: Database>(&self, tx: &Transaction<'_, DB>) -> Result<()> {
-        row::admit(&self.client, tx, &Table::new(TABLE)?)
+        admit(&self.client, tx, &Table::new(TABLE)?)
     }
 
     async fn send(&self, errand: Errand) -> Result<Findings> {

@@ -135,10 +135,10 @@
 //   locks - the handle that users start from
 //   election semaphore - leases by other names
 //   lease - a lease in the hands of a user
-//   session row sweeper version retry - locks of connections, rows in transactions, and what goes with them
+//   session sweeper transaction - locks of connections, rows in transactions, and what goes with them
 //   inspect - who holds what
 //   client - what stands behind a handle
-//   row/known idempotency/duplicates session/desk session/bond - what a client remembers
+//   transaction/row_cache idempotency/duplicates session/desk session/bond - what a client remembers
 //   coordinator - the only part that feeds the engine and runs its actions
 //   executor - connections: sends, repeats, reconnects
 //   operation - what a connection can be asked to do
@@ -174,8 +174,6 @@ mod protocol;
 pub mod quorum;
 #[cfg(test)]
 mod random;
-pub mod retry;
-pub mod row;
 mod schema;
 mod semaphore;
 pub mod session;
@@ -184,7 +182,7 @@ pub mod session;
 mod simulation;
 pub mod sweeper;
 mod token;
-pub mod version;
+mod transaction;
 
 pub use error::{Error, LossCause, Result};
 pub use lease::all::LeaseAll;
@@ -194,3 +192,4 @@ pub use name::LockName;
 pub use owner::Owner;
 pub use semaphore::Semaphore;
 pub use token::FencingToken;
+pub use transaction::{retry, row, version};

@@ -21,11 +21,11 @@ use crate::lease::{Lease, LeaseRequest};
 use crate::name::LockName;
 use crate::operation::{List, Operation, Reach, Waiters};
 use crate::protocol::{Amended, Extension, Keeper, Request, Response};
-use crate::row::{RowLock, RowOf, RowsOf, RowsWhere};
 use crate::semaphore::Semaphore;
 use crate::session::SessionRequest;
 use crate::sweeper::Sweeper;
 use crate::token::FencingToken;
+use crate::transaction::row::{RowLock, RowOf, RowsOf, RowsWhere};
 
 /// How long an operator's change waits for transactions that the holder has fenced.
 const LOCKED_FOR: Duration = Duration::from_secs(10);

@@ -17,7 +17,7 @@ use super::problem::Problem;
 use crate::backend::Database;
 use crate::error::Error;
 use crate::lease::while_held;
-use crate::retry::RetryError;
+use crate::transaction::retry::RetryError;
 
 /// A request that came with a key: a handler takes it to run its effect once, and answers what [`run`](Self::run) or
 /// [`run_leased`](Self::run_leased) gives it. An extractor; the [layer](super::IdempotencyLayer) must be around the handler.

@@ -24,12 +24,12 @@ pub(crate) struct Rows {
 
 impl Rows {
     /// Whether the row of a name is there for sure.
-    pub(super) fn is_ensured(&self, name: &LockName) -> bool {
+    pub(crate) fn is_ensured(&self, name: &LockName) -> bool {
         unpoisoned(&self.ensured).get(name).is_some_and(is_recent)
     }
 
     /// The row of a name was there at this moment.
-    pub(super) fn ensured(&self, name: &LockName, at: Moment) {
+    pub(crate) fn ensured(&self, name: &LockName, at: Moment) {
         let mut names = unpoisoned(&self.ensured);
         if names.len() >= REMEMBERED {
             names.retain(|_, at| is_recent(at));
@@ -39,15 +39,15 @@ impl Rows {
         }
     }
 
-    pub(super) fn forget(&self, name: &LockName) {
+    pub(crate) fn forget(&self, name: &LockName) {
         unpoisoned(&self.ensured).remove(name);
     }
 
-    pub(super) fn column(&self, key: &(String, String)) -> Option<Column> {
+    pub(crate) fn column(&self, key: &(String, String)) -> Option<Column> {
         unpoisoned(&self.columns).get(key).cloned()
     }
 
-    pub(super) fn found(&self, key: (String, String), column: Column) {
+    pub(crate) fn found(&self, key: (String, String), column: Column) {
         unpoisoned(&self.columns).insert(key, column);
     }
 }

@@ -1,0 +1,124 @@
+//! Locks on rows of the caller's own table that fulfil a condition.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::{Decode, QueryBuilder, Transaction, Type};
+
+use super::select::{keys, select, timeout};
+use super::table_rows::RowsOf;
+use super::target::Target;
+use crate::backend::Database;
+use crate::client::Client;
+use crate::clock::Moment;
+use crate::error::Result;
+
+/// Locks rows of the caller's own table that fulfil a condition: what a queue of jobs is made of. Made with
+/// [`Locks::rows_where`](crate::Locks::rows_where).
+///
+/// ```
+/// # async fn example(pool: sqlx::SqlitePool, locks: sqlock::Locks) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;      // on SQLite; elsewhere pool.begin()
+/// let ready = locks.rows_where("job", "id").skip_locked().limit(10);
+/// let jobs: Vec<i64> = ready
+///     .lock(&mut tx, |sql| {
+///         sql.push("state = 'ready' AND tenant = ").push_bind(7).push(" ORDER BY priority");
+///     })
+///     .await?;
+/// // … do them in this transaction: should it end without a commit, somebody else finds them …
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The rows that the database has to look at are those it locks: give it an index to find them in, and on MySQL and MariaDB READ
+/// COMMITTED, since at REPEATABLE READ InnoDB keeps the locks also of rows that did not fulfil the condition, and of the gaps
+/// between them.
+#[derive(Clone)]
+#[must_use = "rows are locked when lock is called"]
+pub struct RowsWhere {
+    rows: RowsOf<()>,
+}
+
+impl RowsWhere {
+    pub(crate) fn new(client: Arc<Client>, table: String, column: String) -> Self {
+        Self { rows: RowsOf::new(client, table, column, Vec::new()) }
+    }
+
+    /// As [`RowLock::shared`](crate::row::RowLock::shared).
+    pub fn shared(mut self) -> Self {
+        self.rows = self.rows.shared();
+        self
+    }
+
+    /// As [`RowOf::key_update`](crate::row::RowOf::key_update).
+    pub fn key_update(mut self) -> Self {
+        self.rows = self.rows.key_update();
+        self
+    }
+
+    /// As [`RowLock::wait`](crate::row::RowLock::wait), for all of them together.
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.rows = self.rows.wait(at_most);
+        self
+    }
+
+    /// As [`RowsOf::nowait`].
+    pub fn nowait(mut self) -> Self {
+        self.rows = self.rows.nowait();
+        self
+    }
+
+    /// As [`RowsOf::skip_locked`].
+    pub fn skip_locked(mut self) -> Self {
+        self.rows = self.rows.skip_locked();
+        self
+    }
+
+    /// So many at most, the first ones in the order that the condition ends with.
+    pub fn limit(mut self, rows: u32) -> Self {
+        self.rows = self.rows.limit(rows);
+        self
+    }
+
+    /// Locks the rows in this transaction and tells the values of the column in those it has locked.
+    ///
+    /// The closure writes what stands between `WHERE` and `LIMIT`: the condition and, if there is to be one, the order. It may be
+    /// called more than once.
+    ///
+    /// # Errors
+    ///
+    /// As [`RowsOf::lock`]; a unique index is not asked for.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`RowLock::lock`](crate::row::RowLock::lock).
+    pub async fn lock<DB, K>(
+        &self,
+        tx: &mut Transaction<'_, DB>,
+        condition: impl Fn(&mut QueryBuilder<DB>) + Sync,
+    ) -> Result<Vec<K>>
+    where
+        DB: Database,
+        K: for<'r> Decode<'r, DB> + Type<DB>,
+        usize: sqlx::ColumnIndex<DB::Row>,
+    {
+        let start = Moment::now();
+        let rows = &self.rows;
+        let (target, _) = Target::find(&rows.client, tx, &rows.table, &rows.column).await?;
+        target.seize(tx, rows.shared, &target.table).await?;
+        let Target { table, column } = &target;
+        let by_condition = |query: &mut QueryBuilder<DB>| {
+            query.push(column.quoted::<DB>()).push(" FROM ").push(table.quoted::<DB>()).push(" WHERE ");
+            condition(query);
+            // It may end in a comment.
+            query.push("\n");
+            if let Some(limit) = rows.limit {
+                query.push(" LIMIT ").push(limit);
+            }
+        };
+        match select(tx, table, rows.locking(rows.wait), by_condition).await? {
+            Some(found) => keys(&found),
+            None => Err(timeout(table, start)),
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Locks on rows of the caller's own tables.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::{Decode, Encode, QueryBuilder, Transaction, Type, TypeInfo as _};
+
+use super::select::{exists, fault, keys, patience, select, timeout, without_waiting};
+use super::target::Target;
+use crate::backend::Database;
+use crate::backend::sealed::{Locking, Unique, Wait};
+use crate::backend::table::Table;
+use crate::client::Client;
+use crate::clock::Moment;
+use crate::error::{Result, RowError};
+
+/// Locks one row of the caller's own table. Made with [`Locks::row_of`](crate::Locks::row_of).
+///
+/// As [`RowLock`](crate::row::RowLock), but for the row: it must exist, and the column must have a unique index on it alone, since a database
+/// that cannot look the row up in such an index locks more than this row. That is checked once for each table and client. On MySQL
+/// and MariaDB the index must be visible and a B-tree, and the key of the column's class: a number for a number, text for text.
+///
+/// The statement is `SELECT … FOR UPDATE`, on PostgreSQL `SELECT … FOR NO KEY UPDATE`: others may insert rows that refer to this
+/// one by a foreign key, unless [`key_update`](Self::key_update) is set.
+///
+/// ```
+/// # async fn example(pool: sqlx::SqlitePool, locks: sqlock::Locks) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;      // on SQLite; elsewhere pool.begin()
+/// locks.row_of("accounts", "id", 7).lock(&mut tx).await?;
+/// sqlx::query("UPDATE accounts SET balance = balance - 5 WHERE id = 7").execute(&mut *tx).await?;
+/// tx.commit().await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A dot in the name of the table separates its schema from it; each part is quoted, so it is written as the catalogue has it.
+#[derive(Clone)]
+#[must_use = "a row is locked when lock or try_lock is called"]
+pub struct RowOf<K> {
+    rows: RowsOf<K>,
+}
+
+impl<K> RowOf<K> {
+    pub(crate) fn new(client: Arc<Client>, table: String, column: String, key: K) -> Self {
+        Self { rows: RowsOf::new(client, table, column, vec![key]) }
+    }
+
+    /// As [`RowLock::shared`](crate::row::RowLock::shared).
+    pub fn shared(mut self) -> Self {
+        self.rows = self.rows.shared();
+        self
+    }
+
+    /// Locks the key of the row as well: `FOR UPDATE` on PostgreSQL, where `FOR NO KEY UPDATE` is the default. Then nobody inserts
+    /// a row that refers to this one until the transaction ends. It is for transactions that delete the row or change its key;
+    /// one that has inserted such a row, and then locks like this, deadlocks with others that do the same. The other databases
+    /// have one strength of lock, which includes the key: there it changes nothing.
+    pub fn key_update(mut self) -> Self {
+        self.rows = self.rows.key_update();
+        self
+    }
+
+    /// As [`RowLock::wait`](crate::row::RowLock::wait).
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.rows = self.rows.wait(at_most);
+        self
+    }
+
+    /// Do not wait: [`lock`](Self::lock) fails with [`Error::Timeout`](crate::Error::Timeout) when somebody else has the row.
+    pub fn nowait(mut self) -> Self {
+        self.rows = self.rows.nowait();
+        self
+    }
+
+    /// Locks the row in this transaction, when it is our turn.
+    ///
+    /// # Errors
+    ///
+    /// As [`RowLock::lock`](crate::row::RowLock::lock); and [`Error::Row`](crate::Error::Row) when there is no such row, table or column, or no unique index.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`RowLock::lock`](crate::row::RowLock::lock).
+    pub async fn lock<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<()>
+    where
+        DB: Database,
+        K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
+    {
+        let start = Moment::now();
+        let wait = if self.rows.wait == Wait::Refuse { without_waiting::<DB>() } else { self.rows.wait };
+        if self.hold(tx, wait).await? { Ok(()) } else { Err(timeout(&Table::new(&self.rows.table)?, start)) }
+    }
+
+    /// Locks the row if nobody else has it: `false` when somebody has, and then the transaction is as good as before.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock), without the timeout.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<bool>
+    where
+        DB: Database,
+        K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
+    {
+        self.hold(tx, without_waiting::<DB>()).await
+    }
+
+    async fn hold<DB>(&self, tx: &mut Transaction<'_, DB>, wait: Wait) -> Result<bool>
+    where
+        DB: Database,
+        K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
+    {
+        let rows = &self.rows;
+        let target = rows.enter(tx).await?;
+        let by_key =
+            |query: &mut QueryBuilder<DB>| rows.push_select(query, &target, &rows.keys.iter().collect::<Vec<_>>());
+        let Some(found) = select(tx, &target.table, rows.locking(wait), by_key).await? else {
+            return Ok(false);
+        };
+        if !found.is_empty() {
+            return Ok(true);
+        }
+        if wait == Wait::Skip && exists(tx, by_key).await? {
+            return Ok(false);
+        }
+        Err(fault(&target.table, RowError::NoSuchRow))
+    }
+}
+
+/// Locks several rows of the caller's own table. Made with [`Locks::rows_of`](crate::Locks::rows_of).
+///
+/// They are locked in the order of their keys, in whatever order the caller names them, so two transactions that lock the
+/// same rows never deadlock over them. Keys are of an owned type (`String`, not `&str`), the same one in all programs. Otherwise
+/// as [`RowOf`].
+///
+/// ```
+/// # async fn example(pool: sqlx::SqlitePool, locks: sqlock::Locks) -> Result<(), Box<dyn std::error::Error>> {
+/// let (from, to) = (7, 3);
+/// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;      // on SQLite; elsewhere pool.begin()
+/// let found: Vec<i64> = locks.rows_of("accounts", "id", [from, to]).lock(&mut tx).await?;
+/// assert_eq!(found, [to, from]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use = "rows are locked when lock is called"]
+pub struct RowsOf<K> {
+    pub(super) client: Arc<Client>,
+    pub(super) table: String,
+    pub(super) column: String,
+    keys: Vec<K>,
+    pub(super) shared: bool,
+    key_update: bool,
+    pub(super) wait: Wait,
+    pub(super) limit: Option<u32>,
+}
+
+impl<K> RowsOf<K> {
+    pub(crate) fn new(client: Arc<Client>, table: String, column: String, keys: Vec<K>) -> Self {
+        Self { client, table, column, keys, shared: false, key_update: false, wait: Wait::Unbounded, limit: None }
+    }
+
+    /// As [`RowLock::shared`](crate::row::RowLock::shared).
+    pub fn shared(mut self) -> Self {
+        self.shared = true;
+        self
+    }
+
+    /// As [`RowOf::key_update`].
+    pub fn key_update(mut self) -> Self {
+        self.key_update = true;
+        self
+    }
+
+    /// As [`RowLock::wait`](crate::row::RowLock::wait), for all of them together.
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.wait = patience(Some(at_most));
+        self
+    }
+
+    /// Do not wait: [`lock`](Self::lock) fails with [`Error::Timeout`](crate::Error::Timeout) when somebody else has one of the rows.
+    pub fn nowait(mut self) -> Self {
+        self.wait = Wait::Refuse;
+        self
+    }
+
+    /// Leave out those that somebody else has: `SKIP LOCKED`.
+    pub fn skip_locked(mut self) -> Self {
+        self.wait = Wait::Skip;
+        self
+    }
+
+    /// So many at most, the first ones in the order of their keys.
+    pub fn limit(mut self, rows: u32) -> Self {
+        self.limit = Some(rows);
+        self
+    }
+
+    /// Locks the rows in this transaction and tells the keys of those it has locked, in order. Keys without a row are left out.
+    ///
+    /// On PostgreSQL and SQLite it is one statement for all, in the database's order of keys. On MySQL and MariaDB it is one for
+    /// each key, in the order that they have in Rust: InnoDB may take a statement with several keys for a reason to look at, and
+    /// lock, the whole table.
+    ///
+    /// # Errors
+    ///
+    /// As [`RowLock::lock`](crate::row::RowLock::lock); and [`Error::Row`](crate::Error::Row) when there is no such table or column, or no unique index. After a timeout on
+    /// MySQL and MariaDB, rows that were locked before the one that was waited for stay locked until the transaction ends.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`RowLock::lock`](crate::row::RowLock::lock).
+    pub async fn lock<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<Vec<K>>
+    where
+        DB: Database,
+        K: Clone + Ord + for<'q> Encode<'q, DB> + for<'r> Decode<'r, DB> + Type<DB> + Send + Sync,
+        usize: sqlx::ColumnIndex<DB::Row>,
+    {
+        let start = Moment::now();
+        let target = self.enter(tx).await?;
+        let mut wanted: Vec<&K> = self.keys.iter().collect();
+        wanted.sort();
+        wanted.dedup();
+        let limit = self.limit.unwrap_or(u32::MAX);
+        if wanted.is_empty() || limit == 0 {
+            return Ok(Vec::new());
+        }
+        if DB::LOOKS_UP_SEVERAL {
+            let locking = self.locking(self.wait);
+            let by_keys = |query: &mut QueryBuilder<DB>| self.push_select(query, &target, &wanted);
+            return match select(tx, &target.table, locking, by_keys).await? {
+                Some(found) => keys(&found),
+                None => Err(timeout(&target.table, start)),
+            };
+        }
+        let mut locked = Vec::new();
+        for key in wanted {
+            let wait = match self.wait {
+                Wait::AtMost(at_most) => patience(Some(at_most.saturating_sub(Moment::now().since(start)))),
+                wait => wait,
+            };
+            let by_key = |query: &mut QueryBuilder<DB>| self.push_select(query, &target, &[key]);
+            match select(tx, &target.table, self.locking(wait), by_key).await? {
+                Some(found) => locked.extend(found.first().map(|_| key.clone())),
+                None => return Err(timeout(&target.table, start)),
+            }
+            if locked.len() >= limit as usize {
+                break;
+            }
+        }
+        Ok(locked)
+    }
+
+    pub(super) fn locking(&self, wait: Wait) -> Locking {
+        Locking { shared: self.shared, key_update: self.key_update, wait }
+    }
+
+    /// Checks what can be checked before anything is locked.
+    async fn enter<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<Target>
+    where
+        DB: Database,
+        K: Type<DB>,
+    {
+        let (target, column) = Target::find(&self.client, tx, &self.table, &self.column).await?;
+        let fault = |cause| Err(fault(&target.table, cause));
+        match column.unique {
+            Some(Unique { obstacle: None, .. }) => {}
+            Some(Unique { name: index, obstacle: Some(reason) }) => {
+                return fault(RowError::UnusableIndex { column: self.column.clone(), index, reason });
+            }
+            None => return fault(RowError::NotUnique { column: self.column.clone() }),
+        }
+        let key = K::type_info();
+        if !DB::suits(&key, &column) {
+            return fault(RowError::KeyType { key: key.name().to_owned(), column: column.type_name });
+        }
+        target.seize(tx, self.shared, &target.table).await?;
+        Ok(target)
+    }
+
+    /// What comes between SELECT and FOR UPDATE.
+    fn push_select<DB>(&self, query: &mut QueryBuilder<DB>, target: &Target, keys: &[&K])
+    where
+        DB: Database,
+        K: for<'q> Encode<'q, DB> + Type<DB>,
+    {
+        let column = target.column.quoted::<DB>();
+        DB::push_column(query, &column, &K::type_info());
+        query.push(" FROM ").push(target.table.quoted::<DB>()).push(" WHERE ").push(&column);
+        if let [key] = keys {
+            query.push(" = ").push_bind(*key);
+            return;
+        }
+        let mut list = query.push(" IN (").separated(", ");
+        for key in keys {
+            list.push_bind(*key);
+        }
+        query.push(") ORDER BY ").push(&column);
+        if let Some(limit) = self.limit {
+            query.push(" LIMIT ").push(limit);
+        }
+    }
+}

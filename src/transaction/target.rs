@@ -1,0 +1,97 @@
+//! The table and column in which rows are to be locked, and what the catalogue says about them.
+
+use sqlx::Transaction;
+use sqlx_core::transaction::TransactionManager as _;
+
+use super::select::{failed, fault};
+use crate::backend::Database;
+use crate::backend::sealed::{Catalogued, Column, Refusal};
+use crate::backend::table::{Identifier, Table};
+use crate::client::Client;
+use crate::error::{Error, Result, RowError};
+use crate::operation::ColumnOf;
+
+/// Where rows are to be locked.
+pub(super) struct Target {
+    pub(super) table: Table,
+    pub(super) column: Identifier,
+}
+
+impl Target {
+    /// Checks what can be checked before anything is locked.
+    pub(super) async fn find<DB: Database>(
+        client: &Client,
+        tx: &mut Transaction<'_, DB>,
+        table: &str,
+        column: &str,
+    ) -> Result<(Self, Column)> {
+        let (table, name) = (Table::new(table)?, Identifier::new(column)?);
+        admit(client, tx, &table)?;
+        let known = column_of(client, tx, &table, column).await?;
+        Ok((Self { table, column: name }, known))
+    }
+
+    /// Where no single rows are locked, locks them all.
+    pub(super) async fn seize<DB: Database>(
+        &self,
+        tx: &mut Transaction<'_, DB>,
+        shared: bool,
+        meant: &Table,
+    ) -> Result<()> {
+        if DB::LOCKS_ROWS {
+            return Ok(());
+        }
+        if shared {
+            return Err(Error::Unsupported {
+                what: "a shared row lock",
+                reason: "SQLite has one write lock and no row locks; take a shared lease, or lock it for yourself alone",
+            });
+        }
+        match DB::seize(tx, &self.table.quoted::<DB>()).await {
+            Err(error) if DB::refusal(&error) == Some(Refusal::Deferred) => Err(fault(meant, RowError::Deferred)),
+            done => done.map_err(failed),
+        }
+    }
+}
+
+/// What the catalogue says about a column in which rows can be locked.
+async fn column_of<DB: Database>(
+    client: &Client,
+    tx: &mut Transaction<'_, DB>,
+    table: &Table,
+    column: &str,
+) -> Result<Column> {
+    let key = (table.to_string(), column.to_owned());
+    if let Some(column) = client.rows.column(&key) {
+        return Ok(column);
+    }
+    // In the caller's transaction, which sees the tables that it means, and those that it has just created.
+    let found = DB::column(tx, table, column).await.map_err(|e| Error::from_sqlx("look a table up", e))?;
+    let found = match found {
+        Catalogued::Known(column) => Some(column),
+        Catalogued::Unknown => None,
+        Catalogued::Elsewhere(schema) => {
+            let of = (schema, table.name().to_owned(), column.to_owned());
+            client.run(ColumnOf(of)).await?
+        }
+    };
+    let Some(found) = found else {
+        return Err(fault(table, RowError::NoSuchColumn { column: column.to_owned() }));
+    };
+    if let Some(engine) = found.rowless {
+        return Err(fault(table, RowError::NoRowLocks { engine }));
+    }
+    client.rows.found(key, found.clone());
+    Ok(found)
+}
+
+/// Refuses a transaction in which nothing can be locked.
+pub(crate) fn admit<DB: Database>(client: &Client, tx: &Transaction<'_, DB>, table: &Table) -> Result<()> {
+    if DB::KIND != client.kind {
+        return Err(fault(table, RowError::OtherDatabase));
+    }
+    if DB::TransactionManager::get_transaction_depth(tx) == 0 {
+        return Err(fault(table, RowError::NoTransaction));
+    }
+    Ok(())
+}
