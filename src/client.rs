@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::executor::{Answer, Executor};
 use crate::idempotency::duplicates::Duplicates;
 use crate::operation::Operation;
-use crate::session::desk::Desk;
+use crate::session::manager::Desk;
 use crate::transaction::row_cache::Rows;
 
 /// What the builder decides.

@@ -3,34 +3,28 @@
 //! So a future that is dropped abandons nothing. And since a session is granted again what it holds already, exclusion among
 //! the tasks of one client is decided here: the server is asked for a name once, when nobody here has it.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, WeakUnboundedSender};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::SessionLock;
-use super::bond::Bond;
-use crate::backend::{Anchor, Backend};
+use super::connection::{Failure, Line};
+use super::liveness::Bond;
+use super::lock::SessionLock;
+use super::message::{Message, Wanted};
+use super::name::{Held, Spot, Turn};
+use crate::backend::Backend;
 use crate::backoff::Backoff;
 use crate::clock::Moment;
-use crate::error::{Error, Fault, LossCause, Result};
+use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
-
-/// How often the server is asked whether the session is still there, or the directory whether the files are.
-const KEEP_ALIVE: Duration = Duration::from_secs(1);
-
-/// How long the connection is kept when nothing is locked any more: whoever has locked often locks again soon.
-const LINGER: Duration = Duration::from_secs(5);
 
 /// The most that opening a connection may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(4);
-
-/// The most that a statement may take while no lock hangs on the answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 
 /// For how long those who wait for a name wait for the database.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -38,74 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// Between two tries for a name that somebody elsewhere has.
 const BETWEEN_TRIES: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(50));
 
-/// The way to the task, which is started when it is first needed.
-#[derive(Default)]
-pub(crate) struct Desk {
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-enum State {
-    #[default]
-    Idle,
-    Open(UnboundedSender<Message>),
-    Closed,
-}
-
-pub(super) enum Message {
-    /// Somebody wants a name.
-    Want(LockName, Wanted),
-    /// Somebody who wanted a name may have gone.
-    Look(LockName),
-    /// Somebody gives a lock back.
-    Return { name: LockName, bond: Arc<Bond>, verdict: Option<oneshot::Sender<Result<(), LossCause>>> },
-    /// All is over.
-    Close(oneshot::Sender<()>),
-}
-
-/// What somebody wants of a name.
-pub(super) struct Wanted {
-    pub(super) shared: bool,
-    /// Otherwise it is a try.
-    pub(super) patient: bool,
-    /// Set when it is known that somebody has the name.
-    pub(super) taken: Arc<AtomicBool>,
-    pub(super) reply: oneshot::Sender<Result<Option<SessionLock>>>,
-}
-
-impl Desk {
-    /// The way to the task, on the present runtime the first time.
-    pub(super) fn open(&self, backend: &Arc<dyn Backend>) -> Result<UnboundedSender<Message>> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*state {
-            State::Open(desk) => Ok(desk.clone()),
-            State::Closed => Err(Error::Closed),
-            State::Idle => {
-                // Panics outside of a runtime, and then nothing has happened yet.
-                let runtime = tokio::runtime::Handle::current();
-                let (desk, messages) = unbounded_channel();
-                runtime.spawn(Clerk::new(Arc::clone(backend), desk.downgrade()).work(messages));
-                *state = State::Open(desk.clone());
-                Ok(desk)
-            }
-        }
-    }
-
-    /// Ends all locks and all waits at once; when the future completes, the server knows.
-    pub(crate) fn close(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let (done, closed) = oneshot::channel();
-        if let State::Open(desk) = std::mem::replace(&mut *state, State::Closed) {
-            let _ = desk.send(Message::Close(done));
-        }
-        async move {
-            let _ = closed.await;
-        }
-    }
-}
-
 /// The task. It ends when nobody is left who could want anything of it: neither a client nor a lock.
-struct Clerk {
+pub(super) struct Clerk {
     backend: Arc<dyn Backend>,
     desk: WeakUnboundedSender<Message>,
     spots: HashMap<LockName, Spot>,
@@ -114,70 +42,12 @@ struct Clerk {
     line: Option<Line>,
 }
 
-/// The connection.
-struct Line {
-    anchor: Box<dyn Anchor>,
-    bond: Tie,
-    /// When the last statement was sent that was answered.
-    heard: Instant,
-    /// How many names are locked, and since when none.
-    locked: usize,
-    idle_since: Instant,
-}
-
-/// One name, as far as this client is concerned.
-#[derive(Default)]
-struct Spot {
-    held: Held,
-    waiting: VecDeque<Wanted>,
-    pause: Option<Backoff>,
-    due: Option<Instant>,
-    /// Since when the database has not been to be asked.
-    trouble: Option<Instant>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Held {
-    #[default]
-    No,
-    Alone,
-    By(usize),
-}
-
-/// What becomes of the first in line.
-enum Turn {
-    /// Those who have the name share it, and so may this one.
-    Join,
-    /// The server must be asked.
-    Ask,
-    /// Somebody here has it.
-    Wait,
-}
-
-impl Held {
-    fn turn(self, shared: bool) -> Turn {
-        match self {
-            Self::No => Turn::Ask,
-            Self::By(_) if shared => Turn::Join,
-            Self::Alone | Self::By(_) => Turn::Wait,
-        }
-    }
-
-    fn with_one_more(self, shared: bool) -> Self {
-        match self {
-            Self::By(others) if shared => Self::By(others + 1),
-            _ if shared => Self::By(1),
-            _ => Self::Alone,
-        }
-    }
-}
-
 impl Clerk {
-    fn new(backend: Arc<dyn Backend>, desk: WeakUnboundedSender<Message>) -> Self {
+    pub(super) fn new(backend: Arc<dyn Backend>, desk: WeakUnboundedSender<Message>) -> Self {
         Self { backend, desk, spots: HashMap::new(), agenda: BTreeSet::new(), line: None }
     }
 
-    async fn work(mut self, mut messages: UnboundedReceiver<Message>) {
+    pub(super) async fn work(mut self, mut messages: UnboundedReceiver<Message>) {
         loop {
             let message = match self.next_due() {
                 Some(due) => match timeout_at(due, messages.recv()).await {
@@ -494,75 +364,5 @@ impl Clerk {
         if let Some(line) = self.line.take() {
             line.close(cause).await;
         }
-    }
-}
-
-/// Why a statement did not do what it should.
-enum Failure {
-    /// It was refused, and the connection goes on.
-    Refused(sqlx::Error),
-    /// Nothing is known of the connection any more.
-    Lost(String),
-}
-
-impl Line {
-    /// A connection that was asked for at that moment.
-    fn new(anchor: Box<dyn Anchor>, asked: Moment) -> Self {
-        let now = Instant::now();
-        let bond = Tie(Bond::new(anchor.outlives_silence(), asked));
-        Self { anchor, bond, heard: now, locked: 0, idle_since: now }
-    }
-
-    /// When to look after it.
-    fn due(&self) -> Option<Instant> {
-        if self.locked == 0 {
-            return Some(self.idle_since + LINGER);
-        }
-        Some(self.heard + KEEP_ALIVE)
-    }
-
-    /// Sends a statement. Whatever it is, its answer proves that the session is there.
-    async fn send<'a, T>(
-        &'a mut self,
-        statement: impl FnOnce(&'a mut dyn Anchor) -> crate::backend::Job<'a, T>,
-    ) -> Result<T, Failure> {
-        // Giving up sooner would cost the locks that the server may still be keeping for us.
-        let bond = &self.bond.0;
-        let patience = if self.locked == 0 { ANSWER_WITHIN } else { bond.remaining() };
-        let (sent_at, sent) = (Moment::now(), Instant::now());
-        let mortal = self.anchor.outlives_silence().is_some();
-        let answer = timeout(patience, statement(&mut *self.anchor)).await;
-        match answer {
-            Ok(Ok(answer)) => {
-                bond.confirm(sent_at);
-                self.heard = sent;
-                match bond.loss() {
-                    None => Ok(answer),
-                    Some(_) => Err(Failure::Lost("the answer came too late".into())),
-                }
-            }
-            Ok(Err(error)) if !mortal => Err(Failure::Refused(error)),
-            Ok(Err(error @ sqlx::Error::Database(_))) if Fault::of(&error) != Fault::Severed => {
-                self.heard = sent;
-                Err(Failure::Refused(error))
-            }
-            Ok(Err(error)) => Err(Failure::Lost(error.to_string())),
-            Err(_) => Err(Failure::Lost(format!("no answer came within {patience:?}"))),
-        }
-    }
-
-    /// Gives all locks back and ends.
-    async fn close(self, cause: LossCause) {
-        self.bond.0.sever(cause);
-        let _ = timeout(ANSWER_WITHIN, self.anchor.close()).await;
-    }
-}
-
-/// Whatever becomes of the connection, the runtime's end included: with it go the locks.
-struct Tie(Arc<Bond>);
-
-impl Drop for Tie {
-    fn drop(&mut self) {
-        self.0.sever(LossCause::Disconnected);
     }
 }
