@@ -32,7 +32,7 @@ use crate::backoff::Backoff;
 use crate::client::Client;
 use crate::clock::CENTURY;
 use crate::error::{Error, Result, RowError};
-use crate::lease::LeaseRequest;
+use crate::lease::request::LeaseRequest;
 use crate::locks::Locks;
 use crate::owner::Owner;
 use crate::transaction::retry::{Ended, Retry, RetryError};

@@ -133,8 +133,7 @@
 //   quorum - one lock on several databases
 //   idempotency - work that takes effect once
 //   locks - the handle that users start from
-//   election semaphore - leases by other names
-//   lease - a lease in the hands of a user
+//   lease - a lease in the hands of a user, alone, with others, as a permit or as the leadership
 //   session sweeper transaction - locks of connections, rows in transactions, and what goes with them
 //   inspect - who holds what
 //   client - what stands behind a handle
@@ -156,7 +155,6 @@ mod client;
 mod clock;
 mod coordinator;
 pub mod database;
-pub mod election;
 mod engine;
 mod error;
 mod executor;
@@ -175,7 +173,6 @@ pub mod quorum;
 #[cfg(test)]
 mod random;
 mod schema;
-mod semaphore;
 pub mod session;
 #[cfg(test)]
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
@@ -186,10 +183,12 @@ mod transaction;
 
 pub use error::{Error, LossCause, Result};
 pub use lease::all::LeaseAll;
-pub use lease::{Lease, LeaseRequest};
+pub use lease::election;
+pub use lease::handle::Lease;
+pub use lease::request::LeaseRequest;
+pub use lease::semaphore::Semaphore;
 pub use locks::{Locks, LocksBuilder};
 pub use name::LockName;
 pub use owner::Owner;
-pub use semaphore::Semaphore;
 pub use token::FencingToken;
 pub use transaction::{retry, row, version};

@@ -19,7 +19,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::backoff::Backoff;
 use crate::error::{Error, LossCause, Result};
-use crate::lease::{DEFAULT_TTL, while_held};
+use crate::lease::request::DEFAULT_TTL;
+use crate::lease::run::while_held;
 use crate::locks::Locks;
 use crate::name::LockName;
 use crate::owner::Owner;

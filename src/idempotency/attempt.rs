@@ -16,7 +16,8 @@ use crate::backend::Database;
 use crate::backend::micros;
 use crate::backend::records::{self, Ending, Errand, FullKey, Record, State, Step};
 use crate::error::{Error, LossCause, Result};
-use crate::lease::{Lease, while_held};
+use crate::lease::handle::Lease;
+use crate::lease::run::while_held;
 use crate::name::LockName;
 use crate::token::FencingToken;
 

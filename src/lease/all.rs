@@ -13,7 +13,9 @@ use std::time::Duration;
 use sqlx::Transaction;
 use tokio::time::Instant;
 
-use super::{Lease, LeaseRequest, TRY_WITHIN, while_held};
+use super::handle::Lease;
+use super::request::{LeaseRequest, TRY_WITHIN};
+use super::run::while_held;
 use crate::backend::Database;
 use crate::clock::Moment;
 use crate::engine::{Patience, Refusal};

@@ -16,7 +16,7 @@ use super::answer::{Answer, Policy};
 use super::problem::Problem;
 use crate::backend::Database;
 use crate::error::Error;
-use crate::lease::while_held;
+use crate::lease::run::while_held;
 use crate::transaction::retry::RetryError;
 
 /// A request that came with a key: a handler takes it to run its effect once, and answers what [`run`](Self::run) or

@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::handle::Lease;
+use super::request::LeaseRequest;
 use crate::client::Client;
 use crate::error::Result;
 use crate::inspect::{LeaseInfo, holders};
-use crate::lease::{Lease, LeaseRequest};
+
 use crate::token::FencingToken;
 
 /// An election, made with [`Locks::election`](crate::Locks::election). The leader is who holds the lease on its name.

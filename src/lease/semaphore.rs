@@ -3,9 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::handle::Lease;
+use super::request::LeaseRequest;
 use crate::error::{Error, Result};
 use crate::inspect::Waiting;
-use crate::lease::{Lease, LeaseRequest};
 use crate::name::LockName;
 
 /// At most so many permits are held at a time, by any number of processes. Made with

@@ -2,10 +2,17 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::Exported;
-use crate::error::{Error, Result};
+use tokio::time::Instant;
+
+use super::handle::{Granted, Lease};
+use super::request::{TRY_WITHIN, Terms};
+use crate::client::Client;
+use crate::clock::Moment;
+use crate::engine::{Exported, Patience, Refusal, Wish};
+use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{LeaseId, Mode};
@@ -28,11 +35,11 @@ use crate::token::FencingToken;
 #[derive(Clone, Debug)]
 #[must_use = "an exported lease is held until its TTL unless it is resumed"]
 pub struct ExportedLease {
-    pub(crate) name: LockName,
-    pub(crate) owner: Owner,
-    pub(crate) exported: Exported,
-    pub(crate) mode: Mode,
-    pub(crate) ttl: Duration,
+    name: LockName,
+    owner: Owner,
+    exported: Exported,
+    mode: Mode,
+    ttl: Duration,
 }
 
 impl ExportedLease {
@@ -89,6 +96,64 @@ impl FromStr for ExportedLease {
         };
         let name = LockName::new(word()?)?;
         Ok(Self { name, owner, exported: Exported { id, token }, mode, ttl })
+    }
+}
+
+impl Lease {
+    /// Turns the lease into a text that another process can [resume](crate::Locks::resume). This process no longer renews
+    /// it: it must be resumed within the time that [remains](Self::remaining); [`extend`](Self::extend) it before if that may be
+    /// too short. Of the request's terms only the TTL goes along: a resumed lease is renewed, and has no
+    /// [`max_hold`](crate::LeaseRequest::max_hold) and no [`hold_at_least`](crate::LeaseRequest::hold_at_least).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when it has ended.
+    pub fn export(self) -> Result<ExportedLease> {
+        self.held()?;
+        let mut lease = self;
+        let Some(held) = lease.held.take() else {
+            return Err(Error::Closed);
+        };
+        match held.export() {
+            Ok(exported) => {
+                let Granted { name, owner, mode, ttl, .. } = lease.grant.clone();
+                Ok(ExportedLease { name, owner, exported, mode, ttl })
+            }
+            Err(held) => {
+                lease.held = Some(held);
+                lease.held()?;
+                let reason = "its owner has entered more than once; give the other holds back first";
+                Err(Error::Conversion { name: lease.name().clone(), reason })
+            }
+        }
+    }
+
+    /// Takes over a lease that was exported.
+    pub(crate) async fn resume(client: &Arc<Client>, exported: ExportedLease) -> Result<Self> {
+        let ExportedLease { name, owner, exported, mode, ttl } = exported;
+        client.settings.check_ttl("the TTL of an exported lease", ttl)?;
+        let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
+        let wish = Wish {
+            name: name.clone(),
+            owner,
+            reenters: true,
+            mode,
+            ttl,
+            is_kept: true,
+            max_hold: None,
+            label: "".into(),
+            patience: Patience::Try(Moment::now() + TRY_WITHIN),
+        };
+        let start = Instant::now();
+        match client.coordinator.resume(wish, exported).await {
+            Ok(mut held) => {
+                // Until here, the text can be resumed again.
+                held.deliver();
+                Ok(Self::new(Arc::clone(client), held, mode, ttl, terms))
+            }
+            Err(Refusal::Lost) => Err(Error::Lost { name, token: exported.token, cause: LossCause::Superseded }),
+            Err(refusal) => Err(client.refused(refusal, name, start)),
+        }
     }
 }
 

@@ -1,0 +1,214 @@
+//! The handle of a held lease.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::request::Terms;
+use crate::client::Client;
+use crate::clock::Moment;
+use crate::coordinator::HeldLease;
+use crate::engine::{self, Amendment, NotAmended};
+use crate::error::{Error, LossCause, Result};
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::Mode;
+use crate::token::FencingToken;
+
+/// A held lease: proof that nobody else was granted the name, for as long as [`is_held`](Self::is_held).
+///
+/// It is renewed in the background. [`release`](Self::release) it to learn whether it lasted; dropping it releases it too,
+/// in the background. If the process dies, the name is free after the TTL.
+#[must_use = "a lease that is dropped is released at once"]
+pub struct Lease {
+    pub(super) client: Arc<Client>,
+    /// `None` only while the lease is being given back.
+    pub(super) held: Option<HeldLease>,
+    pub(super) grant: Granted,
+}
+
+/// What a lease is, as long as it is held.
+#[derive(Clone, Debug)]
+pub(super) struct Granted {
+    pub(super) name: LockName,
+    pub(super) owner: Owner,
+    pub(super) token: FencingToken,
+    pub(super) mode: Mode,
+    pub(super) ttl: Duration,
+    pub(super) terms: Terms,
+    pub(super) begun: Moment,
+}
+
+impl Lease {
+    pub(super) fn new(client: Arc<Client>, held: HeldLease, mode: Mode, ttl: Duration, terms: Terms) -> Self {
+        let (name, owner, token) = (held.name().clone(), held.owner(), held.token());
+        let grant = Granted { name, owner, token, mode, ttl, terms, begun: Moment::now() };
+        Self { client, held: Some(held), grant }
+    }
+
+    /// The name that is held.
+    pub fn name(&self) -> &LockName {
+        &self.grant.name
+    }
+
+    /// The fencing token of this holding: greater than that of every earlier holding of the name.
+    pub fn token(&self) -> FencingToken {
+        self.grant.token
+    }
+
+    /// Who holds, for [re-entering](crate::LeaseRequest::owner) from elsewhere.
+    pub fn owner(&self) -> Owner {
+        self.grant.owner
+    }
+
+    /// Whether the name is certainly still ours. Local: it reads a clock and does no I/O.
+    ///
+    /// It turns `false` before the database could grant the name to another, also if this process was stopped or the
+    /// machine slept in between, and never turns `true` again. Between this check and what you do next, time may pass: use
+    /// [`fence`](Self::fence) for data in this database.
+    pub fn is_held(&self) -> bool {
+        self.held.as_ref().is_some_and(HeldLease::is_held)
+    }
+
+    /// For how much longer the lease is safe without a heartbeat. Zero when it is lost. One that another process has handed over
+    /// is safe for up to 3 seconds at first, and for its TTL some 0.2 seconds later.
+    pub fn remaining(&self) -> Duration {
+        self.held.as_ref().and_then(HeldLease::deadline).map_or(Duration::ZERO, Moment::remaining)
+    }
+
+    /// Completes when the lease is lost, with the reason. Pending for ever while it is held.
+    ///
+    /// # Cancel safety
+    ///
+    /// It may be dropped and called again; no loss is missed.
+    pub async fn lost(&self) -> LossCause {
+        self.losing().await
+    }
+
+    /// Makes the lease last at least `ttl` from now, whatever the heartbeat does. Should this process die, the name
+    /// is blocked for as long. [`max_hold`](crate::LeaseRequest::max_hold) ends it all the same.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when it has ended, [`Error::OutOfRange`], or [`Error::Unavailable`] when the database could not be
+    /// reached: the lease is then as good as before.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does no harm; the extension may or may not take place.
+    pub async fn extend(&self, ttl: Duration) -> Result<()> {
+        self.extending(ttl)?.await
+    }
+
+    /// An extension that is on its way, to be awaited apart from the lease.
+    pub(crate) fn extending(&self, ttl: Duration) -> Result<impl Future<Output = Result<()>> + Send + use<>> {
+        self.client.settings.check_ttl("an extension", ttl)?;
+        let lasts = match self.grant.terms.max_hold {
+            Some(max_hold) => ttl.min((self.grant.begun + max_hold).remaining()),
+            None => ttl,
+        };
+        let extended = self.held()?.amend(Amendment::Extend(lasts));
+        let (name, token) = (self.name().clone(), self.token());
+        Ok(async move {
+            extended.await.map_err(|reason| match reason {
+                NotAmended::Lost(cause) => Error::Lost { name, token, cause },
+                NotAmended::Failed(failure) => failure.into_error(),
+                NotAmended::EnteredAgain => Error::Closed,
+            })
+        })
+    }
+
+    /// The lease in the hands of the engine. `Err`: it has ended.
+    pub(super) fn held(&self) -> Result<&HeldLease> {
+        let held = self.held.as_ref().ok_or(Error::Closed)?;
+        if held.is_held() { Ok(held) } else { Err(self.loss(self.cause())) }
+    }
+
+    /// Why it has ended.
+    pub(crate) fn cause(&self) -> LossCause {
+        let told = self.held.as_ref().and_then(HeldLease::loss);
+        let max_hold = self.grant.terms.max_hold.filter(|max| (self.grant.begun + *max).is_past());
+        told.unwrap_or(if max_hold.is_some() { LossCause::MaxHold } else { LossCause::Expired })
+    }
+
+    /// Completes when the lease is lost, also after it was dropped.
+    pub(crate) fn losing(&self) -> impl Future<Output = LossCause> + Send + use<> {
+        let losing = self.held.as_ref().map(HeldLease::losing);
+        async move {
+            match losing {
+                Some(losing) => losing.await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Gives the lease back, and tells whether it had been ours to the end.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`]: it had ended before. [`Error::Unavailable`] or [`Error::Unknown`]: the database could not be told,
+    /// or it is not known whether it was; the name is free after the TTL at the latest.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future after its first poll does not stop the release.
+    pub async fn release(self) -> Result<()> {
+        self.depart().await
+    }
+
+    /// The same, under way before it is awaited: what is given back together goes in one statement.
+    pub(crate) fn depart(self) -> impl Future<Output = Result<()>> {
+        let keep_for = self.keep_for();
+        let (name, token) = (self.name().clone(), self.token());
+        let was_held = self.held().map(|_| ());
+        let mut lease = self;
+        let verdict = lease.held.take().map(|held| held.release(keep_for));
+        async move {
+            was_held?;
+            let Some(verdict) = verdict else {
+                return Err(Error::Closed);
+            };
+            match verdict.await {
+                engine::Verdict::Kept => Ok(()),
+                engine::Verdict::Lost(cause) => Err(Error::Lost { name, token, cause }),
+                engine::Verdict::Unknown => Err(Error::Unknown { attempted: "release", name }),
+                engine::Verdict::NoEffect => {
+                    let reason = "the release had no effect: a trigger, a rule or a row-level policy on the sqlock tables undoes it";
+                    let source = sqlx::Error::Protocol(reason.into());
+                    Err(Error::Database { attempted: "release", source })
+                }
+                engine::Verdict::Failed(failure) => Err(failure.into_error()),
+            }
+        }
+    }
+
+    /// For how long the name is to be kept from others after the lease.
+    fn keep_for(&self) -> Duration {
+        let at_least = self.grant.terms.hold_at_least.unwrap_or_default();
+        at_least.saturating_sub(Moment::now().since(self.grant.begun))
+    }
+
+    pub(crate) fn loss(&self, cause: LossCause) -> Error {
+        Error::Lost { name: self.name().clone(), token: self.token(), cause }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let keep_for = self.keep_for();
+        if let Some(held) = self.held.take() {
+            drop(held.release(keep_for));
+        }
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("name", self.name())
+            .field("token", &self.token())
+            .field("is_held", &self.is_held())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,388 @@
+//! A request for a lease.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::handle::Lease;
+use super::run::{first, while_held};
+use crate::backend::Names;
+use crate::client::Client;
+use crate::clock::Moment;
+use crate::coordinator::{Acquisition, HeldLease};
+use crate::engine::{Patience, Refusal, Wish};
+use crate::error::{Error, Result};
+use crate::inspect::{LeaseInfo, Waiting};
+use crate::name::LockName;
+use crate::operation::{List, Waiters};
+use crate::owner::Owner;
+use crate::protocol::Mode;
+
+/// The TTL of a lease that asks for none.
+pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
+/// A label is for people to read in a list.
+const MAX_LABEL_BYTES: usize = 255;
+
+/// How long the database may take to answer a try.
+pub(super) const TRY_WITHIN: Duration = Duration::from_secs(8);
+
+/// What a lease was asked to be, beside its name and TTL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) renew: bool,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) hold_at_least: Option<Duration>,
+}
+
+/// Who is told how far a wait has come.
+type Told = Arc<dyn Fn(&Waiting) + Send + Sync>;
+
+/// A request for a lease, made with [`Locks::lease`](crate::Locks::lease). Nothing is sent until one of
+/// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and [`run`](Self::run) is awaited.
+///
+/// ```
+/// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+/// use std::time::Duration;
+///
+/// let lease = locks
+///     .lease("invoice/42")
+///     .ttl(Duration::from_secs(10))
+///     .wait(Duration::from_secs(5))
+///     .label("send reminder")
+///     .acquire()
+///     .await?;
+/// # lease.release().await
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use = "a request does nothing until acquire, try_acquire or run is awaited"]
+pub struct LeaseRequest {
+    client: Arc<Client>,
+    name: String,
+    mode: Mode,
+    ttl: Duration,
+    wait: Option<Duration>,
+    pub(super) terms: Terms,
+    label: String,
+    owner: Option<Owner>,
+    /// Whether that owner enters again where it is inside.
+    reenters: bool,
+    told: Option<Told>,
+}
+
+impl LeaseRequest {
+    pub(crate) fn new(client: Arc<Client>, name: String) -> Self {
+        Self {
+            client,
+            name,
+            mode: Mode::Exclusive,
+            ttl: DEFAULT_TTL,
+            wait: None,
+            terms: Terms { renew: true, max_hold: None, hold_at_least: None },
+            label: String::new(),
+            owner: Owner::current(),
+            reenters: Owner::current().is_some(),
+            told: None,
+        }
+    }
+
+    /// Shares the name with others who share it: many readers or one writer. Readers and writers stand in one line, so a
+    /// writer that waits keeps later readers out, and readers that wait keep later writers out. Every reader has an expiry and
+    /// a token of its own.
+    ///
+    /// Unlike an exclusive lease, it takes several statements to acquire, also when the name is free.
+    ///
+    /// ```
+    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+    /// let reading = locks.lease("catalogue").shared().acquire().await?;
+    /// # reading.release().await
+    /// # }
+    /// ```
+    pub fn shared(mut self) -> Self {
+        self.mode = Mode::READ;
+        self
+    }
+
+    /// Takes permits instead.
+    pub(crate) fn permits(mut self, units: u32, permits: u32) -> Self {
+        self.mode = Mode::Shared { units, permits };
+        self
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The same request for another name.
+    pub(crate) fn named(mut self, name: &str) -> Self {
+        self.name = name.to_owned();
+        self
+    }
+
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        self.wait
+    }
+
+    /// By which client, as whose, and how it is to be held.
+    pub(crate) fn parts(&self) -> (&Arc<Client>, Option<Owner>) {
+        (&self.client, self.owner)
+    }
+
+    /// Calls `tell` while [`acquire`](Self::acquire) waits: when it begins to wait, and whenever it comes forward or the holder
+    /// changes. It costs two `SELECT`s a second.
+    ///
+    /// ```
+    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+    /// let lease = locks
+    ///     .lease("deploy")
+    ///     .while_waiting(|waiting| println!("{} ahead of us", waiting.ahead))
+    ///     .acquire()
+    ///     .await?;
+    /// # lease.release().await
+    /// # }
+    /// ```
+    pub fn while_waiting(mut self, tell: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {
+        self.told = Some(Arc::new(tell));
+        self
+    }
+
+    /// How long the lease outlives the last heartbeat: the longest time for which a crashed holder blocks others.
+    /// 30 seconds by default; between 1 second and 24 hours unless the
+    /// [builder](crate::LocksBuilder::ttl_range) says otherwise.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// Waits at most this long, then fails with [`Error::Timeout`]. Zero asks once. Without it, [`acquire`](Self::acquire) waits for as
+    /// long as it takes.
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.wait = Some(at_most);
+        self
+    }
+
+    /// Whether the lease is renewed in the background, at every third of its TTL. `true` by default. Otherwise it ends
+    /// after its TTL unless [`extend`](Lease::extend) is called.
+    pub fn renew(mut self, renew: bool) -> Self {
+        self.terms.renew = renew;
+        self
+    }
+
+    /// Ends the lease after this time, however well it is renewed: a worker that hangs does not hold the name for ever.
+    /// The lease is then lost with [`LossCause::MaxHold`](crate::LossCause::MaxHold), and [`run`](Self::run) drops the work.
+    pub fn max_hold(mut self, at_most: Duration) -> Self {
+        self.terms.max_hold = Some(at_most);
+        self
+    }
+
+    /// Keeps the name taken for at least this long after it was acquired, also when it is released earlier: for jobs that
+    /// are shorter than the differences between the clocks that start them. Of several holds of one owner, the one that is
+    /// given back last decides.
+    pub fn hold_at_least(mut self, at_least: Duration) -> Self {
+        self.terms.hold_at_least = Some(at_least);
+        self
+    }
+
+    /// A note for people, shown by [`Locks::list`](crate::Locks::list). At most 255 bytes.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = label.into();
+        self
+    }
+
+    /// Acquires as this owner, and re-enters when this owner holds the name already, in whichever process. Without it the
+    /// owner is that of the [`Owner::scope`] in which the request was made, or one that nobody else has.
+    pub fn owner(mut self, owner: Owner) -> Self {
+        self.owner = Some(owner);
+        self.reenters = true;
+        self
+    }
+
+    /// Acquires as this owner, and never re-enters.
+    pub(crate) fn identity(mut self, owner: Owner) -> Self {
+        self.owner = Some(owner);
+        self.reenters = false;
+        self
+    }
+
+    /// Waits for its turn and acquires the lease.
+    ///
+    /// Waiters are served in the order in which they came, from whichever task, process or host.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] when [`wait`](Self::wait) ran out; [`Error::Unavailable`] when the database could not be reached
+    /// (for some seconds: connections are made again, and what was sent is sent again); [`Error::NotMigrated`],
+    /// [`Error::Closed`], or one of the errors for bad input.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives up the place in line. A grant that is on its way is released in the background.
+    pub async fn acquire(self) -> Result<Lease> {
+        let start = Instant::now();
+        let Some(wait) = self.wait else {
+            return self.wait_until(None, start).await;
+        };
+        if wait.is_zero() {
+            let name = LockName::new(&*self.name)?;
+            return self.try_acquire().await?.ok_or(Error::Timeout { name, waited: start.elapsed() });
+        }
+        self.wait_until(Some(Moment::now() + wait), start).await
+    }
+
+    async fn wait_until(self, deadline: Option<Moment>, start: Instant) -> Result<Lease> {
+        let told = self.told.clone();
+        let (client, terms) = (Arc::clone(&self.client), self.terms);
+        let wish = self.wish(Patience::Wait(deadline))?;
+        let (name, mode, ttl) = (wish.name.clone(), wish.mode, wish.ttl);
+        let acquisition = client.coordinator.acquire(wish);
+        let answer = match told {
+            None => acquisition.await,
+            Some(tell) => answer_telling(&client, &name, acquisition, &*tell).await,
+        };
+        match answer {
+            Ok(held) => Ok(Lease::new(client, held, mode, ttl, terms)),
+            Err(refusal) => Err(client.refused(refusal, name, start)),
+        }
+    }
+
+    /// Acquires the lease if the name is free and nobody waits for it. `Ok(None)`: it is not so.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), but never a timeout. [`wait`](Self::wait) has no effect.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing behind: a grant that is on its way is released in the background.
+    pub async fn try_acquire(self) -> Result<Option<Lease>> {
+        let start = Instant::now();
+        let (client, terms) = (Arc::clone(&self.client), self.terms);
+        let wish = self.wish(Patience::Try(Moment::now() + TRY_WITHIN))?;
+        let (name, mode, ttl) = (wish.name.clone(), wish.mode, wish.ttl);
+        match client.coordinator.acquire(wish).await {
+            Ok(held) => Ok(Some(Lease::new(client, held, mode, ttl, terms))),
+            Err(Refusal::Held | Refusal::Timeout) => Ok(None),
+            Err(refusal) => Err(client.refused(refusal, name, start)),
+        }
+    }
+
+    /// Acquires the lease, does the work while it lasts, and releases it. The work is dropped at its next await point
+    /// when the lease is lost. Work that was held up until after the deadline, as when the process was stopped, is not polled again.
+    ///
+    /// ```
+    /// # async fn build_report() -> String { String::new() }
+    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+    /// let report = locks.lease("report/daily").run(async |_lease| build_report().await).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the lease did not last until the work was done.
+    /// When the work was done in time and only the release did not get through, its result is returned: the name is free
+    /// after its TTL.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work and releases the lease in the background.
+    pub async fn run<F, T>(self, work: F) -> Result<T>
+    where
+        F: AsyncFnOnce(&Lease) -> T,
+    {
+        let lease = self.acquire().await?;
+        match while_held(work(&lease), || lease.is_held(), lease.lost()).await {
+            Ok(done) => match lease.release().await {
+                Err(error) if error.is_lost() => Err(error),
+                _ => Ok(done),
+            },
+            Err(cause) => Err(lease.loss(cause)),
+        }
+    }
+
+    /// Refuses what cannot be asked for.
+    pub(crate) fn check(&self) -> Result<()> {
+        let settings = &self.client.settings;
+        settings.check_ttl("a TTL", self.ttl)?;
+        if let Some(max_hold) = self.terms.max_hold {
+            Error::check_range("max_hold", max_hold, settings.min_ttl, Duration::MAX)?;
+        }
+        if let Some(at_least) = self.terms.hold_at_least {
+            Error::check_range("hold_at_least", at_least, Duration::ZERO, settings.max_ttl)?;
+        }
+        if self.label.len() > MAX_LABEL_BYTES {
+            return Err(Error::LabelTooLong { bytes: self.label.len() });
+        }
+        if self.label.contains('\0') {
+            return Err(Error::NulInLabel);
+        }
+        Ok(())
+    }
+
+    /// What is asked of the engine.
+    pub(crate) fn wish(self, patience: Patience) -> Result<Wish> {
+        let name = LockName::new(&*self.name)?;
+        self.check()?;
+        Ok(Wish {
+            name,
+            owner: self.owner.unwrap_or_else(Owner::random),
+            // Permits are counted, whoever takes them: only a lease can be entered again.
+            reenters: self.reenters && matches!(self.mode, Mode::Exclusive | Mode::READ),
+            mode: self.mode,
+            // After a crash the name is free when max_hold would have been over.
+            ttl: self.ttl.min(self.terms.max_hold.unwrap_or(Duration::MAX)),
+            is_kept: self.terms.renew,
+            max_hold: self.terms.max_hold,
+            label: self.label.into(),
+            patience,
+        })
+    }
+}
+
+impl fmt::Debug for LeaseRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseRequest").field("name", &self.name).field("ttl", &self.ttl).finish_non_exhaustive()
+    }
+}
+
+/// Waits, and tells how far the wait has come.
+async fn answer_telling(
+    client: &Client,
+    name: &LockName,
+    mut acquisition: Acquisition,
+    tell: &(dyn Fn(&Waiting) + Send + Sync),
+) -> Result<HeldLease, Refusal> {
+    let start = Instant::now();
+    let mut known = None;
+    let mut pause = Duration::from_millis(100);
+    loop {
+        if let Ok(answer) = tokio::time::timeout(pause, &mut acquisition).await {
+            return answer;
+        }
+        pause = Duration::from_secs(1);
+        let position = acquisition.position();
+        let progress = async {
+            // The holder is read after the waiters, so its number of waiters includes them.
+            let waiting = client.run(Waiters(name.clone())).await?;
+            let holders = client.run(List(Names::Just(name.clone()))).await?;
+            let place = position.and_then(|(id, _)| waiting.iter().position(|entry| entry.id == id));
+            let ahead = place.unwrap_or_else(|| waiting.len() + position.map_or(0, |(_, ahead)| ahead));
+            let holder = holders.into_iter().find_map(LeaseInfo::of);
+            Ok::<_, Error>(Waiting { ahead, holder, waited: start.elapsed() })
+        };
+        let progress = match first(std::pin::pin!(&mut acquisition), std::pin::pin!(progress)).await {
+            Ok(answer) => return answer,
+            Err(progress) => progress,
+        };
+        // When the database is out of reach, the answer tells.
+        if let Ok(waiting) = progress {
+            let now = Some((waiting.ahead, waiting.holder.as_ref().map(|holder| holder.token)));
+            if std::mem::replace(&mut known, now) != now {
+                tell(&waiting);
+            }
+        }
+    }
+}

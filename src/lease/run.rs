@@ -1,0 +1,42 @@
+//! Work that is done while a lease is held.
+
+use std::future::Future;
+
+use crate::error::LossCause;
+
+/// Runs two futures until one of them completes; the first wins a tie.
+pub(crate) async fn first<A: Future, B: Future>(
+    mut a: std::pin::Pin<&mut A>,
+    mut b: std::pin::Pin<&mut B>,
+) -> Result<A::Output, B::Output> {
+    use std::task::Poll;
+    std::future::poll_fn(|cx| {
+        if let Poll::Ready(a) = a.as_mut().poll(cx) {
+            return Poll::Ready(Ok(a));
+        }
+        b.as_mut().poll(cx).map(Err)
+    })
+    .await
+}
+
+/// Does the work while a lease is held. `Err`: the lease was lost first, and why.
+///
+/// The lease is looked at before every poll of the work: when the process was stopped, or its thread blocked, past the deadline,
+/// the work is dropped without another poll, even if it could go on at once.
+pub(crate) async fn while_held<T>(
+    work: impl Future<Output = T>,
+    is_held: impl Fn() -> bool,
+    lost: impl Future<Output = LossCause>,
+) -> Result<T, LossCause> {
+    use std::task::Poll;
+    let (mut work, mut lost) = (std::pin::pin!(work), std::pin::pin!(lost));
+    std::future::poll_fn(|cx| {
+        if is_held()
+            && let Poll::Ready(done) = work.as_mut().poll(cx)
+        {
+            return Poll::Ready(Ok(done));
+        }
+        lost.as_mut().poll(cx).map(Err)
+    })
+    .await
+}
