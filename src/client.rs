@@ -7,7 +7,7 @@ use crate::backend::{Backend, Kind};
 use crate::coordinator::Coordinator;
 use crate::error::{Error, Result};
 use crate::executor::{Answer, Executor};
-use crate::idempotency::duplicates::Duplicates;
+use crate::idempotency::in_flight::Duplicates;
 use crate::operation::Operation;
 use crate::session::manager::Desk;
 use crate::transaction::row_cache::Rows;

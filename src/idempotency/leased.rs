@@ -1,0 +1,164 @@
+//! Work that takes effect once elsewhere, under a lease on the key.
+
+use std::error::Error as StdError;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::attempt::Attempt;
+use super::handle::Idempotency;
+use super::key::{Fingerprint, IdempotencyKey};
+use super::outcome::{Outcome, Stored, known, told};
+use crate::backend::records::{Claiming, Errand, FullKey, State};
+use crate::error::{Error, Result};
+use crate::lease::handle::Lease;
+
+impl Idempotency {
+    /// Claims a key under a lease, for an effect elsewhere.
+    ///
+    /// The lease is renewed until the attempt has ended. `New` is an [`Attempt`]: the first one for this key, or one that takes
+    /// up what an earlier one has left when its process died ([`number`](Attempt::number) tells). An attempt that
+    /// [does not know](Attempt::unknown) what became of it is not taken up by those who come with the key: they are told
+    /// [`Outcome::Unknown`], and [`resume`](Self::resume) takes it up.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::Unavailable`], [`Error::NotMigrated`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives the lease back. The next one takes up what may have been recorded.
+    pub async fn attempt(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<Outcome<Attempt, Stored>> {
+        let claim = self.claiming(key, request)?;
+        if let Some(known) = self.look(&claim).await? {
+            return Ok(known);
+        }
+        let lease = self.lease_on(&claim.key);
+        let lease = if self.wait.is_zero() {
+            lease.try_acquire().await?
+        } else {
+            match lease.wait(self.wait).acquire().await {
+                Err(Error::Timeout { .. }) => None,
+                acquired => Some(acquired?),
+            }
+        };
+        let Some(lease) = lease else {
+            // Its fingerprint was not there to be compared before, if it has just begun.
+            return Ok(self.look(&claim).await?.unwrap_or(Outcome::InProgress));
+        };
+        self.start(claim, lease, false).await
+    }
+
+    /// What the record of a key tells without a lease. `None`: that it may be claimed.
+    pub(super) async fn look<N>(&self, claim: &Claiming) -> Result<Option<Outcome<N, Stored>>> {
+        let found = self.send(Errand::Read(claim.key.clone())).await?;
+        Ok(match found.records.into_iter().next() {
+            None => claim.issued.then_some(Outcome::Expired),
+            // Somebody is at work, or has died: the lease tells.
+            Some(record) if record.state == State::Started && record.fingerprint == claim.fingerprint => None,
+            Some(record) => known(claim, record),
+        })
+    }
+
+    async fn start(&self, claim: Claiming, lease: Lease, resume: bool) -> Result<Outcome<Attempt, Stored>> {
+        let fingerprint = claim.fingerprint.clone();
+        let issued = claim.issued;
+        let token = lease.token().get();
+        let found = self.send(Errand::Start { claim, token, resume }).await?;
+        let Some(record) = found.records.into_iter().next() else {
+            return Ok(if issued { Outcome::Expired } else { Outcome::InProgress });
+        };
+        if record.state == State::Started && record.token == token {
+            return Ok(Outcome::New(Attempt::new(self.clone(), record, lease)));
+        }
+        let claim = Claiming { key: record.key.clone(), fingerprint, keep: 0, issued };
+        Ok(known(&claim, record).unwrap_or(Outcome::InProgress))
+    }
+
+    /// Does the work [under a lease](Self::attempt), and tells everybody who comes with this key what came of it.
+    ///
+    /// When the work succeeds, its result is stored. When it fails, and has not said otherwise itself
+    /// ([`forget`](Attempt::forget)), nobody knows what became of the effect, and the record says so: [`Outcome::Unknown`]. The
+    /// same holds for a result that cannot be stored, and for one that was [completed](Attempt::complete_in) in a transaction that
+    /// was not committed. When the lease is lost, the work is dropped. Work that panics, or is dropped, counts as died: the next
+    /// one takes it up.
+    ///
+    /// # Errors
+    ///
+    /// The work's own; [`Error::Lost`] when another attempt has taken over, [`Error::Unavailable`] when it could not be recorded
+    /// how it ended: then the record stays as that of an attempt which has died. As [`attempt`](Self::attempt).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future is to the record what the death of the process is: the next one takes it up.
+    pub async fn run_leased<T, E, F>(
+        &self,
+        key: &IdempotencyKey,
+        request: &Fingerprint,
+        work: F,
+    ) -> Result<Outcome<T>, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error> + StdError,
+        F: AsyncFnOnce(&Attempt) -> Result<T, E>,
+    {
+        match self.attempt(key, request).await? {
+            Outcome::New(attempt) => Ok(Outcome::New(attempt.carry(work).await?)),
+            known => Ok(told(known.never_new())?),
+        }
+    }
+
+    /// Takes up all that has not ended, or of which nobody knows how it has, and at which nobody is at work: call it now and
+    /// then from a background task. The work is told by the [key](Attempt::key) what it is about; steps that are done are not done
+    /// again, and the [key for the provider](Attempt::provider_key) is the one that the earlier attempts used.
+    ///
+    /// One that fails does not keep the others from being taken up. What came over HTTP is resumed by
+    /// `IdempotencyLayer::resume`, whose work makes responses.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`], [`Error::NotMigrated`], of this crate's own statements; the work's own are counted.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run_leased`](Self::run_leased).
+    pub async fn resume<T, E, F>(&self, work: F) -> Result<Resumed>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error> + StdError,
+        F: AsyncFnOnce(&Attempt) -> Result<T, E> + Clone,
+    {
+        let mut resumed = Resumed::default();
+        for info in self.unfinished(u32::MAX >> 1).await? {
+            let key = FullKey::new(info.namespace, info.principal.unwrap_or_default(), info.key);
+            let Some(lease) = self.lease_on(&key).try_acquire().await? else {
+                resumed.at_work += 1;
+                continue;
+            };
+            let claim = Claiming { key, fingerprint: Vec::new(), keep: 0, issued: false };
+            let Outcome::New(attempt) = self.start(claim, lease, true).await? else {
+                continue;
+            };
+            match attempt.carry(work.clone()).await {
+                Ok(_) => resumed.done += 1,
+                Err(error) => {
+                    tracing::warn!(%error, "a request that was resumed failed");
+                    resumed.failed += 1;
+                }
+            }
+        }
+        Ok(resumed)
+    }
+}
+
+/// What came of [`Idempotency::resume`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Resumed {
+    /// How many are done now.
+    pub done: u64,
+    /// How many failed.
+    pub failed: u64,
+    /// At how many somebody else is at work.
+    pub at_work: u64,
+}

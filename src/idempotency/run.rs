@@ -1,0 +1,244 @@
+//! Work that takes effect once, in a transaction of its own.
+
+use std::error::Error as StdError;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::{Pool, Transaction};
+use tokio::time::Instant;
+
+use super::handle::{Idempotency, failed};
+use super::in_flight::Duplicate;
+use super::key::{Fingerprint, IdempotencyKey};
+use super::outcome::{Outcome, Stored, encode_legibly, told};
+use crate::backend::Database;
+use crate::backend::records::{self, Claiming};
+use crate::backoff::Backoff;
+use crate::error::{Error, Result};
+use crate::transaction::retry::{Ended, RetryError};
+
+/// The pauses of one who waits for a duplicate.
+const PAUSE: Backoff = Backoff::between(Duration::from_millis(5), Duration::from_millis(100));
+
+impl Idempotency {
+    /// Does the work in a transaction of its own, once, and tells everybody who comes with this key what came of it.
+    ///
+    /// A claim on the key is the transaction's first statement, the work's own follow, then its result is stored as JSON, and the
+    /// transaction commits. When the work fails, all of it is rolled back and the key is as good as new. When the
+    /// transaction meets a concurrent change, or its connection is lost while it commits, it is run again from the claim, which
+    /// tells whether there is anything left to do ([`retry`](Self::retry) bounds that; what a closure must keep to is
+    /// told [there](crate::retry::Retry)).
+    ///
+    /// It costs two statements: the claim and the result. On MySQL and MariaDB another connection looks first whether
+    /// somebody is at it, since a claim would wait there (a rival of the same moment is waited for on MySQL). On SQLite
+    /// whoever writes waits for whoever writes, and gives up when that takes longer than the busy timeout; within one process a
+    /// duplicate is told at once.
+    ///
+    /// # Errors
+    ///
+    /// [`RetryError::Failed`] with the work's own error, or with one of this crate: [`Error::Unavailable`] and its like,
+    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::ResultTooLarge`], [`Error::Json`] when the result could not be read
+    /// again, [`Error::NotClaimed`] when a deadlock whose error the work ignored has rolled the claim back. Nothing took effect.
+    /// (Also [`Error::Json`] when a stored result is not of the type asked for: that did.) [`RetryError::Exhausted`]; [`RetryError::CommitUnknown`] when it could not be found out in time: ask
+    /// again with the same key.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future rolls back what was not committed. It may have been: ask again with the same key.
+    ///
+    /// # Panics
+    ///
+    /// When the closure does; the transaction is rolled back then.
+    pub async fn run<DB, T, E, F>(
+        &self,
+        pool: &Pool<DB>,
+        key: &IdempotencyKey,
+        request: &Fingerprint,
+        work: F,
+    ) -> Result<Outcome<T>, RetryError<E>>
+    where
+        DB: Database,
+        T: Serialize + DeserializeOwned,
+        E: From<sqlx::Error> + From<Error> + StdError + 'static,
+        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
+    {
+        let claim = self.claiming(key, request).map_err(refused)?;
+        let start = Instant::now();
+        let (mut pauses, doubt) = (PAUSE, Doubt::default());
+        loop {
+            let outcome = match self.client.duplicates.enter(&claim) {
+                Err(Duplicate { same: true }) => match self.look(&claim).await {
+                    Ok(found) => told(found.unwrap_or(Outcome::InProgress)),
+                    Err(error) => Err(error),
+                }
+                .map_err(refused),
+                // One that asks for something else may itself be the one that is refused: the database knows.
+                _entered => self.until_decided(pool, &claim, &work, &doubt).await,
+            };
+            let outcome = outcome.map_err(|error| doubt.or(error))?;
+            let pause = pauses.step();
+            if !matches!(outcome, Outcome::InProgress) || start.elapsed() + pause > self.wait {
+                return Ok(outcome);
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Runs the transaction until it has committed, or something else was decided.
+    async fn until_decided<DB, T, E, F>(
+        &self,
+        pool: &Pool<DB>,
+        claim: &Claiming,
+        work: &F,
+        doubt: &Doubt,
+    ) -> Result<Outcome<T>, RetryError<E>>
+    where
+        DB: Database,
+        T: Serialize + DeserializeOwned,
+        E: From<sqlx::Error> + From<Error> + StdError + 'static,
+        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
+    {
+        if DB::PEEKS
+            && let Some(outcome) = self.peek(claim).await.map_err(refused)?
+        {
+            return told(outcome).map_err(refused);
+        }
+        let mut attempts = self.retry.attempts_of();
+        loop {
+            let work = work.clone();
+            let within = async |tx: &mut Transaction<'_, DB>| self.within(tx, claim, work, doubt).await;
+            match self.retry.attempt(pool, within, false).await {
+                Ok(outcome) => return Ok(outcome),
+                Err(Ended::ByOthers(last)) => attempts.another(last).await.map_err(Side::out)?,
+                // The next attempt reads the claim and so settles the doubt. Without a next attempt the caller gets the doubt.
+                Err(Ended::Before(source)) => {
+                    doubt.raise(source, true);
+                    attempts.another(Side::Ours(Error::NotClaimed)).await.map_err(Side::out)?;
+                }
+                Err(Ended::ForGood(RetryError::CommitUnknown { source })) => {
+                    doubt.raise(source, false);
+                    attempts.another(Side::Ours(Error::NotClaimed)).await.map_err(Side::out)?;
+                }
+                Err(Ended::ForGood(error)) if doubt.is_open() => {
+                    if !attempts.may_go_on(&error.to_string()).await {
+                        return Err(Side::out(error));
+                    }
+                }
+                Err(Ended::ForGood(error)) => return Err(Side::out(error)),
+            }
+        }
+    }
+
+    /// What happens in the transaction.
+    async fn within<DB, T, E, F>(
+        &self,
+        tx: &mut Transaction<'_, DB>,
+        claim: &Claiming,
+        work: F,
+        doubt: &Doubt,
+    ) -> Result<Outcome<T>, Side<E>>
+    where
+        DB: Database,
+        T: Serialize + DeserializeOwned,
+        E: StdError + 'static,
+        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E>,
+    {
+        let outcome = self.decide(tx, claim).await.map_err(Side::Ours)?;
+        match &outcome {
+            // It may be the commit that is in doubt.
+            Outcome::InProgress => {}
+            // The claim of this call's own, which a statement of the work has committed, with what the work had done by then.
+            Outcome::Replay(Stored { bytes: None }) if doubt.is_by_the_work() => {
+                records::mark_unknown::<DB>(tx, &claim.key.id).await.map_err(failed::<DB>).map_err(Side::Ours)?;
+                return Ok(Outcome::Unknown);
+            }
+            _ => doubt.settle(),
+        }
+        match outcome {
+            Outcome::New(claim) => {
+                let value = work(tx).await.map_err(Side::Theirs)?;
+                let result = encode_legibly(&value, self.limit).map_err(Side::Ours)?;
+                claim.store(tx, &result).await.map_err(Side::Ours)?;
+                Ok(Outcome::New(value))
+            }
+            known => told(known.never_new()).map_err(Side::Ours),
+        }
+    }
+}
+
+fn refused<E: From<Error> + StdError + 'static>(error: Error) -> RetryError<E> {
+    RetryError::Failed(error.into())
+}
+
+/// Whose error ended a transaction.
+#[derive(Debug, thiserror::Error)]
+enum Side<E: StdError + 'static> {
+    #[error(transparent)]
+    Ours(Error),
+    #[error(transparent)]
+    Theirs(E),
+}
+
+impl<E: StdError + 'static> From<sqlx::Error> for Side<E> {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Ours(error.into())
+    }
+}
+
+impl<E: From<Error> + StdError + 'static> Side<E> {
+    fn into_theirs(self) -> E {
+        match self {
+            Self::Ours(error) => error.into(),
+            Self::Theirs(error) => error,
+        }
+    }
+
+    fn out(error: RetryError<Self>) -> RetryError<E> {
+        match error {
+            RetryError::Failed(error) => RetryError::Failed(error.into_theirs()),
+            RetryError::Exhausted { attempts, elapsed, last } => {
+                RetryError::Exhausted { attempts, elapsed, last: last.into_theirs() }
+            }
+            RetryError::CommitUnknown { source } => RetryError::CommitUnknown { source },
+        }
+    }
+}
+
+/// A commit of one call, of which it is not known whether it took effect: the first one, until a later attempt has read the claim.
+#[derive(Default)]
+struct Doubt(Mutex<Option<Doubtful>>);
+
+struct Doubtful {
+    source: sqlx::Error,
+    /// A statement of the work has ended the transaction.
+    by_the_work: bool,
+}
+
+impl Doubt {
+    fn raise(&self, source: sqlx::Error, by_the_work: bool) {
+        self.lock().get_or_insert(Doubtful { source, by_the_work });
+    }
+
+    fn settle(&self) {
+        *self.lock() = None;
+    }
+
+    fn is_open(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    fn is_by_the_work(&self) -> bool {
+        self.lock().as_ref().is_some_and(|doubtful| doubtful.by_the_work)
+    }
+
+    /// Replaces an error that says that nothing took effect while the doubt is open.
+    fn or<E: StdError + 'static>(&self, error: RetryError<E>) -> RetryError<E> {
+        self.lock().take().map_or(error, |Doubtful { source, .. }| RetryError::CommitUnknown { source })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Doubtful>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
