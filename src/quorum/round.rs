@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::{Nodes, Terms};
+use super::nodes::{Nodes, Terms};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::lease::handle::Lease;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
-use super::Nodes;
+use super::nodes::Nodes;
 use super::round::{Round, Vote};
 use crate::error::{Error, LossCause, Result};
 use crate::lease::handle::Lease;

@@ -1,0 +1,167 @@
+//! The handle of a lease on a majority.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::majority::Held;
+use crate::error::{Error, LossCause, Result};
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::token::FencingToken;
+
+/// A lease that is held on a majority of databases: proof that nobody else has the name on a majority, for as long as
+/// [`is_held`](Self::is_held).
+///
+/// It is renewed on each of them in the background. One that was down, or has been restarted, is asked again at about every third of the
+/// TTL and made part of it. [`release`](Self::release) it to learn whether it lasted; dropping it releases it too, in the
+/// background.
+#[must_use = "a lease that is dropped is released at once"]
+pub struct QuorumLease {
+    held: Arc<Held>,
+    node_timeout: Duration,
+}
+
+impl QuorumLease {
+    pub(super) fn new(held: Arc<Held>, node_timeout: Duration) -> Self {
+        Self { held, node_timeout }
+    }
+
+    pub(super) fn loss(&self, cause: LossCause) -> Error {
+        self.held.loss(cause)
+    }
+
+    /// The name that is held.
+    pub fn name(&self) -> &LockName {
+        &self.held.name
+    }
+
+    /// The fencing token of this holding: greater than that of every earlier holding of the name by a majority of the same
+    /// databases. How, is told at [`Quorum`](crate::quorum::Quorum). It stays the same until the lease ends.
+    ///
+    /// Send it along with every effect, and let the receiver *first* record it as the highest it has seen and refuse a lower one,
+    /// *then* read, then write on condition that it is still the highest.
+    pub fn token(&self) -> FencingToken {
+        self.held.token
+    }
+
+    /// Who holds, one and the same on all databases, as [`Locks::inspect`](crate::Locks::inspect) tells it there. It does not enter
+    /// again.
+    pub fn owner(&self) -> Owner {
+        self.held.owner
+    }
+
+    /// Whether a majority is certainly still ours. Local: it reads a clock and does no I/O.
+    ///
+    /// It turns `false` before a majority could be granted to another, also if this process was stopped or the machine slept
+    /// in between, and never turns `true` again.
+    pub fn is_held(&self) -> bool {
+        self.held.is_held()
+    }
+
+    /// For how much longer a majority is safe without a renewal. Zero when it is lost.
+    pub fn remaining(&self) -> Duration {
+        self.held.remaining()
+    }
+
+    /// On how many of the databases it is held at this moment. Local, as [`is_held`](Self::is_held).
+    pub fn votes(&self) -> usize {
+        self.held.votes()
+    }
+
+    /// Completes when the majority is lost, with the reason. Pending for ever while it is held.
+    ///
+    /// # Cancel safety
+    ///
+    /// It may be dropped and called again; no loss is missed.
+    pub async fn lost(&self) -> LossCause {
+        self.held.lost().await
+    }
+
+    /// Makes the lease last at least `ttl` from now on a majority, without waiting for the next renewal.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when it has ended, [`Error::OutOfRange`], or [`Error::Unavailable`] when fewer than a majority could
+    /// be extended: the lease is then as good as before, or better.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does no harm; the extension may or may not take place.
+    pub async fn extend(&self, ttl: Duration) -> Result<()> {
+        let mut extensions = JoinSet::new();
+        for extension in self.held.extending(ttl)? {
+            let within = self.node_timeout;
+            extensions.spawn(async move { timeout(within, extension).await });
+        }
+        let asked = extensions.len();
+        let mut extended = 0;
+        while let Some(answer) = extensions.join_next().await {
+            extended += usize::from(matches!(answer, Ok(Ok(Ok(())))));
+            if extended == self.held.needed {
+                return self.held.check();
+            }
+        }
+        self.held.check()?;
+        let reason = format!("{extended} of {asked} databases have done so, and {} must", self.held.needed);
+        Err(Error::Unavailable { attempted: "extend a lease", reason, source: None })
+    }
+
+    /// Gives the lease back everywhere, and tells whether a majority had been ours to the end. It returns when a majority has
+    /// confirmed it; the others are told in the background.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`]: it had ended before. [`Error::Unavailable`]: so many databases could not be told that it is not known; the
+    /// name is free after the TTL at the latest.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does not stop the release.
+    pub async fn release(self) -> Result<()> {
+        let leases = self.held.give_back()?;
+        let asked = leases.len();
+        let mut releases = JoinSet::new();
+        for lease in leases {
+            releases.spawn(lease.release());
+        }
+        let (mut confirmed, mut lost) = (0, 0);
+        while let Some(answer) = releases.join_next().await {
+            match answer {
+                Ok(Ok(())) => confirmed += 1,
+                Ok(Err(error)) if error.is_lost() => lost += 1,
+                _ => {}
+            }
+            if confirmed == self.held.needed {
+                releases.detach_all();
+                return Ok(());
+            }
+        }
+        if asked - lost < self.held.needed {
+            return Err(self.held.loss(LossCause::Superseded));
+        }
+        let reason = format!("{confirmed} of {asked} databases have confirmed it, and {} must", self.held.needed);
+        Err(Error::Unavailable { attempted: "release", reason, source: None })
+    }
+}
+
+impl Drop for QuorumLease {
+    fn drop(&mut self) {
+        // The leases go back by being dropped.
+        drop(self.held.give_back());
+    }
+}
+
+impl fmt::Debug for QuorumLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuorumLease")
+            .field("name", self.name())
+            .field("token", &self.token())
+            .field("votes", &self.votes())
+            .field("needed", &self.held.needed)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,242 @@
+//! A request for a lease on a majority.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use super::lease::QuorumLease;
+use super::majority::{Held, tend};
+use super::nodes::{Nodes, Terms};
+use super::round::{Outcome, Round};
+use crate::backoff::Backoff;
+use crate::error::{Error, Result};
+use crate::lease::request::DEFAULT_TTL;
+use crate::lease::run::while_held;
+use crate::name::LockName;
+use crate::owner::Owner;
+
+/// How long [`QuorumRequest::acquire`] goes on asking while no majority answers.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How often a request that does not wait asks again when it got some votes and others got the rest.
+const TRIES: u32 = 4;
+
+/// A request for a lease on a majority, made with [`Quorum::lease`](crate::quorum::Quorum::lease). Nothing is sent until one of
+/// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and [`run`](Self::run) is awaited.
+#[derive(Clone)]
+#[must_use = "a request does nothing until acquire, try_acquire or run is awaited"]
+pub struct QuorumRequest {
+    nodes: Arc<Nodes>,
+    name: String,
+    terms: Terms,
+    wait: Option<Duration>,
+}
+
+impl QuorumRequest {
+    pub(super) fn new(nodes: Arc<Nodes>, name: String) -> Self {
+        let terms = Terms { ttl: DEFAULT_TTL, renew: true, label: String::new(), node_timeout: None };
+        Self { nodes, name, terms, wait: None }
+    }
+
+    /// How long the lease outlives its last renewal on each database: see [`LeaseRequest::ttl`](crate::LeaseRequest::ttl). 30 seconds by default.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.terms.ttl = ttl;
+        self
+    }
+
+    /// Waits at most this long, for everything together, then fails with [`Error::Timeout`]. Zero asks once. Without it,
+    /// [`acquire`](Self::acquire) waits for as long as it takes.
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.wait = Some(at_most);
+        self
+    }
+
+    /// Whether the lease is renewed in the background, and taken anew on databases that come back. `true` by default.
+    /// Otherwise it ends after its TTL unless [`extend`](QuorumLease::extend) is called.
+    pub fn renew(mut self, renew: bool) -> Self {
+        self.terms.renew = renew;
+        self
+    }
+
+    /// A note for people, shown by [`Locks::list`](crate::Locks::list) on each database. At most 255 bytes.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.terms.label = label.into();
+        self
+    }
+
+    /// How long one database may take to answer before it is done without. By default a sixth of the TTL, at most one
+    /// second. The longer it is, the less is left of the lease when it is had; a database that is slower than this counts as down.
+    pub fn node_timeout(mut self, at_most: Duration) -> Self {
+        self.terms.node_timeout = Some(at_most);
+        self
+    }
+
+    /// Acquires the lease on a majority, waiting while somebody else has it.
+    ///
+    /// Those of this process who wait for a name take turns in the order in which they came; between processes whoever asks at the
+    /// right moment gets it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] when [`wait`](Self::wait) ran out; [`Error::Unavailable`] when so many databases could not be
+    /// reached that the others are no majority (for 3 seconds, or until the wait ran out); [`Error::Unsupported`] when there are
+    /// no databases, or the same client is there twice; an error for bad input or [`Error::NotMigrated`] when it is one of those that keep a
+    /// majority from being had.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing behind on any database: what was granted, and what is granted by an answer that is still on
+    /// its way, is released in the background.
+    pub async fn acquire(self) -> Result<QuorumLease> {
+        let start = Instant::now();
+        let name = self.check()?;
+        let left = || self.wait.map(|wait| wait.saturating_sub(start.elapsed()));
+        let timed_out = || Error::Timeout { name: name.clone(), waited: start.elapsed() };
+        let turn = self.nodes.turn(&name);
+        let _turn = match left() {
+            None => turn.await,
+            // One who asks once does not wait for others, and still asks.
+            Some(Duration::ZERO) => {
+                return self.attempt(&name, None).await?.map_err(|refused| match refused {
+                    Refused::Taken { .. } => timed_out(),
+                    Refused::Unreachable(error) => error,
+                });
+            }
+            Some(left) => timeout(left, turn).await.map_err(|_| timed_out())?,
+        };
+        let mut backoff =
+            Backoff::between(Duration::from_millis(10), (self.terms.ttl / 10).min(Duration::from_millis(250)));
+        let mut unreachable: Option<Instant> = None;
+        let mut last = None;
+        let mut taken = false;
+        loop {
+            let attempted = Instant::now();
+            let refused = match self.attempt(&name, left()).await? {
+                Ok(lease) => return Ok(lease),
+                Err(refused) => refused,
+            };
+            // An attempt that was cut short says nothing about the databases, unless they have had time to answer.
+            let cut_short =
+                left().is_some_and(|left| left.is_zero()) && attempted.elapsed() < self.terms.node_timeout();
+            match refused {
+                Refused::Taken { .. } => (unreachable, last, taken) = (None, None, true),
+                Refused::Unreachable(_) if cut_short && (taken || attempted.elapsed() < Duration::from_millis(100)) => {
+                }
+                Refused::Unreachable(error) => {
+                    let since = *unreachable.get_or_insert(attempted);
+                    if since.elapsed() >= PATIENCE {
+                        return Err(error);
+                    }
+                    (last, taken) = (Some(error), false);
+                }
+            }
+            let pause = backoff.step();
+            match left() {
+                Some(left) if left <= pause => {
+                    sleep(left).await;
+                    return Err(last.unwrap_or_else(timed_out));
+                }
+                _ => sleep(pause).await,
+            }
+        }
+    }
+
+    /// Acquires the lease if a majority grants it now. `Ok(None)`: somebody else has it, or is about to.
+    ///
+    /// Of several who try a free name at the same moment, each may get the vote of another database. Then they
+    /// try again a few times, at random intervals; it may still happen that none gets it.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), but never a timeout. [`wait`](Self::wait) has no effect.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire(self) -> Result<Option<QuorumLease>> {
+        let name = self.check()?;
+        let mut backoff = Backoff::between(Duration::from_millis(10), Duration::from_millis(80));
+        let mut tries = 1..=TRIES;
+        loop {
+            let last = tries.next().is_none();
+            match self.attempt(&name, None).await? {
+                Ok(lease) => return Ok(Some(lease)),
+                Err(Refused::Taken { split: true }) if !last => sleep(backoff.step()).await,
+                Err(Refused::Taken { .. }) => return Ok(None),
+                Err(Refused::Unreachable(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// Acquires the lease, does the work while it lasts, and releases it. The work is dropped at its next await point
+    /// when the lease is lost. Work that was held up until after the deadline, as when the process was stopped, is not polled again.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the lease did not last until the work was done.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work and releases the lease in the background.
+    pub async fn run<F, T>(self, work: F) -> Result<T>
+    where
+        F: AsyncFnOnce(&QuorumLease) -> T,
+    {
+        let lease = self.acquire().await?;
+        match while_held(work(&lease), || lease.is_held(), lease.lost()).await {
+            Ok(done) => match lease.release().await {
+                Err(error) if error.is_lost() => Err(error),
+                _ => Ok(done),
+            },
+            Err(cause) => Err(lease.loss(cause)),
+        }
+    }
+
+    fn check(&self) -> Result<LockName> {
+        self.nodes.check()?;
+        for locks in &self.nodes.locks {
+            locks.client().settings.check_ttl("a TTL", self.terms.ttl)?;
+        }
+        LockName::new(&*self.name)
+    }
+
+    /// Asks all databases once, each for so long at most. An error is one that asking again will not cure.
+    async fn attempt(&self, name: &LockName, within: Option<Duration>) -> Result<Result<QuorumLease, Refused>> {
+        let within = within.unwrap_or(Duration::MAX).min(self.terms.node_timeout());
+        let owner = Owner::random();
+        let mut round = Round::new(Arc::clone(&self.nodes), name.clone(), owner, self.terms.clone());
+        round.ask_all(within);
+        let (granted, token) = match round.outcome(within).await {
+            Outcome::Granted(granted, token) => (granted, token),
+            Outcome::Taken { split } => return Ok(Err(Refused::Taken { split })),
+            Outcome::Unreachable(error) if error.is_retryable() => return Ok(Err(Refused::Unreachable(error))),
+            Outcome::Unreachable(error) => return Err(error),
+        };
+        let held = Held::new(name.clone(), token, owner, &self.nodes, granted);
+        if !held.is_held() {
+            let reason = "the majority was had when the first of its leases had ended".into();
+            let late = Error::Unavailable { attempted: "acquire a majority", reason, source: None };
+            return Ok(Err(Refused::Unreachable(late)));
+        }
+        // Answers that are still on their way are waited for there, and those who were not reached are asked again.
+        tokio::spawn(tend(Arc::clone(&held), round));
+        Ok(Ok(QuorumLease::new(held, self.terms.node_timeout())))
+    }
+}
+
+/// Why an attempt was in vain.
+enum Refused {
+    /// `split`: some voted for us, and others for somebody else.
+    Taken {
+        split: bool,
+    },
+    Unreachable(Error),
+}
+
+impl fmt::Debug for QuorumRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuorumRequest").field("name", &self.name).field("ttl", &self.terms.ttl).finish_non_exhaustive()
+    }
+}
