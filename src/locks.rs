@@ -1,17 +1,17 @@
 //! The handle, and the way to every primitive.
 
+mod builder;
+mod url;
+
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backend::failover::Failover;
-use crate::backend::{Backend, Kind, Names};
+use crate::backend::Names;
 use crate::backoff::Backoff;
-use crate::client::{Client, Settings};
-use crate::clock::CENTURY;
+use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::inspect::{self, LeaseInfo, WaiterInfo};
 use crate::lease::ExportedLease;
@@ -27,6 +27,8 @@ use crate::session::SessionRequest;
 use crate::sweeper::Sweeper;
 use crate::token::FencingToken;
 use crate::transaction::row::{RowLock, RowOf, RowsOf, RowsWhere};
+
+pub use builder::LocksBuilder;
 
 /// How long an operator's change waits for transactions that the holder has fenced.
 const LOCKED_FOR: Duration = Duration::from_secs(10);
@@ -341,106 +343,7 @@ impl<T: Into<LocksBuilder>> From<T> for Locks {
     }
 }
 
-/// The choices for a [`Locks`] client.
-#[must_use = "a builder does nothing until build is called"]
-pub struct LocksBuilder {
-    backend: Arc<dyn Backend>,
-    kind: Kind,
-    connections: usize,
-    ttl: RangeInclusive<Duration>,
-    holder: Option<String>,
-}
-
 impl LocksBuilder {
-    fn on(backend: impl Backend + 'static, kind: Kind) -> Self {
-        Self::over(Arc::new(backend), kind)
-    }
-
-    fn over(backend: Arc<dyn Backend>, kind: Kind) -> Self {
-        Self {
-            backend,
-            kind,
-            connections: 2,
-            ttl: Duration::from_secs(1)..=Duration::from_secs(24 * 3600),
-            holder: None,
-        }
-    }
-
-    /// The choices for a client on the database that one of these URLs names, as in [`Locks::connect`]. Nothing is sent yet.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidUrl`]; [`Error::Unsupported`] for a database whose feature is not enabled.
-    pub fn from_urls(urls: &str) -> Result<Self> {
-        let (kind, mut servers) = servers(urls)?;
-        let backend = match servers.len() {
-            1 => servers.remove(0),
-            _ => Arc::new(Failover::new(servers)),
-        };
-        Ok(Self::over(backend, kind))
-    }
-
-    /// A comma separates if another URL follows. (Elsewhere it may belong to a password, or to a file's name.)
-    #[doc(hidden)]
-    pub fn split_urls(urls: &str) -> Vec<&str> {
-        let begins_url = |text: &str| {
-            text.trim_start().split_once("://").is_some_and(|(scheme, _)| {
-                !scheme.is_empty()
-                    && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.'))
-            })
-        };
-        let (mut all, mut rest) = (Vec::new(), urls);
-        let ends = urls.match_indices(',').map(|(at, _)| at).filter(|&at| begins_url(&urls[at + 1..]));
-        for end in ends {
-            let start = urls.len() - rest.len();
-            all.push(&urls[start..end]);
-            rest = &urls[end + 1..];
-        }
-        all.push(rest);
-        if urls.trim().is_empty() { Vec::new() } else { all.into_iter().map(str::trim).collect() }
-    }
-
-    /// Only PostgreSQL: nothing counts that a single server has. Every grant, renewal and release is acknowledged when a
-    /// synchronous standby has it as well, so none is lost when the primary is, and that standby takes over. A server is not
-    /// used unless a synchronous standby is connected to it (the user must be allowed to see that: `pg_monitor`).
-    ///
-    /// While the standby does not answer, requests end in [`Error::Unavailable`](crate::Error::Unavailable), and leases run out
-    /// that cannot be renewed. It adds the way to the standby and back to every request.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unsupported`] on other databases.
-    pub fn synchronous(mut self) -> Result<Self> {
-        if Arc::get_mut(&mut self.backend).is_some_and(|backend| backend.synchronous()) {
-            return Ok(self);
-        }
-        Err(Error::Unsupported {
-            what: "an acknowledgement by a synchronous standby",
-            reason: "only PostgreSQL has it; on other databases take a quorum of independent servers, or a Galera cluster",
-        })
-    }
-
-    /// How many connections the client may open for its requests, 1 or 2. By default 2: one asks for names, the other keeps and returns
-    /// them. SQLite has one writer, and one connection does it.
-    pub fn connections(mut self, connections: usize) -> Self {
-        self.connections = connections.clamp(1, 2);
-        self
-    }
-
-    /// The TTLs that a lease may ask for: 1 second to 24 hours by default. Below that, a reply that is slow for once costs
-    /// the lease. More than 100 years cannot be allowed.
-    pub fn ttl_range(mut self, range: RangeInclusive<Duration>) -> Self {
-        let (min, max) = range.into_inner();
-        self.ttl = min..=max.min(CENTURY);
-        self
-    }
-
-    /// What [`Locks::list`] shows as the holder. By default the host's name and the process id. Cut at 255 bytes.
-    pub fn holder(mut self, holder: impl Into<String>) -> Self {
-        self.holder = Some(holder.into());
-        self
-    }
-
     /// The client, once the server has been reached.
     ///
     /// # Errors
@@ -458,107 +361,6 @@ impl LocksBuilder {
 
     /// The client. Nothing is sent yet.
     pub fn build(self) -> Locks {
-        let mut holder = self.holder.unwrap_or_else(this_process);
-        holder.truncate(holder.floor_char_boundary(255));
-        let holder = holder.replace('\0', "\u{fffd}");
-        let settings = Settings { min_ttl: *self.ttl.start(), max_ttl: *self.ttl.end(), holder: holder.into() };
-        Locks { client: Client::new(self.backend, self.kind, settings, self.connections) }
+        Locks { client: self.into_client() }
     }
-}
-
-impl fmt::Debug for LocksBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LocksBuilder")
-            .field("kind", &self.kind)
-            .field("connections", &self.connections)
-            .field("ttl", &self.ttl)
-            .finish_non_exhaustive()
-    }
-}
-
-#[cfg(feature = "postgres")]
-impl From<sqlx::PgPool> for LocksBuilder {
-    fn from(pool: sqlx::PgPool) -> Self {
-        Self::on(crate::backend::postgres::PostgresBackend::new(&pool), Kind::Postgres)
-    }
-}
-
-#[cfg(feature = "mysql")]
-impl From<sqlx::MySqlPool> for LocksBuilder {
-    fn from(pool: sqlx::MySqlPool) -> Self {
-        Self::on(crate::backend::mysql::MySqlBackend::new(&pool), Kind::MySql)
-    }
-}
-
-#[cfg(feature = "sqlite")]
-impl From<sqlx::SqlitePool> for LocksBuilder {
-    fn from(pool: sqlx::SqlitePool) -> Self {
-        Self::on(crate::backend::sqlite::SqliteBackend::new(pool), Kind::Sqlite)
-    }
-}
-
-/// The servers that URLs name.
-fn servers(urls: &str) -> Result<(Kind, Vec<Arc<dyn Backend>>)> {
-    let (mut kind, mut servers) = (None, Vec::new());
-    for url in LocksBuilder::split_urls(urls) {
-        let (its_kind, server) = server(url)?;
-        if *kind.get_or_insert(its_kind) != its_kind {
-            return Err(Error::InvalidUrl { reason: "databases of different kinds cannot stand in for each other" });
-        }
-        servers.push(server);
-    }
-    match kind {
-        None => Err(Error::InvalidUrl { reason: "it is empty" }),
-        Some(Kind::Sqlite) if servers.len() > 1 => {
-            Err(Error::InvalidUrl { reason: "one SQLite file cannot stand in for another" })
-        }
-        Some(kind) => Ok((kind, servers)),
-    }
-}
-
-fn server(url: &str) -> Result<(Kind, Arc<dyn Backend>)> {
-    // The error of a URL that cannot be read may quote it.
-    let unreadable = |_: sqlx::Error| Error::InvalidUrl {
-        reason: "it cannot be read; special characters in a password are to be percent-encoded",
-    };
-    let missing = |what| Error::Unsupported { what, reason: "the feature of that name is not enabled" };
-    let _ = (&unreadable, &missing);
-    if url.ends_with(',') {
-        // A variable that was not set, for one: it must not go unnoticed.
-        return Err(Error::InvalidUrl { reason: "one of the list is empty" });
-    }
-    match url.split_once(':').map(|(scheme, _)| scheme) {
-        #[cfg(feature = "postgres")]
-        Some("postgres" | "postgresql") => {
-            let server = crate::backend::postgres::PostgresBackend::with(url.parse().map_err(unreadable)?);
-            Ok((Kind::Postgres, Arc::new(server)))
-        }
-        #[cfg(not(feature = "postgres"))]
-        Some("postgres" | "postgresql") => Err(missing("postgres")),
-        #[cfg(feature = "mysql")]
-        Some("mysql" | "mariadb") => {
-            let server = crate::backend::mysql::MySqlBackend::with(url.parse().map_err(unreadable)?);
-            Ok((Kind::MySql, Arc::new(server)))
-        }
-        #[cfg(not(feature = "mysql"))]
-        Some("mysql" | "mariadb") => Err(missing("mysql")),
-        #[cfg(feature = "sqlite")]
-        Some("sqlite") => {
-            let options = url.parse::<sqlx::sqlite::SqliteConnectOptions>().map_err(unreadable)?;
-            let pool = sqlx::SqlitePool::connect_lazy_with(options);
-            Ok((Kind::Sqlite, Arc::new(crate::backend::sqlite::SqliteBackend::new(pool))))
-        }
-        #[cfg(not(feature = "sqlite"))]
-        Some("sqlite") => Err(missing("sqlite")),
-        _ => Err(Error::InvalidUrl { reason: "it must begin with postgres://, mysql://, mariadb:// or sqlite:" }),
-    }
-}
-
-/// `host/pid`.
-fn this_process() -> String {
-    #[cfg(unix)]
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    #[cfg(not(unix))]
-    let host = std::env::var("COMPUTERNAME").unwrap_or_else(|_| "host".into());
-    format!("{host}/{}", std::process::id())
 }
