@@ -10,7 +10,7 @@ use crate::executor::{Answer, Executor};
 use crate::idempotency::in_flight::Duplicates;
 use crate::operation::Operation;
 use crate::session::manager::Desk;
-use crate::transaction::row_cache::Rows;
+use crate::transaction::row_cache::RowCache;
 
 /// What the builder decides.
 pub(crate) struct Settings {
@@ -33,7 +33,7 @@ pub(crate) struct Client {
     pub(crate) coordinator: Arc<Coordinator>,
     /// For session locks.
     pub(crate) desk: Desk,
-    pub(crate) rows: Rows,
+    pub(crate) row_cache: RowCache,
     pub(crate) duplicates: Duplicates,
 }
 
@@ -47,7 +47,7 @@ impl Client {
             kind,
             settings,
             desk: Desk::default(),
-            rows: Rows::default(),
+            row_cache: RowCache::default(),
             duplicates: Duplicates::default(),
         })
     }

@@ -138,7 +138,7 @@ impl Attempt {
         name: &str,
         result: &T,
     ) -> Result<()> {
-        self.idempotency.admit(tx)?;
+        self.idempotency.check_transaction(tx)?;
         let bytes = encode(result, self.idempotency.limit)?;
         let step = self.step_of(name)?;
         // Or another attempt could begin, and not see it, before this transaction commits.
@@ -200,7 +200,7 @@ impl Attempt {
         tx: &mut Transaction<'_, DB>,
         result: &T,
     ) -> Result<()> {
-        self.idempotency.admit(tx)?;
+        self.idempotency.check_transaction(tx)?;
         let ending = self.done(encode(result, self.idempotency.limit)?);
         let ended =
             records::end::<DB>(tx, &self.record.key.id, self.token.get(), &ending).await.map_err(failed::<DB>)?;

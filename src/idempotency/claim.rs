@@ -76,7 +76,7 @@ impl Idempotency {
         tx: &mut Transaction<'_, DB>,
         claim: &Claiming,
     ) -> Result<Outcome<Claim, Stored>> {
-        self.admit(tx)?;
+        self.check_transaction(tx)?;
         let mut rival = None;
         for look in 0..LOOKS {
             if look > 0 {

@@ -18,7 +18,7 @@ use crate::lease::request::LeaseRequest;
 use crate::locks::Locks;
 use crate::owner::Owner;
 use crate::transaction::retry::Retry;
-use crate::transaction::target::admit;
+use crate::transaction::target::check_transaction;
 
 /// The table of the records.
 const TABLE: &str = "sqlock_idem";
@@ -185,8 +185,8 @@ impl Idempotency {
         })
     }
 
-    pub(super) fn admit<DB: Database>(&self, tx: &Transaction<'_, DB>) -> Result<()> {
-        admit(&self.client, tx, &Table::new(TABLE)?)
+    pub(super) fn check_transaction<DB: Database>(&self, tx: &Transaction<'_, DB>) -> Result<()> {
+        check_transaction(&self.client, tx, &Table::new(TABLE)?)
     }
 
     pub(super) async fn send(&self, errand: Errand) -> Result<Findings> {

@@ -17,7 +17,7 @@ use crate::backend::Database;
 use crate::backend::records::{self, Claiming};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::transaction::retry::{Ended, RetryError};
+use crate::transaction::retry::{AttemptEnd, RetryError};
 
 /// The pauses of one who waits for a duplicate.
 const PAUSE: Backoff = Backoff::between(Duration::from_millis(5), Duration::from_millis(100));
@@ -105,28 +105,28 @@ impl Idempotency {
         {
             return told(outcome).map_err(refused);
         }
-        let mut attempts = self.retry.attempts_of();
+        let mut attempts = self.retry.start_attempts();
         loop {
             let work = work.clone();
             let within = async |tx: &mut Transaction<'_, DB>| self.within(tx, claim, work, doubt).await;
             match self.retry.attempt(pool, within, false).await {
                 Ok(outcome) => return Ok(outcome),
-                Err(Ended::ByOthers(last)) => attempts.another(last).await.map_err(Side::out)?,
+                Err(AttemptEnd::Conflict(last)) => attempts.next_attempt(last).await.map_err(Side::out)?,
                 // The next attempt reads the claim and so settles the doubt. Without a next attempt the caller gets the doubt.
-                Err(Ended::Before(source)) => {
+                Err(AttemptEnd::EndedByWork(source)) => {
                     doubt.raise(source, true);
-                    attempts.another(Side::Ours(Error::NotClaimed)).await.map_err(Side::out)?;
+                    attempts.next_attempt(Side::Ours(Error::NotClaimed)).await.map_err(Side::out)?;
                 }
-                Err(Ended::ForGood(RetryError::CommitUnknown { source })) => {
+                Err(AttemptEnd::Final(RetryError::CommitUnknown { source })) => {
                     doubt.raise(source, false);
-                    attempts.another(Side::Ours(Error::NotClaimed)).await.map_err(Side::out)?;
+                    attempts.next_attempt(Side::Ours(Error::NotClaimed)).await.map_err(Side::out)?;
                 }
-                Err(Ended::ForGood(error)) if doubt.is_open() => {
-                    if !attempts.may_go_on(&error.to_string()).await {
+                Err(AttemptEnd::Final(error)) if doubt.is_open() => {
+                    if !attempts.try_next(&error.to_string()).await {
                         return Err(Side::out(error));
                     }
                 }
-                Err(Ended::ForGood(error)) => return Err(Side::out(error)),
+                Err(AttemptEnd::Final(error)) => return Err(Side::out(error)),
             }
         }
     }

@@ -16,10 +16,10 @@ use crate::backoff::Backoff;
 use crate::error::{Error, Fault, FenceError, Overtaken, RowError};
 
 /// How often a transaction is begun unless [`Retry::attempts`] says otherwise.
-const ATTEMPTS: u32 = 10;
+const MAX_ATTEMPTS: u32 = 10;
 
 /// How long transactions are begun unless [`Retry::within`] says otherwise.
-const WITHIN: Duration = Duration::from_secs(10);
+const MAX_ELAPSED: Duration = Duration::from_secs(10);
 
 /// The pauses between attempts. The first is about as long as the rival's commit takes.
 const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(100));
@@ -91,7 +91,7 @@ pub struct Retry {
 impl Retry {
     /// At most 10 attempts, begun within 10 seconds.
     pub fn new() -> Self {
-        Self { attempts: ATTEMPTS, within: WITHIN, begin: None }
+        Self { attempts: MAX_ATTEMPTS, within: MAX_ELAPSED, begin: None }
     }
 
     /// How often the transaction is begun at most. Zero counts as one.
@@ -142,62 +142,70 @@ impl Retry {
         // Not AsyncFnMut: the future of one that captures anything cannot be seen to be Send, as of Rust 1.95.
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
     {
-        let mut attempts = self.attempts_of();
+        let mut attempts = self.start_attempts();
         loop {
             match self.attempt(pool, work.clone(), true).await {
                 Ok(value) => return Ok(value),
-                Err(Ended::ForGood(error)) => return Err(error),
-                Err(Ended::Before(source)) => return Err(RetryError::CommitUnknown { source }),
-                Err(Ended::ByOthers(last)) => attempts.another(last).await?,
+                Err(AttemptEnd::Final(error)) => return Err(error),
+                Err(AttemptEnd::EndedByWork(source)) => return Err(RetryError::CommitUnknown { source }),
+                Err(AttemptEnd::Conflict(last)) => attempts.next_attempt(last).await?,
             }
         }
     }
 
     /// Counts them, from the first one.
-    pub(crate) fn attempts_of(&self) -> Attempts<'_> {
+    pub(crate) fn start_attempts(&self) -> Attempts<'_> {
         Attempts { retry: self, start: Instant::now(), pauses: PAUSE, begun: 1 }
     }
 
-    /// One attempt. `asks`: whether the transaction is still good, before it commits; not needed where the last statement tells.
-    pub(crate) async fn attempt<DB, T, E, F>(&self, pool: &Pool<DB>, work: F, asks: bool) -> Result<T, Ended<E>>
+    /// One attempt. `checks_open`: whether the transaction is still good, before it commits; not needed where the last statement tells.
+    pub(crate) async fn attempt<DB, T, E, F>(
+        &self,
+        pool: &Pool<DB>,
+        work: F,
+        checks_open: bool,
+    ) -> Result<T, AttemptEnd<E>>
     where
         DB: Database,
         E: From<sqlx::Error> + StdError + 'static,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E>,
     {
-        let mut lent = Lent { connection: Some(pool.acquire().await.map_err(Ended::of)?), is_clean: false };
-        let Some(connection) = &mut lent.connection else {
-            return Err(Ended::of(sqlx::Error::PoolClosed));
+        let mut pooled = PooledConnection {
+            connection: Some(pool.acquire().await.map_err(AttemptEnd::from_error)?),
+            is_clean: false,
         };
-        let mut tx = self.begin::<DB>(connection).await.map_err(Ended::of)?;
+        let Some(connection) = &mut pooled.connection else {
+            return Err(AttemptEnd::from_error(sqlx::Error::PoolClosed));
+        };
+        let mut tx = self.begin::<DB>(connection).await.map_err(AttemptEnd::from_error)?;
         let outcome = match work(&mut tx).await {
-            Ok(value) if asks => still_open::<DB>(&mut tx).await.map(|()| value).map_err(E::from),
+            Ok(value) if checks_open => check_open::<DB>(&mut tx).await.map(|()| value).map_err(E::from),
             Ok(value) => Ok(value),
             Err(error) => Err(error),
         };
         match outcome {
-            Ok(value) => match end::<DB>(tx, Ending::Commit).await {
+            Ok(value) => match end_transaction::<DB>(tx, Ending::Commit).await {
                 Ok(true) => {
-                    lent.is_clean = true;
+                    pooled.is_clean = true;
                     Ok(value)
                 }
                 Ok(false) => {
-                    lent.is_clean = true;
-                    Err(Ended::Before(sqlx::Error::Protocol(ENDED_BEFORE.into())))
+                    pooled.is_clean = true;
+                    Err(AttemptEnd::EndedByWork(sqlx::Error::Protocol(ENDED_BY_WORK.into())))
                 }
                 Err(source) if Fault::is_doubtful_commit(&source) => {
-                    Err(Ended::ForGood(RetryError::CommitUnknown { source }))
+                    Err(AttemptEnd::Final(RetryError::CommitUnknown { source }))
                 }
                 // Answered: the transaction has ended, and dropping it made sure. On MySQL the session has not its own settings again.
                 Err(error) => {
-                    lent.is_clean = DB::KIND != Kind::MySql;
-                    Err(Ended::of(error))
+                    pooled.is_clean = DB::KIND != Kind::MySql;
+                    Err(AttemptEnd::from_error(error))
                 }
             },
             Err(error) => {
                 // Now, not when the connection is used next: others wait for its locks.
-                lent.is_clean = end::<DB>(tx, Ending::Rollback).await.is_ok();
-                Err(Ended::of(error))
+                pooled.is_clean = end_transaction::<DB>(tx, Ending::Rollback).await.is_ok();
+                Err(AttemptEnd::from_error(error))
             }
         }
     }
@@ -255,16 +263,16 @@ pub(crate) struct Attempts<'r> {
 
 impl Attempts<'_> {
     /// Waits for the next one to begin, unless there is to be none after what the last one met.
-    pub(crate) async fn another<E: StdError + 'static>(&mut self, last: E) -> Result<(), RetryError<E>> {
+    pub(crate) async fn next_attempt<E: StdError + 'static>(&mut self, last: E) -> Result<(), RetryError<E>> {
         let reason = last.to_string();
-        if !self.may_go_on(&reason).await {
+        if !self.try_next(&reason).await {
             return Err(RetryError::Exhausted { attempts: self.begun, elapsed: self.start.elapsed(), last });
         }
         Ok(())
     }
 
     /// Waits for the next one to begin: `false` if there is to be none.
-    pub(crate) async fn may_go_on(&mut self, reason: &str) -> bool {
+    pub(crate) async fn try_next(&mut self, reason: &str) -> bool {
         let pause = self.pauses.step();
         if self.begun >= self.retry.attempts || self.start.elapsed() + pause > self.retry.within {
             return false;
@@ -277,20 +285,20 @@ impl Attempts<'_> {
 }
 
 /// How an attempt ended without a commit.
-pub(crate) enum Ended<E: StdError + 'static> {
+pub(crate) enum AttemptEnd<E: StdError + 'static> {
     /// By a concurrent change.
-    ByOthers(E),
+    Conflict(E),
     /// By a statement of the closure, which rolled it back or committed it.
-    Before(sqlx::Error),
-    ForGood(RetryError<E>),
+    EndedByWork(sqlx::Error),
+    Final(RetryError<E>),
 }
 
-/// The reason in the error of [`Ended::Before`].
-const ENDED_BEFORE: &str = "the transaction ended before its COMMIT: a statement of the closure had rolled it back (a deadlock whose \
+/// The reason in the error of [`AttemptEnd::EndedByWork`].
+const ENDED_BY_WORK: &str = "the transaction ended before its COMMIT: a statement of the closure had rolled it back (a deadlock whose \
                             error was not returned) or committed it (DDL, or a COMMIT)";
 
 /// Ends a transaction. `false`: it had ended before it was to be committed.
-async fn end<DB: Database>(mut tx: Transaction<'_, DB>, ending: Ending) -> Result<bool, sqlx::Error> {
+async fn end_transaction<DB: Database>(mut tx: Transaction<'_, DB>, ending: Ending) -> Result<bool, sqlx::Error> {
     match (DB::end(&mut tx, ending).await?, ending) {
         (sealed::Ended::ByDriver, Ending::Commit) => tx.commit().await.map(|()| true),
         (sealed::Ended::ByDriver, Ending::Rollback) => tx.rollback().await.map(|()| true),
@@ -299,15 +307,15 @@ async fn end<DB: Database>(mut tx: Transaction<'_, DB>, ending: Ending) -> Resul
     }
 }
 
-impl<E: StdError + 'static> Ended<E> {
-    fn of(error: impl Into<E>) -> Self {
+impl<E: StdError + 'static> AttemptEnd<E> {
+    fn from_error(error: impl Into<E>) -> Self {
         let error = error.into();
-        if is_by_others(&error) { Self::ByOthers(error) } else { Self::ForGood(RetryError::Failed(error)) }
+        if is_conflict_error(&error) { Self::Conflict(error) } else { Self::Final(RetryError::Failed(error)) }
     }
 }
 
 /// Whether an error, or one that stands behind it, says that the transaction is to be run again.
-fn is_by_others(error: &(dyn StdError + 'static)) -> bool {
+fn is_conflict_error(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
         // What is transparent for an error of this crate shows only what stands behind that one.
@@ -325,7 +333,7 @@ fn is_by_others(error: &(dyn StdError + 'static)) -> bool {
 
 /// PostgreSQL answers the COMMIT of a transaction in which a statement has failed by rolling it back, and sqlx takes that for
 /// a success. So it is asked before.
-async fn still_open<DB: Database>(conn: &mut DB::Connection) -> Result<(), sqlx::Error> {
+async fn check_open<DB: Database>(conn: &mut DB::Connection) -> Result<(), sqlx::Error> {
     if DB::KIND == Kind::Postgres {
         DB::fetch(conn, &mut sqlx::QueryBuilder::new("SELECT 1")).await?;
     }
@@ -337,13 +345,13 @@ async fn still_open<DB: Database>(conn: &mut DB::Connection) -> Result<(), sqlx:
 /// and on PostgreSQL one whose BEGIN was cut off may be left in a transaction.
 ///
 /// A connection of SQLite stays: a database in memory ends with it. Its transaction is ended instead.
-struct Lent<DB: Database> {
+struct PooledConnection<DB: Database> {
     /// There until it is dropped.
     connection: Option<PoolConnection<DB>>,
     is_clean: bool,
 }
 
-impl<DB: Database> Drop for Lent<DB> {
+impl<DB: Database> Drop for PooledConnection<DB> {
     fn drop(&mut self) {
         let Some(mut connection) = self.connection.take() else {
             return;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use sqlx::{QueryBuilder, Transaction};
 
-use super::select::{exists, fault, patience, refused, select, waited_for, without_waiting};
-use super::target::{Target, admit};
+use super::select::{lock_error, no_wait, row_error, row_exists, select, timeout_of_name, wait_mode};
+use super::target::{Target, check_transaction};
 use crate::backend::Database;
 use crate::backend::sealed::{Locking, Wait};
 use crate::backend::table::{Identifier, Table};
@@ -17,7 +17,7 @@ use crate::name::LockName;
 use crate::operation::Ensure;
 
 /// The table of the rows that stand for names.
-const NAMED: &str = "sqlock_row";
+const NAMED_ROWS: &str = "sqlock_row";
 
 /// A row lock by name: `SELECT … FOR UPDATE` (on PostgreSQL `FOR NO KEY UPDATE`) on a row that is there for this and nothing else,
 /// created when it is missing. Made with [`Locks::row`](crate::Locks::row).
@@ -97,7 +97,7 @@ impl RowLock {
     pub async fn lock<DB: Database>(&self, tx: &mut Transaction<'_, DB>) -> Result<()> {
         let name = LockName::new(&*self.name)?;
         let start = Moment::now();
-        if self.hold(tx, &name, patience(self.wait)).await? { Ok(()) } else { Err(waited_for(name, start)) }
+        if self.lock_row(tx, &name, wait_mode(self.wait)).await? { Ok(()) } else { Err(timeout_of_name(name, start)) }
     }
 
     /// Locks the row if nobody else has it: `false` when somebody has, and then the transaction is as good as before.
@@ -110,47 +110,47 @@ impl RowLock {
     ///
     /// As [`lock`](Self::lock).
     pub async fn try_lock<DB: Database>(&self, tx: &mut Transaction<'_, DB>) -> Result<bool> {
-        self.hold(tx, &LockName::new(&*self.name)?, without_waiting::<DB>()).await
+        self.lock_row(tx, &LockName::new(&*self.name)?, no_wait::<DB>()).await
     }
 
-    async fn hold<DB: Database>(&self, tx: &mut Transaction<'_, DB>, name: &LockName, wait: Wait) -> Result<bool> {
-        let table = Table::new(NAMED)?;
-        admit(&self.client, tx, &table)?;
+    async fn lock_row<DB: Database>(&self, tx: &mut Transaction<'_, DB>, name: &LockName, wait: Wait) -> Result<bool> {
+        let table = Table::new(NAMED_ROWS)?;
+        check_transaction(&self.client, tx, &table)?;
         if !DB::LOCKS_ROWS {
             // There is no row to look for. Any table will do to take the write lock.
-            let lease = Target { table: Table::new("sqlock_lease")?, column: Identifier::new("name")? };
-            lease.seize(tx, self.shared, &table).await?;
+            let any_table = Target { table: Table::new("sqlock_lease")?, column: Identifier::new("name")? };
+            any_table.take_write_lock(tx, self.shared, &table).await?;
             return Ok(true);
         }
         // On a connection of ours and before the transaction looks for it: its snapshot may be taken by that look.
-        ensure(&self.client, name).await?;
-        let by_name = |query: &mut QueryBuilder<DB>| DB::push_named(query, name.as_str());
+        ensure_row(&self.client, name).await?;
+        let push_by_name = |query: &mut QueryBuilder<DB>| DB::push_named(query, name.as_str());
         let locking = Locking { shared: self.shared, key_update: false, wait };
-        let Some(found) = select(tx, &table, locking, by_name).await? else {
+        let Some(found) = select(tx, &table, locking, push_by_name).await? else {
             return Ok(false);
         };
         if let Some(locked) = found.first() {
             if !self.shared {
-                DB::mark(tx, locked, name.as_str()).await.map_err(|error| refused::<DB>(&table, error))?;
+                DB::mark(tx, locked, name.as_str()).await.map_err(|error| lock_error::<DB>(&table, error))?;
             }
             return Ok(true);
         }
-        if wait == Wait::Skip && exists(tx, by_name).await? {
+        if wait == Wait::Skip && row_exists(tx, push_by_name).await? {
             return Ok(false);
         }
         // It was created, or purged, in between.
-        self.client.rows.forget(name);
-        Err(fault(&table, RowError::StaleSnapshot))
+        self.client.row_cache.forget(name);
+        Err(row_error(&table, RowError::StaleSnapshot))
     }
 }
 
 /// Makes sure that the row of a name is there.
-async fn ensure(client: &Client, name: &LockName) -> Result<()> {
-    if client.rows.is_ensured(name) {
+async fn ensure_row(client: &Client, name: &LockName) -> Result<()> {
+    if client.row_cache.is_ensured(name) {
         return Ok(());
     }
     let answer = client.ask(Ensure(name.clone())).await;
     answer.result?;
-    client.rows.ensured(name, answer.sent_at);
+    client.row_cache.set_ensured(name, answer.sent_at);
     Ok(())
 }

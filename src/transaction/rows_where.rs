@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::{Decode, QueryBuilder, Transaction, Type};
 
-use super::select::{keys, select, timeout};
+use super::select::{read_keys, select, timeout_of_table};
 use super::table_rows::RowsOf;
 use super::target::Target;
 use crate::backend::Database;
@@ -105,9 +105,9 @@ impl RowsWhere {
         let start = Moment::now();
         let rows = &self.rows;
         let (target, _) = Target::find(&rows.client, tx, &rows.table, &rows.column).await?;
-        target.seize(tx, rows.shared, &target.table).await?;
+        target.take_write_lock(tx, rows.shared, &target.table).await?;
         let Target { table, column } = &target;
-        let by_condition = |query: &mut QueryBuilder<DB>| {
+        let push_by_condition = |query: &mut QueryBuilder<DB>| {
             query.push(column.quoted::<DB>()).push(" FROM ").push(table.quoted::<DB>()).push(" WHERE ");
             condition(query);
             // It may end in a comment.
@@ -116,9 +116,9 @@ impl RowsWhere {
                 query.push(" LIMIT ").push(limit);
             }
         };
-        match select(tx, table, rows.locking(rows.wait), by_condition).await? {
-            Some(found) => keys(&found),
-            None => Err(timeout(table, start)),
+        match select(tx, table, rows.locking(rows.wait), push_by_condition).await? {
+            Some(found) => read_keys(&found),
+            None => Err(timeout_of_table(table, start)),
         }
     }
 }

@@ -12,9 +12,9 @@ use crate::error::{Error, Result, RowError};
 use crate::name::LockName;
 
 /// By how much a server may end a wait early, by our clock.
-const CLOCKS: Duration = Duration::from_millis(20);
+const CLOCK_TOLERANCE: Duration = Duration::from_millis(20);
 
-pub(super) fn patience(wait: Option<Duration>) -> Wait {
+pub(super) fn wait_mode(wait: Option<Duration>) -> Wait {
     match wait {
         None => Wait::Unbounded,
         Some(Duration::ZERO) => Wait::Refuse,
@@ -23,18 +23,18 @@ pub(super) fn patience(wait: Option<Duration>) -> Wait {
 }
 
 /// How a single row is tried: in the way that leaves the transaction usable.
-pub(super) fn without_waiting<DB: Database>() -> Wait {
+pub(super) fn no_wait<DB: Database>() -> Wait {
     if DB::ABORTS { Wait::Skip } else { Wait::Refuse }
 }
 
-pub(super) fn waited_for(name: LockName, start: Moment) -> Error {
+pub(super) fn timeout_of_name(name: LockName, start: Moment) -> Error {
     Error::Timeout { name, waited: Moment::now().since(start) }
 }
 
 /// What was waited for is a row of a table.
-pub(super) fn timeout(table: &Table, start: Moment) -> Error {
+pub(super) fn timeout_of_table(table: &Table, start: Moment) -> Error {
     match LockName::new(table.to_string()) {
-        Ok(name) => waited_for(name, start),
+        Ok(name) => timeout_of_name(name, start),
         Err(error) => error,
     }
 }
@@ -44,17 +44,17 @@ pub(super) async fn select<DB: Database>(
     conn: &mut Transaction<'_, DB>,
     table: &Table,
     locking: Locking,
-    what: impl Fn(&mut QueryBuilder<DB>) + Sync,
+    push_select: impl Fn(&mut QueryBuilder<DB>) + Sync,
 ) -> Result<Option<Vec<DB::Row>>> {
     let start = Moment::now();
-    let mut now = locking;
+    let mut attempt = locking;
     loop {
-        let clauses = DB::clauses(now);
+        let clauses = DB::clauses(attempt);
         let mut query = QueryBuilder::new(clauses.before);
         query.push("SELECT ").push(clauses.hint);
-        what(&mut query);
+        push_select(&mut query);
         query.push(clauses.after);
-        let error = match guarded::<DB>(conn, &mut query, now.wait).await {
+        let error = match fetch_guarded::<DB>(conn, &mut query, attempt.wait).await {
             Ok(found) => return Ok(Some(found)),
             Err(error) => error,
         };
@@ -63,26 +63,26 @@ pub(super) async fn select<DB: Database>(
             _ => Duration::ZERO,
         };
         match DB::refusal(&error) {
-            Some(Refusal::Stale) => return Err(refused::<DB>(table, error)),
-            Some(Refusal::Taken) if DB::has_rolled_back(conn, &error).await.map_err(failed)? => {
-                return Err(failed(error));
+            Some(Refusal::Stale) => return Err(lock_error::<DB>(table, error)),
+            Some(Refusal::Taken) if DB::has_rolled_back(conn, &error).await.map_err(statement_error)? => {
+                return Err(statement_error(error));
             }
             // The session has a lower limit for each single wait.
-            Some(Refusal::Taken) if left > CLOCKS => now.wait = Wait::AtMost(left),
-            Some(Refusal::Cut) if left > CLOCKS || !matches!(locking.wait, Wait::AtMost(_)) => {
-                return Err(failed(error));
+            Some(Refusal::Taken) if left > CLOCK_TOLERANCE => attempt.wait = Wait::AtMost(left),
+            Some(Refusal::Cut) if left > CLOCK_TOLERANCE || !matches!(locking.wait, Wait::AtMost(_)) => {
+                return Err(statement_error(error));
             }
             Some(Refusal::Taken | Refusal::Cut) => {
                 tokio::time::sleep(left).await;
                 return Ok(None);
             }
-            _ => return Err(failed(error)),
+            _ => return Err(statement_error(error)),
         }
     }
 }
 
 /// Sends a statement that may fail without harm to the transaction.
-pub(super) async fn guarded<DB: Database>(
+pub(super) async fn fetch_guarded<DB: Database>(
     conn: &mut DB::Connection,
     query: &mut QueryBuilder<DB>,
     wait: Wait,
@@ -101,17 +101,17 @@ pub(super) async fn guarded<DB: Database>(
 }
 
 /// Whether there is anything to lock, whoever has it.
-pub(super) async fn exists<DB: Database>(
+pub(super) async fn row_exists<DB: Database>(
     conn: &mut Transaction<'_, DB>,
-    what: impl Fn(&mut QueryBuilder<DB>),
+    push_select: impl Fn(&mut QueryBuilder<DB>),
 ) -> Result<bool> {
     let mut query = QueryBuilder::new("SELECT ");
-    what(&mut query);
-    let found = DB::fetch(conn, &mut query).await.map_err(failed)?;
+    push_select(&mut query);
+    let found = DB::fetch(conn, &mut query).await.map_err(statement_error)?;
     Ok(!found.is_empty())
 }
 
-pub(super) fn keys<DB, K>(found: &[DB::Row]) -> Result<Vec<K>>
+pub(super) fn read_keys<DB, K>(found: &[DB::Row]) -> Result<Vec<K>>
 where
     DB: Database,
     K: for<'r> Decode<'r, DB> + Type<DB>,
@@ -121,17 +121,17 @@ where
     keys.map_err(|error| Error::from_sqlx("read the keys of locked rows", error))
 }
 
-pub(super) fn refused<DB: Database>(table: &Table, error: sqlx::Error) -> Error {
+pub(super) fn lock_error<DB: Database>(table: &Table, error: sqlx::Error) -> Error {
     match DB::refusal(&error) {
-        Some(Refusal::Stale) => fault(table, RowError::StaleSnapshot),
-        _ => failed(error),
+        Some(Refusal::Stale) => row_error(table, RowError::StaleSnapshot),
+        _ => statement_error(error),
     }
 }
 
-pub(super) fn failed(error: sqlx::Error) -> Error {
+pub(super) fn statement_error(error: sqlx::Error) -> Error {
     Error::from_sqlx("lock rows", error)
 }
 
-pub(super) fn fault(table: &Table, cause: RowError) -> Error {
+pub(super) fn row_error(table: &Table, cause: RowError) -> Error {
     Error::Row { table: table.to_string(), cause }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::{Decode, Encode, QueryBuilder, Transaction, Type, TypeInfo as _};
 
-use super::select::{exists, fault, keys, patience, select, timeout, without_waiting};
+use super::select::{no_wait, read_keys, row_error, row_exists, select, timeout_of_table, wait_mode};
 use super::target::Target;
 use crate::backend::Database;
 use crate::backend::sealed::{Locking, Unique, Wait};
@@ -87,8 +87,12 @@ impl<K> RowOf<K> {
         K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
     {
         let start = Moment::now();
-        let wait = if self.rows.wait == Wait::Refuse { without_waiting::<DB>() } else { self.rows.wait };
-        if self.hold(tx, wait).await? { Ok(()) } else { Err(timeout(&Table::new(&self.rows.table)?, start)) }
+        let wait = if self.rows.wait == Wait::Refuse { no_wait::<DB>() } else { self.rows.wait };
+        if self.lock_row(tx, wait).await? {
+            Ok(())
+        } else {
+            Err(timeout_of_table(&Table::new(&self.rows.table)?, start))
+        }
     }
 
     /// Locks the row if nobody else has it: `false` when somebody has, and then the transaction is as good as before.
@@ -105,28 +109,28 @@ impl<K> RowOf<K> {
         DB: Database,
         K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
     {
-        self.hold(tx, without_waiting::<DB>()).await
+        self.lock_row(tx, no_wait::<DB>()).await
     }
 
-    async fn hold<DB>(&self, tx: &mut Transaction<'_, DB>, wait: Wait) -> Result<bool>
+    async fn lock_row<DB>(&self, tx: &mut Transaction<'_, DB>, wait: Wait) -> Result<bool>
     where
         DB: Database,
         K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
     {
         let rows = &self.rows;
-        let target = rows.enter(tx).await?;
-        let by_key =
-            |query: &mut QueryBuilder<DB>| rows.push_select(query, &target, &rows.keys.iter().collect::<Vec<_>>());
-        let Some(found) = select(tx, &target.table, rows.locking(wait), by_key).await? else {
+        let target = rows.check(tx).await?;
+        let push_by_key =
+            |query: &mut QueryBuilder<DB>| rows.push_keys(query, &target, &rows.keys.iter().collect::<Vec<_>>());
+        let Some(found) = select(tx, &target.table, rows.locking(wait), push_by_key).await? else {
             return Ok(false);
         };
         if !found.is_empty() {
             return Ok(true);
         }
-        if wait == Wait::Skip && exists(tx, by_key).await? {
+        if wait == Wait::Skip && row_exists(tx, push_by_key).await? {
             return Ok(false);
         }
-        Err(fault(&target.table, RowError::NoSuchRow))
+        Err(row_error(&target.table, RowError::NoSuchRow))
     }
 }
 
@@ -177,7 +181,7 @@ impl<K> RowsOf<K> {
 
     /// As [`RowLock::wait`](crate::row::RowLock::wait), for all of them together.
     pub fn wait(mut self, at_most: Duration) -> Self {
-        self.wait = patience(Some(at_most));
+        self.wait = wait_mode(Some(at_most));
         self
     }
 
@@ -220,7 +224,7 @@ impl<K> RowsOf<K> {
         usize: sqlx::ColumnIndex<DB::Row>,
     {
         let start = Moment::now();
-        let target = self.enter(tx).await?;
+        let target = self.check(tx).await?;
         let mut wanted: Vec<&K> = self.keys.iter().collect();
         wanted.sort();
         wanted.dedup();
@@ -230,22 +234,22 @@ impl<K> RowsOf<K> {
         }
         if DB::LOOKS_UP_SEVERAL {
             let locking = self.locking(self.wait);
-            let by_keys = |query: &mut QueryBuilder<DB>| self.push_select(query, &target, &wanted);
-            return match select(tx, &target.table, locking, by_keys).await? {
-                Some(found) => keys(&found),
-                None => Err(timeout(&target.table, start)),
+            let push_by_keys = |query: &mut QueryBuilder<DB>| self.push_keys(query, &target, &wanted);
+            return match select(tx, &target.table, locking, push_by_keys).await? {
+                Some(found) => read_keys(&found),
+                None => Err(timeout_of_table(&target.table, start)),
             };
         }
         let mut locked = Vec::new();
         for key in wanted {
             let wait = match self.wait {
-                Wait::AtMost(at_most) => patience(Some(at_most.saturating_sub(Moment::now().since(start)))),
+                Wait::AtMost(at_most) => wait_mode(Some(at_most.saturating_sub(Moment::now().since(start)))),
                 wait => wait,
             };
-            let by_key = |query: &mut QueryBuilder<DB>| self.push_select(query, &target, &[key]);
-            match select(tx, &target.table, self.locking(wait), by_key).await? {
+            let push_by_key = |query: &mut QueryBuilder<DB>| self.push_keys(query, &target, &[key]);
+            match select(tx, &target.table, self.locking(wait), push_by_key).await? {
                 Some(found) => locked.extend(found.first().map(|_| key.clone())),
-                None => return Err(timeout(&target.table, start)),
+                None => return Err(timeout_of_table(&target.table, start)),
             }
             if locked.len() >= limit as usize {
                 break;
@@ -259,30 +263,30 @@ impl<K> RowsOf<K> {
     }
 
     /// Checks what can be checked before anything is locked.
-    async fn enter<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<Target>
+    async fn check<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<Target>
     where
         DB: Database,
         K: Type<DB>,
     {
         let (target, column) = Target::find(&self.client, tx, &self.table, &self.column).await?;
-        let fault = |cause| Err(fault(&target.table, cause));
+        let row_error = |cause| Err(row_error(&target.table, cause));
         match column.unique {
             Some(Unique { obstacle: None, .. }) => {}
             Some(Unique { name: index, obstacle: Some(reason) }) => {
-                return fault(RowError::UnusableIndex { column: self.column.clone(), index, reason });
+                return row_error(RowError::UnusableIndex { column: self.column.clone(), index, reason });
             }
-            None => return fault(RowError::NotUnique { column: self.column.clone() }),
+            None => return row_error(RowError::NotUnique { column: self.column.clone() }),
         }
         let key = K::type_info();
         if !DB::suits(&key, &column) {
-            return fault(RowError::KeyType { key: key.name().to_owned(), column: column.type_name });
+            return row_error(RowError::KeyType { key: key.name().to_owned(), column: column.type_name });
         }
-        target.seize(tx, self.shared, &target.table).await?;
+        target.take_write_lock(tx, self.shared, &target.table).await?;
         Ok(target)
     }
 
     /// What comes between SELECT and FOR UPDATE.
-    fn push_select<DB>(&self, query: &mut QueryBuilder<DB>, target: &Target, keys: &[&K])
+    fn push_keys<DB>(&self, query: &mut QueryBuilder<DB>, target: &Target, keys: &[&K])
     where
         DB: Database,
         K: for<'q> Encode<'q, DB> + Type<DB>,

@@ -3,7 +3,7 @@
 use sqlx::Transaction;
 use sqlx_core::transaction::TransactionManager as _;
 
-use super::select::{failed, fault};
+use super::select::{row_error, statement_error};
 use crate::backend::Database;
 use crate::backend::sealed::{Catalogued, Column, Refusal};
 use crate::backend::table::{Identifier, Table};
@@ -26,13 +26,13 @@ impl Target {
         column: &str,
     ) -> Result<(Self, Column)> {
         let (table, name) = (Table::new(table)?, Identifier::new(column)?);
-        admit(client, tx, &table)?;
-        let known = column_of(client, tx, &table, column).await?;
-        Ok((Self { table, column: name }, known))
+        check_transaction(client, tx, &table)?;
+        let column_info = read_column(client, tx, &table, column).await?;
+        Ok((Self { table, column: name }, column_info))
     }
 
     /// Where no single rows are locked, locks them all.
-    pub(super) async fn seize<DB: Database>(
+    pub(super) async fn take_write_lock<DB: Database>(
         &self,
         tx: &mut Transaction<'_, DB>,
         shared: bool,
@@ -48,21 +48,21 @@ impl Target {
             });
         }
         match DB::seize(tx, &self.table.quoted::<DB>()).await {
-            Err(error) if DB::refusal(&error) == Some(Refusal::Deferred) => Err(fault(meant, RowError::Deferred)),
-            done => done.map_err(failed),
+            Err(error) if DB::refusal(&error) == Some(Refusal::Deferred) => Err(row_error(meant, RowError::Deferred)),
+            done => done.map_err(statement_error),
         }
     }
 }
 
 /// What the catalogue says about a column in which rows can be locked.
-async fn column_of<DB: Database>(
+async fn read_column<DB: Database>(
     client: &Client,
     tx: &mut Transaction<'_, DB>,
     table: &Table,
     column: &str,
 ) -> Result<Column> {
     let key = (table.to_string(), column.to_owned());
-    if let Some(column) = client.rows.column(&key) {
+    if let Some(column) = client.row_cache.column(&key) {
         return Ok(column);
     }
     // In the caller's transaction, which sees the tables that it means, and those that it has just created.
@@ -76,22 +76,22 @@ async fn column_of<DB: Database>(
         }
     };
     let Some(found) = found else {
-        return Err(fault(table, RowError::NoSuchColumn { column: column.to_owned() }));
+        return Err(row_error(table, RowError::NoSuchColumn { column: column.to_owned() }));
     };
     if let Some(engine) = found.rowless {
-        return Err(fault(table, RowError::NoRowLocks { engine }));
+        return Err(row_error(table, RowError::NoRowLocks { engine }));
     }
-    client.rows.found(key, found.clone());
+    client.row_cache.set_column(key, found.clone());
     Ok(found)
 }
 
 /// Refuses a transaction in which nothing can be locked.
-pub(crate) fn admit<DB: Database>(client: &Client, tx: &Transaction<'_, DB>, table: &Table) -> Result<()> {
+pub(crate) fn check_transaction<DB: Database>(client: &Client, tx: &Transaction<'_, DB>, table: &Table) -> Result<()> {
     if DB::KIND != client.kind {
-        return Err(fault(table, RowError::OtherDatabase));
+        return Err(row_error(table, RowError::OtherDatabase));
     }
     if DB::TransactionManager::get_transaction_depth(tx) == 0 {
-        return Err(fault(table, RowError::NoTransaction));
+        return Err(row_error(table, RowError::NoTransaction));
     }
     Ok(())
 }

@@ -140,8 +140,8 @@ impl Versioned {
         T: for<'r> FromRow<'r, DB::Row> + Send,
     {
         let connection = db.acquire();
-        let statement = self.quoted::<DB>().map(|names| {
-            let Names { table, key: column, version } = &names;
+        let statement = self.quote_names::<DB>().map(|names| {
+            let QuotedNames { table, key: column, version } = &names;
             let mut query = QueryBuilder::new(format!(
                 "SELECT t.*, CAST(t.{version} AS {}) AS sqlock_version FROM {table} AS t WHERE t.{column} = ",
                 DB::INTEGER,
@@ -155,7 +155,7 @@ impl Versioned {
             let mut conn = connection.await.map_err(|e| Error::of_caller("read a row", e))?;
             let rows = DB::fetch(&mut conn, &mut query).await.map_err(|e| Error::of_caller("read a row", e))?;
             let [row] = rows.as_slice() else {
-                return if rows.is_empty() { Ok(None) } else { Err(this.several(rows.len() as u64)) };
+                return if rows.is_empty() { Ok(None) } else { Err(this.several_rows_error(rows.len() as u64)) };
             };
             let version = DB::integer(row, row.len() - 1);
             let value = T::from_row(row);
@@ -204,8 +204,8 @@ impl Versioned {
         DB: Database,
         K: Encode<'q, DB> + Type<DB> + Send,
     {
-        let statement = self.quoted::<DB>().map(|names| {
-            let Names { table, key: column, version } = &names;
+        let statement = self.quote_names::<DB>().map(|names| {
+            let QuotedNames { table, key: column, version } = &names;
             let mut query = QueryBuilder::new(format!("UPDATE {table} SET "));
             let empty = query.sql().as_str().len();
             set(&mut query);
@@ -238,8 +238,8 @@ impl Versioned {
         DB: Database,
         K: Encode<'q, DB> + Type<DB> + Send,
     {
-        let statement = self.quoted::<DB>().map(|names| {
-            let Names { table, key: column, version } = &names;
+        let statement = self.quote_names::<DB>().map(|names| {
+            let QuotedNames { table, key: column, version } = &names;
             let mut query = QueryBuilder::new(format!("DELETE FROM {table} WHERE {column} = "));
             push_key(&mut query, &key);
             DB::push_integer(query.push(format_args!(" AND {version} = ")), expected);
@@ -280,7 +280,7 @@ impl Versioned {
         DB: Database,
         K: Encode<'q, DB> + Type<DB> + Send,
     {
-        let statement = self.insertion(&key, columns, values);
+        let statement = self.insert_statement(&key, columns, values);
         let connection = db.acquire();
         let this = self.clone();
         async move {
@@ -293,25 +293,25 @@ impl Versioned {
                 Err(e) if DB::KIND == Kind::MySql && is_duplicate(&e) => Some(e),
                 Err(e) => return Err(Error::of_caller("insert a row", e)),
             };
-            match (answer::<DB>(&mut conn, names.look(key)).await?, error) {
+            match (read_version::<DB>(&mut conn, names.select_version(key)).await?, error) {
                 (None, Some(e)) => Err(Error::of_caller("insert a row", e)),
-                (found, _) => Err(this.conflict(None, found)),
+                (found, _) => Err(this.conflict_error(None, found)),
             }
         }
     }
 
-    fn insertion<'q, DB, K>(
+    fn insert_statement<'q, DB, K>(
         &self,
         key: &K,
         columns: &[&str],
         values: impl FnOnce(&mut Separated<'_, DB, &'static str>),
-    ) -> Result<(QueryBuilder<DB>, Names)>
+    ) -> Result<(QueryBuilder<DB>, QuotedNames)>
     where
         DB: Database,
         K: Encode<'q, DB> + Type<DB>,
     {
-        let names = self.quoted::<DB>()?;
-        let Names { table, key: column, version } = &names;
+        let names = self.quote_names::<DB>()?;
+        let QuotedNames { table, key: column, version } = &names;
         let mut query = QueryBuilder::new(format!("INSERT INTO {table} ({column}, {version}"));
         for column in columns {
             query.push(format_args!(", {}", Identifier::new(column)?.quoted::<DB>()));
@@ -337,7 +337,7 @@ impl Versioned {
         db: impl Acquire<'c, Database = DB>,
         key: K,
         expected: i64,
-        statement: Result<(QueryBuilder<DB>, Names)>,
+        statement: Result<(QueryBuilder<DB>, QuotedNames)>,
     ) -> impl Future<Output = Result<()>> + Send
     where
         DB: Database,
@@ -350,28 +350,28 @@ impl Versioned {
             let mut conn = connection.await.map_err(|e| Error::of_caller(attempted, e))?;
             match DB::execute(&mut conn, &mut query).await.map_err(|e| Error::of_caller(attempted, e))? {
                 0 => {
-                    let found = answer::<DB>(&mut conn, names.look(key)).await?;
-                    Err(this.conflict(Some(expected), found))
+                    let found = read_version::<DB>(&mut conn, names.select_version(key)).await?;
+                    Err(this.conflict_error(Some(expected), found))
                 }
                 1 => Ok(()),
-                rows => Err(this.several(rows)),
+                rows => Err(this.several_rows_error(rows)),
             }
         }
     }
 
-    fn quoted<DB: Database>(&self) -> Result<Names> {
-        Ok(Names {
+    fn quote_names<DB: Database>(&self) -> Result<QuotedNames> {
+        Ok(QuotedNames {
             table: Table::new(&self.table)?.quoted::<DB>(),
             key: Identifier::new(&self.key)?.quoted::<DB>(),
             version: Identifier::new(&self.version)?.quoted::<DB>(),
         })
     }
 
-    fn conflict(&self, expected: Option<i64>, found: Option<i64>) -> Error {
+    fn conflict_error(&self, expected: Option<i64>, found: Option<i64>) -> Error {
         Error::Conflict { table: self.table.as_ref().into(), expected, found, cause: Overtaken }
     }
 
-    fn several(&self, rows: u64) -> Error {
+    fn several_rows_error(&self, rows: u64) -> Error {
         let cause = RowError::SeveralRows { column: self.key.as_ref().into(), rows };
         Error::Row { table: self.table.as_ref().into(), cause }
     }
@@ -384,15 +384,15 @@ impl fmt::Display for Versioned {
 }
 
 /// The names as they stand in a statement.
-struct Names {
+struct QuotedNames {
     table: String,
     key: String,
     version: String,
 }
 
-impl Names {
+impl QuotedNames {
     /// Asks for the version that a row has now, whenever the transaction began to read.
-    fn look<'q, DB, K>(&self, key: K) -> QueryBuilder<DB>
+    fn select_version<'q, DB, K>(&self, key: K) -> QueryBuilder<DB>
     where
         DB: Database,
         K: Encode<'q, DB> + Type<DB>,
@@ -406,8 +406,8 @@ impl Names {
     }
 }
 
-async fn answer<DB: Database>(conn: &mut DB::Connection, mut look: QueryBuilder<DB>) -> Result<Option<i64>> {
-    let read = DB::fetch(conn, &mut look).await;
+async fn read_version<DB: Database>(conn: &mut DB::Connection, mut query: QueryBuilder<DB>) -> Result<Option<i64>> {
+    let read = DB::fetch(conn, &mut query).await;
     let version = read.and_then(|rows| rows.first().map(|row| DB::integer(row, 0)).transpose());
     version.map_err(|e| Error::of_caller("look for the version of a row", e))
 }
