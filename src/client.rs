@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::executor::{Answer, Executor};
 use crate::idempotency::in_flight::Duplicates;
 use crate::operation::Operation;
-use crate::session::manager::Desk;
+use crate::session::manager::SessionManager;
 use crate::transaction::row_cache::RowCache;
 
 /// What the builder decides.
@@ -31,8 +31,7 @@ pub(crate) struct Client {
     pub(crate) kind: Kind,
     pub(crate) settings: Settings,
     pub(crate) coordinator: Arc<Coordinator>,
-    /// For session locks.
-    pub(crate) desk: Desk,
+    pub(crate) sessions: SessionManager,
     pub(crate) row_cache: RowCache,
     pub(crate) duplicates: Duplicates,
 }
@@ -46,7 +45,7 @@ impl Client {
             backend,
             kind,
             settings,
-            desk: Desk::default(),
+            sessions: SessionManager::default(),
             row_cache: RowCache::default(),
             duplicates: Duplicates::default(),
         })
@@ -69,7 +68,7 @@ impl Client {
 
     /// Ends every holding and every wait, gives back what was held, and closes the connections.
     pub(crate) async fn shutdown(&self) -> Result<()> {
-        let sessions = self.desk.close();
+        let sessions = self.sessions.close();
         let outcome = self.coordinator.close().await;
         sessions.await;
         outcome

@@ -54,7 +54,10 @@ impl Moment {
     }
 }
 
-/// The longest duration that is counted with: 100 years. A longer one is as good as for ever.
+/// How often a waiting task reads the clock: timers stand still while the machine sleeps.
+pub(crate) const CLOCK_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The longest duration that is counted: 100 years. Longer ones mean for ever.
 pub(crate) const CENTURY: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
 
 impl std::ops::Add<Duration> for Moment {

@@ -137,7 +137,7 @@
 //   session sweeper transaction - locks of connections, rows in transactions, and what goes with them
 //   inspect - who holds what
 //   client - what stands behind a handle
-//   transaction/row_cache idempotency/in_flight session/manager session/task session/connection session/message session/name session/lock session/liveness - what a client remembers
+//   transaction/row_cache idempotency/in_flight session/manager session/task session/connection session/message session/name session/liveness - what a client remembers
 //   coordinator - the only part that feeds the engine and runs its actions
 //   executor - connections: sends, repeats, reconnects
 //   operation - what a connection can be asked to do

@@ -11,15 +11,13 @@ use tokio::time::{Instant, timeout};
 
 use super::nodes::Nodes;
 use super::round::{Round, Vote};
+use crate::clock::CLOCK_CHECK_INTERVAL;
 use crate::error::{Error, LossCause, Result};
 use crate::lease::handle::Lease;
 use crate::lease::run::first;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::token::FencingToken;
-
-/// At least so often the clocks are compared: timers stand still while the machine sleeps.
-const HEARTBEAT: Duration = Duration::from_millis(500);
 
 /// A majority, as its holder may see it.
 pub(super) struct Held {
@@ -101,7 +99,7 @@ impl Held {
                 return cause;
             }
             // The task that tends it wakes us. Should that not get to run, a look at the clock now and then does.
-            let _ = timeout(self.remaining().min(HEARTBEAT), ended).await;
+            let _ = timeout(self.remaining().min(CLOCK_CHECK_INTERVAL), ended).await;
         }
     }
 

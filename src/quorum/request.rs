@@ -10,15 +10,12 @@ use super::lease::QuorumLease;
 use super::majority::{Held, tend};
 use super::nodes::{Nodes, Terms};
 use super::round::{Outcome, Round};
-use crate::backoff::Backoff;
+use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
 use crate::error::{Error, Result};
 use crate::lease::request::DEFAULT_TTL;
 use crate::lease::run::while_held;
 use crate::name::LockName;
 use crate::owner::Owner;
-
-/// How long [`QuorumRequest::acquire`] goes on asking while no majority answers.
-const PATIENCE: Duration = Duration::from_secs(3);
 
 /// How often a request that does not wait asks again when it got some votes and others got the rest.
 const TRIES: u32 = 4;
@@ -126,7 +123,7 @@ impl QuorumRequest {
                 }
                 Refused::Unreachable(error) => {
                     let since = *unreachable.get_or_insert(attempted);
-                    if since.elapsed() >= PATIENCE {
+                    if since.elapsed() >= OUTAGE_TOLERANCE {
                         return Err(error);
                     }
                     (last, taken) = (Some(error), false);

@@ -5,97 +5,120 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use super::liveness::Bond;
-use crate::backend::Anchor;
+use super::liveness::Liveness;
+use crate::backend::{Anchor, Job};
 use crate::clock::Moment;
 use crate::error::{Fault, LossCause};
 
-/// How often the server is asked whether the session is still there, or the directory whether the files are.
+/// How often the connection proves that its session, or its directory of files, is still there.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
 
-/// How long the connection is kept when nothing is locked any more: whoever has locked often locks again soon.
+/// How long the connection stays open after the last lock: a client often locks again soon.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// The most that a statement may take while no lock hangs on the answer.
+/// How long a statement may take while the connection holds no lock.
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 
-/// The connection.
-pub(super) struct Line {
-    pub(super) anchor: Box<dyn Anchor>,
-    pub(super) bond: Tie,
-    /// When the last statement was sent that was answered.
-    pub(super) heard: Instant,
-    /// How many names are locked, and since when none.
-    pub(super) locked: usize,
-    pub(super) idle_since: Instant,
+pub(super) struct SessionConnection {
+    anchor: Box<dyn Anchor>,
+    guard: DisconnectGuard,
+    /// When the last answered statement was sent.
+    confirmed_at: Instant,
+    /// How many names are locked.
+    locked: usize,
+    /// Since when no name is locked.
+    idle_since: Instant,
 }
 
-/// Why a statement did not do what it should.
+/// Why a statement failed.
 pub(super) enum Failure {
-    /// It was refused, and the connection goes on.
+    /// The server refused the statement; the connection is usable.
     Refused(sqlx::Error),
-    /// Nothing is known of the connection any more.
+    /// The state of the connection is unknown.
     Lost(String),
 }
 
-impl Line {
-    /// A connection that was asked for at that moment.
-    pub(super) fn new(anchor: Box<dyn Anchor>, asked: Moment) -> Self {
+impl SessionConnection {
+    /// Wraps a connection that was requested at `requested_at`.
+    pub(super) fn new(anchor: Box<dyn Anchor>, requested_at: Moment) -> Self {
         let now = Instant::now();
-        let bond = Tie(Bond::new(anchor.outlives_silence(), asked));
-        Self { anchor, bond, heard: now, locked: 0, idle_since: now }
+        let guard = DisconnectGuard(Liveness::new(anchor.outlives_silence(), requested_at));
+        Self { anchor, guard, confirmed_at: now, locked: 0, idle_since: now }
     }
 
-    /// When to look after it.
-    pub(super) fn due(&self) -> Option<Instant> {
-        if self.locked == 0 {
-            return Some(self.idle_since + LINGER);
-        }
-        Some(self.heard + KEEP_ALIVE)
+    pub(super) fn liveness(&self) -> &Arc<Liveness> {
+        &self.guard.0
     }
 
-    /// Sends a statement. Whatever it is, its answer proves that the session is there.
+    pub(super) fn is_lost(&self) -> bool {
+        self.liveness().loss().is_some()
+    }
+
+    pub(super) fn locked(&self) -> usize {
+        self.locked
+    }
+
+    pub(super) fn add_lock(&mut self) {
+        self.locked += 1;
+    }
+
+    pub(super) fn remove_lock(&mut self) {
+        self.locked = self.locked.saturating_sub(1);
+        self.idle_since = Instant::now();
+    }
+
+    /// Keeps an idle connection open for a waiter.
+    pub(super) fn reset_idle(&mut self, now: Instant) {
+        self.idle_since = now;
+    }
+
+    /// When the connection must prove that it is alive, or close because it is idle.
+    pub(super) fn due(&self) -> Instant {
+        if self.locked == 0 { self.idle_since + LINGER } else { self.confirmed_at + KEEP_ALIVE }
+    }
+
+    /// Sends a statement. Any answer proves that the session is alive.
     pub(super) async fn send<'a, T>(
         &'a mut self,
-        statement: impl FnOnce(&'a mut dyn Anchor) -> crate::backend::Job<'a, T>,
+        statement: impl FnOnce(&'a mut dyn Anchor) -> Job<'a, T>,
     ) -> Result<T, Failure> {
-        // Giving up sooner would cost the locks that the server may still be keeping for us.
-        let bond = &self.bond.0;
-        let patience = if self.locked == 0 { ANSWER_WITHIN } else { bond.remaining() };
+        let liveness = &self.guard.0;
+        // A shorter limit would give up locks that the server may still hold for this session.
+        let limit = if self.locked == 0 { ANSWER_WITHIN } else { liveness.remaining() };
         let (sent_at, sent) = (Moment::now(), Instant::now());
-        let mortal = self.anchor.outlives_silence().is_some();
-        let answer = timeout(patience, statement(&mut *self.anchor)).await;
+        let has_session = self.anchor.outlives_silence().is_some();
+        let answer = timeout(limit, statement(&mut *self.anchor)).await;
         match answer {
             Ok(Ok(answer)) => {
-                bond.confirm(sent_at);
-                self.heard = sent;
-                match bond.loss() {
+                liveness.confirm(sent_at);
+                self.confirmed_at = sent;
+                match liveness.loss() {
                     None => Ok(answer),
                     Some(_) => Err(Failure::Lost("the answer came too late".into())),
                 }
             }
-            Ok(Err(error)) if !mortal => Err(Failure::Refused(error)),
+            Ok(Err(error)) if !has_session => Err(Failure::Refused(error)),
             Ok(Err(error @ sqlx::Error::Database(_))) if Fault::of(&error) != Fault::Severed => {
-                self.heard = sent;
+                self.confirmed_at = sent;
                 Err(Failure::Refused(error))
             }
             Ok(Err(error)) => Err(Failure::Lost(error.to_string())),
-            Err(_) => Err(Failure::Lost(format!("no answer came within {patience:?}"))),
+            Err(_) => Err(Failure::Lost(format!("no answer came within {limit:?}"))),
         }
     }
 
-    /// Gives all locks back and ends.
+    /// Releases all locks and closes the connection.
     pub(super) async fn close(self, cause: LossCause) {
-        self.bond.0.sever(cause);
+        self.guard.0.end(cause);
         let _ = timeout(ANSWER_WITHIN, self.anchor.close()).await;
     }
 }
 
-/// Whatever becomes of the connection, the runtime's end included: with it go the locks.
-pub(super) struct Tie(pub(super) Arc<Bond>);
+/// Marks all locks of a connection as lost when the connection is dropped, also when the runtime ends.
+struct DisconnectGuard(Arc<Liveness>);
 
-impl Drop for Tie {
+impl Drop for DisconnectGuard {
     fn drop(&mut self) {
-        self.0.sever(LossCause::Disconnected);
+        self.0.end(LossCause::Disconnected);
     }
 }

@@ -1,7 +1,7 @@
 //! How long the locks of one connection are safe.
 //!
-//! As for a lease, the deadline was taken *before* the statement that the server has answered, on a clock that counts suspend,
-//! and ends earlier than the time after which the server gives a silent session up. So the holder knows first.
+//! As with a lease, the deadline counts from the moment *before* the answered statement was sent, on a clock that counts
+//! suspend, and ends before the server gives up a silent session. So the holder knows first.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -9,55 +9,52 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::clock::{Moment, reliance};
+use crate::clock::{CLOCK_CHECK_INTERVAL, Moment, reliance};
 use crate::error::LossCause;
 
-/// How often a clock is looked at, should nobody get to run who wakes us.
-const HEARTBEAT: Duration = Duration::from_millis(500);
-
-/// What all locks of one connection share: they are lost together.
-pub(crate) struct Bond {
-    /// For how long the connection outlives silence. `None`: for ever.
-    lasts: Option<Duration>,
+/// The state that all locks of one connection share: they are lost together.
+pub(super) struct Liveness {
+    /// How long the session outlives silence. `None`: for ever.
+    max_silence: Option<Duration>,
     /// Nanoseconds of a [`Moment`].
     deadline: AtomicU64,
-    severed: OnceLock<LossCause>,
+    cause: OnceLock<LossCause>,
     ended: Notify,
 }
 
-impl Bond {
-    /// A bond that stands on the answer to a statement which was sent at `sent_at`.
-    pub(super) fn new(lasts: Option<Duration>, sent_at: Moment) -> Arc<Self> {
-        let deadline = AtomicU64::new(if lasts.is_none() { u64::MAX } else { 0 });
-        let bond = Self { lasts, deadline, severed: OnceLock::new(), ended: Notify::new() };
-        bond.confirm(sent_at);
-        Arc::new(bond)
+impl Liveness {
+    /// Starts with the answer to a statement that was sent at `sent_at`.
+    pub(super) fn new(max_silence: Option<Duration>, sent_at: Moment) -> Arc<Self> {
+        let deadline = AtomicU64::new(if max_silence.is_none() { u64::MAX } else { 0 });
+        let liveness = Self { max_silence, deadline, cause: OnceLock::new(), ended: Notify::new() };
+        liveness.confirm(sent_at);
+        Arc::new(liveness)
     }
 
-    /// A statement that was sent at `sent_at` has been answered.
+    /// Counts the answer to a statement that was sent at `sent_at`.
     pub(super) fn confirm(&self, sent_at: Moment) {
-        if let Some(lasts) = self.lasts {
-            let until = sent_at + reliance(lasts);
+        if let Some(max_silence) = self.max_silence {
+            let until = sent_at + reliance(max_silence);
             self.deadline.fetch_max(until.nanos(), Ordering::AcqRel);
         }
     }
 
-    /// How it was lost, up to this moment.
+    /// Returns the cause of the loss, as of now.
     pub(super) fn loss(&self) -> Option<LossCause> {
         if self.deadline().is_past() {
-            self.sever(LossCause::Disconnected);
+            self.end(LossCause::Disconnected);
         }
-        self.severed.get().copied()
+        self.cause.get().copied()
     }
 
-    /// Ends it, unless it had ended before.
-    pub(super) fn sever(&self, cause: LossCause) {
-        if self.severed.set(cause).is_ok() {
+    /// Ends the locks. The first cause counts.
+    pub(super) fn end(&self, cause: LossCause) {
+        if self.cause.set(cause).is_ok() {
             self.ended.notify_waiters();
         }
     }
 
-    /// Completes when it is lost.
+    /// Completes when the locks are lost.
     pub(super) async fn lost(&self) -> LossCause {
         loop {
             let ended = self.ended.notified();
@@ -67,11 +64,11 @@ impl Bond {
             if let Some(cause) = self.loss() {
                 return cause;
             }
-            let _ = tokio::time::timeout(self.remaining().min(HEARTBEAT), ended).await;
+            let _ = tokio::time::timeout(self.remaining().min(CLOCK_CHECK_INTERVAL), ended).await;
         }
     }
 
-    /// How long it can be relied upon without another answer.
+    /// How long the locks are safe without another answer.
     pub(super) fn remaining(&self) -> Duration {
         self.deadline().remaining()
     }
@@ -85,44 +82,44 @@ impl Bond {
 mod tests {
     use super::*;
 
-    const LASTS: Duration = Duration::from_secs(15);
+    const MAX_SILENCE: Duration = Duration::from_secs(15);
 
     fn ago(duration: Duration) -> Moment {
         Moment::from_nanos(Moment::now().nanos() - u64::try_from(duration.as_nanos()).unwrap_or(0))
     }
 
     #[test]
-    fn a_process_that_stood_still_knows_of_the_loss_before_the_server_ends_the_session() {
-        // The server cannot have heard of us before this.
-        let sent_at = ago(reliance(LASTS));
-        let bond = Bond::new(Some(LASTS), sent_at);
-        assert_eq!(bond.loss(), Some(LossCause::Disconnected), "although no task has run");
-        assert!((sent_at + LASTS).remaining() > Duration::ZERO, "and the server has not ended it yet");
+    fn paused_process_knows_of_the_loss_first() {
+        // The server cannot have heard of this client before.
+        let sent_at = ago(reliance(MAX_SILENCE));
+        let liveness = Liveness::new(Some(MAX_SILENCE), sent_at);
+        assert_eq!(liveness.loss(), Some(LossCause::Disconnected), "although no task has run");
+        assert!((sent_at + MAX_SILENCE).remaining() > Duration::ZERO, "and the server has not ended it yet");
     }
 
     #[test]
-    fn what_was_lost_stays_lost_whatever_answer_comes_late() {
-        let bond = Bond::new(Some(LASTS), ago(LASTS));
-        assert!(bond.loss().is_some());
-        bond.confirm(Moment::now());
-        assert!(bond.loss().is_some());
-        bond.sever(LossCause::Shutdown);
-        assert_eq!(bond.loss(), Some(LossCause::Disconnected));
+    fn late_answer_does_not_revive_a_lost_lock() {
+        let liveness = Liveness::new(Some(MAX_SILENCE), ago(MAX_SILENCE));
+        assert!(liveness.loss().is_some());
+        liveness.confirm(Moment::now());
+        assert!(liveness.loss().is_some());
+        liveness.end(LossCause::Shutdown);
+        assert_eq!(liveness.loss(), Some(LossCause::Disconnected));
     }
 
     #[test]
-    fn a_deadline_counts_from_the_sending_and_is_never_moved_back() {
-        let bond = Bond::new(Some(LASTS), Moment::now());
-        let most = bond.remaining();
-        assert!(most <= reliance(LASTS));
-        bond.confirm(ago(Duration::from_secs(5)));
-        assert!(bond.remaining() > most - Duration::from_secs(4));
+    fn deadline_counts_from_sending_and_never_moves_back() {
+        let liveness = Liveness::new(Some(MAX_SILENCE), Moment::now());
+        let most = liveness.remaining();
+        assert!(most <= reliance(MAX_SILENCE));
+        liveness.confirm(ago(Duration::from_secs(5)));
+        assert!(liveness.remaining() > most - Duration::from_secs(4));
     }
 
     #[test]
-    fn the_locks_on_files_are_safe_for_ever() {
-        let bond = Bond::new(None, Moment::now());
-        assert!(bond.remaining() > Duration::from_secs(3600 * 24 * 365));
-        assert_eq!(bond.loss(), None);
+    fn locks_on_files_have_no_deadline() {
+        let liveness = Liveness::new(None, Moment::now());
+        assert!(liveness.remaining() > Duration::from_secs(3600 * 24 * 365));
+        assert_eq!(liveness.loss(), None);
     }
 }

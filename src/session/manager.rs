@@ -1,4 +1,4 @@
-//! The way to the task that owns the connection of all session locks.
+//! The handle to the task that owns the connection of all session locks.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,13 +6,13 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
 use super::message::Message;
-use super::task::Clerk;
+use super::task::SessionTask;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 
-/// The way to the task, which is started when it is first needed.
+/// Starts the session task for the first request, and stops it at shutdown.
 #[derive(Default)]
-pub(crate) struct Desk {
+pub(crate) struct SessionManager {
     state: Mutex<State>,
 }
 
@@ -20,34 +20,34 @@ pub(crate) struct Desk {
 enum State {
     #[default]
     Idle,
-    Open(UnboundedSender<Message>),
+    Running(UnboundedSender<Message>),
     Closed,
 }
 
-impl Desk {
-    /// The way to the task, on the present runtime the first time.
-    pub(super) fn open(&self, backend: &Arc<dyn Backend>) -> Result<UnboundedSender<Message>> {
+impl SessionManager {
+    /// Returns the channel to the task. The first call starts the task on the current runtime.
+    pub(super) fn start(&self, backend: &Arc<dyn Backend>) -> Result<UnboundedSender<Message>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match &*state {
-            State::Open(desk) => Ok(desk.clone()),
+            State::Running(messages) => Ok(messages.clone()),
             State::Closed => Err(Error::Closed),
             State::Idle => {
-                // Panics outside of a runtime, and then nothing has happened yet.
+                // Panics outside of a runtime, before anything has changed.
                 let runtime = tokio::runtime::Handle::current();
-                let (desk, messages) = unbounded_channel();
-                runtime.spawn(Clerk::new(Arc::clone(backend), desk.downgrade()).work(messages));
-                *state = State::Open(desk.clone());
-                Ok(desk)
+                let (messages, inbox) = unbounded_channel();
+                runtime.spawn(SessionTask::new(Arc::clone(backend), messages.downgrade()).run(inbox));
+                *state = State::Running(messages.clone());
+                Ok(messages)
             }
         }
     }
 
-    /// Ends all locks and all waits at once; when the future completes, the server knows.
+    /// Ends all locks and all waits at once. The future completes when the server knows.
     pub(crate) fn close(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (done, closed) = oneshot::channel();
-        if let State::Open(desk) = std::mem::replace(&mut *state, State::Closed) {
-            let _ = desk.send(Message::Close(done));
+        if let State::Running(messages) = std::mem::replace(&mut *state, State::Closed) {
+            let _ = messages.send(Message::Shutdown(done));
         }
         async move {
             let _ = closed.await;

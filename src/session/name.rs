@@ -1,55 +1,56 @@
-//! One name, as far as a client is concerned: who has it and who waits for it.
+//! The state of one name within a client: its holders and its waiters.
 
 use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
-use super::message::Wanted;
+use super::message::Waiter;
 use crate::backoff::Backoff;
 
-/// One name, as far as this client is concerned.
 #[derive(Default)]
-pub(super) struct Spot {
-    pub(super) held: Held,
-    pub(super) waiting: VecDeque<Wanted>,
-    pub(super) pause: Option<Backoff>,
-    pub(super) due: Option<Instant>,
-    /// Since when the database has not been to be asked.
-    pub(super) trouble: Option<Instant>,
+pub(super) struct NameState {
+    pub(super) holders: Holders,
+    pub(super) waiters: VecDeque<Waiter>,
+    pub(super) backoff: Option<Backoff>,
+    /// When the server is asked for the name again.
+    pub(super) retry_at: Option<Instant>,
+    /// Since when the database has been unavailable.
+    pub(super) unavailable_since: Option<Instant>,
 }
 
+/// The holders of a name within this client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Held {
+pub(super) enum Holders {
     #[default]
-    No,
-    Alone,
-    By(usize),
+    None,
+    Exclusive,
+    Shared(usize),
 }
 
-/// What becomes of the first in line.
-pub(super) enum Turn {
-    /// Those who have the name share it, and so may this one.
+/// What the first waiter of a name needs next.
+pub(super) enum Admission {
+    /// The waiter joins the holders of this client, which share the name.
     Join,
     /// The server must be asked.
-    Ask,
-    /// Somebody here has it.
+    AskServer,
+    /// A holder of this client must release the name first.
     Wait,
 }
 
-impl Held {
-    pub(super) fn turn(self, shared: bool) -> Turn {
+impl Holders {
+    pub(super) fn admission(self, shared: bool) -> Admission {
         match self {
-            Self::No => Turn::Ask,
-            Self::By(_) if shared => Turn::Join,
-            Self::Alone | Self::By(_) => Turn::Wait,
+            Self::None => Admission::AskServer,
+            Self::Shared(_) if shared => Admission::Join,
+            Self::Exclusive | Self::Shared(_) => Admission::Wait,
         }
     }
 
     pub(super) fn with_one_more(self, shared: bool) -> Self {
         match self {
-            Self::By(others) if shared => Self::By(others + 1),
-            _ if shared => Self::By(1),
-            _ => Self::Alone,
+            Self::Shared(others) if shared => Self::Shared(others + 1),
+            _ if shared => Self::Shared(1),
+            _ => Self::Exclusive,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A request for a session lock, and waiting for its answer.
+//! A request for a session lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,17 +10,16 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 use super::lock::SessionLock;
-use super::message::{Message, Wanted};
+use super::message::{Grant, Message, Waiter};
 use crate::backend::Kind;
 use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::name::LockName;
 
-/// How long a database may say nothing to somebody who only tries: longer than it takes to give up a connection, and to find
-/// that there is no other.
-const TRY_FOR: Duration = Duration::from_secs(10);
+/// How long a try waits for the database: longer than it takes to give up a connection and to find no other.
+const TRY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A wait about as short as a round trip says nothing about the database.
+/// A wait that is as short as a round trip says nothing about the database.
 const ROUND_TRIP: Duration = Duration::from_millis(100);
 
 /// A request for a session lock, made with [`Locks::session`](crate::Locks::session). Nothing is sent until
@@ -50,8 +49,8 @@ impl SessionRequest {
         Self { client, name, shared: false, wait: None }
     }
 
-    /// Shares the name with others who share it. Who wants it alone waits until nobody does, and between clients nobody makes
-    /// room for that. MySQL and MariaDB have no such locks: there, acquiring fails with
+    /// Shares the name with other shared locks. An exclusive request waits until no shared lock is left, and between clients later
+    /// shared requests do not wait for it. MySQL and MariaDB have no such locks: there, acquiring fails with
     /// [`Error::Unsupported`].
     pub fn shared(mut self) -> Self {
         self.shared = true;
@@ -67,9 +66,9 @@ impl SessionRequest {
 
     /// Waits for the lock.
     ///
-    /// Those who wait through one client stand in line, first come, first served, and the first of them asks again and again:
-    /// at once when the lock is released here, otherwise after 1 ms at first and every 50 ms at last. Between processes there is
-    /// no order: whoever asks next has it.
+    /// Requests of one client are served in the order of their arrival. The first of them asks the server at once when the lock is
+    /// released by this client, otherwise after 1 ms at first and every 50 ms at last. Between processes there is no order: the
+    /// next request wins.
     ///
     /// # Errors
     ///
@@ -79,52 +78,52 @@ impl SessionRequest {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives up the place in line. A lock that is on its way is released in the background.
+    /// Dropping the future cancels the wait. A lock that is granted meanwhile is released in the background.
     pub async fn acquire(self) -> Result<SessionLock> {
         let start = Instant::now();
         let wait = self.wait;
-        let patient = wait.is_none_or(|wait| !wait.is_zero());
-        let mut standing = self.stand(patient)?;
-        let name = standing.name.clone();
-        let answer = match wait.filter(|_| patient) {
-            Some(wait) => match timeout(wait, standing.answer()).await {
+        let is_try = wait.is_some_and(|wait| wait.is_zero());
+        let mut pending = self.send(is_try)?;
+        let name = pending.name.clone();
+        let answer = match wait {
+            _ if is_try => pending.answer_within_timeout().await,
+            None => pending.answer().await,
+            Some(wait) => match timeout(wait, pending.answer()).await {
                 Ok(answer) => answer,
-                Err(_) => return Err(standing.timeout(start.elapsed())),
+                Err(_) => return Err(pending.timeout_error(start.elapsed())),
             },
-            None if patient => standing.answer().await,
-            None => standing.answer_soon().await,
         };
         answer?.ok_or_else(|| Error::Timeout { name, waited: start.elapsed() })
     }
 
-    /// Takes the lock if it is free and nobody waits for it through this client. `Ok(None)`: it is not so.
+    /// Acquires the lock if it is free and no request of this client waits for it. Returns `None` otherwise.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), but never a timeout, and [`Error::Unavailable`] as soon as no connection is to be had.
+    /// As [`acquire`](Self::acquire), but never a timeout, and [`Error::Unavailable`] as soon as no connection can be opened.
     /// [`wait`](Self::wait) has no effect.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind: a lock that is on its way is released in the background.
+    /// Dropping the future leaves nothing behind: a lock that is granted meanwhile is released in the background.
     pub async fn try_acquire(self) -> Result<Option<SessionLock>> {
-        self.stand(false)?.answer_soon().await
+        self.send(true)?.answer_within_timeout().await
     }
 
-    fn stand(self, patient: bool) -> Result<Standing> {
+    fn send(self, is_try: bool) -> Result<PendingRequest> {
         let name = LockName::new(self.name)?;
         if self.shared && self.client.kind == Kind::MySql {
             return Err(Error::Unsupported {
                 what: "a shared session lock",
-                reason: "GET_LOCK knows no shared locks; take a shared lease",
+                reason: "GET_LOCK has no shared locks; take a shared lease",
             });
         }
         let (reply, answer) = oneshot::channel();
-        let taken = Arc::new(AtomicBool::new(false));
-        let wanted = Wanted { shared: self.shared, patient, taken: Arc::clone(&taken), reply };
-        let desk = self.client.desk.open(&self.client.backend)?;
-        let _ = desk.send(Message::Want(name.clone(), wanted));
-        Ok(Standing { name, desk, taken, answer, answered: false })
+        let is_contended = Arc::new(AtomicBool::new(false));
+        let waiter = Waiter { shared: self.shared, is_try, is_contended: Arc::clone(&is_contended), reply };
+        let messages = self.client.sessions.start(&self.client.backend)?;
+        let _ = messages.send(Message::Acquire(name.clone(), waiter));
+        Ok(PendingRequest { name, messages, is_contended, answer, is_answered: false })
     }
 }
 
@@ -134,47 +133,47 @@ impl fmt::Debug for SessionRequest {
     }
 }
 
-/// A request under way. Dropping it gives it up.
-struct Standing {
+/// A request that has been sent. Dropping it cancels it.
+struct PendingRequest {
     name: LockName,
-    desk: UnboundedSender<Message>,
-    /// Whether it is known that somebody has the name.
-    taken: Arc<AtomicBool>,
-    answer: oneshot::Receiver<Result<Option<SessionLock>>>,
-    answered: bool,
+    messages: UnboundedSender<Message>,
+    /// Whether another holder of the name is known.
+    is_contended: Arc<AtomicBool>,
+    answer: oneshot::Receiver<Result<Option<Grant>>>,
+    is_answered: bool,
 }
 
-impl Standing {
+impl PendingRequest {
     async fn answer(&mut self) -> Result<Option<SessionLock>> {
         let answer = (&mut self.answer).await;
-        self.answered = true;
-        answer.unwrap_or(Err(Error::Closed))
+        self.is_answered = true;
+        Ok(answer.unwrap_or(Err(Error::Closed))?.map(SessionLock::new))
     }
 
-    /// The same for one who does not wait for the name, and should not wait for the database for ever.
-    async fn answer_soon(&mut self) -> Result<Option<SessionLock>> {
-        timeout(TRY_FOR, self.answer()).await.unwrap_or_else(|_| Err(unanswered(TRY_FOR)))
+    /// Waits for the answer to a try, which must not wait for the database for ever.
+    async fn answer_within_timeout(&mut self) -> Result<Option<SessionLock>> {
+        timeout(TRY_TIMEOUT, self.answer()).await.unwrap_or_else(|_| Err(no_answer_error(TRY_TIMEOUT)))
     }
 
-    /// Why there is no lock when the time is over: a database that could not be asked is not a name that was held.
-    fn timeout(&self, waited: Duration) -> Error {
-        if self.taken.load(Ordering::Acquire) || waited < ROUND_TRIP {
+    /// Makes the error of a wait that ran out. Without a known holder, the database did not answer.
+    fn timeout_error(&self, waited: Duration) -> Error {
+        if self.is_contended.load(Ordering::Acquire) || waited < ROUND_TRIP {
             return Error::Timeout { name: self.name.clone(), waited };
         }
-        unanswered(waited)
+        no_answer_error(waited)
     }
 }
 
-impl Drop for Standing {
+impl Drop for PendingRequest {
     fn drop(&mut self) {
-        if !self.answered {
+        if !self.is_answered {
             self.answer.close();
-            let _ = self.desk.send(Message::Look(self.name.clone()));
+            let _ = self.messages.send(Message::Cancel(self.name.clone()));
         }
     }
 }
 
-fn unanswered(waited: Duration) -> Error {
+fn no_answer_error(waited: Duration) -> Error {
     Error::Unavailable {
         attempted: "acquire a session lock",
         reason: format!("no answer came within {waited:?}"),

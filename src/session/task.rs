@@ -1,7 +1,8 @@
-//! Where session locks are asked for and given back: one task per client, which owns the connection and sends every statement.
+//! The task that owns the connection of all session locks of a client and sends every statement.
 //!
-//! So a future that is dropped abandons nothing. And since a session is granted again what it holds already, exclusion among
-//! the tasks of one client is decided here: the server is asked for a name once, when nobody here has it.
+//! A dropped future therefore abandons no statement. A server grants a session again what the session already holds, so the
+//! task decides exclusion among the callers of one client: it asks the server for a name only when no caller of this client
+//! holds it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,357 +13,359 @@ use tokio::sync::mpsc::{UnboundedReceiver, WeakUnboundedSender};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::connection::{Failure, Line};
-use super::liveness::Bond;
-use super::lock::SessionLock;
-use super::message::{Message, Wanted};
-use super::name::{Held, Spot, Turn};
+use super::connection::{Failure, SessionConnection};
+use super::liveness::Liveness;
+use super::message::{Grant, Message, Waiter};
+use super::name::{Admission, Holders, NameState};
 use crate::backend::Backend;
-use crate::backoff::Backoff;
+use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
 use crate::clock::Moment;
 use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
+use crate::protocol::timing::CONNECT_WITHIN;
 
-/// The most that opening a connection may take.
-const CONNECT_WITHIN: Duration = Duration::from_secs(4);
+/// The pauses between two requests for a name that another client holds.
+const RETRY_BACKOFF: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(50));
 
-/// For how long those who wait for a name wait for the database.
-const PATIENCE: Duration = Duration::from_secs(3);
-
-/// Between two tries for a name that somebody elsewhere has.
-const BETWEEN_TRIES: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(50));
-
-/// The task. It ends when nobody is left who could want anything of it: neither a client nor a lock.
-pub(super) struct Clerk {
+/// The task ends when every client and every lock has been dropped.
+pub(super) struct SessionTask {
     backend: Arc<dyn Backend>,
-    desk: WeakUnboundedSender<Message>,
-    spots: HashMap<LockName, Spot>,
-    /// When to ask for which name again.
-    agenda: BTreeSet<(Instant, LockName)>,
-    line: Option<Line>,
+    messages: WeakUnboundedSender<Message>,
+    names: HashMap<LockName, NameState>,
+    /// When to ask the server again, for each name that a caller waits for.
+    schedule: BTreeSet<(Instant, LockName)>,
+    connection: Option<SessionConnection>,
 }
 
-impl Clerk {
-    pub(super) fn new(backend: Arc<dyn Backend>, desk: WeakUnboundedSender<Message>) -> Self {
-        Self { backend, desk, spots: HashMap::new(), agenda: BTreeSet::new(), line: None }
+impl SessionTask {
+    pub(super) fn new(backend: Arc<dyn Backend>, messages: WeakUnboundedSender<Message>) -> Self {
+        Self { backend, messages, names: HashMap::new(), schedule: BTreeSet::new(), connection: None }
     }
 
-    pub(super) async fn work(mut self, mut messages: UnboundedReceiver<Message>) {
+    pub(super) async fn run(mut self, mut inbox: UnboundedReceiver<Message>) {
         loop {
             let message = match self.next_due() {
-                Some(due) => match timeout_at(due, messages.recv()).await {
+                Some(due) => match timeout_at(due, inbox.recv()).await {
                     Ok(message) => message,
                     Err(_) => {
-                        self.see_to_what_is_due().await;
+                        self.run_due().await;
                         continue;
                     }
                 },
-                None => messages.recv().await,
+                None => inbox.recv().await,
             };
             match message {
-                Some(Message::Want(name, wanted)) => self.want(name, wanted).await,
-                Some(Message::Look(name)) => {
-                    if let Some(spot) = self.spots.get_mut(&name) {
-                        spot.waiting.retain(|wanted| !wanted.reply.is_closed());
+                Some(Message::Acquire(name, waiter)) => self.enqueue(name, waiter).await,
+                Some(Message::Cancel(name)) => {
+                    if let Some(state) = self.names.get_mut(&name) {
+                        state.waiters.retain(|waiter| !waiter.reply.is_closed());
                     }
-                    self.serve(&name).await;
+                    self.grant_waiters(&name).await;
                 }
-                Some(Message::Return { name, bond, verdict }) => self.take_back(name, &bond, verdict).await,
-                Some(Message::Close(done)) => {
+                Some(Message::Release { name, liveness, outcome }) => self.release(name, &liveness, outcome).await,
+                Some(Message::Shutdown(done)) => {
                     self.close(LossCause::Shutdown).await;
                     let _ = done.send(());
                     return;
                 }
                 None => return self.close(LossCause::Disconnected).await,
             }
-            // A queue of messages must not keep it from what is due.
+            // A full inbox must not delay what is due.
             if self.next_due().is_some_and(|due| due <= Instant::now()) {
-                self.see_to_what_is_due().await;
+                self.run_due().await;
             }
         }
     }
 
     fn next_due(&self) -> Option<Instant> {
-        let ask = self.agenda.first().map(|(due, _)| *due);
-        let line = self.line.as_ref().and_then(Line::due);
-        [ask, line].into_iter().flatten().min()
+        let name = self.schedule.first().map(|(due, _)| *due);
+        let connection = self.connection.as_ref().map(SessionConnection::due);
+        [name, connection].into_iter().flatten().min()
     }
 
-    async fn see_to_what_is_due(&mut self) {
-        if self.line.as_ref().and_then(Line::due).is_some_and(|due| due <= Instant::now()) {
-            self.look_after_the_line().await;
+    async fn run_due(&mut self) {
+        if self.connection.as_ref().is_some_and(|connection| connection.due() <= Instant::now()) {
+            self.maintain_connection().await;
         }
-        // As many as there are now: whoever is asked for again in the meantime is asked for in the next round.
+        // Names that become due in the meantime wait for the next pass.
         let now = Instant::now();
         let due: Vec<LockName> =
-            self.agenda.iter().take_while(|(due, _)| *due <= now).map(|(_, n)| n.clone()).collect();
+            self.schedule.iter().take_while(|(due, _)| *due <= now).map(|(_, name)| name.clone()).collect();
         for name in due {
-            self.serve(&name).await;
+            self.grant_waiters(&name).await;
         }
     }
 
-    async fn want(&mut self, name: LockName, wanted: Wanted) {
-        let spot = self.spots.entry(name.clone()).or_default();
-        while spot.waiting.front().is_some_and(|first| first.reply.is_closed()) {
-            spot.waiting.pop_front();
+    async fn enqueue(&mut self, name: LockName, waiter: Waiter) {
+        let state = self.names.entry(name.clone()).or_default();
+        while state.waiters.front().is_some_and(|first| first.reply.is_closed()) {
+            state.waiters.pop_front();
         }
-        if let Some(first) = spot.waiting.front() {
-            if !wanted.patient {
-                let _ = wanted.reply.send(Ok(None));
+        if let Some(first) = state.waiters.front() {
+            if waiter.is_try {
+                let _ = waiter.reply.send(Ok(None));
                 return;
             }
-            // What is known to the first is known to all.
-            wanted.taken.fetch_or(first.taken.load(Ordering::Acquire), Ordering::AcqRel);
-            spot.waiting.push_back(wanted);
+            waiter.is_contended.fetch_or(first.is_contended.load(Ordering::Acquire), Ordering::AcqRel);
+            state.waiters.push_back(waiter);
             return;
         }
-        spot.waiting.push_back(wanted);
-        self.serve(&name).await;
+        state.waiters.push_back(waiter);
+        self.grant_waiters(&name).await;
     }
 
-    /// Lets in whoever stands first and may come in, and then the next.
-    async fn serve(&mut self, name: &LockName) {
-        self.forget_a_lost_line();
+    /// Grants a name to its waiters in order, until one of them has to wait.
+    async fn grant_waiters(&mut self, name: &LockName) {
+        self.drop_lost_connection();
         loop {
-            self.plan(name, None);
-            let Some(spot) = self.spots.get_mut(name) else {
+            self.schedule_name(name, None);
+            let Some(state) = self.names.get_mut(name) else {
                 return;
             };
-            while spot.waiting.front().is_some_and(|wanted| wanted.reply.is_closed()) {
-                spot.waiting.pop_front();
+            while state.waiters.front().is_some_and(|waiter| waiter.reply.is_closed()) {
+                state.waiters.pop_front();
             }
-            let Some(first) = spot.waiting.front() else {
-                spot.pause = None;
-                if spot.held == Held::No {
-                    self.spots.remove(name);
+            let Some(first) = state.waiters.front() else {
+                state.backoff = None;
+                if state.holders == Holders::None {
+                    self.names.remove(name);
                 }
                 return;
             };
             let shared = first.shared;
-            let granted = match spot.held.turn(shared) {
-                Turn::Join => true,
-                Turn::Wait => false,
-                Turn::Ask => match self.ask(name, shared).await {
-                    Ok(granted) => granted,
-                    Err(error) => match self.bear(name, error) {
-                        Some(due) => return self.plan(name, Some(due)),
+            let is_granted = match state.holders.admission(shared) {
+                Admission::Join => true,
+                Admission::Wait => false,
+                Admission::AskServer => match self.request(name, shared).await {
+                    Ok(is_granted) => is_granted,
+                    Err(error) => match self.fail_first(name, error) {
+                        Some(due) => return self.schedule_name(name, Some(due)),
                         None => continue,
                     },
                 },
             };
-            if !granted {
-                return self.refuse(name);
+            if !is_granted {
+                return self.refuse_first(name);
             }
-            self.admit(name, shared);
+            self.grant_first(name, shared);
         }
     }
 
-    /// The first in line has the name.
-    fn admit(&mut self, name: &LockName, shared: bool) {
-        let (Some(spot), Some(line)) = (self.spots.get_mut(name), &mut self.line) else {
+    fn grant_first(&mut self, name: &LockName, shared: bool) {
+        let (Some(state), Some(connection)) = (self.names.get_mut(name), &mut self.connection) else {
             return;
         };
-        if spot.held == Held::No {
-            line.locked += 1;
+        if state.holders == Holders::None {
+            connection.add_lock();
         }
-        spot.held = spot.held.with_one_more(shared);
-        spot.pause = None;
-        let bond = Arc::clone(&line.bond.0);
-        let (Some(first), Some(desk)) = (spot.waiting.pop_front(), self.desk.upgrade()) else {
+        state.holders = state.holders.with_one_more(shared);
+        state.backoff = None;
+        let liveness = Arc::clone(connection.liveness());
+        let (Some(first), Some(messages)) = (state.waiters.pop_front(), self.messages.upgrade()) else {
             return;
         };
-        // When nobody listens any more, the lock comes back by being dropped here.
-        let _ = first.reply.send(Ok(Some(SessionLock { name: name.clone(), shared, bond, desk, returned: false })));
+        // A grant that nobody receives is dropped here, which releases the lock.
+        let grant = Grant { name: name.clone(), shared, liveness, messages, is_released: false };
+        let _ = first.reply.send(Ok(Some(grant)));
     }
 
-    /// The first in line cannot have the name now.
-    fn refuse(&mut self, name: &LockName) {
-        let Some(spot) = self.spots.get_mut(name) else {
+    /// Refuses the first waiter if it tries once, and lets the others wait.
+    fn refuse_first(&mut self, name: &LockName) {
+        let Some(state) = self.names.get_mut(name) else {
             return;
         };
-        if spot.waiting.front().is_some_and(|first| !first.patient) {
-            let first = spot.waiting.pop_front();
+        if state.waiters.front().is_some_and(|first| first.is_try) {
+            let first = state.waiters.pop_front();
             let _ = first.map(|first| first.reply.send(Ok(None)));
         }
-        for wanted in &spot.waiting {
-            wanted.taken.store(true, Ordering::Release);
+        for waiter in &state.waiters {
+            waiter.is_contended.store(true, Ordering::Release);
         }
-        if spot.held != Held::No {
-            // Its holder is here, and will come by.
+        if state.holders != Holders::None {
+            // The holder's release grants the name.
             return;
         }
-        if spot.waiting.is_empty() {
-            self.spots.remove(name);
+        if state.waiters.is_empty() {
+            self.names.remove(name);
             return;
         }
-        let due = Instant::now() + spot.pause.get_or_insert(BETWEEN_TRIES).step();
-        self.plan(name, Some(due));
+        let due = Instant::now() + state.backoff.get_or_insert(RETRY_BACKOFF).step();
+        self.schedule_name(name, Some(due));
     }
 
-    /// When to ask again after an error; `None`: those whom it concerns have been told.
-    fn bear(&mut self, name: &LockName, error: Error) -> Option<Instant> {
-        let spot = self.spots.get_mut(name)?;
-        let first = spot.waiting.pop_front()?;
-        if first.patient {
-            let since = *spot.trouble.get_or_insert_with(Instant::now);
-            if matches!(error, Error::Unavailable { .. }) && since.elapsed() < PATIENCE {
-                spot.waiting.push_front(first);
-                return Some(Instant::now() + spot.pause.get_or_insert(BETWEEN_TRIES).step());
+    /// Returns when to ask again after an error. `None`: the callers have received the error.
+    fn fail_first(&mut self, name: &LockName, error: Error) -> Option<Instant> {
+        let state = self.names.get_mut(name)?;
+        let first = state.waiters.pop_front()?;
+        if !first.is_try {
+            let since = *state.unavailable_since.get_or_insert_with(Instant::now);
+            if matches!(error, Error::Unavailable { .. }) && since.elapsed() < OUTAGE_TOLERANCE {
+                state.waiters.push_front(first);
+                return Some(Instant::now() + state.backoff.get_or_insert(RETRY_BACKOFF).step());
             }
-            // What concerns all, the others would learn one after the other.
-            let names = self.spots.values_mut().filter(|_| error.concerns_all());
-            for wanted in names.flat_map(|spot| spot.waiting.drain(..)) {
-                let _ = wanted.reply.send(Err(error.repeated()));
+            // Without this, each waiter would meet the same error, one after the other.
+            let names = self.names.values_mut().filter(|_| error.concerns_all());
+            for waiter in names.flat_map(|state| state.waiters.drain(..)) {
+                let _ = waiter.reply.send(Err(error.repeated()));
             }
         }
         let _ = first.reply.send(Err(error));
         None
     }
 
-    /// Asks the server for a name that nobody here has.
-    async fn ask(&mut self, name: &LockName, shared: bool) -> Result<bool> {
-        let mut known = self.line.is_some();
+    /// Asks the server for a name that no caller of this client holds.
+    async fn request(&mut self, name: &LockName, shared: bool) -> Result<bool> {
+        let mut is_reused = self.connection.is_some();
         loop {
-            let line = self.connected().await?;
-            match line.send(|anchor| anchor.take(name, shared)).await {
-                Ok(granted) => {
-                    self.spots.entry(name.clone()).or_default().trouble = None;
-                    return Ok(granted);
+            let connection = self.connect().await?;
+            match connection.send(|anchor| anchor.take(name, shared)).await {
+                Ok(is_granted) => {
+                    self.names.entry(name.clone()).or_default().unavailable_since = None;
+                    return Ok(is_granted);
                 }
                 Err(Failure::Refused(error)) => return Err(Error::from_sqlx("acquire a session lock", error)),
-                // That a connection was lost says nothing about the next one.
-                Err(Failure::Lost(_)) if known => self.hang_up(),
+                // The loss of an old connection says nothing about a new one.
+                Err(Failure::Lost(_)) if is_reused => self.disconnect(),
                 Err(Failure::Lost(reason)) => {
-                    self.hang_up();
+                    self.disconnect();
                     return Err(Error::Unavailable { attempted: "acquire a session lock", reason, source: None });
                 }
             }
-            known = false;
+            is_reused = false;
         }
     }
 
-    async fn connected(&mut self) -> Result<&mut Line> {
-        let line = match self.line.take() {
-            Some(line) => line,
+    /// Returns the connection, and opens it first where necessary.
+    async fn connect(&mut self) -> Result<&mut SessionConnection> {
+        let connection = match self.connection.take() {
+            Some(connection) => connection,
             None => {
-                let unconnected = || Error::Unavailable {
+                let no_connection = || Error::Unavailable {
                     attempted: "open a connection for session locks",
                     reason: format!("there was none within {CONNECT_WITHIN:?}"),
                     source: None,
                 };
-                let asked = Moment::now();
-                let anchor = timeout(CONNECT_WITHIN, self.backend.anchor()).await.map_err(|_| unconnected())??;
-                Line::new(anchor, asked)
+                let requested_at = Moment::now();
+                let anchor = timeout(CONNECT_WITHIN, self.backend.anchor()).await.map_err(|_| no_connection())??;
+                SessionConnection::new(anchor, requested_at)
             }
         };
-        Ok(self.line.insert(line))
+        Ok(self.connection.insert(connection))
     }
 
-    async fn take_back(
+    async fn release(
         &mut self,
         name: LockName,
-        bond: &Arc<Bond>,
-        verdict: Option<oneshot::Sender<Result<(), LossCause>>>,
+        liveness: &Arc<Liveness>,
+        reply: Option<oneshot::Sender<Result<(), LossCause>>>,
     ) {
-        self.forget_a_lost_line();
-        let outcome = match self.line.as_mut().filter(|line| Arc::ptr_eq(&line.bond.0, bond)) {
-            None => Err(bond.loss().unwrap_or(LossCause::Disconnected)),
-            Some(line) => {
-                let held = self.spots.get(&name).map_or(Held::No, |spot| spot.held);
-                let (answer, left) = match held {
-                    Held::By(others @ 2..) => {
-                        (line.send(|anchor| anchor.prove()).await.map(|()| true), Held::By(others - 1))
+        self.drop_lost_connection();
+        let outcome = match self.connection.as_mut().filter(|open| Arc::ptr_eq(open.liveness(), liveness)) {
+            None => Err(liveness.loss().unwrap_or(LossCause::Disconnected)),
+            Some(connection) => {
+                let holders = self.names.get(&name).map_or(Holders::None, |state| state.holders);
+                let (answer, remaining) = match holders {
+                    Holders::Shared(count @ 2..) => {
+                        let is_alive = connection.send(|anchor| anchor.prove()).await;
+                        (is_alive.map(|()| true), Holders::Shared(count - 1))
                     }
-                    _ => (line.send(|anchor| anchor.give_back(&name, held != Held::Alone)).await, Held::No),
+                    _ => {
+                        let shared = holders != Holders::Exclusive;
+                        (connection.send(|anchor| anchor.give_back(&name, shared)).await, Holders::None)
+                    }
                 };
                 match answer {
                     Ok(true) => {
-                        if left == Held::No {
-                            line.locked = line.locked.saturating_sub(1);
-                            line.idle_since = Instant::now();
+                        if remaining == Holders::None {
+                            connection.remove_lock();
                         }
-                        if let Some(spot) = self.spots.get_mut(&name) {
-                            spot.held = left;
+                        if let Some(state) = self.names.get_mut(&name) {
+                            state.holders = remaining;
                         }
                         Ok(())
                     }
-                    // It is not known what this connection holds: nobody is to have it after us.
+                    // The locks of this connection are unknown now, so it must not grant any.
                     _ => {
-                        self.hang_up();
-                        Err(bond.loss().unwrap_or(LossCause::Disconnected))
+                        self.disconnect();
+                        Err(liveness.loss().unwrap_or(LossCause::Disconnected))
                     }
                 }
             }
         };
-        if let Some(verdict) = verdict {
-            let _ = verdict.send(outcome);
+        if let Some(reply) = reply {
+            let _ = reply.send(outcome);
         }
-        self.serve(&name).await;
+        self.grant_waiters(&name).await;
     }
 
-    /// Asks whether the connection is still there, or closes it when it is not needed any more.
-    async fn look_after_the_line(&mut self) {
-        self.forget_a_lost_line();
-        let (waited_for, now) = (!self.agenda.is_empty(), Instant::now());
-        match self.line.take() {
-            Some(line) if line.locked == 0 && !waited_for => line.close(LossCause::Disconnected).await,
-            Some(line) if line.locked == 0 => self.line = Some(Line { idle_since: now, ..line }),
-            Some(line) => {
-                let line = self.line.insert(line);
-                if line.send(|anchor| anchor.prove()).await.is_err() {
-                    self.hang_up();
+    /// Proves that the connection is alive, or closes it when no caller needs it.
+    async fn maintain_connection(&mut self) {
+        self.drop_lost_connection();
+        let (has_waiters, now) = (!self.schedule.is_empty(), Instant::now());
+        match self.connection.take() {
+            Some(connection) if connection.locked() == 0 && !has_waiters => {
+                connection.close(LossCause::Disconnected).await;
+            }
+            Some(mut connection) if connection.locked() == 0 => {
+                connection.reset_idle(now);
+                self.connection = Some(connection);
+            }
+            Some(connection) => {
+                let connection = self.connection.insert(connection);
+                if connection.send(|anchor| anchor.prove()).await.is_err() {
+                    self.disconnect();
                 }
             }
             None => {}
         }
     }
 
-    /// After the process stood still, the server may have given us up.
-    fn forget_a_lost_line(&mut self) {
-        if self.line.as_ref().is_some_and(|line| line.bond.0.loss().is_some()) {
-            self.hang_up();
+    /// Drops the connection if the server may have ended its session, as after a pause of the process.
+    fn drop_lost_connection(&mut self) {
+        if self.connection.as_ref().is_some_and(SessionConnection::is_lost) {
+            self.disconnect();
         }
     }
 
-    /// Drops the connection, and with it all that hangs on it. Never in order: that would wait for an answer that did not come.
-    fn hang_up(&mut self) {
-        let Some(line) = self.line.take() else {
+    /// Drops the connection and loses its locks. An orderly close would wait for an answer that did not come.
+    fn disconnect(&mut self) {
+        let Some(connection) = self.connection.take() else {
             return;
         };
-        if line.locked > 0 {
-            tracing::warn!(locks = line.locked, "lost the connection that session locks live on");
+        if connection.locked() > 0 {
+            tracing::warn!(locks = connection.locked(), "lost the connection that session locks live on");
         }
-        drop(line);
-        // Whoever waits for one of ours may have it now, if another process is not quicker.
-        let names: Vec<LockName> = self.spots.keys().cloned().collect();
+        drop(connection);
+        // Waiters of this client ask for the lost names at once, in competition with other clients.
+        let names: Vec<LockName> = self.names.keys().cloned().collect();
         for name in names {
-            if let Some(spot) = self.spots.get_mut(&name) {
-                spot.held = Held::No;
+            if let Some(state) = self.names.get_mut(&name) {
+                state.holders = Holders::None;
             }
-            self.plan(&name, Some(Instant::now()));
+            self.schedule_name(&name, Some(Instant::now()));
         }
     }
 
-    /// Has a name asked for at that moment, and not before.
-    fn plan(&mut self, name: &LockName, due: Option<Instant>) {
-        let Some(spot) = self.spots.get_mut(name) else {
+    /// Sets when the server is asked for a name again.
+    fn schedule_name(&mut self, name: &LockName, due: Option<Instant>) {
+        let Some(state) = self.names.get_mut(name) else {
             return;
         };
-        if let Some(planned) = std::mem::replace(&mut spot.due, due) {
-            self.agenda.remove(&(planned, name.clone()));
+        if let Some(earlier) = std::mem::replace(&mut state.retry_at, due) {
+            self.schedule.remove(&(earlier, name.clone()));
         }
         if let Some(due) = due {
-            self.agenda.insert((due, name.clone()));
+            self.schedule.insert((due, name.clone()));
         }
     }
 
     async fn close(&mut self, cause: LossCause) {
-        for wanted in self.spots.drain().flat_map(|(_, spot)| spot.waiting) {
-            let _ = wanted.reply.send(Err(Error::Closed));
+        for waiter in self.names.drain().flat_map(|(_, state)| state.waiters) {
+            let _ = waiter.reply.send(Err(Error::Closed));
         }
-        self.agenda.clear();
-        if let Some(line) = self.line.take() {
-            line.close(cause).await;
+        self.schedule.clear();
+        if let Some(connection) = self.connection.take() {
+            connection.close(cause).await;
         }
     }
 }
