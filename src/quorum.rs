@@ -80,16 +80,16 @@ pub struct Quorum {
 impl Quorum {
     /// A majority of these: two of three, three of four or five. With an even number one is as good as with one less.
     pub fn new(nodes: impl IntoIterator<Item = Locks>) -> Self {
-        Self::of(nodes, false)
+        Self::with_nodes(nodes, false)
     }
 
     /// Every one of these: for a name that must be held in several databases at once. It is lost as soon as it is lost in any of them,
     /// and cannot be had while any is out of reach.
     pub fn all(nodes: impl IntoIterator<Item = Locks>) -> Self {
-        Self::of(nodes, true)
+        Self::with_nodes(nodes, true)
     }
 
-    fn of(nodes: impl IntoIterator<Item = Locks>, all: bool) -> Self {
+    fn with_nodes(nodes: impl IntoIterator<Item = Locks>, all: bool) -> Self {
         let locks = nodes.into_iter().collect();
         Self { nodes: Arc::new(Nodes { locks, all, rejoin_after: None, turns: Mutex::default() }) }
     }

@@ -14,7 +14,8 @@ use sqlx::Transaction;
 use tokio::time::Instant;
 
 use super::handle::Lease;
-use super::request::{LeaseRequest, TRY_WITHIN};
+use super::refusal::refusal_error;
+use super::request::{LeaseRequest, TRY_TIMEOUT};
 use super::run::while_held;
 use crate::backend::Database;
 use crate::clock::Moment;
@@ -25,7 +26,7 @@ use crate::owner::Owner;
 use crate::token::FencingToken;
 
 /// The most names that are taken together.
-const MOST: usize = 64;
+const MAX_NAMES: usize = 64;
 
 /// A request for the leases on several names, made with [`Locks::lease_all`](crate::Locks::lease_all). Nothing is sent until one
 /// of [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and [`run`](Self::run) is awaited.
@@ -105,9 +106,9 @@ impl LeaseAllRequest {
     /// Dropping the future gives up the place in the queue, and gives back what was acquired.
     pub async fn acquire(self) -> Result<LeaseAll> {
         let start = Instant::now();
-        let wait = self.request.patience();
+        let wait = self.request.wait_limit();
         let patience = match wait {
-            Some(wait) if wait.is_zero() => Patience::Try(Moment::now() + TRY_WITHIN),
+            Some(wait) if wait.is_zero() => Patience::Try(Moment::now() + TRY_TIMEOUT),
             wait => Patience::Wait(wait.map(|wait| Moment::now() + wait)),
         };
         self.acquire_in_order(patience, start).await?.map_err(|name| Error::Timeout { name, waited: start.elapsed() })
@@ -123,7 +124,7 @@ impl LeaseAllRequest {
     ///
     /// Dropping the future leaves nothing behind: what was acquired, or is being acquired, is given back.
     pub async fn try_acquire(self) -> Result<Option<LeaseAll>> {
-        let patience = Patience::Try(Moment::now() + TRY_WITHIN);
+        let patience = Patience::Try(Moment::now() + TRY_TIMEOUT);
         Ok(self.acquire_in_order(patience, Instant::now()).await?.ok())
     }
 
@@ -149,7 +150,7 @@ impl LeaseAllRequest {
             },
             Err(cause) => {
                 let lost = all.leases.iter().find(|lease| !lease.is_held()).or(all.leases.first());
-                Err(lost.map_or(Error::Closed, |lease| lease.loss(cause)))
+                Err(lost.map_or(Error::Closed, |lease| lease.loss_error(cause)))
             }
         }
     }
@@ -158,17 +159,18 @@ impl LeaseAllRequest {
     async fn acquire_in_order(self, patience: Patience, start: Instant) -> Result<Result<LeaseAll, LockName>> {
         self.request.check()?;
         let names: BTreeSet<LockName> = self.names.into_iter().map(LockName::new).collect::<Result<_>>()?;
-        if names.is_empty() || names.len() > MOST {
-            return Err(Error::Names { given: names.len(), most: MOST });
+        if names.is_empty() || names.len() > MAX_NAMES {
+            return Err(Error::Names { given: names.len(), most: MAX_NAMES });
         }
-        let (client, owner) = self.request.parts();
-        let (client, reenters, owner) = (Arc::clone(client), owner.is_some(), owner.unwrap_or_else(Owner::random));
+        let client = Arc::clone(self.request.client());
+        let owner = self.request.requested_owner();
+        let (reenters, owner) = (owner.is_some(), owner.unwrap_or_else(Owner::random));
         let mut leases: Vec<Lease> = Vec::new();
         for name in names {
-            let request = self.request.clone().named(name.as_str());
-            let request = if reenters { request.owner(owner) } else { request.identity(owner) };
+            let request = self.request.clone().with_name(name.as_str());
+            let request = if reenters { request.owner(owner) } else { request.owner_without_reentry(owner) };
             let terms = request.terms;
-            let wish = request.wish(patience)?;
+            let wish = request.into_wish(patience)?;
             let (mode, ttl) = (wish.mode, wish.ttl);
             match client.coordinator.acquire(wish).await {
                 Ok(held) => leases.push(Lease::new(Arc::clone(&client), held, mode, ttl, terms)),
@@ -177,13 +179,13 @@ impl LeaseAllRequest {
                     let _ = LeaseAll { leases }.release().await;
                     return match refusal {
                         Refusal::Held => Ok(Err(name)),
-                        refusal => Err(client.refused(refusal, name, start)),
+                        refusal => Err(refusal_error(&client, refusal, name, start)),
                     };
                 }
             }
         }
         match leases.iter().find(|lease| !lease.is_held()) {
-            Some(lost) => Err(lost.loss(lost.cause())),
+            Some(lost) => Err(lost.loss_error(lost.loss_cause())),
             None => Ok(Ok(LeaseAll { leases })),
         }
     }
@@ -282,17 +284,17 @@ impl LeaseAll {
     ///
     /// Dropping the future after its first poll does not stop the release.
     pub async fn release(self) -> Result<()> {
-        let departures: Vec<_> = self.leases.into_iter().map(Lease::depart).collect();
+        let releases: Vec<_> = self.leases.into_iter().map(Lease::start_release).collect();
         let mut outcome: Result<()> = Ok(());
-        for departure in departures {
-            let departed = departure.await;
-            let matters = match (&outcome, &departed) {
+        for release in releases {
+            let released = release.await;
+            let matters = match (&outcome, &released) {
                 (Err(first), Err(error)) => error.is_lost() && !first.is_lost(),
                 (Ok(()), _) => true,
                 _ => false,
             };
             if matters {
-                outcome = departed;
+                outcome = released;
             }
         }
         outcome

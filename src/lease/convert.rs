@@ -9,10 +9,10 @@ use crate::token::FencingToken;
 impl Lease {
     /// Raises the token of an exclusive lease that has been entered once. `Ok(None)`: it could not be raised, and is given back.
     /// When the future is dropped the lease goes back.
-    pub(crate) async fn raise(mut self, to: FencingToken) -> Result<Option<Self>> {
+    pub(crate) async fn raise_token(mut self, to: FencingToken) -> Result<Option<Self>> {
         match self.held()?.amend(Amendment::Raise(to)).await {
             Ok(()) => {
-                self.grant.token = to;
+                self.details.token = to;
                 Ok(Some(self))
             }
             Err(NotAmended::Failed(failure)) => Err(failure.into_error()),
@@ -36,7 +36,7 @@ impl Lease {
     pub async fn downgrade(&mut self) -> Result<()> {
         let name = self.name().clone();
         let held = self.held()?;
-        match self.grant.mode {
+        match self.details.mode {
             Mode::READ => return Ok(()),
             Mode::Exclusive => {}
             Mode::Shared { .. } => {
@@ -45,14 +45,14 @@ impl Lease {
         }
         match held.amend(Amendment::Downgrade).await {
             Ok(()) => {
-                self.grant.mode = Mode::READ;
+                self.details.mode = Mode::READ;
                 Ok(())
             }
             Err(NotAmended::EnteredAgain) => {
                 let reason = "its owner has entered more than once; give the other holds back first";
                 Err(Error::Conversion { name, reason })
             }
-            Err(NotAmended::Lost(cause)) => Err(self.loss(cause)),
+            Err(NotAmended::Lost(cause)) => Err(self.loss_error(cause)),
             Err(NotAmended::Failed(failure)) => Err(failure.into_error()),
         }
     }

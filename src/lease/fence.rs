@@ -65,7 +65,7 @@ impl Lease {
             Ok(Verdict::Superseded) => {
                 // The lease is looked up at once, so that its other users hear of the loss.
                 held.doubt();
-                Err(self.loss(LossCause::Superseded))
+                Err(self.loss_error(LossCause::Superseded))
             }
             Ok(Verdict::StaleSnapshot) => Err(Error::Fence(FenceError::StaleSnapshot)),
             Err(error) => Err(Error::from_sqlx("fence a transaction", error)),

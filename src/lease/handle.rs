@@ -5,7 +5,6 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::request::Terms;
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::coordinator::HeldLease;
@@ -16,6 +15,14 @@ use crate::owner::Owner;
 use crate::protocol::Mode;
 use crate::token::FencingToken;
 
+/// The terms of a lease, besides its name and TTL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeaseTerms {
+    pub(crate) renew: bool,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) hold_at_least: Option<Duration>,
+}
+
 /// A held lease: proof that nobody else was granted the name, for as long as [`is_held`](Self::is_held).
 ///
 /// It is renewed in the background. [`release`](Self::release) it to learn whether it lasted; dropping it releases it too,
@@ -25,41 +32,41 @@ pub struct Lease {
     pub(super) client: Arc<Client>,
     /// `None` only while the lease is being given back.
     pub(super) held: Option<HeldLease>,
-    pub(super) grant: Granted,
+    pub(super) details: LeaseDetails,
 }
 
 /// What a lease is, as long as it is held.
 #[derive(Clone, Debug)]
-pub(super) struct Granted {
+pub(super) struct LeaseDetails {
     pub(super) name: LockName,
     pub(super) owner: Owner,
     pub(super) token: FencingToken,
     pub(super) mode: Mode,
     pub(super) ttl: Duration,
-    pub(super) terms: Terms,
-    pub(super) begun: Moment,
+    pub(super) terms: LeaseTerms,
+    pub(super) acquired_at: Moment,
 }
 
 impl Lease {
-    pub(super) fn new(client: Arc<Client>, held: HeldLease, mode: Mode, ttl: Duration, terms: Terms) -> Self {
+    pub(super) fn new(client: Arc<Client>, held: HeldLease, mode: Mode, ttl: Duration, terms: LeaseTerms) -> Self {
         let (name, owner, token) = (held.name().clone(), held.owner(), held.token());
-        let grant = Granted { name, owner, token, mode, ttl, terms, begun: Moment::now() };
-        Self { client, held: Some(held), grant }
+        let details = LeaseDetails { name, owner, token, mode, ttl, terms, acquired_at: Moment::now() };
+        Self { client, held: Some(held), details }
     }
 
     /// The name that is held.
     pub fn name(&self) -> &LockName {
-        &self.grant.name
+        &self.details.name
     }
 
     /// The fencing token of this holding: greater than that of every earlier holding of the name.
     pub fn token(&self) -> FencingToken {
-        self.grant.token
+        self.details.token
     }
 
     /// Who holds, for [re-entering](crate::LeaseRequest::owner) from elsewhere.
     pub fn owner(&self) -> Owner {
-        self.grant.owner
+        self.details.owner
     }
 
     /// Whether the name is certainly still ours. Local: it reads a clock and does no I/O.
@@ -83,7 +90,7 @@ impl Lease {
     ///
     /// It may be dropped and called again; no loss is missed.
     pub async fn lost(&self) -> LossCause {
-        self.losing().await
+        self.loss_future().await
     }
 
     /// Makes the lease last at least `ttl` from now, whatever the heartbeat does. Should this process die, the name
@@ -98,14 +105,14 @@ impl Lease {
     ///
     /// Dropping the future does no harm; the extension may or may not take place.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
-        self.extending(ttl)?.await
+        self.start_extension(ttl)?.await
     }
 
     /// An extension that is on its way, to be awaited apart from the lease.
-    pub(crate) fn extending(&self, ttl: Duration) -> Result<impl Future<Output = Result<()>> + Send + use<>> {
+    pub(crate) fn start_extension(&self, ttl: Duration) -> Result<impl Future<Output = Result<()>> + Send + use<>> {
         self.client.settings.check_ttl("an extension", ttl)?;
-        let lasts = match self.grant.terms.max_hold {
-            Some(max_hold) => ttl.min((self.grant.begun + max_hold).remaining()),
+        let lasts = match self.details.terms.max_hold {
+            Some(max_hold) => ttl.min((self.details.acquired_at + max_hold).remaining()),
             None => ttl,
         };
         let extended = self.held()?.amend(Amendment::Extend(lasts));
@@ -122,22 +129,22 @@ impl Lease {
     /// The lease in the hands of the engine. `Err`: it has ended.
     pub(super) fn held(&self) -> Result<&HeldLease> {
         let held = self.held.as_ref().ok_or(Error::Closed)?;
-        if held.is_held() { Ok(held) } else { Err(self.loss(self.cause())) }
+        if held.is_held() { Ok(held) } else { Err(self.loss_error(self.loss_cause())) }
     }
 
     /// Why it has ended.
-    pub(crate) fn cause(&self) -> LossCause {
-        let told = self.held.as_ref().and_then(HeldLease::loss);
-        let max_hold = self.grant.terms.max_hold.filter(|max| (self.grant.begun + *max).is_past());
-        told.unwrap_or(if max_hold.is_some() { LossCause::MaxHold } else { LossCause::Expired })
+    pub(crate) fn loss_cause(&self) -> LossCause {
+        let known = self.held.as_ref().and_then(HeldLease::loss);
+        let max_hold = self.details.terms.max_hold.filter(|max| (self.details.acquired_at + *max).is_past());
+        known.unwrap_or(if max_hold.is_some() { LossCause::MaxHold } else { LossCause::Expired })
     }
 
     /// Completes when the lease is lost, also after it was dropped.
-    pub(crate) fn losing(&self) -> impl Future<Output = LossCause> + Send + use<> {
-        let losing = self.held.as_ref().map(HeldLease::losing);
+    pub(crate) fn loss_future(&self) -> impl Future<Output = LossCause> + Send + use<> {
+        let loss_future = self.held.as_ref().map(HeldLease::losing);
         async move {
-            match losing {
-                Some(losing) => losing.await,
+            match loss_future {
+                Some(loss_future) => loss_future.await,
                 None => std::future::pending().await,
             }
         }
@@ -154,16 +161,16 @@ impl Lease {
     ///
     /// Dropping the future after its first poll does not stop the release.
     pub async fn release(self) -> Result<()> {
-        self.depart().await
+        self.start_release().await
     }
 
     /// The same, under way before it is awaited: what is given back together goes in one statement.
-    pub(crate) fn depart(self) -> impl Future<Output = Result<()>> {
-        let keep_for = self.keep_for();
+    pub(crate) fn start_release(self) -> impl Future<Output = Result<()>> {
+        let hold_remainder = self.hold_remainder();
         let (name, token) = (self.name().clone(), self.token());
         let was_held = self.held().map(|_| ());
         let mut lease = self;
-        let verdict = lease.held.take().map(|held| held.release(keep_for));
+        let verdict = lease.held.take().map(|held| held.release(hold_remainder));
         async move {
             was_held?;
             let Some(verdict) = verdict else {
@@ -184,21 +191,21 @@ impl Lease {
     }
 
     /// For how long the name is to be kept from others after the lease.
-    fn keep_for(&self) -> Duration {
-        let at_least = self.grant.terms.hold_at_least.unwrap_or_default();
-        at_least.saturating_sub(Moment::now().since(self.grant.begun))
+    fn hold_remainder(&self) -> Duration {
+        let at_least = self.details.terms.hold_at_least.unwrap_or_default();
+        at_least.saturating_sub(Moment::now().since(self.details.acquired_at))
     }
 
-    pub(crate) fn loss(&self, cause: LossCause) -> Error {
+    pub(crate) fn loss_error(&self, cause: LossCause) -> Error {
         Error::Lost { name: self.name().clone(), token: self.token(), cause }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let keep_for = self.keep_for();
+        let hold_remainder = self.hold_remainder();
         if let Some(held) = self.held.take() {
-            drop(held.release(keep_for));
+            drop(held.release(hold_remainder));
         }
     }
 }

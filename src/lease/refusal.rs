@@ -7,30 +7,28 @@ use crate::engine::Refusal;
 use crate::error::Error;
 use crate::name::LockName;
 
-impl Client {
-    /// The error of a wait that got nothing.
-    pub(crate) fn refused(&self, refusal: Refusal, name: LockName, start: Instant) -> Error {
-        let waited = start.elapsed();
-        match refusal {
-            // A database that could not be asked is not a name that was held.
-            Refusal::Held | Refusal::Timeout => match self.coordinator.executor().trouble() {
-                Some(reason) => Error::Unavailable { attempted: "acquire", reason, source: None },
-                None => Error::Timeout { name, waited },
-            },
-            Refusal::TooLate => {
-                let reason = "the grant arrived after the lease had ended".into();
-                Error::Unavailable { attempted: "acquire", reason, source: None }
-            }
-            Refusal::NoAnswer => {
-                let reason = format!("no answer came within {waited:?}");
-                Error::Unavailable { attempted: "acquire", reason, source: None }
-            }
-            Refusal::Conversion { name } => {
-                let reason = "its owner shares it; give the shared lease back first";
-                Error::Conversion { name, reason }
-            }
-            Refusal::Lost | Refusal::Closed => Error::Closed,
-            Refusal::Failed(failure) => failure.into_error(),
+/// The error of a wait that got nothing.
+pub(super) fn refusal_error(client: &Client, refusal: Refusal, name: LockName, start: Instant) -> Error {
+    let waited = start.elapsed();
+    match refusal {
+        // A database that could not be asked is not a name that was held.
+        Refusal::Held | Refusal::Timeout => match client.coordinator.executor().trouble() {
+            Some(reason) => Error::Unavailable { attempted: "acquire", reason, source: None },
+            None => Error::Timeout { name, waited },
+        },
+        Refusal::TooLate => {
+            let reason = "the grant arrived after the lease had ended".into();
+            Error::Unavailable { attempted: "acquire", reason, source: None }
         }
+        Refusal::NoAnswer => {
+            let reason = format!("no answer came within {waited:?}");
+            Error::Unavailable { attempted: "acquire", reason, source: None }
+        }
+        Refusal::Conversion { name } => {
+            let reason = "its owner shares it; give the shared lease back first";
+            Error::Conversion { name, reason }
+        }
+        Refusal::Lost | Refusal::Closed => Error::Closed,
+        Refusal::Failed(failure) => failure.into_error(),
     }
 }

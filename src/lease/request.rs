@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::handle::Lease;
-use super::run::{first, while_held};
+use super::handle::{Lease, LeaseTerms};
+use super::refusal::refusal_error;
+use super::run::{race, while_held};
 use crate::backend::Names;
 use crate::client::Client;
 use crate::clock::Moment;
@@ -27,18 +28,10 @@ pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(30);
 const MAX_LABEL_BYTES: usize = 255;
 
 /// How long the database may take to answer a try.
-pub(super) const TRY_WITHIN: Duration = Duration::from_secs(8);
-
-/// What a lease was asked to be, beside its name and TTL.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
-    pub(crate) renew: bool,
-    pub(crate) max_hold: Option<Duration>,
-    pub(crate) hold_at_least: Option<Duration>,
-}
+pub(super) const TRY_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Who is told how far a wait has come.
-type Told = Arc<dyn Fn(&Waiting) + Send + Sync>;
+type ProgressCallback = Arc<dyn Fn(&Waiting) + Send + Sync>;
 
 /// A request for a lease, made with [`Locks::lease`](crate::Locks::lease). Nothing is sent until one of
 /// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and [`run`](Self::run) is awaited.
@@ -65,12 +58,12 @@ pub struct LeaseRequest {
     mode: Mode,
     ttl: Duration,
     wait: Option<Duration>,
-    pub(super) terms: Terms,
+    pub(super) terms: LeaseTerms,
     label: String,
     owner: Option<Owner>,
     /// Whether that owner enters again where it is inside.
     reenters: bool,
-    told: Option<Told>,
+    on_progress: Option<ProgressCallback>,
 }
 
 impl LeaseRequest {
@@ -81,11 +74,11 @@ impl LeaseRequest {
             mode: Mode::Exclusive,
             ttl: DEFAULT_TTL,
             wait: None,
-            terms: Terms { renew: true, max_hold: None, hold_at_least: None },
+            terms: LeaseTerms { renew: true, max_hold: None, hold_at_least: None },
             label: String::new(),
             owner: Owner::current(),
             reenters: Owner::current().is_some(),
-            told: None,
+            on_progress: None,
         }
     }
 
@@ -117,18 +110,22 @@ impl LeaseRequest {
     }
 
     /// The same request for another name.
-    pub(crate) fn named(mut self, name: &str) -> Self {
+    pub(crate) fn with_name(mut self, name: &str) -> Self {
         self.name = name.to_owned();
         self
     }
 
-    pub(crate) fn patience(&self) -> Option<Duration> {
+    pub(crate) fn wait_limit(&self) -> Option<Duration> {
         self.wait
     }
 
-    /// By which client, as whose, and how it is to be held.
-    pub(crate) fn parts(&self) -> (&Arc<Client>, Option<Owner>) {
-        (&self.client, self.owner)
+    pub(super) fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    /// Returns the owner that the request names, or that of its scope.
+    pub(super) fn requested_owner(&self) -> Option<Owner> {
+        self.owner
     }
 
     /// Calls `tell` while [`acquire`](Self::acquire) waits: when it begins to wait, and whenever it comes forward or the holder
@@ -145,7 +142,7 @@ impl LeaseRequest {
     /// # }
     /// ```
     pub fn while_waiting(mut self, tell: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {
-        self.told = Some(Arc::new(tell));
+        self.on_progress = Some(Arc::new(tell));
         self
     }
 
@@ -201,7 +198,7 @@ impl LeaseRequest {
     }
 
     /// Acquires as this owner, and never re-enters.
-    pub(crate) fn identity(mut self, owner: Owner) -> Self {
+    pub(crate) fn owner_without_reentry(mut self, owner: Owner) -> Self {
         self.owner = Some(owner);
         self.reenters = false;
         self
@@ -233,18 +230,18 @@ impl LeaseRequest {
     }
 
     async fn wait_until(self, deadline: Option<Moment>, start: Instant) -> Result<Lease> {
-        let told = self.told.clone();
+        let on_progress = self.on_progress.clone();
         let (client, terms) = (Arc::clone(&self.client), self.terms);
-        let wish = self.wish(Patience::Wait(deadline))?;
+        let wish = self.into_wish(Patience::Wait(deadline))?;
         let (name, mode, ttl) = (wish.name.clone(), wish.mode, wish.ttl);
         let acquisition = client.coordinator.acquire(wish);
-        let answer = match told {
+        let answer = match on_progress {
             None => acquisition.await,
-            Some(tell) => answer_telling(&client, &name, acquisition, &*tell).await,
+            Some(tell) => wait_reporting(&client, &name, acquisition, &*tell).await,
         };
         match answer {
             Ok(held) => Ok(Lease::new(client, held, mode, ttl, terms)),
-            Err(refusal) => Err(client.refused(refusal, name, start)),
+            Err(refusal) => Err(refusal_error(&client, refusal, name, start)),
         }
     }
 
@@ -260,12 +257,12 @@ impl LeaseRequest {
     pub async fn try_acquire(self) -> Result<Option<Lease>> {
         let start = Instant::now();
         let (client, terms) = (Arc::clone(&self.client), self.terms);
-        let wish = self.wish(Patience::Try(Moment::now() + TRY_WITHIN))?;
+        let wish = self.into_wish(Patience::Try(Moment::now() + TRY_TIMEOUT))?;
         let (name, mode, ttl) = (wish.name.clone(), wish.mode, wish.ttl);
         match client.coordinator.acquire(wish).await {
             Ok(held) => Ok(Some(Lease::new(client, held, mode, ttl, terms))),
             Err(Refusal::Held | Refusal::Timeout) => Ok(None),
-            Err(refusal) => Err(client.refused(refusal, name, start)),
+            Err(refusal) => Err(refusal_error(&client, refusal, name, start)),
         }
     }
 
@@ -299,7 +296,7 @@ impl LeaseRequest {
                 Err(error) if error.is_lost() => Err(error),
                 _ => Ok(done),
             },
-            Err(cause) => Err(lease.loss(cause)),
+            Err(cause) => Err(lease.loss_error(cause)),
         }
     }
 
@@ -323,7 +320,7 @@ impl LeaseRequest {
     }
 
     /// What is asked of the engine.
-    pub(crate) fn wish(self, patience: Patience) -> Result<Wish> {
+    pub(crate) fn into_wish(self, patience: Patience) -> Result<Wish> {
         let name = LockName::new(&*self.name)?;
         self.check()?;
         Ok(Wish {
@@ -349,14 +346,14 @@ impl fmt::Debug for LeaseRequest {
 }
 
 /// Waits, and tells how far the wait has come.
-async fn answer_telling(
+async fn wait_reporting(
     client: &Client,
     name: &LockName,
     mut acquisition: Acquisition,
     tell: &(dyn Fn(&Waiting) + Send + Sync),
 ) -> Result<HeldLease, Refusal> {
     let start = Instant::now();
-    let mut known = None;
+    let mut reported = None;
     let mut pause = Duration::from_millis(100);
     loop {
         if let Ok(answer) = tokio::time::timeout(pause, &mut acquisition).await {
@@ -373,14 +370,14 @@ async fn answer_telling(
             let holder = holders.into_iter().find_map(LeaseInfo::of);
             Ok::<_, Error>(Waiting { ahead, holder, waited: start.elapsed() })
         };
-        let progress = match first(std::pin::pin!(&mut acquisition), std::pin::pin!(progress)).await {
+        let progress = match race(std::pin::pin!(&mut acquisition), std::pin::pin!(progress)).await {
             Ok(answer) => return answer,
             Err(progress) => progress,
         };
         // When the database is out of reach, the answer tells.
         if let Ok(waiting) = progress {
             let now = Some((waiting.ahead, waiting.holder.as_ref().map(|holder| holder.token)));
-            if std::mem::replace(&mut known, now) != now {
+            if std::mem::replace(&mut reported, now) != now {
                 tell(&waiting);
             }
         }

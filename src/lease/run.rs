@@ -5,7 +5,7 @@ use std::future::Future;
 use crate::error::LossCause;
 
 /// Runs two futures until one of them completes; the first wins a tie.
-pub(crate) async fn first<A: Future, B: Future>(
+pub(crate) async fn race<A: Future, B: Future>(
     mut a: std::pin::Pin<&mut A>,
     mut b: std::pin::Pin<&mut B>,
 ) -> Result<A::Output, B::Output> {

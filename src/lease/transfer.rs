@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::handle::{Granted, Lease};
-use super::request::{TRY_WITHIN, Terms};
+use super::handle::{Lease, LeaseDetails, LeaseTerms};
+use super::refusal::refusal_error;
+use super::request::TRY_TIMEOUT;
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::engine::{Exported, Patience, Refusal, Wish};
@@ -77,19 +78,19 @@ impl FromStr for ExportedLease {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let wrong = |reason| Error::InvalidExport { reason };
+        let invalid = |reason| Error::InvalidExport { reason };
         let shared = text.split(':').next() == Some(FORMAT_OF_SHARED);
         let mut words = text.splitn(if shared { 8 } else { 6 }, ':');
-        let mut word = || words.next().ok_or(wrong("it is cut off"));
+        let mut word = || words.next().ok_or(invalid("it is cut off"));
         if ![FORMAT, FORMAT_OF_SHARED].contains(&word()?) {
-            return Err(wrong("it does not begin with sqlock1"));
+            return Err(invalid("it does not begin with sqlock1"));
         }
-        let owner: Owner = word()?.parse().map_err(|_| wrong("its owner is not an id"))?;
-        let id: LeaseId = word()?.parse().map_err(|_| wrong("its lease is not an id"))?;
-        let token = word()?.parse().ok().and_then(FencingToken::new).ok_or(wrong("its token is not a token"))?;
-        let ttl = word()?.parse().map(Duration::from_millis).map_err(|_| wrong("its TTL is not a number"))?;
+        let owner: Owner = word()?.parse().map_err(|_| invalid("its owner is not an id"))?;
+        let id: LeaseId = word()?.parse().map_err(|_| invalid("its lease is not an id"))?;
+        let token = word()?.parse().ok().and_then(FencingToken::new).ok_or(invalid("its token is not a token"))?;
+        let ttl = word()?.parse().map(Duration::from_millis).map_err(|_| invalid("its TTL is not a number"))?;
         let mode = if shared {
-            let mut number = || word()?.parse().ok().filter(|n| *n > 0).ok_or(wrong("its permits are not a number"));
+            let mut number = || word()?.parse().ok().filter(|n| *n > 0).ok_or(invalid("its permits are not a number"));
             Mode::Shared { units: number()?, permits: number()? }
         } else {
             Mode::Exclusive
@@ -116,7 +117,7 @@ impl Lease {
         };
         match held.export() {
             Ok(exported) => {
-                let Granted { name, owner, mode, ttl, .. } = lease.grant.clone();
+                let LeaseDetails { name, owner, mode, ttl, .. } = lease.details.clone();
                 Ok(ExportedLease { name, owner, exported, mode, ttl })
             }
             Err(held) => {
@@ -132,7 +133,7 @@ impl Lease {
     pub(crate) async fn resume(client: &Arc<Client>, exported: ExportedLease) -> Result<Self> {
         let ExportedLease { name, owner, exported, mode, ttl } = exported;
         client.settings.check_ttl("the TTL of an exported lease", ttl)?;
-        let terms = Terms { renew: true, max_hold: None, hold_at_least: None };
+        let terms = LeaseTerms { renew: true, max_hold: None, hold_at_least: None };
         let wish = Wish {
             name: name.clone(),
             owner,
@@ -142,7 +143,7 @@ impl Lease {
             is_kept: true,
             max_hold: None,
             label: "".into(),
-            patience: Patience::Try(Moment::now() + TRY_WITHIN),
+            patience: Patience::Try(Moment::now() + TRY_TIMEOUT),
         };
         let start = Instant::now();
         match client.coordinator.resume(wish, exported).await {
@@ -152,7 +153,7 @@ impl Lease {
                 Ok(Self::new(Arc::clone(client), held, mode, ttl, terms))
             }
             Err(Refusal::Lost) => Err(Error::Lost { name, token: exported.token, cause: LossCause::Superseded }),
-            Err(refusal) => Err(client.refused(refusal, name, start)),
+            Err(refusal) => Err(refusal_error(client, refusal, name, start)),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::majority::Held;
+use super::majority::Majority;
 use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -21,22 +21,22 @@ use crate::token::FencingToken;
 /// background.
 #[must_use = "a lease that is dropped is released at once"]
 pub struct QuorumLease {
-    held: Arc<Held>,
+    majority: Arc<Majority>,
     node_timeout: Duration,
 }
 
 impl QuorumLease {
-    pub(super) fn new(held: Arc<Held>, node_timeout: Duration) -> Self {
-        Self { held, node_timeout }
+    pub(super) fn new(majority: Arc<Majority>, node_timeout: Duration) -> Self {
+        Self { majority, node_timeout }
     }
 
-    pub(super) fn loss(&self, cause: LossCause) -> Error {
-        self.held.loss(cause)
+    pub(super) fn loss_error(&self, cause: LossCause) -> Error {
+        self.majority.loss_error(cause)
     }
 
     /// The name that is held.
     pub fn name(&self) -> &LockName {
-        &self.held.name
+        &self.majority.name
     }
 
     /// The fencing token of this holding: greater than that of every earlier holding of the name by a majority of the same
@@ -45,13 +45,13 @@ impl QuorumLease {
     /// Send it along with every effect, and let the receiver *first* record it as the highest it has seen and refuse a lower one,
     /// *then* read, then write on condition that it is still the highest.
     pub fn token(&self) -> FencingToken {
-        self.held.token
+        self.majority.token
     }
 
     /// Who holds, one and the same on all databases, as [`Locks::inspect`](crate::Locks::inspect) tells it there. It does not enter
     /// again.
     pub fn owner(&self) -> Owner {
-        self.held.owner
+        self.majority.owner
     }
 
     /// Whether a majority is certainly still ours. Local: it reads a clock and does no I/O.
@@ -59,17 +59,17 @@ impl QuorumLease {
     /// It turns `false` before a majority could be granted to another, also if this process was stopped or the machine slept
     /// in between, and never turns `true` again.
     pub fn is_held(&self) -> bool {
-        self.held.is_held()
+        self.majority.is_held()
     }
 
     /// For how much longer a majority is safe without a renewal. Zero when it is lost.
     pub fn remaining(&self) -> Duration {
-        self.held.remaining()
+        self.majority.remaining()
     }
 
     /// On how many of the databases it is held at this moment. Local, as [`is_held`](Self::is_held).
     pub fn votes(&self) -> usize {
-        self.held.votes()
+        self.majority.votes()
     }
 
     /// Completes when the majority is lost, with the reason. Pending for ever while it is held.
@@ -78,7 +78,7 @@ impl QuorumLease {
     ///
     /// It may be dropped and called again; no loss is missed.
     pub async fn lost(&self) -> LossCause {
-        self.held.lost().await
+        self.majority.lost().await
     }
 
     /// Makes the lease last at least `ttl` from now on a majority, without waiting for the next renewal.
@@ -93,7 +93,7 @@ impl QuorumLease {
     /// Dropping the future does no harm; the extension may or may not take place.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
         let mut extensions = JoinSet::new();
-        for extension in self.held.extending(ttl)? {
+        for extension in self.majority.start_extension(ttl)? {
             let within = self.node_timeout;
             extensions.spawn(async move { timeout(within, extension).await });
         }
@@ -101,12 +101,12 @@ impl QuorumLease {
         let mut extended = 0;
         while let Some(answer) = extensions.join_next().await {
             extended += usize::from(matches!(answer, Ok(Ok(Ok(())))));
-            if extended == self.held.needed {
-                return self.held.check();
+            if extended == self.majority.needed {
+                return self.majority.check();
             }
         }
-        self.held.check()?;
-        let reason = format!("{extended} of {asked} databases have done so, and {} must", self.held.needed);
+        self.majority.check()?;
+        let reason = format!("{extended} of {asked} databases have done so, and {} must", self.majority.needed);
         Err(Error::Unavailable { attempted: "extend a lease", reason, source: None })
     }
 
@@ -122,7 +122,7 @@ impl QuorumLease {
     ///
     /// Dropping the future does not stop the release.
     pub async fn release(self) -> Result<()> {
-        let leases = self.held.give_back()?;
+        let leases = self.majority.take_leases()?;
         let asked = leases.len();
         let mut releases = JoinSet::new();
         for lease in leases {
@@ -135,15 +135,15 @@ impl QuorumLease {
                 Ok(Err(error)) if error.is_lost() => lost += 1,
                 _ => {}
             }
-            if confirmed == self.held.needed {
+            if confirmed == self.majority.needed {
                 releases.detach_all();
                 return Ok(());
             }
         }
-        if asked - lost < self.held.needed {
-            return Err(self.held.loss(LossCause::Superseded));
+        if asked - lost < self.majority.needed {
+            return Err(self.majority.loss_error(LossCause::Superseded));
         }
-        let reason = format!("{confirmed} of {asked} databases have confirmed it, and {} must", self.held.needed);
+        let reason = format!("{confirmed} of {asked} databases have confirmed it, and {} must", self.majority.needed);
         Err(Error::Unavailable { attempted: "release", reason, source: None })
     }
 }
@@ -151,7 +151,7 @@ impl QuorumLease {
 impl Drop for QuorumLease {
     fn drop(&mut self) {
         // The leases go back by being dropped.
-        drop(self.held.give_back());
+        drop(self.majority.take_leases());
     }
 }
 
@@ -161,7 +161,7 @@ impl fmt::Debug for QuorumLease {
             .field("name", self.name())
             .field("token", &self.token())
             .field("votes", &self.votes())
-            .field("needed", &self.held.needed)
+            .field("needed", &self.majority.needed)
             .finish_non_exhaustive()
     }
 }

@@ -54,14 +54,14 @@ impl Nodes {
 
 /// What a lease is to be on each database.
 #[derive(Clone)]
-pub(super) struct Terms {
+pub(super) struct QuorumOptions {
     pub(super) ttl: Duration,
     pub(super) renew: bool,
     pub(super) label: String,
     pub(super) node_timeout: Option<Duration>,
 }
 
-impl Terms {
+impl QuorumOptions {
     /// How long one database may take to answer.
     pub(super) fn node_timeout(&self) -> Duration {
         self.node_timeout.unwrap_or((self.ttl / 6).min(Duration::from_secs(1)))

@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::lease::QuorumLease;
-use super::majority::{Held, tend};
-use super::nodes::{Nodes, Terms};
+use super::majority::{Majority, maintain};
+use super::nodes::{Nodes, QuorumOptions};
 use super::round::{Outcome, Round};
 use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ use crate::name::LockName;
 use crate::owner::Owner;
 
 /// How often a request that does not wait asks again when it got some votes and others got the rest.
-const TRIES: u32 = 4;
+const MAX_ATTEMPTS: u32 = 4;
 
 /// A request for a lease on a majority, made with [`Quorum::lease`](crate::quorum::Quorum::lease). Nothing is sent until one of
 /// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and [`run`](Self::run) is awaited.
@@ -27,19 +27,19 @@ const TRIES: u32 = 4;
 pub struct QuorumRequest {
     nodes: Arc<Nodes>,
     name: String,
-    terms: Terms,
+    options: QuorumOptions,
     wait: Option<Duration>,
 }
 
 impl QuorumRequest {
     pub(super) fn new(nodes: Arc<Nodes>, name: String) -> Self {
-        let terms = Terms { ttl: DEFAULT_TTL, renew: true, label: String::new(), node_timeout: None };
-        Self { nodes, name, terms, wait: None }
+        let options = QuorumOptions { ttl: DEFAULT_TTL, renew: true, label: String::new(), node_timeout: None };
+        Self { nodes, name, options, wait: None }
     }
 
     /// How long the lease outlives its last renewal on each database: see [`LeaseRequest::ttl`](crate::LeaseRequest::ttl). 30 seconds by default.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.terms.ttl = ttl;
+        self.options.ttl = ttl;
         self
     }
 
@@ -53,20 +53,20 @@ impl QuorumRequest {
     /// Whether the lease is renewed in the background, and taken anew on databases that come back. `true` by default.
     /// Otherwise it ends after its TTL unless [`extend`](QuorumLease::extend) is called.
     pub fn renew(mut self, renew: bool) -> Self {
-        self.terms.renew = renew;
+        self.options.renew = renew;
         self
     }
 
     /// A note for people, shown by [`Locks::list`](crate::Locks::list) on each database. At most 255 bytes.
     pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.terms.label = label.into();
+        self.options.label = label.into();
         self
     }
 
     /// How long one database may take to answer before it is done without. By default a sixth of the TTL, at most one
     /// second. The longer it is, the less is left of the lease when it is had; a database that is slower than this counts as down.
     pub fn node_timeout(mut self, at_most: Duration) -> Self {
-        self.terms.node_timeout = Some(at_most);
+        self.options.node_timeout = Some(at_most);
         self
     }
 
@@ -97,14 +97,14 @@ impl QuorumRequest {
             // One who asks once does not wait for others, and still asks.
             Some(Duration::ZERO) => {
                 return self.attempt(&name, None).await?.map_err(|refused| match refused {
-                    Refused::Taken { .. } => timed_out(),
-                    Refused::Unreachable(error) => error,
+                    NotAcquired::Taken { .. } => timed_out(),
+                    NotAcquired::Unreachable(error) => error,
                 });
             }
             Some(left) => timeout(left, turn).await.map_err(|_| timed_out())?,
         };
         let mut backoff =
-            Backoff::between(Duration::from_millis(10), (self.terms.ttl / 10).min(Duration::from_millis(250)));
+            Backoff::between(Duration::from_millis(10), (self.options.ttl / 10).min(Duration::from_millis(250)));
         let mut unreachable: Option<Instant> = None;
         let mut last = None;
         let mut taken = false;
@@ -116,12 +116,12 @@ impl QuorumRequest {
             };
             // An attempt that was cut short says nothing about the databases, unless they have had time to answer.
             let cut_short =
-                left().is_some_and(|left| left.is_zero()) && attempted.elapsed() < self.terms.node_timeout();
+                left().is_some_and(|left| left.is_zero()) && attempted.elapsed() < self.options.node_timeout();
             match refused {
-                Refused::Taken { .. } => (unreachable, last, taken) = (None, None, true),
-                Refused::Unreachable(_) if cut_short && (taken || attempted.elapsed() < Duration::from_millis(100)) => {
-                }
-                Refused::Unreachable(error) => {
+                NotAcquired::Taken { .. } => (unreachable, last, taken) = (None, None, true),
+                NotAcquired::Unreachable(_)
+                    if cut_short && (taken || attempted.elapsed() < Duration::from_millis(100)) => {}
+                NotAcquired::Unreachable(error) => {
                     let since = *unreachable.get_or_insert(attempted);
                     if since.elapsed() >= OUTAGE_TOLERANCE {
                         return Err(error);
@@ -155,14 +155,14 @@ impl QuorumRequest {
     pub async fn try_acquire(self) -> Result<Option<QuorumLease>> {
         let name = self.check()?;
         let mut backoff = Backoff::between(Duration::from_millis(10), Duration::from_millis(80));
-        let mut tries = 1..=TRIES;
+        let mut tries = 1..=MAX_ATTEMPTS;
         loop {
             let last = tries.next().is_none();
             match self.attempt(&name, None).await? {
                 Ok(lease) => return Ok(Some(lease)),
-                Err(Refused::Taken { split: true }) if !last => sleep(backoff.step()).await,
-                Err(Refused::Taken { .. }) => return Ok(None),
-                Err(Refused::Unreachable(error)) => return Err(error),
+                Err(NotAcquired::Taken { split: true }) if !last => sleep(backoff.step()).await,
+                Err(NotAcquired::Taken { .. }) => return Ok(None),
+                Err(NotAcquired::Unreachable(error)) => return Err(error),
             }
         }
     }
@@ -187,44 +187,44 @@ impl QuorumRequest {
                 Err(error) if error.is_lost() => Err(error),
                 _ => Ok(done),
             },
-            Err(cause) => Err(lease.loss(cause)),
+            Err(cause) => Err(lease.loss_error(cause)),
         }
     }
 
     fn check(&self) -> Result<LockName> {
         self.nodes.check()?;
         for locks in &self.nodes.locks {
-            locks.client().settings.check_ttl("a TTL", self.terms.ttl)?;
+            locks.client().settings.check_ttl("a TTL", self.options.ttl)?;
         }
         LockName::new(&*self.name)
     }
 
     /// Asks all databases once, each for so long at most. An error is one that asking again will not cure.
-    async fn attempt(&self, name: &LockName, within: Option<Duration>) -> Result<Result<QuorumLease, Refused>> {
-        let within = within.unwrap_or(Duration::MAX).min(self.terms.node_timeout());
+    async fn attempt(&self, name: &LockName, within: Option<Duration>) -> Result<Result<QuorumLease, NotAcquired>> {
+        let within = within.unwrap_or(Duration::MAX).min(self.options.node_timeout());
         let owner = Owner::random();
-        let mut round = Round::new(Arc::clone(&self.nodes), name.clone(), owner, self.terms.clone());
+        let mut round = Round::new(Arc::clone(&self.nodes), name.clone(), owner, self.options.clone());
         round.ask_all(within);
         let (granted, token) = match round.outcome(within).await {
             Outcome::Granted(granted, token) => (granted, token),
-            Outcome::Taken { split } => return Ok(Err(Refused::Taken { split })),
-            Outcome::Unreachable(error) if error.is_retryable() => return Ok(Err(Refused::Unreachable(error))),
+            Outcome::Taken { split } => return Ok(Err(NotAcquired::Taken { split })),
+            Outcome::Unreachable(error) if error.is_retryable() => return Ok(Err(NotAcquired::Unreachable(error))),
             Outcome::Unreachable(error) => return Err(error),
         };
-        let held = Held::new(name.clone(), token, owner, &self.nodes, granted);
-        if !held.is_held() {
+        let majority = Majority::new(name.clone(), token, owner, &self.nodes, granted);
+        if !majority.is_held() {
             let reason = "the majority was had when the first of its leases had ended".into();
             let late = Error::Unavailable { attempted: "acquire a majority", reason, source: None };
-            return Ok(Err(Refused::Unreachable(late)));
+            return Ok(Err(NotAcquired::Unreachable(late)));
         }
         // Answers that are still on their way are waited for there, and those who were not reached are asked again.
-        tokio::spawn(tend(Arc::clone(&held), round));
-        Ok(Ok(QuorumLease::new(held, self.terms.node_timeout())))
+        tokio::spawn(maintain(Arc::clone(&majority), round));
+        Ok(Ok(QuorumLease::new(majority, self.options.node_timeout())))
     }
 }
 
 /// Why an attempt was in vain.
-enum Refused {
+enum NotAcquired {
     /// `split`: some voted for us, and others for somebody else.
     Taken {
         split: bool,
@@ -234,6 +234,9 @@ enum Refused {
 
 impl fmt::Debug for QuorumRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QuorumRequest").field("name", &self.name).field("ttl", &self.terms.ttl).finish_non_exhaustive()
+        f.debug_struct("QuorumRequest")
+            .field("name", &self.name)
+            .field("ttl", &self.options.ttl)
+            .finish_non_exhaustive()
     }
 }

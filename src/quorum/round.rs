@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::nodes::{Nodes, Terms};
+use super::nodes::{Nodes, QuorumOptions};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::lease::handle::Lease;
@@ -17,7 +17,7 @@ use crate::owner::Owner;
 use crate::token::FencingToken;
 
 /// The least time that is given to the slower ones.
-const GRACE: Duration = Duration::from_millis(10);
+const MIN_GRACE: Duration = Duration::from_millis(10);
 
 /// Votes that are asked for, and come in. Dropping it gives back what is still on its way.
 pub(super) struct Round {
@@ -25,7 +25,7 @@ pub(super) struct Round {
     name: LockName,
     /// One and the same on all databases, so that people see what belongs together.
     owner: Owner,
-    pub(super) terms: Terms,
+    pub(super) options: QuorumOptions,
     answers: JoinSet<Answer>,
     /// Which databases have not answered yet.
     pending: Vec<bool>,
@@ -50,9 +50,9 @@ pub(super) enum Outcome {
 }
 
 impl Round {
-    pub(super) fn new(nodes: Arc<Nodes>, name: LockName, owner: Owner, terms: Terms) -> Self {
+    pub(super) fn new(nodes: Arc<Nodes>, name: LockName, owner: Owner, options: QuorumOptions) -> Self {
         let pending = vec![false; nodes.locks.len()];
-        Self { nodes, name, owner, terms, answers: JoinSet::new(), pending, token: None }
+        Self { nodes, name, owner, options, answers: JoinSet::new(), pending, token: None }
     }
 
     pub(super) fn ask_all(&mut self, within: Duration) {
@@ -68,20 +68,20 @@ impl Round {
         }
         let request = self.nodes.locks[node]
             .lease(self.name.as_str())
-            .ttl(self.terms.ttl)
-            .renew(self.terms.renew)
-            .label(&*self.terms.label)
-            .identity(self.owner);
+            .ttl(self.options.ttl)
+            .renew(self.options.renew)
+            .label(&*self.options.label)
+            .owner_without_reentry(self.owner);
         let nodes = Arc::clone(&self.nodes);
         // What is dropped when the time is over goes back, also if it is granted after that.
         self.answers.spawn(async move {
             let answer = timeout(within, vote(&nodes, node, request)).await;
-            (node, answer.unwrap_or_else(|_| Err(silent(within))))
+            (node, answer.unwrap_or_else(|_| Err(no_answer_error(within))))
         });
     }
 
     /// The next answer; pending while none is to come. A vote has the token that it must have.
-    pub(super) async fn answer(&mut self, within: Duration) -> Answer {
+    pub(super) async fn next_answer(&mut self, within: Duration) -> Answer {
         loop {
             let (node, answer) = match self.answers.join_next().await {
                 Some(Ok(answer)) => answer,
@@ -102,8 +102,8 @@ impl Round {
     fn raise(&mut self, (node, lease): Vote, to: FencingToken, within: Duration) {
         self.pending[node] = true;
         self.answers.spawn(async move {
-            let raised = timeout(within, lease.raise(to)).await;
-            (node, raised.unwrap_or_else(|_| Err(silent(within))))
+            let raised = timeout(within, lease.raise_token(to)).await;
+            (node, raised.unwrap_or_else(|_| Err(no_answer_error(within))))
         });
     }
 
@@ -140,10 +140,10 @@ impl Round {
             let grace = match (hurry, until) {
                 (false, _) => within,
                 (true, Some(until)) => Instant::saturating_duration_since(&until, Instant::now()),
-                (true, None) => start.elapsed().max(GRACE),
+                (true, None) => start.elapsed().max(MIN_GRACE),
             };
             until = hurry.then(|| until.unwrap_or_else(|| Instant::now() + grace));
-            let Ok(answer) = timeout(grace, self.answer(within)).await else {
+            let Ok(answer) = timeout(grace, self.next_answer(within)).await else {
                 if hurry {
                     return Outcome::Taken { split: !granted.is_empty() };
                 }
@@ -185,7 +185,7 @@ impl Round {
     }
 }
 
-fn silent(within: Duration) -> Error {
+fn no_answer_error(within: Duration) -> Error {
     let reason = format!("no answer came within {within:?}");
     Error::Unavailable { attempted: "acquire", reason, source: None }
 }
