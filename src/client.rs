@@ -7,7 +7,7 @@ use crate::backend::{Backend, Kind};
 use crate::coordinator::Coordinator;
 use crate::error::{Error, Result};
 use crate::executor::{Answer, Executor};
-use crate::idempotency::in_flight::Duplicates;
+use crate::idempotency::in_flight::InFlight;
 use crate::operation::Operation;
 use crate::session::manager::SessionManager;
 use crate::transaction::row_cache::RowCache;
@@ -33,7 +33,7 @@ pub(crate) struct Client {
     pub(crate) coordinator: Arc<Coordinator>,
     pub(crate) sessions: SessionManager,
     pub(crate) row_cache: RowCache,
-    pub(crate) duplicates: Duplicates,
+    pub(crate) in_flight: InFlight,
 }
 
 impl Client {
@@ -47,7 +47,7 @@ impl Client {
             settings,
             sessions: SessionManager::default(),
             row_cache: RowCache::default(),
-            duplicates: Duplicates::default(),
+            in_flight: InFlight::default(),
         })
     }
 

@@ -2,13 +2,13 @@
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::Transaction;
 
-use super::handle::{Idempotency, failed};
+use super::handle::{Idempotency, claim_error};
 use super::outcome::{decode, encode, encode_legibly};
 use crate::backend::Database;
 use crate::backend::micros;
@@ -29,21 +29,22 @@ pub struct Attempt {
     record: Record,
     lease: Lease,
     token: FencingToken,
-    /// Whether the work has said how it ended: one of these.
-    ended: AtomicU8,
+    conclusion: Mutex<Conclusion>,
 }
 
-/// It has not said.
-const OPEN: u8 = 0;
-/// It has, in a transaction of its own, which it may have committed.
-const IN_TRANSACTION: u8 = 1;
-/// It has.
-const ENDED: u8 = 2;
+/// Whether the work has recorded how it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Conclusion {
+    Open,
+    /// In a transaction of the work's own, which may not be committed.
+    InTransaction,
+    Recorded,
+}
 
 impl Attempt {
     pub(super) fn new(idempotency: Idempotency, record: Record, lease: Lease) -> Self {
         let token = lease.token();
-        Self { idempotency, record, lease, token, ended: AtomicU8::new(OPEN) }
+        Self { idempotency, record, lease, token, conclusion: Mutex::new(Conclusion::Open) }
     }
 
     /// Whose key it is. `None`: everybody's.
@@ -107,16 +108,16 @@ impl Attempt {
             return Ok(done);
         }
         if !self.lease.is_held() {
-            return Err(self.lost().into());
+            return Err(self.lost_error().into());
         }
         let result = work().await?;
         let bytes = encode_legibly(&result, self.idempotency.limit)?;
-        let errand = Errand::Step { step: self.step_of(name)?, token: self.token.get(), result: bytes };
-        if self.idempotency.send(errand).await?.changed == 0 {
+        let command = Errand::Step { step: self.step_key(name)?, token: self.token.get(), result: bytes };
+        if self.idempotency.send(command).await?.changed == 0 {
             // Sent again after a reply that was lost, it is there already.
             return match self.recall(name).await? {
                 Some(done) if self.lease.is_held() => Ok(done),
-                _ => Err(self.lost().into()),
+                _ => Err(self.lost_error().into()),
             };
         }
         Ok(result)
@@ -140,12 +141,12 @@ impl Attempt {
     ) -> Result<()> {
         self.idempotency.check_transaction(tx)?;
         let bytes = encode(result, self.idempotency.limit)?;
-        let step = self.step_of(name)?;
+        let step = self.step_key(name)?;
         // Or another attempt could begin, and not see it, before this transaction commits.
-        if !records::hold_up::<DB>(tx, &step.id, self.token.get()).await.map_err(failed::<DB>)? {
-            return Err(self.lost());
+        if !records::hold_up::<DB>(tx, &step.id, self.token.get()).await.map_err(claim_error::<DB>)? {
+            return Err(self.lost_error());
         }
-        records::put_step::<DB>(tx, &step, self.token.get(), &bytes).await.map_err(failed::<DB>)?;
+        records::put_step::<DB>(tx, &step, self.token.get(), &bytes).await.map_err(claim_error::<DB>)?;
         Ok(())
     }
 
@@ -159,7 +160,7 @@ impl Attempt {
     ///
     /// It only reads.
     pub async fn recall<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
-        let found = self.idempotency.send(Errand::Recall(self.step_of(name)?)).await?.result;
+        let found = self.idempotency.send(Errand::Recall(self.step_key(name)?)).await?.result;
         found.map(|bytes| decode(Some(&bytes))).transpose()
     }
 
@@ -181,7 +182,7 @@ impl Attempt {
                 return Err(error);
             }
         };
-        self.end(self.done(bytes)).await
+        self.end(self.done_ending(bytes)).await
     }
 
     /// As [`complete`](Self::complete), in a transaction of the caller's own, with what it has written there: both or
@@ -201,15 +202,15 @@ impl Attempt {
         result: &T,
     ) -> Result<()> {
         self.idempotency.check_transaction(tx)?;
-        let ending = self.done(encode(result, self.idempotency.limit)?);
+        let ending = self.done_ending(encode(result, self.idempotency.limit)?);
         let ended =
-            records::end::<DB>(tx, &self.record.key.id, self.token.get(), &ending).await.map_err(failed::<DB>)?;
+            records::end::<DB>(tx, &self.record.key.id, self.token.get(), &ending).await.map_err(claim_error::<DB>)?;
         if ended == 0 {
             let id = &self.record.key.id;
-            let found = records::read::<DB>(tx, id, DB::PRESENT).await.map_err(failed::<DB>)?;
-            self.has_ended_as(&ending, found.as_ref())?;
+            let found = records::read::<DB>(tx, id, DB::PRESENT).await.map_err(claim_error::<DB>)?;
+            self.check_ending(&ending, found.as_ref())?;
         }
-        self.ended.store(IN_TRANSACTION, Ordering::Relaxed);
+        self.set_conclusion(Conclusion::InTransaction);
         Ok(())
     }
 
@@ -237,49 +238,57 @@ impl Attempt {
     ///
     /// Dropping the future leaves open whether it is deleted. If not, it counts as died.
     pub async fn forget(&self) -> Result<()> {
-        self.ended.store(ENDED, Ordering::Relaxed);
+        self.set_conclusion(Conclusion::Recorded);
         let id = self.record.key.id.clone();
         self.idempotency.send(Errand::Forget { id, token: self.token.get() }).await?;
         Ok(())
     }
 
-    fn done(&self, result: Vec<u8>) -> Ending {
+    fn conclusion(&self) -> Conclusion {
+        *self.conclusion.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_conclusion(&self, conclusion: Conclusion) {
+        *self.conclusion.lock().unwrap_or_else(PoisonError::into_inner) = conclusion;
+    }
+
+    fn done_ending(&self, result: Vec<u8>) -> Ending {
         Ending::Done { result, keep: micros(self.idempotency.retention) }
     }
 
     async fn end(&self, ending: Ending) -> Result<()> {
-        self.ended.store(ENDED, Ordering::Relaxed);
-        let errand = Errand::End { id: self.record.key.id.clone(), token: self.token.get(), ending: ending.clone() };
-        if self.idempotency.send(errand).await?.changed > 0 {
+        self.set_conclusion(Conclusion::Recorded);
+        let command = Errand::End { id: self.record.key.id.clone(), token: self.token.get(), ending: ending.clone() };
+        if self.idempotency.send(command).await?.changed > 0 {
             return Ok(());
         }
         let found = self.idempotency.send(Errand::Read(self.record.key.clone())).await?;
-        self.has_ended_as(&ending, found.records.first())
+        self.check_ending(&ending, found.records.first())
     }
 
     /// Of an attempt that could not be ended: it has ended like this before, or the reason why it does not.
-    fn has_ended_as(&self, ending: &Ending, found: Option<&Record>) -> Result<()> {
+    fn check_ending(&self, ending: &Ending, found: Option<&Record>) -> Result<()> {
         match found.filter(|record| record.token == self.token.get()) {
             Some(record) if ending.is_in(record) => Ok(()),
             Some(record) if record.state == State::Done => Err(Error::AlreadyCompleted),
-            _ => Err(self.lost()),
+            _ => Err(self.lost_error()),
         }
     }
 
     /// Whether the work has said how it ended, and may do nothing more about it.
     #[cfg(feature = "axum")]
     pub(super) async fn has_ended(&self) -> Result<bool> {
-        match self.ended.load(Ordering::Relaxed) {
-            OPEN => Ok(false),
-            IN_TRANSACTION => self.committed().await.map(|()| true),
-            _ => Ok(true),
+        match self.conclusion() {
+            Conclusion::Open => Ok(false),
+            Conclusion::InTransaction => self.check_committed().await.map(|()| true),
+            Conclusion::Recorded => Ok(true),
         }
     }
 
     /// As [`complete`](Self::complete), whatever the size.
     #[cfg(feature = "axum")]
     pub(super) async fn store<T: Serialize>(&self, result: &T) -> Result<()> {
-        self.end(self.done(encode(result, usize::MAX)?)).await
+        self.end(self.done_ending(encode(result, usize::MAX)?)).await
     }
 
     /// The work says that it was refused: the key is as good as new, unless something was done on the way, or may have been by
@@ -294,7 +303,7 @@ impl Attempt {
     }
 
     /// Whether the transaction in which it was completed has been committed. If not, nobody knows what became of the rest.
-    async fn committed(&self) -> Result<()> {
+    async fn check_committed(&self) -> Result<()> {
         let found = self.idempotency.send(Errand::Read(self.record.key.clone())).await?;
         let token = self.token.get();
         if found.records.iter().any(|record| record.state == State::Done && record.token == token) {
@@ -314,21 +323,21 @@ impl Attempt {
     }
 
     /// Does the work and records how it ended.
-    pub(crate) async fn carry<T, E, F>(self, work: F) -> Result<T, E>
+    pub(crate) async fn run_work<T, E, F>(self, work: F) -> Result<T, E>
     where
         T: Serialize + DeserializeOwned,
         E: From<Error> + StdError,
         F: AsyncFnOnce(&Self) -> Result<T, E>,
     {
         let outcome = while_held(work(&self), || self.lease.is_held(), self.lease.lost()).await;
-        let ended = self.ended.load(Ordering::Relaxed);
+        let conclusion = self.conclusion();
         match outcome {
-            Err(_) => Err(self.lost().into()),
+            Err(_) => Err(self.lost_error().into()),
             Ok(Ok(value)) => {
-                let stored = match ended {
-                    OPEN => self.complete_legibly(&value).await,
-                    IN_TRANSACTION => self.committed().await,
-                    _ => Ok(()),
+                let stored = match conclusion {
+                    Conclusion::Open => self.complete_legibly(&value).await,
+                    Conclusion::InTransaction => self.check_committed().await,
+                    Conclusion::Recorded => Ok(()),
                 };
                 self.release().await;
                 stored?;
@@ -336,7 +345,7 @@ impl Attempt {
             }
             Ok(Err(error)) => {
                 // If that fails as well, it counts as died.
-                if ended != ENDED
+                if conclusion != Conclusion::Recorded
                     && let Err(error) = self.unknown().await
                 {
                     tracing::warn!(%error, "it could not be recorded that the outcome of a request is not known");
@@ -354,12 +363,12 @@ impl Attempt {
         }
     }
 
-    fn step_of(&self, name: &str) -> Result<Step> {
+    fn step_key(&self, name: &str) -> Result<Step> {
         super::key::check("the name of a step", name)?;
         Ok(Step { id: self.record.key.id.clone(), begun: self.record.created_at, name: name.to_owned() })
     }
 
-    fn lost(&self) -> Error {
+    fn lost_error(&self) -> Error {
         let name: LockName = self.lease.name().clone();
         Error::Lost { name, token: self.token, cause: LossCause::Superseded }
     }

@@ -6,15 +6,15 @@ use std::time::Duration;
 use serde::Serialize;
 use sqlx::Transaction;
 
-use super::handle::{Idempotency, failed};
+use super::handle::{Idempotency, claim_error};
 use super::key::{Fingerprint, IdempotencyKey};
-use super::outcome::{Outcome, Stored, encode, known};
+use super::outcome::{Outcome, Stored, encode, recorded_outcome};
 use crate::backend::Database;
 use crate::backend::records::{self, Claimed, Claiming, Errand, State};
 use crate::error::{Error, Result};
 
 /// How often a claim is looked at that stands one way now and another way then.
-const LOOKS: u32 = 10;
+const MAX_READS: u32 = 10;
 
 impl Idempotency {
     /// Claims a key in a transaction of the caller's own. `New` is to be followed by the effect, by
@@ -62,41 +62,41 @@ impl Idempotency {
         key: &IdempotencyKey,
         request: &Fingerprint,
     ) -> Result<Outcome<Claim, Stored>> {
-        let claim = self.claiming(key, request)?;
+        let claim = self.claim_request(key, request)?;
         if DB::PEEKS
             && let Some(outcome) = self.peek(&claim).await?
         {
-            return Ok(outcome.never_new());
+            return Ok(outcome.without_new());
         }
-        self.decide(tx, &claim).await
+        self.claim_key(tx, &claim).await
     }
 
-    pub(super) async fn decide<DB: Database>(
+    pub(super) async fn claim_key<DB: Database>(
         &self,
         tx: &mut Transaction<'_, DB>,
         claim: &Claiming,
     ) -> Result<Outcome<Claim, Stored>> {
         self.check_transaction(tx)?;
         let mut rival = None;
-        for look in 0..LOOKS {
-            if look > 0 {
+        for read_outcome in 0..MAX_READS {
+            if read_outcome > 0 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
-            let claimed = DB::claim(tx, claim).await.map_err(failed::<DB>)?;
+            let claimed = DB::claim(tx, claim).await.map_err(claim_error::<DB>)?;
             if claimed == Claimed::Ours {
                 return Ok(Outcome::New(Claim { id: claim.key.id.clone(), limit: self.limit }));
             }
             if claimed == Claimed::Not {
-                let record = records::read::<DB>(tx, &claim.key.id, DB::PRESENT).await.map_err(failed::<DB>)?;
+                let record = records::read::<DB>(tx, &claim.key.id, DB::PRESENT).await.map_err(claim_error::<DB>)?;
                 if let Some(record) = record {
-                    if let Some(known) = known(claim, record) {
+                    if let Some(known) = recorded_outcome(claim, record) {
                         return Ok(known);
                     }
                 } else if claim.issued {
                     return Ok(Outcome::Expired);
                 }
                 let before = rival;
-                rival = DB::rival(tx, claim).await.map_err(failed::<DB>)?;
+                rival = DB::rival(tx, claim).await.map_err(claim_error::<DB>)?;
                 match rival {
                     Some(found) if found.same => return Ok(Outcome::InProgress),
                     // One that is ending may have let go of one lock and not of the other.
@@ -107,7 +107,7 @@ impl Idempotency {
             if DB::PEEKS
                 && let Some(outcome) = self.peek(claim).await?
             {
-                return Ok(outcome.never_new());
+                return Ok(outcome.without_new());
             }
         }
         Ok(Outcome::InProgress)
@@ -118,7 +118,7 @@ impl Idempotency {
         let mut found = self.send(Errand::Peek(claim.key.clone())).await?;
         // Who has the record locked, and has not claimed it as one can see, is at it for a moment: the sweeper, say.
         let mut looks = 1;
-        while found.busy && found.fingerprint.is_none() && looks < LOOKS {
+        while found.busy && found.fingerprint.is_none() && looks < MAX_READS {
             tokio::time::sleep(Duration::from_millis(5)).await;
             found = self.send(Errand::Peek(claim.key.clone())).await?;
             looks += 1;
@@ -134,7 +134,7 @@ impl Idempotency {
                 self.send(Errand::Bury(claim.key.clone())).await?;
                 Ok(None)
             }
-            Some(record) => Ok(known(claim, record)),
+            Some(record) => Ok(recorded_outcome(claim, record)),
         }
     }
 }
@@ -167,7 +167,7 @@ impl Claim {
     }
 
     pub(super) async fn store<DB: Database>(self, tx: &mut Transaction<'_, DB>, result: &[u8]) -> Result<()> {
-        if records::complete::<DB>(tx, &self.id, result).await.map_err(failed::<DB>)? {
+        if records::complete::<DB>(tx, &self.id, result).await.map_err(claim_error::<DB>)? {
             return Ok(());
         }
         Err(Error::NotClaimed)

@@ -27,13 +27,13 @@ const TABLE: &str = "sqlock_idem";
 const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// For how long records may be kept: the longest for ever, as far as anybody lives.
-const KEPT: (Duration, Duration) = (Duration::from_millis(1), CENTURY);
+const RETENTION_RANGE: (Duration, Duration) = (Duration::from_millis(1), CENTURY);
 
 /// For how long an attempt is claimed unless [`Idempotency::lease`] says otherwise.
-const LEASE: Duration = Duration::from_secs(30);
+const LEASE_TTL: Duration = Duration::from_secs(30);
 
 /// How long a result may be unless [`Idempotency::result_limit`] says otherwise.
-const LIMIT: usize = 1 << 20;
+const RESULT_LIMIT: usize = 1 << 20;
 
 /// Requests that take effect once, however often they are sent.
 ///
@@ -109,9 +109,9 @@ impl Idempotency {
             client: Arc::clone(locks.client()),
             namespace: "default".into(),
             retention: RETENTION,
-            lease: LEASE,
+            lease: LEASE_TTL,
             wait: Duration::ZERO,
-            limit: LIMIT,
+            limit: RESULT_LIMIT,
             retry: Retry::new(),
         }
     }
@@ -168,15 +168,15 @@ impl Idempotency {
     ///
     /// A token of which nobody learns expires.
     pub async fn issue(&self, principal: impl Into<String>, ttl: Duration) -> Result<String> {
-        Error::check_range("the TTL of a token", ttl, KEPT.0, KEPT.1)?;
+        Error::check_range("the TTL of a token", ttl, RETENTION_RANGE.0, RETENTION_RANGE.1)?;
         let token = uuid::Uuid::new_v4().simple().to_string();
         let key = IdempotencyKey::issued(principal, token.as_str()).within(&self.namespace)?;
         self.send(Errand::Issue { key, ttl }).await?;
         Ok(token)
     }
 
-    pub(super) fn claiming(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<Claiming> {
-        Error::check_range("a retention", self.retention, KEPT.0, KEPT.1)?;
+    pub(super) fn claim_request(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<Claiming> {
+        Error::check_range("a retention", self.retention, RETENTION_RANGE.0, RETENTION_RANGE.1)?;
         Ok(Claiming {
             key: key.within(&self.namespace)?,
             fingerprint: request.bytes(),
@@ -189,18 +189,18 @@ impl Idempotency {
         check_transaction(&self.client, tx, &Table::new(TABLE)?)
     }
 
-    pub(super) async fn send(&self, errand: Errand) -> Result<Findings> {
-        self.client.run(errand).await
+    pub(super) async fn send(&self, command: Errand) -> Result<Findings> {
+        self.client.run(command).await
     }
 
     /// Whoever is at work is an owner of its own, so that a duplicate in the same [scope](Owner::scope) does not enter again.
-    pub(super) fn lease_on(&self, key: &FullKey) -> LeaseRequest {
-        LeaseRequest::new(Arc::clone(&self.client), lease_of(key)).owner(Owner::random()).ttl(self.lease)
+    pub(super) fn lease_request(&self, key: &FullKey) -> LeaseRequest {
+        LeaseRequest::new(Arc::clone(&self.client), lease_name(key)).owner(Owner::random()).ttl(self.lease)
     }
 }
 
 /// The name of the lease on a key.
-pub(super) fn lease_of(key: &FullKey) -> String {
+pub(super) fn lease_name(key: &FullKey) -> String {
     format!("sqlock-idem/{}", key.id)
 }
 
@@ -215,7 +215,7 @@ impl fmt::Debug for Idempotency {
     }
 }
 
-pub(super) fn failed<DB: Database>(error: sqlx::Error) -> Error {
+pub(super) fn claim_error<DB: Database>(error: sqlx::Error) -> Error {
     let cause = match DB::refusal(&error) {
         Some(Refusal::Stale) => RowError::StaleSnapshot,
         Some(Refusal::Deferred) => RowError::Deferred,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::handle::{Idempotency, lease_of};
+use super::handle::{Idempotency, lease_name};
 use super::key::{self, IdempotencyKey};
 use crate::backend::records::{Errand, Record, State};
 use crate::error::Result;
@@ -119,8 +119,8 @@ impl Idempotency {
     /// Dropping the future leaves open whether it is deleted. It can be repeated.
     pub async fn forget(&self, key: &IdempotencyKey, token: FencingToken) -> Result<bool> {
         let key = key.within(&self.namespace)?;
-        let errand = Errand::Forget { id: key.id.clone(), token: token.get() };
-        let answer = self.client.ask(errand).await;
+        let command = Errand::Forget { id: key.id.clone(), token: token.get() };
+        let answer = self.client.ask(command).await;
         // Sent again after a reply that was lost, it finds nothing any more.
         let gone = answer.may_linger && self.send(Errand::Read(key)).await?.records.is_empty();
         Ok(answer.result?.changed > 0 || gone)
@@ -161,7 +161,7 @@ impl RecordInfo {
     fn of(record: Record) -> Self {
         let at = |micros| chrono::DateTime::from_timestamp_micros(micros).unwrap_or_default();
         Self {
-            lease: lease_of(&record.key),
+            lease: lease_name(&record.key),
             namespace: record.key.namespace,
             principal: Some(record.key.principal).filter(|principal| !principal.is_empty()),
             key: record.key.key,

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use super::attempt::Attempt;
 use super::handle::Idempotency;
 use super::key::{Fingerprint, IdempotencyKey};
-use super::outcome::{Outcome, Stored, known, told};
+use super::outcome::{Outcome, Stored, decode_outcome, recorded_outcome};
 use crate::backend::records::{Claiming, Errand, FullKey, State};
 use crate::error::{Error, Result};
 use crate::lease::handle::Lease;
@@ -29,11 +29,11 @@ impl Idempotency {
     ///
     /// Dropping the future gives the lease back. The next one takes up what may have been recorded.
     pub async fn attempt(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<Outcome<Attempt, Stored>> {
-        let claim = self.claiming(key, request)?;
-        if let Some(known) = self.look(&claim).await? {
+        let claim = self.claim_request(key, request)?;
+        if let Some(known) = self.read_outcome(&claim).await? {
             return Ok(known);
         }
-        let lease = self.lease_on(&claim.key);
+        let lease = self.lease_request(&claim.key);
         let lease = if self.wait.is_zero() {
             lease.try_acquire().await?
         } else {
@@ -44,19 +44,19 @@ impl Idempotency {
         };
         let Some(lease) = lease else {
             // Its fingerprint was not there to be compared before, if it has just begun.
-            return Ok(self.look(&claim).await?.unwrap_or(Outcome::InProgress));
+            return Ok(self.read_outcome(&claim).await?.unwrap_or(Outcome::InProgress));
         };
         self.start(claim, lease, false).await
     }
 
     /// What the record of a key tells without a lease. `None`: that it may be claimed.
-    pub(super) async fn look<N>(&self, claim: &Claiming) -> Result<Option<Outcome<N, Stored>>> {
+    pub(super) async fn read_outcome<N>(&self, claim: &Claiming) -> Result<Option<Outcome<N, Stored>>> {
         let found = self.send(Errand::Read(claim.key.clone())).await?;
         Ok(match found.records.into_iter().next() {
             None => claim.issued.then_some(Outcome::Expired),
             // Somebody is at work, or has died: the lease tells.
             Some(record) if record.state == State::Started && record.fingerprint == claim.fingerprint => None,
-            Some(record) => known(claim, record),
+            Some(record) => recorded_outcome(claim, record),
         })
     }
 
@@ -72,7 +72,7 @@ impl Idempotency {
             return Ok(Outcome::New(Attempt::new(self.clone(), record, lease)));
         }
         let claim = Claiming { key: record.key.clone(), fingerprint, keep: 0, issued };
-        Ok(known(&claim, record).unwrap_or(Outcome::InProgress))
+        Ok(recorded_outcome(&claim, record).unwrap_or(Outcome::InProgress))
     }
 
     /// Does the work [under a lease](Self::attempt), and tells everybody who comes with this key what came of it.
@@ -103,8 +103,8 @@ impl Idempotency {
         F: AsyncFnOnce(&Attempt) -> Result<T, E>,
     {
         match self.attempt(key, request).await? {
-            Outcome::New(attempt) => Ok(Outcome::New(attempt.carry(work).await?)),
-            known => Ok(told(known.never_new())?),
+            Outcome::New(attempt) => Ok(Outcome::New(attempt.run_work(work).await?)),
+            known => Ok(decode_outcome(known.without_new())?),
         }
     }
 
@@ -131,7 +131,7 @@ impl Idempotency {
         let mut resumed = Resumed::default();
         for info in self.unfinished(u32::MAX >> 1).await? {
             let key = FullKey::new(info.namespace, info.principal.unwrap_or_default(), info.key);
-            let Some(lease) = self.lease_on(&key).try_acquire().await? else {
+            let Some(lease) = self.lease_request(&key).try_acquire().await? else {
                 resumed.at_work += 1;
                 continue;
             };
@@ -139,7 +139,7 @@ impl Idempotency {
             let Outcome::New(attempt) = self.start(claim, lease, true).await? else {
                 continue;
             };
-            match attempt.carry(work.clone()).await {
+            match attempt.run_work(work.clone()).await {
                 Ok(_) => resumed.done += 1,
                 Err(error) => {
                     tracing::warn!(%error, "a request that was resumed failed");

@@ -46,7 +46,7 @@ impl<N, R> Outcome<N, R> {
     }
 
     /// The same for whoever could have got something else for a new one. (A new one is not; it would be told as in progress.)
-    pub(super) fn never_new<M>(self) -> Outcome<M, R> {
+    pub(super) fn without_new<M>(self) -> Outcome<M, R> {
         match self {
             Self::New(_) | Self::InProgress => Outcome::InProgress,
             Self::Replay(known) => Outcome::Replay(known),
@@ -58,7 +58,7 @@ impl<N, R> Outcome<N, R> {
 }
 
 /// What is told of a request that was not the first one.
-pub(super) fn told<T: DeserializeOwned>(known: Outcome<Infallible, Stored>) -> Result<Outcome<T>> {
+pub(super) fn decode_outcome<T: DeserializeOwned>(known: Outcome<Infallible, Stored>) -> Result<Outcome<T>> {
     Ok(match known {
         Outcome::New(never) => match never {},
         Outcome::Replay(stored) => Outcome::Replay(stored.get()?),
@@ -70,7 +70,7 @@ pub(super) fn told<T: DeserializeOwned>(known: Outcome<Infallible, Stored>) -> R
 }
 
 /// What a record says to one who comes with a key. `None`: it says nothing, the key can be claimed.
-pub(super) fn known<N>(claim: &Claiming, record: Record) -> Option<Outcome<N, Stored>> {
+pub(super) fn recorded_outcome<N>(claim: &Claiming, record: Record) -> Option<Outcome<N, Stored>> {
     let expired = record.is_expired();
     match record.state {
         // Whether it has expired, or was never claimed, or is not meant to be claimed like this.

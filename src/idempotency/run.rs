@@ -9,10 +9,10 @@ use serde::de::DeserializeOwned;
 use sqlx::{Pool, Transaction};
 use tokio::time::Instant;
 
-use super::handle::{Idempotency, failed};
+use super::handle::{Idempotency, claim_error};
 use super::in_flight::Duplicate;
 use super::key::{Fingerprint, IdempotencyKey};
-use super::outcome::{Outcome, Stored, encode_legibly, told};
+use super::outcome::{Outcome, Stored, decode_outcome, encode_legibly};
 use crate::backend::Database;
 use crate::backend::records::{self, Claiming};
 use crate::backoff::Backoff;
@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::transaction::retry::{AttemptEnd, RetryError};
 
 /// The pauses of one who waits for a duplicate.
-const PAUSE: Backoff = Backoff::between(Duration::from_millis(5), Duration::from_millis(100));
+const IN_PROGRESS_BACKOFF: Backoff = Backoff::between(Duration::from_millis(5), Duration::from_millis(100));
 
 impl Idempotency {
     /// Does the work in a transaction of its own, once, and tells everybody who comes with this key what came of it.
@@ -64,20 +64,20 @@ impl Idempotency {
         E: From<sqlx::Error> + From<Error> + StdError + 'static,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
     {
-        let claim = self.claiming(key, request).map_err(refused)?;
+        let claim = self.claim_request(key, request).map_err(failed)?;
         let start = Instant::now();
-        let (mut pauses, doubt) = (PAUSE, Doubt::default());
+        let (mut pauses, doubt) = (IN_PROGRESS_BACKOFF, CommitDoubt::default());
         loop {
-            let outcome = match self.client.duplicates.enter(&claim) {
-                Err(Duplicate { same: true }) => match self.look(&claim).await {
-                    Ok(found) => told(found.unwrap_or(Outcome::InProgress)),
+            let outcome = match self.client.in_flight.insert(&claim) {
+                Err(Duplicate { is_same_request: true }) => match self.read_outcome(&claim).await {
+                    Ok(found) => decode_outcome(found.unwrap_or(Outcome::InProgress)),
                     Err(error) => Err(error),
                 }
-                .map_err(refused),
+                .map_err(failed),
                 // One that asks for something else may itself be the one that is refused: the database knows.
-                _entered => self.until_decided(pool, &claim, &work, &doubt).await,
+                _guard => self.run_until_decided(pool, &claim, &work, &doubt).await,
             };
-            let outcome = outcome.map_err(|error| doubt.or(error))?;
+            let outcome = outcome.map_err(|error| doubt.replace_error(error))?;
             let pause = pauses.step();
             if !matches!(outcome, Outcome::InProgress) || start.elapsed() + pause > self.wait {
                 return Ok(outcome);
@@ -87,12 +87,12 @@ impl Idempotency {
     }
 
     /// Runs the transaction until it has committed, or something else was decided.
-    async fn until_decided<DB, T, E, F>(
+    async fn run_until_decided<DB, T, E, F>(
         &self,
         pool: &Pool<DB>,
         claim: &Claiming,
         work: &F,
-        doubt: &Doubt,
+        doubt: &CommitDoubt,
     ) -> Result<Outcome<T>, RetryError<E>>
     where
         DB: Database,
@@ -101,127 +101,132 @@ impl Idempotency {
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
     {
         if DB::PEEKS
-            && let Some(outcome) = self.peek(claim).await.map_err(refused)?
+            && let Some(outcome) = self.peek(claim).await.map_err(failed)?
         {
-            return told(outcome).map_err(refused);
+            return decode_outcome(outcome).map_err(failed);
         }
         let mut attempts = self.retry.start_attempts();
         loop {
             let work = work.clone();
-            let within = async |tx: &mut Transaction<'_, DB>| self.within(tx, claim, work, doubt).await;
-            match self.retry.attempt(pool, within, false).await {
+            let transaction =
+                async |tx: &mut Transaction<'_, DB>| self.run_in_transaction(tx, claim, work, doubt).await;
+            match self.retry.attempt(pool, transaction, false).await {
                 Ok(outcome) => return Ok(outcome),
-                Err(AttemptEnd::Conflict(last)) => attempts.next_attempt(last).await.map_err(Side::out)?,
+                Err(AttemptEnd::Conflict(last)) => attempts.next_attempt(last).await.map_err(into_retry_error)?,
                 // The next attempt reads the claim and so settles the doubt. Without a next attempt the caller gets the doubt.
                 Err(AttemptEnd::EndedByWork(source)) => {
-                    doubt.raise(source, true);
-                    attempts.next_attempt(Side::Ours(Error::NotClaimed)).await.map_err(Side::out)?;
+                    doubt.record(source, true);
+                    attempts.next_attempt(RunError::Sqlock(Error::NotClaimed)).await.map_err(into_retry_error)?;
                 }
                 Err(AttemptEnd::Final(RetryError::CommitUnknown { source })) => {
-                    doubt.raise(source, false);
-                    attempts.next_attempt(Side::Ours(Error::NotClaimed)).await.map_err(Side::out)?;
+                    doubt.record(source, false);
+                    attempts.next_attempt(RunError::Sqlock(Error::NotClaimed)).await.map_err(into_retry_error)?;
                 }
                 Err(AttemptEnd::Final(error)) if doubt.is_open() => {
                     if !attempts.try_next(&error.to_string()).await {
-                        return Err(Side::out(error));
+                        return Err(into_retry_error(error));
                     }
                 }
-                Err(AttemptEnd::Final(error)) => return Err(Side::out(error)),
+                Err(AttemptEnd::Final(error)) => return Err(into_retry_error(error)),
             }
         }
     }
 
     /// What happens in the transaction.
-    async fn within<DB, T, E, F>(
+    async fn run_in_transaction<DB, T, E, F>(
         &self,
         tx: &mut Transaction<'_, DB>,
         claim: &Claiming,
         work: F,
-        doubt: &Doubt,
-    ) -> Result<Outcome<T>, Side<E>>
+        doubt: &CommitDoubt,
+    ) -> Result<Outcome<T>, RunError<E>>
     where
         DB: Database,
         T: Serialize + DeserializeOwned,
         E: StdError + 'static,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E>,
     {
-        let outcome = self.decide(tx, claim).await.map_err(Side::Ours)?;
+        let outcome = self.claim_key(tx, claim).await.map_err(RunError::Sqlock)?;
         match &outcome {
             // It may be the commit that is in doubt.
             Outcome::InProgress => {}
             // The claim of this call's own, which a statement of the work has committed, with what the work had done by then.
-            Outcome::Replay(Stored { bytes: None }) if doubt.is_by_the_work() => {
-                records::mark_unknown::<DB>(tx, &claim.key.id).await.map_err(failed::<DB>).map_err(Side::Ours)?;
+            Outcome::Replay(Stored { bytes: None }) if doubt.is_ended_by_work() => {
+                records::mark_unknown::<DB>(tx, &claim.key.id)
+                    .await
+                    .map_err(claim_error::<DB>)
+                    .map_err(RunError::Sqlock)?;
                 return Ok(Outcome::Unknown);
             }
-            _ => doubt.settle(),
+            _ => doubt.clear(),
         }
         match outcome {
             Outcome::New(claim) => {
-                let value = work(tx).await.map_err(Side::Theirs)?;
-                let result = encode_legibly(&value, self.limit).map_err(Side::Ours)?;
-                claim.store(tx, &result).await.map_err(Side::Ours)?;
+                let value = work(tx).await.map_err(RunError::Work)?;
+                let result = encode_legibly(&value, self.limit).map_err(RunError::Sqlock)?;
+                claim.store(tx, &result).await.map_err(RunError::Sqlock)?;
                 Ok(Outcome::New(value))
             }
-            known => told(known.never_new()).map_err(Side::Ours),
+            known => decode_outcome(known.without_new()).map_err(RunError::Sqlock),
         }
     }
 }
 
-fn refused<E: From<Error> + StdError + 'static>(error: Error) -> RetryError<E> {
+fn failed<E: From<Error> + StdError + 'static>(error: Error) -> RetryError<E> {
     RetryError::Failed(error.into())
 }
 
 /// Whose error ended a transaction.
 #[derive(Debug, thiserror::Error)]
-enum Side<E: StdError + 'static> {
+enum RunError<E: StdError + 'static> {
     #[error(transparent)]
-    Ours(Error),
+    Sqlock(Error),
     #[error(transparent)]
-    Theirs(E),
+    Work(E),
 }
 
-impl<E: StdError + 'static> From<sqlx::Error> for Side<E> {
+impl<E: StdError + 'static> From<sqlx::Error> for RunError<E> {
     fn from(error: sqlx::Error) -> Self {
-        Self::Ours(error.into())
+        Self::Sqlock(error.into())
     }
 }
 
-impl<E: From<Error> + StdError + 'static> Side<E> {
-    fn into_theirs(self) -> E {
+impl<E: From<Error> + StdError + 'static> RunError<E> {
+    fn into_work_error(self) -> E {
         match self {
-            Self::Ours(error) => error.into(),
-            Self::Theirs(error) => error,
+            Self::Sqlock(error) => error.into(),
+            Self::Work(error) => error,
         }
     }
+}
 
-    fn out(error: RetryError<Self>) -> RetryError<E> {
-        match error {
-            RetryError::Failed(error) => RetryError::Failed(error.into_theirs()),
-            RetryError::Exhausted { attempts, elapsed, last } => {
-                RetryError::Exhausted { attempts, elapsed, last: last.into_theirs() }
-            }
-            RetryError::CommitUnknown { source } => RetryError::CommitUnknown { source },
+/// The error of a run, without the wrapper.
+fn into_retry_error<E: From<Error> + StdError + 'static>(error: RetryError<RunError<E>>) -> RetryError<E> {
+    match error {
+        RetryError::Failed(error) => RetryError::Failed(error.into_work_error()),
+        RetryError::Exhausted { attempts, elapsed, last } => {
+            RetryError::Exhausted { attempts, elapsed, last: last.into_work_error() }
         }
+        RetryError::CommitUnknown { source } => RetryError::CommitUnknown { source },
     }
 }
 
 /// A commit of one call, of which it is not known whether it took effect: the first one, until a later attempt has read the claim.
 #[derive(Default)]
-struct Doubt(Mutex<Option<Doubtful>>);
+struct CommitDoubt(Mutex<Option<UnknownCommit>>);
 
-struct Doubtful {
+struct UnknownCommit {
     source: sqlx::Error,
     /// A statement of the work has ended the transaction.
-    by_the_work: bool,
+    ended_by_work: bool,
 }
 
-impl Doubt {
-    fn raise(&self, source: sqlx::Error, by_the_work: bool) {
-        self.lock().get_or_insert(Doubtful { source, by_the_work });
+impl CommitDoubt {
+    fn record(&self, source: sqlx::Error, ended_by_work: bool) {
+        self.lock().get_or_insert(UnknownCommit { source, ended_by_work });
     }
 
-    fn settle(&self) {
+    fn clear(&self) {
         *self.lock() = None;
     }
 
@@ -229,16 +234,16 @@ impl Doubt {
         self.lock().is_some()
     }
 
-    fn is_by_the_work(&self) -> bool {
-        self.lock().as_ref().is_some_and(|doubtful| doubtful.by_the_work)
+    fn is_ended_by_work(&self) -> bool {
+        self.lock().as_ref().is_some_and(|doubtful| doubtful.ended_by_work)
     }
 
     /// Replaces an error that says that nothing took effect while the doubt is open.
-    fn or<E: StdError + 'static>(&self, error: RetryError<E>) -> RetryError<E> {
-        self.lock().take().map_or(error, |Doubtful { source, .. }| RetryError::CommitUnknown { source })
+    fn replace_error<E: StdError + 'static>(&self, error: RetryError<E>) -> RetryError<E> {
+        self.lock().take().map_or(error, |UnknownCommit { source, .. }| RetryError::CommitUnknown { source })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Doubtful>> {
+    fn lock(&self) -> MutexGuard<'_, Option<UnknownCommit>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

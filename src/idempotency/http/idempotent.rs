@@ -72,16 +72,16 @@ impl Idempotent {
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<R, E> + Clone,
     {
         let this = &*self.0;
-        let within = async move |tx: &mut Transaction<'_, DB>| this.within(tx, work).await;
-        match this.unbounded().run(pool, &this.key, &this.fingerprint, within).await {
-            Ok(outcome) => this.told(outcome),
+        let transaction = async move |tx: &mut Transaction<'_, DB>| this.run_in_transaction(tx, work).await;
+        match this.unbounded().run(pool, &this.key, &this.fingerprint, transaction).await {
+            Ok(outcome) => this.outcome_response(outcome),
             // Only a failure is told again: whatever else it looks like, nothing took effect.
-            Err(RetryError::Failed(Undone::Work(error))) => match error.into_response() {
-                response if is_failure(response.status()) => this.undone(pool, response).await,
+            Err(RetryError::Failed(RollbackReason::Work(error))) => match error.into_response() {
+                response if is_failure(response.status()) => this.store_failure(pool, response).await,
                 response => response,
             },
-            Err(RetryError::Failed(Undone::Answered(response))) => this.undone(pool, *response).await,
-            Err(error) => refused(error).into_response(),
+            Err(RetryError::Failed(RollbackReason::Answered(response))) => this.store_failure(pool, *response).await,
+            Err(error) => run_problem(error).into_response(),
         }
     }
 
@@ -117,8 +117,8 @@ impl Idempotent {
                 Err(error) => (error.into_response(), false),
             })
         };
-        let response = self.0.conduct(&attempt, answered).await;
-        give_back(attempt).await;
+        let response = self.0.record(&attempt, answered).await;
+        release_attempt(attempt).await;
         match response {
             Ok(response) => response,
             Err(never) => match never {},
@@ -127,17 +127,21 @@ impl Idempotent {
 }
 
 /// The work of [`IdempotencyLayer::resume`](super::IdempotencyLayer::resume): its response, as it is stored.
-pub(super) async fn resumed<R, E, F>(policy: &Policy, attempt: &Attempt, work: F) -> Result<Answer, Undone<E>>
+pub(super) async fn resume_work<R, E, F>(
+    policy: &Policy,
+    attempt: &Attempt,
+    work: F,
+) -> Result<Answer, RollbackReason<E>>
 where
     R: IntoResponse,
     E: StdError + 'static,
     F: AsyncFnOnce(&Attempt) -> Result<R, E>,
 {
-    let response = work(attempt).await.map_err(Undone::Work)?.into_response();
+    let response = work(attempt).await.map_err(RollbackReason::Work)?.into_response();
     if !policy.stores(response.status()) {
-        return Err(Undone::Answered(Box::new(response)));
+        return Err(RollbackReason::Answered(Box::new(response)));
     }
-    Answer::of(response, policy).await.map_err(|problem| Undone::Answered(Box::new(problem.into_response())))
+    Answer::of(response, policy).await.map_err(|problem| RollbackReason::Answered(Box::new(problem.into_response())))
 }
 
 /// Without the key, which is nobody else's business.
@@ -182,25 +186,29 @@ impl Prepared {
     }
 
     /// What happens in the transaction.
-    async fn within<DB, R, E, F>(&self, tx: &mut Transaction<'_, DB>, work: F) -> Result<Answer, Undone<E>>
+    async fn run_in_transaction<DB, R, E, F>(
+        &self,
+        tx: &mut Transaction<'_, DB>,
+        work: F,
+    ) -> Result<Answer, RollbackReason<E>>
     where
         DB: Database,
         R: IntoResponse,
         E: StdError + 'static,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<R, E>,
     {
-        let response = work(tx).await.map_err(Undone::Work)?.into_response();
+        let response = work(tx).await.map_err(RollbackReason::Work)?.into_response();
         if is_failure(response.status()) || !self.policy.stores(response.status()) {
-            return Err(Undone::Answered(Box::new(response)));
+            return Err(RollbackReason::Answered(Box::new(response)));
         }
         Answer::of(response, &self.policy).await.map_err(|problem| {
             tracing::error!(?problem, "a transaction was rolled back, since its response cannot be stored");
-            Undone::Answered(Box::new(problem.into_response()))
+            RollbackReason::Answered(Box::new(problem.into_response()))
         })
     }
 
     /// What is answered when the transaction was rolled back on account of this response.
-    async fn undone<DB: Database>(&self, pool: &Pool<DB>, response: Response) -> Response {
+    async fn store_failure<DB: Database>(&self, pool: &Pool<DB>, response: Response) -> Response {
         if !self.policy.stores(response.status()) {
             return response;
         }
@@ -210,14 +218,14 @@ impl Prepared {
         };
         // In a transaction in which nothing else happens.
         let answer = &answer;
-        let nothing = async move |_: &mut Transaction<'_, DB>| Ok::<_, Undone<Infallible>>(answer.clone());
+        let nothing = async move |_: &mut Transaction<'_, DB>| Ok::<_, RollbackReason<Infallible>>(answer.clone());
         match self.unbounded().run(pool, &self.key, &self.fingerprint, nothing).await {
-            Ok(outcome) => self.told(outcome),
-            Err(error) => refused(error).into_response(),
+            Ok(outcome) => self.outcome_response(outcome),
+            Err(error) => run_problem(error).into_response(),
         }
     }
 
-    fn told(&self, outcome: Outcome<Answer>) -> Response {
+    fn outcome_response(&self, outcome: Outcome<Answer>) -> Response {
         match (Problem::of_outcome(&outcome, self.mismatch), outcome) {
             (Some(problem), _) => problem.into_response(),
             (None, Outcome::New(answer)) => answer.into_first(),
@@ -241,7 +249,7 @@ impl Prepared {
     }
 
     /// Waits for the response, and whether the work has succeeded, while the lease is held, and records how the attempt ended.
-    pub(super) async fn conduct<X>(
+    pub(super) async fn record<X>(
         &self,
         attempt: &Attempt,
         answered: impl Future<Output = Result<(Response, bool), X>>,
@@ -250,7 +258,7 @@ impl Prepared {
         let (response, succeeded) = match while_held(answered, || lease.is_held(), lease.lost()).await {
             Ok(Ok(answered)) => answered,
             Ok(Err(error)) => {
-                not_known(attempt).await;
+                mark_unknown(attempt).await;
                 return Err(error);
             }
             // Whoever has it now is at work, or will be.
@@ -264,7 +272,7 @@ impl Prepared {
         }
         if !self.policy.stores(status) || !(succeeded || is_failure(status)) {
             if !self.policy.is_refusal(status) {
-                not_known(attempt).await;
+                mark_unknown(attempt).await;
             } else if let Err(error) = attempt.refuse().await {
                 tracing::warn!(%error, "it could not be recorded that a request was refused");
             }
@@ -280,7 +288,7 @@ impl Prepared {
                     ?problem,
                     "what became of a request is kept as unknown, since its response cannot be stored"
                 );
-                not_known(attempt).await;
+                mark_unknown(attempt).await;
                 problem.into_response()
             }
         })
@@ -288,14 +296,14 @@ impl Prepared {
 }
 
 /// If that fails as well, it counts as died.
-async fn not_known(attempt: &Attempt) {
+async fn mark_unknown(attempt: &Attempt) {
     if let Err(error) = attempt.unknown().await {
         tracing::warn!(%error, "it could not be recorded that the outcome of a request is not known");
     }
 }
 
 /// Unless the handler has kept the attempt: then the lease goes back when that is dropped.
-pub(super) async fn give_back(attempt: Arc<Attempt>) {
+pub(super) async fn release_attempt(attempt: Arc<Attempt>) {
     if let Some(attempt) = Arc::into_inner(attempt) {
         attempt.release().await;
     }
@@ -306,54 +314,54 @@ fn is_failure(status: StatusCode) -> bool {
     status.is_client_error() || status.is_server_error()
 }
 
-fn refused<E: StdError + 'static>(error: RetryError<Undone<E>>) -> Problem {
+fn run_problem<E: StdError + 'static>(error: RetryError<RollbackReason<E>>) -> Problem {
     match error {
         RetryError::Exhausted { .. } => Problem::Conflict,
         RetryError::CommitUnknown { .. } => Problem::CommitUnknown,
-        RetryError::Failed(Undone::Ours(error)) => Problem::of_error(&error),
+        RetryError::Failed(RollbackReason::Sqlock(error)) => Problem::of_error(&error),
         RetryError::Failed(_) => Problem::StoreUnavailable,
     }
 }
 
 /// Why a transaction was rolled back.
 #[derive(Debug)]
-pub(super) enum Undone<E> {
+pub(super) enum RollbackReason<E> {
     /// The work failed.
     Work(E),
     /// The work was done, and its response says that it is to be undone.
     Answered(Box<Response>),
     /// Something of this crate's own failed.
-    Ours(Error),
+    Sqlock(Error),
 }
 
-impl<E: StdError> fmt::Display for Undone<E> {
+impl<E: StdError> fmt::Display for RollbackReason<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Work(error) => write!(f, "{error}"),
             Self::Answered(response) => write!(f, "answered with {}", response.status()),
-            Self::Ours(error) => write!(f, "{error}"),
+            Self::Sqlock(error) => write!(f, "{error}"),
         }
     }
 }
 
-impl<E: StdError + 'static> StdError for Undone<E> {
+impl<E: StdError + 'static> StdError for RollbackReason<E> {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
             Self::Work(error) => Some(error),
             Self::Answered(_) => None,
-            Self::Ours(error) => Some(error),
+            Self::Sqlock(error) => Some(error),
         }
     }
 }
 
-impl<E> From<sqlx::Error> for Undone<E> {
+impl<E> From<sqlx::Error> for RollbackReason<E> {
     fn from(error: sqlx::Error) -> Self {
-        Self::Ours(error.into())
+        Self::Sqlock(error.into())
     }
 }
 
-impl<E> From<Error> for Undone<E> {
+impl<E> From<Error> for RollbackReason<E> {
     fn from(error: Error) -> Self {
-        Self::Ours(error)
+        Self::Sqlock(error)
     }
 }

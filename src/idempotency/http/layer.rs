@@ -16,7 +16,7 @@ use tower_service::Service;
 
 use super::super::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Resumed};
 use super::answer::Policy;
-use super::idempotent::{Prepared, Slot, give_back, resumed};
+use super::idempotent::{Prepared, Slot, release_attempt, resume_work};
 use super::key_header::{self, Reading};
 use super::problem::Problem;
 
@@ -34,29 +34,29 @@ type FingerprintOf = dyn Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync;
 #[derive(Clone)]
 struct Settings {
     store: Idempotency,
-    whose: Whose,
+    key_scope: KeyScope,
     methods: Vec<Method>,
     required: bool,
     leased: bool,
     reading: Reading,
     mismatch: StatusCode,
     request_limit: usize,
-    fingerprint: FingerprintBy,
+    fingerprint: FingerprintRule,
     policy: Policy,
 }
 
 /// Whose the keys are.
 #[derive(Clone)]
-enum Whose {
-    Everybodys,
-    Theirs(Arc<PrincipalOf>),
+enum KeyScope {
+    Global,
+    Principal(Arc<PrincipalOf>),
     /// The keys are tokens that were issued to them.
     Issued(Arc<PrincipalOf>),
 }
 
 /// What of the body makes the request another one.
 #[derive(Clone)]
-enum FingerprintBy {
+enum FingerprintRule {
     Bytes,
     Json,
     Fields(Vec<String>),
@@ -67,19 +67,19 @@ impl IdempotencyLayer {
     /// Keys belong to principals: the closure tells who sends a request. `None`: nobody who is known, and a request that
     /// comes with a key is answered with [`principal-missing`](super#principal-missing).
     pub fn new(store: Idempotency, principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
-        Self::of(store, Whose::Theirs(Arc::new(principal)))
+        Self::with_scope(store, KeyScope::Principal(Arc::new(principal)))
     }
 
     /// Keys are the same whoever sends them, and **whoever knows one is told the response**: for the identifiers of events that
     /// a provider sends, say.
     pub fn global(store: Idempotency) -> Self {
-        Self::of(store, Whose::Everybodys)
+        Self::with_scope(store, KeyScope::Global)
     }
 
     /// Keys are tokens that were [issued](Idempotency::issue) to the principal; others, and those of others, are answered with
     /// [`token-not-valid`](super#token-not-valid).
     pub fn issued(store: Idempotency, principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
-        Self::of(store, Whose::Issued(Arc::new(principal)))
+        Self::with_scope(store, KeyScope::Issued(Arc::new(principal)))
     }
 
     /// As Stripe's API v1 behaves, as far as it is [documented](https://docs.stripe.com/api/idempotent_requests):
@@ -99,17 +99,17 @@ impl IdempotencyLayer {
         layer.store_if(|_| true)
     }
 
-    fn of(store: Idempotency, whose: Whose) -> Self {
+    fn with_scope(store: Idempotency, key_scope: KeyScope) -> Self {
         Self(Settings {
             store,
-            whose,
+            key_scope,
             methods: vec![Method::POST, Method::PATCH],
             required: false,
             leased: false,
             reading: Reading::Draft,
             mismatch: StatusCode::UNPROCESSABLE_ENTITY,
             request_limit: 1 << 20,
-            fingerprint: FingerprintBy::Bytes,
+            fingerprint: FingerprintRule::Bytes,
             policy: Policy::new(),
         })
     }
@@ -153,7 +153,7 @@ impl IdempotencyLayer {
     {
         let policy = &self.0.policy;
         let store = self.0.store.clone().result_limit(usize::MAX);
-        store.resume(async move |attempt: &Attempt| resumed(policy, attempt, work).await).await
+        store.resume(async move |attempt: &Attempt| resume_work(policy, attempt, work).await).await
     }
 
     /// How many bytes the body of a request with a key may have, which is held in memory: 1 MiB by default. A longer one is
@@ -198,20 +198,20 @@ impl IdempotencyLayer {
     /// Bodies that mean the same as JSON are the same, as [`Fingerprint::and_json`] has it. One that is no JSON counts by its
     /// bytes, as all do by default.
     pub fn json(mut self) -> Self {
-        self.0.fingerprint = FingerprintBy::Json;
+        self.0.fingerprint = FingerprintRule::Json;
         self
     }
 
     /// Of bodies only these parts count, each given as a JSON Pointer: see [`Fingerprint::and_json_fields`]. One that is no
     /// JSON counts by its bytes.
     pub fn json_fields<P: Into<String>>(mut self, pointers: impl IntoIterator<Item = P>) -> Self {
-        self.0.fingerprint = FingerprintBy::Fields(pointers.into_iter().map(Into::into).collect());
+        self.0.fingerprint = FingerprintRule::Fields(pointers.into_iter().map(Into::into).collect());
         self
     }
 
     /// What makes a request another one, in place of its method, its path and query, and its body.
-    pub fn fingerprint(mut self, of: impl Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync + 'static) -> Self {
-        self.0.fingerprint = FingerprintBy::Custom(Arc::new(of));
+    pub fn fingerprint(mut self, rule: impl Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync + 'static) -> Self {
+        self.0.fingerprint = FingerprintRule::Custom(Arc::new(rule));
         self
     }
 }
@@ -266,16 +266,16 @@ where
         // The one that is ready is used up, and a clone waits for its turn.
         let clone = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, clone);
-        Box::pin(serve(Arc::clone(&self.settings), inner, request))
+        Box::pin(handle(Arc::clone(&self.settings), inner, request))
     }
 }
 
-async fn serve<S>(settings: Arc<Settings>, mut inner: S, request: Request<Body>) -> Result<Response, S::Error>
+async fn handle<S>(settings: Arc<Settings>, mut inner: S, request: Request<Body>) -> Result<Response, S::Error>
 where
     S: Service<Request<Body>, Response = Response>,
 {
     let (mut parts, body) = request.into_parts();
-    let key = match settings.key_of(&parts) {
+    let key = match settings.read_key(&parts) {
         Ok(Some(key)) => key,
         Ok(None) => {
             parts.extensions.insert(Slot::NoKey);
@@ -283,7 +283,7 @@ where
         }
         Err(problem) => return Ok(problem.into_response()),
     };
-    let body = match settings.read(body).await {
+    let body = match settings.read_body(body).await {
         Ok(body) => body,
         Err(problem) => return Ok(problem.into_response()),
     };
@@ -307,32 +307,32 @@ where
     let answered = inner.call(Request::from_parts(parts, body.into()));
     // Whether it succeeded, its status tells.
     let answered = async { answered.await.map(|response| (response, true)) };
-    let answered = prepared.conduct(&attempt, answered).await;
-    give_back(attempt).await;
+    let answered = prepared.record(&attempt, answered).await;
+    release_attempt(attempt).await;
     answered
 }
 
 impl Settings {
     /// The key of a request. `None`: all this does not apply to it.
-    fn key_of(&self, parts: &Parts) -> Result<Option<IdempotencyKey>, Problem> {
+    fn read_key(&self, parts: &Parts) -> Result<Option<IdempotencyKey>, Problem> {
         if !self.methods.contains(&parts.method) {
             return Ok(None);
         }
         let Some(key) = key_header::read(&parts.headers, self.reading).map_err(Problem::KeyMalformed)? else {
             return if self.required { Err(Problem::KeyMissing) } else { Ok(None) };
         };
-        let who = |principal: &PrincipalOf| {
+        let find_principal = |principal: &PrincipalOf| {
             principal(parts).filter(|principal| !principal.is_empty()).ok_or(Problem::PrincipalMissing)
         };
-        Ok(Some(match &self.whose {
-            Whose::Everybodys => IdempotencyKey::global(key),
-            Whose::Theirs(principal) => IdempotencyKey::new(who(&**principal)?, key),
-            Whose::Issued(principal) => IdempotencyKey::issued(who(&**principal)?, key),
+        Ok(Some(match &self.key_scope {
+            KeyScope::Global => IdempotencyKey::global(key),
+            KeyScope::Principal(principal) => IdempotencyKey::new(find_principal(&**principal)?, key),
+            KeyScope::Issued(principal) => IdempotencyKey::issued(find_principal(&**principal)?, key),
         }))
     }
 
     /// Reads a body to its end.
-    async fn read(&self, body: Body) -> Result<Bytes, Problem> {
+    async fn read_body(&self, body: Body) -> Result<Bytes, Problem> {
         // Who says so beforehand need not send it.
         if body.size_hint().lower() > self.request_limit as u64 {
             return Err(Problem::RequestTooLarge);
@@ -348,16 +348,16 @@ impl Settings {
         // As the client has sent it, wherever the handler is nested.
         let uri = parts.extensions.get().map_or(&parts.uri, |OriginalUri(uri)| uri);
         let target = uri.path_and_query().map_or("/", |target| target.as_str());
-        let of = |form: &str| Fingerprint::of([parts.method.as_str(), target, form]);
+        let digest = |form: &str| Fingerprint::of([parts.method.as_str(), target, form]);
         let by_json = match &self.fingerprint {
-            FingerprintBy::Custom(of) => return of(parts, body),
-            FingerprintBy::Bytes => None,
-            FingerprintBy::Json => of("json").and_json(body).ok(),
-            FingerprintBy::Fields(pointers) => {
-                of("fields").and_json_fields(body, pointers.iter().map(String::as_str)).ok()
+            FingerprintRule::Custom(rule) => return rule(parts, body),
+            FingerprintRule::Bytes => None,
+            FingerprintRule::Json => digest("json").and_json(body).ok(),
+            FingerprintRule::Fields(pointers) => {
+                digest("fields").and_json_fields(body, pointers.iter().map(String::as_str)).ok()
             }
         };
-        by_json.unwrap_or_else(|| of("bytes").and(body))
+        by_json.unwrap_or_else(|| digest("bytes").and(body))
     }
 }
 
