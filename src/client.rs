@@ -1,4 +1,4 @@
-//! What stands behind a [`Locks`](crate::Locks) handle.
+//! The state that all clones of a [`Locks`](crate::Locks) handle share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::operation::Operation;
 use crate::session::manager::SessionManager;
 use crate::transaction::row_cache::RowCache;
 
-/// What the builder decides.
+/// The options that the builder sets.
 pub(crate) struct Settings {
     pub(crate) min_ttl: Duration,
     pub(crate) max_ttl: Duration,
@@ -20,7 +20,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Refuses a TTL that is out of range.
+    /// Returns an error if a TTL is out of range.
     pub(crate) fn check_ttl(&self, what: &'static str, ttl: Duration) -> Result<()> {
         Error::check_range(what, ttl, self.min_ttl, self.max_ttl)
     }
@@ -51,7 +51,7 @@ impl Client {
         })
     }
 
-    /// Carries out an operation on the connections of the client.
+    /// Runs an operation on the connections of the client.
     ///
     /// # Cancel safety
     ///
@@ -60,13 +60,13 @@ impl Client {
         self.ask(operation).await.result
     }
 
-    /// The same, with what is known of the request.
+    /// Runs an operation, and returns how the request went beside its result.
     pub(crate) async fn ask<O: Operation>(&self, operation: O) -> Answer<O::Output> {
         self.coordinator.start();
         self.coordinator.executor().run(operation).await
     }
 
-    /// Ends every holding and every wait, gives back what was held, and closes the connections.
+    /// Releases every lease, ends every wait, and closes the connections.
     pub(crate) async fn shutdown(&self) -> Result<()> {
         let sessions = self.sessions.close();
         let outcome = self.coordinator.close().await;

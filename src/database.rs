@@ -1,6 +1,6 @@
-//! The databases whose transactions this crate works in.
+//! The bound for the caller's transactions.
 //!
-//! [`Database`] is the bound of every method that takes a transaction of the caller's: [`Lease::fence`](crate::Lease::fence),
+//! [`Database`] is the bound of every method that takes a transaction of the caller: [`Lease::fence`](crate::Lease::fence),
 //! the locks of [`row`](crate::row), [`Versioned`](crate::version::Versioned), [`Retry`](crate::retry::Retry) and
 //! [`Idempotency`](crate::idempotency::Idempotency).
 //!

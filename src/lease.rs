@@ -1,7 +1,7 @@
-//! A lease: owner and expiry in a row of the database, kept by the heartbeat of its client until it is given back.
+//! A lease: owner and expiry in a row of the database, renewed by the heartbeat of its client until it is released.
 //!
-//! This module has what goes with a [`Lease`](crate::Lease): [`LeaseAllRequest`] asks for several at once, [`ExportedLease`] takes
-//! one to another process, and [`FenceError`] says why a transaction cannot be fenced. Which one when: [the table of
+//! This module has the types around a [`Lease`](crate::Lease): [`LeaseAllRequest`] requests several at once, [`ExportedLease`]
+//! hands one to another process, and [`FenceError`] says why a transaction cannot be fenced. Which one when: [the table of
 //! calls](crate#which-call).
 
 pub(crate) mod all;

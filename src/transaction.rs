@@ -1,4 +1,4 @@
-//! Locks and conditional writes in the caller's own transactions, and running those again.
+//! Row locks and conditional writes in the caller's own transactions, and their retry.
 
 pub mod retry;
 pub mod row;

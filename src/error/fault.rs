@@ -1,23 +1,23 @@
-//! What the errors of databases and drivers mean.
+//! Classifies the errors of databases and drivers.
 
 use sqlx::error::DatabaseError;
 
-/// What a driver's error means for the one who sent the statement.
+/// What a driver's error means for the sender of the statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The connection is gone. The statement may or may not have taken effect.
+    /// The connection is lost. The statement may have taken effect.
     Severed,
-    /// The server or the pool has no connection to give.
+    /// The server or the pool has no free connection.
     Exhausted,
-    /// The statement was rolled back on account of others; it may be sent again, in a transaction that is begun again.
+    /// The statement was rolled back because of concurrent transactions. It may be sent again in a new transaction.
     Again,
-    /// Others have locked what the statement needs, for longer than it was to wait. It may be sent again.
+    /// The wait for another transaction's lock timed out. The statement may be sent again.
     Blocked,
     /// Another process created the same table, or recorded the same migration, first.
     Race,
     /// The table does not exist.
     NoTable,
-    /// This server cannot be written, or not at present, or not in this transaction. Nothing was done.
+    /// The server or the transaction is read-only. Nothing was done.
     ReadOnly,
     /// Anything else.
     Final,
@@ -41,21 +41,21 @@ impl Fault {
         Self::of_driver(error).unwrap_or(Self::Final)
     }
 
-    /// Whether an error of COMMIT leaves open what became of the transaction.
+    /// Returns whether a transaction may be committed in spite of this error of its COMMIT.
     pub(crate) fn is_doubtful_commit(error: &sqlx::Error) -> bool {
         match error {
-            // Class 08 has transaction_resolution_unknown; who is shut down while a standby confirms has committed.
+            // Class 08 has transaction_resolution_unknown; a session that is shut down while a standby confirms has committed.
             sqlx::Error::Database(_) => Self::of(error) == Self::Severed,
             _ => true,
         }
     }
 
-    /// What any error means that is one of sqlx, of a database or of a driver. `None`: it is none of them.
+    /// Classifies an error of sqlx, of a database or of a driver. Returns `None` for any other error.
     pub(crate) fn of_any(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
         if let Some(error) = error.downcast_ref::<sqlx::Error>() {
             return Some(Self::of(error));
         }
-        // What stands behind one of sqlx.
+        // The source of an error of sqlx.
         if let Some(error) = error.downcast_ref::<Box<dyn DatabaseError>>() {
             return Some(Self::of_database(error.as_ref()));
         }
@@ -139,17 +139,17 @@ impl Fault {
     }
 }
 
-/// No server was found that can be written, although some may have answered.
+/// No writable server was found, although some servers may have answered.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct NotWritable(String);
 
-/// The error of a connection to a server that cannot be written, or whose writes are worth less than was asked for.
+/// Makes the error of a connection to a server that is read-only or cannot write as durably as requested.
 pub(crate) fn not_writable(reason: String) -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::other(NotWritable(reason)))
 }
 
-/// What happened, in words.
+/// Describes an error of the driver.
 pub(crate) fn reason(error: &sqlx::Error) -> String {
     match error {
         sqlx::Error::Io(cause) if cause.get_ref().is_some_and(|cause| cause.is::<NotWritable>()) => cause.to_string(),

@@ -364,7 +364,7 @@ impl Attempt {
     }
 
     fn step_key(&self, name: &str) -> Result<Step> {
-        super::key::check("the name of a step", name)?;
+        super::key::check("step name", name)?;
         Ok(Step { id: self.record.key.id.clone(), begun: self.record.created_at, name: name.to_owned() })
     }
 

@@ -57,7 +57,7 @@ impl Idempotency {
         limit: u32,
     ) -> Result<Vec<RecordInfo>> {
         if let Some(namespace) = namespace {
-            key::check("a namespace", namespace)?;
+            key::check("namespace", namespace)?;
         }
         let Ok(state) = state.map(State::parse).transpose() else {
             return Ok(Vec::new());

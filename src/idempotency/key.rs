@@ -47,11 +47,11 @@ impl IdempotencyKey {
 
     /// With the namespace, checked.
     pub(crate) fn within(&self, namespace: &str) -> Result<FullKey> {
-        check("a namespace", namespace)?;
+        check("namespace", namespace)?;
         if let Some(principal) = &self.principal {
-            check("a principal", principal)?;
+            check("principal", principal)?;
         }
-        check("a key", &self.key)?;
+        check("key", &self.key)?;
         let principal = self.principal.clone().unwrap_or_default();
         Ok(FullKey::new(namespace.to_owned(), principal, self.key.clone()))
     }
@@ -230,7 +230,7 @@ fn find<'t>(value: &'t RawValue, pointer: &str) -> Result<Option<&'t RawValue>> 
 }
 
 fn no_pointer() -> Error {
-    Error::InvalidKey { what: "a JSON Pointer", reason: "it does not begin with a slash" }
+    Error::InvalidKey { what: "JSON Pointer", reason: "it does not begin with a slash" }
 }
 
 #[cfg(test)]

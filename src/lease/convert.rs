@@ -1,4 +1,4 @@
-//! Turning a held lease into another one: a higher token, or shared.
+//! Converts a held lease: to a higher token, or to a shared lease.
 
 use super::handle::Lease;
 use crate::engine::{Amendment, NotAmended};
@@ -7,8 +7,8 @@ use crate::protocol::Mode;
 use crate::token::FencingToken;
 
 impl Lease {
-    /// Raises the token of an exclusive lease that has been entered once. `Ok(None)`: it could not be raised, and is given back.
-    /// When the future is dropped the lease goes back.
+    /// Raises the token of an exclusive lease that was acquired once. Returns `None`, and releases the lease, when it cannot be raised.
+    /// Dropping the future releases the lease.
     pub(crate) async fn raise_token(mut self, to: FencingToken) -> Result<Option<Self>> {
         match self.held()?.amend(Amendment::Raise(to)).await {
             Ok(()) => {
@@ -20,15 +20,15 @@ impl Lease {
         }
     }
 
-    /// Turns the lease into a [shared](crate::LeaseRequest::shared) one, without a gap in which a writer could come in. Readers that
-    /// wait next in line come in at once. The token stays the same.
+    /// Converts the lease to a [shared](crate::LeaseRequest::shared) one, without a gap for a writer. Readers at the
+    /// head of the queue are granted the name at once. The token stays the same.
     ///
-    /// There is no way back: two readers that both wait to become writers would wait for ever. Release it and acquire again.
+    /// There is no upgrade: two readers that both wait to become writers would wait for ever. Release the lease and acquire again.
     ///
     /// # Errors
     ///
-    /// [`Error::Conversion`] when its owner has entered more than once, or it is one of several permits: nothing has changed.
-    /// [`Error::Lost`] when it has ended. After any other error the lease is lost, for it is not known what it was turned into.
+    /// [`Error::Conversion`] when its owner has acquired it more than once, or it is a permit: nothing has changed.
+    /// [`Error::Lost`] when it has ended. After any other error the lease is lost, because its state is unknown.
     ///
     /// # Cancel safety
     ///
@@ -49,7 +49,7 @@ impl Lease {
                 Ok(())
             }
             Err(NotAmended::EnteredAgain) => {
-                let reason = "its owner has entered more than once; give the other holds back first";
+                let reason = "its owner has acquired it more than once; release the others first";
                 Err(Error::Conversion { name, reason })
             }
             Err(NotAmended::Lost(cause)) => Err(self.loss_error(cause)),

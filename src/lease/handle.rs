@@ -23,19 +23,19 @@ pub(crate) struct LeaseTerms {
     pub(crate) hold_at_least: Option<Duration>,
 }
 
-/// A held lease: proof that nobody else was granted the name, for as long as [`is_held`](Self::is_held).
+/// A held lease: proof that no other owner was granted the name, for as long as [`is_held`](Self::is_held).
 ///
-/// It is renewed in the background. [`release`](Self::release) it to learn whether it lasted; dropping it releases it too,
+/// It is renewed in the background. [`release`](Self::release) says whether it was held to the end; dropping it releases it too,
 /// in the background. If the process dies, the name is free after the TTL.
 #[must_use = "a lease that is dropped is released at once"]
 pub struct Lease {
     pub(super) client: Arc<Client>,
-    /// `None` only while the lease is being given back.
+    /// `None` only while the lease is being released.
     pub(super) held: Option<HeldLease>,
     pub(super) details: LeaseDetails,
 }
 
-/// What a lease is, as long as it is held.
+/// The facts of a held lease.
 #[derive(Clone, Debug)]
 pub(super) struct LeaseDetails {
     pub(super) name: LockName,
@@ -54,37 +54,37 @@ impl Lease {
         Self { client, held: Some(held), details }
     }
 
-    /// The name that is held.
+    /// Returns the held name.
     pub fn name(&self) -> &LockName {
         &self.details.name
     }
 
-    /// The fencing token of this holding: greater than that of every earlier holding of the name.
+    /// Returns the fencing token: greater than that of every earlier lease on the name.
     pub fn token(&self) -> FencingToken {
         self.details.token
     }
 
-    /// Who holds, for [re-entering](crate::LeaseRequest::owner) from elsewhere.
+    /// Returns the owner, for [re-entering](crate::LeaseRequest::owner) from elsewhere.
     pub fn owner(&self) -> Owner {
         self.details.owner
     }
 
-    /// Whether the name is certainly still ours. Local: it reads a clock and does no I/O.
+    /// Returns whether the lease is certainly still held. It reads a clock and does no I/O.
     ///
-    /// It turns `false` before the database could grant the name to another, also if this process was stopped or the
-    /// machine slept in between, and never turns `true` again. Between this check and what you do next, time may pass: use
+    /// It turns `false` before the database could grant the name to another owner, also if this process was stopped or the
+    /// machine slept in between, and never turns `true` again. Time may pass between this check and the next action: use
     /// [`fence`](Self::fence) for data in this database.
     pub fn is_held(&self) -> bool {
         self.held.as_ref().is_some_and(HeldLease::is_held)
     }
 
-    /// For how much longer the lease is safe without a heartbeat. Zero when it is lost. One that another process has handed over
+    /// Returns how much longer the lease is safe without a heartbeat. Zero when it is lost. A lease that another process handed over
     /// is safe for up to 3 seconds at first, and for its TTL some 0.2 seconds later.
     pub fn remaining(&self) -> Duration {
         self.held.as_ref().and_then(HeldLease::deadline).map_or(Duration::ZERO, Moment::remaining)
     }
 
-    /// Completes when the lease is lost, with the reason. Pending for ever while it is held.
+    /// Waits until the lease is lost, and returns the cause. Pending for ever while it is held.
     ///
     /// # Cancel safety
     ///
@@ -93,22 +93,22 @@ impl Lease {
         self.loss_future().await
     }
 
-    /// Makes the lease last at least `ttl` from now, whatever the heartbeat does. Should this process die, the name
-    /// is blocked for as long. [`max_hold`](crate::LeaseRequest::max_hold) ends it all the same.
+    /// Makes the lease last at least `ttl` from now, also without a heartbeat. If this process dies, the name
+    /// is blocked for as long. [`max_hold`](crate::LeaseRequest::max_hold) still ends it.
     ///
     /// # Errors
     ///
     /// [`Error::Lost`] when it has ended, [`Error::OutOfRange`], or [`Error::Unavailable`] when the database could not be
-    /// reached: the lease is then as good as before.
+    /// reached: the lease is then unchanged.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future does no harm; the extension may or may not take place.
+    /// After the future was dropped, the extension may take place.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
         self.start_extension(ttl)?.await
     }
 
-    /// An extension that is on its way, to be awaited apart from the lease.
+    /// Starts an extension. The future does not borrow the lease.
     pub(crate) fn start_extension(&self, ttl: Duration) -> Result<impl Future<Output = Result<()>> + Send + use<>> {
         self.client.settings.check_ttl("an extension", ttl)?;
         let lasts = match self.details.terms.max_hold {
@@ -126,20 +126,20 @@ impl Lease {
         })
     }
 
-    /// The lease in the hands of the engine. `Err`: it has ended.
+    /// Returns the engine's handle, or an error if the lease has ended.
     pub(super) fn held(&self) -> Result<&HeldLease> {
         let held = self.held.as_ref().ok_or(Error::Closed)?;
         if held.is_held() { Ok(held) } else { Err(self.loss_error(self.loss_cause())) }
     }
 
-    /// Why it has ended.
+    /// Returns why the lease has ended.
     pub(crate) fn loss_cause(&self) -> LossCause {
         let known = self.held.as_ref().and_then(HeldLease::loss);
         let max_hold = self.details.terms.max_hold.filter(|max| (self.details.acquired_at + *max).is_past());
         known.unwrap_or(if max_hold.is_some() { LossCause::MaxHold } else { LossCause::Expired })
     }
 
-    /// Completes when the lease is lost, also after it was dropped.
+    /// Returns a future that completes when the lease is lost. It does not borrow the lease.
     pub(crate) fn loss_future(&self) -> impl Future<Output = LossCause> + Send + use<> {
         let loss_future = self.held.as_ref().map(HeldLease::losing);
         async move {
@@ -150,12 +150,12 @@ impl Lease {
         }
     }
 
-    /// Gives the lease back, and tells whether it had been ours to the end.
+    /// Releases the lease, and returns an error if it was not held to the end.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: it had ended before. [`Error::Unavailable`] or [`Error::Unknown`]: the database could not be told,
-    /// or it is not known whether it was; the name is free after the TTL at the latest.
+    /// [`Error::Lost`]: it had ended before. [`Error::Unavailable`] or [`Error::Unknown`]: the release failed, or its effect is not
+    /// known; the name is free after the TTL at the latest.
     ///
     /// # Cancel safety
     ///
@@ -164,7 +164,7 @@ impl Lease {
         self.start_release().await
     }
 
-    /// The same, under way before it is awaited: what is given back together goes in one statement.
+    /// Starts the release at once. Releases that start together share a statement.
     pub(crate) fn start_release(self) -> impl Future<Output = Result<()>> {
         let hold_remainder = self.hold_remainder();
         let (name, token) = (self.name().clone(), self.token());
@@ -190,7 +190,7 @@ impl Lease {
         }
     }
 
-    /// For how long the name is to be kept from others after the lease.
+    /// Returns how long the name stays taken after the release.
     fn hold_remainder(&self) -> Duration {
         let at_least = self.details.terms.hold_at_least.unwrap_or_default();
         at_least.saturating_sub(Moment::now().since(self.details.acquired_at))

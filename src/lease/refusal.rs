@@ -1,4 +1,4 @@
-//! The error of a request that was refused.
+//! The error of a request that was not granted.
 
 use tokio::time::Instant;
 
@@ -7,11 +7,11 @@ use crate::engine::Refusal;
 use crate::error::Error;
 use crate::name::LockName;
 
-/// The error of a wait that got nothing.
+/// Makes the error of a request that was not granted.
 pub(super) fn refusal_error(client: &Client, refusal: Refusal, name: LockName, start: Instant) -> Error {
     let waited = start.elapsed();
     match refusal {
-        // A database that could not be asked is not a name that was held.
+        // Without an answer of the database, no holder of the name is known.
         Refusal::Held | Refusal::Timeout => match client.coordinator.executor().trouble() {
             Some(reason) => Error::Unavailable { attempted: "acquire", reason, source: None },
             None => Error::Timeout { name, waited },

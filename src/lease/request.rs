@@ -21,16 +21,15 @@ use crate::operation::{List, Waiters};
 use crate::owner::Owner;
 use crate::protocol::Mode;
 
-/// The TTL of a lease that asks for none.
+/// The TTL of a lease unless [`LeaseRequest::ttl`] sets it.
 pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
-/// A label is for people to read in a list.
+/// The longest label.
 const MAX_LABEL_BYTES: usize = 255;
 
-/// How long the database may take to answer a try.
+/// How long a try waits for the database.
 pub(super) const TRY_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// Who is told how far a wait has come.
 type ProgressCallback = Arc<dyn Fn(&Waiting) + Send + Sync>;
 
 /// A request for a lease, made with [`Locks::lease`](crate::Locks::lease). Nothing is sent until one of
@@ -61,7 +60,7 @@ pub struct LeaseRequest {
     pub(super) terms: LeaseTerms,
     label: String,
     owner: Option<Owner>,
-    /// Whether that owner enters again where it is inside.
+    /// Whether the owner re-enters a lease that it holds already.
     reenters: bool,
     on_progress: Option<ProgressCallback>,
 }
@@ -82,11 +81,11 @@ impl LeaseRequest {
         }
     }
 
-    /// Shares the name with others who share it: many readers or one writer. Readers and writers stand in one line, so a
-    /// writer that waits keeps later readers out, and readers that wait keep later writers out. Every reader has an expiry and
-    /// a token of its own.
+    /// Shares the name with other shared leases: many readers or one writer. Readers and writers wait in one queue, so later
+    /// readers wait behind a waiting writer, and later writers behind waiting readers. Every reader has an expiry and a token of
+    /// its own.
     ///
-    /// Unlike an exclusive lease, it takes several statements to acquire, also when the name is free.
+    /// Unlike an exclusive lease, a shared lease takes several statements to acquire, also when the name is free.
     ///
     /// ```
     /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -99,7 +98,7 @@ impl LeaseRequest {
         self
     }
 
-    /// Takes permits instead.
+    /// Requests permits instead of a lease.
     pub(crate) fn permits(mut self, units: u32, permits: u32) -> Self {
         self.mode = Mode::Shared { units, permits };
         self
@@ -109,7 +108,7 @@ impl LeaseRequest {
         &self.name
     }
 
-    /// The same request for another name.
+    /// Returns the same request for another name.
     pub(crate) fn with_name(mut self, name: &str) -> Self {
         self.name = name.to_owned();
         self
@@ -128,7 +127,7 @@ impl LeaseRequest {
         self.owner
     }
 
-    /// Calls `tell` while [`acquire`](Self::acquire) waits: when it begins to wait, and whenever it comes forward or the holder
+    /// Calls `callback` while [`acquire`](Self::acquire) waits: when the wait begins, and whenever its position or the holder
     /// changes. It costs two `SELECT`s a second.
     ///
     /// ```
@@ -141,12 +140,12 @@ impl LeaseRequest {
     /// # lease.release().await
     /// # }
     /// ```
-    pub fn while_waiting(mut self, tell: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {
-        self.on_progress = Some(Arc::new(tell));
+    pub fn while_waiting(mut self, callback: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {
+        self.on_progress = Some(Arc::new(callback));
         self
     }
 
-    /// How long the lease outlives the last heartbeat: the longest time for which a crashed holder blocks others.
+    /// Sets how long the lease outlives the last heartbeat: the longest time for which a crashed holder blocks others.
     /// 30 seconds by default; between 1 second and 24 hours unless the
     /// [builder](crate::LocksBuilder::ttl_range) says otherwise.
     pub fn ttl(mut self, ttl: Duration) -> Self {
@@ -154,21 +153,21 @@ impl LeaseRequest {
         self
     }
 
-    /// Waits at most this long, then fails with [`Error::Timeout`]. Zero asks once. Without it, [`acquire`](Self::acquire) waits for as
-    /// long as it takes.
+    /// Limits the wait; at the limit, [`acquire`](Self::acquire) fails with [`Error::Timeout`]. Zero tries once. Without a limit it
+    /// waits for as long as it takes.
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.wait = Some(at_most);
         self
     }
 
-    /// Whether the lease is renewed in the background, at every third of its TTL. `true` by default. Otherwise it ends
+    /// Sets whether the lease is renewed in the background, at every third of its TTL. `true` by default. Otherwise it ends
     /// after its TTL unless [`extend`](Lease::extend) is called.
     pub fn renew(mut self, renew: bool) -> Self {
         self.terms.renew = renew;
         self
     }
 
-    /// Ends the lease after this time, however well it is renewed: a worker that hangs does not hold the name for ever.
+    /// Ends the lease after this time, also while it is renewed: a worker that hangs does not hold the name for ever.
     /// The lease is then lost with [`LossCause::MaxHold`](crate::LossCause::MaxHold), and [`run`](Self::run) drops the work.
     pub fn max_hold(mut self, at_most: Duration) -> Self {
         self.terms.max_hold = Some(at_most);
@@ -176,47 +175,47 @@ impl LeaseRequest {
     }
 
     /// Keeps the name taken for at least this long after it was acquired, also when it is released earlier: for jobs that
-    /// are shorter than the differences between the clocks that start them. Of several holds of one owner, the one that is
-    /// given back last decides.
+    /// are shorter than the differences between the clocks that start them. Of several acquisitions of one owner, the one that is
+    /// released last decides.
     pub fn hold_at_least(mut self, at_least: Duration) -> Self {
         self.terms.hold_at_least = Some(at_least);
         self
     }
 
-    /// A note for people, shown by [`Locks::list`](crate::Locks::list). At most 255 bytes.
+    /// Sets a note for people, shown by [`Locks::list`](crate::Locks::list). At most 255 bytes.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = label.into();
         self
     }
 
-    /// Acquires as this owner, and re-enters when this owner holds the name already, in whichever process. Without it the
-    /// owner is that of the [`Owner::scope`] in which the request was made, or one that nobody else has.
+    /// Sets the owner, and re-enters when this owner holds the name already, in whichever process. By default the
+    /// owner is that of the [`Owner::scope`] in which the request was made, or else a new one.
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner);
         self.reenters = true;
         self
     }
 
-    /// Acquires as this owner, and never re-enters.
+    /// Sets the owner without re-entrance.
     pub(crate) fn owner_without_reentry(mut self, owner: Owner) -> Self {
         self.owner = Some(owner);
         self.reenters = false;
         self
     }
 
-    /// Waits for its turn and acquires the lease.
+    /// Acquires the lease, and waits in the queue of the name if necessary.
     ///
-    /// Waiters are served in the order in which they came, from whichever task, process or host.
+    /// Waiters of all tasks, processes and hosts are served in the order of their arrival.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] when [`wait`](Self::wait) ran out; [`Error::Unavailable`] when the database could not be reached
-    /// (for some seconds: connections are made again, and what was sent is sent again); [`Error::NotMigrated`],
-    /// [`Error::Closed`], or one of the errors for bad input.
+    /// [`Error::Timeout`] when the limit of [`wait`](Self::wait) was reached; [`Error::Unavailable`] when the database could not be
+    /// reached for some seconds, in which the client reconnects and repeats its requests; [`Error::NotMigrated`],
+    /// [`Error::Closed`], or an error for bad input.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives up the place in line. A grant that is on its way is released in the background.
+    /// Dropping the future leaves the queue. A grant that arrives later is released in the background.
     pub async fn acquire(self) -> Result<Lease> {
         let start = Instant::now();
         let Some(wait) = self.wait else {
@@ -237,7 +236,7 @@ impl LeaseRequest {
         let acquisition = client.coordinator.acquire(wish);
         let answer = match on_progress {
             None => acquisition.await,
-            Some(tell) => wait_reporting(&client, &name, acquisition, &*tell).await,
+            Some(callback) => wait_reporting(&client, &name, acquisition, &*callback).await,
         };
         match answer {
             Ok(held) => Ok(Lease::new(client, held, mode, ttl, terms)),
@@ -245,7 +244,7 @@ impl LeaseRequest {
         }
     }
 
-    /// Acquires the lease if the name is free and nobody waits for it. `Ok(None)`: it is not so.
+    /// Acquires the lease if the name is free and no waiter is in its queue. Returns `None` otherwise.
     ///
     /// # Errors
     ///
@@ -253,7 +252,7 @@ impl LeaseRequest {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind: a grant that is on its way is released in the background.
+    /// Dropping the future leaves nothing behind: a grant that arrives later is released in the background.
     pub async fn try_acquire(self) -> Result<Option<Lease>> {
         let start = Instant::now();
         let (client, terms) = (Arc::clone(&self.client), self.terms);
@@ -266,8 +265,8 @@ impl LeaseRequest {
         }
     }
 
-    /// Acquires the lease, does the work while it lasts, and releases it. The work is dropped at its next await point
-    /// when the lease is lost. Work that was held up until after the deadline, as when the process was stopped, is not polled again.
+    /// Acquires the lease, runs the work while it is held, and releases it. When the lease is lost, the work is dropped at its next
+    /// await point. Work that is delayed past the deadline, as by a stopped process, is not polled again.
     ///
     /// ```
     /// # async fn build_report() -> String { String::new() }
@@ -279,9 +278,8 @@ impl LeaseRequest {
     ///
     /// # Errors
     ///
-    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the lease did not last until the work was done.
-    /// When the work was done in time and only the release did not get through, its result is returned: the name is free
-    /// after its TTL.
+    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the lease ended before the work.
+    /// When only the release failed, the result of the work is returned: the name is free after its TTL.
     ///
     /// # Cancel safety
     ///
@@ -300,7 +298,7 @@ impl LeaseRequest {
         }
     }
 
-    /// Refuses what cannot be asked for.
+    /// Checks the terms of the request.
     pub(crate) fn check(&self) -> Result<()> {
         let settings = &self.client.settings;
         settings.check_ttl("a TTL", self.ttl)?;
@@ -319,14 +317,14 @@ impl LeaseRequest {
         Ok(())
     }
 
-    /// What is asked of the engine.
+    /// Turns the request into that of the engine.
     pub(crate) fn into_wish(self, patience: Patience) -> Result<Wish> {
         let name = LockName::new(&*self.name)?;
         self.check()?;
         Ok(Wish {
             name,
             owner: self.owner.unwrap_or_else(Owner::random),
-            // Permits are counted, whoever takes them: only a lease can be entered again.
+            // Every permit counts, also of the same owner: only a lease can be re-entered.
             reenters: self.reenters && matches!(self.mode, Mode::Exclusive | Mode::READ),
             mode: self.mode,
             // After a crash the name is free when max_hold would have been over.
@@ -345,12 +343,12 @@ impl fmt::Debug for LeaseRequest {
     }
 }
 
-/// Waits, and tells how far the wait has come.
+/// Waits, and reports the progress of the wait.
 async fn wait_reporting(
     client: &Client,
     name: &LockName,
     mut acquisition: Acquisition,
-    tell: &(dyn Fn(&Waiting) + Send + Sync),
+    callback: &(dyn Fn(&Waiting) + Send + Sync),
 ) -> Result<HeldLease, Refusal> {
     let start = Instant::now();
     let mut reported = None;
@@ -374,11 +372,11 @@ async fn wait_reporting(
             Ok(answer) => return answer,
             Err(progress) => progress,
         };
-        // When the database is out of reach, the answer tells.
+        // An unavailable database ends the acquisition itself.
         if let Ok(waiting) = progress {
             let now = Some((waiting.ahead, waiting.holder.as_ref().map(|holder| holder.token)));
             if std::mem::replace(&mut reported, now) != now {
-                tell(&waiting);
+                callback(&waiting);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Work that is done while a lease is held.
+//! Runs work while a lease is held.
 
 use std::future::Future;
 
@@ -19,10 +19,10 @@ pub(crate) async fn race<A: Future, B: Future>(
     .await
 }
 
-/// Does the work while a lease is held. `Err`: the lease was lost first, and why.
+/// Runs the work while a lease is held. Returns the cause if the lease is lost first.
 ///
-/// The lease is looked at before every poll of the work: when the process was stopped, or its thread blocked, past the deadline,
-/// the work is dropped without another poll, even if it could go on at once.
+/// Every poll of the work checks the lease first: when the process was stopped, or its thread blocked, past the deadline,
+/// the work is dropped without another poll.
 pub(crate) async fn while_held<T>(
     work: impl Future<Output = T>,
     is_held: impl Fn() -> bool,

@@ -1,4 +1,4 @@
-//! A held lease on its way to another process.
+//! Hands a held lease to another process.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,11 +19,11 @@ use crate::owner::Owner;
 use crate::protocol::{LeaseId, Mode};
 use crate::token::FencingToken;
 
-/// A held lease as a text, to be [resumed](crate::Locks::resume) by another process within its TTL.
+/// A held lease as a text, which another process can [resume](crate::Locks::resume) within its TTL.
 ///
-/// Made by [`Lease::export`](crate::Lease::export). Whoever has the text can resume the lease: treat it like the lease. Resumed
-/// twice, it is held twice, by the same owner, and the name is free when both have given it back. (A [shared](crate::LeaseRequest::shared)
-/// lease, or a permit, can be resumed once.)
+/// Made by [`Lease::export`](crate::Lease::export). Any process that has the text can resume the lease: treat it like the lease.
+/// Resumed twice, it is held twice by the same owner, and the name is free when both have released it. (A
+/// [shared](crate::LeaseRequest::shared) lease, or a permit, can be resumed once.)
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks, lease: sqlock::Lease) -> sqlock::Result<()> {
@@ -44,21 +44,21 @@ pub struct ExportedLease {
 }
 
 impl ExportedLease {
-    /// The name that is held.
+    /// Returns the held name.
     pub fn name(&self) -> &LockName {
         &self.name
     }
 
-    /// The token of the holding. It stays the same when the lease is resumed.
+    /// Returns the fencing token, which stays the same when the lease is resumed.
     pub fn token(&self) -> FencingToken {
         self.exported.token
     }
 }
 
-/// The first word says how to read the rest; the name comes last, since it may contain anything.
+/// The first word of the text of an exclusive lease. The name comes last, because it may contain any character.
 const FORMAT: &str = "sqlock1";
 
-/// The same for what is shared: units and permits come before the name.
+/// The first word for a shared lease or permits: units and permits come before the name.
 const FORMAT_OF_SHARED: &str = "sqlock1s";
 
 impl fmt::Display for ExportedLease {
@@ -101,9 +101,9 @@ impl FromStr for ExportedLease {
 }
 
 impl Lease {
-    /// Turns the lease into a text that another process can [resume](crate::Locks::resume). This process no longer renews
-    /// it: it must be resumed within the time that [remains](Self::remaining); [`extend`](Self::extend) it before if that may be
-    /// too short. Of the request's terms only the TTL goes along: a resumed lease is renewed, and has no
+    /// Exports the lease as a text that another process can [resume](crate::Locks::resume). This process no longer renews
+    /// it: it must be resumed within the [remaining](Self::remaining) time; [`extend`](Self::extend) it before if that may be
+    /// too short. Of the request's terms only the TTL is kept: a resumed lease is renewed, and has no
     /// [`max_hold`](crate::LeaseRequest::max_hold) and no [`hold_at_least`](crate::LeaseRequest::hold_at_least).
     ///
     /// # Errors
@@ -123,13 +123,13 @@ impl Lease {
             Err(held) => {
                 lease.held = Some(held);
                 lease.held()?;
-                let reason = "its owner has entered more than once; give the other holds back first";
+                let reason = "its owner has acquired it more than once; release the others first";
                 Err(Error::Conversion { name: lease.name().clone(), reason })
             }
         }
     }
 
-    /// Takes over a lease that was exported.
+    /// Takes over an exported lease.
     pub(crate) async fn resume(client: &Arc<Client>, exported: ExportedLease) -> Result<Self> {
         let ExportedLease { name, owner, exported, mode, ttl } = exported;
         client.settings.check_ttl("the TTL of an exported lease", ttl)?;
@@ -148,7 +148,7 @@ impl Lease {
         let start = Instant::now();
         match client.coordinator.resume(wish, exported).await {
             Ok(mut held) => {
-                // Until here, the text can be resumed again.
+                // Before this, the text can be resumed again.
                 held.deliver();
                 Ok(Self::new(Arc::clone(client), held, mode, ttl, terms))
             }
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exported_lease_survives_being_printed() -> Result<()> {
+    fn exported_lease_round_trips_as_text() -> Result<()> {
         for mode in [Mode::Exclusive, Mode::READ, Mode::Shared { units: 2, permits: 3 }] {
             let name = LockName::new("odd: name:\u{e1}\n")?;
             let token = FencingToken::new(7).ok_or(Error::InvalidOwner)?;
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_cut_off_is_refused() {
+    fn truncated_text_is_refused() {
         for text in ["", "sqlock1", "sqlock1:x:y:1:1000:a", "sqlock2:::::", "plain"] {
             assert!(text.parse::<ExportedLease>().is_err(), "{text}");
         }

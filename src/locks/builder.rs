@@ -1,4 +1,4 @@
-//! The choices for a client.
+//! The options of a client.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -12,7 +12,7 @@ use crate::client::{Client, Settings};
 use crate::clock::CENTURY;
 use crate::error::{Error, Result};
 
-/// The choices for a [`Locks`](crate::Locks) client.
+/// The options of a [`Locks`](crate::Locks) client.
 #[must_use = "a builder does nothing until build is called"]
 pub struct LocksBuilder {
     backend: Arc<dyn Backend>,
@@ -37,7 +37,7 @@ impl LocksBuilder {
         }
     }
 
-    /// The choices for a client on the database that one of these URLs names, as in [`Locks::connect`](crate::Locks::connect). Nothing is sent yet.
+    /// Takes the databases of a list of URLs, as [`Locks::connect`](crate::Locks::connect). Sends nothing yet.
     ///
     /// # Errors
     ///
@@ -51,18 +51,18 @@ impl LocksBuilder {
         Ok(Self::over(backend, kind))
     }
 
-    /// A comma separates if another URL follows. (Elsewhere it may belong to a password, or to a file's name.)
+    /// Splits a list of URLs. A comma separates if another URL follows. (Elsewhere it may belong to a password or to a file's name.)
     #[doc(hidden)]
     pub fn split_urls(urls: &str) -> Vec<&str> {
         url::split(urls)
     }
 
-    /// Only PostgreSQL: nothing counts that a single server has. Every grant, renewal and release is acknowledged when a
-    /// synchronous standby has it as well, so none is lost when the primary is, and that standby takes over. A server is not
-    /// used unless a synchronous standby is connected to it (the user must be allowed to see that: `pg_monitor`).
+    /// Requires a synchronous standby, on PostgreSQL only. Every grant, renewal and release is acknowledged when a
+    /// synchronous standby has it as well, so none is lost when the primary is lost and that standby takes over. A server is
+    /// used only if a synchronous standby is connected to it (the user must be allowed to see that: `pg_monitor`).
     ///
-    /// While the standby does not answer, requests end in [`Error::Unavailable`](crate::Error::Unavailable), and leases run out
-    /// that cannot be renewed. It adds the way to the standby and back to every request.
+    /// While the standby does not answer, requests end in [`Error::Unavailable`](crate::Error::Unavailable), and leases expire
+    /// because they cannot be renewed. Every request takes a round trip to the standby longer.
     ///
     /// # Errors
     ///
@@ -77,28 +77,28 @@ impl LocksBuilder {
         })
     }
 
-    /// How many connections the client may open for its requests, 1 or 2. By default 2: one asks for names, the other keeps and returns
-    /// them. SQLite has one writer, and one connection does it.
+    /// Limits the connections for requests to 1 or 2. By default 2: one acquires names, the other renews and releases them. SQLite
+    /// has one writer, so it uses one connection.
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections.clamp(1, 2);
         self
     }
 
-    /// The TTLs that a lease may ask for: 1 second to 24 hours by default. Below that, a reply that is slow for once costs
-    /// the lease. More than 100 years cannot be allowed.
+    /// Sets the TTLs that a lease may request: 1 second to 24 hours by default. With a shorter TTL, one slow reply loses
+    /// the lease. The greatest possible TTL is 100 years.
     pub fn ttl_range(mut self, range: RangeInclusive<Duration>) -> Self {
         let (min, max) = range.into_inner();
         self.ttl = min..=max.min(CENTURY);
         self
     }
 
-    /// What [`Locks::list`](crate::Locks::list) shows as the holder. By default the host's name and the process id. Cut at 255 bytes.
+    /// Sets the holder that [`Locks::list`](crate::Locks::list) shows. By default the host's name and the process id. Cut at 255 bytes.
     pub fn holder(mut self, holder: impl Into<String>) -> Self {
         self.holder = Some(holder.into());
         self
     }
 
-    /// Makes the client. Nothing is sent yet.
+    /// Makes the client. Sends nothing yet.
     pub(super) fn into_client(self) -> Arc<Client> {
         let mut holder = self.holder.unwrap_or_else(this_process);
         holder.truncate(holder.floor_char_boundary(255));

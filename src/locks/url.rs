@@ -1,11 +1,11 @@
-//! The servers that URLs name.
+//! Reads the URLs of databases.
 
 use std::sync::Arc;
 
 use crate::backend::{Backend, Kind};
 use crate::error::{Error, Result};
 
-/// The URLs of a list. A comma separates if another URL follows. (Elsewhere it may belong to a password, or to a file's name.)
+/// Splits a list of URLs. A comma separates if another URL follows. (Elsewhere it may belong to a password, or to a file's name.)
 pub(super) fn split(urls: &str) -> Vec<&str> {
     let begins_url = |text: &str| {
         text.trim_start().split_once("://").is_some_and(|(scheme, _)| {
@@ -23,12 +23,12 @@ pub(super) fn split(urls: &str) -> Vec<&str> {
     if urls.trim().is_empty() { Vec::new() } else { all.into_iter().map(str::trim).collect() }
 }
 
-/// The servers that URLs name.
+/// Returns the servers of a list of URLs.
 pub(super) fn servers(urls: &str) -> Result<(Kind, Vec<Arc<dyn Backend>>)> {
     let (mut kind, mut servers) = (None, Vec::new());
     for url in split(urls) {
-        let (its_kind, server) = server(url)?;
-        if *kind.get_or_insert(its_kind) != its_kind {
+        let (server_kind, server) = server(url)?;
+        if *kind.get_or_insert(server_kind) != server_kind {
             return Err(Error::InvalidUrl { reason: "databases of different kinds cannot stand in for each other" });
         }
         servers.push(server);
@@ -43,15 +43,15 @@ pub(super) fn servers(urls: &str) -> Result<(Kind, Vec<Arc<dyn Backend>>)> {
 }
 
 fn server(url: &str) -> Result<(Kind, Arc<dyn Backend>)> {
-    // The error of a URL that cannot be read may quote it.
+    // The parser's error may quote the URL.
     let unreadable = |_: sqlx::Error| Error::InvalidUrl {
-        reason: "it cannot be read; special characters in a password are to be percent-encoded",
+        reason: "it cannot be parsed; percent-encode special characters in a password",
     };
     let missing = |what| Error::Unsupported { what, reason: "the feature of that name is not enabled" };
     let _ = (&unreadable, &missing);
     if url.ends_with(',') {
-        // A variable that was not set, for one: it must not go unnoticed.
-        return Err(Error::InvalidUrl { reason: "one of the list is empty" });
+        // A variable that is not set, for example, must not go unnoticed.
+        return Err(Error::InvalidUrl { reason: "an entry of the list is empty" });
     }
     match url.split_once(':').map(|(scheme, _)| scheme) {
         #[cfg(feature = "postgres")]

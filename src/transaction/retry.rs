@@ -1,4 +1,4 @@
-//! Transactions that are rerun from their beginning when they met a concurrent change.
+//! Reruns transactions from their beginning after a concurrent change.
 //!
 //! [`Retry`] has an example.
 
@@ -15,16 +15,16 @@ use crate::backend::{Database, Job, Kind};
 use crate::backoff::Backoff;
 use crate::error::{Error, Fault, FenceError, Overtaken, RowError};
 
-/// How often a transaction is begun unless [`Retry::attempts`] says otherwise.
+/// How often a transaction is begun, unless [`Retry::attempts`] says otherwise.
 const MAX_ATTEMPTS: u32 = 10;
 
-/// How long transactions are begun unless [`Retry::within`] says otherwise.
+/// How long new attempts are begun, unless [`Retry::within`] says otherwise.
 const MAX_ELAPSED: Duration = Duration::from_secs(10);
 
 /// The pauses between attempts. The first is about as long as the rival's commit takes.
 const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(100));
 
-/// Runs a transaction, and runs it again from its beginning when it met a concurrent change.
+/// Runs a transaction, and runs it again from its beginning after a concurrent change.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -59,27 +59,27 @@ const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from
 ///
 /// # What is rerun
 ///
-/// The closure's error decides, or what stands behind it ([`source`](StdError::source)), so it may be of any type of the
-/// application's own that keeps its sources:
+/// The closure's error decides, or one of its [sources](StdError::source), so it may be of any type of the
+/// application that keeps its sources:
 ///
 /// - an error of this crate that [is a conflict](Error::is_conflict): another version, a snapshot that is too old;
-/// - a deadlock, of which the database chose this transaction to end (PostgreSQL 40P01, MySQL 1213);
-/// - a serialization failure (40001, MariaDB's 1020), also when it comes with the commit;
+/// - a deadlock that the database broke by aborting this transaction (PostgreSQL 40P01, MySQL 1213);
+/// - a serialization failure (40001, MariaDB's 1020), also at the commit;
 /// - SQLite's `SQLITE_BUSY` and `SQLITE_LOCKED`.
 ///
-/// Nothing else: not a lock that was waited for in vain, not a lost connection, not a constraint. Those end the run at once
-/// with [`RetryError::Failed`]. And never a commit whose outcome is not known: [`RetryError::CommitUnknown`].
+/// Every other error ends the run at once with [`RetryError::Failed`]: a lock wait timeout, a lost connection, a violated
+/// constraint. A commit whose outcome is not known ends it with [`RetryError::CommitUnknown`].
 ///
-/// # What a closure must keep to
+/// # Rules for the closure
 ///
-/// - All that it reads from the database it reads inside, or it would decide again upon what has changed.
-/// - What it does elsewhere it does again with each attempt: leave that to what follows the commit.
-/// - The database's errors are to be returned. A closure that goes on after a deadlock on MySQL, which has rolled everything back,
-///   is not told as committed ([`RetryError::CommitUnknown`]), and what it did next is rolled back as well. (An error to live with, like a constraint,
-///   goes into a savepoint: `tx.begin()`.)
-/// - The transaction is not to be ended inside, by `COMMIT` or, on MySQL, by DDL, which commits. MySQL tells that in the same way (while
-///   the transaction runs, `autocommit` is off in its session there). PostgreSQL does not tell it, and SQLite refuses the
-///   `COMMIT` that follows: what was committed inside has taken effect there.
+/// - Read from the database inside the closure; values read before it may be outdated in the next attempt.
+/// - Effects elsewhere happen again with each attempt: leave them to the code after the commit.
+/// - Return the database's errors. If a closure goes on after a deadlock on MySQL, which has rolled everything back,
+///   the run ends with [`RetryError::CommitUnknown`], and its later statements are rolled back as well. (Put a statement whose error
+///   is expected, such as a constraint violation, into a savepoint: `tx.begin()`.)
+/// - Do not end the transaction inside, by `COMMIT` or, on MySQL, by DDL, which commits. On MySQL the run then ends with the same
+///   error (while the transaction runs, `autocommit` is off in its session there). PostgreSQL does not report it, and SQLite refuses
+///   the `COMMIT` that follows: the part that was committed inside has taken effect there.
 #[derive(Clone, Debug)]
 #[must_use = "a retry does nothing until run is awaited"]
 pub struct Retry {
@@ -89,52 +89,53 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// At most 10 attempts, begun within 10 seconds.
+    /// Creates a retry of at most 10 attempts, begun within 10 seconds.
     pub fn new() -> Self {
         Self { attempts: MAX_ATTEMPTS, within: MAX_ELAPSED, begin: None }
     }
 
-    /// How often the transaction is begun at most. Zero counts as one.
+    /// Limits how often the transaction is begun. Zero counts as one.
     pub fn attempts(mut self, at_most: u32) -> Self {
         self.attempts = at_most;
         self
     }
 
-    /// How long after the first attempt began another one may begin. An attempt that runs is not cut short.
+    /// Limits the time in which new attempts begin, counted from the first one. A running attempt is not interrupted.
     pub fn within(mut self, at_most: Duration) -> Self {
         self.within = at_most;
         self
     }
 
-    /// How a transaction begins, for example with an isolation level: `BEGIN ISOLATION LEVEL SERIALIZABLE` on PostgreSQL.
+    /// Sets the statement that begins a transaction, for example with an isolation level: `BEGIN ISOLATION LEVEL SERIALIZABLE` on
+    /// PostgreSQL.
     ///
-    /// By default with `BEGIN`, on SQLite with `BEGIN IMMEDIATE`: a transaction that reads before it writes would otherwise
-    /// be refused the write lock as soon as another one has committed.
+    /// By default `BEGIN`, on SQLite `BEGIN IMMEDIATE`: without it, SQLite refuses the write lock to a transaction that read before
+    /// another one committed.
     pub fn begin_with(mut self, sql: impl SqlSafeStr) -> Self {
         self.begin = Some(sql.into_sql_str());
         self
     }
 
-    /// Begins a transaction, calls the closure with it, and commits; or rolls back when the closure returns an error, and
-    /// begins another one if that error is [of the kind](Self#what-is-rerun) that passes. Between attempts it pauses, for 1 to
+    /// Begins a transaction, calls the closure with it, and commits. When the closure returns an error, it rolls back, and
+    /// begins another attempt if that error is [a concurrent change](Self#what-is-rerun). Between attempts it pauses for 1 to
     /// 100 milliseconds.
     ///
-    /// Each attempt calls a clone of the closure, so all begin alike. What is captured by reference is shared.
+    /// Each attempt calls a clone of the closure. Values captured by reference are shared.
     ///
     /// # Errors
     ///
-    /// [`RetryError::Failed`] with the closure's error, or that of a connection that could not be had;
+    /// [`RetryError::Failed`] with the closure's error, or that of a connection that could not be opened;
     /// [`RetryError::Exhausted`]; [`RetryError::CommitUnknown`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future rolls the transaction back, unless it was committing: then it may have been committed. The
-    /// connection of a transaction that was cut short is not used again: it is closed (except on SQLite, where it is made sure
-    /// that no transaction is left open in it).
+    /// Dropping the future rolls the transaction back. During the commit, the transaction may be committed. The
+    /// connection of an interrupted transaction is closed (on SQLite it is kept after its transaction has been
+    /// ended).
     ///
     /// # Panics
     ///
-    /// When the closure does; the transaction is rolled back then.
+    /// When the closure panics; the transaction is rolled back.
     pub async fn run<DB, T, E, F>(self, pool: &Pool<DB>, work: F) -> Result<T, RetryError<E>>
     where
         DB: Database,
@@ -153,12 +154,13 @@ impl Retry {
         }
     }
 
-    /// Counts them, from the first one.
+    /// Starts to count attempts, from the first one.
     pub(crate) fn start_attempts(&self) -> Attempts<'_> {
         Attempts { retry: self, start: Instant::now(), pauses: PAUSE, begun: 1 }
     }
 
-    /// One attempt. `checks_open`: whether the transaction is still good, before it commits; not needed where the last statement tells.
+    /// Runs one attempt. `checks_open`: whether to check before the commit that the transaction is still usable. The check is not needed
+    /// where the last statement shows it.
     pub(crate) async fn attempt<DB, T, E, F>(
         &self,
         pool: &Pool<DB>,
@@ -196,14 +198,14 @@ impl Retry {
                 Err(source) if Fault::is_doubtful_commit(&source) => {
                     Err(AttemptEnd::Final(RetryError::CommitUnknown { source }))
                 }
-                // Answered: the transaction has ended, and dropping it made sure. On MySQL the session has not its own settings again.
+                // The server answered, so the transaction has ended. On MySQL the session's settings are not restored yet.
                 Err(error) => {
                     pooled.is_clean = DB::KIND != Kind::MySql;
                     Err(AttemptEnd::from_error(error))
                 }
             },
             Err(error) => {
-                // Now, not when the connection is used next: others wait for its locks.
+                // At once, not when the connection is used next: other transactions wait for its locks.
                 pooled.is_clean = end_transaction::<DB>(tx, Ending::Rollback).await.is_ok();
                 Err(AttemptEnd::from_error(error))
             }
@@ -224,28 +226,28 @@ impl Default for Retry {
     }
 }
 
-/// Why a transaction did not take effect, or is not known to have.
+/// Why a transaction did not take effect, or may not have.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RetryError<E: StdError + 'static> {
-    /// It failed for a reason that another attempt would not cure. It was rolled back.
+    /// The transaction failed for a reason that another attempt would not cure. It was rolled back.
     #[error(transparent)]
     Failed(E),
 
     /// Every attempt met a concurrent change. All were rolled back.
     #[error("gave up after {attempts} attempts in {elapsed:?}: {last}")]
     Exhausted {
-        /// How often it was begun.
+        /// How often the transaction was begun.
         attempts: u32,
-        /// How long that took.
+        /// How long the attempts took.
         elapsed: Duration,
-        /// What the last one met.
+        /// The error of the last attempt.
         #[source]
         last: E,
     },
 
-    /// The connection was lost while it committed, or, on MySQL, a statement of the closure had ended the transaction before. It took
-    /// effect or it did not: read, before doing it again.
+    /// The connection was lost during the commit, or, on MySQL, a statement of the closure had ended the transaction. It may have taken
+    /// effect: read before running it again.
     #[error("it is not known whether the transaction was committed: {source}")]
     CommitUnknown {
         /// The error of the driver.
@@ -253,7 +255,7 @@ pub enum RetryError<E: StdError + 'static> {
     },
 }
 
-/// The attempts at one transaction.
+/// Counts the attempts at one transaction.
 pub(crate) struct Attempts<'r> {
     retry: &'r Retry,
     start: Instant,
@@ -262,7 +264,7 @@ pub(crate) struct Attempts<'r> {
 }
 
 impl Attempts<'_> {
-    /// Waits for the next one to begin, unless there is to be none after what the last one met.
+    /// Waits for the next attempt, or returns an error at the limit.
     pub(crate) async fn next_attempt<E: StdError + 'static>(&mut self, last: E) -> Result<(), RetryError<E>> {
         let reason = last.to_string();
         if !self.try_next(&reason).await {
@@ -271,7 +273,7 @@ impl Attempts<'_> {
         Ok(())
     }
 
-    /// Waits for the next one to begin: `false` if there is to be none.
+    /// Waits for the next attempt. Returns `false` at the limit.
     pub(crate) async fn try_next(&mut self, reason: &str) -> bool {
         let pause = self.pauses.step();
         if self.begun >= self.retry.attempts || self.start.elapsed() + pause > self.retry.within {
@@ -286,9 +288,9 @@ impl Attempts<'_> {
 
 /// How an attempt ended without a commit.
 pub(crate) enum AttemptEnd<E: StdError + 'static> {
-    /// By a concurrent change.
+    /// A concurrent change ended it.
     Conflict(E),
-    /// By a statement of the closure, which rolled it back or committed it.
+    /// A statement of the closure rolled it back or committed it.
     EndedByWork(sqlx::Error),
     Final(RetryError<E>),
 }
@@ -297,12 +299,12 @@ pub(crate) enum AttemptEnd<E: StdError + 'static> {
 const ENDED_BY_WORK: &str = "the transaction ended before its COMMIT: a statement of the closure had rolled it back (a deadlock whose \
                             error was not returned) or committed it (DDL, or a COMMIT)";
 
-/// Ends a transaction. `false`: it had ended before it was to be committed.
+/// Ends a transaction. Returns `false` when it had ended before its commit.
 async fn end_transaction<DB: Database>(mut tx: Transaction<'_, DB>, ending: Ending) -> Result<bool, sqlx::Error> {
     match (DB::end(&mut tx, ending).await?, ending) {
         (sealed::Ended::ByDriver, Ending::Commit) => tx.commit().await.map(|()| true),
         (sealed::Ended::ByDriver, Ending::Rollback) => tx.rollback().await.map(|()| true),
-        // What the driver sends when the transaction is dropped finds none.
+        // The driver's ROLLBACK on drop finds no transaction.
         (ended, _) => Ok(ended == sealed::Ended::AsAsked),
     }
 }
@@ -314,11 +316,11 @@ impl<E: StdError + 'static> AttemptEnd<E> {
     }
 }
 
-/// Whether an error, or one that stands behind it, says that the transaction is to be run again.
+/// Returns whether an error, or one of its sources, is a concurrent change.
 fn is_conflict_error(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
-        // What is transparent for an error of this crate shows only what stands behind that one.
+        // An error that is transparent for one of this crate shows only the source of that error.
         let is_conflict = error.downcast_ref::<Error>().is_some_and(Error::is_conflict)
             || error.is::<Overtaken>()
             || error.downcast_ref() == Some(&RowError::StaleSnapshot)
@@ -331,8 +333,8 @@ fn is_conflict_error(error: &(dyn StdError + 'static)) -> bool {
     false
 }
 
-/// PostgreSQL answers the COMMIT of a transaction in which a statement has failed by rolling it back, and sqlx takes that for
-/// a success. So it is asked before.
+/// Returns an error if a statement of the transaction has failed. PostgreSQL answers the COMMIT of such a transaction with a rollback,
+/// which sqlx reports as a success.
 async fn check_open<DB: Database>(conn: &mut DB::Connection) -> Result<(), sqlx::Error> {
     if DB::KIND == Kind::Postgres {
         DB::fetch(conn, &mut sqlx::QueryBuilder::new("SELECT 1")).await?;
@@ -340,13 +342,13 @@ async fn check_open<DB: Database>(conn: &mut DB::Connection) -> Result<(), sqlx:
     Ok(())
 }
 
-/// A connection of the pool, which goes back there only when no statement and no transaction can be left in it. sqlx would roll
-/// back and use it again, but on MySQL a connection whose statement was cut off while it was being prepared answers nothing more,
-/// and on PostgreSQL one whose BEGIN was cut off may be left in a transaction.
+/// A connection of the pool, which returns to the pool only without an open statement or transaction. sqlx would roll
+/// back and reuse it, but on MySQL a connection that was interrupted while it prepared a statement answers nothing more,
+/// and on PostgreSQL an interrupted BEGIN may leave it in a transaction.
 ///
-/// A connection of SQLite stays: a database in memory ends with it. Its transaction is ended instead.
+/// A connection of SQLite is kept, because a database in memory ends with it. Its transaction is ended instead.
 struct PooledConnection<DB: Database> {
-    /// There until it is dropped.
+    /// `None` only during the drop.
     connection: Option<PoolConnection<DB>>,
     is_clean: bool,
 }

@@ -1,4 +1,4 @@
-//! Row locks in the caller's own transaction, until it ends: of a row that stands for a name ([`RowLock`]), and of rows of the
+//! Row locks in the caller's own transaction, held until it ends: by name ([`RowLock`]), and on rows of the
 //! caller's own tables ([`RowOf`], [`RowsOf`], [`RowsWhere`]).
 //!
 //! Each type has an example. Which one when: [the table of calls](crate#which-call).

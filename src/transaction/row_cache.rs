@@ -1,4 +1,4 @@
-//! What a client knows of the rows that it locks.
+//! A client's cache of ensured names and of columns.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,13 +8,12 @@ use crate::backend::sealed::Column;
 use crate::clock::Moment;
 use crate::name::LockName;
 
-/// For how long it is taken for granted that the row of a name is there.
+/// How long the row of a name is assumed to exist.
 pub(crate) const ENSURED_FOR: Duration = Duration::from_secs(60);
 
-/// How many names a client remembers to have ensured.
+/// The most names in the cache.
 const MAX_ENSURED: usize = 10_000;
 
-/// See the [module](self).
 #[derive(Default)]
 pub(crate) struct RowCache {
     ensured: Mutex<HashMap<LockName, Moment>>,
@@ -23,12 +22,12 @@ pub(crate) struct RowCache {
 }
 
 impl RowCache {
-    /// Whether the row of a name is there for sure.
+    /// Returns whether the row of a name exists for certain.
     pub(crate) fn is_ensured(&self, name: &LockName) -> bool {
         lock(&self.ensured).get(name).is_some_and(is_recent)
     }
 
-    /// The row of a name was there at this moment.
+    /// Records that the row of a name existed at this moment.
     pub(crate) fn set_ensured(&self, name: &LockName, at: Moment) {
         let mut names = lock(&self.ensured);
         if names.len() >= MAX_ENSURED {

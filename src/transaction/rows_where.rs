@@ -13,7 +13,7 @@ use crate::client::Client;
 use crate::clock::Moment;
 use crate::error::Result;
 
-/// Locks rows of the caller's own table that fulfil a condition: what a queue of jobs is made of. Made with
+/// Locks rows of the caller's own table that fulfil a condition: a queue of jobs. Made with
 /// [`Locks::rows_where`](crate::Locks::rows_where).
 ///
 /// ```
@@ -25,14 +25,13 @@ use crate::error::Result;
 ///         sql.push("state = 'ready' AND tenant = ").push_bind(7).push(" ORDER BY priority");
 ///     })
 ///     .await?;
-/// // … do them in this transaction: should it end without a commit, somebody else finds them …
+/// // … run them in this transaction: without a commit, another worker finds them again …
 /// # Ok(())
 /// # }
 /// ```
 ///
-/// The rows that the database has to look at are those it locks: give it an index to find them in, and on MySQL and MariaDB READ
-/// COMMITTED, since at REPEATABLE READ InnoDB keeps the locks also of rows that did not fulfil the condition, and of the gaps
-/// between them.
+/// The database locks the rows that it examines: create an index for the condition, and use READ COMMITTED on MySQL and MariaDB. At
+/// REPEATABLE READ, InnoDB also keeps the locks of rows that do not fulfil the condition, and of the gaps between them.
 #[derive(Clone)]
 #[must_use = "rows are locked when lock is called"]
 pub struct RowsWhere {
@@ -56,7 +55,7 @@ impl RowsWhere {
         self
     }
 
-    /// As [`RowLock::wait`](crate::row::RowLock::wait), for all of them together.
+    /// As [`RowLock::wait`](crate::row::RowLock::wait), for all rows together.
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.rows = self.rows.wait(at_most);
         self
@@ -74,20 +73,20 @@ impl RowsWhere {
         self
     }
 
-    /// So many at most, the first ones in the order that the condition ends with.
+    /// Limits the number of rows, in the order that the condition ends with.
     pub fn limit(mut self, rows: u32) -> Self {
         self.rows = self.rows.limit(rows);
         self
     }
 
-    /// Locks the rows in this transaction and tells the values of the column in those it has locked.
+    /// Locks the rows in this transaction, and returns the value of the column in each locked row.
     ///
-    /// The closure writes what stands between `WHERE` and `LIMIT`: the condition and, if there is to be one, the order. It may be
+    /// The closure writes the text between `WHERE` and `LIMIT`: the condition and, where needed, the order. It may be
     /// called more than once.
     ///
     /// # Errors
     ///
-    /// As [`RowsOf::lock`]; a unique index is not asked for.
+    /// As [`RowsOf::lock`]; no unique index is required.
     ///
     /// # Cancel safety
     ///
@@ -110,7 +109,7 @@ impl RowsWhere {
         let push_by_condition = |query: &mut QueryBuilder<DB>| {
             query.push(column.quoted::<DB>()).push(" FROM ").push(table.quoted::<DB>()).push(" WHERE ");
             condition(query);
-            // It may end in a comment.
+            // The condition may end in a comment.
             query.push("\n");
             if let Some(limit) = rows.limit {
                 query.push(" LIMIT ").push(limit);

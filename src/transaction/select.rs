@@ -1,4 +1,4 @@
-//! The statement that locks rows, and its waits and failures.
+//! The statement that locks rows, its waits and its failures.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::clock::Moment;
 use crate::error::{Error, Result, RowError};
 use crate::name::LockName;
 
-/// By how much a server may end a wait early, by our clock.
+/// How much earlier than the client's clock a server may end a wait.
 const CLOCK_TOLERANCE: Duration = Duration::from_millis(20);
 
 pub(super) fn wait_mode(wait: Option<Duration>) -> Wait {
@@ -22,7 +22,7 @@ pub(super) fn wait_mode(wait: Option<Duration>) -> Wait {
     }
 }
 
-/// How a single row is tried: in the way that leaves the transaction usable.
+/// Returns the way of trying a single row that leaves the transaction usable.
 pub(super) fn no_wait<DB: Database>() -> Wait {
     if DB::ABORTS { Wait::Skip } else { Wait::Refuse }
 }
@@ -31,7 +31,7 @@ pub(super) fn timeout_of_name(name: LockName, start: Moment) -> Error {
     Error::Timeout { name, waited: Moment::now().since(start) }
 }
 
-/// What was waited for is a row of a table.
+/// Makes the timeout of a wait for a row of a table.
 pub(super) fn timeout_of_table(table: &Table, start: Moment) -> Error {
     match LockName::new(table.to_string()) {
         Ok(name) => timeout_of_name(name, start),
@@ -39,7 +39,7 @@ pub(super) fn timeout_of_table(table: &Table, start: Moment) -> Error {
     }
 }
 
-/// Runs a SELECT that locks what it finds. `None`: somebody else had it for as long as was to be waited.
+/// Runs a SELECT that locks the rows it finds. Returns `None` when the wait for another transaction timed out.
 pub(super) async fn select<DB: Database>(
     conn: &mut Transaction<'_, DB>,
     table: &Table,
@@ -67,7 +67,7 @@ pub(super) async fn select<DB: Database>(
             Some(Refusal::Taken) if DB::has_rolled_back(conn, &error).await.map_err(statement_error)? => {
                 return Err(statement_error(error));
             }
-            // The session has a lower limit for each single wait.
+            // The session's own limit for a single wait is lower.
             Some(Refusal::Taken) if left > CLOCK_TOLERANCE => attempt.wait = Wait::AtMost(left),
             Some(Refusal::Cut) if left > CLOCK_TOLERANCE || !matches!(locking.wait, Wait::AtMost(_)) => {
                 return Err(statement_error(error));
@@ -81,7 +81,7 @@ pub(super) async fn select<DB: Database>(
     }
 }
 
-/// Sends a statement that may fail without harm to the transaction.
+/// Sends a statement whose failure leaves the transaction usable.
 pub(super) async fn fetch_guarded<DB: Database>(
     conn: &mut DB::Connection,
     query: &mut QueryBuilder<DB>,
@@ -100,7 +100,7 @@ pub(super) async fn fetch_guarded<DB: Database>(
     Ok(found)
 }
 
-/// Whether there is anything to lock, whoever has it.
+/// Returns whether the rows exist, without locking them.
 pub(super) async fn row_exists<DB: Database>(
     conn: &mut Transaction<'_, DB>,
     push_select: impl Fn(&mut QueryBuilder<DB>),

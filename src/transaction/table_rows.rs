@@ -16,12 +16,12 @@ use crate::error::{Result, RowError};
 
 /// Locks one row of the caller's own table. Made with [`Locks::row_of`](crate::Locks::row_of).
 ///
-/// As [`RowLock`](crate::row::RowLock), but for the row: it must exist, and the column must have a unique index on it alone, since a database
-/// that cannot look the row up in such an index locks more than this row. That is checked once for each table and client. On MySQL
+/// As [`RowLock`](crate::row::RowLock), except that the row must exist, and a unique index must cover the column alone: without such an
+/// index a database locks other rows as well. The client checks this once for each table. On MySQL
 /// and MariaDB the index must be visible and a B-tree, and the key of the column's class: a number for a number, text for text.
 ///
-/// The statement is `SELECT … FOR UPDATE`, on PostgreSQL `SELECT … FOR NO KEY UPDATE`: others may insert rows that refer to this
-/// one by a foreign key, unless [`key_update`](Self::key_update) is set.
+/// The statement is `SELECT … FOR UPDATE`, on PostgreSQL `SELECT … FOR NO KEY UPDATE`: other transactions may insert rows that refer
+/// to this row by a foreign key, unless [`key_update`](Self::key_update) is set.
 ///
 /// ```
 /// # async fn example(pool: sqlx::SqlitePool, locks: sqlock::Locks) -> Result<(), Box<dyn std::error::Error>> {
@@ -33,7 +33,7 @@ use crate::error::{Result, RowError};
 /// # }
 /// ```
 ///
-/// A dot in the name of the table separates its schema from it; each part is quoted, so it is written as the catalogue has it.
+/// A dot in the name of the table separates the schema from the table. Each part is quoted, so write it as in the catalogue.
 #[derive(Clone)]
 #[must_use = "a row is locked when lock or try_lock is called"]
 pub struct RowOf<K> {
@@ -51,10 +51,10 @@ impl<K> RowOf<K> {
         self
     }
 
-    /// Locks the key of the row as well: `FOR UPDATE` on PostgreSQL, where `FOR NO KEY UPDATE` is the default. Then nobody inserts
-    /// a row that refers to this one until the transaction ends. It is for transactions that delete the row or change its key;
-    /// one that has inserted such a row, and then locks like this, deadlocks with others that do the same. The other databases
-    /// have one strength of lock, which includes the key: there it changes nothing.
+    /// Locks the key of the row as well: `FOR UPDATE` on PostgreSQL, where `FOR NO KEY UPDATE` is the default. Until the transaction
+    /// ends, no row that refers to this row can be inserted. Use it in transactions that delete the row or change its key. A
+    /// transaction that inserts such a row and then locks the key deadlocks with others that do the same. The other databases
+    /// always lock the key, so this has no effect there.
     pub fn key_update(mut self) -> Self {
         self.rows = self.rows.key_update();
         self
@@ -66,17 +66,17 @@ impl<K> RowOf<K> {
         self
     }
 
-    /// Do not wait: [`lock`](Self::lock) fails with [`Error::Timeout`](crate::Error::Timeout) when somebody else has the row.
+    /// Does not wait: [`lock`](Self::lock) fails with [`Error::Timeout`](crate::Error::Timeout) when another transaction holds the row.
     pub fn nowait(mut self) -> Self {
         self.rows = self.rows.nowait();
         self
     }
 
-    /// Locks the row in this transaction, when it is our turn.
+    /// Locks the row in this transaction, and waits for it if necessary.
     ///
     /// # Errors
     ///
-    /// As [`RowLock::lock`](crate::row::RowLock::lock); and [`Error::Row`](crate::Error::Row) when there is no such row, table or column, or no unique index.
+    /// As [`RowLock::lock`](crate::row::RowLock::lock); and [`Error::Row`](crate::Error::Row) when the row, the table, the column or the unique index does not exist.
     ///
     /// # Cancel safety
     ///
@@ -95,7 +95,7 @@ impl<K> RowOf<K> {
         }
     }
 
-    /// Locks the row if nobody else has it: `false` when somebody has, and then the transaction is as good as before.
+    /// Locks the row if it is free. Returns `false`, and leaves the transaction usable, when another transaction holds it.
     ///
     /// # Errors
     ///
@@ -136,8 +136,8 @@ impl<K> RowOf<K> {
 
 /// Locks several rows of the caller's own table. Made with [`Locks::rows_of`](crate::Locks::rows_of).
 ///
-/// They are locked in the order of their keys, in whatever order the caller names them, so two transactions that lock the
-/// same rows never deadlock over them. Keys are of an owned type (`String`, not `&str`), the same one in all programs. Otherwise
+/// The rows are locked in the order of their keys, in whatever order the caller names them, so two transactions that lock the
+/// same rows never deadlock over them. The keys must have an owned type (`String`, not `&str`), the same in all programs. Otherwise
 /// as [`RowOf`].
 ///
 /// ```
@@ -179,40 +179,40 @@ impl<K> RowsOf<K> {
         self
     }
 
-    /// As [`RowLock::wait`](crate::row::RowLock::wait), for all of them together.
+    /// As [`RowLock::wait`](crate::row::RowLock::wait), for all rows together.
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.wait = wait_mode(Some(at_most));
         self
     }
 
-    /// Do not wait: [`lock`](Self::lock) fails with [`Error::Timeout`](crate::Error::Timeout) when somebody else has one of the rows.
+    /// Does not wait: [`lock`](Self::lock) fails with [`Error::Timeout`](crate::Error::Timeout) when another transaction holds one of
+    /// the rows.
     pub fn nowait(mut self) -> Self {
         self.wait = Wait::Refuse;
         self
     }
 
-    /// Leave out those that somebody else has: `SKIP LOCKED`.
+    /// Skips rows that another transaction holds: `SKIP LOCKED`.
     pub fn skip_locked(mut self) -> Self {
         self.wait = Wait::Skip;
         self
     }
 
-    /// So many at most, the first ones in the order of their keys.
+    /// Limits the number of rows, in the order of their keys.
     pub fn limit(mut self, rows: u32) -> Self {
         self.limit = Some(rows);
         self
     }
 
-    /// Locks the rows in this transaction and tells the keys of those it has locked, in order. Keys without a row are left out.
+    /// Locks the rows in this transaction, and returns the keys of the locked rows, in order. Keys without a row are left out.
     ///
     /// On PostgreSQL and SQLite it is one statement for all, in the database's order of keys. On MySQL and MariaDB it is one for
-    /// each key, in the order that they have in Rust: InnoDB may take a statement with several keys for a reason to look at, and
-    /// lock, the whole table.
+    /// each key, in the keys' order in Rust: for a statement with several keys, InnoDB may scan, and lock, the whole table.
     ///
     /// # Errors
     ///
-    /// As [`RowLock::lock`](crate::row::RowLock::lock); and [`Error::Row`](crate::Error::Row) when there is no such table or column, or no unique index. After a timeout on
-    /// MySQL and MariaDB, rows that were locked before the one that was waited for stay locked until the transaction ends.
+    /// As [`RowLock::lock`](crate::row::RowLock::lock); and [`Error::Row`](crate::Error::Row) when the table, the column or the unique index does not exist. After a timeout on
+    /// MySQL and MariaDB, the rows locked so far stay locked until the transaction ends.
     ///
     /// # Cancel safety
     ///
@@ -262,7 +262,7 @@ impl<K> RowsOf<K> {
         Locking { shared: self.shared, key_update: self.key_update, wait }
     }
 
-    /// Checks what can be checked before anything is locked.
+    /// Checks the column, its index and the type of the key before anything is locked.
     async fn check<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<Target>
     where
         DB: Database,
@@ -285,7 +285,7 @@ impl<K> RowsOf<K> {
         Ok(target)
     }
 
-    /// What comes between SELECT and FOR UPDATE.
+    /// Writes the text between SELECT and FOR UPDATE.
     fn push_keys<DB>(&self, query: &mut QueryBuilder<DB>, target: &Target, keys: &[&K])
     where
         DB: Database,

@@ -1,4 +1,4 @@
-//! The table and column in which rows are to be locked, and what the catalogue says about them.
+//! The table and column whose rows are locked, with their catalogue entry.
 
 use sqlx::Transaction;
 use sqlx_core::transaction::TransactionManager as _;
@@ -11,14 +11,14 @@ use crate::client::Client;
 use crate::error::{Error, Result, RowError};
 use crate::operation::ColumnOf;
 
-/// Where rows are to be locked.
+/// The table and column whose rows are locked.
 pub(super) struct Target {
     pub(super) table: Table,
     pub(super) column: Identifier,
 }
 
 impl Target {
-    /// Checks what can be checked before anything is locked.
+    /// Checks the transaction, and reads the catalogue entry of the column.
     pub(super) async fn find<DB: Database>(
         client: &Client,
         tx: &mut Transaction<'_, DB>,
@@ -31,7 +31,7 @@ impl Target {
         Ok((Self { table, column: name }, column_info))
     }
 
-    /// Where no single rows are locked, locks them all.
+    /// Takes the write lock of a database without row locks.
     pub(super) async fn take_write_lock<DB: Database>(
         &self,
         tx: &mut Transaction<'_, DB>,
@@ -44,7 +44,7 @@ impl Target {
         if shared {
             return Err(Error::Unsupported {
                 what: "a shared row lock",
-                reason: "SQLite has one write lock and no row locks; take a shared lease, or lock it for yourself alone",
+                reason: "SQLite has one write lock and no row locks; take a shared lease, or an exclusive row lock",
             });
         }
         match DB::seize(tx, &self.table.quoted::<DB>()).await {
@@ -54,7 +54,7 @@ impl Target {
     }
 }
 
-/// What the catalogue says about a column in which rows can be locked.
+/// Returns the catalogue entry of a column whose rows can be locked.
 async fn read_column<DB: Database>(
     client: &Client,
     tx: &mut Transaction<'_, DB>,
@@ -65,7 +65,7 @@ async fn read_column<DB: Database>(
     if let Some(column) = client.row_cache.column(&key) {
         return Ok(column);
     }
-    // In the caller's transaction, which sees the tables that it means, and those that it has just created.
+    // In the caller's transaction, which resolves names by its own search path and sees tables that it has just created.
     let found = DB::column(tx, table, column).await.map_err(|e| Error::from_sqlx("look a table up", e))?;
     let found = match found {
         Catalogued::Known(column) => Some(column),
@@ -85,7 +85,7 @@ async fn read_column<DB: Database>(
     Ok(found)
 }
 
-/// Refuses a transaction in which nothing can be locked.
+/// Returns an error for a transaction in which no rows can be locked.
 pub(crate) fn check_transaction<DB: Database>(client: &Client, tx: &Transaction<'_, DB>, table: &Table) -> Result<()> {
     if DB::KIND != client.kind {
         return Err(row_error(table, RowError::OtherDatabase));

@@ -1,4 +1,4 @@
-//! A version column: a row of the caller's own table is written only if it is still as it was read.
+//! A version column: a row of the caller's own table is written only if it is unchanged since it was read.
 //!
 //! [`Versioned`] has an example. Which one when: [the table of calls](crate#which-call).
 
@@ -15,9 +15,9 @@ use crate::error::{Error, Result, RowError};
 
 pub use crate::error::Overtaken;
 
-/// A table of the caller's own whose rows have a version: a number that rises with each update. Whoever writes names the
-/// version that was read, and finds out if somebody else has written meanwhile ([`Error::Conflict`]). Nobody waits and
-/// nothing is locked between the reading and the writing, in which a user may take all day.
+/// A table of the caller's own whose rows have a version: a number that rises with each update. A write names the
+/// version that was read, and fails with [`Error::Conflict`] if the row was written meanwhile. No lock is held between the read
+/// and the write, so a user may take all day.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -46,7 +46,7 @@ pub use crate::error::Overtaken;
 /// }).await?;
 /// assert_eq!(version, 2);
 ///
-/// // Who has read before that comes too late.
+/// // A write with an older version fails.
 /// let late = accounts.update(&pool, 7, read.version, |set| {
 ///     set.push("balance = ").push_bind(0);
 /// }).await;
@@ -59,9 +59,9 @@ pub use crate::error::Overtaken;
 ///
 /// # On a pool, or in a transaction
 ///
-/// The first argument is what sqlx can take a connection from: `&pool`, `&mut tx`, or `&mut conn`. On a pool, each call is one
-/// statement that takes effect by itself. In a transaction it is a part of that, and goes with it when it is rolled back; a
-/// conflict leaves the transaction usable. To do it again from the reading on, see [`Retry`](crate::retry::Retry).
+/// The first argument is anything that sqlx acquires a connection from: `&pool`, `&mut tx`, or `&mut conn`. On a pool, each call is
+/// one statement that takes effect by itself. In a transaction it is part of the transaction; a
+/// conflict leaves the transaction usable. [`Retry`](crate::retry::Retry) repeats the read and the write.
 ///
 /// # The table
 ///
@@ -73,9 +73,9 @@ pub use crate::error::Overtaken;
 /// )
 /// ```
 ///
-/// Whatever else writes to the table must raise the version as well, or it is not noticed. The names of the table and the
-/// columns are quoted, so they may be any text, and on PostgreSQL they are in lower case unless the table was created with
-/// quoted ones. A dot separates a schema from a table.
+/// Other statements that write to the table must raise the version as well, or their changes go unnoticed. The names of the table
+/// and the columns are quoted, so they may be any text. On PostgreSQL they are in lower case unless the table was created with
+/// quoted names. A dot separates a schema from a table.
 ///
 /// # Isolation levels
 ///
@@ -89,47 +89,47 @@ pub struct Versioned {
     version: Arc<str>,
 }
 
-/// A row as it was read, and its version then.
+/// A row as it was read, with its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VersionedRow<T> {
-    /// What the row had.
+    /// The row.
     pub value: T,
-    /// The version to write it by.
+    /// The version, which a write of the row names.
     pub version: i64,
 }
 
 impl Versioned {
-    /// A table with the key column `id` and the version column `version`. It need not exist yet: nothing is sent.
+    /// Names a table with the key column `id` and the version column `version`. Sends nothing yet.
     pub fn table(name: impl Into<String>) -> Self {
         Self { table: name.into().into(), key: "id".into(), version: "version".into() }
     }
 
-    /// The column by which rows are found. It must be unique: a primary key, or with a unique index of its own.
+    /// Sets the key column. It must be unique: a primary key, or with a unique index of its own.
     pub fn key(mut self, column: impl Into<String>) -> Self {
         self.key = column.into().into();
         self
     }
 
-    /// The column that has the version.
+    /// Sets the version column.
     pub fn version(mut self, column: impl Into<String>) -> Self {
         self.version = column.into().into();
         self
     }
 
-    /// Reads a row, and its version. `None`: there is none.
+    /// Reads a row and its version, if there is such a row.
     ///
     /// `T` is read from all columns of the table, in their order. Like sqlx's own
-    /// [`query_as`](sqlx::query_as), it wants to be named: `read::<_, Account>(…)`.
+    /// [`query_as`](sqlx::query_as), it must be named: `read::<_, Account>(…)`.
     ///
     /// # Errors
     ///
-    /// [`Error::Database`], also when the row does not make a `T`; [`Error::Unavailable`]; [`Error::PoolExhausted`];
+    /// [`Error::Database`], also when the row cannot be read as a `T`; [`Error::Unavailable`]; [`Error::PoolExhausted`];
     /// [`Error::Row`] when the key is not unique; [`Error::InvalidIdentifier`].
     ///
     /// # Cancel safety
     ///
-    /// Nothing was changed when the future is dropped.
+    /// Dropping the future changes nothing.
     pub fn read<'c, 'q, DB, T>(
         &self,
         db: impl Acquire<'c, Database = DB>,
@@ -166,11 +166,11 @@ impl Versioned {
         }
     }
 
-    /// Writes a row if it still has the expected version, and returns its new one, which is the next number.
+    /// Updates a row if it still has the expected version, and returns its new version, which is the next number.
     ///
-    /// `set` says what: it is called with a statement that ends in `SET`, and adds the columns that change, separated by
-    /// commas. Nothing added: only the version rises. As everywhere in sqlx, a column's values should have one type wherever the
-    /// same text is built: PostgreSQL prepares it once, and with `push_bind(5_i32)` refuses a later `push_bind(5_i64)`.
+    /// `set` is called with a statement that ends in `SET`, and adds the columns that change, separated by
+    /// commas. If it adds nothing, only the version rises. As everywhere in sqlx, bind a column's values with one type wherever the
+    /// same text is built: PostgreSQL prepares it once, and after `push_bind(5_i32)` refuses `push_bind(5_i64)`.
     ///
     /// ```
     /// # async fn example(pool: sqlx::SqlitePool, accounts: sqlock::version::Versioned) -> sqlock::Result<()> {
@@ -185,14 +185,14 @@ impl Versioned {
     ///
     /// # Errors
     ///
-    /// [`Error::Conflict`]: the row has another version, or there is none, and nothing was written. What it has is read
+    /// [`Error::Conflict`]: the row has another version, or there is none, and nothing was written. The reported version is read
     /// afterwards, and may have changed once more. [`Error::Row`] with [`RowError::SeveralRows`]: the key is not unique, and
     /// several rows were changed; roll back. Otherwise as [`read`](Self::read).
     ///
     /// # Cancel safety
     ///
-    /// When the future is dropped it is not known whether the row was written, as with any statement: in a transaction, roll
-    /// it back; on a pool, read.
+    /// After the future was dropped, the row may be written, as with any statement: in a transaction, roll
+    /// back; on a pool, read the row.
     pub fn update<'c, 'q, DB, K>(
         &self,
         db: impl Acquire<'c, Database = DB>,
@@ -209,7 +209,8 @@ impl Versioned {
             let mut query = QueryBuilder::new(format!("UPDATE {table} SET "));
             let empty = query.sql().as_str().len();
             set(&mut query);
-            // On a new line, for what the caller has set may end in a comment. And after it: MySQL assigns from left to right, and the caller may use the old version.
+            // On a new line, because the caller's text may end in a comment. After it, because MySQL assigns from left to right, and the
+            // caller may use the old version.
             let comma = if query.sql().as_str().len() > empty { "\n, " } else { "" };
             push_key(query.push(format_args!("{comma}{version} = {version} + 1 WHERE {column} = ")), &key);
             DB::push_integer(query.push(format_args!(" AND {version} = ")), expected);
@@ -248,7 +249,7 @@ impl Versioned {
         self.change("delete a row", db, key, expected, statement)
     }
 
-    /// Inserts a row with version 1. `columns` are those beside the key and the version; `values` adds their values, in the
+    /// Inserts a row with version 1. `columns` are the columns besides the key and the version; `values` adds their values, in the
     /// same order.
     ///
     /// ```
@@ -263,7 +264,7 @@ impl Versioned {
     /// # Errors
     ///
     /// [`Error::Conflict`]: there is a row with this key already, and nothing was written. The transaction stays usable, on
-    /// PostgreSQL too. When it is another unique column that has the value already, that is an [`Error::Database`]. Otherwise
+    /// PostgreSQL too. A duplicate in another unique column is an [`Error::Database`]. Otherwise
     /// as [`read`](Self::read).
     ///
     /// # Cancel safety
@@ -289,7 +290,7 @@ impl Versioned {
             let error = match DB::execute(&mut conn, &mut query).await {
                 Ok(0) => None,
                 Ok(_) => return Ok(()),
-                // MySQL says only that some unique index has the value already. Is it the key's?
+                // MySQL reports a duplicate without its index; the key's may be meant.
                 Err(e) if DB::KIND == Kind::MySql && is_duplicate(&e) => Some(e),
                 Err(e) => return Err(Error::of_caller("insert a row", e)),
             };
@@ -330,7 +331,7 @@ impl Versioned {
         Ok((query, names))
     }
 
-    /// Sends what changes the row of that key and version, and sees what it did.
+    /// Sends a change of the row with that key and version, and checks how many rows it changed.
     fn change<'c, 'q, DB, K>(
         &self,
         attempted: &'static str,
@@ -383,7 +384,7 @@ impl fmt::Display for Versioned {
     }
 }
 
-/// The names as they stand in a statement.
+/// The quoted names of the table and its columns.
 struct QuotedNames {
     table: String,
     key: String,
@@ -391,7 +392,7 @@ struct QuotedNames {
 }
 
 impl QuotedNames {
-    /// Asks for the version that a row has now, whenever the transaction began to read.
+    /// Selects the current version of a row, not that of the transaction's snapshot.
     fn select_version<'q, DB, K>(&self, key: K) -> QueryBuilder<DB>
     where
         DB: Database,
