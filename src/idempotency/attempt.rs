@@ -1,4 +1,4 @@
-//! Effects elsewhere: a lease on the key, a record of how far it has come, and no guess about what is not known.
+//! An attempt to have an effect elsewhere: a lease on the key, and a record of its progress.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -19,10 +19,10 @@ use crate::lease::run::while_held;
 use crate::name::LockName;
 use crate::token::FencingToken;
 
-/// One attempt to do what a key stands for, under a lease. Made by [`Idempotency::attempt`].
+/// An attempt at a request, under a lease. Made by [`Idempotency::attempt`].
 ///
-/// End it with [`complete`](Self::complete), [`forget`](Self::forget) or [`unknown`](Self::unknown). One that is dropped counts as
-/// died: its lease goes back, and the next one takes it up.
+/// End it with [`complete`](Self::complete), [`forget`](Self::forget) or [`unknown`](Self::unknown). A dropped attempt counts as
+/// died: its lease is released, and the next attempt continues it.
 #[must_use = "an attempt that is dropped counts as died"]
 pub struct Attempt {
     idempotency: Idempotency,
@@ -47,47 +47,47 @@ impl Attempt {
         Self { idempotency, record, lease, token, conclusion: Mutex::new(Conclusion::Open) }
     }
 
-    /// Whose key it is. `None`: everybody's.
+    /// Returns the principal. `None`: the key is global.
     pub fn principal(&self) -> Option<&str> {
         Some(self.record.key.principal.as_str()).filter(|principal| !principal.is_empty())
     }
 
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> &str {
         &self.record.key.key
     }
 
-    /// Which attempt it is for this request, from 1.
+    /// Returns the number of this attempt at the request, from 1.
     pub fn number(&self) -> u32 {
         u32::try_from(self.record.attempts).unwrap_or(u32::MAX)
     }
 
-    /// The fencing token, greater than that of every attempt before.
+    /// Returns the fencing token, greater than that of every earlier attempt.
     pub fn token(&self) -> FencingToken {
         self.token
     }
 
-    /// The lease: to be looked at before an effect, or waited for to be lost.
+    /// Returns the lease: check it before an effect, or wait for its loss.
     pub fn lease(&self) -> &Lease {
         &self.lease
     }
 
-    /// A key for the provider's own idempotency: a digest of the namespace, the principal, the key and the step. 64 digits.
+    /// Returns a key for the provider's own idempotency: a digest of the namespace, the principal, the key and the step. 64 digits.
     ///
-    /// Every attempt under this key has the same one, whatever becomes of the record: also after a failover or a restored backup has
-    /// lost it, after a refusal has freed the key, and after the retention. So the provider can tell that a call comes again.
+    /// Every attempt with this key has the same one, also after a failover or a restored backup has
+    /// lost the record, after a refusal has freed the key, and after the retention. So the provider recognizes a repeated call.
     ///
-    /// It also takes a new request for the old one that comes under a key used before. For clients that use keys again, put a
-    /// generation of theirs into the namespace or the step (`"charge/2026-11"`); the same one in every attempt at a request.
+    /// The provider also takes a new request with a reused key for the old one. For clients that reuse keys, put a
+    /// generation into the namespace or the step (`"charge/2026-11"`); the same one in every attempt at a request.
     ///
-    /// `step`: for one of several calls; they need different keys.
+    /// `step` tells several calls of one attempt apart, which need different keys.
     pub fn provider_key(&self, step: &str) -> String {
         let parts = [self.record.key.id.as_bytes(), step.as_bytes()];
         crate::backend::hex(&records::digest(b"sqlock/idem/provider/2", parts))
     }
 
-    /// Does a step of the work and stores its result, or, when an earlier attempt has stored one under this name, tells that:
-    /// a recovery point. The step itself may be done more than once, when a process dies before its result is stored: so call
+    /// Runs a step of the work and stores its result, or returns the result that an earlier attempt has stored under this name:
+    /// a recovery point. The step may run more than once, when a process dies before its result is stored: so call
     /// providers with a [key](Self::provider_key).
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl Attempt {
     ///
     /// # Cancel safety
     ///
-    /// The step may be done without its result being stored.
+    /// After the future was dropped, the step may have run without its result being stored.
     pub async fn step<T, E, F>(&self, name: &str, work: F) -> Result<T, E>
     where
         T: Serialize + DeserializeOwned,
@@ -114,7 +114,7 @@ impl Attempt {
         let bytes = encode_legibly(&result, self.idempotency.limit)?;
         let command = Errand::Step { step: self.step_key(name)?, token: self.token.get(), result: bytes };
         if self.idempotency.send(command).await?.changed == 0 {
-            // Sent again after a reply that was lost, it is there already.
+            // A command that is repeated after a lost reply finds its result stored.
             return match self.recall(name).await? {
                 Some(done) if self.lease.is_held() => Ok(done),
                 _ => Err(self.lost_error().into()),
@@ -123,12 +123,12 @@ impl Attempt {
         Ok(result)
     }
 
-    /// Stores the result of a step in a transaction of the caller's own, with what it has written there, unless one is stored
+    /// Stores the result of a step, together with its writes, in a transaction of the caller's own, unless a result is stored
     /// already. No other attempt begins before that transaction has ended.
     ///
     /// # Errors
     ///
-    /// As [`step`](Self::step). The transaction is as good as before; roll it back when the attempt was lost.
+    /// As [`step`](Self::step). The transaction stays usable; roll it back when the attempt was lost.
     ///
     /// # Cancel safety
     ///
@@ -142,7 +142,7 @@ impl Attempt {
         self.idempotency.check_transaction(tx)?;
         let bytes = encode(result, self.idempotency.limit)?;
         let step = self.step_key(name)?;
-        // Or another attempt could begin, and not see it, before this transaction commits.
+        // Without this, another attempt could begin before this transaction commits, and not see the step.
         if !records::hold_up::<DB>(tx, &step.id, self.token.get()).await.map_err(claim_error::<DB>)? {
             return Err(self.lost_error());
         }
@@ -150,7 +150,7 @@ impl Attempt {
         Ok(())
     }
 
-    /// The result of a step that this attempt, or an earlier one, has stored.
+    /// Returns the result of a step that this attempt, or an earlier one, has stored.
     ///
     /// # Errors
     ///
@@ -164,16 +164,16 @@ impl Attempt {
         found.map(|bytes| decode(Some(&bytes))).transpose()
     }
 
-    /// It is done: stores the result, if no other attempt has taken over. A second call with an equal result changes nothing.
+    /// Completes the request: stores the result, if no other attempt has taken over. A second call with an equal result changes nothing.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] when one has; [`Error::AlreadyCompleted`] when another result is stored, which stays;
-    /// [`Error::Json`] and [`Error::ResultTooLarge`], and then the record says that nobody knows; [`Error::Unavailable`].
+    /// [`Error::Lost`] when another attempt has taken over; [`Error::AlreadyCompleted`] when another result is stored, which stays;
+    /// [`Error::Json`] and [`Error::ResultTooLarge`], after which the outcome is unknown; [`Error::Unavailable`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves open whether it is stored. If not, the next attempt takes it up.
+    /// After the future was dropped, the result may be stored. If it is not, the next attempt continues.
     pub async fn complete<T: Serialize + ?Sized>(&self, result: &T) -> Result<()> {
         let bytes = match encode(result, self.idempotency.limit) {
             Ok(bytes) => bytes,
@@ -185,13 +185,13 @@ impl Attempt {
         self.end(self.done_ending(bytes)).await
     }
 
-    /// As [`complete`](Self::complete), in a transaction of the caller's own, with what it has written there: both or
-    /// nothing. The commit fails, or this does, when another attempt has taken over.
+    /// Completes the request as [`complete`](Self::complete), in a transaction of the caller's own, atomically with its writes. This
+    /// call or the commit fails when another attempt has taken over.
     ///
     /// # Errors
     ///
     /// [`Error::Lost`], [`Error::AlreadyCompleted`], [`Error::Json`], [`Error::ResultTooLarge`], [`Error::Row`], those of any
-    /// statement. Nothing is recorded then.
+    /// statement. After an error, nothing is recorded.
     ///
     /// # Cancel safety
     ///
@@ -214,7 +214,7 @@ impl Attempt {
         Ok(())
     }
 
-    /// Nobody knows whether it took effect: says so in the record, which stays until it is [resumed](Idempotency::resume) or
+    /// Records that the effect is unknown. The record stays until it is [resumed](Idempotency::resume) or
     /// [forgotten](Idempotency::forget).
     ///
     /// # Errors
@@ -223,12 +223,12 @@ impl Attempt {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves open whether it is recorded. If not, it counts as died.
+    /// After the future was dropped, the outcome may be recorded. If it is not, the attempt counts as died.
     pub async fn unknown(&self) -> Result<()> {
         self.end(Ending::Unknown).await
     }
 
-    /// It certainly took no effect: the key is as good as new, and a token that was issued as good as before.
+    /// Deletes the record, because the request certainly had no effect: the key is free, and an issued token valid again.
     ///
     /// # Errors
     ///
@@ -236,7 +236,7 @@ impl Attempt {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves open whether it is deleted. If not, it counts as died.
+    /// After the future was dropped, the record may be deleted. If it is not, the attempt counts as died.
     pub async fn forget(&self) -> Result<()> {
         self.set_conclusion(Conclusion::Recorded);
         let id = self.record.key.id.clone();
@@ -266,7 +266,7 @@ impl Attempt {
         self.check_ending(&ending, found.records.first())
     }
 
-    /// Of an attempt that could not be ended: it has ended like this before, or the reason why it does not.
+    /// Returns an error unless the attempt has ended in this way before.
     fn check_ending(&self, ending: &Ending, found: Option<&Record>) -> Result<()> {
         match found.filter(|record| record.token == self.token.get()) {
             Some(record) if ending.is_in(record) => Ok(()),
@@ -275,7 +275,7 @@ impl Attempt {
         }
     }
 
-    /// Whether the work has said how it ended, and may do nothing more about it.
+    /// Returns whether the work has recorded how it ended.
     #[cfg(feature = "axum")]
     pub(super) async fn has_ended(&self) -> Result<bool> {
         match self.conclusion() {
@@ -285,14 +285,13 @@ impl Attempt {
         }
     }
 
-    /// As [`complete`](Self::complete), whatever the size.
+    /// Completes the request as [`complete`](Self::complete), without a limit of size.
     #[cfg(feature = "axum")]
     pub(super) async fn store<T: Serialize>(&self, result: &T) -> Result<()> {
         self.end(self.done_ending(encode(result, usize::MAX)?)).await
     }
 
-    /// The work says that it was refused: the key is as good as new, unless something was done on the way, or may have been by
-    /// an attempt before.
+    /// Frees the key of a refused request, unless a step, or an earlier attempt, may have had an effect.
     #[cfg(feature = "axum")]
     pub(super) async fn refuse(&self) -> Result<()> {
         let steps = Errand::Steps { id: self.record.key.id.clone(), begun: self.record.created_at };
@@ -302,7 +301,7 @@ impl Attempt {
         self.unknown().await
     }
 
-    /// Whether the transaction in which it was completed has been committed. If not, nobody knows what became of the rest.
+    /// Checks that the transaction of [`complete_in`](Self::complete_in) was committed. Otherwise records that the effect is unknown.
     async fn check_committed(&self) -> Result<()> {
         let found = self.idempotency.send(Errand::Read(self.record.key.clone())).await?;
         let token = self.token.get();
@@ -313,7 +312,7 @@ impl Attempt {
         Err(Error::Unknown { attempted: "commit the result under", name: self.lease.name().clone() })
     }
 
-    /// As [`complete`](Self::complete), for a result that can be read again; of any other nobody knows.
+    /// Completes the request if the result can be read back. Otherwise records that the effect is unknown.
     async fn complete_legibly<T: Serialize + DeserializeOwned>(&self, result: &T) -> Result<()> {
         if let Err(error) = encode_legibly(result, usize::MAX) {
             self.unknown().await?;
@@ -322,7 +321,7 @@ impl Attempt {
         self.complete(result).await
     }
 
-    /// Does the work and records how it ended.
+    /// Runs the work and records how it ended.
     pub(crate) async fn run_work<T, E, F>(self, work: F) -> Result<T, E>
     where
         T: Serialize + DeserializeOwned,
@@ -344,11 +343,11 @@ impl Attempt {
                 Ok(value)
             }
             Ok(Err(error)) => {
-                // If that fails as well, it counts as died.
+                // If this fails as well, the attempt counts as died.
                 if conclusion != Conclusion::Recorded
                     && let Err(error) = self.unknown().await
                 {
-                    tracing::warn!(%error, "it could not be recorded that the outcome of a request is not known");
+                    tracing::warn!(%error, "could not record that the outcome of a request is unknown");
                 }
                 self.release().await;
                 Err(error)
@@ -356,10 +355,10 @@ impl Attempt {
         }
     }
 
-    /// What has been recorded stands; that the lease is given back is for others to be faster.
+    /// Releases the lease early. The record is complete without it.
     pub(super) async fn release(self) {
         if let Err(error) = self.lease.release().await {
-            tracing::debug!(%error, "the lease of an attempt was not given back");
+            tracing::debug!(%error, "could not release the lease of an attempt");
         }
     }
 
@@ -374,7 +373,7 @@ impl Attempt {
     }
 }
 
-/// Without the key, which is nobody else's business.
+/// Omits the key, which may be a secret.
 impl fmt::Debug for Attempt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Attempt").field("number", &self.number()).field("token", &self.token).finish_non_exhaustive()

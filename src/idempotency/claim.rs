@@ -1,4 +1,4 @@
-//! Claiming a key in a transaction.
+//! Claims a key in a transaction.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use crate::backend::Database;
 use crate::backend::records::{self, Claimed, Claiming, Errand, State};
 use crate::error::{Error, Result};
 
-/// How often a claim is looked at that stands one way now and another way then.
+/// How often a claim is read while its state keeps changing.
 const MAX_READS: u32 = 10;
 
 impl Idempotency {
-    /// Claims a key in a transaction of the caller's own. `New` is to be followed by the effect, by
-    /// [`complete`](Claim::complete) and by the commit; after anything else, nothing is to be done in this transaction.
+    /// Claims a key in a transaction of the caller's own. After `New`, write the effect, call
+    /// [`complete`](Claim::complete) and commit; after any other outcome, write nothing in this transaction.
     ///
     /// ```
     /// # use sqlock::Error;
@@ -41,21 +41,21 @@ impl Idempotency {
     /// # }
     /// ```
     ///
-    /// Call it once in a transaction: a second time, before the result is stored, is told in-progress or null. It may be called at
-    /// any time in the transaction, but what was done before it is done again by a duplicate. A rival that is at work is told at
-    /// once, [except as said](Self::run); [`wait`](Self::wait) has no meaning here.
+    /// Call it once in a transaction: a second call, before the result is stored, returns in-progress or null. It may be called at
+    /// any time in the transaction, but a duplicate repeats the statements before it. A duplicate in progress is reported at
+    /// once, [with the exceptions of `run`](Self::run); [`wait`](Self::wait) has no effect here.
     ///
-    /// At REPEATABLE READ and SERIALIZABLE a rival that has committed since this transaction began to read is told by
+    /// At REPEATABLE READ and SERIALIZABLE, a duplicate that committed after this transaction began to read causes
     /// [`RowError::StaleSnapshot`](crate::row::RowError::StaleSnapshot) on PostgreSQL (and on MariaDB with `innodb_snapshot_isolation`): run the transaction again.
     ///
     /// # Errors
     ///
-    /// [`Error::Row`] when this transaction cannot be used for it, or reads from before; [`Error::InvalidKey`],
+    /// [`Error::Row`] when the transaction cannot be used, or reads an older snapshot; [`Error::InvalidKey`],
     /// [`Error::OutOfRange`]; [`Error::Database`], [`Error::Unavailable`], [`Error::NotMigrated`]. Roll back after any.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the transaction as undecided as dropping any of its statements: roll back.
+    /// Dropping the future leaves the transaction in an unknown state, as with any of its statements: roll back.
     pub async fn begin<DB: Database>(
         &self,
         tx: &mut Transaction<'_, DB>,
@@ -99,7 +99,7 @@ impl Idempotency {
                 rival = DB::rival(tx, claim).await.map_err(claim_error::<DB>)?;
                 match rival {
                     Some(found) if found.same => return Ok(Outcome::InProgress),
-                    // One that is ending may have let go of one lock and not of the other.
+                    // A rival that is ending may have released one lock and not the other.
                     found if found.is_some() && found == before => return Ok(Outcome::Mismatch),
                     _ => {}
                 }
@@ -113,10 +113,10 @@ impl Idempotency {
         Ok(Outcome::InProgress)
     }
 
-    /// What another connection sees before the key is claimed. `None`: nothing stands in the way.
+    /// Reads the record on another connection before the claim. Returns `None` when the key can be claimed.
     pub(super) async fn peek(&self, claim: &Claiming) -> Result<Option<Outcome<Infallible, Stored>>> {
         let mut found = self.send(Errand::Peek(claim.key.clone())).await?;
-        // Who has the record locked, and has not claimed it as one can see, is at it for a moment: the sweeper, say.
+        // A lock on the record without a visible claim is short, such as that of the sweeper.
         let mut looks = 1;
         while found.busy && found.fingerprint.is_none() && looks < MAX_READS {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -139,7 +139,7 @@ impl Idempotency {
     }
 }
 
-/// A key that a transaction has claimed. Made by [`Idempotency::begin`].
+/// A key that the caller's transaction has claimed. Made by [`Idempotency::begin`].
 #[derive(Debug)]
 #[must_use = "a claim that is committed without its result is replayed as null"]
 pub struct Claim {
@@ -148,7 +148,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Stores the result, as JSON, for those who come again. Then commit.
+    /// Stores the result, as JSON, for later requests. Then commit.
     ///
     /// # Errors
     ///

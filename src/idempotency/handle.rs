@@ -1,4 +1,4 @@
-//! The way to requests that take effect once, with its settings.
+//! The handle to requests that take effect once, and its settings.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,23 +23,23 @@ use crate::transaction::target::check_transaction;
 /// The table of the records.
 const TABLE: &str = "sqlock_idem";
 
-/// For how long a result is kept unless [`Idempotency::retention`] says otherwise.
+/// How long a result is kept, unless [`Idempotency::retention`] sets it.
 const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// For how long records may be kept: the longest for ever, as far as anybody lives.
+/// The shortest and the longest retention.
 const RETENTION_RANGE: (Duration, Duration) = (Duration::from_millis(1), CENTURY);
 
-/// For how long an attempt is claimed unless [`Idempotency::lease`] says otherwise.
+/// The TTL of an attempt's lease, unless [`Idempotency::lease`] sets it.
 const LEASE_TTL: Duration = Duration::from_secs(30);
 
-/// How long a result may be unless [`Idempotency::result_limit`] says otherwise.
+/// The longest stored result, unless [`Idempotency::result_limit`] sets it.
 const RESULT_LIMIT: usize = 1 << 20;
 
-/// Requests that take effect once, however often they are sent.
+/// Lets requests take effect once, however often they are sent.
 ///
-/// Whoever sends a request chooses a [key](IdempotencyKey) for it and sends it again under the same key when no answer came. The
-/// first one takes effect; each further one is told the result of that. The claim on the key, the effect and the result are
-/// written in one transaction of the application's own database: either all of it is there or nothing, whatever crashes when.
+/// A client chooses a [key](IdempotencyKey) for a request, and sends the request again with the same key when no answer came. The
+/// first request takes effect; each further one receives the first result. The claim on the key, the effect and the result are
+/// written in one transaction of the application's own database, so a crash leaves all of them or none.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -57,7 +57,7 @@ const RESULT_LIMIT: usize = 1 << 20;
 /// let payments = Idempotency::new(&locks).namespace("payments");
 ///
 /// for _ in 0..2 {                                              // a double click
-///     let key = IdempotencyKey::new("alice", "order-17");      // whose it is, and what the client sent
+///     let key = IdempotencyKey::new("alice", "order-17");      // the principal, and the client's key
 ///     let request = Fingerprint::of(["charge", "500"]);
 ///     let outcome = payments
 ///         .run(&pool, &key, &request, async |tx| {
@@ -78,18 +78,18 @@ const RESULT_LIMIT: usize = 1 << 20;
 /// # Two modes
 ///
 /// - **In one transaction**: [`run`](Self::run), or [`begin`](Self::begin) in a transaction of your own. For effects in this
-///   database. A key cannot be left "in progress": what was not committed did not happen.
-/// - **Under a lease**: [`attempt`](Self::attempt) and [`run_leased`](Self::run_leased), for effects elsewhere, at a payment
-///   provider say. The key is claimed by a lease, the provider is called with a [key of its own](crate::idempotency::Attempt::provider_key), and
-///   what is not known to have succeeded or failed is kept and told.
+///   database. A crash cannot leave a key "in progress", because an uncommitted claim does not exist.
+/// - **Under a lease**: [`attempt`](Self::attempt) and [`run_leased`](Self::run_leased), for effects elsewhere, such as at a payment
+///   provider. The key is claimed by a lease, the provider is called with a [key of its own](crate::idempotency::Attempt::provider_key), and
+///   an unknown outcome is kept and reported.
 ///
 /// Use one of them for a namespace, not both.
 ///
-/// # How long
+/// # Retention
 ///
-/// A result is told for the [retention](Self::retention), 24 hours by default, whether or not it has been purged by then. After
-/// that **the key counts as new, and the request would take effect again**: keep results for longer than any client goes on
-/// sending. The [sweeper](crate::sweeper::Sweeper) purges. What was not ended has no expiry: it stays until it is.
+/// A result is replayed for the [retention](Self::retention), 24 hours by default. After
+/// that **the key counts as new, and the request would take effect again**: keep results for longer than any client repeats a
+/// request. The [sweeper](crate::sweeper::Sweeper) purges expired records. A record that has not ended does not expire.
 #[derive(Clone)]
 #[must_use = "nothing is done until a request is run"]
 pub struct Idempotency {
@@ -103,7 +103,7 @@ pub struct Idempotency {
 }
 
 impl Idempotency {
-    /// Records in the database of this client, in the namespace `default`.
+    /// Uses the database of this client, and the namespace `default`.
     pub fn new(locks: &Locks) -> Self {
         Self {
             client: Arc::clone(locks.client()),
@@ -116,49 +116,48 @@ impl Idempotency {
         }
     }
 
-    /// Keys of different namespaces have nothing to do with each other: 1 to 255 bytes of UTF-8 without NUL.
+    /// Sets the namespace: 1 to 255 bytes of UTF-8 without NUL. Keys of different namespaces are independent.
     pub fn namespace(mut self, name: impl Into<String>) -> Self {
         self.namespace = name.into();
         self
     }
 
-    /// For how long a result is told: 24 hours by default; 1 millisecond to 100 years. Counted from the claim, under a lease from the
-    /// result.
+    /// Sets how long a result is replayed: 24 hours by default; 1 millisecond to 100 years. It counts from the claim, under a lease
+    /// from the result.
     pub fn retention(mut self, time: Duration) -> Self {
         self.retention = time;
         self
     }
 
-    /// For how long an attempt [under a lease](Self::attempt) is claimed when nothing is heard of its process: 30 seconds by
-    /// default. As the TTL of a [lease](LeaseRequest::ttl).
+    /// Sets the TTL of the lease of an [attempt](Self::attempt): 30 seconds by default. As [`LeaseRequest::ttl`].
     pub fn lease(mut self, ttl: Duration) -> Self {
         self.lease = ttl;
         self
     }
 
-    /// For how long one waits for another with the same key that is at work: not at all by default, which is told as
-    /// [`Outcome::InProgress`](crate::idempotency::Outcome::InProgress). Who waits holds no connection meanwhile.
+    /// Sets how long a request waits for another one with the same key that is in progress. By default it does not wait and returns
+    /// [`Outcome::InProgress`](crate::idempotency::Outcome::InProgress). A waiting request holds no connection.
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.wait = at_most;
         self
     }
 
-    /// How many bytes a result may have as it is stored: 1 MiB by default.
+    /// Limits the bytes of a stored result: 1 MiB by default.
     pub fn result_limit(mut self, bytes: usize) -> Self {
         self.limit = bytes;
         self
     }
 
-    /// How transactions of [`run`](Self::run) begin, and how often they are run again when they meet a concurrent change.
+    /// Sets how transactions of [`run`](Self::run) begin, and how often they are run again after a concurrent change.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
         self
     }
 
-    /// Makes a token for a principal that is good for one request within `ttl`: for a form that is to be sent once. It is
-    /// used as the [key](IdempotencyKey::issued) of that request, in either mode. Who sends it again, within the
-    /// [retention](Self::retention), is told the result; when the transaction is rolled back, it is as good as before. Who
-    /// sends one that has expired, or that was issued to somebody else, or never, is told [`Outcome::Expired`](crate::idempotency::Outcome::Expired).
+    /// Issues a token to a principal, valid for one request within `ttl`: for a form that is sent once. It is the
+    /// [key](IdempotencyKey::issued) of that request, in either mode. A repeated request within the
+    /// [retention](Self::retention) receives the result; a rollback makes the token valid again. A token that has expired, was issued
+    /// to another principal, or was never issued returns [`Outcome::Expired`](crate::idempotency::Outcome::Expired).
     ///
     /// # Errors
     ///
@@ -166,7 +165,7 @@ impl Idempotency {
     ///
     /// # Cancel safety
     ///
-    /// A token of which nobody learns expires.
+    /// A token that was not received expires.
     pub async fn issue(&self, principal: impl Into<String>, ttl: Duration) -> Result<String> {
         Error::check_range("the TTL of a token", ttl, RETENTION_RANGE.0, RETENTION_RANGE.1)?;
         let token = uuid::Uuid::new_v4().simple().to_string();
@@ -193,13 +192,13 @@ impl Idempotency {
         self.client.run(command).await
     }
 
-    /// Whoever is at work is an owner of its own, so that a duplicate in the same [scope](Owner::scope) does not enter again.
+    /// Requests the lease on a key. Its owner is new, so a duplicate in the same [scope](Owner::scope) does not re-enter.
     pub(super) fn lease_request(&self, key: &FullKey) -> LeaseRequest {
         LeaseRequest::new(Arc::clone(&self.client), lease_name(key)).owner(Owner::random()).ttl(self.lease)
     }
 }
 
-/// The name of the lease on a key.
+/// Returns the name of the lease on a key.
 pub(super) fn lease_name(key: &FullKey) -> String {
     format!("sqlock-idem/{}", key.id)
 }

@@ -1,15 +1,15 @@
-//! Which keys a client is at work on.
+//! The keys of a client's requests in progress.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use crate::backend::records::Claiming;
 
-/// The keys at which this client is at work, with what for: a duplicate in the same process needs no connection to be told.
+/// The keys in progress, with the fingerprint of each request: a duplicate in the same process is found without a connection.
 #[derive(Default)]
 pub(crate) struct InFlight(Mutex<HashMap<String, Vec<u8>>>);
 
-/// Another task of this client is at work on the same key.
+/// Another task of this client runs a request with the same key.
 pub(super) struct Duplicate {
     pub(super) is_same_request: bool,
 }
@@ -27,7 +27,7 @@ impl InFlight {
     }
 }
 
-/// At work on a key.
+/// Removes the key when the request ends.
 pub(super) struct InFlightGuard<'a> {
     in_flight: &'a InFlight,
     id: String,

@@ -1,4 +1,4 @@
-//! What stands in the records: for operators and their tools.
+//! Inspection of the records: for operators and their tools.
 
 use std::fmt;
 
@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::token::FencingToken;
 
 impl Idempotency {
-    /// What has not ended, or of which nobody knows how it has, in order of creation, at most `limit`: attempts
-    /// [under a lease](Self::attempt), those at work included.
+    /// Lists records that have not ended, or whose outcome is unknown, in order of creation, at most `limit`: attempts
+    /// [under a lease](Self::attempt), including those in progress.
     ///
     /// # Errors
     ///
@@ -27,7 +27,7 @@ impl Idempotency {
         Ok(all)
     }
 
-    /// The records of this namespace, in order of creation, at most `limit`.
+    /// Lists the records of this namespace, in order of creation, at most `limit`.
     ///
     /// # Errors
     ///
@@ -40,8 +40,8 @@ impl Idempotency {
         self.list(None, limit).await
     }
 
-    /// For those who look after all of them: the records of some namespace, or of all, in some [state](RecordInfo::state), or
-    /// in any, in order of creation, at most `limit`. In a state that there is not, there are none.
+    /// Lists the records of one namespace or of all, in one [state](RecordInfo::state) or in any, in order of creation, at most
+    /// `limit`. An unknown state has no records.
     ///
     /// # Errors
     ///
@@ -70,8 +70,8 @@ impl Idempotency {
         self.records_in(Some(&self.namespace), state.map(State::as_str), limit).await
     }
 
-    /// Deletes the records of all namespaces whose time has run out, in batches, and tells how many: results that are not told
-    /// any more, and tokens that are not good any more. What has not ended has no such time. The [sweeper](crate::sweeper::Sweeper)
+    /// Deletes the expired records of all namespaces, in batches, and returns how many: results after their retention, and
+    /// expired tokens. A record that has not ended does not expire. The [sweeper](crate::sweeper::Sweeper)
     /// does it as well.
     ///
     /// # Errors
@@ -80,12 +80,12 @@ impl Idempotency {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future ends it after the batch under way.
+    /// Dropping the future ends the purge after the current batch.
     pub async fn purge(&self) -> Result<u64> {
         crate::sweeper::purge_records(&self.client, crate::sweeper::BATCH).await
     }
 
-    /// What stands under a key. `None`: nothing, or nothing that has been committed.
+    /// Returns the committed record of a key, if there is one.
     ///
     /// # Errors
     ///
@@ -103,12 +103,11 @@ impl Idempotency {
         Ok(Some(RecordInfo { steps, ..RecordInfo::of(record) }))
     }
 
-    /// Deletes the record of an attempt that has not ended well, so that the key is as good as new (a token that was issued, as
-    /// good as before): for an operator who has
-    /// found out that nothing took effect. The token says which attempt is meant: `false` when it is not the latest, or the
+    /// Deletes the record of an attempt that is not done, so that its key is free (and an issued token valid again): for an operator
+    /// who has found out that nothing took effect. The token names the attempt. Returns `false` when it is not the latest, or the
     /// request is done.
     ///
-    /// One that is at work is not stopped, but it cannot store its result any more.
+    /// An attempt in progress is not stopped, but it can no longer store its result.
     ///
     /// # Errors
     ///
@@ -116,44 +115,44 @@ impl Idempotency {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves open whether it is deleted. It can be repeated.
+    /// After the future was dropped, the record may be deleted. The call can be repeated.
     pub async fn forget(&self, key: &IdempotencyKey, token: FencingToken) -> Result<bool> {
         let key = key.within(&self.namespace)?;
         let command = Errand::Forget { id: key.id.clone(), token: token.get() };
         let answer = self.client.ask(command).await;
-        // Sent again after a reply that was lost, it finds nothing any more.
+        // A request that is repeated after a lost reply finds no record any more.
         let gone = answer.may_linger && self.send(Errand::Read(key)).await?.records.is_empty();
         Ok(answer.result?.changed > 0 || gone)
     }
 }
 
-/// What stands under a key, as [`Idempotency::inspect`] tells it.
+/// The record of a key.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecordInfo {
-    /// The namespace that it is in.
+    /// The namespace.
     pub namespace: String,
-    /// Whose key it is. `None`: everybody's.
+    /// The principal. `None`: the key is global.
     pub principal: Option<String>,
     /// The key.
     pub key: String,
-    /// How far it has come: `issued`, `started`, `unknown` or `done`.
+    /// The state: `issued`, `started`, `unknown` or `done`.
     pub state: &'static str,
-    /// The token of the latest attempt. `None`: it was done in one transaction.
+    /// The token of the latest attempt. `None`: the request ran in one transaction.
     pub token: Option<FencingToken>,
-    /// How many attempts were made under a lease.
+    /// How many attempts were begun under a lease.
     pub attempts: u32,
-    /// Under what name its attempts hold their lease: `sqlock-idem/` and a digest of the key. While it is
-    /// [held](crate::Locks::inspect), somebody is at work.
+    /// The name of the lease of its attempts: `sqlock-idem/` and a digest of the key. While it is
+    /// [held](crate::Locks::inspect), an attempt is in progress.
     pub lease: String,
-    /// How many bytes the stored result has. `None`: there is none, or it was not asked for.
+    /// The bytes of the stored result. `None`: there is none, or it was not read.
     pub result_bytes: Option<usize>,
-    /// The names of the steps that are done. Empty in a list.
+    /// The names of the finished steps. Empty in a list.
     pub steps: Vec<String>,
-    /// When it was made, by the database's clock.
+    /// When the record was created, by the database's clock.
     pub created_at: chrono::DateTime<chrono::Utc>,
-    /// Until when the result is told, or the token is good, by the database's clock. What has not ended has no such time:
-    /// it is that which it would have if it were done.
+    /// When the result or the token expires, by the database's clock. A record that has not ended does not expire; its time
+    /// is that of a result stored at its creation.
     pub expires_at: chrono::DateTime<chrono::Utc>,
 }
 
@@ -176,7 +175,7 @@ impl RecordInfo {
     }
 }
 
-/// Without the key, which is nobody else's business.
+/// Omits the key, which may be a secret.
 impl fmt::Debug for RecordInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RecordInfo")

@@ -1,4 +1,4 @@
-//! Work that takes effect once elsewhere, under a lease on the key.
+//! Runs work with effects elsewhere once, under a lease on the key.
 
 use std::error::Error as StdError;
 
@@ -16,10 +16,10 @@ use crate::lease::handle::Lease;
 impl Idempotency {
     /// Claims a key under a lease, for an effect elsewhere.
     ///
-    /// The lease is renewed until the attempt has ended. `New` is an [`Attempt`]: the first one for this key, or one that takes
-    /// up what an earlier one has left when its process died ([`number`](Attempt::number) tells). An attempt that
-    /// [does not know](Attempt::unknown) what became of it is not taken up by those who come with the key: they are told
-    /// [`Outcome::Unknown`], and [`resume`](Self::resume) takes it up.
+    /// The lease is renewed until the attempt has ended. `New` is an [`Attempt`]: the first one for this key, or one that continues
+    /// an earlier one whose process died (see [`number`](Attempt::number)). An attempt with an
+    /// [unknown](Attempt::unknown) outcome is not continued by requests with its key, which receive
+    /// [`Outcome::Unknown`], but by [`resume`](Self::resume).
     ///
     /// # Errors
     ///
@@ -27,7 +27,7 @@ impl Idempotency {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives the lease back. The next one takes up what may have been recorded.
+    /// Dropping the future releases the lease. The next attempt continues from the record, if there is one.
     pub async fn attempt(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<Outcome<Attempt, Stored>> {
         let claim = self.claim_request(key, request)?;
         if let Some(known) = self.read_outcome(&claim).await? {
@@ -43,18 +43,18 @@ impl Idempotency {
             }
         };
         let Some(lease) = lease else {
-            // Its fingerprint was not there to be compared before, if it has just begun.
+            // The holder may have begun since, so its fingerprint is compared again.
             return Ok(self.read_outcome(&claim).await?.unwrap_or(Outcome::InProgress));
         };
         self.start(claim, lease, false).await
     }
 
-    /// What the record of a key tells without a lease. `None`: that it may be claimed.
+    /// Reads the outcome of a key without a lease. Returns `None` when the key may be claimed.
     pub(super) async fn read_outcome<N>(&self, claim: &Claiming) -> Result<Option<Outcome<N, Stored>>> {
         let found = self.send(Errand::Read(claim.key.clone())).await?;
         Ok(match found.records.into_iter().next() {
             None => claim.issued.then_some(Outcome::Expired),
-            // Somebody is at work, or has died: the lease tells.
+            // The lease shows whether that attempt is in progress or has died.
             Some(record) if record.state == State::Started && record.fingerprint == claim.fingerprint => None,
             Some(record) => recorded_outcome(claim, record),
         })
@@ -75,22 +75,22 @@ impl Idempotency {
         Ok(recorded_outcome(&claim, record).unwrap_or(Outcome::InProgress))
     }
 
-    /// Does the work [under a lease](Self::attempt), and tells everybody who comes with this key what came of it.
+    /// Runs the work [under a lease](Self::attempt), and replays its result to every later request with this key.
     ///
-    /// When the work succeeds, its result is stored. When it fails, and has not said otherwise itself
-    /// ([`forget`](Attempt::forget)), nobody knows what became of the effect, and the record says so: [`Outcome::Unknown`]. The
+    /// When the work succeeds, its result is stored. When it fails without a call of [`forget`](Attempt::forget), its effect is
+    /// unknown, and the record says so: [`Outcome::Unknown`]. The
     /// same holds for a result that cannot be stored, and for one that was [completed](Attempt::complete_in) in a transaction that
     /// was not committed. When the lease is lost, the work is dropped. Work that panics, or is dropped, counts as died: the next
-    /// one takes it up.
+    /// attempt continues it.
     ///
     /// # Errors
     ///
-    /// The work's own; [`Error::Lost`] when another attempt has taken over, [`Error::Unavailable`] when it could not be recorded
-    /// how it ended: then the record stays as that of an attempt which has died. As [`attempt`](Self::attempt).
+    /// The work's own; [`Error::Lost`] when another attempt has taken over, [`Error::Unavailable`] when the end of the attempt could
+    /// not be recorded: it then counts as died. Otherwise as [`attempt`](Self::attempt).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future is to the record what the death of the process is: the next one takes it up.
+    /// After the future was dropped, the attempt counts as died: the next one continues it.
     pub async fn run_leased<T, E, F>(
         &self,
         key: &IdempotencyKey,
@@ -108,16 +108,16 @@ impl Idempotency {
         }
     }
 
-    /// Takes up all that has not ended, or of which nobody knows how it has, and at which nobody is at work: call it now and
-    /// then from a background task. The work is told by the [key](Attempt::key) what it is about; steps that are done are not done
-    /// again, and the [key for the provider](Attempt::provider_key) is the one that the earlier attempts used.
+    /// Continues all requests that have not ended, or whose outcome is unknown, and that are not in progress: call it regularly
+    /// from a background task. The [key](Attempt::key) identifies the request; finished steps are not
+    /// repeated, and the [key for the provider](Attempt::provider_key) is that of the earlier attempts.
     ///
-    /// One that fails does not keep the others from being taken up. What came over HTTP is resumed by
-    /// `IdempotencyLayer::resume`, whose work makes responses.
+    /// A failed request does not stop the others. `IdempotencyLayer::resume` resumes requests that came over HTTP; its work makes
+    /// responses.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`], [`Error::NotMigrated`], of this crate's own statements; the work's own are counted.
+    /// [`Error::Unavailable`], [`Error::NotMigrated`], of this crate's own statements. Errors of the work are counted.
     ///
     /// # Cancel safety
     ///
@@ -151,7 +151,7 @@ impl Idempotency {
     }
 }
 
-/// What came of [`Idempotency::resume`].
+/// The result of [`Idempotency::resume`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Resumed {
@@ -159,6 +159,6 @@ pub struct Resumed {
     pub done: u64,
     /// How many failed.
     pub failed: u64,
-    /// At how many somebody else is at work.
+    /// How many are in progress elsewhere.
     pub at_work: u64,
 }

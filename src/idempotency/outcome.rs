@@ -1,4 +1,4 @@
-//! What becomes of a request, and its stored result.
+//! The outcome of a request, and its stored result.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -9,28 +9,28 @@ use serde::de::DeserializeOwned;
 use crate::backend::records::{Claiming, Record, State};
 use crate::error::{Error, Result};
 
-/// What becomes of a request that comes with a key. `N`: what there is when it is the first one; `R`: what is told to others.
+/// The outcome of a request with a key. `N` is the value of the first request; `R` that of later ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "whether the request took effect, now or before, is told by this"]
+#[must_use = "the outcome says whether the request took effect"]
 #[non_exhaustive]
 pub enum Outcome<N, R = N> {
-    /// It was the first one with this key.
+    /// The request was the first with this key.
     New(N),
-    /// Another one with this key has taken effect before; this is its result.
+    /// An earlier request with this key took effect; this is its result.
     Replay(R),
-    /// Another one with this key is at work.
+    /// Another request with this key is in progress.
     InProgress,
-    /// Another one with this key, at work or done, asked for something else. Whoever sent it uses keys wrongly.
+    /// Another request with this key, in progress or done, has a different fingerprint. The client reuses keys.
     Mismatch,
-    /// It came with a token that is not good: expired, or issued to somebody else, or never.
+    /// The token of the request is not valid: expired, issued to another principal, or never issued.
     Expired,
-    /// Another one with this key has ended, and nobody knows whether it took effect. It will have to be
+    /// An earlier request with this key has ended, and its effect is unknown. It must be
     /// [resumed](crate::idempotency::Idempotency::resume), or [forgotten](crate::idempotency::Idempotency::forget).
     Unknown,
 }
 
 impl<T> Outcome<T> {
-    /// The result, of this request or of the first one. `None`: there is none.
+    /// Returns the result, of this request or of the first one, if there is one.
     pub fn into_value(self) -> Option<T> {
         match self {
             Self::New(value) | Self::Replay(value) => Some(value),
@@ -40,12 +40,12 @@ impl<T> Outcome<T> {
 }
 
 impl<N, R> Outcome<N, R> {
-    /// Whether the result is that of a request that came before.
+    /// Returns whether the result is that of an earlier request.
     pub fn is_replay(&self) -> bool {
         matches!(self, Self::Replay(_))
     }
 
-    /// The same for whoever could have got something else for a new one. (A new one is not; it would be told as in progress.)
+    /// Converts the type of a new request's value. A new request becomes one in progress.
     pub(super) fn without_new<M>(self) -> Outcome<M, R> {
         match self {
             Self::New(_) | Self::InProgress => Outcome::InProgress,
@@ -57,7 +57,7 @@ impl<N, R> Outcome<N, R> {
     }
 }
 
-/// What is told of a request that was not the first one.
+/// Decodes the stored result of a request that is not new.
 pub(super) fn decode_outcome<T: DeserializeOwned>(known: Outcome<Infallible, Stored>) -> Result<Outcome<T>> {
     Ok(match known {
         Outcome::New(never) => match never {},
@@ -69,11 +69,11 @@ pub(super) fn decode_outcome<T: DeserializeOwned>(known: Outcome<Infallible, Sto
     })
 }
 
-/// What a record says to one who comes with a key. `None`: it says nothing, the key can be claimed.
+/// Returns the outcome that a record implies for a request. `None`: the key can be claimed.
 pub(super) fn recorded_outcome<N>(claim: &Claiming, record: Record) -> Option<Outcome<N, Stored>> {
     let expired = record.is_expired();
     match record.state {
-        // Whether it has expired, or was never claimed, or is not meant to be claimed like this.
+        // The token has expired, or the key is a token and the request does not say so.
         State::Issued if claim.issued && !expired => None,
         State::Issued => Some(Outcome::Expired),
         State::Done if expired && claim.issued => Some(Outcome::Expired),
@@ -92,11 +92,11 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// The result. Where a claim was committed without one, it is null.
+    /// Decodes the result, which is null where a claim was committed without one.
     ///
     /// # Errors
     ///
-    /// [`Error::Json`]: it is not of this type.
+    /// [`Error::Json`]: the result is not of this type.
     pub fn get<T: DeserializeOwned>(&self) -> Result<T> {
         decode(self.bytes.as_deref())
     }
@@ -116,7 +116,7 @@ pub(super) fn encode<T: Serialize + ?Sized>(result: &T, limit: usize) -> Result<
     Ok(bytes)
 }
 
-/// What cannot be read again as what it was (no number, too deeply nested) is not stored.
+/// Encodes a result that can be read back. (NaN and too deep nesting cannot.)
 pub(super) fn encode_legibly<T: Serialize + DeserializeOwned>(result: &T, limit: usize) -> Result<Vec<u8>> {
     let bytes = encode(result, limit)?;
     decode::<T>(Some(&bytes))?;

@@ -1,4 +1,4 @@
-//! Work that takes effect once, in a transaction of its own.
+//! Runs work once, in a transaction of its own.
 
 use std::error::Error as StdError;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,38 +19,39 @@ use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::transaction::retry::{AttemptEnd, RetryError};
 
-/// The pauses of one who waits for a duplicate.
+/// The pauses while a duplicate is in progress.
 const IN_PROGRESS_BACKOFF: Backoff = Backoff::between(Duration::from_millis(5), Duration::from_millis(100));
 
 impl Idempotency {
-    /// Does the work in a transaction of its own, once, and tells everybody who comes with this key what came of it.
+    /// Runs the work once, in a transaction of its own, and replays its result to every later request with this key.
     ///
-    /// A claim on the key is the transaction's first statement, the work's own follow, then its result is stored as JSON, and the
-    /// transaction commits. When the work fails, all of it is rolled back and the key is as good as new. When the
-    /// transaction meets a concurrent change, or its connection is lost while it commits, it is run again from the claim, which
-    /// tells whether there is anything left to do ([`retry`](Self::retry) bounds that; what a closure must keep to is
-    /// told [there](crate::retry::Retry)).
+    /// The claim on the key is the transaction's first statement, the work's own follow, then the result is stored as JSON, and the
+    /// transaction commits. When the work fails, everything is rolled back and the key is free. After a concurrent change, or a lost
+    /// connection during the commit, the transaction is run again from the claim, which
+    /// shows whether the work has taken effect ([`retry`](Self::retry) limits that; the rules for the closure are those
+    /// [there](crate::retry::Retry)).
     ///
-    /// It costs two statements: the claim and the result. On MySQL and MariaDB another connection looks first whether
-    /// somebody is at it, since a claim would wait there (a rival of the same moment is waited for on MySQL). On SQLite
-    /// whoever writes waits for whoever writes, and gives up when that takes longer than the busy timeout; within one process a
-    /// duplicate is told at once.
+    /// It costs two statements: the claim and the result. On MySQL and MariaDB another connection first looks for a duplicate in
+    /// progress, because a claim would wait for it (on MySQL it waits for a duplicate of the same moment). On SQLite
+    /// writers wait for each other, and fail after the busy timeout; within one process a
+    /// duplicate is reported at once.
     ///
     /// # Errors
     ///
     /// [`RetryError::Failed`] with the work's own error, or with one of this crate: [`Error::Unavailable`] and its like,
-    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::ResultTooLarge`], [`Error::Json`] when the result could not be read
-    /// again, [`Error::NotClaimed`] when a deadlock whose error the work ignored has rolled the claim back. Nothing took effect.
-    /// (Also [`Error::Json`] when a stored result is not of the type asked for: that did.) [`RetryError::Exhausted`]; [`RetryError::CommitUnknown`] when it could not be found out in time: ask
-    /// again with the same key.
+    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::ResultTooLarge`], [`Error::Json`] when the result cannot be read back,
+    /// [`Error::NotClaimed`] when a deadlock whose error the work ignored has rolled the claim back. Nothing took effect.
+    /// (Also [`Error::Json`] when a stored result is not of the requested type: that request did take effect.) [`RetryError::Exhausted`]; [`RetryError::CommitUnknown`] when the outcome could not be found out in time: send the
+    /// request again with the same key.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future rolls back what was not committed. It may have been: ask again with the same key.
+    /// Dropping the future rolls back an uncommitted transaction. To find out whether it was committed, send the request again with the
+    /// same key.
     ///
     /// # Panics
     ///
-    /// When the closure does; the transaction is rolled back then.
+    /// When the closure panics; the transaction is rolled back.
     pub async fn run<DB, T, E, F>(
         &self,
         pool: &Pool<DB>,
@@ -74,7 +75,7 @@ impl Idempotency {
                     Err(error) => Err(error),
                 }
                 .map_err(failed),
-                // One that asks for something else may itself be the one that is refused: the database knows.
+                // Of two different requests the database decides which one is refused.
                 _guard => self.run_until_decided(pool, &claim, &work, &doubt).await,
             };
             let outcome = outcome.map_err(|error| doubt.replace_error(error))?;
@@ -86,7 +87,7 @@ impl Idempotency {
         }
     }
 
-    /// Runs the transaction until it has committed, or something else was decided.
+    /// Runs the transaction until it has committed, or its outcome is decided otherwise.
     async fn run_until_decided<DB, T, E, F>(
         &self,
         pool: &Pool<DB>,
@@ -113,7 +114,7 @@ impl Idempotency {
             match self.retry.attempt(pool, transaction, false).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(AttemptEnd::Conflict(last)) => attempts.next_attempt(last).await.map_err(into_retry_error)?,
-                // The next attempt reads the claim and so settles the doubt. Without a next attempt the caller gets the doubt.
+                // The next attempt reads the claim, which shows the outcome. Without a next attempt the caller gets `CommitUnknown`.
                 Err(AttemptEnd::EndedByWork(source)) => {
                     doubt.record(source, true);
                     attempts.next_attempt(RunError::Sqlock(Error::NotClaimed)).await.map_err(into_retry_error)?;
@@ -132,7 +133,7 @@ impl Idempotency {
         }
     }
 
-    /// What happens in the transaction.
+    /// Claims the key, runs the work and stores its result.
     async fn run_in_transaction<DB, T, E, F>(
         &self,
         tx: &mut Transaction<'_, DB>,
@@ -148,9 +149,9 @@ impl Idempotency {
     {
         let outcome = self.claim_key(tx, claim).await.map_err(RunError::Sqlock)?;
         match &outcome {
-            // It may be the commit that is in doubt.
+            // The transaction whose commit is in doubt may be in progress.
             Outcome::InProgress => {}
-            // The claim of this call's own, which a statement of the work has committed, with what the work had done by then.
+            // A statement of the work has committed this call's own claim, with a part of the work.
             Outcome::Replay(Stored { bytes: None }) if doubt.is_ended_by_work() => {
                 records::mark_unknown::<DB>(tx, &claim.key.id)
                     .await
@@ -176,7 +177,7 @@ fn failed<E: From<Error> + StdError + 'static>(error: Error) -> RetryError<E> {
     RetryError::Failed(error.into())
 }
 
-/// Whose error ended a transaction.
+/// The error that ended a transaction: of this crate, or of the work.
 #[derive(Debug, thiserror::Error)]
 enum RunError<E: StdError + 'static> {
     #[error(transparent)]
@@ -211,13 +212,13 @@ fn into_retry_error<E: From<Error> + StdError + 'static>(error: RetryError<RunEr
     }
 }
 
-/// A commit of one call, of which it is not known whether it took effect: the first one, until a later attempt has read the claim.
+/// The first commit of a call whose outcome is unknown, until a later attempt has read the claim.
 #[derive(Default)]
 struct CommitDoubt(Mutex<Option<UnknownCommit>>);
 
 struct UnknownCommit {
     source: sqlx::Error,
-    /// A statement of the work has ended the transaction.
+    /// Whether a statement of the work has ended the transaction.
     ended_by_work: bool,
 }
 
@@ -238,7 +239,7 @@ impl CommitDoubt {
         self.lock().as_ref().is_some_and(|doubtful| doubtful.ended_by_work)
     }
 
-    /// Replaces an error that says that nothing took effect while the doubt is open.
+    /// Replaces an error that would say that nothing took effect, while the doubt is open.
     fn replace_error<E: StdError + 'static>(&self, error: RetryError<E>) -> RetryError<E> {
         self.lock().take().map_or(error, |UnknownCommit { source, .. }| RetryError::CommitUnknown { source })
     }
