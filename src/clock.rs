@@ -1,7 +1,7 @@
 //! The local clock that deadlines are kept on.
 //!
 //! [`std::time::Instant`] stands still while a Linux machine sleeps (it is `CLOCK_MONOTONIC`), so a laptop or a migrated
-//! virtual machine would wake up believing in a lease that ended hours ago. `CLOCK_BOOTTIME` goes on counting.
+//! virtual machine would wake up with a lease that ended hours ago. `CLOCK_BOOTTIME` goes on counting.
 
 use std::time::Duration;
 
@@ -39,12 +39,12 @@ impl Moment {
         self.0
     }
 
-    /// The time from now until this moment; zero when it has passed.
+    /// Returns the time from now until this moment; zero when it has passed.
     pub(crate) fn remaining(self) -> Duration {
         self.since(Self::now())
     }
 
-    /// The time from `earlier` until this moment; zero when `earlier` is later.
+    /// Returns the time from `earlier` until this moment; zero when `earlier` is later.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -69,8 +69,8 @@ impl std::ops::Add<Duration> for Moment {
     }
 }
 
-/// How much earlier than the database the holder counts its lease as ended: one percent, since two clocks need not run at the
-/// same rate, and a little for the scheduler.
+/// Returns how much earlier than the database a holder counts its lease as ended: one percent, because two clocks may run at
+/// different rates, and a little for the scheduler.
 pub(crate) fn margin(ttl: Duration) -> Duration {
     ttl / 100 + (ttl / 20).min(MARGIN)
 }
@@ -78,7 +78,7 @@ pub(crate) fn margin(ttl: Duration) -> Duration {
 /// The part of the margin that is for the scheduler.
 pub(crate) const MARGIN: Duration = Duration::from_millis(10);
 
-/// How long a holder may rely on a lease, counted from the moment before the request was sent.
+/// Returns how long a holder may rely on a lease, from the moment before its request was sent.
 pub(crate) fn reliance(ttl: Duration) -> Duration {
     ttl.saturating_sub(margin(ttl))
 }

@@ -1,4 +1,4 @@
-//! The name of a lock: parsed once, valid ever after.
+//! The name of a lock, checked once.
 
 use std::fmt;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl LockName {
         Err(Error::InvalidName { name: name.chars().take(64).collect(), reason })
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

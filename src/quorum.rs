@@ -1,9 +1,9 @@
 //! A lease on a majority of independent databases.
 //!
-//! [`Quorum`] has an example, and says what it buys and what not. Which one when: [the table of calls](crate#which-call).
+//! [`Quorum`] has an example, its benefits and its limits. Which one when: [the table of calls](crate#which-call).
 
-// A request asks all databases at once (`Round`). What is held (`Held`) is counted by the clocks of the leases on the single
-// databases, and tended by a task as long as it is a majority.
+// A request asks all databases at once (`Round`). A held majority (`Majority`) counts the leases on the single databases by their
+// clocks, and a task maintains it.
 mod lease;
 mod majority;
 mod nodes;
@@ -20,11 +20,11 @@ use nodes::Nodes;
 pub use lease::QuorumLease;
 pub use request::QuorumRequest;
 
-/// Several independent databases, a majority of which decides who holds a name: it can be taken, and is kept, while any
+/// Several independent databases, a majority of which grants a name: leases can be acquired and are renewed while any
 /// minority of them is down. Cloning is cheap.
 ///
 /// The databases may be of different kinds. Each is a [`Locks`] client of its own, on a server of its own that shares nothing
-/// with the others: no disk, no replication. Everybody who uses a name must use the same ones.
+/// with the others: no disk, no replication. All clients of a name must use the same databases.
 ///
 /// ```
 /// # async fn example(a: sqlock::Locks, b: sqlock::Locks, c: sqlock::Locks) -> sqlock::Result<()> {
@@ -38,53 +38,54 @@ pub use request::QuorumRequest;
 /// # }
 /// ```
 ///
-/// # What it buys
+/// # Benefits
 ///
-/// Of three databases one may be down, paused, cut off or restarted, and names are taken, kept and given back as before, with
-/// no failover to wait for. One database with a *synchronous* standby survives the loss of a server as well, and for most it is
-/// the better choice: it costs one round trip instead of two or three, its queue is fair, and its
-/// [fence](crate::Lease::fence) protects data. Choose a quorum where there is no such cluster, or where the time of its failover is too long,
-/// or where the lock must not depend on any one kind of database.
+/// Of three databases one may be down, paused, cut off or restarted, and names are acquired, renewed and released as before,
+/// without a failover. One database with a *synchronous* standby survives the loss of a server as well, and is
+/// usually the better choice: it costs one round trip instead of two or three, its queue is fair, and its
+/// [fence](crate::Lease::fence) protects data. Choose a quorum where there is no such cluster, or its failover takes too long,
+/// or the lock must not depend on one kind of database.
 ///
-/// # What it does not
+/// # Limits
 ///
-/// - **No fence.** A fence keeps others from the name on *one* database until a transaction there has ended, and a majority of
-///   the others may grant the name meanwhile. So data is protected by [tokens](QuorumLease::token): whoever receives them must
+/// - **No fence.** A fence keeps other owners from the name on *one* database until a transaction there has ended, and a majority of
+///   the others may grant the name meanwhile. So [tokens](QuorumLease::token) protect data: the receiver must
 ///   *first* record the token as the highest it has seen (and refuse a lower one), *then* read, then write.
-/// - **No queue.** Who waits asks again, at random intervals. Of one process, those who wait with the same quorum (or a clone)
-///   come in order; between processes there is no order.
-/// - **No re-entrance.** Inside an [`Owner::scope`](crate::Owner::scope), too, a second request for a name waits for the first.
-/// - **It trusts clocks to run at about the same rate**, as every lease does: one percent of the TTL is held back.
-/// - **It costs** two statements on each database to acquire, one after the other, as late as the slowest of the faster half;
+/// - **No queue.** Waiters ask again, at random intervals. Waiters of one process with the same quorum (or a clone)
+///   are served in order; between processes there is no order.
+/// - **No re-entrance.** Also inside an [`Owner::scope`](crate::Owner::scope), a second request for a name waits for the first.
+/// - **Clocks must run at about the same rate**, as for every lease: the holder counts one percent of the TTL less.
+/// - **Cost**: two statements in sequence on each database to acquire, as slow as the slowest database of the majority;
 ///   a renewal on each, and a release on each.
 ///
 /// # The token
 ///
-/// The token is the highest that the majority granted, *T*, and it is written back: each of the databases that granted a lower one has it
-/// raised to *T* in the row, and only when a majority has *T* (or more) there, durably, the name counts as held.
+/// The token is the highest that the majority granted, *T*, and it is written back: each database that granted a lower token raises
+/// it to *T* in the row, and the name counts as held only when a majority has *T* (or more), durably.
 ///
 /// So tokens only rise: two majorities have a database in common. There the row had at least *T* when the earlier holder's
-/// lease ended, and a row's token only rises, so the later holder was granted more than *T* there, and its own token is the highest of
-/// what it was granted. Without the second round this fails: with *a* far ahead of *b* and *c*, tokens 100 (from *a* and *b*) and then 7 (from
-/// *b* and *c*) would be told.
+/// lease ended, and a row's token only rises, so the later holder was granted more than *T* there, and its own token is the highest
+/// that it was granted. Without the second round this fails: with *a* far ahead of *b* and *c*, the tokens would be 100 (from *a* and
+/// *b*) and then 7 (from *b* and *c*).
 ///
-/// A database that has *lost* its rows (its disk was replaced, or commits were lost) can break this, as it can break exclusion:
-/// what it forgot it may grant again. Rows are durable, so a restart forgets nothing. Where a database runs with relaxed durability,
-/// give it time to let all that it may have forgotten run out: [`rejoin_after`](Self::rejoin_after). One that was set up anew must
-/// stay away for the longest TTL in use, and its tokens are above all earlier ones if its clock is right.
+/// A database that has *lost* rows (its disk was replaced, or commits were lost) can break this, as it can break exclusion:
+/// it may grant a lost lease again. Rows are durable, so a restart loses nothing. A database with relaxed durability
+/// must stay out of the quorum until all leases that it may have lost have expired: [`rejoin_after`](Self::rejoin_after). A new
+/// database must stay out for the longest TTL in use, and its tokens are above all earlier ones if its clock is right.
 #[derive(Clone)]
 pub struct Quorum {
     nodes: Arc<Nodes>,
 }
 
 impl Quorum {
-    /// A majority of these: two of three, three of four or five. With an even number one is as good as with one less.
+    /// Requires a majority of the databases: two of three, three of four or five. An even number tolerates no more failures than the
+    /// odd number below it.
     pub fn new(nodes: impl IntoIterator<Item = Locks>) -> Self {
         Self::with_nodes(nodes, false)
     }
 
-    /// Every one of these: for a name that must be held in several databases at once. It is lost as soon as it is lost in any of them,
-    /// and cannot be had while any is out of reach.
+    /// Requires all of the databases: for a name that must be held in several databases at once. The lease is lost as soon as it is
+    /// lost on one of them, and cannot be acquired while one is unavailable.
     pub fn all(nodes: impl IntoIterator<Item = Locks>) -> Self {
         Self::with_nodes(nodes, true)
     }
@@ -94,19 +95,19 @@ impl Quorum {
         Self { nodes: Arc::new(Nodes { locks, all, rejoin_after: None, turns: Mutex::default() }) }
     }
 
-    /// A database whose server has been up for less than this does not vote: for servers that may forget what they have
-    /// granted when they crash (`fsync = off` on PostgreSQL, `innodb_flush_log_at_trx_commit` other than 1 on MySQL and
-    /// MariaDB). Make it longer than the longest TTL in use.
+    /// Excludes a database whose server has been up for less than this: for servers that may lose commits
+    /// in a crash (`fsync = off` on PostgreSQL, `innodb_flush_log_at_trx_commit` other than 1 on MySQL and
+    /// MariaDB). Set it to more than the longest TTL in use.
     ///
-    /// The server is asked for its uptime with each acquisition, which its wall clock tells: a clock that jumps ahead makes it
-    /// too long. It says nothing about SQLite, where there is no server: a file with `synchronous = OFF` has no place here.
+    /// Each acquisition asks the server for its uptime, which depends on its wall clock: a clock that jumps ahead makes it
+    /// too long. SQLite has no server and no uptime: do not use a file with `synchronous = OFF` in a quorum.
     pub fn rejoin_after(self, up: Duration) -> Self {
         let Nodes { locks, all, .. } = &*self.nodes;
         let nodes = Nodes { locks: locks.clone(), all: *all, rejoin_after: Some(up), turns: Mutex::default() };
         Self { nodes: Arc::new(nodes) }
     }
 
-    /// A request for the lease on a name: 1 to 255 bytes of UTF-8 without NUL.
+    /// Requests the lease on a name: 1 to 255 bytes of UTF-8 without NUL.
     pub fn lease(&self, name: impl Into<String>) -> QuorumRequest {
         QuorumRequest::new(Arc::clone(&self.nodes), name.into())
     }

@@ -13,11 +13,11 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::token::FencingToken;
 
-/// A lease that is held on a majority of databases: proof that nobody else has the name on a majority, for as long as
+/// A lease that is held on a majority of databases: proof that no other owner holds the name on a majority, for as long as
 /// [`is_held`](Self::is_held).
 ///
-/// It is renewed on each of them in the background. One that was down, or has been restarted, is asked again at about every third of the
-/// TTL and made part of it. [`release`](Self::release) it to learn whether it lasted; dropping it releases it too, in the
+/// It is renewed on each database in the background. A database that was down is asked again at about every third of the
+/// TTL and joins the lease. [`release`](Self::release) says whether it was held to the end; dropping it releases it too, in the
 /// background.
 #[must_use = "a lease that is dropped is released at once"]
 pub struct QuorumLease {
@@ -34,45 +34,45 @@ impl QuorumLease {
         self.majority.loss_error(cause)
     }
 
-    /// The name that is held.
+    /// Returns the held name.
     pub fn name(&self) -> &LockName {
         &self.majority.name
     }
 
-    /// The fencing token of this holding: greater than that of every earlier holding of the name by a majority of the same
-    /// databases. How, is told at [`Quorum`](crate::quorum::Quorum). It stays the same until the lease ends.
+    /// Returns the fencing token: greater than that of every earlier lease on the name by a majority of the same
+    /// databases, as [`Quorum`](crate::quorum::Quorum) explains. It stays the same until the lease ends.
     ///
-    /// Send it along with every effect, and let the receiver *first* record it as the highest it has seen and refuse a lower one,
+    /// Send it along with every effect. The receiver must *first* record it as the highest it has seen and refuse a lower one,
     /// *then* read, then write on condition that it is still the highest.
     pub fn token(&self) -> FencingToken {
         self.majority.token
     }
 
-    /// Who holds, one and the same on all databases, as [`Locks::inspect`](crate::Locks::inspect) tells it there. It does not enter
-    /// again.
+    /// Returns the owner, which is the same on all databases and shown by [`Locks::inspect`](crate::Locks::inspect). It does not
+    /// re-enter.
     pub fn owner(&self) -> Owner {
         self.majority.owner
     }
 
-    /// Whether a majority is certainly still ours. Local: it reads a clock and does no I/O.
+    /// Returns whether the majority is certainly still held. It reads a clock and does no I/O.
     ///
-    /// It turns `false` before a majority could be granted to another, also if this process was stopped or the machine slept
+    /// It turns `false` before a majority could be granted to another owner, also if this process was stopped or the machine slept
     /// in between, and never turns `true` again.
     pub fn is_held(&self) -> bool {
         self.majority.is_held()
     }
 
-    /// For how much longer a majority is safe without a renewal. Zero when it is lost.
+    /// Returns how much longer the majority is safe without a renewal. Zero when it is lost.
     pub fn remaining(&self) -> Duration {
         self.majority.remaining()
     }
 
-    /// On how many of the databases it is held at this moment. Local, as [`is_held`](Self::is_held).
+    /// Returns on how many databases the lease is held now. It does no I/O.
     pub fn votes(&self) -> usize {
         self.majority.votes()
     }
 
-    /// Completes when the majority is lost, with the reason. Pending for ever while it is held.
+    /// Waits until the majority is lost, and returns the cause. Pending for ever while it is held.
     ///
     /// # Cancel safety
     ///
@@ -86,11 +86,11 @@ impl QuorumLease {
     /// # Errors
     ///
     /// [`Error::Lost`] when it has ended, [`Error::OutOfRange`], or [`Error::Unavailable`] when fewer than a majority could
-    /// be extended: the lease is then as good as before, or better.
+    /// be extended: the lease is then unchanged, or longer on some of them.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future does no harm; the extension may or may not take place.
+    /// After the future was dropped, the extension may take place.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
         let mut extensions = JoinSet::new();
         for extension in self.majority.start_extension(ttl)? {
@@ -106,16 +106,16 @@ impl QuorumLease {
             }
         }
         self.majority.check()?;
-        let reason = format!("{extended} of {asked} databases have done so, and {} must", self.majority.needed);
+        let reason = format!("{extended} of {asked} databases have extended it, and {} must", self.majority.needed);
         Err(Error::Unavailable { attempted: "extend a lease", reason, source: None })
     }
 
-    /// Gives the lease back everywhere, and tells whether a majority had been ours to the end. It returns when a majority has
-    /// confirmed it; the others are told in the background.
+    /// Releases the lease everywhere, and returns an error if the majority was not held to the end. It returns when a majority has
+    /// confirmed the release; the others follow in the background.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: it had ended before. [`Error::Unavailable`]: so many databases could not be told that it is not known; the
+    /// [`Error::Lost`]: it had ended before. [`Error::Unavailable`]: the release failed on too many databases; the
     /// name is free after the TTL at the latest.
     ///
     /// # Cancel safety
@@ -150,7 +150,7 @@ impl QuorumLease {
 
 impl Drop for QuorumLease {
     fn drop(&mut self) {
-        // The leases go back by being dropped.
+        // Dropping the leases releases them.
         drop(self.majority.take_leases());
     }
 }

@@ -1,4 +1,4 @@
-//! What is held on a majority, by the clocks of the leases on the single databases.
+//! A held majority, counted by the clocks of the leases on the single databases.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -19,19 +19,18 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::token::FencingToken;
 
-/// A majority, as its holder may see it.
 pub(super) struct Majority {
     pub(super) name: LockName,
     pub(super) token: FencingToken,
-    /// One and the same on all databases.
+    /// The same on all databases.
     pub(super) owner: Owner,
-    /// How many make a majority.
+    /// How many databases make a majority.
     pub(super) needed: usize,
     votes: Mutex<Votes>,
     ended: Notify,
 }
 
-/// What has become of the majority. It begins held and ends once, in one of the other ways.
+/// The status of a majority, which ends once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Held,
@@ -40,7 +39,7 @@ enum Status {
 }
 
 struct Votes {
-    /// For each database: the lease there, if there is one.
+    /// The lease on each database, if there is one.
     leases: Vec<Option<Lease>>,
     status: Status,
 }
@@ -71,13 +70,13 @@ impl Majority {
         Error::Lost { name: self.name.clone(), token: self.token, cause }
     }
 
-    /// On how many databases it is held.
+    /// Returns on how many databases the lease is held.
     pub(super) fn votes(&self) -> usize {
         let votes = self.update();
         if votes.status == Status::Held { votes.count() } else { 0 }
     }
 
-    /// Until the first moment at which fewer than a majority are safe.
+    /// Returns the time until fewer leases than a majority are safe.
     pub(super) fn remaining(&self) -> Duration {
         let votes = self.update();
         if votes.status != Status::Held {
@@ -88,7 +87,7 @@ impl Majority {
         left.get(self.needed - 1).copied().unwrap_or_default()
     }
 
-    /// Completes when it is lost.
+    /// Waits until the majority is lost.
     pub(super) async fn lost(&self) -> LossCause {
         loop {
             let ended = self.ended.notified();
@@ -98,12 +97,12 @@ impl Majority {
             if let Status::Lost(cause) = self.update().status {
                 return cause;
             }
-            // The task that tends it wakes us. Should that not get to run, a look at the clock now and then does.
+            // The maintaining task notifies. If it cannot run, the clock check ends the wait.
             let _ = timeout(self.remaining().min(CLOCK_CHECK_INTERVAL), ended).await;
         }
     }
 
-    /// Extensions of all its leases, on their way.
+    /// Starts the extension of all leases.
     pub(super) fn start_extension(
         &self,
         ttl: Duration,
@@ -121,7 +120,7 @@ impl Majority {
         Ok(extensions)
     }
 
-    /// Ends it as given back: these leases go with it.
+    /// Ends the majority as released, and returns its leases.
     pub(super) fn take_leases(&self) -> Result<Vec<Lease>> {
         let mut votes = self.update();
         match votes.status {
@@ -144,17 +143,16 @@ impl Majority {
         }
     }
 
-    /// Makes a lease on another database part of it. It comes too late for a majority that had been lost without it: in between
-    /// somebody else may have had that.
+    /// Adds the lease on another database. It cannot revive a lost majority, which another owner may have held since.
     fn add_vote(&self, (node, lease): Vote) {
         let mut votes = self.update();
         let unused = if votes.status == Status::Held { votes.leases[node].replace(lease) } else { Some(lease) };
-        // Never while the votes are locked: giving back is somebody else's business.
+        // Leases are dropped without the lock, because their release locks other state.
         drop(votes);
         drop(unused);
     }
 
-    /// Which databases it is not held on. What has ended there is cleared away.
+    /// Returns the databases without a lease, and removes ended leases.
     fn missing_nodes(&self) -> Vec<usize> {
         let mut votes = self.update();
         let mut ended = Vec::new();
@@ -170,7 +168,7 @@ impl Majority {
         missing
     }
 
-    /// Completes when it has ended, or has been lost on one of the databases.
+    /// Waits until the majority has ended, or a lease on one database is lost.
     async fn wait_for_change(&self) {
         let ended = self.ended.notified();
         tokio::pin!(ended);
@@ -194,7 +192,7 @@ impl Majority {
         .await;
     }
 
-    /// The votes, counted up to this moment.
+    /// Locks the votes, and updates the status as of now.
     fn update(&self) -> MutexGuard<'_, Votes> {
         let mut votes = self.votes.lock().unwrap_or_else(PoisonError::into_inner);
         if votes.status == Status::Held && votes.count() < self.needed {
@@ -212,7 +210,7 @@ impl Votes {
         self.leases.iter().flatten().filter(|lease| lease.is_held()).count()
     }
 
-    /// Why there are not enough of them: time, unless there was something else.
+    /// Returns the cause of a lost majority: that of a lease, or else expiry.
     fn cause(&self) -> LossCause {
         let causes = self.leases.iter().flatten().filter(|lease| !lease.is_held()).map(Lease::loss_cause);
         causes.fold(LossCause::Expired, |cause, other| if cause == LossCause::Expired { other } else { cause })
@@ -223,7 +221,7 @@ impl Votes {
     }
 }
 
-/// Looks after it until it ends: takes in the votes that come late, and asks those who did not vote, or have forgotten, again.
+/// Maintains a majority until it ends: adds late votes, and asks databases without a lease again.
 pub(super) async fn maintain(majority: Arc<Majority>, mut round: Round) {
     let period = (round.options.ttl / 3).max(Duration::from_millis(1));
     let within = round.options.node_timeout().max(period);
@@ -246,6 +244,6 @@ pub(super) async fn maintain(majority: Arc<Majority>, mut round: Round) {
             majority.add_vote((node, lease));
         }
     }
-    // What is left of it is nobody's use.
+    // Releases the remaining leases.
     drop(majority.take_leases());
 }

@@ -1,4 +1,4 @@
-//! The databases of a quorum, and what is asked of each.
+//! The databases of a quorum, and the options of a lease on each.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -10,17 +10,17 @@ use crate::error::{Error, Result};
 use crate::locks::Locks;
 use crate::name::LockName;
 
-/// What all clones of a quorum have in common.
+/// The state that all clones of a quorum share.
 pub(super) struct Nodes {
     pub(super) locks: Vec<Locks>,
     pub(super) all: bool,
     pub(super) rejoin_after: Option<Duration>,
-    /// Who waits in this process asks in turn.
+    /// One lock for each name, with which the waiters of this process take turns.
     pub(super) turns: Mutex<HashMap<LockName, Weak<tokio::sync::Mutex<()>>>>,
 }
 
 impl Nodes {
-    /// How many must agree.
+    /// Returns how many databases must grant a name.
     pub(super) fn needed(&self) -> usize {
         if self.all { self.locks.len() } else { self.locks.len() / 2 + 1 }
     }
@@ -28,18 +28,18 @@ impl Nodes {
     pub(super) fn check(&self) -> Result<()> {
         let refuse = |reason| Err(Error::Unsupported { what: "a quorum", reason });
         if self.locks.is_empty() {
-            return refuse("there are no databases in it");
+            return refuse("it has no databases");
         }
-        let twice = |(i, locks): (usize, &Locks)| {
+        let is_repeated = |(i, locks): (usize, &Locks)| {
             self.locks.iter().skip(i + 1).any(|other| Arc::ptr_eq(locks.client(), other.client()))
         };
-        if self.locks.iter().enumerate().any(twice) {
-            return refuse("the same client is in it twice, and would vote twice");
+        if self.locks.iter().enumerate().any(is_repeated) {
+            return refuse("it has the same client twice, which would vote twice");
         }
         Ok(())
     }
 
-    /// Waits until nobody of this process who came before is asking for the name.
+    /// Waits until no earlier waiter of this process asks for the name.
     pub(super) async fn turn(&self, name: &LockName) -> OwnedMutexGuard<()> {
         let turn = {
             let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,7 +52,7 @@ impl Nodes {
     }
 }
 
-/// What a lease is to be on each database.
+/// The options of the lease on each database.
 #[derive(Clone)]
 pub(super) struct QuorumOptions {
     pub(super) ttl: Duration,
@@ -62,7 +62,7 @@ pub(super) struct QuorumOptions {
 }
 
 impl QuorumOptions {
-    /// How long one database may take to answer.
+    /// Returns how long a database may take to answer.
     pub(super) fn node_timeout(&self) -> Duration {
         self.node_timeout.unwrap_or((self.ttl / 6).min(Duration::from_secs(1)))
     }

@@ -17,7 +17,7 @@ use crate::lease::run::while_held;
 use crate::name::LockName;
 use crate::owner::Owner;
 
-/// How often a request that does not wait asks again when it got some votes and others got the rest.
+/// How often a try asks again when the votes are split.
 const MAX_ATTEMPTS: u32 = 4;
 
 /// A request for a lease on a majority, made with [`Quorum::lease`](crate::quorum::Quorum::lease). Nothing is sent until one of
@@ -37,55 +37,54 @@ impl QuorumRequest {
         Self { nodes, name, options, wait: None }
     }
 
-    /// How long the lease outlives its last renewal on each database: see [`LeaseRequest::ttl`](crate::LeaseRequest::ttl). 30 seconds by default.
+    /// Sets how long the lease outlives its last renewal on each database: see [`LeaseRequest::ttl`](crate::LeaseRequest::ttl). 30 seconds by default.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = ttl;
         self
     }
 
-    /// Waits at most this long, for everything together, then fails with [`Error::Timeout`]. Zero asks once. Without it,
-    /// [`acquire`](Self::acquire) waits for as long as it takes.
+    /// Limits the whole wait; at the limit, [`acquire`](Self::acquire) fails with [`Error::Timeout`]. Zero tries once. Without a
+    /// limit it waits for as long as it takes.
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.wait = Some(at_most);
         self
     }
 
-    /// Whether the lease is renewed in the background, and taken anew on databases that come back. `true` by default.
+    /// Sets whether the lease is renewed in the background, and acquired again on databases that come back. `true` by default.
     /// Otherwise it ends after its TTL unless [`extend`](QuorumLease::extend) is called.
     pub fn renew(mut self, renew: bool) -> Self {
         self.options.renew = renew;
         self
     }
 
-    /// A note for people, shown by [`Locks::list`](crate::Locks::list) on each database. At most 255 bytes.
+    /// Sets a note for people, shown by [`Locks::list`](crate::Locks::list) on each database. At most 255 bytes.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.options.label = label.into();
         self
     }
 
-    /// How long one database may take to answer before it is done without. By default a sixth of the TTL, at most one
-    /// second. The longer it is, the less is left of the lease when it is had; a database that is slower than this counts as down.
+    /// Sets how long a database may take to answer before it counts as down. By default a sixth of the TTL, at most one
+    /// second. A longer limit leaves less of the lease after a slow acquisition.
     pub fn node_timeout(mut self, at_most: Duration) -> Self {
         self.options.node_timeout = Some(at_most);
         self
     }
 
-    /// Acquires the lease on a majority, waiting while somebody else has it.
+    /// Acquires the lease on a majority, and waits while another owner holds it.
     ///
-    /// Those of this process who wait for a name take turns in the order in which they came; between processes whoever asks at the
-    /// right moment gets it.
+    /// Waiters of this process take turns in the order of their arrival; between processes there is no order.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] when [`wait`](Self::wait) ran out; [`Error::Unavailable`] when so many databases could not be
-    /// reached that the others are no majority (for 3 seconds, or until the wait ran out); [`Error::Unsupported`] when there are
-    /// no databases, or the same client is there twice; an error for bad input or [`Error::NotMigrated`] when it is one of those that keep a
-    /// majority from being had.
+    /// [`Error::Timeout`] when the limit of [`wait`](Self::wait) was reached; [`Error::Unavailable`] when too few databases for a
+    /// majority could be reached (for 3 seconds, or until the limit of the wait); [`Error::Unsupported`] when there are
+    /// no databases, or the same client is there twice; an error for bad input or [`Error::NotMigrated`] when it prevents a
+    /// majority.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind on any database: what was granted, and what is granted by an answer that is still on
-    /// its way, is released in the background.
+    /// Dropping the future leaves nothing behind on any database: all grants, also those that arrive later, are released in the
+    /// background.
     pub async fn acquire(self) -> Result<QuorumLease> {
         let start = Instant::now();
         let name = self.check()?;
@@ -94,7 +93,7 @@ impl QuorumRequest {
         let turn = self.nodes.turn(&name);
         let _turn = match left() {
             None => turn.await,
-            // One who asks once does not wait for others, and still asks.
+            // A try does not wait for its turn.
             Some(Duration::ZERO) => {
                 return self.attempt(&name, None).await?.map_err(|refused| match refused {
                     NotAcquired::Taken { .. } => timed_out(),
@@ -114,7 +113,7 @@ impl QuorumRequest {
                 Ok(lease) => return Ok(lease),
                 Err(refused) => refused,
             };
-            // An attempt that was cut short says nothing about the databases, unless they have had time to answer.
+            // An attempt at the limit of the wait says nothing about the databases, unless they had time to answer.
             let cut_short =
                 left().is_some_and(|left| left.is_zero()) && attempted.elapsed() < self.options.node_timeout();
             match refused {
@@ -140,10 +139,10 @@ impl QuorumRequest {
         }
     }
 
-    /// Acquires the lease if a majority grants it now. `Ok(None)`: somebody else has it, or is about to.
+    /// Acquires the lease if a majority grants it now. Returns `None` when another owner holds it, or is about to.
     ///
-    /// Of several who try a free name at the same moment, each may get the vote of another database. Then they
-    /// try again a few times, at random intervals; it may still happen that none gets it.
+    /// Several clients that try a free name at the same moment may split the votes. Then they
+    /// try again a few times, at random intervals; possibly none of them acquires it.
     ///
     /// # Errors
     ///
@@ -167,12 +166,12 @@ impl QuorumRequest {
         }
     }
 
-    /// Acquires the lease, does the work while it lasts, and releases it. The work is dropped at its next await point
-    /// when the lease is lost. Work that was held up until after the deadline, as when the process was stopped, is not polled again.
+    /// Acquires the lease, runs the work while it is held, and releases it. When the lease is lost, the work is dropped at its next
+    /// await point. Work that is delayed past the deadline, as by a stopped process, is not polled again.
     ///
     /// # Errors
     ///
-    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the lease did not last until the work was done.
+    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the lease ended before the work.
     ///
     /// # Cancel safety
     ///
@@ -199,7 +198,7 @@ impl QuorumRequest {
         LockName::new(&*self.name)
     }
 
-    /// Asks all databases once, each for so long at most. An error is one that asking again will not cure.
+    /// Asks all databases once, with a limit for each. The outer error is one that another attempt would not cure.
     async fn attempt(&self, name: &LockName, within: Option<Duration>) -> Result<Result<QuorumLease, NotAcquired>> {
         let within = within.unwrap_or(Duration::MAX).min(self.options.node_timeout());
         let owner = Owner::random();
@@ -213,19 +212,19 @@ impl QuorumRequest {
         };
         let majority = Majority::new(name.clone(), token, owner, &self.nodes, granted);
         if !majority.is_held() {
-            let reason = "the majority was had when the first of its leases had ended".into();
+            let reason = "the first lease of the majority had ended before the last was granted".into();
             let late = Error::Unavailable { attempted: "acquire a majority", reason, source: None };
             return Ok(Err(NotAcquired::Unreachable(late)));
         }
-        // Answers that are still on their way are waited for there, and those who were not reached are asked again.
+        // The task takes later answers, and asks unreachable databases again.
         tokio::spawn(maintain(Arc::clone(&majority), round));
         Ok(Ok(QuorumLease::new(majority, self.options.node_timeout())))
     }
 }
 
-/// Why an attempt was in vain.
+/// Why an attempt did not acquire a majority.
 enum NotAcquired {
-    /// `split`: some voted for us, and others for somebody else.
+    /// `split`: the databases voted for different owners.
     Taken {
         split: bool,
     },

@@ -1,4 +1,4 @@
-//! Asking all databases at once, and raising the tokens of those who granted a lower one.
+//! A round of votes: asks all databases at once, and raises lower tokens.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,32 +16,32 @@ use crate::operation::Uptime;
 use crate::owner::Owner;
 use crate::token::FencingToken;
 
-/// The least time that is given to the slower ones.
+/// The shortest time that slower databases are given.
 const MIN_GRACE: Duration = Duration::from_millis(10);
 
-/// Votes that are asked for, and come in. Dropping it gives back what is still on its way.
+/// The votes of one request. Dropping it releases grants that arrive later.
 pub(super) struct Round {
     nodes: Arc<Nodes>,
     name: LockName,
-    /// One and the same on all databases, so that people see what belongs together.
+    /// The same on all databases, so that people see which leases belong together.
     owner: Owner,
     pub(super) options: QuorumOptions,
     answers: JoinSet<Answer>,
-    /// Which databases have not answered yet.
+    /// Whether each database still has to answer.
     pending: Vec<bool>,
-    /// What the token of a vote must be at least; `None`: there is no majority yet.
+    /// The lowest token of a vote that counts. `None`: there is no majority yet.
     token: Option<FencingToken>,
 }
 
-/// A database, and what it says.
+/// A database, and its answer.
 type Answer = (usize, Result<Option<Lease>>);
 
 /// A lease on one of the databases.
 pub(super) type Vote = (usize, Lease);
 
-/// What came of it.
+/// The outcome of a round.
 pub(super) enum Outcome {
-    /// By a majority, whose rows all have this token or a higher one.
+    /// A majority granted the name, and all its rows have this token or a higher one.
     Granted(Vec<Vote>, FencingToken),
     Taken {
         split: bool,
@@ -61,7 +61,7 @@ impl Round {
         }
     }
 
-    /// Asks one of them, unless it has been asked and may still answer.
+    /// Asks a database, unless it still has to answer.
     pub(super) fn ask(&mut self, node: usize, within: Duration) {
         if std::mem::replace(&mut self.pending[node], true) {
             return;
@@ -73,19 +73,19 @@ impl Round {
             .label(&*self.options.label)
             .owner_without_reentry(self.owner);
         let nodes = Arc::clone(&self.nodes);
-        // What is dropped when the time is over goes back, also if it is granted after that.
+        // Dropping a request at its limit releases a later grant.
         self.answers.spawn(async move {
             let answer = timeout(within, vote(&nodes, node, request)).await;
             (node, answer.unwrap_or_else(|_| Err(no_answer_error(within))))
         });
     }
 
-    /// The next answer; pending while none is to come. A vote has the token that it must have.
+    /// Returns the next answer. Pending while none is expected. A vote has at least the token of the round.
     pub(super) async fn next_answer(&mut self, within: Duration) -> Answer {
         loop {
             let (node, answer) = match self.answers.join_next().await {
                 Some(Ok(answer)) => answer,
-                // A task that has panicked, or the runtime is about to end.
+                // A task has panicked, or the runtime is about to end.
                 Some(Err(_)) => continue,
                 None => std::future::pending().await,
             };
@@ -107,7 +107,7 @@ impl Round {
         });
     }
 
-    /// Waits until it is decided.
+    /// Waits until the round is decided.
     pub(super) async fn outcome(&mut self, within: Duration) -> Outcome {
         let start = Instant::now();
         let mut until = None;
@@ -120,13 +120,13 @@ impl Round {
             if granted.len() >= needed {
                 match self.token {
                     Some(token) => return Outcome::Granted(granted, token),
-                    // From here on a vote counts only with this token.
+                    // From now on a vote counts only with this token.
                     None => granted = self.write_back(granted, within),
                 }
                 continue;
             }
             let answered = granted.len() + refused;
-            // Enough have answered to know that it is not for want of answers.
+            // Enough databases have answered to call the name taken.
             let known = answered >= needed || refused > self.nodes.locks.len() - needed;
             if granted.len() + pending < needed && (known || pending == 0) {
                 if known {
@@ -134,8 +134,8 @@ impl Round {
                 }
                 return Outcome::Unreachable(self.no_majority(answered, errors));
             }
-            // Votes must not be kept from others for the sake of a database that is down: once enough have answered, the rest is
-            // given as much time again.
+            // A database that is down must not block the votes of the others: once enough have answered, the rest gets as much time
+            // again.
             let hurry = known && self.token.is_none();
             let grace = match (hurry, until) {
                 (false, _) => within,
@@ -157,7 +157,7 @@ impl Round {
         }
     }
 
-    /// Decides upon the token, and has it written where it is lower. The rest counts at once.
+    /// Decides the token, and raises lower ones. Returns the votes that count at once.
     fn write_back(&mut self, granted: Vec<Vote>, within: Duration) -> Vec<Vote> {
         let Some(token) = granted.iter().map(|(_, lease)| lease.token()).max() else {
             return granted;
@@ -171,10 +171,10 @@ impl Round {
         counts
     }
 
-    /// The error of those who did not vote at all.
+    /// Makes the error of a round without enough answers.
     fn no_majority(&self, answered: usize, errors: Vec<Error>) -> Error {
         let mut errors = errors;
-        // What asking again will not cure is what has to be told.
+        // An error that another attempt would not cure comes first.
         if let Some(i) = errors.iter().position(|error| !error.is_retryable()) {
             return errors.swap_remove(i);
         }
@@ -190,7 +190,7 @@ fn no_answer_error(within: Duration) -> Error {
     Error::Unavailable { attempted: "acquire", reason, source: None }
 }
 
-/// The vote of one database, if it may vote.
+/// Returns the vote of a database, if it may vote.
 async fn vote(nodes: &Nodes, node: usize, request: LeaseRequest) -> Result<Option<Lease>> {
     let asked = Moment::now();
     let Some(lease) = request.try_acquire().await? else {
@@ -199,12 +199,12 @@ async fn vote(nodes: &Nodes, node: usize, request: LeaseRequest) -> Result<Optio
     let Some(least) = nodes.rejoin_after else {
         return Ok(Some(lease));
     };
-    // Asked after the grant: a server that was restarted in between is known by it.
+    // After the grant, so a restart in between shows.
     let up = nodes.locks[node].client().run(Uptime).await?;
     let before = |up: Duration| up.saturating_sub(Moment::now().since(asked));
     match up.map(before) {
         Some(up) if up < least => {
-            let reason = format!("it has been up for {up:?} only, and does not vote before {least:?}");
+            let reason = format!("the server has been up for {up:?} only, and votes after {least:?}");
             Err(Error::Unavailable { attempted: "acquire", reason, source: None })
         }
         _ => Ok(Some(lease)),
