@@ -11,7 +11,8 @@ pub(crate) fn jittered(duration: Duration) -> Duration {
     duration.mul_f64(0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0)
 }
 
-/// How long a request is repeated while the database is unavailable, before its caller receives the error.
+/// How long a request is repeated while the database is unavailable, before its caller receives the
+/// error.
 pub(crate) const OUTAGE_TOLERANCE: Duration = Duration::from_secs(3);
 
 /// Doubling steps between two bounds.

@@ -1,7 +1,8 @@
 //! The local clock that deadlines are kept on.
 //!
-//! [`std::time::Instant`] stands still while a Linux machine sleeps (it is `CLOCK_MONOTONIC`), so a laptop or a migrated
-//! virtual machine would wake up with a lease that ended hours ago. `CLOCK_BOOTTIME` goes on counting.
+//! [`std::time::Instant`] stands still while a Linux machine sleeps (it is `CLOCK_MONOTONIC`), so a
+//! laptop or a migrated virtual machine would wake up with a lease that ended hours ago.
+//! `CLOCK_BOOTTIME` goes on counting.
 
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ impl Moment {
     #[cfg(unix)]
     pub(crate) fn now() -> Self {
         use rustix::time::{ClockId, clock_gettime};
-        // Elsewhere than on Linux, CLOCK_MONOTONIC is the one that counts suspend (macOS) or the best there is.
+        // Elsewhere than on Linux, CLOCK_MONOTONIC is the one that counts suspend (macOS) or the
+        // best there is.
         #[cfg(any(target_os = "linux", target_os = "android"))]
         const CLOCK: ClockId = ClockId::Boottime;
         #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -69,8 +71,8 @@ impl std::ops::Add<Duration> for Moment {
     }
 }
 
-/// Returns how much earlier than the database a holder counts its lease as ended: one percent, because two clocks may run at
-/// different rates, and a little for the scheduler.
+/// Returns how much earlier than the database a holder counts its lease as ended: one percent,
+/// because two clocks may run at different rates, and a little for the scheduler.
 pub(crate) fn margin(ttl: Duration) -> Duration {
     ttl / 100 + (ttl / 20).min(MARGIN)
 }

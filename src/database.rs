@@ -1,7 +1,8 @@
 //! The bound for the caller's transactions.
 //!
-//! [`Database`] is the bound of every method that takes a transaction of the caller: [`Lease::fence`](crate::Lease::fence),
-//! the locks of [`row`](crate::row), [`Versioned`](crate::version::Versioned), [`Retry`](crate::retry::Retry) and
+//! [`Database`] is the bound of every method that takes a transaction of the caller:
+//! [`Lease::fence`](crate::Lease::fence), the locks of [`row`](crate::row),
+//! [`Versioned`](crate::version::Versioned), [`Retry`](crate::retry::Retry) and
 //! [`Idempotency`](crate::idempotency::Idempotency).
 //!
 //! ```

@@ -18,12 +18,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call failed.
 ///
-/// Contention is not an error: [`try_acquire`](crate::LeaseRequest::try_acquire) returns `Ok(None)`.
-/// No message contains a credential.
+/// Contention is not an error: [`try_acquire`](crate::LeaseRequest::try_acquire) returns
+/// `Ok(None)`. No message contains a credential.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The limit set with [`wait`](crate::LeaseRequest::wait) was reached while another owner held the name.
+    /// The limit set with [`wait`](crate::LeaseRequest::wait) was reached while another owner held
+    /// the name.
     #[error("timed out after {waited:?} waiting for \"{name}\"")]
     Timeout {
         /// The name that was waited for.
@@ -64,14 +65,16 @@ pub enum Error {
         source: Option<sqlx::Error>,
     },
 
-    /// The caller's pool had no free connection. Leases use that pool only for a SQLite database in memory.
+    /// The caller's pool had no free connection. Leases use that pool only for a SQLite database in
+    /// memory.
     #[error("the pool had no free connection while trying to {attempted}")]
     PoolExhausted {
         /// The operation that failed.
         attempted: &'static str,
     },
 
-    /// The request was sent, its reply was lost, and a later look at the database did not show whether it took effect.
+    /// The request was sent, its reply was lost, and a later look at the database did not show
+    /// whether it took effect.
     #[error("it is not known whether the attempt to {attempted} \"{name}\" took effect")]
     Unknown {
         /// The operation that failed.
@@ -101,7 +104,8 @@ pub enum Error {
         source: sqlx::Error,
     },
 
-    /// [`Locks::shutdown`](crate::Locks::shutdown) was called, or the runtime of this client has ended.
+    /// [`Locks::shutdown`](crate::Locks::shutdown) was called, or the runtime of this client has
+    /// ended.
     #[error("this client has been shut down, or the runtime that it ran on has ended")]
     Closed,
 
@@ -201,7 +205,8 @@ pub enum Error {
         cause: RowError,
     },
 
-    /// The row has changed since it was read: see [`Versioned`](crate::version::Versioned). Nothing was written.
+    /// The row has changed since it was read: see [`Versioned`](crate::version::Versioned). Nothing
+    /// was written.
     #[error("a row of {table} has changed: {}", versions(*expected, *found))]
     Conflict {
         /// The table, as the caller named it.
@@ -215,7 +220,8 @@ pub enum Error {
         cause: Overtaken,
     },
 
-    /// A key, principal, namespace or step name is invalid: 1 to 255 bytes of UTF-8 without NUL are allowed.
+    /// A key, principal, namespace or step name is invalid: 1 to 255 bytes of UTF-8 without NUL are
+    /// allowed.
     #[error("invalid {what}: {reason}")]
     InvalidKey {
         /// Which kind of text. (The text itself may be a secret.)
@@ -233,7 +239,8 @@ pub enum Error {
         source: serde_json::Error,
     },
 
-    /// The result is longer than the [limit](crate::idempotency::Idempotency::result_limit). Nothing took effect.
+    /// The result is longer than the [limit](crate::idempotency::Idempotency::result_limit).
+    /// Nothing took effect.
     #[error("the result is too large: {bytes} bytes, at most {limit} are stored")]
     ResultTooLarge {
         /// The length of the result.
@@ -242,8 +249,8 @@ pub enum Error {
         limit: usize,
     },
 
-    /// The claim cannot be completed in this transaction: the result is stored already, the claim was made in another transaction, or
-    /// a deadlock whose error was ignored has rolled it back.
+    /// The claim cannot be completed in this transaction: the result is stored already, the claim
+    /// was made in another transaction, or a deadlock whose error was ignored has rolled it back.
     #[error(
         "this transaction holds no open claim: the result is stored already, the claim was made in another transaction, or a \
          deadlock has rolled it back"
@@ -263,7 +270,8 @@ pub enum Error {
         status: u16,
     },
 
-    /// The text is not the URL of a database, or a list of URLs, for [`Locks::connect`](crate::Locks::connect).
+    /// The text is not the URL of a database, or a list of URLs, for
+    /// [`Locks::connect`](crate::Locks::connect).
     #[error("invalid database URL: {reason}")]
     InvalidUrl {
         /// What is wrong. (The URL itself may contain a password.)
@@ -296,9 +304,11 @@ impl Error {
         matches!(self, Self::Lost { .. } | Self::SessionLost { .. })
     }
 
-    /// Returns whether the transaction met a concurrent change and must be rerun from its beginning, which [`Retry`](crate::retry::Retry) does.
+    /// Returns whether the transaction met a concurrent change and must be rerun from its
+    /// beginning, which [`Retry`](crate::retry::Retry) does.
     ///
-    /// A lock wait timeout is not a conflict, unless the database rolled the transaction back to break a deadlock.
+    /// A lock wait timeout is not a conflict, unless the database rolled the transaction back to
+    /// break a deadlock.
     pub fn is_conflict(&self) -> bool {
         match self {
             Self::Fence(cause) => *cause == FenceError::StaleSnapshot,
@@ -380,7 +390,8 @@ impl Error {
     }
 }
 
-/// Lets statements of the caller use `?` beside calls of this crate, in a function or in a [`Retry`](crate::retry::Retry).
+/// Lets statements of the caller use `?` beside calls of this crate, in a function or in a
+/// [`Retry`](crate::retry::Retry).
 impl From<sqlx::Error> for Error {
     fn from(source: sqlx::Error) -> Self {
         Self::of_caller("run a statement", source)

@@ -1,8 +1,8 @@
-//! A comparison of leases, row locks, versions, session locks and idempotency: what each protects and costs, and all of them in one
-//! program.
+//! A comparison of leases, row locks, versions, session locks and idempotency: what each protects
+//! and costs, and all of them in one program.
 //!
-//! [`cluster`] says what happens when a server is lost, and which cluster to choose. [The table of calls](crate#which-call) lists
-//! the call for each task.
+//! [`cluster`] says what happens when a server is lost, and which cluster to choose. [The table of
+//! calls](crate#which-call) lists the call for each task.
 //!
 //! # How long must it hold?
 //!
@@ -29,13 +29,15 @@
 //! | idempotency | 2 in its transaction; MySQL and MariaDB 1 more of the client | the transaction's | a duplicate receives "in progress", or waits without a connection | rolled back, and the key is free |
 //! | session lock | 1 to acquire, 1 to release, 1 a second for all | 1 for all of a client | by asking again | free when the server notices |
 //!
-//! Every waiter of a row lock has a connection, so a thousand waiters have a thousand. A thousand waiters
-//! for a lease have two for each process. SQLite has one write lock for everything: a row lock is that lock, and a
-//! transaction that holds it keeps leases in the same file from being renewed, so keep it shorter than the TTL.
+//! Every waiter of a row lock has a connection, so a thousand waiters have a thousand. A thousand
+//! waiters for a lease have two for each process. SQLite has one write lock for everything: a row
+//! lock is that lock, and a transaction that holds it keeps leases in the same file from being
+//! renewed, so keep it shorter than the TTL.
 //!
 //! # All of them in one program
 //!
-//! Once a month one of many instances settles accounts. It takes hours, and transfers and edits go on meanwhile.
+//! Once a month one of many instances settles accounts. It takes hours, and transfers and edits go
+//! on meanwhile.
 //!
 //! ```
 //! # #[cfg(feature = "sqlite")]
@@ -112,26 +114,31 @@
 //!
 //! # What goes wrong without them
 //!
-//! - *Read, then write* loses updates: two read 7, both write 8. Lock the row before reading it, or write by the version that was
-//!   read. The example `flash_sale` oversells that way, and in four other ways does not.
-//! - *Lock rows in any order* deadlocks: two transfers in opposite directions. [`Locks::rows_of`] has one order for all. The
-//!   example `bank_transfer` counts the deadlocks.
-//! - *Lock by a column without a unique index*: InnoDB locks every row it examines. [`Locks::row_of`] refuses.
-//! - *`SELECT … FOR UPDATE` of a row that is missing, then INSERT* deadlocks on InnoDB. [`Locks::row`] creates its rows
-//!   outside of the transaction.
-//! - *An advisory lock behind a pooler* is held by the next client of the session. [`Locks::session`] refuses.
-//! - *Checking a lease, then writing* is not a fence: the process may pause in between. [`Lease::fence`] keeps the next
-//!   holder out until the transaction has ended.
+//! - *Read, then write* loses updates: two read 7, both write 8. Lock the row before reading it, or
+//!   write by the version that was read. The example `flash_sale` oversells that way, and in four
+//!   other ways does not.
+//! - *Lock rows in any order* deadlocks: two transfers in opposite directions. [`Locks::rows_of`]
+//!   has one order for all. The example `bank_transfer` counts the deadlocks.
+//! - *Lock by a column without a unique index*: InnoDB locks every row it examines.
+//!   [`Locks::row_of`] refuses.
+//! - *`SELECT … FOR UPDATE` of a row that is missing, then INSERT* deadlocks on InnoDB.
+//!   [`Locks::row`] creates its rows outside of the transaction.
+//! - *An advisory lock behind a pooler* is held by the next client of the session.
+//!   [`Locks::session`] refuses.
+//! - *Checking a lease, then writing* is not a fence: the process may pause in between.
+//!   [`Lease::fence`] keeps the next holder out until the transaction has ended.
 //!
-//! - *Check the record, have the effect, write the record* has the effect twice when two requests come at once, and leaves a key "in
-//!   progress" for ever when the process dies in between. [`Idempotency`] inserts first, and commits everything or nothing.
+//! - *Check the record, have the effect, write the record* has the effect twice when two requests
+//!   come at once, and leaves a key "in progress" for ever when the process dies in between.
+//!   [`Idempotency`] inserts first, and commits everything or nothing.
 //!
 //! # Isolation levels
 //!
-//! At READ COMMITTED a transaction that waited for a row reads the latest version. At REPEATABLE READ and SERIALIZABLE
-//! PostgreSQL reads as of the transaction's first statement, so a row that has changed during the wait is refused
-//! ([`RowError::StaleSnapshot`]), and so is a write to any other changed row: [`Retry`] runs the transaction again. InnoDB's
-//! snapshot begins with the first plain SELECT, so lock first, then read.
+//! At READ COMMITTED a transaction that waited for a row reads the latest version. At REPEATABLE
+//! READ and SERIALIZABLE PostgreSQL reads as of the transaction's first statement, so a row that
+//! has changed during the wait is refused ([`RowError::StaleSnapshot`]), and so is a write to any
+//! other changed row: [`Retry`] runs the transaction again. InnoDB's snapshot begins with the first
+//! plain SELECT, so lock first, then read.
 //!
 //! [`Idempotency`]: crate::idempotency::Idempotency
 //! [`Lease::fence`]: crate::Lease::fence

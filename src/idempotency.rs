@@ -1,4 +1,5 @@
-//! Requests that take effect once, however often they are sent: claim, effect and result in one transaction.
+//! Requests that take effect once, however often they are sent: claim, effect and result in one
+//! transaction.
 //!
 //! [`Idempotency`] has an example. Which one when: [the table of calls](crate#which-call).
 

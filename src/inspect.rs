@@ -57,7 +57,8 @@ pub struct LeaseInfo {
     /// The owner. `None` while the name stays taken after the release of a lease with
     /// [`hold_at_least`](crate::LeaseRequest::hold_at_least).
     pub owner: Option<Owner>,
-    /// How many clients hold the name for the owner. Within one client an owner re-enters without the database.
+    /// How many clients hold the name for the owner. Within one client an owner re-enters without
+    /// the database.
     pub holds: usize,
     /// The fencing token, which [`Locks::evict`](crate::Locks::evict) takes.
     pub token: FencingToken,
@@ -69,7 +70,8 @@ pub struct LeaseInfo {
     pub expires_at: DateTime<Utc>,
     /// The time until then, by the same clock.
     pub remaining: Duration,
-    /// How many of the waiters that [`Locks::waiters`](crate::Locks::waiters) returns wait for the name.
+    /// How many of the waiters that [`Locks::waiters`](crate::Locks::waiters) returns wait for the
+    /// name.
     pub waiters: u64,
 }
 
@@ -121,7 +123,8 @@ impl WaiterInfo {
     }
 }
 
-/// The progress of a wait, for the callback of [`LeaseRequest::while_waiting`](crate::LeaseRequest::while_waiting).
+/// The progress of a wait, for the callback of
+/// [`LeaseRequest::while_waiting`](crate::LeaseRequest::while_waiting).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiting {

@@ -1,8 +1,9 @@
-//! A lease: owner and expiry in a row of the database, renewed by the heartbeat of its client until it is released.
+//! A lease: owner and expiry in a row of the database, renewed by the heartbeat of its client until
+//! it is released.
 //!
-//! This module has the types around a [`Lease`](crate::Lease): [`LeaseAllRequest`] requests several at once, [`ExportedLease`]
-//! hands one to another process, and [`FenceError`] says why a transaction cannot be fenced. Which one when: [the table of
-//! calls](crate#which-call).
+//! This module has the types around a [`Lease`](crate::Lease): [`LeaseAllRequest`] requests several
+//! at once, [`ExportedLease`] hands one to another process, and [`FenceError`] says why a
+//! transaction cannot be fenced. Which one when: [the table of calls](crate#which-call).
 
 pub(crate) mod all;
 mod convert;

@@ -1,9 +1,10 @@
-//! Distributed locks, leases and fenced transactions on the SQL database you already run: PostgreSQL, MySQL, MariaDB, and
-//! SQLite as the embedded default.
+//! Distributed locks, leases and fenced transactions on the SQL database you already run:
+//! PostgreSQL, MySQL, MariaDB, and SQLite as the embedded default.
 //!
-//! Several instances of an application share one database and must not do the same thing twice. A *lease* is a row in that
-//! database, with an owner and an expiry: acquired in one statement, renewed by a heartbeat in the background, free again when its
-//! holder releases it or dies. A *fence* makes a transaction commit only while the lease is held. No other server is needed.
+//! Several instances of an application share one database and must not do the same thing twice. A
+//! *lease* is a row in that database, with an owner and an expiry: acquired in one statement,
+//! renewed by a heartbeat in the background, free again when its holder releases it or dies. A
+//! *fence* makes a transaction commit only while the lease is held. No other server is needed.
 //!
 //! ```
 //! use std::time::Duration;
@@ -63,39 +64,47 @@
 //!
 //! # What is promised
 //!
-//! Mutual exclusion is decided by the database's clock alone. The holder knows first: [`Lease::is_held`] turns false, and
-//! [`Lease::lost`] completes, before the database could grant the name to another, also after the process was stopped or the
-//! machine slept. [Fencing tokens](FencingToken) only rise. Waiters are served in the order of their arrival, from every
-//! task, process and host. Every future may be dropped at any await point; nothing is left behind. However many leases are held or waited for, a client opens at most three connections, one of them for heartbeats alone
-//! (on SQLite two; and one more for all [session locks](session::SessionLock)).
+//! Mutual exclusion is decided by the database's clock alone. The holder knows first:
+//! [`Lease::is_held`] turns false, and [`Lease::lost`] completes, before the database could grant
+//! the name to another, also after the process was stopped or the machine slept. [Fencing
+//! tokens](FencingToken) only rise. Waiters are served in the order of their arrival, from every
+//! task, process and host. Every future may be dropped at any await point; nothing is left behind.
+//! However many leases are held or waited for, a client opens at most three connections, one of
+//! them for heartbeats alone (on SQLite two; and one more for all [session
+//! locks](session::SessionLock)).
 //!
-//! An unavailable database ([`Error::Unavailable`]), a lost lease ([`Error::Lost`]), a timeout ([`Error::Timeout`])
-//! and a refusal (`Ok(None)`) are four different answers.
+//! An unavailable database ([`Error::Unavailable`]), a lost lease ([`Error::Lost`]), a timeout
+//! ([`Error::Timeout`]) and a refusal (`Ok(None)`) are four different answers.
 //!
 //! # Limits
 //!
-//! - A process that is paused for longer than the TTL may act, before it checks its lease, while another holds the name.
-//!   Inside this database a fence prevents the harm; elsewhere the receiver must check tokens.
-//! - A grant is as durable as the database's commits. A promoted asynchronous replica may not have it; the tokens
-//!   and the fence still protect the data: see [`guide::cluster`].
-//! - The database host's clock may be wrong, but a *jump* by more than the TTL ends leases early, or late.
-//! - A dead waiter is noticed after 3 seconds. So is a new holder that died before it received the grant; several of them are
-//!   noticed in the same 3 seconds. A lease that another process handed over therefore lasts 3 seconds at first, and its TTL 0.2
-//!   seconds later.
+//! - A process that is paused for longer than the TTL may act, before it checks its lease, while
+//!   another holds the name. Inside this database a fence prevents the harm; elsewhere the receiver
+//!   must check tokens.
+//! - A grant is as durable as the database's commits. A promoted asynchronous replica may not have
+//!   it; the tokens and the fence still protect the data: see [`guide::cluster`].
+//! - The database host's clock may be wrong, but a *jump* by more than the TTL ends leases early,
+//!   or late.
+//! - A dead waiter is noticed after 3 seconds. So is a new holder that died before it received the
+//!   grant; several of them are noticed in the same 3 seconds. A lease that another process handed
+//!   over therefore lasts 3 seconds at first, and its TTL 0.2 seconds later.
 //! - [`Locks::lease_all`] holds the names that it has acquired while it waits for the next.
 //! - The order of waiters is that of the database's clock, which may jump.
-//! - A SQLite file has one writer: while a transaction writes, no lease in that file can be acquired, renewed or
-//!   released. Keep such transactions shorter than the TTL.
+//! - A SQLite file has one writer: while a transaction writes, no lease in that file can be
+//!   acquired, renewed or released. Keep such transactions shorter than the TTL.
 //!
 //! # Features
 //!
-//! `sqlite` (default), `postgres`, `mysql` (also MariaDB) enable the sqlx drivers of those names. The application chooses TLS, and
-//! everything else about connecting, through its own features of sqlx.
+//! `sqlite` (default), `postgres`, `mysql` (also MariaDB) enable the sqlx drivers of those names.
+//! The application chooses TLS, and everything else about connecting, through its own features of
+//! sqlx.
 //!
-//! `axum` adds [`idempotency`]`::http`: requests over HTTP that take effect once, as a layer and extractors for axum.
+//! `axum` adds [`idempotency`]`::http`: requests over HTTP that take effect once, as a layer and
+//! extractors for axum.
 //!
-//! `cli` builds the command `sqlock`, which holds a lease around any command (`sqlock run migrate -- sqlx migrate run`), for
-//! the databases whose features are enabled beside it; it brings TLS along.
+//! `cli` builds the command `sqlock`, which holds a lease around any command (`sqlock run migrate
+//! -- sqlx migrate run`), for the databases whose features are enabled beside it; it brings TLS
+//! along.
 //!
 //! # How it is built
 //!
@@ -106,16 +115,18 @@
 //!                  executor ──▶ backend/{postgres,mysql,sqlite}    carries out requests
 //! ```
 //!
-//! `protocol` is the requests about leases and their responses. `engine` is the state machine of one client: what each
-//! lease and each waiter needs next. `coordinator` feeds it and carries out its actions; `executor` sends them on a few connections,
-//! one of which is for heartbeats alone. `lease` has what users hold: the request, the handle, and several leases, permits and the
-//! leadership as forms of it. Under `backend`, each database has the same files: `heartbeat`, `lease`, `queue`, `fence`,
-//! `admin`, `records`. `backend/memory` is a database that is a model: tests compare the others with it, and run whole clients on it
-//! in `simulation`.
+//! `protocol` is the requests about leases and their responses. `engine` is the state machine of
+//! one client: what each lease and each waiter needs next. `coordinator` feeds it and carries out
+//! its actions; `executor` sends them on a few connections, one of which is for heartbeats alone.
+//! `lease` has what users hold: the request, the handle, and several leases, permits and the
+//! leadership as forms of it. Under `backend`, each database has the same files: `heartbeat`,
+//! `lease`, `queue`, `fence`, `admin`, `records`. `backend/memory` is a database that is a model:
+//! tests compare the others with it, and run whole clients on it in `simulation`.
 //!
-//! `transaction` has what works in the caller's own transactions: row locks, versions and their retry. `session` has the task that
-//! owns the connection of session locks. `quorum/round` asks a majority of databases, and `quorum/majority` counts their leases.
-//! `idempotency` has one file per mode, and its statements are in `backend/records`. The command is `bin/sqlock`, one file per
+//! `transaction` has what works in the caller's own transactions: row locks, versions and their
+//! retry. `session` has the task that owns the connection of session locks. `quorum/round` asks a
+//! majority of databases, and `quorum/majority` counts their leases. `idempotency` has one file per
+//! mode, and its statements are in `backend/records`. The command is `bin/sqlock`, one file per
 //! subcommand.
 //!
 //! [`Idempotency::run`]: idempotency::Idempotency::run
@@ -127,8 +138,8 @@
 // Without a database nothing can be constructed, and much is unused.
 #![cfg_attr(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")), allow(dead_code, unused))]
 
-// Layers, the highest first. A file imports layers below its own, and none above; files in one line form one layer.
-// `scripts/layers` checks it.
+// Layers, the highest first. A file imports layers below its own, and none above; files in one line
+// form one layer. `scripts/layers` checks it.
 //
 //   guide - how to use it, for readers
 //   quorum - one lock on several databases
@@ -138,7 +149,8 @@
 //   session sweeper transaction - session locks, the purge, and work in the caller's transactions
 //   inspect - holders and waiters
 //   client - the state that all handles of a client share
-//   transaction/row_cache idempotency/in_flight session/manager session/task session/connection session/message session/name session/liveness - parts of a client
+//   transaction/row_cache idempotency/in_flight - what a client remembers
+//   session/manager session/task session/connection session/message session/name session/liveness - the session task
 //   coordinator - the only part that feeds the engine and runs its actions
 //   executor - connections: sends, repeats, reconnects
 //   operation - what a connection can be asked to do

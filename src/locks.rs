@@ -35,14 +35,17 @@ const FENCED_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A client for locks in one database. Cloning is cheap; clones share connections and queues.
 ///
-/// It is made from the application's sqlx pool and opens at most three connections of its own with that pool's connect
-/// options, when they are first needed, however many leases are held or waited for: one for heartbeats alone, and two for
-/// everything else (SQLite: one). All [session locks](Self::session) live on one more connection, while there are any. Hooks of the
-/// pool, such as `after_connect`, do not run on these connections: put required settings, such as a `search_path`, into the connect
-/// options. A SQLite database in memory exists in the pool's own connections only, so the client borrows one for each statement.
+/// It is made from the application's sqlx pool and opens at most three connections of its own with
+/// that pool's connect options, when they are first needed, however many leases are held or waited
+/// for: one for heartbeats alone, and two for everything else (SQLite: one). All [session
+/// locks](Self::session) live on one more connection, while there are any. Hooks of the pool, such
+/// as `after_connect`, do not run on these connections: put required settings, such as a
+/// `search_path`, into the connect options. A SQLite database in memory exists in the pool's own
+/// connections only, so the client borrows one for each statement.
 ///
-/// Like a pool, a client belongs to the tokio runtime on which it is first used; after the end of that runtime, calls fail with
-/// [`Error::Closed`](crate::Error::Closed). Outside of a runtime its methods panic, as tokio's do.
+/// Like a pool, a client belongs to the tokio runtime on which it is first used; after the end of
+/// that runtime, calls fail with [`Error::Closed`](crate::Error::Closed). Outside of a runtime its
+/// methods panic, as tokio's do.
 ///
 /// ```
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -60,7 +63,8 @@ pub struct Locks {
 }
 
 impl Locks {
-    /// Creates a client on the database of a `PgPool`, `MySqlPool` or `SqlitePool`. Sends nothing yet.
+    /// Creates a client on the database of a `PgPool`, `MySqlPool` or `SqlitePool`. Sends nothing
+    /// yet.
     pub fn new(pool: impl Into<LocksBuilder>) -> Self {
         Self::builder(pool).build()
     }
@@ -70,13 +74,14 @@ impl Locks {
         pool.into()
     }
 
-    /// Connects to the database of a URL, or to the first writable one of several URLs, which are separated by commas: a primary and
-    /// its standbys, or the nodes of a cluster. `postgres://…` or `mysql://…` (also `mariadb://…`), all of one kind; `sqlite:…`, a
-    /// single one. When this returns, a server has been reached.
+    /// Connects to the database of a URL, or to the first writable one of several URLs, which are
+    /// separated by commas: a primary and its standbys, or the nodes of a cluster. `postgres://…`
+    /// or `mysql://…` (also `mariadb://…`), all of one kind; `sqlite:…`, a single one. When this
+    /// returns, a server has been reached.
     ///
-    /// When the server is lost, or becomes a replica, the client tries the others, beginning with the one that was written last. The
-    /// [guide](crate::guide::cluster) describes a failover. Percent-encode a comma in a password that looks like the beginning of the
-    /// next URL.
+    /// When the server is lost, or becomes a replica, the client tries the others, beginning with
+    /// the one that was written last. The [guide](crate::guide::cluster) describes a failover.
+    /// Percent-encode a comma in a password that looks like the beginning of the next URL.
     ///
     /// ```no_run
     /// # async fn example() -> sqlock::Result<()> {
@@ -87,8 +92,9 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidUrl`], [`Error::Unsupported`] for a database whose feature is not enabled, and
-    /// [`Error::Unavailable`](crate::Error::Unavailable), with a reason for each server, when no writable one can be reached.
+    /// [`Error::InvalidUrl`], [`Error::Unsupported`] for a database whose feature is not enabled,
+    /// and [`Error::Unavailable`](crate::Error::Unavailable), with a reason for each server, when
+    /// no writable one can be reached.
     ///
     /// # Cancel safety
     ///
@@ -101,14 +107,15 @@ impl Locks {
         &self.client
     }
 
-    /// Creates the tables, or brings them up to date. Any number of processes may do this at once. When the tables are up to
-    /// date, the right to read suffices.
+    /// Creates the tables, or brings them up to date. Any number of processes may do this at once.
+    /// When the tables are up to date, the right to read suffices.
     ///
     /// The history is in `_sqlock_migrations`, apart from the application's own `_sqlx_migrations`.
     ///
     /// # Errors
     ///
-    /// [`Error::Migrate`](crate::Error::Migrate), [`Error::Unavailable`](crate::Error::Unavailable).
+    /// [`Error::Migrate`](crate::Error::Migrate),
+    /// [`Error::Unavailable`](crate::Error::Unavailable).
     ///
     /// # Cancel safety
     ///
@@ -122,20 +129,22 @@ impl Locks {
         LeaseRequest::new(Arc::clone(&self.client), name.into())
     }
 
-    /// Requests the leases on several names, all or none, in any order: `locks.lease_all(["account/3", "account/7"])`. A repeated
-    /// name counts once.
+    /// Requests the leases on several names, all or none, in any order:
+    /// `locks.lease_all(["account/3", "account/7"])`. A repeated name counts once.
     pub fn lease_all<N: Into<String>>(&self, names: impl IntoIterator<Item = N>) -> LeaseAllRequest {
         let names = names.into_iter().map(Into::into).collect();
         LeaseAllRequest::new(LeaseRequest::new(Arc::clone(&self.client), String::new()), names)
     }
 
-    /// Returns a semaphore: at most `permits` are held under a name at a time, by any number of processes.
+    /// Returns a semaphore: at most `permits` are held under a name at a time, by any number of
+    /// processes.
     pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore {
         Semaphore::new(self.lease(name), permits)
     }
 
-    /// Requests a session lock on a name: 1 to 255 bytes of UTF-8 without NUL. It lives on a connection and ends with it, and needs no
-    /// tables. [`SessionLock`](crate::session::SessionLock) describes its limits.
+    /// Requests a session lock on a name: 1 to 255 bytes of UTF-8 without NUL. It lives on a
+    /// connection and ends with it, and needs no tables.
+    /// [`SessionLock`](crate::session::SessionLock) describes its limits.
     pub fn session(&self, name: impl Into<String>) -> SessionRequest {
         SessionRequest::new(Arc::clone(&self.client), name.into())
     }
@@ -146,13 +155,14 @@ impl Locks {
         Election::new(Arc::clone(&self.client), name.clone(), self.lease(name))
     }
 
-    /// Returns a row lock by name, for the caller's own transaction: `locks.row("stock/shirts").lock(&mut tx)`.
+    /// Returns a row lock by name, for the caller's own transaction:
+    /// `locks.row("stock/shirts").lock(&mut tx)`.
     pub fn row(&self, name: impl Into<String>) -> RowLock {
         RowLock::new(Arc::clone(&self.client), name.into())
     }
 
-    /// Returns a lock on the row of the caller's own `table` whose `column`, which must be uniquely indexed, is `key`:
-    /// `locks.row_of("accounts", "id", 7).lock(&mut tx)`.
+    /// Returns a lock on the row of the caller's own `table` whose `column`, which must be uniquely
+    /// indexed, is `key`: `locks.row_of("accounts", "id", 7).lock(&mut tx)`.
     pub fn row_of<K>(&self, table: impl Into<String>, column: impl Into<String>, key: K) -> RowOf<K> {
         RowOf::new(Arc::clone(&self.client), table.into(), column.into(), key)
     }
@@ -168,16 +178,19 @@ impl Locks {
         RowsOf::new(Arc::clone(&self.client), table.into(), column.into(), keys.into_iter().collect())
     }
 
-    /// Returns a lock on rows of the caller's own table, by a condition: a queue of jobs. It returns the `column` of each row.
+    /// Returns a lock on rows of the caller's own table, by a condition: a queue of jobs. It
+    /// returns the `column` of each row.
     pub fn rows_where(&self, table: impl Into<String>, column: impl Into<String>) -> RowsWhere {
         RowsWhere::new(Arc::clone(&self.client), table.into(), column.into())
     }
 
-    /// Takes over a lease that another process [exported](Lease::export), and renews it from now on.
+    /// Takes over a lease that another process [exported](Lease::export), and renews it from now
+    /// on.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`](crate::Error::Lost) when it ended before; [`Error::Unavailable`](crate::Error::Unavailable).
+    /// [`Error::Lost`](crate::Error::Lost) when it ended before;
+    /// [`Error::Unavailable`](crate::Error::Unavailable).
     ///
     /// # Cancel safety
     ///
@@ -190,7 +203,8 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](crate::Error::Unavailable), [`Error::NotMigrated`](crate::Error::NotMigrated).
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
     ///
     /// # Cancel safety
     ///
@@ -205,7 +219,8 @@ impl Locks {
         Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())
     }
 
-    /// Returns the holder of a name, if there is one. Of several holders, the first: see [`holders`](Self::holders).
+    /// Returns the holder of a name, if there is one. Of several holders, the first: see
+    /// [`holders`](Self::holders).
     ///
     /// # Errors
     ///
@@ -231,8 +246,9 @@ impl Locks {
         inspect::holders(&self.client, name).await
     }
 
-    /// Returns the waiters of a name, in order. Of each client these are the waiters that may be next: up to the first exclusive one.
-    /// The others wait within their process; those of the holder's client, until another client waits as well.
+    /// Returns the waiters of a name, in order. Of each client these are the waiters that may be
+    /// next: up to the first exclusive one. The others wait within their process; those of the
+    /// holder's client, until another client waits as well.
     ///
     /// # Errors
     ///
@@ -247,12 +263,14 @@ impl Locks {
         Ok(places.into_iter().enumerate().filter_map(|(ahead, place)| WaiterInfo::of(ahead, place)).collect())
     }
 
-    /// Evicts the holder of a name, for operators. The token names the lease, so a newer one is never ended by mistake. Returns `false`
-    /// when that token no longer holds the name.
+    /// Evicts the holder of a name, for operators. The token names the lease, so a newer one is
+    /// never ended by mistake. Returns `false` when that token no longer holds the name.
     ///
-    /// The evicted holder learns of the eviction at its next heartbeat (a holder of this client, at once), and no transaction that it
-    /// fences from now on can commit. The eviction waits while a fenced transaction of the holder is open; after some seconds it
-    /// fails with [`Error::Unavailable`](crate::Error::Unavailable) and changes nothing: end that transaction first.
+    /// The evicted holder learns of the eviction at its next heartbeat (a holder of this client, at
+    /// once), and no transaction that it fences from now on can commit. The eviction waits while a
+    /// fenced transaction of the holder is open; after some seconds it fails with
+    /// [`Error::Unavailable`](crate::Error::Unavailable) and changes nothing: end that transaction
+    /// first.
     ///
     /// # Errors
     ///
@@ -289,9 +307,10 @@ impl Locks {
         }
     }
 
-    /// Makes the lease with this token last at least `ttl` from now, in whichever process it is held: for a lease that one step of a
-    /// script acquires and others hold. Returns `false` when that token no longer holds the name. It never shortens a lease. (A
-    /// holder that renews the lease keeps its own TTL.)
+    /// Makes the lease with this token last at least `ttl` from now, in whichever process it is
+    /// held: for a lease that one step of a script acquires and others hold. Returns `false` when
+    /// that token no longer holds the name. It never shortens a lease. (A holder that renews the
+    /// lease keeps its own TTL.)
     ///
     /// # Errors
     ///
@@ -313,11 +332,12 @@ impl Locks {
         Sweeper::new(Arc::clone(&self.client))
     }
 
-    /// Releases every lease and session lock of this client, refuses its waiters, and closes its connections. Locks that the
-    /// application still holds are lost with [`LossCause::Shutdown`](crate::LossCause::Shutdown).
+    /// Releases every lease and session lock of this client, refuses its waiters, and closes its
+    /// connections. Locks that the application still holds are lost with
+    /// [`LossCause::Shutdown`](crate::LossCause::Shutdown).
     ///
-    /// For the orderly end of a process: dropping everything releases too, but nothing waits for it, and a runtime that
-    /// stops at once leaves the names to their TTL.
+    /// For the orderly end of a process: dropping everything releases too, but nothing waits for
+    /// it, and a runtime that stops at once leaves the names to their TTL.
     ///
     /// # Errors
     ///

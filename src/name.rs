@@ -10,7 +10,8 @@ pub(crate) const MAX_BYTES: usize = 255;
 
 /// The name of a lock: 1 to 255 bytes of UTF-8 without NUL, compared byte for byte.
 ///
-/// `a`, `A`, `a ` and `á` are four names on every database, whatever its collation. Cloning is cheap.
+/// `a`, `A`, `a ` and `á` are four names on every database, whatever its collation. Cloning is
+/// cheap.
 ///
 /// ```
 /// use sqlock::LockName;

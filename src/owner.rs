@@ -14,11 +14,11 @@ tokio::task_local! {
 
 /// The identity of an owner.
 ///
-/// By default every lease has an owner of its own, so two leases exclude each other even within one task.
-/// Leases with the *same* owner re-enter instead: the second acquisition succeeds at once, the database counts it, and
-/// the name is free after the last release. Set the owner explicitly with
-/// [`LeaseRequest::owner`](crate::LeaseRequest::owner), also across processes (as text), or for all requests
-/// inside a future with [`Owner::scope`].
+/// By default every lease has an owner of its own, so two leases exclude each other even within one
+/// task. Leases with the *same* owner re-enter instead: the second acquisition succeeds at once,
+/// the database counts it, and the name is free after the last release. Set the owner explicitly
+/// with [`LeaseRequest::owner`](crate::LeaseRequest::owner), also across processes (as text), or
+/// for all requests inside a future with [`Owner::scope`].
 ///
 /// An owner is random, never a host name: two processes of one host are two owners.
 ///
@@ -43,7 +43,8 @@ impl Owner {
         CURRENT.try_with(|owner| *owner).ok()
     }
 
-    /// Runs `work` with this owner: leases that it requests belong to this owner and re-enter each other.
+    /// Runs `work` with this owner: leases that it requests belong to this owner and re-enter each
+    /// other.
     ///
     /// The scope covers the future itself, not tasks that it spawns.
     ///

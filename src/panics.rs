@@ -10,7 +10,8 @@ pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| message(&*panic))
 }
 
-/// Runs a future, and does not poll it again after a panic. Returns the message of the panic as an error.
+/// Runs a future, and does not poll it again after a panic. Returns the message of the panic as an
+/// error.
 pub(crate) async fn caught_in<F: Future>(work: F) -> Result<F::Output, String> {
     let mut work = pin!(work);
     std::future::poll_fn(|cx| match caught(|| work.as_mut().poll(cx)) {

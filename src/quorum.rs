@@ -1,9 +1,10 @@
 //! A lease on a majority of independent databases.
 //!
-//! [`Quorum`] has an example, its benefits and its limits. Which one when: [the table of calls](crate#which-call).
+//! [`Quorum`] has an example, its benefits and its limits. Which one when: [the table of
+//! calls](crate#which-call).
 
-// A request asks all databases at once (`Round`). A held majority (`Majority`) counts the leases on the single databases by their
-// clocks, and a task maintains it.
+// A request asks all databases at once (`Round`). A held majority (`Majority`) counts the leases on
+// the single databases by their clocks, and a task maintains it.
 mod lease;
 mod majority;
 mod nodes;
@@ -20,11 +21,12 @@ use nodes::Nodes;
 pub use lease::QuorumLease;
 pub use request::QuorumRequest;
 
-/// Several independent databases, a majority of which grants a name: leases can be acquired and are renewed while any
-/// minority of them is down. Cloning is cheap.
+/// Several independent databases, a majority of which grants a name: leases can be acquired and are
+/// renewed while any minority of them is down. Cloning is cheap.
 ///
-/// The databases may be of different kinds. Each is a [`Locks`] client of its own, on a server of its own that shares nothing
-/// with the others: no disk, no replication. All clients of a name must use the same databases.
+/// The databases may be of different kinds. Each is a [`Locks`] client of its own, on a server of
+/// its own that shares nothing with the others: no disk, no replication. All clients of a name must
+/// use the same databases.
 ///
 /// ```
 /// # async fn example(a: sqlock::Locks, b: sqlock::Locks, c: sqlock::Locks) -> sqlock::Result<()> {
@@ -40,52 +42,60 @@ pub use request::QuorumRequest;
 ///
 /// # Benefits
 ///
-/// Of three databases one may be down, paused, cut off or restarted, and names are acquired, renewed and released as before,
-/// without a failover. One database with a *synchronous* standby survives the loss of a server as well, and is
-/// usually the better choice: it costs one round trip instead of two or three, its queue is fair, and its
-/// [fence](crate::Lease::fence) protects data. Choose a quorum where there is no such cluster, or its failover takes too long,
-/// or the lock must not depend on one kind of database.
+/// Of three databases one may be down, paused, cut off or restarted, and names are acquired,
+/// renewed and released as before, without a failover. One database with a *synchronous* standby
+/// survives the loss of a server as well, and is usually the better choice: it costs one round trip
+/// instead of two or three, its queue is fair, and its [fence](crate::Lease::fence) protects data.
+/// Choose a quorum where there is no such cluster, or its failover takes too long, or the lock must
+/// not depend on one kind of database.
 ///
 /// # Limits
 ///
-/// - **No fence.** A fence keeps other owners from the name on *one* database until a transaction there has ended, and a majority of
-///   the others may grant the name meanwhile. So [tokens](QuorumLease::token) protect data: the receiver must
-///   *first* record the token as the highest it has seen (and refuse a lower one), *then* read, then write.
-/// - **No queue.** Waiters ask again, at random intervals. Waiters of one process with the same quorum (or a clone)
-///   are served in order; between processes there is no order.
-/// - **No re-entrance.** Also inside an [`Owner::scope`](crate::Owner::scope), a second request for a name waits for the first.
-/// - **Clocks must run at about the same rate**, as for every lease: the holder counts one percent of the TTL less.
-/// - **Cost**: two statements in sequence on each database to acquire, as slow as the slowest database of the majority;
-///   a renewal on each, and a release on each.
+/// - **No fence.** A fence keeps other owners from the name on *one* database until a transaction
+///   there has ended, and a majority of the others may grant the name meanwhile. So
+///   [tokens](QuorumLease::token) protect data: the receiver must *first* record the token as the
+///   highest it has seen (and refuse a lower one), *then* read, then write.
+/// - **No queue.** Waiters ask again, at random intervals. Waiters of one process with the same
+///   quorum (or a clone) are served in order; between processes there is no order.
+/// - **No re-entrance.** Also inside an [`Owner::scope`](crate::Owner::scope), a second request for
+///   a name waits for the first.
+/// - **Clocks must run at about the same rate**, as for every lease: the holder counts one percent
+///   of the TTL less.
+/// - **Cost**: two statements in sequence on each database to acquire, as slow as the slowest
+///   database of the majority; a renewal on each, and a release on each.
 ///
 /// # The token
 ///
-/// The token is the highest that the majority granted, *T*, and it is written back: each database that granted a lower token raises
-/// it to *T* in the row, and the name counts as held only when a majority has *T* (or more), durably.
+/// The token is the highest that the majority granted, *T*, and it is written back: each database
+/// that granted a lower token raises it to *T* in the row, and the name counts as held only when a
+/// majority has *T* (or more), durably.
 ///
-/// So tokens only rise: two majorities have a database in common. There the row had at least *T* when the earlier holder's
-/// lease ended, and a row's token only rises, so the later holder was granted more than *T* there, and its own token is the highest
-/// that it was granted. Without the second round this fails: with *a* far ahead of *b* and *c*, the tokens would be 100 (from *a* and
-/// *b*) and then 7 (from *b* and *c*).
+/// So tokens only rise: two majorities have a database in common. There the row had at least *T*
+/// when the earlier holder's lease ended, and a row's token only rises, so the later holder was
+/// granted more than *T* there, and its own token is the highest that it was granted. Without the
+/// second round this fails: with *a* far ahead of *b* and *c*, the tokens would be 100 (from *a*
+/// and *b*) and then 7 (from *b* and *c*).
 ///
-/// A database that has *lost* rows (its disk was replaced, or commits were lost) can break this, as it can break exclusion:
-/// it may grant a lost lease again. Rows are durable, so a restart loses nothing. A database with relaxed durability
-/// must stay out of the quorum until all leases that it may have lost have expired: [`rejoin_after`](Self::rejoin_after). A new
-/// database must stay out for the longest TTL in use, and its tokens are above all earlier ones if its clock is right.
+/// A database that has *lost* rows (its disk was replaced, or commits were lost) can break this, as
+/// it can break exclusion: it may grant a lost lease again. Rows are durable, so a restart loses
+/// nothing. A database with relaxed durability must stay out of the quorum until all leases that it
+/// may have lost have expired: [`rejoin_after`](Self::rejoin_after). A new database must stay out
+/// for the longest TTL in use, and its tokens are above all earlier ones if its clock is right.
 #[derive(Clone)]
 pub struct Quorum {
     nodes: Arc<Nodes>,
 }
 
 impl Quorum {
-    /// Requires a majority of the databases: two of three, three of four or five. An even number tolerates no more failures than the
-    /// odd number below it.
+    /// Requires a majority of the databases: two of three, three of four or five. An even number
+    /// tolerates no more failures than the odd number below it.
     pub fn new(nodes: impl IntoIterator<Item = Locks>) -> Self {
         Self::with_nodes(nodes, false)
     }
 
-    /// Requires all of the databases: for a name that must be held in several databases at once. The lease is lost as soon as it is
-    /// lost on one of them, and cannot be acquired while one is unavailable.
+    /// Requires all of the databases: for a name that must be held in several databases at once.
+    /// The lease is lost as soon as it is lost on one of them, and cannot be acquired while one is
+    /// unavailable.
     pub fn all(nodes: impl IntoIterator<Item = Locks>) -> Self {
         Self::with_nodes(nodes, true)
     }
@@ -95,12 +105,13 @@ impl Quorum {
         Self { nodes: Arc::new(Nodes { locks, all, rejoin_after: None, turns: Mutex::default() }) }
     }
 
-    /// Excludes a database whose server has been up for less than this: for servers that may lose commits
-    /// in a crash (`fsync = off` on PostgreSQL, `innodb_flush_log_at_trx_commit` other than 1 on MySQL and
-    /// MariaDB). Set it to more than the longest TTL in use.
+    /// Excludes a database whose server has been up for less than this: for servers that may lose
+    /// commits in a crash (`fsync = off` on PostgreSQL, `innodb_flush_log_at_trx_commit` other than
+    /// 1 on MySQL and MariaDB). Set it to more than the longest TTL in use.
     ///
-    /// Each acquisition asks the server for its uptime, which depends on its wall clock: a clock that jumps ahead makes it
-    /// too long. SQLite has no server and no uptime: do not use a file with `synchronous = OFF` in a quorum.
+    /// Each acquisition asks the server for its uptime, which depends on its wall clock: a clock
+    /// that jumps ahead makes it too long. SQLite has no server and no uptime: do not use a file
+    /// with `synchronous = OFF` in a quorum.
     pub fn rejoin_after(self, up: Duration) -> Self {
         let Nodes { locks, all, .. } = &*self.nodes;
         let nodes = Nodes { locks: locks.clone(), all: *all, rejoin_after: Some(up), turns: Mutex::default() };

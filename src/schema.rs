@@ -1,10 +1,11 @@
 //! The tables: embedded migrations with a history of their own.
 //!
-//! sqlx's migrator does the work, with three corrections. The history lives in `_sqlock_migrations`, so that an
-//! application's own migrations and those of this crate do not interfere. Its advisory lock stays off: on PostgreSQL it survives a
-//! failed migration and is stranded by a transaction pooler, on MariaDB it is not a lock at all. Instead every step may
-//! fail because of another process, and is then retried. When the tables are up to date, nothing is created, so
-//! the rights to read and write suffice from then on.
+//! sqlx's migrator does the work, with three corrections. The history lives in
+//! `_sqlock_migrations`, so that an application's own migrations and those of this crate do not
+//! interfere. Its advisory lock stays off: on PostgreSQL it survives a failed migration and is
+//! stranded by a transaction pooler, on MariaDB it is not a lock at all. Instead every step may
+//! fail because of another process, and is then retried. When the tables are up to date, nothing is
+//! created, so the rights to read and write suffice from then on.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -108,8 +109,8 @@ fn migrator(files: Files) -> Migrator {
     migrator
 }
 
-/// Runs `open` until it succeeds or fails for a lasting reason. First connections to a new SQLite file can
-/// find it locked in spite of the busy timeout, while another one switches it to WAL.
+/// Runs `open` until it succeeds or fails for a lasting reason. First connections to a new SQLite
+/// file can find it locked in spite of the busy timeout, while another one switches it to WAL.
 #[cfg(feature = "sqlite")]
 pub(crate) async fn patiently<T, F>(open: impl Fn() -> F) -> Result<T>
 where
@@ -129,7 +130,8 @@ async fn pause() {
     tokio::time::sleep(crate::backoff::jittered(Duration::from_millis(50))).await;
 }
 
-/// Returns how long to retry after an error: a race against another migration passes when that has finished.
+/// Returns how long to retry after an error: a race against another migration passes when that has
+/// finished.
 fn retry_limit(error: &MigrateError) -> Duration {
     match error {
         MigrateError::Execute(e) | MigrateError::ExecuteMigration(e, _)

@@ -19,17 +19,18 @@ use crate::operation::Sweep;
 /// The rows in a batch, unless [`Sweeper::batch`] sets them.
 pub(crate) const BATCH: u32 = 500;
 
-/// Purges the rows of names that have been free for a while, and expired records of requests. Made with
-/// [`Locks::sweeper`](crate::Locks::sweeper).
+/// Purges the rows of names that have been free for a while, and expired records of requests. Made
+/// with [`Locks::sweeper`](crate::Locks::sweeper).
 ///
-/// It only frees space: without it, an expired lease can be taken over at once, and an expired key used again. Any
-/// number of instances may run at the same time, on any number of hosts. A sweep works in batches, never touches a row that is
-/// held, and keeps a row until its token is older than the retention by the database's clock, so that a token
-/// never goes back.
+/// It only frees space: without it, an expired lease can be taken over at once, and an expired key
+/// used again. Any number of instances may run at the same time, on any number of hosts. A sweep
+/// works in batches, never touches a row that is held, and keeps a row until its token is older
+/// than the retention by the database's clock, so that a token never goes back.
 ///
-/// Of the records of [`Idempotency`](crate::idempotency::Idempotency) it purges, with their steps, results that have been kept for
-/// [their own retention](crate::idempotency::Idempotency::retention) and expired tokens. Records that have not ended, or whose
-/// outcome is unknown, stay for ever.
+/// Of the records of [`Idempotency`](crate::idempotency::Idempotency) it purges, with their steps,
+/// results that have been kept for [their own
+/// retention](crate::idempotency::Idempotency::retention) and expired tokens. Records that have not
+/// ended, or whose outcome is unknown, stay for ever.
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -53,21 +54,23 @@ impl Sweeper {
         Self { client, every: Duration::from_secs(300), retention: Duration::from_secs(3600), batch: BATCH }
     }
 
-    /// Sets the mean time between two sweeps in the background. 5 minutes by default, at most 100 years, jittered so that instances
-    /// spread out.
+    /// Sets the mean time between two sweeps in the background. 5 minutes by default, at most 100
+    /// years, jittered so that instances spread out.
     pub fn every(mut self, interval: Duration) -> Self {
         self.every = interval.min(CENTURY);
         self
     }
 
-    /// For how long a name must have been free. One hour by default, at most 100 years. Keep it well above any step that the database's
-    /// clock may make backwards: a token could go back by as much as the step exceeds it. (For records it has no meaning.)
+    /// For how long a name must have been free. One hour by default, at most 100 years. Keep it
+    /// well above any step that the database's clock may make backwards: a token could go back by
+    /// as much as the step exceeds it. (For records it has no meaning.)
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = retention;
         self
     }
 
-    /// Sets the rows in a batch. 500 by default, at least 1. An acquisition waits for one batch at most.
+    /// Sets the rows in a batch. 500 by default, at least 1. An acquisition waits for one batch at
+    /// most.
     pub fn batch(mut self, rows: u32) -> Self {
         self.batch = rows.max(1);
         self
@@ -77,7 +80,8 @@ impl Sweeper {
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](crate::Error::Unavailable), [`Error::NotMigrated`](crate::Error::NotMigrated).
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
     ///
     /// # Cancel safety
     ///
@@ -86,7 +90,8 @@ impl Sweeper {
         sweep(&self.client, self.retention, self.batch).await
     }
 
-    /// Sweeps in the background until the returned guard, or the last handle and lease of its client, is dropped.
+    /// Sweeps in the background until the returned guard, or the last handle and lease of its
+    /// client, is dropped.
     ///
     /// # Panics
     ///

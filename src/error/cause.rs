@@ -1,4 +1,5 @@
-//! The causes that an error carries: of a lost lease, and of a transaction that cannot be fenced, locked or written.
+//! The causes that an error carries: of a lost lease, and of a transaction that cannot be fenced,
+//! locked or written.
 
 /// The cause of a lost lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -7,7 +8,8 @@ pub enum LossCause {
     /// The lease expired before a heartbeat succeeded.
     #[error("it expired before it was renewed")]
     Expired,
-    /// The database reports that the lease has ended: another owner took it over after it expired, or an operator evicted it.
+    /// The database reports that the lease has ended: another owner took it over after it expired,
+    /// or an operator evicted it.
     #[error("it was taken over or evicted")]
     Superseded,
     /// The lease reached its [`max_hold`](crate::LeaseRequest::max_hold).
@@ -16,7 +18,8 @@ pub enum LossCause {
     /// [`Locks::shutdown`](crate::Locks::shutdown) released the lease.
     #[error("the client was shut down")]
     Shutdown,
-    /// The connection of a [session lock](crate::session::SessionLock) has ended, or was silent for too long.
+    /// The connection of a [session lock](crate::session::SessionLock) has ended, or was silent for
+    /// too long.
     #[error("its connection to the database was lost")]
     Disconnected,
 }
@@ -71,7 +74,8 @@ pub enum RowError {
         /// Why the index cannot be used.
         reason: String,
     },
-    /// Several rows have the key and the version, and all of them were changed: roll the transaction back.
+    /// Several rows have the key and the version, and all of them were changed: roll the
+    /// transaction back.
     #[error("{rows} rows with the same {column} were changed: roll back, and make {column} unique")]
     SeveralRows {
         /// The column, as the caller named it.
@@ -79,7 +83,8 @@ pub enum RowError {
         /// How many rows.
         rows: u64,
     },
-    /// The database cannot use the column's index with a key of this type, and would lock every row.
+    /// The database cannot use the column's index with a key of this type, and would lock every
+    /// row.
     #[error(
         "a key of type {key} cannot be looked up in the index on a column of type {column}: every row would be locked"
     )]

@@ -9,7 +9,8 @@ pub(crate) enum Fault {
     Severed,
     /// The server or the pool has no free connection.
     Exhausted,
-    /// The statement was rolled back because of concurrent transactions. It may be sent again in a new transaction.
+    /// The statement was rolled back because of concurrent transactions. It may be sent again in a
+    /// new transaction.
     Again,
     /// The wait for another transaction's lock timed out. The statement may be sent again.
     Blocked,
@@ -44,13 +45,15 @@ impl Fault {
     /// Returns whether a transaction may be committed in spite of this error of its COMMIT.
     pub(crate) fn is_doubtful_commit(error: &sqlx::Error) -> bool {
         match error {
-            // Class 08 has transaction_resolution_unknown; a session that is shut down while a standby confirms has committed.
+            // Class 08 has transaction_resolution_unknown; a session that is shut down while a
+            // standby confirms has committed.
             sqlx::Error::Database(_) => Self::of(error) == Self::Severed,
             _ => true,
         }
     }
 
-    /// Classifies an error of sqlx, of a database or of a driver. Returns `None` for any other error.
+    /// Classifies an error of sqlx, of a database or of a driver. Returns `None` for any other
+    /// error.
     pub(crate) fn of_any(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
         if let Some(error) = error.downcast_ref::<sqlx::Error>() {
             return Some(Self::of(error));
@@ -83,8 +86,8 @@ impl Fault {
     #[cfg(feature = "postgres")]
     fn of_postgres(code: &str) -> Self {
         match code {
-            // admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout, idle_in_transaction_session_timeout; class
-            // 08 is connection_exception.
+            // admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout,
+            // idle_in_transaction_session_timeout; class 08 is connection_exception.
             "57P01" | "57P02" | "57P03" | "57P05" | "25P03" => Self::Severed,
             c if c.starts_with("08") => Self::Severed,
             "53300" => Self::Exhausted,
@@ -92,7 +95,8 @@ impl Fault {
             "40001" | "40P01" => Self::Again,
             // lock_not_available.
             "55P03" => Self::Blocked,
-            // unique_violation, duplicate_table, duplicate_object; XX000 is "tuple concurrently updated".
+            // unique_violation, duplicate_table, duplicate_object; XX000 is "tuple concurrently
+            // updated".
             "23505" | "42P07" | "42710" | "XX000" => Self::Race,
             "42P01" => Self::NoTable,
             // read_only_sql_transaction: on a standby there are no others.
@@ -101,19 +105,22 @@ impl Fault {
         }
     }
 
-    /// <https://dev.mysql.com/doc/mysql-errors/9.0/en/server-error-reference.html>, and MariaDB where it differs.
+    /// <https://dev.mysql.com/doc/mysql-errors/9.0/en/server-error-reference.html>, and MariaDB
+    /// where it differs.
     #[cfg(feature = "mysql")]
     fn of_mysql(number: u16) -> Self {
         match number {
-            // Server shutdown in progress, connection killed, client was disconnected by the server because of inactivity; error
-            // during COMMIT (a Galera node has lost its cluster: the others may have it or not).
+            // Server shutdown in progress, connection killed, client was disconnected by the server
+            // because of inactivity; error during COMMIT (a Galera node has lost its cluster: the
+            // others may have it or not).
             1053 | 1927 | 3169 | 4031 | 1180 => Self::Severed,
-            // The server runs with --read-only (or another option that forbids it), the transaction is read-only, the server is;
-            // a Galera node has no cluster ("has not yet prepared node for application use").
+            // The server runs with --read-only (or another option that forbids it), the transaction
+            // is read-only, the server is; a Galera node has no cluster ("has not yet prepared node
+            // for application use").
             1290 | 1792 | 1836 | 1047 => Self::ReadOnly,
             1040 | 1203 | 1226 => Self::Exhausted,
-            // Deadlock (on Galera also another node's commit), record has changed since last read, rolled back during commit
-            // (Group Replication, for another member's commit).
+            // Deadlock (on Galera also another node's commit), record has changed since last read,
+            // rolled back during commit (Group Replication, for another member's commit).
             1213 | 1020 | 3101 => Self::Again,
             // Lock wait timeout (on MariaDB also NOWAIT), NOWAIT.
             1205 | 3572 => Self::Blocked,
@@ -144,7 +151,8 @@ impl Fault {
 #[error("{0}")]
 struct NotWritable(String);
 
-/// Makes the error of a connection to a server that is read-only or cannot write as durably as requested.
+/// Makes the error of a connection to a server that is read-only or cannot write as durably as
+/// requested.
 pub(crate) fn not_writable(reason: String) -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::other(NotWritable(reason)))
 }

@@ -1,8 +1,9 @@
 //! From one server to a cluster: what fails over, what is lost, and which one to choose.
 //!
-//! A lease is as durable as the commit that grants it. On one server that commit survives the server's crash, not its disk: while
-//! it is away, nothing is granted and nothing is lost, and holders know when their leases expire. To go on without
-//! that server, a second one is needed, and it may lack the latest commits of the first.
+//! A lease is as durable as the commit that grants it. On one server that commit survives the
+//! server's crash, not its disk: while it is away, nothing is granted and nothing is lost, and
+//! holders know when their leases expire. To go on without that server, a second one is needed, and
+//! it may lack the latest commits of the first.
 //!
 //! | setup | when a server is lost | lost with it | locks that two owners can hold at once |
 //! |---|---|---|---|
@@ -13,33 +14,40 @@
 //! | MariaDB Galera | the others go on, after some seconds | no acknowledged commit | none; no [session locks](crate::session::SessionLock) |
 //! | several independent servers, [`Quorum`](crate::quorum::Quorum) | a minority may be lost | nothing | none |
 //!
-//! **Choose** one server until you cannot wait for its return; then the cluster that has your data already, because a
-//! [fence](crate::Lease::fence) needs the lease in the same database as the data. A synchronous standby costs a round trip
-//! for each request, and protects leases as it protects data. [`Quorum`](crate::quorum::Quorum) is for effects outside of any database,
-//! or where no single system may decide; it cannot fence a transaction.
+//! **Choose** one server until you cannot wait for its return; then the cluster that has your data
+//! already, because a [fence](crate::Lease::fence) needs the lease in the same database as the
+//! data. A synchronous standby costs a round trip for each request, and protects leases as it
+//! protects data. [`Quorum`](crate::quorum::Quorum) is for effects outside of any database, or
+//! where no single system may decide; it cannot fence a transaction.
 //!
 //! # Guarantees after a lost grant
 //!
-//! Where a grant can be lost, two clients can hold the name for a while: the new holder, and the old holder, whose grant the new
-//! primary does not have, until the new primary answers its heartbeat and the lease is looked up. Still guaranteed:
+//! Where a grant can be lost, two clients can hold the name for a while: the new holder, and the
+//! old holder, whose grant the new primary does not have, until the new primary answers its
+//! heartbeat and the lease is looked up. Still guaranteed:
 //!
-//! - *Tokens rise.* A token is the database's clock where that is ahead of the last token, so the new primary grants greater ones
-//!   than the old primary, without having those, as long as its clock is behind by less than the failover took.
-//!   A receiver that checks tokens refuses the old holder.
-//! - *The fence holds.* It compares owner and token in the transaction, in the database that is written: the old holder's lease is
-//!   not there, so its transaction cannot commit. Its commits on the old primary are lost with the grant.
+//! - *Tokens rise.* A token is the database's clock where that is ahead of the last token, so the
+//!   new primary grants greater ones than the old primary, without having those, as long as its
+//!   clock is behind by less than the failover took. A receiver that checks tokens refuses the old
+//!   holder.
+//! - *The fence holds.* It compares owner and token in the transaction, in the database that is
+//!   written: the old holder's lease is not there, so its transaction cannot commit. Its commits on
+//!   the old primary are lost with the grant.
 //!
-//! A release can be lost as well. The new primary still has the lease, and the heartbeat of its client renews it: the name stays taken
-//! until that client ends, or [`Locks::evict`](crate::Locks::evict) ends the lease.
+//! A release can be lost as well. The new primary still has the lease, and the heartbeat of its
+//! client renews it: the name stays taken until that client ends, or
+//! [`Locks::evict`](crate::Locks::evict) ends the lease.
 //!
 //! # Several URLs
 //!
-//! [`Locks::connect`] takes a list and uses the first writable server: it skips a standby, a read-only server, and a
-//! Galera node without a cluster. When the connection is lost, or the server becomes read-only, all servers are tried
-//! again, beginning with the one that was written last, for three seconds; then requests end in [`Error::Unavailable`], which
-//! names each server and its error. Held leases are renewed on the new primary: the TTL must be longer than a
-//! failover takes, or they end first. The cluster's own management decides which server is promoted, and must stop or
-//! isolate the old primary. Two servers that both take writes are two databases.
+//! [`Locks::connect`] takes a list and uses the first writable server: it skips a standby, a
+//! read-only server, and a Galera node without a cluster. When the connection is lost, or the
+//! server becomes read-only, all servers are tried again, beginning with the one that was written
+//! last, for three seconds; then requests end in [`Error::Unavailable`], which names each server
+//! and its error. Held leases are renewed on the new primary: the TTL must be longer than a
+//! failover takes, or they end first. The cluster's own management decides which server is
+//! promoted, and must stop or isolate the old primary. Two servers that both take writes are two
+//! databases.
 //!
 //! ```no_run
 //! # #[cfg(feature = "postgres")]
@@ -56,45 +64,54 @@
 //!
 //! # Independent servers
 //!
-//! A [`Quorum`](crate::quorum::Quorum) takes the name on a majority of databases that know nothing of each other. There is no failover to
-//! wait for: while one of three is down, the other two go on. It costs two rounds of statements on each, there is no queue between
-//! processes, and a fence on one of them does not help, because the others may grant the name meanwhile: the receiver of the effects
-//! must check [`QuorumLease::token`](crate::quorum::QuorumLease::token).
+//! A [`Quorum`](crate::quorum::Quorum) takes the name on a majority of databases that know nothing
+//! of each other. There is no failover to wait for: while one of three is down, the other two go
+//! on. It costs two rounds of statements on each, there is no queue between processes, and a fence
+//! on one of them does not help, because the others may grant the name meanwhile: the receiver of
+//! the effects must check [`QuorumLease::token`](crate::quorum::QuorumLease::token).
 //!
 //! # PostgreSQL
 //!
-//! A standby is synchronous if `synchronous_standby_names` names it. With [`synchronous`], a server without a connected
-//! synchronous standby is refused, also after its promotion: configure a standby for it as well. Without it, any primary
-//! is used. `synchronous_commit = remote_apply` is kept; weaker settings are raised to `on`.
+//! A standby is synchronous if `synchronous_standby_names` names it. With [`synchronous`], a server
+//! without a connected synchronous standby is refused, also after its promotion: configure a
+//! standby for it as well. Without it, any primary is used. `synchronous_commit = remote_apply` is
+//! kept; weaker settings are raised to `on`.
 //!
-//! Every request checks whether the server still waits for a standby, which costs a round trip. Some cluster managers remove a
-//! lost standby from the configuration and go on without it: then requests end in [`Error::Unavailable`]. (A
-//! commit at the moment of that change may be acknowledged by one server alone; use the manager's strict mode.)
+//! Every request checks whether the server still waits for a standby, which costs a round trip.
+//! Some cluster managers remove a lost standby from the configuration and go on without it: then
+//! requests end in [`Error::Unavailable`]. (A commit at the moment of that change may be
+//! acknowledged by one server alone; use the manager's strict mode.)
 //!
-//! While the standby is away, commits wait. Requests end in [`Error::Unavailable`] then and are never cancelled: PostgreSQL
-//! would report success for a commit on one server only. When the standby is back, the request may be granted without a holder;
-//! then the name is free after the TTL.
+//! While the standby is away, commits wait. Requests end in [`Error::Unavailable`] then and are
+//! never cancelled: PostgreSQL would report success for a commit on one server only. When the
+//! standby is back, the request may be granted without a holder; then the name is free after the
+//! TTL.
 //!
 //! # MySQL and MariaDB with replicas
 //!
-//! Replicas must be `read_only`: a writable replica looks like a primary. A user with the right to write nevertheless (`SUPER`,
-//! `CONNECTION_ADMIN`, `READ_ONLY ADMIN`) is not refused on a connection that is open when a server becomes read-only: use a user
-//! without it, or `super_read_only`. Semi-synchronous replication loses less, and is not
-//! checked by this crate.
+//! Replicas must be `read_only`: a writable replica looks like a primary. A user with the right to
+//! write nevertheless (`SUPER`, `CONNECTION_ADMIN`, `READ_ONLY ADMIN`) is not refused on a
+//! connection that is open when a server becomes read-only: use a user without it, or
+//! `super_read_only`. Semi-synchronous replication loses less, and is not checked by this crate.
 //!
 //! # Galera
 //!
-//! All nodes can be written at once. Of two clients that acquire a name on two nodes at the same time, one fails to commit and asks
-//! again by itself; so contention between nodes is slow, and all clients should use one node and fail over to the others. Fences
-//! are writes there (nodes do not see each other's locks), with three consequences:
+//! All nodes can be written at once. Of two clients that acquire a name on two nodes at the same
+//! time, one fails to commit and asks again by itself; so contention between nodes is slow, and all
+//! clients should use one node and fail over to the others. Fences are writes there (nodes do not
+//! see each other's locks), with three consequences:
 //!
-//! - A new holder does not wait for the old holder's fenced transaction on another node; that transaction can no longer commit.
-//! - Of two transactions that are fenced with one name at the same time, by one holder or by several shared holders,
-//!   one fails with a conflict. Run them with [`Retry`](crate::retry::Retry).
-//! - A fence on a node that has not received the lease yet fails with [`FenceError::StaleSnapshot`], likewise a conflict.
+//! - A new holder does not wait for the old holder's fenced transaction on another node; that
+//!   transaction can no longer commit.
+//! - Of two transactions that are fenced with one name at the same time, by one holder or by
+//!   several shared holders, one fails with a conflict. Run them with
+//!   [`Retry`](crate::retry::Retry).
+//! - A fence on a node that has not received the lease yet fails with
+//!   [`FenceError::StaleSnapshot`], likewise a conflict.
 //!
-//! Row locks ([`Locks::row`]) are those of one node. Session locks are refused. When a node is killed, the others pause until
-//! they have noticed (`evs.suspect_timeout`, 5 seconds by default): consider that with short TTLs.
+//! Row locks ([`Locks::row`]) are those of one node. Session locks are refused. When a node is
+//! killed, the others pause until they have noticed (`evs.suspect_timeout`, 5 seconds by default):
+//! consider that with short TTLs.
 //!
 //! [`Error::Unavailable`]: crate::Error::Unavailable
 //! [`FenceError::StaleSnapshot`]: crate::lease::FenceError::StaleSnapshot

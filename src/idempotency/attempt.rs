@@ -21,8 +21,9 @@ use crate::token::FencingToken;
 
 /// An attempt at a request, under a lease. Made by [`Idempotency::attempt`].
 ///
-/// End it with [`complete`](Self::complete), [`forget`](Self::forget) or [`unknown`](Self::unknown). A dropped attempt counts as
-/// died: its lease is released, and the next attempt continues it.
+/// End it with [`complete`](Self::complete), [`forget`](Self::forget) or
+/// [`unknown`](Self::unknown). A dropped attempt counts as died: its lease is released, and the
+/// next attempt continues it.
 #[must_use = "an attempt that is dropped counts as died"]
 pub struct Attempt {
     idempotency: Idempotency,
@@ -72,13 +73,16 @@ impl Attempt {
         &self.lease
     }
 
-    /// Returns a key for the provider's own idempotency: a digest of the namespace, the principal, the key and the step. 64 digits.
+    /// Returns a key for the provider's own idempotency: a digest of the namespace, the principal,
+    /// the key and the step. 64 digits.
     ///
     /// Every attempt with this key has the same one, also after a failover or a restored backup has
-    /// lost the record, after a refusal has freed the key, and after the retention. So the provider recognizes a repeated call.
+    /// lost the record, after a refusal has freed the key, and after the retention. So the provider
+    /// recognizes a repeated call.
     ///
-    /// The provider also takes a new request with a reused key for the old one. For clients that reuse keys, put a
-    /// generation into the namespace or the step (`"charge/2026-11"`); the same one in every attempt at a request.
+    /// The provider also takes a new request with a reused key for the old one. For clients that
+    /// reuse keys, put a generation into the namespace or the step (`"charge/2026-11"`); the same
+    /// one in every attempt at a request.
     ///
     /// `step` tells several calls of one attempt apart, which need different keys.
     pub fn provider_key(&self, step: &str) -> String {
@@ -86,14 +90,15 @@ impl Attempt {
         crate::backend::hex(&records::digest(b"sqlock/idem/provider/2", parts))
     }
 
-    /// Runs a step of the work and stores its result, or returns the result that an earlier attempt has stored under this name:
-    /// a recovery point. The step may run more than once, when a process dies before its result is stored: so call
-    /// providers with a [key](Self::provider_key).
+    /// Runs a step of the work and stores its result, or returns the result that an earlier attempt
+    /// has stored under this name: a recovery point. The step may run more than once, when a
+    /// process dies before its result is stored: so call providers with a
+    /// [key](Self::provider_key).
     ///
     /// # Errors
     ///
-    /// The step's own; [`Error::Lost`] when another attempt has taken over; [`Error::InvalidKey`], [`Error::Json`],
-    /// [`Error::Unavailable`].
+    /// The step's own; [`Error::Lost`] when another attempt has taken over; [`Error::InvalidKey`],
+    /// [`Error::Json`], [`Error::Unavailable`].
     ///
     /// # Cancel safety
     ///
@@ -123,12 +128,14 @@ impl Attempt {
         Ok(result)
     }
 
-    /// Stores the result of a step, together with its writes, in a transaction of the caller's own, unless a result is stored
-    /// already. No other attempt begins before that transaction has ended.
+    /// Stores the result of a step, together with its writes, in a transaction of the caller's own,
+    /// unless a result is stored already. No other attempt begins before that transaction has
+    /// ended.
     ///
     /// # Errors
     ///
-    /// As [`step`](Self::step). The transaction stays usable; roll it back when the attempt was lost.
+    /// As [`step`](Self::step). The transaction stays usable; roll it back when the attempt was
+    /// lost.
     ///
     /// # Cancel safety
     ///
@@ -142,7 +149,8 @@ impl Attempt {
         self.idempotency.check_transaction(tx)?;
         let bytes = encode(result, self.idempotency.limit)?;
         let step = self.step_key(name)?;
-        // Without this, another attempt could begin before this transaction commits, and not see the step.
+        // Without this, another attempt could begin before this transaction commits, and not see
+        // the step.
         if !records::hold_up::<DB>(tx, &step.id, self.token.get()).await.map_err(claim_error::<DB>)? {
             return Err(self.lost_error());
         }
@@ -164,16 +172,19 @@ impl Attempt {
         found.map(|bytes| decode(Some(&bytes))).transpose()
     }
 
-    /// Completes the request: stores the result, if no other attempt has taken over. A second call with an equal result changes nothing.
+    /// Completes the request: stores the result, if no other attempt has taken over. A second call
+    /// with an equal result changes nothing.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] when another attempt has taken over; [`Error::AlreadyCompleted`] when another result is stored, which stays;
-    /// [`Error::Json`] and [`Error::ResultTooLarge`], after which the outcome is unknown; [`Error::Unavailable`].
+    /// [`Error::Lost`] when another attempt has taken over; [`Error::AlreadyCompleted`] when
+    /// another result is stored, which stays; [`Error::Json`] and [`Error::ResultTooLarge`], after
+    /// which the outcome is unknown; [`Error::Unavailable`].
     ///
     /// # Cancel safety
     ///
-    /// After the future was dropped, the result may be stored. If it is not, the next attempt continues.
+    /// After the future was dropped, the result may be stored. If it is not, the next attempt
+    /// continues.
     pub async fn complete<T: Serialize + ?Sized>(&self, result: &T) -> Result<()> {
         let bytes = match encode(result, self.idempotency.limit) {
             Ok(bytes) => bytes,
@@ -185,13 +196,14 @@ impl Attempt {
         self.end(self.done_ending(bytes)).await
     }
 
-    /// Completes the request as [`complete`](Self::complete), in a transaction of the caller's own, atomically with its writes. This
-    /// call or the commit fails when another attempt has taken over.
+    /// Completes the request as [`complete`](Self::complete), in a transaction of the caller's own,
+    /// atomically with its writes. This call or the commit fails when another attempt has taken
+    /// over.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`], [`Error::AlreadyCompleted`], [`Error::Json`], [`Error::ResultTooLarge`], [`Error::Row`], those of any
-    /// statement. After an error, nothing is recorded.
+    /// [`Error::Lost`], [`Error::AlreadyCompleted`], [`Error::Json`], [`Error::ResultTooLarge`],
+    /// [`Error::Row`], those of any statement. After an error, nothing is recorded.
     ///
     /// # Cancel safety
     ///
@@ -214,8 +226,8 @@ impl Attempt {
         Ok(())
     }
 
-    /// Records that the effect is unknown. The record stays until it is [resumed](Idempotency::resume) or
-    /// [forgotten](Idempotency::forget).
+    /// Records that the effect is unknown. The record stays until it is
+    /// [resumed](Idempotency::resume) or [forgotten](Idempotency::forget).
     ///
     /// # Errors
     ///
@@ -223,12 +235,14 @@ impl Attempt {
     ///
     /// # Cancel safety
     ///
-    /// After the future was dropped, the outcome may be recorded. If it is not, the attempt counts as died.
+    /// After the future was dropped, the outcome may be recorded. If it is not, the attempt counts
+    /// as died.
     pub async fn unknown(&self) -> Result<()> {
         self.end(Ending::Unknown).await
     }
 
-    /// Deletes the record, because the request certainly had no effect: the key is free, and an issued token valid again.
+    /// Deletes the record, because the request certainly had no effect: the key is free, and an
+    /// issued token valid again.
     ///
     /// # Errors
     ///
@@ -236,7 +250,8 @@ impl Attempt {
     ///
     /// # Cancel safety
     ///
-    /// After the future was dropped, the record may be deleted. If it is not, the attempt counts as died.
+    /// After the future was dropped, the record may be deleted. If it is not, the attempt counts as
+    /// died.
     pub async fn forget(&self) -> Result<()> {
         self.set_conclusion(Conclusion::Recorded);
         let id = self.record.key.id.clone();
@@ -291,7 +306,8 @@ impl Attempt {
         self.end(self.done_ending(encode(result, usize::MAX)?)).await
     }
 
-    /// Frees the key of a refused request, unless a step, or an earlier attempt, may have had an effect.
+    /// Frees the key of a refused request, unless a step, or an earlier attempt, may have had an
+    /// effect.
     #[cfg(feature = "axum")]
     pub(super) async fn refuse(&self) -> Result<()> {
         let steps = Errand::Steps { id: self.record.key.id.clone(), begun: self.record.created_at };
@@ -301,7 +317,8 @@ impl Attempt {
         self.unknown().await
     }
 
-    /// Checks that the transaction of [`complete_in`](Self::complete_in) was committed. Otherwise records that the effect is unknown.
+    /// Checks that the transaction of [`complete_in`](Self::complete_in) was committed. Otherwise
+    /// records that the effect is unknown.
     async fn check_committed(&self) -> Result<()> {
         let found = self.idempotency.send(Errand::Read(self.record.key.clone())).await?;
         let token = self.token.get();
@@ -312,7 +329,8 @@ impl Attempt {
         Err(Error::Unknown { attempted: "commit the result under", name: self.lease.name().clone() })
     }
 
-    /// Completes the request if the result can be read back. Otherwise records that the effect is unknown.
+    /// Completes the request if the result can be read back. Otherwise records that the effect is
+    /// unknown.
     async fn complete_legibly<T: Serialize + DeserializeOwned>(&self, result: &T) -> Result<()> {
         if let Err(error) = encode_legibly(result, usize::MAX) {
             self.unknown().await?;

@@ -18,7 +18,8 @@ const MAX_READS: u32 = 10;
 
 impl Idempotency {
     /// Claims a key in a transaction of the caller's own. After `New`, write the effect, call
-    /// [`complete`](Claim::complete) and commit; after any other outcome, write nothing in this transaction.
+    /// [`complete`](Claim::complete) and commit; after any other outcome, write nothing in this
+    /// transaction.
     ///
     /// ```
     /// # use sqlock::Error;
@@ -41,21 +42,25 @@ impl Idempotency {
     /// # }
     /// ```
     ///
-    /// Call it once in a transaction: a second call, before the result is stored, returns in-progress or null. It may be called at
-    /// any time in the transaction, but a duplicate repeats the statements before it. A duplicate in progress is reported at
-    /// once, [with the exceptions of `run`](Self::run); [`wait`](Self::wait) has no effect here.
+    /// Call it once in a transaction: a second call, before the result is stored, returns
+    /// in-progress or null. It may be called at any time in the transaction, but a duplicate
+    /// repeats the statements before it. A duplicate in progress is reported at once, [with the
+    /// exceptions of `run`](Self::run); [`wait`](Self::wait) has no effect here.
     ///
-    /// At REPEATABLE READ and SERIALIZABLE, a duplicate that committed after this transaction began to read causes
-    /// [`RowError::StaleSnapshot`](crate::row::RowError::StaleSnapshot) on PostgreSQL (and on MariaDB with `innodb_snapshot_isolation`): run the transaction again.
+    /// At REPEATABLE READ and SERIALIZABLE, a duplicate that committed after this transaction began
+    /// to read causes [`RowError::StaleSnapshot`](crate::row::RowError::StaleSnapshot) on
+    /// PostgreSQL (and on MariaDB with `innodb_snapshot_isolation`): run the transaction again.
     ///
     /// # Errors
     ///
-    /// [`Error::Row`] when the transaction cannot be used, or reads an older snapshot; [`Error::InvalidKey`],
-    /// [`Error::OutOfRange`]; [`Error::Database`], [`Error::Unavailable`], [`Error::NotMigrated`]. Roll back after any.
+    /// [`Error::Row`] when the transaction cannot be used, or reads an older snapshot;
+    /// [`Error::InvalidKey`], [`Error::OutOfRange`]; [`Error::Database`], [`Error::Unavailable`],
+    /// [`Error::NotMigrated`]. Roll back after any.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the transaction in an unknown state, as with any of its statements: roll back.
+    /// Dropping the future leaves the transaction in an unknown state, as with any of its
+    /// statements: roll back.
     pub async fn begin<DB: Database>(
         &self,
         tx: &mut Transaction<'_, DB>,
@@ -113,7 +118,8 @@ impl Idempotency {
         Ok(Outcome::InProgress)
     }
 
-    /// Reads the record on another connection before the claim. Returns `None` when the key can be claimed.
+    /// Reads the record on another connection before the claim. Returns `None` when the key can be
+    /// claimed.
     pub(super) async fn peek(&self, claim: &Claiming) -> Result<Option<Outcome<Infallible, Stored>>> {
         let mut found = self.send(Errand::Peek(claim.key.clone())).await?;
         // A lock on the record without a visible claim is short, such as that of the sweeper.
@@ -152,7 +158,8 @@ impl Claim {
     ///
     /// # Errors
     ///
-    /// [`Error::NotClaimed`] in another transaction; [`Error::ResultTooLarge`], [`Error::Json`]; those of any statement.
+    /// [`Error::NotClaimed`] in another transaction; [`Error::ResultTooLarge`], [`Error::Json`];
+    /// those of any statement.
     ///
     /// # Cancel safety
     ///

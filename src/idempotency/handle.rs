@@ -37,9 +37,10 @@ const RESULT_LIMIT: usize = 1 << 20;
 
 /// Lets requests take effect once, however often they are sent.
 ///
-/// A client chooses a [key](IdempotencyKey) for a request, and sends the request again with the same key when no answer came. The
-/// first request takes effect; each further one receives the first result. The claim on the key, the effect and the result are
-/// written in one transaction of the application's own database, so a crash leaves all of them or none.
+/// A client chooses a [key](IdempotencyKey) for a request, and sends the request again with the
+/// same key when no answer came. The first request takes effect; each further one receives the
+/// first result. The claim on the key, the effect and the result are written in one transaction of
+/// the application's own database, so a crash leaves all of them or none.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -77,19 +78,22 @@ const RESULT_LIMIT: usize = 1 << 20;
 ///
 /// # Two modes
 ///
-/// - **In one transaction**: [`run`](Self::run), or [`begin`](Self::begin) in a transaction of your own. For effects in this
-///   database. A crash cannot leave a key "in progress", because an uncommitted claim does not exist.
-/// - **Under a lease**: [`attempt`](Self::attempt) and [`run_leased`](Self::run_leased), for effects elsewhere, such as at a payment
-///   provider. The key is claimed by a lease, the provider is called with a [key of its own](crate::idempotency::Attempt::provider_key), and
-///   an unknown outcome is kept and reported.
+/// - **In one transaction**: [`run`](Self::run), or [`begin`](Self::begin) in a transaction of your
+///   own. For effects in this database. A crash cannot leave a key "in progress", because an
+///   uncommitted claim does not exist.
+/// - **Under a lease**: [`attempt`](Self::attempt) and [`run_leased`](Self::run_leased), for
+///   effects elsewhere, such as at a payment provider. The key is claimed by a lease, the provider
+///   is called with a [key of its own](crate::idempotency::Attempt::provider_key), and an unknown
+///   outcome is kept and reported.
 ///
 /// Use one of them for a namespace, not both.
 ///
 /// # Retention
 ///
-/// A result is replayed for the [retention](Self::retention), 24 hours by default. After
-/// that **the key counts as new, and the request would take effect again**: keep results for longer than any client repeats a
-/// request. The [sweeper](crate::sweeper::Sweeper) purges expired records. A record that has not ended does not expire.
+/// A result is replayed for the [retention](Self::retention), 24 hours by default. After that **the
+/// key counts as new, and the request would take effect again**: keep results for longer than any
+/// client repeats a request. The [sweeper](crate::sweeper::Sweeper) purges expired records. A
+/// record that has not ended does not expire.
 #[derive(Clone)]
 #[must_use = "nothing is done until a request is run"]
 pub struct Idempotency {
@@ -116,27 +120,31 @@ impl Idempotency {
         }
     }
 
-    /// Sets the namespace: 1 to 255 bytes of UTF-8 without NUL. Keys of different namespaces are independent.
+    /// Sets the namespace: 1 to 255 bytes of UTF-8 without NUL. Keys of different namespaces are
+    /// independent.
     pub fn namespace(mut self, name: impl Into<String>) -> Self {
         self.namespace = name.into();
         self
     }
 
-    /// Sets how long a result is replayed: 24 hours by default; 1 millisecond to 100 years. It counts from the claim, under a lease
-    /// from the result.
+    /// Sets how long a result is replayed: 24 hours by default; 1 millisecond to 100 years. It
+    /// counts from the claim, under a lease from the result.
     pub fn retention(mut self, time: Duration) -> Self {
         self.retention = time;
         self
     }
 
-    /// Sets the TTL of the lease of an [attempt](Self::attempt): 30 seconds by default. As [`LeaseRequest::ttl`].
+    /// Sets the TTL of the lease of an [attempt](Self::attempt): 30 seconds by default. As
+    /// [`LeaseRequest::ttl`].
     pub fn lease(mut self, ttl: Duration) -> Self {
         self.lease = ttl;
         self
     }
 
-    /// Sets how long a request waits for another one with the same key that is in progress. By default it does not wait and returns
-    /// [`Outcome::InProgress`](crate::idempotency::Outcome::InProgress). A waiting request holds no connection.
+    /// Sets how long a request waits for another one with the same key that is in progress. By
+    /// default it does not wait and returns
+    /// [`Outcome::InProgress`](crate::idempotency::Outcome::InProgress). A waiting request holds no
+    /// connection.
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.wait = at_most;
         self
@@ -148,20 +156,23 @@ impl Idempotency {
         self
     }
 
-    /// Sets how transactions of [`run`](Self::run) begin, and how often they are run again after a concurrent change.
+    /// Sets how transactions of [`run`](Self::run) begin, and how often they are run again after a
+    /// concurrent change.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
         self
     }
 
-    /// Issues a token to a principal, valid for one request within `ttl`: for a form that is sent once. It is the
-    /// [key](IdempotencyKey::issued) of that request, in either mode. A repeated request within the
-    /// [retention](Self::retention) receives the result; a rollback makes the token valid again. A token that has expired, was issued
-    /// to another principal, or was never issued returns [`Outcome::Expired`](crate::idempotency::Outcome::Expired).
+    /// Issues a token to a principal, valid for one request within `ttl`: for a form that is sent
+    /// once. It is the [key](IdempotencyKey::issued) of that request, in either mode. A repeated
+    /// request within the [retention](Self::retention) receives the result; a rollback makes the
+    /// token valid again. A token that has expired, was issued to another principal, or was never
+    /// issued returns [`Outcome::Expired`](crate::idempotency::Outcome::Expired).
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`], [`Error::OutOfRange`] (1 millisecond to 100 years), [`Error::Unavailable`], [`Error::NotMigrated`].
+    /// [`Error::InvalidKey`], [`Error::OutOfRange`] (1 millisecond to 100 years),
+    /// [`Error::Unavailable`], [`Error::NotMigrated`].
     ///
     /// # Cancel safety
     ///
@@ -192,7 +203,8 @@ impl Idempotency {
         self.client.run(command).await
     }
 
-    /// Requests the lease on a key. Its owner is new, so a duplicate in the same [scope](Owner::scope) does not re-enter.
+    /// Requests the lease on a key. Its owner is new, so a duplicate in the same
+    /// [scope](Owner::scope) does not re-enter.
     pub(super) fn lease_request(&self, key: &FullKey) -> LeaseRequest {
         LeaseRequest::new(Arc::clone(&self.client), lease_name(key)).owner(Owner::random()).ttl(self.lease)
     }

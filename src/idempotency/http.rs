@@ -1,8 +1,10 @@
-//! Requests over HTTP that take effect once: a layer and extractors for [axum](https://docs.rs/axum).
+//! Requests over HTTP that take effect once: a layer and extractors for
+//! [axum](https://docs.rs/axum).
 //!
-//! A client puts a key of its choice into the header [`Idempotency-Key`](https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/)
-//! and sends the request again, with the same key, when no response came. The first request takes effect. Each further one receives
-//! the same response, with `Idempotent-Replayed: true`.
+//! A client puts a key of its choice into the header
+//! [`Idempotency-Key`](https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/)
+//! and sends the request again, with the same key, when no response came. The first request takes
+//! effect. Each further one receives the same response, with `Idempotent-Replayed: true`.
 //!
 //! ```no_run
 //! # #[cfg(feature = "sqlite")]
@@ -52,42 +54,45 @@
 //! ```
 //!
 //! **The layer claims nothing by itself.** It reads the key and the request; the handler's work in
-//! [`Idempotent::run`] or [`Idempotent::run_leased`] takes effect once. The exception is a [`leased`](IdempotencyLayer::leased)
-//! layer, which runs the services inside it under a lease.
+//! [`Idempotent::run`] or [`Idempotent::run_leased`] takes effect once. The exception is a
+//! [`leased`](IdempotencyLayer::leased) layer, which runs the services inside it under a lease.
 //!
 //! # Which requests are the same
 //!
-//! There must be exactly one header `Idempotency-Key`: a string of structured fields, `"8e03978e"`, or the same without
-//! quotes, which is the same key; 1 to 255 characters of ASCII. Keys of different [principals](IdempotencyLayer::new) are
-//! independent.
+//! There must be exactly one header `Idempotency-Key`: a string of structured fields, `"8e03978e"`,
+//! or the same without quotes, which is the same key; 1 to 255 characters of ASCII. Keys of
+//! different [principals](IdempotencyLayer::new) are independent.
 //!
-//! A repeated request must be equal to the first: the method, the path and query as the client sent them, and the body
-//! byte for byte ([`json`](IdempotencyLayer::json), [`json_fields`](IdempotencyLayer::json_fields) and
-//! [`fingerprint`](IdempotencyLayer::fingerprint) change that). Otherwise it is answered with [`key-reused`](#key-reused), also while the first
-//! is in progress.
+//! A repeated request must be equal to the first: the method, the path and query as the client sent
+//! them, and the body byte for byte ([`json`](IdempotencyLayer::json),
+//! [`json_fields`](IdempotencyLayer::json_fields) and
+//! [`fingerprint`](IdempotencyLayer::fingerprint) change that). Otherwise it is answered with
+//! [`key-reused`](#key-reused), also while the first is in progress.
 //!
 //! # What is stored
 //!
-//! A response with a status of 200 to 399 is stored if and only if the effect is committed: the status, the body, and
-//! these headers, in their order and with repetitions: `Content-Disposition`, `Content-Encoding`,
-//! `Content-Language`, `Content-Location`, `Content-Type`, `ETag`, `Last-Modified`, `Link`, `Location`, `Retry-After`, `Vary`, and
-//! those [added](IdempotencyLayer::keep_header). `Set-Cookie` is never stored. The first response has all headers of the handler.
-//! The length of a body must be known before it is read, and within the
+//! A response with a status of 200 to 399 is stored if and only if the effect is committed: the
+//! status, the body, and these headers, in their order and with repetitions: `Content-Disposition`,
+//! `Content-Encoding`, `Content-Language`, `Content-Location`, `Content-Type`, `ETag`,
+//! `Last-Modified`, `Link`, `Location`, `Retry-After`, `Vary`, and those
+//! [added](IdempotencyLayer::keep_header). `Set-Cookie` is never stored. The first response has all
+//! headers of the handler. The length of a body must be known before it is read, and within the
 //! [limit](IdempotencyLayer::response_limit).
 //!
 //! # Problems
 //!
-//! Responses that do not come from the handler are `application/problem+json`
-//! ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)), with a `type` that names one of these headings. None contains a key, a
-//! principal, or a message of the database, which is logged.
+//! Responses that do not come from the handler are `application/problem+json` ([RFC
+//! 9457](https://www.rfc-editor.org/rfc/rfc9457)), with a `type` that names one of these headings.
+//! None contains a key, a principal, or a message of the database, which is logged.
 //!
 //! ## key-missing
-//! 400: the route [requires](IdempotencyLayer::required) a key, or the handler does, or the method is not one of
-//! [those](IdempotencyLayer::methods) for which keys are read.
+//! 400: the route [requires](IdempotencyLayer::required) a key, or the handler does, or the method
+//! is not one of [those](IdempotencyLayer::methods) for which keys are read.
 //! ## key-malformed
 //! 400: the header is not a key, or there are two.
 //! ## principal-missing
-//! 401: the request has a key and no known principal. The layer that authenticates sets the header `WWW-Authenticate`.
+//! 401: the request has a key and no known principal. The layer that authenticates sets the header
+//! `WWW-Authenticate`.
 //! ## request-incomplete
 //! 400: the body broke off. Nothing was claimed.
 //! ## request-too-large
@@ -95,32 +100,38 @@
 //! ## in-progress
 //! 409, `Retry-After: 1`: another request with this key is in progress.
 //! ## outcome-unknown
-//! 409, `Retry-After: 30`: an attempt under a lease has ended, and its effect is unknown. It must be
-//! [resumed](IdempotencyLayer::resume), or [forgotten](crate::idempotency::Idempotency::forget).
+//! 409, `Retry-After: 30`: an attempt under a lease has ended, and its effect is unknown. It must
+//! be [resumed](IdempotencyLayer::resume), or [forgotten](crate::idempotency::Idempotency::forget).
 //! ## key-reused
-//! 422: the key was used for another request before. (400 with [`stripe_v1`](IdempotencyLayer::stripe_v1).)
+//! 422: the key was used for another request before. (400 with
+//! [`stripe_v1`](IdempotencyLayer::stripe_v1).)
 //! ## token-not-valid
-//! 422: the key is not a token that was [issued](IdempotencyLayer::issued) to this principal and is still valid.
+//! 422: the key is not a token that was [issued](IdempotencyLayer::issued) to this principal and is
+//! still valid.
 //! ## store-unavailable
-//! 503, `Retry-After: 5`: the database does not answer, or refuses. The handler's work is never run without a claim.
+//! 503, `Retry-After: 5`: the database does not answer, or refuses. The handler's work is never run
+//! without a claim.
 //! ## conflict
 //! 503, `Retry-After: 1`: every attempt at the transaction met a concurrent change. Nothing took
 //! effect.
 //! ## commit-unknown
-//! 503, `Retry-After: 1`: the connection was lost during the commit. A request with the same key finds out.
+//! 503, `Retry-After: 1`: the connection was lost during the commit. A request with the same key
+//! finds out.
 //! ## response-not-storable
-//! 500: the handler's response is a stream, or broke off. The transaction was rolled back; under a lease
-//! the outcome is unknown.
+//! 500: the handler's response is a stream, or broke off. The transaction was rolled back; under a
+//! lease the outcome is unknown.
 //! ## response-too-large
-//! 500: the handler's response is longer than the [limit](IdempotencyLayer::response_limit). The transaction was rolled back; under
-//! a lease the outcome is unknown.
+//! 500: the handler's response is longer than the [limit](IdempotencyLayer::response_limit). The
+//! transaction was rolled back; under a lease the outcome is unknown.
 //! ## not-set-up
-//! 500: there is no layer around the handler, or the transaction is not one of the database that has the records.
+//! 500: there is no layer around the handler, or the transaction is not one of the database that
+//! has the records.
 //!
 //! # When the client disconnects
 //!
-//! The handler is dropped, and its transaction is rolled back, unless it was committing; under a lease, the lease is
-//! released. In both cases the client may send the request again with the same key.
+//! The handler is dropped, and its transaction is rolled back, unless it was committing; under a
+//! lease, the lease is released. In both cases the client may send the request again with the same
+//! key.
 
 mod answer;
 mod idempotent;

@@ -5,7 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::backend::records::Claiming;
 
-/// The keys in progress, with the fingerprint of each request: a duplicate in the same process is found without a connection.
+/// The keys in progress, with the fingerprint of each request: a duplicate in the same process is
+/// found without a connection.
 #[derive(Default)]
 pub(crate) struct InFlight(Mutex<HashMap<String, Vec<u8>>>);
 

@@ -9,12 +9,13 @@ use crate::error::Result;
 use crate::token::FencingToken;
 
 impl Idempotency {
-    /// Lists records that have not ended, or whose outcome is unknown, in order of creation, at most `limit`: attempts
-    /// [under a lease](Self::attempt), including those in progress.
+    /// Lists records that have not ended, or whose outcome is unknown, in order of creation, at
+    /// most `limit`: attempts [under a lease](Self::attempt), including those in progress.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](crate::Error::Unavailable), [`Error::NotMigrated`](crate::Error::NotMigrated).
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
     ///
     /// # Cancel safety
     ///
@@ -31,7 +32,8 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](crate::Error::Unavailable), [`Error::NotMigrated`](crate::Error::NotMigrated).
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
     ///
     /// # Cancel safety
     ///
@@ -40,12 +42,14 @@ impl Idempotency {
         self.list(None, limit).await
     }
 
-    /// Lists the records of one namespace or of all, in one [state](RecordInfo::state) or in any, in order of creation, at most
-    /// `limit`. An unknown state has no records.
+    /// Lists the records of one namespace or of all, in one [state](RecordInfo::state) or in any,
+    /// in order of creation, at most `limit`. An unknown state has no records.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`](crate::Error::InvalidKey), [`Error::Unavailable`](crate::Error::Unavailable), [`Error::NotMigrated`](crate::Error::NotMigrated).
+    /// [`Error::InvalidKey`](crate::Error::InvalidKey),
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
     ///
     /// # Cancel safety
     ///
@@ -70,13 +74,14 @@ impl Idempotency {
         self.records_in(Some(&self.namespace), state.map(State::as_str), limit).await
     }
 
-    /// Deletes the expired records of all namespaces, in batches, and returns how many: results after their retention, and
-    /// expired tokens. A record that has not ended does not expire. The [sweeper](crate::sweeper::Sweeper)
-    /// does it as well.
+    /// Deletes the expired records of all namespaces, in batches, and returns how many: results
+    /// after their retention, and expired tokens. A record that has not ended does not expire. The
+    /// [sweeper](crate::sweeper::Sweeper) does it as well.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](crate::Error::Unavailable), [`Error::NotMigrated`](crate::Error::NotMigrated).
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
     ///
     /// # Cancel safety
     ///
@@ -89,7 +94,9 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`](crate::Error::InvalidKey), [`Error::Unavailable`](crate::Error::Unavailable), [`Error::NotMigrated`](crate::Error::NotMigrated).
+    /// [`Error::InvalidKey`](crate::Error::InvalidKey),
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
     ///
     /// # Cancel safety
     ///
@@ -103,15 +110,17 @@ impl Idempotency {
         Ok(Some(RecordInfo { steps, ..RecordInfo::of(record) }))
     }
 
-    /// Deletes the record of an attempt that is not done, so that its key is free (and an issued token valid again): for an operator
-    /// who has found out that nothing took effect. The token names the attempt. Returns `false` when it is not the latest, or the
-    /// request is done.
+    /// Deletes the record of an attempt that is not done, so that its key is free (and an issued
+    /// token valid again): for an operator who has found out that nothing took effect. The token
+    /// names the attempt. Returns `false` when it is not the latest, or the request is done.
     ///
     /// An attempt in progress is not stopped, but it can no longer store its result.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`](crate::Error::InvalidKey), [`Error::Unavailable`](crate::Error::Unavailable), [`Error::NotMigrated`](crate::Error::NotMigrated).
+    /// [`Error::InvalidKey`](crate::Error::InvalidKey),
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
     ///
     /// # Cancel safety
     ///
@@ -151,8 +160,8 @@ pub struct RecordInfo {
     pub steps: Vec<String>,
     /// When the record was created, by the database's clock.
     pub created_at: chrono::DateTime<chrono::Utc>,
-    /// When the result or the token expires, by the database's clock. A record that has not ended does not expire; its time
-    /// is that of a result stored at its creation.
+    /// When the result or the token expires, by the database's clock. A record that has not ended
+    /// does not expire; its time is that of a result stored at its creation.
     pub expires_at: chrono::DateTime<chrono::Utc>,
 }
 

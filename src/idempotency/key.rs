@@ -15,9 +15,10 @@ const MAX_BYTES: usize = 255;
 
 /// The key that a client chose for a request, and the principal that it belongs to.
 ///
-/// Equal keys of two principals are independent: neither receives the other's result. A key that does not belong to a principal, such
-/// as the identifier of an event, is [`global`](Self::global). Keys are compared byte for byte and may be 1 to 255 bytes long,
-/// without NUL; that is checked on use. `Debug` does not show the key.
+/// Equal keys of two principals are independent: neither receives the other's result. A key that
+/// does not belong to a principal, such as the identifier of an event, is [`global`](Self::global).
+/// Keys are compared byte for byte and may be 1 to 255 bytes long, without NUL; that is checked on
+/// use. `Debug` does not show the key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct IdempotencyKey {
     principal: Option<String>,
@@ -36,7 +37,8 @@ impl IdempotencyKey {
         Self { principal: None, key: key.into(), issued: false }
     }
 
-    /// Makes a key of a token, which must have been [issued](crate::idempotency::Idempotency::issue) to this principal.
+    /// Makes a key of a token, which must have been
+    /// [issued](crate::idempotency::Idempotency::issue) to this principal.
     pub fn issued(principal: impl Into<String>, token: impl Into<String>) -> Self {
         Self { issued: true, ..Self::new(principal, token) }
     }
@@ -73,11 +75,13 @@ pub(super) fn check(what: &'static str, text: &str) -> Result<()> {
     Err(Error::InvalidKey { what, reason })
 }
 
-/// A digest of a request: SHA-256 over its parts, each with its length before it, so different lists of parts
-/// differ. A repeated key with another fingerprint is [refused](crate::idempotency::Outcome::Mismatch).
+/// A digest of a request: SHA-256 over its parts, each with its length before it, so different
+/// lists of parts differ. A repeated key with another fingerprint is
+/// [refused](crate::idempotency::Outcome::Mismatch).
 ///
-/// Include the parts that identify the request, and leave out those that may differ when it is sent again (a time stamp, a trace
-/// identifier). When an application changes the parts, stored fingerprints no longer match.
+/// Include the parts that identify the request, and leave out those that may differ when it is sent
+/// again (a time stamp, a trace identifier). When an application changes the parts, stored
+/// fingerprints no longer match.
 ///
 /// ```
 /// # fn main() -> sqlock::Result<()> {
@@ -111,8 +115,8 @@ impl Fingerprint {
         self
     }
 
-    /// Adds a JSON text. White space and the order of members do not count; of a duplicate member the last
-    /// one counts. Numbers are compared as written: 1 and 1.0 differ.
+    /// Adds a JSON text. White space and the order of members do not count; of a duplicate member
+    /// the last one counts. Numbers are compared as written: 1 and 1.0 differ.
     ///
     /// # Errors
     ///
@@ -122,8 +126,8 @@ impl Fingerprint {
         Ok(self.and(canonical))
     }
 
-    /// Adds parts of a JSON text, each by its JSON Pointer (RFC 6901): `/amount`. A missing part differs
-    /// from a null.
+    /// Adds parts of a JSON text, each by its JSON Pointer (RFC 6901): `/amount`. A missing part
+    /// differs from a null.
     ///
     /// # Errors
     ///

@@ -16,18 +16,21 @@ use crate::lease::handle::Lease;
 impl Idempotency {
     /// Claims a key under a lease, for an effect elsewhere.
     ///
-    /// The lease is renewed until the attempt has ended. `New` is an [`Attempt`]: the first one for this key, or one that continues
-    /// an earlier one whose process died (see [`number`](Attempt::number)). An attempt with an
-    /// [unknown](Attempt::unknown) outcome is not continued by requests with its key, which receive
-    /// [`Outcome::Unknown`], but by [`resume`](Self::resume).
+    /// The lease is renewed until the attempt has ended. `New` is an [`Attempt`]: the first one for
+    /// this key, or one that continues an earlier one whose process died (see
+    /// [`number`](Attempt::number)). An attempt with an [unknown](Attempt::unknown) outcome is not
+    /// continued by requests with its key, which receive [`Outcome::Unknown`], but by
+    /// [`resume`](Self::resume).
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::Unavailable`], [`Error::NotMigrated`].
+    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::Unavailable`],
+    /// [`Error::NotMigrated`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future releases the lease. The next attempt continues from the record, if there is one.
+    /// Dropping the future releases the lease. The next attempt continues from the record, if there
+    /// is one.
     pub async fn attempt(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<Outcome<Attempt, Stored>> {
         let claim = self.claim_request(key, request)?;
         if let Some(known) = self.read_outcome(&claim).await? {
@@ -75,18 +78,21 @@ impl Idempotency {
         Ok(recorded_outcome(&claim, record).unwrap_or(Outcome::InProgress))
     }
 
-    /// Runs the work [under a lease](Self::attempt), and replays its result to every later request with this key.
+    /// Runs the work [under a lease](Self::attempt), and replays its result to every later request
+    /// with this key.
     ///
-    /// When the work succeeds, its result is stored. When it fails without a call of [`forget`](Attempt::forget), its effect is
-    /// unknown, and the record says so: [`Outcome::Unknown`]. The
-    /// same holds for a result that cannot be stored, and for one that was [completed](Attempt::complete_in) in a transaction that
-    /// was not committed. When the lease is lost, the work is dropped. Work that panics, or is dropped, counts as died: the next
-    /// attempt continues it.
+    /// When the work succeeds, its result is stored. When it fails without a call of
+    /// [`forget`](Attempt::forget), its effect is unknown, and the record says so:
+    /// [`Outcome::Unknown`]. The same holds for a result that cannot be stored, and for one that
+    /// was [completed](Attempt::complete_in) in a transaction that was not committed. When the
+    /// lease is lost, the work is dropped. Work that panics, or is dropped, counts as died: the
+    /// next attempt continues it.
     ///
     /// # Errors
     ///
-    /// The work's own; [`Error::Lost`] when another attempt has taken over, [`Error::Unavailable`] when the end of the attempt could
-    /// not be recorded: it then counts as died. Otherwise as [`attempt`](Self::attempt).
+    /// The work's own; [`Error::Lost`] when another attempt has taken over, [`Error::Unavailable`]
+    /// when the end of the attempt could not be recorded: it then counts as died. Otherwise as
+    /// [`attempt`](Self::attempt).
     ///
     /// # Cancel safety
     ///
@@ -108,16 +114,18 @@ impl Idempotency {
         }
     }
 
-    /// Continues all requests that have not ended, or whose outcome is unknown, and that are not in progress: call it regularly
-    /// from a background task. The [key](Attempt::key) identifies the request; finished steps are not
-    /// repeated, and the [key for the provider](Attempt::provider_key) is that of the earlier attempts.
+    /// Continues all requests that have not ended, or whose outcome is unknown, and that are not in
+    /// progress: call it regularly from a background task. The [key](Attempt::key) identifies the
+    /// request; finished steps are not repeated, and the [key for the
+    /// provider](Attempt::provider_key) is that of the earlier attempts.
     ///
-    /// A failed request does not stop the others. `IdempotencyLayer::resume` resumes requests that came over HTTP; its work makes
-    /// responses.
+    /// A failed request does not stop the others. `IdempotencyLayer::resume` resumes requests that
+    /// came over HTTP; its work makes responses.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`], [`Error::NotMigrated`], of this crate's own statements. Errors of the work are counted.
+    /// [`Error::Unavailable`], [`Error::NotMigrated`], of this crate's own statements. Errors of
+    /// the work are counted.
     ///
     /// # Cancel safety
     ///

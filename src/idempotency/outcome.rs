@@ -9,7 +9,8 @@ use serde::de::DeserializeOwned;
 use crate::backend::records::{Claiming, Record, State};
 use crate::error::{Error, Result};
 
-/// The outcome of a request with a key. `N` is the value of the first request; `R` that of later ones.
+/// The outcome of a request with a key. `N` is the value of the first request; `R` that of later
+/// ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "the outcome says whether the request took effect"]
 #[non_exhaustive]
@@ -20,12 +21,15 @@ pub enum Outcome<N, R = N> {
     Replay(R),
     /// Another request with this key is in progress.
     InProgress,
-    /// Another request with this key, in progress or done, has a different fingerprint. The client reuses keys.
+    /// Another request with this key, in progress or done, has a different fingerprint. The client
+    /// reuses keys.
     Mismatch,
-    /// The token of the request is not valid: expired, issued to another principal, or never issued.
+    /// The token of the request is not valid: expired, issued to another principal, or never
+    /// issued.
     Expired,
     /// An earlier request with this key has ended, and its effect is unknown. It must be
-    /// [resumed](crate::idempotency::Idempotency::resume), or [forgotten](crate::idempotency::Idempotency::forget).
+    /// [resumed](crate::idempotency::Idempotency::resume), or
+    /// [forgotten](crate::idempotency::Idempotency::forget).
     Unknown,
 }
 

@@ -23,31 +23,36 @@ use crate::transaction::retry::{AttemptEnd, RetryError};
 const IN_PROGRESS_BACKOFF: Backoff = Backoff::between(Duration::from_millis(5), Duration::from_millis(100));
 
 impl Idempotency {
-    /// Runs the work once, in a transaction of its own, and replays its result to every later request with this key.
+    /// Runs the work once, in a transaction of its own, and replays its result to every later
+    /// request with this key.
     ///
-    /// The claim on the key is the transaction's first statement, the work's own follow, then the result is stored as JSON, and the
-    /// transaction commits. When the work fails, everything is rolled back and the key is free. After a concurrent change, or a lost
-    /// connection during the commit, the transaction is run again from the claim, which
-    /// shows whether the work has taken effect ([`retry`](Self::retry) limits that; the rules for the closure are those
+    /// The claim on the key is the transaction's first statement, the work's own follow, then the
+    /// result is stored as JSON, and the transaction commits. When the work fails, everything is
+    /// rolled back and the key is free. After a concurrent change, or a lost connection during the
+    /// commit, the transaction is run again from the claim, which shows whether the work has taken
+    /// effect ([`retry`](Self::retry) limits that; the rules for the closure are those
     /// [there](crate::retry::Retry)).
     ///
-    /// It costs two statements: the claim and the result. On MySQL and MariaDB another connection first looks for a duplicate in
-    /// progress, because a claim would wait for it (on MySQL it waits for a duplicate of the same moment). On SQLite
-    /// writers wait for each other, and fail after the busy timeout; within one process a
-    /// duplicate is reported at once.
+    /// It costs two statements: the claim and the result. On MySQL and MariaDB another connection
+    /// first looks for a duplicate in progress, because a claim would wait for it (on MySQL it
+    /// waits for a duplicate of the same moment). On SQLite writers wait for each other, and fail
+    /// after the busy timeout; within one process a duplicate is reported at once.
     ///
     /// # Errors
     ///
-    /// [`RetryError::Failed`] with the work's own error, or with one of this crate: [`Error::Unavailable`] and its like,
-    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::ResultTooLarge`], [`Error::Json`] when the result cannot be read back,
-    /// [`Error::NotClaimed`] when a deadlock whose error the work ignored has rolled the claim back. Nothing took effect.
-    /// (Also [`Error::Json`] when a stored result is not of the requested type: that request did take effect.) [`RetryError::Exhausted`]; [`RetryError::CommitUnknown`] when the outcome could not be found out in time: send the
+    /// [`RetryError::Failed`] with the work's own error, or with one of this crate:
+    /// [`Error::Unavailable`] and its like, [`Error::InvalidKey`], [`Error::OutOfRange`],
+    /// [`Error::ResultTooLarge`], [`Error::Json`] when the result cannot be read back,
+    /// [`Error::NotClaimed`] when a deadlock whose error the work ignored has rolled the claim
+    /// back. Nothing took effect. (Also [`Error::Json`] when a stored result is not of the
+    /// requested type: that request did take effect.) [`RetryError::Exhausted`];
+    /// [`RetryError::CommitUnknown`] when the outcome could not be found out in time: send the
     /// request again with the same key.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future rolls back an uncommitted transaction. To find out whether it was committed, send the request again with the
-    /// same key.
+    /// Dropping the future rolls back an uncommitted transaction. To find out whether it was
+    /// committed, send the request again with the same key.
     ///
     /// # Panics
     ///
@@ -114,7 +119,8 @@ impl Idempotency {
             match self.retry.attempt(pool, transaction, false).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(AttemptEnd::Conflict(last)) => attempts.next_attempt(last).await.map_err(into_retry_error)?,
-                // The next attempt reads the claim, which shows the outcome. Without a next attempt the caller gets `CommitUnknown`.
+                // The next attempt reads the claim, which shows the outcome. Without a next attempt
+                // the caller gets `CommitUnknown`.
                 Err(AttemptEnd::EndedByWork(source)) => {
                     doubt.record(source, true);
                     attempts.next_attempt(RunError::Sqlock(Error::NotClaimed)).await.map_err(into_retry_error)?;

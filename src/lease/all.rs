@@ -1,9 +1,10 @@
 //! Acquires several names, all or none.
 //!
-//! The names are acquired one after the other, in the order of their bytes, each in its queue like any other lease. A caller that waits
-//! for a name holds only names that come before it, so no circle of callers waits for each other, in any order of names: the
-//! ordered resources of J. W. Havender, "Avoiding deadlock in multitasking systems", IBM Systems Journal 7(2), 1968. When one of the
-//! names cannot be acquired, those acquired so far are released.
+//! The names are acquired one after the other, in the order of their bytes, each in its queue like
+//! any other lease. A caller that waits for a name holds only names that come before it, so no
+//! circle of callers waits for each other, in any order of names: the ordered resources of J. W.
+//! Havender, "Avoiding deadlock in multitasking systems", IBM Systems Journal 7(2), 1968. When one
+//! of the names cannot be acquired, those acquired so far are released.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -28,8 +29,10 @@ use crate::token::FencingToken;
 /// The most names in one request.
 const MAX_NAMES: usize = 64;
 
-/// A request for the leases on several names, made with [`Locks::lease_all`](crate::Locks::lease_all). Nothing is sent until one
-/// of [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and [`run`](Self::run) is awaited.
+/// A request for the leases on several names, made with
+/// [`Locks::lease_all`](crate::Locks::lease_all). Nothing is sent until one of
+/// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and [`run`](Self::run) is
+/// awaited.
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -41,10 +44,11 @@ const MAX_NAMES: usize = 64;
 /// # }
 /// ```
 ///
-/// The names are acquired in the order of their bytes, each in its queue like any other lease, and those acquired so far are held while
-/// the request waits for the others. So callers that want some of the same names do not deadlock, in whatever order they name
-/// them, unless a caller holds some names already and then requests more: request all at once. The caller receives all
-/// leases, or an error and none.
+/// The names are acquired in the order of their bytes, each in its queue like any other lease, and
+/// those acquired so far are held while the request waits for the others. So callers that want some
+/// of the same names do not deadlock, in whatever order they name them, unless a caller holds some
+/// names already and then requests more: request all at once. The caller receives all leases, or an
+/// error and none.
 #[derive(Clone, Debug)]
 #[must_use = "a request does nothing until acquire, try_acquire or run is awaited"]
 pub struct LeaseAllRequest {
@@ -97,8 +101,9 @@ impl LeaseAllRequest {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`], with the name that was not free, when the limit of [`wait`](Self::wait) was reached. [`Error::Names`] when no
-    /// name was given, or more than 64 different ones. [`Error::Lost`] when a lease ended during the wait for another. Otherwise those of
+    /// [`Error::Timeout`], with the name that was not free, when the limit of [`wait`](Self::wait)
+    /// was reached. [`Error::Names`] when no name was given, or more than 64 different ones.
+    /// [`Error::Lost`] when a lease ended during the wait for another. Otherwise those of
     /// [`LeaseRequest::acquire`].
     ///
     /// # Cancel safety
@@ -114,7 +119,8 @@ impl LeaseAllRequest {
         self.acquire_in_order(patience, start).await?.map_err(|name| Error::Timeout { name, waited: start.elapsed() })
     }
 
-    /// Acquires all names if each is free and no waiter is in its queue. Returns `None`, and holds no name, otherwise.
+    /// Acquires all names if each is free and no waiter is in its queue. Returns `None`, and holds
+    /// no name, otherwise.
     ///
     /// # Errors
     ///
@@ -122,14 +128,16 @@ impl LeaseAllRequest {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind: all leases are released, also those that are granted later.
+    /// Dropping the future leaves nothing behind: all leases are released, also those that are
+    /// granted later.
     pub async fn try_acquire(self) -> Result<Option<LeaseAll>> {
         let patience = Patience::Try(Moment::now() + TRY_TIMEOUT);
         Ok(self.acquire_in_order(patience, Instant::now()).await?.ok())
     }
 
-    /// Acquires the leases, runs the work while all of them are held, and releases them, as [`LeaseRequest::run`]. When a lease is
-    /// lost, the work is dropped at its next await point; after a deadline it is not polled again.
+    /// Acquires the leases, runs the work while all of them are held, and releases them, as
+    /// [`LeaseRequest::run`]. When a lease is lost, the work is dropped at its next await point;
+    /// after a deadline it is not polled again.
     ///
     /// # Errors
     ///
@@ -175,7 +183,8 @@ impl LeaseAllRequest {
             match client.coordinator.acquire(wish).await {
                 Ok(held) => leases.push(Lease::new(Arc::clone(&client), held, mode, ttl, terms)),
                 Err(refusal) => {
-                    // The acquired names are free when the caller receives the error, if the database can be reached.
+                    // The acquired names are free when the caller receives the error, if the
+                    // database can be reached.
                     let _ = LeaseAll { leases }.release().await;
                     return match refusal {
                         Refusal::Held => Ok(Err(name)),
@@ -217,7 +226,8 @@ impl LeaseAll {
         self.leases[0].owner()
     }
 
-    /// Returns whether all leases are certainly still held, as [`Lease::is_held`]. It reads a clock and does no I/O.
+    /// Returns whether all leases are certainly still held, as [`Lease::is_held`]. It reads a clock
+    /// and does no I/O.
     pub fn is_held(&self) -> bool {
         self.leases.iter().all(Lease::is_held)
     }
@@ -241,7 +251,8 @@ impl LeaseAll {
         .await
     }
 
-    /// Fences a transaction with each lease, as [`Lease::fence`]: it can commit only while all of them are held.
+    /// Fences a transaction with each lease, as [`Lease::fence`]: it can commit only while all of
+    /// them are held.
     ///
     /// # Errors
     ///
@@ -249,7 +260,8 @@ impl LeaseAll {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the transaction in an unknown state, as with any of its statements: roll back.
+    /// Dropping the future leaves the transaction in an unknown state, as with any of its
+    /// statements: roll back.
     pub async fn fence<DB: Database>(&self, tx: &mut Transaction<'_, DB>) -> Result<()> {
         for lease in &self.leases {
             lease.fence(tx).await?;
@@ -277,7 +289,8 @@ impl LeaseAll {
     ///
     /// # Errors
     ///
-    /// As [`Lease::release`]: [`Error::Lost`] when a lease was lost, otherwise the first error. The others are released in any case.
+    /// As [`Lease::release`]: [`Error::Lost`] when a lease was lost, otherwise the first error. The
+    /// others are released in any case.
     ///
     /// # Cancel safety
     ///

@@ -7,8 +7,8 @@ use crate::protocol::Mode;
 use crate::token::FencingToken;
 
 impl Lease {
-    /// Raises the token of an exclusive lease that was acquired once. Returns `None`, and releases the lease, when it cannot be raised.
-    /// Dropping the future releases the lease.
+    /// Raises the token of an exclusive lease that was acquired once. Returns `None`, and releases
+    /// the lease, when it cannot be raised. Dropping the future releases the lease.
     pub(crate) async fn raise_token(mut self, to: FencingToken) -> Result<Option<Self>> {
         match self.held()?.amend(Amendment::Raise(to)).await {
             Ok(()) => {
@@ -20,15 +20,18 @@ impl Lease {
         }
     }
 
-    /// Converts the lease to a [shared](crate::LeaseRequest::shared) one, without a gap for a writer. Readers at the
-    /// head of the queue are granted the name at once. The token stays the same.
+    /// Converts the lease to a [shared](crate::LeaseRequest::shared) one, without a gap for a
+    /// writer. Readers at the head of the queue are granted the name at once. The token stays the
+    /// same.
     ///
-    /// There is no upgrade: two readers that both wait to become writers would wait for ever. Release the lease and acquire again.
+    /// There is no upgrade: two readers that both wait to become writers would wait for ever.
+    /// Release the lease and acquire again.
     ///
     /// # Errors
     ///
-    /// [`Error::Conversion`] when its owner has acquired it more than once, or it is a permit: nothing has changed.
-    /// [`Error::Lost`] when it has ended. After any other error the lease is lost, because its state is unknown.
+    /// [`Error::Conversion`] when its owner has acquired it more than once, or it is a permit:
+    /// nothing has changed. [`Error::Lost`] when it has ended. After any other error the lease is
+    /// lost, because its state is unknown.
     ///
     /// # Cancel safety
     ///

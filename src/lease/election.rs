@@ -1,4 +1,5 @@
-//! Leader election: one instance leads, the others stand by, and each of them can read which one leads.
+//! Leader election: one instance leads, the others stand by, and each of them can read which one
+//! leads.
 //!
 //! [`Election`] has an example. Which one when: [the table of calls](crate#which-call).
 
@@ -17,7 +18,8 @@ use crate::inspect::{LeaseInfo, holders};
 
 use crate::token::FencingToken;
 
-/// An election, made with [`Locks::election`](crate::Locks::election). The leader is the holder of the lease on its name.
+/// An election, made with [`Locks::election`](crate::Locks::election). The leader is the holder of
+/// the lease on its name.
 ///
 /// ```
 /// # async fn lead() {}
@@ -33,8 +35,9 @@ use crate::token::FencingToken;
 /// # }
 /// ```
 ///
-/// A leader that dies is replaced after the TTL; a leader that resigns, at once. [`fence`](Lease::fence) transactions that only the
-/// leader may commit: a leader that was paused does not know that it has lost the election.
+/// A leader that dies is replaced after the TTL; a leader that resigns, at once.
+/// [`fence`](Lease::fence) transactions that only the leader may commit: a leader that was paused
+/// does not know that it has lost the election.
 #[derive(Clone)]
 #[must_use = "an election does nothing until campaign, leader or changes is called"]
 pub struct Election {
@@ -48,7 +51,8 @@ impl Election {
         Self { client, name, request }
     }
 
-    /// Sets after how long a dead leader is replaced at the latest. 30 seconds by default; between 1 second and 24 hours.
+    /// Sets after how long a dead leader is replaced at the latest. 30 seconds by default; between
+    /// 1 second and 24 hours.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.request = self.request.ttl(ttl);
         self
@@ -60,8 +64,8 @@ impl Election {
         self
     }
 
-    /// Waits until this candidate is elected. Two campaigns inside one [`Owner::scope`](crate::Owner::scope) are one candidate: both
-    /// lead.
+    /// Waits until this candidate is elected. Two campaigns inside one
+    /// [`Owner::scope`](crate::Owner::scope) are one candidate: both lead.
     ///
     /// # Errors
     ///
@@ -69,7 +73,8 @@ impl Election {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future withdraws the candidate; leadership that is granted later is released in the background.
+    /// Dropping the future withdraws the candidate; leadership that is granted later is released in
+    /// the background.
     pub async fn campaign(&self) -> Result<Leadership> {
         self.request.clone().acquire().await.map(Leadership)
     }
@@ -141,14 +146,15 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Sets how often to poll. Every second by default: one `SELECT`. A shorter leadership can go unnoticed. (At most a
-    /// day.)
+    /// Sets how often to poll. Every second by default: one `SELECT`. A shorter leadership can go
+    /// unnoticed. (At most a day.)
     pub fn every(mut self, interval: Duration) -> Self {
         self.every = interval.min(Duration::from_secs(86_400));
         self
     }
 
-    /// Waits for the next leader. Returns `None` when there is no leader any more. The first call returns the current one at once.
+    /// Waits for the next leader. Returns `None` when there is no leader any more. The first call
+    /// returns the current one at once.
     ///
     /// # Errors
     ///

@@ -23,10 +23,12 @@ pub(crate) struct LeaseTerms {
     pub(crate) hold_at_least: Option<Duration>,
 }
 
-/// A held lease: proof that no other owner was granted the name, for as long as [`is_held`](Self::is_held).
+/// A held lease: proof that no other owner was granted the name, for as long as
+/// [`is_held`](Self::is_held).
 ///
-/// It is renewed in the background. [`release`](Self::release) says whether it was held to the end; dropping it releases it too,
-/// in the background. If the process dies, the name is free after the TTL.
+/// It is renewed in the background. [`release`](Self::release) says whether it was held to the end;
+/// dropping it releases it too, in the background. If the process dies, the name is free after the
+/// TTL.
 #[must_use = "a lease that is dropped is released at once"]
 pub struct Lease {
     pub(super) client: Arc<Client>,
@@ -71,15 +73,17 @@ impl Lease {
 
     /// Returns whether the lease is certainly still held. It reads a clock and does no I/O.
     ///
-    /// It turns `false` before the database could grant the name to another owner, also if this process was stopped or the
-    /// machine slept in between, and never turns `true` again. Time may pass between this check and the next action: use
-    /// [`fence`](Self::fence) for data in this database.
+    /// It turns `false` before the database could grant the name to another owner, also if this
+    /// process was stopped or the machine slept in between, and never turns `true` again. Time may
+    /// pass between this check and the next action: use [`fence`](Self::fence) for data in this
+    /// database.
     pub fn is_held(&self) -> bool {
         self.held.as_ref().is_some_and(HeldLease::is_held)
     }
 
-    /// Returns how much longer the lease is safe without a heartbeat. Zero when it is lost. A lease that another process handed over
-    /// is safe for up to 3 seconds at first, and for its TTL some 0.2 seconds later.
+    /// Returns how much longer the lease is safe without a heartbeat. Zero when it is lost. A lease
+    /// that another process handed over is safe for up to 3 seconds at first, and for its TTL some
+    /// 0.2 seconds later.
     pub fn remaining(&self) -> Duration {
         self.held.as_ref().and_then(HeldLease::deadline).map_or(Duration::ZERO, Moment::remaining)
     }
@@ -93,13 +97,14 @@ impl Lease {
         self.loss_future().await
     }
 
-    /// Makes the lease last at least `ttl` from now, also without a heartbeat. If this process dies, the name
-    /// is blocked for as long. [`max_hold`](crate::LeaseRequest::max_hold) still ends it.
+    /// Makes the lease last at least `ttl` from now, also without a heartbeat. If this process
+    /// dies, the name is blocked for as long. [`max_hold`](crate::LeaseRequest::max_hold) still
+    /// ends it.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] when it has ended, [`Error::OutOfRange`], or [`Error::Unavailable`] when the database could not be
-    /// reached: the lease is then unchanged.
+    /// [`Error::Lost`] when it has ended, [`Error::OutOfRange`], or [`Error::Unavailable`] when the
+    /// database could not be reached: the lease is then unchanged.
     ///
     /// # Cancel safety
     ///
@@ -154,8 +159,8 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: it had ended before. [`Error::Unavailable`] or [`Error::Unknown`]: the release failed, or its effect is not
-    /// known; the name is free after the TTL at the latest.
+    /// [`Error::Lost`]: it had ended before. [`Error::Unavailable`] or [`Error::Unknown`]: the
+    /// release failed, or its effect is not known; the name is free after the TTL at the latest.
     ///
     /// # Cancel safety
     ///

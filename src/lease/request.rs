@@ -32,8 +32,9 @@ pub(super) const TRY_TIMEOUT: Duration = Duration::from_secs(8);
 
 type ProgressCallback = Arc<dyn Fn(&Waiting) + Send + Sync>;
 
-/// A request for a lease, made with [`Locks::lease`](crate::Locks::lease). Nothing is sent until one of
-/// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and [`run`](Self::run) is awaited.
+/// A request for a lease, made with [`Locks::lease`](crate::Locks::lease). Nothing is sent until
+/// one of [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and [`run`](Self::run) is
+/// awaited.
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -81,11 +82,12 @@ impl LeaseRequest {
         }
     }
 
-    /// Shares the name with other shared leases: many readers or one writer. Readers and writers wait in one queue, so later
-    /// readers wait behind a waiting writer, and later writers behind waiting readers. Every reader has an expiry and a token of
-    /// its own.
+    /// Shares the name with other shared leases: many readers or one writer. Readers and writers
+    /// wait in one queue, so later readers wait behind a waiting writer, and later writers behind
+    /// waiting readers. Every reader has an expiry and a token of its own.
     ///
-    /// Unlike an exclusive lease, a shared lease takes several statements to acquire, also when the name is free.
+    /// Unlike an exclusive lease, a shared lease takes several statements to acquire, also when the
+    /// name is free.
     ///
     /// ```
     /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -127,8 +129,8 @@ impl LeaseRequest {
         self.owner
     }
 
-    /// Calls `callback` while [`acquire`](Self::acquire) waits: when the wait begins, and whenever its position or the holder
-    /// changes. It costs two `SELECT`s a second.
+    /// Calls `callback` while [`acquire`](Self::acquire) waits: when the wait begins, and whenever
+    /// its position or the holder changes. It costs two `SELECT`s a second.
     ///
     /// ```
     /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -145,38 +147,39 @@ impl LeaseRequest {
         self
     }
 
-    /// Sets how long the lease outlives the last heartbeat: the longest time for which a crashed holder blocks others.
-    /// 30 seconds by default; between 1 second and 24 hours unless the
+    /// Sets how long the lease outlives the last heartbeat: the longest time for which a crashed
+    /// holder blocks others. 30 seconds by default; between 1 second and 24 hours unless the
     /// [builder](crate::LocksBuilder::ttl_range) says otherwise.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// Limits the wait; at the limit, [`acquire`](Self::acquire) fails with [`Error::Timeout`]. Zero tries once. Without a limit it
-    /// waits for as long as it takes.
+    /// Limits the wait; at the limit, [`acquire`](Self::acquire) fails with [`Error::Timeout`].
+    /// Zero tries once. Without a limit it waits for as long as it takes.
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.wait = Some(at_most);
         self
     }
 
-    /// Sets whether the lease is renewed in the background, at every third of its TTL. `true` by default. Otherwise it ends
-    /// after its TTL unless [`extend`](Lease::extend) is called.
+    /// Sets whether the lease is renewed in the background, at every third of its TTL. `true` by
+    /// default. Otherwise it ends after its TTL unless [`extend`](Lease::extend) is called.
     pub fn renew(mut self, renew: bool) -> Self {
         self.terms.renew = renew;
         self
     }
 
-    /// Ends the lease after this time, also while it is renewed: a worker that hangs does not hold the name for ever.
-    /// The lease is then lost with [`LossCause::MaxHold`](crate::LossCause::MaxHold), and [`run`](Self::run) drops the work.
+    /// Ends the lease after this time, also while it is renewed: a worker that hangs does not hold
+    /// the name for ever. The lease is then lost with
+    /// [`LossCause::MaxHold`](crate::LossCause::MaxHold), and [`run`](Self::run) drops the work.
     pub fn max_hold(mut self, at_most: Duration) -> Self {
         self.terms.max_hold = Some(at_most);
         self
     }
 
-    /// Keeps the name taken for at least this long after it was acquired, also when it is released earlier: for jobs that
-    /// are shorter than the differences between the clocks that start them. Of several acquisitions of one owner, the one that is
-    /// released last decides.
+    /// Keeps the name taken for at least this long after it was acquired, also when it is released
+    /// earlier: for jobs that are shorter than the differences between the clocks that start them.
+    /// Of several acquisitions of one owner, the one that is released last decides.
     pub fn hold_at_least(mut self, at_least: Duration) -> Self {
         self.terms.hold_at_least = Some(at_least);
         self
@@ -188,8 +191,9 @@ impl LeaseRequest {
         self
     }
 
-    /// Sets the owner, and re-enters when this owner holds the name already, in whichever process. By default the
-    /// owner is that of the [`Owner::scope`] in which the request was made, or else a new one.
+    /// Sets the owner, and re-enters when this owner holds the name already, in whichever process.
+    /// By default the owner is that of the [`Owner::scope`] in which the request was made, or else
+    /// a new one.
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner);
         self.reenters = true;
@@ -209,13 +213,15 @@ impl LeaseRequest {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] when the limit of [`wait`](Self::wait) was reached; [`Error::Unavailable`] when the database could not be
-    /// reached for some seconds, in which the client reconnects and repeats its requests; [`Error::NotMigrated`],
-    /// [`Error::Closed`], or an error for bad input.
+    /// [`Error::Timeout`] when the limit of [`wait`](Self::wait) was reached;
+    /// [`Error::Unavailable`] when the database could not be reached for some seconds, in which the
+    /// client reconnects and repeats its requests; [`Error::NotMigrated`], [`Error::Closed`], or an
+    /// error for bad input.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the queue. A grant that arrives later is released in the background.
+    /// Dropping the future leaves the queue. A grant that arrives later is released in the
+    /// background.
     pub async fn acquire(self) -> Result<Lease> {
         let start = Instant::now();
         let Some(wait) = self.wait else {
@@ -244,7 +250,8 @@ impl LeaseRequest {
         }
     }
 
-    /// Acquires the lease if the name is free and no waiter is in its queue. Returns `None` otherwise.
+    /// Acquires the lease if the name is free and no waiter is in its queue. Returns `None`
+    /// otherwise.
     ///
     /// # Errors
     ///
@@ -252,7 +259,8 @@ impl LeaseRequest {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind: a grant that arrives later is released in the background.
+    /// Dropping the future leaves nothing behind: a grant that arrives later is released in the
+    /// background.
     pub async fn try_acquire(self) -> Result<Option<Lease>> {
         let start = Instant::now();
         let (client, terms) = (Arc::clone(&self.client), self.terms);
@@ -265,8 +273,9 @@ impl LeaseRequest {
         }
     }
 
-    /// Acquires the lease, runs the work while it is held, and releases it. When the lease is lost, the work is dropped at its next
-    /// await point. Work that is delayed past the deadline, as by a stopped process, is not polled again.
+    /// Acquires the lease, runs the work while it is held, and releases it. When the lease is lost,
+    /// the work is dropped at its next await point. Work that is delayed past the deadline, as by a
+    /// stopped process, is not polled again.
     ///
     /// ```
     /// # async fn build_report() -> String { String::new() }
@@ -278,8 +287,9 @@ impl LeaseRequest {
     ///
     /// # Errors
     ///
-    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the lease ended before the work.
-    /// When only the release failed, the result of the work is returned: the name is free after its TTL.
+    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the lease ended before the
+    /// work. When only the release failed, the result of the work is returned: the name is free
+    /// after its TTL.
     ///
     /// # Cancel safety
     ///

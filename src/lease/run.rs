@@ -21,8 +21,8 @@ pub(crate) async fn race<A: Future, B: Future>(
 
 /// Runs the work while a lease is held. Returns the cause if the lease is lost first.
 ///
-/// Every poll of the work checks the lease first: when the process was stopped, or its thread blocked, past the deadline,
-/// the work is dropped without another poll.
+/// Every poll of the work checks the lease first: when the process was stopped, or its thread
+/// blocked, past the deadline, the work is dropped without another poll.
 pub(crate) async fn while_held<T>(
     work: impl Future<Output = T>,
     is_held: impl Fn() -> bool,

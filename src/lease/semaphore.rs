@@ -12,17 +12,18 @@ use crate::name::LockName;
 /// Limits how many permits are held at a time, by any number of processes. Made with
 /// [`Locks::semaphore`](crate::Locks::semaphore).
 ///
-/// Permits are [leases](Lease): each has its own expiry and token, is renewed, can be lost, and ends by being
-/// released or dropped. Waiters are served in the order of their arrival, so a request for many permits succeeds:
-/// later requests for fewer permits do not overtake it.
+/// Permits are [leases](Lease): each has its own expiry and token, is renewed, can be lost, and
+/// ends by being released or dropped. Waiters are served in the order of their arrival, so a
+/// request for many permits succeeds: later requests for fewer permits do not overtake it.
 ///
-/// Each request names the number of permits: it is granted when the held permits and its own are no more than that number. So the
-/// number can be changed at any time, with the next request. A smaller number revokes no permits; it keeps new holders out until
-/// enough permits are released.
+/// Each request names the number of permits: it is granted when the held permits and its own are no
+/// more than that number. So the number can be changed at any time, with the next request. A
+/// smaller number revokes no permits; it keeps new holders out until enough permits are released.
 ///
-/// An exclusive [lease](crate::Locks::lease) on the same name excludes all permits. Permits also count for the same owner: a
-/// re-entering owner takes more of them, and the holder of an exclusive lease that requests a permit waits for itself (or the other
-/// way round). Do not mix permits and [shared](LeaseRequest::shared) leases of one name: each request counts all shared holders
+/// An exclusive [lease](crate::Locks::lease) on the same name excludes all permits. Permits also
+/// count for the same owner: a re-entering owner takes more of them, and the holder of an exclusive
+/// lease that requests a permit waits for itself (or the other way round). Do not mix permits and
+/// [shared](LeaseRequest::shared) leases of one name: each request counts all shared holders
 /// against its own number, and a shared lease has none.
 ///
 /// ```
@@ -121,7 +122,8 @@ impl Semaphore {
         self.try_acquire_many(1).await
     }
 
-    /// Acquires several permits together if they are free and no waiter is in the queue. Returns `None` otherwise.
+    /// Acquires several permits together if they are free and no waiter is in the queue. Returns
+    /// `None` otherwise.
     ///
     /// # Errors
     ///

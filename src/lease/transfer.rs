@@ -21,9 +21,10 @@ use crate::token::FencingToken;
 
 /// A held lease as a text, which another process can [resume](crate::Locks::resume) within its TTL.
 ///
-/// Made by [`Lease::export`](crate::Lease::export). Any process that has the text can resume the lease: treat it like the lease.
-/// Resumed twice, it is held twice by the same owner, and the name is free when both have released it. (A
-/// [shared](crate::LeaseRequest::shared) lease, or a permit, can be resumed once.)
+/// Made by [`Lease::export`](crate::Lease::export). Any process that has the text can resume the
+/// lease: treat it like the lease. Resumed twice, it is held twice by the same owner, and the name
+/// is free when both have released it. (A [shared](crate::LeaseRequest::shared) lease, or a permit,
+/// can be resumed once.)
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks, lease: sqlock::Lease) -> sqlock::Result<()> {
@@ -55,7 +56,8 @@ impl ExportedLease {
     }
 }
 
-/// The first word of the text of an exclusive lease. The name comes last, because it may contain any character.
+/// The first word of the text of an exclusive lease. The name comes last, because it may contain
+/// any character.
 const FORMAT: &str = "sqlock1";
 
 /// The first word for a shared lease or permits: units and permits come before the name.
@@ -101,10 +103,12 @@ impl FromStr for ExportedLease {
 }
 
 impl Lease {
-    /// Exports the lease as a text that another process can [resume](crate::Locks::resume). This process no longer renews
-    /// it: it must be resumed within the [remaining](Self::remaining) time; [`extend`](Self::extend) it before if that may be
-    /// too short. Of the request's terms only the TTL is kept: a resumed lease is renewed, and has no
-    /// [`max_hold`](crate::LeaseRequest::max_hold) and no [`hold_at_least`](crate::LeaseRequest::hold_at_least).
+    /// Exports the lease as a text that another process can [resume](crate::Locks::resume). This
+    /// process no longer renews it: it must be resumed within the [remaining](Self::remaining)
+    /// time; [`extend`](Self::extend) it before if that may be too short. Of the request's terms
+    /// only the TTL is kept: a resumed lease is renewed, and has no
+    /// [`max_hold`](crate::LeaseRequest::max_hold) and no
+    /// [`hold_at_least`](crate::LeaseRequest::hold_at_least).
     ///
     /// # Errors
     ///

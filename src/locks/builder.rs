@@ -37,7 +37,8 @@ impl LocksBuilder {
         }
     }
 
-    /// Takes the databases of a list of URLs, as [`Locks::connect`](crate::Locks::connect). Sends nothing yet.
+    /// Takes the databases of a list of URLs, as [`Locks::connect`](crate::Locks::connect). Sends
+    /// nothing yet.
     ///
     /// # Errors
     ///
@@ -51,18 +52,21 @@ impl LocksBuilder {
         Ok(Self::over(backend, kind))
     }
 
-    /// Splits a list of URLs. A comma separates if another URL follows. (Elsewhere it may belong to a password or to a file's name.)
+    /// Splits a list of URLs. A comma separates if another URL follows. (Elsewhere it may belong to
+    /// a password or to a file's name.)
     #[doc(hidden)]
     pub fn split_urls(urls: &str) -> Vec<&str> {
         url::split(urls)
     }
 
-    /// Requires a synchronous standby, on PostgreSQL only. Every grant, renewal and release is acknowledged when a
-    /// synchronous standby has it as well, so none is lost when the primary is lost and that standby takes over. A server is
-    /// used only if a synchronous standby is connected to it (the user must be allowed to see that: `pg_monitor`).
+    /// Requires a synchronous standby, on PostgreSQL only. Every grant, renewal and release is
+    /// acknowledged when a synchronous standby has it as well, so none is lost when the primary is
+    /// lost and that standby takes over. A server is used only if a synchronous standby is
+    /// connected to it (the user must be allowed to see that: `pg_monitor`).
     ///
-    /// While the standby does not answer, requests end in [`Error::Unavailable`](crate::Error::Unavailable), and leases expire
-    /// because they cannot be renewed. Every request takes a round trip to the standby longer.
+    /// While the standby does not answer, requests end in
+    /// [`Error::Unavailable`](crate::Error::Unavailable), and leases expire because they cannot be
+    /// renewed. Every request takes a round trip to the standby longer.
     ///
     /// # Errors
     ///
@@ -77,22 +81,23 @@ impl LocksBuilder {
         })
     }
 
-    /// Limits the connections for requests to 1 or 2. By default 2: one acquires names, the other renews and releases them. SQLite
-    /// has one writer, so it uses one connection.
+    /// Limits the connections for requests to 1 or 2. By default 2: one acquires names, the other
+    /// renews and releases them. SQLite has one writer, so it uses one connection.
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections.clamp(1, 2);
         self
     }
 
-    /// Sets the TTLs that a lease may request: 1 second to 24 hours by default. With a shorter TTL, one slow reply loses
-    /// the lease. The greatest possible TTL is 100 years.
+    /// Sets the TTLs that a lease may request: 1 second to 24 hours by default. With a shorter TTL,
+    /// one slow reply loses the lease. The greatest possible TTL is 100 years.
     pub fn ttl_range(mut self, range: RangeInclusive<Duration>) -> Self {
         let (min, max) = range.into_inner();
         self.ttl = min..=max.min(CENTURY);
         self
     }
 
-    /// Sets the holder that [`Locks::list`](crate::Locks::list) shows. By default the host's name and the process id. Cut at 255 bytes.
+    /// Sets the holder that [`Locks::list`](crate::Locks::list) shows. By default the host's name
+    /// and the process id. Cut at 255 bytes.
     pub fn holder(mut self, holder: impl Into<String>) -> Self {
         self.holder = Some(holder.into());
         self

@@ -13,12 +13,12 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::token::FencingToken;
 
-/// A lease that is held on a majority of databases: proof that no other owner holds the name on a majority, for as long as
-/// [`is_held`](Self::is_held).
+/// A lease that is held on a majority of databases: proof that no other owner holds the name on a
+/// majority, for as long as [`is_held`](Self::is_held).
 ///
-/// It is renewed on each database in the background. A database that was down is asked again at about every third of the
-/// TTL and joins the lease. [`release`](Self::release) says whether it was held to the end; dropping it releases it too, in the
-/// background.
+/// It is renewed on each database in the background. A database that was down is asked again at
+/// about every third of the TTL and joins the lease. [`release`](Self::release) says whether it was
+/// held to the end; dropping it releases it too, in the background.
 #[must_use = "a lease that is dropped is released at once"]
 pub struct QuorumLease {
     majority: Arc<Majority>,
@@ -39,25 +39,27 @@ impl QuorumLease {
         &self.majority.name
     }
 
-    /// Returns the fencing token: greater than that of every earlier lease on the name by a majority of the same
-    /// databases, as [`Quorum`](crate::quorum::Quorum) explains. It stays the same until the lease ends.
+    /// Returns the fencing token: greater than that of every earlier lease on the name by a
+    /// majority of the same databases, as [`Quorum`](crate::quorum::Quorum) explains. It stays the
+    /// same until the lease ends.
     ///
-    /// Send it along with every effect. The receiver must *first* record it as the highest it has seen and refuse a lower one,
-    /// *then* read, then write on condition that it is still the highest.
+    /// Send it along with every effect. The receiver must *first* record it as the highest it has
+    /// seen and refuse a lower one, *then* read, then write on condition that it is still the
+    /// highest.
     pub fn token(&self) -> FencingToken {
         self.majority.token
     }
 
-    /// Returns the owner, which is the same on all databases and shown by [`Locks::inspect`](crate::Locks::inspect). It does not
-    /// re-enter.
+    /// Returns the owner, which is the same on all databases and shown by
+    /// [`Locks::inspect`](crate::Locks::inspect). It does not re-enter.
     pub fn owner(&self) -> Owner {
         self.majority.owner
     }
 
     /// Returns whether the majority is certainly still held. It reads a clock and does no I/O.
     ///
-    /// It turns `false` before a majority could be granted to another owner, also if this process was stopped or the machine slept
-    /// in between, and never turns `true` again.
+    /// It turns `false` before a majority could be granted to another owner, also if this process
+    /// was stopped or the machine slept in between, and never turns `true` again.
     pub fn is_held(&self) -> bool {
         self.majority.is_held()
     }
@@ -81,12 +83,14 @@ impl QuorumLease {
         self.majority.lost().await
     }
 
-    /// Makes the lease last at least `ttl` from now on a majority, without waiting for the next renewal.
+    /// Makes the lease last at least `ttl` from now on a majority, without waiting for the next
+    /// renewal.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] when it has ended, [`Error::OutOfRange`], or [`Error::Unavailable`] when fewer than a majority could
-    /// be extended: the lease is then unchanged, or longer on some of them.
+    /// [`Error::Lost`] when it has ended, [`Error::OutOfRange`], or [`Error::Unavailable`] when
+    /// fewer than a majority could be extended: the lease is then unchanged, or longer on some of
+    /// them.
     ///
     /// # Cancel safety
     ///
@@ -110,13 +114,13 @@ impl QuorumLease {
         Err(Error::Unavailable { attempted: "extend a lease", reason, source: None })
     }
 
-    /// Releases the lease everywhere, and returns an error if the majority was not held to the end. It returns when a majority has
-    /// confirmed the release; the others follow in the background.
+    /// Releases the lease everywhere, and returns an error if the majority was not held to the end.
+    /// It returns when a majority has confirmed the release; the others follow in the background.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: it had ended before. [`Error::Unavailable`]: the release failed on too many databases; the
-    /// name is free after the TTL at the latest.
+    /// [`Error::Lost`]: it had ended before. [`Error::Unavailable`]: the release failed on too many
+    /// databases; the name is free after the TTL at the latest.
     ///
     /// # Cancel safety
     ///

@@ -143,7 +143,8 @@ impl Majority {
         }
     }
 
-    /// Adds the lease on another database. It cannot revive a lost majority, which another owner may have held since.
+    /// Adds the lease on another database. It cannot revive a lost majority, which another owner
+    /// may have held since.
     fn add_vote(&self, (node, lease): Vote) {
         let mut votes = self.update();
         let unused = if votes.status == Status::Held { votes.leases[node].replace(lease) } else { Some(lease) };

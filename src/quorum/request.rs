@@ -20,8 +20,9 @@ use crate::owner::Owner;
 /// How often a try asks again when the votes are split.
 const MAX_ATTEMPTS: u32 = 4;
 
-/// A request for a lease on a majority, made with [`Quorum::lease`](crate::quorum::Quorum::lease). Nothing is sent until one of
-/// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and [`run`](Self::run) is awaited.
+/// A request for a lease on a majority, made with [`Quorum::lease`](crate::quorum::Quorum::lease).
+/// Nothing is sent until one of [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and
+/// [`run`](Self::run) is awaited.
 #[derive(Clone)]
 #[must_use = "a request does nothing until acquire, try_acquire or run is awaited"]
 pub struct QuorumRequest {
@@ -37,34 +38,38 @@ impl QuorumRequest {
         Self { nodes, name, options, wait: None }
     }
 
-    /// Sets how long the lease outlives its last renewal on each database: see [`LeaseRequest::ttl`](crate::LeaseRequest::ttl). 30 seconds by default.
+    /// Sets how long the lease outlives its last renewal on each database: see
+    /// [`LeaseRequest::ttl`](crate::LeaseRequest::ttl). 30 seconds by default.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = ttl;
         self
     }
 
-    /// Limits the whole wait; at the limit, [`acquire`](Self::acquire) fails with [`Error::Timeout`]. Zero tries once. Without a
-    /// limit it waits for as long as it takes.
+    /// Limits the whole wait; at the limit, [`acquire`](Self::acquire) fails with
+    /// [`Error::Timeout`]. Zero tries once. Without a limit it waits for as long as it takes.
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.wait = Some(at_most);
         self
     }
 
-    /// Sets whether the lease is renewed in the background, and acquired again on databases that come back. `true` by default.
-    /// Otherwise it ends after its TTL unless [`extend`](QuorumLease::extend) is called.
+    /// Sets whether the lease is renewed in the background, and acquired again on databases that
+    /// come back. `true` by default. Otherwise it ends after its TTL unless
+    /// [`extend`](QuorumLease::extend) is called.
     pub fn renew(mut self, renew: bool) -> Self {
         self.options.renew = renew;
         self
     }
 
-    /// Sets a note for people, shown by [`Locks::list`](crate::Locks::list) on each database. At most 255 bytes.
+    /// Sets a note for people, shown by [`Locks::list`](crate::Locks::list) on each database. At
+    /// most 255 bytes.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.options.label = label.into();
         self
     }
 
-    /// Sets how long a database may take to answer before it counts as down. By default a sixth of the TTL, at most one
-    /// second. A longer limit leaves less of the lease after a slow acquisition.
+    /// Sets how long a database may take to answer before it counts as down. By default a sixth of
+    /// the TTL, at most one second. A longer limit leaves less of the lease after a slow
+    /// acquisition.
     pub fn node_timeout(mut self, at_most: Duration) -> Self {
         self.options.node_timeout = Some(at_most);
         self
@@ -72,19 +77,21 @@ impl QuorumRequest {
 
     /// Acquires the lease on a majority, and waits while another owner holds it.
     ///
-    /// Waiters of this process take turns in the order of their arrival; between processes there is no order.
+    /// Waiters of this process take turns in the order of their arrival; between processes there is
+    /// no order.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] when the limit of [`wait`](Self::wait) was reached; [`Error::Unavailable`] when too few databases for a
-    /// majority could be reached (for 3 seconds, or until the limit of the wait); [`Error::Unsupported`] when there are
-    /// no databases, or the same client is there twice; an error for bad input or [`Error::NotMigrated`] when it prevents a
-    /// majority.
+    /// [`Error::Timeout`] when the limit of [`wait`](Self::wait) was reached;
+    /// [`Error::Unavailable`] when too few databases for a majority could be reached (for 3
+    /// seconds, or until the limit of the wait); [`Error::Unsupported`] when there are no
+    /// databases, or the same client is there twice; an error for bad input or
+    /// [`Error::NotMigrated`] when it prevents a majority.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind on any database: all grants, also those that arrive later, are released in the
-    /// background.
+    /// Dropping the future leaves nothing behind on any database: all grants, also those that
+    /// arrive later, are released in the background.
     pub async fn acquire(self) -> Result<QuorumLease> {
         let start = Instant::now();
         let name = self.check()?;
@@ -113,7 +120,8 @@ impl QuorumRequest {
                 Ok(lease) => return Ok(lease),
                 Err(refused) => refused,
             };
-            // An attempt at the limit of the wait says nothing about the databases, unless they had time to answer.
+            // An attempt at the limit of the wait says nothing about the databases, unless they had
+            // time to answer.
             let cut_short =
                 left().is_some_and(|left| left.is_zero()) && attempted.elapsed() < self.options.node_timeout();
             match refused {
@@ -139,10 +147,11 @@ impl QuorumRequest {
         }
     }
 
-    /// Acquires the lease if a majority grants it now. Returns `None` when another owner holds it, or is about to.
+    /// Acquires the lease if a majority grants it now. Returns `None` when another owner holds it,
+    /// or is about to.
     ///
-    /// Several clients that try a free name at the same moment may split the votes. Then they
-    /// try again a few times, at random intervals; possibly none of them acquires it.
+    /// Several clients that try a free name at the same moment may split the votes. Then they try
+    /// again a few times, at random intervals; possibly none of them acquires it.
     ///
     /// # Errors
     ///
@@ -166,12 +175,14 @@ impl QuorumRequest {
         }
     }
 
-    /// Acquires the lease, runs the work while it is held, and releases it. When the lease is lost, the work is dropped at its next
-    /// await point. Work that is delayed past the deadline, as by a stopped process, is not polled again.
+    /// Acquires the lease, runs the work while it is held, and releases it. When the lease is lost,
+    /// the work is dropped at its next await point. Work that is delayed past the deadline, as by a
+    /// stopped process, is not polled again.
     ///
     /// # Errors
     ///
-    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the lease ended before the work.
+    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the lease ended before the
+    /// work.
     ///
     /// # Cancel safety
     ///
@@ -198,7 +209,8 @@ impl QuorumRequest {
         LockName::new(&*self.name)
     }
 
-    /// Asks all databases once, with a limit for each. The outer error is one that another attempt would not cure.
+    /// Asks all databases once, with a limit for each. The outer error is one that another attempt
+    /// would not cure.
     async fn attempt(&self, name: &LockName, within: Option<Duration>) -> Result<Result<QuorumLease, NotAcquired>> {
         let within = within.unwrap_or(Duration::MAX).min(self.options.node_timeout());
         let owner = Owner::random();

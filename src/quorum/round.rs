@@ -80,7 +80,8 @@ impl Round {
         });
     }
 
-    /// Returns the next answer. Pending while none is expected. A vote has at least the token of the round.
+    /// Returns the next answer. Pending while none is expected. A vote has at least the token of
+    /// the round.
     pub(super) async fn next_answer(&mut self, within: Duration) -> Answer {
         loop {
             let (node, answer) = match self.answers.join_next().await {
@@ -134,8 +135,8 @@ impl Round {
                 }
                 return Outcome::Unreachable(self.no_majority(answered, errors));
             }
-            // A database that is down must not block the votes of the others: once enough have answered, the rest gets as much time
-            // again.
+            // A database that is down must not block the votes of the others: once enough have
+            // answered, the rest gets as much time again.
             let hurry = known && self.token.is_none();
             let grace = match (hurry, until) {
                 (false, _) => within,

@@ -114,7 +114,8 @@ impl SessionConnection {
     }
 }
 
-/// Marks all locks of a connection as lost when the connection is dropped, also when the runtime ends.
+/// Marks all locks of a connection as lost when the connection is dropped, also when the runtime
+/// ends.
 struct DisconnectGuard(Arc<Liveness>);
 
 impl Drop for DisconnectGuard {

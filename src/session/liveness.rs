@@ -1,7 +1,8 @@
 //! How long the locks of one connection are safe.
 //!
-//! As with a lease, the deadline counts from the moment *before* the answered statement was sent, on a clock that counts
-//! suspend, and ends before the server gives up a silent session. So the holder knows first.
+//! As with a lease, the deadline counts from the moment *before* the answered statement was sent,
+//! on a clock that counts suspend, and ends before the server gives up a silent session. So the
+//! holder knows first.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

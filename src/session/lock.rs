@@ -8,28 +8,34 @@ use super::message::Grant;
 use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
 
-/// A lock that the server keeps for as long as the client's connection lives: an advisory lock on PostgreSQL, `GET_LOCK` on MySQL and
-/// MariaDB, a lock on a file beside a SQLite database (in the directory `app.db-sqlock-session`). Leave that directory alone while
-/// locks are held: when it is deleted, another process can take a name at once, and its holder learns of it within about a second.
+/// A lock that the server keeps for as long as the client's connection lives: an advisory lock on
+/// PostgreSQL, `GET_LOCK` on MySQL and MariaDB, a lock on a file beside a SQLite database (in the
+/// directory `app.db-sqlock-session`). Leave that directory alone while locks are held: when it is
+/// deleted, another process can take a name at once, and its holder learns of it within about a
+/// second.
 ///
-/// Compared with a [lease](crate::Lease) it is cheap, because nothing is written, and the death of its holder frees it at once. In
-/// return it has no token, cannot [fence](crate::Lease::fence), and ends with the connection: a restart or failover of the database
-/// ends it, and so does a network that is silent for 15 seconds. Take it for short work that may be done twice when something
+/// Compared with a [lease](crate::Lease) it is cheap, because nothing is written, and the death of
+/// its holder frees it at once. In return it has no token, cannot [fence](crate::Lease::fence), and
+/// ends with the connection: a restart or failover of the database ends it, and so does a network
+/// that is silent for 15 seconds. Take it for short work that may be done twice when something
 /// breaks; take a lease where that matters.
 ///
-/// All session locks of a client live on one connection of their own, which is opened for the first lock and closed some seconds
-/// after the last. The client proves every second that the connection is alive. A client may hold thousands of locks, but PostgreSQL
-/// has a table of limited size for all locks of all its clients (`max_locks_per_transaction`).
+/// All session locks of a client live on one connection of their own, which is opened for the first
+/// lock and closed some seconds after the last. The client proves every second that the connection
+/// is alive. A client may hold thousands of locks, but PostgreSQL has a table of limited size for
+/// all locks of all its clients (`max_locks_per_transaction`).
 ///
-/// Names are those of leases, yet a session lock and a lease of one name are independent. On PostgreSQL
-/// they belong to the current schema, on MySQL and MariaDB to the current database, on SQLite to the file.
+/// Names are those of leases, yet a session lock and a lease of one name are independent. On
+/// PostgreSQL they belong to the current schema, on MySQL and MariaDB to the current database, on
+/// SQLite to the file.
 ///
-/// Where such a lock would not keep others out, acquiring it fails with [`Error::Unsupported`]: behind a pooler (which
-/// lends one session to many clients), on a standby or a read-only replica, on Galera and Group Replication (whose nodes do not share
-/// such locks), in a SQLite database in memory. Leases work there, except on a standby or replica.
+/// Where such a lock would not keep others out, acquiring it fails with [`Error::Unsupported`]:
+/// behind a pooler (which lends one session to many clients), on a standby or a read-only replica,
+/// on Galera and Group Replication (whose nodes do not share such locks), in a SQLite database in
+/// memory. Leases work there, except on a standby or replica.
 ///
-/// Dropping a session lock releases it in the background. A lock keeps the client's connection open, but not
-/// [`Locks`](crate::Locks) itself.
+/// Dropping a session lock releases it in the background. A lock keeps the client's connection
+/// open, but not [`Locks`](crate::Locks) itself.
 #[must_use = "dropping a session lock releases it"]
 pub struct SessionLock {
     grant: Grant,
@@ -47,15 +53,16 @@ impl SessionLock {
 
     /// Returns whether the lock is certainly still held. It reads a clock and does no I/O.
     ///
-    /// It turns false before the server could give the name to another client because this one was silent; when the server ends the
-    /// connection of its own accord, within about a second.
+    /// It turns false before the server could give the name to another client because this one was
+    /// silent; when the server ends the connection of its own accord, within about a second.
     pub fn is_held(&self) -> bool {
         self.grant.liveness.loss().is_none()
     }
 
-    /// Completes when the lock is lost: about a second after the server has ended the connection, and 15 seconds after the last
-    /// sign of life from a server that fell silent. On SQLite: about a second after the file was deleted (all session locks of this
-    /// client are lost with it), and by [`Locks::shutdown`](crate::Locks::shutdown).
+    /// Completes when the lock is lost: about a second after the server has ended the connection,
+    /// and 15 seconds after the last sign of life from a server that fell silent. On SQLite: about
+    /// a second after the file was deleted (all session locks of this client are lost with it), and
+    /// by [`Locks::shutdown`](crate::Locks::shutdown).
     ///
     /// # Cancel safety
     ///
@@ -64,12 +71,14 @@ impl SessionLock {
         self.grant.liveness.lost().await
     }
 
-    /// Releases the lock, and returns an error if it was not held to the end. When this returns, others can acquire the name.
+    /// Releases the lock, and returns an error if it was not held to the end. When this returns,
+    /// others can acquire the name.
     ///
     /// # Errors
     ///
-    /// [`Error::SessionLost`]: the lock had ended before, or the server did not confirm the release. The client has closed its
-    /// connection then, so the lock ends as soon as the server notices.
+    /// [`Error::SessionLost`]: the lock had ended before, or the server did not confirm the
+    /// release. The client has closed its connection then, so the lock ends as soon as the server
+    /// notices.
     ///
     /// # Cancel safety
     ///

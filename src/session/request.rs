@@ -16,14 +16,15 @@ use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::name::LockName;
 
-/// How long a try waits for the database: longer than it takes to give up a connection and to find no other.
+/// How long a try waits for the database: longer than it takes to give up a connection and to find
+/// no other.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A wait that is as short as a round trip says nothing about the database.
 const ROUND_TRIP: Duration = Duration::from_millis(100);
 
-/// A request for a session lock, made with [`Locks::session`](crate::Locks::session). Nothing is sent until
-/// [`acquire`](Self::acquire) or [`try_acquire`](Self::try_acquire) is awaited.
+/// A request for a session lock, made with [`Locks::session`](crate::Locks::session). Nothing is
+/// sent until [`acquire`](Self::acquire) or [`try_acquire`](Self::try_acquire) is awaited.
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -49,16 +50,16 @@ impl SessionRequest {
         Self { client, name, shared: false, wait: None }
     }
 
-    /// Shares the name with other shared locks. An exclusive request waits until no shared lock is left, and between clients later
-    /// shared requests do not wait for it. MySQL and MariaDB have no such locks: there, acquiring fails with
-    /// [`Error::Unsupported`].
+    /// Shares the name with other shared locks. An exclusive request waits until no shared lock is
+    /// left, and between clients later shared requests do not wait for it. MySQL and MariaDB have
+    /// no such locks: there, acquiring fails with [`Error::Unsupported`].
     pub fn shared(mut self) -> Self {
         self.shared = true;
         self
     }
 
-    /// Waits at most this long, then fails with [`Error::Timeout`]. Zero asks once. Without it, [`acquire`](Self::acquire) waits
-    /// for as long as it takes.
+    /// Waits at most this long, then fails with [`Error::Timeout`]. Zero asks once. Without it,
+    /// [`acquire`](Self::acquire) waits for as long as it takes.
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.wait = Some(at_most);
         self
@@ -66,19 +67,21 @@ impl SessionRequest {
 
     /// Waits for the lock.
     ///
-    /// Requests of one client are served in the order of their arrival. The first of them asks the server at once when the lock is
-    /// released by this client, otherwise after 1 ms at first and every 50 ms at last. Between processes there is no order: the
-    /// next request wins.
+    /// Requests of one client are served in the order of their arrival. The first of them asks the
+    /// server at once when the lock is released by this client, otherwise after 1 ms at first and
+    /// every 50 ms at last. Between processes there is no order: the next request wins.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] when [`wait`](Self::wait) ran out. [`Error::Unavailable`] when the database could not be reached for some
-    /// seconds. [`Error::Unsupported`] where such a lock would not keep others out: see [`SessionLock`]. [`Error::InvalidName`],
-    /// [`Error::Closed`], or [`Error::Database`].
+    /// [`Error::Timeout`] when [`wait`](Self::wait) ran out. [`Error::Unavailable`] when the
+    /// database could not be reached for some seconds. [`Error::Unsupported`] where such a lock
+    /// would not keep others out: see [`SessionLock`]. [`Error::InvalidName`], [`Error::Closed`],
+    /// or [`Error::Database`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future cancels the wait. A lock that is granted meanwhile is released in the background.
+    /// Dropping the future cancels the wait. A lock that is granted meanwhile is released in the
+    /// background.
     pub async fn acquire(self) -> Result<SessionLock> {
         let start = Instant::now();
         let wait = self.wait;
@@ -96,16 +99,18 @@ impl SessionRequest {
         answer?.ok_or_else(|| Error::Timeout { name, waited: start.elapsed() })
     }
 
-    /// Acquires the lock if it is free and no request of this client waits for it. Returns `None` otherwise.
+    /// Acquires the lock if it is free and no request of this client waits for it. Returns `None`
+    /// otherwise.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), but never a timeout, and [`Error::Unavailable`] as soon as no connection can be opened.
-    /// [`wait`](Self::wait) has no effect.
+    /// As [`acquire`](Self::acquire), but never a timeout, and [`Error::Unavailable`] as soon as no
+    /// connection can be opened. [`wait`](Self::wait) has no effect.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind: a lock that is granted meanwhile is released in the background.
+    /// Dropping the future leaves nothing behind: a lock that is granted meanwhile is released in
+    /// the background.
     pub async fn try_acquire(self) -> Result<Option<SessionLock>> {
         self.send(true)?.answer_within_timeout().await
     }

@@ -1,8 +1,8 @@
 //! The task that owns the connection of all session locks of a client and sends every statement.
 //!
-//! A dropped future therefore abandons no statement. A server grants a session again what the session already holds, so the
-//! task decides exclusion among the callers of one client: it asks the server for a name only when no caller of this client
-//! holds it.
+//! A dropped future therefore abandons no statement. A server grants a session again what the
+//! session already holds, so the task decides exclusion among the callers of one client: it asks
+//! the server for a name only when no caller of this client holds it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -320,14 +320,16 @@ impl SessionTask {
         }
     }
 
-    /// Drops the connection if the server may have ended its session, as after a pause of the process.
+    /// Drops the connection if the server may have ended its session, as after a pause of the
+    /// process.
     fn drop_lost_connection(&mut self) {
         if self.connection.as_ref().is_some_and(SessionConnection::is_lost) {
             self.disconnect();
         }
     }
 
-    /// Drops the connection and loses its locks. An orderly close would wait for an answer that did not come.
+    /// Drops the connection and loses its locks. An orderly close would wait for an answer that did
+    /// not come.
     fn disconnect(&mut self) {
         let Some(connection) = self.connection.take() else {
             return;

@@ -59,27 +59,33 @@ const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from
 ///
 /// # What is rerun
 ///
-/// The closure's error decides, or one of its [sources](StdError::source), so it may be of any type of the
-/// application that keeps its sources:
+/// The closure's error decides, or one of its [sources](StdError::source), so it may be of any type
+/// of the application that keeps its sources:
 ///
-/// - an error of this crate that [is a conflict](Error::is_conflict): another version, a snapshot that is too old;
-/// - a deadlock that the database broke by aborting this transaction (PostgreSQL 40P01, MySQL 1213);
+/// - an error of this crate that [is a conflict](Error::is_conflict): another version, a snapshot
+///   that is too old;
+/// - a deadlock that the database broke by aborting this transaction (PostgreSQL 40P01, MySQL
+///   1213);
 /// - a serialization failure (40001, MariaDB's 1020), also at the commit;
 /// - SQLite's `SQLITE_BUSY` and `SQLITE_LOCKED`.
 ///
-/// Every other error ends the run at once with [`RetryError::Failed`]: a lock wait timeout, a lost connection, a violated
-/// constraint. A commit whose outcome is not known ends it with [`RetryError::CommitUnknown`].
+/// Every other error ends the run at once with [`RetryError::Failed`]: a lock wait timeout, a lost
+/// connection, a violated constraint. A commit whose outcome is not known ends it with
+/// [`RetryError::CommitUnknown`].
 ///
 /// # Rules for the closure
 ///
-/// - Read from the database inside the closure; values read before it may be outdated in the next attempt.
+/// - Read from the database inside the closure; values read before it may be outdated in the next
+///   attempt.
 /// - Effects elsewhere happen again with each attempt: leave them to the code after the commit.
-/// - Return the database's errors. If a closure goes on after a deadlock on MySQL, which has rolled everything back,
-///   the run ends with [`RetryError::CommitUnknown`], and its later statements are rolled back as well. (Put a statement whose error
-///   is expected, such as a constraint violation, into a savepoint: `tx.begin()`.)
-/// - Do not end the transaction inside, by `COMMIT` or, on MySQL, by DDL, which commits. On MySQL the run then ends with the same
-///   error (while the transaction runs, `autocommit` is off in its session there). PostgreSQL does not report it, and SQLite refuses
-///   the `COMMIT` that follows: the part that was committed inside has taken effect there.
+/// - Return the database's errors. If a closure goes on after a deadlock on MySQL, which has rolled
+///   everything back, the run ends with [`RetryError::CommitUnknown`], and its later statements are
+///   rolled back as well. (Put a statement whose error is expected, such as a constraint violation,
+///   into a savepoint: `tx.begin()`.)
+/// - Do not end the transaction inside, by `COMMIT` or, on MySQL, by DDL, which commits. On MySQL
+///   the run then ends with the same error (while the transaction runs, `autocommit` is off in its
+///   session there). PostgreSQL does not report it, and SQLite refuses the `COMMIT` that follows:
+///   the part that was committed inside has taken effect there.
 #[derive(Clone, Debug)]
 #[must_use = "a retry does nothing until run is awaited"]
 pub struct Retry {
@@ -100,38 +106,39 @@ impl Retry {
         self
     }
 
-    /// Limits the time in which new attempts begin, counted from the first one. A running attempt is not interrupted.
+    /// Limits the time in which new attempts begin, counted from the first one. A running attempt
+    /// is not interrupted.
     pub fn within(mut self, at_most: Duration) -> Self {
         self.within = at_most;
         self
     }
 
-    /// Sets the statement that begins a transaction, for example with an isolation level: `BEGIN ISOLATION LEVEL SERIALIZABLE` on
-    /// PostgreSQL.
+    /// Sets the statement that begins a transaction, for example with an isolation level: `BEGIN
+    /// ISOLATION LEVEL SERIALIZABLE` on PostgreSQL.
     ///
-    /// By default `BEGIN`, on SQLite `BEGIN IMMEDIATE`: without it, SQLite refuses the write lock to a transaction that read before
-    /// another one committed.
+    /// By default `BEGIN`, on SQLite `BEGIN IMMEDIATE`: without it, SQLite refuses the write lock
+    /// to a transaction that read before another one committed.
     pub fn begin_with(mut self, sql: impl SqlSafeStr) -> Self {
         self.begin = Some(sql.into_sql_str());
         self
     }
 
-    /// Begins a transaction, calls the closure with it, and commits. When the closure returns an error, it rolls back, and
-    /// begins another attempt if that error is [a concurrent change](Self#what-is-rerun). Between attempts it pauses for 1 to
-    /// 100 milliseconds.
+    /// Begins a transaction, calls the closure with it, and commits. When the closure returns an
+    /// error, it rolls back, and begins another attempt if that error is [a concurrent
+    /// change](Self#what-is-rerun). Between attempts it pauses for 1 to 100 milliseconds.
     ///
     /// Each attempt calls a clone of the closure. Values captured by reference are shared.
     ///
     /// # Errors
     ///
-    /// [`RetryError::Failed`] with the closure's error, or that of a connection that could not be opened;
-    /// [`RetryError::Exhausted`]; [`RetryError::CommitUnknown`].
+    /// [`RetryError::Failed`] with the closure's error, or that of a connection that could not be
+    /// opened; [`RetryError::Exhausted`]; [`RetryError::CommitUnknown`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future rolls the transaction back. During the commit, the transaction may be committed. The
-    /// connection of an interrupted transaction is closed (on SQLite it is kept after its transaction has been
-    /// ended).
+    /// Dropping the future rolls the transaction back. During the commit, the transaction may be
+    /// committed. The connection of an interrupted transaction is closed (on SQLite it is kept
+    /// after its transaction has been ended).
     ///
     /// # Panics
     ///
@@ -140,7 +147,8 @@ impl Retry {
     where
         DB: Database,
         E: From<sqlx::Error> + StdError + 'static,
-        // Not AsyncFnMut: the future of one that captures anything cannot be seen to be Send, as of Rust 1.95.
+        // Not AsyncFnMut: the future of one that captures anything cannot be seen to be Send, as of
+        // Rust 1.95.
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
     {
         let mut attempts = self.start_attempts();
@@ -159,8 +167,8 @@ impl Retry {
         Attempts { retry: self, start: Instant::now(), pauses: PAUSE, begun: 1 }
     }
 
-    /// Runs one attempt. `checks_open`: whether to check before the commit that the transaction is still usable. The check is not needed
-    /// where the last statement shows it.
+    /// Runs one attempt. `checks_open`: whether to check before the commit that the transaction is
+    /// still usable. The check is not needed where the last statement shows it.
     pub(crate) async fn attempt<DB, T, E, F>(
         &self,
         pool: &Pool<DB>,
@@ -198,14 +206,16 @@ impl Retry {
                 Err(source) if Fault::is_doubtful_commit(&source) => {
                     Err(AttemptEnd::Final(RetryError::CommitUnknown { source }))
                 }
-                // The server answered, so the transaction has ended. On MySQL the session's settings are not restored yet.
+                // The server answered, so the transaction has ended. On MySQL the session's
+                // settings are not restored yet.
                 Err(error) => {
                     pooled.is_clean = DB::KIND != Kind::MySql;
                     Err(AttemptEnd::from_error(error))
                 }
             },
             Err(error) => {
-                // At once, not when the connection is used next: other transactions wait for its locks.
+                // At once, not when the connection is used next: other transactions wait for its
+                // locks.
                 pooled.is_clean = end_transaction::<DB>(tx, Ending::Rollback).await.is_ok();
                 Err(AttemptEnd::from_error(error))
             }
@@ -246,8 +256,8 @@ pub enum RetryError<E: StdError + 'static> {
         last: E,
     },
 
-    /// The connection was lost during the commit, or, on MySQL, a statement of the closure had ended the transaction. It may have taken
-    /// effect: read before running it again.
+    /// The connection was lost during the commit, or, on MySQL, a statement of the closure had
+    /// ended the transaction. It may have taken effect: read before running it again.
     #[error("it is not known whether the transaction was committed: {source}")]
     CommitUnknown {
         /// The error of the driver.
@@ -333,8 +343,8 @@ fn is_conflict_error(error: &(dyn StdError + 'static)) -> bool {
     false
 }
 
-/// Returns an error if a statement of the transaction has failed. PostgreSQL answers the COMMIT of such a transaction with a rollback,
-/// which sqlx reports as a success.
+/// Returns an error if a statement of the transaction has failed. PostgreSQL answers the COMMIT of
+/// such a transaction with a rollback, which sqlx reports as a success.
 async fn check_open<DB: Database>(conn: &mut DB::Connection) -> Result<(), sqlx::Error> {
     if DB::KIND == Kind::Postgres {
         DB::fetch(conn, &mut sqlx::QueryBuilder::new("SELECT 1")).await?;
@@ -342,11 +352,13 @@ async fn check_open<DB: Database>(conn: &mut DB::Connection) -> Result<(), sqlx:
     Ok(())
 }
 
-/// A connection of the pool, which returns to the pool only without an open statement or transaction. sqlx would roll
-/// back and reuse it, but on MySQL a connection that was interrupted while it prepared a statement answers nothing more,
-/// and on PostgreSQL an interrupted BEGIN may leave it in a transaction.
+/// A connection of the pool, which returns to the pool only without an open statement or
+/// transaction. sqlx would roll back and reuse it, but on MySQL a connection that was interrupted
+/// while it prepared a statement answers nothing more, and on PostgreSQL an interrupted BEGIN may
+/// leave it in a transaction.
 ///
-/// A connection of SQLite is kept, because a database in memory ends with it. Its transaction is ended instead.
+/// A connection of SQLite is kept, because a database in memory ends with it. Its transaction is
+/// ended instead.
 struct PooledConnection<DB: Database> {
     /// `None` only during the drop.
     connection: Option<PoolConnection<DB>>,

@@ -1,5 +1,5 @@
-//! Row locks in the caller's own transaction, held until it ends: by name ([`RowLock`]), and on rows of the
-//! caller's own tables ([`RowOf`], [`RowsOf`], [`RowsWhere`]).
+//! Row locks in the caller's own transaction, held until it ends: by name ([`RowLock`]), and on
+//! rows of the caller's own tables ([`RowOf`], [`RowsOf`], [`RowsWhere`]).
 //!
 //! Each type has an example. Which one when: [the table of calls](crate#which-call).
 

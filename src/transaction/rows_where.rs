@@ -30,8 +30,9 @@ use crate::error::Result;
 /// # }
 /// ```
 ///
-/// The database locks the rows that it examines: create an index for the condition, and use READ COMMITTED on MySQL and MariaDB. At
-/// REPEATABLE READ, InnoDB also keeps the locks of rows that do not fulfil the condition, and of the gaps between them.
+/// The database locks the rows that it examines: create an index for the condition, and use READ
+/// COMMITTED on MySQL and MariaDB. At REPEATABLE READ, InnoDB also keeps the locks of rows that do
+/// not fulfil the condition, and of the gaps between them.
 #[derive(Clone)]
 #[must_use = "rows are locked when lock is called"]
 pub struct RowsWhere {
@@ -81,8 +82,8 @@ impl RowsWhere {
 
     /// Locks the rows in this transaction, and returns the value of the column in each locked row.
     ///
-    /// The closure writes the text between `WHERE` and `LIMIT`: the condition and, where needed, the order. It may be
-    /// called more than once.
+    /// The closure writes the text between `WHERE` and `LIMIT`: the condition and, where needed,
+    /// the order. It may be called more than once.
     ///
     /// # Errors
     ///

@@ -39,7 +39,8 @@ pub(super) fn timeout_of_table(table: &Table, start: Moment) -> Error {
     }
 }
 
-/// Runs a SELECT that locks the rows it finds. Returns `None` when the wait for another transaction timed out.
+/// Runs a SELECT that locks the rows it finds. Returns `None` when the wait for another transaction
+/// timed out.
 pub(super) async fn select<DB: Database>(
     conn: &mut Transaction<'_, DB>,
     table: &Table,

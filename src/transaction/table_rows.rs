@@ -16,12 +16,14 @@ use crate::error::{Result, RowError};
 
 /// Locks one row of the caller's own table. Made with [`Locks::row_of`](crate::Locks::row_of).
 ///
-/// As [`RowLock`](crate::row::RowLock), except that the row must exist, and a unique index must cover the column alone: without such an
-/// index a database locks other rows as well. The client checks this once for each table. On MySQL
-/// and MariaDB the index must be visible and a B-tree, and the key of the column's class: a number for a number, text for text.
+/// As [`RowLock`](crate::row::RowLock), except that the row must exist, and a unique index must
+/// cover the column alone: without such an index a database locks other rows as well. The client
+/// checks this once for each table. On MySQL and MariaDB the index must be visible and a B-tree,
+/// and the key of the column's class: a number for a number, text for text.
 ///
-/// The statement is `SELECT … FOR UPDATE`, on PostgreSQL `SELECT … FOR NO KEY UPDATE`: other transactions may insert rows that refer
-/// to this row by a foreign key, unless [`key_update`](Self::key_update) is set.
+/// The statement is `SELECT … FOR UPDATE`, on PostgreSQL `SELECT … FOR NO KEY UPDATE`: other
+/// transactions may insert rows that refer to this row by a foreign key, unless
+/// [`key_update`](Self::key_update) is set.
 ///
 /// ```
 /// # async fn example(pool: sqlx::SqlitePool, locks: sqlock::Locks) -> Result<(), Box<dyn std::error::Error>> {
@@ -33,7 +35,8 @@ use crate::error::{Result, RowError};
 /// # }
 /// ```
 ///
-/// A dot in the name of the table separates the schema from the table. Each part is quoted, so write it as in the catalogue.
+/// A dot in the name of the table separates the schema from the table. Each part is quoted, so
+/// write it as in the catalogue.
 #[derive(Clone)]
 #[must_use = "a row is locked when lock or try_lock is called"]
 pub struct RowOf<K> {
@@ -51,9 +54,10 @@ impl<K> RowOf<K> {
         self
     }
 
-    /// Locks the key of the row as well: `FOR UPDATE` on PostgreSQL, where `FOR NO KEY UPDATE` is the default. Until the transaction
-    /// ends, no row that refers to this row can be inserted. Use it in transactions that delete the row or change its key. A
-    /// transaction that inserts such a row and then locks the key deadlocks with others that do the same. The other databases
+    /// Locks the key of the row as well: `FOR UPDATE` on PostgreSQL, where `FOR NO KEY UPDATE` is
+    /// the default. Until the transaction ends, no row that refers to this row can be inserted. Use
+    /// it in transactions that delete the row or change its key. A transaction that inserts such a
+    /// row and then locks the key deadlocks with others that do the same. The other databases
     /// always lock the key, so this has no effect there.
     pub fn key_update(mut self) -> Self {
         self.rows = self.rows.key_update();
@@ -66,7 +70,8 @@ impl<K> RowOf<K> {
         self
     }
 
-    /// Does not wait: [`lock`](Self::lock) fails with [`Error::Timeout`](crate::Error::Timeout) when another transaction holds the row.
+    /// Does not wait: [`lock`](Self::lock) fails with [`Error::Timeout`](crate::Error::Timeout)
+    /// when another transaction holds the row.
     pub fn nowait(mut self) -> Self {
         self.rows = self.rows.nowait();
         self
@@ -76,7 +81,8 @@ impl<K> RowOf<K> {
     ///
     /// # Errors
     ///
-    /// As [`RowLock::lock`](crate::row::RowLock::lock); and [`Error::Row`](crate::Error::Row) when the row, the table, the column or the unique index does not exist.
+    /// As [`RowLock::lock`](crate::row::RowLock::lock); and [`Error::Row`](crate::Error::Row) when
+    /// the row, the table, the column or the unique index does not exist.
     ///
     /// # Cancel safety
     ///
@@ -95,7 +101,8 @@ impl<K> RowOf<K> {
         }
     }
 
-    /// Locks the row if it is free. Returns `false`, and leaves the transaction usable, when another transaction holds it.
+    /// Locks the row if it is free. Returns `false`, and leaves the transaction usable, when
+    /// another transaction holds it.
     ///
     /// # Errors
     ///
@@ -134,11 +141,12 @@ impl<K> RowOf<K> {
     }
 }
 
-/// Locks several rows of the caller's own table. Made with [`Locks::rows_of`](crate::Locks::rows_of).
+/// Locks several rows of the caller's own table. Made with
+/// [`Locks::rows_of`](crate::Locks::rows_of).
 ///
-/// The rows are locked in the order of their keys, in whatever order the caller names them, so two transactions that lock the
-/// same rows never deadlock over them. The keys must have an owned type (`String`, not `&str`), the same in all programs. Otherwise
-/// as [`RowOf`].
+/// The rows are locked in the order of their keys, in whatever order the caller names them, so two
+/// transactions that lock the same rows never deadlock over them. The keys must have an owned type
+/// (`String`, not `&str`), the same in all programs. Otherwise as [`RowOf`].
 ///
 /// ```
 /// # async fn example(pool: sqlx::SqlitePool, locks: sqlock::Locks) -> Result<(), Box<dyn std::error::Error>> {
@@ -185,8 +193,8 @@ impl<K> RowsOf<K> {
         self
     }
 
-    /// Does not wait: [`lock`](Self::lock) fails with [`Error::Timeout`](crate::Error::Timeout) when another transaction holds one of
-    /// the rows.
+    /// Does not wait: [`lock`](Self::lock) fails with [`Error::Timeout`](crate::Error::Timeout)
+    /// when another transaction holds one of the rows.
     pub fn nowait(mut self) -> Self {
         self.wait = Wait::Refuse;
         self
@@ -204,15 +212,18 @@ impl<K> RowsOf<K> {
         self
     }
 
-    /// Locks the rows in this transaction, and returns the keys of the locked rows, in order. Keys without a row are left out.
+    /// Locks the rows in this transaction, and returns the keys of the locked rows, in order. Keys
+    /// without a row are left out.
     ///
-    /// On PostgreSQL and SQLite it is one statement for all, in the database's order of keys. On MySQL and MariaDB it is one for
-    /// each key, in the keys' order in Rust: for a statement with several keys, InnoDB may scan, and lock, the whole table.
+    /// On PostgreSQL and SQLite it is one statement for all, in the database's order of keys. On
+    /// MySQL and MariaDB it is one for each key, in the keys' order in Rust: for a statement with
+    /// several keys, InnoDB may scan, and lock, the whole table.
     ///
     /// # Errors
     ///
-    /// As [`RowLock::lock`](crate::row::RowLock::lock); and [`Error::Row`](crate::Error::Row) when the table, the column or the unique index does not exist. After a timeout on
-    /// MySQL and MariaDB, the rows locked so far stay locked until the transaction ends.
+    /// As [`RowLock::lock`](crate::row::RowLock::lock); and [`Error::Row`](crate::Error::Row) when
+    /// the table, the column or the unique index does not exist. After a timeout on MySQL and
+    /// MariaDB, the rows locked so far stay locked until the transaction ends.
     ///
     /// # Cancel safety
     ///

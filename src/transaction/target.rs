@@ -65,7 +65,8 @@ async fn read_column<DB: Database>(
     if let Some(column) = client.row_cache.column(&key) {
         return Ok(column);
     }
-    // In the caller's transaction, which resolves names by its own search path and sees tables that it has just created.
+    // In the caller's transaction, which resolves names by its own search path and sees tables that
+    // it has just created.
     let found = DB::column(tx, table, column).await.map_err(|e| Error::from_sqlx("look a table up", e))?;
     let found = match found {
         Catalogued::Known(column) => Some(column),

@@ -1,4 +1,5 @@
-//! A version column: a row of the caller's own table is written only if it is unchanged since it was read.
+//! A version column: a row of the caller's own table is written only if it is unchanged since it
+//! was read.
 //!
 //! [`Versioned`] has an example. Which one when: [the table of calls](crate#which-call).
 
@@ -15,9 +16,9 @@ use crate::error::{Error, Result, RowError};
 
 pub use crate::error::Overtaken;
 
-/// A table of the caller's own whose rows have a version: a number that rises with each update. A write names the
-/// version that was read, and fails with [`Error::Conflict`] if the row was written meanwhile. No lock is held between the read
-/// and the write, so a user may take all day.
+/// A table of the caller's own whose rows have a version: a number that rises with each update. A
+/// write names the version that was read, and fails with [`Error::Conflict`] if the row was written
+/// meanwhile. No lock is held between the read and the write, so a user may take all day.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -59,9 +60,10 @@ pub use crate::error::Overtaken;
 ///
 /// # On a pool, or in a transaction
 ///
-/// The first argument is anything that sqlx acquires a connection from: `&pool`, `&mut tx`, or `&mut conn`. On a pool, each call is
-/// one statement that takes effect by itself. In a transaction it is part of the transaction; a
-/// conflict leaves the transaction usable. [`Retry`](crate::retry::Retry) repeats the read and the write.
+/// The first argument is anything that sqlx acquires a connection from: `&pool`, `&mut tx`, or
+/// `&mut conn`. On a pool, each call is one statement that takes effect by itself. In a transaction
+/// it is part of the transaction; a conflict leaves the transaction usable.
+/// [`Retry`](crate::retry::Retry) repeats the read and the write.
 ///
 /// # The table
 ///
@@ -73,15 +75,17 @@ pub use crate::error::Overtaken;
 /// )
 /// ```
 ///
-/// Other statements that write to the table must raise the version as well, or their changes go unnoticed. The names of the table
-/// and the columns are quoted, so they may be any text. On PostgreSQL they are in lower case unless the table was created with
-/// quoted names. A dot separates a schema from a table.
+/// Other statements that write to the table must raise the version as well, or their changes go
+/// unnoticed. The names of the table and the columns are quoted, so they may be any text. On
+/// PostgreSQL they are in lower case unless the table was created with quoted names. A dot
+/// separates a schema from a table.
 ///
 /// # Isolation levels
 ///
-/// At READ COMMITTED a concurrent change is an [`Error::Conflict`]. At the stricter levels the database may notice it first,
-/// and then refuses the statement (PostgreSQL: 40001; MariaDB: 1020; SQLite: `SQLITE_BUSY_SNAPSHOT`, in a transaction that was
-/// not begun with `BEGIN IMMEDIATE`): an [`Error::Database`], of which [`Error::is_conflict`] says the same.
+/// At READ COMMITTED a concurrent change is an [`Error::Conflict`]. At the stricter levels the
+/// database may notice it first, and then refuses the statement (PostgreSQL: 40001; MariaDB: 1020;
+/// SQLite: `SQLITE_BUSY_SNAPSHOT`, in a transaction that was not begun with `BEGIN IMMEDIATE`): an
+/// [`Error::Database`], of which [`Error::is_conflict`] says the same.
 #[derive(Clone, Debug)]
 pub struct Versioned {
     table: Arc<str>,
@@ -124,8 +128,9 @@ impl Versioned {
     ///
     /// # Errors
     ///
-    /// [`Error::Database`], also when the row cannot be read as a `T`; [`Error::Unavailable`]; [`Error::PoolExhausted`];
-    /// [`Error::Row`] when the key is not unique; [`Error::InvalidIdentifier`].
+    /// [`Error::Database`], also when the row cannot be read as a `T`; [`Error::Unavailable`];
+    /// [`Error::PoolExhausted`]; [`Error::Row`] when the key is not unique;
+    /// [`Error::InvalidIdentifier`].
     ///
     /// # Cancel safety
     ///
@@ -166,11 +171,13 @@ impl Versioned {
         }
     }
 
-    /// Updates a row if it still has the expected version, and returns its new version, which is the next number.
+    /// Updates a row if it still has the expected version, and returns its new version, which is
+    /// the next number.
     ///
-    /// `set` is called with a statement that ends in `SET`, and adds the columns that change, separated by
-    /// commas. If it adds nothing, only the version rises. As everywhere in sqlx, bind a column's values with one type wherever the
-    /// same text is built: PostgreSQL prepares it once, and after `push_bind(5_i32)` refuses `push_bind(5_i64)`.
+    /// `set` is called with a statement that ends in `SET`, and adds the columns that change,
+    /// separated by commas. If it adds nothing, only the version rises. As everywhere in sqlx, bind
+    /// a column's values with one type wherever the same text is built: PostgreSQL prepares it
+    /// once, and after `push_bind(5_i32)` refuses `push_bind(5_i64)`.
     ///
     /// ```
     /// # async fn example(pool: sqlx::SqlitePool, accounts: sqlock::version::Versioned) -> sqlock::Result<()> {
@@ -185,14 +192,15 @@ impl Versioned {
     ///
     /// # Errors
     ///
-    /// [`Error::Conflict`]: the row has another version, or there is none, and nothing was written. The reported version is read
-    /// afterwards, and may have changed once more. [`Error::Row`] with [`RowError::SeveralRows`]: the key is not unique, and
-    /// several rows were changed; roll back. Otherwise as [`read`](Self::read).
+    /// [`Error::Conflict`]: the row has another version, or there is none, and nothing was written.
+    /// The reported version is read afterwards, and may have changed once more. [`Error::Row`] with
+    /// [`RowError::SeveralRows`]: the key is not unique, and several rows were changed; roll back.
+    /// Otherwise as [`read`](Self::read).
     ///
     /// # Cancel safety
     ///
-    /// After the future was dropped, the row may be written, as with any statement: in a transaction, roll
-    /// back; on a pool, read the row.
+    /// After the future was dropped, the row may be written, as with any statement: in a
+    /// transaction, roll back; on a pool, read the row.
     pub fn update<'c, 'q, DB, K>(
         &self,
         db: impl Acquire<'c, Database = DB>,
@@ -209,8 +217,8 @@ impl Versioned {
             let mut query = QueryBuilder::new(format!("UPDATE {table} SET "));
             let empty = query.sql().as_str().len();
             set(&mut query);
-            // On a new line, because the caller's text may end in a comment. After it, because MySQL assigns from left to right, and the
-            // caller may use the old version.
+            // On a new line, because the caller's text may end in a comment. After it, because
+            // MySQL assigns from left to right, and the caller may use the old version.
             let comma = if query.sql().as_str().len() > empty { "\n, " } else { "" };
             push_key(query.push(format_args!("{comma}{version} = {version} + 1 WHERE {column} = ")), &key);
             DB::push_integer(query.push(format_args!(" AND {version} = ")), expected);
@@ -249,8 +257,8 @@ impl Versioned {
         self.change("delete a row", db, key, expected, statement)
     }
 
-    /// Inserts a row with version 1. `columns` are the columns besides the key and the version; `values` adds their values, in the
-    /// same order.
+    /// Inserts a row with version 1. `columns` are the columns besides the key and the version;
+    /// `values` adds their values, in the same order.
     ///
     /// ```
     /// # async fn example(pool: sqlx::SqlitePool, accounts: sqlock::version::Versioned) -> sqlock::Result<()> {
@@ -263,9 +271,9 @@ impl Versioned {
     ///
     /// # Errors
     ///
-    /// [`Error::Conflict`]: there is a row with this key already, and nothing was written. The transaction stays usable, on
-    /// PostgreSQL too. A duplicate in another unique column is an [`Error::Database`]. Otherwise
-    /// as [`read`](Self::read).
+    /// [`Error::Conflict`]: there is a row with this key already, and nothing was written. The
+    /// transaction stays usable, on PostgreSQL too. A duplicate in another unique column is an
+    /// [`Error::Database`]. Otherwise as [`read`](Self::read).
     ///
     /// # Cancel safety
     ///
@@ -325,7 +333,8 @@ impl Versioned {
         }
         query.push(")");
         if DB::KIND != Kind::MySql {
-            // On PostgreSQL an error would end the caller's transaction. (MySQL has INSERT IGNORE, which ignores far more.)
+            // On PostgreSQL an error would end the caller's transaction. (MySQL has INSERT IGNORE,
+            // which ignores far more.)
             query.push(format_args!(" ON CONFLICT ({column}) DO NOTHING"));
         }
         Ok((query, names))

@@ -54,8 +54,9 @@ const REFUSALS: [StatusCode; 18] = [
     StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
 ];
 
-/// Client errors that do not prove that nothing was done: a timeout, a conflict (another attempt, perhaps at the provider), too
-/// early, too many requests, and a client that has disconnected (as nginx logs it).
+/// Client errors that do not prove that nothing was done: a timeout, a conflict (another attempt,
+/// perhaps at the provider), too early, too many requests, and a client that has disconnected (as
+/// nginx logs it).
 const AMBIGUOUS: [u16; 5] = [408, 409, 425, 429, 499];
 
 /// Which responses are stored, and with which headers.
@@ -97,7 +98,8 @@ impl Policy {
         self.refusals.contains(&status)
     }
 
-    /// Returns whether a header is stored. Cookies never are, because a replay may go to another session.
+    /// Returns whether a header is stored. Cookies never are, because a replay may go to another
+    /// session.
     fn keeps(&self, name: &HeaderName) -> bool {
         *name != header::SET_COOKIE && self.headers.contains(name)
     }

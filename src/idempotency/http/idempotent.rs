@@ -20,11 +20,13 @@ use crate::lease::run::while_held;
 use crate::transaction::retry::RetryError;
 
 /// Extracts a request with a key. The handler runs its effect with [`run`](Self::run) or
-/// [`run_leased`](Self::run_leased), and returns their response. The [layer](super::IdempotencyLayer) must be around the handler.
+/// [`run_leased`](Self::run_leased), and returns their response. The
+/// [layer](super::IdempotencyLayer) must be around the handler.
 ///
-/// `Option<Idempotent>` is `None` for a request without a key; `Idempotent` rejects such a request with
-/// [`key-missing`](super#key-missing). Without a layer, or with one that [runs the handler under a
-/// lease](super::IdempotencyLayer::leased), both forms are rejected with [`not-set-up`](super#not-set-up).
+/// `Option<Idempotent>` is `None` for a request without a key; `Idempotent` rejects such a request
+/// with [`key-missing`](super#key-missing). Without a layer, or with one that [runs the handler
+/// under a lease](super::IdempotencyLayer::leased), both forms are rejected with
+/// [`not-set-up`](super#not-set-up).
 #[must_use = "the request takes effect in run, or run_leased"]
 pub struct Idempotent(Arc<Prepared>);
 
@@ -47,19 +49,20 @@ pub(super) enum Slot {
 }
 
 impl Idempotent {
-    /// Runs the work once, in a transaction, and returns the response for this key: that of the work, the
-    /// [stored](super#what-is-stored) one, or a [problem](super#problems).
+    /// Runs the work once, in a transaction, and returns the response for this key: that of the
+    /// work, the [stored](super#what-is-stored) one, or a [problem](super#problems).
     ///
-    /// The claim on the key, the work's writes in the transaction, and its response are committed together, as by
-    /// [`Idempotency::run`]; the rules for the closure are those [there](crate::retry::Retry). When the work returns an error, or a
-    /// response that is not stored, the transaction is rolled back, the response is returned, and the key is free.
-    /// (Failures that [`store_if`](super::IdempotencyLayer::store_if) selects are stored by themselves, after
-    /// the rollback.)
+    /// The claim on the key, the work's writes in the transaction, and its response are committed
+    /// together, as by [`Idempotency::run`]; the rules for the closure are those
+    /// [there](crate::retry::Retry). When the work returns an error, or a response that is not
+    /// stored, the transaction is rolled back, the response is returned, and the key is free.
+    /// (Failures that [`store_if`](super::IdempotencyLayer::store_if) selects are stored by
+    /// themselves, after the rollback.)
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future, as when the client disconnects, rolls back an uncommitted transaction. A repeated request with the same key
-    /// receives the outcome.
+    /// Dropping the future, as when the client disconnects, rolls back an uncommitted transaction.
+    /// A repeated request with the same key receives the outcome.
     ///
     /// # Panics
     ///
@@ -85,23 +88,28 @@ impl Idempotent {
         }
     }
 
-    /// Runs the work [under a lease](Idempotency::attempt), and returns the response for this key, as
-    /// [`run`](Self::run) does. For effects elsewhere, such as at a payment provider, which cannot be rolled back. So the status of
-    /// the response decides about the key, unless the work has [recorded the outcome](Attempt::forget):
+    /// Runs the work [under a lease](Idempotency::attempt), and returns the response for this key,
+    /// as [`run`](Self::run) does. For effects elsewhere, such as at a payment provider, which
+    /// cannot be rolled back. So the status of the response decides about the key, unless the work
+    /// has [recorded the outcome](Attempt::forget):
     ///
-    /// - a status that [is stored](super::IdempotencyLayer::store_if): the request is done, and later requests receive the response;
-    /// - a [refusal](super::IdempotencyLayer::refusals): the request had no effect, and the key is free. After a
-    ///   [step](Attempt::step), or in a later attempt, the outcome is unknown.
-    /// - any other status (408, 409, 425, 429, 499 and 500 to 599 always), and an error with the status of a success: the outcome is
-    ///   [unknown](Attempt::unknown), and later requests receive [`outcome-unknown`](super#outcome-unknown)
-    ///   until the request is [resumed](Idempotency::resume). The same holds for a response that cannot be stored.
+    /// - a status that [is stored](super::IdempotencyLayer::store_if): the request is done, and
+    ///   later requests receive the response;
+    /// - a [refusal](super::IdempotencyLayer::refusals): the request had no effect, and the key is
+    ///   free. After a [step](Attempt::step), or in a later attempt, the outcome is unknown.
+    /// - any other status (408, 409, 425, 429, 499 and 500 to 599 always), and an error with the
+    ///   status of a success: the outcome is [unknown](Attempt::unknown), and later requests
+    ///   receive [`outcome-unknown`](super#outcome-unknown) until the request is
+    ///   [resumed](Idempotency::resume). The same holds for a response that cannot be stored.
     ///
-    /// The work must not [complete](Attempt::complete) the attempt, because the response is its result. When the lease is lost, the
-    /// work is dropped; work that panics counts as died, and a repeated request continues it.
+    /// The work must not [complete](Attempt::complete) the attempt, because the response is its
+    /// result. When the lease is lost, the work is dropped; work that panics counts as died, and a
+    /// repeated request continues it.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future, as when the client disconnects, releases the lease. A repeated request with the same key continues.
+    /// Dropping the future, as when the client disconnects, releases the lease. A repeated request
+    /// with the same key continues.
     pub async fn run_leased<R, E, F>(self, work: F) -> Response
     where
         R: IntoResponse,
@@ -127,7 +135,8 @@ impl Idempotent {
     }
 }
 
-/// Runs the work of [`IdempotencyLayer::resume`](super::IdempotencyLayer::resume), and returns its response for the record.
+/// Runs the work of [`IdempotencyLayer::resume`](super::IdempotencyLayer::resume), and returns its
+/// response for the record.
 pub(super) async fn resume_work<R, E, F>(
     policy: &Policy,
     attempt: &Attempt,
@@ -249,7 +258,8 @@ impl Prepared {
         }
     }
 
-    /// Waits for the response and for whether the work succeeded, while the lease is held, and records how the attempt ended.
+    /// Waits for the response and for whether the work succeeded, while the lease is held, and
+    /// records how the attempt ended.
     pub(super) async fn record<X>(
         &self,
         attempt: &Attempt,
@@ -303,14 +313,16 @@ async fn mark_unknown(attempt: &Attempt) {
     }
 }
 
-/// Releases the lease, unless the handler has kept the attempt, which releases it when it is dropped.
+/// Releases the lease, unless the handler has kept the attempt, which releases it when it is
+/// dropped.
 pub(super) async fn release_attempt(attempt: Arc<Attempt>) {
     if let Some(attempt) = Arc::into_inner(attempt) {
         attempt.release().await;
     }
 }
 
-/// Returns whether the effect of a request with this status is rolled back, also when the response is stored.
+/// Returns whether the effect of a request with this status is rolled back, also when the response
+/// is stored.
 fn is_failure(status: StatusCode) -> bool {
     status.is_client_error() || status.is_server_error()
 }

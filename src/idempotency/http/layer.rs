@@ -20,10 +20,11 @@ use super::idempotent::{Prepared, Slot, release_attempt, resume_work};
 use super::key_header::{self, Reading};
 use super::problem::Problem;
 
-/// Reads the `Idempotency-Key` of requests, for handlers that take effect once. See the [module](super).
+/// Reads the `Idempotency-Key` of requests, for handlers that take effect once. See the
+/// [module](super).
 ///
-/// A closure finds the authenticated principal of a request, so the layer belongs
-/// inside the layer that authenticates. With [`global`](Self::global), keys belong to no principal.
+/// A closure finds the authenticated principal of a request, so the layer belongs inside the layer
+/// that authenticates. With [`global`](Self::global), keys belong to no principal.
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is put around a handler"]
 pub struct IdempotencyLayer(Settings);
@@ -64,20 +65,21 @@ enum FingerprintRule {
 }
 
 impl IdempotencyLayer {
-    /// Creates a layer whose keys belong to principals: the closure returns the sender of a request. When it returns `None`, a request
-    /// with a key is answered with [`principal-missing`](super#principal-missing).
+    /// Creates a layer whose keys belong to principals: the closure returns the sender of a
+    /// request. When it returns `None`, a request with a key is answered with
+    /// [`principal-missing`](super#principal-missing).
     pub fn new(store: Idempotency, principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self::with_scope(store, KeyScope::Principal(Arc::new(principal)))
     }
 
-    /// Creates a layer whose keys belong to no principal: **every client that knows a key receives its response**. For example, for the
-    /// identifiers of events that a provider sends.
+    /// Creates a layer whose keys belong to no principal: **every client that knows a key receives
+    /// its response**. For example, for the identifiers of events that a provider sends.
     pub fn global(store: Idempotency) -> Self {
         Self::with_scope(store, KeyScope::Global)
     }
 
-    /// Creates a layer whose keys are tokens that were [issued](Idempotency::issue) to the principal; other tokens are answered with
-    /// [`token-not-valid`](super#token-not-valid).
+    /// Creates a layer whose keys are tokens that were [issued](Idempotency::issue) to the
+    /// principal; other tokens are answered with [`token-not-valid`](super#token-not-valid).
     pub fn issued(store: Idempotency, principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self::with_scope(store, KeyScope::Issued(Arc::new(principal)))
     }
@@ -85,13 +87,16 @@ impl IdempotencyLayer {
     /// Creates a layer that behaves like Stripe's API v1, as far as it is
     /// [documented](https://docs.stripe.com/api/idempotent_requests):
     ///
-    /// - requests with the method POST may have a key, of up to 255 characters, all of which count (quotes, too);
-    /// - once the handler has run, its response is stored with any status, also that of a failure (whose transaction is
-    ///   rolled back), and replayed for 24 hours with the header `Idempotent-Replayed: true`;
-    /// - another request with the same key is answered with 400, one while the first is in progress with 409.
+    /// - requests with the method POST may have a key, of up to 255 characters, all of which count
+    ///   (quotes, too);
+    /// - once the handler has run, its response is stored with any status, also that of a failure
+    ///   (whose transaction is rolled back), and replayed for 24 hours with the header
+    ///   `Idempotent-Replayed: true`;
+    /// - another request with the same key is answered with 400, one while the first is in progress
+    ///   with 409.
     ///
-    /// Differences: problems are `application/problem+json`, a key belongs to its sender, and a request that ended with
-    /// [`conflict`](super#conflict) is not stored.
+    /// Differences: problems are `application/problem+json`, a key belongs to its sender, and a
+    /// request that ended with [`conflict`](super#conflict) is not stored.
     pub fn stripe_v1(store: Idempotency, principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         let mut layer = Self::new(store.retention(Duration::from_secs(24 * 60 * 60)), principal);
         layer.0.methods = vec![Method::POST];
@@ -115,29 +120,32 @@ impl IdempotencyLayer {
         })
     }
 
-    /// Requires a key: requests without one are answered with [`key-missing`](super#key-missing). By default they reach the handler.
+    /// Requires a key: requests without one are answered with [`key-missing`](super#key-missing).
+    /// By default they reach the handler.
     pub fn required(mut self) -> Self {
         self.0.required = true;
         self
     }
 
-    /// Sets the methods with keys: POST and PATCH by default. Requests with other methods pass unchanged.
+    /// Sets the methods with keys: POST and PATCH by default. Requests with other methods pass
+    /// unchanged.
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.0.methods = methods.into_iter().collect();
         self
     }
 
-    /// Runs the services inside the layer under a lease, as [`Idempotent::run_leased`](super::Idempotent::run_leased) does. The
-    /// handler finds the attempt as `Extension<Arc<Attempt>>`, and a call of a provider needs its
+    /// Runs the services inside the layer under a lease, as
+    /// [`Idempotent::run_leased`](super::Idempotent::run_leased) does. The handler finds the
+    /// attempt as `Extension<Arc<Attempt>>`, and a call of a provider needs its
     /// [key](crate::idempotency::Attempt::provider_key).
     pub fn leased(mut self) -> Self {
         self.0.leased = true;
         self
     }
 
-    /// Resumes requests that came over HTTP under a lease, as [`Idempotency::resume`], and stores the response of
-    /// the work, which later requests with the key receive. After a status that [is not stored](Self::store_if), or an
-    /// error, the outcome stays unknown.
+    /// Resumes requests that came over HTTP under a lease, as [`Idempotency::resume`], and stores
+    /// the response of the work, which later requests with the key receive. After a status that [is
+    /// not stored](Self::store_if), or an error, the outcome stays unknown.
     ///
     /// # Errors
     ///
@@ -157,15 +165,16 @@ impl IdempotencyLayer {
         store.resume(async move |attempt: &Attempt| resume_work(policy, attempt, work).await).await
     }
 
-    /// Limits the body of a request with a key, which is read into memory: 1 MiB by default. A longer body is
-    /// answered with [`request-too-large`](super#request-too-large), before anything is claimed.
+    /// Limits the body of a request with a key, which is read into memory: 1 MiB by default. A
+    /// longer body is answered with [`request-too-large`](super#request-too-large), before anything
+    /// is claimed.
     pub fn request_limit(mut self, bytes: usize) -> Self {
         self.0.request_limit = bytes;
         self
     }
 
-    /// Limits the body of a stored response: 1 MiB by default.
-    /// [A longer body](super#response-too-large) rolls the effect back.
+    /// Limits the body of a stored response: 1 MiB by default. [A longer
+    /// body](super#response-too-large) rolls the effect back.
     pub fn response_limit(mut self, bytes: usize) -> Self {
         self.0.policy.limit = bytes;
         self
@@ -177,20 +186,23 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Sets, for requests under a lease, the statuses that mean that nothing was done, so the key is free again. By default 400 to 406,
-    /// 410 to 417, 422, 428 and 431. The outcome of a request with any other response that is not [stored](Self::store_if) is
+    /// Sets, for requests under a lease, the statuses that mean that nothing was done, so the key
+    /// is free again. By default 400 to 406, 410 to 417, 422, 428 and 431. The outcome of a request
+    /// with any other response that is not [stored](Self::store_if) is
     /// [unknown](super#outcome-unknown).
     ///
     /// # Errors
     ///
-    /// [`Error::NoRefusal`](crate::Error::NoRefusal) for a status outside 400 to 499, and for 408, 409, 425, 429 and 499: a handler
-    /// that timed out, or passes on a provider's response, may have had an effect.
+    /// [`Error::NoRefusal`](crate::Error::NoRefusal) for a status outside 400 to 499, and for 408,
+    /// 409, 425, 429 and 499: a handler that timed out, or passes on a provider's response, may
+    /// have had an effect.
     pub fn refusals(mut self, statuses: impl IntoIterator<Item = StatusCode>) -> crate::Result<Self> {
         self.0.policy.set_refusals(statuses)?;
         Ok(self)
     }
 
-    /// Stores one more header of responses, besides [these](super#what-is-stored). `Set-Cookie` is never stored.
+    /// Stores one more header of responses, besides [these](super#what-is-stored). `Set-Cookie` is
+    /// never stored.
     pub fn keep_header(mut self, name: HeaderName) -> Self {
         self.0.policy.headers.push(name);
         self
@@ -203,8 +215,8 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Compares only these parts of JSON bodies, each given as a JSON Pointer: see [`Fingerprint::and_json_fields`]. A body that is not
-    /// JSON counts by its bytes.
+    /// Compares only these parts of JSON bodies, each given as a JSON Pointer: see
+    /// [`Fingerprint::and_json_fields`]. A body that is not JSON counts by its bytes.
     pub fn json_fields<P: Into<String>>(mut self, pointers: impl IntoIterator<Item = P>) -> Self {
         self.0.fingerprint = FingerprintRule::Fields(pointers.into_iter().map(Into::into).collect());
         self

@@ -43,7 +43,8 @@ impl Problem {
         })
     }
 
-    /// Returns the problem of an error of this crate. The message is logged, and not sent to the client.
+    /// Returns the problem of an error of this crate. The message is logged, and not sent to the
+    /// client.
     pub(super) fn of_error(error: &Error) -> Self {
         let problem = match error {
             Error::Lost { .. } => Self::InProgress,
