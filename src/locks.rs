@@ -125,6 +125,7 @@ impl Locks {
     }
 
     /// Requests the lease on a name: 1 to 255 bytes of UTF-8 without NUL.
+    #[doc(alias = "mutex")]
     pub fn lease(&self, name: impl Into<String>) -> LeaseRequest {
         LeaseRequest::new(Arc::clone(&self.client), name.into())
     }
@@ -150,6 +151,7 @@ impl Locks {
     }
 
     /// Returns an election of one leader among the candidates for a name.
+    #[doc(alias = "leader")]
     pub fn election(&self, name: impl Into<String>) -> Election {
         let name = name.into();
         Election::new(Arc::clone(&self.client), name.clone(), self.lease(name))

@@ -39,6 +39,7 @@ use crate::token::FencingToken;
 /// [`fence`](Lease::fence) transactions that only the leader may commit: a leader that was paused
 /// does not know that it has lost the election.
 #[derive(Clone)]
+#[doc(alias = "leader")]
 #[must_use = "an election does nothing until campaign, leader or changes is called"]
 pub struct Election {
     client: Arc<Client>,

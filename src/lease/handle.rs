@@ -29,6 +29,7 @@ pub(crate) struct LeaseTerms {
 /// It is renewed in the background. [`release`](Self::release) says whether it was held to the end;
 /// dropping it releases it too, in the background. If the process dies, the name is free after the
 /// TTL.
+#[doc(alias = "guard")]
 #[must_use = "a lease that is dropped is released at once"]
 pub struct Lease {
     pub(super) client: Arc<Client>,

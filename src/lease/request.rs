@@ -164,6 +164,7 @@ impl LeaseRequest {
 
     /// Sets whether the lease is renewed in the background, at every third of its TTL. `true` by
     /// default. Otherwise it ends after its TTL unless [`extend`](Lease::extend) is called.
+    #[doc(alias = "heartbeat")]
     pub fn renew(mut self, renew: bool) -> Self {
         self.terms.renew = renew;
         self
