@@ -21,7 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use shared::*;
-use sqlock::{Retry, Versioned};
+use sqlock::retry::Retry;
+use sqlock::version::Versioned;
 use sqlx::Transaction;
 use tokio::sync::Barrier;
 

@@ -13,7 +13,8 @@
 mod shared;
 
 use shared::*;
-use sqlock::{Fingerprint, Idempotency, IdempotencyKey, Outcome, Retry, RetryError};
+use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
+use sqlock::retry::{Retry, RetryError};
 use sqlx::Transaction;
 
 /// For how long a form can be sent.

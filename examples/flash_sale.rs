@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use shared::*;
-use sqlock::{Retry, Versioned};
+use sqlock::retry::Retry;
+use sqlock::version::Versioned;
 use tokio::sync::Barrier;
 
 const STOCK: i64 = 100;

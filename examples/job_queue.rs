@@ -14,7 +14,7 @@
 mod shared;
 
 use shared::*;
-use sqlock::Retry;
+use sqlock::retry::Retry;
 use sqlx::Transaction;
 
 const JOBS: i64 = 60;

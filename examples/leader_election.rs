@@ -110,7 +110,7 @@ any_database! {
     }
 
     /// Waits until somebody leads who did not before.
-    async fn next_leader(changes: &mut sqlock::Changes) -> Result<String> {
+    async fn next_leader(changes: &mut sqlock::election::Changes) -> Result<String> {
         loop {
             let change = tokio::time::timeout(Duration::from_secs(60), changes.next());
             if let Some(leader) = change.await.map_err(|_| "there is no new leader")?? {

@@ -13,7 +13,8 @@
 mod shared;
 
 use shared::*;
-use sqlock::{Fingerprint, Idempotency, IdempotencyKey, Outcome, Retry};
+use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
+use sqlock::retry::Retry;
 use sqlx::Transaction;
 
 const POT: i64 = 10_000;

@@ -16,7 +16,8 @@ mod shared;
 use std::collections::VecDeque;
 
 use shared::*;
-use sqlock::{Fingerprint, Idempotency, IdempotencyKey, Outcome, Retry};
+use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
+use sqlock::retry::Retry;
 use sqlx::Transaction;
 
 const EVENTS: i64 = 40;

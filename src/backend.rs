@@ -192,7 +192,7 @@ pub(crate) trait Session: Send {
 }
 
 /// How long the row of a name stays that nobody asks for, to be locked. Whoever asks for it makes sure of it every
-/// [`ENSURED`](crate::row::known::ENSURED) and notes that down every [`NOTED`].
+/// [`ENSURED_FOR`](crate::transaction::row_cache::ENSURED_FOR) and notes that down every [`NOTED`].
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) const UNSEEN: Duration = Duration::from_secs(3600);
 

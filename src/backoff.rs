@@ -1,15 +1,19 @@
-//! Waiting a little longer each time, and never in step with others.
+//! Growing, jittered pauses between attempts.
 
 use std::time::Duration;
 
 use uuid::Uuid;
 
-/// Between a half and the whole of `duration`, at random.
+/// Returns a random duration between a half and the whole of `duration`.
 pub(crate) fn jittered(duration: Duration) -> Duration {
-    // The crate needs no other randomness than this and its ids, so the ids' generator serves.
+    // The crate needs randomness only here and for ids, so it uses the generator of ids.
     let random = Uuid::new_v4().as_u64_pair().0 as u32;
     duration.mul_f64(0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0)
 }
+
+/// How long a request is repeated while the database is unavailable, before its caller receives the
+/// error.
+pub(crate) const OUTAGE_TOLERANCE: Duration = Duration::from_secs(3);
 
 /// Doubling steps between two bounds.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +27,7 @@ impl Backoff {
         Self { next: least, most }
     }
 
-    /// The next step, jittered.
+    /// Returns the next pause, jittered.
     pub(crate) fn step(&mut self) -> Duration {
         let step = jittered(self.next);
         self.next = (self.next * 2).min(self.most);

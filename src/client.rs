@@ -1,4 +1,4 @@
-//! What stands behind a [`Locks`](crate::Locks) handle.
+//! The state that all clones of a [`Locks`](crate::Locks) handle share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use crate::backend::{Backend, Kind};
 use crate::coordinator::Coordinator;
 use crate::error::{Error, Result};
 use crate::executor::{Answer, Executor};
-use crate::idempotency::duplicates::Duplicates;
+use crate::idempotency::in_flight::InFlight;
 use crate::operation::Operation;
-use crate::row::known::Rows;
-use crate::session::desk::Desk;
+use crate::session::manager::SessionManager;
+use crate::transaction::row_cache::RowCache;
 
-/// What the builder decides.
+/// The options that the builder sets.
 pub(crate) struct Settings {
     pub(crate) min_ttl: Duration,
     pub(crate) max_ttl: Duration,
@@ -20,7 +20,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Refuses a TTL that is out of range.
+    /// Returns an error if a TTL is out of range.
     pub(crate) fn check_ttl(&self, what: &'static str, ttl: Duration) -> Result<()> {
         Error::check_range(what, ttl, self.min_ttl, self.max_ttl)
     }
@@ -31,10 +31,9 @@ pub(crate) struct Client {
     pub(crate) kind: Kind,
     pub(crate) settings: Settings,
     pub(crate) coordinator: Arc<Coordinator>,
-    /// For session locks.
-    pub(crate) desk: Desk,
-    pub(crate) rows: Rows,
-    pub(crate) duplicates: Duplicates,
+    pub(crate) sessions: SessionManager,
+    pub(crate) row_cache: RowCache,
+    pub(crate) in_flight: InFlight,
 }
 
 impl Client {
@@ -46,13 +45,13 @@ impl Client {
             backend,
             kind,
             settings,
-            desk: Desk::default(),
-            rows: Rows::default(),
-            duplicates: Duplicates::default(),
+            sessions: SessionManager::default(),
+            row_cache: RowCache::default(),
+            in_flight: InFlight::default(),
         })
     }
 
-    /// Carries out an operation on the connections of the client.
+    /// Runs an operation on the connections of the client.
     ///
     /// # Cancel safety
     ///
@@ -61,15 +60,15 @@ impl Client {
         self.ask(operation).await.result
     }
 
-    /// The same, with what is known of the request.
+    /// Runs an operation, and returns how the request went beside its result.
     pub(crate) async fn ask<O: Operation>(&self, operation: O) -> Answer<O::Output> {
         self.coordinator.start();
         self.coordinator.executor().run(operation).await
     }
 
-    /// Ends every holding and every wait, gives back what was held, and closes the connections.
+    /// Releases every lease, ends every wait, and closes the connections.
     pub(crate) async fn shutdown(&self) -> Result<()> {
-        let sessions = self.desk.close();
+        let sessions = self.sessions.close();
         let outcome = self.coordinator.close().await;
         sessions.await;
         outcome

@@ -1,7 +1,8 @@
 //! The local clock that deadlines are kept on.
 //!
-//! [`std::time::Instant`] stands still while a Linux machine sleeps (it is `CLOCK_MONOTONIC`), so a laptop or a migrated
-//! virtual machine would wake up believing in a lease that ended hours ago. `CLOCK_BOOTTIME` goes on counting.
+//! [`std::time::Instant`] stands still while a Linux machine sleeps (it is `CLOCK_MONOTONIC`), so a
+//! laptop or a migrated virtual machine would wake up with a lease that ended hours ago.
+//! `CLOCK_BOOTTIME` goes on counting.
 
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ impl Moment {
     #[cfg(unix)]
     pub(crate) fn now() -> Self {
         use rustix::time::{ClockId, clock_gettime};
-        // Elsewhere than on Linux, CLOCK_MONOTONIC is the one that counts suspend (macOS) or the best there is.
+        // Elsewhere than on Linux, CLOCK_MONOTONIC is the one that counts suspend (macOS) or the
+        // best there is.
         #[cfg(any(target_os = "linux", target_os = "android"))]
         const CLOCK: ClockId = ClockId::Boottime;
         #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -39,12 +41,12 @@ impl Moment {
         self.0
     }
 
-    /// The time from now until this moment; zero when it has passed.
+    /// Returns the time from now until this moment; zero when it has passed.
     pub(crate) fn remaining(self) -> Duration {
         self.since(Self::now())
     }
 
-    /// The time from `earlier` until this moment; zero when `earlier` is later.
+    /// Returns the time from `earlier` until this moment; zero when `earlier` is later.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -54,7 +56,10 @@ impl Moment {
     }
 }
 
-/// The longest duration that is counted with: 100 years. A longer one is as good as for ever.
+/// How often a waiting task reads the clock: timers stand still while the machine sleeps.
+pub(crate) const CLOCK_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The longest duration that is counted: 100 years. Longer ones mean for ever.
 pub(crate) const CENTURY: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
 
 impl std::ops::Add<Duration> for Moment {
@@ -66,8 +71,8 @@ impl std::ops::Add<Duration> for Moment {
     }
 }
 
-/// How much earlier than the database the holder counts its lease as ended: one percent, since two clocks need not run at the
-/// same rate, and a little for the scheduler.
+/// Returns how much earlier than the database a holder counts its lease as ended: one percent,
+/// because two clocks may run at different rates, and a little for the scheduler.
 pub(crate) fn margin(ttl: Duration) -> Duration {
     ttl / 100 + (ttl / 20).min(MARGIN)
 }
@@ -75,7 +80,7 @@ pub(crate) fn margin(ttl: Duration) -> Duration {
 /// The part of the margin that is for the scheduler.
 pub(crate) const MARGIN: Duration = Duration::from_millis(10);
 
-/// How long a holder may rely on a lease, counted from the moment before the request was sent.
+/// Returns how long a holder may rely on a lease, from the moment before its request was sent.
 pub(crate) fn reliance(ttl: Duration) -> Duration {
     ttl.saturating_sub(margin(ttl))
 }

@@ -1,4 +1,13 @@
-//! Who holds what: for people and their tools.
+//! Inspection of holders and waiters: for people and their tools.
+//!
+//! ```
+//! # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+//! for lease in locks.list("invoice/").await? {
+//!     println!("{} is held by {}, {} wait", lease.name, lease.holder, lease.waiters);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 use std::time::Duration;
 
@@ -13,15 +22,15 @@ use crate::owner::Owner;
 use crate::protocol;
 use crate::token::FencingToken;
 
-/// How a name is held, or wanted.
+/// How a name is held or requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mode {
-    /// By one alone.
+    /// By one owner.
     Exclusive,
-    /// Together with others who only want that nobody has it for himself.
+    /// Together with other shared leases.
     Shared,
-    /// So many permits of a [semaphore](crate::Semaphore).
+    /// A number of permits of a [semaphore](crate::Semaphore).
     Permits(u32),
 }
 
@@ -35,37 +44,39 @@ impl Mode {
     }
 }
 
-/// A lease as it stands in the database.
+/// A lease in the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeaseInfo {
     /// The name that is held.
     pub name: LockName,
-    /// How it is held. A name that is not held exclusively may be held by several.
+    /// How the name is held. A name that is not held exclusively may have several holders.
     pub mode: Mode,
-    /// The holder in words: host and process id, unless the builder said otherwise.
+    /// The description of the holder: host and process id by default.
     pub holder: String,
-    /// The identity of the holder. `None` while the name is kept by nobody, after the release of a lease with
+    /// The owner. `None` while the name stays taken after the release of a lease with
     /// [`hold_at_least`](crate::LeaseRequest::hold_at_least).
     pub owner: Option<Owner>,
-    /// How many clients the owner holds the name by. Within one client it enters again without the database.
+    /// How many clients hold the name for the owner. Within one client an owner re-enters without
+    /// the database.
     pub holds: usize,
-    /// The token of the holding, also the nonce for [`Locks::evict`](crate::Locks::evict).
+    /// The fencing token, which [`Locks::evict`](crate::Locks::evict) takes.
     pub token: FencingToken,
-    /// The note that the holder gave, or empty.
+    /// The label of the lease, or empty.
     pub label: String,
-    /// When the holding began, by the database's clock.
+    /// When the lease was acquired, by the database's clock.
     pub acquired_at: DateTime<Utc>,
-    /// When it ends unless it is renewed, by the database's clock.
+    /// When the lease expires unless it is renewed, by the database's clock.
     pub expires_at: DateTime<Utc>,
-    /// How long that is from now, without looking at two clocks.
+    /// The time until then, by the same clock.
     pub remaining: Duration,
-    /// How many wait for the name, of those that [`Locks::waiters`](crate::Locks::waiters) tells of.
+    /// How many of the waiters that [`Locks::waiters`](crate::Locks::waiters) returns wait for the
+    /// name.
     pub waiters: u64,
 }
 
 impl LeaseInfo {
-    /// `None` when the row tells of no holding.
+    /// Returns `None` when the row is not held.
     pub(crate) fn of(listed: Listed) -> Option<Self> {
         let remaining = u64::try_from(listed.expires_at - listed.now).ok().filter(|us| *us > 0)?;
         Some(Self {
@@ -84,19 +95,19 @@ impl LeaseInfo {
     }
 }
 
-/// Somebody who waits in line.
+/// A waiter in the queue of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WaiterInfo {
-    /// How many stand before it.
+    /// How many waiters are ahead.
     pub ahead: usize,
-    /// How it wants the name.
+    /// How the waiter requests the name.
     pub mode: Mode,
-    /// Who waits, in words: host and process id, unless the builder said otherwise.
+    /// The description of the waiter: host and process id by default.
     pub holder: String,
-    /// The note that it gave, or empty.
+    /// The label of the request, or empty.
     pub label: String,
-    /// Since when it waits, by the database's clock.
+    /// When the wait began, by the database's clock.
     pub since: DateTime<Utc>,
 }
 
@@ -112,19 +123,20 @@ impl WaiterInfo {
     }
 }
 
-/// How far a wait has come: what [`LeaseRequest::while_waiting`](crate::LeaseRequest::while_waiting) tells.
+/// The progress of a wait, for the callback of
+/// [`LeaseRequest::while_waiting`](crate::LeaseRequest::while_waiting).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiting {
-    /// How many stand before this waiter.
+    /// How many waiters are ahead.
     pub ahead: usize,
-    /// Who holds the name; of several, the one who came first. `None`: it is on its way to somebody.
+    /// The holder of the name; of several, the first. `None`: the name is being handed over.
     pub holder: Option<LeaseInfo>,
-    /// For how long it has waited.
+    /// How long the call has waited.
     pub waited: Duration,
 }
 
-/// All who hold a name, in the order in which they came.
+/// Returns all holders of a name, in the order in which they acquired it.
 pub(crate) async fn holders(client: &Client, name: &str) -> Result<Vec<LeaseInfo>> {
     let rows = client.run(List(Names::Just(LockName::new(name)?))).await?;
     Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())

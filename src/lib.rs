@@ -1,9 +1,10 @@
-//! Distributed locks, leases and fenced transactions on the SQL database you already run: PostgreSQL, MySQL, MariaDB, and
-//! SQLite as the embedded default.
+//! Distributed locks, leases and fenced transactions on the SQL database you already run:
+//! PostgreSQL, MySQL, MariaDB, and SQLite as the embedded default.
 //!
-//! Several instances of an application share one database and must not do the same thing twice. A *lease* is a row there,
-//! with an owner and an expiry: taken in one statement, kept by a heartbeat in the background, free again when its holder
-//! gives it back or dies. A *fence* makes a transaction commit only while the lease is held. No other server is needed.
+//! Several instances of an application share one database and must not do the same thing twice. A
+//! *lease* is a row in that database, with an owner and an expiry: acquired in one statement,
+//! renewed by a heartbeat in the background, free again when its holder releases it or dies. A
+//! *fence* makes a transaction commit only while the lease is held. No other server is needed.
 //!
 //! ```
 //! use std::time::Duration;
@@ -16,14 +17,14 @@
 //! let pool = sqlx::SqlitePool::connect(&url).await?;          // or PgPool, MySqlPool
 //! # sqlx::query("CREATE TABLE invoice (id INTEGER, sent INTEGER)").execute(&pool).await?;
 //! let locks = sqlock::Locks::new(pool.clone());
-//! locks.migrate().await?;                                     // its own tables, beside yours
+//! locks.migrate().await?;                                     // creates tables beside yours
 //!
 //! let lease = locks.lease("invoice/42").wait(Duration::from_secs(5)).acquire().await?;
 //! let mut tx = pool.begin().await?;
-//! lease.fence(&mut tx).await?;                                // commits only while the lease is ours
+//! lease.fence(&mut tx).await?;                                // commits only while the lease is held
 //! sqlx::query("UPDATE invoice SET sent = 1 WHERE id = 42").execute(&mut *tx).await?;
 //! tx.commit().await?;
-//! lease.release().await?;                                     // Ok: it was ours to the end
+//! lease.release().await?;                                     // Ok: it was held to the end
 //! # Ok(())
 //! # }
 //! # #[cfg(not(feature = "sqlite"))]
@@ -32,71 +33,78 @@
 //!
 //! # Which call?
 //!
-//! | you want | call |
+//! | task | call |
 //! |---|---|
-//! | to wait for your turn, for some time or for as long as it takes | [`LeaseRequest::acquire`], with [`wait`](LeaseRequest::wait) |
-//! | to do it only if nobody else is at it (a nightly job) | [`LeaseRequest::try_acquire`], with [`hold_at_least`](LeaseRequest::hold_at_least) |
+//! | wait for a name, for some time or without a limit | [`LeaseRequest::acquire`], with [`wait`](LeaseRequest::wait) |
+//! | run a job only if no other instance runs it (a nightly job) | [`LeaseRequest::try_acquire`], with [`hold_at_least`](LeaseRequest::hold_at_least) |
 //! | many readers or one writer | [`LeaseRequest::shared`], [`Lease::downgrade`] |
-//! | several names at once, all or none | [`Locks::lease_all`] |
-//! | at most so many at a time | [`Locks::semaphore`] |
-//! | to know how many are ahead | [`LeaseRequest::while_waiting`], [`Locks::waiters`] |
-//! | the work to be cancelled when the lease is lost | [`LeaseRequest::run`] |
-//! | one of many instances to lead, and the others to stand by | [`Locks::election`] |
-//! | to write data in this database that only the holder may write | [`Lease::fence`] |
-//! | to lock something within one transaction of yours | [`Locks::row`] by name; [`Locks::row_of`], [`Locks::rows_of`] your own rows |
-//! | to take jobs from a table, each worker others | [`Locks::rows_where`] with [`skip_locked`](RowsWhere::skip_locked) |
-//! | to write a row only if it is still as it was read, without a lock in between | [`Versioned`] |
-//! | a request to take effect once, however often it is sent | [`Idempotency::run`]; for effects elsewhere [`Idempotency::run_leased`]; over HTTP the feature `axum` |
-//! | a transaction to be run again when it met a concurrent change | [`Retry`] |
-//! | to have effects elsewhere that only the holder may have | [`Lease::token`], checked by the receiver |
-//! | to enter again while you are inside | [`Owner::scope`], or [`LeaseRequest::owner`] |
-//! | to hand a held lease to another process | [`Lease::export`], [`Locks::resume`] |
-//! | to prolong a lease of which you know the token only | [`Locks::extend`] |
-//! | to see who holds what, or to take it away | [`Locks::list`], [`Locks::inspect`], [`Locks::evict`] |
-//! | a lock that writes nothing and ends with its connection | [`Locks::session`] |
-//! | to purge names that are not used any more | [`Locks::sweeper`] |
-//! | the lock to survive the loss of a server: a majority of independent ones | [`Quorum`] |
-//! | to hang without holding for ever | [`LeaseRequest::max_hold`] |
-//! | to end in order | [`Locks::shutdown`] |
+//! | acquire several names, all or none | [`Locks::lease_all`] |
+//! | limit how many run at a time | [`Locks::semaphore`] |
+//! | show how many wait ahead | [`LeaseRequest::while_waiting`], [`Locks::waiters`] |
+//! | cancel the work when the lease is lost | [`LeaseRequest::run`] |
+//! | limit how long a worker that hangs holds the name | [`LeaseRequest::max_hold`] |
+//! | elect one leader among many instances | [`Locks::election`] |
+//! | write data in this database that only the holder may write | [`Lease::fence`] |
+//! | have effects elsewhere that only the holder may have | [`Lease::token`], checked by the receiver |
+//! | lock something within one transaction | [`Locks::row`] by name; [`Locks::row_of`], [`Locks::rows_of`] for rows of your tables |
+//! | take jobs from a table, each worker different ones | [`Locks::rows_where`] with [`skip_locked`](row::RowsWhere::skip_locked) |
+//! | write a row only if it is unchanged since it was read, without a lock | [`Versioned`] |
+//! | run a transaction again after a concurrent change | [`Retry`] |
+//! | let a request take effect once, however often it is sent | [`Idempotency::run`]; for effects elsewhere [`Idempotency::run_leased`]; over HTTP [`idempotency`]`::http` |
+//! | re-enter a held lease | [`Owner::scope`], or [`LeaseRequest::owner`] |
+//! | hand a held lease to another process | [`Lease::export`], [`Locks::resume`] |
+//! | prolong a lease by its token | [`Locks::extend`] |
+//! | list holders, or evict one | [`Locks::list`], [`Locks::inspect`], [`Locks::evict`] |
+//! | hold a lock that writes nothing and ends with its connection | [`Locks::session`] |
+//! | purge unused names | [`Locks::sweeper`] |
+//! | survive the loss of a server, on a majority of independent ones | [`Quorum`] |
+//! | shut down in order | [`Locks::shutdown`] |
 //!
-//! The [`guide`] says which one when, what each costs, and uses them together.
+//! The [`guide`] compares them, lists what each costs, and uses them together.
 //!
 //! # What is promised
 //!
-//! Mutual exclusion is decided by the database's clock alone. The holder knows first: [`Lease::is_held`] turns false, and
-//! [`Lease::lost`] completes, before the database could grant the name to another, also after the process was stopped or the
-//! machine slept. [Fencing tokens](FencingToken) only rise. Those who wait are served in the order in which they came, from
-//! whichever task, process or host, and nobody comes in between. Every future may be dropped at any await point; nothing is left
-//! behind. However many leases are held or waited for, a client opens at most three connections, one of them for heartbeats alone
-//! (on SQLite two; and one more for all [session locks](SessionLock)).
+//! Mutual exclusion is decided by the database's clock alone. The holder knows first:
+//! [`Lease::is_held`] turns false, and [`Lease::lost`] completes, before the database could grant
+//! the name to another, also after the process was stopped or the machine slept. [Fencing
+//! tokens](FencingToken) only rise. Waiters are served in the order of their arrival, from every
+//! task, process and host. Every future may be dropped at any await point; nothing is left behind.
+//! However many leases are held or waited for, a client opens at most three connections, one of
+//! them for heartbeats alone (on SQLite two; and one more for all [session
+//! locks](session::SessionLock)).
 //!
-//! Losing the database ([`Error::Unavailable`]), losing the lease ([`Error::Lost`]), waiting too long ([`Error::Timeout`])
-//! and being refused (`Ok(None)`) are four different answers.
+//! An unavailable database ([`Error::Unavailable`]), a lost lease ([`Error::Lost`]), a timeout
+//! ([`Error::Timeout`]) and a refusal (`Ok(None)`) are four different answers.
 //!
-//! # What is not
+//! # Limits
 //!
-//! - A process that is paused for longer than the TTL may act, before it looks at its lease, while another holds the name.
-//!   Inside this database a fence prevents the harm; elsewhere the receiver must check tokens.
-//! - A grant is as durable as the database's commits. An asynchronous replica that is promoted may not know it; the tokens
-//!   and the fence still protect the data: see [`guide::cluster`].
-//! - The database host's clock may be wrong, but a *jump* by more than the TTL ends leases early, or late.
-//! - A waiter that has died is noticed after 3 seconds. So is a new holder that died before it knew; with several of them, all
-//!   in the same 3 seconds. A lease that was handed over by another process therefore lasts 3 seconds at first, and its TTL 0.2
-//!   seconds later.
-//! - [`Locks::lease_all`] holds the names that it has got while it waits for the next.
-//! - The order of those who wait is that of the database's clock, which may jump.
-//! - In a SQLite file there is one writer: while a transaction writes, no lease in that file can be taken, kept or
-//!   released. Keep such transactions shorter than the TTL.
+//! - A process that is paused for longer than the TTL may act, before it checks its lease, while
+//!   another holds the name. Inside this database a fence prevents the harm; elsewhere the receiver
+//!   must check tokens.
+//! - A grant is as durable as the database's commits. A promoted asynchronous replica may not have
+//!   it; the tokens and the fence still protect the data: see [`guide::cluster`].
+//! - The database host's clock may be wrong, but a *jump* by more than the TTL ends leases early,
+//!   or late.
+//! - A dead waiter is noticed after 3 seconds. So is a new holder that died before it received the
+//!   grant; several of them are noticed in the same 3 seconds. A lease that another process handed
+//!   over therefore lasts 3 seconds at first, and its TTL 0.2 seconds later.
+//! - [`Locks::lease_all`] holds the names that it has acquired while it waits for the next.
+//! - The order of waiters is that of the database's clock, which may jump.
+//! - A SQLite file has one writer: while a transaction writes, no lease in that file can be
+//!   acquired, renewed or released. Keep such transactions shorter than the TTL.
 //!
 //! # Features
 //!
-//! `sqlite` (default), `postgres`, `mysql` (also MariaDB) enable the sqlx drivers of those names. TLS, and everything else
-//! about connecting, is the application's choice, through its own features of sqlx.
+//! `sqlite` (default), `postgres`, `mysql` (also MariaDB) enable the sqlx drivers of those names.
+//! The application chooses TLS, and everything else about connecting, through its own features of
+//! sqlx.
 //!
-//! `axum` adds `http`: requests over HTTP that take effect once, as a layer and extractors for axum.
+//! `axum` adds [`idempotency`]`::http`: requests over HTTP that take effect once, as a layer and
+//! extractors for axum.
 //!
-//! `cli` builds the command `sqlock`, which holds a lease around any command (`sqlock run migrate -- sqlx migrate run`), for
-//! the databases whose features are enabled beside it; it brings TLS along.
+//! `cli` builds the command `sqlock`, which holds a lease around any command (`sqlock run migrate
+//! -- sqlx migrate run`), for the databases whose features are enabled beside it; it brings TLS
+//! along.
 //!
 //! # How it is built
 //!
@@ -107,55 +115,66 @@
 //!                  executor ──▶ backend/{postgres,mysql,sqlite}    carries out requests
 //! ```
 //!
-//! `protocol` says what a database is asked about leases, and what it answers. `engine` is the state machine of one client: what each
-//! lease and each waiter needs next. `coordinator` feeds it and carries out its actions; `executor` sends them on a few connections,
-//! one of which is for heartbeats alone. Under `backend`, each database has the same files: `heartbeat`, `lease`, `queue`, `fence`,
-//! `admin`, `records`. `backend/memory` is a database that is a model: tests compare the others with it, and run whole clients on it
-//! in `simulation`.
+//! `protocol` is the requests about leases and their responses. `engine` is the state machine of
+//! one client: what each lease and each waiter needs next. `coordinator` feeds it and carries out
+//! its actions; `executor` sends them on a few connections, one of which is for heartbeats alone.
+//! `lease` has what users hold: the request, the handle, and several leases, permits and the
+//! leadership as forms of it. Under `backend`, each database has the same files: `heartbeat`,
+//! `lease`, `queue`, `fence`, `admin`, `records`. `backend/memory` is a database that is a model:
+//! tests compare the others with it, and run whole clients on it in `simulation`.
 //!
-//! Session locks have a connection and a task of their own: `session`. A majority of databases is asked in `quorum/round` and counted
-//! in `quorum/held`. Requests that take effect once: `idempotency`, their statements in `backend/records`. The command is
-//! `bin/sqlock`, one file per subcommand.
+//! `transaction` has what works in the caller's own transactions: row locks, versions and their
+//! retry. `session` has the task that owns the connection of session locks. `quorum/round` asks a
+//! majority of databases, and `quorum/majority` counts their leases. `idempotency` has one file per
+//! mode, and its statements are in `backend/records`. The command is `bin/sqlock`, one file per
+//! subcommand.
+//!
+//! [`Idempotency::run`]: idempotency::Idempotency::run
+//! [`Idempotency::run_leased`]: idempotency::Idempotency::run_leased
+//! [`Quorum`]: quorum::Quorum
+//! [`Retry`]: retry::Retry
+//! [`Versioned`]: version::Versioned
 #![forbid(unsafe_code)]
-// Without a database there is nothing to construct, and much that nobody calls.
+// Without a database nothing can be constructed, and much is unused.
 #![cfg_attr(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")), allow(dead_code, unused))]
 
-// Layers, the highest first. A file imports what stands below it, and nothing that stands above; files in one line belong together.
-// `scripts/layers` checks it.
+// Layers, the highest first. A file imports layers below its own, and none above; files in one line
+// form one layer. `scripts/layers` checks it.
 //
 //   guide - how to use it, for readers
 //   quorum - one lock on several databases
-//   idempotency - work that takes effect once
-//   locks - the handle that users start from
-//   election semaphore - leases by other names
-//   lease - a lease in the hands of a user
-//   session row sweeper version retry - locks of connections, rows in transactions, and what goes with them
-//   inspect - who holds what
-//   client - what stands behind a handle
-//   row/known idempotency/duplicates session/desk session/lock session/bond - what a client remembers
+//   idempotency - requests that take effect once
+//   locks - the client handle and its builder
+//   lease - the request, the handle, and what is made of leases: all of several names, semaphores, elections
+//   session sweeper transaction - session locks, the purge, and work in the caller's transactions
+//   inspect - holders and waiters
+//   client - the state that all handles of a client share
+//   transaction/row_cache idempotency/in_flight - what a client remembers
+//   session/manager session/task session/connection session/message session/name session/liveness - the session task
 //   coordinator - the only part that feeds the engine and runs its actions
 //   executor - connections: sends, repeats, reconnects
 //   operation - what a connection can be asked to do
 //   simulation - engines against the model, in virtual time
+//   database - the bound for the caller's transactions
 //   backend - the stores: SQL, and the model that gives each request its meaning
 //   engine - who holds and who is next: pure code
 //   protocol - what a store is asked and answers: plain data
 //   schema - the tables
-//   error name owner token clock backoff panics mutation random - values that know nothing of locks
+//   error name owner token clock backoff panics mutation random - values
 
 mod backend;
 mod backoff;
 mod client;
 mod clock;
 mod coordinator;
-mod election;
+pub mod database;
 mod engine;
 mod error;
 mod executor;
 pub mod guide;
-mod idempotency;
-mod inspect;
-mod lease;
+pub mod idempotency;
+pub mod inspect;
+pub mod lease;
 mod locks;
 mod mutation;
 mod name;
@@ -163,39 +182,26 @@ mod operation;
 mod owner;
 mod panics;
 mod protocol;
-mod quorum;
+pub mod quorum;
 #[cfg(test)]
 mod random;
-mod retry;
-mod row;
 mod schema;
-mod semaphore;
-mod session;
+pub mod session;
 #[cfg(test)]
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod simulation;
-mod sweeper;
+pub mod sweeper;
 mod token;
-mod version;
+mod transaction;
 
-pub use backend::Database;
-pub use election::{Changes, Election, Leadership};
-pub use error::{Error, FenceError, LossCause, Overtaken, Result, RowError};
-#[cfg(feature = "axum")]
-pub use idempotency::http;
-pub use idempotency::{Attempt, Claim, Fingerprint, Idempotency, IdempotencyKey, Outcome, RecordInfo, Resumed, Stored};
-pub use inspect::{LeaseInfo, Mode, WaiterInfo, Waiting};
-pub use lease::all::{LeaseAll, LeaseAllRequest};
-pub use lease::export::ExportedLease;
-pub use lease::{Lease, LeaseRequest};
+pub use error::{Error, LossCause, Result};
+pub use lease::all::LeaseAll;
+pub use lease::election;
+pub use lease::handle::Lease;
+pub use lease::request::LeaseRequest;
+pub use lease::semaphore::Semaphore;
 pub use locks::{Locks, LocksBuilder};
 pub use name::LockName;
 pub use owner::Owner;
-pub use quorum::{Quorum, QuorumLease, QuorumRequest};
-pub use retry::{Retry, RetryError};
-pub use row::{RowLock, RowOf, RowsOf, RowsWhere};
-pub use semaphore::Semaphore;
-pub use session::{SessionLock, SessionRequest};
-pub use sweeper::{Sweeper, Sweeping};
 pub use token::FencingToken;
-pub use version::{Versioned, VersionedRow};
+pub use transaction::{retry, row, version};

@@ -1,45 +1,51 @@
-//! The handle, and the way to every primitive.
+//! The client handle.
+
+mod builder;
+mod url;
 
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backend::failover::Failover;
-use crate::backend::{Backend, Kind, Names};
+use crate::backend::Names;
 use crate::backoff::Backoff;
-use crate::client::{Client, Settings};
-use crate::clock::CENTURY;
-use crate::election::Election;
+use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::inspect::{self, LeaseInfo, WaiterInfo};
+use crate::lease::ExportedLease;
 use crate::lease::all::LeaseAllRequest;
-use crate::lease::export::ExportedLease;
-use crate::lease::{Lease, LeaseRequest};
+use crate::lease::election::Election;
+use crate::lease::handle::Lease;
+use crate::lease::request::LeaseRequest;
+use crate::lease::semaphore::Semaphore;
 use crate::name::LockName;
 use crate::operation::{List, Operation, Reach, Waiters};
 use crate::protocol::{Amended, Extension, Keeper, Request, Response};
-use crate::row::{RowLock, RowOf, RowsOf, RowsWhere};
-use crate::semaphore::Semaphore;
 use crate::session::SessionRequest;
 use crate::sweeper::Sweeper;
 use crate::token::FencingToken;
+use crate::transaction::row::{RowLock, RowOf, RowsOf, RowsWhere};
 
-/// How long an operator's change waits for transactions that the holder has fenced.
-const LOCKED_FOR: Duration = Duration::from_secs(10);
+pub use builder::LocksBuilder;
 
-/// A client for locks in one database. Cloning is cheap; clones share connections and waiting lines.
+/// How long an eviction or extension waits for transactions that the holder has fenced.
+const FENCED_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A client for locks in one database. Cloning is cheap; clones share connections and queues.
 ///
-/// It is made from the application's sqlx pool and opens at most three connections of its own with that pool's connect
-/// options, when they are first needed, however many leases are held or waited for: one for heartbeats alone, and two for
-/// everything else (SQLite: one). All [session locks](Self::session) live on one more, while there are any. Hooks of the
-/// pool, such as `after_connect`, do not run on them: put what matters, a `search_path` say, into the connect options. A
-/// SQLite database in memory exists in the pool's own connections only; there, one is borrowed for each statement.
+/// It is made from the application's sqlx pool and opens at most three connections of its own with
+/// that pool's connect options, when they are first needed, however many leases are held or waited
+/// for: one for heartbeats alone, and two for everything else (SQLite: one). All [session
+/// locks](Self::session) live on one more connection, while there are any. Hooks of the pool, such
+/// as `after_connect`, do not run on these connections: put required settings, such as a
+/// `search_path`, into the connect options. A SQLite database in memory exists in the pool's own
+/// connections only, so the client borrows one for each statement.
 ///
-/// Like a pool, a client belongs to the tokio runtime on which it is first used; when that has ended, calls fail with
-/// [`Error::Closed`](crate::Error::Closed). Used outside of a runtime, its methods panic as tokio's do.
+/// Like a pool, a client belongs to the tokio runtime on which it is first used; after the end of
+/// that runtime, calls fail with [`Error::Closed`](crate::Error::Closed). Outside of a runtime its
+/// methods panic, as tokio's do.
 ///
 /// ```
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -57,23 +63,25 @@ pub struct Locks {
 }
 
 impl Locks {
-    /// A client on the database of a `PgPool`, `MySqlPool` or `SqlitePool`. Nothing is sent yet.
+    /// Creates a client on the database of a `PgPool`, `MySqlPool` or `SqlitePool`. Sends nothing
+    /// yet.
     pub fn new(pool: impl Into<LocksBuilder>) -> Self {
         Self::builder(pool).build()
     }
 
-    /// As [`new`](Self::new), with choices.
+    /// Returns the builder of a client, for options beyond [`new`](Self::new).
     pub fn builder(pool: impl Into<LocksBuilder>) -> LocksBuilder {
         pool.into()
     }
 
-    /// A client on the database that a URL names, or the first that can be written of several, which are separated by commas:
-    /// a primary and its standbys, the nodes of a cluster. `postgres://…`, `mysql://…` (or `mariadb://…`), all of one kind;
-    /// `sqlite:…`, one alone. When this returns, one has been reached.
+    /// Connects to the database of a URL, or to the first writable one of several URLs, which are
+    /// separated by commas: a primary and its standbys, or the nodes of a cluster. `postgres://…`
+    /// or `mysql://…` (also `mariadb://…`), all of one kind; `sqlite:…`, a single one. When this
+    /// returns, a server has been reached.
     ///
-    /// When the server is lost, or becomes a replica, the others are asked, beginning with the one that was written last. What
-    /// follows when another one takes over is told in the [guide](crate::guide::cluster). A password must not contain a comma
-    /// that looks like the beginning of the next URL; percent-encode it.
+    /// When the server is lost, or becomes a replica, the client tries the others, beginning with
+    /// the one that was written last. The [guide](crate::guide::cluster) describes a failover.
+    /// Percent-encode a comma in a password that looks like the beginning of the next URL.
     ///
     /// ```no_run
     /// # async fn example() -> sqlock::Result<()> {
@@ -84,12 +92,13 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidUrl`], [`Error::Unsupported`] for a database whose feature is not enabled, and
-    /// [`Error::Unavailable`](crate::Error::Unavailable) when none can be reached that can be written: it tells why, for each.
+    /// [`Error::InvalidUrl`], [`Error::Unsupported`] for a database whose feature is not enabled,
+    /// and [`Error::Unavailable`](crate::Error::Unavailable), with a reason for each server, when
+    /// no writable one can be reached.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is left behind when the future is dropped.
+    /// Dropping the future leaves nothing behind.
     pub async fn connect(urls: &str) -> Result<Self> {
         LocksBuilder::from_urls(urls)?.connect().await
     }
@@ -98,63 +107,69 @@ impl Locks {
         &self.client
     }
 
-    /// Creates the tables, or brings them up to date. Any number of processes may do this at once, and when there is
-    /// nothing to do, the right to read suffices.
+    /// Creates the tables, or brings them up to date. Any number of processes may do this at once.
+    /// When the tables are up to date, the right to read suffices.
     ///
-    /// The history is kept in `_sqlock_migrations`, apart from the application's own `_sqlx_migrations`.
+    /// The history is in `_sqlock_migrations`, apart from the application's own `_sqlx_migrations`.
     ///
     /// # Errors
     ///
-    /// [`Error::Migrate`](crate::Error::Migrate), [`Error::Unavailable`](crate::Error::Unavailable).
+    /// [`Error::Migrate`](crate::Error::Migrate),
+    /// [`Error::Unavailable`](crate::Error::Unavailable).
     ///
     /// # Cancel safety
     ///
-    /// It can be called again after the future was dropped. No lock is left behind.
+    /// It can be called again after the future was dropped, which leaves no lock behind.
     pub async fn migrate(&self) -> Result<()> {
         self.client.backend.migrate().await
     }
 
-    /// A request for the lease on a name: 1 to 255 bytes of UTF-8 without NUL.
+    /// Requests the lease on a name: 1 to 255 bytes of UTF-8 without NUL.
+    #[doc(alias = "mutex")]
     pub fn lease(&self, name: impl Into<String>) -> LeaseRequest {
         LeaseRequest::new(Arc::clone(&self.client), name.into())
     }
 
-    /// A request for the leases on several names, all or none, in whatever order they are named:
-    /// `locks.lease_all(["account/3", "account/7"])`. A name that is given twice is taken once.
+    /// Requests the leases on several names, all or none, in any order:
+    /// `locks.lease_all(["account/3", "account/7"])`. A repeated name counts once.
     pub fn lease_all<N: Into<String>>(&self, names: impl IntoIterator<Item = N>) -> LeaseAllRequest {
         let names = names.into_iter().map(Into::into).collect();
         LeaseAllRequest::new(LeaseRequest::new(Arc::clone(&self.client), String::new()), names)
     }
 
-    /// A semaphore: at most `permits` are held under a name at a time, by any number of processes.
+    /// Returns a semaphore: at most `permits` are held under a name at a time, by any number of
+    /// processes.
     pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore {
         Semaphore::new(self.lease(name), permits)
     }
 
-    /// A request for a session lock on a name: 1 to 255 bytes of UTF-8 without NUL. It lives on a connection and dies with it; what
-    /// that is good for, and what not, is told at [`SessionLock`](crate::SessionLock). It needs no tables.
+    /// Requests a session lock on a name: 1 to 255 bytes of UTF-8 without NUL. It lives on a
+    /// connection and ends with it, and needs no tables.
+    /// [`SessionLock`](crate::session::SessionLock) describes its limits.
     pub fn session(&self, name: impl Into<String>) -> SessionRequest {
         SessionRequest::new(Arc::clone(&self.client), name.into())
     }
 
-    /// An election of one leader among those who campaign under a name.
+    /// Returns an election of one leader among the candidates for a name.
+    #[doc(alias = "leader")]
     pub fn election(&self, name: impl Into<String>) -> Election {
         let name = name.into();
         Election::new(Arc::clone(&self.client), name.clone(), self.lease(name))
     }
 
-    /// A row lock by name, for the caller's own transaction: `locks.row("stock/shirts").lock(&mut tx)`.
+    /// Returns a row lock by name, for the caller's own transaction:
+    /// `locks.row("stock/shirts").lock(&mut tx)`.
     pub fn row(&self, name: impl Into<String>) -> RowLock {
         RowLock::new(Arc::clone(&self.client), name.into())
     }
 
-    /// A lock on the row of the caller's own `table` whose `column`, which must be uniquely indexed, is `key`:
-    /// `locks.row_of("accounts", "id", 7).lock(&mut tx)`.
+    /// Returns a lock on the row of the caller's own `table` whose `column`, which must be uniquely
+    /// indexed, is `key`: `locks.row_of("accounts", "id", 7).lock(&mut tx)`.
     pub fn row_of<K>(&self, table: impl Into<String>, column: impl Into<String>, key: K) -> RowOf<K> {
         RowOf::new(Arc::clone(&self.client), table.into(), column.into(), key)
     }
 
-    /// Locks on several rows of the caller's own table, by keys, in one order:
+    /// Returns a lock on several rows of the caller's own table, by keys, in one order:
     /// `locks.rows_of("accounts", "id", [7, 3]).lock(&mut tx)`.
     pub fn rows_of<K>(
         &self,
@@ -165,16 +180,19 @@ impl Locks {
         RowsOf::new(Arc::clone(&self.client), table.into(), column.into(), keys.into_iter().collect())
     }
 
-    /// Locks on rows of the caller's own table, by a condition: a queue of jobs. What is told of each row is its `column`.
+    /// Returns a lock on rows of the caller's own table, by a condition: a queue of jobs. It
+    /// returns the `column` of each row.
     pub fn rows_where(&self, table: impl Into<String>, column: impl Into<String>) -> RowsWhere {
         RowsWhere::new(Arc::clone(&self.client), table.into(), column.into())
     }
 
-    /// Takes over a lease that another process [exported](Lease::export). It is renewed from here.
+    /// Takes over a lease that another process [exported](Lease::export), and renews it from now
+    /// on.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`](crate::Error::Lost) when it ended on the way; [`Error::Unavailable`](crate::Error::Unavailable).
+    /// [`Error::Lost`](crate::Error::Lost) when it ended before;
+    /// [`Error::Unavailable`](crate::Error::Unavailable).
     ///
     /// # Cancel safety
     ///
@@ -183,18 +201,19 @@ impl Locks {
         Lease::resume(&self.client, exported).await
     }
 
-    /// All leases on names that begin with `prefix`, in order of names: one for each holder.
+    /// Lists all leases on names that begin with `prefix`, in order of names: one for each holder.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](crate::Error::Unavailable), [`Error::NotMigrated`](crate::Error::NotMigrated).
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
     ///
     /// # Cancel safety
     ///
     /// It only reads.
     pub async fn list(&self, prefix: &str) -> Result<Vec<LeaseInfo>> {
         if prefix.contains('\0') {
-            // No name does, and PostgreSQL would refuse the text.
+            // No name contains NUL, and PostgreSQL would refuse the text.
             return Ok(Vec::new());
         }
         let names = Names::BeginningWith(prefix.to_owned());
@@ -202,7 +221,8 @@ impl Locks {
         Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())
     }
 
-    /// Who holds a name. `None`: nobody. Of several who share it, the one who came first: see [`holders`](Self::holders).
+    /// Returns the holder of a name, if there is one. Of several holders, the first: see
+    /// [`holders`](Self::holders).
     ///
     /// # Errors
     ///
@@ -215,7 +235,7 @@ impl Locks {
         Ok(self.holders(name).await?.into_iter().next())
     }
 
-    /// All who hold a name, in the order in which they came.
+    /// Returns all holders of a name, in the order in which they acquired it.
     ///
     /// # Errors
     ///
@@ -228,8 +248,9 @@ impl Locks {
         inspect::holders(&self.client, name).await
     }
 
-    /// Who waits for a name, in order. Of each client these are the waiters that may be next: up to the first of them that wants the
-    /// name for itself alone. The others wait within its process; those of the holder's own, until somebody else waits as well.
+    /// Returns the waiters of a name, in order. Of each client these are the waiters that may be
+    /// next: up to the first exclusive one. The others wait within their process; those of the
+    /// holder's client, until another client waits as well.
     ///
     /// # Errors
     ///
@@ -244,12 +265,14 @@ impl Locks {
         Ok(places.into_iter().enumerate().filter_map(|(ahead, place)| WaiterInfo::of(ahead, place)).collect())
     }
 
-    /// Takes a name away from its holder: an operator's way out. The token says which holding is meant, so a newer one is
-    /// never ended by mistake: `false` when that token does not hold the name any more.
+    /// Evicts the holder of a name, for operators. The token names the lease, so a newer one is
+    /// never ended by mistake. Returns `false` when that token no longer holds the name.
     ///
-    /// The evicted holder learns of it at its next heartbeat (one that holds through this client, at once), and no transaction it
-    /// fences from now on can commit. While a transaction that it has fenced is open, the eviction waits; after some seconds of that it
-    /// fails with [`Error::Unavailable`](crate::Error::Unavailable) and nothing has changed: end that transaction first.
+    /// The evicted holder learns of the eviction at its next heartbeat (a holder of this client, at
+    /// once), and no transaction that it fences from now on can commit. The eviction waits while a
+    /// fenced transaction of the holder is open; after some seconds it fails with
+    /// [`Error::Unavailable`](crate::Error::Unavailable) and changes nothing: end that transaction
+    /// first.
     ///
     /// # Errors
     ///
@@ -257,7 +280,7 @@ impl Locks {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves open whether the eviction takes place. It can be repeated.
+    /// After the future was dropped, the eviction may take place. It can be repeated.
     pub async fn evict(&self, name: &str, token: FencingToken) -> Result<bool> {
         let name = LockName::new(name)?;
         let evicted = self.amend(Request::Evict { name: name.clone(), token }).await?;
@@ -267,7 +290,7 @@ impl Locks {
         Ok(evicted)
     }
 
-    /// Sends a change of a holding until no transaction stands in its way any more.
+    /// Sends a change of a lease until no fenced transaction blocks it.
     async fn amend(&self, request: Request) -> Result<bool> {
         let attempted = request.attempted();
         let mut backoff = Backoff::between(Duration::from_millis(10), Duration::from_millis(200));
@@ -278,17 +301,18 @@ impl Locks {
                 Response::Evicted(amended) | Response::Extended(amended) => return Ok(amended == Amended::Done),
                 _ => return Ok(false),
             }
-            if start.elapsed() > LOCKED_FOR {
-                let reason = "a transaction that it has fenced is open".into();
+            if start.elapsed() > FENCED_TIMEOUT {
+                let reason = "a transaction that the holder has fenced is open".into();
                 return Err(Error::Unavailable { attempted, reason, source: None });
             }
             tokio::time::sleep(backoff.step()).await;
         }
     }
 
-    /// Makes the holding with this token last at least `ttl` from now, whoever holds it and in whichever process: for a
-    /// lease that was acquired in one step of a script and is held through others. `false` when that token does not hold
-    /// the name any more. It never shortens a lease. (A holder that renews the lease by itself goes on with its own TTL.)
+    /// Makes the lease with this token last at least `ttl` from now, in whichever process it is
+    /// held: for a lease that one step of a script acquires and others hold. Returns `false` when
+    /// that token no longer holds the name. It never shortens a lease. (A holder that renews the
+    /// lease keeps its own TTL.)
     ///
     /// # Errors
     ///
@@ -296,7 +320,7 @@ impl Locks {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves open whether the lease is extended. It can be repeated.
+    /// After the future was dropped, the lease may be extended. The call can be repeated.
     pub async fn extend(&self, name: &str, token: FencingToken, ttl: Duration) -> Result<bool> {
         self.client.settings.check_ttl("an extension", ttl)?;
         let name = LockName::new(name)?;
@@ -305,24 +329,25 @@ impl Locks {
         self.amend(Request::Extend(extension)).await
     }
 
-    /// The purge of names that have long been free, and of requests whose time has run out.
+    /// Returns the sweeper, which purges unused names and expired records of requests.
     pub fn sweeper(&self) -> Sweeper {
         Sweeper::new(Arc::clone(&self.client))
     }
 
-    /// Gives back every lease and session lock of this client, refuses its waiters, and closes its connections. Those still in
-    /// somebody's hands are lost with [`LossCause::Shutdown`](crate::LossCause::Shutdown).
+    /// Releases every lease and session lock of this client, refuses its waiters, and closes its
+    /// connections. Locks that the application still holds are lost with
+    /// [`LossCause::Shutdown`](crate::LossCause::Shutdown).
     ///
-    /// For the orderly end of a process: dropping everything releases too, but nobody waits for it, and a runtime that
-    /// stops right away leaves the names to their TTL.
+    /// For the orderly end of a process: dropping everything releases too, but nothing waits for
+    /// it, and a runtime that stops at once leaves the names to their TTL.
     ///
     /// # Errors
     ///
-    /// That of the last release that did not get through, after all were tried.
+    /// The error of the last failed release, after all were tried.
     ///
     /// # Cancel safety
     ///
-    /// After the first poll the leases are on their way back; dropping the future only ends the waiting.
+    /// Dropping the future after its first poll does not stop the releases.
     pub async fn shutdown(&self) -> Result<()> {
         self.client.shutdown().await
     }
@@ -340,107 +365,8 @@ impl<T: Into<LocksBuilder>> From<T> for Locks {
     }
 }
 
-/// The choices for a [`Locks`] client.
-#[must_use = "a builder does nothing until build is called"]
-pub struct LocksBuilder {
-    backend: Arc<dyn Backend>,
-    kind: Kind,
-    connections: usize,
-    ttl: RangeInclusive<Duration>,
-    holder: Option<String>,
-}
-
 impl LocksBuilder {
-    fn on(backend: impl Backend + 'static, kind: Kind) -> Self {
-        Self::over(Arc::new(backend), kind)
-    }
-
-    fn over(backend: Arc<dyn Backend>, kind: Kind) -> Self {
-        Self {
-            backend,
-            kind,
-            connections: 2,
-            ttl: Duration::from_secs(1)..=Duration::from_secs(24 * 3600),
-            holder: None,
-        }
-    }
-
-    /// The choices for a client on the database that one of these URLs names, as in [`Locks::connect`]. Nothing is sent yet.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidUrl`]; [`Error::Unsupported`] for a database whose feature is not enabled.
-    pub fn from_urls(urls: &str) -> Result<Self> {
-        let (kind, mut servers) = servers(urls)?;
-        let backend = match servers.len() {
-            1 => servers.remove(0),
-            _ => Arc::new(Failover::new(servers)),
-        };
-        Ok(Self::over(backend, kind))
-    }
-
-    /// A comma separates if another URL follows. (Elsewhere it may belong to a password, or to a file's name.)
-    #[doc(hidden)]
-    pub fn split_urls(urls: &str) -> Vec<&str> {
-        let begins_url = |text: &str| {
-            text.trim_start().split_once("://").is_some_and(|(scheme, _)| {
-                !scheme.is_empty()
-                    && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.'))
-            })
-        };
-        let (mut all, mut rest) = (Vec::new(), urls);
-        let ends = urls.match_indices(',').map(|(at, _)| at).filter(|&at| begins_url(&urls[at + 1..]));
-        for end in ends {
-            let start = urls.len() - rest.len();
-            all.push(&urls[start..end]);
-            rest = &urls[end + 1..];
-        }
-        all.push(rest);
-        if urls.trim().is_empty() { Vec::new() } else { all.into_iter().map(str::trim).collect() }
-    }
-
-    /// Only PostgreSQL: nothing counts that a single server has. Every grant, renewal and release is acknowledged when a
-    /// synchronous standby has it as well, so none is lost when the primary is, and that standby takes over. A server is not
-    /// used unless a synchronous standby is connected to it (the user must be allowed to see that: `pg_monitor`).
-    ///
-    /// While the standby does not answer, requests end in [`Error::Unavailable`](crate::Error::Unavailable), and leases run out
-    /// that cannot be renewed. It adds the way to the standby and back to every request.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unsupported`] on other databases.
-    pub fn synchronous(mut self) -> Result<Self> {
-        if Arc::get_mut(&mut self.backend).is_some_and(|backend| backend.synchronous()) {
-            return Ok(self);
-        }
-        Err(Error::Unsupported {
-            what: "an acknowledgement by a synchronous standby",
-            reason: "only PostgreSQL has it; on other databases take a quorum of independent servers, or a Galera cluster",
-        })
-    }
-
-    /// How many connections the client may open for its requests, 1 or 2. By default 2: one asks for names, the other keeps and returns
-    /// them. SQLite has one writer, and one connection does it.
-    pub fn connections(mut self, connections: usize) -> Self {
-        self.connections = connections.clamp(1, 2);
-        self
-    }
-
-    /// The TTLs that a lease may ask for: 1 second to 24 hours by default. Below that, a reply that is slow for once costs
-    /// the lease. More than 100 years cannot be allowed.
-    pub fn ttl_range(mut self, range: RangeInclusive<Duration>) -> Self {
-        let (min, max) = range.into_inner();
-        self.ttl = min..=max.min(CENTURY);
-        self
-    }
-
-    /// What [`Locks::list`] shows as the holder. By default the host's name and the process id. Cut at 255 bytes.
-    pub fn holder(mut self, holder: impl Into<String>) -> Self {
-        self.holder = Some(holder.into());
-        self
-    }
-
-    /// The client, once the server has been reached.
+    /// Connects to the server and returns the client.
     ///
     /// # Errors
     ///
@@ -448,116 +374,15 @@ impl LocksBuilder {
     ///
     /// # Cancel safety
     ///
-    /// Nothing is left behind when the future is dropped.
+    /// Dropping the future leaves nothing behind.
     pub async fn connect(self) -> Result<Locks> {
         let locks = self.build();
         locks.client.run(Reach).await?;
         Ok(locks)
     }
 
-    /// The client. Nothing is sent yet.
+    /// Creates the client. Sends nothing yet.
     pub fn build(self) -> Locks {
-        let mut holder = self.holder.unwrap_or_else(this_process);
-        holder.truncate(holder.floor_char_boundary(255));
-        let holder = holder.replace('\0', "\u{fffd}");
-        let settings = Settings { min_ttl: *self.ttl.start(), max_ttl: *self.ttl.end(), holder: holder.into() };
-        Locks { client: Client::new(self.backend, self.kind, settings, self.connections) }
+        Locks { client: self.into_client() }
     }
-}
-
-impl fmt::Debug for LocksBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LocksBuilder")
-            .field("kind", &self.kind)
-            .field("connections", &self.connections)
-            .field("ttl", &self.ttl)
-            .finish_non_exhaustive()
-    }
-}
-
-#[cfg(feature = "postgres")]
-impl From<sqlx::PgPool> for LocksBuilder {
-    fn from(pool: sqlx::PgPool) -> Self {
-        Self::on(crate::backend::postgres::PostgresBackend::new(&pool), Kind::Postgres)
-    }
-}
-
-#[cfg(feature = "mysql")]
-impl From<sqlx::MySqlPool> for LocksBuilder {
-    fn from(pool: sqlx::MySqlPool) -> Self {
-        Self::on(crate::backend::mysql::MySqlBackend::new(&pool), Kind::MySql)
-    }
-}
-
-#[cfg(feature = "sqlite")]
-impl From<sqlx::SqlitePool> for LocksBuilder {
-    fn from(pool: sqlx::SqlitePool) -> Self {
-        Self::on(crate::backend::sqlite::SqliteBackend::new(pool), Kind::Sqlite)
-    }
-}
-
-/// The servers that URLs name.
-fn servers(urls: &str) -> Result<(Kind, Vec<Arc<dyn Backend>>)> {
-    let (mut kind, mut servers) = (None, Vec::new());
-    for url in LocksBuilder::split_urls(urls) {
-        let (its_kind, server) = server(url)?;
-        if *kind.get_or_insert(its_kind) != its_kind {
-            return Err(Error::InvalidUrl { reason: "databases of different kinds cannot stand in for each other" });
-        }
-        servers.push(server);
-    }
-    match kind {
-        None => Err(Error::InvalidUrl { reason: "it is empty" }),
-        Some(Kind::Sqlite) if servers.len() > 1 => {
-            Err(Error::InvalidUrl { reason: "one SQLite file cannot stand in for another" })
-        }
-        Some(kind) => Ok((kind, servers)),
-    }
-}
-
-fn server(url: &str) -> Result<(Kind, Arc<dyn Backend>)> {
-    // The error of a URL that cannot be read may quote it.
-    let unreadable = |_: sqlx::Error| Error::InvalidUrl {
-        reason: "it cannot be read; special characters in a password are to be percent-encoded",
-    };
-    let missing = |what| Error::Unsupported { what, reason: "the feature of that name is not enabled" };
-    let _ = (&unreadable, &missing);
-    if url.ends_with(',') {
-        // A variable that was not set, for one: it must not go unnoticed.
-        return Err(Error::InvalidUrl { reason: "one of the list is empty" });
-    }
-    match url.split_once(':').map(|(scheme, _)| scheme) {
-        #[cfg(feature = "postgres")]
-        Some("postgres" | "postgresql") => {
-            let server = crate::backend::postgres::PostgresBackend::with(url.parse().map_err(unreadable)?);
-            Ok((Kind::Postgres, Arc::new(server)))
-        }
-        #[cfg(not(feature = "postgres"))]
-        Some("postgres" | "postgresql") => Err(missing("postgres")),
-        #[cfg(feature = "mysql")]
-        Some("mysql" | "mariadb") => {
-            let server = crate::backend::mysql::MySqlBackend::with(url.parse().map_err(unreadable)?);
-            Ok((Kind::MySql, Arc::new(server)))
-        }
-        #[cfg(not(feature = "mysql"))]
-        Some("mysql" | "mariadb") => Err(missing("mysql")),
-        #[cfg(feature = "sqlite")]
-        Some("sqlite") => {
-            let options = url.parse::<sqlx::sqlite::SqliteConnectOptions>().map_err(unreadable)?;
-            let pool = sqlx::SqlitePool::connect_lazy_with(options);
-            Ok((Kind::Sqlite, Arc::new(crate::backend::sqlite::SqliteBackend::new(pool))))
-        }
-        #[cfg(not(feature = "sqlite"))]
-        Some("sqlite") => Err(missing("sqlite")),
-        _ => Err(Error::InvalidUrl { reason: "it must begin with postgres://, mysql://, mariadb:// or sqlite:" }),
-    }
-}
-
-/// `host/pid`.
-fn this_process() -> String {
-    #[cfg(unix)]
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    #[cfg(not(unix))]
-    let host = std::env::var("COMPUTERNAME").unwrap_or_else(|_| "host".into());
-    format!("{host}/{}", std::process::id())
 }

@@ -1,4 +1,4 @@
-//! The name of a lock: parsed once, valid ever after.
+//! The name of a lock, checked once.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ pub(crate) const MAX_BYTES: usize = 255;
 
 /// The name of a lock: 1 to 255 bytes of UTF-8 without NUL, compared byte for byte.
 ///
-/// `a`, `A`, `a ` and `á` are four names on every database, whatever its collation. Cloning is cheap.
+/// `a`, `A`, `a ` and `á` are four names on every database, whatever its collation. Cloning is
+/// cheap.
 ///
 /// ```
 /// use sqlock::LockName;
@@ -43,7 +44,7 @@ impl LockName {
         Err(Error::InvalidName { name: name.chars().take(64).collect(), reason })
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -1,4 +1,4 @@
-//! Who holds: the identity that makes a lease re-entrant.
+//! The owner of a lease: the identity that makes it re-entrant.
 
 use std::fmt;
 use std::future::Future;
@@ -14,11 +14,11 @@ tokio::task_local! {
 
 /// The identity of an owner.
 ///
-/// Every lease has an owner of its own unless one is given, so two leases exclude each other even within one task.
-/// Leases with the *same* owner re-enter instead: the second acquisition succeeds at once, the database counts it, and
-/// the name is free after the last release. Give the owner explicitly with
-/// [`LeaseRequest::owner`](crate::LeaseRequest::owner), also across processes (it prints and parses), or for everything
-/// inside a future with [`Owner::scope`].
+/// By default every lease has an owner of its own, so two leases exclude each other even within one
+/// task. Leases with the *same* owner re-enter instead: the second acquisition succeeds at once,
+/// the database counts it, and the name is free after the last release. Set the owner explicitly
+/// with [`LeaseRequest::owner`](crate::LeaseRequest::owner), also across processes (as text), or
+/// for all requests inside a future with [`Owner::scope`].
 ///
 /// An owner is random, never a host name: two processes of one host are two owners.
 ///
@@ -33,17 +33,18 @@ tokio::task_local! {
 pub struct Owner(Uuid);
 
 impl Owner {
-    /// A new identity that nobody else has.
+    /// Creates a new, unique owner.
     pub fn random() -> Self {
         Self(Uuid::new_v4())
     }
 
-    /// The owner of the [`scope`](Owner::scope) this runs in, if any.
+    /// Returns the owner of the current [`scope`](Owner::scope), if there is one.
     pub fn current() -> Option<Self> {
         CURRENT.try_with(|owner| *owner).ok()
     }
 
-    /// Runs `work` with this owner: leases that it requests belong to this owner and re-enter each other.
+    /// Runs `work` with this owner: leases that it requests belong to this owner and re-enter each
+    /// other.
     ///
     /// The scope covers the future itself, not tasks that it spawns.
     ///

@@ -1,16 +1,17 @@
-//! Keeping a panic to the work that it happened in.
+//! Contains a panic in the work that caused it.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::Poll;
 
-/// Runs a function; `Err` is the message of the panic that ended it.
+/// Runs a function. Returns the message of a panic as an error.
 pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| message(&*panic))
 }
 
-/// The same for a future. After a panic it is not polled again.
+/// Runs a future, and does not poll it again after a panic. Returns the message of the panic as an
+/// error.
 pub(crate) async fn caught_in<F: Future>(work: F) -> Result<F::Output, String> {
     let mut work = pin!(work);
     std::future::poll_fn(|cx| match caught(|| work.as_mut().poll(cx)) {

@@ -1,4 +1,4 @@
-//! Chance that can be repeated.
+//! A seeded random generator.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ impl Random {
         range.start + self.below(range.end - range.start)
     }
 
-    /// True so often in a thousand.
+    /// Returns true `n` times in a thousand.
     pub(crate) fn permille(&mut self, n: u64) -> bool {
         self.below(1000) < n
     }

@@ -1,10 +1,11 @@
 //! The tables: embedded migrations with a history of their own.
 //!
-//! sqlx's migrator does the work, with three corrections. The history lives in `_sqlock_migrations`, so that an
-//! application's own migrations neither see ours nor miss theirs. Its advisory lock stays off: on PostgreSQL it survives a
-//! failed migration and is stranded by a transaction pooler, on MariaDB it is not a lock at all. Instead every step is
-//! safe to lose against another process, and whoever lost tries again. And nothing is created when everything is there, so
-//! that the rights to read and write suffice from then on.
+//! sqlx's migrator does the work, with three corrections. The history lives in
+//! `_sqlock_migrations`, so that an application's own migrations and those of this crate do not
+//! interfere. Its advisory lock stays off: on PostgreSQL it survives a failed migration and is
+//! stranded by a transaction pooler, on MariaDB it is not a lock at all. Instead every step may
+//! fail because of another process, and is then retried. When the tables are up to date, nothing is
+//! created, so the rights to read and write suffice from then on.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -15,11 +16,11 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Fault, Result};
 
-/// The table in which sqlx records which of our migrations were applied.
+/// The table in which sqlx records the applied migrations of this crate.
 const HISTORY: &str = "_sqlock_migrations";
 
-/// How long processes that meet in an empty database give each other.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a migration waits for another process that migrates the same database.
+const MIGRATION_TIMEOUT: Duration = Duration::from_secs(30);
 
 type Files = &'static [(i64, &'static str, &'static str)];
 
@@ -48,7 +49,7 @@ pub(crate) const SQLITE: Files = &[
     (2, "idem", include_str!("../migrations/sqlite/0002_idem.sql")),
 ];
 
-/// Applies what is missing, together with any number of processes that do the same.
+/// Applies the missing migrations, also while other processes do the same.
 pub(crate) async fn migrate<DB>(pool: &Pool<DB>, files: Files) -> Result<()>
 where
     DB: Database,
@@ -59,7 +60,7 @@ where
     loop {
         match attempt(pool, &migrator).await {
             Ok(()) => return Ok(()),
-            Err(error) if start.elapsed() < patience_with(&error) => pause().await,
+            Err(error) if start.elapsed() < retry_limit(&error) => pause().await,
             Err(error) => return Err(into_error(error)),
         }
     }
@@ -76,7 +77,7 @@ where
     migrator.run(pool).await
 }
 
-/// Whether there is nothing to do, found out by reading alone.
+/// Returns whether all migrations are applied. Only reads.
 async fn is_current<DB>(pool: &Pool<DB>, migrator: &Migrator) -> Result<bool, MigrateError>
 where
     DB: Database,
@@ -103,19 +104,19 @@ fn migrator(files: Files) -> Migrator {
     let mut migrator = Migrator::with_migrations(migrations);
     migrator.dangerous_set_table_name(HISTORY);
     migrator.set_locking(false);
-    // A newer version of this crate may have been here: its migrations only add.
+    // A newer version of this crate may have migrated the database; its migrations only add.
     migrator.set_ignore_missing(true);
     migrator
 }
 
-/// Runs `open` until it succeeds or fails for a reason that does not pass. First connections to a new SQLite file can
-/// find it locked in spite of the busy timeout, while another one switches it to WAL.
+/// Runs `open` until it succeeds or fails for a lasting reason. First connections to a new SQLite
+/// file can find it locked in spite of the busy timeout, while another one switches it to WAL.
 #[cfg(feature = "sqlite")]
 pub(crate) async fn patiently<T, F>(open: impl Fn() -> F) -> Result<T>
 where
     F: Future<Output = Result<T, sqlx::Error>>,
 {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + MIGRATION_TIMEOUT;
     loop {
         match open().await {
             Ok(opened) => return Ok(opened),
@@ -129,21 +130,22 @@ async fn pause() {
     tokio::time::sleep(crate::backoff::jittered(Duration::from_millis(50))).await;
 }
 
-/// How long to try again for: what may be a race against another migrator passes when it has finished.
-fn patience_with(error: &MigrateError) -> Duration {
+/// Returns how long to retry after an error: a race against another migration passes when that has
+/// finished.
+fn retry_limit(error: &MigrateError) -> Duration {
     match error {
         MigrateError::Execute(e) | MigrateError::ExecuteMigration(e, _)
             if matches!(Fault::of(e), Fault::Race | Fault::Again | Fault::Blocked | Fault::NoTable) =>
         {
-            PATIENCE
+            MIGRATION_TIMEOUT
         }
         // MySQL: another process is between its record and its table, or was killed there.
-        MigrateError::Dirty(_) => PATIENCE / 6,
+        MigrateError::Dirty(_) => MIGRATION_TIMEOUT / 6,
         _ => Duration::ZERO,
     }
 }
 
-/// The error of a connection for the migration that could not be opened.
+/// Makes the error of a connection for the migration that could not be opened.
 pub(crate) fn unconnected(error: sqlx::Error) -> Error {
     Error::Unavailable {
         attempted: "connect for the migration",

@@ -1,4 +1,6 @@
-//! Purging what has long been free. Nobody waits for it: an expired lease can be taken over without.
+//! Purges unused names and expired records. An expired lease can be taken over without a purge.
+//!
+//! [`Sweeper`] has an example.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -14,20 +16,21 @@ use crate::clock::CENTURY;
 use crate::error::Result;
 use crate::operation::Sweep;
 
-/// How many rows go at a time unless [`Sweeper::batch`] says otherwise.
+/// The rows in a batch, unless [`Sweeper::batch`] sets them.
 pub(crate) const BATCH: u32 = 500;
 
-/// Purges the rows of names that have been free for a while, and records of requests whose time has run out. Made with
-/// [`Locks::sweeper`](crate::Locks::sweeper).
+/// Purges the rows of names that have been free for a while, and expired records of requests. Made
+/// with [`Locks::sweeper`](crate::Locks::sweeper).
 ///
-/// It only tidies: an expired lease can be taken over at once, with or without it, and an expired key can be used anew. Any
-/// number of instances may run at the same time, on any number of hosts. A sweep goes in batches, never touches a row that is
-/// held, and leaves a row alone until its token lies as far behind the database's clock as the retention, so that a token
-/// never goes back.
+/// It only frees space: without it, an expired lease can be taken over at once, and an expired key
+/// used again. Any number of instances may run at the same time, on any number of hosts. A sweep
+/// works in batches, never touches a row that is held, and keeps a row until its token is older
+/// than the retention by the database's clock, so that a token never goes back.
 ///
-/// Of the records of [`Idempotency`](crate::Idempotency) it purges, with their steps, results that have been kept for
-/// [their own retention](crate::Idempotency::retention) and issued tokens that are not good any more. What has not ended, or of
-/// which nobody knows how it has, stays for ever.
+/// Of the records of [`Idempotency`](crate::idempotency::Idempotency) it purges, with their steps,
+/// results that have been kept for [their own
+/// retention](crate::idempotency::Idempotency::retention) and expired tokens. Records that have not
+/// ended, or whose outcome is unknown, stay for ever.
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -51,47 +54,51 @@ impl Sweeper {
         Self { client, every: Duration::from_secs(300), retention: Duration::from_secs(3600), batch: BATCH }
     }
 
-    /// The mean time between two sweeps in the background. 5 minutes by default, at most 100 years, jittered so that instances
-    /// spread out.
+    /// Sets the mean time between two sweeps in the background. 5 minutes by default, at most 100
+    /// years, jittered so that instances spread out.
     pub fn every(mut self, interval: Duration) -> Self {
         self.every = interval.min(CENTURY);
         self
     }
 
-    /// For how long a name must have been free. One hour by default, at most 100 years. Keep it well above any step that the database's
-    /// clock may make backwards: a token could go back by as much as the step exceeds it. (For records it has no meaning.)
+    /// For how long a name must have been free. One hour by default, at most 100 years. Keep it
+    /// well above any step that the database's clock may make backwards: a token could go back by
+    /// as much as the step exceeds it. (For records it has no meaning.)
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = retention;
         self
     }
 
-    /// How many rows go at a time. 500 by default, at least 1. An acquisition waits for one batch at most.
+    /// Sets the rows in a batch. 500 by default, at least 1. An acquisition waits for one batch at
+    /// most.
     pub fn batch(mut self, rows: u32) -> Self {
         self.batch = rows.max(1);
         self
     }
 
-    /// Sweeps once and tells how many names and records were purged.
+    /// Sweeps once, and returns how many names and records were purged.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](crate::Error::Unavailable), [`Error::NotMigrated`](crate::Error::NotMigrated).
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future ends the sweep after the batch under way.
+    /// Dropping the future ends the sweep after the current batch.
     pub async fn sweep(&self) -> Result<u64> {
         sweep(&self.client, self.retention, self.batch).await
     }
 
-    /// Sweeps in the background until the returned guard is dropped, or the last handle and lease of its client.
+    /// Sweeps in the background until the returned guard, or the last handle and lease of its
+    /// client, is dropped.
     ///
     /// # Panics
     ///
-    /// When it is called outside of a tokio runtime.
+    /// When called outside of a tokio runtime.
     pub fn start(self) -> Sweeping {
         let Self { client, every, retention, batch } = self;
-        // Weakly, so that sweeping alone does not keep the client and its connections.
+        // A weak reference, so that sweeping alone does not keep the client and its connections.
         let client: Weak<Client> = Arc::downgrade(&client);
         let task = tokio::spawn(async move {
             loop {
@@ -102,7 +109,7 @@ impl Sweeper {
                 };
                 match sweep(&client, retention, batch).await {
                     Ok(purged) => tracing::debug!(purged, "swept"),
-                    Err(error) => tracing::warn!(%error, "a sweep failed; the next one may not"),
+                    Err(error) => tracing::warn!(%error, "a sweep failed; the next one may succeed"),
                 }
             }
         });
@@ -110,7 +117,7 @@ impl Sweeper {
     }
 }
 
-/// Range after range of names, to the last.
+/// Sweeps all names, range by range, and then the records.
 async fn sweep(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<u64> {
     let mut range = SweepRange { after: String::new(), limit, retention };
     let mut purged = 0;
@@ -124,7 +131,7 @@ async fn sweep(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<
     }
 }
 
-/// Batch after batch, until one finds nothing.
+/// Purges expired records, batch by batch.
 pub(crate) async fn purge_records(client: &Arc<Client>, limit: u32) -> Result<u64> {
     let mut purged = 0;
     loop {
@@ -146,9 +153,9 @@ impl fmt::Debug for Sweeper {
     }
 }
 
-/// A sweeper at work. Dropping it ends the work.
+/// A sweeper in the background. Dropping it stops the sweeper.
 #[derive(Debug)]
-#[must_use = "sweeping ends when this is dropped"]
+#[must_use = "the sweeper stops when this is dropped"]
 pub struct Sweeping {
     task: JoinHandle<()>,
 }

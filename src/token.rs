@@ -1,28 +1,30 @@
-//! The number that tells an old holder from a new one.
+//! The fencing token, which tells an old holder from a new one.
 
 use std::fmt;
 use std::num::NonZeroI64;
 
-/// A fencing token: strictly greater than the token of every earlier holding of the same name.
+/// A fencing token: strictly greater than the token of every earlier lease on the same name.
 ///
 /// It is `greatest(previous + 1, database clock in microseconds)`, a hybrid logical clock
-/// ([Kulkarni et al., 2014](https://cse.buffalo.edu/tech-reports/2014-04.pdf)) computed by the database once the row is
-/// locked. So it keeps rising after a release, an expiry, a purge by the sweeper, a restart, and a failover to a
-/// replica that missed the last grants. It stays below 2<sup>53</sup> and is therefore exact in JSON.
+/// ([Kulkarni et al., 2014](https://cse.buffalo.edu/tech-reports/2014-04.pdf)) computed by the
+/// database once the row is locked. So it keeps rising after a release, an expiry, a purge by the
+/// sweeper, a restart, and a failover to a replica that missed the last grants. It stays below
+/// 2<sup>53</sup> and is therefore exact in JSON.
 ///
-/// Send it along with every effect outside this database, and let the receiver refuse a token lower than the
-/// highest it has seen: *first* claim with the token, *then* read, then write (see [`Lease::fence`](crate::Lease::fence)
-/// for data inside this database, where none of that is needed).
+/// Send it along with every effect outside this database, and let the receiver refuse a token lower
+/// than the highest it has seen: *first* claim with the token, *then* read, then write (see
+/// [`Lease::fence`](crate::Lease::fence) for data inside this database, which needs no tokens).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FencingToken(NonZeroI64);
 
 impl FencingToken {
-    /// A token from its number, as printed by another process. `None` for zero and negative numbers.
+    /// Makes a token of its number, as printed by another process. Returns `None` for zero and
+    /// negative numbers.
     pub fn new(token: i64) -> Option<Self> {
         NonZeroI64::new(token).filter(|t| t.get() > 0).map(Self)
     }
 
-    /// The number.
+    /// Returns the number.
     pub fn get(self) -> i64 {
         self.0.get()
     }

@@ -3,12 +3,16 @@
 
 use std::time::Duration;
 
-use sqlock::{
-    Attempt, Changes, Claim, Election, Error, ExportedLease, FenceError, FencingToken, Fingerprint, Idempotency,
-    IdempotencyKey, Leadership, Lease, LeaseInfo, LeaseRequest, LockName, Locks, LocksBuilder, LossCause, Owner,
-    Quorum, QuorumLease, QuorumRequest, Retry, RetryError, SessionLock, SessionRequest, Sweeper, Sweeping, Versioned,
-    VersionedRow,
-};
+use sqlock::election::{Changes, Election, Leadership};
+use sqlock::idempotency::{Attempt, Claim, Fingerprint, Idempotency, IdempotencyKey};
+use sqlock::inspect::LeaseInfo;
+use sqlock::lease::{ExportedLease, FenceError};
+use sqlock::quorum::{Quorum, QuorumLease, QuorumRequest};
+use sqlock::retry::{Retry, RetryError};
+use sqlock::session::{SessionLock, SessionRequest};
+use sqlock::sweeper::{Sweeper, Sweeping};
+use sqlock::version::{Versioned, VersionedRow};
+use sqlock::{Error, FencingToken, Lease, LeaseRequest, LockName, Locks, LocksBuilder, LossCause, Owner};
 use sqlx::{Sqlite, SqliteConnection, SqlitePool, Transaction};
 
 fn is_send<T: Send + ?Sized>() {}
@@ -342,10 +346,12 @@ fn locks_are_made_from_a_pool() {
 /// that their futures are Send.
 #[cfg(feature = "axum")]
 #[allow(dead_code)]
-fn work_that_takes_effect_once_may_be_done_in_handlers(idempotency: sqlock::Idempotency) -> axum::Router<SqlitePool> {
+fn work_that_takes_effect_once_may_be_done_in_handlers(
+    idempotency: sqlock::idempotency::Idempotency,
+) -> axum::Router<SqlitePool> {
     use axum::extract::State;
     use axum::response::{IntoResponse, Response};
-    use sqlock::http::{IdempotencyLayer, IdempotencyService, Idempotent};
+    use sqlock::idempotency::http::{IdempotencyLayer, IdempotencyService, Idempotent};
 
     #[derive(Debug, thiserror::Error)]
     #[error("{0}")]

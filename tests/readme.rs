@@ -118,7 +118,9 @@ async fn transaction_example_updates_one_version() -> Result {
 
 #[rustfmt::skip]
 async fn lock_and_update(pool: SqlitePool, locks: sqlock::Locks) -> Result {
-    use sqlock::{Error, Retry, Versioned};
+    use sqlock::Error;
+    use sqlock::retry::Retry;
+    use sqlock::version::Versioned;
 
     // Both rows, in the order of their keys: transfers in opposite directions do not deadlock.
     let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?; // on SQLite; elsewhere pool.begin()
@@ -155,7 +157,8 @@ async fn charge_example_charges_once_when_run_twice() -> Result {
 
 #[rustfmt::skip]
 async fn charge(pool: SqlitePool, locks: sqlock::Locks) -> Result {
-    use sqlock::{Error, Fingerprint, Idempotency, IdempotencyKey, Outcome};
+    use sqlock::Error;
+    use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
 
     let payments = Idempotency::new(&locks).namespace("payments");
     let key = IdempotencyKey::new("alice", "order-17");          // whose it is, and what the client sent

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use sqlock::{Error, Fingerprint, Idempotency, IdempotencyKey, Locks};
+use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey};
+use sqlock::{Error, Locks};
 use sqlx::{MySqlPool, PgPool, SqlitePool};
 
 use crate::measure::{Line, Pace, median, percentile};

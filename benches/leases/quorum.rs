@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use sqlock::{Locks, Quorum};
+use sqlock::Locks;
+use sqlock::quorum::Quorum;
 
 use crate::measure::{Line, Pace, median, percentile};
 use crate::place::{Kind, Place};

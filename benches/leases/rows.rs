@@ -5,7 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use sqlock::{Locks, Versioned};
+use sqlock::Locks;
+use sqlock::version::Versioned;
 use sqlx::{MySqlPool, PgPool, QueryBuilder, SqlitePool};
 
 use crate::measure::{Aim, Line, Pace, median, percentile};

@@ -1,253 +1,108 @@
-//! Effects elsewhere: a lease on the key, a record of how far it has come, and no guess about what is not known.
+//! An attempt to have an effect elsewhere: a lease on the key, and a record of its progress.
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::Transaction;
 
-use super::key::Fingerprint;
-use super::{
-    Claiming, Idempotency, IdempotencyKey, Outcome, Stored, decode, encode, encode_legibly, failed, known, told,
-};
+use super::handle::{Idempotency, claim_error};
+use super::outcome::{decode, encode, encode_legibly};
 use crate::backend::Database;
 use crate::backend::micros;
-use crate::backend::records::{self, Ending, Errand, FullKey, Record, State, Step};
+use crate::backend::records::{self, Ending, Errand, Record, State, Step};
 use crate::error::{Error, LossCause, Result};
-use crate::lease::{Lease, while_held};
+use crate::lease::handle::Lease;
+use crate::lease::run::while_held;
 use crate::name::LockName;
 use crate::token::FencingToken;
 
-impl Idempotency {
-    /// Claims a key under a lease, for an effect elsewhere.
-    ///
-    /// The lease is renewed until the attempt has ended. `New` is an [`Attempt`]: the first one for this key, or one that takes
-    /// up what an earlier one has left when its process died ([`number`](Attempt::number) tells). An attempt that
-    /// [does not know](Attempt::unknown) what became of it is not taken up by those who come with the key: they are told
-    /// [`Outcome::Unknown`], and [`resume`](Self::resume) takes it up.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::Unavailable`], [`Error::NotMigrated`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future gives the lease back. The next one takes up what may have been recorded.
-    pub async fn attempt(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<Outcome<Attempt, Stored>> {
-        let claim = self.claiming(key, request)?;
-        if let Some(known) = self.look(&claim).await? {
-            return Ok(known);
-        }
-        let lease = self.lease_on(&claim.key);
-        let lease = if self.wait.is_zero() {
-            lease.try_acquire().await?
-        } else {
-            match lease.wait(self.wait).acquire().await {
-                Err(Error::Timeout { .. }) => None,
-                acquired => Some(acquired?),
-            }
-        };
-        let Some(lease) = lease else {
-            // Its fingerprint was not there to be compared before, if it has just begun.
-            return Ok(self.look(&claim).await?.unwrap_or(Outcome::InProgress));
-        };
-        self.start(claim, lease, false).await
-    }
-
-    /// What the record of a key tells without a lease. `None`: that it may be claimed.
-    pub(super) async fn look<N>(&self, claim: &Claiming) -> Result<Option<Outcome<N, Stored>>> {
-        let found = self.send(Errand::Read(claim.key.clone())).await?;
-        Ok(match found.records.into_iter().next() {
-            None => claim.issued.then_some(Outcome::Expired),
-            // Somebody is at work, or has died: the lease tells.
-            Some(record) if record.state == State::Started && record.fingerprint == claim.fingerprint => None,
-            Some(record) => known(claim, record),
-        })
-    }
-
-    async fn start(&self, claim: Claiming, lease: Lease, resume: bool) -> Result<Outcome<Attempt, Stored>> {
-        let fingerprint = claim.fingerprint.clone();
-        let issued = claim.issued;
-        let token = lease.token().get();
-        let found = self.send(Errand::Start { claim, token, resume }).await?;
-        let Some(record) = found.records.into_iter().next() else {
-            return Ok(if issued { Outcome::Expired } else { Outcome::InProgress });
-        };
-        if record.state == State::Started && record.token == token {
-            return Ok(Outcome::New(Attempt::new(self.clone(), record, lease)));
-        }
-        let claim = Claiming { key: record.key.clone(), fingerprint, keep: 0, issued };
-        Ok(known(&claim, record).unwrap_or(Outcome::InProgress))
-    }
-
-    /// Does the work [under a lease](Self::attempt), and tells everybody who comes with this key what came of it.
-    ///
-    /// When the work succeeds, its result is stored. When it fails, and has not said otherwise itself
-    /// ([`forget`](Attempt::forget)), nobody knows what became of the effect, and the record says so: [`Outcome::Unknown`]. The
-    /// same holds for a result that cannot be stored, and for one that was [completed](Attempt::complete_in) in a transaction that
-    /// was not committed. When the lease is lost, the work is dropped. Work that panics, or is dropped, counts as died: the next
-    /// one takes it up.
-    ///
-    /// # Errors
-    ///
-    /// The work's own; [`Error::Lost`] when another attempt has taken over, [`Error::Unavailable`] when it could not be recorded
-    /// how it ended: then the record stays as that of an attempt which has died. As [`attempt`](Self::attempt).
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future is to the record what the death of the process is: the next one takes it up.
-    pub async fn run_leased<T, E, F>(
-        &self,
-        key: &IdempotencyKey,
-        request: &Fingerprint,
-        work: F,
-    ) -> Result<Outcome<T>, E>
-    where
-        T: Serialize + DeserializeOwned,
-        E: From<Error> + StdError,
-        F: AsyncFnOnce(&Attempt) -> Result<T, E>,
-    {
-        match self.attempt(key, request).await? {
-            Outcome::New(attempt) => Ok(Outcome::New(attempt.carry(work).await?)),
-            known => Ok(told(known.never_new())?),
-        }
-    }
-
-    /// Takes up all that has not ended, or of which nobody knows how it has, and at which nobody is at work: call it now and
-    /// then from a background task. The work is told by the [key](Attempt::key) what it is about; steps that are done are not done
-    /// again, and the [key for the provider](Attempt::provider_key) is the one that the earlier attempts used.
-    ///
-    /// One that fails does not keep the others from being taken up. What came over HTTP is resumed by
-    /// `IdempotencyLayer::resume`, whose work makes responses.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unavailable`], [`Error::NotMigrated`], of this crate's own statements; the work's own are counted.
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`run_leased`](Self::run_leased).
-    pub async fn resume<T, E, F>(&self, work: F) -> Result<Resumed>
-    where
-        T: Serialize + DeserializeOwned,
-        E: From<Error> + StdError,
-        F: AsyncFnOnce(&Attempt) -> Result<T, E> + Clone,
-    {
-        let mut resumed = Resumed::default();
-        for info in self.unfinished(u32::MAX >> 1).await? {
-            let key = FullKey::new(info.namespace, info.principal.unwrap_or_default(), info.key);
-            let Some(lease) = self.lease_on(&key).try_acquire().await? else {
-                resumed.at_work += 1;
-                continue;
-            };
-            let claim = Claiming { key, fingerprint: Vec::new(), keep: 0, issued: false };
-            let Outcome::New(attempt) = self.start(claim, lease, true).await? else {
-                continue;
-            };
-            match attempt.carry(work.clone()).await {
-                Ok(_) => resumed.done += 1,
-                Err(error) => {
-                    tracing::warn!(%error, "a request that was resumed failed");
-                    resumed.failed += 1;
-                }
-            }
-        }
-        Ok(resumed)
-    }
-}
-
-/// What came of [`Idempotency::resume`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Resumed {
-    /// How many are done now.
-    pub done: u64,
-    /// How many failed.
-    pub failed: u64,
-    /// At how many somebody else is at work.
-    pub at_work: u64,
-}
-
-/// One attempt to do what a key stands for, under a lease. Made by [`Idempotency::attempt`].
+/// An attempt at a request, under a lease. Made by [`Idempotency::attempt`].
 ///
-/// End it with [`complete`](Self::complete), [`forget`](Self::forget) or [`unknown`](Self::unknown). One that is dropped counts as
-/// died: its lease goes back, and the next one takes it up.
+/// End it with [`complete`](Self::complete), [`forget`](Self::forget) or
+/// [`unknown`](Self::unknown). A dropped attempt counts as died: its lease is released, and the
+/// next attempt continues it.
 #[must_use = "an attempt that is dropped counts as died"]
 pub struct Attempt {
     idempotency: Idempotency,
     record: Record,
     lease: Lease,
     token: FencingToken,
-    /// Whether the work has said how it ended: one of these.
-    ended: AtomicU8,
+    conclusion: Mutex<Conclusion>,
 }
 
-/// It has not said.
-const OPEN: u8 = 0;
-/// It has, in a transaction of its own, which it may have committed.
-const IN_TRANSACTION: u8 = 1;
-/// It has.
-const ENDED: u8 = 2;
+/// Whether the work has recorded how it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Conclusion {
+    Open,
+    /// In a transaction of the work's own, which may not be committed.
+    InTransaction,
+    Recorded,
+}
 
 impl Attempt {
-    fn new(idempotency: Idempotency, record: Record, lease: Lease) -> Self {
+    pub(super) fn new(idempotency: Idempotency, record: Record, lease: Lease) -> Self {
         let token = lease.token();
-        Self { idempotency, record, lease, token, ended: AtomicU8::new(OPEN) }
+        Self { idempotency, record, lease, token, conclusion: Mutex::new(Conclusion::Open) }
     }
 
-    /// Whose key it is. `None`: everybody's.
+    /// Returns the principal. `None`: the key is global.
     pub fn principal(&self) -> Option<&str> {
         Some(self.record.key.principal.as_str()).filter(|principal| !principal.is_empty())
     }
 
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> &str {
         &self.record.key.key
     }
 
-    /// Which attempt it is for this request, from 1.
+    /// Returns the number of this attempt at the request, from 1.
     pub fn number(&self) -> u32 {
         u32::try_from(self.record.attempts).unwrap_or(u32::MAX)
     }
 
-    /// The fencing token, greater than that of every attempt before.
+    /// Returns the fencing token, greater than that of every earlier attempt.
     pub fn token(&self) -> FencingToken {
         self.token
     }
 
-    /// The lease: to be looked at before an effect, or waited for to be lost.
+    /// Returns the lease: check it before an effect, or wait for its loss.
     pub fn lease(&self) -> &Lease {
         &self.lease
     }
 
-    /// A key for the provider's own idempotency: a digest of the namespace, the principal, the key and the step. 64 digits.
+    /// Returns a key for the provider's own idempotency: a digest of the namespace, the principal,
+    /// the key and the step. 64 digits.
     ///
-    /// Every attempt under this key has the same one, whatever becomes of the record: also after a failover or a restored backup has
-    /// lost it, after a refusal has freed the key, and after the retention. So the provider can tell that a call comes again.
+    /// Every attempt with this key has the same one, also after a failover or a restored backup has
+    /// lost the record, after a refusal has freed the key, and after the retention. So the provider
+    /// recognizes a repeated call.
     ///
-    /// It also takes a new request for the old one that comes under a key used before. For clients that use keys again, put a
-    /// generation of theirs into the namespace or the step (`"charge/2026-11"`); the same one in every attempt at a request.
+    /// The provider also takes a new request with a reused key for the old one. For clients that
+    /// reuse keys, put a generation into the namespace or the step (`"charge/2026-11"`); the same
+    /// one in every attempt at a request.
     ///
-    /// `step`: for one of several calls; they need different keys.
+    /// `step` tells several calls of one attempt apart, which need different keys.
     pub fn provider_key(&self, step: &str) -> String {
         let parts = [self.record.key.id.as_bytes(), step.as_bytes()];
         crate::backend::hex(&records::digest(b"sqlock/idem/provider/2", parts))
     }
 
-    /// Does a step of the work and stores its result, or, when an earlier attempt has stored one under this name, tells that:
-    /// a recovery point. The step itself may be done more than once, when a process dies before its result is stored: so call
-    /// providers with a [key](Self::provider_key).
+    /// Runs a step of the work and stores its result, or returns the result that an earlier attempt
+    /// has stored under this name: a recovery point. The step may run more than once, when a
+    /// process dies before its result is stored: so call providers with a
+    /// [key](Self::provider_key).
     ///
     /// # Errors
     ///
-    /// The step's own; [`Error::Lost`] when another attempt has taken over; [`Error::InvalidKey`], [`Error::Json`],
-    /// [`Error::Unavailable`].
+    /// The step's own; [`Error::Lost`] when another attempt has taken over; [`Error::InvalidKey`],
+    /// [`Error::Json`], [`Error::Unavailable`].
     ///
     /// # Cancel safety
     ///
-    /// The step may be done without its result being stored.
+    /// After the future was dropped, the step may have run without its result being stored.
     pub async fn step<T, E, F>(&self, name: &str, work: F) -> Result<T, E>
     where
         T: Serialize + DeserializeOwned,
@@ -258,27 +113,29 @@ impl Attempt {
             return Ok(done);
         }
         if !self.lease.is_held() {
-            return Err(self.lost().into());
+            return Err(self.lost_error().into());
         }
         let result = work().await?;
         let bytes = encode_legibly(&result, self.idempotency.limit)?;
-        let errand = Errand::Step { step: self.step_of(name)?, token: self.token.get(), result: bytes };
-        if self.idempotency.send(errand).await?.changed == 0 {
-            // Sent again after a reply that was lost, it is there already.
+        let command = Errand::Step { step: self.step_key(name)?, token: self.token.get(), result: bytes };
+        if self.idempotency.send(command).await?.changed == 0 {
+            // A command that is repeated after a lost reply finds its result stored.
             return match self.recall(name).await? {
                 Some(done) if self.lease.is_held() => Ok(done),
-                _ => Err(self.lost().into()),
+                _ => Err(self.lost_error().into()),
             };
         }
         Ok(result)
     }
 
-    /// Stores the result of a step in a transaction of the caller's own, with what it has written there, unless one is stored
-    /// already. No other attempt begins before that transaction has ended.
+    /// Stores the result of a step, together with its writes, in a transaction of the caller's own,
+    /// unless a result is stored already. No other attempt begins before that transaction has
+    /// ended.
     ///
     /// # Errors
     ///
-    /// As [`step`](Self::step). The transaction is as good as before; roll it back when the attempt was lost.
+    /// As [`step`](Self::step). The transaction stays usable; roll it back when the attempt was
+    /// lost.
     ///
     /// # Cancel safety
     ///
@@ -289,18 +146,19 @@ impl Attempt {
         name: &str,
         result: &T,
     ) -> Result<()> {
-        self.idempotency.admit(tx)?;
+        self.idempotency.check_transaction(tx)?;
         let bytes = encode(result, self.idempotency.limit)?;
-        let step = self.step_of(name)?;
-        // Or another attempt could begin, and not see it, before this transaction commits.
-        if !records::hold_up::<DB>(tx, &step.id, self.token.get()).await.map_err(failed::<DB>)? {
-            return Err(self.lost());
+        let step = self.step_key(name)?;
+        // Without this, another attempt could begin before this transaction commits, and not see
+        // the step.
+        if !records::hold_up::<DB>(tx, &step.id, self.token.get()).await.map_err(claim_error::<DB>)? {
+            return Err(self.lost_error());
         }
-        records::put_step::<DB>(tx, &step, self.token.get(), &bytes).await.map_err(failed::<DB>)?;
+        records::put_step::<DB>(tx, &step, self.token.get(), &bytes).await.map_err(claim_error::<DB>)?;
         Ok(())
     }
 
-    /// The result of a step that this attempt, or an earlier one, has stored.
+    /// Returns the result of a step that this attempt, or an earlier one, has stored.
     ///
     /// # Errors
     ///
@@ -310,20 +168,23 @@ impl Attempt {
     ///
     /// It only reads.
     pub async fn recall<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
-        let found = self.idempotency.send(Errand::Recall(self.step_of(name)?)).await?.result;
+        let found = self.idempotency.send(Errand::Recall(self.step_key(name)?)).await?.result;
         found.map(|bytes| decode(Some(&bytes))).transpose()
     }
 
-    /// It is done: stores the result, if no other attempt has taken over. A second call with an equal result changes nothing.
+    /// Completes the request: stores the result, if no other attempt has taken over. A second call
+    /// with an equal result changes nothing.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] when one has; [`Error::AlreadyCompleted`] when another result is stored, which stays;
-    /// [`Error::Json`] and [`Error::ResultTooLarge`], and then the record says that nobody knows; [`Error::Unavailable`].
+    /// [`Error::Lost`] when another attempt has taken over; [`Error::AlreadyCompleted`] when
+    /// another result is stored, which stays; [`Error::Json`] and [`Error::ResultTooLarge`], after
+    /// which the outcome is unknown; [`Error::Unavailable`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves open whether it is stored. If not, the next attempt takes it up.
+    /// After the future was dropped, the result may be stored. If it is not, the next attempt
+    /// continues.
     pub async fn complete<T: Serialize + ?Sized>(&self, result: &T) -> Result<()> {
         let bytes = match encode(result, self.idempotency.limit) {
             Ok(bytes) => bytes,
@@ -332,16 +193,17 @@ impl Attempt {
                 return Err(error);
             }
         };
-        self.end(self.done(bytes)).await
+        self.end(self.done_ending(bytes)).await
     }
 
-    /// As [`complete`](Self::complete), in a transaction of the caller's own, with what it has written there: both or
-    /// nothing. The commit fails, or this does, when another attempt has taken over.
+    /// Completes the request as [`complete`](Self::complete), in a transaction of the caller's own,
+    /// atomically with its writes. This call or the commit fails when another attempt has taken
+    /// over.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`], [`Error::AlreadyCompleted`], [`Error::Json`], [`Error::ResultTooLarge`], [`Error::Row`], those of any
-    /// statement. Nothing is recorded then.
+    /// [`Error::Lost`], [`Error::AlreadyCompleted`], [`Error::Json`], [`Error::ResultTooLarge`],
+    /// [`Error::Row`], those of any statement. After an error, nothing is recorded.
     ///
     /// # Cancel safety
     ///
@@ -351,21 +213,21 @@ impl Attempt {
         tx: &mut Transaction<'_, DB>,
         result: &T,
     ) -> Result<()> {
-        self.idempotency.admit(tx)?;
-        let ending = self.done(encode(result, self.idempotency.limit)?);
+        self.idempotency.check_transaction(tx)?;
+        let ending = self.done_ending(encode(result, self.idempotency.limit)?);
         let ended =
-            records::end::<DB>(tx, &self.record.key.id, self.token.get(), &ending).await.map_err(failed::<DB>)?;
+            records::end::<DB>(tx, &self.record.key.id, self.token.get(), &ending).await.map_err(claim_error::<DB>)?;
         if ended == 0 {
             let id = &self.record.key.id;
-            let found = records::read::<DB>(tx, id, DB::PRESENT).await.map_err(failed::<DB>)?;
-            self.has_ended_as(&ending, found.as_ref())?;
+            let found = records::read::<DB>(tx, id, DB::PRESENT).await.map_err(claim_error::<DB>)?;
+            self.check_ending(&ending, found.as_ref())?;
         }
-        self.ended.store(IN_TRANSACTION, Ordering::Relaxed);
+        self.set_conclusion(Conclusion::InTransaction);
         Ok(())
     }
 
-    /// Nobody knows whether it took effect: says so in the record, which stays until it is [resumed](Idempotency::resume) or
-    /// [forgotten](Idempotency::forget).
+    /// Records that the effect is unknown. The record stays until it is
+    /// [resumed](Idempotency::resume) or [forgotten](Idempotency::forget).
     ///
     /// # Errors
     ///
@@ -373,12 +235,14 @@ impl Attempt {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves open whether it is recorded. If not, it counts as died.
+    /// After the future was dropped, the outcome may be recorded. If it is not, the attempt counts
+    /// as died.
     pub async fn unknown(&self) -> Result<()> {
         self.end(Ending::Unknown).await
     }
 
-    /// It certainly took no effect: the key is as good as new, and a token that was issued as good as before.
+    /// Deletes the record, because the request certainly had no effect: the key is free, and an
+    /// issued token valid again.
     ///
     /// # Errors
     ///
@@ -386,55 +250,64 @@ impl Attempt {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves open whether it is deleted. If not, it counts as died.
+    /// After the future was dropped, the record may be deleted. If it is not, the attempt counts as
+    /// died.
     pub async fn forget(&self) -> Result<()> {
-        self.ended.store(ENDED, Ordering::Relaxed);
+        self.set_conclusion(Conclusion::Recorded);
         let id = self.record.key.id.clone();
         self.idempotency.send(Errand::Forget { id, token: self.token.get() }).await?;
         Ok(())
     }
 
-    fn done(&self, result: Vec<u8>) -> Ending {
+    fn conclusion(&self) -> Conclusion {
+        *self.conclusion.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_conclusion(&self, conclusion: Conclusion) {
+        *self.conclusion.lock().unwrap_or_else(PoisonError::into_inner) = conclusion;
+    }
+
+    fn done_ending(&self, result: Vec<u8>) -> Ending {
         Ending::Done { result, keep: micros(self.idempotency.retention) }
     }
 
     async fn end(&self, ending: Ending) -> Result<()> {
-        self.ended.store(ENDED, Ordering::Relaxed);
-        let errand = Errand::End { id: self.record.key.id.clone(), token: self.token.get(), ending: ending.clone() };
-        if self.idempotency.send(errand).await?.changed > 0 {
+        self.set_conclusion(Conclusion::Recorded);
+        let command = Errand::End { id: self.record.key.id.clone(), token: self.token.get(), ending: ending.clone() };
+        if self.idempotency.send(command).await?.changed > 0 {
             return Ok(());
         }
         let found = self.idempotency.send(Errand::Read(self.record.key.clone())).await?;
-        self.has_ended_as(&ending, found.records.first())
+        self.check_ending(&ending, found.records.first())
     }
 
-    /// Of an attempt that could not be ended: it has ended like this before, or the reason why it does not.
-    fn has_ended_as(&self, ending: &Ending, found: Option<&Record>) -> Result<()> {
+    /// Returns an error unless the attempt has ended in this way before.
+    fn check_ending(&self, ending: &Ending, found: Option<&Record>) -> Result<()> {
         match found.filter(|record| record.token == self.token.get()) {
             Some(record) if ending.is_in(record) => Ok(()),
             Some(record) if record.state == State::Done => Err(Error::AlreadyCompleted),
-            _ => Err(self.lost()),
+            _ => Err(self.lost_error()),
         }
     }
 
-    /// Whether the work has said how it ended, and may do nothing more about it.
+    /// Returns whether the work has recorded how it ended.
     #[cfg(feature = "axum")]
     pub(super) async fn has_ended(&self) -> Result<bool> {
-        match self.ended.load(Ordering::Relaxed) {
-            OPEN => Ok(false),
-            IN_TRANSACTION => self.committed().await.map(|()| true),
-            _ => Ok(true),
+        match self.conclusion() {
+            Conclusion::Open => Ok(false),
+            Conclusion::InTransaction => self.check_committed().await.map(|()| true),
+            Conclusion::Recorded => Ok(true),
         }
     }
 
-    /// As [`complete`](Self::complete), whatever the size.
+    /// Completes the request as [`complete`](Self::complete), without a limit of size.
     #[cfg(feature = "axum")]
     pub(super) async fn store<T: Serialize>(&self, result: &T) -> Result<()> {
-        self.end(self.done(encode(result, usize::MAX)?)).await
+        self.end(self.done_ending(encode(result, usize::MAX)?)).await
     }
 
-    /// The work says that it was refused: the key is as good as new, unless something was done on the way, or may have been by
-    /// an attempt before.
+    /// Frees the key of a refused request, unless a step, or an earlier attempt, may have had an
+    /// effect.
     #[cfg(feature = "axum")]
     pub(super) async fn refuse(&self) -> Result<()> {
         let steps = Errand::Steps { id: self.record.key.id.clone(), begun: self.record.created_at };
@@ -444,8 +317,9 @@ impl Attempt {
         self.unknown().await
     }
 
-    /// Whether the transaction in which it was completed has been committed. If not, nobody knows what became of the rest.
-    async fn committed(&self) -> Result<()> {
+    /// Checks that the transaction of [`complete_in`](Self::complete_in) was committed. Otherwise
+    /// records that the effect is unknown.
+    async fn check_committed(&self) -> Result<()> {
         let found = self.idempotency.send(Errand::Read(self.record.key.clone())).await?;
         let token = self.token.get();
         if found.records.iter().any(|record| record.state == State::Done && record.token == token) {
@@ -455,7 +329,8 @@ impl Attempt {
         Err(Error::Unknown { attempted: "commit the result under", name: self.lease.name().clone() })
     }
 
-    /// As [`complete`](Self::complete), for a result that can be read again; of any other nobody knows.
+    /// Completes the request if the result can be read back. Otherwise records that the effect is
+    /// unknown.
     async fn complete_legibly<T: Serialize + DeserializeOwned>(&self, result: &T) -> Result<()> {
         if let Err(error) = encode_legibly(result, usize::MAX) {
             self.unknown().await?;
@@ -464,33 +339,33 @@ impl Attempt {
         self.complete(result).await
     }
 
-    /// Does the work and records how it ended.
-    pub(crate) async fn carry<T, E, F>(self, work: F) -> Result<T, E>
+    /// Runs the work and records how it ended.
+    pub(crate) async fn run_work<T, E, F>(self, work: F) -> Result<T, E>
     where
         T: Serialize + DeserializeOwned,
         E: From<Error> + StdError,
         F: AsyncFnOnce(&Self) -> Result<T, E>,
     {
         let outcome = while_held(work(&self), || self.lease.is_held(), self.lease.lost()).await;
-        let ended = self.ended.load(Ordering::Relaxed);
+        let conclusion = self.conclusion();
         match outcome {
-            Err(_) => Err(self.lost().into()),
+            Err(_) => Err(self.lost_error().into()),
             Ok(Ok(value)) => {
-                let stored = match ended {
-                    OPEN => self.complete_legibly(&value).await,
-                    IN_TRANSACTION => self.committed().await,
-                    _ => Ok(()),
+                let stored = match conclusion {
+                    Conclusion::Open => self.complete_legibly(&value).await,
+                    Conclusion::InTransaction => self.check_committed().await,
+                    Conclusion::Recorded => Ok(()),
                 };
                 self.release().await;
                 stored?;
                 Ok(value)
             }
             Ok(Err(error)) => {
-                // If that fails as well, it counts as died.
-                if ended != ENDED
+                // If this fails as well, the attempt counts as died.
+                if conclusion != Conclusion::Recorded
                     && let Err(error) = self.unknown().await
                 {
-                    tracing::warn!(%error, "it could not be recorded that the outcome of a request is not known");
+                    tracing::warn!(%error, "could not record that the outcome of a request is unknown");
                 }
                 self.release().await;
                 Err(error)
@@ -498,25 +373,25 @@ impl Attempt {
         }
     }
 
-    /// What has been recorded stands; that the lease is given back is for others to be faster.
+    /// Releases the lease early. The record is complete without it.
     pub(super) async fn release(self) {
         if let Err(error) = self.lease.release().await {
-            tracing::debug!(%error, "the lease of an attempt was not given back");
+            tracing::debug!(%error, "could not release the lease of an attempt");
         }
     }
 
-    fn step_of(&self, name: &str) -> Result<Step> {
-        super::key::check("the name of a step", name)?;
+    fn step_key(&self, name: &str) -> Result<Step> {
+        super::key::check("step name", name)?;
         Ok(Step { id: self.record.key.id.clone(), begun: self.record.created_at, name: name.to_owned() })
     }
 
-    fn lost(&self) -> Error {
+    fn lost_error(&self) -> Error {
         let name: LockName = self.lease.name().clone();
         Error::Lost { name, token: self.token, cause: LossCause::Superseded }
     }
 }
 
-/// Without the key, which is nobody else's business.
+/// Omits the key, which may be a secret.
 impl fmt::Debug for Attempt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Attempt").field("number", &self.number()).field("token", &self.token).finish_non_exhaustive()

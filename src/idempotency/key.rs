@@ -1,4 +1,4 @@
-//! What makes a request the same one: its key, and what it asks for.
+//! The identity of a request: its key and its fingerprint.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,13 +11,14 @@ use crate::backend::records::FullKey;
 use crate::error::{Error, Result};
 
 /// The longest key, principal or namespace, in bytes.
-const LONGEST: usize = 255;
+const MAX_BYTES: usize = 255;
 
-/// Under what a request is known: a key that its sender chose, and whose key it is.
+/// The key that a client chose for a request, and the principal that it belongs to.
 ///
-/// Two principals who choose the same key do not meet: neither is told the other's result. What is the same for everybody, the
-/// identifier of an event say, is [`global`](Self::global). All are compared byte for byte and may be 1 to 255 bytes long,
-/// without NUL; that is checked where the key is used. `Debug` does not show the key.
+/// Equal keys of two principals are independent: neither receives the other's result. A key that
+/// does not belong to a principal, such as the identifier of an event, is [`global`](Self::global).
+/// Keys are compared byte for byte and may be 1 to 255 bytes long, without NUL; that is checked on
+/// use. `Debug` does not show the key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct IdempotencyKey {
     principal: Option<String>,
@@ -26,17 +27,18 @@ pub struct IdempotencyKey {
 }
 
 impl IdempotencyKey {
-    /// A key of a principal's: whoever was authenticated.
+    /// Makes a key of an authenticated principal.
     pub fn new(principal: impl Into<String>, key: impl Into<String>) -> Self {
         Self { principal: Some(principal.into()), key: key.into(), issued: false }
     }
 
-    /// A key that is the same one whoever sends it. Whoever knows it is told the result.
+    /// Makes a key without a principal. Every sender that knows it receives the result.
     pub fn global(key: impl Into<String>) -> Self {
         Self { principal: None, key: key.into(), issued: false }
     }
 
-    /// A token that was [issued](crate::Idempotency::issue) to this principal, and counts only if it was.
+    /// Makes a key of a token, which must have been
+    /// [issued](crate::idempotency::Idempotency::issue) to this principal.
     pub fn issued(principal: impl Into<String>, token: impl Into<String>) -> Self {
         Self { issued: true, ..Self::new(principal, token) }
     }
@@ -45,13 +47,13 @@ impl IdempotencyKey {
         self.issued
     }
 
-    /// With the namespace, checked.
+    /// Checks the key, and adds the namespace.
     pub(crate) fn within(&self, namespace: &str) -> Result<FullKey> {
-        check("a namespace", namespace)?;
+        check("namespace", namespace)?;
         if let Some(principal) = &self.principal {
-            check("a principal", principal)?;
+            check("principal", principal)?;
         }
-        check("a key", &self.key)?;
+        check("key", &self.key)?;
         let principal = self.principal.clone().unwrap_or_default();
         Ok(FullKey::new(namespace.to_owned(), principal, self.key.clone()))
     }
@@ -66,22 +68,24 @@ impl fmt::Debug for IdempotencyKey {
 pub(super) fn check(what: &'static str, text: &str) -> Result<()> {
     let reason = match text {
         "" => "it is empty",
-        text if text.len() > LONGEST => "it is longer than 255 bytes",
+        text if text.len() > MAX_BYTES => "it is longer than 255 bytes",
         text if text.contains('\0') => "it contains a NUL character",
         _ => return Ok(()),
     };
     Err(Error::InvalidKey { what, reason })
 }
 
-/// What a request asks for, as a digest: SHA-256 over its parts, each with its length before it, so that no two lists of parts
-/// are alike. A key that comes again with another fingerprint is [refused](crate::Outcome::Mismatch).
+/// A digest of a request: SHA-256 over its parts, each with its length before it, so different
+/// lists of parts differ. A repeated key with another fingerprint is
+/// [refused](crate::idempotency::Outcome::Mismatch).
 ///
-/// Put in what makes the request another one, and leave out what may differ when it is sent again (a time stamp, a trace
-/// identifier). How a fingerprint is made belongs to it: should that ever change, stored ones differ from new ones.
+/// Include the parts that identify the request, and leave out those that may differ when it is sent
+/// again (a time stamp, a trace identifier). When an application changes the parts, stored
+/// fingerprints no longer match.
 ///
 /// ```
 /// # fn main() -> sqlock::Result<()> {
-/// use sqlock::Fingerprint;
+/// use sqlock::idempotency::Fingerprint;
 ///
 /// let one = Fingerprint::of(["POST", "/charges"]).and_json(br#"{"amount": 5, "currency": "EUR"}"#)?;
 /// let other = Fingerprint::of(["POST", "/charges"]).and_json(br#"{"currency":"EUR","amount":5}"#)?;
@@ -94,16 +98,16 @@ pub struct Fingerprint {
     hash: Sha256,
 }
 
-/// Stands before a digest: how it was made.
+/// The first byte of a fingerprint, which names the way of making the digest.
 const VERSION: u8 = 1;
 
 impl Fingerprint {
-    /// Of these parts, in this order.
+    /// Makes the fingerprint of these parts, in this order.
     pub fn of<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
         parts.into_iter().fold(Self { hash: Sha256::new() }, Self::and)
     }
 
-    /// And of this part.
+    /// Adds a part.
     pub fn and(mut self, part: impl AsRef<[u8]>) -> Self {
         let part = part.as_ref();
         self.hash.update((part.len() as u64).to_be_bytes());
@@ -111,23 +115,23 @@ impl Fingerprint {
         self
     }
 
-    /// And of this JSON text. White space and the order of members do not count; of a member that is there twice the last
-    /// one does. Numbers are compared as they are written: 1 and 1.0 are two.
+    /// Adds a JSON text. White space and the order of members do not count; of a duplicate member
+    /// the last one counts. Numbers are compared as written: 1 and 1.0 differ.
     ///
     /// # Errors
     ///
-    /// [`Error::Json`]: it is no JSON text, or nested more than 127 deep.
+    /// [`Error::Json`]: the text is not JSON, or nested more than 127 deep.
     pub fn and_json(self, text: &[u8]) -> Result<Self> {
         let canonical = canonical(parse(text)?)?;
         Ok(self.and(canonical))
     }
 
-    /// And of these parts of this JSON text, each by its JSON Pointer (RFC 6901): `/amount`. A part that is not there differs
-    /// from one that is null.
+    /// Adds parts of a JSON text, each by its JSON Pointer (RFC 6901): `/amount`. A missing part
+    /// differs from a null.
     ///
     /// # Errors
     ///
-    /// As [`and_json`](Self::and_json); [`Error::InvalidKey`]: something else than a JSON Pointer.
+    /// As [`and_json`](Self::and_json); [`Error::InvalidKey`]: a text that is not a JSON Pointer.
     pub fn and_json_fields<'p>(self, text: &[u8], pointers: impl IntoIterator<Item = &'p str>) -> Result<Self> {
         let value = parse(text)?;
         pointers.into_iter().try_fold(self, |fingerprint, pointer| {
@@ -157,7 +161,7 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// Checked, and with no more nesting than a stack can bear.
+/// Checks a JSON text, and limits its nesting.
 fn parse(text: &[u8]) -> Result<&RawValue> {
     serde_json::from_slice::<Value>(text).map_err(no_json)?;
     serde_json::from_slice(text).map_err(no_json)
@@ -169,7 +173,7 @@ fn no_json(source: serde_json::Error) -> Error {
 
 type Members<'t> = BTreeMap<String, &'t RawValue>;
 
-/// One text for all that mean the same, with the members of objects in order.
+/// Returns the canonical text of a JSON value, with the members of objects in order.
 fn canonical(value: &RawValue) -> Result<String> {
     let mut text = String::new();
     write(value, &mut text).map_err(no_json)?;
@@ -197,13 +201,13 @@ fn write(value: &RawValue, text: &mut String) -> serde_json::Result<()> {
             text.push('}');
         }
         Some(b'"') => text.push_str(&Value::String(serde_json::from_str(value.get())?).to_string()),
-        // As it is written: read as a number, it could become another one.
+        // As written: parsing a number could change it.
         _ => text.push_str(value.get()),
     }
     Ok(())
 }
 
-/// The part at a JSON Pointer, if it is there.
+/// Returns the part at a JSON Pointer, if it exists.
 fn find<'t>(value: &'t RawValue, pointer: &str) -> Result<Option<&'t RawValue>> {
     let Some((before, path)) = pointer.split_once('/') else {
         return if pointer.is_empty() { Ok(Some(value)) } else { Err(no_pointer()) };
@@ -230,7 +234,7 @@ fn find<'t>(value: &'t RawValue, pointer: &str) -> Result<Option<&'t RawValue>> 
 }
 
 fn no_pointer() -> Error {
-    Error::InvalidKey { what: "a JSON Pointer", reason: "it does not begin with a slash" }
+    Error::InvalidKey { what: "JSON Pointer", reason: "it does not begin with a slash" }
 }
 
 #[cfg(test)]
@@ -239,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fingerprints_differ_wherever_requests_do() {
+    fn fingerprints_of_different_requests_differ() {
         let json = |text: &str| Fingerprint::of(["a"]).and_json(text.as_bytes()).expect("json");
         assert_eq!(json(r#"{"a": [1, {"c":null, "b": "x"}]}"#), json(r#"{"a":[1,{"b":"x","c":null}]}"#));
         let texts = [
@@ -274,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_are_left_out_do_not_count() {
+    fn other_fields_do_not_count() {
         let of = |text: &str| {
             Fingerprint::of([""; 0]).and_json_fields(text.as_bytes(), ["/amount", "/to/iban"]).expect("json")
         };
@@ -285,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_count_as_they_are_written() {
+    fn numbers_are_compared_as_written() {
         let json = |text: &str| Fingerprint::of([""; 0]).and_json(text.as_bytes()).expect("json");
         for (one, other) in [
             ("0.1", "0.10000000000000000001"),
@@ -299,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_and_no_pointer_is_refused() {
+    fn invalid_json_and_pointers_are_refused() {
         let deep = "[".repeat(100_000) + &"]".repeat(100_000);
         for text in ["", "{", "nul", "[1,]", deep.as_str()] {
             assert!(matches!(Fingerprint::of([""; 0]).and_json(text.as_bytes()), Err(Error::Json { .. })));
@@ -313,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_key_do_not_flow_into_each_other() {
+    fn parts_of_a_key_are_delimited() {
         let id = |key: IdempotencyKey, namespace: &str| key.within(namespace).expect("a key").id;
         let ids = [
             id(IdempotencyKey::new("ab", "c"), "n"),

@@ -1,9 +1,10 @@
-//! Several names at once: all or none.
+//! Acquires several names, all or none.
 //!
-//! The names are acquired one after the other, in the order of their bytes, each in its queue like any other lease. A caller that waits
-//! for a name holds only names that come before it, so no circle of callers waits for each other, in whatever order they name them: the
-//! ordered resources of J. W. Havender, "Avoiding deadlock in multitasking systems", IBM Systems Journal 7(2), 1968. When one of the
-//! names cannot be had, those acquired so far are given back.
+//! The names are acquired one after the other, in the order of their bytes, each in its queue like
+//! any other lease. A caller that waits for a name holds only names that come before it, so no
+//! circle of callers waits for each other, in any order of names: the ordered resources of J. W.
+//! Havender, "Avoiding deadlock in multitasking systems", IBM Systems Journal 7(2), 1968. When one
+//! of the names cannot be acquired, those acquired so far are released.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,7 +14,10 @@ use std::time::Duration;
 use sqlx::Transaction;
 use tokio::time::Instant;
 
-use super::{Lease, LeaseRequest, TRY_WITHIN, while_held};
+use super::handle::Lease;
+use super::refusal::refusal_error;
+use super::request::{LeaseRequest, TRY_TIMEOUT};
+use super::run::while_held;
 use crate::backend::Database;
 use crate::clock::Moment;
 use crate::engine::{Patience, Refusal};
@@ -22,11 +26,13 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::token::FencingToken;
 
-/// The most names that are taken together.
-const MOST: usize = 64;
+/// The most names in one request.
+const MAX_NAMES: usize = 64;
 
-/// A request for the leases on several names, made with [`Locks::lease_all`](crate::Locks::lease_all). Nothing is sent until one
-/// of [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and [`run`](Self::run) is awaited.
+/// A request for the leases on several names, made with
+/// [`Locks::lease_all`](crate::Locks::lease_all). Nothing is sent until one of
+/// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and [`run`](Self::run) is
+/// awaited.
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -38,10 +44,11 @@ const MOST: usize = 64;
 /// # }
 /// ```
 ///
-/// The names are acquired in the order of their bytes, each in its turn like any other lease, and those acquired so far are kept while
-/// the others are waited for. So callers that want some of the same names do not wait for each other in a circle, whatever the order in
-/// which they name them, unless a caller holds some names already and then asks for more: ask for all at once. The caller gets all
-/// leases, or an error and none.
+/// The names are acquired in the order of their bytes, each in its queue like any other lease, and
+/// those acquired so far are held while the request waits for the others. So callers that want some
+/// of the same names do not deadlock, in whatever order they name them, unless a caller holds some
+/// names already and then requests more: request all at once. The caller receives all leases, or an
+/// error and none.
 #[derive(Clone, Debug)]
 #[must_use = "a request does nothing until acquire, try_acquire or run is awaited"]
 pub struct LeaseAllRequest {
@@ -54,13 +61,13 @@ impl LeaseAllRequest {
         Self { request, names }
     }
 
-    /// As [`LeaseRequest::ttl`], for each of them.
+    /// As [`LeaseRequest::ttl`], for each lease.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.request = self.request.ttl(ttl);
         self
     }
 
-    /// As [`LeaseRequest::wait`]: one deadline for all of them together.
+    /// As [`LeaseRequest::wait`], with one limit for all names together.
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.request = self.request.wait(at_most);
         self
@@ -84,34 +91,36 @@ impl LeaseAllRequest {
         self
     }
 
-    /// As [`LeaseRequest::owner`]: names that this owner holds already are entered again.
+    /// As [`LeaseRequest::owner`]: names that this owner holds already are re-entered.
     pub fn owner(mut self, owner: Owner) -> Self {
         self.request = self.request.owner(owner);
         self
     }
 
-    /// Waits for its turn at each name, and acquires all.
+    /// Acquires all names, and waits in their queues if necessary.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] when [`wait`](Self::wait) ran out: it tells the name that was in the way. [`Error::Names`] when no name was
-    /// given, or more than 64 different ones. [`Error::Lost`] when a lease ended while the others were waited for. Otherwise those of
+    /// [`Error::Timeout`], with the name that was not free, when the limit of [`wait`](Self::wait)
+    /// was reached. [`Error::Names`] when no name was given, or more than 64 different ones.
+    /// [`Error::Lost`] when a lease ended during the wait for another. Otherwise those of
     /// [`LeaseRequest::acquire`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives up the place in the queue, and gives back what was acquired.
+    /// Dropping the future leaves the queue, and releases what was acquired.
     pub async fn acquire(self) -> Result<LeaseAll> {
         let start = Instant::now();
-        let wait = self.request.patience();
+        let wait = self.request.wait_limit();
         let patience = match wait {
-            Some(wait) if wait.is_zero() => Patience::Try(Moment::now() + TRY_WITHIN),
+            Some(wait) if wait.is_zero() => Patience::Try(Moment::now() + TRY_TIMEOUT),
             wait => Patience::Wait(wait.map(|wait| Moment::now() + wait)),
         };
         self.acquire_in_order(patience, start).await?.map_err(|name| Error::Timeout { name, waited: start.elapsed() })
     }
 
-    /// Acquires all names if every one of them is free and nobody waits for it. `Ok(None)`: it is not so, and none is held.
+    /// Acquires all names if each is free and no waiter is in its queue. Returns `None`, and holds
+    /// no name, otherwise.
     ///
     /// # Errors
     ///
@@ -119,18 +128,20 @@ impl LeaseAllRequest {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind: what was acquired, or is being acquired, is given back.
+    /// Dropping the future leaves nothing behind: all leases are released, also those that are
+    /// granted later.
     pub async fn try_acquire(self) -> Result<Option<LeaseAll>> {
-        let patience = Patience::Try(Moment::now() + TRY_WITHIN);
+        let patience = Patience::Try(Moment::now() + TRY_TIMEOUT);
         Ok(self.acquire_in_order(patience, Instant::now()).await?.ok())
     }
 
-    /// Acquires the leases, does the work while all of them last, and releases them: as [`LeaseRequest::run`]. The work is
-    /// dropped at its next await point when one of them is lost, and not polled again once a deadline has passed.
+    /// Acquires the leases, runs the work while all of them are held, and releases them, as
+    /// [`LeaseRequest::run`]. When a lease is lost, the work is dropped at its next await point;
+    /// after a deadline it is not polled again.
     ///
     /// # Errors
     ///
-    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when one of the leases did not last until the work was done.
+    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when a lease ended before the work.
     ///
     /// # Cancel safety
     ///
@@ -147,41 +158,43 @@ impl LeaseAllRequest {
             },
             Err(cause) => {
                 let lost = all.leases.iter().find(|lease| !lease.is_held()).or(all.leases.first());
-                Err(lost.map_or(Error::Closed, |lease| lease.loss(cause)))
+                Err(lost.map_or(Error::Closed, |lease| lease.loss_error(cause)))
             }
         }
     }
 
-    /// Acquires one name after the other. The inner error: the name that was not free.
+    /// Acquires one name after the other. The inner error is the name that was not free.
     async fn acquire_in_order(self, patience: Patience, start: Instant) -> Result<Result<LeaseAll, LockName>> {
         self.request.check()?;
         let names: BTreeSet<LockName> = self.names.into_iter().map(LockName::new).collect::<Result<_>>()?;
-        if names.is_empty() || names.len() > MOST {
-            return Err(Error::Names { given: names.len(), most: MOST });
+        if names.is_empty() || names.len() > MAX_NAMES {
+            return Err(Error::Names { given: names.len(), most: MAX_NAMES });
         }
-        let (client, owner) = self.request.parts();
-        let (client, reenters, owner) = (Arc::clone(client), owner.is_some(), owner.unwrap_or_else(Owner::random));
+        let client = Arc::clone(self.request.client());
+        let owner = self.request.requested_owner();
+        let (reenters, owner) = (owner.is_some(), owner.unwrap_or_else(Owner::random));
         let mut leases: Vec<Lease> = Vec::new();
         for name in names {
-            let request = self.request.clone().named(name.as_str());
-            let request = if reenters { request.owner(owner) } else { request.identity(owner) };
+            let request = self.request.clone().with_name(name.as_str());
+            let request = if reenters { request.owner(owner) } else { request.owner_without_reentry(owner) };
             let terms = request.terms;
-            let wish = request.wish(patience)?;
+            let wish = request.into_wish(patience)?;
             let (mode, ttl) = (wish.mode, wish.ttl);
             match client.coordinator.acquire(wish).await {
                 Ok(held) => leases.push(Lease::new(Arc::clone(&client), held, mode, ttl, terms)),
                 Err(refusal) => {
-                    // What was acquired is free again when the caller hears of it, if the database can be reached.
+                    // The acquired names are free when the caller receives the error, if the
+                    // database can be reached.
                     let _ = LeaseAll { leases }.release().await;
                     return match refusal {
                         Refusal::Held => Ok(Err(name)),
-                        refusal => Err(client.refused(refusal, name, start)),
+                        refusal => Err(refusal_error(&client, refusal, name, start)),
                     };
                 }
             }
         }
         match leases.iter().find(|lease| !lease.is_held()) {
-            Some(lost) => Err(lost.loss(lost.cause())),
+            Some(lost) => Err(lost.loss_error(lost.loss_cause())),
             None => Ok(Ok(LeaseAll { leases })),
         }
     }
@@ -189,7 +202,7 @@ impl LeaseAllRequest {
 
 /// The leases on several names, held together. Dropping it releases all of them in the background.
 ///
-/// It is lost as soon as one of them is.
+/// It is lost as soon as one of the leases is.
 #[must_use = "the leases are released when this is dropped"]
 pub struct LeaseAll {
     /// In order of names.
@@ -197,37 +210,38 @@ pub struct LeaseAll {
 }
 
 impl LeaseAll {
-    /// The names, in order of their bytes, each with the fencing token of its holding.
+    /// Returns the names, in order of their bytes, with their fencing tokens.
     pub fn tokens(&self) -> impl ExactSizeIterator<Item = (&LockName, FencingToken)> {
         self.leases.iter().map(|lease| (lease.name(), lease.token()))
     }
 
-    /// The fencing token of the holding of one of the names. `None`: it is not one of them.
+    /// Returns the fencing token of a name, if it is one of the held names.
     pub fn token(&self, name: &str) -> Option<FencingToken> {
         self.leases.iter().find(|lease| lease.name().as_str() == name).map(Lease::token)
     }
 
-    /// Who holds: one owner for all of them.
+    /// Returns the owner of all leases.
     pub fn owner(&self) -> Owner {
-        // There is at least one.
+        // A request without names is refused.
         self.leases[0].owner()
     }
 
-    /// Whether all names are certainly still ours, as [`Lease::is_held`]. Local: it reads a clock and does no I/O.
+    /// Returns whether all leases are certainly still held, as [`Lease::is_held`]. It reads a clock
+    /// and does no I/O.
     pub fn is_held(&self) -> bool {
         self.leases.iter().all(Lease::is_held)
     }
 
-    /// For how much longer all of them are safe without a heartbeat. Zero when one is lost.
+    /// Returns how much longer all leases are safe without a heartbeat. Zero when one is lost.
     pub fn remaining(&self) -> Duration {
         self.leases.iter().map(Lease::remaining).min().unwrap_or_default()
     }
 
-    /// Completes when one of them is lost, with the reason. Pending for ever while all are held.
+    /// Waits until a lease is lost, and returns the cause. Pending for ever while all are held.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost by dropping the future; call it again as often as you like.
+    /// It may be dropped and called again; no loss is missed.
     pub async fn lost(&self) -> LossCause {
         let mut all: Vec<_> = self.leases.iter().map(|lease| Box::pin(lease.lost())).collect();
         std::future::poll_fn(|context| {
@@ -237,7 +251,8 @@ impl LeaseAll {
         .await
     }
 
-    /// [`Lease::fence`] for each of them, in order of names: this transaction can commit only while all of them are ours.
+    /// Fences a transaction with each lease, as [`Lease::fence`]: it can commit only while all of
+    /// them are held.
     ///
     /// # Errors
     ///
@@ -245,7 +260,8 @@ impl LeaseAll {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the transaction as undecided as dropping any of its statements: roll back.
+    /// Dropping the future leaves the transaction in an unknown state, as with any of its
+    /// statements: roll back.
     pub async fn fence<DB: Database>(&self, tx: &mut Transaction<'_, DB>) -> Result<()> {
         for lease in &self.leases {
             lease.fence(tx).await?;
@@ -253,15 +269,15 @@ impl LeaseAll {
         Ok(())
     }
 
-    /// [`Lease::extend`] for each of them.
+    /// Extends each lease, as [`Lease::extend`].
     ///
     /// # Errors
     ///
-    /// Those of [`Lease::extend`]: some of them may have been extended then.
+    /// Those of [`Lease::extend`]; some leases may be extended then.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future does no harm; the extension may or may not take place.
+    /// After the future was dropped, the extension may take place.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
         for lease in &self.leases {
             lease.extend(ttl).await?;
@@ -269,28 +285,28 @@ impl LeaseAll {
         Ok(())
     }
 
-    /// Gives all of them back, and tells whether all had been ours to the end.
+    /// Releases all leases, and returns an error if one was not held to the end.
     ///
     /// # Errors
     ///
-    /// As [`Lease::release`]: [`Error::Lost`] when one of them was lost, otherwise the first error there is. The others are given back
-    /// all the same.
+    /// As [`Lease::release`]: [`Error::Lost`] when a lease was lost, otherwise the first error. The
+    /// others are released in any case.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future after its first poll does not stop the release.
     pub async fn release(self) -> Result<()> {
-        let departures: Vec<_> = self.leases.into_iter().map(Lease::depart).collect();
+        let releases: Vec<_> = self.leases.into_iter().map(Lease::start_release).collect();
         let mut outcome: Result<()> = Ok(());
-        for departure in departures {
-            let departed = departure.await;
-            let matters = match (&outcome, &departed) {
+        for release in releases {
+            let released = release.await;
+            let matters = match (&outcome, &released) {
                 (Err(first), Err(error)) => error.is_lost() && !first.is_lost(),
                 (Ok(()), _) => true,
                 _ => false,
             };
             if matters {
-                outcome = departed;
+                outcome = released;
             }
         }
         outcome

@@ -1,4 +1,4 @@
-//! Asking all databases at once, and raising the tokens of those who granted a lower one.
+//! A round of votes: asks all databases at once, and raises lower tokens.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,41 +6,42 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::{Nodes, Terms};
+use super::nodes::{Nodes, QuorumOptions};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
-use crate::lease::{Lease, LeaseRequest};
+use crate::lease::handle::Lease;
+use crate::lease::request::LeaseRequest;
 use crate::name::LockName;
 use crate::operation::Uptime;
 use crate::owner::Owner;
 use crate::token::FencingToken;
 
-/// The least time that is given to the slower ones.
-const GRACE: Duration = Duration::from_millis(10);
+/// The shortest time that slower databases are given.
+const MIN_GRACE: Duration = Duration::from_millis(10);
 
-/// Votes that are asked for, and come in. Dropping it gives back what is still on its way.
+/// The votes of one request. Dropping it releases grants that arrive later.
 pub(super) struct Round {
     nodes: Arc<Nodes>,
     name: LockName,
-    /// One and the same on all databases, so that people see what belongs together.
+    /// The same on all databases, so that people see which leases belong together.
     owner: Owner,
-    pub(super) terms: Terms,
+    pub(super) options: QuorumOptions,
     answers: JoinSet<Answer>,
-    /// Which databases have not answered yet.
+    /// Whether each database still has to answer.
     pending: Vec<bool>,
-    /// What the token of a vote must be at least; `None`: there is no majority yet.
+    /// The lowest token of a vote that counts. `None`: there is no majority yet.
     token: Option<FencingToken>,
 }
 
-/// A database, and what it says.
+/// A database, and its answer.
 type Answer = (usize, Result<Option<Lease>>);
 
 /// A lease on one of the databases.
 pub(super) type Vote = (usize, Lease);
 
-/// What came of it.
+/// The outcome of a round.
 pub(super) enum Outcome {
-    /// By a majority, whose rows all have this token or a higher one.
+    /// A majority granted the name, and all its rows have this token or a higher one.
     Granted(Vec<Vote>, FencingToken),
     Taken {
         split: bool,
@@ -49,9 +50,9 @@ pub(super) enum Outcome {
 }
 
 impl Round {
-    pub(super) fn new(nodes: Arc<Nodes>, name: LockName, owner: Owner, terms: Terms) -> Self {
+    pub(super) fn new(nodes: Arc<Nodes>, name: LockName, owner: Owner, options: QuorumOptions) -> Self {
         let pending = vec![false; nodes.locks.len()];
-        Self { nodes, name, owner, terms, answers: JoinSet::new(), pending, token: None }
+        Self { nodes, name, owner, options, answers: JoinSet::new(), pending, token: None }
     }
 
     pub(super) fn ask_all(&mut self, within: Duration) {
@@ -60,31 +61,32 @@ impl Round {
         }
     }
 
-    /// Asks one of them, unless it has been asked and may still answer.
+    /// Asks a database, unless it still has to answer.
     pub(super) fn ask(&mut self, node: usize, within: Duration) {
         if std::mem::replace(&mut self.pending[node], true) {
             return;
         }
         let request = self.nodes.locks[node]
             .lease(self.name.as_str())
-            .ttl(self.terms.ttl)
-            .renew(self.terms.renew)
-            .label(&*self.terms.label)
-            .identity(self.owner);
+            .ttl(self.options.ttl)
+            .renew(self.options.renew)
+            .label(&*self.options.label)
+            .owner_without_reentry(self.owner);
         let nodes = Arc::clone(&self.nodes);
-        // What is dropped when the time is over goes back, also if it is granted after that.
+        // Dropping a request at its limit releases a later grant.
         self.answers.spawn(async move {
             let answer = timeout(within, vote(&nodes, node, request)).await;
-            (node, answer.unwrap_or_else(|_| Err(silent(within))))
+            (node, answer.unwrap_or_else(|_| Err(no_answer_error(within))))
         });
     }
 
-    /// The next answer; pending while none is to come. A vote has the token that it must have.
-    pub(super) async fn answer(&mut self, within: Duration) -> Answer {
+    /// Returns the next answer. Pending while none is expected. A vote has at least the token of
+    /// the round.
+    pub(super) async fn next_answer(&mut self, within: Duration) -> Answer {
         loop {
             let (node, answer) = match self.answers.join_next().await {
                 Some(Ok(answer)) => answer,
-                // A task that has panicked, or the runtime is about to end.
+                // A task has panicked, or the runtime is about to end.
                 Some(Err(_)) => continue,
                 None => std::future::pending().await,
             };
@@ -101,12 +103,12 @@ impl Round {
     fn raise(&mut self, (node, lease): Vote, to: FencingToken, within: Duration) {
         self.pending[node] = true;
         self.answers.spawn(async move {
-            let raised = timeout(within, lease.raise(to)).await;
-            (node, raised.unwrap_or_else(|_| Err(silent(within))))
+            let raised = timeout(within, lease.raise_token(to)).await;
+            (node, raised.unwrap_or_else(|_| Err(no_answer_error(within))))
         });
     }
 
-    /// Waits until it is decided.
+    /// Waits until the round is decided.
     pub(super) async fn outcome(&mut self, within: Duration) -> Outcome {
         let start = Instant::now();
         let mut until = None;
@@ -119,13 +121,13 @@ impl Round {
             if granted.len() >= needed {
                 match self.token {
                     Some(token) => return Outcome::Granted(granted, token),
-                    // From here on a vote counts only with this token.
+                    // From now on a vote counts only with this token.
                     None => granted = self.write_back(granted, within),
                 }
                 continue;
             }
             let answered = granted.len() + refused;
-            // Enough have answered to know that it is not for want of answers.
+            // Enough databases have answered to call the name taken.
             let known = answered >= needed || refused > self.nodes.locks.len() - needed;
             if granted.len() + pending < needed && (known || pending == 0) {
                 if known {
@@ -133,16 +135,16 @@ impl Round {
                 }
                 return Outcome::Unreachable(self.no_majority(answered, errors));
             }
-            // Votes must not be kept from others for the sake of a database that is down: once enough have answered, the rest is
-            // given as much time again.
+            // A database that is down must not block the votes of the others: once enough have
+            // answered, the rest gets as much time again.
             let hurry = known && self.token.is_none();
             let grace = match (hurry, until) {
                 (false, _) => within,
                 (true, Some(until)) => Instant::saturating_duration_since(&until, Instant::now()),
-                (true, None) => start.elapsed().max(GRACE),
+                (true, None) => start.elapsed().max(MIN_GRACE),
             };
             until = hurry.then(|| until.unwrap_or_else(|| Instant::now() + grace));
-            let Ok(answer) = timeout(grace, self.answer(within)).await else {
+            let Ok(answer) = timeout(grace, self.next_answer(within)).await else {
                 if hurry {
                     return Outcome::Taken { split: !granted.is_empty() };
                 }
@@ -156,7 +158,7 @@ impl Round {
         }
     }
 
-    /// Decides upon the token, and has it written where it is lower. The rest counts at once.
+    /// Decides the token, and raises lower ones. Returns the votes that count at once.
     fn write_back(&mut self, granted: Vec<Vote>, within: Duration) -> Vec<Vote> {
         let Some(token) = granted.iter().map(|(_, lease)| lease.token()).max() else {
             return granted;
@@ -170,10 +172,10 @@ impl Round {
         counts
     }
 
-    /// The error of those who did not vote at all.
+    /// Makes the error of a round without enough answers.
     fn no_majority(&self, answered: usize, errors: Vec<Error>) -> Error {
         let mut errors = errors;
-        // What asking again will not cure is what has to be told.
+        // An error that another attempt would not cure comes first.
         if let Some(i) = errors.iter().position(|error| !error.is_retryable()) {
             return errors.swap_remove(i);
         }
@@ -184,12 +186,12 @@ impl Round {
     }
 }
 
-fn silent(within: Duration) -> Error {
+fn no_answer_error(within: Duration) -> Error {
     let reason = format!("no answer came within {within:?}");
     Error::Unavailable { attempted: "acquire", reason, source: None }
 }
 
-/// The vote of one database, if it may vote.
+/// Returns the vote of a database, if it may vote.
 async fn vote(nodes: &Nodes, node: usize, request: LeaseRequest) -> Result<Option<Lease>> {
     let asked = Moment::now();
     let Some(lease) = request.try_acquire().await? else {
@@ -198,12 +200,12 @@ async fn vote(nodes: &Nodes, node: usize, request: LeaseRequest) -> Result<Optio
     let Some(least) = nodes.rejoin_after else {
         return Ok(Some(lease));
     };
-    // Asked after the grant: a server that was restarted in between is known by it.
+    // After the grant, so a restart in between shows.
     let up = nodes.locks[node].client().run(Uptime).await?;
     let before = |up: Duration| up.saturating_sub(Moment::now().since(asked));
     match up.map(before) {
         Some(up) if up < least => {
-            let reason = format!("it has been up for {up:?} only, and does not vote before {least:?}");
+            let reason = format!("the server has been up for {up:?} only, and votes after {least:?}");
             Err(Error::Unavailable { attempted: "acquire", reason, source: None })
         }
         _ => Ok(Some(lease)),

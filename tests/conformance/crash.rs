@@ -3,7 +3,9 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use sqlock::{Error, Fingerprint, Idempotency, IdempotencyKey, LeaseInfo, Locks, Outcome};
+use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
+use sqlock::inspect::LeaseInfo;
+use sqlock::{Error, Locks};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 

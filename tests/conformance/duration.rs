@@ -5,7 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use sqlock::{Error, Fingerprint, Idempotency, IdempotencyKey, Locks, Outcome, Quorum, Retry};
+use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
+use sqlock::quorum::Quorum;
+use sqlock::retry::Retry;
+use sqlock::{Error, Locks};
 
 use super::fence::{Books, add_one, books};
 use crate::support::{Database, soon};

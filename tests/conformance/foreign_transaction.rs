@@ -3,7 +3,9 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use sqlock::{Error, FenceError, RowError};
+use sqlock::Error;
+use sqlock::lease::FenceError;
+use sqlock::row::RowError;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::DATABASE;

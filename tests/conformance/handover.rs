@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use sqlock::{Error, ExportedLease, FencingToken, LossCause};
+use sqlock::lease::ExportedLease;
+use sqlock::{Error, FencingToken, LossCause};
 use tokio::time::Instant;
 
 use crate::support::{SOON, fresh, soon};

@@ -1,5 +1,5 @@
 //! Requests over HTTP that take effect once: through a real server, with a real client, row by row of the table that the
-//! documentation of `sqlock::http` has.
+//! documentation of `sqlock::idempotency::http` has.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,8 +12,11 @@ use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{AppendHeaders, IntoResponse, Response};
 use axum::{Router, routing::post};
-use sqlock::http::{IdempotencyLayer, Idempotent};
-use sqlock::{Attempt, Error, Idempotency, IdempotencyKey, Locks, Retry, RowError};
+use sqlock::idempotency::http::{IdempotencyLayer, Idempotent};
+use sqlock::idempotency::{Attempt, Idempotency, IdempotencyKey};
+use sqlock::retry::Retry;
+use sqlock::row::RowError;
+use sqlock::{Error, Locks};
 use sqlx::{Pool, Transaction};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -323,7 +326,7 @@ impl Told {
         assert_eq!(self.status, status, "{slug}: {}", self.text());
         assert_eq!(self.header("content-type"), Some("application/problem+json"));
         let problem: serde_json::Value = serde_json::from_slice(&self.body).expect("JSON");
-        assert_eq!(problem["type"], format!("https://docs.rs/sqlock/latest/sqlock/http/index.html#{slug}"));
+        assert_eq!(problem["type"], format!("https://docs.rs/sqlock/latest/sqlock/idempotency/http/index.html#{slug}"));
         assert_eq!(problem["status"], status);
         for text in ["title", "detail"] {
             assert!(problem[text].as_str().is_some_and(|text| !text.is_empty()), "{problem}");
@@ -776,7 +779,7 @@ async fn what_makes_a_request_another_one_can_be_chosen() {
     assert!(post(&fields, "c", r#"{"cents": 5, "at": 2}"#).await.is_replay());
     post(&fields, "c", r#"{"cents": 6, "at": 2}"#).await.is(422, "key-reused");
 
-    let own = |payments| usual(payments).fingerprint(|_, body| sqlock::Fingerprint::of([&body[..1]]));
+    let own = |payments| usual(payments).fingerprint(|_, body| sqlock::idempotency::Fingerprint::of([&body[..1]]));
     let own = Server::on(&books.db, own).await;
     assert_eq!(post(&own, "d", "5").await.status, 201);
     assert!(post(&own, "d", "55").await.is_replay());

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use sqlock::{
-    Attempt, Error, FencingToken, Fingerprint, Idempotency, IdempotencyKey, Locks, Outcome, Retry, RetryError, RowError,
-};
+use sqlock::idempotency::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome};
+use sqlock::retry::{Retry, RetryError};
+use sqlock::row::RowError;
+use sqlock::{Error, FencingToken, Locks};
 use sqlx::{AssertSqlSafe, Transaction};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -190,7 +191,9 @@ async fn another_request_under_the_same_key_is_a_mismatch_whether_it_is_done_or_
     assert_eq!(app.effects().await, 1);
 }
 
-fn claimed(outcome: Result<Outcome<sqlock::Claim, sqlock::Stored>, Error>) -> sqlock::Claim {
+fn claimed(
+    outcome: Result<Outcome<sqlock::idempotency::Claim, sqlock::idempotency::Stored>, Error>,
+) -> sqlock::idempotency::Claim {
     match outcome.expect("begin") {
         Outcome::New(claim) => claim,
         other => panic!("claimed already: {other:?}"),
@@ -677,7 +680,7 @@ async fn work_committed_by_its_own_ddl_is_kept_as_unknown() {
 
 // ---- under a lease
 
-async fn attempt(outcome: Result<Outcome<Attempt, sqlock::Stored>, Error>) -> Attempt {
+async fn attempt(outcome: Result<Outcome<Attempt, sqlock::idempotency::Stored>, Error>) -> Attempt {
     match outcome.expect("attempt") {
         Outcome::New(attempt) => attempt,
         other => panic!("no attempt: {other:?}"),

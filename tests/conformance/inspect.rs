@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use sqlock::{Error, FencingToken, LeaseInfo, Locks, LossCause};
+use sqlock::inspect::LeaseInfo;
+use sqlock::{Error, FencingToken, Locks, LossCause};
 
 use crate::support::{fresh, soon};
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use sqlock::{Error, FenceError, Locks, LossCause};
+use sqlock::lease::FenceError;
+use sqlock::{Error, Locks, LossCause};
 use sqlx::{AssertSqlSafe, Executor};
 use sqlx_core::transaction::TransactionManager;
 use tokio::time::{Instant, sleep};

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use sqlock::{Error, FencingToken, LeaseAll, LeaseAllRequest, Locks, LossCause, Owner};
+use sqlock::lease::LeaseAllRequest;
+use sqlock::{Error, FencingToken, LeaseAll, Locks, LossCause, Owner};
 use sqlx::{AssertSqlSafe, Pool};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sqlock::{Error, Retry, RetryError};
+use sqlock::Error;
+use sqlock::retry::{Retry, RetryError};
 use sqlx::{AssertSqlSafe, Connection, Executor, Pool, QueryBuilder, Transaction};
 use tokio::sync::{Barrier, Notify};
 use tokio::time::sleep;

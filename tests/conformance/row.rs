@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use sqlock::{Error, Locks, Retry, RowError};
+use sqlock::retry::Retry;
+use sqlock::row::RowError;
+use sqlock::{Error, Locks};
 use sqlx::{AssertSqlSafe, Executor as _, Pool, Row as _, Transaction};
 use tokio::sync::Barrier;
 use tokio::task::{JoinHandle, JoinSet};

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use sqlock::{Error, Lease, Locks, LossCause, Mode, Semaphore};
+use sqlock::inspect::Mode;
+use sqlock::{Error, Lease, Locks, LossCause, Semaphore};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
@@ -88,7 +89,7 @@ async fn never_are_more_inside_than_there_are_permits() {
     assert_nothing_is_left(&db).await;
 }
 
-fn permits_of(info: &sqlock::LeaseInfo) -> u32 {
+fn permits_of(info: &sqlock::inspect::LeaseInfo) -> u32 {
     match info.mode {
         Mode::Permits(permits) => permits,
         mode => panic!("not a permit: {mode:?}"),

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use sqlock::{Error, Locks, LossCause, SessionLock};
+use sqlock::session::SessionLock;
+use sqlock::{Error, Locks, LossCause};
 use sqlx::{AssertSqlSafe, Pool};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
-use sqlock::{Error, FenceError, Lease, LeaseInfo, LeaseRequest, Locks, LossCause, Mode, Owner};
+use sqlock::inspect::{LeaseInfo, Mode};
+use sqlock::lease::FenceError;
+use sqlock::{Error, Lease, LeaseRequest, Locks, LossCause, Owner};
 use sqlx::Pool;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};

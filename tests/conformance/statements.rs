@@ -8,7 +8,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use sqlock::{Error, Fingerprint, Idempotency, IdempotencyKey, Lease, Locks};
+use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey};
+use sqlock::{Error, Lease, Locks};
 use sqlx::{AssertSqlSafe, Executor, Pool, Row, Transaction};
 use tokio::task::JoinSet;
 use tokio::time::sleep;

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use sqlock::{Attempt, Error, Fingerprint, Idempotency, IdempotencyKey, Outcome};
+use sqlock::Error;
+use sqlock::idempotency::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome};
 use sqlx::Pool;
 use tokio::task::JoinSet;
 

@@ -1,7 +1,9 @@
 //! A version column: what was changed meanwhile is not written over, in a transaction of the caller's and outside of one, on
 //! tables and columns of any name and type.
 
-use sqlock::{Error, RowError, Versioned};
+use sqlock::Error;
+use sqlock::row::RowError;
+use sqlock::version::Versioned;
 use sqlx::{AssertSqlSafe, Executor, FromRow, Pool, Row as _};
 
 use super::fence::{Business, levels, run};

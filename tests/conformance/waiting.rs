@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use sqlock::{Error, Lease, LeaseInfo, LeaseRequest, Locks, Owner};
+use sqlock::inspect::LeaseInfo;
+use sqlock::{Error, Lease, LeaseRequest, Locks, Owner};
 use sqlx::Pool;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -464,7 +465,7 @@ async fn positions_and_holders_are_told_as_they_are() {
     let second = line.join(reader.lease("a").shared(), "w1").await;
     let (told, mut hears) = tokio::sync::mpsc::unbounded_channel();
     let third = line.client().await;
-    let tell = move |w: &sqlock::Waiting| {
+    let tell = move |w: &sqlock::inspect::Waiting| {
         let holder = w.holder.as_ref().map(|holder| (holder.token, holder.label.clone(), holder.waiters));
         let _ = told.send((w.ahead, holder, w.waited));
     };
@@ -472,7 +473,7 @@ async fn positions_and_holders_are_told_as_they_are() {
 
     let waiters = line.outside.waiters("a").await.expect("asked");
     let seen: Vec<_> = waiters.iter().map(|w| (w.ahead, w.label.as_str(), w.mode)).collect();
-    use sqlock::Mode::{Exclusive, Shared};
+    use sqlock::inspect::Mode::{Exclusive, Shared};
     assert_eq!(seen, [(0, "w0", Exclusive), (1, "w1", Shared), (2, "w2", Exclusive)]);
     assert_eq!(waiters[1].holder, "the reader");
     assert!(waiters.is_sorted_by_key(|w| w.since) && waiters[0].since >= before);

@@ -53,7 +53,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 
 use rustix::process::{Signal, set_parent_process_death_signal};
-use sqlock::{Error, Lease, LeaseRequest, Locks, SessionLock};
+use sqlock::session::SessionLock;
+use sqlock::{Error, Lease, LeaseRequest, Locks};
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};

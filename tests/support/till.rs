@@ -28,7 +28,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::process::{Signal, set_parent_process_death_signal};
-use sqlock::{Attempt, Error, Fingerprint, Idempotency, IdempotencyKey, Outcome, RetryError};
+use sqlock::Error;
+use sqlock::idempotency::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome};
+use sqlock::retry::RetryError;
 use sqlx::AssertSqlSafe;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};

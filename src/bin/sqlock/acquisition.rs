@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::Args;
-use sqlock::{Error, Lease, LeaseInfo, LeaseRequest, Mode, Owner, Waiting};
+use sqlock::inspect::{LeaseInfo, Mode, Waiting};
+use sqlock::{Error, Lease, LeaseRequest, Owner};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::database::Database;

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
-use sqlock::{LeaseInfo, Mode, WaiterInfo};
+use sqlock::inspect::{LeaseInfo, Mode, WaiterInfo};
 
 use crate::duration;
 use crate::stderr::escape_line;

@@ -1,7 +1,8 @@
 //! The holding that `renew`, `release` and `unlock` work on: a name and a token.
 
 use clap::Args;
-use sqlock::{FencingToken, LeaseInfo};
+use sqlock::FencingToken;
+use sqlock::inspect::LeaseInfo;
 
 use crate::database::Database;
 use crate::describe;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use sqlock::{FencingToken, Lease, LockName, LossCause, Owner, QuorumLease};
+use sqlock::quorum::QuorumLease;
+use sqlock::{FencingToken, Lease, LockName, LossCause, Owner};
 
 pub enum HeldLease {
     Single(Box<Lease>),

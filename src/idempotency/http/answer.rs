@@ -1,4 +1,4 @@
-//! A response as it is stored, and told again.
+//! A response as it is stored and replayed.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::problem::Problem;
 use crate::error::Error;
 
-/// Tells a client that what it is told was answered before.
+/// The header that marks a replayed response.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// The headers that are stored, unless others are named too.
-const KEPT: [HeaderName; 11] = [
+/// The headers that are stored by default.
+const STORED_HEADERS: [HeaderName; 11] = [
     header::CONTENT_DISPOSITION,
     header::CONTENT_ENCODING,
     header::CONTENT_LANGUAGE,
@@ -32,7 +32,7 @@ const KEPT: [HeaderName; 11] = [
     header::VARY,
 ];
 
-/// By which statuses a handler says that it did nothing, unless others are named.
+/// The statuses that mean that the handler did nothing, by default.
 const REFUSALS: [StatusCode; 18] = [
     StatusCode::BAD_REQUEST,
     StatusCode::UNAUTHORIZED,
@@ -54,11 +54,12 @@ const REFUSALS: [StatusCode; 18] = [
     StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
 ];
 
-/// Client errors that leave open whether something was done: a timeout, a conflict (another attempt, at the provider perhaps), too
-/// early, too many requests, and a client that has gone (as nginx logs it).
+/// Client errors that do not prove that nothing was done: a timeout, a conflict (another attempt,
+/// perhaps at the provider), too early, too many requests, and a client that has disconnected (as
+/// nginx logs it).
 const AMBIGUOUS: [u16; 5] = [408, 409, 425, 429, 499];
 
-/// Which responses are stored, and what of them.
+/// Which responses are stored, and with which headers.
 #[derive(Clone)]
 pub(super) struct Policy {
     pub(super) store_if: Arc<dyn Fn(StatusCode) -> bool + Send + Sync>,
@@ -70,14 +71,19 @@ pub(super) struct Policy {
 impl Policy {
     pub(super) fn new() -> Self {
         let store_if = |status: StatusCode| status.is_success() || status.is_redirection();
-        Self { store_if: Arc::new(store_if), headers: KEPT.to_vec(), limit: 1 << 20, refusals: REFUSALS.to_vec() }
+        Self {
+            store_if: Arc::new(store_if),
+            headers: STORED_HEADERS.to_vec(),
+            limit: 1 << 20,
+            refusals: REFUSALS.to_vec(),
+        }
     }
 
     pub(super) fn stores(&self, status: StatusCode) -> bool {
         (self.store_if)(status)
     }
 
-    /// Sets by which statuses a handler says that it did nothing.
+    /// Sets the statuses that mean that the handler did nothing.
     pub(super) fn set_refusals(&mut self, statuses: impl IntoIterator<Item = StatusCode>) -> Result<(), Error> {
         let statuses: Vec<StatusCode> = statuses.into_iter().collect();
         let ambiguous = |status: &&StatusCode| !status.is_client_error() || AMBIGUOUS.contains(&status.as_u16());
@@ -92,20 +98,21 @@ impl Policy {
         self.refusals.contains(&status)
     }
 
-    /// The cookie of one session is nothing for another, whatever is asked for.
+    /// Returns whether a header is stored. Cookies never are, because a replay may go to another
+    /// session.
     fn keeps(&self, name: &HeaderName) -> bool {
         *name != header::SET_COOKIE && self.headers.contains(name)
     }
 }
 
-/// What is stored of a response.
+/// The stored part of a response.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Answer {
     status: u16,
     /// In their order, each byte of a value as one character.
     headers: Vec<(String, String)>,
     body: Content,
-    /// All of it but the body, as the handler made it: for the one who is answered first.
+    /// The head of the response, as the handler made it, for the first request.
     #[serde(skip)]
     fresh: Option<response::Parts>,
 }
@@ -125,7 +132,7 @@ impl Answer {
         Ok(Self { status: parts.status.as_u16(), headers: headers.collect(), body: Content(body), fresh: Some(parts) })
     }
 
-    /// As the handler made it.
+    /// Returns the response as the handler made it.
     pub(super) fn into_first(mut self) -> Response {
         match self.fresh.take() {
             Some(parts) => Response::from_parts(parts, Body::from(self.body.0)),
@@ -133,10 +140,10 @@ impl Answer {
         }
     }
 
-    /// As it was stored.
+    /// Returns the response as it was stored.
     pub(super) fn into_replay(self) -> Response {
         let mut response = Response::new(Body::from(self.body.0));
-        // What cannot be a status or a header any more was not written by this version.
+        // An invalid status or header was written by another version.
         *response.status_mut() = StatusCode::from_u16(self.status).unwrap_or(StatusCode::OK);
         for (name, value) in self.headers {
             let value: Option<Vec<u8>> = value.chars().map(|c| u8::try_from(c).ok()).collect();
@@ -150,7 +157,7 @@ impl Answer {
     }
 }
 
-/// Bytes: stored as text where they are text.
+/// Bytes, which are stored as text where they are UTF-8.
 #[derive(Clone, Debug)]
 struct Content(Bytes);
 

@@ -1,4 +1,4 @@
-//! What a handler takes to run its effect once.
+//! The extractor with which a handler runs its effect once.
 
 use std::convert::Infallible;
 use std::error::Error as StdError;
@@ -16,19 +16,21 @@ use super::answer::{Answer, Policy};
 use super::problem::Problem;
 use crate::backend::Database;
 use crate::error::Error;
-use crate::lease::while_held;
-use crate::retry::RetryError;
+use crate::lease::run::while_held;
+use crate::transaction::retry::RetryError;
 
-/// A request that came with a key: a handler takes it to run its effect once, and answers what [`run`](Self::run) or
-/// [`run_leased`](Self::run_leased) gives it. An extractor; the [layer](super::IdempotencyLayer) must be around the handler.
+/// Extracts a request with a key. The handler runs its effect with [`run`](Self::run) or
+/// [`run_leased`](Self::run_leased), and returns their response. The
+/// [layer](super::IdempotencyLayer) must be around the handler.
 ///
-/// As `Option<Idempotent>` it is `None` where the request came without a key. Otherwise such a request is rejected with
-/// [`key-missing`](super#key-missing). Where there is no layer, or one that [runs the handler under a
-/// lease](super::IdempotencyLayer::leased), both forms are rejected with [`not-set-up`](super#not-set-up).
+/// `Option<Idempotent>` is `None` for a request without a key; `Idempotent` rejects such a request
+/// with [`key-missing`](super#key-missing). Without a layer, or with one that [runs the handler
+/// under a lease](super::IdempotencyLayer::leased), both forms are rejected with
+/// [`not-set-up`](super#not-set-up).
 #[must_use = "the request takes effect in run, or run_leased"]
 pub struct Idempotent(Arc<Prepared>);
 
-/// What the layer has found out about a request.
+/// A request with a key, as the layer has read it.
 pub(super) struct Prepared {
     pub(super) store: Idempotency,
     pub(super) policy: Policy,
@@ -37,33 +39,34 @@ pub(super) struct Prepared {
     pub(super) fingerprint: Fingerprint,
 }
 
-/// What the layer leaves for the extractors.
+/// The request extension that the layer inserts for the extractors.
 #[derive(Clone)]
 pub(super) enum Slot {
     NoKey,
     Key(Arc<Prepared>),
-    /// The layer itself is at work on the key.
+    /// The layer itself runs the request under a lease.
     Leased,
 }
 
 impl Idempotent {
-    /// Does the work in a transaction, once, and makes the response to everybody who comes with this key: the work's own, or
-    /// what was [stored](super#what-is-stored) of it before, or a [problem](super#problems).
+    /// Runs the work once, in a transaction, and returns the response for this key: that of the
+    /// work, the [stored](super#what-is-stored) one, or a [problem](super#problems).
     ///
-    /// The claim on the key, what the work writes in the transaction, and its response are committed together, as by
-    /// [`Idempotency::run`]; what a closure must keep to is told [there](crate::Retry). When the work returns an error, or a
-    /// response that is not to be stored, the transaction is rolled back, the response is passed on, and the key is as good as
-    /// new. (Where [`store_if`](super::IdempotencyLayer::store_if) asks for failures to be stored, they are: by themselves, after
-    /// the transaction has been rolled back.)
+    /// The claim on the key, the work's writes in the transaction, and its response are committed
+    /// together, as by [`Idempotency::run`]; the rules for the closure are those
+    /// [there](crate::retry::Retry). When the work returns an error, or a response that is not
+    /// stored, the transaction is rolled back, the response is returned, and the key is free.
+    /// (Failures that [`store_if`](super::IdempotencyLayer::store_if) selects are stored by
+    /// themselves, after the rollback.)
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future, as when the client has gone, rolls back what was not committed. Who asks again with the same key is
-    /// told what became of it.
+    /// Dropping the future, as when the client disconnects, rolls back an uncommitted transaction.
+    /// A repeated request with the same key receives the outcome.
     ///
     /// # Panics
     ///
-    /// When the closure does; the transaction is rolled back then.
+    /// When the closure panics; the transaction is rolled back.
     pub async fn run<DB, R, E, F>(self, pool: &Pool<DB>, work: F) -> Response
     where
         DB: Database,
@@ -72,35 +75,41 @@ impl Idempotent {
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<R, E> + Clone,
     {
         let this = &*self.0;
-        let within = async move |tx: &mut Transaction<'_, DB>| this.within(tx, work).await;
-        match this.unbounded().run(pool, &this.key, &this.fingerprint, within).await {
-            Ok(outcome) => this.told(outcome),
-            // Only a failure is told again: whatever else it looks like, nothing took effect.
-            Err(RetryError::Failed(Undone::Work(error))) => match error.into_response() {
-                response if is_failure(response.status()) => this.undone(pool, response).await,
+        let transaction = async move |tx: &mut Transaction<'_, DB>| this.run_in_transaction(tx, work).await;
+        match this.unbounded().run(pool, &this.key, &this.fingerprint, transaction).await {
+            Ok(outcome) => this.outcome_response(outcome),
+            // Only a failure may be replayed, because nothing took effect.
+            Err(RetryError::Failed(RollbackReason::Work(error))) => match error.into_response() {
+                response if is_failure(response.status()) => this.store_failure(pool, response).await,
                 response => response,
             },
-            Err(RetryError::Failed(Undone::Answered(response))) => this.undone(pool, *response).await,
-            Err(error) => refused(error).into_response(),
+            Err(RetryError::Failed(RollbackReason::Answered(response))) => this.store_failure(pool, *response).await,
+            Err(error) => run_problem(error).into_response(),
         }
     }
 
-    /// Does the work [under a lease](Idempotency::attempt), and makes the response to everybody who comes with this key, as
-    /// [`run`](Self::run) does. For effects elsewhere, at a payment provider say, which nothing here can roll back. So it depends
-    /// on the response's status what becomes of the key, unless the work has [said so itself](Attempt::forget):
+    /// Runs the work [under a lease](Idempotency::attempt), and returns the response for this key,
+    /// as [`run`](Self::run) does. For effects elsewhere, such as at a payment provider, which
+    /// cannot be rolled back. So the status of the response decides about the key, unless the work
+    /// has [recorded the outcome](Attempt::forget):
     ///
-    /// - one that [is to be stored](super::IdempotencyLayer::store_if): it is done, and the response is told to all that follow;
-    /// - one of the [refusals](super::IdempotencyLayer::refusals): the work says that it did nothing. The key is as good as new, unless
-    ///   a [step](Attempt::step) was done, or it was not the first attempt: then nobody knows.
-    /// - any other one (408, 409, 425, 429, 499 and 500 to 599 always), and an error that looks like a success: [nobody knows](Attempt::unknown), and all that follow are told [`outcome-unknown`](super#outcome-unknown)
-    ///   until it is [resumed](Idempotency::resume). The same holds for a response that is to be stored and cannot be.
+    /// - a status that [is stored](super::IdempotencyLayer::store_if): the request is done, and
+    ///   later requests receive the response;
+    /// - a [refusal](super::IdempotencyLayer::refusals): the request had no effect, and the key is
+    ///   free. After a [step](Attempt::step), or in a later attempt, the outcome is unknown.
+    /// - any other status (408, 409, 425, 429, 499 and 500 to 599 always), and an error with the
+    ///   status of a success: the outcome is [unknown](Attempt::unknown), and later requests
+    ///   receive [`outcome-unknown`](super#outcome-unknown) until the request is
+    ///   [resumed](Idempotency::resume). The same holds for a response that cannot be stored.
     ///
-    /// The work must not [complete](Attempt::complete) the attempt: what is stored is the response. When the lease is lost, the
-    /// work is dropped; work that panics counts as died, and whoever sends the request again takes it up.
+    /// The work must not [complete](Attempt::complete) the attempt, because the response is its
+    /// result. When the lease is lost, the work is dropped; work that panics counts as died, and a
+    /// repeated request continues it.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future, as when the client has gone, gives the lease back. Who asks again with the same key takes it up.
+    /// Dropping the future, as when the client disconnects, releases the lease. A repeated request
+    /// with the same key continues.
     pub async fn run_leased<R, E, F>(self, work: F) -> Response
     where
         R: IntoResponse,
@@ -117,8 +126,8 @@ impl Idempotent {
                 Err(error) => (error.into_response(), false),
             })
         };
-        let response = self.0.conduct(&attempt, answered).await;
-        give_back(attempt).await;
+        let response = self.0.record(&attempt, answered).await;
+        release_attempt(attempt).await;
         match response {
             Ok(response) => response,
             Err(never) => match never {},
@@ -126,21 +135,26 @@ impl Idempotent {
     }
 }
 
-/// The work of [`IdempotencyLayer::resume`](super::IdempotencyLayer::resume): its response, as it is stored.
-pub(super) async fn resumed<R, E, F>(policy: &Policy, attempt: &Attempt, work: F) -> Result<Answer, Undone<E>>
+/// Runs the work of [`IdempotencyLayer::resume`](super::IdempotencyLayer::resume), and returns its
+/// response for the record.
+pub(super) async fn resume_work<R, E, F>(
+    policy: &Policy,
+    attempt: &Attempt,
+    work: F,
+) -> Result<Answer, RollbackReason<E>>
 where
     R: IntoResponse,
     E: StdError + 'static,
     F: AsyncFnOnce(&Attempt) -> Result<R, E>,
 {
-    let response = work(attempt).await.map_err(Undone::Work)?.into_response();
+    let response = work(attempt).await.map_err(RollbackReason::Work)?.into_response();
     if !policy.stores(response.status()) {
-        return Err(Undone::Answered(Box::new(response)));
+        return Err(RollbackReason::Answered(Box::new(response)));
     }
-    Answer::of(response, policy).await.map_err(|problem| Undone::Answered(Box::new(problem.into_response())))
+    Answer::of(response, policy).await.map_err(|problem| RollbackReason::Answered(Box::new(problem.into_response())))
 }
 
-/// Without the key, which is nobody else's business.
+/// Omits the key, which may be a secret.
 impl fmt::Debug for Idempotent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Idempotent").field("store", &self.0.store).finish_non_exhaustive()
@@ -176,31 +190,35 @@ fn slot(parts: &Parts) -> Result<Option<Idempotent>, Response> {
 }
 
 impl Prepared {
-    /// The store, without a bound of its own: that on the body of a response is the policy's.
+    /// Returns the store without a limit of its own; the policy limits the body of a response.
     fn unbounded(&self) -> Idempotency {
         self.store.clone().result_limit(usize::MAX)
     }
 
-    /// What happens in the transaction.
-    async fn within<DB, R, E, F>(&self, tx: &mut Transaction<'_, DB>, work: F) -> Result<Answer, Undone<E>>
+    /// Runs the work, and encodes its response for the record.
+    async fn run_in_transaction<DB, R, E, F>(
+        &self,
+        tx: &mut Transaction<'_, DB>,
+        work: F,
+    ) -> Result<Answer, RollbackReason<E>>
     where
         DB: Database,
         R: IntoResponse,
         E: StdError + 'static,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<R, E>,
     {
-        let response = work(tx).await.map_err(Undone::Work)?.into_response();
+        let response = work(tx).await.map_err(RollbackReason::Work)?.into_response();
         if is_failure(response.status()) || !self.policy.stores(response.status()) {
-            return Err(Undone::Answered(Box::new(response)));
+            return Err(RollbackReason::Answered(Box::new(response)));
         }
         Answer::of(response, &self.policy).await.map_err(|problem| {
-            tracing::error!(?problem, "a transaction was rolled back, since its response cannot be stored");
-            Undone::Answered(Box::new(problem.into_response()))
+            tracing::error!(?problem, "rolled back a transaction, because its response cannot be stored");
+            RollbackReason::Answered(Box::new(problem.into_response()))
         })
     }
 
-    /// What is answered when the transaction was rolled back on account of this response.
-    async fn undone<DB: Database>(&self, pool: &Pool<DB>, response: Response) -> Response {
+    /// Stores a failure, where the policy says so, after its transaction was rolled back.
+    async fn store_failure<DB: Database>(&self, pool: &Pool<DB>, response: Response) -> Response {
         if !self.policy.stores(response.status()) {
             return response;
         }
@@ -208,16 +226,16 @@ impl Prepared {
             Ok(answer) => answer,
             Err(problem) => return problem.into_response(),
         };
-        // In a transaction in which nothing else happens.
+        // In a transaction without other writes.
         let answer = &answer;
-        let nothing = async move |_: &mut Transaction<'_, DB>| Ok::<_, Undone<Infallible>>(answer.clone());
+        let nothing = async move |_: &mut Transaction<'_, DB>| Ok::<_, RollbackReason<Infallible>>(answer.clone());
         match self.unbounded().run(pool, &self.key, &self.fingerprint, nothing).await {
-            Ok(outcome) => self.told(outcome),
-            Err(error) => refused(error).into_response(),
+            Ok(outcome) => self.outcome_response(outcome),
+            Err(error) => run_problem(error).into_response(),
         }
     }
 
-    fn told(&self, outcome: Outcome<Answer>) -> Response {
+    fn outcome_response(&self, outcome: Outcome<Answer>) -> Response {
         match (Problem::of_outcome(&outcome, self.mismatch), outcome) {
             (Some(problem), _) => problem.into_response(),
             (None, Outcome::New(answer)) => answer.into_first(),
@@ -226,7 +244,7 @@ impl Prepared {
         }
     }
 
-    /// An attempt of ours, or what is answered if there is to be none.
+    /// Begins an attempt, or returns the response without one.
     #[allow(clippy::result_large_err, reason = "it is what is answered")]
     pub(super) async fn attempt(&self) -> Result<Arc<Attempt>, Response> {
         match self.store.attempt(&self.key, &self.fingerprint).await {
@@ -240,8 +258,9 @@ impl Prepared {
         }
     }
 
-    /// Waits for the response, and whether the work has succeeded, while the lease is held, and records how the attempt ended.
-    pub(super) async fn conduct<X>(
+    /// Waits for the response and for whether the work succeeded, while the lease is held, and
+    /// records how the attempt ended.
+    pub(super) async fn record<X>(
         &self,
         attempt: &Attempt,
         answered: impl Future<Output = Result<(Response, bool), X>>,
@@ -250,10 +269,10 @@ impl Prepared {
         let (response, succeeded) = match while_held(answered, || lease.is_held(), lease.lost()).await {
             Ok(Ok(answered)) => answered,
             Ok(Err(error)) => {
-                not_known(attempt).await;
+                mark_unknown(attempt).await;
                 return Err(error);
             }
-            // Whoever has it now is at work, or will be.
+            // The new holder of the lease continues the request.
             Err(_lost) => return Ok(Problem::InProgress.into_response()),
         };
         let status = response.status();
@@ -264,9 +283,9 @@ impl Prepared {
         }
         if !self.policy.stores(status) || !(succeeded || is_failure(status)) {
             if !self.policy.is_refusal(status) {
-                not_known(attempt).await;
+                mark_unknown(attempt).await;
             } else if let Err(error) = attempt.refuse().await {
-                tracing::warn!(%error, "it could not be recorded that a request was refused");
+                tracing::warn!(%error, "could not record that a request was refused");
             }
             return Ok(response);
         }
@@ -278,82 +297,84 @@ impl Prepared {
             Err(problem) => {
                 tracing::error!(
                     ?problem,
-                    "what became of a request is kept as unknown, since its response cannot be stored"
+                    "the outcome of a request is recorded as unknown, because its response cannot be stored"
                 );
-                not_known(attempt).await;
+                mark_unknown(attempt).await;
                 problem.into_response()
             }
         })
     }
 }
 
-/// If that fails as well, it counts as died.
-async fn not_known(attempt: &Attempt) {
+/// Records that the outcome is unknown. If this fails as well, the attempt counts as died.
+async fn mark_unknown(attempt: &Attempt) {
     if let Err(error) = attempt.unknown().await {
-        tracing::warn!(%error, "it could not be recorded that the outcome of a request is not known");
+        tracing::warn!(%error, "could not record that the outcome of a request is unknown");
     }
 }
 
-/// Unless the handler has kept the attempt: then the lease goes back when that is dropped.
-pub(super) async fn give_back(attempt: Arc<Attempt>) {
+/// Releases the lease, unless the handler has kept the attempt, which releases it when it is
+/// dropped.
+pub(super) async fn release_attempt(attempt: Arc<Attempt>) {
     if let Some(attempt) = Arc::into_inner(attempt) {
         attempt.release().await;
     }
 }
 
-/// The effect of what is answered like this never commits, whether or not the answer is stored.
+/// Returns whether the effect of a request with this status is rolled back, also when the response
+/// is stored.
 fn is_failure(status: StatusCode) -> bool {
     status.is_client_error() || status.is_server_error()
 }
 
-fn refused<E: StdError + 'static>(error: RetryError<Undone<E>>) -> Problem {
+fn run_problem<E: StdError + 'static>(error: RetryError<RollbackReason<E>>) -> Problem {
     match error {
         RetryError::Exhausted { .. } => Problem::Conflict,
         RetryError::CommitUnknown { .. } => Problem::CommitUnknown,
-        RetryError::Failed(Undone::Ours(error)) => Problem::of_error(&error),
+        RetryError::Failed(RollbackReason::Sqlock(error)) => Problem::of_error(&error),
         RetryError::Failed(_) => Problem::StoreUnavailable,
     }
 }
 
 /// Why a transaction was rolled back.
 #[derive(Debug)]
-pub(super) enum Undone<E> {
+pub(super) enum RollbackReason<E> {
     /// The work failed.
     Work(E),
-    /// The work was done, and its response says that it is to be undone.
+    /// The response of the work asks for a rollback.
     Answered(Box<Response>),
-    /// Something of this crate's own failed.
-    Ours(Error),
+    /// A statement of this crate failed.
+    Sqlock(Error),
 }
 
-impl<E: StdError> fmt::Display for Undone<E> {
+impl<E: StdError> fmt::Display for RollbackReason<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Work(error) => write!(f, "{error}"),
             Self::Answered(response) => write!(f, "answered with {}", response.status()),
-            Self::Ours(error) => write!(f, "{error}"),
+            Self::Sqlock(error) => write!(f, "{error}"),
         }
     }
 }
 
-impl<E: StdError + 'static> StdError for Undone<E> {
+impl<E: StdError + 'static> StdError for RollbackReason<E> {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
             Self::Work(error) => Some(error),
             Self::Answered(_) => None,
-            Self::Ours(error) => Some(error),
+            Self::Sqlock(error) => Some(error),
         }
     }
 }
 
-impl<E> From<sqlx::Error> for Undone<E> {
+impl<E> From<sqlx::Error> for RollbackReason<E> {
     fn from(error: sqlx::Error) -> Self {
-        Self::Ours(error.into())
+        Self::Sqlock(error.into())
     }
 }
 
-impl<E> From<Error> for Undone<E> {
+impl<E> From<Error> for RollbackReason<E> {
     fn from(error: Error) -> Self {
-        Self::Ours(error)
+        Self::Sqlock(error)
     }
 }

@@ -8,22 +8,22 @@ use axum::http::{HeaderMap, HeaderName};
 pub(super) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// The longest key, in bytes.
-const LONGEST: usize = 255;
+const MAX_BYTES: usize = 255;
 
 /// How the header is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
     /// A string of structured fields (RFC 9651), or the same without quotes.
     Draft,
-    /// All of it is the key, quotes included.
+    /// The whole value is the key, including quotes.
     Literal,
 }
 
-/// The key, without the quotes. `Ok(None)`: there is no such header.
+/// Reads the key, without the quotes. Returns `None` without the header.
 ///
 /// # Errors
 ///
-/// What is wrong with it.
+/// What is wrong with the header.
 pub(super) fn read(headers: &HeaderMap, reading: Reading) -> Result<Option<String>, &'static str> {
     let mut lines = headers.get_all(IDEMPOTENCY_KEY).iter();
     let Some(line) = lines.next() else {
@@ -39,12 +39,12 @@ pub(super) fn read(headers: &HeaderMap, reading: Reading) -> Result<Option<Strin
     };
     match key.len() {
         0 => Err("it is empty"),
-        1..=LONGEST => Ok(Some(key.into_owned())),
+        1..=MAX_BYTES => Ok(Some(key.into_owned())),
         _ => Err("it is longer than 255 characters"),
     }
 }
 
-/// What stands behind the opening quote, up to the closing one, which must be the end.
+/// Reads the text behind the opening quote, up to the closing quote, which must be the end.
 fn unquote(rest: &str) -> Result<Cow<'_, str>, &'static str> {
     let mut key = String::new();
     let mut chars = rest.chars();
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_malformed() {
+    fn invalid_keys_are_malformed() {
         for line in [
             "",
             r#""""#,

@@ -16,14 +16,15 @@ use tower_service::Service;
 
 use super::super::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Resumed};
 use super::answer::Policy;
-use super::idempotent::{Prepared, Slot, give_back, resumed};
+use super::idempotent::{Prepared, Slot, release_attempt, resume_work};
 use super::key_header::{self, Reading};
 use super::problem::Problem;
 
-/// Reads the `Idempotency-Key` of requests, for handlers that take effect once. See the [module](super).
+/// Reads the `Idempotency-Key` of requests, for handlers that take effect once. See the
+/// [module](super).
 ///
-/// Whose key it is must be told: by a closure that finds whoever was authenticated in the request, so the layer belongs
-/// inside of the one that authenticates. [`global`](Self::global) says that keys are the same for everybody.
+/// A closure finds the authenticated principal of a request, so the layer belongs inside the layer
+/// that authenticates. With [`global`](Self::global), keys belong to no principal.
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is put around a handler"]
 pub struct IdempotencyLayer(Settings);
@@ -34,29 +35,29 @@ type FingerprintOf = dyn Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync;
 #[derive(Clone)]
 struct Settings {
     store: Idempotency,
-    whose: Whose,
+    key_scope: KeyScope,
     methods: Vec<Method>,
     required: bool,
     leased: bool,
     reading: Reading,
     mismatch: StatusCode,
     request_limit: usize,
-    fingerprint: FingerprintBy,
+    fingerprint: FingerprintRule,
     policy: Policy,
 }
 
-/// Whose the keys are.
+/// The principals that keys belong to.
 #[derive(Clone)]
-enum Whose {
-    Everybodys,
-    Theirs(Arc<PrincipalOf>),
-    /// The keys are tokens that were issued to them.
+enum KeyScope {
+    Global,
+    Principal(Arc<PrincipalOf>),
+    /// The keys are tokens that were issued to the principal.
     Issued(Arc<PrincipalOf>),
 }
 
-/// What of the body makes the request another one.
+/// How a request is digested.
 #[derive(Clone)]
-enum FingerprintBy {
+enum FingerprintRule {
     Bytes,
     Json,
     Fields(Vec<String>),
@@ -64,33 +65,38 @@ enum FingerprintBy {
 }
 
 impl IdempotencyLayer {
-    /// Keys belong to principals: the closure tells who sends a request. `None`: nobody who is known, and a request that
-    /// comes with a key is answered with [`principal-missing`](super#principal-missing).
+    /// Creates a layer whose keys belong to principals: the closure returns the sender of a
+    /// request. When it returns `None`, a request with a key is answered with
+    /// [`principal-missing`](super#principal-missing).
     pub fn new(store: Idempotency, principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
-        Self::of(store, Whose::Theirs(Arc::new(principal)))
+        Self::with_scope(store, KeyScope::Principal(Arc::new(principal)))
     }
 
-    /// Keys are the same whoever sends them, and **whoever knows one is told the response**: for the identifiers of events that
-    /// a provider sends, say.
+    /// Creates a layer whose keys belong to no principal: **every client that knows a key receives
+    /// its response**. For example, for the identifiers of events that a provider sends.
     pub fn global(store: Idempotency) -> Self {
-        Self::of(store, Whose::Everybodys)
+        Self::with_scope(store, KeyScope::Global)
     }
 
-    /// Keys are tokens that were [issued](Idempotency::issue) to the principal; others, and those of others, are answered with
-    /// [`token-not-valid`](super#token-not-valid).
+    /// Creates a layer whose keys are tokens that were [issued](Idempotency::issue) to the
+    /// principal; other tokens are answered with [`token-not-valid`](super#token-not-valid).
     pub fn issued(store: Idempotency, principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
-        Self::of(store, Whose::Issued(Arc::new(principal)))
+        Self::with_scope(store, KeyScope::Issued(Arc::new(principal)))
     }
 
-    /// As Stripe's API v1 behaves, as far as it is [documented](https://docs.stripe.com/api/idempotent_requests):
+    /// Creates a layer that behaves like Stripe's API v1, as far as it is
+    /// [documented](https://docs.stripe.com/api/idempotent_requests):
     ///
-    /// - requests with the method POST may have a key, of up to 255 characters, all of which count (quotes, too);
-    /// - once the handler has run, its response is stored whatever its status, failures included (whose transaction is
-    ///   rolled back nevertheless), and told for 24 hours with the header `Idempotent-Replayed: true`;
-    /// - another request with the same key is answered with 400, one while the first is in progress with 409.
+    /// - requests with the method POST may have a key, of up to 255 characters, all of which count
+    ///   (quotes, too);
+    /// - once the handler has run, its response is stored with any status, also that of a failure
+    ///   (whose transaction is rolled back), and replayed for 24 hours with the header
+    ///   `Idempotent-Replayed: true`;
+    /// - another request with the same key is answered with 400, one while the first is in progress
+    ///   with 409.
     ///
-    /// Not as there: problems are `application/problem+json`, a key belongs to whoever sends it, and a request that met
-    /// [`conflict`](super#conflict)s until it gave up is not stored.
+    /// Differences: problems are `application/problem+json`, a key belongs to its sender, and a
+    /// request that ended with [`conflict`](super#conflict) is not stored.
     pub fn stripe_v1(store: Idempotency, principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         let mut layer = Self::new(store.retention(Duration::from_secs(24 * 60 * 60)), principal);
         layer.0.methods = vec![Method::POST];
@@ -99,44 +105,47 @@ impl IdempotencyLayer {
         layer.store_if(|_| true)
     }
 
-    fn of(store: Idempotency, whose: Whose) -> Self {
+    fn with_scope(store: Idempotency, key_scope: KeyScope) -> Self {
         Self(Settings {
             store,
-            whose,
+            key_scope,
             methods: vec![Method::POST, Method::PATCH],
             required: false,
             leased: false,
             reading: Reading::Draft,
             mismatch: StatusCode::UNPROCESSABLE_ENTITY,
             request_limit: 1 << 20,
-            fingerprint: FingerprintBy::Bytes,
+            fingerprint: FingerprintRule::Bytes,
             policy: Policy::new(),
         })
     }
 
-    /// Requests without a key are answered with [`key-missing`](super#key-missing). By default they reach the handler.
+    /// Requires a key: requests without one are answered with [`key-missing`](super#key-missing).
+    /// By default they reach the handler.
     pub fn required(mut self) -> Self {
         self.0.required = true;
         self
     }
 
-    /// To which methods all this applies: POST and PATCH by default. Others pass, key or not.
+    /// Sets the methods with keys: POST and PATCH by default. Requests with other methods pass
+    /// unchanged.
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.0.methods = methods.into_iter().collect();
         self
     }
 
-    /// Runs all that is inside of the layer under a lease, as [`Idempotent::run_leased`](super::Idempotent::run_leased) does,
-    /// without the handler's knowing. It may take the attempt as `Extension<Arc<Attempt>>`, and must when it calls a provider,
-    /// whose [key](crate::Attempt::provider_key) is there.
+    /// Runs the services inside the layer under a lease, as
+    /// [`Idempotent::run_leased`](super::Idempotent::run_leased) does. The handler finds the
+    /// attempt as `Extension<Arc<Attempt>>`, and a call of a provider needs its
+    /// [key](crate::idempotency::Attempt::provider_key).
     pub fn leased(mut self) -> Self {
         self.0.leased = true;
         self
     }
 
-    /// As [`Idempotency::resume`], for what came over HTTP under a lease: takes up what has not ended, and stores the response that
-    /// the work makes, which is told to those who come with the key. One whose status [is not stored](Self::store_if), or an
-    /// error, leaves it unknown.
+    /// Resumes requests that came over HTTP under a lease, as [`Idempotency::resume`], and stores
+    /// the response of the work, which later requests with the key receive. After a status that [is
+    /// not stored](Self::store_if), or an error, the outcome stays unknown.
     ///
     /// # Errors
     ///
@@ -153,65 +162,69 @@ impl IdempotencyLayer {
     {
         let policy = &self.0.policy;
         let store = self.0.store.clone().result_limit(usize::MAX);
-        store.resume(async move |attempt: &Attempt| resumed(policy, attempt, work).await).await
+        store.resume(async move |attempt: &Attempt| resume_work(policy, attempt, work).await).await
     }
 
-    /// How many bytes the body of a request with a key may have, which is held in memory: 1 MiB by default. A longer one is
-    /// answered with [`request-too-large`](super#request-too-large), before anything is claimed.
+    /// Limits the body of a request with a key, which is read into memory: 1 MiB by default. A
+    /// longer body is answered with [`request-too-large`](super#request-too-large), before anything
+    /// is claimed.
     pub fn request_limit(mut self, bytes: usize) -> Self {
         self.0.request_limit = bytes;
         self
     }
 
-    /// How many bytes the body of a response may have that is to be stored: 1 MiB by default.
-    /// [A longer one](super#response-too-large) undoes the effect.
+    /// Limits the body of a stored response: 1 MiB by default. [A longer
+    /// body](super#response-too-large) rolls the effect back.
     pub fn response_limit(mut self, bytes: usize) -> Self {
         self.0.policy.limit = bytes;
         self
     }
 
-    /// Which responses are stored, by their status: 200 to 399 by default.
+    /// Sets which responses are stored, by their status: 200 to 399 by default.
     pub fn store_if(mut self, stores: impl Fn(StatusCode) -> bool + Send + Sync + 'static) -> Self {
         self.0.policy.store_if = Arc::new(stores);
         self
     }
 
-    /// Under a lease, which responses say that nothing was done, by their status, so that the key is free again. By default 400 to 406,
-    /// 410 to 417, 422, 428 and 431. The outcome of a request with any other response that is not [stored](Self::store_if) is
+    /// Sets, for requests under a lease, the statuses that mean that nothing was done, so the key
+    /// is free again. By default 400 to 406, 410 to 417, 422, 428 and 431. The outcome of a request
+    /// with any other response that is not [stored](Self::store_if) is
     /// [unknown](super#outcome-unknown).
     ///
     /// # Errors
     ///
-    /// [`Error::NoRefusal`](crate::Error::NoRefusal) for a status outside 400 to 499, and for 408, 409, 425, 429 and 499: a handler
-    /// that timed out, or passes on what a provider answered, may have taken effect.
+    /// [`Error::NoRefusal`](crate::Error::NoRefusal) for a status outside 400 to 499, and for 408,
+    /// 409, 425, 429 and 499: a handler that timed out, or passes on a provider's response, may
+    /// have had an effect.
     pub fn refusals(mut self, statuses: impl IntoIterator<Item = StatusCode>) -> crate::error::Result<Self> {
         self.0.policy.set_refusals(statuses)?;
         Ok(self)
     }
 
-    /// Stores one more header of responses, [beside these](super#what-is-stored). `Set-Cookie` never is.
+    /// Stores one more header of responses, besides [these](super#what-is-stored). `Set-Cookie` is
+    /// never stored.
     pub fn keep_header(mut self, name: HeaderName) -> Self {
         self.0.policy.headers.push(name);
         self
     }
 
-    /// Bodies that mean the same as JSON are the same, as [`Fingerprint::and_json`] has it. One that is no JSON counts by its
-    /// bytes, as all do by default.
+    /// Compares bodies as JSON, as [`Fingerprint::and_json`]. A body that is not JSON counts by its
+    /// bytes, as by default.
     pub fn json(mut self) -> Self {
-        self.0.fingerprint = FingerprintBy::Json;
+        self.0.fingerprint = FingerprintRule::Json;
         self
     }
 
-    /// Of bodies only these parts count, each given as a JSON Pointer: see [`Fingerprint::and_json_fields`]. One that is no
-    /// JSON counts by its bytes.
+    /// Compares only these parts of JSON bodies, each given as a JSON Pointer: see
+    /// [`Fingerprint::and_json_fields`]. A body that is not JSON counts by its bytes.
     pub fn json_fields<P: Into<String>>(mut self, pointers: impl IntoIterator<Item = P>) -> Self {
-        self.0.fingerprint = FingerprintBy::Fields(pointers.into_iter().map(Into::into).collect());
+        self.0.fingerprint = FingerprintRule::Fields(pointers.into_iter().map(Into::into).collect());
         self
     }
 
-    /// What makes a request another one, in place of its method, its path and query, and its body.
-    pub fn fingerprint(mut self, of: impl Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync + 'static) -> Self {
-        self.0.fingerprint = FingerprintBy::Custom(Arc::new(of));
+    /// Sets the fingerprint of a request, instead of its method, its path and query, and its body.
+    pub fn fingerprint(mut self, rule: impl Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync + 'static) -> Self {
+        self.0.fingerprint = FingerprintRule::Custom(Arc::new(rule));
         self
     }
 }
@@ -263,19 +276,19 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // The one that is ready is used up, and a clone waits for its turn.
+        // Calls the service that is ready, and leaves a clone in its place.
         let clone = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, clone);
-        Box::pin(serve(Arc::clone(&self.settings), inner, request))
+        Box::pin(handle(Arc::clone(&self.settings), inner, request))
     }
 }
 
-async fn serve<S>(settings: Arc<Settings>, mut inner: S, request: Request<Body>) -> Result<Response, S::Error>
+async fn handle<S>(settings: Arc<Settings>, mut inner: S, request: Request<Body>) -> Result<Response, S::Error>
 where
     S: Service<Request<Body>, Response = Response>,
 {
     let (mut parts, body) = request.into_parts();
-    let key = match settings.key_of(&parts) {
+    let key = match settings.read_key(&parts) {
         Ok(Some(key)) => key,
         Ok(None) => {
             parts.extensions.insert(Slot::NoKey);
@@ -283,7 +296,7 @@ where
         }
         Err(problem) => return Ok(problem.into_response()),
     };
-    let body = match settings.read(body).await {
+    let body = match settings.read_body(body).await {
         Ok(body) => body,
         Err(problem) => return Ok(problem.into_response()),
     };
@@ -305,35 +318,35 @@ where
     parts.extensions.insert(Slot::Leased);
     parts.extensions.insert(Arc::clone(&attempt));
     let answered = inner.call(Request::from_parts(parts, body.into()));
-    // Whether it succeeded, its status tells.
+    // The status says whether the handler succeeded.
     let answered = async { answered.await.map(|response| (response, true)) };
-    let answered = prepared.conduct(&attempt, answered).await;
-    give_back(attempt).await;
+    let answered = prepared.record(&attempt, answered).await;
+    release_attempt(attempt).await;
     answered
 }
 
 impl Settings {
-    /// The key of a request. `None`: all this does not apply to it.
-    fn key_of(&self, parts: &Parts) -> Result<Option<IdempotencyKey>, Problem> {
+    /// Returns the key of a request, if there is one.
+    fn read_key(&self, parts: &Parts) -> Result<Option<IdempotencyKey>, Problem> {
         if !self.methods.contains(&parts.method) {
             return Ok(None);
         }
         let Some(key) = key_header::read(&parts.headers, self.reading).map_err(Problem::KeyMalformed)? else {
             return if self.required { Err(Problem::KeyMissing) } else { Ok(None) };
         };
-        let who = |principal: &PrincipalOf| {
+        let find_principal = |principal: &PrincipalOf| {
             principal(parts).filter(|principal| !principal.is_empty()).ok_or(Problem::PrincipalMissing)
         };
-        Ok(Some(match &self.whose {
-            Whose::Everybodys => IdempotencyKey::global(key),
-            Whose::Theirs(principal) => IdempotencyKey::new(who(&**principal)?, key),
-            Whose::Issued(principal) => IdempotencyKey::issued(who(&**principal)?, key),
+        Ok(Some(match &self.key_scope {
+            KeyScope::Global => IdempotencyKey::global(key),
+            KeyScope::Principal(principal) => IdempotencyKey::new(find_principal(&**principal)?, key),
+            KeyScope::Issued(principal) => IdempotencyKey::issued(find_principal(&**principal)?, key),
         }))
     }
 
     /// Reads a body to its end.
-    async fn read(&self, body: Body) -> Result<Bytes, Problem> {
-        // Who says so beforehand need not send it.
+    async fn read_body(&self, body: Body) -> Result<Bytes, Problem> {
+        // A body that announces its length need not be read.
         if body.size_hint().lower() > self.request_limit as u64 {
             return Err(Problem::RequestTooLarge);
         }
@@ -345,23 +358,23 @@ impl Settings {
     }
 
     fn fingerprint_of(&self, parts: &Parts, body: &Bytes) -> Fingerprint {
-        // As the client has sent it, wherever the handler is nested.
+        // As sent by the client, also in a nested router.
         let uri = parts.extensions.get().map_or(&parts.uri, |OriginalUri(uri)| uri);
         let target = uri.path_and_query().map_or("/", |target| target.as_str());
-        let of = |form: &str| Fingerprint::of([parts.method.as_str(), target, form]);
+        let digest = |form: &str| Fingerprint::of([parts.method.as_str(), target, form]);
         let by_json = match &self.fingerprint {
-            FingerprintBy::Custom(of) => return of(parts, body),
-            FingerprintBy::Bytes => None,
-            FingerprintBy::Json => of("json").and_json(body).ok(),
-            FingerprintBy::Fields(pointers) => {
-                of("fields").and_json_fields(body, pointers.iter().map(String::as_str)).ok()
+            FingerprintRule::Custom(rule) => return rule(parts, body),
+            FingerprintRule::Bytes => None,
+            FingerprintRule::Json => digest("json").and_json(body).ok(),
+            FingerprintRule::Fields(pointers) => {
+                digest("fields").and_json_fields(body, pointers.iter().map(String::as_str)).ok()
             }
         };
-        by_json.unwrap_or_else(|| of("bytes").and(body))
+        by_json.unwrap_or_else(|| digest("bytes").and(body))
     }
 }
 
-/// Whether it was this layer's limit, or that of one around it.
+/// Returns whether this layer's limit, or that of an outer layer, was exceeded.
 fn is_too_long(error: &(dyn std::error::Error + 'static)) -> bool {
     std::iter::successors(Some(error), |error| error.source()).any(|error| error.is::<LengthLimitError>())
 }

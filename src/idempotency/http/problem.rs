@@ -1,4 +1,4 @@
-//! What is answered when it is not the handler that answers.
+//! The responses that do not come from the handler.
 
 use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
@@ -8,10 +8,10 @@ use axum::response::{IntoResponse, Response};
 use super::super::Outcome;
 use crate::error::Error;
 
-/// Where the types are explained; each is a heading there.
-const TYPES: &str = "https://docs.rs/sqlock/latest/sqlock/http/index.html#";
+/// The page that describes the types; each is a heading there.
+const TYPES: &str = "https://docs.rs/sqlock/latest/sqlock/idempotency/http/index.html#";
 
-/// A reason, which is answered as `application/problem+json` (RFC 9457).
+/// A problem, which is answered as `application/problem+json` (RFC 9457).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Problem {
     KeyMissing,
@@ -32,7 +32,7 @@ pub(super) enum Problem {
 }
 
 impl Problem {
-    /// Of a request that came with a key and whose handler is not to run. `None`: it is not one of those.
+    /// Returns the problem of an outcome for which the handler does not run, if it is one.
     pub(super) fn of_outcome<N, R>(outcome: &Outcome<N, R>, mismatch: StatusCode) -> Option<Self> {
         Some(match outcome {
             Outcome::New(_) | Outcome::Replay(_) => return None,
@@ -43,7 +43,8 @@ impl Problem {
         })
     }
 
-    /// Of an error of this crate's own. The message goes to the log, and not to the client.
+    /// Returns the problem of an error of this crate. The message is logged, and not sent to the
+    /// client.
     pub(super) fn of_error(error: &Error) -> Self {
         let problem = match error {
             Error::Lost { .. } => Self::InProgress,
@@ -147,7 +148,7 @@ impl Problem {
         }
     }
 
-    /// When to come again, in seconds.
+    /// Returns when to send the request again, in seconds.
     fn retry_after(self) -> Option<HeaderValue> {
         Some(HeaderValue::from_static(match self {
             Self::InProgress | Self::Conflict | Self::CommitUnknown => "1",
@@ -182,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_type_is_a_heading_of_the_documentation_with_its_status() {
+    fn every_type_is_documented_with_its_status() {
         let lines: Vec<_> = include_str!("../http.rs").lines().collect();
         for problem in [
             Problem::KeyMissing,

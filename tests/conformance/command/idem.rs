@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use sqlock::{Attempt, Error, Fingerprint, Idempotency, IdempotencyKey, Locks, Outcome};
+use sqlock::idempotency::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome};
+use sqlock::{Error, Locks};
 use sqlx::{AssertSqlSafe, Pool};
 
 use super::super::fence::run as execute;

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use sqlock::{FencingToken, Locks, Mode};
+use sqlock::inspect::Mode;
+use sqlock::{FencingToken, Locks};
 
 use crate::support::command::{Ended, Running, beside, end, program, run, sqlock};
 use crate::support::scene::{Scene, now};

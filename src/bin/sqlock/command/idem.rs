@@ -2,7 +2,9 @@
 
 use clap::Args;
 use serde_json::{Value, json};
-use sqlock::{FencingToken, Idempotency, IdempotencyKey, LeaseInfo, RecordInfo};
+use sqlock::FencingToken;
+use sqlock::idempotency::{Idempotency, IdempotencyKey, RecordInfo};
+use sqlock::inspect::LeaseInfo;
 
 use crate::database::Database;
 use crate::describe::format_time;

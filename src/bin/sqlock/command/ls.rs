@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::Value;
-use sqlock::LeaseInfo;
+use sqlock::inspect::LeaseInfo;
 use tokio::time::sleep;
 
 use crate::database::Database;

@@ -1,7 +1,7 @@
 //! `sqlock show`: shows the holders and waiters of a name.
 
 use clap::Args;
-use sqlock::{LeaseInfo, WaiterInfo};
+use sqlock::inspect::{LeaseInfo, WaiterInfo};
 
 use crate::database::Database;
 use crate::exit::Outcome;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use sqlock::{Error, Quorum, QuorumLease};
+use sqlock::Error;
+use sqlock::quorum::{Quorum, QuorumLease};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 

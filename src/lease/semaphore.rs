@@ -1,28 +1,30 @@
-//! A semaphore: at most so many at a time.
+//! A semaphore: a limited number of permits on a name.
 
 use std::fmt;
 use std::time::Duration;
 
+use super::handle::Lease;
+use super::request::LeaseRequest;
 use crate::error::{Error, Result};
 use crate::inspect::Waiting;
-use crate::lease::{Lease, LeaseRequest};
 use crate::name::LockName;
 
-/// At most so many permits are held at a time, by any number of processes. Made with
+/// Limits how many permits are held at a time, by any number of processes. Made with
 /// [`Locks::semaphore`](crate::Locks::semaphore).
 ///
-/// Permits are [leases](Lease): each has its own expiry and token, is renewed, can be lost, and is given back by being
-/// released or dropped. Those who wait are served in the order in which they came, so one that wants many permits gets them:
-/// those who come later and want fewer do not overtake it.
+/// Permits are [leases](Lease): each has its own expiry and token, is renewed, can be lost, and
+/// ends by being released or dropped. Waiters are served in the order of their arrival, so a
+/// request for many permits succeeds: later requests for fewer permits do not overtake it.
 ///
-/// How many permits there are is said by whoever asks: a request is granted when those that are held, and its own, are no more
-/// than *it* was told that there are. So the number can be changed at any time, by asking with another one. A smaller number
-/// takes nothing from those who hold; it keeps others out until enough have given back.
+/// Each request names the number of permits: it is granted when the held permits and its own are no
+/// more than that number. So the number can be changed at any time, with the next request. A
+/// smaller number revokes no permits; it keeps new holders out until enough permits are released.
 ///
-/// An exclusive [lease](crate::Locks::lease) on the same name excludes all holders of permits. Permits are counted whoever
-/// takes them: an owner that enters again takes more, and one that holds the name alone waits for itself when it asks for a
-/// permit (or the other way round). Do not mix permits and [shared](LeaseRequest::shared) leases of one name: each request
-/// counts all who share it against the number that it was told, and a shared lease was told none.
+/// An exclusive [lease](crate::Locks::lease) on the same name excludes all permits. Permits also
+/// count for the same owner: a re-entering owner takes more of them, and the holder of an exclusive
+/// lease that requests a permit waits for itself (or the other way round). Do not mix permits and
+/// [shared](LeaseRequest::shared) leases of one name: each request counts all shared holders
+/// against its own number, and a shared lease has none.
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -76,12 +78,12 @@ impl Semaphore {
     }
 
     /// As [`LeaseRequest::while_waiting`].
-    pub fn while_waiting(mut self, tell: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {
-        self.request = self.request.while_waiting(tell);
+    pub fn while_waiting(mut self, callback: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {
+        self.request = self.request.while_waiting(callback);
         self
     }
 
-    /// Waits for its turn and takes a permit.
+    /// Acquires a permit, and waits in the queue if necessary.
     ///
     /// # Errors
     ///
@@ -94,11 +96,11 @@ impl Semaphore {
         self.acquire_many(1).await
     }
 
-    /// Waits for its turn and takes that many permits, together.
+    /// Acquires several permits together, and waits in the queue if necessary.
     ///
     /// # Errors
     ///
-    /// [`Error::Permits`] when there are not so many, and those of [`LeaseRequest::acquire`].
+    /// [`Error::Permits`] when the semaphore has fewer, and those of [`LeaseRequest::acquire`].
     ///
     /// # Cancel safety
     ///
@@ -107,7 +109,7 @@ impl Semaphore {
         self.request(permits)?.acquire().await
     }
 
-    /// Takes a permit if one is free and nobody waits. `Ok(None)`: it is not so.
+    /// Acquires a permit if one is free and no waiter is in the queue. Returns `None` otherwise.
     ///
     /// # Errors
     ///
@@ -120,11 +122,12 @@ impl Semaphore {
         self.try_acquire_many(1).await
     }
 
-    /// The same for that many permits.
+    /// Acquires several permits together if they are free and no waiter is in the queue. Returns
+    /// `None` otherwise.
     ///
     /// # Errors
     ///
-    /// [`Error::Permits`] when there are not so many, and those of [`LeaseRequest::try_acquire`].
+    /// [`Error::Permits`] when the semaphore has fewer, and those of [`LeaseRequest::try_acquire`].
     ///
     /// # Cancel safety
     ///
@@ -149,7 +152,7 @@ impl Semaphore {
         self.request(1)?.run(work).await
     }
 
-    /// The request for that many permits, with all that can be asked of a lease: an owner, say, or that it is not renewed.
+    /// Returns the request for several permits, which has all options of a lease, such as an owner.
     ///
     /// ```
     /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -160,14 +163,14 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::Permits`] when there are not so many.
-    pub fn request(&self, asked: u32) -> Result<LeaseRequest> {
+    /// [`Error::Permits`] when the semaphore has fewer.
+    pub fn request(&self, count: u32) -> Result<LeaseRequest> {
         let permits = self.permits;
-        // What is more than that stands for "any number", in a shared lease.
-        if asked == 0 || asked > permits || permits > i32::MAX as u32 {
-            return Err(Error::Permits { name: LockName::new(self.request.name())?, asked, permits });
+        // A greater number of permits marks a shared lease.
+        if count == 0 || count > permits || permits > i32::MAX as u32 {
+            return Err(Error::Permits { name: LockName::new(self.request.name())?, asked: count, permits });
         }
-        Ok(self.request.clone().permits(asked, permits))
+        Ok(self.request.clone().permits(count, permits))
     }
 }
 

@@ -1,4 +1,7 @@
-//! Leader election: one of many does it, the others stand by, and everybody can know who it is.
+//! Leader election: one instance leads, the others stand by, and each of them can read which one
+//! leads.
+//!
+//! [`Election`] has an example. Which one when: [the table of calls](crate#which-call).
 
 use std::fmt;
 use std::ops::Deref;
@@ -7,31 +10,36 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::handle::Lease;
+use super::request::LeaseRequest;
 use crate::client::Client;
 use crate::error::Result;
 use crate::inspect::{LeaseInfo, holders};
-use crate::lease::{Lease, LeaseRequest};
+
 use crate::token::FencingToken;
 
-/// An election, made with [`Locks::election`](crate::Locks::election). The leader is who holds the lease on its name.
+/// An election, made with [`Locks::election`](crate::Locks::election). The leader is the holder of
+/// the lease on its name.
 ///
 /// ```
 /// # async fn lead() {}
 /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
 /// let election = locks.election("scheduler").label("node 1");
 /// loop {
-///     let leadership = election.campaign().await?;     // stands by until it is elected
+///     let leadership = election.campaign().await?;     // waits until it is elected
 ///     tokio::select! {
 ///         () = lead() => break leadership.resign().await,
-///         cause = leadership.lost() => println!("deposed: {cause}; standing again"),
+///         cause = leadership.lost() => println!("lost: {cause}; campaigning again"),
 ///     }
 /// }
 /// # }
 /// ```
 ///
-/// A leader that dies is replaced after the TTL; one that resigns, at once. For what only the leader may write,
-/// [`fence`](Lease::fence) the transaction: a leader that was paused does not know that it is none any more.
+/// A leader that dies is replaced after the TTL; a leader that resigns, at once.
+/// [`fence`](Lease::fence) transactions that only the leader may commit: a leader that was paused
+/// does not know that it has lost the election.
 #[derive(Clone)]
+#[doc(alias = "leader")]
 #[must_use = "an election does nothing until campaign, leader or changes is called"]
 pub struct Election {
     client: Arc<Client>,
@@ -44,32 +52,35 @@ impl Election {
         Self { client, name, request }
     }
 
-    /// How long a leader that has died is missed at most. 30 seconds by default; between 1 second and 24 hours.
+    /// Sets after how long a dead leader is replaced at the latest. 30 seconds by default; between
+    /// 1 second and 24 hours.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.request = self.request.ttl(ttl);
         self
     }
 
-    /// A note for people, and for those who want to know how to reach the leader. At most 255 bytes.
+    /// Sets a note, such as the address of the candidate. At most 255 bytes.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.request = self.request.label(label);
         self
     }
 
-    /// Waits until it is elected. Two that campaign inside one [`Owner::scope`](crate::Owner::scope) are one candidate: both lead.
+    /// Waits until this candidate is elected. Two campaigns inside one
+    /// [`Owner::scope`](crate::Owner::scope) are one candidate: both lead.
     ///
     /// # Errors
     ///
-    /// Those of [`LeaseRequest::acquire`]. A candidate that outlasts an outage of the database calls it again.
+    /// Those of [`LeaseRequest::acquire`]. After an outage of the database, call it again.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future withdraws the candidacy; an election that is on its way is given up in the background.
+    /// Dropping the future withdraws the candidate; leadership that is granted later is released in
+    /// the background.
     pub async fn campaign(&self) -> Result<Leadership> {
         self.request.clone().acquire().await.map(Leadership)
     }
 
-    /// Who leads now, with the candidate's label. `None`: nobody.
+    /// Returns the current leader, with its label, if there is one.
     ///
     /// # Errors
     ///
@@ -80,13 +91,13 @@ impl Election {
     /// It only reads.
     pub async fn leader(&self) -> Result<Option<LeaseInfo>> {
         let held = holders(&self.client, &self.name).await?.into_iter().next();
-        // A name that is kept by nobody has no leader.
+        // A name that stays taken after a release has no leader.
         Ok(held.filter(|held| held.owner.is_some()))
     }
 
-    /// The changes of leader, from now on; the present leader is the first.
+    /// Returns the changes of leader from now on, beginning with the current leader.
     pub fn changes(&self) -> Changes {
-        Changes { election: self.clone(), every: Duration::from_secs(1), known: None, looked: None }
+        Changes { election: self.clone(), every: Duration::from_secs(1), known: None, polled_at: None }
     }
 }
 
@@ -96,13 +107,13 @@ impl fmt::Debug for Election {
     }
 }
 
-/// Being the leader: a [`Lease`] with another word for giving it back.
+/// The leadership: a [`Lease`] that is resigned instead of released.
 #[derive(Debug)]
 #[must_use = "dropping it resigns"]
 pub struct Leadership(Lease);
 
 impl Leadership {
-    /// Lets somebody else lead, and tells whether the leadership had lasted to the end.
+    /// Resigns, and returns an error if the leadership was lost before.
     ///
     /// # Errors
     ///
@@ -130,20 +141,21 @@ impl Deref for Leadership {
 pub struct Changes {
     election: Election,
     every: Duration,
-    /// Whom the last answer named.
+    /// The leader that the last call returned.
     known: Option<Option<FencingToken>>,
-    looked: Option<Instant>,
+    polled_at: Option<Instant>,
 }
 
 impl Changes {
-    /// How often to look. Every second by default: one `SELECT`. A leadership shorter than that can go unnoticed. (At most a
-    /// day.)
+    /// Sets how often to poll. Every second by default: one `SELECT`. A shorter leadership can go
+    /// unnoticed. (At most a day.)
     pub fn every(mut self, interval: Duration) -> Self {
         self.every = interval.min(Duration::from_secs(86_400));
         self
     }
 
-    /// The next leader, or `None` when there is none any more. The first call tells the present one at once.
+    /// Waits for the next leader. Returns `None` when there is no leader any more. The first call
+    /// returns the current one at once.
     ///
     /// # Errors
     ///
@@ -154,10 +166,10 @@ impl Changes {
     /// Dropping the future loses no change.
     pub async fn next(&mut self) -> Result<Option<LeaseInfo>> {
         loop {
-            if let Some(looked) = self.looked {
-                tokio::time::sleep_until(looked + self.every).await;
+            if let Some(polled_at) = self.polled_at {
+                tokio::time::sleep_until(polled_at + self.every).await;
             }
-            self.looked = Some(Instant::now());
+            self.polled_at = Some(Instant::now());
             let leader = self.election.leader().await?;
             let token = leader.as_ref().map(|leader| leader.token);
             if self.known.replace(token) != Some(token) {

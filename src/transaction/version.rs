@@ -1,4 +1,7 @@
-//! A version column: a row of the caller's own table is written only if it is still as it was read.
+//! A version column: a row of the caller's own table is written only if it is unchanged since it
+//! was read.
+//!
+//! [`Versioned`] has an example. Which one when: [the table of calls](crate#which-call).
 
 use std::fmt;
 use std::future::Future;
@@ -9,11 +12,13 @@ use sqlx::{Acquire, Encode, FromRow, QueryBuilder, Row, Type};
 
 use crate::backend::table::{Identifier, Table, push_key};
 use crate::backend::{Database, Kind};
-use crate::error::{Error, Overtaken, Result, RowError};
+use crate::error::{Error, Result, RowError};
 
-/// A table of the caller's own whose rows have a version: a number that rises with each update. Whoever writes names the
-/// version that was read, and finds out if somebody else has written meanwhile ([`Error::Conflict`]). Nobody waits and
-/// nothing is locked between the reading and the writing, in which a user may take all day.
+pub use crate::error::Overtaken;
+
+/// A table of the caller's own whose rows have a version: a number that rises with each update. A
+/// write names the version that was read, and fails with [`Error::Conflict`] if the row was written
+/// meanwhile. No lock is held between the read and the write, so a user may take all day.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -23,7 +28,8 @@ use crate::error::{Error, Overtaken, Result, RowError};
 /// # let schema = "CREATE TABLE accounts (
 /// #     id INTEGER PRIMARY KEY, version INTEGER NOT NULL, owner TEXT NOT NULL, balance INTEGER NOT NULL)";
 /// # sqlx::query(schema).execute(&pool).await?;
-/// use sqlock::{Error, Versioned};
+/// use sqlock::Error;
+/// use sqlock::version::Versioned;
 ///
 /// // The columns in their order: id, version, owner, balance. Or a struct that derives sqlx::FromRow.
 /// type Account = (i64, i64, String, i64);
@@ -41,7 +47,7 @@ use crate::error::{Error, Overtaken, Result, RowError};
 /// }).await?;
 /// assert_eq!(version, 2);
 ///
-/// // Who has read before that comes too late.
+/// // A write with an older version fails.
 /// let late = accounts.update(&pool, 7, read.version, |set| {
 ///     set.push("balance = ").push_bind(0);
 /// }).await;
@@ -54,9 +60,10 @@ use crate::error::{Error, Overtaken, Result, RowError};
 ///
 /// # On a pool, or in a transaction
 ///
-/// The first argument is what sqlx can take a connection from: `&pool`, `&mut tx`, or `&mut conn`. On a pool, each call is one
-/// statement that takes effect by itself. In a transaction it is a part of that, and goes with it when it is rolled back; a
-/// conflict leaves the transaction usable. To do it again from the reading on, see [`Retry`](crate::Retry).
+/// The first argument is anything that sqlx acquires a connection from: `&pool`, `&mut tx`, or
+/// `&mut conn`. On a pool, each call is one statement that takes effect by itself. In a transaction
+/// it is part of the transaction; a conflict leaves the transaction usable.
+/// [`Retry`](crate::retry::Retry) repeats the read and the write.
 ///
 /// # The table
 ///
@@ -68,15 +75,17 @@ use crate::error::{Error, Overtaken, Result, RowError};
 /// )
 /// ```
 ///
-/// Whatever else writes to the table must raise the version as well, or it is not noticed. The names of the table and the
-/// columns are quoted, so they may be any text, and on PostgreSQL they are in lower case unless the table was created with
-/// quoted ones. A dot separates a schema from a table.
+/// Other statements that write to the table must raise the version as well, or their changes go
+/// unnoticed. The names of the table and the columns are quoted, so they may be any text. On
+/// PostgreSQL they are in lower case unless the table was created with quoted names. A dot
+/// separates a schema from a table.
 ///
 /// # Isolation levels
 ///
-/// At READ COMMITTED a concurrent change is an [`Error::Conflict`]. At the stricter levels the database may notice it first,
-/// and then refuses the statement (PostgreSQL: 40001; MariaDB: 1020; SQLite: `SQLITE_BUSY_SNAPSHOT`, in a transaction that was
-/// not begun with `BEGIN IMMEDIATE`): an [`Error::Database`], of which [`Error::is_conflict`] says the same.
+/// At READ COMMITTED a concurrent change is an [`Error::Conflict`]. At the stricter levels the
+/// database may notice it first, and then refuses the statement (PostgreSQL: 40001; MariaDB: 1020;
+/// SQLite: `SQLITE_BUSY_SNAPSHOT`, in a transaction that was not begun with `BEGIN IMMEDIATE`): an
+/// [`Error::Database`], of which [`Error::is_conflict`] says the same.
 #[derive(Clone, Debug)]
 pub struct Versioned {
     table: Arc<str>,
@@ -84,47 +93,48 @@ pub struct Versioned {
     version: Arc<str>,
 }
 
-/// A row as it was read, and its version then.
+/// A row as it was read, with its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VersionedRow<T> {
-    /// What the row had.
+    /// The row.
     pub value: T,
-    /// The version to write it by.
+    /// The version, which a write of the row names.
     pub version: i64,
 }
 
 impl Versioned {
-    /// A table with the key column `id` and the version column `version`. It need not exist yet: nothing is sent.
+    /// Names a table with the key column `id` and the version column `version`. Sends nothing yet.
     pub fn table(name: impl Into<String>) -> Self {
         Self { table: name.into().into(), key: "id".into(), version: "version".into() }
     }
 
-    /// The column by which rows are found. It must be unique: a primary key, or with a unique index of its own.
+    /// Sets the key column. It must be unique: a primary key, or with a unique index of its own.
     pub fn key(mut self, column: impl Into<String>) -> Self {
         self.key = column.into().into();
         self
     }
 
-    /// The column that has the version.
+    /// Sets the version column.
     pub fn version(mut self, column: impl Into<String>) -> Self {
         self.version = column.into().into();
         self
     }
 
-    /// Reads a row, and its version. `None`: there is none.
+    /// Reads a row and its version, if there is such a row.
     ///
     /// `T` is read from all columns of the table, in their order. Like sqlx's own
-    /// [`query_as`](sqlx::query_as), it wants to be named: `read::<_, Account>(…)`.
+    /// [`query_as`](sqlx::query_as), it must be named: `read::<_, Account>(…)`.
     ///
     /// # Errors
     ///
-    /// [`Error::Database`], also when the row does not make a `T`; [`Error::Unavailable`]; [`Error::PoolExhausted`];
-    /// [`Error::Row`] when the key is not unique; [`Error::InvalidIdentifier`].
+    /// [`Error::Database`], also when the row cannot be read as a `T`; [`Error::Unavailable`];
+    /// [`Error::PoolExhausted`]; [`Error::Row`] when the key is not unique;
+    /// [`Error::InvalidIdentifier`].
     ///
     /// # Cancel safety
     ///
-    /// Nothing was changed when the future is dropped.
+    /// Dropping the future changes nothing.
     pub fn read<'c, 'q, DB, T>(
         &self,
         db: impl Acquire<'c, Database = DB>,
@@ -135,8 +145,8 @@ impl Versioned {
         T: for<'r> FromRow<'r, DB::Row> + Send,
     {
         let connection = db.acquire();
-        let statement = self.quoted::<DB>().map(|names| {
-            let Names { table, key: column, version } = &names;
+        let statement = self.quote_names::<DB>().map(|names| {
+            let QuotedNames { table, key: column, version } = &names;
             let mut query = QueryBuilder::new(format!(
                 "SELECT t.*, CAST(t.{version} AS {}) AS sqlock_version FROM {table} AS t WHERE t.{column} = ",
                 DB::INTEGER,
@@ -150,7 +160,7 @@ impl Versioned {
             let mut conn = connection.await.map_err(|e| Error::of_caller("read a row", e))?;
             let rows = DB::fetch(&mut conn, &mut query).await.map_err(|e| Error::of_caller("read a row", e))?;
             let [row] = rows.as_slice() else {
-                return if rows.is_empty() { Ok(None) } else { Err(this.several(rows.len() as u64)) };
+                return if rows.is_empty() { Ok(None) } else { Err(this.several_rows_error(rows.len() as u64)) };
             };
             let version = DB::integer(row, row.len() - 1);
             let value = T::from_row(row);
@@ -161,14 +171,16 @@ impl Versioned {
         }
     }
 
-    /// Writes a row if it still has the expected version, and returns its new one, which is the next number.
+    /// Updates a row if it still has the expected version, and returns its new version, which is
+    /// the next number.
     ///
-    /// `set` says what: it is called with a statement that ends in `SET`, and adds the columns that change, separated by
-    /// commas. Nothing added: only the version rises. As everywhere in sqlx, a column's values should have one type wherever the
-    /// same text is built: PostgreSQL prepares it once, and with `push_bind(5_i32)` refuses a later `push_bind(5_i64)`.
+    /// `set` is called with a statement that ends in `SET`, and adds the columns that change,
+    /// separated by commas. If it adds nothing, only the version rises. As everywhere in sqlx, bind
+    /// a column's values with one type wherever the same text is built: PostgreSQL prepares it
+    /// once, and after `push_bind(5_i32)` refuses `push_bind(5_i64)`.
     ///
     /// ```
-    /// # async fn example(pool: sqlx::SqlitePool, accounts: sqlock::Versioned) -> sqlock::Result<()> {
+    /// # async fn example(pool: sqlx::SqlitePool, accounts: sqlock::version::Versioned) -> sqlock::Result<()> {
     /// let mut tx = pool.begin().await?;
     /// accounts.update(&mut tx, 7, 1, |set| {
     ///     set.push("balance = balance - ").push_bind(5).push(", owner = ").push_bind("bob");
@@ -180,14 +192,15 @@ impl Versioned {
     ///
     /// # Errors
     ///
-    /// [`Error::Conflict`]: the row has another version, or there is none, and nothing was written. What it has is read
-    /// afterwards, and may have changed once more. [`Error::Row`] with [`RowError::SeveralRows`]: the key is not unique, and
-    /// several rows were changed; roll back. Otherwise as [`read`](Self::read).
+    /// [`Error::Conflict`]: the row has another version, or there is none, and nothing was written.
+    /// The reported version is read afterwards, and may have changed once more. [`Error::Row`] with
+    /// [`RowError::SeveralRows`]: the key is not unique, and several rows were changed; roll back.
+    /// Otherwise as [`read`](Self::read).
     ///
     /// # Cancel safety
     ///
-    /// When the future is dropped it is not known whether the row was written, as with any statement: in a transaction, roll
-    /// it back; on a pool, read.
+    /// After the future was dropped, the row may be written, as with any statement: in a
+    /// transaction, roll back; on a pool, read the row.
     pub fn update<'c, 'q, DB, K>(
         &self,
         db: impl Acquire<'c, Database = DB>,
@@ -199,12 +212,13 @@ impl Versioned {
         DB: Database,
         K: Encode<'q, DB> + Type<DB> + Send,
     {
-        let statement = self.quoted::<DB>().map(|names| {
-            let Names { table, key: column, version } = &names;
+        let statement = self.quote_names::<DB>().map(|names| {
+            let QuotedNames { table, key: column, version } = &names;
             let mut query = QueryBuilder::new(format!("UPDATE {table} SET "));
             let empty = query.sql().as_str().len();
             set(&mut query);
-            // On a new line, for what the caller has set may end in a comment. And after it: MySQL assigns from left to right, and the caller may use the old version.
+            // On a new line, because the caller's text may end in a comment. After it, because
+            // MySQL assigns from left to right, and the caller may use the old version.
             let comma = if query.sql().as_str().len() > empty { "\n, " } else { "" };
             push_key(query.push(format_args!("{comma}{version} = {version} + 1 WHERE {column} = ")), &key);
             DB::push_integer(query.push(format_args!(" AND {version} = ")), expected);
@@ -233,8 +247,8 @@ impl Versioned {
         DB: Database,
         K: Encode<'q, DB> + Type<DB> + Send,
     {
-        let statement = self.quoted::<DB>().map(|names| {
-            let Names { table, key: column, version } = &names;
+        let statement = self.quote_names::<DB>().map(|names| {
+            let QuotedNames { table, key: column, version } = &names;
             let mut query = QueryBuilder::new(format!("DELETE FROM {table} WHERE {column} = "));
             push_key(&mut query, &key);
             DB::push_integer(query.push(format_args!(" AND {version} = ")), expected);
@@ -243,11 +257,11 @@ impl Versioned {
         self.change("delete a row", db, key, expected, statement)
     }
 
-    /// Inserts a row with version 1. `columns` are those beside the key and the version; `values` adds their values, in the
-    /// same order.
+    /// Inserts a row with version 1. `columns` are the columns besides the key and the version;
+    /// `values` adds their values, in the same order.
     ///
     /// ```
-    /// # async fn example(pool: sqlx::SqlitePool, accounts: sqlock::Versioned) -> sqlock::Result<()> {
+    /// # async fn example(pool: sqlx::SqlitePool, accounts: sqlock::version::Versioned) -> sqlock::Result<()> {
     /// accounts.insert(&pool, 8, &["owner", "balance"], |row| {
     ///     row.push_bind("bob").push_bind(0);
     /// }).await?;
@@ -257,9 +271,9 @@ impl Versioned {
     ///
     /// # Errors
     ///
-    /// [`Error::Conflict`]: there is a row with this key already, and nothing was written. The transaction stays usable, on
-    /// PostgreSQL too. When it is another unique column that has the value already, that is an [`Error::Database`]. Otherwise
-    /// as [`read`](Self::read).
+    /// [`Error::Conflict`]: there is a row with this key already, and nothing was written. The
+    /// transaction stays usable, on PostgreSQL too. A duplicate in another unique column is an
+    /// [`Error::Database`]. Otherwise as [`read`](Self::read).
     ///
     /// # Cancel safety
     ///
@@ -275,7 +289,7 @@ impl Versioned {
         DB: Database,
         K: Encode<'q, DB> + Type<DB> + Send,
     {
-        let statement = self.insertion(&key, columns, values);
+        let statement = self.insert_statement(&key, columns, values);
         let connection = db.acquire();
         let this = self.clone();
         async move {
@@ -284,29 +298,29 @@ impl Versioned {
             let error = match DB::execute(&mut conn, &mut query).await {
                 Ok(0) => None,
                 Ok(_) => return Ok(()),
-                // MySQL says only that some unique index has the value already. Is it the key's?
+                // MySQL reports a duplicate without its index; the key's may be meant.
                 Err(e) if DB::KIND == Kind::MySql && is_duplicate(&e) => Some(e),
                 Err(e) => return Err(Error::of_caller("insert a row", e)),
             };
-            match (answer::<DB>(&mut conn, names.look(key)).await?, error) {
+            match (read_version::<DB>(&mut conn, names.select_version(key)).await?, error) {
                 (None, Some(e)) => Err(Error::of_caller("insert a row", e)),
-                (found, _) => Err(this.conflict(None, found)),
+                (found, _) => Err(this.conflict_error(None, found)),
             }
         }
     }
 
-    fn insertion<'q, DB, K>(
+    fn insert_statement<'q, DB, K>(
         &self,
         key: &K,
         columns: &[&str],
         values: impl FnOnce(&mut Separated<'_, DB, &'static str>),
-    ) -> Result<(QueryBuilder<DB>, Names)>
+    ) -> Result<(QueryBuilder<DB>, QuotedNames)>
     where
         DB: Database,
         K: Encode<'q, DB> + Type<DB>,
     {
-        let names = self.quoted::<DB>()?;
-        let Names { table, key: column, version } = &names;
+        let names = self.quote_names::<DB>()?;
+        let QuotedNames { table, key: column, version } = &names;
         let mut query = QueryBuilder::new(format!("INSERT INTO {table} ({column}, {version}"));
         for column in columns {
             query.push(format_args!(", {}", Identifier::new(column)?.quoted::<DB>()));
@@ -319,20 +333,21 @@ impl Versioned {
         }
         query.push(")");
         if DB::KIND != Kind::MySql {
-            // On PostgreSQL an error would end the caller's transaction. (MySQL has INSERT IGNORE, which ignores far more.)
+            // On PostgreSQL an error would end the caller's transaction. (MySQL has INSERT IGNORE,
+            // which ignores far more.)
             query.push(format_args!(" ON CONFLICT ({column}) DO NOTHING"));
         }
         Ok((query, names))
     }
 
-    /// Sends what changes the row of that key and version, and sees what it did.
+    /// Sends a change of the row with that key and version, and checks how many rows it changed.
     fn change<'c, 'q, DB, K>(
         &self,
         attempted: &'static str,
         db: impl Acquire<'c, Database = DB>,
         key: K,
         expected: i64,
-        statement: Result<(QueryBuilder<DB>, Names)>,
+        statement: Result<(QueryBuilder<DB>, QuotedNames)>,
     ) -> impl Future<Output = Result<()>> + Send
     where
         DB: Database,
@@ -345,28 +360,28 @@ impl Versioned {
             let mut conn = connection.await.map_err(|e| Error::of_caller(attempted, e))?;
             match DB::execute(&mut conn, &mut query).await.map_err(|e| Error::of_caller(attempted, e))? {
                 0 => {
-                    let found = answer::<DB>(&mut conn, names.look(key)).await?;
-                    Err(this.conflict(Some(expected), found))
+                    let found = read_version::<DB>(&mut conn, names.select_version(key)).await?;
+                    Err(this.conflict_error(Some(expected), found))
                 }
                 1 => Ok(()),
-                rows => Err(this.several(rows)),
+                rows => Err(this.several_rows_error(rows)),
             }
         }
     }
 
-    fn quoted<DB: Database>(&self) -> Result<Names> {
-        Ok(Names {
+    fn quote_names<DB: Database>(&self) -> Result<QuotedNames> {
+        Ok(QuotedNames {
             table: Table::new(&self.table)?.quoted::<DB>(),
             key: Identifier::new(&self.key)?.quoted::<DB>(),
             version: Identifier::new(&self.version)?.quoted::<DB>(),
         })
     }
 
-    fn conflict(&self, expected: Option<i64>, found: Option<i64>) -> Error {
+    fn conflict_error(&self, expected: Option<i64>, found: Option<i64>) -> Error {
         Error::Conflict { table: self.table.as_ref().into(), expected, found, cause: Overtaken }
     }
 
-    fn several(&self, rows: u64) -> Error {
+    fn several_rows_error(&self, rows: u64) -> Error {
         let cause = RowError::SeveralRows { column: self.key.as_ref().into(), rows };
         Error::Row { table: self.table.as_ref().into(), cause }
     }
@@ -378,16 +393,16 @@ impl fmt::Display for Versioned {
     }
 }
 
-/// The names as they stand in a statement.
-struct Names {
+/// The quoted names of the table and its columns.
+struct QuotedNames {
     table: String,
     key: String,
     version: String,
 }
 
-impl Names {
-    /// Asks for the version that a row has now, whenever the transaction began to read.
-    fn look<'q, DB, K>(&self, key: K) -> QueryBuilder<DB>
+impl QuotedNames {
+    /// Selects the current version of a row, not that of the transaction's snapshot.
+    fn select_version<'q, DB, K>(&self, key: K) -> QueryBuilder<DB>
     where
         DB: Database,
         K: Encode<'q, DB> + Type<DB>,
@@ -401,8 +416,8 @@ impl Names {
     }
 }
 
-async fn answer<DB: Database>(conn: &mut DB::Connection, mut look: QueryBuilder<DB>) -> Result<Option<i64>> {
-    let read = DB::fetch(conn, &mut look).await;
+async fn read_version<DB: Database>(conn: &mut DB::Connection, mut query: QueryBuilder<DB>) -> Result<Option<i64>> {
+    let read = DB::fetch(conn, &mut query).await;
     let version = read.and_then(|rows| rows.first().map(|row| DB::integer(row, 0)).transpose());
     version.map_err(|e| Error::of_caller("look for the version of a row", e))
 }

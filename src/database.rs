@@ -1,0 +1,18 @@
+//! The bound for the caller's transactions.
+//!
+//! [`Database`] is the bound of every method that takes a transaction of the caller:
+//! [`Lease::fence`](crate::Lease::fence), the locks of [`row`](crate::row),
+//! [`Versioned`](crate::version::Versioned), [`Retry`](crate::retry::Retry) and
+//! [`Idempotency`](crate::idempotency::Idempotency).
+//!
+//! ```
+//! use sqlock::database::Database;
+//! use sqlock::{Lease, Result};
+//!
+//! // Written once, for PostgreSQL, MySQL, MariaDB and SQLite.
+//! async fn fenced<DB: Database>(lease: &Lease, tx: &mut sqlx::Transaction<'_, DB>) -> Result<()> {
+//!     lease.fence(tx).await
+//! }
+//! ```
+
+pub use crate::backend::Database;

@@ -1,0 +1,118 @@
+//! The causes that an error carries: of a lost lease, and of a transaction that cannot be fenced,
+//! locked or written.
+
+/// The cause of a lost lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// The lease expired before a heartbeat succeeded.
+    #[error("it expired before it was renewed")]
+    Expired,
+    /// The database reports that the lease has ended: another owner took it over after it expired,
+    /// or an operator evicted it.
+    #[error("it was taken over or evicted")]
+    Superseded,
+    /// The lease reached its [`max_hold`](crate::LeaseRequest::max_hold).
+    #[error("it reached its maximum holding time")]
+    MaxHold,
+    /// [`Locks::shutdown`](crate::Locks::shutdown) released the lease.
+    #[error("the client was shut down")]
+    Shutdown,
+    /// The connection of a [session lock](crate::session::SessionLock) has ended, or was silent for
+    /// too long.
+    #[error("its connection to the database was lost")]
+    Disconnected,
+}
+
+/// Why a transaction cannot be fenced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FenceError {
+    /// The transaction belongs to another kind of database than the lease.
+    #[error("it belongs to another kind of database than the lease")]
+    OtherDatabase,
+    /// A fence inside a savepoint would end with it.
+    #[error("it is inside a savepoint; fence the outermost transaction, as its first statement")]
+    InSavepoint,
+    /// No transaction is open on the connection.
+    #[error("no transaction is open on this connection")]
+    NoTransaction,
+    /// The transaction began to read before the lease was granted.
+    #[error("it began to read before the lease was granted; make the fence its first statement")]
+    StaleSnapshot,
+}
+
+/// Why rows cannot be locked in a transaction.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RowError {
+    /// The transaction belongs to another kind of database than the client.
+    #[error("the transaction belongs to another kind of database than this client")]
+    OtherDatabase,
+    /// No transaction is open on the connection, so the lock would end at once.
+    #[error("no transaction is open on this connection")]
+    NoTransaction,
+    /// The table does not exist, or has no such column.
+    #[error("there is no such table, or it has no column {column}")]
+    NoSuchColumn {
+        /// The column, as the caller named it.
+        column: String,
+    },
+    /// No unique index covers this column alone, so several rows could be locked.
+    #[error("no unique index covers {column} alone, so other rows could be locked as well")]
+    NotUnique {
+        /// The column, as the caller named it.
+        column: String,
+    },
+    /// The database cannot look up a single row in the unique index on this column.
+    #[error("the unique index {index} on {column} cannot be used: {reason}, so other rows could be locked as well")]
+    UnusableIndex {
+        /// The column, as the caller named it.
+        column: String,
+        /// The index.
+        index: String,
+        /// Why the index cannot be used.
+        reason: String,
+    },
+    /// Several rows have the key and the version, and all of them were changed: roll the
+    /// transaction back.
+    #[error("{rows} rows with the same {column} were changed: roll back, and make {column} unique")]
+    SeveralRows {
+        /// The column, as the caller named it.
+        column: String,
+        /// How many rows.
+        rows: u64,
+    },
+    /// The database cannot use the column's index with a key of this type, and would lock every
+    /// row.
+    #[error(
+        "a key of type {key} cannot be looked up in the index on a column of type {column}: every row would be locked"
+    )]
+    KeyType {
+        /// The type of the key.
+        key: String,
+        /// The type of the column.
+        column: String,
+    },
+    /// The storage engine of the table has no row locks.
+    #[error("its storage engine {engine} has no row locks: convert it to InnoDB")]
+    NoRowLocks {
+        /// The storage engine.
+        engine: String,
+    },
+    /// No row has this key.
+    #[error("there is no row with this key")]
+    NoSuchRow,
+    /// The transaction began to read before the latest change of the row.
+    #[error("the transaction began to read before the row changed; run it again from its beginning")]
+    StaleSnapshot,
+    /// On SQLite, the transaction does not have the write lock, which serves as the row lock.
+    #[error("on SQLite begin the transaction with BEGIN IMMEDIATE: sqlx's begin_with(\"BEGIN IMMEDIATE\")")]
+    Deferred,
+}
+
+/// The cause of an [`Error::Conflict`](crate::Error::Conflict).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("another transaction has updated, deleted or inserted the row")]
+#[non_exhaustive]
+pub struct Overtaken;

@@ -1,0 +1,177 @@
+//! Classifies the errors of databases and drivers.
+
+use sqlx::error::DatabaseError;
+
+/// What a driver's error means for the sender of the statement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The connection is lost. The statement may have taken effect.
+    Severed,
+    /// The server or the pool has no free connection.
+    Exhausted,
+    /// The statement was rolled back because of concurrent transactions. It may be sent again in a
+    /// new transaction.
+    Again,
+    /// The wait for another transaction's lock timed out. The statement may be sent again.
+    Blocked,
+    /// Another process created the same table, or recorded the same migration, first.
+    Race,
+    /// The table does not exist.
+    NoTable,
+    /// The server or the transaction is read-only. Nothing was done.
+    ReadOnly,
+    /// Anything else.
+    Final,
+}
+
+impl Fault {
+    pub(crate) fn of(error: &sqlx::Error) -> Self {
+        match error {
+            sqlx::Error::Database(error) => Self::of_database(error.as_ref()),
+            sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_)
+            | sqlx::Error::Protocol(_)
+            | sqlx::Error::PoolClosed
+            | sqlx::Error::WorkerCrashed => Self::Severed,
+            sqlx::Error::PoolTimedOut => Self::Exhausted,
+            _ => Self::Final,
+        }
+    }
+
+    fn of_database(error: &dyn DatabaseError) -> Self {
+        Self::of_driver(error).unwrap_or(Self::Final)
+    }
+
+    /// Returns whether a transaction may be committed in spite of this error of its COMMIT.
+    pub(crate) fn is_doubtful_commit(error: &sqlx::Error) -> bool {
+        match error {
+            // Class 08 has transaction_resolution_unknown; a session that is shut down while a
+            // standby confirms has committed.
+            sqlx::Error::Database(_) => Self::of(error) == Self::Severed,
+            _ => true,
+        }
+    }
+
+    /// Classifies an error of sqlx, of a database or of a driver. Returns `None` for any other
+    /// error.
+    pub(crate) fn of_any(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
+        if let Some(error) = error.downcast_ref::<sqlx::Error>() {
+            return Some(Self::of(error));
+        }
+        // The source of an error of sqlx.
+        if let Some(error) = error.downcast_ref::<Box<dyn DatabaseError>>() {
+            return Some(Self::of_database(error.as_ref()));
+        }
+        Self::of_driver(error)
+    }
+
+    fn of_driver(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
+        #[cfg(feature = "postgres")]
+        if let Some(error) = error.downcast_ref::<sqlx::postgres::PgDatabaseError>() {
+            return Some(Self::of_postgres(error.code()));
+        }
+        #[cfg(feature = "mysql")]
+        if let Some(error) = error.downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
+            return Some(Self::of_mysql(error.number()));
+        }
+        #[cfg(feature = "sqlite")]
+        if let Some(error) = error.downcast_ref::<sqlx::sqlite::SqliteError>() {
+            return Some(Self::of_sqlite(error.code().as_deref().unwrap_or_default(), error.message()));
+        }
+        let _ = error;
+        None
+    }
+
+    /// <https://www.postgresql.org/docs/current/errcodes-appendix.html>
+    #[cfg(feature = "postgres")]
+    fn of_postgres(code: &str) -> Self {
+        match code {
+            // admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout,
+            // idle_in_transaction_session_timeout; class 08 is connection_exception.
+            "57P01" | "57P02" | "57P03" | "57P05" | "25P03" => Self::Severed,
+            c if c.starts_with("08") => Self::Severed,
+            "53300" => Self::Exhausted,
+            // serialization_failure, deadlock_detected.
+            "40001" | "40P01" => Self::Again,
+            // lock_not_available.
+            "55P03" => Self::Blocked,
+            // unique_violation, duplicate_table, duplicate_object; XX000 is "tuple concurrently
+            // updated".
+            "23505" | "42P07" | "42710" | "XX000" => Self::Race,
+            "42P01" => Self::NoTable,
+            // read_only_sql_transaction: on a standby there are no others.
+            "25006" => Self::ReadOnly,
+            _ => Self::Final,
+        }
+    }
+
+    /// <https://dev.mysql.com/doc/mysql-errors/9.0/en/server-error-reference.html>, and MariaDB
+    /// where it differs.
+    #[cfg(feature = "mysql")]
+    fn of_mysql(number: u16) -> Self {
+        match number {
+            // Server shutdown in progress, connection killed, client was disconnected by the server
+            // because of inactivity; error during COMMIT (a Galera node has lost its cluster: the
+            // others may have it or not).
+            1053 | 1927 | 3169 | 4031 | 1180 => Self::Severed,
+            // The server runs with --read-only (or another option that forbids it), the transaction
+            // is read-only, the server is; a Galera node has no cluster ("has not yet prepared node
+            // for application use").
+            1290 | 1792 | 1836 | 1047 => Self::ReadOnly,
+            1040 | 1203 | 1226 => Self::Exhausted,
+            // Deadlock (on Galera also another node's commit), record has changed since last read,
+            // rolled back during commit (Group Replication, for another member's commit).
+            1213 | 1020 | 3101 => Self::Again,
+            // Lock wait timeout (on MariaDB also NOWAIT), NOWAIT.
+            1205 | 3572 => Self::Blocked,
+            // Table exists, duplicate entry.
+            1050 | 1062 => Self::Race,
+            1146 => Self::NoTable,
+            _ => Self::Final,
+        }
+    }
+
+    /// <https://www.sqlite.org/rescode.html>
+    #[cfg(feature = "sqlite")]
+    fn of_sqlite(code: &str, message: &str) -> Self {
+        match code.parse::<u32>().unwrap_or_default() {
+            // The low byte is the primary code: BUSY and LOCKED with all their kinds.
+            c if matches!(c & 0xff, 5 | 6) => Self::Again,
+            // CONSTRAINT_PRIMARYKEY, CONSTRAINT_UNIQUE.
+            1555 | 2067 => Self::Race,
+            1 if message.starts_with("no such table") => Self::NoTable,
+            1 if message.contains("already exists") => Self::Race,
+            _ => Self::Final,
+        }
+    }
+}
+
+/// No writable server was found, although some servers may have answered.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct NotWritable(String);
+
+/// Makes the error of a connection to a server that is read-only or cannot write as durably as
+/// requested.
+pub(crate) fn not_writable(reason: String) -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::other(NotWritable(reason)))
+}
+
+/// Describes an error of the driver.
+pub(crate) fn reason(error: &sqlx::Error) -> String {
+    match error {
+        sqlx::Error::Io(cause) if cause.get_ref().is_some_and(|cause| cause.is::<NotWritable>()) => cause.to_string(),
+        error => error.to_string(),
+    }
+}
+
+pub(super) fn is_sqlite_busy(error: &sqlx::Error) -> bool {
+    let sqlx::Error::Database(error) = error else {
+        return false;
+    };
+    let _ = error;
+    #[cfg(feature = "sqlite")]
+    return error.try_downcast_ref::<sqlx::sqlite::SqliteError>().is_some();
+    #[cfg(not(feature = "sqlite"))]
+    return false;
+}

@@ -1,0 +1,182 @@
+//! Claims a key in a transaction.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use serde::Serialize;
+use sqlx::Transaction;
+
+use super::handle::{Idempotency, claim_error};
+use super::key::{Fingerprint, IdempotencyKey};
+use super::outcome::{Outcome, Stored, encode, recorded_outcome};
+use crate::backend::Database;
+use crate::backend::records::{self, Claimed, Claiming, Errand, State};
+use crate::error::{Error, Result};
+
+/// How often a claim is read while its state keeps changing.
+const MAX_READS: u32 = 10;
+
+impl Idempotency {
+    /// Claims a key in a transaction of the caller's own. After `New`, write the effect, call
+    /// [`complete`](Claim::complete) and commit; after any other outcome, write nothing in this
+    /// transaction.
+    ///
+    /// ```
+    /// # use sqlock::Error;
+    /// # use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
+    /// # async fn charge(tx: &mut sqlx::Transaction<'_, sqlx::Sqlite>) -> Result<String, Error> { Ok(String::new()) }
+    /// # async fn example(pool: sqlx::SqlitePool, payments: Idempotency) -> Result<(), Box<dyn std::error::Error>> {
+    /// let key = IdempotencyKey::new("alice", "order-17");
+    /// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;      // on SQLite; elsewhere pool.begin()
+    /// let receipt: String = match payments.begin(&mut tx, &key, &Fingerprint::of(["500"])).await? {
+    ///     Outcome::New(claim) => {
+    ///         let receipt = charge(&mut tx).await?;
+    ///         claim.complete(&mut tx, &receipt).await?;
+    ///         tx.commit().await?;
+    ///         receipt
+    ///     }
+    ///     Outcome::Replay(stored) => stored.get()?,
+    ///     other => return Err(format!("refused: {other:?}").into()),
+    /// };
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Call it once in a transaction: a second call, before the result is stored, returns
+    /// in-progress or null. It may be called at any time in the transaction, but a duplicate
+    /// repeats the statements before it. A duplicate in progress is reported at once, [with the
+    /// exceptions of `run`](Self::run); [`wait`](Self::wait) has no effect here.
+    ///
+    /// At REPEATABLE READ and SERIALIZABLE, a duplicate that committed after this transaction began
+    /// to read causes [`RowError::StaleSnapshot`](crate::row::RowError::StaleSnapshot) on
+    /// PostgreSQL (and on MariaDB with `innodb_snapshot_isolation`): run the transaction again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Row`] when the transaction cannot be used, or reads an older snapshot;
+    /// [`Error::InvalidKey`], [`Error::OutOfRange`]; [`Error::Database`], [`Error::Unavailable`],
+    /// [`Error::NotMigrated`]. Roll back after any.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the transaction in an unknown state, as with any of its
+    /// statements: roll back.
+    pub async fn begin<DB: Database>(
+        &self,
+        tx: &mut Transaction<'_, DB>,
+        key: &IdempotencyKey,
+        request: &Fingerprint,
+    ) -> Result<Outcome<Claim, Stored>> {
+        let claim = self.claim_request(key, request)?;
+        if DB::PEEKS
+            && let Some(outcome) = self.peek(&claim).await?
+        {
+            return Ok(outcome.without_new());
+        }
+        self.claim_key(tx, &claim).await
+    }
+
+    pub(super) async fn claim_key<DB: Database>(
+        &self,
+        tx: &mut Transaction<'_, DB>,
+        claim: &Claiming,
+    ) -> Result<Outcome<Claim, Stored>> {
+        self.check_transaction(tx)?;
+        let mut rival = None;
+        for read_outcome in 0..MAX_READS {
+            if read_outcome > 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            let claimed = DB::claim(tx, claim).await.map_err(claim_error::<DB>)?;
+            if claimed == Claimed::Ours {
+                return Ok(Outcome::New(Claim { id: claim.key.id.clone(), limit: self.limit }));
+            }
+            if claimed == Claimed::Not {
+                let record = records::read::<DB>(tx, &claim.key.id, DB::PRESENT).await.map_err(claim_error::<DB>)?;
+                if let Some(record) = record {
+                    if let Some(known) = recorded_outcome(claim, record) {
+                        return Ok(known);
+                    }
+                } else if claim.issued {
+                    return Ok(Outcome::Expired);
+                }
+                let before = rival;
+                rival = DB::rival(tx, claim).await.map_err(claim_error::<DB>)?;
+                match rival {
+                    Some(found) if found.same => return Ok(Outcome::InProgress),
+                    // A rival that is ending may have released one lock and not the other.
+                    found if found.is_some() && found == before => return Ok(Outcome::Mismatch),
+                    _ => {}
+                }
+            }
+            if DB::PEEKS
+                && let Some(outcome) = self.peek(claim).await?
+            {
+                return Ok(outcome.without_new());
+            }
+        }
+        Ok(Outcome::InProgress)
+    }
+
+    /// Reads the record on another connection before the claim. Returns `None` when the key can be
+    /// claimed.
+    pub(super) async fn peek(&self, claim: &Claiming) -> Result<Option<Outcome<Infallible, Stored>>> {
+        let mut found = self.send(Errand::Peek(claim.key.clone())).await?;
+        // A lock on the record without a visible claim is short, such as that of the sweeper.
+        let mut looks = 1;
+        while found.busy && found.fingerprint.is_none() && looks < MAX_READS {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            found = self.send(Errand::Peek(claim.key.clone())).await?;
+            looks += 1;
+        }
+        if found.busy {
+            let same = found.fingerprint.is_none_or(|fingerprint| fingerprint == claim.fingerprint);
+            return Ok(Some(if same { Outcome::InProgress } else { Outcome::Mismatch }));
+        }
+        match found.records.into_iter().next() {
+            None if claim.issued => Ok(Some(Outcome::Expired)),
+            None => Ok(None),
+            Some(record) if record.is_expired() && record.state == State::Done && !claim.issued => {
+                self.send(Errand::Bury(claim.key.clone())).await?;
+                Ok(None)
+            }
+            Some(record) => Ok(recorded_outcome(claim, record)),
+        }
+    }
+}
+
+/// A key that the caller's transaction has claimed. Made by [`Idempotency::begin`].
+#[derive(Debug)]
+#[must_use = "a claim that is committed without its result is replayed as null"]
+pub struct Claim {
+    id: String,
+    limit: usize,
+}
+
+impl Claim {
+    /// Stores the result, as JSON, for later requests. Then commit.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotClaimed`] in another transaction; [`Error::ResultTooLarge`], [`Error::Json`];
+    /// those of any statement.
+    ///
+    /// # Cancel safety
+    ///
+    /// As any statement of a transaction.
+    pub async fn complete<DB: Database, T: Serialize + ?Sized>(
+        self,
+        tx: &mut Transaction<'_, DB>,
+        result: &T,
+    ) -> Result<()> {
+        let result = encode(result, self.limit)?;
+        self.store(tx, &result).await
+    }
+
+    pub(super) async fn store<DB: Database>(self, tx: &mut Transaction<'_, DB>, result: &[u8]) -> Result<()> {
+        if records::complete::<DB>(tx, &self.id, result).await.map_err(claim_error::<DB>)? {
+            return Ok(());
+        }
+        Err(Error::NotClaimed)
+    }
+}

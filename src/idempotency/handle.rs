@@ -1,0 +1,236 @@
+//! The handle to requests that take effect once, and its settings.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::Transaction;
+
+use super::key::{Fingerprint, IdempotencyKey};
+use crate::backend::Database;
+use crate::backend::records::{Claiming, Errand, Findings, FullKey};
+use crate::backend::sealed::Refusal;
+use crate::backend::table::Table;
+use crate::client::Client;
+use crate::clock::CENTURY;
+use crate::error::{Error, Result, RowError};
+use crate::lease::request::LeaseRequest;
+use crate::locks::Locks;
+use crate::owner::Owner;
+use crate::transaction::retry::Retry;
+use crate::transaction::target::check_transaction;
+
+/// The table of the records.
+const TABLE: &str = "sqlock_idem";
+
+/// How long a result is kept, unless [`Idempotency::retention`] sets it.
+const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The shortest and the longest retention.
+const RETENTION_RANGE: (Duration, Duration) = (Duration::from_millis(1), CENTURY);
+
+/// The TTL of an attempt's lease, unless [`Idempotency::lease`] sets it.
+const LEASE_TTL: Duration = Duration::from_secs(30);
+
+/// The longest stored result, unless [`Idempotency::result_limit`] sets it.
+const RESULT_LIMIT: usize = 1 << 20;
+
+/// Lets requests take effect once, however often they are sent.
+///
+/// A client chooses a [key](IdempotencyKey) for a request, and sends the request again with the
+/// same key when no answer came. The first request takes effect; each further one receives the
+/// first result. The claim on the key, the effect and the result are written in one transaction of
+/// the application's own database, so a crash leaves all of them or none.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let directory = tempfile::tempdir()?;
+/// # let url = format!("sqlite://{}?mode=rwc", directory.path().join("app.db").display());
+/// # let pool = sqlx::SqlitePool::connect(&url).await?;
+/// # sqlx::query("CREATE TABLE charge (customer TEXT, cents INTEGER)").execute(&pool).await?;
+/// use sqlock::Locks;
+/// use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
+///
+/// let locks = Locks::new(pool.clone());
+/// locks.migrate().await?;
+/// let payments = Idempotency::new(&locks).namespace("payments");
+///
+/// for _ in 0..2 {                                              // a double click
+///     let key = IdempotencyKey::new("alice", "order-17");      // the principal, and the client's key
+///     let request = Fingerprint::of(["charge", "500"]);
+///     let outcome = payments
+///         .run(&pool, &key, &request, async |tx| {
+///             sqlx::query("INSERT INTO charge VALUES ('alice', 500)").execute(&mut **tx).await?;
+///             Ok::<_, sqlock::Error>("receipt 1".to_owned())
+///         })
+///         .await?;
+///     assert_eq!(outcome.into_value().as_deref(), Some("receipt 1"));
+/// }
+/// let charges: i64 = sqlx::query_scalar("SELECT count(*) FROM charge").fetch_one(&pool).await?;
+/// assert_eq!(charges, 1);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
+///
+/// # Two modes
+///
+/// - **In one transaction**: [`run`](Self::run), or [`begin`](Self::begin) in a transaction of your
+///   own. For effects in this database. A crash cannot leave a key "in progress", because an
+///   uncommitted claim does not exist.
+/// - **Under a lease**: [`attempt`](Self::attempt) and [`run_leased`](Self::run_leased), for
+///   effects elsewhere, such as at a payment provider. The key is claimed by a lease, the provider
+///   is called with a [key of its own](crate::idempotency::Attempt::provider_key), and an unknown
+///   outcome is kept and reported.
+///
+/// Use one of them for a namespace, not both.
+///
+/// # Retention
+///
+/// A result is replayed for the [retention](Self::retention), 24 hours by default. After that **the
+/// key counts as new, and the request would take effect again**: keep results for longer than any
+/// client repeats a request. The [sweeper](crate::sweeper::Sweeper) purges expired records. A
+/// record that has not ended does not expire.
+#[derive(Clone)]
+#[must_use = "nothing is done until a request is run"]
+pub struct Idempotency {
+    pub(super) client: Arc<Client>,
+    pub(super) namespace: String,
+    pub(super) retention: Duration,
+    pub(super) lease: Duration,
+    pub(super) wait: Duration,
+    pub(super) limit: usize,
+    pub(super) retry: Retry,
+}
+
+impl Idempotency {
+    /// Uses the database of this client, and the namespace `default`.
+    pub fn new(locks: &Locks) -> Self {
+        Self {
+            client: Arc::clone(locks.client()),
+            namespace: "default".into(),
+            retention: RETENTION,
+            lease: LEASE_TTL,
+            wait: Duration::ZERO,
+            limit: RESULT_LIMIT,
+            retry: Retry::new(),
+        }
+    }
+
+    /// Sets the namespace: 1 to 255 bytes of UTF-8 without NUL. Keys of different namespaces are
+    /// independent.
+    pub fn namespace(mut self, name: impl Into<String>) -> Self {
+        self.namespace = name.into();
+        self
+    }
+
+    /// Sets how long a result is replayed: 24 hours by default; 1 millisecond to 100 years. It
+    /// counts from the claim, under a lease from the result.
+    pub fn retention(mut self, time: Duration) -> Self {
+        self.retention = time;
+        self
+    }
+
+    /// Sets the TTL of the lease of an [attempt](Self::attempt): 30 seconds by default. As
+    /// [`LeaseRequest::ttl`].
+    pub fn lease(mut self, ttl: Duration) -> Self {
+        self.lease = ttl;
+        self
+    }
+
+    /// Sets how long a request waits for another one with the same key that is in progress. By
+    /// default it does not wait and returns
+    /// [`Outcome::InProgress`](crate::idempotency::Outcome::InProgress). A waiting request holds no
+    /// connection.
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.wait = at_most;
+        self
+    }
+
+    /// Limits the bytes of a stored result: 1 MiB by default.
+    pub fn result_limit(mut self, bytes: usize) -> Self {
+        self.limit = bytes;
+        self
+    }
+
+    /// Sets how transactions of [`run`](Self::run) begin, and how often they are run again after a
+    /// concurrent change.
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// Issues a token to a principal, valid for one request within `ttl`: for a form that is sent
+    /// once. It is the [key](IdempotencyKey::issued) of that request, in either mode. A repeated
+    /// request within the [retention](Self::retention) receives the result; a rollback makes the
+    /// token valid again. A token that has expired, was issued to another principal, or was never
+    /// issued returns [`Outcome::Expired`](crate::idempotency::Outcome::Expired).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::OutOfRange`] (1 millisecond to 100 years),
+    /// [`Error::Unavailable`], [`Error::NotMigrated`].
+    ///
+    /// # Cancel safety
+    ///
+    /// A token that was not received expires.
+    pub async fn issue(&self, principal: impl Into<String>, ttl: Duration) -> Result<String> {
+        Error::check_range("the TTL of a token", ttl, RETENTION_RANGE.0, RETENTION_RANGE.1)?;
+        let token = uuid::Uuid::new_v4().simple().to_string();
+        let key = IdempotencyKey::issued(principal, token.as_str()).within(&self.namespace)?;
+        self.send(Errand::Issue { key, ttl }).await?;
+        Ok(token)
+    }
+
+    pub(super) fn claim_request(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<Claiming> {
+        Error::check_range("a retention", self.retention, RETENTION_RANGE.0, RETENTION_RANGE.1)?;
+        Ok(Claiming {
+            key: key.within(&self.namespace)?,
+            fingerprint: request.bytes(),
+            keep: crate::backend::micros(self.retention),
+            issued: key.is_issued(),
+        })
+    }
+
+    pub(super) fn check_transaction<DB: Database>(&self, tx: &Transaction<'_, DB>) -> Result<()> {
+        check_transaction(&self.client, tx, &Table::new(TABLE)?)
+    }
+
+    pub(super) async fn send(&self, command: Errand) -> Result<Findings> {
+        self.client.run(command).await
+    }
+
+    /// Requests the lease on a key. Its owner is new, so a duplicate in the same
+    /// [scope](Owner::scope) does not re-enter.
+    pub(super) fn lease_request(&self, key: &FullKey) -> LeaseRequest {
+        LeaseRequest::new(Arc::clone(&self.client), lease_name(key)).owner(Owner::random()).ttl(self.lease)
+    }
+}
+
+/// Returns the name of the lease on a key.
+pub(super) fn lease_name(key: &FullKey) -> String {
+    format!("sqlock-idem/{}", key.id)
+}
+
+impl fmt::Debug for Idempotency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Idempotency")
+            .field("namespace", &self.namespace)
+            .field("retention", &self.retention)
+            .field("lease", &self.lease)
+            .field("wait", &self.wait)
+            .finish_non_exhaustive()
+    }
+}
+
+pub(super) fn claim_error<DB: Database>(error: sqlx::Error) -> Error {
+    let cause = match DB::refusal(&error) {
+        Some(Refusal::Stale) => RowError::StaleSnapshot,
+        Some(Refusal::Deferred) => RowError::Deferred,
+        _ => return Error::from_sqlx("claim a key", error),
+    };
+    Error::Row { table: TABLE.into(), cause }
+}

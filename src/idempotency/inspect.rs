@@ -1,0 +1,197 @@
+//! Inspection of the records: for operators and their tools.
+
+use std::fmt;
+
+use super::handle::{Idempotency, lease_name};
+use super::key::{self, IdempotencyKey};
+use crate::backend::records::{Errand, Record, State};
+use crate::error::Result;
+use crate::token::FencingToken;
+
+impl Idempotency {
+    /// Lists records that have not ended, or whose outcome is unknown, in order of creation, at
+    /// most `limit`: attempts [under a lease](Self::attempt), including those in progress.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn unfinished(&self, limit: u32) -> Result<Vec<RecordInfo>> {
+        let mut all = self.list(Some(State::Started), limit).await?;
+        all.extend(self.list(Some(State::Unknown), limit).await?);
+        all.sort_by_key(|record| record.created_at);
+        all.truncate(limit as usize);
+        Ok(all)
+    }
+
+    /// Lists the records of this namespace, in order of creation, at most `limit`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn records(&self, limit: u32) -> Result<Vec<RecordInfo>> {
+        self.list(None, limit).await
+    }
+
+    /// Lists the records of one namespace or of all, in one [state](RecordInfo::state) or in any,
+    /// in order of creation, at most `limit`. An unknown state has no records.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`](crate::Error::InvalidKey),
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn records_in(
+        &self,
+        namespace: Option<&str>,
+        state: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<RecordInfo>> {
+        if let Some(namespace) = namespace {
+            key::check("namespace", namespace)?;
+        }
+        let Ok(state) = state.map(State::parse).transpose() else {
+            return Ok(Vec::new());
+        };
+        let found = self.send(Errand::List { namespace: namespace.map(str::to_owned), state, limit }).await?;
+        Ok(found.records.into_iter().map(RecordInfo::of).collect())
+    }
+
+    async fn list(&self, state: Option<State>, limit: u32) -> Result<Vec<RecordInfo>> {
+        self.records_in(Some(&self.namespace), state.map(State::as_str), limit).await
+    }
+
+    /// Deletes the expired records of all namespaces, in batches, and returns how many: results
+    /// after their retention, and expired tokens. A record that has not ended does not expire. The
+    /// [sweeper](crate::sweeper::Sweeper) does it as well.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future ends the purge after the current batch.
+    pub async fn purge(&self) -> Result<u64> {
+        crate::sweeper::purge_records(&self.client, crate::sweeper::BATCH).await
+    }
+
+    /// Returns the committed record of a key, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`](crate::Error::InvalidKey),
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn inspect(&self, key: &IdempotencyKey) -> Result<Option<RecordInfo>> {
+        let found = self.send(Errand::Read(key.within(&self.namespace)?)).await?;
+        let Some(record) = found.records.into_iter().next() else {
+            return Ok(None);
+        };
+        let steps = self.send(Errand::Steps { id: record.key.id.clone(), begun: record.created_at }).await?.steps;
+        Ok(Some(RecordInfo { steps, ..RecordInfo::of(record) }))
+    }
+
+    /// Deletes the record of an attempt that is not done, so that its key is free (and an issued
+    /// token valid again): for an operator who has found out that nothing took effect. The token
+    /// names the attempt. Returns `false` when it is not the latest, or the request is done.
+    ///
+    /// An attempt in progress is not stopped, but it can no longer store its result.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`](crate::Error::InvalidKey),
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
+    ///
+    /// # Cancel safety
+    ///
+    /// After the future was dropped, the record may be deleted. The call can be repeated.
+    pub async fn forget(&self, key: &IdempotencyKey, token: FencingToken) -> Result<bool> {
+        let key = key.within(&self.namespace)?;
+        let command = Errand::Forget { id: key.id.clone(), token: token.get() };
+        let answer = self.client.ask(command).await;
+        // A request that is repeated after a lost reply finds no record any more.
+        let gone = answer.may_linger && self.send(Errand::Read(key)).await?.records.is_empty();
+        Ok(answer.result?.changed > 0 || gone)
+    }
+}
+
+/// The record of a key.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RecordInfo {
+    /// The namespace.
+    pub namespace: String,
+    /// The principal. `None`: the key is global.
+    pub principal: Option<String>,
+    /// The key.
+    pub key: String,
+    /// The state: `issued`, `started`, `unknown` or `done`.
+    pub state: &'static str,
+    /// The token of the latest attempt. `None`: the request ran in one transaction.
+    pub token: Option<FencingToken>,
+    /// How many attempts were begun under a lease.
+    pub attempts: u32,
+    /// The name of the lease of its attempts: `sqlock-idem/` and a digest of the key. While it is
+    /// [held](crate::Locks::inspect), an attempt is in progress.
+    pub lease: String,
+    /// The bytes of the stored result. `None`: there is none, or it was not read.
+    pub result_bytes: Option<usize>,
+    /// The names of the finished steps. Empty in a list.
+    pub steps: Vec<String>,
+    /// When the record was created, by the database's clock.
+    pub created_at: chrono::DateTime<chrono::Utc>,
+    /// When the result or the token expires, by the database's clock. A record that has not ended
+    /// does not expire; its time is that of a result stored at its creation.
+    pub expires_at: chrono::DateTime<chrono::Utc>,
+}
+
+impl RecordInfo {
+    fn of(record: Record) -> Self {
+        let at = |micros| chrono::DateTime::from_timestamp_micros(micros).unwrap_or_default();
+        Self {
+            lease: lease_name(&record.key),
+            namespace: record.key.namespace,
+            principal: Some(record.key.principal).filter(|principal| !principal.is_empty()),
+            key: record.key.key,
+            state: record.state.as_str(),
+            token: crate::backend::token(record.token),
+            attempts: u32::try_from(record.attempts).unwrap_or(0),
+            result_bytes: record.result.map(|result| result.len()),
+            steps: Vec::new(),
+            created_at: at(record.created_at),
+            expires_at: at(record.expires_at),
+        }
+    }
+}
+
+/// Omits the key, which may be a secret.
+impl fmt::Debug for RecordInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecordInfo")
+            .field("namespace", &self.namespace)
+            .field("state", &self.state)
+            .field("token", &self.token)
+            .field("attempts", &self.attempts)
+            .finish_non_exhaustive()
+    }
+}

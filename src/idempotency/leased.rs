@@ -1,0 +1,172 @@
+//! Runs work with effects elsewhere once, under a lease on the key.
+
+use std::error::Error as StdError;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::attempt::Attempt;
+use super::handle::Idempotency;
+use super::key::{Fingerprint, IdempotencyKey};
+use super::outcome::{Outcome, Stored, decode_outcome, recorded_outcome};
+use crate::backend::records::{Claiming, Errand, FullKey, State};
+use crate::error::{Error, Result};
+use crate::lease::handle::Lease;
+
+impl Idempotency {
+    /// Claims a key under a lease, for an effect elsewhere.
+    ///
+    /// The lease is renewed until the attempt has ended. `New` is an [`Attempt`]: the first one for
+    /// this key, or one that continues an earlier one whose process died (see
+    /// [`number`](Attempt::number)). An attempt with an [unknown](Attempt::unknown) outcome is not
+    /// continued by requests with its key, which receive [`Outcome::Unknown`], but by
+    /// [`resume`](Self::resume).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::Unavailable`],
+    /// [`Error::NotMigrated`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future releases the lease. The next attempt continues from the record, if there
+    /// is one.
+    pub async fn attempt(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<Outcome<Attempt, Stored>> {
+        let claim = self.claim_request(key, request)?;
+        if let Some(known) = self.read_outcome(&claim).await? {
+            return Ok(known);
+        }
+        let lease = self.lease_request(&claim.key);
+        let lease = if self.wait.is_zero() {
+            lease.try_acquire().await?
+        } else {
+            match lease.wait(self.wait).acquire().await {
+                Err(Error::Timeout { .. }) => None,
+                acquired => Some(acquired?),
+            }
+        };
+        let Some(lease) = lease else {
+            // The holder may have begun since, so its fingerprint is compared again.
+            return Ok(self.read_outcome(&claim).await?.unwrap_or(Outcome::InProgress));
+        };
+        self.start(claim, lease, false).await
+    }
+
+    /// Reads the outcome of a key without a lease. Returns `None` when the key may be claimed.
+    pub(super) async fn read_outcome<N>(&self, claim: &Claiming) -> Result<Option<Outcome<N, Stored>>> {
+        let found = self.send(Errand::Read(claim.key.clone())).await?;
+        Ok(match found.records.into_iter().next() {
+            None => claim.issued.then_some(Outcome::Expired),
+            // The lease shows whether that attempt is in progress or has died.
+            Some(record) if record.state == State::Started && record.fingerprint == claim.fingerprint => None,
+            Some(record) => recorded_outcome(claim, record),
+        })
+    }
+
+    async fn start(&self, claim: Claiming, lease: Lease, resume: bool) -> Result<Outcome<Attempt, Stored>> {
+        let fingerprint = claim.fingerprint.clone();
+        let issued = claim.issued;
+        let token = lease.token().get();
+        let found = self.send(Errand::Start { claim, token, resume }).await?;
+        let Some(record) = found.records.into_iter().next() else {
+            return Ok(if issued { Outcome::Expired } else { Outcome::InProgress });
+        };
+        if record.state == State::Started && record.token == token {
+            return Ok(Outcome::New(Attempt::new(self.clone(), record, lease)));
+        }
+        let claim = Claiming { key: record.key.clone(), fingerprint, keep: 0, issued };
+        Ok(recorded_outcome(&claim, record).unwrap_or(Outcome::InProgress))
+    }
+
+    /// Runs the work [under a lease](Self::attempt), and replays its result to every later request
+    /// with this key.
+    ///
+    /// When the work succeeds, its result is stored. When it fails without a call of
+    /// [`forget`](Attempt::forget), its effect is unknown, and the record says so:
+    /// [`Outcome::Unknown`]. The same holds for a result that cannot be stored, and for one that
+    /// was [completed](Attempt::complete_in) in a transaction that was not committed. When the
+    /// lease is lost, the work is dropped. Work that panics, or is dropped, counts as died: the
+    /// next attempt continues it.
+    ///
+    /// # Errors
+    ///
+    /// The work's own; [`Error::Lost`] when another attempt has taken over, [`Error::Unavailable`]
+    /// when the end of the attempt could not be recorded: it then counts as died. Otherwise as
+    /// [`attempt`](Self::attempt).
+    ///
+    /// # Cancel safety
+    ///
+    /// After the future was dropped, the attempt counts as died: the next one continues it.
+    pub async fn run_leased<T, E, F>(
+        &self,
+        key: &IdempotencyKey,
+        request: &Fingerprint,
+        work: F,
+    ) -> Result<Outcome<T>, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error> + StdError,
+        F: AsyncFnOnce(&Attempt) -> Result<T, E>,
+    {
+        match self.attempt(key, request).await? {
+            Outcome::New(attempt) => Ok(Outcome::New(attempt.run_work(work).await?)),
+            known => Ok(decode_outcome(known.without_new())?),
+        }
+    }
+
+    /// Continues all requests that have not ended, or whose outcome is unknown, and that are not in
+    /// progress: call it regularly from a background task. The [key](Attempt::key) identifies the
+    /// request; finished steps are not repeated, and the [key for the
+    /// provider](Attempt::provider_key) is that of the earlier attempts.
+    ///
+    /// A failed request does not stop the others. `IdempotencyLayer::resume` resumes requests that
+    /// came over HTTP; its work makes responses.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`], [`Error::NotMigrated`], of this crate's own statements. Errors of
+    /// the work are counted.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run_leased`](Self::run_leased).
+    pub async fn resume<T, E, F>(&self, work: F) -> Result<Resumed>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error> + StdError,
+        F: AsyncFnOnce(&Attempt) -> Result<T, E> + Clone,
+    {
+        let mut resumed = Resumed::default();
+        for info in self.unfinished(u32::MAX >> 1).await? {
+            let key = FullKey::new(info.namespace, info.principal.unwrap_or_default(), info.key);
+            let Some(lease) = self.lease_request(&key).try_acquire().await? else {
+                resumed.at_work += 1;
+                continue;
+            };
+            let claim = Claiming { key, fingerprint: Vec::new(), keep: 0, issued: false };
+            let Outcome::New(attempt) = self.start(claim, lease, true).await? else {
+                continue;
+            };
+            match attempt.run_work(work.clone()).await {
+                Ok(_) => resumed.done += 1,
+                Err(error) => {
+                    tracing::warn!(%error, "a request that was resumed failed");
+                    resumed.failed += 1;
+                }
+            }
+        }
+        Ok(resumed)
+    }
+}
+
+/// The result of [`Idempotency::resume`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Resumed {
+    /// How many are done now.
+    pub done: u64,
+    /// How many failed.
+    pub failed: u64,
+    /// How many are in progress elsewhere.
+    pub at_work: u64,
+}

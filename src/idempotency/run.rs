@@ -1,0 +1,256 @@
+//! Runs work once, in a transaction of its own.
+
+use std::error::Error as StdError;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::{Pool, Transaction};
+use tokio::time::Instant;
+
+use super::handle::{Idempotency, claim_error};
+use super::in_flight::Duplicate;
+use super::key::{Fingerprint, IdempotencyKey};
+use super::outcome::{Outcome, Stored, decode_outcome, encode_legibly};
+use crate::backend::Database;
+use crate::backend::records::{self, Claiming};
+use crate::backoff::Backoff;
+use crate::error::{Error, Result};
+use crate::transaction::retry::{AttemptEnd, RetryError};
+
+/// The pauses while a duplicate is in progress.
+const IN_PROGRESS_BACKOFF: Backoff = Backoff::between(Duration::from_millis(5), Duration::from_millis(100));
+
+impl Idempotency {
+    /// Runs the work once, in a transaction of its own, and replays its result to every later
+    /// request with this key.
+    ///
+    /// The claim on the key is the transaction's first statement, the work's own follow, then the
+    /// result is stored as JSON, and the transaction commits. When the work fails, everything is
+    /// rolled back and the key is free. After a concurrent change, or a lost connection during the
+    /// commit, the transaction is run again from the claim, which shows whether the work has taken
+    /// effect ([`retry`](Self::retry) limits that; the rules for the closure are those
+    /// [there](crate::retry::Retry)).
+    ///
+    /// It costs two statements: the claim and the result. On MySQL and MariaDB another connection
+    /// first looks for a duplicate in progress, because a claim would wait for it (on MySQL it
+    /// waits for a duplicate of the same moment). On SQLite writers wait for each other, and fail
+    /// after the busy timeout; within one process a duplicate is reported at once.
+    ///
+    /// # Errors
+    ///
+    /// [`RetryError::Failed`] with the work's own error, or with one of this crate:
+    /// [`Error::Unavailable`] and its like, [`Error::InvalidKey`], [`Error::OutOfRange`],
+    /// [`Error::ResultTooLarge`], [`Error::Json`] when the result cannot be read back,
+    /// [`Error::NotClaimed`] when a deadlock whose error the work ignored has rolled the claim
+    /// back. Nothing took effect. (Also [`Error::Json`] when a stored result is not of the
+    /// requested type: that request did take effect.) [`RetryError::Exhausted`];
+    /// [`RetryError::CommitUnknown`] when the outcome could not be found out in time: send the
+    /// request again with the same key.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future rolls back an uncommitted transaction. To find out whether it was
+    /// committed, send the request again with the same key.
+    ///
+    /// # Panics
+    ///
+    /// When the closure panics; the transaction is rolled back.
+    pub async fn run<DB, T, E, F>(
+        &self,
+        pool: &Pool<DB>,
+        key: &IdempotencyKey,
+        request: &Fingerprint,
+        work: F,
+    ) -> Result<Outcome<T>, RetryError<E>>
+    where
+        DB: Database,
+        T: Serialize + DeserializeOwned,
+        E: From<sqlx::Error> + From<Error> + StdError + 'static,
+        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
+    {
+        let claim = self.claim_request(key, request).map_err(failed)?;
+        let start = Instant::now();
+        let (mut pauses, doubt) = (IN_PROGRESS_BACKOFF, CommitDoubt::default());
+        loop {
+            let outcome = match self.client.in_flight.insert(&claim) {
+                Err(Duplicate { is_same_request: true }) => match self.read_outcome(&claim).await {
+                    Ok(found) => decode_outcome(found.unwrap_or(Outcome::InProgress)),
+                    Err(error) => Err(error),
+                }
+                .map_err(failed),
+                // Of two different requests the database decides which one is refused.
+                _guard => self.run_until_decided(pool, &claim, &work, &doubt).await,
+            };
+            let outcome = outcome.map_err(|error| doubt.replace_error(error))?;
+            let pause = pauses.step();
+            if !matches!(outcome, Outcome::InProgress) || start.elapsed() + pause > self.wait {
+                return Ok(outcome);
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Runs the transaction until it has committed, or its outcome is decided otherwise.
+    async fn run_until_decided<DB, T, E, F>(
+        &self,
+        pool: &Pool<DB>,
+        claim: &Claiming,
+        work: &F,
+        doubt: &CommitDoubt,
+    ) -> Result<Outcome<T>, RetryError<E>>
+    where
+        DB: Database,
+        T: Serialize + DeserializeOwned,
+        E: From<sqlx::Error> + From<Error> + StdError + 'static,
+        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
+    {
+        if DB::PEEKS
+            && let Some(outcome) = self.peek(claim).await.map_err(failed)?
+        {
+            return decode_outcome(outcome).map_err(failed);
+        }
+        let mut attempts = self.retry.start_attempts();
+        loop {
+            let work = work.clone();
+            let transaction =
+                async |tx: &mut Transaction<'_, DB>| self.run_in_transaction(tx, claim, work, doubt).await;
+            match self.retry.attempt(pool, transaction, false).await {
+                Ok(outcome) => return Ok(outcome),
+                Err(AttemptEnd::Conflict(last)) => attempts.next_attempt(last).await.map_err(into_retry_error)?,
+                // The next attempt reads the claim, which shows the outcome. Without a next attempt
+                // the caller gets `CommitUnknown`.
+                Err(AttemptEnd::EndedByWork(source)) => {
+                    doubt.record(source, true);
+                    attempts.next_attempt(RunError::Sqlock(Error::NotClaimed)).await.map_err(into_retry_error)?;
+                }
+                Err(AttemptEnd::Final(RetryError::CommitUnknown { source })) => {
+                    doubt.record(source, false);
+                    attempts.next_attempt(RunError::Sqlock(Error::NotClaimed)).await.map_err(into_retry_error)?;
+                }
+                Err(AttemptEnd::Final(error)) if doubt.is_open() => {
+                    if !attempts.try_next(&error.to_string()).await {
+                        return Err(into_retry_error(error));
+                    }
+                }
+                Err(AttemptEnd::Final(error)) => return Err(into_retry_error(error)),
+            }
+        }
+    }
+
+    /// Claims the key, runs the work and stores its result.
+    async fn run_in_transaction<DB, T, E, F>(
+        &self,
+        tx: &mut Transaction<'_, DB>,
+        claim: &Claiming,
+        work: F,
+        doubt: &CommitDoubt,
+    ) -> Result<Outcome<T>, RunError<E>>
+    where
+        DB: Database,
+        T: Serialize + DeserializeOwned,
+        E: StdError + 'static,
+        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E>,
+    {
+        let outcome = self.claim_key(tx, claim).await.map_err(RunError::Sqlock)?;
+        match &outcome {
+            // The transaction whose commit is in doubt may be in progress.
+            Outcome::InProgress => {}
+            // A statement of the work has committed this call's own claim, with a part of the work.
+            Outcome::Replay(Stored { bytes: None }) if doubt.is_ended_by_work() => {
+                records::mark_unknown::<DB>(tx, &claim.key.id)
+                    .await
+                    .map_err(claim_error::<DB>)
+                    .map_err(RunError::Sqlock)?;
+                return Ok(Outcome::Unknown);
+            }
+            _ => doubt.clear(),
+        }
+        match outcome {
+            Outcome::New(claim) => {
+                let value = work(tx).await.map_err(RunError::Work)?;
+                let result = encode_legibly(&value, self.limit).map_err(RunError::Sqlock)?;
+                claim.store(tx, &result).await.map_err(RunError::Sqlock)?;
+                Ok(Outcome::New(value))
+            }
+            known => decode_outcome(known.without_new()).map_err(RunError::Sqlock),
+        }
+    }
+}
+
+fn failed<E: From<Error> + StdError + 'static>(error: Error) -> RetryError<E> {
+    RetryError::Failed(error.into())
+}
+
+/// The error that ended a transaction: of this crate, or of the work.
+#[derive(Debug, thiserror::Error)]
+enum RunError<E: StdError + 'static> {
+    #[error(transparent)]
+    Sqlock(Error),
+    #[error(transparent)]
+    Work(E),
+}
+
+impl<E: StdError + 'static> From<sqlx::Error> for RunError<E> {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Sqlock(error.into())
+    }
+}
+
+impl<E: From<Error> + StdError + 'static> RunError<E> {
+    fn into_work_error(self) -> E {
+        match self {
+            Self::Sqlock(error) => error.into(),
+            Self::Work(error) => error,
+        }
+    }
+}
+
+/// The error of a run, without the wrapper.
+fn into_retry_error<E: From<Error> + StdError + 'static>(error: RetryError<RunError<E>>) -> RetryError<E> {
+    match error {
+        RetryError::Failed(error) => RetryError::Failed(error.into_work_error()),
+        RetryError::Exhausted { attempts, elapsed, last } => {
+            RetryError::Exhausted { attempts, elapsed, last: last.into_work_error() }
+        }
+        RetryError::CommitUnknown { source } => RetryError::CommitUnknown { source },
+    }
+}
+
+/// The first commit of a call whose outcome is unknown, until a later attempt has read the claim.
+#[derive(Default)]
+struct CommitDoubt(Mutex<Option<UnknownCommit>>);
+
+struct UnknownCommit {
+    source: sqlx::Error,
+    /// Whether a statement of the work has ended the transaction.
+    ended_by_work: bool,
+}
+
+impl CommitDoubt {
+    fn record(&self, source: sqlx::Error, ended_by_work: bool) {
+        self.lock().get_or_insert(UnknownCommit { source, ended_by_work });
+    }
+
+    fn clear(&self) {
+        *self.lock() = None;
+    }
+
+    fn is_open(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    fn is_ended_by_work(&self) -> bool {
+        self.lock().as_ref().is_some_and(|doubtful| doubtful.ended_by_work)
+    }
+
+    /// Replaces an error that would say that nothing took effect, while the doubt is open.
+    fn replace_error<E: StdError + 'static>(&self, error: RetryError<E>) -> RetryError<E> {
+        self.lock().take().map_or(error, |UnknownCommit { source, .. }| RetryError::CommitUnknown { source })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<UnknownCommit>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

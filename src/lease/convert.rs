@@ -1,0 +1,62 @@
+//! Converts a held lease: to a higher token, or to a shared lease.
+
+use super::handle::Lease;
+use crate::engine::{Amendment, NotAmended};
+use crate::error::{Error, Result};
+use crate::protocol::Mode;
+use crate::token::FencingToken;
+
+impl Lease {
+    /// Raises the token of an exclusive lease that was acquired once. Returns `None`, and releases
+    /// the lease, when it cannot be raised. Dropping the future releases the lease.
+    pub(crate) async fn raise_token(mut self, to: FencingToken) -> Result<Option<Self>> {
+        match self.held()?.amend(Amendment::Raise(to)).await {
+            Ok(()) => {
+                self.details.token = to;
+                Ok(Some(self))
+            }
+            Err(NotAmended::Failed(failure)) => Err(failure.into_error()),
+            Err(NotAmended::Lost(_) | NotAmended::EnteredAgain) => Ok(None),
+        }
+    }
+
+    /// Converts the lease to a [shared](crate::LeaseRequest::shared) one, without a gap for a
+    /// writer. Readers at the head of the queue are granted the name at once. The token stays the
+    /// same.
+    ///
+    /// There is no upgrade: two readers that both wait to become writers would wait for ever.
+    /// Release the lease and acquire again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Conversion`] when its owner has acquired it more than once, or it is a permit:
+    /// nothing has changed. [`Error::Lost`] when it has ended. After any other error the lease is
+    /// lost, because its state is unknown.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future after its first poll loses the lease.
+    pub async fn downgrade(&mut self) -> Result<()> {
+        let name = self.name().clone();
+        let held = self.held()?;
+        match self.details.mode {
+            Mode::READ => return Ok(()),
+            Mode::Exclusive => {}
+            Mode::Shared { .. } => {
+                return Err(Error::Conversion { name, reason: "permits of a semaphore are shared already" });
+            }
+        }
+        match held.amend(Amendment::Downgrade).await {
+            Ok(()) => {
+                self.details.mode = Mode::READ;
+                Ok(())
+            }
+            Err(NotAmended::EnteredAgain) => {
+                let reason = "its owner has acquired it more than once; release the others first";
+                Err(Error::Conversion { name, reason })
+            }
+            Err(NotAmended::Lost(cause)) => Err(self.loss_error(cause)),
+            Err(NotAmended::Failed(failure)) => Err(failure.into_error()),
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Fencing a transaction with a lease.
+
+use sqlx::Transaction;
+use sqlx_core::transaction::TransactionManager;
+
+use super::handle::Lease;
+use crate::backend::Database;
+use crate::backend::sealed::{Check, Verdict};
+use crate::error::{Error, FenceError, LossCause, Result};
+
+impl Lease {
+    /// Fences a transaction: it can commit only while the lease is held, and until it ends no other
+    /// owner can be granted the name. Renewals go on meanwhile.
+    ///
+    /// Make it the first statement of the transaction, outside any savepoint. It costs one
+    /// statement (a row lock that is shared with other fences of this lease; on SQLite the write
+    /// lock, during which no lease in the same file can be renewed: keep such transactions shorter
+    /// than the TTL).
+    ///
+    /// ```
+    /// # async fn example(pool: sqlx::SqlitePool, lease: sqlock::Lease) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut tx = pool.begin().await?;
+    /// lease.fence(&mut tx).await?;
+    /// sqlx::query("UPDATE invoice SET reminded = 1 WHERE id = 42").execute(&mut *tx).await?;
+    /// tx.commit().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// On a Galera cluster, where nodes do not see each other's locks, a fence is a write: an owner
+    /// that takes the name over on another node does not wait, and this transaction can no longer
+    /// commit. See the [guide](crate::guide::cluster#galera).
+    ///
+    /// A fence of a shared lease or of permits keeps out exclusive leases, not other shared ones:
+    /// when a fenced permit ends before its transaction does, another holder may acquire it
+    /// meanwhile.
+    ///
+    /// For data elsewhere, send [`token`](Self::token) along. Comparing tokens there only when
+    /// writing loses updates: the receiver must *first* record the token as the highest it has
+    /// seen, *then* read, then write on condition that the recorded token is still this one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when the lease has ended: nothing was written. [`Error::Fence`] when the
+    /// transaction belongs to another kind of database, is not open, is inside a savepoint, or
+    /// began to read before the lease. After an error, roll back.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the transaction in an unknown state, as with any of its
+    /// statements: roll back.
+    pub async fn fence<DB: Database>(&self, tx: &mut Transaction<'_, DB>) -> Result<()> {
+        if DB::KIND != self.client.kind {
+            return Err(Error::Fence(FenceError::OtherDatabase));
+        }
+        match DB::TransactionManager::get_transaction_depth(tx) {
+            0 => return Err(Error::Fence(FenceError::NoTransaction)),
+            1 => {}
+            _ => return Err(Error::Fence(FenceError::InSavepoint)),
+        }
+        let held = self.held()?;
+        let check = Check {
+            name: self.name().as_str().to_owned(),
+            id: held.id().to_string(),
+            token: self.token().get(),
+            by_writing: self.client.backend.is_one_of_many_writers(),
+        };
+        match DB::fence(tx, &check).await {
+            Ok(Verdict::Fenced) => Ok(()),
+            Ok(Verdict::Superseded) => {
+                // Looks the lease up at once, so that its other users learn of the loss.
+                held.doubt();
+                Err(self.loss_error(LossCause::Superseded))
+            }
+            Ok(Verdict::StaleSnapshot) => Err(Error::Fence(FenceError::StaleSnapshot)),
+            Err(error) => Err(Error::from_sqlx("fence a transaction", error)),
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The handle of a held lease.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::clock::Moment;
+use crate::coordinator::HeldLease;
+use crate::engine::{self, Amendment, NotAmended};
+use crate::error::{Error, LossCause, Result};
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::Mode;
+use crate::token::FencingToken;
+
+/// The terms of a lease, besides its name and TTL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeaseTerms {
+    pub(crate) renew: bool,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) hold_at_least: Option<Duration>,
+}
+
+/// A held lease: proof that no other owner was granted the name, for as long as
+/// [`is_held`](Self::is_held).
+///
+/// It is renewed in the background. [`release`](Self::release) says whether it was held to the end;
+/// dropping it releases it too, in the background. If the process dies, the name is free after the
+/// TTL.
+#[doc(alias = "guard")]
+#[must_use = "a lease that is dropped is released at once"]
+pub struct Lease {
+    pub(super) client: Arc<Client>,
+    /// `None` only while the lease is being released.
+    pub(super) held: Option<HeldLease>,
+    pub(super) details: LeaseDetails,
+}
+
+/// The facts of a held lease.
+#[derive(Clone, Debug)]
+pub(super) struct LeaseDetails {
+    pub(super) name: LockName,
+    pub(super) owner: Owner,
+    pub(super) token: FencingToken,
+    pub(super) mode: Mode,
+    pub(super) ttl: Duration,
+    pub(super) terms: LeaseTerms,
+    pub(super) acquired_at: Moment,
+}
+
+impl Lease {
+    pub(super) fn new(client: Arc<Client>, held: HeldLease, mode: Mode, ttl: Duration, terms: LeaseTerms) -> Self {
+        let (name, owner, token) = (held.name().clone(), held.owner(), held.token());
+        let details = LeaseDetails { name, owner, token, mode, ttl, terms, acquired_at: Moment::now() };
+        Self { client, held: Some(held), details }
+    }
+
+    /// Returns the held name.
+    pub fn name(&self) -> &LockName {
+        &self.details.name
+    }
+
+    /// Returns the fencing token: greater than that of every earlier lease on the name.
+    pub fn token(&self) -> FencingToken {
+        self.details.token
+    }
+
+    /// Returns the owner, for [re-entering](crate::LeaseRequest::owner) from elsewhere.
+    pub fn owner(&self) -> Owner {
+        self.details.owner
+    }
+
+    /// Returns whether the lease is certainly still held. It reads a clock and does no I/O.
+    ///
+    /// It turns `false` before the database could grant the name to another owner, also if this
+    /// process was stopped or the machine slept in between, and never turns `true` again. Time may
+    /// pass between this check and the next action: use [`fence`](Self::fence) for data in this
+    /// database.
+    pub fn is_held(&self) -> bool {
+        self.held.as_ref().is_some_and(HeldLease::is_held)
+    }
+
+    /// Returns how much longer the lease is safe without a heartbeat. Zero when it is lost. A lease
+    /// that another process handed over is safe for up to 3 seconds at first, and for its TTL some
+    /// 0.2 seconds later.
+    pub fn remaining(&self) -> Duration {
+        self.held.as_ref().and_then(HeldLease::deadline).map_or(Duration::ZERO, Moment::remaining)
+    }
+
+    /// Waits until the lease is lost, and returns the cause. Pending for ever while it is held.
+    ///
+    /// # Cancel safety
+    ///
+    /// It may be dropped and called again; no loss is missed.
+    pub async fn lost(&self) -> LossCause {
+        self.loss_future().await
+    }
+
+    /// Makes the lease last at least `ttl` from now, also without a heartbeat. If this process
+    /// dies, the name is blocked for as long. [`max_hold`](crate::LeaseRequest::max_hold) still
+    /// ends it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when it has ended, [`Error::OutOfRange`], or [`Error::Unavailable`] when the
+    /// database could not be reached: the lease is then unchanged.
+    ///
+    /// # Cancel safety
+    ///
+    /// After the future was dropped, the extension may take place.
+    pub async fn extend(&self, ttl: Duration) -> Result<()> {
+        self.start_extension(ttl)?.await
+    }
+
+    /// Starts an extension. The future does not borrow the lease.
+    pub(crate) fn start_extension(&self, ttl: Duration) -> Result<impl Future<Output = Result<()>> + Send + use<>> {
+        self.client.settings.check_ttl("an extension", ttl)?;
+        let lasts = match self.details.terms.max_hold {
+            Some(max_hold) => ttl.min((self.details.acquired_at + max_hold).remaining()),
+            None => ttl,
+        };
+        let extended = self.held()?.amend(Amendment::Extend(lasts));
+        let (name, token) = (self.name().clone(), self.token());
+        Ok(async move {
+            extended.await.map_err(|reason| match reason {
+                NotAmended::Lost(cause) => Error::Lost { name, token, cause },
+                NotAmended::Failed(failure) => failure.into_error(),
+                NotAmended::EnteredAgain => Error::Closed,
+            })
+        })
+    }
+
+    /// Returns the engine's handle, or an error if the lease has ended.
+    pub(super) fn held(&self) -> Result<&HeldLease> {
+        let held = self.held.as_ref().ok_or(Error::Closed)?;
+        if held.is_held() { Ok(held) } else { Err(self.loss_error(self.loss_cause())) }
+    }
+
+    /// Returns why the lease has ended.
+    pub(crate) fn loss_cause(&self) -> LossCause {
+        let known = self.held.as_ref().and_then(HeldLease::loss);
+        let max_hold = self.details.terms.max_hold.filter(|max| (self.details.acquired_at + *max).is_past());
+        known.unwrap_or(if max_hold.is_some() { LossCause::MaxHold } else { LossCause::Expired })
+    }
+
+    /// Returns a future that completes when the lease is lost. It does not borrow the lease.
+    pub(crate) fn loss_future(&self) -> impl Future<Output = LossCause> + Send + use<> {
+        let loss_future = self.held.as_ref().map(HeldLease::losing);
+        async move {
+            match loss_future {
+                Some(loss_future) => loss_future.await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Releases the lease, and returns an error if it was not held to the end.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`]: it had ended before. [`Error::Unavailable`] or [`Error::Unknown`]: the
+    /// release failed, or its effect is not known; the name is free after the TTL at the latest.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future after its first poll does not stop the release.
+    pub async fn release(self) -> Result<()> {
+        self.start_release().await
+    }
+
+    /// Starts the release at once. Releases that start together share a statement.
+    pub(crate) fn start_release(self) -> impl Future<Output = Result<()>> {
+        let hold_remainder = self.hold_remainder();
+        let (name, token) = (self.name().clone(), self.token());
+        let was_held = self.held().map(|_| ());
+        let mut lease = self;
+        let verdict = lease.held.take().map(|held| held.release(hold_remainder));
+        async move {
+            was_held?;
+            let Some(verdict) = verdict else {
+                return Err(Error::Closed);
+            };
+            match verdict.await {
+                engine::Verdict::Kept => Ok(()),
+                engine::Verdict::Lost(cause) => Err(Error::Lost { name, token, cause }),
+                engine::Verdict::Unknown => Err(Error::Unknown { attempted: "release", name }),
+                engine::Verdict::NoEffect => {
+                    let reason = "the release had no effect: a trigger, a rule or a row-level policy on the sqlock tables undoes it";
+                    let source = sqlx::Error::Protocol(reason.into());
+                    Err(Error::Database { attempted: "release", source })
+                }
+                engine::Verdict::Failed(failure) => Err(failure.into_error()),
+            }
+        }
+    }
+
+    /// Returns how long the name stays taken after the release.
+    fn hold_remainder(&self) -> Duration {
+        let at_least = self.details.terms.hold_at_least.unwrap_or_default();
+        at_least.saturating_sub(Moment::now().since(self.details.acquired_at))
+    }
+
+    pub(crate) fn loss_error(&self, cause: LossCause) -> Error {
+        Error::Lost { name: self.name().clone(), token: self.token(), cause }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let hold_remainder = self.hold_remainder();
+        if let Some(held) = self.held.take() {
+            drop(held.release(hold_remainder));
+        }
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("name", self.name())
+            .field("token", &self.token())
+            .field("is_held", &self.is_held())
+            .finish_non_exhaustive()
+    }
+}

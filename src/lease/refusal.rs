@@ -1,0 +1,34 @@
+//! The error of a request that was not granted.
+
+use tokio::time::Instant;
+
+use crate::client::Client;
+use crate::engine::Refusal;
+use crate::error::Error;
+use crate::name::LockName;
+
+/// Makes the error of a request that was not granted.
+pub(super) fn refusal_error(client: &Client, refusal: Refusal, name: LockName, start: Instant) -> Error {
+    let waited = start.elapsed();
+    match refusal {
+        // Without an answer of the database, no holder of the name is known.
+        Refusal::Held | Refusal::Timeout => match client.coordinator.executor().trouble() {
+            Some(reason) => Error::Unavailable { attempted: "acquire", reason, source: None },
+            None => Error::Timeout { name, waited },
+        },
+        Refusal::TooLate => {
+            let reason = "the grant arrived after the lease had ended".into();
+            Error::Unavailable { attempted: "acquire", reason, source: None }
+        }
+        Refusal::NoAnswer => {
+            let reason = format!("no answer came within {waited:?}");
+            Error::Unavailable { attempted: "acquire", reason, source: None }
+        }
+        Refusal::Conversion { name } => {
+            let reason = "its owner shares it; give the shared lease back first";
+            Error::Conversion { name, reason }
+        }
+        Refusal::Lost | Refusal::Closed => Error::Closed,
+        Refusal::Failed(failure) => failure.into_error(),
+    }
+}

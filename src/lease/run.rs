@@ -1,0 +1,42 @@
+//! Runs work while a lease is held.
+
+use std::future::Future;
+
+use crate::error::LossCause;
+
+/// Runs two futures until one of them completes; the first wins a tie.
+pub(crate) async fn race<A: Future, B: Future>(
+    mut a: std::pin::Pin<&mut A>,
+    mut b: std::pin::Pin<&mut B>,
+) -> Result<A::Output, B::Output> {
+    use std::task::Poll;
+    std::future::poll_fn(|cx| {
+        if let Poll::Ready(a) = a.as_mut().poll(cx) {
+            return Poll::Ready(Ok(a));
+        }
+        b.as_mut().poll(cx).map(Err)
+    })
+    .await
+}
+
+/// Runs the work while a lease is held. Returns the cause if the lease is lost first.
+///
+/// Every poll of the work checks the lease first: when the process was stopped, or its thread
+/// blocked, past the deadline, the work is dropped without another poll.
+pub(crate) async fn while_held<T>(
+    work: impl Future<Output = T>,
+    is_held: impl Fn() -> bool,
+    lost: impl Future<Output = LossCause>,
+) -> Result<T, LossCause> {
+    use std::task::Poll;
+    let (mut work, mut lost) = (std::pin::pin!(work), std::pin::pin!(lost));
+    std::future::poll_fn(|cx| {
+        if is_held()
+            && let Poll::Ready(done) = work.as_mut().poll(cx)
+        {
+            return Poll::Ready(Ok(done));
+        }
+        lost.as_mut().poll(cx).map(Err)
+    })
+    .await
+}

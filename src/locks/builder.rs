@@ -1,0 +1,154 @@
+//! The options of a client.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::url;
+use crate::backend::failover::Failover;
+use crate::backend::{Backend, Kind};
+use crate::client::{Client, Settings};
+use crate::clock::CENTURY;
+use crate::error::{Error, Result};
+
+/// The options of a [`Locks`](crate::Locks) client.
+#[must_use = "a builder does nothing until build is called"]
+pub struct LocksBuilder {
+    backend: Arc<dyn Backend>,
+    kind: Kind,
+    connections: usize,
+    ttl: RangeInclusive<Duration>,
+    holder: Option<String>,
+}
+
+impl LocksBuilder {
+    fn on(backend: impl Backend + 'static, kind: Kind) -> Self {
+        Self::over(Arc::new(backend), kind)
+    }
+
+    fn over(backend: Arc<dyn Backend>, kind: Kind) -> Self {
+        Self {
+            backend,
+            kind,
+            connections: 2,
+            ttl: Duration::from_secs(1)..=Duration::from_secs(24 * 3600),
+            holder: None,
+        }
+    }
+
+    /// Takes the databases of a list of URLs, as [`Locks::connect`](crate::Locks::connect). Sends
+    /// nothing yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidUrl`]; [`Error::Unsupported`] for a database whose feature is not enabled.
+    pub fn from_urls(urls: &str) -> Result<Self> {
+        let (kind, mut servers) = url::servers(urls)?;
+        let backend = match servers.len() {
+            1 => servers.remove(0),
+            _ => Arc::new(Failover::new(servers)),
+        };
+        Ok(Self::over(backend, kind))
+    }
+
+    /// Splits a list of URLs. A comma separates if another URL follows. (Elsewhere it may belong to
+    /// a password or to a file's name.)
+    #[doc(hidden)]
+    pub fn split_urls(urls: &str) -> Vec<&str> {
+        url::split(urls)
+    }
+
+    /// Requires a synchronous standby, on PostgreSQL only. Every grant, renewal and release is
+    /// acknowledged when a synchronous standby has it as well, so none is lost when the primary is
+    /// lost and that standby takes over. A server is used only if a synchronous standby is
+    /// connected to it (the user must be allowed to see that: `pg_monitor`).
+    ///
+    /// While the standby does not answer, requests end in
+    /// [`Error::Unavailable`](crate::Error::Unavailable), and leases expire because they cannot be
+    /// renewed. Every request takes a round trip to the standby longer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] on other databases.
+    pub fn synchronous(mut self) -> Result<Self> {
+        if Arc::get_mut(&mut self.backend).is_some_and(|backend| backend.synchronous()) {
+            return Ok(self);
+        }
+        Err(Error::Unsupported {
+            what: "an acknowledgement by a synchronous standby",
+            reason: "only PostgreSQL has it; on other databases take a quorum of independent servers, or a Galera cluster",
+        })
+    }
+
+    /// Limits the connections for requests to 1 or 2. By default 2: one acquires names, the other
+    /// renews and releases them. SQLite has one writer, so it uses one connection.
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.connections = connections.clamp(1, 2);
+        self
+    }
+
+    /// Sets the TTLs that a lease may request: 1 second to 24 hours by default. With a shorter TTL,
+    /// one slow reply loses the lease. The greatest possible TTL is 100 years.
+    pub fn ttl_range(mut self, range: RangeInclusive<Duration>) -> Self {
+        let (min, max) = range.into_inner();
+        self.ttl = min..=max.min(CENTURY);
+        self
+    }
+
+    /// Sets the holder that [`Locks::list`](crate::Locks::list) shows. By default the host's name
+    /// and the process id. Cut at 255 bytes.
+    pub fn holder(mut self, holder: impl Into<String>) -> Self {
+        self.holder = Some(holder.into());
+        self
+    }
+
+    /// Makes the client. Sends nothing yet.
+    pub(super) fn into_client(self) -> Arc<Client> {
+        let mut holder = self.holder.unwrap_or_else(this_process);
+        holder.truncate(holder.floor_char_boundary(255));
+        let holder = holder.replace('\0', "\u{fffd}");
+        let settings = Settings { min_ttl: *self.ttl.start(), max_ttl: *self.ttl.end(), holder: holder.into() };
+        Client::new(self.backend, self.kind, settings, self.connections)
+    }
+}
+
+impl fmt::Debug for LocksBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocksBuilder")
+            .field("kind", &self.kind)
+            .field("connections", &self.connections)
+            .field("ttl", &self.ttl)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl From<sqlx::PgPool> for LocksBuilder {
+    fn from(pool: sqlx::PgPool) -> Self {
+        Self::on(crate::backend::postgres::PostgresBackend::new(&pool), Kind::Postgres)
+    }
+}
+
+#[cfg(feature = "mysql")]
+impl From<sqlx::MySqlPool> for LocksBuilder {
+    fn from(pool: sqlx::MySqlPool) -> Self {
+        Self::on(crate::backend::mysql::MySqlBackend::new(&pool), Kind::MySql)
+    }
+}
+
+#[cfg(feature = "sqlite")]
+impl From<sqlx::SqlitePool> for LocksBuilder {
+    fn from(pool: sqlx::SqlitePool) -> Self {
+        Self::on(crate::backend::sqlite::SqliteBackend::new(pool), Kind::Sqlite)
+    }
+}
+
+/// `host/pid`.
+fn this_process() -> String {
+    #[cfg(unix)]
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    #[cfg(not(unix))]
+    let host = std::env::var("COMPUTERNAME").unwrap_or_else(|_| "host".into());
+    format!("{host}/{}", std::process::id())
+}

@@ -1,0 +1,82 @@
+//! Reads the URLs of databases.
+
+use std::sync::Arc;
+
+use crate::backend::{Backend, Kind};
+use crate::error::{Error, Result};
+
+/// Splits a list of URLs. A comma separates if another URL follows. (Elsewhere it may belong to a
+/// password, or to a file's name.)
+pub(super) fn split(urls: &str) -> Vec<&str> {
+    let begins_url = |text: &str| {
+        text.trim_start().split_once("://").is_some_and(|(scheme, _)| {
+            !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.'))
+        })
+    };
+    let (mut all, mut rest) = (Vec::new(), urls);
+    let ends = urls.match_indices(',').map(|(at, _)| at).filter(|&at| begins_url(&urls[at + 1..]));
+    for end in ends {
+        let start = urls.len() - rest.len();
+        all.push(&urls[start..end]);
+        rest = &urls[end + 1..];
+    }
+    all.push(rest);
+    if urls.trim().is_empty() { Vec::new() } else { all.into_iter().map(str::trim).collect() }
+}
+
+/// Returns the servers of a list of URLs.
+pub(super) fn servers(urls: &str) -> Result<(Kind, Vec<Arc<dyn Backend>>)> {
+    let (mut kind, mut servers) = (None, Vec::new());
+    for url in split(urls) {
+        let (server_kind, server) = server(url)?;
+        if *kind.get_or_insert(server_kind) != server_kind {
+            return Err(Error::InvalidUrl { reason: "databases of different kinds cannot stand in for each other" });
+        }
+        servers.push(server);
+    }
+    match kind {
+        None => Err(Error::InvalidUrl { reason: "it is empty" }),
+        Some(Kind::Sqlite) if servers.len() > 1 => {
+            Err(Error::InvalidUrl { reason: "one SQLite file cannot stand in for another" })
+        }
+        Some(kind) => Ok((kind, servers)),
+    }
+}
+
+fn server(url: &str) -> Result<(Kind, Arc<dyn Backend>)> {
+    // The parser's error may quote the URL.
+    let unreadable = |_: sqlx::Error| Error::InvalidUrl {
+        reason: "it cannot be parsed; percent-encode special characters in a password",
+    };
+    let missing = |what| Error::Unsupported { what, reason: "the feature of that name is not enabled" };
+    let _ = (&unreadable, &missing);
+    if url.ends_with(',') {
+        // A variable that is not set, for example, must not go unnoticed.
+        return Err(Error::InvalidUrl { reason: "an entry of the list is empty" });
+    }
+    match url.split_once(':').map(|(scheme, _)| scheme) {
+        #[cfg(feature = "postgres")]
+        Some("postgres" | "postgresql") => {
+            let server = crate::backend::postgres::PostgresBackend::with(url.parse().map_err(unreadable)?);
+            Ok((Kind::Postgres, Arc::new(server)))
+        }
+        #[cfg(not(feature = "postgres"))]
+        Some("postgres" | "postgresql") => Err(missing("postgres")),
+        #[cfg(feature = "mysql")]
+        Some("mysql" | "mariadb") => {
+            let server = crate::backend::mysql::MySqlBackend::with(url.parse().map_err(unreadable)?);
+            Ok((Kind::MySql, Arc::new(server)))
+        }
+        #[cfg(not(feature = "mysql"))]
+        Some("mysql" | "mariadb") => Err(missing("mysql")),
+        #[cfg(feature = "sqlite")]
+        Some("sqlite") => {
+            let options = url.parse::<sqlx::sqlite::SqliteConnectOptions>().map_err(unreadable)?;
+            let pool = sqlx::SqlitePool::connect_lazy_with(options);
+            Ok((Kind::Sqlite, Arc::new(crate::backend::sqlite::SqliteBackend::new(pool))))
+        }
+        #[cfg(not(feature = "sqlite"))]
+        Some("sqlite") => Err(missing("sqlite")),
+        _ => Err(Error::InvalidUrl { reason: "it must begin with postgres://, mysql://, mariadb:// or sqlite:" }),
+    }
+}

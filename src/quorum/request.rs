@@ -1,0 +1,253 @@
+//! A request for a lease on a majority.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use super::lease::QuorumLease;
+use super::majority::{Majority, maintain};
+use super::nodes::{Nodes, QuorumOptions};
+use super::round::{Outcome, Round};
+use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
+use crate::error::{Error, Result};
+use crate::lease::request::DEFAULT_TTL;
+use crate::lease::run::while_held;
+use crate::name::LockName;
+use crate::owner::Owner;
+
+/// How often a try asks again when the votes are split.
+const MAX_ATTEMPTS: u32 = 4;
+
+/// A request for a lease on a majority, made with [`Quorum::lease`](crate::quorum::Quorum::lease).
+/// Nothing is sent until one of [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and
+/// [`run`](Self::run) is awaited.
+#[derive(Clone)]
+#[must_use = "a request does nothing until acquire, try_acquire or run is awaited"]
+pub struct QuorumRequest {
+    nodes: Arc<Nodes>,
+    name: String,
+    options: QuorumOptions,
+    wait: Option<Duration>,
+}
+
+impl QuorumRequest {
+    pub(super) fn new(nodes: Arc<Nodes>, name: String) -> Self {
+        let options = QuorumOptions { ttl: DEFAULT_TTL, renew: true, label: String::new(), node_timeout: None };
+        Self { nodes, name, options, wait: None }
+    }
+
+    /// Sets how long the lease outlives its last renewal on each database: see
+    /// [`LeaseRequest::ttl`](crate::LeaseRequest::ttl). 30 seconds by default.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.options.ttl = ttl;
+        self
+    }
+
+    /// Limits the whole wait; at the limit, [`acquire`](Self::acquire) fails with
+    /// [`Error::Timeout`]. Zero tries once. Without a limit it waits for as long as it takes.
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.wait = Some(at_most);
+        self
+    }
+
+    /// Sets whether the lease is renewed in the background, and acquired again on databases that
+    /// come back. `true` by default. Otherwise it ends after its TTL unless
+    /// [`extend`](QuorumLease::extend) is called.
+    pub fn renew(mut self, renew: bool) -> Self {
+        self.options.renew = renew;
+        self
+    }
+
+    /// Sets a note for people, shown by [`Locks::list`](crate::Locks::list) on each database. At
+    /// most 255 bytes.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.options.label = label.into();
+        self
+    }
+
+    /// Sets how long a database may take to answer before it counts as down. By default a sixth of
+    /// the TTL, at most one second. A longer limit leaves less of the lease after a slow
+    /// acquisition.
+    pub fn node_timeout(mut self, at_most: Duration) -> Self {
+        self.options.node_timeout = Some(at_most);
+        self
+    }
+
+    /// Acquires the lease on a majority, and waits while another owner holds it.
+    ///
+    /// Waiters of this process take turns in the order of their arrival; between processes there is
+    /// no order.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] when the limit of [`wait`](Self::wait) was reached;
+    /// [`Error::Unavailable`] when too few databases for a majority could be reached (for 3
+    /// seconds, or until the limit of the wait); [`Error::Unsupported`] when there are no
+    /// databases, or the same client is there twice; an error for bad input or
+    /// [`Error::NotMigrated`] when it prevents a majority.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing behind on any database: all grants, also those that
+    /// arrive later, are released in the background.
+    pub async fn acquire(self) -> Result<QuorumLease> {
+        let start = Instant::now();
+        let name = self.check()?;
+        let left = || self.wait.map(|wait| wait.saturating_sub(start.elapsed()));
+        let timed_out = || Error::Timeout { name: name.clone(), waited: start.elapsed() };
+        let turn = self.nodes.turn(&name);
+        let _turn = match left() {
+            None => turn.await,
+            // A try does not wait for its turn.
+            Some(Duration::ZERO) => {
+                return self.attempt(&name, None).await?.map_err(|refused| match refused {
+                    NotAcquired::Taken { .. } => timed_out(),
+                    NotAcquired::Unreachable(error) => error,
+                });
+            }
+            Some(left) => timeout(left, turn).await.map_err(|_| timed_out())?,
+        };
+        let mut backoff =
+            Backoff::between(Duration::from_millis(10), (self.options.ttl / 10).min(Duration::from_millis(250)));
+        let mut unreachable: Option<Instant> = None;
+        let mut last = None;
+        let mut taken = false;
+        loop {
+            let attempted = Instant::now();
+            let refused = match self.attempt(&name, left()).await? {
+                Ok(lease) => return Ok(lease),
+                Err(refused) => refused,
+            };
+            // An attempt at the limit of the wait says nothing about the databases, unless they had
+            // time to answer.
+            let cut_short =
+                left().is_some_and(|left| left.is_zero()) && attempted.elapsed() < self.options.node_timeout();
+            match refused {
+                NotAcquired::Taken { .. } => (unreachable, last, taken) = (None, None, true),
+                NotAcquired::Unreachable(_)
+                    if cut_short && (taken || attempted.elapsed() < Duration::from_millis(100)) => {}
+                NotAcquired::Unreachable(error) => {
+                    let since = *unreachable.get_or_insert(attempted);
+                    if since.elapsed() >= OUTAGE_TOLERANCE {
+                        return Err(error);
+                    }
+                    (last, taken) = (Some(error), false);
+                }
+            }
+            let pause = backoff.step();
+            match left() {
+                Some(left) if left <= pause => {
+                    sleep(left).await;
+                    return Err(last.unwrap_or_else(timed_out));
+                }
+                _ => sleep(pause).await,
+            }
+        }
+    }
+
+    /// Acquires the lease if a majority grants it now. Returns `None` when another owner holds it,
+    /// or is about to.
+    ///
+    /// Several clients that try a free name at the same moment may split the votes. Then they try
+    /// again a few times, at random intervals; possibly none of them acquires it.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), but never a timeout. [`wait`](Self::wait) has no effect.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire(self) -> Result<Option<QuorumLease>> {
+        let name = self.check()?;
+        let mut backoff = Backoff::between(Duration::from_millis(10), Duration::from_millis(80));
+        let mut tries = 1..=MAX_ATTEMPTS;
+        loop {
+            let last = tries.next().is_none();
+            match self.attempt(&name, None).await? {
+                Ok(lease) => return Ok(Some(lease)),
+                Err(NotAcquired::Taken { split: true }) if !last => sleep(backoff.step()).await,
+                Err(NotAcquired::Taken { .. }) => return Ok(None),
+                Err(NotAcquired::Unreachable(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// Acquires the lease, runs the work while it is held, and releases it. When the lease is lost,
+    /// the work is dropped at its next await point. Work that is delayed past the deadline, as by a
+    /// stopped process, is not polled again.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the lease ended before the
+    /// work.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work and releases the lease in the background.
+    pub async fn run<F, T>(self, work: F) -> Result<T>
+    where
+        F: AsyncFnOnce(&QuorumLease) -> T,
+    {
+        let lease = self.acquire().await?;
+        match while_held(work(&lease), || lease.is_held(), lease.lost()).await {
+            Ok(done) => match lease.release().await {
+                Err(error) if error.is_lost() => Err(error),
+                _ => Ok(done),
+            },
+            Err(cause) => Err(lease.loss_error(cause)),
+        }
+    }
+
+    fn check(&self) -> Result<LockName> {
+        self.nodes.check()?;
+        for locks in &self.nodes.locks {
+            locks.client().settings.check_ttl("a TTL", self.options.ttl)?;
+        }
+        LockName::new(&*self.name)
+    }
+
+    /// Asks all databases once, with a limit for each. The outer error is one that another attempt
+    /// would not cure.
+    async fn attempt(&self, name: &LockName, within: Option<Duration>) -> Result<Result<QuorumLease, NotAcquired>> {
+        let within = within.unwrap_or(Duration::MAX).min(self.options.node_timeout());
+        let owner = Owner::random();
+        let mut round = Round::new(Arc::clone(&self.nodes), name.clone(), owner, self.options.clone());
+        round.ask_all(within);
+        let (granted, token) = match round.outcome(within).await {
+            Outcome::Granted(granted, token) => (granted, token),
+            Outcome::Taken { split } => return Ok(Err(NotAcquired::Taken { split })),
+            Outcome::Unreachable(error) if error.is_retryable() => return Ok(Err(NotAcquired::Unreachable(error))),
+            Outcome::Unreachable(error) => return Err(error),
+        };
+        let majority = Majority::new(name.clone(), token, owner, &self.nodes, granted);
+        if !majority.is_held() {
+            let reason = "the first lease of the majority had ended before the last was granted".into();
+            let late = Error::Unavailable { attempted: "acquire a majority", reason, source: None };
+            return Ok(Err(NotAcquired::Unreachable(late)));
+        }
+        // The task takes later answers, and asks unreachable databases again.
+        tokio::spawn(maintain(Arc::clone(&majority), round));
+        Ok(Ok(QuorumLease::new(majority, self.options.node_timeout())))
+    }
+}
+
+/// Why an attempt did not acquire a majority.
+enum NotAcquired {
+    /// `split`: the databases voted for different owners.
+    Taken {
+        split: bool,
+    },
+    Unreachable(Error),
+}
+
+impl fmt::Debug for QuorumRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuorumRequest")
+            .field("name", &self.name)
+            .field("ttl", &self.options.ttl)
+            .finish_non_exhaustive()
+    }
+}

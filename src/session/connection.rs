@@ -1,0 +1,125 @@
+//! The connection that session locks live on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
+
+use super::liveness::Liveness;
+use crate::backend::{Anchor, Job};
+use crate::clock::Moment;
+use crate::error::{Fault, LossCause};
+
+/// How often the connection proves that its session, or its directory of files, is still there.
+const KEEP_ALIVE: Duration = Duration::from_secs(1);
+
+/// How long the connection stays open after the last lock: a client often locks again soon.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// How long a statement may take while the connection holds no lock.
+const ANSWER_WITHIN: Duration = Duration::from_secs(4);
+
+pub(super) struct SessionConnection {
+    anchor: Box<dyn Anchor>,
+    guard: DisconnectGuard,
+    /// When the last answered statement was sent.
+    confirmed_at: Instant,
+    /// How many names are locked.
+    locked: usize,
+    /// Since when no name is locked.
+    idle_since: Instant,
+}
+
+/// Why a statement failed.
+pub(super) enum Failure {
+    /// The server refused the statement; the connection is usable.
+    Refused(sqlx::Error),
+    /// The state of the connection is unknown.
+    Lost(String),
+}
+
+impl SessionConnection {
+    /// Wraps a connection that was requested at `requested_at`.
+    pub(super) fn new(anchor: Box<dyn Anchor>, requested_at: Moment) -> Self {
+        let now = Instant::now();
+        let guard = DisconnectGuard(Liveness::new(anchor.outlives_silence(), requested_at));
+        Self { anchor, guard, confirmed_at: now, locked: 0, idle_since: now }
+    }
+
+    pub(super) fn liveness(&self) -> &Arc<Liveness> {
+        &self.guard.0
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.liveness().loss().is_some()
+    }
+
+    pub(super) fn locked(&self) -> usize {
+        self.locked
+    }
+
+    pub(super) fn add_lock(&mut self) {
+        self.locked += 1;
+    }
+
+    pub(super) fn remove_lock(&mut self) {
+        self.locked = self.locked.saturating_sub(1);
+        self.idle_since = Instant::now();
+    }
+
+    /// Keeps an idle connection open for a waiter.
+    pub(super) fn reset_idle(&mut self, now: Instant) {
+        self.idle_since = now;
+    }
+
+    /// When the connection must prove that it is alive, or close because it is idle.
+    pub(super) fn due(&self) -> Instant {
+        if self.locked == 0 { self.idle_since + LINGER } else { self.confirmed_at + KEEP_ALIVE }
+    }
+
+    /// Sends a statement. Any answer proves that the session is alive.
+    pub(super) async fn send<'a, T>(
+        &'a mut self,
+        statement: impl FnOnce(&'a mut dyn Anchor) -> Job<'a, T>,
+    ) -> Result<T, Failure> {
+        let liveness = &self.guard.0;
+        // A shorter limit would give up locks that the server may still hold for this session.
+        let limit = if self.locked == 0 { ANSWER_WITHIN } else { liveness.remaining() };
+        let (sent_at, sent) = (Moment::now(), Instant::now());
+        let has_session = self.anchor.outlives_silence().is_some();
+        let answer = timeout(limit, statement(&mut *self.anchor)).await;
+        match answer {
+            Ok(Ok(answer)) => {
+                liveness.confirm(sent_at);
+                self.confirmed_at = sent;
+                match liveness.loss() {
+                    None => Ok(answer),
+                    Some(_) => Err(Failure::Lost("the answer came too late".into())),
+                }
+            }
+            Ok(Err(error)) if !has_session => Err(Failure::Refused(error)),
+            Ok(Err(error @ sqlx::Error::Database(_))) if Fault::of(&error) != Fault::Severed => {
+                self.confirmed_at = sent;
+                Err(Failure::Refused(error))
+            }
+            Ok(Err(error)) => Err(Failure::Lost(error.to_string())),
+            Err(_) => Err(Failure::Lost(format!("no answer came within {limit:?}"))),
+        }
+    }
+
+    /// Releases all locks and closes the connection.
+    pub(super) async fn close(self, cause: LossCause) {
+        self.guard.0.end(cause);
+        let _ = timeout(ANSWER_WITHIN, self.anchor.close()).await;
+    }
+}
+
+/// Marks all locks of a connection as lost when the connection is dropped, also when the runtime
+/// ends.
+struct DisconnectGuard(Arc<Liveness>);
+
+impl Drop for DisconnectGuard {
+    fn drop(&mut self) {
+        self.0.end(LossCause::Disconnected);
+    }
+}

@@ -1,0 +1,56 @@
+//! The handle to the task that owns the connection of all session locks.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
+
+use super::message::Message;
+use super::task::SessionTask;
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+
+/// Starts the session task for the first request, and stops it at shutdown.
+#[derive(Default)]
+pub(crate) struct SessionManager {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+enum State {
+    #[default]
+    Idle,
+    Running(UnboundedSender<Message>),
+    Closed,
+}
+
+impl SessionManager {
+    /// Returns the channel to the task. The first call starts the task on the current runtime.
+    pub(super) fn start(&self, backend: &Arc<dyn Backend>) -> Result<UnboundedSender<Message>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*state {
+            State::Running(messages) => Ok(messages.clone()),
+            State::Closed => Err(Error::Closed),
+            State::Idle => {
+                // Panics outside of a runtime, before anything has changed.
+                let runtime = tokio::runtime::Handle::current();
+                let (messages, inbox) = unbounded_channel();
+                runtime.spawn(SessionTask::new(Arc::clone(backend), messages.downgrade()).run(inbox));
+                *state = State::Running(messages.clone());
+                Ok(messages)
+            }
+        }
+    }
+
+    /// Ends all locks and all waits at once. The future completes when the server knows.
+    pub(crate) fn close(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (done, closed) = oneshot::channel();
+        if let State::Running(messages) = std::mem::replace(&mut *state, State::Closed) {
+            let _ = messages.send(Message::Shutdown(done));
+        }
+        async move {
+            let _ = closed.await;
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! A request for a session lock.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
+
+use super::lock::SessionLock;
+use super::message::{Grant, Message, Waiter};
+use crate::backend::Kind;
+use crate::client::Client;
+use crate::error::{Error, Result};
+use crate::name::LockName;
+
+/// How long a try waits for the database: longer than it takes to give up a connection and to find
+/// no other.
+const TRY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A wait that is as short as a round trip says nothing about the database.
+const ROUND_TRIP: Duration = Duration::from_millis(100);
+
+/// A request for a session lock, made with [`Locks::session`](crate::Locks::session). Nothing is
+/// sent until [`acquire`](Self::acquire) or [`try_acquire`](Self::try_acquire) is awaited.
+///
+/// ```
+/// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+/// use std::time::Duration;
+///
+/// let lock = locks.session("cache/rebuild").wait(Duration::from_secs(5)).acquire().await?;
+/// // … some short work …
+/// lock.release().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use = "a request does nothing until acquire or try_acquire is awaited"]
+pub struct SessionRequest {
+    client: Arc<Client>,
+    name: String,
+    shared: bool,
+    wait: Option<Duration>,
+}
+
+impl SessionRequest {
+    pub(crate) fn new(client: Arc<Client>, name: String) -> Self {
+        Self { client, name, shared: false, wait: None }
+    }
+
+    /// Shares the name with other shared locks. An exclusive request waits until no shared lock is
+    /// left, and between clients later shared requests do not wait for it. MySQL and MariaDB have
+    /// no such locks: there, acquiring fails with [`Error::Unsupported`].
+    pub fn shared(mut self) -> Self {
+        self.shared = true;
+        self
+    }
+
+    /// Waits at most this long, then fails with [`Error::Timeout`]. Zero asks once. Without it,
+    /// [`acquire`](Self::acquire) waits for as long as it takes.
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.wait = Some(at_most);
+        self
+    }
+
+    /// Waits for the lock.
+    ///
+    /// Requests of one client are served in the order of their arrival. The first of them asks the
+    /// server at once when the lock is released by this client, otherwise after 1 ms at first and
+    /// every 50 ms at last. Between processes there is no order: the next request wins.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] when [`wait`](Self::wait) ran out. [`Error::Unavailable`] when the
+    /// database could not be reached for some seconds. [`Error::Unsupported`] where such a lock
+    /// would not keep others out: see [`SessionLock`]. [`Error::InvalidName`], [`Error::Closed`],
+    /// or [`Error::Database`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future cancels the wait. A lock that is granted meanwhile is released in the
+    /// background.
+    pub async fn acquire(self) -> Result<SessionLock> {
+        let start = Instant::now();
+        let wait = self.wait;
+        let is_try = wait.is_some_and(|wait| wait.is_zero());
+        let mut pending = self.send(is_try)?;
+        let name = pending.name.clone();
+        let answer = match wait {
+            _ if is_try => pending.answer_within_timeout().await,
+            None => pending.answer().await,
+            Some(wait) => match timeout(wait, pending.answer()).await {
+                Ok(answer) => answer,
+                Err(_) => return Err(pending.timeout_error(start.elapsed())),
+            },
+        };
+        answer?.ok_or_else(|| Error::Timeout { name, waited: start.elapsed() })
+    }
+
+    /// Acquires the lock if it is free and no request of this client waits for it. Returns `None`
+    /// otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), but never a timeout, and [`Error::Unavailable`] as soon as no
+    /// connection can be opened. [`wait`](Self::wait) has no effect.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing behind: a lock that is granted meanwhile is released in
+    /// the background.
+    pub async fn try_acquire(self) -> Result<Option<SessionLock>> {
+        self.send(true)?.answer_within_timeout().await
+    }
+
+    fn send(self, is_try: bool) -> Result<PendingRequest> {
+        let name = LockName::new(self.name)?;
+        if self.shared && self.client.kind == Kind::MySql {
+            return Err(Error::Unsupported {
+                what: "a shared session lock",
+                reason: "GET_LOCK has no shared locks; take a shared lease",
+            });
+        }
+        let (reply, answer) = oneshot::channel();
+        let is_contended = Arc::new(AtomicBool::new(false));
+        let waiter = Waiter { shared: self.shared, is_try, is_contended: Arc::clone(&is_contended), reply };
+        let messages = self.client.sessions.start(&self.client.backend)?;
+        let _ = messages.send(Message::Acquire(name.clone(), waiter));
+        Ok(PendingRequest { name, messages, is_contended, answer, is_answered: false })
+    }
+}
+
+impl fmt::Debug for SessionRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SessionRequest").field("name", &self.name).field("shared", &self.shared).finish_non_exhaustive()
+    }
+}
+
+/// A request that has been sent. Dropping it cancels it.
+struct PendingRequest {
+    name: LockName,
+    messages: UnboundedSender<Message>,
+    /// Whether another holder of the name is known.
+    is_contended: Arc<AtomicBool>,
+    answer: oneshot::Receiver<Result<Option<Grant>>>,
+    is_answered: bool,
+}
+
+impl PendingRequest {
+    async fn answer(&mut self) -> Result<Option<SessionLock>> {
+        let answer = (&mut self.answer).await;
+        self.is_answered = true;
+        Ok(answer.unwrap_or(Err(Error::Closed))?.map(SessionLock::new))
+    }
+
+    /// Waits for the answer to a try, which must not wait for the database for ever.
+    async fn answer_within_timeout(&mut self) -> Result<Option<SessionLock>> {
+        timeout(TRY_TIMEOUT, self.answer()).await.unwrap_or_else(|_| Err(no_answer_error(TRY_TIMEOUT)))
+    }
+
+    /// Makes the error of a wait that ran out. Without a known holder, the database did not answer.
+    fn timeout_error(&self, waited: Duration) -> Error {
+        if self.is_contended.load(Ordering::Acquire) || waited < ROUND_TRIP {
+            return Error::Timeout { name: self.name.clone(), waited };
+        }
+        no_answer_error(waited)
+    }
+}
+
+impl Drop for PendingRequest {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.answer.close();
+            let _ = self.messages.send(Message::Cancel(self.name.clone()));
+        }
+    }
+}
+
+fn no_answer_error(waited: Duration) -> Error {
+    Error::Unavailable {
+        attempted: "acquire a session lock",
+        reason: format!("no answer came within {waited:?}"),
+        source: None,
+    }
+}

@@ -1,0 +1,373 @@
+//! The task that owns the connection of all session locks of a client and sends every statement.
+//!
+//! A dropped future therefore abandons no statement. A server grants a session again what the
+//! session already holds, so the task decides exclusion among the callers of one client: it asks
+//! the server for a name only when no caller of this client holds it.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::mpsc::{UnboundedReceiver, WeakUnboundedSender};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::connection::{Failure, SessionConnection};
+use super::liveness::Liveness;
+use super::message::{Grant, Message, Waiter};
+use super::name::{Admission, Holders, NameState};
+use crate::backend::Backend;
+use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
+use crate::clock::Moment;
+use crate::error::{Error, LossCause, Result};
+use crate::name::LockName;
+use crate::protocol::timing::CONNECT_WITHIN;
+
+/// The pauses between two requests for a name that another client holds.
+const RETRY_BACKOFF: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(50));
+
+/// The task ends when every client and every lock has been dropped.
+pub(super) struct SessionTask {
+    backend: Arc<dyn Backend>,
+    messages: WeakUnboundedSender<Message>,
+    names: HashMap<LockName, NameState>,
+    /// When to ask the server again, for each name that a caller waits for.
+    schedule: BTreeSet<(Instant, LockName)>,
+    connection: Option<SessionConnection>,
+}
+
+impl SessionTask {
+    pub(super) fn new(backend: Arc<dyn Backend>, messages: WeakUnboundedSender<Message>) -> Self {
+        Self { backend, messages, names: HashMap::new(), schedule: BTreeSet::new(), connection: None }
+    }
+
+    pub(super) async fn run(mut self, mut inbox: UnboundedReceiver<Message>) {
+        loop {
+            let message = match self.next_due() {
+                Some(due) => match timeout_at(due, inbox.recv()).await {
+                    Ok(message) => message,
+                    Err(_) => {
+                        self.run_due().await;
+                        continue;
+                    }
+                },
+                None => inbox.recv().await,
+            };
+            match message {
+                Some(Message::Acquire(name, waiter)) => self.enqueue(name, waiter).await,
+                Some(Message::Cancel(name)) => {
+                    if let Some(state) = self.names.get_mut(&name) {
+                        state.waiters.retain(|waiter| !waiter.reply.is_closed());
+                    }
+                    self.grant_waiters(&name).await;
+                }
+                Some(Message::Release { name, liveness, outcome }) => self.release(name, &liveness, outcome).await,
+                Some(Message::Shutdown(done)) => {
+                    self.close(LossCause::Shutdown).await;
+                    let _ = done.send(());
+                    return;
+                }
+                None => return self.close(LossCause::Disconnected).await,
+            }
+            // A full inbox must not delay what is due.
+            if self.next_due().is_some_and(|due| due <= Instant::now()) {
+                self.run_due().await;
+            }
+        }
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        let name = self.schedule.first().map(|(due, _)| *due);
+        let connection = self.connection.as_ref().map(SessionConnection::due);
+        [name, connection].into_iter().flatten().min()
+    }
+
+    async fn run_due(&mut self) {
+        if self.connection.as_ref().is_some_and(|connection| connection.due() <= Instant::now()) {
+            self.maintain_connection().await;
+        }
+        // Names that become due in the meantime wait for the next pass.
+        let now = Instant::now();
+        let due: Vec<LockName> =
+            self.schedule.iter().take_while(|(due, _)| *due <= now).map(|(_, name)| name.clone()).collect();
+        for name in due {
+            self.grant_waiters(&name).await;
+        }
+    }
+
+    async fn enqueue(&mut self, name: LockName, waiter: Waiter) {
+        let state = self.names.entry(name.clone()).or_default();
+        while state.waiters.front().is_some_and(|first| first.reply.is_closed()) {
+            state.waiters.pop_front();
+        }
+        if let Some(first) = state.waiters.front() {
+            if waiter.is_try {
+                let _ = waiter.reply.send(Ok(None));
+                return;
+            }
+            waiter.is_contended.fetch_or(first.is_contended.load(Ordering::Acquire), Ordering::AcqRel);
+            state.waiters.push_back(waiter);
+            return;
+        }
+        state.waiters.push_back(waiter);
+        self.grant_waiters(&name).await;
+    }
+
+    /// Grants a name to its waiters in order, until one of them has to wait.
+    async fn grant_waiters(&mut self, name: &LockName) {
+        self.drop_lost_connection();
+        loop {
+            self.schedule_name(name, None);
+            let Some(state) = self.names.get_mut(name) else {
+                return;
+            };
+            while state.waiters.front().is_some_and(|waiter| waiter.reply.is_closed()) {
+                state.waiters.pop_front();
+            }
+            let Some(first) = state.waiters.front() else {
+                state.backoff = None;
+                if state.holders == Holders::None {
+                    self.names.remove(name);
+                }
+                return;
+            };
+            let shared = first.shared;
+            let is_granted = match state.holders.admission(shared) {
+                Admission::Join => true,
+                Admission::Wait => false,
+                Admission::AskServer => match self.request(name, shared).await {
+                    Ok(is_granted) => is_granted,
+                    Err(error) => match self.fail_first(name, error) {
+                        Some(due) => return self.schedule_name(name, Some(due)),
+                        None => continue,
+                    },
+                },
+            };
+            if !is_granted {
+                return self.refuse_first(name);
+            }
+            self.grant_first(name, shared);
+        }
+    }
+
+    fn grant_first(&mut self, name: &LockName, shared: bool) {
+        let (Some(state), Some(connection)) = (self.names.get_mut(name), &mut self.connection) else {
+            return;
+        };
+        if state.holders == Holders::None {
+            connection.add_lock();
+        }
+        state.holders = state.holders.with_one_more(shared);
+        state.backoff = None;
+        let liveness = Arc::clone(connection.liveness());
+        let (Some(first), Some(messages)) = (state.waiters.pop_front(), self.messages.upgrade()) else {
+            return;
+        };
+        // A grant that nobody receives is dropped here, which releases the lock.
+        let grant = Grant { name: name.clone(), shared, liveness, messages, is_released: false };
+        let _ = first.reply.send(Ok(Some(grant)));
+    }
+
+    /// Refuses the first waiter if it tries once, and lets the others wait.
+    fn refuse_first(&mut self, name: &LockName) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        if state.waiters.front().is_some_and(|first| first.is_try) {
+            let first = state.waiters.pop_front();
+            let _ = first.map(|first| first.reply.send(Ok(None)));
+        }
+        for waiter in &state.waiters {
+            waiter.is_contended.store(true, Ordering::Release);
+        }
+        if state.holders != Holders::None {
+            // The holder's release grants the name.
+            return;
+        }
+        if state.waiters.is_empty() {
+            self.names.remove(name);
+            return;
+        }
+        let due = Instant::now() + state.backoff.get_or_insert(RETRY_BACKOFF).step();
+        self.schedule_name(name, Some(due));
+    }
+
+    /// Returns when to ask again after an error. `None`: the callers have received the error.
+    fn fail_first(&mut self, name: &LockName, error: Error) -> Option<Instant> {
+        let state = self.names.get_mut(name)?;
+        let first = state.waiters.pop_front()?;
+        if !first.is_try {
+            let since = *state.unavailable_since.get_or_insert_with(Instant::now);
+            if matches!(error, Error::Unavailable { .. }) && since.elapsed() < OUTAGE_TOLERANCE {
+                state.waiters.push_front(first);
+                return Some(Instant::now() + state.backoff.get_or_insert(RETRY_BACKOFF).step());
+            }
+            // Without this, each waiter would meet the same error, one after the other.
+            let names = self.names.values_mut().filter(|_| error.concerns_all());
+            for waiter in names.flat_map(|state| state.waiters.drain(..)) {
+                let _ = waiter.reply.send(Err(error.repeated()));
+            }
+        }
+        let _ = first.reply.send(Err(error));
+        None
+    }
+
+    /// Asks the server for a name that no caller of this client holds.
+    async fn request(&mut self, name: &LockName, shared: bool) -> Result<bool> {
+        let mut is_reused = self.connection.is_some();
+        loop {
+            let connection = self.connect().await?;
+            match connection.send(|anchor| anchor.take(name, shared)).await {
+                Ok(is_granted) => {
+                    self.names.entry(name.clone()).or_default().unavailable_since = None;
+                    return Ok(is_granted);
+                }
+                Err(Failure::Refused(error)) => return Err(Error::from_sqlx("acquire a session lock", error)),
+                // The loss of an old connection says nothing about a new one.
+                Err(Failure::Lost(_)) if is_reused => self.disconnect(),
+                Err(Failure::Lost(reason)) => {
+                    self.disconnect();
+                    return Err(Error::Unavailable { attempted: "acquire a session lock", reason, source: None });
+                }
+            }
+            is_reused = false;
+        }
+    }
+
+    /// Returns the connection, and opens it first where necessary.
+    async fn connect(&mut self) -> Result<&mut SessionConnection> {
+        let connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => {
+                let no_connection = || Error::Unavailable {
+                    attempted: "open a connection for session locks",
+                    reason: format!("there was none within {CONNECT_WITHIN:?}"),
+                    source: None,
+                };
+                let requested_at = Moment::now();
+                let anchor = timeout(CONNECT_WITHIN, self.backend.anchor()).await.map_err(|_| no_connection())??;
+                SessionConnection::new(anchor, requested_at)
+            }
+        };
+        Ok(self.connection.insert(connection))
+    }
+
+    async fn release(
+        &mut self,
+        name: LockName,
+        liveness: &Arc<Liveness>,
+        reply: Option<oneshot::Sender<Result<(), LossCause>>>,
+    ) {
+        self.drop_lost_connection();
+        let outcome = match self.connection.as_mut().filter(|open| Arc::ptr_eq(open.liveness(), liveness)) {
+            None => Err(liveness.loss().unwrap_or(LossCause::Disconnected)),
+            Some(connection) => {
+                let holders = self.names.get(&name).map_or(Holders::None, |state| state.holders);
+                let (answer, remaining) = match holders {
+                    Holders::Shared(count @ 2..) => {
+                        let is_alive = connection.send(|anchor| anchor.prove()).await;
+                        (is_alive.map(|()| true), Holders::Shared(count - 1))
+                    }
+                    _ => {
+                        let shared = holders != Holders::Exclusive;
+                        (connection.send(|anchor| anchor.give_back(&name, shared)).await, Holders::None)
+                    }
+                };
+                match answer {
+                    Ok(true) => {
+                        if remaining == Holders::None {
+                            connection.remove_lock();
+                        }
+                        if let Some(state) = self.names.get_mut(&name) {
+                            state.holders = remaining;
+                        }
+                        Ok(())
+                    }
+                    // The locks of this connection are unknown now, so it must not grant any.
+                    _ => {
+                        self.disconnect();
+                        Err(liveness.loss().unwrap_or(LossCause::Disconnected))
+                    }
+                }
+            }
+        };
+        if let Some(reply) = reply {
+            let _ = reply.send(outcome);
+        }
+        self.grant_waiters(&name).await;
+    }
+
+    /// Proves that the connection is alive, or closes it when no caller needs it.
+    async fn maintain_connection(&mut self) {
+        self.drop_lost_connection();
+        let (has_waiters, now) = (!self.schedule.is_empty(), Instant::now());
+        match self.connection.take() {
+            Some(connection) if connection.locked() == 0 && !has_waiters => {
+                connection.close(LossCause::Disconnected).await;
+            }
+            Some(mut connection) if connection.locked() == 0 => {
+                connection.reset_idle(now);
+                self.connection = Some(connection);
+            }
+            Some(connection) => {
+                let connection = self.connection.insert(connection);
+                if connection.send(|anchor| anchor.prove()).await.is_err() {
+                    self.disconnect();
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// Drops the connection if the server may have ended its session, as after a pause of the
+    /// process.
+    fn drop_lost_connection(&mut self) {
+        if self.connection.as_ref().is_some_and(SessionConnection::is_lost) {
+            self.disconnect();
+        }
+    }
+
+    /// Drops the connection and loses its locks. An orderly close would wait for an answer that did
+    /// not come.
+    fn disconnect(&mut self) {
+        let Some(connection) = self.connection.take() else {
+            return;
+        };
+        if connection.locked() > 0 {
+            tracing::warn!(locks = connection.locked(), "lost the connection that session locks live on");
+        }
+        drop(connection);
+        // Waiters of this client ask for the lost names at once, in competition with other clients.
+        let names: Vec<LockName> = self.names.keys().cloned().collect();
+        for name in names {
+            if let Some(state) = self.names.get_mut(&name) {
+                state.holders = Holders::None;
+            }
+            self.schedule_name(&name, Some(Instant::now()));
+        }
+    }
+
+    /// Sets when the server is asked for a name again.
+    fn schedule_name(&mut self, name: &LockName, due: Option<Instant>) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        if let Some(earlier) = std::mem::replace(&mut state.retry_at, due) {
+            self.schedule.remove(&(earlier, name.clone()));
+        }
+        if let Some(due) = due {
+            self.schedule.insert((due, name.clone()));
+        }
+    }
+
+    async fn close(&mut self, cause: LossCause) {
+        for waiter in self.names.drain().flat_map(|(_, state)| state.waiters) {
+            let _ = waiter.reply.send(Err(Error::Closed));
+        }
+        self.schedule.clear();
+        if let Some(connection) = self.connection.take() {
+            connection.close(cause).await;
+        }
+    }
+}

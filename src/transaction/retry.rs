@@ -1,0 +1,383 @@
+//! Reruns transactions from their beginning after a concurrent change.
+//!
+//! [`Retry`] has an example.
+
+use std::error::Error as StdError;
+use std::time::Duration;
+
+use sqlx::pool::PoolConnection;
+use sqlx::{Connection, Pool, SqlSafeStr, SqlStr, Transaction};
+use sqlx_core::transaction::TransactionManager as _;
+use tokio::time::Instant;
+
+use crate::backend::sealed::{self, Ending};
+use crate::backend::{Database, Job, Kind};
+use crate::backoff::Backoff;
+use crate::error::{Error, Fault, FenceError, Overtaken, RowError};
+
+/// How often a transaction is begun, unless [`Retry::attempts`] says otherwise.
+const MAX_ATTEMPTS: u32 = 10;
+
+/// How long new attempts are begun, unless [`Retry::within`] says otherwise.
+const MAX_ELAPSED: Duration = Duration::from_secs(10);
+
+/// The pauses between attempts. The first is about as long as the rival's commit takes.
+const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(100));
+
+/// Runs a transaction, and runs it again from its beginning after a concurrent change.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # sqlx::query("CREATE TABLE accounts (id INTEGER PRIMARY KEY, version INTEGER, balance INTEGER)").execute(&pool).await?;
+/// # sqlx::query("INSERT INTO accounts VALUES (1, 1, 100), (2, 1, 100)").execute(&pool).await?;
+/// use sqlock::retry::Retry;
+/// use sqlock::version::Versioned;
+///
+/// let accounts = Versioned::table("accounts");
+/// let left = Retry::new()
+///     .run(&pool, async |tx| {
+///         let from = accounts.read::<_, (i64, i64, i64)>(&mut *tx, 1).await?.expect("an account");
+///         let left = from.value.2 - 30;
+///         accounts.update(&mut *tx, 1, from.version, |set| {
+///             set.push("balance = ").push_bind(left);
+///         }).await?;
+///         sqlx::query("UPDATE accounts SET balance = balance + 30, version = version + 1 WHERE id = 2")
+///             .execute(&mut **tx)
+///             .await?;
+///         Ok::<_, sqlock::Error>(left)
+///     })
+///     .await?;
+/// assert_eq!(left, 70);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
+///
+/// # What is rerun
+///
+/// The closure's error decides, or one of its [sources](StdError::source), so it may be of any type
+/// of the application that keeps its sources:
+///
+/// - an error of this crate that [is a conflict](Error::is_conflict): another version, a snapshot
+///   that is too old;
+/// - a deadlock that the database broke by aborting this transaction (PostgreSQL 40P01, MySQL
+///   1213);
+/// - a serialization failure (40001, MariaDB's 1020), also at the commit;
+/// - SQLite's `SQLITE_BUSY` and `SQLITE_LOCKED`.
+///
+/// Every other error ends the run at once with [`RetryError::Failed`]: a lock wait timeout, a lost
+/// connection, a violated constraint. A commit whose outcome is not known ends it with
+/// [`RetryError::CommitUnknown`].
+///
+/// # Rules for the closure
+///
+/// - Read from the database inside the closure; values read before it may be outdated in the next
+///   attempt.
+/// - Effects elsewhere happen again with each attempt: leave them to the code after the commit.
+/// - Return the database's errors. If a closure goes on after a deadlock on MySQL, which has rolled
+///   everything back, the run ends with [`RetryError::CommitUnknown`], and its later statements are
+///   rolled back as well. (Put a statement whose error is expected, such as a constraint violation,
+///   into a savepoint: `tx.begin()`.)
+/// - Do not end the transaction inside, by `COMMIT` or, on MySQL, by DDL, which commits. On MySQL
+///   the run then ends with the same error (while the transaction runs, `autocommit` is off in its
+///   session there). PostgreSQL does not report it, and SQLite refuses the `COMMIT` that follows:
+///   the part that was committed inside has taken effect there.
+#[derive(Clone, Debug)]
+#[must_use = "a retry does nothing until run is awaited"]
+pub struct Retry {
+    attempts: u32,
+    within: Duration,
+    begin: Option<SqlStr>,
+}
+
+impl Retry {
+    /// Creates a retry of at most 10 attempts, begun within 10 seconds.
+    pub fn new() -> Self {
+        Self { attempts: MAX_ATTEMPTS, within: MAX_ELAPSED, begin: None }
+    }
+
+    /// Limits how often the transaction is begun. Zero counts as one.
+    pub fn attempts(mut self, at_most: u32) -> Self {
+        self.attempts = at_most;
+        self
+    }
+
+    /// Limits the time in which new attempts begin, counted from the first one. A running attempt
+    /// is not interrupted.
+    pub fn within(mut self, at_most: Duration) -> Self {
+        self.within = at_most;
+        self
+    }
+
+    /// Sets the statement that begins a transaction, for example with an isolation level: `BEGIN
+    /// ISOLATION LEVEL SERIALIZABLE` on PostgreSQL.
+    ///
+    /// By default `BEGIN`, on SQLite `BEGIN IMMEDIATE`: without it, SQLite refuses the write lock
+    /// to a transaction that read before another one committed.
+    pub fn begin_with(mut self, sql: impl SqlSafeStr) -> Self {
+        self.begin = Some(sql.into_sql_str());
+        self
+    }
+
+    /// Begins a transaction, calls the closure with it, and commits. When the closure returns an
+    /// error, it rolls back, and begins another attempt if that error is [a concurrent
+    /// change](Self#what-is-rerun). Between attempts it pauses for 1 to 100 milliseconds.
+    ///
+    /// Each attempt calls a clone of the closure. Values captured by reference are shared.
+    ///
+    /// # Errors
+    ///
+    /// [`RetryError::Failed`] with the closure's error, or that of a connection that could not be
+    /// opened; [`RetryError::Exhausted`]; [`RetryError::CommitUnknown`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future rolls the transaction back. During the commit, the transaction may be
+    /// committed. The connection of an interrupted transaction is closed (on SQLite it is kept
+    /// after its transaction has been ended).
+    ///
+    /// # Panics
+    ///
+    /// When the closure panics; the transaction is rolled back.
+    pub async fn run<DB, T, E, F>(self, pool: &Pool<DB>, work: F) -> Result<T, RetryError<E>>
+    where
+        DB: Database,
+        E: From<sqlx::Error> + StdError + 'static,
+        // Not AsyncFnMut: the future of one that captures anything cannot be seen to be Send, as of
+        // Rust 1.95.
+        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
+    {
+        let mut attempts = self.start_attempts();
+        loop {
+            match self.attempt(pool, work.clone(), true).await {
+                Ok(value) => return Ok(value),
+                Err(AttemptEnd::Final(error)) => return Err(error),
+                Err(AttemptEnd::EndedByWork(source)) => return Err(RetryError::CommitUnknown { source }),
+                Err(AttemptEnd::Conflict(last)) => attempts.next_attempt(last).await?,
+            }
+        }
+    }
+
+    /// Starts to count attempts, from the first one.
+    pub(crate) fn start_attempts(&self) -> Attempts<'_> {
+        Attempts { retry: self, start: Instant::now(), pauses: PAUSE, begun: 1 }
+    }
+
+    /// Runs one attempt. `checks_open`: whether to check before the commit that the transaction is
+    /// still usable. The check is not needed where the last statement shows it.
+    pub(crate) async fn attempt<DB, T, E, F>(
+        &self,
+        pool: &Pool<DB>,
+        work: F,
+        checks_open: bool,
+    ) -> Result<T, AttemptEnd<E>>
+    where
+        DB: Database,
+        E: From<sqlx::Error> + StdError + 'static,
+        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E>,
+    {
+        let mut pooled = PooledConnection {
+            connection: Some(pool.acquire().await.map_err(AttemptEnd::from_error)?),
+            is_clean: false,
+        };
+        let Some(connection) = &mut pooled.connection else {
+            return Err(AttemptEnd::from_error(sqlx::Error::PoolClosed));
+        };
+        let mut tx = self.begin::<DB>(connection).await.map_err(AttemptEnd::from_error)?;
+        let outcome = match work(&mut tx).await {
+            Ok(value) if checks_open => check_open::<DB>(&mut tx).await.map(|()| value).map_err(E::from),
+            Ok(value) => Ok(value),
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Ok(value) => match end_transaction::<DB>(tx, Ending::Commit).await {
+                Ok(true) => {
+                    pooled.is_clean = true;
+                    Ok(value)
+                }
+                Ok(false) => {
+                    pooled.is_clean = true;
+                    Err(AttemptEnd::EndedByWork(sqlx::Error::Protocol(ENDED_BY_WORK.into())))
+                }
+                Err(source) if Fault::is_doubtful_commit(&source) => {
+                    Err(AttemptEnd::Final(RetryError::CommitUnknown { source }))
+                }
+                // The server answered, so the transaction has ended. On MySQL the session's
+                // settings are not restored yet.
+                Err(error) => {
+                    pooled.is_clean = DB::KIND != Kind::MySql;
+                    Err(AttemptEnd::from_error(error))
+                }
+            },
+            Err(error) => {
+                // At once, not when the connection is used next: other transactions wait for its
+                // locks.
+                pooled.is_clean = end_transaction::<DB>(tx, Ending::Rollback).await.is_ok();
+                Err(AttemptEnd::from_error(error))
+            }
+        }
+    }
+
+    fn begin<'c, DB: Database>(&self, conn: &'c mut DB::Connection) -> Job<'c, Transaction<'c, DB>> {
+        match self.begin.clone().or(DB::BEGIN.map(SqlSafeStr::into_sql_str)) {
+            Some(sql) => Box::pin(conn.begin_with(DB::begin(sql))),
+            None => Box::pin(conn.begin()),
+        }
+    }
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Why a transaction did not take effect, or may not have.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RetryError<E: StdError + 'static> {
+    /// The transaction failed for a reason that another attempt would not cure. It was rolled back.
+    #[error(transparent)]
+    Failed(E),
+
+    /// Every attempt met a concurrent change. All were rolled back.
+    #[error("gave up after {attempts} attempts in {elapsed:?}: {last}")]
+    Exhausted {
+        /// How often the transaction was begun.
+        attempts: u32,
+        /// How long the attempts took.
+        elapsed: Duration,
+        /// The error of the last attempt.
+        #[source]
+        last: E,
+    },
+
+    /// The connection was lost during the commit, or, on MySQL, a statement of the closure had
+    /// ended the transaction. It may have taken effect: read before running it again.
+    #[error("it is not known whether the transaction was committed: {source}")]
+    CommitUnknown {
+        /// The error of the driver.
+        source: sqlx::Error,
+    },
+}
+
+/// Counts the attempts at one transaction.
+pub(crate) struct Attempts<'r> {
+    retry: &'r Retry,
+    start: Instant,
+    pauses: Backoff,
+    begun: u32,
+}
+
+impl Attempts<'_> {
+    /// Waits for the next attempt, or returns an error at the limit.
+    pub(crate) async fn next_attempt<E: StdError + 'static>(&mut self, last: E) -> Result<(), RetryError<E>> {
+        let reason = last.to_string();
+        if !self.try_next(&reason).await {
+            return Err(RetryError::Exhausted { attempts: self.begun, elapsed: self.start.elapsed(), last });
+        }
+        Ok(())
+    }
+
+    /// Waits for the next attempt. Returns `false` at the limit.
+    pub(crate) async fn try_next(&mut self, reason: &str) -> bool {
+        let pause = self.pauses.step();
+        if self.begun >= self.retry.attempts || self.start.elapsed() + pause > self.retry.within {
+            return false;
+        }
+        tracing::debug!(attempts = self.begun, reason, ?pause, "a transaction did not commit; running it again");
+        self.begun += 1;
+        tokio::time::sleep(pause).await;
+        true
+    }
+}
+
+/// How an attempt ended without a commit.
+pub(crate) enum AttemptEnd<E: StdError + 'static> {
+    /// A concurrent change ended it.
+    Conflict(E),
+    /// A statement of the closure rolled it back or committed it.
+    EndedByWork(sqlx::Error),
+    Final(RetryError<E>),
+}
+
+/// The reason in the error of [`AttemptEnd::EndedByWork`].
+const ENDED_BY_WORK: &str = "the transaction ended before its COMMIT: a statement of the closure had rolled it back (a deadlock whose \
+                            error was not returned) or committed it (DDL, or a COMMIT)";
+
+/// Ends a transaction. Returns `false` when it had ended before its commit.
+async fn end_transaction<DB: Database>(mut tx: Transaction<'_, DB>, ending: Ending) -> Result<bool, sqlx::Error> {
+    match (DB::end(&mut tx, ending).await?, ending) {
+        (sealed::Ended::ByDriver, Ending::Commit) => tx.commit().await.map(|()| true),
+        (sealed::Ended::ByDriver, Ending::Rollback) => tx.rollback().await.map(|()| true),
+        // The driver's ROLLBACK on drop finds no transaction.
+        (ended, _) => Ok(ended == sealed::Ended::AsAsked),
+    }
+}
+
+impl<E: StdError + 'static> AttemptEnd<E> {
+    fn from_error(error: impl Into<E>) -> Self {
+        let error = error.into();
+        if is_conflict_error(&error) { Self::Conflict(error) } else { Self::Final(RetryError::Failed(error)) }
+    }
+}
+
+/// Returns whether an error, or one of its sources, is a concurrent change.
+fn is_conflict_error(error: &(dyn StdError + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        // An error that is transparent for one of this crate shows only the source of that error.
+        let is_conflict = error.downcast_ref::<Error>().is_some_and(Error::is_conflict)
+            || error.is::<Overtaken>()
+            || error.downcast_ref() == Some(&RowError::StaleSnapshot)
+            || error.downcast_ref() == Some(&FenceError::StaleSnapshot);
+        if is_conflict || Fault::of_any(error) == Some(Fault::Again) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
+/// Returns an error if a statement of the transaction has failed. PostgreSQL answers the COMMIT of
+/// such a transaction with a rollback, which sqlx reports as a success.
+async fn check_open<DB: Database>(conn: &mut DB::Connection) -> Result<(), sqlx::Error> {
+    if DB::KIND == Kind::Postgres {
+        DB::fetch(conn, &mut sqlx::QueryBuilder::new("SELECT 1")).await?;
+    }
+    Ok(())
+}
+
+/// A connection of the pool, which returns to the pool only without an open statement or
+/// transaction. sqlx would roll back and reuse it, but on MySQL a connection that was interrupted
+/// while it prepared a statement answers nothing more, and on PostgreSQL an interrupted BEGIN may
+/// leave it in a transaction.
+///
+/// A connection of SQLite is kept, because a database in memory ends with it. Its transaction is
+/// ended instead.
+struct PooledConnection<DB: Database> {
+    /// `None` only during the drop.
+    connection: Option<PoolConnection<DB>>,
+    is_clean: bool,
+}
+
+impl<DB: Database> Drop for PooledConnection<DB> {
+    fn drop(&mut self) {
+        let Some(mut connection) = self.connection.take() else {
+            return;
+        };
+        if self.is_clean && DB::TransactionManager::get_transaction_depth(&connection) == 0 {
+            return;
+        }
+        // As sqlx does when a connection goes back to its pool.
+        tokio::spawn(async move {
+            if !matches!(DB::settle(&mut connection).await, Ok(true)) {
+                connection.close_on_drop();
+            }
+        });
+    }
+}

@@ -1,0 +1,60 @@
+//! A client's cache of ensured names and of columns.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::backend::sealed::Column;
+use crate::clock::Moment;
+use crate::name::LockName;
+
+/// How long the row of a name is assumed to exist.
+pub(crate) const ENSURED_FOR: Duration = Duration::from_secs(60);
+
+/// The most names in the cache.
+const MAX_ENSURED: usize = 10_000;
+
+#[derive(Default)]
+pub(crate) struct RowCache {
+    ensured: Mutex<HashMap<LockName, Moment>>,
+    /// By table and column.
+    columns: Mutex<HashMap<(String, String), Column>>,
+}
+
+impl RowCache {
+    /// Returns whether the row of a name exists for certain.
+    pub(crate) fn is_ensured(&self, name: &LockName) -> bool {
+        lock(&self.ensured).get(name).is_some_and(is_recent)
+    }
+
+    /// Records that the row of a name existed at this moment.
+    pub(crate) fn set_ensured(&self, name: &LockName, at: Moment) {
+        let mut names = lock(&self.ensured);
+        if names.len() >= MAX_ENSURED {
+            names.retain(|_, at| is_recent(at));
+        }
+        if names.len() < MAX_ENSURED {
+            names.insert(name.clone(), at);
+        }
+    }
+
+    pub(crate) fn forget(&self, name: &LockName) {
+        lock(&self.ensured).remove(name);
+    }
+
+    pub(crate) fn column(&self, key: &(String, String)) -> Option<Column> {
+        lock(&self.columns).get(key).cloned()
+    }
+
+    pub(crate) fn set_column(&self, key: (String, String), column: Column) {
+        lock(&self.columns).insert(key, column);
+    }
+}
+
+fn is_recent(ensured: &Moment) -> bool {
+    Moment::now().since(*ensured) < ENSURED_FOR
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

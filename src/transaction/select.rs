@@ -1,0 +1,138 @@
+//! The statement that locks rows, its waits and its failures.
+
+use std::time::Duration;
+
+use sqlx::{Decode, QueryBuilder, Row as _, Transaction, Type};
+
+use crate::backend::Database;
+use crate::backend::sealed::{Locking, Refusal, Wait};
+use crate::backend::table::Table;
+use crate::clock::Moment;
+use crate::error::{Error, Result, RowError};
+use crate::name::LockName;
+
+/// How much earlier than the client's clock a server may end a wait.
+const CLOCK_TOLERANCE: Duration = Duration::from_millis(20);
+
+pub(super) fn wait_mode(wait: Option<Duration>) -> Wait {
+    match wait {
+        None => Wait::Unbounded,
+        Some(Duration::ZERO) => Wait::Refuse,
+        Some(at_most) => Wait::AtMost(at_most),
+    }
+}
+
+/// Returns the way of trying a single row that leaves the transaction usable.
+pub(super) fn no_wait<DB: Database>() -> Wait {
+    if DB::ABORTS { Wait::Skip } else { Wait::Refuse }
+}
+
+pub(super) fn timeout_of_name(name: LockName, start: Moment) -> Error {
+    Error::Timeout { name, waited: Moment::now().since(start) }
+}
+
+/// Makes the timeout of a wait for a row of a table.
+pub(super) fn timeout_of_table(table: &Table, start: Moment) -> Error {
+    match LockName::new(table.to_string()) {
+        Ok(name) => timeout_of_name(name, start),
+        Err(error) => error,
+    }
+}
+
+/// Runs a SELECT that locks the rows it finds. Returns `None` when the wait for another transaction
+/// timed out.
+pub(super) async fn select<DB: Database>(
+    conn: &mut Transaction<'_, DB>,
+    table: &Table,
+    locking: Locking,
+    push_select: impl Fn(&mut QueryBuilder<DB>) + Sync,
+) -> Result<Option<Vec<DB::Row>>> {
+    let start = Moment::now();
+    let mut attempt = locking;
+    loop {
+        let clauses = DB::clauses(attempt);
+        let mut query = QueryBuilder::new(clauses.before);
+        query.push("SELECT ").push(clauses.hint);
+        push_select(&mut query);
+        query.push(clauses.after);
+        let error = match fetch_guarded::<DB>(conn, &mut query, attempt.wait).await {
+            Ok(found) => return Ok(Some(found)),
+            Err(error) => error,
+        };
+        let left = match locking.wait {
+            Wait::AtMost(at_most) => at_most.saturating_sub(Moment::now().since(start)),
+            _ => Duration::ZERO,
+        };
+        match DB::refusal(&error) {
+            Some(Refusal::Stale) => return Err(lock_error::<DB>(table, error)),
+            Some(Refusal::Taken) if DB::has_rolled_back(conn, &error).await.map_err(statement_error)? => {
+                return Err(statement_error(error));
+            }
+            // The session's own limit for a single wait is lower.
+            Some(Refusal::Taken) if left > CLOCK_TOLERANCE => attempt.wait = Wait::AtMost(left),
+            Some(Refusal::Cut) if left > CLOCK_TOLERANCE || !matches!(locking.wait, Wait::AtMost(_)) => {
+                return Err(statement_error(error));
+            }
+            Some(Refusal::Taken | Refusal::Cut) => {
+                tokio::time::sleep(left).await;
+                return Ok(None);
+            }
+            _ => return Err(statement_error(error)),
+        }
+    }
+}
+
+/// Sends a statement whose failure leaves the transaction usable.
+pub(super) async fn fetch_guarded<DB: Database>(
+    conn: &mut DB::Connection,
+    query: &mut QueryBuilder<DB>,
+    wait: Wait,
+) -> Result<Vec<DB::Row>, sqlx::Error> {
+    let within = match wait {
+        Wait::AtMost(within) => Some(within),
+        Wait::Refuse => None,
+        Wait::Unbounded | Wait::Skip => return DB::fetch(conn, query).await,
+    };
+    let settings = DB::guard(conn, within).await?;
+    let found = DB::fetch(conn, query).await;
+    let unguarded = DB::unguard(conn, &settings, found.is_ok()).await;
+    let found = found?;
+    unguarded?;
+    Ok(found)
+}
+
+/// Returns whether the rows exist, without locking them.
+pub(super) async fn row_exists<DB: Database>(
+    conn: &mut Transaction<'_, DB>,
+    push_select: impl Fn(&mut QueryBuilder<DB>),
+) -> Result<bool> {
+    let mut query = QueryBuilder::new("SELECT ");
+    push_select(&mut query);
+    let found = DB::fetch(conn, &mut query).await.map_err(statement_error)?;
+    Ok(!found.is_empty())
+}
+
+pub(super) fn read_keys<DB, K>(found: &[DB::Row]) -> Result<Vec<K>>
+where
+    DB: Database,
+    K: for<'r> Decode<'r, DB> + Type<DB>,
+    usize: sqlx::ColumnIndex<DB::Row>,
+{
+    let keys: Result<_, sqlx::Error> = found.iter().map(|row| row.try_get(0)).collect();
+    keys.map_err(|error| Error::from_sqlx("read the keys of locked rows", error))
+}
+
+pub(super) fn lock_error<DB: Database>(table: &Table, error: sqlx::Error) -> Error {
+    match DB::refusal(&error) {
+        Some(Refusal::Stale) => row_error(table, RowError::StaleSnapshot),
+        _ => statement_error(error),
+    }
+}
+
+pub(super) fn statement_error(error: sqlx::Error) -> Error {
+    Error::from_sqlx("lock rows", error)
+}
+
+pub(super) fn row_error(table: &Table, cause: RowError) -> Error {
+    Error::Row { table: table.to_string(), cause }
+}

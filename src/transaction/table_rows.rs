@@ -1,0 +1,321 @@
+//! Locks on rows of the caller's own tables.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::{Decode, Encode, QueryBuilder, Transaction, Type, TypeInfo as _};
+
+use super::select::{no_wait, read_keys, row_error, row_exists, select, timeout_of_table, wait_mode};
+use super::target::Target;
+use crate::backend::Database;
+use crate::backend::sealed::{Locking, Unique, Wait};
+use crate::backend::table::Table;
+use crate::client::Client;
+use crate::clock::Moment;
+use crate::error::{Result, RowError};
+
+/// Locks one row of the caller's own table. Made with [`Locks::row_of`](crate::Locks::row_of).
+///
+/// As [`RowLock`](crate::row::RowLock), except that the row must exist, and a unique index must
+/// cover the column alone: without such an index a database locks other rows as well. The client
+/// checks this once for each table. On MySQL and MariaDB the index must be visible and a B-tree,
+/// and the key of the column's class: a number for a number, text for text.
+///
+/// The statement is `SELECT … FOR UPDATE`, on PostgreSQL `SELECT … FOR NO KEY UPDATE`: other
+/// transactions may insert rows that refer to this row by a foreign key, unless
+/// [`key_update`](Self::key_update) is set.
+///
+/// ```
+/// # async fn example(pool: sqlx::SqlitePool, locks: sqlock::Locks) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;      // on SQLite; elsewhere pool.begin()
+/// locks.row_of("accounts", "id", 7).lock(&mut tx).await?;
+/// sqlx::query("UPDATE accounts SET balance = balance - 5 WHERE id = 7").execute(&mut *tx).await?;
+/// tx.commit().await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A dot in the name of the table separates the schema from the table. Each part is quoted, so
+/// write it as in the catalogue.
+#[derive(Clone)]
+#[must_use = "a row is locked when lock or try_lock is called"]
+pub struct RowOf<K> {
+    rows: RowsOf<K>,
+}
+
+impl<K> RowOf<K> {
+    pub(crate) fn new(client: Arc<Client>, table: String, column: String, key: K) -> Self {
+        Self { rows: RowsOf::new(client, table, column, vec![key]) }
+    }
+
+    /// As [`RowLock::shared`](crate::row::RowLock::shared).
+    pub fn shared(mut self) -> Self {
+        self.rows = self.rows.shared();
+        self
+    }
+
+    /// Locks the key of the row as well: `FOR UPDATE` on PostgreSQL, where `FOR NO KEY UPDATE` is
+    /// the default. Until the transaction ends, no row that refers to this row can be inserted. Use
+    /// it in transactions that delete the row or change its key. A transaction that inserts such a
+    /// row and then locks the key deadlocks with others that do the same. The other databases
+    /// always lock the key, so this has no effect there.
+    pub fn key_update(mut self) -> Self {
+        self.rows = self.rows.key_update();
+        self
+    }
+
+    /// As [`RowLock::wait`](crate::row::RowLock::wait).
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.rows = self.rows.wait(at_most);
+        self
+    }
+
+    /// Does not wait: [`lock`](Self::lock) fails with [`Error::Timeout`](crate::Error::Timeout)
+    /// when another transaction holds the row.
+    pub fn nowait(mut self) -> Self {
+        self.rows = self.rows.nowait();
+        self
+    }
+
+    /// Locks the row in this transaction, and waits for it if necessary.
+    ///
+    /// # Errors
+    ///
+    /// As [`RowLock::lock`](crate::row::RowLock::lock); and [`Error::Row`](crate::Error::Row) when
+    /// the row, the table, the column or the unique index does not exist.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`RowLock::lock`](crate::row::RowLock::lock).
+    pub async fn lock<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<()>
+    where
+        DB: Database,
+        K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
+    {
+        let start = Moment::now();
+        let wait = if self.rows.wait == Wait::Refuse { no_wait::<DB>() } else { self.rows.wait };
+        if self.lock_row(tx, wait).await? {
+            Ok(())
+        } else {
+            Err(timeout_of_table(&Table::new(&self.rows.table)?, start))
+        }
+    }
+
+    /// Locks the row if it is free. Returns `false`, and leaves the transaction usable, when
+    /// another transaction holds it.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock), without the timeout.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<bool>
+    where
+        DB: Database,
+        K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
+    {
+        self.lock_row(tx, no_wait::<DB>()).await
+    }
+
+    async fn lock_row<DB>(&self, tx: &mut Transaction<'_, DB>, wait: Wait) -> Result<bool>
+    where
+        DB: Database,
+        K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
+    {
+        let rows = &self.rows;
+        let target = rows.check(tx).await?;
+        let push_by_key =
+            |query: &mut QueryBuilder<DB>| rows.push_keys(query, &target, &rows.keys.iter().collect::<Vec<_>>());
+        let Some(found) = select(tx, &target.table, rows.locking(wait), push_by_key).await? else {
+            return Ok(false);
+        };
+        if !found.is_empty() {
+            return Ok(true);
+        }
+        if wait == Wait::Skip && row_exists(tx, push_by_key).await? {
+            return Ok(false);
+        }
+        Err(row_error(&target.table, RowError::NoSuchRow))
+    }
+}
+
+/// Locks several rows of the caller's own table. Made with
+/// [`Locks::rows_of`](crate::Locks::rows_of).
+///
+/// The rows are locked in the order of their keys, in whatever order the caller names them, so two
+/// transactions that lock the same rows never deadlock over them. The keys must have an owned type
+/// (`String`, not `&str`), the same in all programs. Otherwise as [`RowOf`].
+///
+/// ```
+/// # async fn example(pool: sqlx::SqlitePool, locks: sqlock::Locks) -> Result<(), Box<dyn std::error::Error>> {
+/// let (from, to) = (7, 3);
+/// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;      // on SQLite; elsewhere pool.begin()
+/// let found: Vec<i64> = locks.rows_of("accounts", "id", [from, to]).lock(&mut tx).await?;
+/// assert_eq!(found, [to, from]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use = "rows are locked when lock is called"]
+pub struct RowsOf<K> {
+    pub(super) client: Arc<Client>,
+    pub(super) table: String,
+    pub(super) column: String,
+    keys: Vec<K>,
+    pub(super) shared: bool,
+    key_update: bool,
+    pub(super) wait: Wait,
+    pub(super) limit: Option<u32>,
+}
+
+impl<K> RowsOf<K> {
+    pub(crate) fn new(client: Arc<Client>, table: String, column: String, keys: Vec<K>) -> Self {
+        Self { client, table, column, keys, shared: false, key_update: false, wait: Wait::Unbounded, limit: None }
+    }
+
+    /// As [`RowLock::shared`](crate::row::RowLock::shared).
+    pub fn shared(mut self) -> Self {
+        self.shared = true;
+        self
+    }
+
+    /// As [`RowOf::key_update`].
+    pub fn key_update(mut self) -> Self {
+        self.key_update = true;
+        self
+    }
+
+    /// As [`RowLock::wait`](crate::row::RowLock::wait), for all rows together.
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.wait = wait_mode(Some(at_most));
+        self
+    }
+
+    /// Does not wait: [`lock`](Self::lock) fails with [`Error::Timeout`](crate::Error::Timeout)
+    /// when another transaction holds one of the rows.
+    pub fn nowait(mut self) -> Self {
+        self.wait = Wait::Refuse;
+        self
+    }
+
+    /// Skips rows that another transaction holds: `SKIP LOCKED`.
+    pub fn skip_locked(mut self) -> Self {
+        self.wait = Wait::Skip;
+        self
+    }
+
+    /// Limits the number of rows, in the order of their keys.
+    pub fn limit(mut self, rows: u32) -> Self {
+        self.limit = Some(rows);
+        self
+    }
+
+    /// Locks the rows in this transaction, and returns the keys of the locked rows, in order. Keys
+    /// without a row are left out.
+    ///
+    /// On PostgreSQL and SQLite it is one statement for all, in the database's order of keys. On
+    /// MySQL and MariaDB it is one for each key, in the keys' order in Rust: for a statement with
+    /// several keys, InnoDB may scan, and lock, the whole table.
+    ///
+    /// # Errors
+    ///
+    /// As [`RowLock::lock`](crate::row::RowLock::lock); and [`Error::Row`](crate::Error::Row) when
+    /// the table, the column or the unique index does not exist. After a timeout on MySQL and
+    /// MariaDB, the rows locked so far stay locked until the transaction ends.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`RowLock::lock`](crate::row::RowLock::lock).
+    pub async fn lock<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<Vec<K>>
+    where
+        DB: Database,
+        K: Clone + Ord + for<'q> Encode<'q, DB> + for<'r> Decode<'r, DB> + Type<DB> + Send + Sync,
+        usize: sqlx::ColumnIndex<DB::Row>,
+    {
+        let start = Moment::now();
+        let target = self.check(tx).await?;
+        let mut wanted: Vec<&K> = self.keys.iter().collect();
+        wanted.sort();
+        wanted.dedup();
+        let limit = self.limit.unwrap_or(u32::MAX);
+        if wanted.is_empty() || limit == 0 {
+            return Ok(Vec::new());
+        }
+        if DB::LOOKS_UP_SEVERAL {
+            let locking = self.locking(self.wait);
+            let push_by_keys = |query: &mut QueryBuilder<DB>| self.push_keys(query, &target, &wanted);
+            return match select(tx, &target.table, locking, push_by_keys).await? {
+                Some(found) => read_keys(&found),
+                None => Err(timeout_of_table(&target.table, start)),
+            };
+        }
+        let mut locked = Vec::new();
+        for key in wanted {
+            let wait = match self.wait {
+                Wait::AtMost(at_most) => wait_mode(Some(at_most.saturating_sub(Moment::now().since(start)))),
+                wait => wait,
+            };
+            let push_by_key = |query: &mut QueryBuilder<DB>| self.push_keys(query, &target, &[key]);
+            match select(tx, &target.table, self.locking(wait), push_by_key).await? {
+                Some(found) => locked.extend(found.first().map(|_| key.clone())),
+                None => return Err(timeout_of_table(&target.table, start)),
+            }
+            if locked.len() >= limit as usize {
+                break;
+            }
+        }
+        Ok(locked)
+    }
+
+    pub(super) fn locking(&self, wait: Wait) -> Locking {
+        Locking { shared: self.shared, key_update: self.key_update, wait }
+    }
+
+    /// Checks the column, its index and the type of the key before anything is locked.
+    async fn check<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<Target>
+    where
+        DB: Database,
+        K: Type<DB>,
+    {
+        let (target, column) = Target::find(&self.client, tx, &self.table, &self.column).await?;
+        let row_error = |cause| Err(row_error(&target.table, cause));
+        match column.unique {
+            Some(Unique { obstacle: None, .. }) => {}
+            Some(Unique { name: index, obstacle: Some(reason) }) => {
+                return row_error(RowError::UnusableIndex { column: self.column.clone(), index, reason });
+            }
+            None => return row_error(RowError::NotUnique { column: self.column.clone() }),
+        }
+        let key = K::type_info();
+        if !DB::suits(&key, &column) {
+            return row_error(RowError::KeyType { key: key.name().to_owned(), column: column.type_name });
+        }
+        target.take_write_lock(tx, self.shared, &target.table).await?;
+        Ok(target)
+    }
+
+    /// Writes the text between SELECT and FOR UPDATE.
+    fn push_keys<DB>(&self, query: &mut QueryBuilder<DB>, target: &Target, keys: &[&K])
+    where
+        DB: Database,
+        K: for<'q> Encode<'q, DB> + Type<DB>,
+    {
+        let column = target.column.quoted::<DB>();
+        DB::push_column(query, &column, &K::type_info());
+        query.push(" FROM ").push(target.table.quoted::<DB>()).push(" WHERE ").push(&column);
+        if let [key] = keys {
+            query.push(" = ").push_bind(*key);
+            return;
+        }
+        let mut list = query.push(" IN (").separated(", ");
+        for key in keys {
+            list.push_bind(*key);
+        }
+        query.push(") ORDER BY ").push(&column);
+        if let Some(limit) = self.limit {
+            query.push(" LIMIT ").push(limit);
+        }
+    }
+}

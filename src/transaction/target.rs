@@ -1,0 +1,98 @@
+//! The table and column whose rows are locked, with their catalogue entry.
+
+use sqlx::Transaction;
+use sqlx_core::transaction::TransactionManager as _;
+
+use super::select::{row_error, statement_error};
+use crate::backend::Database;
+use crate::backend::sealed::{Catalogued, Column, Refusal};
+use crate::backend::table::{Identifier, Table};
+use crate::client::Client;
+use crate::error::{Error, Result, RowError};
+use crate::operation::ColumnOf;
+
+/// The table and column whose rows are locked.
+pub(super) struct Target {
+    pub(super) table: Table,
+    pub(super) column: Identifier,
+}
+
+impl Target {
+    /// Checks the transaction, and reads the catalogue entry of the column.
+    pub(super) async fn find<DB: Database>(
+        client: &Client,
+        tx: &mut Transaction<'_, DB>,
+        table: &str,
+        column: &str,
+    ) -> Result<(Self, Column)> {
+        let (table, name) = (Table::new(table)?, Identifier::new(column)?);
+        check_transaction(client, tx, &table)?;
+        let column_info = read_column(client, tx, &table, column).await?;
+        Ok((Self { table, column: name }, column_info))
+    }
+
+    /// Takes the write lock of a database without row locks.
+    pub(super) async fn take_write_lock<DB: Database>(
+        &self,
+        tx: &mut Transaction<'_, DB>,
+        shared: bool,
+        meant: &Table,
+    ) -> Result<()> {
+        if DB::LOCKS_ROWS {
+            return Ok(());
+        }
+        if shared {
+            return Err(Error::Unsupported {
+                what: "a shared row lock",
+                reason: "SQLite has one write lock and no row locks; take a shared lease, or an exclusive row lock",
+            });
+        }
+        match DB::seize(tx, &self.table.quoted::<DB>()).await {
+            Err(error) if DB::refusal(&error) == Some(Refusal::Deferred) => Err(row_error(meant, RowError::Deferred)),
+            done => done.map_err(statement_error),
+        }
+    }
+}
+
+/// Returns the catalogue entry of a column whose rows can be locked.
+async fn read_column<DB: Database>(
+    client: &Client,
+    tx: &mut Transaction<'_, DB>,
+    table: &Table,
+    column: &str,
+) -> Result<Column> {
+    let key = (table.to_string(), column.to_owned());
+    if let Some(column) = client.row_cache.column(&key) {
+        return Ok(column);
+    }
+    // In the caller's transaction, which resolves names by its own search path and sees tables that
+    // it has just created.
+    let found = DB::column(tx, table, column).await.map_err(|e| Error::from_sqlx("look a table up", e))?;
+    let found = match found {
+        Catalogued::Known(column) => Some(column),
+        Catalogued::Unknown => None,
+        Catalogued::Elsewhere(schema) => {
+            let of = (schema, table.name().to_owned(), column.to_owned());
+            client.run(ColumnOf(of)).await?
+        }
+    };
+    let Some(found) = found else {
+        return Err(row_error(table, RowError::NoSuchColumn { column: column.to_owned() }));
+    };
+    if let Some(engine) = found.rowless {
+        return Err(row_error(table, RowError::NoRowLocks { engine }));
+    }
+    client.row_cache.set_column(key, found.clone());
+    Ok(found)
+}
+
+/// Returns an error for a transaction in which no rows can be locked.
+pub(crate) fn check_transaction<DB: Database>(client: &Client, tx: &Transaction<'_, DB>, table: &Table) -> Result<()> {
+    if DB::KIND != client.kind {
+        return Err(row_error(table, RowError::OtherDatabase));
+    }
+    if DB::TransactionManager::get_transaction_depth(tx) == 0 {
+        return Err(row_error(table, RowError::NoTransaction));
+    }
+    Ok(())
+}
