@@ -7,6 +7,7 @@
 //!
 //! Each client has connections of its own, as if it were a process. `soak line [SECONDS]` (600) has real processes stand in
 //! line and be killed and stopped: see `line.rs`. `soak many [COUNT]` (10000) has them take several names at once: see `many.rs`.
+//! `soak held [COUNT] [SECONDS]` (100000, 120) keeps leases of one client: see `held.rs`.
 //!
 //! The database is that of `DATABASE_URL` (else SQLite in a temporary file). What happened is printed, and what the server
 //! saw of it; it is a failure when an error surfaced or two held one name.
@@ -15,6 +16,8 @@
 
 #[path = "gather.rs"]
 mod gather;
+#[path = "held.rs"]
+mod held;
 #[path = "history.rs"]
 mod history;
 #[path = "inside.rs"]
@@ -67,6 +70,9 @@ async fn main() {
         ["line", seconds] => Soak::Line(number(seconds)),
         ["many"] => Soak::Many(10_000),
         ["many", count] => Soak::Many(number(count)),
+        ["held"] => Soak::Held(100_000, 120),
+        ["held", count] => Soak::Held(number(count), 120),
+        ["held", count, seconds] => Soak::Held(number(count), number(seconds)),
         [] => Soak::Storms(60),
         [seconds] => Soak::Storms(number(seconds)),
         _ => usage(),
@@ -81,6 +87,10 @@ async fn main() {
             Soak::Storms(seconds) => storms(&place, &journal, Duration::from_secs(seconds)).await,
             Soak::Line(seconds) => line::soak(&place, Duration::from_secs(seconds)).await,
             Soak::Many(count) => many::soak(&place, usize::try_from(count).unwrap_or(usize::MAX)).await,
+            Soak::Held(count, seconds) => {
+                let count = usize::try_from(count).unwrap_or(usize::MAX);
+                held::soak(&place, count, Duration::from_secs(seconds)).await
+            }
         }
     };
     let clean = tokio::select! {
@@ -95,10 +105,11 @@ enum Soak {
     Storms(u64),
     Line(u64),
     Many(u64),
+    Held(u64, u64),
 }
 
 fn usage() -> ! {
-    eprintln!("usage: soak [SECONDS] | soak line [SECONDS] | soak many [COUNT]");
+    eprintln!("usage: soak [SECONDS] | soak line [SECONDS] | soak many [COUNT] | soak held [COUNT] [SECONDS]");
     exit(2)
 }
 
