@@ -124,6 +124,11 @@ impl Link {
 #[rustfmt::skip]
 const IS_MARKED: &str = concat!("SELECT coalesce(", mark!(), " = $1, false)");
 
+// $1 client, $2 mark
+#[rustfmt::skip]
+const LISTENS: &str = concat!("
+UPDATE sqlock_client SET listens = true WHERE id = $1 AND ", mark!(), " = $2");
+
 impl Listener {
     /// Opens a connection that listens for what concerns a client. `None`: its session may be shared.
     async fn connect(options: &PgConnectOptions, client: ClientId) -> Result<Option<Self>, sqlx::Error> {
@@ -148,6 +153,11 @@ impl Listener {
         listener.ignore_pool_close_event(true);
         listener.eager_reconnect(false);
         listener.listen(&format!("sqlock_{client}")).await?;
+        // Otherwise the next heartbeat tells.
+        let noted = sqlx::query(LISTENS).bind(client.to_string()).bind(&mark).execute(&mut listener).await;
+        if let Err(error @ sqlx::Error::Io(_)) = noted {
+            return Err(error);
+        }
         Ok(Some(Self { listener, pool, mark }))
     }
 }
