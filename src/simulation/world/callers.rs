@@ -1,0 +1,386 @@
+//! Callers: they want names, hold, fence, change and give back.
+
+use std::time::Duration;
+
+use super::super::checker::{self, Belief};
+use super::{Actor, ActorState, FAULTS_END, Fenced, Happening, MILLISECOND, SECOND, World, owner};
+use crate::backend::memory::{End, TransactionId};
+use crate::engine::{
+    Amendment, Event, Exported, Grant, LeaseKey, NotAmended, Patience, Refusal, Verdict, WaiterId, Wish,
+};
+use crate::error::LossCause;
+use crate::name::LockName;
+use crate::protocol::{LeaseId, Mode};
+use crate::token::FencingToken;
+
+impl World {
+    pub(super) fn act(&mut self, actor: usize, turn: u32) {
+        if self.actors[actor].turn != turn {
+            return;
+        }
+        let client = self.actors[actor].client;
+        let life = self.clients[client].life;
+        match self.actors[actor].state {
+            ActorState::Idle => self.wish(actor),
+            // It gives up.
+            ActorState::Waiting { waiter, .. } => {
+                self.tell(|| format!("client {client} cancels {waiter:?}"));
+                self.rest(actor);
+                self.event(client, life, Event::Cancel { waiter });
+            }
+            ActorState::Holding { lease, id, releases_at, fences } => {
+                if fences {
+                    self.fence(actor, lease, id, releases_at);
+                } else if self.chance_of_change() {
+                    self.change(actor, lease);
+                } else {
+                    self.release(actor, lease);
+                }
+            }
+            ActorState::Releasing | ActorState::Changing { .. } => {}
+        }
+    }
+
+    pub(super) fn wish(&mut self, actor: usize) {
+        let client = self.actors[actor].client;
+        if self.actors[actor].left == 0 || self.clients[client].engine.is_none() {
+            return;
+        }
+        self.actors[actor].left -= 1;
+        if !self.exported.is_empty() && self.random.permille(700) {
+            return self.resume(actor);
+        }
+        let number = self.random.below(self.profile.names);
+        let name = LockName::new(["a", "b"][number as usize]).expect("a name");
+        let reenters = self.random.permille(self.profile.given_owners);
+        let owner = if reenters { self.owners[self.random.below(2) as usize] } else { owner(self.random.next()) };
+        // Permits and shared leases of one name do not know of each other's limits, and permits are not entered again.
+        let mode = if self.random.permille(self.profile.shared) && !(number == 1 && reenters) {
+            let units = 1 + self.random.below(2) as u32;
+            if number == 0 { Mode::READ } else { Mode::Shared { units, permits: 3 } }
+        } else {
+            Mode::Exclusive
+        };
+        let ttl = [1_000, 2_000, 5_000][self.random.below(3) as usize];
+        let now = self.clients[client].local(self.now);
+        let kind = self.random.below(10);
+        let patience = match kind {
+            0..3 => Patience::Try(now + Duration::from_secs(5)),
+            3 => Patience::Wait(Some(now + Duration::from_millis(self.random.range(20..2_000)))),
+            _ => Patience::Wait(None),
+        };
+        self.next_waiter += 1;
+        let waiter = WaiterId(self.next_waiter);
+        let is_kept = self.random.permille(850);
+        let wish = Wish {
+            name: name.clone(),
+            owner,
+            reenters,
+            mode,
+            ttl: Duration::from_millis(ttl),
+            is_kept,
+            max_hold: self.random.permille(100).then(|| Duration::from_millis(1_500)),
+            label: "".into(),
+            patience,
+        };
+        let text = format!("{name} {mode:?} ttl {ttl} {patience:?} kept {} reenters {reenters}", wish.is_kept);
+        self.tell(|| format!("client {client} wants {waiter:?}: {text}"));
+        let patient = patience == Patience::Wait(None);
+        let (is_try, since) = (kind < 3, self.now);
+        let resumes = None;
+        self.actors[actor].state =
+            ActorState::Waiting { waiter, name, owner, mode, is_kept, since, is_try, patient, resumes };
+        self.actors[actor].turn += 1;
+        if patient && self.random.permille(200) && self.now < FAULTS_END {
+            let (turn, delay) = (self.actors[actor].turn, self.random.below(3 * SECOND));
+            self.after(delay, Happening::Actor { actor, turn });
+        }
+        let life = self.clients[client].life;
+        self.event(client, life, Event::Acquire { waiter, wish });
+    }
+
+    /// The actor has a pause before it wants something again.
+    pub(super) fn rest(&mut self, actor: usize) {
+        self.actors[actor].state = ActorState::Idle;
+        self.actors[actor].turn += 1;
+        let (turn, pause) = (self.actors[actor].turn, self.random.below(1_500 * MILLISECOND));
+        self.after(pause, Happening::Actor { actor, turn });
+    }
+
+    pub(super) fn waiting(&self, client: usize, waiter: WaiterId) -> Option<usize> {
+        let waits = |actor: &Actor| {
+            actor.client == client && matches!(actor.state, ActorState::Waiting { waiter: w, .. } if w == waiter)
+        };
+        self.actors.iter().position(waits)
+    }
+
+    pub(super) fn granted(&mut self, client: usize, waiter: WaiterId, grant: &Grant) {
+        let Some(actor) = self.waiting(client, waiter) else {
+            return self.violate(format!("client {client}: {waiter:?} is granted a name and does not wait"));
+        };
+        let ActorState::Waiting { name, owner, mode, is_kept, since, resumes, .. } = &self.actors[actor].state else {
+            return;
+        };
+        let (name, owner, mode, is_kept, since, resumes) = (name.clone(), *owner, *mode, *is_kept, *since, *resumes);
+        self.summary.grants += 1;
+        match resumes {
+            Some(exported) if exported.token != grant.token => {
+                self.violate(format!("client {client} resumes {exported:?} of {name} and gets {}", grant.token));
+            }
+            Some(exported) => self.delivered.push((client, grant.lease, exported)),
+            None => self.check_order(client, &name, mode, since),
+        }
+        // An owner may enter a holding that a failover has brought back.
+        let is_back = self.failover.has_happened() && (resumes.is_some() || self.owners.contains(&owner));
+        // A lease that enters a holding shares its eviction.
+        let end = self.store.ends.get(&(name.clone(), grant.token.get()));
+        let is_evicted = end.is_some_and(|(end, _)| *end == End::Evicted);
+        let is_held_already =
+            is_back || is_evicted || self.beliefs.values().any(|b| b.name == name && b.owner == owner);
+        let newest = self.newest.entry(name.clone()).or_insert(0);
+        if mode == Mode::Exclusive && !is_held_already && grant.token.get() < *newest {
+            let newest = *newest;
+            self.violate(format!("token {} of {name} is not greater than {newest}", grant.token));
+        } else {
+            *newest = (*newest).max(grant.token.get());
+        }
+        if is_evicted {
+            self.evicted.insert((client, grant.lease), self.now);
+        }
+        // A lease that enters a holding without a heartbeat may end with it.
+        let is_kept = is_kept && !self.owners.contains(&owner);
+        let belief = Belief { client, name, owner, mode, token: grant.token, is_kept, until: 0 };
+        self.beliefs.insert((client, grant.lease), belief);
+        self.note_if_lost((client, grant.lease));
+        let fences = self.random.permille(self.profile.fences);
+        let held = self.random.below(2_500 * MILLISECOND);
+        let held = match self.random.below(20) {
+            0 => held * 3,
+            1..6 => held,
+            _ => held / 20,
+        };
+        let releases_at = self.now + held;
+        self.actors[actor].state = ActorState::Holding { lease: grant.lease, id: grant.id, releases_at, fences };
+        self.actors[actor].turn += 1;
+        let (turn, at) = (self.actors[actor].turn, if fences { self.now + held / 2 } else { releases_at });
+        self.at(at, Happening::Actor { actor, turn });
+    }
+
+    pub(super) fn refused(&mut self, client: usize, waiter: WaiterId, refusal: &Refusal) {
+        let Some(actor) = self.waiting(client, waiter) else {
+            return self.violate(format!("client {client}: {waiter:?} is refused and does not wait"));
+        };
+        let ActorState::Waiting { is_try, patient, resumes, .. } = self.actors[actor].state else {
+            return;
+        };
+        let exported_at = resumes.and_then(|exported| self.resumable.remove(&exported.id));
+        match refusal {
+            Refusal::Lost if exported_at.is_some_and(|at| self.now < at + SECOND) => {
+                self.violate(format!("client {client}: {waiter:?} resumes {resumes:?}: refused as lost"));
+            }
+            Refusal::Held if !is_try => {
+                self.violate(format!("client {client}: {waiter:?} waits, and is told that the name is held"))
+            }
+            Refusal::Timeout if patient => {
+                self.violate(format!("client {client}: {waiter:?} would wait for ever, and timed out"))
+            }
+            Refusal::Failed(_) | Refusal::NoAnswer if self.profile.is_quick() => {
+                self.violate(format!("client {client}: {waiter:?} fails for nothing: {refusal:?}"));
+            }
+            Refusal::Held => self.summary.refused += 1,
+            Refusal::Timeout => self.summary.timeouts += 1,
+            _ => self.summary.failed += 1,
+        }
+        self.rest(actor);
+    }
+
+    pub(super) fn chance_of_change(&mut self) -> bool {
+        self.random.permille(self.profile.changes)
+    }
+
+    /// The holder changes its lease instead of giving it back.
+    pub(super) fn change(&mut self, actor: usize, lease: LeaseKey) {
+        let client = self.actors[actor].client;
+        let life = self.clients[client].life;
+        let Some(belief) = self.beliefs.get_mut(&(client, lease)) else {
+            return self.rest(actor);
+        };
+        let lasts = Duration::from_millis(self.random.range(1_000..5_000));
+        let to = FencingToken::new(belief.token.get() + 1_000).expect("positive");
+        let amendment = match self.random.below(6) {
+            0 => Amendment::Extend(lasts),
+            1 if belief.mode == Mode::Exclusive && belief.name.as_str() == "a" => {
+                // The store may let others share the name before the holder hears of it.
+                belief.mode = Mode::READ;
+                Amendment::Downgrade
+            }
+            2 if belief.mode == Mode::Exclusive => Amendment::Raise(to),
+            _ => {
+                self.tell(|| format!("client {client} is to export {lease:?}"));
+                return self.event(client, life, Event::Export { lease });
+            }
+        };
+        self.tell(|| format!("client {client} changes {lease:?}: {amendment:?}"));
+        self.actors[actor].state = ActorState::Changing { lease, amendment };
+        self.actors[actor].turn += 1;
+        self.event(client, life, Event::Amend { lease, amendment });
+    }
+
+    pub(super) fn amended(&mut self, client: usize, lease: LeaseKey, result: &Result<(), NotAmended>) {
+        let changes = |actor: &Actor| {
+            actor.client == client && matches!(actor.state, ActorState::Changing { lease: l, .. } if l == lease)
+        };
+        let Some(actor) = self.actors.iter().position(changes) else {
+            return;
+        };
+        let ActorState::Changing { amendment, .. } = self.actors[actor].state else {
+            return;
+        };
+        if let (Ok(()), Amendment::Raise(to), Some(belief)) =
+            (result, amendment, self.beliefs.get_mut(&(client, lease)))
+        {
+            belief.token = to;
+            let newest = self.newest.entry(belief.name.clone()).or_insert(0);
+            *newest = (*newest).max(to.get());
+            self.note_if_lost((client, lease));
+        }
+        if self.profile.is_quick() && matches!(result, Err(NotAmended::Failed(_))) {
+            self.violate(format!("client {client}: {lease:?} is not changed: {result:?}"));
+        }
+        let id = LeaseId::from_u128(0);
+        let releases_at = self.now + self.random.below(SECOND);
+        self.actors[actor].state = ActorState::Holding { lease, id, releases_at, fences: false };
+        self.actors[actor].turn += 1;
+        let turn = self.actors[actor].turn;
+        self.at(releases_at, Happening::Actor { actor, turn });
+    }
+
+    pub(super) fn was_exported(&mut self, client: usize, lease: LeaseKey, exported: Option<Exported>) {
+        let holds = |actor: &Actor| {
+            actor.client == client && matches!(actor.state, ActorState::Holding { lease: l, .. } if l == lease)
+        };
+        let (actor, exported) = match (self.actors.iter().position(holds), exported) {
+            (Some(actor), Some(exported)) => (actor, exported),
+            (Some(actor), None) => return self.release(actor, lease),
+            // It has just been lost.
+            (None, None) => return,
+            (None, Some(_)) => {
+                return self.violate(format!("client {client}: {lease:?} is exported, and nobody has asked for that"));
+            }
+        };
+        self.evicted.remove(&(client, lease));
+        if let Some(belief) = self.beliefs.remove(&(client, lease)) {
+            if belief.is_kept && self.profile.is_calm() {
+                self.resumable.insert(exported.id, self.now);
+            }
+            self.exported.push((exported, belief.name, belief.owner, belief.mode));
+        }
+        self.rest(actor);
+    }
+
+    /// The actor takes over an exported lease. Seldom it can be resumed once more after that.
+    pub(super) fn resume(&mut self, actor: usize) {
+        let client = self.actors[actor].client;
+        let chosen = self.random.below(self.exported.len() as u64) as usize;
+        let (exported, name, owner, mode) = if self.random.permille(100) {
+            let again = self.exported[chosen].clone();
+            self.resumable.remove(&again.0.id);
+            again
+        } else {
+            self.exported.swap_remove(chosen)
+        };
+        self.next_waiter += 1;
+        let waiter = WaiterId(self.next_waiter);
+        let now = self.clients[client].local(self.now);
+        let wish = Wish {
+            name: name.clone(),
+            owner,
+            reenters: true,
+            mode,
+            ttl: Duration::from_millis(2_000),
+            is_kept: true,
+            max_hold: None,
+            label: "".into(),
+            patience: Patience::Try(now + Duration::from_secs(5)),
+        };
+        self.tell(|| format!("client {client} resumes {exported:?} of {name}, {mode:?}, as {waiter:?}"));
+        let (since, resumes) = (self.now, Some(exported));
+        let (is_kept, is_try, patient) = (false, true, false);
+        self.actors[actor].state =
+            ActorState::Waiting { waiter, name, owner, mode, is_kept, since, is_try, patient, resumes };
+        self.actors[actor].turn += 1;
+        let life = self.clients[client].life;
+        self.event(client, life, Event::Resume { waiter, wish, exported });
+    }
+
+    pub(super) fn release(&mut self, actor: usize, lease: LeaseKey) {
+        let client = self.actors[actor].client;
+        let life = self.clients[client].life;
+        self.actors[actor].state = ActorState::Releasing;
+        let Some(belief) = self.beliefs.remove(&(client, lease)) else {
+            return self.rest(actor);
+        };
+        self.evicted.remove(&(client, lease));
+        let asked_at = self.store_clock();
+        self.releasing.insert((client, lease), (belief.name, belief.token, actor, asked_at));
+        let keep_for = Duration::from_millis(if self.random.permille(100) { self.random.below(1_500) } else { 0 });
+        self.tell(|| format!("client {client} gives {lease:?} back, kept for {keep_for:?}"));
+        self.event(client, life, Event::Release { lease, keep_for });
+    }
+
+    pub(super) fn released(&mut self, client: usize, lease: LeaseKey, verdict: &Verdict) {
+        let Some((name, token, actor, asked_at)) = self.releasing.remove(&(client, lease)) else {
+            return self.violate(format!("client {client}: {lease:?} was not being released"));
+        };
+        self.summary.released += 1;
+        if matches!(verdict, Verdict::Unknown) {
+            self.summary.unknown += 1;
+        }
+        let end = self.store.ends.get(&(name.clone(), token.get())).copied();
+        let is_forgotten = self.failover.has_happened() && end.is_none();
+        if let Err(violation) = checker::verdict(&name, token, verdict, end, asked_at)
+            && !is_forgotten
+        {
+            self.violate(violation);
+        }
+        if self.profile.is_quick() && !matches!(verdict, Verdict::Kept | Verdict::Lost(LossCause::Expired)) {
+            self.violate(format!("client {client}: the release of {name} is told {verdict:?}"));
+        }
+        self.rest(actor);
+    }
+
+    /// A caller begins a fenced transaction.
+    pub(super) fn fence(&mut self, actor: usize, lease: LeaseKey, id: LeaseId, releases_at: u64) {
+        let client = self.actors[actor].client;
+        self.actors[actor].state = ActorState::Holding { lease, id, releases_at, fences: false };
+        let turn = self.actors[actor].turn;
+        self.at(releases_at, Happening::Actor { actor, turn });
+        let Some(Belief { name, owner, mode, token, until, .. }) = self.beliefs.get(&(client, lease)).cloned() else {
+            return;
+        };
+        let transaction = self.next_transaction();
+        match self.store.fence(transaction, &name, id, token) {
+            Ok(true) => {
+                self.summary.fenced += 1;
+                self.tell(|| format!("client {client} begins a transaction fenced by token {token}"));
+                self.fenced.insert(transaction, Fenced { name, owner, mode, token, client });
+                let longest = if self.random.permille(200) { 3 * SECOND } else { 30 * MILLISECOND };
+                let takes = self.random.below(longest);
+                self.after(takes, Happening::EndFence { transaction });
+            }
+            Ok(false) if until > self.now && self.is_undisputed(&(client, lease)) => {
+                self.violate(format!(
+                    "client {client} believes in {name}, token {token}, and the store knows nothing of it"
+                ));
+            }
+            Ok(false) | Err(_) => {}
+        }
+    }
+
+    pub(super) fn end_fence(&mut self, transaction: TransactionId) {
+        self.store.unlock(transaction);
+        if let Some(fenced) = self.fenced.remove(&transaction) {
+            self.tell(|| format!("client {} ends a transaction fenced by token {}", fenced.client, fenced.token));
+        }
+    }
+}

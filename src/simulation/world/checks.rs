@@ -1,0 +1,129 @@
+//! Checks of the whole world, after each event and at the end.
+
+use super::{Actor, ActorState, FAULTS_END, Fenced, IDLE_FOR, MILLISECOND, SECOND, SERVED_WITHIN, World};
+use crate::backend::memory::Prepared;
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::{ClientId, EntryState, Holder, HolderChange, Mode, Request, Response};
+
+impl World {
+    /// No other owner is granted a name while a transaction is open that its holder has fenced.
+    pub(super) fn check_fences(&mut self) {
+        let excludes = |fenced: &Fenced, owner: Option<Owner>, mode: Mode| {
+            owner.is_some_and(|owner| owner != fenced.owner)
+                && (mode == Mode::Exclusive || fenced.mode == Mode::Exclusive)
+        };
+        let is_broken = |fenced: &&Fenced| {
+            let row = self.store.leases.get(&fenced.name).filter(|row| matches!(row.holder, Holder::Lease(_)));
+            let mut entries =
+                self.store.entries.iter().filter(|((name, _), _)| *name == fenced.name).map(|(_, entry)| entry);
+            row.is_some_and(|row| excludes(fenced, row.owner, Mode::Exclusive))
+                || entries.any(|entry| entry.state != EntryState::Waiting && excludes(fenced, entry.owner, entry.mode))
+        };
+        if let Some(Fenced { name, token, .. }) = self.fenced.values().find(is_broken) {
+            let violation = format!("{name} was taken from token {token} under an open fence");
+            self.violate(violation);
+        }
+    }
+
+    /// A name is taken over only from a holder that is not valid any more, and granted to those who live.
+    pub(super) fn check_takeover(&mut self, client: usize, body: &Request, prepared: &Prepared, clock: i64) {
+        let Request::Transition(transition) = body else {
+            return;
+        };
+        let name = &transition.name;
+        let takes_over = self.store.leases.get(name).is_some_and(|row| prepared.takes_over(row));
+        if takes_over && self.store.is_held(name, clock) {
+            return self.violate(format!("{name} was taken over from a valid holder"));
+        }
+        // Where neither a request comes late nor the client that decides has been held up, a client that has been dead for long is
+        // passed over. (The one that decides lives.)
+        let grantees = match &transition.change {
+            HolderChange::Exclusive(grantee) => std::slice::from_ref(grantee),
+            HolderChange::Shared(grantees) => grantees,
+            _ => &[],
+        };
+        let is_other =
+            |id| self.store.entries.get(&(name.clone(), id)).is_some_and(|e| e.client != Some(self.clients[client].id));
+        let is_dead = |id| is_other(id) && self.store.dead_for(name, id, clock).is_some_and(|us| us > 3_000_000);
+        let grants = !matches!(prepared.response, Response::Transitioned(None));
+        let is_prompt = self.profile.late_requests == 0 && self.clients[client].disturbed_at + SECOND < self.now;
+        if is_prompt && grants && grantees.iter().any(|grantee| is_dead(grantee.id)) {
+            self.violate(format!("{name} was granted to a client that is dead"));
+        }
+    }
+
+    /// No name stands idle while somebody waits for it, but for the time that its last holder, its fence and one dead grantee may
+    /// take.
+    pub(super) fn check_idle(&mut self) {
+        for name in ["a", "b"] {
+            let is_held = self.beliefs.values().any(|belief| belief.name.as_str() == name && belief.until > self.now);
+            let waits = |actor: &Actor| matches!(&actor.state, ActorState::Waiting { name: n, patient: true, .. } if n.as_str() == name);
+            let since = self.idle_since.entry(name).or_insert(0);
+            if is_held || !self.actors.iter().any(waits) || self.now < FAULTS_END {
+                *since = self.now;
+            } else if self.now > *since + IDLE_FOR {
+                let violation = format!("{name} has stood idle for {} s while somebody waits", IDLE_FOR / SECOND);
+                self.violate(violation);
+                return;
+            }
+        }
+    }
+
+    /// Nobody waits for ever.
+    pub(super) fn check_waits(&mut self) {
+        let late = |since: u64| self.now > since.max(FAULTS_END) + SERVED_WITHIN;
+        let stuck = self.actors.iter().find_map(|actor| match &actor.state {
+            ActorState::Waiting { waiter, since, name, .. } if late(*since) => {
+                Some((actor.client, *waiter, name.clone()))
+            }
+            _ => None,
+        });
+        if let Some((client, waiter, name)) = stuck {
+            self.violate(format!(
+                "client {client}: {waiter:?} was not served {name} within {} s",
+                SERVED_WITHIN / SECOND
+            ));
+        }
+    }
+
+    /// Without faults, the order of arrival is exact, but for waiters whose time may have run out. (An owner that is given may enter where it holds already.)
+    pub(super) fn check_order(&mut self, client: usize, name: &LockName, mode: Mode, since: u64) {
+        if !self.profile.is_quick() || self.profile.given_owners > 0 {
+            return;
+        }
+        let earlier = self.actors.iter().find_map(|actor| match &actor.state {
+            ActorState::Waiting { waiter, name: n, mode: m, since: s, patient: true, .. }
+                if n == name && s + 50 * MILLISECOND < since && (mode == Mode::Exclusive || *m == Mode::Exclusive) =>
+            {
+                Some((actor.client, *waiter))
+            }
+            _ => None,
+        });
+        if let Some((other, waiter)) = earlier {
+            self.violate(format!("client {client} got {name} before client {other}'s {waiter:?}, which came earlier"));
+        }
+    }
+
+    /// At the end nothing is left of clients that live.
+    pub(super) fn check_residue(&mut self) {
+        let lives =
+            |id: Option<ClientId>| self.clients.iter().find(|client| client.engine.is_some() && Some(client.id) == id);
+        // What a failover brings back stays until it is overtaken, unless a heartbeat keeps it.
+        let is_left = |client| lives(client).is_some() && !self.failover.has_happened();
+        let row =
+            self.store.leases.iter().find(|(_, row)| matches!(row.holder, Holder::Lease(_)) && is_left(row.client));
+        let entry = self.store.entries.iter().find(|(_, entry)| is_left(entry.client));
+        let left = match (row, entry) {
+            (Some((name, row)), _) => Some(format!("{name} is held by nobody: {row:?}")),
+            (None, Some((key, entry))) => Some(format!("an entry of nobody is left: {key:?} {entry:?}")),
+            _ => None,
+        };
+        let busy =
+            self.clients.iter().position(|client| client.engine.as_ref().is_some_and(|engine| !engine.is_idle()));
+        let left = left.or(busy.map(|client| format!("client {client} is not at rest")));
+        if let Some(left) = left {
+            self.violate(left);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Clients: engines, what they are told, and what they do.
+
+use super::super::checker;
+use super::{Actor, ActorState, Happening, Pending, World, describe};
+use crate::engine::{Action, Engine, Event, Exported, Grant, LeaseKey};
+use crate::error::LossCause;
+use crate::protocol::{ClientId, LeaseId, Mode, Request};
+
+impl World {
+    pub(super) fn start(&mut self, client: usize) {
+        let (first, life) = (u128::from(self.random.next()) << 64, self.clients[client].life + 1);
+        let state = &mut self.clients[client];
+        (state.life, state.wake_at) = (life, None);
+        state.id = ClientId::from_u128((first >> 32) + client as u128);
+        state.engine = Some(Engine::new(state.id, "simulated".into(), LeaseId::from_u128(first), self.profile.marks));
+        for actor in 0..self.actors.len() {
+            if self.actors[actor].client == client {
+                self.rest(actor);
+            }
+        }
+    }
+
+    pub(super) fn event(&mut self, client: usize, life: u32, event: Event) {
+        if self.clients[client].life != life {
+            return;
+        }
+        let now = self.clients[client].local(self.now);
+        let Some(engine) = &mut self.clients[client].engine else {
+            return;
+        };
+        let actions = engine.handle(now, event);
+        let wakes_at = engine.wakes_at();
+        let is_over = |grant: &Grant| engine.deadline(grant.lease).is_some_and(|deadline| deadline <= now);
+        let late = actions.iter().find_map(|action| match action {
+            Action::Granted { grant, .. } if is_over(grant) => Some(format!("{:?} of {}", grant.lease, grant.name)),
+            _ => None,
+        });
+        if let Some(late) = late {
+            self.violate(format!("client {client} is granted {late}, which has ended already"));
+        }
+        for action in actions {
+            self.act_for(client, action);
+        }
+        let state = &self.clients[client];
+        if let Some(at) = wakes_at.map(|moment| state.global(moment).max(self.now) + 1_000)
+            && state.wake_at.is_none_or(|before| before > at || before <= self.now)
+        {
+            self.clients[client].wake_at = Some(at);
+            self.at(at, Happening::Wake { client, life });
+        }
+        self.believe(client);
+        while let Some((client, lease, exported)) = self.delivered.pop() {
+            self.deliver(client, lease, exported);
+        }
+    }
+
+    /// A caller gets a lease that it resumes, or has gone.
+    pub(super) fn deliver(&mut self, client: usize, lease: LeaseKey, exported: Exported) {
+        let life = self.clients[client].life;
+        if !self.random.permille(150) {
+            self.resumable.remove(&exported.id);
+            return self.event(client, life, Event::Delivered { lease, exported });
+        }
+        let holds = |actor: &Actor| {
+            actor.client == client && matches!(actor.state, ActorState::Holding { lease: l, .. } if l == lease)
+        };
+        let Some(actor) = self.actors.iter().position(holds) else {
+            return;
+        };
+        self.tell(|| format!("client {client} hands {lease:?} back: nobody waits for it"));
+        self.evicted.remove(&(client, lease));
+        let Some(belief) = self.beliefs.remove(&(client, lease)) else {
+            return;
+        };
+        let is_alone = belief.mode == Mode::Exclusive;
+        self.exported.push((exported, belief.name.clone(), belief.owner, belief.mode));
+        if is_alone {
+            let asked_at = self.store_clock();
+            self.releasing.insert((client, lease), (belief.name, belief.token, actor, asked_at));
+        }
+        self.handed_back.insert((client, lease));
+        self.rest(actor);
+        self.event(client, life, Event::HandBack { lease, exported });
+    }
+
+    /// Takes in how far the leases of a client reach now, and checks that no two holders believe in one name.
+    pub(super) fn believe(&mut self, client: usize) {
+        let Some(engine) = &self.clients[client].engine else {
+            return;
+        };
+        let leases: Vec<LeaseKey> = self
+            .beliefs
+            .range((client, LeaseKey(0))..=(client, LeaseKey(u64::MAX)))
+            .map(|((_, lease), _)| *lease)
+            .collect();
+        for lease in leases {
+            let until = engine.deadline(lease).map_or(0, |deadline| self.clients[client].global(deadline));
+            if let Some(belief) = self.beliefs.get_mut(&(client, lease)) {
+                belief.until = until;
+            }
+        }
+        let beliefs = self.beliefs.iter().filter(|(key, _)| self.is_undisputed(key)).map(|(_, belief)| belief);
+        if let Err(violation) = checker::exclusion(self.now, beliefs) {
+            self.violate(violation);
+        }
+    }
+
+    /// Whether nothing has taken a lease from its holder that the holder hears of later: an eviction or a failover.
+    pub(super) fn is_undisputed(&self, key: &(usize, LeaseKey)) -> bool {
+        !self.evicted.contains_key(key) && !self.failover.may_overlap(key, self.now)
+    }
+
+    pub(super) fn act_for(&mut self, client: usize, action: Action) {
+        match action {
+            Action::Send { request, body } => {
+                let life = self.clients[client].life;
+                self.tell(|| format!("client {client} sends {}: {}", request.0, describe(&body)));
+                let sent_at = self.clients[client].local(self.now);
+                let is_beat = matches!(body, Request::Register { .. } | Request::Beat { .. });
+                let is_repeated = is_beat && std::mem::take(&mut self.clients[client].is_cut);
+                let pending = Pending { body, sent_at, attempts: 0, life, is_repeated };
+                self.clients[client].requests.insert(request, pending);
+                self.attempt(client, request);
+            }
+            Action::Granted { waiter, grant } => {
+                self.tell(|| format!("client {client} grants {waiter:?}: {:?}, token {}", grant.lease, grant.token));
+                self.granted(client, waiter, &grant);
+            }
+            Action::Refused { waiter, refusal } => {
+                self.tell(|| format!("client {client} refuses {waiter:?}: {refusal:?}"));
+                self.refused(client, waiter, &refusal);
+            }
+            Action::Released { lease, verdict } if self.handed_back.remove(&(client, lease)) => {
+                self.tell(|| format!("client {client} has handed {lease:?} back: {verdict:?}"));
+                self.releasing.remove(&(client, lease));
+            }
+            Action::Released { lease, verdict } => {
+                self.tell(|| format!("client {client} released {lease:?}: {verdict:?}"));
+                self.released(client, lease, &verdict);
+            }
+            Action::Lost { lease, cause } => {
+                self.tell(|| format!("client {client} lost {lease:?}: {cause:?}"));
+                self.summary.lost += 1;
+                self.evicted.remove(&(client, lease));
+                let was_kept = self.beliefs.remove(&(client, lease)).is_some_and(|belief| belief.is_kept);
+                if self.profile.is_calm() && was_kept && cause != LossCause::MaxHold {
+                    self.violate(format!("client {client} lost a lease for nothing: {cause:?}"));
+                }
+                let holder = |actor: &Actor| {
+                    let held = match actor.state {
+                        ActorState::Holding { lease, .. } | ActorState::Changing { lease, .. } => Some(lease),
+                        _ => None,
+                    };
+                    actor.client == client && held == Some(lease)
+                };
+                if let Some(actor) = self.actors.iter().position(holder) {
+                    self.rest(actor);
+                }
+            }
+            Action::Amended { lease, result } => {
+                self.tell(|| format!("client {client} has changed {lease:?}: {result:?}"));
+                self.amended(client, lease, &result);
+            }
+            Action::Exported { lease, .. } if self.handed_back.remove(&(client, lease)) => {}
+            Action::Exported { lease, exported } => {
+                self.tell(|| format!("client {client} exports {lease:?}: {exported:?}"));
+                self.was_exported(client, lease, exported);
+            }
+            Action::Closed => {
+                self.tell(|| format!("client {client} has shut down"));
+                self.stop(client);
+            }
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Faults: pauses, crashes, outages, strangers, evictions.
+
+use super::{ActorState, FAULTS_END, Happening, MILLISECOND, SECOND, TOLD_WITHIN, World};
+use crate::backend::memory::{Key, TransactionId};
+use crate::engine::{Event, LeaseKey};
+use crate::name::LockName;
+use crate::protocol::{Amended, Request, Response};
+
+impl World {
+    pub(super) fn fault(&mut self) {
+        if self.now >= FAULTS_END {
+            return;
+        }
+        self.after(50 * MILLISECOND, Happening::Fault);
+        let client = self.random.below(self.profile.clients) as usize;
+        if self.random.permille(self.profile.pauses) {
+            let pause = self.random.range(200 * MILLISECOND..6 * SECOND);
+            self.tell(|| format!("client {client} is paused for {} ms", pause / MILLISECOND));
+            let until = self.clients[client].paused_until.max(self.now + pause);
+            self.clients[client].paused_until = until;
+            self.disturb(client, until);
+        }
+        if self.random.permille(self.profile.crashes) && self.clients[client].engine.is_some() {
+            self.crash(client);
+        }
+        if self.random.permille(self.profile.closes) {
+            self.tell(|| format!("client {client} shuts down"));
+            let life = self.clients[client].life;
+            self.event(client, life, Event::Close);
+        }
+        if self.random.permille(self.profile.outages) {
+            let lasts = self.random.range(200 * MILLISECOND..4 * SECOND);
+            self.tell(|| format!("the store is away for {} ms", lasts / MILLISECOND));
+            self.store_is_away_until = self.now + lasts;
+            let open: Vec<TransactionId> = self.transactions.keys().copied().collect();
+            for transaction in open {
+                if self.random.permille(500) {
+                    self.transactions.remove(&transaction);
+                    self.store.unlock(transaction);
+                }
+            }
+        }
+        self.may_fail_over();
+        if self.random.permille(self.profile.strangers) {
+            self.stranger(client);
+        }
+        if self.random.permille(self.profile.evictions) {
+            self.evict();
+        }
+    }
+
+    pub(super) fn crash(&mut self, client: usize) {
+        self.tell(|| format!("client {client} crashes"));
+        self.stop(client);
+    }
+
+    /// Nothing is left of a client in its own process, and another takes its place.
+    pub(super) fn stop(&mut self, client: usize) {
+        let state = &mut self.clients[client];
+        state.engine = None;
+        state.life += 1;
+        state.requests.clear();
+        self.beliefs.retain(|(c, _), _| *c != client);
+        self.evicted.retain(|(c, _), _| *c != client);
+        self.releasing.retain(|(c, _), _| *c != client);
+        for actor in self.actors.iter_mut().filter(|actor| actor.client == client) {
+            actor.state = ActorState::Idle;
+            actor.turn += 1;
+        }
+        let pause = self.random.below(2 * SECOND);
+        self.after(pause, Happening::Restart { client });
+    }
+
+    /// Somebody else locks a row for a while.
+    pub(super) fn stranger(&mut self, client: usize) {
+        let names: Vec<LockName> = self.store.leases.keys().cloned().collect();
+        let key = match self.random.below(3) {
+            0 if !self.profile.is_calm() && self.store.clients.contains_key(&self.clients[client].id) => {
+                Key::Client(self.clients[client].id)
+            }
+            _ if names.is_empty() => return,
+            _ => Key::Lease(names[self.random.below(names.len() as u64) as usize].clone()),
+        };
+        let transaction = self.next_transaction();
+        if self.store.lock(transaction, key.clone()) {
+            let lasts = self.random.range(50 * MILLISECOND..1_500 * MILLISECOND);
+            self.tell(|| format!("a stranger locks {key:?} for {} ms", lasts / MILLISECOND));
+            self.disturb_all(self.now + lasts);
+            self.after(lasts, Happening::Unlock { transaction });
+        }
+    }
+
+    pub(super) fn evict(&mut self) {
+        if self.beliefs.is_empty() || self.now < self.store_is_away_until {
+            return;
+        }
+        let chosen = self.random.below(self.beliefs.len() as u64) as usize;
+        let Some(belief) = self.beliefs.values().nth(chosen).cloned() else {
+            return;
+        };
+        let transaction = self.next_transaction();
+        let clock = self.store_clock();
+        let evict = Request::Evict { name: belief.name.clone(), token: belief.token };
+        let Ok(prepared) = self.store.prepare(transaction, clock, &evict) else {
+            return;
+        };
+        if prepared.response != Response::Evicted(Amended::Done) {
+            return;
+        }
+        self.tell(|| format!("an operator evicts token {} of {}", belief.token, belief.name));
+        self.summary.evicted += 1;
+        self.store.commit(transaction, clock, prepared);
+        let ended: Vec<(usize, LeaseKey)> = self
+            .beliefs
+            .iter()
+            .filter(|(_, b)| b.name == belief.name && b.token == belief.token)
+            .map(|(key, _)| *key)
+            .collect();
+        for (client, lease) in ended {
+            self.evicted.insert((client, lease), self.now);
+            let life = self.clients[client].life;
+            self.after(TOLD_WITHIN, Happening::CheckEvicted { client, life, lease, at: self.now });
+        }
+        self.check_fences();
+    }
+}
