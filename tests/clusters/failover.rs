@@ -89,7 +89,7 @@ async fn a_list_that_makes_no_sense_is_refused_and_no_password_is_told() {
         ("u:secret@a/x", "must begin with"),
         ("postgres://u:secret@a/x,", "empty"),
         (",postgres://u:secret@a/x", "must begin with"),
-        ("postgres://u:secret@a:port/x,postgres://u:secret@b/x", "cannot be read"),
+        ("postgres://u:secret@a:port/x,postgres://u:secret@b/x", "cannot be parsed"),
     ] {
         let error = match LocksBuilder::from_urls(urls) {
             Err(error @ Error::InvalidUrl { .. }) => error.to_string(),
