@@ -47,7 +47,7 @@ use crate::protocol::timing::BEAT;
 use crate::protocol::{Claim, ClientId, LeaseId, Mode, Request};
 use crate::token::FencingToken;
 
-/// How often the first of those who wait looks at the name, and how often the others, when nobody tells them.
+/// The interval at which the first waiter polls the name, and that of the other waiters, without a notification.
 const POLL_FIRST: Duration = Duration::from_millis(100);
 const POLL_OTHERS: Duration = Duration::from_millis(250);
 
@@ -132,7 +132,7 @@ struct Granting {
 
 impl Engine {
     /// An engine for a client without a row, which `holder` names for people. `first_id` is random: it begins the identities of all
-    /// acquisitions. `can_notify`: a client whose heartbeat is answered hears of grants by others.
+    /// acquisitions. `can_notify`: a client whose heartbeat is answered is notified of grants by other clients.
     pub(crate) fn new(client: ClientId, holder: Arc<str>, first_id: LeaseId, can_notify: bool) -> Self {
         Self {
             heartbeat: Heartbeat::new(client, can_notify),
@@ -279,7 +279,7 @@ impl Engine {
         // A holding that no heartbeat keeps, and that is about to end, is not entered any more.
         let lasts = |h: &Holding| h.is_kept || h.deadline > now + ttl.min(h.ttl) / 4;
         let entered = state.holdings.iter_mut().find(|h| h.is_held() && h.claim.owner == owner && lasts(h));
-        // While a holding is converted nobody enters it: what it will be is not known yet.
+        // No waiter enters a holding that is being converted: its mode is not known yet.
         let is_converting = entered.as_ref().is_some_and(|holding| holding.is_converting());
         if reenters && let Some(holding) = entered.filter(|_| !is_converting) {
             match (holding.claim.mode, mode) {
@@ -480,7 +480,7 @@ impl Engine {
             return;
         };
         let holding = state.holdings.remove(i);
-        // A holder that notices the end of a lease has the margin for stopping its work, before others are granted the name. Twice:
+        // A holder that notices the end of a lease has the margin for stopping its work, before another client is granted the name. Twice:
         // by then its expiry in the store has passed.
         let pause = if cause == LossCause::Expired { 2 * margin(holding.claim.ttl) } else { Duration::ZERO };
         state.withdraw_after(id, now, pause, holding.lingers || state.is_busy());
@@ -554,7 +554,7 @@ impl Engine {
         self.touch(now, name);
     }
 
-    /// Whether the store has answered this client promptly for long enough, so that entries of others that have expired are dead.
+    /// Whether the store has answered this client promptly for long enough, so that expired entries of other clients are dead.
     fn is_steady(&self, now: Moment) -> bool {
         now >= self.steady_at && !self.heartbeat.is_late(now)
     }

@@ -31,7 +31,7 @@ mutations! {
     TakeOverUnchecked,
     /// A plain acquire takes what has expired.
     AcquireExpired,
-    /// A plain acquire does not look whether somebody waits.
+    /// A plain acquire does not look for waiting entries.
     OvertakeQueue,
     /// A release does not compare the token and the identity.
     ReleaseUnchecked,
@@ -45,7 +45,7 @@ mutations! {
     TrustRelease,
     /// A cancelled wait leaves its entry.
     LeaveEntry,
-    /// A grant that nobody waits for is kept.
+    /// A grant without a waiter is kept.
     KeepUnwanted,
     /// A request whose outcome is not known is not withdrawn.
     ForgetUnknown,
@@ -65,7 +65,7 @@ mutations! {
     NeverPoll,
     /// Dead waiting entries are granted the name.
     GrantToTheDead,
-    /// Tokens start again when a name is taken from nobody.
+    /// Tokens start again when a free name is acquired.
     RestartTokens,
     /// A holder believes in its lease for the whole TTL.
     NoMargin,

@@ -64,7 +64,7 @@ pub(crate) enum Event {
     Cancel {
         waiter: WaiterId,
     },
-    /// The caller gives a lease back. The name stays kept from others for `keep_for`.
+    /// The caller gives a lease back. The name stays reserved for `keep_for`.
     Release {
         lease: LeaseKey,
         keep_for: Duration,

@@ -74,7 +74,7 @@ impl Engine {
             }
             Amendment::Downgrade => {
                 holding.claim.mode = Mode::READ;
-                // Others that share may come in beside it.
+                // Other readers may share the name from now on.
                 state.read_at = Some(now);
             }
         }

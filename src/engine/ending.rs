@@ -1,4 +1,4 @@
-//! How holdings end, and who is next.
+//! How holdings end, and which waiter is next.
 
 use std::time::Duration;
 
@@ -146,7 +146,7 @@ impl Engine {
             return;
         };
         let withdrawal = &mut state.withdrawals[i];
-        // An entry that joins late stands in the way of others until it is withdrawn again.
+        // An entry that joins late delays other waiters until it is withdrawn again.
         withdrawal.put_off(now, GRANT);
         if let Withdrawn::Gone { awaited } = withdrawn {
             if withdrawal.until.is_none_or(|until| until <= now) {

@@ -16,7 +16,7 @@ use crate::protocol::{Holder, HolderNow, LeaseId, Mode, Polled, Presence};
 use crate::token::FencingToken;
 
 impl Engine {
-    /// A claim of this client was granted. Somebody still waits for it, or it is being withdrawn.
+    /// A claim of this client was granted. Its waiter still waits, or the claim is being withdrawn.
     pub(super) fn granted(&mut self, now: Moment, name: &LockName, id: LeaseId, granting: Granting) {
         let Granting { token, since, lasts, ttl, epoch, may_linger } = granting;
         let Some(state) = self.names.get_mut(name) else {
@@ -151,7 +151,7 @@ impl Engine {
             HolderNow::Valid { owner, .. } if waiter.reenters && owner == Some(waiter.claim.owner) => {
                 waiter.may_join = true
             }
-            // Of those who share the name, one may be its owner.
+            // One of the holders that share the name may be of the same owner.
             HolderNow::Valid { owner, .. } if waiter.tries() && !(waiter.reenters && owner.is_none()) => {
                 let waiter = waiter.id;
                 self.leave(now, waiter, Some(Refusal::Held));
@@ -160,7 +160,7 @@ impl Engine {
         }
     }
 
-    /// The owner of a waiter holds nothing that it could enter: it waits like others.
+    /// The owner of a waiter holds nothing that it could enter: it waits like any other waiter.
     pub(super) fn not_joined(&mut self, now: Moment, name: &LockName, id: LeaseId) {
         let Some(state) = self.names.get_mut(name) else {
             return;

@@ -30,7 +30,7 @@ enum State {
 
 pub(super) struct Heartbeat {
     pub(super) client: ClientId,
-    /// A client whose heartbeat is answered hears of grants by others.
+    /// A client whose heartbeat is answered is notified of grants by other clients.
     can_notify: bool,
     state: State,
     epoch: Epoch,

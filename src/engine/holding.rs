@@ -45,7 +45,7 @@ pub(super) enum HoldingState {
         /// Waits for the verdict.
         lease: Option<LeaseKey>,
         keep_for: Duration,
-        /// Others wait, and who is next must be decided from what was read.
+        /// Entries wait, and the next holder must be decided from what was read.
         by_transition: bool,
     },
 }
@@ -55,7 +55,7 @@ pub(super) enum HoldingState {
 pub(super) struct Holding {
     pub(super) claim: Claim,
     pub(super) token: FencingToken,
-    /// Those that it was raised from.
+    /// The tokens that it was raised from.
     pub(super) former_tokens: Vec<FencingToken>,
     /// A caller has reason to think that it has ended.
     pub(super) is_doubted: bool,
@@ -83,13 +83,13 @@ pub(super) struct Holding {
     pub(super) lingers: bool,
     /// A request that ends it may have taken effect without an answer.
     pub(super) may_have_ended: bool,
-    /// None of those who wait for its end has expired, as was read.
+    /// No entry that waits for its end had expired when the name was read.
     pub(super) is_read: bool,
     /// Changes that were asked for, in this order.
     pub(super) amendments: VecDeque<Amending>,
-    /// Leases that were given back while others share the holding. Their verdict follows when the store says that the holding stands.
+    /// Leases that were released while other leases share the holding. Their verdict follows when the store says that the holding stands.
     pub(super) leaving: Vec<LeaseKey>,
-    /// The store is being asked whether the holding stands, for so many of those.
+    /// The store is being asked whether the holding stands, for so many of the leases in `leaving`.
     pub(super) asked: Option<usize>,
 }
 
@@ -173,7 +173,7 @@ impl Holding {
         self.ignored > IGNORED
     }
 
-    /// Takes the heartbeats so far into account for good: those of a later epoch do not count.
+    /// Takes the heartbeats so far into account for good: heartbeats of a later epoch do not count.
     pub(super) fn settle(&mut self, heartbeat: &Heartbeat) {
         self.deadline = self.deadline(heartbeat);
     }

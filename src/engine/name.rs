@@ -1,7 +1,7 @@
-//! One name: who waits for it in this process, what is held, and which statement comes next.
+//! One name: its waiters in this process, its holdings, and the next statement about it.
 //!
-//! At most one statement that changes a name is on its way at any time, so their answers never cross. The first of those who wait asks the store;
-//! when it is refused, it gets an entry there. The others wait behind it in this process, and get entries of their own only while they
+//! At most one statement that changes a name is on its way at any time, so their answers never cross. The first
+//! waiter asks the store; when it is refused, it gets an entry there. The other waiters wait behind it in this process, and get entries only while they
 //! could hold the name together with the first.
 
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ use crate::token::FencingToken;
 /// How many entries of a client wait for one name at most.
 const ENTRIES: usize = 16;
 
-/// How many of those who wait are read to find out who is next.
+/// How many waiting entries are read to decide which one is next.
 const LIMIT: u32 = 32;
 
 /// The time between two tries of a name that is free and yet not granted.
@@ -93,7 +93,7 @@ impl Waiter {
         self.patience = Patience::Wait(self.ends_at());
     }
 
-    /// Whether its owner, if it shares the name, may share it again past those who wait.
+    /// Whether its owner, if it shares the name, may share it again past waiting entries.
     pub(super) fn may_share_again(&self) -> bool {
         self.reenters && self.claim.mode == Mode::READ
     }
@@ -193,7 +193,7 @@ pub(super) enum Step {
     Poll,
     /// Whether a holding still stands, after a notice.
     Verify(LeaseId),
-    /// Who may be next, while a holding is given up.
+    /// Which entry may be next, while a holding is released.
     Read {
         given_up: Option<LeaseId>,
     },
@@ -220,7 +220,7 @@ pub(super) struct Needs {
 pub(super) struct Name {
     /// What it needed when it was last advanced.
     pub(super) needs: Needs,
-    /// In the order of their arrival. Tries come first: a try is refused while others wait, unless its owner was given.
+    /// In the order of their arrival. Tries come first: a try is refused while a waiter waits, unless its owner was given.
     pub(super) waiters: VecDeque<Waiter>,
     /// How many of them have an owner that was given.
     pub(super) reentering: usize,
@@ -229,7 +229,7 @@ pub(super) struct Name {
     pub(super) detachments: Vec<Detachment>,
     /// Since when a statement is on its way.
     pub(super) busy_since: Option<Moment>,
-    /// The name may be granted to somebody, or belong to a forgotten acquisition: it is to be read at that moment.
+    /// The name may be granted to an entry, or belong to a forgotten acquisition: it is to be read at that moment.
     pub(super) read_at: Option<Moment>,
     /// When an acquisition of this client ended last.
     pub(super) ended_at: Option<Moment>,
@@ -303,7 +303,7 @@ impl Name {
         self.waiters.iter().find(|waiter| waiter.resumes.is_none())
     }
 
-    /// The waiter for which the store is asked who holds and who waits: the first, or a try whose owner may share the name.
+    /// The waiter for which the holder and the queue are read from the store: the first, or a try whose owner may share the name.
     pub(super) fn candidate(&self) -> Option<&Waiter> {
         let is_refused = |waiter: &&Waiter| waiter.state == WaiterState::Refused && !waiter.may_join;
         let tries = if self.reentering > 0 { usize::MAX } else { 0 };
@@ -352,7 +352,7 @@ impl Name {
         self.waiters.iter_mut().find(|waiter| waiter.claim.id == id)
     }
 
-    /// Somebody holds the name by a holding of this client, and others cannot hold it beside.
+    /// A holding of this client excludes a holding in this mode.
     pub(super) fn is_taken(&self, mode: Mode) -> bool {
         self.holdings.iter().any(|holding| mode == Mode::Exclusive || holding.claim.mode == Mode::Exclusive)
     }
@@ -423,7 +423,7 @@ impl Name {
         let amendable = self.holdings.iter().filter(|holding| holding.again_at <= now);
         let amendment = amendable.filter_map(|h| Some((h.id(), h.token, h.next_amendment()?))).next();
         if let Some((id, token, amendment)) = amendment {
-            // A share lets others come in: waiters here that came earlier take their turns among those of other clients.
+            // A share lets other clients in: waiters here that came earlier take their turns among their waiters.
             if amendment == Amendment::Downgrade
                 && let Some(enqueue) = self.enqueue(now)
             {
@@ -431,7 +431,7 @@ impl Name {
             }
             return Some((Step::Amend(id), amend(name, id, token, amendment)));
         }
-        // What follows may give the name to other clients: those who came earlier here take their turns among them.
+        // What follows may grant the name to other clients: waiters here that came earlier take their turns among theirs.
         let serves =
             self.read_at.is_some_and(|due| due <= now) || self.withdrawals.iter().any(|other| other.due <= now);
         if serves && let Some(enqueue) = self.enqueue(now) {
@@ -474,7 +474,7 @@ impl Name {
         let first = self.waiters.iter().find(|waiter| !waiter.tries());
         let hands_on = is_alone && !self.is_wanted && !holding.is_joined;
         let next = first.filter(|waiter| hands_on && waiter.can_follow());
-        // The entry of the next waiter here takes its turn among those of other clients.
+        // The entry of the next waiter here takes its turn among the entries of other clients.
         if is_alone
             && next.is_none()
             && let Some(enqueue) = self.enqueue(now)
@@ -485,9 +485,9 @@ impl Name {
         (Step::Release(id), Request::Release(Release { name: name.clone(), id, token, keep_for, next }))
     }
 
-    /// The statement that those who wait need.
+    /// The statement that the waiters need.
     fn ask(&mut self, name: &LockName, now: Moment) -> Option<(Step, Request)> {
-        // Neither a grant to be confirmed nor a holding of the same owner elsewhere waits for those who came earlier.
+        // Neither a grant to be confirmed nor a holding of the same owner elsewhere waits for earlier waiters.
         let confirmed = self.foremost().filter(|waiter| waiter.ask_at <= now).find_map(|waiter| match waiter.state {
             WaiterState::Granted(token) => Some((waiter.claim.id, waiter.confirmation(token))),
             _ => None,
@@ -505,8 +505,8 @@ impl Name {
         }
         let first = self.first().filter(|first| !first.may_join || first.is_queued())?;
         let (id, claim) = (first.claim.id, first.claim.clone());
-        // Behind a lease of this client the first waits here: the release of that lease says who follows. A share may be the last
-        // one when another client releases its own, so whoever waits behind it has an entry.
+        // Behind a lease of this client the first waits here: the release of that lease grants it. A share may be the last
+        // one when another client releases its own, so the waiter behind it has an entry.
         if self.is_held_alone() {
             return if self.is_wanted { self.enqueue(now) } else { None };
         }
@@ -530,8 +530,8 @@ impl Name {
         }
     }
 
-    /// Entries for those who may be granted the name together with the first, and for the next behind them, who keeps later readers
-    /// of other clients out; and for those whose owner may share the name again.
+    /// Entries for the waiters that may be granted the name together with the first, and for the next one behind them, which keeps later
+    /// readers of other clients out; and for waiters whose owner may share the name again.
     fn enqueue(&self, now: Moment) -> Option<(Step, Request)> {
         let mut entries = Vec::new();
         let mut open = ENTRIES;

@@ -1,4 +1,4 @@
-//! Who is next: what is to become of a name, given who holds it and who waits.
+//! Which entry is next: the transition of a name, given its holder and its queue.
 //!
 //! A pure function of what was read. The store carries the answer out only if the name still stands as it was read, so it does not
 //! matter which client decides, nor how many decide at once.
@@ -28,7 +28,7 @@ pub(crate) enum Decision {
 ///
 /// - `own`: the client that decides. Its waiting entries count as alive, and its grants last as long as was asked for.
 /// - `given_up`: a holding that its holder gives up.
-/// - `claim`: gets the name if nobody waits for it.
+/// - `claim`: gets the name if no entry waits for it.
 pub(crate) fn decide(
     name: &LockName,
     queue: &Queue,
@@ -75,7 +75,7 @@ pub(crate) fn decide(
     Decision::Apply(Transition { name: name.clone(), seen, given_up, expired, change, is_last })
 }
 
-/// Whether a claim could hold the name beside those who share it.
+/// Whether a claim could hold the name beside the holders that share it.
 fn fits(mode: Mode, sharing: &[&EntryRow]) -> bool {
     match mode {
         Mode::Exclusive => sharing.is_empty(),
@@ -87,7 +87,7 @@ fn fits(mode: Mode, sharing: &[&EntryRow]) -> bool {
     }
 }
 
-/// Whether the owner of a claim shares the name already, and may share it again past those who wait.
+/// Whether the owner of a claim shares the name already, and may share it again past waiting entries.
 pub(super) fn shares_again(claim: &Claim, queue: &Queue) -> bool {
     goes_past(claim.mode, Some(claim.owner), &sharing(queue))
 }
@@ -102,7 +102,7 @@ fn goes_past(mode: Mode, owner: Option<Owner>, sharing: &[&EntryRow]) -> bool {
     mode == Mode::READ && owner.is_some() && sharing.iter().any(is_own)
 }
 
-/// Which waiting entries get the name, when nobody holds it by a lease of its own.
+/// Which waiting entries get the name, when no exclusive lease holds it.
 fn successors<'a>(sharing: &[&EntryRow], waiting: &[&'a EntryRow]) -> Vec<&'a EntryRow> {
     let mut holding = sharing.to_vec();
     let mut next = Vec::new();

@@ -45,7 +45,7 @@ impl Engine {
     }
 
     /// Takes over a lease that a process has exported. An exclusive lease is entered as the same owner, and the exported holding
-    /// withdrawn after that: so it can be resumed again as long as nobody has it. One that is shared changes its client.
+    /// withdrawn after that: so it can be resumed again as long as no caller has it. One that is shared changes its client.
     pub(super) fn resume(&mut self, now: Moment, id: WaiterId, wish: Wish, exported: Exported) {
         if self.is_closing {
             return self.refuse(id, Refusal::Closed);
@@ -122,7 +122,7 @@ impl Engine {
         self.advance(now, &name);
     }
 
-    /// Nobody has got a resumed lease. One that was joined is given back, and the exported one stays; one that was adopted becomes
+    /// No caller has got a resumed lease. One that was joined is given back, and the exported one stays; one that was adopted becomes
     /// the exported one again.
     pub(super) fn hand_back(&mut self, now: Moment, lease: LeaseKey, exported: Exported) {
         let known = self.leases.get(&lease).and_then(|(name, id)| self.names.get_mut(name)?.holding(*id));

@@ -41,7 +41,7 @@ identifier!(ClientId);
 identifier!(LeaseId);
 
 impl LeaseId {
-    /// The identities of one client. The first is random; each of the others is its predecessor plus one.
+    /// The identities of one client. The first is random; each later one is its predecessor plus one.
     pub(crate) fn following(self) -> Self {
         Self(Uuid::from_u128(self.0.as_u128().wrapping_add(1)))
     }

@@ -15,13 +15,13 @@ pub(crate) enum Request {
     Register { client: ClientId },
     /// Write the heartbeat of a client. Answer: [`Beat`](super::Response::Beat).
     Beat { client: ClientId },
-    /// Take a name if nobody holds it and nobody waits. Answer: [`Acquired`](super::Response::Acquired).
+    /// Take a name that has no holder and no waiting entry. Answer: [`Acquired`](super::Response::Acquired).
     Acquire(Claim),
     /// Add an acquisition to an exclusive holding of the same owner. Answer: [`Joined`](super::Response::Joined).
     Join(Claim),
     /// Add waiting entries to a name. Entries that are there already stay. Answer: [`Enqueued`](super::Response::Enqueued).
     Enqueue(Vec<Enqueue>),
-    /// End a holding: hand the name to the first live entry, to a given claim if nobody waits, or free it. Answer:
+    /// End a holding: hand the name to the first live entry, to a given claim if no entry waits, or free it. Answer:
     /// [`Released`](super::Response::Released).
     Release(Release),
     /// Delete every trace of an acquisition: its waiting entry, and its holding, unless that has the token `except`. Answer:
@@ -31,7 +31,7 @@ pub(crate) enum Request {
     Poll { name: LockName, ids: Vec<LeaseId> },
     /// Read a name and its entries: all that hold, and the first `limit` that wait. Answer: [`Read`](super::Response::Read).
     Read { name: LockName, limit: u32 },
-    /// Change who holds a name, if it still stands as it was read. Answer: [`Transitioned`](super::Response::Transitioned).
+    /// Change the holder of a name, if the name still stands as it was read. Answer: [`Transitioned`](super::Response::Transitioned).
     Transition(Transition),
     /// Move the end of a valid holding, and change whose heartbeat keeps it. Answer: [`Extended`](super::Response::Extended).
     Extend(Extension),
@@ -50,7 +50,7 @@ pub(crate) enum Request {
 pub(crate) enum Batch {
     /// Exclusive claims.
     Acquire(Vec<Claim>),
-    /// Releases that keep the name for nobody.
+    /// Releases that free the name at once.
     Release(Vec<Release>),
 }
 
@@ -107,9 +107,9 @@ pub(crate) struct Release {
     pub(crate) name: LockName,
     pub(crate) id: LeaseId,
     pub(crate) token: FencingToken,
-    /// The name stays kept from others for so long.
+    /// The name stays reserved for so long.
     pub(crate) keep_for: Duration,
-    /// Gets the name if nobody waits in the store.
+    /// Gets the name if no entry waits in the store.
     pub(crate) next: Option<Claim>,
 }
 
@@ -124,7 +124,7 @@ pub(crate) struct Transition {
     /// Expired entries to delete. Each must have expired still.
     pub(crate) expired: Vec<LeaseId>,
     pub(crate) change: HolderChange,
-    /// No live entry goes on waiting: the mark that somebody waits is taken away.
+    /// No live entry goes on waiting: the mark of waiting entries is removed.
     pub(crate) is_last: bool,
 }
 
@@ -143,7 +143,7 @@ pub(crate) struct GivenUp {
     pub(crate) token: FencingToken,
 }
 
-/// Who holds the name from now on.
+/// The holder of the name from now on.
 #[derive(Clone, Debug)]
 pub(crate) enum HolderChange {
     /// The holder stays.
@@ -151,7 +151,7 @@ pub(crate) enum HolderChange {
     Free,
     /// One exclusive entry, which is deleted.
     Exclusive(Grantee),
-    /// These entries, beside those that hold already.
+    /// These entries, beside the entries that hold already.
     Shared(Vec<Grantee>),
     /// A claim that has no entry.
     Claim(Box<Claim>),
@@ -195,6 +195,6 @@ pub(crate) enum Keeper {
     /// As before.
     Same,
     Client(ClientId),
-    /// Nobody's, if it was this client's. Another client may have taken the holding over since.
+    /// No client's, if it was this client's. Another client may have taken the holding over since.
     NotThisClient(ClientId),
 }

@@ -45,7 +45,7 @@ pub(crate) enum Joined {
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Withdrawn {
-    /// Nothing of it is there. `awaited`: others wait for the name.
+    /// Nothing of it is there. `awaited`: entries wait for the name.
     Gone { awaited: bool },
     /// A row of it is locked, by a transaction that it has fenced or by a stranger.
     Locked,
@@ -67,7 +67,7 @@ pub(crate) enum Amended {
 pub(crate) enum HolderNow {
     /// The store did not look.
     Unknown,
-    /// The name is free, or its holder has expired: whoever waits first may have it.
+    /// The name is free, or its holder has expired: the first waiter may have it.
     Vacant,
     /// A valid holder.
     Valid { owner: Option<Owner>, remaining: Duration },
@@ -77,13 +77,13 @@ pub(crate) enum HolderNow {
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Released {
-    /// It ended. `awaited`: others wait, and the name is to be granted to them by a transition.
+    /// It ended. `awaited`: entries wait, and a transition is to grant them the name.
     Ended { awaited: bool },
     /// It ended, and the given claim holds the name.
     ToNext(FencingToken),
     /// It ended, and this waiting entry holds the name for [`GRANT`](super::timing::GRANT) or its TTL, whichever is shorter.
     ToEntry(Granted),
-    /// It stands as before: others wait, and a transition must decide.
+    /// It stands as before: entries wait, and a transition must decide.
     Awaited,
     /// It stands as before: its row is locked, by a transaction that it has fenced or by a stranger.
     Locked,
@@ -91,7 +91,7 @@ pub(crate) enum Released {
     NotHeld { lost: i64, token: i64 },
 }
 
-/// Who got a name.
+/// A granted name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Granted {
     pub(crate) id: LeaseId,

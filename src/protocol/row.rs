@@ -10,7 +10,7 @@ use crate::owner::Owner;
 pub(crate) enum Mode {
     /// By one alone.
     Exclusive,
-    /// Together with others: `units` of `permits`.
+    /// Together with other holders: `units` of `permits`.
     Shared { units: u32, permits: u32 },
 }
 
@@ -19,11 +19,11 @@ impl Mode {
     pub(crate) const READ: Self = Self::Shared { units: 1, permits: u32::MAX };
 }
 
-/// Who holds a name, as its row in `sqlock_lease` tells.
+/// The holder of a name, as its row in `sqlock_lease` tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
     Nobody,
-    /// Released, and kept from others until its `hold_at_least` is over.
+    /// Released, and reserved until its `hold_at_least` is over.
     Kept,
     /// One lease of one client.
     Lease(LeaseId),
@@ -43,7 +43,7 @@ pub(crate) struct LeaseRow {
     /// How long the holder may keep the name, by its expiry and the heartbeat of its client. `None`: it has expired, or the
     /// entries tell.
     pub(crate) remaining: Option<Duration>,
-    /// The mark that somebody waits, where the store sets one. It rises with every entry that joins; zero: nobody waits.
+    /// The mark of waiting entries, where the store sets one. It rises with every entry that joins; zero: no entry waits.
     pub(crate) waiting: i64,
     /// The highest token whose holding was taken away: expired and taken over, or evicted.
     pub(crate) lost: i64,
@@ -74,7 +74,7 @@ pub(crate) struct EntryRow {
     pub(crate) remaining: Option<Duration>,
 }
 
-/// A name with those of its entries that hold, and the first of those that wait, in the order of their arrival.
+/// A name with its holding entries and the first of its waiting entries, in the order of their arrival.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Queue {
     pub(crate) row: LeaseRow,

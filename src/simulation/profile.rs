@@ -5,7 +5,7 @@
 pub(super) struct Profile {
     pub(super) clients: u64,
     pub(super) names: u64,
-    /// The store marks that somebody waits (PostgreSQL).
+    /// The store marks names with waiting entries (PostgreSQL).
     pub(super) marks: bool,
     pub(super) lost_requests: u64,
     pub(super) lost_replies: u64,

@@ -275,7 +275,7 @@ pub(super) struct World {
     beliefs: BTreeMap<(usize, LeaseKey), Belief>,
     evicted: BTreeMap<(usize, LeaseKey), u64>,
     exported: Vec<(Exported, LockName, Owner, Mode)>,
-    /// Exported leases that nobody has taken over, and when they were exported.
+    /// Exported leases that no client has resumed, and when they were exported.
     resumable: BTreeMap<LeaseId, u64>,
     handed_back: std::collections::BTreeSet<(usize, LeaseKey)>,
     /// Resumed leases that their callers are about to get.

@@ -210,7 +210,7 @@ impl World {
         let amendment = match self.random.below(6) {
             0 => Amendment::Extend(lasts),
             1 if belief.mode == Mode::Exclusive && belief.name.as_str() == "a" => {
-                // The store may let others share the name before the holder hears of it.
+                // The store may let other readers in before the holder hears of it.
                 belief.mode = Mode::READ;
                 Amendment::Downgrade
             }

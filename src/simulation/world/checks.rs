@@ -26,7 +26,7 @@ impl World {
         }
     }
 
-    /// A name is taken over only from a holder that is not valid any more, and granted to those who live.
+    /// A name is taken over only from a holder that is not valid any more, and granted to live clients.
     pub(super) fn check_takeover(&mut self, client: usize, body: &Request, prepared: &Prepared, clock: i64) {
         let Request::Transition(transition) = body else {
             return;
@@ -53,7 +53,7 @@ impl World {
         }
     }
 
-    /// No name stands idle while somebody waits for it, but for the time that its last holder, its fence and one dead grantee may
+    /// No name stands idle while a caller waits for it, but for the time that its last holder, its fence and one dead grantee may
     /// take.
     pub(super) fn check_idle(&mut self) {
         for name in ["a", "b"] {
@@ -70,7 +70,7 @@ impl World {
         }
     }
 
-    /// Nobody waits for ever.
+    /// No caller waits for ever.
     pub(super) fn check_waits(&mut self) {
         let late = |since: u64| self.now > since.max(FAULTS_END) + SERVED_WITHIN;
         let stuck = self.actors.iter().find_map(|actor| match &actor.state {

@@ -71,7 +71,7 @@ impl World {
         self.after(pause, Happening::Restart { client });
     }
 
-    /// Somebody else locks a row for a while.
+    /// A stranger locks a row for a while.
     pub(super) fn stranger(&mut self, client: usize) {
         let names: Vec<LockName> = self.store.leases.keys().cloned().collect();
         let key = match self.random.below(3) {
