@@ -1,7 +1,8 @@
 //! The engine of one client: events in, actions out.
 //!
-//! It decides what every lease and every wait of the client needs next, and does no I/O: it reads no clock, owns no channel and no task.
-//! Its caller passes the time and what happened to [`Engine::handle`], carries out the [`Action`]s, and calls again no later than
+//! It decides what every lease and every wait of the client needs next, and does no I/O: it reads
+//! no clock, owns no channel and no task. Its caller passes the time and what happened to
+//! [`Engine::handle`], carries out the [`Action`]s, and calls again no later than
 //! [`Engine::wakes_at`]. The connection state machine of quinn-proto is built alike.
 //!
 //! ```text
@@ -12,8 +13,10 @@
 //!
 //! Three rules make it safe, whatever the transport does:
 //!
-//! - A holder relies on a lease no longer than its TTL, counted from before a request that the store answered, less a margin.
-//! - What ended locally has ended: later answers do not bring it back. It is withdrawn until the store has confirmed that.
+//! - A holder relies on a lease no longer than its TTL, counted from before a request that the
+//!   store answered, less a margin.
+//! - What ended locally has ended: later answers do not bring it back. It is withdrawn until the
+//!   store has confirmed that.
 //! - Every verdict follows from an answer of the store, never from how often a request was sent.
 
 mod action;
@@ -47,17 +50,20 @@ use crate::protocol::timing::BEAT;
 use crate::protocol::{Claim, ClientId, LeaseId, Mode, Request};
 use crate::token::FencingToken;
 
-/// The interval at which the first waiter polls the name, and that of the other waiters, without a notification.
+/// The interval at which the first waiter polls the name, and that of the other waiters, without a
+/// notification.
 const POLL_FIRST: Duration = Duration::from_millis(100);
 const POLL_OTHERS: Duration = Duration::from_millis(250);
 
-/// How long the engine waits for the withdrawal of a waiter that has timed out before it tells the waiter.
+/// How long the engine waits for the withdrawal of a waiter that has timed out before it tells the
+/// waiter.
 const WITHDRAWN_WITHIN: Duration = Duration::from_millis(250);
 
 /// How often a release is repeated that the store leaves without effect.
 pub(crate) const IGNORED: u32 = 16;
 
-/// When the TTL of a grant by another client is raised. A lease that is released earlier saves the statement.
+/// When the TTL of a grant by another client is raised. A lease that is released earlier saves the
+/// statement.
 const RAISE_AFTER: Duration = Duration::from_millis(200);
 
 /// How long the answer to a heartbeat may take at least, and at most.
@@ -112,7 +118,8 @@ pub(crate) struct Engine {
     next_request: u64,
     next_lease: u64,
     is_closing: bool,
-    /// From then on, entries of other clients that have expired are dead: the store has answered this client promptly for long enough.
+    /// From then on, entries of other clients that have expired are dead: the store has answered
+    /// this client promptly for long enough.
     steady_at: Moment,
     actions: Vec<Action>,
 }
@@ -131,8 +138,9 @@ struct Granting {
 }
 
 impl Engine {
-    /// An engine for a client without a row, which `holder` names for people. `first_id` is random: it begins the identities of all
-    /// acquisitions. `can_notify`: a client whose heartbeat is answered is notified of grants by other clients.
+    /// An engine for a client without a row, which `holder` names for people. `first_id` is random:
+    /// it begins the identities of all acquisitions. `can_notify`: a client whose heartbeat is
+    /// answered is notified of grants by other clients.
     pub(crate) fn new(client: ClientId, holder: Arc<str>, first_id: LeaseId, can_notify: bool) -> Self {
         Self {
             heartbeat: Heartbeat::new(client, can_notify),
@@ -196,7 +204,8 @@ impl Engine {
         timer.into_iter().chain(patience).chain(self.heartbeat.due()).min()
     }
 
-    /// How long the answer to a heartbeat may take: there must be time for another one before any lease ends.
+    /// How long the answer to a heartbeat may take: there must be time for another one before any
+    /// lease ends.
     pub(crate) fn heartbeat_patience(&self) -> Duration {
         (self.shortest().unwrap_or(BEAT) / 4).clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE)
     }
@@ -220,7 +229,8 @@ impl Engine {
         Some((waiters[ahead].claim.id, ahead))
     }
 
-    /// Whether nothing is left but acquisitions that are withdrawn once more in case a request takes effect late.
+    /// Whether nothing is left but acquisitions that are withdrawn once more in case a request
+    /// takes effect late.
     pub(crate) fn is_settled(&self) -> bool {
         self.unsettled == 0
     }
@@ -354,7 +364,8 @@ impl Engine {
         }
     }
 
-    /// Tells waiters that timed out: of an acquisition that was withdrawn, or whose withdrawal takes too long.
+    /// Tells waiters that timed out: of an acquisition that was withdrawn, or whose withdrawal
+    /// takes too long.
     fn tell_timeouts(&mut self, now: Moment, name: &LockName, withdrawn: Option<LeaseId>) {
         for withdrawal in self.names.get_mut(name).into_iter().flat_map(|state| &mut state.withdrawals) {
             let is_over = |(_, at): &mut (WaiterId, Moment)| withdrawn == Some(withdrawal.id) || *at <= now;
@@ -442,7 +453,8 @@ impl Engine {
         }
     }
 
-    /// Ends the holdings of a name whose deadline has passed, and the leases whose `max_hold` is over.
+    /// Ends the holdings of a name whose deadline has passed, and the leases whose `max_hold` is
+    /// over.
     fn end_overdue(&mut self, now: Moment, name: &LockName) {
         let Some(state) = self.names.get_mut(name) else {
             return;
@@ -471,7 +483,8 @@ impl Engine {
         }
     }
 
-    /// A holding has ended without being released. It is given back, in case the store knows it still.
+    /// A holding has ended without being released. It is given back, in case the store knows it
+    /// still.
     fn lose(&mut self, now: Moment, name: &LockName, id: LeaseId, cause: LossCause) {
         let Some(state) = self.names.get_mut(name) else {
             return;
@@ -480,8 +493,8 @@ impl Engine {
             return;
         };
         let holding = state.holdings.remove(i);
-        // A holder that notices the end of a lease has the margin for stopping its work, before another client is granted the name. Twice:
-        // by then its expiry in the store has passed.
+        // A holder that notices the end of a lease has the margin for stopping its work, before
+        // another client is granted the name. Twice: by then its expiry in the store has passed.
         let pause = if cause == LossCause::Expired { 2 * margin(holding.claim.ttl) } else { Duration::ZERO };
         state.withdraw_after(id, now, pause, holding.lingers || state.is_busy());
         for lease in holding.leaving {
@@ -554,7 +567,8 @@ impl Engine {
         self.touch(now, name);
     }
 
-    /// Whether the store has answered this client promptly for long enough, so that expired entries of other clients are dead.
+    /// Whether the store has answered this client promptly for long enough, so that expired entries
+    /// of other clients are dead.
     fn is_steady(&self, now: Moment) -> bool {
         now >= self.steady_at && !self.heartbeat.is_late(now)
     }
@@ -609,7 +623,8 @@ impl Engine {
         }
     }
 
-    /// Notes when an acquisition ended on a name that is forgotten. Old notes are dropped when there are many.
+    /// Notes when an acquisition ended on a name that is forgotten. Old notes are dropped when
+    /// there are many.
     fn note_end(&mut self, now: Moment, name: &LockName, ended_at: Moment) {
         if self.ended.len() == self.ended.capacity() {
             let answered_at = self.heartbeat.answered_at();
@@ -618,8 +633,8 @@ impl Engine {
         self.ended.insert(name.clone(), ended_at);
     }
 
-    /// Reads each name on which something has ended since the store was known to be the same, or shortly before. One that has missed
-    /// the end still believes in the acquisition.
+    /// Reads each name on which something has ended since the store was known to be the same, or
+    /// shortly before. One that has missed the end still believes in the acquisition.
     fn recheck_ended(&mut self, now: Moment, same_until: Moment) {
         if is_on(Mutation::ForgetEnded) {
             return;

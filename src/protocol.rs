@@ -1,8 +1,9 @@
 //! What a store is asked, and what it answers: plain data, the same for every database.
 //!
-//! A store keeps three tables (`sqlock_client`, `sqlock_lease`, `sqlock_entry`). A [`Request`] changes or reads the rows of one
-//! client or of one name in one atomic step; `backend/memory.rs` is the executable meaning of every request. Each request may be
-//! sent again when its answer was lost: an acquisition is known by its [`LeaseId`], which is chosen before the first request.
+//! A store keeps three tables (`sqlock_client`, `sqlock_lease`, `sqlock_entry`). A [`Request`]
+//! changes or reads the rows of one client or of one name in one atomic step; `backend/memory.rs`
+//! is the executable meaning of every request. Each request may be sent again when its answer was
+//! lost: an acquisition is known by its [`LeaseId`], which is chosen before the first request.
 
 mod identifier;
 mod request;

@@ -1,6 +1,8 @@
-//! Whole schedules in virtual time, from a seed: several engines, one model of a store, callers, and every fault.
+//! Whole schedules in virtual time, from a seed: several engines, one model of a store, callers,
+//! and every fault.
 //!
-//! `scripts/simulate SEED` replays a seed and prints its story. A failing run prints the shortest command to repeat it.
+//! `scripts/simulate SEED` replays a seed and prints its story. A failing run prints the shortest
+//! command to repeat it.
 
 mod checker;
 mod profile;
@@ -25,7 +27,8 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// Seeds of the unit tier. `SQLOCK_SEEDS` asks for another number, `SQLOCK_FIRST_SEED` for another beginning.
+/// Seeds of the unit tier. `SQLOCK_SEEDS` asks for another number, `SQLOCK_FIRST_SEED` for another
+/// beginning.
 #[test]
 fn seeds_violate_nothing() {
     let first = number("SQLOCK_FIRST_SEED").unwrap_or(0);

@@ -14,7 +14,8 @@ use crate::token::FencingToken;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct WaiterId(pub(crate) u64);
 
-/// Identifies a lease in the hands of a caller. Leases of one owner on one name may share a holding.
+/// Identifies a lease in the hands of a caller. Leases of one owner on one name may share a
+/// holding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct LeaseKey(pub(crate) u64);
 
@@ -74,7 +75,8 @@ pub(crate) enum Event {
         lease: LeaseKey,
         amendment: Amendment,
     },
-    /// The caller gives a lease to another process. The answer is among the actions that follow at once.
+    /// The caller gives a lease to another process. The answer is among the actions that follow at
+    /// once.
     Export {
         lease: LeaseKey,
     },
@@ -150,7 +152,8 @@ pub(crate) struct Answer {
     pub(crate) result: Result<Response, Failure>,
 }
 
-/// A request was not answered, or refused for a reason that concerns no single name. Whether it took effect is not known.
+/// A request was not answered, or refused for a reason that concerns no single name. Whether it
+/// took effect is not known.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure(pub(crate) Arc<Error>);
 
@@ -188,7 +191,8 @@ pub(crate) enum Action {
         lease: LeaseKey,
         result: Result<(), NotAmended>,
     },
-    /// `None`: the lease is not held, or its owner has entered more than once. Nothing has changed then.
+    /// `None`: the lease is not held, or its owner has entered more than once. Nothing has changed
+    /// then.
     Exported {
         lease: LeaseKey,
         exported: Option<Exported>,

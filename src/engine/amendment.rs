@@ -99,7 +99,8 @@ impl Engine {
         self.admit(now, name, id);
     }
 
-    /// The store did not answer the amendment that is first in line. After a conversion it is not known what the lease has become.
+    /// The store did not answer the amendment that is first in line. After a conversion it is not
+    /// known what the lease has become.
     pub(super) fn amendment_failed(&mut self, now: Moment, name: &LockName, id: LeaseId, failure: Failure) {
         let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
             return;

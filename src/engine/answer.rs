@@ -16,7 +16,8 @@ use crate::protocol::{Amended, HolderChange, Joined, Keeper, LeaseId, Mode, Poll
 
 impl Engine {
     pub(super) fn answered(&mut self, now: Moment, request: RequestId, answer: Answer) {
-        // A heartbeat of other clients that was as late comes within the time that this one would need for another.
+        // A heartbeat of other clients that was as late comes within the time that this one would
+        // need for another.
         if answer.may_linger || answer.result.is_err() || now.since(answer.sent_at) >= LONG_SILENCE {
             self.steady_at = now + BEAT;
         }
@@ -209,7 +210,8 @@ impl Engine {
                     state.waiter(id).into_iter().for_each(|waiter| waiter.ask_at = now + WHILE_LOCKED);
                 }
                 Amended::NotHeld => match state.waiter(id).filter(|waiter| waiter.resumes.is_some()) {
-                    // A resumption that was given up may be about to give the lease its identity back.
+                    // A resumption that was given up may be about to give the lease its identity
+                    // back.
                     Some(waiter) if waiter.unknown < UNKNOWN => {
                         waiter.unknown += 1;
                         waiter.ask_at = now + WHILE_LOCKED;

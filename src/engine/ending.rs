@@ -84,7 +84,8 @@ impl Engine {
                     // Without a doubt, no request of this client has ended it.
                     Verdict::Lost(LossCause::Superseded)
                 } else {
-                    // Of several that were taken away, the store knows the last. A name that was swept, it does not know.
+                    // Of several that were taken away, the store knows the last. A name that was
+                    // swept, it does not know.
                     Verdict::Unknown
                 };
                 // A store that has missed the grant may keep the entry that waited for it.
@@ -247,7 +248,8 @@ impl Engine {
         let claim = candidate.filter(is_first).map(|waiter| waiter.claim.clone());
         let tries = candidate.filter(|waiter| waiter.tries()).map(|waiter| waiter.id);
         let owner_shares = candidate.is_some_and(|waiter| waiter.tries() && shares_again(&waiter.claim, queue));
-        // Other clients may have been cut off as this one was: they get the time for a heartbeat before they are passed over.
+        // Other clients may have been cut off as this one was: they get the time for a heartbeat
+        // before they are passed over.
         let is_silent = |entry: &EntryRow| entry.client != Some(client) && entry.remaining.is_none();
         if !is_steady && queue.waiting().any(is_silent) {
             let again_at = self.steady_at.max(now + POLL_FIRST);

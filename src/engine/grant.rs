@@ -30,7 +30,8 @@ impl Engine {
         };
         let deadline = since + relied_on(lasts);
         if deadline <= now + ttl / 4 && !is_on(Mutation::UseLateGrant) {
-            // The lease is over, or will be before a heartbeat can keep it. A waiter keeps its turn and asks anew.
+            // The lease is over, or will be before a heartbeat can keep it. A waiter keeps its turn
+            // and asks anew.
             let waiter = &state.waiters[i];
             if waiter.tries() && !waiter.adopts() {
                 let waiter = waiter.id;
@@ -115,8 +116,8 @@ impl Engine {
         }
     }
 
-    /// Another client granted the name to a waiter of this one. An answer to a request that was sent at `since` told how long the
-    /// grant lasts.
+    /// Another client granted the name to a waiter of this one. An answer to a request that was
+    /// sent at `since` told how long the grant lasts.
     pub(super) fn granted_by_other(
         &mut self,
         now: Moment,
@@ -132,7 +133,8 @@ impl Engine {
         let ttl = waiter.claim.ttl.min(GRANT);
         let (since, remaining) = if is_on(Mutation::CountFromNews) { (now, Some(ttl)) } else { (since, remaining) };
         let lasts = remaining.unwrap_or_default();
-        // Where no heartbeat moves the expiry, or the expiry may have passed, an extension sets it before the caller gets the lease.
+        // Where no heartbeat moves the expiry, or the expiry may have passed, an extension sets it
+        // before the caller gets the lease.
         if !waiter.claim.is_kept || since + relied_on(lasts) <= now + ttl / 4 {
             waiter.state = WaiterState::Granted(token);
             return;
@@ -222,7 +224,8 @@ impl Engine {
         let Some(Polled { row, presences }) = polled else {
             return self.without_row(name, None);
         };
-        // In the store, the entries of one client may stand in another order: a request may have been sent twice.
+        // In the store, the entries of one client may stand in another order: a request may have
+        // been sent twice.
         let is_first = presences.contains(&Presence::Waiting { ahead: 0 });
         let is_valid = match row.holder {
             Holder::Nobody => false,
@@ -251,13 +254,15 @@ impl Engine {
                     self.requeue(now, name, *id, WaiterState::Refused, false)
                 }
                 Presence::Waiting { .. } => waiter.state = WaiterState::Queued,
-                // The entry has expired, or its grant has. The waiter keeps its turn and joins anew.
+                // The entry has expired, or its grant has. The waiter keeps its turn and joins
+                // anew.
                 Presence::None => self.requeue(now, name, *id, WaiterState::Refused, false),
             }
         }
     }
 
-    /// A waiter asks anew: what the store knows of its claim is withdrawn, and the claim gets another identity.
+    /// A waiter asks anew: what the store knows of its claim is withdrawn, and the claim gets
+    /// another identity.
     pub(super) fn requeue(&mut self, now: Moment, name: &LockName, id: LeaseId, state: WaiterState, may_linger: bool) {
         let new_id = self.new_id();
         let Some(queue) = self.names.get_mut(name) else {

@@ -1,9 +1,11 @@
 //! The sign of life that keeps everything of one client.
 //!
-//! One beat extends every lease of the client, so a holder may rely on a lease until `time before the beat was sent + TTL`, less a
-//! margin. A beat that tells of a new notice extends nothing: something was taken away from the client, and each holding is looked
-//! up before later beats count for it again. So is a beat that was not answered at first: the store that answers the next one may be
-//! another, which has missed the last grants. The sessions of ZooKeeper and Chubby work alike.
+//! One beat extends every lease of the client, so a holder may rely on a lease until `time before
+//! the beat was sent + TTL`, less a margin. A beat that tells of a new notice extends nothing:
+//! something was taken away from the client, and each holding is looked up before later beats count
+//! for it again. So is a beat that was not answered at first: the store that answers the next one
+//! may be another, which has missed the last grants. The sessions of ZooKeeper and Chubby work
+//! alike.
 
 use std::time::Duration;
 
@@ -16,7 +18,8 @@ use crate::protocol::{ClientId, Request, Response};
 /// The time until a failed beat is sent again.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// Counts the notices that this client has acted upon. A holding that was looked up in an epoch is extended by the beats of that epoch.
+/// Counts the notices that this client has acted upon. A holding that was looked up in an epoch is
+/// extended by the beats of that epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Epoch(u64);
 
@@ -114,7 +117,8 @@ impl Heartbeat {
         self.answered_at
     }
 
-    /// When the latest answered beat was sent, if one has failed since: the store that answers next may have missed what came later.
+    /// When the latest answered beat was sent, if one has failed since: the store that answers next
+    /// may have missed what came later.
     pub(super) fn interrupted_since(&self) -> Option<Moment> {
         self.is_interrupted.then_some(self.answered_at)
     }
@@ -128,8 +132,8 @@ impl Heartbeat {
         self.is_interrupted || (self.state != State::Beating(*notice) && !is_on(Mutation::IgnoreNotice))
     }
 
-    /// Takes in the answer to a beat that was sent at that moment. `shortest`: the shortest TTL that is to be kept. `true`: a new epoch
-    /// has begun, and every holding must be looked up.
+    /// Takes in the answer to a beat that was sent at that moment. `shortest`: the shortest TTL
+    /// that is to be kept. `true`: a new epoch has begun, and every holding must be looked up.
     pub(super) fn answered(
         &mut self,
         sent_at: Moment,

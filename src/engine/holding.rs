@@ -87,7 +87,8 @@ pub(super) struct Holding {
     pub(super) is_read: bool,
     /// Changes that were asked for, in this order.
     pub(super) amendments: VecDeque<Amending>,
-    /// Leases that were released while other leases share the holding. Their verdict follows when the store says that the holding stands.
+    /// Leases that were released while other leases share the holding. Their verdict follows when
+    /// the store says that the holding stands.
     pub(super) leaving: Vec<LeaseKey>,
     /// The store is being asked whether the holding stands, for so many of the leases in `leaving`.
     pub(super) asked: Option<usize>,
@@ -125,7 +126,8 @@ impl Holding {
         }
     }
 
-    /// Whether the store must be asked if the holding stands: after a notice, or for the verdict of a release.
+    /// Whether the store must be asked if the holding stands: after a notice, or for the verdict of
+    /// a release.
     pub(super) fn needs_look(&self, epoch: Epoch) -> bool {
         let has_news = self.is_kept && self.epoch != epoch && !is_on(Mutation::IgnoreNotice);
         let is_refused = self.amendments.front().is_some_and(|first| first.state != AmendmentState::Pending);
@@ -134,7 +136,8 @@ impl Holding {
             && (has_news || is_refused || self.is_doubted || !self.leaving.is_empty())
     }
 
-    /// Whether a look may have found it with this token: its own, one that it is being raised to, or one that it was raised from.
+    /// Whether a look may have found it with this token: its own, one that it is being raised to,
+    /// or one that it was raised from.
     pub(super) fn has_token(&self, token: FencingToken) -> bool {
         let raised = self.amendments.iter().any(|other| other.amendment == Amendment::Raise(token));
         token == self.token || raised || self.former_tokens.contains(&token)
@@ -178,14 +181,16 @@ impl Holding {
         self.deadline = self.deadline(heartbeat);
     }
 
-    /// Sets whether the release waits for a decision from what is read, instead of a plain statement.
+    /// Sets whether the release waits for a decision from what is read, instead of a plain
+    /// statement.
     pub(super) fn release_by_transition(&mut self, by_it: bool) {
         if let HoldingState::Releasing { by_transition, .. } = &mut self.state {
             *by_transition = by_it;
         }
     }
 
-    /// Puts off the next statement about it, longer each time, but several come before its deadline.
+    /// Puts off the next statement about it, longer each time, but several come before its
+    /// deadline.
     pub(super) fn put_off(&mut self, now: Moment) {
         let soon = (self.deadline.since(now) / 4).max(Duration::from_millis(5));
         self.again_at = now + if self.is_kept { self.pause } else { self.pause.min(soon) };

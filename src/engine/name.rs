@@ -1,8 +1,9 @@
 //! One name: its waiters in this process, its holdings, and the next statement about it.
 //!
-//! At most one statement that changes a name is on its way at any time, so their answers never cross. The first
-//! waiter asks the store; when it is refused, it gets an entry there. The other waiters wait behind it in this process, and get entries only while they
-//! could hold the name together with the first.
+//! At most one statement that changes a name is on its way at any time, so their answers never
+//! cross. The first waiter asks the store; when it is refused, it gets an entry there. The other
+//! waiters wait behind it in this process, and get entries only while they could hold the name
+//! together with the first.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -50,7 +51,8 @@ pub(super) enum WaiterState {
     Refused,
     /// Its entry waits.
     Queued,
-    /// The store granted it the name with this token. The grant must be confirmed before the caller hears of it.
+    /// The store granted it the name with this token. The grant must be confirmed before the caller
+    /// hears of it.
     Granted(FencingToken),
 }
 
@@ -138,7 +140,8 @@ pub(super) struct Withdrawal {
     pub(super) until: Option<Moment>,
     /// The holding with this token was given to another process, and stays.
     pub(super) except: Option<FencingToken>,
-    /// The waiter that timed out, and when it is told at the latest. The answer to the withdrawal tells it earlier.
+    /// The waiter that timed out, and when it is told at the latest. The answer to the withdrawal
+    /// tells it earlier.
     pub(super) timed_out: Option<(WaiterId, Moment)>,
 }
 
@@ -220,7 +223,8 @@ pub(super) struct Needs {
 pub(super) struct Name {
     /// What it needed when it was last advanced.
     pub(super) needs: Needs,
-    /// In the order of their arrival. Tries come first: a try is refused while a waiter waits, unless its owner was given.
+    /// In the order of their arrival. Tries come first: a try is refused while a waiter waits,
+    /// unless its owner was given.
     pub(super) waiters: VecDeque<Waiter>,
     /// How many of them have an owner that was given.
     pub(super) reentering: usize,
@@ -229,7 +233,8 @@ pub(super) struct Name {
     pub(super) detachments: Vec<Detachment>,
     /// Since when a statement is on its way.
     pub(super) busy_since: Option<Moment>,
-    /// The name may be granted to an entry, or belong to a forgotten acquisition: it is to be read at that moment.
+    /// The name may be granted to an entry, or belong to a forgotten acquisition: it is to be read
+    /// at that moment.
     pub(super) read_at: Option<Moment>,
     /// When an acquisition of this client ended last.
     pub(super) ended_at: Option<Moment>,
@@ -237,8 +242,8 @@ pub(super) struct Name {
     pub(super) is_rechecked: bool,
     /// When the first entry of this client is to be looked at.
     pub(super) poll_at: Option<Moment>,
-    /// Another client may have granted it to an entry of this one. The notification may come before the answer to the request that
-    /// adds the entry.
+    /// Another client may have granted it to an entry of this one. The notification may come before
+    /// the answer to the request that adds the entry.
     pub(super) is_notified: bool,
     /// Other clients wait for it, as far as is known.
     pub(super) is_wanted: bool,
@@ -274,7 +279,8 @@ impl Name {
         self.remove_waiter(i)
     }
 
-    /// Whether the store has not answered a waiter: the waiter only tries, or a request that it needs has been on its way for too long.
+    /// Whether the store has not answered a waiter: the waiter only tries, or a request that it
+    /// needs has been on its way for too long.
     pub(super) fn is_unanswered(&self, id: WaiterId, now: Moment) -> bool {
         let is_silent = |pause| self.busy_since.is_some_and(|since| now.since(since) >= pause);
         let is_asked = |waiter: &Waiter| match waiter.state {
@@ -287,8 +293,8 @@ impl Name {
         self.waiters.iter().any(|waiter| waiter.id == id && (waiter.tries() || is_asked(waiter)))
     }
 
-    /// The waiters that may have an entry in the store; all waiters, if some have an owner that was given. The work per answer does not
-    /// grow with the number of waiters behind them.
+    /// The waiters that may have an entry in the store; all waiters, if some have an owner that was
+    /// given. The work per answer does not grow with the number of waiters behind them.
     pub(super) fn foremost(&mut self) -> impl Iterator<Item = &mut Waiter> {
         let reach = self.reach();
         self.waiters.iter_mut().take(reach)
@@ -303,7 +309,8 @@ impl Name {
         self.waiters.iter().find(|waiter| waiter.resumes.is_none())
     }
 
-    /// The waiter for which the holder and the queue are read from the store: the first, or a try whose owner may share the name.
+    /// The waiter for which the holder and the queue are read from the store: the first, or a try
+    /// whose owner may share the name.
     pub(super) fn candidate(&self) -> Option<&Waiter> {
         let is_refused = |waiter: &&Waiter| waiter.state == WaiterState::Refused && !waiter.may_join;
         let tries = if self.reentering > 0 { usize::MAX } else { 0 };
@@ -328,7 +335,8 @@ impl Name {
         detached.or(resumed.map(|exported| exported.token))
     }
 
-    /// Withdraws what the store keeps for this client and the client does not know: the store has missed how that ended.
+    /// Withdraws what the store keeps for this client and the client does not know: the store has
+    /// missed how that ended.
     pub(super) fn withdraw_forgotten(&mut self, now: Moment, client: ClientId, queue: &Queue) {
         let in_row = match queue.row.holder {
             Holder::Lease(id) if queue.row.client == Some(client) => Some((id, EntryState::Holding(queue.row.token))),
@@ -379,7 +387,8 @@ impl Name {
         Needs { ttl, attention: !is_settled }
     }
 
-    /// Deletes every trace of an acquisition from the store, now and, if a request may take effect late, again later.
+    /// Deletes every trace of an acquisition from the store, now and, if a request may take effect
+    /// late, again later.
     pub(super) fn withdraw(&mut self, id: LeaseId, now: Moment, lingers: bool) {
         self.withdraw_after(id, now, Duration::ZERO, lingers);
     }
@@ -423,7 +432,8 @@ impl Name {
         let amendable = self.holdings.iter().filter(|holding| holding.again_at <= now);
         let amendment = amendable.filter_map(|h| Some((h.id(), h.token, h.next_amendment()?))).next();
         if let Some((id, token, amendment)) = amendment {
-            // A share lets other clients in: waiters here that came earlier take their turns among their waiters.
+            // A share lets other clients in: waiters here that came earlier take their turns among
+            // their waiters.
             if amendment == Amendment::Downgrade
                 && let Some(enqueue) = self.enqueue(now)
             {
@@ -431,7 +441,8 @@ impl Name {
             }
             return Some((Step::Amend(id), amend(name, id, token, amendment)));
         }
-        // What follows may grant the name to other clients: waiters here that came earlier take their turns among theirs.
+        // What follows may grant the name to other clients: waiters here that came earlier take
+        // their turns among theirs.
         let serves =
             self.read_at.is_some_and(|due| due <= now) || self.withdrawals.iter().any(|other| other.due <= now);
         if serves && let Some(enqueue) = self.enqueue(now) {
@@ -487,7 +498,8 @@ impl Name {
 
     /// The statement that the waiters need.
     fn ask(&mut self, name: &LockName, now: Moment) -> Option<(Step, Request)> {
-        // Neither a grant to be confirmed nor a holding of the same owner elsewhere waits for earlier waiters.
+        // Neither a grant to be confirmed nor a holding of the same owner elsewhere waits for
+        // earlier waiters.
         let confirmed = self.foremost().filter(|waiter| waiter.ask_at <= now).find_map(|waiter| match waiter.state {
             WaiterState::Granted(token) => Some((waiter.claim.id, waiter.confirmation(token))),
             _ => None,
@@ -505,8 +517,9 @@ impl Name {
         }
         let first = self.first().filter(|first| !first.may_join || first.is_queued())?;
         let (id, claim) = (first.claim.id, first.claim.clone());
-        // Behind a lease of this client the first waits here: the release of that lease grants it. A share may be the last
-        // one when another client releases its own, so the waiter behind it has an entry.
+        // Behind a lease of this client the first waits here: the release of that lease grants it.
+        // A share may be the last one when another client releases its own, so the waiter behind it
+        // has an entry.
         if self.is_held_alone() {
             return if self.is_wanted { self.enqueue(now) } else { None };
         }
@@ -530,8 +543,9 @@ impl Name {
         }
     }
 
-    /// Entries for the waiters that may be granted the name together with the first, and for the next one behind them, which keeps later
-    /// readers of other clients out; and for waiters whose owner may share the name again.
+    /// Entries for the waiters that may be granted the name together with the first, and for the
+    /// next one behind them, which keeps later readers of other clients out; and for waiters whose
+    /// owner may share the name again.
     fn enqueue(&self, now: Moment) -> Option<(Step, Request)> {
         let mut entries = Vec::new();
         let mut open = ENTRIES;

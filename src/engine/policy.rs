@@ -1,10 +1,10 @@
 //! Which entry is next: the transition of a name, given its holder and its queue.
 //!
-//! A pure function of what was read. The store carries the answer out only if the name still stands as it was read, so it does not
-//! matter which client decides, nor how many decide at once.
+//! A pure function of what was read. The store carries the answer out only if the name still stands
+//! as it was read, so it does not matter which client decides, nor how many decide at once.
 //!
-//! The queue is served strictly in the order of arrival, with one exception: an owner that shares a name may share it once more,
-//! since it would otherwise wait for itself behind a waiting writer.
+//! The queue is served strictly in the order of arrival, with one exception: an owner that shares a
+//! name may share it once more, since it would otherwise wait for itself behind a waiting writer.
 
 use std::time::Duration;
 
@@ -26,7 +26,8 @@ pub(crate) enum Decision {
 
 /// Decides what is to become of a name.
 ///
-/// - `own`: the client that decides. Its waiting entries count as alive, and its grants last as long as was asked for.
+/// - `own`: the client that decides. Its waiting entries count as alive, and its grants last as
+///   long as was asked for.
 /// - `given_up`: a holding that its holder gives up.
 /// - `claim`: gets the name if no entry waits for it.
 pub(crate) fn decide(
@@ -87,7 +88,8 @@ fn fits(mode: Mode, sharing: &[&EntryRow]) -> bool {
     }
 }
 
-/// Whether the owner of a claim shares the name already, and may share it again past waiting entries.
+/// Whether the owner of a claim shares the name already, and may share it again past waiting
+/// entries.
 pub(super) fn shares_again(claim: &Claim, queue: &Queue) -> bool {
     goes_past(claim.mode, Some(claim.owner), &sharing(queue))
 }

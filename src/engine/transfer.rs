@@ -13,8 +13,8 @@ use crate::protocol::{Amended, Claim, LeaseId, Mode};
 use crate::token::FencingToken;
 
 impl Engine {
-    /// Lets go of a lease that another process is to resume: the heartbeat of this client keeps it no more.
-    /// `renamed`: the identity that it is to have.
+    /// Lets go of a lease that another process is to resume: the heartbeat of this client keeps it
+    /// no more. `renamed`: the identity that it is to have.
     pub(super) fn export(&mut self, now: Moment, lease: LeaseKey, renamed: Option<LeaseId>) {
         let Some((name, id)) = self.leases.get(&lease).cloned() else {
             return self.actions.push(Action::Exported { lease, exported: None });
@@ -44,8 +44,9 @@ impl Engine {
         self.advance(now, &name);
     }
 
-    /// Takes over a lease that a process has exported. An exclusive lease is entered as the same owner, and the exported holding
-    /// withdrawn after that: so it can be resumed again as long as no caller has it. One that is shared changes its client.
+    /// Takes over a lease that a process has exported. An exclusive lease is entered as the same
+    /// owner, and the exported holding withdrawn after that: so it can be resumed again as long as
+    /// no caller has it. One that is shared changes its client.
     pub(super) fn resume(&mut self, now: Moment, id: WaiterId, wish: Wish, exported: Exported) {
         if self.is_closing {
             return self.refuse(id, Refusal::Closed);
@@ -86,7 +87,8 @@ impl Engine {
         self.advance(now, &name);
     }
 
-    /// A waiter that resumes a lease has joined a holding of its owner. `false`: it is not the holding that was exported.
+    /// A waiter that resumes a lease has joined a holding of its owner. `false`: it is not the
+    /// holding that was exported.
     pub(super) fn joined_as_exported(
         &mut self,
         now: Moment,
@@ -111,7 +113,8 @@ impl Engine {
         }
     }
 
-    /// A resumed lease is in the hands of its caller: the exported one, beside which it was joined, goes.
+    /// A resumed lease is in the hands of its caller: the exported one, beside which it was joined,
+    /// goes.
     pub(super) fn delivered(&mut self, now: Moment, lease: LeaseKey, exported: Exported) {
         let Some((name, id)) = self.leases.get(&lease).cloned() else {
             return;
@@ -122,8 +125,8 @@ impl Engine {
         self.advance(now, &name);
     }
 
-    /// No caller has got a resumed lease. One that was joined is given back, and the exported one stays; one that was adopted becomes
-    /// the exported one again.
+    /// No caller has got a resumed lease. One that was joined is given back, and the exported one
+    /// stays; one that was adopted becomes the exported one again.
     pub(super) fn hand_back(&mut self, now: Moment, lease: LeaseKey, exported: Exported) {
         let known = self.leases.get(&lease).and_then(|(name, id)| self.names.get_mut(name)?.holding(*id));
         match known {
@@ -167,7 +170,8 @@ impl super::name::Name {
         self.ended_at = Some(now);
     }
 
-    /// Ends what a late request makes of an acquisition whose holding was exported, but not that holding.
+    /// Ends what a late request makes of an acquisition whose holding was exported, but not that
+    /// holding.
     fn withdraw_others(&mut self, id: LeaseId, exported: FencingToken, now: Moment) {
         self.withdraw(id, now, true);
         self.withdrawals.iter_mut().filter(|other| other.id == id).for_each(|other| other.except = Some(exported));

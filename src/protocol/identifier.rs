@@ -9,7 +9,8 @@ use uuid::Uuid;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ClientId(Uuid);
 
-/// Identifies one acquisition. Chosen before the first request, so a request whose answer was lost can be repeated or undone.
+/// Identifies one acquisition. Chosen before the first request, so a request whose answer was lost
+/// can be repeated or undone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct LeaseId(Uuid);
 
@@ -41,7 +42,8 @@ identifier!(ClientId);
 identifier!(LeaseId);
 
 impl LeaseId {
-    /// The identities of one client. The first is random; each later one is its predecessor plus one.
+    /// The identities of one client. The first is random; each later one is its predecessor plus
+    /// one.
     pub(crate) fn following(self) -> Self {
         Self(Uuid::from_u128(self.0.as_u128().wrapping_add(1)))
     }

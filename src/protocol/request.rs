@@ -11,41 +11,53 @@ use crate::token::FencingToken;
 /// One step of a store.
 #[derive(Clone, Debug)]
 pub(crate) enum Request {
-    /// Create the row of a client, or write its heartbeat. Answer: [`Registered`](super::Response::Registered).
+    /// Create the row of a client, or write its heartbeat. Answer:
+    /// [`Registered`](super::Response::Registered).
     Register { client: ClientId },
     /// Write the heartbeat of a client. Answer: [`Beat`](super::Response::Beat).
     Beat { client: ClientId },
-    /// Take a name that has no holder and no waiting entry. Answer: [`Acquired`](super::Response::Acquired).
+    /// Take a name that has no holder and no waiting entry. Answer:
+    /// [`Acquired`](super::Response::Acquired).
     Acquire(Claim),
-    /// Add an acquisition to an exclusive holding of the same owner. Answer: [`Joined`](super::Response::Joined).
+    /// Add an acquisition to an exclusive holding of the same owner. Answer:
+    /// [`Joined`](super::Response::Joined).
     Join(Claim),
-    /// Add waiting entries to a name. Entries that are there already stay. Answer: [`Enqueued`](super::Response::Enqueued).
+    /// Add waiting entries to a name. Entries that are there already stay. Answer:
+    /// [`Enqueued`](super::Response::Enqueued).
     Enqueue(Vec<Enqueue>),
-    /// End a holding: hand the name to the first live entry, to a given claim if no entry waits, or free it. Answer:
+    /// End a holding: hand the name to the first live entry, to a given claim if no entry waits, or
+    /// free it. Answer:
     /// [`Released`](super::Response::Released).
     Release(Release),
-    /// Delete every trace of an acquisition: its waiting entry, and its holding, unless that has the token `except`. Answer:
+    /// Delete every trace of an acquisition: its waiting entry, and its holding, unless that has
+    /// the token `except`. Answer:
     /// [`Withdrawn`](super::Response::Withdrawn).
     Withdraw { name: LockName, id: LeaseId, except: Option<FencingToken> },
-    /// Read the row of a name and how some acquisitions stand in it. Answer: [`Polled`](super::Response::Polled).
+    /// Read the row of a name and how some acquisitions stand in it. Answer:
+    /// [`Polled`](super::Response::Polled).
     Poll { name: LockName, ids: Vec<LeaseId> },
-    /// Read a name and its entries: all that hold, and the first `limit` that wait. Answer: [`Read`](super::Response::Read).
+    /// Read a name and its entries: all that hold, and the first `limit` that wait. Answer:
+    /// [`Read`](super::Response::Read).
     Read { name: LockName, limit: u32 },
-    /// Change the holder of a name, if the name still stands as it was read. Answer: [`Transitioned`](super::Response::Transitioned).
+    /// Change the holder of a name, if the name still stands as it was read. Answer:
+    /// [`Transitioned`](super::Response::Transitioned).
     Transition(Transition),
-    /// Move the end of a valid holding, and change whose heartbeat keeps it. Answer: [`Extended`](super::Response::Extended).
+    /// Move the end of a valid holding, and change whose heartbeat keeps it. Answer:
+    /// [`Extended`](super::Response::Extended).
     Extend(Extension),
     /// Turn an exclusive holding of one lease into a shared one, with the same token. Answer:
     /// [`Downgraded`](super::Response::Downgraded).
     Downgrade { name: LockName, id: LeaseId, token: FencingToken },
-    /// Give an exclusive holding of one lease a higher token. Answer: [`Raised`](super::Response::Raised).
+    /// Give an exclusive holding of one lease a higher token. Answer:
+    /// [`Raised`](super::Response::Raised).
     Raise { name: LockName, id: LeaseId, token: FencingToken, to: FencingToken },
-    /// End the holding with this token, and tell its client. Answer: [`Evicted`](super::Response::Evicted).
+    /// End the holding with this token, and tell its client. Answer:
+    /// [`Evicted`](super::Response::Evicted).
     Evict { name: LockName, token: FencingToken },
 }
 
-/// Requests of one kind about different names, which some stores carry out in one statement: each as it would be carried out alone, or
-/// not at all.
+/// Requests of one kind about different names, which some stores carry out in one statement: each
+/// as it would be carried out alone, or not at all.
 #[derive(Clone, Debug)]
 pub(crate) enum Batch {
     /// Exclusive claims.
@@ -113,13 +125,14 @@ pub(crate) struct Release {
     pub(crate) next: Option<Claim>,
 }
 
-/// A change of the holder of a name. It is decided from a [`Queue`](super::Queue) and carried out only if nothing that it rests on
-/// has changed since.
+/// A change of the holder of a name. It is decided from a [`Queue`](super::Queue) and carried out
+/// only if nothing that it rests on has changed since.
 #[derive(Clone, Debug)]
 pub(crate) struct Transition {
     pub(crate) name: LockName,
     pub(crate) seen: Seen,
-    /// The present holder of the row gives the name up. Otherwise a holder must have expired, also when this is carried out.
+    /// The present holder of the row gives the name up. Otherwise a holder must have expired, also
+    /// when this is carried out.
     pub(crate) given_up: Option<GivenUp>,
     /// Expired entries to delete. Each must have expired still.
     pub(crate) expired: Vec<LeaseId>,

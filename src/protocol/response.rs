@@ -11,7 +11,8 @@ use crate::token::FencingToken;
 pub(crate) enum Response {
     /// With the number of notices so far.
     Registered(i64),
-    /// The number of notices. It rises with everything that is taken away from the client. `None`: the client has no row.
+    /// The number of notices. It rises with everything that is taken away from the client. `None`:
+    /// the client has no row.
     Beat(Option<i64>),
     Acquired(Result<FencingToken, HolderNow>),
     Joined(Joined),
@@ -22,7 +23,8 @@ pub(crate) enum Response {
     Polled(Option<Polled>),
     /// `None`: the name has no row.
     Read(Option<Queue>),
-    /// `None`: nothing was changed, since something was different from what was seen, or was locked.
+    /// `None`: nothing was changed, since something was different from what was seen, or was
+    /// locked.
     Transitioned(Option<Vec<Granted>>),
     Extended(Amended),
     Downgraded(Amended),
@@ -81,13 +83,16 @@ pub(crate) enum Released {
     Ended { awaited: bool },
     /// It ended, and the given claim holds the name.
     ToNext(FencingToken),
-    /// It ended, and this waiting entry holds the name for [`GRANT`](super::timing::GRANT) or its TTL, whichever is shorter.
+    /// It ended, and this waiting entry holds the name for [`GRANT`](super::timing::GRANT) or its
+    /// TTL, whichever is shorter.
     ToEntry(Granted),
     /// It stands as before: entries wait, and a transition must decide.
     Awaited,
-    /// It stands as before: its row is locked, by a transaction that it has fenced or by a stranger.
+    /// It stands as before: its row is locked, by a transaction that it has fenced or by a
+    /// stranger.
     Locked,
-    /// It does not stand. `lost`: the highest token of this name that was taken away from its holder; `token`: the latest.
+    /// It does not stand. `lost`: the highest token of this name that was taken away from its
+    /// holder; `token`: the latest.
     NotHeld { lost: i64, token: i64 },
 }
 
@@ -114,7 +119,8 @@ pub(crate) enum Presence {
     Waiting {
         ahead: u32,
     },
-    /// It holds the name, alone or with others, for so long by its expiry and the heartbeat of its client. `None`: it has expired.
+    /// It holds the name, alone or with others, for so long by its expiry and the heartbeat of its
+    /// client. `None`: it has expired.
     Holding {
         token: FencingToken,
         remaining: Option<Duration>,

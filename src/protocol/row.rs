@@ -1,4 +1,5 @@
-//! Rows as they are read. Durations are what is left by the database's clock at the moment of reading.
+//! Rows as they are read. Durations are what is left by the database's clock at the moment of
+//! reading.
 
 use std::time::Duration;
 
@@ -40,10 +41,11 @@ pub(crate) struct LeaseRow {
     pub(crate) client: Option<ClientId>,
     /// The token of the latest holding.
     pub(crate) token: i64,
-    /// How long the holder may keep the name, by its expiry and the heartbeat of its client. `None`: it has expired, or the
-    /// entries tell.
+    /// How long the holder may keep the name, by its expiry and the heartbeat of its client.
+    /// `None`: it has expired, or the entries tell.
     pub(crate) remaining: Option<Duration>,
-    /// The mark of waiting entries, where the store sets one. It rises with every entry that joins; zero: no entry waits.
+    /// The mark of waiting entries, where the store sets one. It rises with every entry that joins;
+    /// zero: no entry waits.
     pub(crate) waiting: i64,
     /// The highest token whose holding was taken away: expired and taken over, or evicted.
     pub(crate) lost: i64,
@@ -74,7 +76,8 @@ pub(crate) struct EntryRow {
     pub(crate) remaining: Option<Duration>,
 }
 
-/// A name with its holding entries and the first of its waiting entries, in the order of their arrival.
+/// A name with its holding entries and the first of its waiting entries, in the order of their
+/// arrival.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Queue {
     pub(crate) row: LeaseRow,

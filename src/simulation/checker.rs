@@ -47,7 +47,8 @@ pub(super) fn exclusion<'a>(now: u64, beliefs: impl Iterator<Item = &'a Belief>)
     Ok(())
 }
 
-/// A verdict against what the store did with the holding, and when. `asked_at`: when the caller gave the lease back.
+/// A verdict against what the store did with the holding, and when. `asked_at`: when the caller
+/// gave the lease back.
 pub(super) fn verdict(
     name: &LockName,
     token: FencingToken,

@@ -18,7 +18,8 @@ pub(super) struct Profile {
     pub(super) strangers: u64,
     pub(super) evictions: u64,
     pub(super) fences: u64,
-    /// Leases that are extended, shared, given a higher token, or handed to another process, while they are held.
+    /// Leases that are extended, shared, given a higher token, or handed to another process, while
+    /// they are held.
     pub(super) changes: u64,
     pub(super) outages: u64,
     /// The store is replaced by an older copy of itself.
@@ -32,7 +33,8 @@ pub(super) struct Profile {
 }
 
 impl Profile {
-    /// A sixth of the seeds meets no fault but delay, a sixth only strangers who lock the rows of names, and a sixth failovers.
+    /// A sixth of the seeds meets no fault but delay, a sixth only strangers who lock the rows of
+    /// names, and a sixth failovers.
     pub(super) fn of(seed: u64) -> Self {
         let calm = Self {
             clients: 1 + seed % 3,
@@ -93,7 +95,8 @@ impl Profile {
             == 0
     }
 
-    /// Nothing delays a statement either: the order of arrival is exact, and every request succeeds.
+    /// Nothing delays a statement either: the order of arrival is exact, and every request
+    /// succeeds.
     pub(super) fn is_quick(&self) -> bool {
         self.is_calm() && self.strangers == 0
     }

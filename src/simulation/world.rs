@@ -40,7 +40,8 @@ const EPOCH: i64 = 1_700_000_000_000_000;
 /// How long an attempt to send a request waits for its answer, and how many attempts there are.
 const ATTEMPT: u64 = 400 * MILLISECOND;
 const ATTEMPTS: u32 = 3;
-/// The longest TTL, fence and `keep_for` of the callers, a grant to a client that has died, and an entry that joins late.
+/// The longest TTL, fence and `keep_for` of the callers, a grant to a client that has died, and an
+/// entry that joins late.
 const IDLE_FOR: u64 = 5 * SECOND + 3 * SECOND + 1_500 * MILLISECOND + 2 * 3 * SECOND + SECOND;
 /// How long a statement waits for a locked row.
 const LOCK_WAIT: u64 = SECOND;

@@ -54,7 +54,8 @@ impl World {
         let name = LockName::new(["a", "b"][number as usize]).expect("a name");
         let reenters = self.random.permille(self.profile.given_owners);
         let owner = if reenters { self.owners[self.random.below(2) as usize] } else { owner(self.random.next()) };
-        // Permits and shared leases of one name do not know of each other's limits, and permits are not entered again.
+        // Permits and shared leases of one name do not know of each other's limits, and permits are
+        // not entered again.
         let mode = if self.random.permille(self.profile.shared) && !(number == 1 && reenters) {
             let units = 1 + self.random.below(2) as u32;
             if number == 0 { Mode::READ } else { Mode::Shared { units, permits: 3 } }

@@ -26,7 +26,8 @@ impl World {
         }
     }
 
-    /// A name is taken over only from a holder that is not valid any more, and granted to live clients.
+    /// A name is taken over only from a holder that is not valid any more, and granted to live
+    /// clients.
     pub(super) fn check_takeover(&mut self, client: usize, body: &Request, prepared: &Prepared, clock: i64) {
         let Request::Transition(transition) = body else {
             return;
@@ -36,8 +37,8 @@ impl World {
         if takes_over && self.store.is_held(name, clock) {
             return self.violate(format!("{name} was taken over from a valid holder"));
         }
-        // Where neither a request comes late nor the client that decides has been held up, a client that has been dead for long is
-        // passed over. (The one that decides lives.)
+        // Where neither a request comes late nor the client that decides has been held up, a client
+        // that has been dead for long is passed over. (The one that decides lives.)
         let grantees = match &transition.change {
             HolderChange::Exclusive(grantee) => std::slice::from_ref(grantee),
             HolderChange::Shared(grantees) => grantees,
@@ -53,8 +54,8 @@ impl World {
         }
     }
 
-    /// No name stands idle while a caller waits for it, but for the time that its last holder, its fence and one dead grantee may
-    /// take.
+    /// No name stands idle while a caller waits for it, but for the time that its last holder, its
+    /// fence and one dead grantee may take.
     pub(super) fn check_idle(&mut self) {
         for name in ["a", "b"] {
             let is_held = self.beliefs.values().any(|belief| belief.name.as_str() == name && belief.until > self.now);
@@ -87,7 +88,8 @@ impl World {
         }
     }
 
-    /// Without faults, the order of arrival is exact, but for waiters whose time may have run out. (An owner that is given may enter where it holds already.)
+    /// Without faults, the order of arrival is exact, but for waiters whose time may have run out.
+    /// (An owner that is given may enter where it holds already.)
     pub(super) fn check_order(&mut self, client: usize, name: &LockName, mode: Mode, since: u64) {
         if !self.profile.is_quick() || self.profile.given_owners > 0 {
             return;

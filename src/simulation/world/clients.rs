@@ -83,7 +83,8 @@ impl World {
         self.event(client, life, Event::HandBack { lease, exported });
     }
 
-    /// Takes in how far the leases of a client reach now, and checks that no two holders believe in one name.
+    /// Takes in how far the leases of a client reach now, and checks that no two holders believe in
+    /// one name.
     pub(super) fn believe(&mut self, client: usize) {
         let Some(engine) = &self.clients[client].engine else {
             return;
@@ -105,7 +106,8 @@ impl World {
         }
     }
 
-    /// Whether nothing has taken a lease from its holder that the holder hears of later: an eviction or a failover.
+    /// Whether nothing has taken a lease from its holder that the holder hears of later: an
+    /// eviction or a failover.
     pub(super) fn is_undisputed(&self, key: &(usize, LeaseKey)) -> bool {
         !self.evicted.contains_key(key) && !self.failover.may_overlap(key, self.now)
     }

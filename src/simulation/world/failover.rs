@@ -1,7 +1,8 @@
 //! A store that is replaced by an older copy of itself, as an asynchronous standby is promoted.
 //!
-//! What the copy has missed is lost: leases that it does not know, and releases. Two holders cannot be excluded then. The holder of a
-//! lease that is gone must hear of it soon, and nothing may be left of what was released.
+//! What the copy has missed is lost: leases that it does not know, and releases. Two holders cannot
+//! be excluded then. The holder of a lease that is gone must hear of it soon, and nothing may be
+//! left of what was released.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,7 +15,8 @@ use crate::token::FencingToken;
 
 /// How many copies are kept, one for each step of the faults.
 const COPIES: usize = 40;
-/// For how long after a failover a lease may overlap with another: the longest TTL, since its last heartbeats may be lost.
+/// For how long after a failover a lease may overlap with another: the longest TTL, since its last
+/// heartbeats may be lost.
 const MAY_OVERLAP: u64 = 6 * SECOND;
 /// The heartbeats of a client come at least as often, in microseconds.
 const LATEST_BEAT: i64 = 2_000_000;
@@ -94,7 +96,8 @@ impl World {
         }
     }
 
-    /// Checks that the heartbeat of a client, which nothing has delayed since `at`, keeps nothing that the client does not know.
+    /// Checks that the heartbeat of a client, which nothing has delayed since `at`, keeps nothing
+    /// that the client does not know.
     pub(super) fn check_forgotten(&mut self, client: usize, life: u32, at: u64) {
         let state = &self.clients[client];
         let is_delayed = state.life != life || state.disturbed_at >= at || self.store_is_away_until >= at;
@@ -117,7 +120,8 @@ impl World {
         }
     }
 
-    /// Notes a lease that the present store does not know, or may not know. Its holder must hear of that.
+    /// Notes a lease that the present store does not know, or may not know. Its holder must hear of
+    /// that.
     pub(super) fn note_if_lost(&mut self, (client, lease): (usize, LeaseKey)) {
         // An answer of the old store may be on its way.
         if self.now < self.failover.until {
