@@ -247,7 +247,6 @@ async fn a_name_that_expires_goes_to_the_first_in_line_and_not_to_who_comes_at_t
     let line = Line::new().await;
     let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
     let held = ours.lease("a").ttl(Duration::from_secs(3)).renew(false).acquire().await.expect("acquire");
-    let expires_at = line.held().await.expires_at;
     let next = line.join(theirs.lease("a"), "next").await;
     let over = Arc::new(AtomicBool::new(false));
     let trying = tokio::spawn({
@@ -261,7 +260,8 @@ async fn a_name_that_expires_goes_to_the_first_in_line_and_not_to_who_comes_at_t
     let next = turn(next).await;
     let now = line.held().await;
     assert_eq!(now.token, next.token());
-    assert!(now.acquired_at >= expires_at, "granted at {}, held until {expires_at}", now.acquired_at);
+    // The client of the holder may have given the name back between its own deadline and the expiry in the database.
+    assert!(!held.is_held(), "two holders");
     over.store(true, Ordering::SeqCst);
     soon("the tries", trying).await.expect("nobody jumped the line");
     assert!(held.release().await.expect_err("it has expired").is_lost());
