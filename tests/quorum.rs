@@ -495,7 +495,7 @@ async fn a_server_that_was_started_lately_does_not_vote_where_it_may_forget() {
     let trio = Trio::shared().await;
     let young = trio.quorum().rejoin_after(Duration::from_secs(86_400 * 365));
     let error = young.lease("a").ttl(LONG).node_timeout(PATIENT).try_acquire().await.expect_err("none may vote");
-    assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("does not vote")), "{error}");
+    assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("votes after")), "{error}");
     trio.becomes_free("a").await;
     let old = trio.quorum().rejoin_after(Duration::ZERO);
     patient(&old, "a").acquire().await.expect("all may vote").release().await.expect("it was ours");
