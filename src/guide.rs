@@ -1,8 +1,9 @@
 //! A comparison of leases, row locks, versions, session locks and idempotency: what each protects
 //! and costs, and all of them in one program.
 //!
-//! [`cluster`] says what happens when a server is lost, and which cluster to choose. [The table of
-//! calls](crate#which-call) lists the call for each task.
+//! [The table of calls](crate#which-call) lists the call for each task. [`cluster`] says what happens
+//! when a server is lost, and which cluster to choose; [`limits`] what is not promised; [`costs`] how
+//! many statements each call sends; [`comparison`] how other systems differ.
 //!
 //! # How long must it hold?
 //!
@@ -153,3 +154,6 @@
 //! [`Versioned`]: crate::version::Versioned
 
 pub mod cluster;
+pub mod comparison;
+pub mod costs;
+pub mod limits;

@@ -76,22 +76,8 @@
 //! An unavailable database ([`Error::Unavailable`]), a lost lease ([`Error::Lost`]), a timeout
 //! ([`Error::Timeout`]) and a refusal (`Ok(None)`) are four different answers.
 //!
-//! # Limits
-//!
-//! - A process that is paused for longer than the TTL may act, before it checks its lease, while
-//!   another holds the name. Inside this database a fence prevents the harm; elsewhere the receiver
-//!   must check tokens.
-//! - A grant is as durable as the database's commits. A promoted asynchronous replica may not have
-//!   it; the tokens and the fence still protect the data: see [`guide::cluster`].
-//! - The database host's clock may be wrong, but a *jump* by more than the TTL ends leases early,
-//!   or late.
-//! - A dead waiter is noticed after 3 seconds. So is a new holder that died before it received the
-//!   grant; several of them are noticed in the same 3 seconds. A lease that another process handed
-//!   over therefore lasts 3 seconds at first, and its TTL 0.2 seconds later.
-//! - [`Locks::lease_all`] holds the names that it has acquired while it waits for the next.
-//! - The order of waiters is that of the database's clock, which may jump.
-//! - A SQLite file has one writer: while a transaction writes, no lease in that file can be
-//!   acquired, renewed or released. Keep such transactions shorter than the TTL.
+//! [`guide::limits`] lists what is not promised: pauses longer than the TTL without a fence, effects
+//! elsewhere, asynchronous replicas, jumps of the database host's clock.
 //!
 //! # Features
 //!

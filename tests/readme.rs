@@ -50,15 +50,15 @@ async fn remind() -> Result {
     let locks = Locks::new(pool.clone());
     locks.migrate().await?;                  // its own tables, beside those of your migrations
 
-    // Waits its turn. Owner and expiry stand in a row; renewed in the background until released or dropped.
+    // Waits in a queue. The lease is a row with owner and expiry, renewed until it is released or dropped.
     let lease = locks.lease("invoice/42").ttl(Duration::from_secs(30)).acquire().await?;
 
     let mut tx = pool.begin().await?;
-    lease.fence(&mut tx).await?;             // this transaction can commit only while the lease is still ours
+    lease.fence(&mut tx).await?;             // this transaction can commit only while the lease is held
     sqlx::query("UPDATE invoice SET reminded = 1 WHERE id = 42").execute(&mut *tx).await?;
     tx.commit().await?;
 
-    lease.release().await?;                  // Ok: it was ours to the end. Err(Lost): it was not.
+    lease.release().await?;                  // Ok: it was held to the end. Err(Lost): it was not.
     Ok(())
 }
 
@@ -84,10 +84,10 @@ async fn take_in_every_way(locks: sqlock::Locks) -> sqlock::Result<()> {
     use std::time::Duration;
 
     let Some(lease) = locks.lease("invoice/42").try_acquire().await? else {
-        return Ok(());                       // somebody else is at it: contention is not an error
+        return Ok(());                       // another client holds it: contention is not an error
     };
-    lease.token();                           // a fencing token: greater than that of every earlier holder
-    lease.is_held();                         // reads a clock, no I/O: false as soon as it can no longer be guaranteed
+    lease.token();                           // a fencing token: greater than the token of every earlier holder
+    lease.is_held();                         // compares clocks, no I/O: false as soon as the holding is not guaranteed
     tokio::select! {
         cause = lease.lost() => println!("lost: {cause}"),
         report = build_report() => println!("{report}"),
@@ -96,7 +96,7 @@ async fn take_in_every_way(locks: sqlock::Locks) -> sqlock::Result<()> {
     let lease = locks.lease("invoice/43").wait(Duration::from_secs(5)).acquire().await?;  // Err(Timeout) after 5 s
     drop(lease);                             // dropping releases too, in the background
 
-    // Or let sqlock hold, watch and cancel: the work is dropped the moment the lease is lost.
+    // The work is dropped as soon as the lease is lost.
     let report = locks.lease("report/daily").run(async |_lease| build_report().await).await?;
     assert_eq!(report, "the report");
     Ok(())
@@ -122,13 +122,13 @@ async fn lock_and_update(pool: SqlitePool, locks: sqlock::Locks) -> Result {
     use sqlock::retry::Retry;
     use sqlock::version::Versioned;
 
-    // Both rows, in the order of their keys: transfers in opposite directions do not deadlock.
+    // Locks both rows in the order of their keys: opposite transfers do not deadlock.
     let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?; // on SQLite; elsewhere pool.begin()
     locks.rows_of("accounts", "id", [7, 3]).lock(&mut tx).await?;
     // … read, decide, write …
     tx.commit().await?;
 
-    // Nobody waits and nothing is locked; whoever comes too late does it again, from the reading on.
+    // Optimistic: nothing is locked, and a late writer reads and writes again.
     let accounts = Versioned::table("accounts");
     Retry::new()
         .run(&pool, async |tx| {
@@ -161,8 +161,8 @@ async fn charge(pool: SqlitePool, locks: sqlock::Locks) -> Result {
     use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
 
     let payments = Idempotency::new(&locks).namespace("payments");
-    let key = IdempotencyKey::new("alice", "order-17");          // whose it is, and what the client sent
-    let request = Fingerprint::of(["charge", "500", "EUR"]);     // what is asked for
+    let key = IdempotencyKey::new("alice", "order-17");          // the principal, and the key that the client sent
+    let request = Fingerprint::of(["charge", "500", "EUR"]);     // the request
     let outcome = payments
         .run(&pool, &key, &request, async |tx| {
             sqlx::query("INSERT INTO charge (customer, cents) VALUES ('alice', 500)").execute(&mut **tx).await?;
@@ -170,7 +170,7 @@ async fn charge(pool: SqlitePool, locks: sqlock::Locks) -> Result {
         })
         .await?;
     match outcome {
-        Outcome::New(receipt) | Outcome::Replay(receipt) => println!("{receipt}"), // the same one for everybody
+        Outcome::New(receipt) | Outcome::Replay(receipt) => println!("{receipt}"), // the same receipt for every repetition
         Outcome::InProgress => println!("come again"),           // or payments.wait(duration)
         Outcome::Mismatch => println!("that key was used for something else"),
         other => println!("{other:?}"),

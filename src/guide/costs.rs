@@ -1,0 +1,26 @@
+//! What each call costs: the statements that the database receives, each a transaction of its own.
+//!
+//! | call | statements |
+//! |---|---|
+//! | acquire a free name | 1; the first time a name is ever used: SQLite 1, PostgreSQL, MySQL and MariaDB 2 |
+//! | try a name that is held | 1, which writes nothing |
+//! | wait | after the try 1, for an entry in the queue. Then the first waiter looks every 100 ms and the other entries every 250 ms, once per client and name whatever the number of its waiters. On PostgreSQL a notification makes the next holder look at once |
+//! | hand over to a waiter of another process | 1; SQLite 2. The number of waiters does not change it. The new holder sends 1 more, which sets its TTL: after 0.2 s, if it still holds the lease; for a lease that is not renewed, before `acquire` returns |
+//! | hand over to the next waiter in this process | 1, instead of a release and an acquire |
+//! | keep everything that a client holds or waits for | 1 a heartbeat, at a third of the shortest TTL, at least once a second |
+//! | release | 1 |
+//! | acquire or release many names at once in one process | PostgreSQL 1 for up to 64 of them, SQLite 1 transaction, MySQL and MariaDB 7 in one round trip for up to 16 |
+//! | enter again, in the same client | 0 |
+//! | [`fence`](crate::Lease::fence) | 1, in the caller's transaction |
+//! | a request that takes effect once | 2, in its transaction: the claim and the result; MySQL and MariaDB 1 more on a connection of the client. A repetition: 2, there 1 |
+//! | `is_held`, `lost`, `token` | 0 |
+//!
+//! PostgreSQL adds two round trips to each when the default isolation level is not READ COMMITTED,
+//! or commits are asynchronous.
+//!
+//! A name costs one small row, updated in place, and one for each waiter. The
+//! [sweeper](crate::Locks::sweeper) purges names that have long been free, and records of requests
+//! whose retention has passed.
+//!
+//! 100 000 leases of one client, held for two minutes on PostgreSQL 15 (`scripts/soak held`): 1.1
+//! statements and 5.5 kB of WAL a second, and none was lost.
