@@ -1,4 +1,6 @@
 //! Promise 9: every public future may be dropped at any await point.
+//!
+//! Promises: 9.
 
 use std::future::poll_fn;
 use std::task::Poll;

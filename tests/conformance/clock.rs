@@ -1,5 +1,7 @@
 //! Clocks that are wrong, and clocks that jump. They are set with libfaketime, which comes with the servers of scripts/test;
 //! a build for SQLite alone has to do without.
+//!
+//! Promises: 1, 3, 4.
 
 use std::time::{Duration, SystemTime};
 

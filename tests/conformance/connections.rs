@@ -1,4 +1,6 @@
 //! Promise 10: two connections, whatever is held or waited for, and none of the application's.
+//!
+//! Promises: 10, 16.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,6 @@
 //! Holders and waiters that die or sleep.
+//!
+//! Promises: 3, 8.
 
 use std::io::ErrorKind;
 use std::time::Duration;

@@ -1,4 +1,6 @@
 //! The longest durations: each setter takes them, or the request fails with the range. Nothing panics.
+//!
+//! Promises: 15.
 
 use std::panic;
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! Fenced transactions, against everything that may come between: a takeover before and after, an eviction, the
 //! holder's own release, a second transaction, and workers that never keep their time (promise 6).
+//!
+//! Promises: 6.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -1,4 +1,6 @@
 //! Looking at leases, and an operator's way to end one.
+//!
+//! Promises: 5.
 
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
 //! Whatever isolation level, and whatever other default, the database or the user has set (promise 14); and fences at
 //! every level that a transaction can have (promise 6).
+//!
+//! Promises: 6, 14.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,6 @@
 //! Taking, keeping and giving back.
+//!
+//! Promises: 3, 4, 5, 15.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -1,4 +1,6 @@
 //! Promise 13: names are bytes, on every database.
+//!
+//! Promises: 13.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -4,6 +4,8 @@
 //! SQLite has no network. What comes between a client and its database there is another writer that does not let go of
 //! the file: while it has the write lock, statements wait in vain, are refused after two seconds, and are sent again. So
 //! on SQLite every fault of these tests is such a writer, and what is asserted is the same.
+//!
+//! Promises: 3, 9, 12, 17, 18.
 
 mod idle;
 

@@ -1,4 +1,6 @@
 //! Promise 11: one owner may enter several times.
+//!
+//! Promises: 11.
 
 use std::time::{Duration, Instant};
 

@@ -4,6 +4,8 @@
 //!
 //! For the other databases there is no such proxy here. What is asserted of them is the same work by as many clients, and
 //! that nothing of a session's state reaches the application's connections.
+//!
+//! Promises: 14.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

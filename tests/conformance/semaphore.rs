@@ -1,4 +1,6 @@
 //! Semaphores: never more than there are permits, in the order in which they were asked for.
+//!
+//! Promises: 7.
 
 use std::time::Duration;
 

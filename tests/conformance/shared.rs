@@ -1,4 +1,6 @@
 //! Shared leases: readers together, writers alone, one line for both.
+//!
+//! Promises: 7.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

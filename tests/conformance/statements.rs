@@ -4,6 +4,8 @@
 //! (`Questions`). SQLite is inside the process, so there the driver counts: on a database in memory our statements run on
 //! the caller's own connections, whose statement log is on. What a verb costs on a file is its commit, and those are
 //! counted by the file itself, in its header.
+//!
+//! Promises: 2, 16.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,4 +1,6 @@
 //! Many processes and many tasks on one name, in good weather and in bad, and a checker that reads what they recorded.
+//!
+//! Promises: 1, 7.
 
 use std::time::Duration;
 

@@ -1,4 +1,6 @@
 //! Purging what has long been free, and nothing else.
+//!
+//! Promises: 4.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

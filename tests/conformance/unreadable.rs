@@ -1,4 +1,6 @@
 //! Rows that cannot be read, or not be counted up: each costs its own name and no other.
+//!
+//! Promises: 17.
 
 use std::time::Duration;
 

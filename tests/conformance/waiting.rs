@@ -1,4 +1,6 @@
 //! Promise 7: first come, first served, across tasks, clients and processes, whatever happens to those in between.
+//!
+//! Promises: 7.
 
 mod abandoned;
 
