@@ -1,5 +1,5 @@
-//! A lease on a majority of three independent servers: PostgreSQL, MySQL and MariaDB, each behind a proxy that can be told to
-//! lose, refuse or swallow.
+//! A lease on a majority of three independent servers: PostgreSQL, MySQL and MariaDB, each behind a
+//! proxy that can refuse connections and drop requests or replies.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
 
 #[path = "support/blocked.rs"]
@@ -175,7 +175,7 @@ fn patient(quorum: &Quorum, name: &str) -> QuorumRequest {
 // ---- what is promised
 
 #[tokio::test]
-async fn a_majority_excludes_others_until_it_is_given_back_everywhere() {
+async fn majority_excludes_others_until_full_release() {
     let trio = Trio::shared().await;
     let (ours, others) = (trio.quorum(), trio.quorum());
     let lease = patient(&ours, "a").label("first").acquire().await.expect("all are up");
@@ -198,7 +198,7 @@ async fn a_majority_excludes_others_until_it_is_given_back_everywhere() {
 }
 
 #[tokio::test]
-async fn one_may_be_down_and_two_may_not() {
+async fn one_database_may_be_down_but_not_two() {
     let trio = Trio::shared().await;
     for down in 0..3 {
         trio.nodes[down].proxy.refuse();
@@ -224,7 +224,7 @@ async fn one_may_be_down_and_two_may_not() {
 }
 
 #[tokio::test]
-async fn a_database_that_returns_becomes_part_of_it() {
+async fn returning_database_votes_again() {
     let trio = Trio::shared().await;
     let away = &trio.nodes[1];
     away.proxy.refuse();
@@ -249,7 +249,7 @@ async fn a_database_that_returns_becomes_part_of_it() {
 }
 
 #[tokio::test]
-async fn the_loss_of_the_majority_is_told_before_anybody_else_can_have_it() {
+async fn holder_knows_majority_loss_before_next_grant() {
     let trio = Trio::shared().await;
     let lease = patient(&trio.quorum(), "a").ttl(Duration::from_secs(5)).acquire().await.expect("all are up");
     for node in &trio.nodes[..2] {
@@ -273,7 +273,7 @@ async fn the_loss_of_the_majority_is_told_before_anybody_else_can_have_it() {
 }
 
 #[tokio::test]
-async fn an_eviction_from_a_majority_is_a_loss() {
+async fn eviction_from_a_majority_is_a_loss() {
     let trio = Trio::shared().await;
     let lease =
         patient(&trio.quorum(), "a").ttl(Duration::from_secs(15)).renew(false).acquire().await.expect("all are up");
@@ -290,7 +290,7 @@ async fn an_eviction_from_a_majority_is_a_loss() {
 }
 
 #[tokio::test]
-async fn a_failed_attempt_leaves_nothing_also_where_the_answer_never_came() {
+async fn failed_attempt_releases_unanswered_votes() {
     let trio = Trio::shared().await;
     let quorum = trio.quorum();
     // So that connections are open, and what is swallowed is an answer.
@@ -314,10 +314,10 @@ async fn a_failed_attempt_leaves_nothing_also_where_the_answer_never_came() {
     }
 }
 
-/// Without the second round it would: the first majority has the token of a clock that is an hour ahead, and the second does not
-/// have that database in it.
+/// The first majority has the token of a clock that is one hour ahead, and the second majority
+/// lacks that database: only the second round of a grant keeps the tokens rising.
 #[tokio::test]
-async fn the_token_rises_whichever_majority_grants_it() {
+async fn token_rises_across_different_majorities() {
     let trio = Trio::shared().await;
     let ahead = &trio.nodes[0];
     ahead.direct().lease("a").acquire().await.expect("it is free").release().await.expect("it was ours");
@@ -337,9 +337,9 @@ async fn the_token_rises_whichever_majority_grants_it() {
     }
 }
 
-/// Two of them decide here, and one is common to both quorums.
+/// Each quorum has two files, and one file is in both.
 #[tokio::test]
-async fn files_are_databases_as_well() {
+async fn sqlite_files_form_a_quorum() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let url = |file: &str| format!("sqlite://{}?mode=rwc", directory.path().join(file).display());
     let file = async |name: &str| {
@@ -363,7 +363,7 @@ async fn files_are_databases_as_well() {
 }
 
 #[tokio::test]
-async fn an_extension_needs_a_majority() {
+async fn extension_requires_a_majority() {
     let trio = Trio::shared().await;
     let lease = patient(&trio.quorum(), "a").ttl(Duration::from_secs(60)).acquire().await.expect("all are up");
     eventually("the third has voted too", async || lease.votes() == 3).await;
@@ -380,7 +380,7 @@ async fn an_extension_needs_a_majority() {
 }
 
 #[tokio::test]
-async fn all_means_every_one() {
+async fn quorum_all_requires_every_database() {
     let trio = Trio::shared().await;
     let quorum = Quorum::all(trio.nodes.iter().map(Node::locks));
     trio.nodes[0].proxy.refuse();
@@ -402,7 +402,7 @@ async fn all_means_every_one() {
 }
 
 #[tokio::test]
-async fn a_dropped_acquire_leaves_nothing_on_any_database() {
+async fn dropped_acquire_leaves_nothing_on_any_database() {
     let trio = Trio::shared().await;
     let quorum = trio.quorum();
     for round in 0..40u64 {
@@ -418,7 +418,7 @@ async fn a_dropped_acquire_leaves_nothing_on_any_database() {
 }
 
 #[tokio::test]
-async fn the_time_to_wait_is_one_for_everything() {
+async fn wait_limit_covers_every_step() {
     let trio = Trio::shared().await;
     let held = patient(&trio.quorum(), "a").acquire().await.expect("all are up");
     eventually("the third has voted too", async || held.votes() == 3).await;
@@ -442,7 +442,7 @@ async fn the_time_to_wait_is_one_for_everything() {
 }
 
 #[tokio::test]
-async fn those_of_one_process_take_turns() {
+async fn local_waiters_take_turns() {
     let trio = Trio::shared().await;
     let quorum = trio.quorum();
     let held = patient(&quorum, "a").acquire().await.expect("all are up");
@@ -464,7 +464,7 @@ async fn those_of_one_process_take_turns() {
 }
 
 #[tokio::test]
-async fn work_is_dropped_when_the_majority_is_lost() {
+async fn work_is_dropped_on_majority_loss() {
     let trio = Trio::shared().await;
     let done = patient(&trio.quorum(), "a").run(async |lease| lease.votes()).await.expect("it lasted");
     assert!(done >= 2);
@@ -482,7 +482,7 @@ async fn work_is_dropped_when_the_majority_is_lost() {
 }
 
 #[tokio::test]
-async fn no_work_is_polled_after_the_deadline_of_the_majority() {
+async fn run_polls_no_work_after_majority_deadline() {
     let trio = Trio::shared().await;
     let (request, polls) = (patient(&trio.quorum(), "a").ttl(Duration::from_secs(5)), AtomicU32::new(0));
     let work = request.run(async |lease| block_past(|| lease.remaining(), &polls).await);
@@ -491,7 +491,7 @@ async fn no_work_is_polled_after_the_deadline_of_the_majority() {
 }
 
 #[tokio::test]
-async fn a_server_that_was_started_lately_does_not_vote_where_it_may_forget() {
+async fn recently_started_server_does_not_vote() {
     let trio = Trio::shared().await;
     let young = trio.quorum().rejoin_after(Duration::from_secs(86_400 * 365));
     let error = young.lease("a").ttl(LONG).node_timeout(PATIENT).try_acquire().await.expect_err("none may vote");
@@ -502,7 +502,7 @@ async fn a_server_that_was_started_lately_does_not_vote_where_it_may_forget() {
 }
 
 #[tokio::test]
-async fn what_is_no_quorum_is_refused() {
+async fn invalid_quorum_is_refused() {
     let none = Quorum::new([]).lease("a").try_acquire().await.expect_err("nobody can vote");
     assert!(matches!(none, Error::Unsupported { .. }), "{none}");
     let trio = Trio::shared().await;
@@ -598,7 +598,7 @@ async fn contend(who: usize, quorum: Quorum, resource: Arc<Resource>, end: Arc<A
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn two_never_hold_it_while_one_is_killed_one_paused_and_one_cut_off() {
+async fn single_server_faults_keep_mutual_exclusion() {
     let mut servers = [Kind::Postgres, Kind::MySql, Kind::MariaDb]
         .map(|kind| Server::start_with(kind, Options { durable: true, ..Options::default() }));
     let [a, b, c] = &servers;

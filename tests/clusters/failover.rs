@@ -1,4 +1,4 @@
-//! Several URLs: the first that can be written.
+//! Clients with several URLs use the first server that accepts writes.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ async fn as_application(server: &Server) -> String {
     server.url().replace("root@", "app:secret%2Cof%2Fours@")
 }
 
-async fn a_server_that_becomes_read_only_is_left(kind: Kind) {
+async fn client_leaves_read_only_server(kind: Kind) {
     let (a, mut b) = (Server::start(kind), Server::start(kind));
     let (url_a, url_b) = (as_application(&a).await, as_application(&b).await);
     for server in [&a, &b] {
@@ -57,18 +57,18 @@ async fn a_server_that_becomes_read_only_is_left(kind: Kind) {
 }
 
 #[tokio::test]
-async fn a_mariadb_server_that_becomes_read_only_is_left() {
-    a_server_that_becomes_read_only_is_left(Kind::MariaDb).await;
+async fn client_leaves_read_only_mariadb_server() {
+    client_leaves_read_only_server(Kind::MariaDb).await;
 }
 
 #[tokio::test]
-async fn a_mysql_server_that_becomes_read_only_is_left() {
-    a_server_that_becomes_read_only_is_left(Kind::MySql).await;
+async fn client_leaves_read_only_mysql_server() {
+    client_leaves_read_only_server(Kind::MySql).await;
 }
 
-/// It accepts connections, and says nothing.
+/// The first server accepts connections and does not reply.
 #[tokio::test]
-async fn a_server_that_does_not_answer_does_not_keep_us_from_the_next() {
+async fn connect_skips_unresponsive_server() {
     let (a, b) = (Server::start_with(Kind::Postgres, Options::default()), Server::start(Kind::Postgres));
     a.pause();
     let locks = soon("the other one", Locks::connect(&urls([&a, &b]))).await.expect("it can be reached");
@@ -79,7 +79,7 @@ async fn a_server_that_does_not_answer_does_not_keep_us_from_the_next() {
 }
 
 #[tokio::test]
-async fn a_list_that_makes_no_sense_is_refused_and_no_password_is_told() {
+async fn invalid_url_list_is_refused_without_showing_passwords() {
     for (urls, why) in [
         ("", "empty"),
         ("  ", "empty"),

@@ -1,4 +1,4 @@
-//! MariaDB Galera: three nodes, and everything is written everywhere.
+//! MariaDB Galera: a cluster of three nodes, all of which accept writes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -113,9 +113,9 @@ async fn reach(done: &AtomicU64, times: u64) {
     }
 }
 
-/// All nodes are written at once; one is killed, and comes back.
+/// All three nodes are written concurrently; one node is killed and restarted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_counter_is_exact_that_is_raised_through_all_nodes_while_one_is_killed() {
+async fn counter_stays_exact_while_galera_node_is_killed() {
     let _turn = ONE_AT_A_TIME.lock().await;
     let mut nodes = cluster().await;
     let pools: Vec<MySqlPool> = nodes.iter().map(pool).collect();
@@ -162,7 +162,7 @@ async fn a_counter_is_exact_that_is_raised_through_all_nodes_while_one_is_killed
 }
 
 #[tokio::test]
-async fn what_was_fenced_on_one_node_cannot_commit_once_the_name_was_taken_on_another() {
+async fn fenced_commit_fails_after_takeover_on_another_node() {
     let _turn = ONE_AT_A_TIME.lock().await;
     let nodes = cluster().await;
     let pools: Vec<MySqlPool> = nodes.iter().map(pool).collect();
@@ -205,9 +205,9 @@ async fn what_was_fenced_on_one_node_cannot_commit_once_the_name_was_taken_on_an
     }
 }
 
-/// What was committed on one node is not at once to be seen on the others.
+/// A commit on one node is not visible on the other nodes at once.
 #[tokio::test]
-async fn a_lease_is_not_called_lost_on_a_node_that_has_not_been_told_of_it_yet() {
+async fn lagging_node_does_not_report_lease_as_lost() {
     let _turn = ONE_AT_A_TIME.lock().await;
     let nodes = cluster().await;
     let pools: Vec<MySqlPool> = nodes.iter().map(pool).collect();
@@ -230,7 +230,7 @@ async fn a_lease_is_not_called_lost_on_a_node_that_has_not_been_told_of_it_yet()
 }
 
 #[tokio::test]
-async fn session_locks_are_refused_and_a_node_without_a_cluster_is_passed_by() {
+async fn galera_refuses_session_locks_and_minority_grants_nothing() {
     let _turn = ONE_AT_A_TIME.lock().await;
     let mut nodes = cluster().await;
     for first in 0..3 {

@@ -1,4 +1,4 @@
-//! PostgreSQL: a primary, and standbys that may take over.
+//! PostgreSQL: a primary and standbys that may be promoted.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -127,7 +127,7 @@ async fn work(locks: Locks, told: Arc<Told>, who: usize) -> Vec<Lease> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_acknowledged_lease_survives_the_primary() {
+async fn acknowledged_lease_survives_failover_to_synchronous_standby() {
     let mut cluster = Cluster::synchronous().await;
     let told = Arc::new(Told::default());
     let mut tasks = JoinSet::new();
@@ -176,7 +176,7 @@ async fn every_acknowledged_lease_survives_the_primary() {
 }
 
 #[tokio::test]
-async fn a_standby_alone_is_refused_and_passed_by_in_a_list() {
+async fn standby_is_refused_alone_and_skipped_in_list() {
     let a = Server::start(Kind::Postgres);
     let b = Server::standby_of(&a, "b", Options::default());
     Locks::connect(&a.url()).await.expect("the primary").migrate().await.expect("migrate");
@@ -196,7 +196,7 @@ async fn a_standby_alone_is_refused_and_passed_by_in_a_list() {
 }
 
 #[tokio::test]
-async fn without_a_synchronous_standby_nothing_is_granted_to_those_who_insist_on_one() {
+async fn synchronous_client_is_refused_without_synchronous_standby() {
     let a = Server::start(Kind::Postgres);
     let insist = |url: String| async move { on(&url).synchronous().expect("PostgreSQL").connect().await };
     let reason = unavailable(insist(a.url()).await);
@@ -218,9 +218,9 @@ async fn without_a_synchronous_standby_nothing_is_granted_to_those_who_insist_on
     assert!(reason.contains("GRANT pg_monitor"), "{reason}");
 }
 
-/// Whoever takes the standby out of the configuration closes no connection.
+/// Removing the standby from the configuration closes no connection.
 #[tokio::test]
-async fn nothing_is_granted_any_more_when_the_server_ceases_to_wait_for_its_standby() {
+async fn synchronous_client_is_refused_once_standby_is_unconfigured() {
     let cluster = Cluster::synchronous().await;
     let locks = cluster.locks().await;
     locks.migrate().await.expect("migrate");
@@ -236,7 +236,7 @@ async fn nothing_is_granted_any_more_when_the_server_ceases_to_wait_for_its_stan
 }
 
 #[tokio::test]
-async fn while_the_standby_stands_still_nothing_is_granted_and_nobody_is_said_to_hold_it() {
+async fn acquire_is_unavailable_while_synchronous_standby_is_paused() {
     let cluster = Cluster::synchronous().await;
     let locks = cluster.locks().await;
     locks.migrate().await.expect("migrate");
@@ -257,9 +257,9 @@ async fn while_the_standby_stands_still_nothing_is_granted_and_nobody_is_said_to
     lease.release().await.expect("held");
 }
 
-/// The primary has it, and would say so; a failover would lose it.
+/// The primary has stored the grant and would return it on a retry; a failover would lose it.
 #[tokio::test]
-async fn a_grant_that_is_asked_for_again_is_not_acknowledged_before_the_standby_has_it() {
+async fn retried_grant_is_not_acknowledged_before_standby_confirms() {
     let cluster = Cluster::synchronous().await;
     let locks = cluster.locks().await;
     locks.migrate().await.expect("migrate");
@@ -296,7 +296,7 @@ async fn a_grant_that_is_asked_for_again_is_not_acknowledged_before_the_standby_
 }
 
 #[tokio::test]
-async fn what_an_asynchronous_standby_has_missed_is_lost_and_the_tokens_and_the_fence_still_protect_the_data() {
+async fn leases_lost_in_asynchronous_failover_stay_fenced() {
     let mut a = Server::start(Kind::Postgres);
     let b = Server::standby_of(&a, "b", Options::default());
     let locks = Locks::connect(&urls([&a, &b])).await.expect("a client");
