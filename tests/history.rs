@@ -1,5 +1,5 @@
-//! A checker is worth what it refuses. Histories of a lock that works are simulated from seeds and
-//! must pass; then each promise is broken in them, one at a time, and the checker must say which.
+//! Tests of the history checker. Simulated histories of a correct lock must pass; then one promise
+//! at a time is broken in them, and the checker must name it.
 
 #![allow(clippy::expect_used, reason = "a test that cannot be set up must fail")]
 
@@ -20,14 +20,14 @@ const SEEDS: std::ops::Range<u64> = 1..201;
 const STRICT: Rules = Rules { client_exclusion: true, liveness: Some(Duration::from_millis(500)) };
 
 #[test]
-fn histories_of_a_lock_that_works_are_accepted() {
+fn correct_histories_are_accepted() {
     for seed in SEEDS {
         simulated(seed).assert_clean(&STRICT);
     }
 }
 
 #[test]
-fn the_simulation_meets_every_operation_and_outcome_it_should() {
+fn simulation_covers_every_operation_and_outcome() {
     let all: Vec<Event> = SEEDS.flat_map(|seed| simulated(seed).events).collect();
     let met = |op, outcome| all.iter().filter(|e| e.op == op && e.outcome == outcome).count();
     for op in [Op::Acquire, Op::Release, Op::FencedCommit] {
@@ -43,7 +43,7 @@ fn the_simulation_meets_every_operation_and_outcome_it_should() {
 }
 
 #[test]
-fn a_token_below_an_earlier_one_is_found() {
+fn token_below_an_earlier_one_is_found() {
     each_is_found(
         |history, rng| {
             let (earlier, later) = two_grants(history, rng)?;
@@ -55,7 +55,7 @@ fn a_token_below_an_earlier_one_is_found() {
 }
 
 #[test]
-fn two_grants_with_their_tokens_swapped_are_found() {
+fn swapped_tokens_of_two_grants_are_found() {
     each_is_found(
         |history, rng| {
             let (earlier, later) = two_grants(history, rng)?;
@@ -68,7 +68,7 @@ fn two_grants_with_their_tokens_swapped_are_found() {
 }
 
 #[test]
-fn one_token_of_two_owners_is_found() {
+fn token_of_two_owners_is_found() {
     each_is_found(
         |history, rng| {
             let (earlier, later) = two_grants(history, rng)?;
@@ -80,7 +80,7 @@ fn one_token_of_two_owners_is_found() {
 }
 
 #[test]
-fn the_same_token_after_the_last_release_is_found() {
+fn token_reused_after_last_release_is_found() {
     each_is_found(
         |history, rng| {
             let (grant, release) = rng.pick(&plain_holdings(history))?.clone();
@@ -94,7 +94,7 @@ fn the_same_token_after_the_last_release_is_found() {
 }
 
 #[test]
-fn a_zombies_commit_after_the_takeover_is_found() {
+fn stale_commit_after_the_takeover_is_found() {
     each_is_found(
         |history, rng| {
             let (earlier, later) = two_grants(history, rng)?;
@@ -111,7 +111,7 @@ fn a_zombies_commit_after_the_takeover_is_found() {
 }
 
 #[test]
-fn two_commits_in_the_wrong_order_are_found() {
+fn commits_in_wrong_order_are_found() {
     each_is_found(
         |history, rng| {
             let first = rng.pick(&history.audit)?.clone();
@@ -132,7 +132,7 @@ fn two_commits_in_the_wrong_order_are_found() {
 }
 
 #[test]
-fn a_success_under_an_old_token_is_found_even_without_an_audit() {
+fn success_under_stale_token_is_found_without_audit() {
     for op in [Op::FencedBegin, Op::FencedCommit, Op::Renew, Op::Release] {
         each_is_found(
             |history, rng| {
@@ -152,7 +152,7 @@ fn overlapping_holders_are_found() {
 }
 
 #[test]
-fn overlapping_holders_are_no_violation_where_clients_may_oversleep() {
+fn overlapping_holders_are_tolerated_without_client_exclusion() {
     let tolerant = Rules { client_exclusion: false, ..STRICT };
     for seed in SEEDS {
         let (mut history, mut rng) = (simulated(seed), Rng::new(seed));
@@ -163,7 +163,7 @@ fn overlapping_holders_are_no_violation_where_clients_may_oversleep() {
 }
 
 #[test]
-fn a_holder_that_entered_twice_holds_until_its_last_release() {
+fn reentrant_holder_holds_until_last_release() {
     let events = vec![
         ok(Op::Acquire, "o1", 1, 0, 10),
         ok(Op::Acquire, "o1", 1, 20, 30),
@@ -177,7 +177,7 @@ fn a_holder_that_entered_twice_holds_until_its_last_release() {
 }
 
 #[test]
-fn a_late_grant_treated_as_ok_is_found() {
+fn late_grant_treated_as_ok_is_found() {
     each_is_found(
         |history, _| {
             let mut events = history.events.iter_mut();
@@ -189,7 +189,7 @@ fn a_late_grant_treated_as_ok_is_found() {
 }
 
 #[test]
-fn a_renewal_that_came_too_late_and_counts_as_ok_is_found() {
+fn late_renewal_treated_as_ok_is_found() {
     each_is_found(
         |history, _| {
             let mut events = history.events.iter_mut();
@@ -202,7 +202,7 @@ fn a_renewal_that_came_too_late_and_counts_as_ok_is_found() {
 }
 
 #[test]
-fn a_lost_update_is_found() {
+fn lost_update_is_found() {
     each_is_found(
         |history, _| {
             *history.counters.values_mut().find(|counter| **counter > 0)? -= 1;
@@ -213,7 +213,7 @@ fn a_lost_update_is_found() {
 }
 
 #[test]
-fn a_lost_update_is_found_even_without_an_audit() {
+fn lost_update_is_found_without_an_audit() {
     each_is_found(
         |history, _| {
             history.audit.clear();
@@ -228,7 +228,7 @@ fn a_lost_update_is_found_even_without_an_audit() {
 }
 
 #[test]
-fn a_write_that_nobody_committed_is_found() {
+fn uncommitted_write_is_found() {
     each_is_found(
         |history, _| {
             let begun = |e: &&Event| e.name == "a" && e.op == Op::FencedBegin;
@@ -241,7 +241,7 @@ fn a_write_that_nobody_committed_is_found() {
 }
 
 #[test]
-fn a_commit_that_was_rolled_back_and_counts_is_found() {
+fn counted_rolled_back_commit_is_found() {
     let mut rolled_back = ok(Op::FencedCommit, "o1", 1, 40, 50);
     rolled_back.outcome = Outcome::Refused;
     let grant = ok(Op::Acquire, "o1", 1, 0, 10);
@@ -252,7 +252,7 @@ fn a_commit_that_was_rolled_back_and_counts_is_found() {
 }
 
 #[test]
-fn a_success_reported_after_lost_is_found() {
+fn success_after_loss_is_found() {
     for op in [Op::FencedBegin, Op::FencedCommit, Op::Renew, Op::Release, Op::Held] {
         each_is_found(
             |history, rng| {
@@ -271,7 +271,7 @@ fn a_success_reported_after_lost_is_found() {
 }
 
 #[test]
-fn a_lease_held_past_its_deadline_is_found() {
+fn lease_held_past_its_deadline_is_found() {
     each_is_found(
         |history, rng| {
             let mut events = history.events.iter();
@@ -287,7 +287,7 @@ fn a_lease_held_past_its_deadline_is_found() {
 }
 
 #[test]
-fn a_waiter_that_gives_up_before_a_free_name_is_found() {
+fn waiter_starved_before_free_name_is_found() {
     each_is_found(
         |history, rng| {
             let end = history.events.iter().map(|e| e.return_ns.max(e.deadline_ns.unwrap_or(0)));
@@ -308,7 +308,7 @@ fn a_waiter_that_gives_up_before_a_free_name_is_found() {
 }
 
 #[test]
-fn a_waiter_that_is_served_too_late_is_found() {
+fn waiter_granted_too_late_is_found() {
     each_is_found(
         |history, rng| {
             let (grant, _) = rng.pick(&plain_holdings(history))?.clone();
@@ -328,7 +328,7 @@ fn a_waiter_that_is_served_too_late_is_found() {
 }
 
 #[test]
-fn the_awakening_of_a_zombie_is_no_excuse_for_a_starved_waiter() {
+fn late_loss_does_not_excuse_starvation() {
     let events =
         vec![ok(Op::Acquire, "o1", 1, 0, 10), ok(Op::Acquire, "o2", 2, 20, 5_000), ok(Op::Lost, "o1", 1, 20, 6_000)];
     let found = History { events, ..History::default() }.check(&STRICT);
@@ -336,7 +336,7 @@ fn the_awakening_of_a_zombie_is_no_excuse_for_a_starved_waiter() {
 }
 
 #[test]
-fn what_is_left_behind_is_found() {
+fn residue_is_found() {
     for (live_leases, open_transactions) in [(1, 0), (0, 1)] {
         let mut history = simulated(1);
         history.residue = Residue { live_leases, open_transactions };
@@ -345,7 +345,7 @@ fn what_is_left_behind_is_found() {
 }
 
 #[test]
-fn a_success_without_its_token_or_deadline_is_found() {
+fn success_without_token_or_deadline_is_found() {
     for op in [Op::Acquire, Op::Renew, Op::Held] {
         for (token, deadline_ns) in [(None, Some(50 * MS)), (Some(1), None)] {
             let event = Event { token, deadline_ns, ..ok(op, "o1", 1, 0, 10) };
@@ -358,13 +358,14 @@ fn a_success_without_its_token_or_deadline_is_found() {
 
 #[test]
 #[should_panic(expected = "proves nothing")]
-fn a_history_without_a_grant_proves_nothing() {
+fn history_without_a_grant_proves_nothing() {
     History::default().assert_clean(&STRICT);
 }
 
-/// On small histories without sense, the sweeps must find what a look at all pairs finds.
+/// On small random histories, the sweeps must find the same violations as a comparison of all
+/// pairs.
 #[test]
-fn the_sweeps_agree_with_a_comparison_of_all_pairs() {
+fn sweeps_agree_with_pairwise_comparison() {
     let bound = 5;
     let rules = Rules { client_exclusion: true, liveness: Some(Duration::from_nanos(bound)) };
     let mut outcomes = [[0; 2]; 3];
@@ -397,7 +398,7 @@ fn the_sweeps_agree_with_a_comparison_of_all_pairs() {
 }
 
 #[test]
-fn what_processes_record_is_read_back_without_a_torn_last_line() {
+fn recorded_events_are_read_without_torn_line() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut expected = simulated(7).events;
     thread::scope(|scope| {
@@ -417,14 +418,14 @@ fn what_processes_record_is_read_back_without_a_torn_last_line() {
 
 #[test]
 #[should_panic(expected = "p0.jsonl")]
-fn a_broken_line_in_the_middle_is_not_passed_over() {
+fn broken_line_in_the_middle_is_reported() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     std::fs::write(dir.path().join("p0.jsonl"), "{\"proc\":\n").expect("a broken line");
     history::read_dir(dir.path());
 }
 
 #[test]
-fn a_violation_tells_who_did_what_and_when() {
+fn violation_message_names_process_operation_and_time() {
     let event = Event {
         token: Some(5),
         deadline_ns: Some(3_000 * MS),
@@ -436,7 +437,7 @@ fn a_violation_tells_who_did_what_and_when() {
 }
 
 #[test]
-fn the_clock_moves_forward() {
+fn boot_clock_moves_forward() {
     let before = history::boot_ns();
     thread::sleep(Duration::from_millis(2));
     assert!(history::boot_ns() - before >= 2 * MS);
