@@ -1,5 +1,5 @@
-//! What the command says: help, errors, and the scripts it prints. The texts are in `snapshots/`; run with
-//! `SNAPSHOTS=overwrite` to write them anew.
+//! Output of the command: help, errors, completions and the man page. The expected texts are in
+//! `snapshots/`; `SNAPSHOTS=overwrite` rewrites them.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
 
 #[path = "support/mod.rs"]
@@ -62,7 +62,7 @@ async fn said(arguments: &[&str]) -> Ended {
 // ---- help
 
 #[tokio::test]
-async fn help_is_what_it_was() {
+async fn help_matches_the_snapshots() {
     let long = said(&["--help"]).await.expect(0);
     assert_eq!(long.stderr, "");
     assert_snapshot("help", &long.stdout);
@@ -92,7 +92,7 @@ fn subcommands(help: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn help_fits_the_width_that_is_asked_for() {
+async fn help_fits_the_requested_width() {
     for (columns, limit) in [("100", 100), ("80", 80), ("500", 100)] {
         let mut command = bare(&["run", "--help"]);
         command.env("COLUMNS", columns);
@@ -161,7 +161,7 @@ async fn usage_errors_say_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn errors_of_the_configuration_and_of_the_command_say_what_to_do() {
+async fn configuration_and_command_errors_say_what_to_do() {
     let (db, mut text) = (empty().await, String::new());
     let missing = ["run", "--no-migrate", "deploy", "--", "make"];
     answer(&mut text, &missing.join(" "), &run(&db, &missing).await.expect(78));
@@ -201,7 +201,7 @@ async fn errors_of_the_configuration_and_of_the_command_say_what_to_do() {
 }
 
 #[tokio::test]
-async fn conflicts_say_who_holds_the_name() {
+async fn conflict_message_names_the_holder() {
     let (db, locks, lease) = busy().await;
     let mut text = String::new();
     for (code, arguments) in [
@@ -254,7 +254,7 @@ async fn conflicts_say_who_holds_the_name() {
 }
 
 #[tokio::test]
-async fn a_waiter_says_what_it_waits_for_and_what_to_do() {
+async fn waiter_names_the_holder_and_a_remedy() {
     let (db, locks, lease) = busy().await;
     let mut waiter = Running::start(sqlock(&db, &["run", "deploy", "--", "make"]));
     waiter.says("sqlock unlock").await;
@@ -297,7 +297,7 @@ async fn a_waiter_says_what_it_waits_for_and_what_to_do() {
 }
 
 #[tokio::test]
-async fn a_command_that_is_stopped_says_why() {
+async fn stopped_command_reports_the_reason() {
     let (db, mut text) = (empty().await, String::new());
     let locks = beside(&db).await;
     let mut holder =
@@ -314,7 +314,7 @@ async fn a_command_that_is_stopped_says_why() {
 // ---- colours
 
 #[tokio::test]
-async fn there_are_no_escape_codes_where_there_is_no_terminal() {
+async fn output_has_no_escape_codes_without_terminal() {
     let (db, _locks, _lease) = busy().await;
     for (code, arguments) in [
         (0, &["--help"][..]),
@@ -330,7 +330,7 @@ async fn there_are_no_escape_codes_where_there_is_no_terminal() {
 }
 
 #[tokio::test]
-async fn there_are_colours_on_a_terminal_unless_no_color_is_set() {
+async fn stderr_is_coloured_on_terminal_unless_no_color() {
     let (db, _locks, _lease) = busy().await;
     for (no_color, term, coloured) in [(None, "xterm", true), (Some("1"), "xterm", false), (None, "dumb", false)] {
         for (code, arguments) in [
@@ -372,7 +372,7 @@ async fn on_a_terminal(mut command: Command, code: i32) -> String {
 // ---- what it prints for other programs
 
 #[tokio::test]
-async fn completions_are_scripts_for_their_shells() {
+async fn completions_are_valid_for_each_shell() {
     for shell in ["bash", "zsh", "fish"] {
         let script = said(&["completions", shell]).await.expect(0).stdout;
         for word in ["acquire", "unlock", "hold-at-least", "principal"] {
@@ -386,7 +386,7 @@ async fn completions_are_scripts_for_their_shells() {
 }
 
 #[tokio::test]
-async fn man_is_a_page_that_man_can_show() {
+async fn man_page_is_accepted_by_man() {
     let page = said(&["man"]).await.expect(0).stdout;
     assert!(page.lines().any(|line| line.starts_with(".TH")), "it has a title");
     let format = Regex::new("\u{1b}\\[[0-9;]*m|.\u{8}").expect("a pattern");

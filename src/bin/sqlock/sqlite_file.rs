@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn path_of_a_file_is_the_same_through_links() -> Result<(), Failure> {
+    fn resolved_path_is_the_same_through_links() -> Result<(), Failure> {
         let directory = tempfile::tempdir().map_err(|e| Failure::system(e.to_string()))?;
         let file = directory.path().join("app.db");
         let missing = resolve_path("sqlite://app.db", &file)?;

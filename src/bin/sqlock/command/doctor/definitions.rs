@@ -185,7 +185,7 @@ mod tests {
     const KINDS: [Kind; 3] = [Kind::Postgres, Kind::Mysql, Kind::Sqlite];
 
     #[test]
-    fn complete_tables_are_ok_and_every_table_is_needed() {
+    fn missing_table_fails_and_complete_tables_pass() {
         for kind in KINDS {
             let tables = expected_tables(kind);
             assert_eq!(

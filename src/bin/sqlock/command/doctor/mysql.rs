@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn role_fails_for_every_read_only_value_but_off() {
+    fn role_check_fails_unless_read_only_is_off() {
         assert_eq!(check_role(&values(&[("read_only", "NO_LOCK")])).status, Status::Fail);
         assert_eq!(check_role(&values(&[("read_only", "OFF"), ("super_read_only", "OFF")])).status, Status::Ok);
     }

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn long_kill_after_is_shortened_to_a_third_of_the_ttl() {
+    fn kill_after_is_capped_at_third_of_ttl() {
         let terms = KillTerms::new(Duration::from_secs(3), Duration::from_secs(10), Signal::SIGTERM);
         let schedule = KillSchedule::before_deadline(100 * SECOND, &terms);
         assert_eq!((schedule.signal_at, schedule.kill_at), (99 * SECOND, 99 * SECOND + 700_000_000));
