@@ -1,11 +1,12 @@
-//! The command is dead before anyone else can hold, whatever befalls sqlock, the network or the server; and whatever is
-//! over within the TTL, it lives through.
+//! The command ends before another holder can be granted the name, whatever fault hits sqlock, the
+//! network or the server. A fault shorter than the TTL does not stop the command.
 //!
-//! When the last process of a command has died is compared with when its lease ended, as the row has it: all on this
-//! host, by one clock. `SQLOCK_RUNS=20` repeats each fault so often, and `--nocapture` shows by how much they were early.
+//! Each test compares the death of the last process of the command with the end of its lease in the
+//! row, on one host and by one clock. `SQLOCK_RUNS=20` repeats each fault 20 times, and
+//! `--nocapture` prints the margins.
 //!
-//! SQLite has neither server nor network. There, another process has the write lock of the sidecar file, and dies, stands
-//! still, or lets go only when it is too late.
+//! SQLite has neither server nor network: another process takes the write lock of the sidecar file
+//! instead, and is killed or paused, or releases the lock too late.
 
 use std::time::Duration;
 
@@ -92,27 +93,27 @@ struct Holder {
 }
 
 #[tokio::test]
-async fn killed_with_9_the_command_is_dead_before_anyone_else_can_hold() {
+async fn command_dies_before_handover_when_sqlock_is_killed() {
     dead_before_anyone_else_can_hold(Fault::Killed).await;
 }
 
 #[tokio::test]
-async fn stopped_past_the_ttl_the_command_is_dead_before_anyone_else_can_hold() {
+async fn command_dies_before_handover_when_sqlock_is_paused() {
     dead_before_anyone_else_can_hold(Fault::Stopped).await;
 }
 
 #[tokio::test]
-async fn with_its_server_killed_the_command_is_dead_before_anyone_else_can_hold() {
+async fn command_dies_before_handover_when_server_is_killed() {
     dead_before_anyone_else_can_hold(Fault::ServerKilled).await;
 }
 
 #[tokio::test]
-async fn with_its_server_frozen_the_command_is_dead_before_anyone_else_can_hold() {
+async fn command_dies_before_handover_when_server_is_frozen() {
     dead_before_anyone_else_can_hold(Fault::ServerFrozen).await;
 }
 
 #[tokio::test]
-async fn cut_off_from_the_network_the_command_is_dead_before_anyone_else_can_hold() {
+async fn command_dies_before_handover_when_network_is_cut() {
     dead_before_anyone_else_can_hold(Fault::NetworkCut).await;
 }
 
@@ -272,7 +273,7 @@ async fn until_others_hold(scene: &Scene, holders: &mut [Holder], in_force: impl
 const OBEDIENT: &str = r#"echo up >&3; read go <"$ORDERS"; echo "$go" >&3"#;
 
 #[tokio::test]
-async fn a_restart_of_the_database_within_the_ttl_leaves_the_command_alone() {
+async fn command_survives_database_restart_within_ttl() {
     let mut scene = Scene::with_server().await;
     let mut holder = scene.start(&["--ttl", "25", "a"], OBEDIENT).up().await;
     let before = scene.row("a").await;
@@ -289,7 +290,7 @@ async fn a_restart_of_the_database_within_the_ttl_leaves_the_command_alone() {
 }
 
 #[tokio::test]
-async fn a_server_that_stands_still_for_less_than_the_ttl_leaves_the_command_alone() {
+async fn command_survives_server_pause_within_ttl() {
     let mut scene = Scene::with_server().await;
     let holder = scene.start(&["--ttl", "15", "a"], OBEDIENT).up().await;
     let before = scene.row("a").await;
@@ -304,7 +305,7 @@ async fn a_server_that_stands_still_for_less_than_the_ttl_leaves_the_command_alo
 }
 
 #[tokio::test]
-async fn renewals_whose_replies_are_cut_off_leave_the_command_alone() {
+async fn command_survives_lost_renewal_replies() {
     let mut scene = Scene::wired().await;
     let holder = scene.start(&["--ttl", "9", "a"], OBEDIENT).up().await;
     let before = scene.row("a").await;
@@ -317,9 +318,9 @@ async fn renewals_whose_replies_are_cut_off_leave_the_command_alone() {
     assert!(scene.is_free("a").await);
 }
 
-/// There is a pooler of transactions for PostgreSQL only; elsewhere the same goes on without.
+/// Only PostgreSQL has a transaction pooler; the other databases run the same steps without one.
 #[tokio::test]
-async fn behind_a_pooler_of_transactions_a_lease_is_held_renewed_waited_for_and_given_back() {
+async fn lease_works_behind_transaction_pooler() {
     let mut scene = Scene::with_server().await;
     let mut _bouncer = None;
     if DATABASE == crate::support::Database::Postgres {
@@ -349,7 +350,7 @@ async fn behind_a_pooler_of_transactions_a_lease_is_held_renewed_waited_for_and_
 }
 
 #[tokio::test]
-async fn a_waiter_survives_a_restart_of_the_database_and_gets_the_name() {
+async fn waiter_gets_the_name_after_database_restart() {
     let mut scene = Scene::with_server().await;
     let holder = scene.start(&["--ttl", "25", "a"], OBEDIENT).up().await;
     let waiter = scene.start(&["--ttl", "25", "a"], OBEDIENT);

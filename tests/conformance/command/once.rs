@@ -1,4 +1,4 @@
-//! What the command is for: a script that must not run twice at a time, and that everybody starts at once.
+//! Concurrent starts of one script: `sqlock run` executes them one at a time.
 
 use std::io::Write;
 use std::path::Path;
@@ -47,7 +47,7 @@ fn lines(file: &Path) -> usize {
 }
 
 #[tokio::test]
-async fn four_runs_of_a_script_on_an_empty_database_run_one_at_a_time() {
+async fn concurrent_runs_on_empty_database_are_serialized() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     for ended in four_times(dir.path(), MIGRATION).await {
         ended.expect(0);
@@ -57,7 +57,7 @@ async fn four_runs_of_a_script_on_an_empty_database_run_one_at_a_time() {
 }
 
 #[tokio::test]
-async fn four_runs_of_a_script_that_looks_first_do_its_work_once() {
+async fn concurrent_runs_do_checked_work_once() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     for ended in four_times(dir.path(), ONLY_ONCE).await {
         ended.expect(0);
@@ -65,9 +65,9 @@ async fn four_runs_of_a_script_that_looks_first_do_its_work_once() {
     assert_eq!(lines(&dir.path().join("runs")), 1);
 }
 
-/// The scripts do tell whether they are kept apart.
+/// The scripts themselves detect an overlap.
 #[tokio::test]
-async fn without_sqlock_the_same_scripts_overlap() {
+async fn same_scripts_overlap_without_sqlock() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     // Each says that it is in the middle, and waits there to be let on.
     let gate = dir.path().join("gate");

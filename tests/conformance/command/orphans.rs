@@ -1,5 +1,4 @@
-//! Processes of the command whose parent has ended, and zombies, which end nothing and work at nothing: `sqlock run` ends
-//! although nobody else waits for them.
+//! Orphans and zombies of the command: `sqlock run` ends although no other process waits for them.
 
 use std::process::Stdio;
 
@@ -39,9 +38,10 @@ async fn run_ends_by_loss_where_init_reaps_nothing() {
     assert!(scene.is_free("a").await);
 }
 
-/// The parent of the zombie lives, has left the process group, and cannot be found by its environment: it never waits.
+/// The parent of the zombie is alive, has left the process group, cannot be found by its
+/// environment, and never waits.
 #[tokio::test]
-async fn run_ends_when_only_zombies_are_left_of_the_group() {
+async fn run_ends_when_only_zombies_remain() {
     let scene = Scene::new().await;
     let script = r#"
         sh -c 'sh -c "read go <\"$ORDERS\"" & echo $! $$ >&3; exec env -i setsid sleep 1000 3>&- >/dev/null 2>&1' &

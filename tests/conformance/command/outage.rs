@@ -1,5 +1,5 @@
-//! What `-w` bounds: the whole of a wait, for the name and for a database that cannot be reached. On SQLite, another process
-//! has the file's write lock instead.
+//! `-w` bounds a whole wait, both for the name and for an unreachable database. On SQLite, another
+//! process holds the write lock of the file instead.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ fn ends_with(code: i32) -> bool {
 }
 
 #[tokio::test]
-async fn timeout_bounds_a_wait_cut_off_from_its_database() {
+async fn timeout_bounds_wait_cut_off_from_database() {
     let mut scene = Scene::wired().await;
     let holder = scene.start_beside(&[LONG[0], LONG[1], "a"], OBEDIENT).up().await;
     let waiter = scene.start(&[LONG[0], LONG[1], "-w", "8s", "a"], "echo it ran");
@@ -34,7 +34,7 @@ async fn timeout_bounds_a_wait_cut_off_from_its_database() {
 }
 
 #[tokio::test]
-async fn timeout_bounds_a_wait_whose_server_was_killed() {
+async fn timeout_bounds_wait_after_server_is_killed() {
     let mut scene = Scene::with_server().await;
     let _holder = scene.start(&[LONG[0], LONG[1], "a"], OBEDIENT).up().await;
     let waiter = scene.start(&[LONG[0], LONG[1], "-w", "8s", "a"], "echo it ran");
@@ -46,7 +46,7 @@ async fn timeout_bounds_a_wait_whose_server_was_killed() {
 }
 
 #[tokio::test]
-async fn timeout_waits_for_a_database_that_is_down() {
+async fn wait_with_timeout_survives_database_outage() {
     let mut scene = Scene::with_server().await;
     scene.crash().await;
     let waiter = scene.start(&["-w", "10m", "a"], OBEDIENT);

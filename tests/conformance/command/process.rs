@@ -1,5 +1,5 @@
-//! The command as a process: what it is given, what reaches it, and that nothing of it outlives the lease. Then the same
-//! in a terminal.
+//! The command as a process: its environment, its signals, and its death before the end of the
+//! lease; then the same in a terminal.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -48,7 +48,7 @@ while :; do echo >>"$COUNT"; (sleep 0.05); done
 // ---- together they live
 
 #[tokio::test]
-async fn the_command_has_a_process_group_of_its_own() {
+async fn command_has_its_own_process_group() {
     let scene = Scene::new().await;
     let holder = scene.start(&["a"], OBEDIENT).up().await;
     let command = holder.command().await;
@@ -61,7 +61,7 @@ async fn the_command_has_a_process_group_of_its_own() {
 // ---- and together they die
 
 #[tokio::test]
-async fn the_command_and_its_children_die_when_the_lease_is_lost() {
+async fn process_tree_dies_when_lease_is_lost() {
     let scene = Scene::new().await;
     let mut holder = scene.start(&["--ttl", "3", "a"], FAMILY).up().await;
     assert!(evict(&scene, "a").await);
@@ -72,7 +72,7 @@ async fn the_command_and_its_children_die_when_the_lease_is_lost() {
 }
 
 #[tokio::test]
-async fn the_command_and_its_children_die_when_sqlock_is_killed_with_9() {
+async fn process_tree_dies_when_sqlock_is_killed() {
     let scene = Scene::new().await;
     let mut holder = scene.start(&["--ttl", "1000", "a"], FAMILY).up().await;
     holder.signal(Signal::SIGKILL);
@@ -82,7 +82,7 @@ async fn the_command_and_its_children_die_when_sqlock_is_killed_with_9() {
 }
 
 #[tokio::test]
-async fn a_nested_run_and_all_that_it_has_started_die_with_the_outer_one() {
+async fn nested_run_dies_with_the_outer_run() {
     let nested = format!("inner=$(cat <<'END'\n{FAMILY}\nEND\n)\n{} run --ttl 1000 b -- sh -c \"$inner\"\n", program());
     for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
         let scene = Scene::new().await;
@@ -92,9 +92,9 @@ async fn a_nested_run_and_all_that_it_has_started_die_with_the_outer_one() {
     }
 }
 
-/// The guard cannot see to it, and sqlock cannot see to the guard.
+/// Neither sqlock nor the watchdog is left to kill the command.
 #[tokio::test]
-async fn the_command_dies_when_sqlock_and_its_guard_are_killed_with_9_at_once() {
+async fn command_dies_when_sqlock_and_watchdog_are_killed() {
     let scene = Scene::new().await;
     let mut holder = scene.start(&["--ttl", "1000", "a"], "echo up >&3; exec sleep 1000").up().await;
     let guard = holder.guard().await;
@@ -107,7 +107,7 @@ async fn the_command_dies_when_sqlock_and_its_guard_are_killed_with_9_at_once() 
 }
 
 #[tokio::test]
-async fn a_guard_that_was_killed_is_replaced_and_the_command_lives_on_protected() {
+async fn killed_watchdog_is_replaced_and_command_stays_protected() {
     const TTL: Duration = Duration::from_secs(5);
     let scene = Scene::new().await;
     let mut holder = scene.start(&["--ttl", "5", "a"], FAMILY).up().await;
@@ -129,7 +129,7 @@ async fn a_guard_that_was_killed_is_replaced_and_the_command_lives_on_protected(
 }
 
 #[tokio::test]
-async fn with_its_guard_stopped_sqlock_itself_kills_the_command_in_time() {
+async fn sqlock_kills_command_while_watchdog_is_stopped() {
     let mut scene = Scene::wired().await;
     let mut holder = scene.start(&["--ttl", "5", "a"], FAMILY).up().await;
     let guard = holder.guard().await;
@@ -145,7 +145,7 @@ async fn with_its_guard_stopped_sqlock_itself_kills_the_command_in_time() {
 }
 
 #[tokio::test]
-async fn nothing_is_left_in_the_process_table_after_the_end() {
+async fn no_process_remains_after_the_end() {
     let scene = Scene::new().await;
     let holder = scene.start(&["a"], OBEDIENT).up().await;
     let family = [holder.guard().await, holder.command().await];
@@ -156,9 +156,9 @@ async fn nothing_is_left_in_the_process_table_after_the_end() {
     }
 }
 
-/// As the first process of a container, it is given every orphan.
+/// The first process of a container inherits every orphan.
 #[tokio::test]
-async fn as_the_first_process_sqlock_waits_for_orphans() {
+async fn sqlock_reaps_orphans_as_first_process() {
     let scene = Scene::new().await;
     let mut command = Command::new("unshare");
     // Without root, one has to become it.
@@ -184,7 +184,7 @@ async fn as_the_first_process_sqlock_waits_for_orphans() {
 }
 
 #[tokio::test]
-async fn a_command_that_cannot_be_started_leaves_the_name_free() {
+async fn unstartable_command_leaves_the_name_free() {
     let db = empty().await;
     run(&db, &["run", "--ttl", "1000", "a", "--", "/nonexistent/command"]).await.expect(127);
     run(&db, &["run", "--ttl", "1000", "a", "--", "/"]).await.expect(126);
@@ -207,9 +207,9 @@ async fn every_signal_reaches_the_command_exactly_once() {
     holder.end().await.expect(7);
 }
 
-/// As a shell does it with a job.
+/// A shell signals its jobs by process group.
 #[tokio::test]
-async fn a_signal_to_sqlocks_process_group_reaches_the_command_exactly_once() {
+async fn signal_to_process_group_reaches_command_once() {
     let scene = Scene::new().await;
     let mut command = scene.sqlock(&["run", "a"]);
     command.process_group(0);
@@ -235,7 +235,7 @@ const FORWARDED: [(Signal, &str); 7] = [
 ];
 
 #[tokio::test]
-async fn a_signal_that_kills_the_command_gives_128_and_its_number() {
+async fn fatal_signal_gives_exit_code_128_plus_number() {
     let scene = Scene::new().await;
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1] {
         let holder = scene.start(&["a"], "echo up >&3; exec sleep 1000").up().await;
@@ -250,7 +250,7 @@ async fn a_signal_that_kills_the_command_gives_128_and_its_number() {
 }
 
 #[tokio::test]
-async fn a_command_that_ignores_term_keeps_the_lease_until_it_ends() {
+async fn command_ignoring_term_keeps_lease_until_its_end() {
     let scene = Scene::new().await;
     let script = "trap 'echo TERM >&3' TERM; echo up >&3; until read go <\"$ORDERS\"; do :; done; exit 4";
     let mut holder = scene.start(&["--ttl", "9", "a"], script).up().await;
@@ -267,9 +267,10 @@ async fn a_command_that_ignores_term_keeps_the_lease_until_it_ends() {
     assert!(scene.is_free("a").await);
 }
 
-/// As when a service is stopped whose command is a script: the shell ends at once, what it has started has work to finish.
+/// A stopped service may be a script: the shell ends at once, and its children still have work to
+/// finish.
 #[tokio::test]
-async fn the_lease_is_kept_while_children_of_a_command_that_was_told_to_end_are_at_work() {
+async fn lease_is_kept_while_children_finish_after_term() {
     let scene = Scene::new().await;
     let child = "trap 'echo TERM >&3' TERM; echo up >&3; until read go <\"$ORDERS\"; do :; done; echo done >&3";
     let script = format!("sh -c '{}' & wait", child.replace('\'', "'\\''"));
@@ -286,7 +287,7 @@ async fn the_lease_is_kept_while_children_of_a_command_that_was_told_to_end_are_
 }
 
 #[tokio::test]
-async fn children_that_do_not_end_are_killed_before_the_lease_is_given_back() {
+async fn stubborn_children_are_killed_before_the_release() {
     let scene = Scene::new().await;
     let mut holder = scene.start(&["--kill-after", "1", "a"], &format!("({FAMILY}) & wait")).up().await;
     holder.signal(Signal::SIGTERM);
@@ -295,9 +296,10 @@ async fn children_that_do_not_end_are_killed_before_the_lease_is_given_back() {
     assert!(scene.is_free("a").await);
 }
 
-/// Whatever its code, a command that ends by itself has ended: what it has left in the background is its own affair.
+/// Background processes of a command that exits by itself do not delay the release, whatever its
+/// exit code.
 #[tokio::test]
-async fn a_command_that_exits_by_itself_gives_the_lease_back_at_once() {
+async fn self_exiting_command_releases_lease_at_once() {
     let scene = Scene::new().await;
     let script = "echo up >&3; sleep 60 >/dev/null 2>&1 3>&- & exit 200";
     let holder = scene.start(&["--kill-after", "1000", "--ttl", "3000", "a"], script).up().await;
@@ -305,9 +307,9 @@ async fn a_command_that_exits_by_itself_gives_the_lease_back_at_once() {
     assert!(scene.is_free("a").await);
 }
 
-/// As some supervisors start what they start.
+/// Some supervisors ignore SIGCHLD, and the processes they start inherit that.
 #[tokio::test]
-async fn a_starter_that_ignores_the_end_of_children_takes_nothing_from_sqlock() {
+async fn parent_ignoring_sigchld_does_not_break_sqlock() {
     let db = empty().await;
     let mut command = Command::new("python3");
     let ignoring =
@@ -321,7 +323,7 @@ async fn a_starter_that_ignores_the_end_of_children_takes_nothing_from_sqlock() 
 }
 
 #[tokio::test]
-async fn a_guard_that_was_stopped_for_a_while_does_no_harm() {
+async fn paused_watchdog_does_not_kill_after_resuming() {
     let scene = Scene::new().await;
     let holder = scene.start(&["--ttl", "2", "a"], OBEDIENT).up().await;
     let guard = holder.guard().await;
@@ -338,7 +340,7 @@ async fn a_guard_that_was_stopped_for_a_while_does_no_harm() {
 }
 
 #[tokio::test]
-async fn a_signal_for_the_command_does_not_end_who_stands_by() {
+async fn signals_do_not_end_a_standby_candidate() {
     let db = empty().await;
     let script = "trap 'exit 7' QUIT; echo up; while :; do sleep 0.05; done";
     let mut candidate = Running::start(sqlock(&db, &["run", "--elect", "--ttl", "2", "a", "--", "sh", "-c", script]));
@@ -360,7 +362,7 @@ async fn a_signal_for_the_command_does_not_end_who_stands_by() {
 }
 
 #[tokio::test]
-async fn a_stopped_command_goes_on_when_sqlock_is_told_to() {
+async fn stopped_command_continues_when_sqlock_gets_sigcont() {
     let scene = Scene::new().await;
     let holder = scene.start(&["a"], OBEDIENT).up().await;
     let command = holder.command().await;
@@ -390,7 +392,7 @@ async fn cut_off(scene: &mut Scene) -> [i64; 2] {
 }
 
 #[tokio::test]
-async fn before_the_end_the_command_is_told_with_the_signal_and_the_notice_that_were_asked_for() {
+async fn command_gets_requested_signal_and_notice_before_deadline() {
     let script =
         "trap 'echo TERM >&3' TERM; trap 'date +%s%6N >&3; exit 0' INT; echo up >&3; while :; do sleep 0.02; done";
     let mut scene = Scene::wired().await;
@@ -409,7 +411,7 @@ async fn before_the_end_the_command_is_told_with_the_signal_and_the_notice_that_
 }
 
 #[tokio::test]
-async fn a_notice_longer_than_a_third_of_the_ttl_is_shortened() {
+async fn notice_is_capped_at_third_of_ttl() {
     let script = "trap 'date +%s%6N >&3; exit 0' TERM; echo up >&3; while :; do sleep 0.02; done";
     let mut scene = Scene::wired().await;
     let mut holder = scene.start(&["--ttl", "6", "--kill-after", "10m", "a"], script).up().await;
@@ -443,7 +445,7 @@ async fn max_hold_stops_the_command() {
 }
 
 #[tokio::test]
-async fn hold_at_least_keeps_the_name_taken_after_the_end() {
+async fn hold_at_least_keeps_name_taken_after_release() {
     let scene = Scene::new().await;
     run(&scene.db, &["run", "--hold-at-least", "4", "a", "--", "true"]).await.expect(0);
     let kept = scene.row("a").await;
@@ -459,7 +461,7 @@ async fn hold_at_least_keeps_the_name_taken_after_the_end() {
 // ---- what it is given
 
 #[tokio::test]
-async fn a_signal_that_was_ignored_from_the_start_is_ignored_by_the_command() {
+async fn signal_ignored_at_start_stays_ignored_by_command() {
     let scene = Scene::new().await;
     // As nohup does it, and a shell with the jobs of a script that it puts in the background.
     let mut command = Command::new("sh");
@@ -483,7 +485,7 @@ async fn a_signal_that_was_ignored_from_the_start_is_ignored_by_the_command() {
 }
 
 #[tokio::test]
-async fn the_command_has_no_signals_blocked_or_ignored_and_no_files_open_that_it_would_not_have_by_itself() {
+async fn command_inherits_no_extra_signal_masks_or_files() {
     let db = empty().await;
     let script = "cat /proc/self/status; echo; ls /proc/self/fd";
     let inside = run(&db, &["run", "a", "--", "sh", "-c", script]).await.expect(0).stdout;
@@ -515,7 +517,7 @@ async fn stdin_and_stdout_pass_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn what_the_command_does_not_read_of_stdin_is_left_to_others() {
+async fn unread_stdin_is_left_to_later_readers() {
     let db = empty().await;
     let mut command = Command::new("sh");
     command
@@ -527,7 +529,7 @@ async fn what_the_command_does_not_read_of_stdin_is_left_to_others() {
 }
 
 #[tokio::test]
-async fn the_command_finds_the_lease_in_its_environment() {
+async fn command_finds_the_lease_in_its_environment() {
     let scene = Scene::new().await;
     let script = format!(r#"for v in NAME TOKEN OWNER EXPIRES_AT; do eval "echo \$SQLOCK_$v" >&3; done; {OBEDIENT}"#);
     let mut holder = scene.start(&["a b"], &script);
@@ -549,7 +551,7 @@ async fn the_command_finds_the_lease_in_its_environment() {
 // ---- runs inside of runs
 
 #[tokio::test]
-async fn a_run_of_the_same_name_inside_a_run_enters_at_once_and_does_not_free_it() {
+async fn nested_run_of_same_name_enters_without_freeing() {
     let scene = Scene::new().await;
     let script = format!(r#""$SQLOCK" run -n a -- "$SQLOCK" run -n a -- true && {OBEDIENT}"#);
     let holder = scene.start_as(nesting(&scene, &["run", "a"]), &script).up().await;
@@ -560,7 +562,7 @@ async fn a_run_of_the_same_name_inside_a_run_enters_at_once_and_does_not_free_it
 }
 
 #[tokio::test]
-async fn a_run_of_a_name_that_a_run_further_out_holds_enters_at_once() {
+async fn nested_run_enters_name_of_any_outer_run() {
     let scene = Scene::new().await;
     let script = format!(r#""$SQLOCK" run -n b -- "$SQLOCK" run -n a -- "$SQLOCK" run -n b -- true && {OBEDIENT}"#);
     let holder = scene.start_as(nesting(&scene, &["run", "a"]), &script).up().await;
@@ -571,7 +573,7 @@ async fn a_run_of_a_name_that_a_run_further_out_holds_enters_at_once() {
 }
 
 #[tokio::test]
-async fn two_commands_inside_a_run_exclude_each_other_on_another_name() {
+async fn siblings_inside_run_exclude_on_another_name() {
     let scene = Scene::new().await;
     let script = r#"
         "$SQLOCK" run b -- sh -c 'echo up >&3; read go <"$ORDERS"' &
@@ -615,7 +617,7 @@ async fn ctrl_c_reaches_the_command_exactly_once() {
 }
 
 #[tokio::test]
-async fn ctrl_c_ends_a_command_that_does_not_mind_with_130() {
+async fn ctrl_c_ends_default_command_with_130() {
     let scene = Scene::new().await;
     let mut shell = Shell::start(&scene, "", "echo up >&3; exec sleep 1000");
     assert_eq!(shell.report.line().await, "up");
@@ -624,9 +626,9 @@ async fn ctrl_c_ends_a_command_that_does_not_mind_with_130() {
     assert!(scene.is_free("a").await);
 }
 
-/// Without a shell around: `docker run -it`, `ssh -t`.
+/// `docker run -it` and `ssh -t` start sqlock without a shell around it.
 #[tokio::test]
-async fn ctrl_c_reaches_the_command_also_where_sqlock_is_the_first_in_the_terminal() {
+async fn ctrl_c_reaches_command_without_a_shell() {
     let scene = Scene::new().await;
     let lines = scene.fifo("lines");
     let mut report = Report::of(lines.clone());
@@ -642,7 +644,7 @@ async fn ctrl_c_reaches_the_command_also_where_sqlock_is_the_first_in_the_termin
 }
 
 #[tokio::test]
-async fn a_command_gets_what_is_typed_and_after_that_ctrl_c_reaches_it_exactly_once() {
+async fn command_reads_terminal_and_gets_ctrl_c_once() {
     let scene = Scene::new().await;
     let script = format!("read line; echo \"got $line\" >&3; {LISTENER}");
     let mut shell = Shell::start(&scene, "", &script);
@@ -660,13 +662,13 @@ async fn a_command_gets_what_is_typed_and_after_that_ctrl_c_reaches_it_exactly_o
 }
 
 #[tokio::test]
-async fn ctrl_z_stops_command_and_sqlock_and_fg_within_the_ttl_lets_both_go_on() {
+async fn ctrl_z_and_fg_within_ttl_resume_command() {
     ctrl_z_and_fg_within_the_ttl("").await;
 }
 
-/// The command has the terminal then, and not sqlock.
+/// The command owns the terminal, and sqlock does not.
 #[tokio::test]
-async fn ctrl_z_and_fg_do_the_same_for_a_command_that_reads_from_the_terminal() {
+async fn ctrl_z_and_fg_resume_terminal_reading_command() {
     ctrl_z_and_fg_within_the_ttl("read line; ").await;
 }
 
@@ -694,12 +696,12 @@ async fn ctrl_z_and_fg_within_the_ttl(first: &str) {
 }
 
 #[tokio::test]
-async fn after_ctrl_z_past_the_ttl_the_command_never_runs_again() {
+async fn ctrl_z_past_ttl_never_resumes_the_command() {
     ctrl_z_past_the_ttl("").await;
 }
 
 #[tokio::test]
-async fn after_ctrl_z_past_the_ttl_a_command_that_had_the_terminal_never_runs_again() {
+async fn ctrl_z_past_ttl_never_resumes_terminal_reader() {
     ctrl_z_past_the_ttl("read line; ").await;
 }
 
@@ -729,7 +731,7 @@ async fn ctrl_z_past_the_ttl(first: &str) {
 }
 
 #[tokio::test]
-async fn in_a_pipeline_output_ctrl_c_and_exit_code_are_as_without_sqlock() {
+async fn pipeline_behaves_as_without_sqlock() {
     let scene = Scene::new().await;
     let script = format!("echo through the pipe; {LISTENER}");
     let mut shell = Shell::start_in(&scene, "", &script, "| cat");

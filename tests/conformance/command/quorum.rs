@@ -1,4 +1,4 @@
-//! `sqlock run --quorum`: a command under a lease on a majority of databases that know nothing of each other.
+//! `sqlock run --quorum`: a command under a lease on a majority of independent databases.
 
 use std::time::{Duration, Instant};
 
@@ -56,7 +56,7 @@ async fn quorum_refuses_a_database_without_tables() {
 }
 
 #[tokio::test]
-async fn a_command_runs_on_a_majority_while_one_database_is_down() {
+async fn command_runs_while_one_database_is_down() {
     let three = Three::with_one_down().await;
     let script = "echo token $SQLOCK_TOKEN; exec sleep 600";
     let mut running = Running::start(bare(&three.arguments(&["--ttl", "60s", "job", "--", "sh", "-c", script])));
@@ -79,7 +79,7 @@ async fn a_command_runs_on_a_majority_while_one_database_is_down() {
 }
 
 #[tokio::test]
-async fn a_command_is_stopped_when_the_majority_is_lost() {
+async fn command_stops_when_the_majority_is_lost() {
     let three = Three::with_one_down().await;
     let script = "echo started; sleep 600";
     let mut running = Running::start(bare(&three.arguments(&["--ttl", "3s", "job", "--", "sh", "-c", script])));
@@ -110,7 +110,7 @@ async fn timeout_covers_the_outage_of_a_majority() {
 }
 
 #[tokio::test]
-async fn a_command_in_a_command_that_would_wait_for_itself_is_told_so() {
+async fn nested_quorum_run_is_refused_as_deadlock() {
     let three = Three::with_one_down().await;
     let program = crate::support::command::program();
     let inner = format!("exec {program} -D '{}' run --quorum job -- true", three.urls);
@@ -119,7 +119,7 @@ async fn a_command_in_a_command_that_would_wait_for_itself_is_told_so() {
 }
 
 #[tokio::test]
-async fn a_list_of_servers_that_cannot_be_reached_is_no_mistake_of_the_configuration() {
+async fn unreachable_server_list_is_no_configuration_error() {
     let down = ClosedPort::reserve();
     let urls = format!("postgres://u:secret@127.0.0.1:{0}/x,postgres://u:secret@127.0.0.1:{0}/y", down.number());
     let ended = end(bare(&["-D", &urls, "acquire", "-n", "job"])).await.expect(69);

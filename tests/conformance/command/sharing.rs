@@ -1,4 +1,4 @@
-//! `--shared` and `--permits`: several at work under one name, and one line for all who wait.
+//! `--shared` and `--permits`: several holders of one name, and one queue for all waiters.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ async fn tokens(locks: &Locks, name: &str) -> Vec<FencingToken> {
 // ---- run
 
 #[tokio::test]
-async fn runs_that_share_a_name_work_together_and_one_that_does_not_waits_for_all_of_them() {
+async fn exclusive_run_waits_for_all_shared_runs() {
     let scene = Scene::new().await;
     let locks = beside(&scene.db).await;
     let first = scene.start(&["--shared", "a"], OBEDIENT).up().await;
@@ -68,7 +68,7 @@ async fn runs_that_share_a_name_work_together_and_one_that_does_not_waits_for_al
 }
 
 #[tokio::test]
-async fn with_permits_never_more_than_so_many_are_at_work() {
+async fn permits_bound_the_number_of_concurrent_runs() {
     let scene = Scene::new().await;
     let locks = beside(&scene.db).await;
     let log = scene.path("log");
@@ -101,7 +101,7 @@ async fn with_permits_never_more_than_so_many_are_at_work() {
 }
 
 #[tokio::test]
-async fn how_many_permits_there_are_is_said_by_whoever_asks() {
+async fn permit_count_is_set_by_each_request() {
     let scene = Scene::new().await;
     let first = scene.start(&["--permits", "1", "a"], OBEDIENT).up().await;
     run(&scene.db, &["run", "-n", "--permits", "1", "a", "--", "true"]).await.expect(75);
@@ -113,7 +113,7 @@ async fn how_many_permits_there_are_is_said_by_whoever_asks() {
 }
 
 #[tokio::test]
-async fn a_run_that_shares_and_is_killed_with_9_frees_its_part_alone() {
+async fn killed_shared_run_frees_only_its_share() {
     let scene = Scene::new().await;
     let locks = beside(&scene.db).await;
     for options in [&["--shared"][..], &["--permits", "2"]] {
@@ -145,7 +145,7 @@ async fn a_run_that_shares_and_is_killed_with_9_frees_its_part_alone() {
 }
 
 #[tokio::test]
-async fn what_keeps_or_ends_a_lease_does_so_when_it_is_shared() {
+async fn hold_limits_apply_to_shared_runs() {
     let db = empty().await;
     for (options, others) in [(&["--shared"][..], 0), (&["--permits", "1"], 75)] {
         let name = options[0].trim_start_matches('-');
@@ -160,10 +160,10 @@ async fn what_keeps_or_ends_a_lease_does_so_when_it_is_shared() {
     }
 }
 
-/// A name that is handed over by another process is for a moment only, until its new holder says that it is there. Nobody
-/// is to take that for a lease that cannot be renewed.
+/// A grant by another process lasts only until its new holder confirms it. That short grant is not
+/// a lease that cannot be renewed.
 #[tokio::test]
-async fn a_command_that_is_let_in_by_another_process_has_the_whole_ttl() {
+async fn command_granted_by_another_process_has_whole_ttl() {
     let scene = Scene::new().await;
     let locks = beside(&scene.db).await;
     for options in [&[][..], &["--shared"], &["--permits", "1"]] {
@@ -184,7 +184,7 @@ async fn a_command_that_is_let_in_by_another_process_has_the_whole_ttl() {
 // ---- in the line
 
 #[tokio::test]
-async fn a_waiter_says_how_many_are_ahead_and_again_when_that_changes() {
+async fn waiter_reports_its_position_when_it_changes() {
     let db = empty().await;
     let locks = beside(&db).await;
     let lease = locks.lease("job").ttl(LONG).label("the holder").acquire().await.expect("acquire");
@@ -213,7 +213,7 @@ async fn a_waiter_says_how_many_are_ahead_and_again_when_that_changes() {
 }
 
 #[tokio::test]
-async fn a_waiter_is_told_how_many_share_the_name() {
+async fn waiter_reports_the_number_of_holders() {
     let db = empty().await;
     let locks = beside(&db).await;
     let first = locks.lease("job").shared().ttl(LONG).label("the first").acquire().await.expect("acquire");
@@ -246,7 +246,7 @@ fn nested(db: &Fresh, outer: &[&str], inner: &[&str]) -> tokio::process::Command
 }
 
 #[tokio::test]
-async fn a_run_inside_a_run_of_the_same_name_has_its_part_of_it() {
+async fn nested_run_gets_its_own_share() {
     let db = empty().await;
     for (outer, inner) in [
         (&["--shared"][..], &["--shared"][..]),
@@ -262,7 +262,7 @@ async fn a_run_inside_a_run_of_the_same_name_has_its_part_of_it() {
 }
 
 #[tokio::test]
-async fn a_reader_inside_a_reader_does_not_wait_behind_a_writer_that_waits_for_it() {
+async fn nested_reader_overtakes_a_waiting_writer() {
     let scene = Scene::new().await;
     let locks = beside(&scene.db).await;
     let script =
@@ -279,7 +279,7 @@ async fn a_reader_inside_a_reader_does_not_wait_behind_a_writer_that_waits_for_i
 }
 
 #[tokio::test]
-async fn what_could_only_wait_for_itself_is_refused_with_64() {
+async fn self_deadlock_is_refused_with_64() {
     let db = empty().await;
     for (outer, inner, why) in [
         (&["--shared"][..], &[][..], "shares it; this one would wait for ever to hold it alone"),
@@ -294,7 +294,7 @@ async fn what_could_only_wait_for_itself_is_refused_with_64() {
 }
 
 #[tokio::test]
-async fn a_permit_inside_the_only_permit_is_waited_for_but_not_in_silence() {
+async fn nested_wait_for_only_permit_is_reported() {
     let db = empty().await;
     end(nested(&db, &["--permits", "1"], &["-n", "--permits", "1"])).await.expect(75);
     let mut waiting = Running::start(nested(&db, &["--permits", "1"], &["--permits", "1"]));
@@ -319,7 +319,7 @@ async fn part(db: &Fresh, options: &[&str]) -> FencingToken {
 }
 
 #[tokio::test]
-async fn each_part_is_renewed_and_released_by_its_own_token() {
+async fn share_is_renewed_and_released_by_its_token() {
     let db = empty().await;
     let locks = beside(&db).await;
     for options in [&["--shared"][..], &["--permits", "2"]] {
@@ -356,7 +356,7 @@ async fn each_part_is_renewed_and_released_by_its_own_token() {
 }
 
 #[tokio::test]
-async fn an_operator_who_unlocks_one_of_several_takes_only_its_part() {
+async fn unlock_of_one_share_keeps_the_others() {
     let scene = Scene::new().await;
     let locks = beside(&scene.db).await;
     let options = ["--shared", "--ttl", "3", "a"];
@@ -384,7 +384,7 @@ async fn an_operator_who_unlocks_one_of_several_takes_only_its_part() {
 }
 
 #[tokio::test]
-async fn an_acquire_that_waited_prints_when_its_lease_ends() {
+async fn waited_acquire_prints_the_end_of_its_lease() {
     let db = empty().await;
     let locks = beside(&db).await;
     for options in [&[][..], &["--shared"]] {
