@@ -1,4 +1,4 @@
-//! `sqlock doctor`: what is wrong with a database, found by looking alone.
+//! `sqlock doctor`: checks that read a database and never change it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -88,7 +88,7 @@ fn server(settings: &[&str]) -> Option<Server> {
 // ---- in order
 
 #[tokio::test]
-async fn what_is_in_order_is_called_so_check_by_check_as_text_and_as_json() {
+async fn doctor_reports_ok_as_text_and_json() {
     let server = server(&[]);
     let db = match &server {
         Some(server) => empty_on(&server.url()).await,
@@ -128,7 +128,7 @@ async fn what_is_in_order_is_called_so_check_by_check_as_text_and_as_json() {
 }
 
 #[tokio::test]
-async fn tables_that_are_missing_are_a_warning_and_none_is_made() {
+async fn missing_tables_are_a_warning_and_stay_missing() {
     let db = empty().await;
     let told = doctor(&db.url, 0).await;
     let check = if DATABASE == Database::Sqlite { "reachable" } else { "tables" };
@@ -142,7 +142,7 @@ async fn tables_that_are_missing_are_a_warning_and_none_is_made() {
 }
 
 #[tokio::test]
-async fn what_schema_prints_is_all_that_is_needed() {
+async fn printed_schema_passes_every_check() {
     let db = empty().await;
     let pool = db.of_the_command().pool_of(1).await;
     let printed = run(&db, &["schema"]).await.expect(0);
@@ -156,7 +156,7 @@ async fn what_schema_prints_is_all_that_is_needed() {
 // ---- tables
 
 #[tokio::test]
-async fn a_table_that_is_not_as_it_should_be_is_named_with_what_is_wrong() {
+async fn wrong_table_definition_is_named_with_its_fault() {
     let (db, pool) = migrated().await;
     let drop_index = match DATABASE.is_mysql() {
         true => "DROP INDEX sqlock_entry_in_order ON sqlock_entry",
@@ -196,7 +196,7 @@ async fn a_table_that_is_not_as_it_should_be_is_named_with_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn names_that_would_be_taken_for_each_other_are_a_failure() {
+async fn name_column_that_conflates_names_fails() {
     let (db, pool) = migrated().await;
     let (fold, found): (&[&str], &str) = match DATABASE {
         Database::Postgres => (
@@ -229,7 +229,7 @@ async fn names_that_would_be_taken_for_each_other_are_a_failure() {
 }
 
 #[tokio::test]
-async fn a_history_of_another_version_or_of_an_accident_is_a_failure() {
+async fn unexpected_migration_history_is_a_failure() {
     let (db, pool) = migrated().await;
     let copy = "INSERT INTO _sqlock_migrations (version, description, installed_on, success, checksum, execution_time)
                 SELECT 99, description, installed_on, success, checksum, execution_time FROM _sqlock_migrations WHERE version = 1";
@@ -258,7 +258,7 @@ async fn a_history_of_another_version_or_of_an_accident_is_a_failure() {
 // ---- rights
 
 #[tokio::test]
-async fn rights_that_are_missing_are_named_with_their_table() {
+async fn missing_rights_are_named_with_their_table() {
     if DATABASE == Database::Sqlite {
         // What is in the way of writing there is somebody who writes.
         let (db, pool) = migrated().await;
@@ -294,7 +294,7 @@ async fn rights_that_are_missing_are_named_with_their_table() {
 // ---- what is not there, or only reads
 
 #[tokio::test]
-async fn a_database_that_cannot_be_reached_is_a_failure_and_no_password_is_told() {
+async fn unreachable_database_fails_without_showing_the_password() {
     let mut tried = Vec::new();
     let directory = tempfile::tempdir().expect("a temporary directory");
     let _port;
@@ -345,7 +345,7 @@ async fn a_database_that_cannot_be_reached_is_a_failure_and_no_password_is_told(
 }
 
 #[tokio::test]
-async fn a_server_that_only_reads_is_a_failure_unless_it_stands_by_for_another() {
+async fn read_only_server_fails_unless_another_is_writable() {
     let Some(kind) = DATABASE.server() else {
         // One file is nobody's replica. Of several, each is checked.
         let (one, two) = (empty().await, empty().await);
@@ -380,7 +380,7 @@ async fn a_server_that_only_reads_is_a_failure_unless_it_stands_by_for_another()
 }
 
 #[tokio::test]
-async fn transactions_that_only_read_by_default_are_a_warning_since_leases_work() {
+async fn read_only_transaction_default_is_a_warning() {
     if DATABASE != Database::Postgres {
         // The others are asked for read_only alone, which stands for the server: see above.
         doctor(&empty().await.url, 0).await;
@@ -397,7 +397,7 @@ async fn transactions_that_only_read_by_default_are_a_warning_since_leases_work(
 // ---- clusters, poolers, clocks, settings
 
 #[tokio::test]
-async fn a_primary_without_its_synchronous_standby_is_a_failure() {
+async fn primary_without_synchronous_standby_is_a_failure() {
     if DATABASE != Database::Postgres {
         return doctor(&empty().await.url, 0).await.assert_no_replicas();
     }
@@ -419,7 +419,7 @@ impl Told {
 }
 
 #[tokio::test]
-async fn a_node_of_galera_is_told_as_one() {
+async fn galera_node_is_reported_as_cluster_member() {
     if DATABASE != Database::MariaDb {
         return doctor(&empty().await.url, 0).await.assert_no_cluster();
     }
@@ -448,7 +448,7 @@ impl Told {
 }
 
 #[tokio::test]
-async fn a_pooler_in_front_is_told() {
+async fn transaction_pooler_is_reported() {
     if DATABASE != Database::Postgres {
         let told = doctor(&empty().await.url, 0).await;
         if DATABASE.is_mysql() {
@@ -466,7 +466,7 @@ async fn a_pooler_in_front_is_told() {
 }
 
 #[tokio::test]
-async fn a_clock_that_is_off_is_told_and_a_time_zone_is_none() {
+async fn clock_check_reports_offset_and_ignores_time_zone() {
     let zone = match DATABASE {
         Database::Postgres => "timezone=Asia/Tokyo",
         Database::MySql | Database::MariaDb => "--default-time-zone=+09:00",
@@ -483,7 +483,7 @@ async fn a_clock_that_is_off_is_told_and_a_time_zone_is_none() {
 }
 
 #[tokio::test]
-async fn settings_that_hurt_are_told() {
+async fn harmful_settings_are_reported() {
     match DATABASE {
         Database::Postgres => {
             let db = empty().await;
@@ -533,7 +533,7 @@ async fn settings_that_hurt_are_told() {
 // ---- nothing is left behind
 
 #[tokio::test]
-async fn it_changes_nothing_and_leaves_nothing() {
+async fn doctor_changes_nothing_and_leaves_nothing() {
     if DATABASE != Database::Sqlite {
         let (db, pool) = migrated().await;
         run(&db, &["acquire", "job"]).await.expect(0);

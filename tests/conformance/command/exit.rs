@@ -1,5 +1,5 @@
-//! Every exit code of the command, provoked. Each provocation is a function that returns its rows of the table which
-//! `every_exit_code` prints.
+//! Every exit code of the command. Each scenario is a function that returns its rows of the table
+//! printed by `every_exit_code_occurs`.
 
 use std::fs;
 use std::time::Duration;
@@ -29,9 +29,9 @@ impl Table {
     }
 }
 
-/// The whole table; `cargo test every_exit_code -- --nocapture` prints it.
+/// Prints the whole table: `cargo test every_exit_code -- --nocapture`.
 #[tokio::test]
-async fn every_exit_code() {
+async fn every_exit_code_occurs() {
     let tables = [
         the_commands_own().await,
         usage().await,
@@ -54,7 +54,7 @@ async fn every_exit_code() {
 // ---- the command ran
 
 #[tokio::test]
-async fn the_commands_own_code_is_passed_on_and_a_signals_is_128_and_its_number() {
+async fn command_or_signal_exit_code_is_passed_on() {
     the_commands_own().await;
 }
 
@@ -76,7 +76,7 @@ async fn the_commands_own() -> Table {
 }
 
 #[tokio::test]
-async fn a_command_that_cannot_be_started_frees_the_name() {
+async fn unstartable_command_frees_the_name() {
     not_executable_and_not_found().await;
 }
 
@@ -102,7 +102,7 @@ async fn not_executable_and_not_found() -> Table {
 // ---- 64
 
 #[tokio::test]
-async fn what_cannot_be_meant_is_64_and_nothing_runs() {
+async fn usage_error_exits_64_and_runs_nothing() {
     usage().await;
 }
 
@@ -180,7 +180,7 @@ async fn usage() -> Table {
 // ---- 78
 
 #[tokio::test]
-async fn a_configuration_that_cannot_work_is_78_and_says_why() {
+async fn invalid_configuration_exits_78_with_the_reason() {
     configuration().await;
 }
 
@@ -301,7 +301,7 @@ async fn execute(pool: &Pool<Sql>, sql: &str) {
 // ---- 69
 
 #[tokio::test]
-async fn a_database_that_cannot_be_reached_is_69_and_never_taken_for_a_held_lock() {
+async fn unreachable_database_exits_69_not_75() {
     unreachable_database().await;
 }
 
@@ -350,7 +350,7 @@ async fn unreachable_database() -> Table {
 // ---- 75
 
 #[tokio::test]
-async fn a_name_that_is_held_is_75_or_what_was_asked_for() {
+async fn held_name_exits_75_or_the_requested_code() {
     not_obtained().await;
 }
 
@@ -407,7 +407,7 @@ async fn not_obtained() -> Table {
 // ---- 79
 
 #[tokio::test]
-async fn what_an_old_token_asks_for_is_refused_with_79() {
+async fn stale_token_is_refused_with_79() {
     not_the_holder().await;
 }
 
@@ -438,7 +438,7 @@ async fn not_the_holder() -> Table {
 }
 
 #[tokio::test]
-async fn an_operators_unlock_stops_the_command_with_79() {
+async fn unlock_stops_the_command_with_79() {
     taken_away_by_an_operator().await;
 }
 
@@ -459,7 +459,7 @@ async fn taken_away_by_an_operator() -> Table {
 // ---- 130, 143
 
 #[tokio::test]
-async fn a_waiter_that_is_interrupted_leaves_nothing_behind() {
+async fn interrupted_waiter_leaves_nothing_behind() {
     interrupted_while_waiting().await;
 }
 
@@ -488,9 +488,9 @@ async fn interrupted_while_waiting() -> Table {
     table
 }
 
-/// Not a code of the contract, but every script that reads the token depends on it.
+/// Exit code 74 is not part of the contract, but every script that reads the token depends on it.
 #[tokio::test]
-async fn an_answer_that_cannot_be_written_is_a_failure() {
+async fn unwritable_output_exits_74() {
     let db = empty().await;
     for arguments in [&["ls", "--json"][..], &["show", "job"], &["schema"]] {
         let mut command = sqlock(&db, arguments);

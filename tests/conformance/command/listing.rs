@@ -1,4 +1,4 @@
-//! `sqlock ls`, `show`, `unlock` and `sweep`: for people and their tools.
+//! `sqlock ls`, `show`, `unlock` and `sweep`: output as text and as JSON.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn assert_harmless(text: &str) {
 }
 
 #[tokio::test]
-async fn ls_shows_who_holds_what_since_when_and_for_how_long() {
+async fn ls_shows_holder_token_and_expiry() {
     let db = empty().await;
     let locks = builder(db.of_the_command().pool_of(2).await).holder("the machine/7").build();
     locks.migrate().await.expect("migrate");
@@ -73,7 +73,7 @@ async fn ls_shows_who_holds_what_since_when_and_for_how_long() {
 }
 
 #[tokio::test]
-async fn ls_lists_what_begins_with_a_prefix() {
+async fn ls_lists_names_with_the_prefix() {
     let db = empty().await;
     let locks = beside(&db).await;
     let mut leases = Vec::new();
@@ -90,7 +90,7 @@ async fn ls_lists_what_begins_with_a_prefix() {
 }
 
 #[tokio::test]
-async fn watch_shows_it_again_until_it_is_interrupted() {
+async fn watch_repeats_the_list_until_interrupted() {
     let db = empty().await;
     let locks = beside(&db).await;
     let mut watching = Running::start(sqlock(&db, &["ls", "--watch", "--json"]));
@@ -120,7 +120,7 @@ async fn watch_shows_it_again_until_it_is_interrupted() {
 const SIGPIPE: i32 = 141;
 
 #[tokio::test]
-async fn a_reader_that_has_seen_enough_ends_it_without_a_word() {
+async fn closed_stdout_ends_command_silently() {
     let db = empty().await;
     let mut watching = Running::start(sqlock(&db, &["ls", "--watch"]));
     watching.prints("NAME").await;
@@ -141,7 +141,7 @@ async fn a_reader_that_has_seen_enough_ends_it_without_a_word() {
 }
 
 #[tokio::test]
-async fn show_tells_all_about_one_name() {
+async fn show_prints_every_detail_of_a_name() {
     let db = empty().await;
     let locks = beside(&db).await;
     assert_eq!(run(&db, &["show", "job"]).await.expect(0).stdout, "\"job\" is free\n");
@@ -178,7 +178,7 @@ async fn show_tells_all_about_one_name() {
 }
 
 #[tokio::test]
-async fn ls_and_show_tell_of_all_who_hold_and_all_who_wait() {
+async fn ls_and_show_include_all_holders_and_waiters() {
     let db = empty().await;
     let clients = ["one/1", "two/2", "three/3", "four/4"];
     let mut all = Vec::new();
@@ -261,7 +261,7 @@ async fn in_line(locks: &Locks, name: &str, n: usize) {
 }
 
 #[tokio::test]
-async fn a_name_that_was_given_back_and_is_kept_says_so() {
+async fn show_tells_that_released_name_stays_taken() {
     let db = empty().await;
     run(&db, &["run", "--hold-at-least", "10m", "job", "--", "true"]).await.expect(0);
     let ended = run(&db, &["show", "job"]).await.expect(0);
@@ -276,7 +276,7 @@ async fn a_name_that_was_given_back_and_is_kept_says_so() {
 }
 
 #[tokio::test]
-async fn unlock_needs_the_token_of_the_holding() {
+async fn unlock_requires_the_token_of_the_lease() {
     let db = empty().await;
     let locks = beside(&db).await;
     let lease = locks.lease("job").ttl(LONG).label("the holder").acquire().await.expect("acquire");
@@ -294,7 +294,7 @@ async fn unlock_needs_the_token_of_the_holding() {
 }
 
 #[tokio::test]
-async fn sweep_purges_what_is_free_and_nothing_that_is_held() {
+async fn sweep_purges_free_names_and_keeps_held_ones() {
     let db = empty().await;
     let locks = beside(&db).await;
     let lease = locks.lease("held").ttl(LONG).acquire().await.expect("acquire");
@@ -314,7 +314,7 @@ async fn hold_nasty(locks: &Locks) -> sqlock::Lease {
 }
 
 #[tokio::test]
-async fn what_a_name_or_a_label_does_to_a_terminal_never_reaches_one() {
+async fn control_characters_never_reach_the_terminal() {
     let db = empty().await;
     let locks = builder(db.of_the_command().pool_of(2).await).holder(NASTY).build();
     locks.migrate().await.expect("migrate");

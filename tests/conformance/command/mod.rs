@@ -1,4 +1,4 @@
-//! The command `sqlock`, driven as real processes.
+//! The command `sqlock`, run as real processes.
 
 mod doctor;
 mod exit;

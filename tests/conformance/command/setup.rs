@@ -1,4 +1,4 @@
-//! Which database it is, and its tables: found, made, or asked for.
+//! Choice of the database, and creation of its tables.
 
 use std::fs;
 use std::path::Path;
@@ -69,7 +69,7 @@ async fn dotenv_of_a_parent_directory_is_ignored() {
 }
 
 #[tokio::test]
-async fn the_first_place_that_names_a_database_counts() {
+async fn first_source_naming_a_database_wins() {
     let [option, own, environment, file] = [empty().await, empty().await, empty().await, empty().await];
     let directory = directory(&format!("DATABASE_URL={}\n", file.url));
     let acquire = |name: &str, options: &[&str], variables: &[(&str, &str)]| {
@@ -128,7 +128,7 @@ async fn default_database_excludes_across_directories() {
 }
 
 #[tokio::test]
-async fn default_database_is_made_only_by_what_needs_it() {
+async fn ls_does_not_create_the_default_database() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     end(started_in(directory.path(), &["ls"])).await.expect(0);
     assert!(!directory.path().join("state").exists());
@@ -174,7 +174,7 @@ async fn global_options_stand_before_or_after_the_subcommand() {
 // ---- the tables
 
 #[tokio::test]
-async fn eight_first_runs_at_once_make_the_tables_and_exclude_each_other() {
+async fn concurrent_first_runs_create_tables_and_exclude() {
     let db = empty().await;
     let directory = tempfile::tempdir().expect("a temporary directory");
     let inside = path(directory.path(), "inside");
@@ -191,7 +191,7 @@ async fn eight_first_runs_at_once_make_the_tables_and_exclude_each_other() {
 }
 
 #[tokio::test]
-async fn who_only_looks_makes_neither_tables_nor_a_file() {
+async fn subcommands_that_grant_nothing_create_no_tables() {
     let db = empty().await;
     let token = ["--token", "1"];
     for (arguments, code) in [
@@ -214,7 +214,7 @@ async fn who_only_looks_makes_neither_tables_nor_a_file() {
 }
 
 #[tokio::test]
-async fn no_migrate_refuses_to_make_tables_and_uses_those_that_are_there() {
+async fn no_migrate_uses_tables_but_never_creates_them() {
     let db = empty().await;
     for arguments in [&["run", "job", "--", "echo", "it ran"][..], &["acquire", "job"], &["bench", "--time", "100ms"]] {
         let ended = run(&db, &[&["--no-migrate"], arguments].concat()).await.expect(78);
@@ -228,7 +228,7 @@ async fn no_migrate_refuses_to_make_tables_and_uses_those_that_are_there() {
 }
 
 #[tokio::test]
-async fn what_schema_prints_makes_the_tables() {
+async fn printed_schema_creates_the_tables() {
     let db = empty().await;
     let printed = run(&db, &["schema", "--db", DATABASE.scheme()]).await.expect(0);
     assert_eq!(printed.stderr, "");
@@ -249,7 +249,7 @@ async fn what_schema_prints_makes_the_tables() {
 }
 
 #[tokio::test]
-async fn without_the_right_to_make_tables_it_uses_those_that_are_there_or_says_what_to_do() {
+async fn user_without_create_right_needs_existing_tables() {
     if DATABASE == Database::Sqlite {
         // There are no rights in SQLite but those of the file system. A file that cannot be made is its counterpart.
         let directory = tempfile::tempdir().expect("a temporary directory");
@@ -293,7 +293,7 @@ async fn without_the_right_to_make_tables_it_uses_those_that_are_there_or_says_w
 }
 
 #[tokio::test]
-async fn nothing_is_noticed_of_serializable_as_the_default() {
+async fn serializable_default_isolation_changes_nothing() {
     let Some(server) = DATABASE.server() else {
         // There is one level only. What can be different is the journal that a file was left with.
         let db = empty().await;
@@ -347,7 +347,7 @@ async fn works_for_four_at_once(db: &Fresh) {
 // ---- where the leases are
 
 #[tokio::test]
-async fn a_long_transaction_of_the_application_does_not_hold_up_a_run() {
+async fn application_transaction_does_not_block_a_run() {
     let db = empty().await;
     let pool = db.pool_of(1).await;
     pool.execute("CREATE TABLE business (id INT PRIMARY KEY)").await.expect("a table");
@@ -361,7 +361,7 @@ async fn a_long_transaction_of_the_application_does_not_hold_up_a_run() {
 }
 
 #[tokio::test]
-async fn leases_are_kept_in_a_file_beside_a_sqlite_file_and_elsewhere_in_the_database_itself() {
+async fn sqlite_leases_live_in_a_sidecar_file() {
     let db = empty().await;
     let pool = db.pool_of(1).await;
     pool.execute("CREATE TABLE business (id INT PRIMARY KEY)").await.expect("a table");
@@ -438,7 +438,7 @@ async fn bench_measures_and_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn an_interrupted_bench_leaves_nothing_behind() {
+async fn interrupted_bench_leaves_nothing_behind() {
     let db = empty().await;
     let locks = beside(&db).await;
     let ours = locks.lease("sqlock-bench").ttl(LONG).acquire().await.expect("acquire");
@@ -462,7 +462,7 @@ async fn an_interrupted_bench_leaves_nothing_behind() {
 // ---- passwords
 
 #[tokio::test]
-async fn a_password_never_appears() {
+async fn password_never_appears_in_output() {
     let port = ClosedPort::reserve();
     let closed = port.number();
     let mut urls: Vec<String> = Vec::new();

@@ -1,5 +1,6 @@
-//! Which SQLite file has the leases: the application's own, if programs use the library on it, else a sidecar. On the other
-//! databases there is one place, and library and command always exclude each other.
+//! Choice of the SQLite file for leases: the application's own file if programs use the library on
+//! it, else a sidecar. On the other databases, library and command share one place and always
+//! exclude each other.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -47,7 +48,8 @@ async fn command_keeps_the_library_out() {
     assert!(locks.lease("job").try_acquire().await.expect("try").is_some());
 }
 
-/// The first program that uses the library on the file makes its tables there: leases that were taken before still count.
+/// The first program that uses the library on the file creates its tables there; earlier leases
+/// still count.
 #[tokio::test]
 async fn lease_taken_before_the_first_migration_still_counts() {
     let db = empty().await;
@@ -61,9 +63,9 @@ async fn lease_taken_before_the_first_migration_still_counts() {
     lease.release().await.expect("release");
 }
 
-/// In a file without a write-ahead log a writer may keep all readers out.
+/// A writer may block all readers of a file without a write-ahead log.
 #[tokio::test]
-async fn file_that_is_locked_by_a_writer_needs_no_wait() {
+async fn file_locked_by_a_writer_needs_no_wait() {
     let db = empty().await;
     if DATABASE == Database::Sqlite {
         let pool = db.pool_of(1).await;
@@ -78,14 +80,14 @@ async fn file_that_is_locked_by_a_writer_needs_no_wait() {
 }
 
 #[tokio::test]
-async fn sidecar_is_named_where_the_file_has_no_tables() {
+async fn sidecar_is_named_when_file_has_no_tables() {
     let db = empty().await;
     let ended = command(&db, &["run", "job", "--", "true"]).await.expect(0);
     assert_eq!(ended.stderr.contains("test.db-sqlock"), DATABASE == Database::Sqlite, "{}", ended.stderr);
     assert_eq!(command(&db, &["--quiet", "run", "job", "--", "true"]).await.expect(0).stderr, "");
 }
 
-/// Elsewhere the two options change nothing.
+/// The two options change nothing on the other databases.
 #[tokio::test]
 async fn sidecar_and_same_file_choose_the_place() {
     let db = fresh().await;
@@ -102,7 +104,7 @@ async fn sidecar_and_same_file_choose_the_place() {
     command(&new, &["acquire", "-n", "job"]).await.expect(75);
 }
 
-/// A database on a server has no mode: there, the same command is merely accepted.
+/// A database on a server has no file mode; the command is only accepted there.
 #[tokio::test]
 async fn sidecar_has_the_mode_of_its_database() {
     for mode in [0o600, 0o660, 0o644] {

@@ -76,7 +76,7 @@ async fn renew_prolongs_and_never_shortens() {
 }
 
 #[tokio::test]
-async fn renew_does_not_shorten_the_lease_of_a_run() {
+async fn renew_does_not_shorten_a_running_lease() {
     let db = empty().await;
     let script = "echo $SQLOCK_TOKEN; exec sleep 600";
     let mut holder = Running::start(sqlock(&db, &["run", "--ttl", "1h", "job", "--", "sh", "-c", script]));
@@ -94,7 +94,7 @@ async fn renew_does_not_shorten_the_lease_of_a_run() {
 }
 
 #[tokio::test]
-async fn release_frees_the_name_for_the_next_in_line() {
+async fn release_grants_the_name_to_next_waiter() {
     let db = empty().await;
     let first = token(&acquire(&db, &[]).await);
     let mut next = Running::start(sqlock(&db, &["run", "job", "--", "sh", "-c", "echo $SQLOCK_TOKEN"]));
@@ -108,7 +108,7 @@ async fn release_frees_the_name_for_the_next_in_line() {
 }
 
 #[tokio::test]
-async fn an_old_token_renews_and_releases_nothing() {
+async fn stale_token_renews_and_releases_nothing() {
     let db = empty().await;
     let old = token(&acquire(&db, &[]).await);
     run(&db, &["release", "job", "--token", &old]).await.expect(0);
@@ -125,7 +125,7 @@ async fn an_old_token_renews_and_releases_nothing() {
 }
 
 #[tokio::test]
-async fn an_acquire_whose_answer_cannot_be_written_leaves_nothing_held() {
+async fn acquire_with_unwritable_output_holds_nothing() {
     let db = empty().await;
     let mut closed = sqlock(&db, &["acquire", "job"]);
     let (reader, writer) = std::io::pipe().expect("a pipe");
@@ -143,7 +143,7 @@ async fn an_acquire_whose_answer_cannot_be_written_leaves_nothing_held() {
 }
 
 #[tokio::test]
-async fn acquire_waits_its_turn_unless_told_otherwise() {
+async fn acquire_waits_unless_limited_by_option() {
     let db = empty().await;
     let first = token(&acquire(&db, &["--ttl", "10m"]).await);
     let ended = run(&db, &["acquire", "-n", "job"]).await.expect(75);
@@ -161,7 +161,7 @@ async fn acquire_waits_its_turn_unless_told_otherwise() {
 }
 
 #[tokio::test]
-async fn an_acquire_inside_a_run_of_the_same_name_enters_again() {
+async fn acquire_inside_run_of_same_name_reenters() {
     let db = empty().await;
     let script = "\"$SQLOCK\" acquire -n --ttl 10m job && \"$SQLOCK\" acquire -n other";
     let mut command = sqlock(&db, &["run", "job", "--", "sh", "-c", script]);

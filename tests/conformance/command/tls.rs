@@ -1,4 +1,4 @@
-//! Databases that are reached through TLS, as managed ones are.
+//! Connections over TLS, as managed databases require.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -32,7 +32,7 @@ fn verified(kind: Kind, url: &str, ca: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_server_is_asked_for_its_certificate() {
+async fn server_certificate_is_verified() {
     let Some(kind) = DATABASE.server() else {
         // SQLite has no server to reach.
         run(&empty().await, &["ls"]).await.expect(0);
