@@ -1,4 +1,4 @@
-//! Elections: one leads, the others stand by, and everybody can know.
+//! Elections: one candidate leads, the others stand by, and every client can read who leads.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::support::{fresh, soon};
 const TTL: Duration = Duration::from_secs(2);
 
 #[tokio::test]
-async fn one_leads_and_the_next_takes_over_when_it_resigns() {
+async fn resignation_elects_the_next_candidate() {
     let db = fresh().await;
     let (a, b) = (db.locks().await, db.locks().await);
     let first = a.election("e").label("a").campaign().await.expect("a is elected");
@@ -29,7 +29,7 @@ async fn one_leads_and_the_next_takes_over_when_it_resigns() {
 }
 
 #[tokio::test]
-async fn a_leader_that_is_killed_is_replaced_after_its_ttl() {
+async fn killed_leader_is_replaced_after_its_ttl() {
     let db = fresh().await;
     let mut leader = Worker::start(&db.url);
     let token = leader.hold("e", TTL).await;
@@ -40,7 +40,7 @@ async fn a_leader_that_is_killed_is_replaced_after_its_ttl() {
 }
 
 #[tokio::test]
-async fn a_deposed_leader_learns_of_it_and_can_stand_again() {
+async fn deposed_leader_learns_it_and_can_campaign_again() {
     let db = fresh().await;
     let locks = db.locks().await;
     let election = locks.election("e").ttl(TTL * 5);
@@ -52,7 +52,7 @@ async fn a_deposed_leader_learns_of_it_and_can_stand_again() {
 }
 
 #[tokio::test]
-async fn changes_tell_of_each_leader_once_and_of_there_being_none() {
+async fn changes_report_each_leader_and_vacancy_once() {
     let db = fresh().await;
     let election = db.locks().await.election("e");
     let mut changes = db.locks().await.election("e").changes().every(Duration::from_millis(10));
@@ -68,7 +68,7 @@ async fn changes_tell_of_each_leader_once_and_of_there_being_none() {
 }
 
 #[tokio::test]
-async fn a_campaign_that_is_dropped_is_no_candidacy() {
+async fn dropped_campaign_withdraws_the_candidate() {
     let db = fresh().await;
     let (a, b) = (db.locks().await, db.locks().await);
     let first = a.election("e").campaign().await.expect("elected");

@@ -1,4 +1,5 @@
-//! Many processes and many tasks on one name, in good weather and in bad, and a checker that reads what they recorded.
+//! Many processes and tasks on one name, with and without faults; a checker reads the histories
+//! that they record.
 //!
 //! Promises: 1, 7.
 
@@ -20,7 +21,7 @@ const CYCLES: usize = 6;
 const NAME: &str = "a";
 
 #[tokio::test]
-async fn sixty_four_tasks_in_four_processes_hold_one_name_in_turn() {
+async fn storm_of_processes_keeps_mutual_exclusion() {
     // A server of its own, whose deadlocks are ours.
     let server = DATABASE.server().map(Server::start);
     let db = match &server {
@@ -47,7 +48,7 @@ async fn sixty_four_tasks_in_four_processes_hold_one_name_in_turn() {
 }
 
 #[tokio::test]
-async fn a_storm_in_which_holders_are_killed_and_stopped_breaks_no_promise() {
+async fn storm_with_killed_holders_breaks_no_promise() {
     const TTL: Duration = Duration::from_millis(1500);
     let db = fresh().await;
     let guarded = Guarded::create(&db, &[NAME]).await;

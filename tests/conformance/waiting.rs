@@ -1,4 +1,5 @@
-//! Promise 7: first come, first served, across tasks, clients and processes, whatever happens to those in between.
+//! Promise 7: first come, first served, across tasks, clients and processes, despite waiters that
+//! die or give up.
 //!
 //! Promises: 7.
 
@@ -120,7 +121,7 @@ async fn assert_served(first: Lease, waiting: Vec<Waiting>) {
 // ---- clients of one process, each with its own connections
 
 #[tokio::test]
-async fn clients_are_served_in_the_order_in_which_they_came() {
+async fn clients_are_granted_in_arrival_order() {
     let line = Line::new().await;
     let first = line.client().await.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let (mut clients, mut waiting) = (Vec::new(), Vec::new());
@@ -134,9 +135,10 @@ async fn clients_are_served_in_the_order_in_which_they_came() {
     line.assert_empty().await;
 }
 
-/// A waiter behind another one of its process has no entry in the database until the order needs it.
+/// A waiter behind another one of its process has no entry in the database until the order needs
+/// it.
 #[tokio::test]
-async fn waiters_of_the_holders_process_and_of_others_are_served_in_the_order_in_which_they_came() {
+async fn local_and_remote_waiters_share_arrival_order() {
     // More than a statement may take: the line knows when somebody came by how long it has waited.
     const APART: Duration = Duration::from_millis(500);
     let line = Line::new().await;
@@ -154,7 +156,7 @@ async fn waiters_of_the_holders_process_and_of_others_are_served_in_the_order_in
 }
 
 #[tokio::test]
-async fn a_try_never_jumps_the_line() {
+async fn try_acquire_never_jumps_the_queue() {
     let line = Line::new().await;
     let first = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let (mut clients, mut waiting) = (Vec::new(), Vec::new());
@@ -193,9 +195,9 @@ async fn a_try_never_jumps_the_line() {
     line.assert_empty().await;
 }
 
-/// Neither between a release and the grant that follows from it, nor when the name is about to be given back.
+/// Covers requests between a release and the following grant, and requests just before the release.
 #[tokio::test]
-async fn who_comes_while_the_name_is_handed_over_goes_behind_those_who_wait() {
+async fn newcomer_during_handover_queues_behind_waiters() {
     let line = Line::new().await;
     let (holder, waiter) = (line.client().await, line.client().await);
     let mut newcomers = Vec::new();
@@ -243,9 +245,9 @@ async fn who_comes_while_the_name_is_handed_over_goes_behind_those_who_wait() {
     line.assert_empty().await;
 }
 
-/// The row looks free then, and the statement that takes a free name must leave it alone.
+/// The row looks free, but the statement that takes a free name must not take it past a waiter.
 #[tokio::test]
-async fn a_name_that_expires_goes_to_the_first_in_line_and_not_to_who_comes_at_that_moment() {
+async fn expired_name_goes_to_the_first_waiter() {
     let line = Line::new().await;
     let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
     let held = ours.lease("a").ttl(Duration::from_secs(3)).renew(false).acquire().await.expect("acquire");
@@ -274,7 +276,7 @@ async fn a_name_that_expires_goes_to_the_first_in_line_and_not_to_who_comes_at_t
 // ---- what holders can ask for
 
 #[tokio::test]
-async fn a_name_that_is_to_be_held_at_least_so_long_is_not_passed_on_before() {
+async fn hold_at_least_delays_the_next_grant() {
     let line = Line::new().await;
     let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
     let least = chrono::TimeDelta::seconds(4);
@@ -297,7 +299,7 @@ async fn a_name_that_is_to_be_held_at_least_so_long_is_not_passed_on_before() {
 }
 
 #[tokio::test]
-async fn an_eviction_hands_on_to_the_head_at_once() {
+async fn eviction_grants_the_first_waiter_at_once() {
     let line = Line::new().await;
     let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
     let held = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
@@ -318,7 +320,7 @@ async fn an_eviction_hands_on_to_the_head_at_once() {
 }
 
 #[tokio::test]
-async fn an_owner_enters_again_past_the_line_and_its_last_hold_hands_on() {
+async fn owner_reenters_past_waiters_and_last_release_grants() {
     let line = Line::new().await;
     let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
     let owner = Owner::random();
@@ -341,9 +343,9 @@ async fn an_owner_enters_again_past_the_line_and_its_last_hold_hands_on() {
     line.assert_empty().await;
 }
 
-/// It would wait for itself, behind a stranger who waits for it.
+/// The second request of the owner would otherwise wait behind a stranger, who waits for the owner.
 #[tokio::test]
-async fn an_owner_that_waits_in_two_processes_enters_in_both_when_it_gets_the_name() {
+async fn owner_waiting_in_two_processes_enters_in_both() {
     let line = Line::new().await;
     let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
     let owner = Owner::random();
@@ -361,9 +363,9 @@ async fn an_owner_that_waits_in_two_processes_enters_in_both_when_it_gets_the_na
     line.assert_empty().await;
 }
 
-/// The name is its owner's before the process that waited for it has heard of that.
+/// The owner holds the name before its waiting process learns of the grant.
 #[tokio::test]
-async fn an_owner_that_enters_elsewhere_in_the_moment_of_its_grant_loses_nothing() {
+async fn reentry_during_the_grant_loses_nothing() {
     let line = Line::new().await;
     let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
     for _ in 0..4 {
@@ -397,7 +399,7 @@ async fn an_owner_that_enters_elsewhere_in_the_moment_of_its_grant_loses_nothing
 }
 
 #[tokio::test]
-async fn a_shutdown_leaves_no_place_and_the_others_move_up() {
+async fn shutdown_removes_entries_and_others_move_up() {
     let line = Line::new().await;
     let ours = line.client().await;
     let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
@@ -424,7 +426,7 @@ async fn a_shutdown_leaves_no_place_and_the_others_move_up() {
 }
 
 #[tokio::test]
-async fn who_gives_up_leaves_no_place_and_delays_nobody() {
+async fn abandoned_wait_leaves_no_entry_or_delay() {
     let line = Line::new().await;
     let (ours, theirs) = (line.client().await, line.client().await);
     let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
@@ -455,7 +457,7 @@ async fn who_gives_up_leaves_no_place_and_delays_nobody() {
 // ---- being told
 
 #[tokio::test]
-async fn positions_and_holders_are_told_as_they_are() {
+async fn waiters_learn_their_position_and_the_holders() {
     let line = Line::new().await;
     let held = line.client().await.lease("a").ttl(LONG).label("h").acquire().await.expect("acquire");
     assert_eq!(line.held().await.waiters, 0);
@@ -563,7 +565,7 @@ async fn enter_in_order<'w>(mut token: i64, workers: impl IntoIterator<Item = &'
 }
 
 #[tokio::test]
-async fn processes_enter_in_the_order_in_which_they_came() {
+async fn processes_are_granted_in_arrival_order() {
     let line = Line::new().await;
     let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let mut workers = queue(&line, 6).await;
@@ -575,9 +577,10 @@ async fn processes_enter_in_the_order_in_which_they_came() {
     line.assert_empty().await;
 }
 
-/// The order of those who wait in one process is not the database's when one of them joined the line anew, or was slow to.
+/// The order of waiters in a process differs from the database's when one of them queued again or
+/// was slow to queue.
 #[tokio::test]
-async fn who_waits_behind_another_of_its_process_is_let_in_when_the_database_has_it_before_that_one() {
+async fn waiter_is_granted_in_database_order() {
     let line = Line::new().await;
     let ours = line.client().await;
     let mut holder = Worker::start(&line.db.url);
@@ -594,7 +597,7 @@ async fn who_waits_behind_another_of_its_process_is_let_in_when_the_database_has
 }
 
 #[tokio::test]
-async fn processes_that_die_give_up_or_time_out_in_the_line_cost_the_others_a_claim_at_most() {
+async fn dead_waiters_delay_others_by_one_claim() {
     let line = Line::new().await;
     let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let mut workers = queue(&line, 2).await;
@@ -620,9 +623,9 @@ async fn processes_that_die_give_up_or_time_out_in_the_line_cost_the_others_a_cl
     line.assert_empty().await;
 }
 
-/// One grant to a dead process is all that dead processes cost, since the places of all of them have run out with it.
+/// All dead processes together cost one grant, because their entries expire with it.
 #[tokio::test]
-async fn a_line_that_is_dead_from_the_head_on_costs_a_claim_at_most() {
+async fn dead_queue_head_costs_one_claim() {
     let line = Line::new().await;
     let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let mut dead = queue(&line, 4).await;
@@ -640,7 +643,7 @@ async fn a_line_that_is_dead_from_the_head_on_costs_a_claim_at_most() {
 }
 
 #[tokio::test]
-async fn a_killed_holder_hands_on_to_the_head_after_its_ttl() {
+async fn killed_holder_grants_first_waiter_after_ttl() {
     let line = Line::new().await;
     let mut holder = Worker::start(&line.db.url);
     let token = holder.hold("a", Duration::from_secs(5)).await;
@@ -667,9 +670,10 @@ async fn a_killed_holder_hands_on_to_the_head_after_its_ttl() {
     line.assert_empty().await;
 }
 
-/// And goes to the next then; and the one who slept does not believe it has it, and has lost nothing but that turn.
+/// The name then goes to the next waiter. The paused process does not believe that it holds the
+/// name, and keeps its position.
 #[tokio::test]
-async fn a_grant_to_a_process_that_stands_still_lasts_for_a_claim() {
+async fn grant_to_paused_process_lasts_one_claim() {
     let line = Line::new().await;
     let client = line.client().await;
     // The place of a process that was stopped lasts for a while. On a busy machine that may be over before the grant.
@@ -737,7 +741,7 @@ async fn a_grant_to_a_process_that_stands_still_lasts_for_a_claim() {
 }
 
 #[tokio::test]
-async fn a_process_that_slept_until_its_place_was_cleared_away_comes_back_to_that_place() {
+async fn paused_process_regains_its_deleted_queue_entry() {
     let line = Line::new().await;
     let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let (one, other) = (line.client().await, line.client().await);
@@ -775,9 +779,10 @@ async fn a_process_that_slept_until_its_place_was_cleared_away_comes_back_to_tha
 
 // ---- databases and networks
 
-/// For longer than a place lasts without a sign of life: those who wait are alive, and can write none.
+/// The standstill outlasts an entry without a heartbeat: the waiters are alive but cannot write
+/// one.
 #[tokio::test]
-async fn a_database_that_stands_still_for_a_while_loses_nobody_its_place() {
+async fn database_standstill_preserves_queue_order() {
     let line = Line::new().await;
     let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let (one, other, late) = (line.client().await, line.client().await, line.client().await);
@@ -808,9 +813,9 @@ async fn a_database_that_stands_still_for_a_while_loses_nobody_its_place() {
     line.assert_empty().await;
 }
 
-/// Where there is no network, another process keeps everybody from writing.
+/// On SQLite, which has no network, another process keeps the write lock.
 #[tokio::test]
-async fn a_waiter_whose_database_is_gone_is_told_so_and_not_that_it_timed_out() {
+async fn waiter_without_database_fails_as_unavailable() {
     let line = Line::new().await;
     let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let (proxy, url) = match DATABASE {
@@ -885,9 +890,9 @@ async fn to_and_fro(line: &Line, clients: [&Locks; 2], times: usize, mut between
     slowest
 }
 
-/// For the other databases there is no such proxy here: what is asserted of them is the same without.
+/// The other databases have no pooler here; the same assertions run without one.
 #[tokio::test]
-async fn waiters_behind_a_pooler_get_their_turn_all_the_same() {
+async fn waiters_behind_pooler_are_granted() {
     if DATABASE != Database::Postgres {
         let line = Line::new().await;
         let clients = [line.client().await, line.client().await];

@@ -1,4 +1,4 @@
-//! Waits that their callers have given up: nothing of them stays in line. Promises: 7, 9.
+//! Waits abandoned by their callers: no entry stays in the queue. Promises: 7, 9.
 
 use std::sync::mpsc;
 use std::thread;
@@ -71,10 +71,10 @@ async fn until_so_many_wait(locks: &Locks, count: usize) {
     soon(&format!("a line of {count}"), seen).await;
 }
 
-/// The places of a stopped process expire and are purged; when it goes on, its waiters join the line again. They must still be
-/// able to leave it.
+/// The entries of a stopped process expire and are purged; when it continues, its waiters queue
+/// again, and must still be able to leave the queue.
 #[tokio::test]
-async fn waits_given_up_after_a_stall_leave_the_line() {
+async fn waits_abandoned_after_a_stall_are_removed() {
     let db = fresh().await;
     let (client, rival) = (Stoppable::new(&db).await, db.locks().await);
     let holder = rival.lease("a").ttl(LONG).acquire().await.expect("acquire");
@@ -93,10 +93,10 @@ async fn waits_given_up_after_a_stall_leave_the_line() {
     holder.release().await.expect("release");
 }
 
-/// A request of a given owner first asks whether that owner is inside already. Dropped during that question, it must not join
-/// the line when the answer comes.
+/// A request of a given owner first asks whether the owner holds the name. A request dropped during
+/// that question must not queue when the answer arrives.
 #[tokio::test]
-async fn request_of_an_owner_dropped_at_once_joins_no_line() {
+async fn owner_request_dropped_at_once_is_not_queued() {
     let db = fresh().await;
     let (locks, rival) = (db.locks().await, db.locks().await);
     let holder = rival.lease("a").ttl(LONG).acquire().await.expect("acquire");
