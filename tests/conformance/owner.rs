@@ -26,7 +26,7 @@ async fn is_free(locks: &Locks, name: &str) -> bool {
 }
 
 #[tokio::test]
-async fn inside_a_scope_an_owner_enters_again() {
+async fn owner_reenters_inside_its_scope() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let owner = Owner::random();
@@ -55,7 +55,7 @@ async fn inside_a_scope_an_owner_enters_again() {
 }
 
 #[tokio::test]
-async fn without_an_owner_every_lease_excludes_every_other() {
+async fn leases_without_owner_exclude_each_other() {
     let db = fresh().await;
     let locks = db.locks().await;
     let first = locks.lease("a").acquire().await.expect("acquire");
@@ -69,7 +69,7 @@ async fn without_an_owner_every_lease_excludes_every_other() {
 }
 
 #[tokio::test]
-async fn an_owner_enters_again_from_another_process() {
+async fn owner_reenters_from_another_process() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let outer = enter(&ours, "a", Owner::random()).await;
@@ -93,7 +93,7 @@ async fn an_owner_enters_again_from_another_process() {
 }
 
 #[tokio::test]
-async fn an_inner_hold_never_shortens_the_outer() {
+async fn inner_hold_never_shortens_the_outer() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let owner = Owner::random();
@@ -118,7 +118,7 @@ async fn an_inner_hold_never_shortens_the_outer() {
 }
 
 #[tokio::test]
-async fn an_inner_hold_that_is_longer_lengthens_the_whole() {
+async fn longer_inner_hold_extends_the_lease() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let owner = Owner::random();
@@ -132,7 +132,7 @@ async fn an_inner_hold_that_is_longer_lengthens_the_whole() {
 }
 
 #[tokio::test]
-async fn to_enter_again_nobody_stands_behind_a_waiter() {
+async fn reentry_overtakes_waiters() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let owner = Owner::random();
@@ -158,9 +158,9 @@ async fn to_enter_again_nobody_stands_behind_a_waiter() {
     here.and(there).expect("release");
 }
 
-/// Neither of the two holds the name when they ask for it, and neither gives it back before both have it.
+/// Neither entry holds the name when it is requested, and neither releases it before both have it.
 #[tokio::test]
-async fn two_entries_of_one_owner_at_once_do_not_wait_for_each_other() {
+async fn concurrent_entries_of_one_owner_both_succeed() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     for (first, second, clients) in [(&ours, &ours, 1), (&ours, &theirs, 2)] {
@@ -177,7 +177,7 @@ async fn two_entries_of_one_owner_at_once_do_not_wait_for_each_other() {
 }
 
 #[tokio::test]
-async fn an_expired_holding_is_not_entered_again() {
+async fn expired_lease_cannot_be_reentered() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let owner = Owner::random();
@@ -215,7 +215,7 @@ async fn another_owner_cannot_enter() {
 }
 
 #[tokio::test]
-async fn an_evicted_owner_has_lost_all_its_holds() {
+async fn eviction_ends_all_holds_of_an_owner() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let owner = Owner::random();

@@ -1,4 +1,4 @@
-//! Semaphores: never more than there are permits, in the order in which they were asked for.
+//! Semaphores: holders never exceed the permits, and requests are granted in order.
 //!
 //! Promises: 7.
 
@@ -47,7 +47,7 @@ async fn assert_full(semaphore: &Semaphore, witness: &Locks, waiters: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn never_are_more_inside_than_there_are_permits() {
+async fn holders_never_exceed_the_permits() {
     const PERMITS: u32 = 3;
     let db = fresh().await;
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -99,7 +99,7 @@ fn permits_of(info: &sqlock::inspect::LeaseInfo) -> u32 {
 }
 
 #[tokio::test]
-async fn a_permit_is_had_while_one_is_free_and_nobody_waits() {
+async fn free_permit_is_granted_when_nobody_waits() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let (here, there) = (semaphore(&ours, 3), semaphore(&theirs, 3));
@@ -127,7 +127,7 @@ async fn a_permit_is_had_while_one_is_free_and_nobody_waits() {
 }
 
 #[tokio::test]
-async fn a_request_for_all_permits_has_its_turn_among_those_for_one() {
+async fn request_for_all_permits_keeps_its_turn() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let (here, there) = (semaphore(&ours, 3), semaphore(&theirs, 3));
@@ -153,7 +153,7 @@ async fn a_request_for_all_permits_has_its_turn_among_those_for_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_for_all_permits_gets_in_among_a_stream_of_those_for_one() {
+async fn single_permit_stream_does_not_starve_larger_request() {
     let db = fresh().await;
     let dir = tempfile::tempdir().expect("a temporary directory");
     let inside = Inside::of(dir.path());
@@ -188,7 +188,7 @@ async fn a_request_for_all_permits_gets_in_among_a_stream_of_those_for_one() {
 }
 
 #[tokio::test]
-async fn numbers_of_permits_that_cannot_be_are_refused() {
+async fn impossible_permit_counts_are_refused() {
     let db = fresh().await;
     let locks = db.locks().await;
     for (asked, permits) in [(0, 3), (4, 3), (1, 0), (0, 0), (u32::MAX, 3), (1, u32::MAX), (u32::MAX, u32::MAX)] {
@@ -208,7 +208,7 @@ async fn numbers_of_permits_that_cannot_be_are_refused() {
 }
 
 #[tokio::test]
-async fn a_smaller_number_takes_nothing_away_and_keeps_others_out_until_enough_have_gone() {
+async fn smaller_permit_count_only_blocks_new_holders() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let four = semaphore(&ours, 4).ttl(BRIEF);
@@ -233,9 +233,9 @@ async fn a_smaller_number_takes_nothing_away_and_keeps_others_out_until_enough_h
     assert_nothing_is_left(&db).await;
 }
 
-/// A try for more than is free stands before it for a moment, and is not somebody who waits.
+/// A try for too many permits is queued for a moment, and must not count as a waiter.
 #[tokio::test]
-async fn a_permit_that_is_free_is_there_for_a_try_beside_other_tries() {
+async fn failed_try_does_not_block_concurrent_try() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let two = taken(&semaphore(&ours, 3), 2).await;
@@ -251,7 +251,7 @@ async fn a_permit_that_is_free_is_there_for_a_try_beside_other_tries() {
 }
 
 #[tokio::test]
-async fn a_larger_number_lets_in_who_asks_with_it() {
+async fn larger_permit_count_admits_its_requester() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let one = taken(&semaphore(&ours, 1), 1).await;
@@ -275,7 +275,7 @@ async fn a_larger_number_lets_in_who_asks_with_it() {
 }
 
 #[tokio::test]
-async fn an_exclusive_lease_and_permits_of_one_name_exclude_each_other() {
+async fn exclusive_lease_and_permits_exclude_each_other() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let there = semaphore(&theirs, 3);
@@ -302,7 +302,7 @@ async fn an_exclusive_lease_and_permits_of_one_name_exclude_each_other() {
 }
 
 #[tokio::test]
-async fn a_holder_of_permits_that_was_killed_frees_them_after_its_ttl() {
+async fn killed_permit_holder_frees_permits_after_ttl() {
     let db = fresh().await;
     let locks = db.locks().await;
     let three = semaphore(&locks, 3);
@@ -325,7 +325,7 @@ async fn a_holder_of_permits_that_was_killed_frees_them_after_its_ttl() {
 }
 
 #[tokio::test]
-async fn a_permit_is_a_lease() {
+async fn permit_behaves_like_a_lease() {
     let db = fresh().await;
     let pool = db.pool().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
@@ -357,7 +357,7 @@ async fn a_permit_is_a_lease() {
 }
 
 #[tokio::test]
-async fn a_dropped_request_for_permits_leaves_nothing_behind() {
+async fn dropped_permit_request_leaves_nothing_behind() {
     let stage = Stage::set().await;
     let three = semaphore(&stage.ours, 3);
     everywhere(async |point| {
@@ -381,9 +381,9 @@ async fn a_dropped_request_for_permits_leaves_nothing_behind() {
     assert_nothing_is_left(&stage.db).await;
 }
 
-/// The last one waits for the others, and nobody is in its way any more when it is told to wait no longer.
+/// The request for all permits times out while one is taken; the request behind it is then granted.
 #[tokio::test]
-async fn who_gives_up_waiting_for_many_permits_lets_those_behind_it_in() {
+async fn timed_out_waiter_unblocks_waiters_behind_it() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let one = taken(&semaphore(&ours, 3), 1).await;

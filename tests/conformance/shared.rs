@@ -1,4 +1,5 @@
-//! Shared leases: readers together, writers alone, one line for both.
+//! Shared leases: readers hold the name together, a writer holds it alone, and both wait in one
+//! queue.
 //!
 //! Promises: 7.
 
@@ -109,7 +110,7 @@ async fn places(pool: &Pool<Sql>) -> i64 {
 // ---- who is in
 
 #[tokio::test]
-async fn readers_are_in_together_and_a_writer_is_in_alone() {
+async fn readers_share_the_name_and_writer_excludes() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let readers = [taken(reading(&ours)).await, taken(reading(&theirs)).await, taken(reading(&ours)).await];
@@ -136,7 +137,7 @@ async fn readers_are_in_together_and_a_writer_is_in_alone() {
 }
 
 #[tokio::test]
-async fn a_waiting_writer_keeps_later_readers_out_and_they_come_in_together_after_it() {
+async fn waiting_writer_blocks_later_readers() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let first = taken(reading(&ours)).await;
@@ -180,7 +181,7 @@ async fn a_waiting_writer_keeps_later_readers_out_and_they_come_in_together_afte
 }
 
 #[tokio::test]
-async fn each_reader_has_its_own_expiry_token_and_renewal() {
+async fn reader_has_its_own_expiry_token_and_renewal() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let steady = taken(locks_label(&ours, BRIEF, "steady")).await;
@@ -214,7 +215,7 @@ fn locks_label(locks: &Locks, ttl: Duration, label: &str) -> LeaseRequest {
 }
 
 #[tokio::test]
-async fn who_holds_and_who_waits_is_shown_one_by_one() {
+async fn holders_and_waiters_are_listed_individually() {
     let db = fresh().await;
     let ours = db.builder().await.holder("the library").build();
     let theirs = db.locks().await;
@@ -312,19 +313,19 @@ async fn somebody_among_many(alone: Manner, many: &str, clients: usize, tasks: u
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_writer_among_fifty_readers_that_come_and_go_gets_in() {
+async fn writer_is_granted_among_fifty_readers() {
     somebody_among_many(Manner::Alone, "shared", 3, 10).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_among_writers_that_come_and_go_gets_in() {
+async fn reader_is_granted_among_many_writers() {
     somebody_among_many(Manner::Shared, "alone", 3, 2).await;
 }
 
 // ---- who dies
 
 #[tokio::test]
-async fn a_reader_that_was_killed_frees_its_part_after_its_ttl_and_no_more() {
+async fn killed_reader_frees_only_its_share() {
     let db = fresh().await;
     let locks = db.locks().await;
     let ours = taken(reading(&locks)).await;
@@ -343,7 +344,7 @@ async fn a_reader_that_was_killed_frees_its_part_after_its_ttl_and_no_more() {
 }
 
 #[tokio::test]
-async fn after_the_last_reader_was_killed_a_waiting_writer_comes_in_when_its_ttl_is_over() {
+async fn writer_follows_last_killed_reader_after_ttl() {
     let db = fresh().await;
     let locks = db.locks().await;
     let mut dying = Worker::start(&db.url);
@@ -370,7 +371,7 @@ async fn after_the_last_reader_was_killed_a_waiting_writer_comes_in_when_its_ttl
 }
 
 #[tokio::test]
-async fn a_reader_that_does_not_renew_knows_that_it_is_over_before_the_writer_comes_in() {
+async fn unrenewed_reader_knows_before_the_writer_is_granted() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let reader = taken(reading(&ours).ttl(BRIEF).renew(false)).await;
@@ -394,10 +395,10 @@ enum End {
     TimedOut,
 }
 
-/// When a waiting writer goes, those behind it come in because it has told so, and not because its place has run out. A busy
-/// machine may make that as slow; it cannot make the other as fast.
+/// A writer that gives up announces it, so the readers behind it do not wait for its entry to
+/// expire. A busy machine can slow the announcement down, but cannot make an expiry this fast.
 #[tokio::test]
-async fn a_waiting_writer_that_gives_up_lets_the_readers_behind_it_in_at_once() {
+async fn abandoned_writer_unblocks_readers_at_once() {
     const AT_ONCE: Duration = Duration::from_millis(1500);
     for end in [End::Dropped, End::TimedOut] {
         let mut delays = Vec::new();
@@ -438,7 +439,7 @@ async fn a_waiting_writer_that_gives_up_lets_the_readers_behind_it_in_at_once() 
 }
 
 #[tokio::test]
-async fn a_waiting_writer_that_was_killed_lets_the_readers_behind_it_in() {
+async fn killed_waiting_writer_unblocks_readers() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let inside = taken(reading(&ours)).await;
@@ -460,7 +461,7 @@ async fn a_waiting_writer_that_was_killed_lets_the_readers_behind_it_in() {
 // ---- owners
 
 #[tokio::test]
-async fn an_owner_that_shares_the_name_shares_it_again_past_a_waiting_writer() {
+async fn sharing_owner_reenters_past_waiting_writer() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let owner = Owner::random();
@@ -489,9 +490,9 @@ async fn an_owner_that_shares_the_name_shares_it_again_past_a_waiting_writer() {
     assert_nothing_is_left(&db).await;
 }
 
-/// The client through which it asks has a writer that waits already: it would wait for itself behind that writer.
+/// The client has a waiting writer already; behind that writer, the owner would wait for itself.
 #[tokio::test]
-async fn an_owner_that_shares_the_name_shares_it_again_through_the_client_of_a_waiting_writer() {
+async fn sharing_owner_reenters_through_client_of_waiter() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let owner = Owner::random();
@@ -507,9 +508,9 @@ async fn an_owner_that_shares_the_name_shares_it_again_through_the_client_of_a_w
     assert_nothing_is_left(&db).await;
 }
 
-/// As if nobody waited there.
+/// The waiting writer of the client does not change the refusal.
 #[tokio::test]
-async fn an_owner_that_shares_the_name_is_refused_through_the_client_of_a_waiting_writer_as_well() {
+async fn upgrade_is_refused_through_client_of_waiter() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let owner = Owner::random();
@@ -523,9 +524,9 @@ async fn an_owner_that_shares_the_name_is_refused_through_the_client_of_a_waitin
     assert_nothing_is_left(&db).await;
 }
 
-/// However many wait: it would wait for itself.
+/// Behind any waiter, the owner would wait for itself.
 #[tokio::test]
-async fn an_owner_that_shares_the_name_shares_it_again_past_any_number_of_waiters() {
+async fn sharing_owner_reenters_past_forty_waiters() {
     const CROWD: usize = 40;
     // So many readers of one client may stand in line at once.
     const OF_ONE_CLIENT: usize = 13;
@@ -552,7 +553,7 @@ async fn an_owner_that_shares_the_name_shares_it_again_past_any_number_of_waiter
 }
 
 #[tokio::test]
-async fn an_owner_that_holds_the_name_alone_may_as_well_share_it() {
+async fn exclusive_owner_may_also_share_the_name() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let owner = Owner::random();
@@ -573,9 +574,9 @@ async fn an_owner_that_holds_the_name_alone_may_as_well_share_it() {
     assert_nothing_is_left(&db).await;
 }
 
-/// It came before its owner had the name, and would wait for itself from then on.
+/// The reader asked before its owner held the name, and would otherwise wait for its own owner.
 #[tokio::test]
-async fn a_waiting_reader_whose_owner_gets_the_name_alone_comes_in_too() {
+async fn waiting_reader_enters_with_its_exclusive_owner() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     for reader_is_elsewhere in [false, true] {
@@ -606,7 +607,7 @@ fn is_conversion(outcome: Result<Lease, Error>) -> bool {
 }
 
 #[tokio::test]
-async fn an_owner_that_shares_the_name_is_refused_at_once_when_it_wants_it_alone() {
+async fn upgrade_of_a_share_is_refused_at_once() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let owner = Owner::random();
@@ -644,7 +645,7 @@ async fn an_owner_that_shares_the_name_is_refused_at_once_when_it_wants_it_alone
 // ---- downgrade
 
 #[tokio::test]
-async fn a_downgrade_lets_the_readers_next_in_line_in_and_no_writer() {
+async fn downgrade_admits_next_readers_but_no_writer() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let mut lease = taken(writing(&ours).label("mine")).await;
@@ -681,7 +682,7 @@ async fn a_downgrade_lets_the_readers_next_in_line_in_and_no_writer() {
 }
 
 #[tokio::test]
-async fn during_a_downgrade_nobody_gets_the_name_alone() {
+async fn downgrade_leaves_no_gap_for_a_writer() {
     let db = fresh().await;
     let ours = db.locks().await;
     let rivals = [db.locks().await, db.locks().await, db.locks().await];
@@ -712,7 +713,7 @@ async fn during_a_downgrade_nobody_gets_the_name_alone() {
 }
 
 #[tokio::test]
-async fn what_was_downgraded_is_renewed_fenced_and_lost_like_any_share() {
+async fn downgraded_lease_behaves_like_a_share() {
     let books = books().await;
     let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
     let mut lease = taken(writing(&ours).ttl(BRIEF)).await;
@@ -734,7 +735,7 @@ async fn what_was_downgraded_is_renewed_fenced_and_lost_like_any_share() {
 }
 
 #[tokio::test]
-async fn what_its_owner_has_entered_twice_is_not_downgraded() {
+async fn lease_entered_twice_cannot_be_downgraded() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let owner = Owner::random();
@@ -752,7 +753,7 @@ async fn what_its_owner_has_entered_twice_is_not_downgraded() {
 }
 
 #[tokio::test]
-async fn what_was_lost_is_not_downgraded() {
+async fn lost_lease_cannot_be_downgraded() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let mut expired = taken(writing(&ours).ttl(Duration::from_millis(300)).renew(false)).await;
@@ -781,7 +782,7 @@ async fn what_was_lost_is_not_downgraded() {
 // ---- fences
 
 #[tokio::test]
-async fn no_writer_comes_in_while_a_fenced_transaction_of_a_reader_is_open() {
+async fn reader_fence_blocks_writers_until_commit() {
     let books = books().await;
     let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
     for first in [true, false] {
@@ -807,7 +808,7 @@ async fn no_writer_comes_in_while_a_fenced_transaction_of_a_reader_is_open() {
 }
 
 #[tokio::test]
-async fn an_evicted_reader_cannot_fence_and_one_that_is_fenced_keeps_writers_out() {
+async fn evicted_reader_cannot_fence_but_open_fence_holds() {
     let books = books().await;
     let (ours, theirs, operator) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
     let reader = taken(reading(&ours)).await;
@@ -848,7 +849,7 @@ fn two_levels() -> &'static [&'static str] {
 }
 
 #[tokio::test]
-async fn a_reader_whose_name_a_writer_has_had_since_cannot_fence() {
+async fn reader_cannot_fence_after_a_writer() {
     let books = books().await;
     let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
     for &level in two_levels() {
@@ -891,7 +892,7 @@ async fn a_reader_whose_name_a_writer_has_had_since_cannot_fence() {
 }
 
 #[tokio::test]
-async fn a_transaction_that_read_before_the_share_was_granted_is_not_fenced_on_its_stale_snapshot() {
+async fn share_fence_refuses_a_stale_snapshot() {
     let books = books().await;
     let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
     for &level in two_levels() {
@@ -932,7 +933,7 @@ async fn a_transaction_that_read_before_the_share_was_granted_is_not_fenced_on_i
 }
 
 #[tokio::test]
-async fn two_readers_can_have_fenced_transactions_open_at_once() {
+async fn two_readers_can_fence_at_once() {
     let books = books().await;
     let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
     let one = taken(reading(&ours)).await;
@@ -974,7 +975,7 @@ async fn two_readers_can_have_fenced_transactions_open_at_once() {
 // ---- the other things that can be done with a lease
 
 #[tokio::test]
-async fn an_exported_share_goes_on_in_another_process() {
+async fn exported_share_continues_in_another_process() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let lease = taken(reading(&ours).ttl(BRIEF).label("on the road")).await;
@@ -1004,7 +1005,7 @@ async fn an_exported_share_goes_on_in_another_process() {
 }
 
 #[tokio::test]
-async fn one_of_several_readers_is_evicted_by_its_token() {
+async fn eviction_by_token_ends_one_share() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let (first, second) = (taken(reading(&ours).ttl(BRIEF)).await, taken(reading(&ours)).await);
@@ -1027,7 +1028,7 @@ async fn one_of_several_readers_is_evicted_by_its_token() {
 }
 
 #[tokio::test]
-async fn a_share_is_extended_by_its_holder_and_by_its_token() {
+async fn share_is_extended_by_holder_and_by_token() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let (first, second) = (
@@ -1053,7 +1054,7 @@ async fn a_share_is_extended_by_its_holder_and_by_its_token() {
 }
 
 #[tokio::test]
-async fn a_share_ends_with_its_max_hold_however_well_it_is_renewed() {
+async fn max_hold_ends_a_renewed_share() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let reader = taken(reading(&ours).max_hold(BRIEF)).await;
@@ -1070,9 +1071,9 @@ async fn a_share_ends_with_its_max_hold_however_well_it_is_renewed() {
     assert_nothing_is_left(&db).await;
 }
 
-/// Who tries beside another stands in line for a moment, and is not somebody who waits.
+/// A try beside another is queued for a moment, and must not count as a waiter.
 #[tokio::test]
-async fn of_those_who_try_a_free_name_at_once_all_readers_get_it_or_one_writer() {
+async fn concurrent_tries_admit_all_readers_or_one_writer() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     for round in 0..30 {
@@ -1092,9 +1093,9 @@ async fn of_those_who_try_a_free_name_at_once_all_readers_get_it_or_one_writer()
     assert_nothing_is_left(&db).await;
 }
 
-/// However many they are. At so many a second, these would not be in before the test gives up.
+/// The test would time out if the readers were granted one by one.
 #[tokio::test]
-async fn all_readers_who_wait_behind_a_writer_are_in_when_it_has_gone() {
+async fn all_waiting_readers_are_granted_after_the_writer() {
     const READERS: usize = 1_200;
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
@@ -1129,9 +1130,9 @@ async fn all_readers_who_wait_behind_a_writer_are_in_when_it_has_gone() {
     assert_nothing_is_left(&db).await;
 }
 
-/// What is kept is nobody's: its owner has given it back.
+/// A name kept after its release has no owner.
 #[tokio::test]
-async fn who_has_given_back_a_share_that_is_kept_waits_for_its_end_like_everybody_else() {
+async fn hold_at_least_blocks_even_the_former_holder() {
     let db = fresh().await;
     let (locks, owner) = (db.locks().await, Owner::random());
     let reader = taken(reading(&locks).owner(owner).hold_at_least(BRIEF)).await;
@@ -1145,7 +1146,7 @@ async fn who_has_given_back_a_share_that_is_kept_waits_for_its_end_like_everybod
 }
 
 #[tokio::test]
-async fn a_share_that_is_to_be_held_at_least_so_long_keeps_writers_out_after_its_release() {
+async fn hold_at_least_of_share_blocks_writers() {
     const LEAST: Duration = Duration::from_secs(2);
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
@@ -1164,7 +1165,7 @@ async fn a_share_that_is_to_be_held_at_least_so_long_keeps_writers_out_after_its
 }
 
 #[tokio::test]
-async fn the_sweeper_leaves_living_shares_and_purges_dead_ones() {
+async fn sweeper_keeps_live_shares_and_purges_dead_ones() {
     let db = fresh().await;
     let pool = db.pool().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
@@ -1211,7 +1212,7 @@ async fn the_sweeper_leaves_living_shares_and_purges_dead_ones() {
 }
 
 #[tokio::test]
-async fn shutdown_gives_shares_back_and_refuses_those_who_wait() {
+async fn shutdown_releases_shares_and_refuses_waiters() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let shares = [taken(reading(&ours)).await, taken(reading(&ours)).await];
@@ -1245,7 +1246,7 @@ async fn leaves_nothing(what: &str, act: impl AsyncFn(&Stage, super::cancel::Poi
 }
 
 #[tokio::test]
-async fn a_dropped_request_for_a_share_leaves_nothing_behind() {
+async fn dropped_share_request_leaves_nothing_behind() {
     leaves_nothing("the end of its place", async |stage, point| {
         until(point, reading(&stage.ours).acquire()).await.map(|lease| lease.expect("acquire")).is_some()
     })
@@ -1258,7 +1259,7 @@ async fn a_dropped_request_for_a_share_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_dropped_request_for_a_share_of_what_is_held_leaves_nothing_behind() {
+async fn dropped_waiting_share_request_leaves_nothing_behind() {
     leaves_nothing("the end of its place", async |stage, point| {
         let holder = taken(writing(&stage.theirs)).await;
         let leaves = tokio::spawn(async move {
@@ -1281,7 +1282,7 @@ async fn a_dropped_request_for_a_share_of_what_is_held_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_dropped_release_downgrade_or_resume_of_a_share_leaves_nothing_behind() {
+async fn dropped_release_downgrade_or_resume_leaves_nothing() {
     leaves_nothing("the end of the share", async |stage, point| {
         let lease = taken(reading(&stage.ours)).await;
         until(point, lease.release()).await.map(|verdict| verdict.expect("ours to the end")).is_some()
