@@ -112,7 +112,7 @@ impl Stage {
 }
 
 #[tokio::test]
-async fn acquire() {
+async fn dropped_acquire_leaves_nothing_behind() {
     let stage = Stage::set().await;
     everywhere(async |point| {
         let done = until(point, stage.ours.lease("a").ttl(LONG).acquire()).await;
@@ -124,7 +124,7 @@ async fn acquire() {
 }
 
 #[tokio::test]
-async fn acquire_by_an_owner() {
+async fn dropped_acquire_by_owner_keeps_outer_hold() {
     let stage = Stage::set().await;
     let owner = Owner::random();
     everywhere(async |point| {
@@ -148,7 +148,7 @@ async fn acquire_by_an_owner() {
 }
 
 #[tokio::test]
-async fn acquire_behind_a_holder_of_the_same_process() {
+async fn dropped_local_waiter_leaves_nothing_behind() {
     let stage = Stage::set().await;
     for wait in [None, Some(SOON)] {
         everywhere(async |point| {
@@ -170,7 +170,7 @@ async fn acquire_behind_a_holder_of_the_same_process() {
 }
 
 #[tokio::test]
-async fn acquire_behind_a_holder_of_another_process() {
+async fn dropped_remote_waiter_leaves_nothing_behind() {
     let stage = Stage::set().await;
     for wait in [None, Some(SOON)] {
         everywhere(async |point| {
@@ -192,7 +192,7 @@ async fn acquire_behind_a_holder_of_another_process() {
 }
 
 #[tokio::test]
-async fn acquire_that_times_out() {
+async fn dropped_timed_acquire_leaves_nothing_behind() {
     let stage = Stage::set().await;
     everywhere(async |point| {
         let holder = soon("the grant", stage.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
@@ -207,7 +207,7 @@ async fn acquire_that_times_out() {
 }
 
 #[tokio::test]
-async fn try_acquire() {
+async fn dropped_try_acquire_leaves_nothing_behind() {
     let stage = Stage::set().await;
     everywhere(async |point| {
         let done = until(point, stage.ours.lease("a").ttl(LONG).try_acquire()).await;
@@ -219,7 +219,7 @@ async fn try_acquire() {
 }
 
 #[tokio::test]
-async fn a_try_that_is_dropped_does_not_disturb_the_holder_of_the_name() {
+async fn dropped_try_acquire_does_not_disturb_the_holder() {
     let stage = Stage::set().await;
     everywhere(async |point| {
         let holder = stage.lease().await;
@@ -235,7 +235,7 @@ async fn a_try_that_is_dropped_does_not_disturb_the_holder_of_the_name() {
 }
 
 #[tokio::test]
-async fn run() {
+async fn dropped_run_releases_the_name() {
     let stage = Stage::set().await;
     everywhere(async |point| {
         let work = stage.ours.lease("a").ttl(LONG).run(async |lease| {
@@ -256,7 +256,7 @@ async fn run() {
 }
 
 #[tokio::test]
-async fn release() {
+async fn dropped_release_still_frees_the_name() {
     let stage = Stage::set().await;
     everywhere(async |point| {
         let lease = stage.lease().await;
@@ -268,7 +268,7 @@ async fn release() {
 }
 
 #[tokio::test]
-async fn release_to_a_waiter_of_the_same_process() {
+async fn dropped_release_still_grants_local_waiter() {
     let stage = Stage::set().await;
     everywhere(async |point| {
         let lease = stage.lease().await;
@@ -284,7 +284,7 @@ async fn release_to_a_waiter_of_the_same_process() {
 }
 
 #[tokio::test]
-async fn extend_and_lost() {
+async fn dropped_extend_and_lost_keep_the_lease() {
     let stage = Stage::set().await;
     everywhere(async |point| {
         let lease = stage.lease().await;
@@ -301,7 +301,7 @@ async fn extend_and_lost() {
 }
 
 #[tokio::test]
-async fn fence() {
+async fn dropped_fence_leaves_no_open_transaction() {
     let stage = Stage::set().await;
     everywhere(async |point| {
         let lease = stage.lease().await;
@@ -316,7 +316,7 @@ async fn fence() {
 }
 
 #[tokio::test]
-async fn list_and_inspect() {
+async fn dropped_list_and_inspect_leave_no_transaction() {
     let stage = Stage::set().await;
     let held = stage.ours.lease("b").ttl(LONG).acquire().await.expect("acquire");
     everywhere(async |point| {
@@ -337,7 +337,7 @@ async fn list_and_inspect() {
 }
 
 #[tokio::test]
-async fn evict() {
+async fn dropped_evict_can_be_repeated() {
     let stage = Stage::set().await;
     everywhere(async |point| {
         let lease = soon("the grant", stage.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
@@ -353,7 +353,7 @@ async fn evict() {
 }
 
 #[tokio::test]
-async fn sweep() {
+async fn dropped_sweep_keeps_held_names() {
     let stage = Stage::set().await;
     let held = stage.theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
     everywhere(async |point| {
@@ -374,7 +374,7 @@ async fn sweep() {
 }
 
 #[tokio::test]
-async fn resume() {
+async fn dropped_resume_can_be_repeated() {
     let stage = Stage::set().await;
     everywhere(async |point| {
         let lease = soon("the grant", stage.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
@@ -397,7 +397,7 @@ async fn resume() {
 }
 
 #[tokio::test]
-async fn shutdown() {
+async fn dropped_shutdown_still_releases_leases() {
     let stage = Stage::set().await;
     everywhere(async |point| {
         let locks = stage.db.locks().await;
@@ -417,7 +417,7 @@ async fn shutdown() {
 }
 
 #[tokio::test]
-async fn migrate() {
+async fn dropped_migrate_can_be_repeated() {
     let mut db = empty().await;
     let witness = Witness::of(&mut db).await;
     let pool = db.pool_of(2).await;

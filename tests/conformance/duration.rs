@@ -1,4 +1,5 @@
-//! The longest durations: each setter takes them, or the request fails with the range. Nothing panics.
+//! The longest durations: each setter accepts them, or the request fails with the valid range.
+//! Neither panics.
 //!
 //! Promises: 15.
 

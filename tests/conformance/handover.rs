@@ -1,4 +1,4 @@
-//! Passing a held lease on, and the orderly end of a client.
+//! Export and resumption of a held lease, and the shutdown of a client.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn is_shutdown(error: &Error) -> bool {
 // ---- export and resume
 
 #[tokio::test]
-async fn an_exported_lease_goes_on_in_another_process() {
+async fn exported_lease_continues_in_another_process() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let ttl = Duration::from_secs(3);
@@ -44,7 +44,7 @@ async fn an_exported_lease_goes_on_in_another_process() {
 }
 
 #[tokio::test]
-async fn an_exported_lease_can_come_back_to_the_same_process() {
+async fn exported_lease_can_return_to_its_process() {
     let db = fresh().await;
     let pool = db.pool().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
@@ -68,7 +68,7 @@ async fn an_exported_lease_can_come_back_to_the_same_process() {
 }
 
 #[tokio::test]
-async fn a_resumed_lease_that_is_dropped_is_released() {
+async fn dropped_resumed_lease_is_released() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
@@ -79,7 +79,7 @@ async fn a_resumed_lease_that_is_dropped_is_released() {
 }
 
 #[tokio::test]
-async fn what_ended_on_the_way_cannot_be_resumed() {
+async fn ended_lease_cannot_be_resumed() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let exported = async |name: &str, ttl| {
@@ -123,7 +123,7 @@ async fn what_ended_on_the_way_cannot_be_resumed() {
 }
 
 #[tokio::test]
-async fn what_is_lost_cannot_be_exported() {
+async fn lost_lease_cannot_be_exported() {
     let db = fresh().await;
     let locks = db.locks().await;
     let lease = locks.lease("a").ttl(SHORT).renew(false).acquire().await.expect("acquire");
@@ -132,7 +132,7 @@ async fn what_is_lost_cannot_be_exported() {
 }
 
 #[tokio::test]
-async fn a_text_that_is_not_an_exported_lease_is_refused() {
+async fn invalid_export_text_is_refused() {
     let db = fresh().await;
     let locks = db.locks().await;
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
@@ -170,9 +170,9 @@ async fn a_text_that_is_not_an_exported_lease_is_refused() {
     lease.release().await.expect("ours to the end");
 }
 
-/// A TTL that was tampered with is as much out of range as one that is asked for.
+/// The TTL range of the client also applies to a TTL that was altered in the exported text.
 #[tokio::test]
-async fn a_resumed_lease_keeps_to_the_bounds_of_its_client() {
+async fn resume_refuses_a_ttl_out_of_range() {
     let db = fresh().await;
     let locks = db.locks().await;
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
@@ -193,7 +193,7 @@ async fn a_resumed_lease_keeps_to_the_bounds_of_its_client() {
 // ---- shutdown
 
 #[tokio::test]
-async fn shutdown_gives_everything_back() {
+async fn shutdown_releases_every_lease() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let mut leases = Vec::new();
@@ -216,7 +216,7 @@ async fn shutdown_gives_everything_back() {
 }
 
 #[tokio::test]
-async fn after_a_shutdown_everything_is_closed() {
+async fn calls_after_shutdown_return_closed() {
     let db = fresh().await;
     let pool = db.pool().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
@@ -252,7 +252,7 @@ async fn after_a_shutdown_everything_is_closed() {
 }
 
 #[tokio::test]
-async fn waiters_are_told_of_the_shutdown() {
+async fn shutdown_closes_all_waiters() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let here = ours.lease("here").ttl(LONG).acquire().await.expect("acquire");
@@ -280,9 +280,9 @@ async fn waiters_are_told_of_the_shutdown() {
     }
 }
 
-/// A request that is on its way when the client ends is refused, and its grant goes back.
+/// A request in flight at the shutdown is refused, and its grant is released.
 #[tokio::test]
-async fn what_is_granted_during_the_shutdown_goes_back() {
+async fn grant_during_shutdown_is_released() {
     let db = fresh().await;
     let theirs = db.locks().await;
     for one in [true, false] {
@@ -311,7 +311,7 @@ async fn what_is_granted_during_the_shutdown_goes_back() {
 }
 
 #[tokio::test]
-async fn a_text_that_is_resumed_twice_is_held_until_both_have_given_it_back() {
+async fn twice_resumed_lease_needs_both_releases() {
     let db = fresh().await;
     let (ours, second, theirs) = (db.locks().await, db.locks().await, db.locks().await);
     let text = ours.lease("a").acquire().await.expect("acquire").export().expect("export").to_string();
@@ -326,7 +326,7 @@ async fn a_text_that_is_resumed_twice_is_held_until_both_have_given_it_back() {
 }
 
 #[tokio::test]
-async fn a_shutdown_that_races_a_re_entrance_leaves_nothing_held() {
+async fn shutdown_racing_reentry_leaves_nothing_held() {
     let db = fresh().await;
     let outside = db.locks().await;
     for i in 0..10_u64 {

@@ -1,4 +1,4 @@
-//! Looking at leases, and an operator's way to end one.
+//! Listing and inspecting leases, and an operator's eviction and extension by token.
 //!
 //! Promises: 5.
 
@@ -13,7 +13,7 @@ use crate::support::{fresh, soon};
 const LONG: Duration = Duration::from_secs(600);
 
 #[tokio::test]
-async fn inspect_tells_who_holds_a_name_since_when_and_for_how_long() {
+async fn inspect_reports_holder_token_and_expiry() {
     let db = fresh().await;
     let ours = db.builder().await.holder("the worker on the left").build();
     let theirs = db.locks().await;
@@ -40,7 +40,7 @@ async fn inspect_tells_who_holds_a_name_since_when_and_for_how_long() {
 }
 
 #[tokio::test]
-async fn the_holder_is_this_process_unless_it_is_given() {
+async fn holder_defaults_to_host_and_process() {
     let db = fresh().await;
     let locks = db.locks().await;
     let lease = locks.lease("a").acquire().await.expect("acquire");
@@ -60,7 +60,7 @@ async fn the_holder_is_this_process_unless_it_is_given() {
 }
 
 #[tokio::test]
-async fn list_shows_what_is_held_and_nothing_else() {
+async fn list_shows_only_held_names() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let mut held = Vec::new();
@@ -98,7 +98,7 @@ async fn list_shows_what_is_held_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn an_eviction_needs_the_token_of_the_holding() {
+async fn eviction_requires_the_token_of_the_lease() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let token = |token| FencingToken::new(token).expect("a token");
@@ -122,7 +122,7 @@ async fn an_eviction_needs_the_token_of_the_holding() {
 }
 
 #[tokio::test]
-async fn an_evicted_holder_learns_of_it_at_its_next_renewal() {
+async fn evicted_holder_learns_it_at_next_renewal() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = ours.lease("a").ttl(Duration::from_secs(6)).acquire().await.expect("acquire");
@@ -135,7 +135,7 @@ async fn an_evicted_holder_learns_of_it_at_its_next_renewal() {
 }
 
 #[tokio::test]
-async fn an_evicted_holder_cannot_extend_or_fence() {
+async fn evicted_holder_cannot_extend_or_fence() {
     let db = fresh().await;
     let pool = db.pool().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
@@ -152,7 +152,7 @@ async fn an_evicted_holder_cannot_extend_or_fence() {
 }
 
 #[tokio::test]
-async fn a_transaction_that_is_fenced_already_keeps_others_out_after_the_eviction() {
+async fn fenced_transaction_excludes_others_after_eviction() {
     let db = fresh().await;
     let pool = db.pool().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
@@ -174,7 +174,7 @@ async fn a_transaction_that_is_fenced_already_keeps_others_out_after_the_evictio
 }
 
 #[tokio::test]
-async fn a_name_kept_after_its_release_can_be_evicted_too() {
+async fn name_kept_after_release_can_be_evicted() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = ours.lease("a").hold_at_least(LONG).acquire().await.expect("acquire");
@@ -192,7 +192,7 @@ async fn held(locks: &Locks) -> LeaseInfo {
 }
 
 #[tokio::test]
-async fn a_lease_is_extended_by_its_token_from_another_client() {
+async fn lease_is_extended_by_token_from_other_client() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = ours.lease("a").ttl(Duration::from_secs(60)).renew(false).acquire().await.expect("acquire");
@@ -212,7 +212,7 @@ async fn a_lease_is_extended_by_its_token_from_another_client() {
 }
 
 #[tokio::test]
-async fn an_extension_never_shortens_a_lease_that_its_holder_has_just_renewed() {
+async fn extension_by_token_never_shortens_a_lease() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = ours.lease("a").ttl(Duration::from_secs(60)).acquire().await.expect("acquire");
@@ -242,7 +242,7 @@ async fn an_extension_never_shortens_a_lease_that_its_holder_has_just_renewed() 
 }
 
 #[tokio::test]
-async fn an_extension_needs_the_token_of_the_holding() {
+async fn extension_requires_the_token_of_the_lease() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let token = |token| FencingToken::new(token).expect("a token");
@@ -270,9 +270,9 @@ async fn an_extension_needs_the_token_of_the_holding() {
     assert!(!theirs.extend("b", token, LONG).await.expect("extend"));
 }
 
-/// As a step of a script does it: the process ends as soon as it has its answer.
+/// A step of a script does this: its process ends as soon as it has the answer.
 #[tokio::test]
-async fn extension_by_a_process_that_ends_leaves_nothing_behind() {
+async fn extension_by_ended_process_leaves_nothing_behind() {
     let db = fresh().await;
     let (ours, rival) = (db.locks().await, db.locks().await);
     let lease = ours.lease("a").ttl(Duration::from_secs(60)).acquire().await.expect("acquire");
@@ -291,7 +291,7 @@ async fn extension_by_a_process_that_ends_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn an_extension_out_of_range_is_an_error() {
+async fn extension_out_of_range_is_refused() {
     let db = fresh().await;
     let (locks, long) = (db.locks().await, Duration::from_secs(86_401));
     let lease = locks.lease("a").acquire().await.expect("acquire");

@@ -1,4 +1,4 @@
-//! Taking, keeping and giving back.
+//! Acquisition, renewal and release of a lease.
 //!
 //! Promises: 3, 4, 5, 15.
 
@@ -51,7 +51,7 @@ fn lost_by(error: Error, expected: LossCause) {
 // ---- promise 1: exclusion, and what a loser sees
 
 #[tokio::test]
-async fn a_lease_excludes_others_until_it_is_released() {
+async fn lease_excludes_others_until_released() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = ours.lease("a").acquire().await.expect("acquire");
@@ -67,7 +67,7 @@ async fn a_lease_excludes_others_until_it_is_released() {
 }
 
 #[tokio::test]
-async fn contention_is_not_an_error_in_the_same_client_either() {
+async fn contention_within_a_client_is_not_an_error() {
     let db = fresh().await;
     let locks = db.locks().await;
     let lease = take(&locks, "a").await;
@@ -77,7 +77,7 @@ async fn contention_is_not_an_error_in_the_same_client_either() {
 }
 
 #[tokio::test]
-async fn a_loser_changes_nothing() {
+async fn refused_request_changes_nothing() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = ours.lease("a").ttl(LONG).renew(false).label("ours").acquire().await.expect("acquire");
@@ -92,7 +92,7 @@ async fn a_loser_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_wait_that_runs_out_is_a_timeout() {
+async fn expired_wait_is_a_timeout() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = take(&ours, "a").await;
@@ -111,7 +111,7 @@ async fn a_wait_that_runs_out_is_a_timeout() {
 }
 
 #[tokio::test]
-async fn a_wait_ends_when_the_name_is_given_back() {
+async fn wait_ends_when_the_name_is_released() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     for waiting in [ours.clone(), theirs] {
@@ -131,7 +131,7 @@ async fn a_wait_ends_when_the_name_is_given_back() {
 }
 
 #[tokio::test]
-async fn waiters_of_one_process_are_served_in_order() {
+async fn local_waiters_are_granted_in_order() {
     let db = fresh().await;
     let locks = db.locks().await;
     let first = locks.lease("a").acquire().await.expect("acquire");
@@ -158,7 +158,7 @@ async fn waiters_of_one_process_are_served_in_order() {
 // ---- renewal and its end
 
 #[tokio::test]
-async fn a_lease_is_renewed_beyond_its_ttl() {
+async fn lease_is_renewed_beyond_its_ttl() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let ttl = Duration::from_secs(4);
@@ -175,7 +175,7 @@ async fn a_lease_is_renewed_beyond_its_ttl() {
 }
 
 #[tokio::test]
-async fn without_renewal_a_lease_ends_after_its_ttl_and_not_before() {
+async fn unrenewed_lease_ends_after_its_ttl() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let start = Instant::now();
@@ -194,7 +194,7 @@ async fn without_renewal_a_lease_ends_after_its_ttl_and_not_before() {
 }
 
 #[tokio::test]
-async fn an_extension_takes_the_place_of_renewals() {
+async fn extension_replaces_renewals() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = ours.lease("a").ttl(ms(5000)).renew(false).acquire().await.expect("acquire");
@@ -213,7 +213,7 @@ async fn an_extension_takes_the_place_of_renewals() {
 }
 
 #[tokio::test]
-async fn max_hold_ends_a_lease_however_well_it_is_renewed() {
+async fn max_hold_ends_a_renewed_lease() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let start = Instant::now();
@@ -229,7 +229,7 @@ async fn max_hold_ends_a_lease_however_well_it_is_renewed() {
 }
 
 #[tokio::test]
-async fn max_hold_frees_the_name_also_when_the_ttl_is_longer() {
+async fn max_hold_frees_name_before_longer_ttl() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = ours.lease("a").ttl(LONG).max_hold(SHORT).acquire().await.expect("acquire");
@@ -242,7 +242,7 @@ async fn max_hold_frees_the_name_also_when_the_ttl_is_longer() {
 // ---- hold_at_least
 
 #[tokio::test]
-async fn hold_at_least_keeps_the_name_taken_after_the_release() {
+async fn hold_at_least_keeps_name_taken_after_release() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let least = ms(6000);
@@ -266,7 +266,7 @@ async fn hold_at_least_keeps_the_name_taken_after_the_release() {
 }
 
 #[tokio::test]
-async fn hold_at_least_keeps_waiters_of_the_same_process_out_too() {
+async fn hold_at_least_blocks_local_waiters() {
     let db = fresh().await;
     let locks = db.locks().await;
     let least = ms(800);
@@ -281,7 +281,7 @@ async fn hold_at_least_keeps_waiters_of_the_same_process_out_too() {
 }
 
 #[tokio::test]
-async fn hold_at_least_adds_nothing_to_a_job_that_took_longer() {
+async fn hold_at_least_adds_nothing_after_longer_hold() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = ours.lease("a").ttl(LONG).hold_at_least(ms(200)).acquire().await.expect("acquire");
@@ -293,7 +293,7 @@ async fn hold_at_least_adds_nothing_to_a_job_that_took_longer() {
 // ---- label
 
 #[tokio::test]
-async fn a_label_is_shown_to_everybody() {
+async fn label_is_visible_to_every_client() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let label = "é".repeat(127) + "x";
@@ -330,7 +330,7 @@ async fn run_returns_the_value_and_releases() {
 }
 
 #[tokio::test]
-async fn run_passes_on_what_the_work_returns_also_when_that_is_an_error() {
+async fn run_passes_on_errors_of_the_work() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let outcome = ours.lease("a").ttl(LONG).run(async |_| Err::<(), _>("the work's own")).await;
@@ -348,7 +348,7 @@ impl Drop for Dropped {
 }
 
 #[tokio::test]
-async fn run_drops_the_work_when_the_lease_is_lost() {
+async fn run_drops_the_work_on_loss() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let dropped = Arc::new(AtomicBool::new(false));
@@ -374,7 +374,7 @@ async fn run_polls_no_work_after_the_deadline() {
 }
 
 #[tokio::test]
-async fn run_fails_when_the_lease_did_not_last_until_the_work_was_done() {
+async fn run_fails_when_lease_ended_before_work() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let outcome = ours
@@ -389,7 +389,7 @@ async fn run_fails_when_the_lease_did_not_last_until_the_work_was_done() {
 }
 
 #[tokio::test]
-async fn run_waits_no_longer_than_it_was_told() {
+async fn run_respects_its_wait_limit() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = take(&theirs, "a").await;
@@ -402,7 +402,7 @@ async fn run_waits_no_longer_than_it_was_told() {
 // ---- release and drop
 
 #[tokio::test]
-async fn a_dropped_lease_is_released_in_the_background() {
+async fn dropped_lease_is_released_in_background() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     drop(take(&ours, "a").await);
@@ -414,7 +414,7 @@ async fn a_dropped_lease_is_released_in_the_background() {
 }
 
 #[tokio::test]
-async fn a_release_tells_whether_the_lease_lasted() {
+async fn release_reports_whether_the_lease_lasted() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     take(&ours, "a").await.release().await.expect("it was ours to the end");
@@ -431,7 +431,7 @@ async fn a_release_tells_whether_the_lease_lasted() {
 
 /// Promise 5.
 #[tokio::test]
-async fn only_the_owner_releases() {
+async fn stale_holder_cannot_release_the_successor() {
     let db = fresh().await;
     let pool = db.pool().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
@@ -464,7 +464,7 @@ async fn only_the_owner_releases() {
 }
 
 #[tokio::test]
-async fn a_stale_guard_that_is_dropped_does_not_touch_the_successor() {
+async fn dropped_stale_guard_does_not_touch_successor() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let stale = ours.lease("a").ttl(SHORT).renew(false).acquire().await.expect("acquire");
@@ -478,7 +478,7 @@ async fn a_stale_guard_that_is_dropped_does_not_touch_the_successor() {
 }
 
 #[tokio::test]
-async fn a_fence_keeps_others_out_until_the_transaction_ends() {
+async fn fence_excludes_others_until_transaction_ends() {
     let db = fresh().await;
     let pool = db.pool().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
@@ -501,7 +501,7 @@ async fn a_fence_keeps_others_out_until_the_transaction_ends() {
 // ---- promise 15: bounds
 
 #[tokio::test]
-async fn out_of_range_is_an_error_and_not_a_silent_clamp() {
+async fn value_out_of_range_is_refused_not_clamped() {
     let db = fresh().await;
     let locks = ordinary(&db).await;
     let (floor, ceiling) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
@@ -542,7 +542,7 @@ fn out_of_range(error: Error, given: Duration, min: Duration, max: Duration) {
 }
 
 #[tokio::test]
-async fn the_bounds_of_a_ttl_are_a_choice_of_the_builder() {
+async fn builder_sets_the_ttl_range() {
     let db = fresh().await;
     let (min, max) = (ms(1500), ms(25_000));
     let locks = Locks::builder(db.pool_of(1).await).ttl_range(min..=max).build();
@@ -555,7 +555,7 @@ async fn the_bounds_of_a_ttl_are_a_choice_of_the_builder() {
 // ---- promise 4: tokens
 
 #[tokio::test]
-async fn tokens_rise_however_a_holding_ends() {
+async fn tokens_rise_after_every_kind_of_end() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let mut last = None;
@@ -611,7 +611,7 @@ async fn sweep_away(locks: &Locks, name: &str) {
 }
 
 #[tokio::test]
-async fn a_token_is_a_number_that_survives_printing() {
+async fn token_survives_printing_and_parsing() {
     let db = fresh().await;
     let locks = db.locks().await;
     let lease = take(&locks, "a").await;
@@ -626,7 +626,7 @@ fn delta(duration: Duration) -> TimeDelta {
 }
 
 #[tokio::test]
-async fn a_wait_of_zero_asks_once() {
+async fn zero_wait_asks_once() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = ours.lease("a").wait(Duration::ZERO).acquire().await.expect("free");
@@ -636,7 +636,7 @@ async fn a_wait_of_zero_asks_once() {
 }
 
 #[tokio::test]
-async fn the_deadline_stays_ahead_of_the_database_after_a_long_extension() {
+async fn local_deadline_precedes_database_after_long_extension() {
     let db = fresh().await;
     let locks = db.locks().await;
     let lease = locks.lease("a").ttl(Duration::from_secs(3)).acquire().await.expect("acquire");
@@ -648,7 +648,7 @@ async fn the_deadline_stays_ahead_of_the_database_after_a_long_extension() {
 }
 
 #[tokio::test]
-async fn a_nul_in_a_label_is_refused_and_in_a_holder_replaced() {
+async fn nul_is_refused_in_label_replaced_in_holder() {
     let db = fresh().await;
     let locks = db.builder().await.holder("a\0b").build();
     let error = locks.lease("a").label("x\0y").acquire().await.expect_err("a NUL");
@@ -659,7 +659,7 @@ async fn a_nul_in_a_label_is_refused_and_in_a_holder_replaced() {
 }
 
 #[test]
-fn a_loss_is_told_also_when_the_runtime_of_the_client_has_gone() {
+fn loss_is_reported_after_client_runtime_ended() {
     let runtime =
         || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let first = runtime();
@@ -676,7 +676,7 @@ fn a_loss_is_told_also_when_the_runtime_of_the_client_has_gone() {
 }
 
 #[test]
-fn a_call_outside_of_a_runtime_does_not_spoil_the_client() {
+fn client_survives_a_call_outside_a_runtime() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let db = runtime.block_on(fresh());
     let locks = runtime.block_on(db.locks());
@@ -689,7 +689,7 @@ fn a_call_outside_of_a_runtime_does_not_spoil_the_client() {
 }
 
 #[tokio::test]
-async fn callers_of_one_name_learn_together_that_the_database_is_away() {
+async fn callers_of_one_name_fail_together_without_database() {
     let url = match DATABASE {
         Database::Sqlite => "sqlite:///nowhere/at/all.db",
         Database::Postgres => "postgres://postgres@127.0.0.1:9/postgres",
@@ -710,7 +710,7 @@ async fn callers_of_one_name_learn_together_that_the_database_is_away() {
 }
 
 #[tokio::test]
-async fn of_those_who_try_a_free_name_at_the_same_time_one_gets_it() {
+async fn concurrent_tries_grant_a_free_name_once() {
     let db = fresh().await;
     let clients = [db.locks().await, db.locks().await, db.locks().await];
     for round in 0..200 {
@@ -739,7 +739,7 @@ const SABOTAGE: &[&str] = match DATABASE {
 };
 
 #[tokio::test]
-async fn release_that_the_database_undoes_ends_with_an_error() {
+async fn release_undone_by_database_is_an_error() {
     let db = fresh().await;
     let (locks, pool) = (db.locks().await, db.pool_of(1).await);
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");

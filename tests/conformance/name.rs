@@ -162,7 +162,7 @@ async fn names_are_compared_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn a_prefix_is_bytes_too() {
+async fn prefix_is_compared_byte_for_byte() {
     let db = fresh().await;
     let locks = db.locks().await;
     let names = odd_names();
@@ -184,7 +184,7 @@ async fn a_prefix_is_bytes_too() {
 }
 
 #[tokio::test]
-async fn one_of_two_similar_names_is_evicted_and_purged_alone() {
+async fn eviction_and_purge_spare_similar_names() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     for (name, other) in [("a", "A"), ("a", "a "), ("á", "a\u{301}"), ("a%", "a_"), ("\\", "\\\\")] {
@@ -200,7 +200,7 @@ async fn one_of_two_similar_names_is_evicted_and_purged_alone() {
 }
 
 #[tokio::test]
-async fn what_is_not_a_name_is_refused_before_anything_is_sent() {
+async fn invalid_name_is_refused_before_sending() {
     // Nobody answers here: whatever was sent would fail otherwise, and only after some seconds.
     let nowhere = match DATABASE {
         Database::Postgres => "postgres://nobody@127.0.0.1:1/nothing",

@@ -1,4 +1,4 @@
-//! Purging what has long been free, and nothing else.
+//! Purging of names and records whose retention has passed, and of nothing else.
 //!
 //! Promises: 4.
 
@@ -24,7 +24,7 @@ async fn rows(pool: &Pool<Sql>) -> i64 {
 }
 
 #[tokio::test]
-async fn only_what_has_been_free_for_the_retention_is_purged() {
+async fn sweep_purges_only_names_past_the_retention() {
     let db = fresh().await;
     let pool = db.pool().await;
     let locks = db.locks().await;
@@ -62,7 +62,7 @@ async fn only_what_has_been_free_for_the_retention_is_purged() {
 }
 
 #[tokio::test]
-async fn a_sweep_goes_on_batch_by_batch_until_nothing_is_left() {
+async fn sweep_repeats_batches_until_nothing_is_left() {
     let db = fresh().await;
     let pool = db.pool().await;
     let locks = db.locks().await;
@@ -89,7 +89,7 @@ struct Record {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sweepers_in_a_storm_delete_nothing_alive_and_no_token_goes_back() {
+async fn concurrent_sweepers_keep_live_names_and_token_order() {
     let db = fresh().await;
     let pool = db.pool().await;
     let record = Arc::new(Record::default());
@@ -140,7 +140,7 @@ async fn sweepers_in_a_storm_delete_nothing_alive_and_no_token_goes_back() {
 }
 
 #[tokio::test]
-async fn in_the_background_it_sweeps_until_it_is_dropped() {
+async fn background_sweeper_runs_until_dropped() {
     let db = fresh().await;
     let pool = db.pool().await;
     let locks = db.locks().await;
@@ -168,7 +168,7 @@ async fn in_the_background_it_sweeps_until_it_is_dropped() {
 
 /// A sweeper alone does not keep its client and the connections alive.
 #[tokio::test]
-async fn in_the_background_it_ends_with_its_client() {
+async fn background_sweeper_ends_with_its_client() {
     let mut db = fresh().await;
     let witness = super::witness::Witness::of(&mut db).await;
     let locks = db.locks().await;
@@ -233,7 +233,7 @@ impl Requests {
 }
 
 #[tokio::test]
-async fn requests_whose_time_has_run_out_go_with_their_steps_batch_by_batch() {
+async fn expired_requests_are_purged_with_their_steps() {
     let db = fresh().await;
     let locks = db.locks().await;
     let requests = Requests { pool: db.pool().await, by: Idempotency::new(&locks) };
@@ -258,7 +258,7 @@ async fn requests_whose_time_has_run_out_go_with_their_steps_batch_by_batch() {
 }
 
 #[tokio::test]
-async fn requests_that_have_not_ended_or_nobody_knows_how_are_never_purged() {
+async fn unfinished_requests_are_never_purged() {
     let db = fresh().await;
     let locks = db.locks().await;
     let requests = Requests { pool: db.pool().await, by: Idempotency::new(&locks) };
@@ -281,7 +281,7 @@ async fn requests_that_have_not_ended_or_nobody_knows_how_are_never_purged() {
 }
 
 #[tokio::test]
-async fn keys_that_were_used_anew_since_are_spared() {
+async fn reused_keys_are_not_purged() {
     let db = fresh().await;
     let locks = db.locks().await;
     let requests = Requests { pool: db.pool().await, by: Idempotency::new(&locks) };
@@ -300,9 +300,10 @@ async fn keys_that_were_used_anew_since_are_spared() {
     assert_eq!(requests.rows().await, (1, 1));
 }
 
-/// Between the look of a sweeper and its DELETE a key may be used anew. What has taken effect then must not be forgotten.
+/// A key may be reused between the SELECT of a sweeper and its DELETE. The new request must not be
+/// purged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sweepers_that_meet_requests_of_the_same_keys_purge_none_of_the_new_ones() {
+async fn sweepers_spare_new_requests_of_purged_keys() {
     let db = fresh().await;
     let pool = db.pool().await;
     let requests = Requests { pool: pool.clone(), by: Idempotency::new(&db.locks().await) };
