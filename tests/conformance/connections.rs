@@ -1,4 +1,5 @@
-//! Promise 10: two connections, whatever is held or waited for, and none of the application's.
+//! Promise 10: two connections, however many leases and waiters, and none of the application's
+//! pool.
 //!
 //! Promises: 10, 16.
 
@@ -17,7 +18,7 @@ use crate::support::{Database, builder, fresh, soon};
 const LONG: Duration = Duration::from_secs(600);
 
 #[tokio::test]
-async fn leases_stay_held_and_waiters_get_theirs_while_business_takes_the_whole_pool() {
+async fn leases_survive_a_fully_used_application_pool() {
     let db = fresh().await;
     let pool = db.pool_of(1).await;
     if DATABASE == Database::Sqlite {
@@ -89,7 +90,7 @@ async fn leases_stay_held_and_waiters_get_theirs_while_business_takes_the_whole_
 }
 
 #[tokio::test]
-async fn few_connections_do_for_two_hundred_leases_and_fifty_waiters() {
+async fn connections_stay_few_with_200_leases_and_waiters() {
     let mut db = fresh().await;
     let witness = Witness::of(&mut db).await;
     // One for heartbeats and those for work.
@@ -133,7 +134,7 @@ async fn few_connections_do_for_two_hundred_leases_and_fifty_waiters() {
 }
 
 #[tokio::test]
-async fn one_connection_does_too() {
+async fn one_connection_suffices() {
     let mut db = fresh().await;
     let witness = Witness::of(&mut db).await;
     let locks = db.builder().await.connections(1).build();
@@ -158,7 +159,7 @@ async fn one_connection_does_too() {
 }
 
 #[tokio::test]
-async fn the_connections_end_with_the_last_handle() {
+async fn connections_close_with_the_last_handle() {
     let mut db = fresh().await;
     let witness = Witness::of(&mut db).await;
     let locks = db.locks().await;
@@ -174,7 +175,7 @@ async fn the_connections_end_with_the_last_handle() {
 }
 
 #[tokio::test]
-async fn the_applications_pool_is_left_alone() {
+async fn application_pool_is_not_used() {
     let db = fresh().await;
     let pool = db.pool_of(4).await;
     let locks = builder(pool.clone()).build();
@@ -190,10 +191,10 @@ async fn the_applications_pool_is_left_alone() {
     lease.release().await.expect("release");
 }
 
-/// SQLite's exception, on whatever database this suite runs: a database in memory is its connection, so that is borrowed,
-/// for one statement at a time.
+/// A SQLite database in memory exists on one connection only, so that connection is borrowed for
+/// one statement at a time. The suite of every database runs this test.
 #[tokio::test]
-async fn in_memory_the_pools_connection_is_borrowed() {
+async fn in_memory_database_borrows_the_pool_connection() {
     let pool = SqlitePoolOptions::new()
         .max_connections(1)
         .min_connections(1)

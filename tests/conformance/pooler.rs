@@ -1,9 +1,9 @@
-//! Behind a proxy that pools transactions (promise 14): PgBouncer, where consecutive transactions of one client run on
-//! different server connections, and every server connection serves many clients. What a client leaves in a session is
-//! there for the next one.
+//! Transaction poolers (promise 14): behind PgBouncer, consecutive transactions of one client run
+//! on different server connections, every server connection serves many clients, and session state
+//! of one client reaches the next.
 //!
-//! For the other databases there is no such proxy here. What is asserted of them is the same work by as many clients, and
-//! that nothing of a session's state reaches the application's connections.
+//! The other databases have no such pooler here. Their tests do the same work with as many clients,
+//! and assert that no session state reaches the application's connections.
 //!
 //! Promises: 14.
 
@@ -216,13 +216,13 @@ async fn everything_behind_a_pooler(settings: &[&str]) {
 }
 
 #[tokio::test]
-async fn everything_works_behind_a_transaction_pooler_and_nothing_is_left_in_its_sessions() {
+async fn transaction_pooler_keeps_no_session_state() {
     everything_behind_a_pooler(&[]).await;
 }
 
-/// Where the server has other defaults than a lease needs, what we say for ourselves must not be heard by others.
+/// The settings that sqlock needs for its own transactions must not reach other clients.
 #[tokio::test]
-async fn everything_works_behind_a_transaction_pooler_where_the_defaults_are_not_ours() {
+async fn transaction_pooler_works_with_unusual_server_defaults() {
     everything_behind_a_pooler(&[
         "default_transaction_isolation=serializable",
         "default_transaction_read_only=off",
@@ -232,7 +232,8 @@ async fn everything_works_behind_a_transaction_pooler_where_the_defaults_are_not
     .await;
 }
 
-/// A fence holds however the pooler spreads the transactions of the holder and of those who want its place.
+/// The fence holds on whichever server connections the pooler runs the transactions of the holder
+/// and its rivals.
 #[tokio::test]
 async fn fence_holds_behind_a_transaction_pooler() {
     let pooled = Pooled::new(&[]).await;

@@ -1,7 +1,8 @@
-//! Session locks: they live on one connection of their own and die with it.
+//! Session locks: each client holds them on one connection, and they end with it.
 //!
-//! They need no tables, so nothing is migrated here. SQLite has no server and no connection that could be cut: there the locks
-//! are on files, and what is asserted is that nothing but their process ends them.
+//! Session locks need no tables, so nothing is migrated here. On SQLite, which has no connection
+//! that could be cut, the locks are on files, and the tests assert that only the end of the process
+//! ends them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -53,7 +54,7 @@ fn assert_unsupported<T>(outcome: Result<T, Error>, says: &str) {
 // ---- exclusion
 
 #[tokio::test]
-async fn a_session_lock_keeps_out_other_clients_and_other_tasks_of_the_same_client() {
+async fn session_lock_excludes_other_clients_and_tasks() {
     let db = empty().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lock = hold(&ours, "a").await;
@@ -73,7 +74,7 @@ async fn a_session_lock_keeps_out_other_clients_and_other_tasks_of_the_same_clie
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_is_inside_with_another_whoever_they_are() {
+async fn session_lock_has_one_holder_under_load() {
     let db = empty().await;
     let inside = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
@@ -96,7 +97,7 @@ async fn nobody_is_inside_with_another_whoever_they_are() {
 }
 
 #[tokio::test]
-async fn a_release_lets_in_those_who_wait_here_in_the_order_in_which_they_came() {
+async fn release_admits_local_waiters_in_order() {
     let db = empty().await;
     let locks = db.locks().await;
     let first = hold(&locks, "a").await;
@@ -120,7 +121,7 @@ async fn a_release_lets_in_those_who_wait_here_in_the_order_in_which_they_came()
 }
 
 #[tokio::test]
-async fn a_release_elsewhere_lets_the_waiter_in() {
+async fn remote_release_admits_the_waiter() {
     let db = empty().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lock = hold(&theirs, "a").await;
@@ -134,7 +135,7 @@ async fn a_release_elsewhere_lets_the_waiter_in() {
 }
 
 #[tokio::test]
-async fn a_wait_ends_in_a_timeout_and_not_before() {
+async fn wait_times_out_at_its_limit() {
     let db = empty().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lock = hold(&ours, "a").await;
@@ -161,7 +162,7 @@ async fn a_wait_ends_in_a_timeout_and_not_before() {
 }
 
 #[tokio::test]
-async fn those_who_share_are_in_together_and_keep_out_who_wants_it_alone() {
+async fn shared_session_locks_exclude_an_exclusive_one() {
     let db = empty().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let share = async |locks: &Locks| soon("an answer", locks.session("a").shared().try_acquire()).await;
@@ -197,7 +198,7 @@ async fn those_who_share_are_in_together_and_keep_out_who_wants_it_alone() {
 }
 
 #[tokio::test]
-async fn a_waiter_that_was_dropped_is_in_nobodys_way() {
+async fn dropped_waiter_blocks_nobody() {
     let db = empty().await;
     let locks = db.locks().await;
     if DATABASE.is_mysql() {
@@ -242,7 +243,7 @@ async fn names_are_bytes() {
 }
 
 #[tokio::test]
-async fn names_of_two_schemas_or_databases_of_one_server_do_not_meet() {
+async fn names_are_separate_per_schema_or_database() {
     let (here, there) = (empty().await, empty().await);
     let (ours, theirs, others) = (here.locks().await, here.locks().await, there.locks().await);
     let lock = hold(&ours, "a").await;
@@ -253,7 +254,7 @@ async fn names_of_two_schemas_or_databases_of_one_server_do_not_meet() {
 }
 
 #[tokio::test]
-async fn a_lease_of_the_same_name_is_another_thing() {
+async fn lease_and_session_lock_are_independent() {
     let db = crate::support::fresh().await;
     let locks = db.locks().await;
     let lock = hold(&locks, "a").await;
@@ -265,7 +266,7 @@ async fn a_lease_of_the_same_name_is_another_thing() {
 // ---- the connection
 
 #[tokio::test]
-async fn two_hundred_locks_live_on_one_connection_which_is_closed_after_the_last() {
+async fn many_session_locks_share_one_connection() {
     let mut db = empty().await;
     let witness = Witness::of(&mut db).await;
     let locks = db.locks().await;
@@ -305,7 +306,7 @@ async fn no_connections(witness: &Witness) {
 }
 
 #[tokio::test]
-async fn a_pool_of_one_that_is_in_use_does_not_matter() {
+async fn busy_application_pool_does_not_matter() {
     let db = empty().await;
     let pool = db.pool_of(1).await;
     let locks = builder(pool.clone()).build();
@@ -319,7 +320,7 @@ async fn a_pool_of_one_that_is_in_use_does_not_matter() {
 }
 
 #[tokio::test]
-async fn when_the_handle_is_dropped_the_lock_stays_and_with_the_last_lock_all_is_closed() {
+async fn session_lock_outlives_the_dropped_client_handle() {
     let mut db = empty().await;
     let witness = Witness::of(&mut db).await;
     let ours = db.locks().await;
@@ -337,7 +338,7 @@ async fn when_the_handle_is_dropped_the_lock_stays_and_with_the_last_lock_all_is
 }
 
 #[tokio::test]
-async fn shutdown_ends_all_locks_and_waits_and_then_the_names_are_free() {
+async fn shutdown_ends_session_locks_and_waits() {
     let db = empty().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let (a, b) = (hold(&ours, "a").await, hold(&ours, "b").await);
@@ -367,7 +368,7 @@ async fn shutdown_ends_all_locks_and_waits_and_then_the_names_are_free() {
 // ---- loss
 
 #[tokio::test]
-async fn a_holder_that_is_killed_frees_the_name() {
+async fn killed_holder_frees_the_name() {
     let db = empty().await;
     let locks = db.locks().await;
     let mut holder = Worker::start(&db.url);
@@ -408,7 +409,7 @@ async fn end_the_connection(pool: &Pool<Sql>) {
 }
 
 #[tokio::test]
-async fn when_the_server_ends_the_connection_every_lock_on_it_is_lost_and_others_can_have_them() {
+async fn ended_connection_loses_all_its_session_locks() {
     let mut db = empty().await;
     let _witness = Witness::of(&mut db).await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
@@ -435,9 +436,9 @@ async fn when_the_server_ends_the_connection_every_lock_on_it_is_lost_and_others
     comes_free(&theirs, "b").await;
 }
 
-/// What session locks live on is a connection, or the files in a directory beside the database.
+/// Session locks live on a connection or, on SQLite, on files in a directory beside the database.
 #[tokio::test]
-async fn lock_is_lost_with_the_directory_or_connection_it_lives_on() {
+async fn lock_is_lost_with_its_directory_or_connection() {
     let mut db = empty().await;
     let _witness = Witness::of(&mut db).await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
@@ -461,7 +462,7 @@ async fn lock_is_lost_with_the_directory_or_connection_it_lives_on() {
 }
 
 #[tokio::test]
-async fn a_release_that_finds_the_connection_ended_says_that_the_lock_was_lost() {
+async fn release_on_ended_connection_reports_the_loss() {
     let mut db = empty().await;
     let _witness = Witness::of(&mut db).await;
     let locks = db.locks().await;
@@ -478,11 +479,11 @@ async fn a_release_that_finds_the_connection_ended_says_that_the_lock_was_lost()
 }
 
 #[tokio::test]
-async fn an_unlock_that_was_not_confirmed_closes_the_connection() {
+async fn unconfirmed_unlock_closes_the_connection() {
     let mut db = empty().await;
     let witness = Witness::of(&mut db).await;
     if DATABASE == Database::Sqlite {
-        return a_file_is_there_while_the_name_is_locked(&db).await;
+        return lock_file_exists_while_name_is_locked(&db).await;
     }
     let (proxy, url) = behind_a_proxy(&db.url);
     let locks = builder(connect(&url, 1).await).build();
@@ -506,7 +507,7 @@ fn place(db: &Fresh) -> String {
 }
 
 /// On SQLite, an unlock cannot fail. What is to be seen from outside is a file for each name that is locked.
-async fn a_file_is_there_while_the_name_is_locked(db: &Fresh) {
+async fn lock_file_exists_while_name_is_locked(db: &Fresh) {
     let files = || std::fs::read_dir(place(db)).map_or(0, Iterator::count);
     let (ours, theirs) = (db.locks().await, db.locks().await);
     assert_eq!(files(), 0);
@@ -528,7 +529,7 @@ async fn a_file_is_there_while_the_name_is_locked(db: &Fresh) {
 }
 
 #[tokio::test]
-async fn a_database_that_is_out_of_reach_is_unavailable_and_not_somebody_elses_lock() {
+async fn unreachable_database_is_unavailable_not_held() {
     let db = empty().await;
     if DATABASE == Database::Sqlite {
         // It does not even matter that somebody writes.
@@ -564,7 +565,7 @@ async fn a_database_that_is_out_of_reach_is_unavailable_and_not_somebody_elses_l
 }
 
 #[tokio::test]
-async fn a_wait_outlasts_the_loss_of_a_connection() {
+async fn wait_survives_the_loss_of_its_connection() {
     let mut db = empty().await;
     let witness = Witness::of(&mut db).await;
     let holder = db.locks().await;
@@ -594,7 +595,7 @@ async fn a_wait_outlasts_the_loss_of_a_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn futures_that_are_dropped_anywhere_leave_no_lock_behind() {
+async fn dropped_futures_leave_no_session_lock() {
     let mut db = empty().await;
     let witness = Witness::of(&mut db).await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
@@ -621,7 +622,7 @@ async fn futures_that_are_dropped_anywhere_leave_no_lock_behind() {
 // ---- where it would be a lie
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn behind_a_pooler_on_a_standby_or_in_memory_it_is_refused() {
+async fn session_lock_is_refused_on_pooler_or_standby() {
     match DATABASE {
         Database::Postgres => {
             behind_pgbouncer().await;
@@ -696,9 +697,9 @@ const LEFT_BEHIND: &str = "
     SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'),
            (SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%')";
 
-/// There is a cluster of this kind for MariaDB alone.
+/// Only MariaDB has Galera clusters.
 #[tokio::test]
-async fn on_a_node_of_galera_it_is_refused() {
+async fn session_lock_is_refused_on_galera() {
     if DATABASE != Database::MariaDb {
         return comes_free(&empty().await.locks().await, "a").await;
     }

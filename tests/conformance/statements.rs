@@ -1,9 +1,9 @@
-//! How many statements a verb costs, as the database counts them.
+//! The number of statements of each operation, as the database counts them.
 //!
-//! PostgreSQL writes every statement to its log, and the log is read back. MySQL and MariaDB count what clients send
-//! (`Questions`). SQLite is inside the process, so there the driver counts: on a database in memory our statements run on
-//! the caller's own connections, whose statement log is on. What a verb costs on a file is its commit, and those are
-//! counted by the file itself, in its header.
+//! PostgreSQL logs every statement, and the test reads the log. MySQL and MariaDB count the
+//! statements of clients (`Questions`). On SQLite the driver counts: for a database in memory,
+//! sqlock's statements run on the caller's connections, whose statement log is on. On a file, the
+//! cost of an operation is its commits, which the file counts in its header.
 //!
 //! Promises: 2, 16.
 
@@ -42,9 +42,9 @@ struct Bill {
 }
 
 #[tokio::test]
-async fn verbs_cost_as_few_statements_as_promised() {
+async fn operations_cost_the_promised_statements() {
     if DATABASE == Database::Sqlite && !is_alone() {
-        return alone("conformance::statements::verbs_cost_as_few_statements_as_promised");
+        return alone("conformance::statements::operations_cost_the_promised_statements");
     }
     let meter = Meter::new().await;
     let bill = bill(&meter).await;
@@ -66,9 +66,9 @@ async fn verbs_cost_as_few_statements_as_promised() {
     assert_eq!(bill.refused_try, refused);
 }
 
-/// What is written in vain is no commit, and nothing costs two.
+/// A refused request commits nothing, and no operation needs two commits.
 #[tokio::test]
-async fn verbs_cost_one_commit_of_the_file_each() {
+async fn operations_cost_one_file_commit_each() {
     if DATABASE != Database::Sqlite {
         // A statement of these is a commit: the servers run them in autocommit, as the application's settings are.
         let db = fresh().await;
@@ -88,9 +88,10 @@ async fn verbs_cost_one_commit_of_the_file_each() {
     assert!((BEATS..=BEATS + 1).contains(&bill.beats), "{bill:?}");
 }
 
-/// Names that tasks of one client want at the same time: as statements, and on SQLite as commits.
+/// Counts the statements, on SQLite the commits, of concurrent requests of one client for different
+/// names.
 #[tokio::test]
-async fn names_wanted_at_once_are_acquired_and_released_together() {
+async fn concurrent_names_are_acquired_and_released_in_batches() {
     const NAMES: u64 = 64;
     let meter = if DATABASE == Database::Sqlite { Meter::on_a_file().await } else { Meter::new().await };
     let locks = meter.locks().await;
@@ -122,11 +123,11 @@ async fn names_wanted_at_once_are_acquired_and_released_together() {
     assert!(bill.0 <= most && bill.1 <= most, "{bill:?} for {NAMES} names");
 }
 
-/// Next to a transaction with the same effect and nothing else.
+/// The comparison is a transaction with the same effect and nothing else.
 #[tokio::test]
-async fn an_effect_that_is_to_be_had_once_costs_two_statements_more() {
+async fn idempotent_effect_costs_two_more_statements() {
     if DATABASE == Database::Sqlite && !is_alone() {
-        return alone("conformance::statements::an_effect_that_is_to_be_had_once_costs_two_statements_more");
+        return alone("conformance::statements::idempotent_effect_costs_two_more_statements");
     }
     let meter = Meter::new().await;
     let pool = meter.ours.clone();
@@ -177,11 +178,12 @@ async fn an_effect_that_is_to_be_had_once_costs_two_statements_more() {
     assert_eq!(replay, if looks > 0 { looks } else { 2 + around });
 }
 
-/// From the call of a release until another process has the name, who waits behind that one costs nothing.
+/// Further waiters add no statements between the call of a release and the grant to another
+/// process.
 #[tokio::test]
-async fn hand_off_between_processes_costs_no_more_when_more_wait() {
+async fn handover_cost_is_independent_of_waiter_count() {
     if DATABASE == Database::Sqlite && !is_alone() {
-        return alone("conformance::statements::hand_off_between_processes_costs_no_more_when_more_wait");
+        return alone("conformance::statements::handover_cost_is_independent_of_waiter_count");
     }
     let meter = Meter::new().await;
     let few = cost_of_passing(&meter, "few", 2).await;
@@ -222,11 +224,11 @@ async fn cost_of_passing(meter: &Meter, name: &'static str, waiting: usize) -> u
     least
 }
 
-/// However many they are: a client has one entry, for the first of them.
+/// A client has one entry in the database, for its first waiter.
 #[tokio::test]
-async fn waiters_far_from_the_head_cost_what_one_costs() {
+async fn waiters_of_one_client_cost_one_entry() {
     if DATABASE == Database::Sqlite && !is_alone() {
-        return alone("conformance::statements::waiters_far_from_the_head_cost_what_one_costs");
+        return alone("conformance::statements::waiters_of_one_client_cost_one_entry");
     }
     let meter = Meter::new().await;
     let locks = meter.locks().await;

@@ -1,4 +1,4 @@
-//! Rows that cannot be read, or not be counted up: each costs its own name and no other.
+//! Rows that cannot be read, or whose token cannot be incremented: each affects its own name only.
 //!
 //! Promises: 17.
 

@@ -1,4 +1,5 @@
-//! What the database itself says about our connections and transactions, asked on a connection of its own.
+//! Counts of connections and transactions as the database reports them, read on a separate
+//! connection.
 
 use std::path::PathBuf;
 
