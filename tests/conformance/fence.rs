@@ -1,5 +1,5 @@
-//! Fenced transactions, against everything that may come between: a takeover before and after, an eviction, the
-//! holder's own release, a second transaction, and workers that never keep their time (promise 6).
+//! Fenced transactions (promise 6) against a takeover before or after the fence, an eviction, the
+//! holder's own release, a second transaction, and workers that overrun their leases.
 //!
 //! Promises: 6.
 
@@ -134,7 +134,7 @@ enum End {
     Rollback,
 }
 
-async fn a_takeover_after_the_fence_waits_for(end: End) {
+async fn takeover_after_the_fence_waits_for(end: End) {
     let books = books().await;
     let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
     let lease = ours.lease("a").ttl(BRIEF).renew(false).acquire().await.expect("acquire");
@@ -158,17 +158,17 @@ async fn a_takeover_after_the_fence_waits_for(end: End) {
 
 #[tokio::test]
 async fn takeover_after_the_fence_waits_for_the_commit() {
-    a_takeover_after_the_fence_waits_for(End::Commit).await;
+    takeover_after_the_fence_waits_for(End::Commit).await;
 }
 
 #[tokio::test]
 async fn takeover_after_the_fence_waits_for_the_rollback() {
-    a_takeover_after_the_fence_waits_for(End::Rollback).await;
+    takeover_after_the_fence_waits_for(End::Rollback).await;
 }
 
-/// The holder that does not know yet: to the database its time is over, and somebody else has come.
+/// The holder does not know of the takeover: its lease has expired only by the database's clock.
 #[tokio::test]
-async fn fence_after_a_takeover_fails_and_nothing_is_written() {
+async fn fence_fails_after_a_takeover() {
     let books = books().await;
     let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
     let lease = ours.lease("a").ttl(Duration::from_secs(600)).renew(false).acquire().await.expect("acquire");
@@ -191,7 +191,7 @@ async fn fence_after_a_takeover_fails_and_nothing_is_written() {
 }
 
 #[tokio::test]
-async fn fence_after_the_deadline_fails_and_nothing_is_written() {
+async fn fence_fails_after_the_deadline() {
     let books = books().await;
     let ours = books.db.locks().await;
     let lease = ours.lease("a").ttl(Duration::from_millis(200)).renew(false).acquire().await.expect("acquire");
@@ -217,7 +217,7 @@ async fn evicted_holder_cannot_fence() {
 }
 
 #[tokio::test]
-async fn eviction_during_an_open_fence_lets_nobody_in_before_its_end() {
+async fn eviction_waits_for_the_open_fence() {
     let books = books().await;
     let (ours, theirs, operator) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
     let lease = ours.lease("a").ttl(Duration::from_secs(600)).acquire().await.expect("acquire");
@@ -237,7 +237,7 @@ async fn eviction_during_an_open_fence_lets_nobody_in_before_its_end() {
 }
 
 #[tokio::test]
-async fn release_during_an_open_fence_lets_nobody_in_before_its_end() {
+async fn release_during_open_fence_grants_nobody() {
     let books = books().await;
     let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
     let lease = ours.lease("a").acquire().await.expect("acquire");
@@ -263,7 +263,7 @@ async fn release_during_an_open_fence_lets_nobody_in_before_its_end() {
 }
 
 #[tokio::test]
-async fn hand_off_inside_one_process_waits_for_the_releasers_fenced_transaction() {
+async fn local_handover_waits_for_the_fenced_transaction() {
     let books = books().await;
     let (ours, others) = (books.db.locks().await, books.db.locks().await);
     let lease = ours.lease("a").acquire().await.expect("acquire");
@@ -290,7 +290,7 @@ async fn hand_off_inside_one_process_waits_for_the_releasers_fenced_transaction(
 }
 
 #[tokio::test]
-async fn two_transactions_can_be_fenced_by_one_lease_and_a_takeover_waits_for_both() {
+async fn takeover_waits_for_both_fenced_transactions() {
     let books = books().await;
     let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
     let lease = Arc::new(ours.lease("a").ttl(BRIEF).renew(false).acquire().await.expect("acquire"));
@@ -520,9 +520,9 @@ async fn no_update_is_lost(level: &'static str, control: &'static str, control_l
     assert!(Tally::count(&fenced.tally.refused) > 0, "nobody was ever too late: this stress proves nothing");
 }
 
-/// On SQLite, READ COMMITTED is a transaction that takes the write lock when it first writes.
+/// On SQLite, the transaction takes the write lock at its first write.
 #[tokio::test]
-async fn no_update_is_lost_under_stress_at_read_committed() {
+async fn stress_loses_no_update_at_read_committed() {
     match DATABASE {
         // Without the fence SQLite lets several in but only one of them write.
         Database::Sqlite => no_update_is_lost("DEFERRED", "DEFERRED", false).await,
@@ -530,9 +530,9 @@ async fn no_update_is_lost_under_stress_at_read_committed() {
     }
 }
 
-/// On SQLite, a transaction that takes the write lock at its beginning.
+/// On SQLite, the transaction takes the write lock at its beginning.
 #[tokio::test]
-async fn no_update_is_lost_under_stress_at_repeatable_read() {
+async fn stress_loses_no_update_at_repeatable_read() {
     match DATABASE {
         // BEGIN IMMEDIATE excludes others with or without a fence, so the control is one that does not.
         Database::Sqlite => no_update_is_lost("IMMEDIATE", "DEFERRED", false).await,

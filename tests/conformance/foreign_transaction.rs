@@ -12,7 +12,7 @@ use crate::DATABASE;
 use crate::support::{Database, fresh, soon};
 
 #[tokio::test]
-async fn row_lock_in_a_transaction_of_another_database_is_refused() {
+async fn row_lock_in_foreign_transaction_is_refused() {
     let locks = fresh().await.locks().await;
     let refused = if DATABASE == Database::Sqlite {
         let pool = sqlx::PgPool::connect_lazy(&postgres_that_only_begins().await).expect("a URL");
@@ -28,7 +28,7 @@ async fn row_lock_in_a_transaction_of_another_database_is_refused() {
 }
 
 #[tokio::test]
-async fn fence_of_a_transaction_of_another_database_is_refused() {
+async fn fence_of_foreign_transaction_is_refused() {
     let db = fresh().await;
     let lease = db.locks().await.lease("a").acquire().await.expect("acquire");
     let refused = if DATABASE == Database::Sqlite {

@@ -1,5 +1,5 @@
-//! Whatever isolation level, and whatever other default, the database or the user has set (promise 14); and fences at
-//! every level that a transaction can have (promise 6).
+//! Isolation levels and other defaults set by the database or the user (promise 14), and fences at
+//! every isolation level of a transaction (promise 6).
 //!
 //! Promises: 6, 14.
 
@@ -119,19 +119,20 @@ async fn storm_at_the_servers_default(level: &str, journal: &'static str) {
 }
 
 #[tokio::test]
-async fn no_error_surfaces_where_the_default_is_repeatable_read() {
+async fn storm_succeeds_with_repeatable_read_as_default() {
     storm_at_the_servers_default("REPEATABLE READ", "PRAGMA journal_mode = WAL").await;
 }
 
 #[tokio::test]
-async fn no_error_surfaces_where_the_default_is_serializable() {
+async fn storm_succeeds_with_serializable_as_default() {
     storm_at_the_servers_default("SERIALIZABLE", "PRAGMA journal_mode = DELETE").await;
 }
 
-/// The user's own default, in the URL: for PostgreSQL together with two others that would refuse or lose what we write.
-/// For the others a pool that sets its connections up; its hooks do not run on ours, and need not.
+/// On PostgreSQL, the URL sets the isolation level and two defaults that would refuse or lose
+/// writes. On the others, the pool sets up its connections; sqlock's connections do not run these
+/// hooks and do not need them.
 #[tokio::test]
-async fn no_error_surfaces_where_the_caller_has_set_defaults() {
+async fn storm_succeeds_with_defaults_of_the_caller() {
     let db = fresh().await;
     match DATABASE {
         Database::Postgres => {
@@ -167,9 +168,10 @@ async fn no_error_surfaces_where_the_caller_has_set_defaults() {
     }
 }
 
-/// Asynchronous commit is for what may be lost. A grant may not: after a crash two would hold.
+/// A grant must not be lost to an asynchronous commit: after a crash, two clients would hold the
+/// name.
 #[tokio::test]
-async fn grant_survives_a_crash_where_commits_are_asynchronous() {
+async fn grant_survives_a_crash_with_asynchronous_commits() {
     if DATABASE != Database::Postgres {
         // MySQL and MariaDB have no such setting of a session or user; SQLite's `synchronous` is the caller's, and a
         // process that dies loses nothing by it. What there is: a grant is committed when it is handed out.
@@ -231,10 +233,10 @@ async fn fence_works_at_every_isolation_level() {
     }
 }
 
-/// On SQLite the fence is the only write lock of the file, so no lease there can be renewed meanwhile: as documented, the
-/// lease runs out, its holder knows, and still nobody else is let in before the transaction has ended.
+/// On SQLite the fence takes the only write lock of the file, so no lease can be renewed meanwhile:
+/// the lease expires, its holder knows, and the name is not granted before the transaction ends.
 #[tokio::test]
-async fn renewals_go_on_during_a_fenced_transaction_of_twice_the_ttl() {
+async fn renewals_continue_during_a_long_fenced_transaction() {
     let books = books().await;
     let ttl = Duration::from_secs(5);
     if DATABASE == Database::Sqlite {
@@ -369,7 +371,7 @@ async fn transaction_that_read_before_the_grant(books: &Books, level: &'static s
 }
 
 #[tokio::test]
-async fn transaction_that_read_before_the_lease_was_granted_is_not_fenced_on_its_stale_snapshot() {
+async fn fence_refuses_a_stale_snapshot() {
     let books = books().await;
     for &level in levels() {
         transaction_that_read_before_the_grant(&books, level, &format!("old/{level}"), false).await;
@@ -377,9 +379,10 @@ async fn transaction_that_read_before_the_lease_was_granted_is_not_fenced_on_its
     }
 }
 
-/// MariaDB can be told to refuse a locking read of what has changed since the snapshot: the verdict is the same.
+/// MariaDB can refuse a locking read of a row that changed since the snapshot; the fence returns
+/// the same error.
 #[tokio::test]
-async fn transaction_with_a_stale_snapshot_is_refused_where_innodb_keeps_to_snapshots() {
+async fn fence_refuses_stale_snapshot_with_innodb_snapshot_isolation() {
     if DATABASE != Database::MariaDb {
         // The others have one behaviour, which the test above shows.
         assert!(!DATABASE.is_mysql() || !keeps_to_snapshots().await);
