@@ -1,5 +1,5 @@
-//! Clocks that are wrong, and clocks that jump. They are set with libfaketime, which comes with the servers of scripts/test;
-//! a build for SQLite alone has to do without.
+//! Clocks that are wrong or jump. libfaketime sets them; it comes with the servers of scripts/test,
+//! and a build for SQLite alone runs without it.
 //!
 //! Promises: 1, 3, 4.
 
@@ -21,15 +21,16 @@ const LONG: Duration = Duration::from_secs(120);
 
 const HOUR: i64 = 3600;
 
-/// With one clock for all, the server's, nobody's own clock matters. SQLite has no server: its clock is that of the
-/// process that asks, and all that remains of the promises then is that tokens rise and fences hold.
+/// Only the server's clock counts; the clock of a client does not matter. SQLite uses the clock of
+/// each calling process: with differing clocks, only rising tokens and fences remain of the
+/// promises.
 #[tokio::test]
-async fn a_client_whose_clock_is_an_hour_ahead_changes_nothing() {
+async fn client_clock_ahead_by_hour_changes_nothing() {
     client_whose_clock_is_wrong(HOUR).await;
 }
 
 #[tokio::test]
-async fn a_client_whose_clock_is_an_hour_behind_changes_nothing() {
+async fn client_clock_behind_by_hour_changes_nothing() {
     client_whose_clock_is_wrong(-HOUR).await;
 }
 
@@ -135,7 +136,7 @@ async fn sqlite_client_behind(db: &Fresh, locks: &Locks, wrong: &mut Worker) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_the_databases_clock_jumps_tokens_only_rise_and_fenced_data_stay_exact() {
+async fn tokens_rise_and_fences_hold_across_clock_jumps() {
     const TTL: Duration = Duration::from_secs(6);
     let host = Host::start();
     let db = host.database().await;

@@ -1,4 +1,4 @@
-//! Holders and waiters that die or sleep.
+//! Holders and waiters that are killed or paused.
 //!
 //! Promises: 3, 8.
 
@@ -22,7 +22,7 @@ const SLACK: Duration = Duration::from_secs(10);
 const LONG: Duration = Duration::from_secs(120);
 
 #[tokio::test]
-async fn a_killed_holder_keeps_the_name_for_the_ttl_since_its_last_renewal_and_no_longer() {
+async fn killed_holder_keeps_name_until_ttl_ends() {
     const TTL: Duration = Duration::from_secs(5);
     let db = fresh().await;
     let locks = db.locks().await;
@@ -57,7 +57,7 @@ async fn a_killed_holder_keeps_the_name_for_the_ttl_since_its_last_renewal_and_n
 }
 
 #[tokio::test]
-async fn a_holder_that_slept_past_its_ttl_wakes_up_to_lost_and_harms_nobody() {
+async fn paused_holder_finds_its_lease_lost() {
     const TTL: Duration = Duration::from_secs(5);
     let db = fresh().await;
     let guarded = Guarded::create(&db, &["a"]).await;
@@ -91,7 +91,8 @@ async fn a_holder_that_slept_past_its_ttl_wakes_up_to_lost_and_harms_nobody() {
     successor.release().await.expect("still ours");
 }
 
-/// The order to go on arrives while the process is stopped: when it runs again, its work could go on at once.
+/// The order to continue arrives while the process is stopped, so its work could continue as soon
+/// as the process runs.
 #[tokio::test]
 async fn work_stopped_past_its_ttl_takes_no_effect() {
     let db = fresh().await;
@@ -112,7 +113,7 @@ async fn work_stopped_past_its_ttl_takes_no_effect() {
     successor.release().await.expect("still ours");
 }
 
-/// As above, of work under an idempotency key.
+/// The same for work under an idempotency key.
 #[tokio::test]
 async fn attempt_stopped_past_its_lease_takes_no_effect() {
     let db = fresh().await;
@@ -164,7 +165,7 @@ impl Ordered {
 }
 
 #[tokio::test]
-async fn a_waiter_that_was_killed_delays_nobody() {
+async fn killed_waiters_delay_nobody() {
     let db = fresh().await;
     let locks = db.locks().await;
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");

@@ -1,9 +1,9 @@
-//! A network that fails, at the worst moment: replies that never come or come too late, connections that are cut,
-//! refused and frozen (promises 3, 9 and 12).
+//! Network faults at the worst moment: replies that are lost or late, and connections that are cut,
+//! refused or frozen (promises 3, 9 and 12).
 //!
-//! SQLite has no network. What comes between a client and its database there is another writer that does not let go of
-//! the file: while it has the write lock, statements wait in vain, are refused after two seconds, and are sent again. So
-//! on SQLite every fault of these tests is such a writer, and what is asserted is the same.
+//! SQLite has no network. Another writer takes the place of every fault there: while it holds the
+//! write lock of the file, statements wait, fail after two seconds, and are sent again. The
+//! assertions are the same.
 //!
 //! Promises: 3, 9, 12, 17, 18.
 
@@ -267,7 +267,7 @@ async fn yield_to_others() {
 // ---- replies that never come
 
 #[tokio::test]
-async fn acquire_whose_reply_was_lost_is_one_holding_and_the_callers() {
+async fn acquire_with_lost_reply_yields_one_lease() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     // The row exists, so that the first statement is the one that grants.
@@ -295,7 +295,7 @@ async fn acquire_whose_reply_was_lost_is_one_holding_and_the_callers() {
 }
 
 #[tokio::test]
-async fn renewal_whose_reply_was_lost_leaves_the_lease_held_with_its_token() {
+async fn renewal_with_lost_reply_keeps_the_lease() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let ttl = Duration::from_secs(9);
@@ -328,7 +328,7 @@ async fn renewal_whose_reply_was_lost_leaves_the_lease_held_with_its_token() {
 }
 
 #[tokio::test]
-async fn release_whose_reply_was_lost_is_ok_and_the_name_is_free() {
+async fn release_with_lost_reply_succeeds() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
@@ -341,10 +341,10 @@ async fn release_whose_reply_was_lost_is_ok_and_the_name_is_free() {
     wire.assert_nothing_left(vec![locks, rival]).await;
 }
 
-/// The release is sent again when somebody else holds the name: it is still a success, and the successor's lease is not
-/// touched.
+/// The release is sent again when another client holds the name; it still succeeds and does not
+/// touch the successor's lease.
 #[tokio::test]
-async fn release_sent_again_after_the_name_has_gone_on_is_ok_and_spares_the_successor() {
+async fn repeated_release_succeeds_and_spares_the_successor() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
@@ -367,7 +367,7 @@ async fn release_sent_again_after_the_name_has_gone_on_is_ok_and_spares_the_succ
 }
 
 #[tokio::test]
-async fn hand_off_whose_reply_was_lost_reaches_the_waiter_as_one_holding() {
+async fn handover_with_lost_reply_grants_the_waiter_once() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let first = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
@@ -395,7 +395,7 @@ async fn hand_off_whose_reply_was_lost_reaches_the_waiter_as_one_holding() {
 }
 
 #[tokio::test]
-async fn extension_whose_reply_was_lost_counts() {
+async fn extension_with_lost_reply_counts() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let ttl = Duration::from_secs(60);
@@ -416,9 +416,10 @@ async fn extension_whose_reply_was_lost_counts() {
     wire.assert_nothing_left(vec![locks, rival]).await;
 }
 
-/// Every verb of every round loses a reply, whichever statement of it that hits, and new names and connections included.
+/// Every operation of every round loses one reply, including operations on new names and new
+/// connections.
 #[tokio::test]
-async fn no_lost_reply_of_many_surfaces_or_leaves_anything() {
+async fn many_lost_replies_leave_nothing_behind() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.cold_locks().await, wire.rival().await);
     let mut last = None;
@@ -462,7 +463,7 @@ impl Wire {
 // ---- replies that come too late
 
 #[tokio::test]
-async fn grant_that_arrives_after_its_own_deadline_is_refused_and_released() {
+async fn grant_after_its_deadline_is_refused_and_released() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let ttl = Duration::from_millis(1200);
@@ -483,7 +484,7 @@ async fn grant_that_arrives_after_its_own_deadline_is_refused_and_released() {
 }
 
 #[tokio::test]
-async fn acquire_goes_on_after_a_grant_that_arrived_too_late() {
+async fn acquire_continues_after_a_late_grant() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let ttl = Duration::from_millis(700);
@@ -515,7 +516,7 @@ async fn acquire_goes_on_after_a_grant_that_arrived_too_late() {
 }
 
 #[tokio::test]
-async fn renewal_delayed_past_the_deadline_comes_out_as_lost() {
+async fn renewal_after_the_deadline_is_lost() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let ttl = Duration::from_millis(1500);
@@ -538,7 +539,7 @@ async fn renewal_delayed_past_the_deadline_comes_out_as_lost() {
 // ---- connections that are refused, frozen and reset
 
 #[tokio::test]
-async fn lease_survives_a_refusing_server_that_is_back_within_the_ttl() {
+async fn lease_survives_refused_connections_within_ttl() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let ttl = Duration::from_secs(9);
@@ -583,9 +584,10 @@ async fn interrupt(wire: &mut Wire, lease: &Lease) {
     wire.mend().await;
 }
 
-/// As after a failover to a copy that has the client and not the lease: its heartbeats are answered.
+/// After a failover to a copy with the client and without the lease, the heartbeats of the client
+/// are still answered.
 #[tokio::test]
-async fn lease_that_is_gone_after_an_interruption_is_lost() {
+async fn lease_missing_after_interruption_is_lost() {
     let mut wire = Wire::new().await;
     let locks = wire.locks().await;
     let lease = locks.lease("a").acquire().await.expect("acquire");
@@ -597,9 +599,10 @@ async fn lease_that_is_gone_after_an_interruption_is_lost() {
     wire.assert_nothing_left(vec![locks]).await;
 }
 
-/// As after a failover to a copy that has missed the release: the heartbeats of the client would keep the lease.
+/// After a failover to a copy that missed the release, the heartbeats of the client would keep the
+/// lease alive.
 #[tokio::test]
-async fn lease_that_is_back_after_an_interruption_is_released_again() {
+async fn restored_lease_is_released_again_after_interruption() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let lease = locks.lease("a").acquire().await.expect("acquire");
@@ -619,7 +622,7 @@ async fn lease_that_is_back_after_an_interruption_is_released_again() {
 }
 
 #[tokio::test]
-async fn lease_is_lost_to_a_server_that_refuses_beyond_the_ttl_and_the_client_recovers() {
+async fn lease_is_lost_when_refusals_outlast_ttl() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let lease = locks.lease("a").ttl(Duration::from_millis(1200)).acquire().await.expect("acquire");
@@ -642,7 +645,7 @@ async fn lease_is_lost_to_a_server_that_refuses_beyond_the_ttl_and_the_client_re
 }
 
 #[tokio::test]
-async fn holder_behind_a_frozen_network_knows_before_anybody_else_can_hold() {
+async fn frozen_holder_knows_before_another_can_hold() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let lease = locks.lease("a").ttl(Duration::from_millis(1500)).acquire().await.expect("acquire");
@@ -671,9 +674,9 @@ async fn holder_behind_a_frozen_network_knows_before_anybody_else_can_hold() {
     wire.assert_nothing_left(vec![locks, rival]).await;
 }
 
-/// Nothing hangs, and nothing that was not answered is passed off as an answer.
+/// Every call ends in bounded time, and a call without a reply reports no result.
 #[tokio::test]
-async fn calls_into_a_frozen_network_end_in_bounded_time_as_unavailable() {
+async fn calls_into_frozen_network_become_unavailable() {
     let mut wire = Wire::new().await;
     let mut clients = Vec::new();
     for _ in 0..7 {
@@ -734,7 +737,7 @@ async fn calls_into_a_frozen_network_end_in_bounded_time_as_unavailable() {
 }
 
 #[tokio::test]
-async fn storm_of_resets_loses_none_of_fifty_leases() {
+async fn storm_of_resets_loses_no_lease() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let ttl = Duration::from_secs(6);
@@ -769,7 +772,7 @@ async fn storm_of_resets_loses_none_of_fifty_leases() {
 }
 
 #[tokio::test]
-async fn acquire_dropped_in_a_frozen_network_leaves_nothing_once_it_is_back() {
+async fn acquire_dropped_without_reply_leaves_nothing() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let before = wire.row("a").await.expect("the row").token;
@@ -791,9 +794,9 @@ async fn acquire_dropped_in_a_frozen_network_leaves_nothing_once_it_is_back() {
     wire.assert_nothing_left(vec![locks, rival]).await;
 }
 
-/// As above, but neither request nor reply arrives.
+/// Neither the request nor the reply arrives.
 #[tokio::test]
-async fn acquire_dropped_before_it_arrived_takes_nothing_once_the_network_is_back() {
+async fn acquire_dropped_before_arrival_takes_nothing() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     wire.strike(Fault::Frozen).await;
@@ -819,9 +822,9 @@ async fn acquire_dropped_before_it_arrived_takes_nothing_once_the_network_is_bac
     wire.assert_nothing_left(vec![locks, rival]).await;
 }
 
-/// Business transactions are the caller's, and a cut of theirs is seen by the caller; the lease goes on.
+/// The caller sees the cut of its own transaction; the lease continues on its own connections.
 #[tokio::test]
-async fn fenced_transaction_whose_connection_is_cut_writes_nothing_and_frees_the_name_at_the_release() {
+async fn cut_fenced_transaction_writes_nothing() {
     let wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     wire.direct.execute("CREATE TABLE work (id INTEGER NOT NULL PRIMARY KEY)").await.expect("a table");

@@ -1,7 +1,7 @@
-//! A database that crashes or freezes.
+//! Database servers that crash or freeze.
 //!
-//! SQLite has no server: there, what stops everybody is a process that keeps the only write lock, and what a crash
-//! leaves to be repaired is the half of a transaction that such a process has written when it dies.
+//! SQLite has no server. A process that keeps the only write lock takes the place of a fault there,
+//! and a crash leaves the half-written transaction of that process to be repaired.
 //!
 //! Promises: 1, 4, 8, 12.
 
@@ -88,7 +88,7 @@ async fn seize(db: &Fresh) -> Worker {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_survives_a_crash_of_the_server_that_is_shorter_than_its_ttl() {
+async fn lease_survives_server_crash_within_ttl() {
     const TTL: Duration = Duration::from_secs(15);
     let mut patient = Patient::admit().await;
     let (ours, theirs) = (patient.db().locks().await, patient.db().locks().await);
@@ -120,7 +120,7 @@ async fn a_lease_survives_a_crash_of_the_server_that_is_shorter_than_its_ttl() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crash_beyond_the_ttl_ends_the_lease_at_its_local_deadline_and_tokens_go_on_rising() {
+async fn server_crash_beyond_ttl_ends_lease_on_time() {
     let mut patient = Patient::admit().await;
     let (ours, theirs) = (patient.db().locks().await, patient.db().locks().await);
     let lease = ours.lease("a").ttl(Duration::from_secs(2)).acquire().await.expect("acquire");
@@ -141,7 +141,7 @@ async fn a_crash_beyond_the_ttl_ends_the_lease_at_its_local_deadline_and_tokens_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_down_is_unavailable_and_not_somebody_elses_lock() {
+async fn crashed_server_is_unavailable_not_held() {
     let mut patient = Patient::admit().await;
     let clients = Clients::of(patient.db()).await;
     patient.crash().await;
@@ -151,7 +151,7 @@ async fn a_server_that_is_down_is_unavailable_and_not_somebody_elses_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_frozen_is_unavailable_in_bounded_time_and_all_recovers_when_it_thaws() {
+async fn frozen_server_is_unavailable_until_it_thaws() {
     let mut patient = Patient::admit().await;
     let clients = Clients::of(patient.db()).await;
     let ours = patient.db().locks().await;

@@ -1,7 +1,7 @@
-//! Connections that die while nothing is sent on them, and requests that are sent twice: neither says anything about who holds
-//! a name. Promises: 1, 12, 18.
+//! Idle connections that die, and requests that are sent twice: neither changes who holds a name.
+//! Promises: 1, 12, 18.
 //!
-//! SQLite has no connection that could die: what is asserted there is the same.
+//! SQLite has no connection that could die; the assertions are the same there.
 
 use super::*;
 
@@ -34,7 +34,7 @@ async fn share_taken_over_a_dead_connection_is_kept() {
 }
 
 #[tokio::test]
-async fn release_after_an_eviction_is_lost_over_a_dead_connection() {
+async fn release_after_eviction_is_lost_on_reconnect() {
     let wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
@@ -48,7 +48,7 @@ async fn release_after_an_eviction_is_lost_over_a_dead_connection() {
 }
 
 #[tokio::test]
-async fn release_of_an_evicted_permit_is_lost_over_a_dead_connection() {
+async fn release_of_evicted_permit_is_lost_on_reconnect() {
     let wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let permit = locks.semaphore("s", 2).ttl(LONG).acquire().await.expect("acquire");
@@ -59,9 +59,10 @@ async fn release_of_an_evicted_permit_is_lost_over_a_dead_connection() {
     wire.assert_nothing_left(vec![locks, rival]).await;
 }
 
-/// The row of a name tells of one eviction only. A holding that an earlier one ended must not be taken for one that its holder ended.
+/// The row of a name records only the last eviction. A lease ended by an earlier eviction must not
+/// count as released.
 #[tokio::test]
-async fn release_is_not_ok_after_two_evictions() {
+async fn release_fails_after_two_evictions() {
     let wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let permits = [
@@ -79,10 +80,11 @@ async fn release_is_not_ok_after_two_evictions() {
     wire.assert_nothing_left(vec![locks, rival]).await;
 }
 
-/// The reply to a request to wait is lost, the name is granted to it meanwhile, and the request is sent again much later: the
-/// waiter must count its lease from before the grant, not from the second request.
+/// The reply to a wait request is lost, the name is granted meanwhile, and the request is repeated
+/// much later: the waiter must count its lease from before the grant, not from the repeated
+/// request.
 #[tokio::test]
-async fn lease_granted_before_the_request_was_repeated_ends_on_time() {
+async fn lease_granted_before_repeated_request_ends_on_time() {
     const LABEL: &str = "a text to be found in the request";
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
@@ -147,7 +149,7 @@ impl tracing::Subscriber for PanicsOnce {
 }
 
 #[tokio::test]
-async fn panic_in_a_task_of_the_client_costs_no_lease() {
+async fn panic_in_client_task_costs_no_lease() {
     let mut wire = Wire::new().await;
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let kept = locks.lease("kept").ttl(LONG).acquire().await.expect("acquire");
