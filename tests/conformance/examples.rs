@@ -1,4 +1,4 @@
-//! The examples, as a newcomer runs them: each shows what it promises, and says so when it does not hold.
+//! The examples: each demonstrates its claim, and fails when its protection is turned off.
 
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
@@ -69,7 +69,7 @@ async fn ticket_sale_notices_when_it_oversells() {
 }
 
 #[tokio::test]
-async fn one_of_ten_buyers_gets_the_last_item() {
+async fn stock_of_one_sells_the_item_once() {
     let line = "1 bought it, 9 were told it is sold out, 0 left in stock.";
     shows(&empty().await, "stock_of_one", line).await;
 }
@@ -80,7 +80,7 @@ async fn stock_of_one_notices_when_it_oversells() {
 }
 
 #[tokio::test]
-async fn flash_sale_oversells_by_no_strategy_but_the_naive_one() {
+async fn flash_sale_oversells_only_by_the_naive_strategy() {
     let db = empty().await;
     // It fails if any of the others does.
     shows(&db, "flash_sale", "sold what was not there").await;
@@ -88,7 +88,7 @@ async fn flash_sale_oversells_by_no_strategy_but_the_naive_one() {
 }
 
 #[tokio::test]
-async fn bank_transfer_keeps_the_books_in_order_without_a_deadlock_of_row_locks() {
+async fn bank_transfer_balances_without_deadlock() {
     let line = "The books are in order";
     let db = empty().await;
     // It fails if locking both rows in one order has met a deadlock, or had to begin anything again.
@@ -102,7 +102,7 @@ async fn bank_transfer_notices_lost_updates() {
 }
 
 #[tokio::test]
-async fn job_queue_does_the_jobs_of_a_killed_worker_once() {
+async fn job_queue_redoes_killed_workers_jobs_once() {
     let line = "60 jobs were done, each of them once.";
     let db = empty().await;
     shows(&db, "job_queue", line).await;
@@ -110,12 +110,12 @@ async fn job_queue_does_the_jobs_of_a_killed_worker_once() {
 }
 
 #[tokio::test]
-async fn job_queue_notices_jobs_that_are_done_twice() {
+async fn job_queue_notices_duplicate_jobs() {
     notices(&empty().await, "job_queue", "--without-lock", "not done once").await;
 }
 
 #[tokio::test]
-async fn webhook_consumer_does_the_events_of_a_killed_instance_once() {
+async fn webhook_consumer_handles_killed_instances_events_once() {
     let line = "40 events took effect, each of them once: ";
     let db = empty().await;
     shows(&db, "webhook_consumer", line).await;
@@ -123,12 +123,12 @@ async fn webhook_consumer_does_the_events_of_a_killed_instance_once() {
 }
 
 #[tokio::test]
-async fn webhook_consumer_notices_events_that_take_effect_twice() {
+async fn webhook_consumer_notices_duplicate_effects() {
     notices(&empty().await, "webhook_consumer", "--without-lock", "not once: the events").await;
 }
 
 #[tokio::test]
-async fn red_packet_is_shared_out_to_the_last_cent_and_nobody_has_two_parts() {
+async fn red_packet_is_split_exactly_among_recipients() {
     let line = "12 of them have a part, nobody two, and the parts sum to 10000.";
     let db = empty().await;
     shows(&db, "red_packet", line).await;
@@ -136,7 +136,7 @@ async fn red_packet_is_shared_out_to_the_last_cent_and_nobody_has_two_parts() {
 }
 
 #[tokio::test]
-async fn red_packet_notices_when_it_is_shared_out_wrongly() {
+async fn red_packet_notices_a_wrong_split() {
     notices(&empty().await, "red_packet", "--without-lock", "not shared out as it should be").await;
 }
 
@@ -149,13 +149,13 @@ async fn checkout_form_leads_to_one_order_at_most() {
 }
 
 #[tokio::test]
-async fn checkout_form_notices_orders_that_nobody_wanted() {
+async fn checkout_form_notices_duplicate_orders() {
     notices(&empty().await, "checkout_form", "--without-token", "one order, told to all").await;
 }
 
 #[cfg(feature = "axum")]
 #[tokio::test]
-async fn payment_handler_charges_each_order_once_and_tells_everybody_its_receipt() {
+async fn payment_handler_charges_each_order_once() {
     let line = "23 orders were charged";
     let db = empty().await;
     // It fails if the second click is not told that it is a replay, or another amount with the same key is taken.
@@ -188,7 +188,7 @@ async fn leader_election_survives_the_death_of_the_leader() {
 }
 
 #[tokio::test]
-async fn two_runs_of_an_example_at_the_same_time_take_turns() {
+async fn concurrent_runs_of_an_example_take_turns() {
     let db = empty().await;
     tokio::join!(
         shows(&db, "stock_of_one", "1 bought it, 9 were told"),

@@ -1,4 +1,4 @@
-//! The tables: made by whoever comes first, next to the application's own, and with no more rights than it takes.
+//! The tables: created by the first client, beside the application's own, with the fewest rights.
 
 use std::borrow::Cow;
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use super::witness::Witness;
 use crate::support::{Database, Fresh, builder, connect, empty, soon};
 use crate::{DATABASE, Sql};
 
-/// Where a process of [`twelve_at_once_find_the_tables_made`] finds its database.
+/// Where a process of [`concurrent_migrations_create_the_tables_once`] finds its database.
 const URL: &str = "SQLOCK_TEST_MIGRATE";
 
 async fn works(locks: &sqlock::Locks) {
@@ -22,12 +22,12 @@ async fn works(locks: &sqlock::Locks) {
 }
 
 #[tokio::test]
-async fn twelve_at_once_find_the_tables_made() {
+async fn concurrent_migrations_create_the_tables_once() {
     let db = empty().await;
     let mut processes: Vec<_> = (0..4)
         .map(|_| {
             Command::new(std::env::current_exe().expect("this program"))
-                .args(["--exact", "conformance::schema::a_process_of_its_own_migrates"])
+                .args(["--exact", "conformance::schema::separate_process_migrates"])
                 .env(URL, &db.url)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
@@ -64,9 +64,10 @@ fn migrations() -> i64 {
     }
 }
 
-/// On a database of its own, unless the test above has started it.
+/// Migrates a database of its own, unless `concurrent_migrations_create_the_tables_once` started
+/// the process.
 #[tokio::test]
-async fn a_process_of_its_own_migrates() {
+async fn separate_process_migrates() {
     let locks = match std::env::var(URL) {
         Ok(url) => builder(connect(&url, 1).await).build(),
         Err(_) => {
@@ -82,7 +83,7 @@ async fn a_process_of_its_own_migrates() {
 }
 
 #[tokio::test]
-async fn to_migrate_again_changes_nothing() {
+async fn repeated_migration_changes_nothing() {
     let db = empty().await;
     let locks = db.locks().await;
     for _ in 0..3 {
@@ -109,7 +110,7 @@ fn application(migrations: usize) -> Migrator {
 }
 
 #[tokio::test]
-async fn our_tables_live_beside_an_applications_migrations() {
+async fn tables_coexist_with_application_migrations() {
     for ours_first in [false, true] {
         let db = empty().await;
         let pool = db.pool_of(2).await;
@@ -133,7 +134,7 @@ async fn our_tables_live_beside_an_applications_migrations() {
 }
 
 #[tokio::test]
-async fn missing_tables_are_an_error_that_says_so() {
+async fn missing_tables_are_reported_as_not_migrated() {
     let db = empty().await;
     let locks = db.locks().await;
     let answers = [
@@ -223,7 +224,7 @@ async fn run(pool: &Pool<Sql>, sql: &str) {
 }
 
 #[tokio::test]
-async fn once_the_tables_exist_the_right_to_use_them_suffices() {
+async fn existing_tables_need_no_create_right() {
     if DATABASE == Database::Sqlite {
         // There are no users; the nearest is a connection that may only read. Nothing to do is found out by reading.
         let db = empty().await;
@@ -264,7 +265,7 @@ async fn once_the_tables_exist_the_right_to_use_them_suffices() {
 }
 
 #[tokio::test]
-async fn a_migration_that_fails_leaves_no_lock_behind() {
+async fn failed_migration_leaves_no_lock_behind() {
     let mut db = empty().await;
     let witness = Witness::of(&mut db).await;
     if DATABASE == Database::Sqlite {
@@ -302,7 +303,7 @@ async fn a_migration_that_fails_leaves_no_lock_behind() {
 }
 
 #[tokio::test]
-async fn an_interrupted_migration_is_repaired() {
+async fn interrupted_migration_is_repaired() {
     let db = empty().await;
     let pool = db.pool().await;
     let locks = db.locks().await;
