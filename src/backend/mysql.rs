@@ -9,12 +9,12 @@ mod script;
 mod acquire;
 mod admin;
 mod batch;
+mod change;
 #[cfg(test)]
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod differential;
 mod fence;
 mod heartbeat;
-mod lease;
 mod queue;
 mod records;
 mod release;

@@ -2,17 +2,19 @@
 //!
 //! No session state is set but by a [`listener`], so all of it works behind a pooler that changes the server between transactions.
 
+mod acquire;
 mod admin;
 mod batch;
+mod change;
 #[cfg(test)]
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod differential;
 mod fence;
 mod heartbeat;
-mod lease;
 mod listener;
 mod queue;
 mod records;
+mod release;
 mod rows;
 mod session;
 mod settings;

@@ -5,16 +5,18 @@
 #[rustfmt::skip]
 mod clauses;
 
+mod acquire;
 mod admin;
 mod batch;
+mod change;
 #[cfg(test)]
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod differential;
 mod fence;
 mod heartbeat;
-mod lease;
 mod queue;
 mod records;
+mod release;
 mod rows;
 mod session;
 mod store;

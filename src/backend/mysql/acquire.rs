@@ -1,15 +1,15 @@
-//! Acquires a name that is free, or shares one.
+//! Acquires a name, or joins a holding of the same owner.
 
 use std::time::Duration;
 
 use sqlx::mysql::MySqlQueryResult;
 use sqlx::{MySqlConnection, Row as _};
 
-use super::script::{Script, id_literal, name_literal, text_literal};
+use super::script::{Script, id_literal, is, name_literal, text_literal};
 use super::store::{MySqlQuery, token};
 use crate::backend::micros;
 use crate::backend::stored::{ENTRIES, NOBODY, client_text};
-use crate::protocol::{Claim, HolderNow, Mode};
+use crate::protocol::{Claim, HolderNow, Joined, Mode};
 use crate::token::FencingToken;
 
 /// What the row of a name gets when a claim is granted. A claim for a share leaves its details to its entry.
@@ -273,4 +273,83 @@ async fn lengthen(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim) 
     let query = sqlx::query(sql).bind(keeper(claim)).bind(ttl).bind(ttl);
     let done = query.bind(claim.name.as_str().as_bytes()).bind(claim.id.to_string()).execute(conn).await?;
     Ok((done.rows_affected() > 0).then_some(done.last_insert_id()))
+}
+
+// ---- join
+
+// Bind order: name, owner.
+#[rustfmt::skip]
+const JOIN_LOCK: &str = "
+SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s WHERE s.name = ? AND s.owner = ? FOR UPDATE SKIP LOCKED";
+
+// Whether the owner holds the name exclusively, by another acquisition. Bind order: id, owner, name, owner.
+#[rustfmt::skip]
+const JOIN_CHECK: &str = concat!("
+SELECT COUNT(*), COALESCE(MAX(l.token), 0) INTO @sqlock_held, @sqlock_token
+  FROM sqlock_lease AS l
+ WHERE (", is_held_alone!("l"), " AND l.id <> ? AND ", lease_until!("l"), " > ", now!(), "
+        OR l.id = 'entries' AND EXISTS (SELECT 1 FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
+                                         WHERE e.name = l.name AND e.token = l.token AND e.units = 0 AND e.owner = ?
+                                           AND ", entry_until!("e"), " > ", now!(), "))
+   AND l.name = ? AND l.owner = ?");
+
+// Bind order: name.
+const JOIN_DECIDE: &str = "SELECT IF(@sqlock_locked AND @sqlock_held, ?, NULL) INTO @sqlock_name";
+
+#[rustfmt::skip]
+const JOIN_FIRST: &str = concat!("
+INSERT INTO sqlock_entry (", entry_columns!(), ")
+SELECT l.name, l.id, l.owner, l.client, 1, 0, 0, l.token, l.ttl, 0, l.expires_at, l.acquired_at, l.holder, l.label
+  FROM sqlock_lease AS l WHERE l.name = @sqlock_name AND l.id <> 'entries' ", overwrite!());
+
+// An acquisition without a label has that of those it joins. Bind order: label, name, label.
+#[rustfmt::skip]
+const JOIN_LABEL: &str = "
+SELECT IF(? = '', COALESCE((SELECT IF(l.id <> 'entries', l.label, (SELECT MAX(e.label) FROM sqlock_entry AS e
+                                                                    WHERE e.name = l.name AND e.token = l.token))
+                              FROM sqlock_lease AS l WHERE l.name = ?), ''), ?) INTO @sqlock_label";
+
+/// An entry that has joined already, by a request whose answer was lost.
+macro_rules! joined {
+    () => {
+        "sqlock_entry.token = VALUES(token) AND sqlock_entry.owner <> ''"
+    };
+}
+// Assignments run from left to right. Bind order: id, client, ttl, ttl, holder.
+#[rustfmt::skip]
+const JOIN_OWN: &str = concat!("
+INSERT INTO sqlock_entry (", entry_columns!(), ")
+SELECT l.name, ?, l.owner, ?, 1, 0, 0, l.token, ?, 0, ", now!(), " + ?, ", now!(), ", ?, @sqlock_label
+  FROM sqlock_lease AS l WHERE l.name = @sqlock_name
+    ON DUPLICATE KEY UPDATE
+       client = IF(", joined!(), " AND sqlock_entry.client <> '', sqlock_entry.client, VALUES(client)),
+       ttl = GREATEST(VALUES(ttl), IF(", joined!(), ", sqlock_entry.ttl, 0)),
+       expires_at = GREATEST(VALUES(expires_at), IF(", joined!(), ", sqlock_entry.expires_at, 0)),
+       owner = VALUES(owner), is_kept = 1, units = 0, permits = 0, token = VALUES(token), arrived_at = 0,
+       acquired_at = VALUES(acquired_at), holder = VALUES(holder), label = VALUES(label)");
+
+const JOIN_SHARE: &str = "UPDATE sqlock_lease SET id = 'entries', client = '' WHERE name = @sqlock_name";
+
+#[rustfmt::skip]
+const JOIN_ANSWER: &str = "
+SELECT CAST(@sqlock_held AS SIGNED), CAST(@sqlock_name IS NOT NULL AS SIGNED), CAST(@sqlock_token AS UNSIGNED)";
+
+pub(super) async fn join(conn: &mut MySqlConnection, claim: &Claim) -> Result<Joined, sqlx::Error> {
+    let (name, id, owner) = (&*name_literal(&claim.name), &*id_literal(claim.id), &*id_literal(claim.owner));
+    let ttl = &*micros(claim.ttl).to_string();
+    let (holder, label) = (&*text_literal(&claim.holder), &*text_literal(&claim.label));
+    let mut script = Script::new();
+    script.add(JOIN_LOCK, &[name, owner]);
+    script.add(JOIN_CHECK, &[id, owner, name, owner]);
+    script.add(JOIN_DECIDE, &[name]);
+    script.add(JOIN_LABEL, &[label, name, label]);
+    script.add(JOIN_FIRST, &[]);
+    script.add(JOIN_OWN, &[id, &id_literal(keeper(claim)), ttl, ttl, holder]);
+    script.add(JOIN_SHARE, &[]);
+    let row = script.run(conn, JOIN_ANSWER).await?;
+    Ok(match (is(&row, 0)?, is(&row, 1)?) {
+        (_, true) => Joined::Done(token(row.try_get(2)?)?),
+        (true, false) => Joined::Locked,
+        (false, false) => Joined::NotHeld,
+    })
 }

@@ -4,15 +4,14 @@ use serde_json::{Value, json};
 use sqlx::MySqlConnection;
 
 use super::acquire::{CREATE_FREE, grant_claim};
-use super::lease::look;
 use super::script::{Script, filled, id_literal, is, name_literal};
 use super::store::{is_timeout, token};
 use crate::backend::micros;
 use crate::backend::stored::{Stored as _, entry_row, holder_now, holder_text, lease_row, remaining};
 use crate::name::LockName;
 use crate::protocol::{
-    Enqueue, EntryState, Granted, Grantee, Holder, HolderChange, HolderNow, LeaseId, Mode, Polled, Presence, Queue,
-    Transition,
+    Enqueue, EntryState, Granted, Grantee, Holder, HolderChange, HolderNow, LeaseId, LeaseRow, Mode, Polled, Presence,
+    Queue, Transition,
 };
 
 // ---- enqueue
@@ -69,6 +68,16 @@ pub(super) async fn enqueue(conn: &mut MySqlConnection, entries: &[Enqueue]) -> 
 }
 
 // ---- poll and read
+
+// Bind order: name.
+#[rustfmt::skip]
+const LOOK: &str = concat!("SELECT ", lease_columns!("l"), " FROM sqlock_lease AS l WHERE l.name = ?");
+
+/// Reads the row of a name, without locking it.
+pub(super) async fn look(conn: &mut MySqlConnection, name: &LockName) -> Result<Option<LeaseRow>, sqlx::Error> {
+    let row = sqlx::query(LOOK).bind(name.as_str().as_bytes()).fetch_optional(conn).await?;
+    row.as_ref().map(lease_row).transpose()
+}
 
 // The result has one row for each of the entries, or a single row if there is none. Bind order: JSON ids, name.
 #[rustfmt::skip]

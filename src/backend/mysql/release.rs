@@ -3,7 +3,7 @@
 use sqlx::MySqlConnection;
 
 use super::acquire::Grant;
-use super::lease::look;
+use super::queue::look;
 use super::script::{AMENDED, Script, amended, filled, id_literal, is, name_literal};
 use super::store::{Attempt, Flavor, Nowait, attempt, is_locked, is_timeout, token};
 use crate::backend::micros;

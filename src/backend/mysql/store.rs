@@ -12,7 +12,7 @@ use sqlx::mysql::{MySqlArguments, MySqlDatabaseError};
 use sqlx::query::Query;
 use sqlx::{MySql, MySqlConnection};
 
-use super::{acquire, heartbeat, lease, queue, release};
+use super::{acquire, change, heartbeat, queue, release};
 use crate::protocol::timing::GRANT;
 use crate::protocol::{Request, Response};
 use crate::token::FencingToken;
@@ -205,7 +205,7 @@ pub(crate) async fn execute(
         Request::Register { client } => heartbeat::register(conn, *client).await.map(Response::Registered),
         Request::Beat { client } => heartbeat::beat(conn, *client).await.map(Response::Beat),
         Request::Acquire(claim) => acquire::acquire(conn, claim).await.map(Response::Acquired),
-        Request::Join(claim) => lease::join(conn, claim).await.map(Response::Joined),
+        Request::Join(claim) => acquire::join(conn, claim).await.map(Response::Joined),
         Request::Enqueue(entries) => queue::enqueue(conn, entries).await.map(Response::Enqueued),
         Request::Release(request) => release::release(conn, flavor, request).await.map(Response::Released),
         Request::Withdraw { name, id, except } => {
@@ -214,12 +214,12 @@ pub(crate) async fn execute(
         Request::Poll { name, ids } => queue::poll(conn, name, ids).await.map(Response::Polled),
         Request::Read { name, limit } => queue::read(conn, name, *limit).await.map(Response::Read),
         Request::Transition(transition) => queue::transition(conn, transition).await.map(Response::Transitioned),
-        Request::Extend(extension) => lease::extend(conn, flavor, extension).await.map(Response::Extended),
+        Request::Extend(extension) => change::extend(conn, flavor, extension).await.map(Response::Extended),
         Request::Downgrade { name, id, token } => {
-            lease::downgrade(conn, name, *id, *token).await.map(Response::Downgraded)
+            change::downgrade(conn, name, *id, *token).await.map(Response::Downgraded)
         }
         Request::Raise { name, id, token, to } => {
-            lease::raise(conn, flavor, name, *id, *token, *to).await.map(Response::Raised)
+            change::raise(conn, flavor, name, *id, *token, *to).await.map(Response::Raised)
         }
         Request::Evict { name, token } => release::evict(conn, name, *token).await.map(Response::Evicted),
     }

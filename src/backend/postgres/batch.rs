@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::lease::token;
+use super::acquire::token;
 use super::store::{Session, now};
 use crate::backend::micros;
 use crate::backend::stored::{Stored as _, client_text};

@@ -1,6 +1,6 @@
 //! The queue of a name: who waits, and who comes next.
 
-use super::lease::{bind_claim, insert_share, token};
+use super::acquire::{bind_claim, insert_share, token};
 use super::store::{Session, grant, lease_columns, notice, notify, now};
 use crate::backend::micros;
 use crate::backend::stored::{Stored as _, entry_row, holder_now, holder_text, identity, lease_row, remaining};

@@ -16,7 +16,7 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{PgConnection, Postgres};
 
 use super::settings::Settings;
-use super::{heartbeat, lease, queue};
+use super::{acquire, change, heartbeat, queue, release};
 use crate::protocol::timing::GRANT;
 use crate::protocol::{Request, Response};
 
@@ -113,23 +113,23 @@ pub(super) async fn execute(session: &mut Session<'_>, request: &Request) -> Res
     Ok(match request {
         Request::Register { client } => Response::Registered(heartbeat::register(session, *client).await?),
         Request::Beat { client } => Response::Beat(heartbeat::beat(session, *client).await?),
-        Request::Acquire(claim) => Response::Acquired(lease::acquire(session, claim).await?),
-        Request::Join(claim) => Response::Joined(lease::join(session, claim).await?),
+        Request::Acquire(claim) => Response::Acquired(acquire::acquire(session, claim).await?),
+        Request::Join(claim) => Response::Joined(acquire::join(session, claim).await?),
         Request::Enqueue(entries) => Response::Enqueued(queue::enqueue(session, entries).await?),
-        Request::Release(release) => Response::Released(lease::release(session, release).await?),
+        Request::Release(release) => Response::Released(release::release(session, release).await?),
         Request::Withdraw { name, id, except } => {
-            Response::Withdrawn(lease::withdraw(session, name, *id, *except).await?)
+            Response::Withdrawn(release::withdraw(session, name, *id, *except).await?)
         }
         Request::Poll { name, ids } => Response::Polled(queue::poll(session, name, ids).await?),
         Request::Read { name, limit } => Response::Read(queue::read(session, name, *limit).await?),
         Request::Transition(transition) => Response::Transitioned(queue::transition(session, transition).await?),
-        Request::Extend(extension) => Response::Extended(lease::extend(session, extension).await?),
+        Request::Extend(extension) => Response::Extended(change::extend(session, extension).await?),
         Request::Downgrade { name, id, token } => {
-            Response::Downgraded(lease::downgrade(session, name, *id, *token).await?)
+            Response::Downgraded(change::downgrade(session, name, *id, *token).await?)
         }
         Request::Raise { name, id, token, to } => {
-            Response::Raised(lease::raise(session, name, *id, *token, *to).await?)
+            Response::Raised(change::raise(session, name, *id, *token, *to).await?)
         }
-        Request::Evict { name, token } => Response::Evicted(lease::evict(session, name, *token).await?),
+        Request::Evict { name, token } => Response::Evicted(release::evict(session, name, *token).await?),
     })
 }

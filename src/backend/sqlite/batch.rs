@@ -2,7 +2,7 @@
 
 use sqlx::{Executor as _, SqliteConnection};
 
-use super::lease::bind_claim;
+use super::acquire::bind_claim;
 use super::store::Open;
 use crate::backend::stored::Stored as _;
 use crate::backend::token;

@@ -21,7 +21,7 @@ use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{Executor as _, Sqlite, SqliteConnection};
 
-use super::{heartbeat, lease, queue};
+use super::{acquire, change, heartbeat, queue, release};
 use crate::protocol::timing::GRANT;
 use crate::protocol::{Request, Response};
 
@@ -41,20 +41,22 @@ pub(crate) async fn execute(conn: &mut SqliteConnection, request: &Request) -> R
     Ok(match request {
         Request::Register { client } => Response::Registered(heartbeat::register(conn, *client).await?),
         Request::Beat { client } => Response::Beat(heartbeat::beat(conn, *client).await?),
-        Request::Acquire(claim) => Response::Acquired(lease::acquire(conn, claim).await?),
-        Request::Join(claim) => Response::Joined(lease::join(conn, claim).await?),
+        Request::Acquire(claim) => Response::Acquired(acquire::acquire(conn, claim).await?),
+        Request::Join(claim) => Response::Joined(acquire::join(conn, claim).await?),
         Request::Enqueue(entries) => Response::Enqueued(queue::enqueue(conn, entries).await?),
-        Request::Release(release) => Response::Released(lease::release(conn, release).await?),
-        Request::Withdraw { name, id, except } => Response::Withdrawn(lease::withdraw(conn, name, *id, *except).await?),
+        Request::Release(release) => Response::Released(release::release(conn, release).await?),
+        Request::Withdraw { name, id, except } => {
+            Response::Withdrawn(release::withdraw(conn, name, *id, *except).await?)
+        }
         Request::Poll { name, ids } => Response::Polled(queue::poll(conn, name, ids).await?),
         Request::Read { name, limit } => Response::Read(queue::read(conn, name, *limit).await?),
         Request::Transition(transition) => Response::Transitioned(queue::transition(conn, transition).await?),
-        Request::Extend(extension) => Response::Extended(lease::extend(conn, extension).await?),
+        Request::Extend(extension) => Response::Extended(change::extend(conn, extension).await?),
         Request::Downgrade { name, id, token } => {
-            Response::Downgraded(lease::downgrade(conn, name, *id, *token).await?)
+            Response::Downgraded(change::downgrade(conn, name, *id, *token).await?)
         }
-        Request::Raise { name, id, token, to } => Response::Raised(lease::raise(conn, name, *id, *token, *to).await?),
-        Request::Evict { name, token } => Response::Evicted(lease::evict(conn, name, *token).await?),
+        Request::Raise { name, id, token, to } => Response::Raised(change::raise(conn, name, *id, *token, *to).await?),
+        Request::Evict { name, token } => Response::Evicted(release::evict(conn, name, *token).await?),
     })
 }
 
