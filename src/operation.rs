@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::backend::dialect::Column;
 use crate::backend::records::{Errand, Findings};
-use crate::backend::sealed::Column;
 use crate::backend::{Job, Listed, Names, Session, SweepRange, Swept, Waiter};
 use crate::name::LockName;
 use crate::protocol::{Batch, Request, Response};

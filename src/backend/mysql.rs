@@ -31,8 +31,10 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::{ConnectOptions, Connection, Executor, MySql, MySqlConnection, MySqlPool, Row as _};
 
 use self::store::Flavor;
+use super::dialect::Column;
+use super::fence::{Check, Fence, Verdict};
 use super::records::{Errand, Findings};
-use super::sealed::{Check, Column, Fence, Verdict};
+use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::{Anchoring, Backend, Job, Kind, Listed, Names, Session, SweepRange, Swept, Waiter};
 use crate::error::{Error, Result, not_writable};
 use crate::name::LockName;
@@ -172,7 +174,7 @@ struct MySqlSession {
 // In whole seconds.
 const UPTIME: &str = "SHOW GLOBAL STATUS LIKE 'Uptime'";
 
-impl Session for MySqlSession {
+impl LeaseStore for MySqlSession {
     fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response> {
         Box::pin(async move {
             let answer = store::execute(&mut self.conn, self.flavor, request).await;
@@ -190,7 +192,9 @@ impl Session for MySqlSession {
     fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> Job<'a, Vec<Option<Response>>> {
         Box::pin(batch::execute(&mut self.conn, batch))
     }
+}
 
+impl AdminStore for MySqlSession {
     fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>> {
         Box::pin(admin::list(&mut self.conn, names))
     }
@@ -212,7 +216,9 @@ impl Session for MySqlSession {
             Ok(Some(Duration::from_secs(seconds.unwrap_or(0))))
         })
     }
+}
 
+impl RowStore for MySqlSession {
     fn ensure<'a>(&'a mut self, name: &'a LockName) -> Job<'a, ()> {
         Box::pin(rows::ensure(&mut self.conn, name))
     }
@@ -220,11 +226,15 @@ impl Session for MySqlSession {
     fn column<'a>(&'a mut self, of: &'a (String, String, String)) -> Job<'a, Option<Column>> {
         Box::pin(rows::column(&mut self.conn, of))
     }
+}
 
+impl RecordStore for MySqlSession {
     fn record<'a>(&'a mut self, errand: &'a Errand) -> Job<'a, Findings> {
         Box::pin(records::record(&mut self.conn, errand))
     }
+}
 
+impl Session for MySqlSession {
     fn close(self: Box<Self>) -> Job<'static, ()> {
         Box::pin(self.conn.close())
     }

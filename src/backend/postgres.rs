@@ -30,8 +30,9 @@ use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
 
 use self::listener::{Link, Upgrade};
 use self::settings::Settings;
-use super::sealed::{Check, Fence, Verdict};
-use super::{Anchoring, Backend, Job, Kind, Listed, NOTED, Names, Session, SweepRange, Swept, Waiter, micros};
+use super::fence::{Check, Fence, Verdict};
+use super::store::{AdminStore, LeaseStore, NOTED, RecordStore, RowStore};
+use super::{Anchoring, Backend, Job, Kind, Listed, Names, Session, SweepRange, Swept, Waiter, micros};
 use crate::error::Result;
 use crate::name::LockName;
 use crate::protocol::{Batch, Request, Response};
@@ -150,7 +151,7 @@ INSERT INTO sqlock_row (name, seen_at)
 SELECT $1, ", store::now!(), " WHERE NOT EXISTS (SELECT 1 FROM sqlock_row WHERE name = $1)
     ON CONFLICT (name) DO NOTHING");
 
-impl Session for PostgresSession {
+impl LeaseStore for PostgresSession {
     fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response> {
         Box::pin(async move {
             let response = store::execute(&mut self.store().await?, request).await?;
@@ -163,17 +164,19 @@ impl Session for PostgresSession {
         })
     }
 
+    fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> Job<'a, Vec<Option<Response>>> {
+        Box::pin(async move { batch::execute(&mut self.store().await?, batch).await })
+    }
+
     fn notified(&mut self) -> Job<'_, String> {
         match &self.upgrade {
             Some(upgrade) => Box::pin(self.link.notified(upgrade)),
             None => Box::pin(std::future::pending()),
         }
     }
+}
 
-    fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> Job<'a, Vec<Option<Response>>> {
-        Box::pin(async move { batch::execute(&mut self.store().await?, batch).await })
-    }
-
+impl AdminStore for PostgresSession {
     fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>> {
         Box::pin(async move { admin::list(&mut self.store().await?, names).await })
     }
@@ -192,18 +195,24 @@ impl Session for PostgresSession {
             Ok(u64::try_from(up).ok().map(Duration::from_micros))
         })
     }
+}
 
+impl RowStore for PostgresSession {
     fn ensure<'a>(&'a mut self, name: &'a LockName) -> Job<'a, ()> {
         Box::pin(async move {
             self.store().await?.rows(sqlx::query(ENSURE).bind(name.as_str()).bind(micros(NOTED))).await?;
             Ok(())
         })
     }
+}
 
+impl RecordStore for PostgresSession {
     fn record<'a>(&'a mut self, errand: &'a super::records::Errand) -> Job<'a, super::records::Findings> {
         Box::pin(self.carry(errand))
     }
+}
 
+impl Session for PostgresSession {
     fn close(self: Box<Self>) -> Job<'static, ()> {
         Box::pin(self.link.close())
     }

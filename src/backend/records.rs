@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::QueryBuilder;
 
-use super::sealed::Dialect;
+use super::dialect::Dialect;
 use super::{Job, hex, micros};
 
 /// The part of [`Database`](super::Database) that knows of records. Nobody's business outside.

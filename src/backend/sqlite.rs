@@ -32,7 +32,8 @@ use sqlx::{ConnectOptions, Connection, Executor as _, Row as _, Sqlite, SqliteCo
 use sqlx_core::transaction::{TransactionManager as _, begin_ansi_transaction_sql};
 use tokio::time::timeout;
 
-use super::sealed::{Check, Fence, Verdict};
+use super::fence::{Check, Fence, Verdict};
+use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::{Anchoring, Backend, Job, Kind, Listed, Names, Session, SweepRange, Swept, Waiter};
 use crate::error::{Error, Result};
 use crate::name::LockName;
@@ -180,7 +181,7 @@ impl SqliteSession {
     }
 }
 
-impl Session for SqliteSession {
+impl LeaseStore for SqliteSession {
     fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response> {
         Box::pin(async move { store::execute(&mut *self.conn().await?, request).await })
     }
@@ -188,7 +189,9 @@ impl Session for SqliteSession {
     fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> Job<'a, Vec<Option<Response>>> {
         Box::pin(async move { batch::execute(&mut *self.conn().await?, batch).await })
     }
+}
 
+impl AdminStore for SqliteSession {
     fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>> {
         Box::pin(async move { admin::list(&mut *self.conn().await?, names).await })
     }
@@ -200,11 +203,17 @@ impl Session for SqliteSession {
     fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> Job<'a, Swept> {
         Box::pin(async move { admin::sweep(&mut *self.conn().await?, range).await })
     }
+}
 
+impl RowStore for SqliteSession {}
+
+impl RecordStore for SqliteSession {
     fn record<'a>(&'a mut self, errand: &'a super::records::Errand) -> Job<'a, super::records::Findings> {
         Box::pin(self.carry(errand))
     }
+}
 
+impl Session for SqliteSession {
     fn close(self: Box<Self>) -> Job<'static, ()> {
         Box::pin(async move {
             match *self {

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use sqlx::{ColumnIndex, Decode, Type};
 
-use super::{Listed, Waiter};
+use super::admin::{Listed, Waiter};
+use crate::clock::CENTURY;
 use crate::owner::Owner;
 use crate::protocol::{ClientId, EntryRow, EntryState, Holder, HolderNow, LeaseId, LeaseRow, Mode};
+use crate::token::FencingToken;
 
 /// What stands in `sqlock_lease.id` of a name that was released, and is kept from others until it expires.
 pub(crate) const KEPT: &str = "kept";
@@ -166,4 +168,23 @@ pub(crate) fn holder_now(row: &LeaseRow) -> HolderNow {
         LeaseRow { remaining: Some(remaining), owner, .. } => HolderNow::Valid { owner: *owner, remaining: *remaining },
         _ => HolderNow::Vacant,
     }
+}
+
+/// Durations go to the database in microseconds, which are added to the time there: not so many that the sum is no number.
+pub(crate) fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.min(CENTURY).as_micros()).unwrap_or(i64::MAX)
+}
+
+/// A token as read from a row. The tables hold positive ones only; anything else is no grant.
+pub(crate) fn token(value: i64) -> Option<FencingToken> {
+    FencingToken::new(value)
+}
+
+/// Two digits for each byte.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }

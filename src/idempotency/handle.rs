@@ -8,8 +8,8 @@ use sqlx::Transaction;
 
 use super::key::{Fingerprint, IdempotencyKey};
 use crate::backend::Database;
+use crate::backend::dialect::Refusal;
 use crate::backend::records::{Claiming, Errand, Findings, FullKey};
-use crate::backend::sealed::Refusal;
 use crate::backend::table::Table;
 use crate::client::Client;
 use crate::clock::CENTURY;

@@ -5,7 +5,7 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::handle::Lease;
 use crate::backend::Database;
-use crate::backend::sealed::{Check, Verdict};
+use crate::backend::fence::{Check, Verdict};
 use crate::error::{Error, FenceError, LossCause, Result};
 
 impl Lease {

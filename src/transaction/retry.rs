@@ -10,7 +10,7 @@ use sqlx::{Connection, Pool, SqlSafeStr, SqlStr, Transaction};
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::time::Instant;
 
-use crate::backend::sealed::{self, Ending};
+use crate::backend::dialect::{Ended, Ending};
 use crate::backend::{Database, Job, Kind};
 use crate::backoff::Backoff;
 use crate::error::{Error, Fault, FenceError, Overtaken, RowError};
@@ -312,10 +312,10 @@ const ENDED_BY_WORK: &str = "the transaction ended before its COMMIT: a statemen
 /// Ends a transaction. Returns `false` when it had ended before its commit.
 async fn end_transaction<DB: Database>(mut tx: Transaction<'_, DB>, ending: Ending) -> Result<bool, sqlx::Error> {
     match (DB::end(&mut tx, ending).await?, ending) {
-        (sealed::Ended::ByDriver, Ending::Commit) => tx.commit().await.map(|()| true),
-        (sealed::Ended::ByDriver, Ending::Rollback) => tx.rollback().await.map(|()| true),
+        (Ended::ByDriver, Ending::Commit) => tx.commit().await.map(|()| true),
+        (Ended::ByDriver, Ending::Rollback) => tx.rollback().await.map(|()| true),
         // The driver's ROLLBACK on drop finds no transaction.
-        (ended, _) => Ok(ended == sealed::Ended::AsAsked),
+        (ended, _) => Ok(ended == Ended::AsAsked),
     }
 }
 

@@ -8,7 +8,7 @@ use sqlx::{QueryBuilder, Transaction};
 use super::select::{lock_error, no_wait, row_error, row_exists, select, timeout_of_name, wait_mode};
 use super::target::{Target, check_transaction};
 use crate::backend::Database;
-use crate::backend::sealed::{Locking, Wait};
+use crate::backend::dialect::{Locking, Wait};
 use crate::backend::table::{Identifier, Table};
 use crate::client::Client;
 use crate::clock::Moment;

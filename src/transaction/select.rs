@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::{Decode, QueryBuilder, Row as _, Transaction, Type};
 
 use crate::backend::Database;
-use crate::backend::sealed::{Locking, Refusal, Wait};
+use crate::backend::dialect::{Locking, Refusal, Wait};
 use crate::backend::table::Table;
 use crate::clock::Moment;
 use crate::error::{Error, Result, RowError};

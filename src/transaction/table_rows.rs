@@ -8,7 +8,7 @@ use sqlx::{Decode, Encode, QueryBuilder, Transaction, Type, TypeInfo as _};
 use super::select::{no_wait, read_keys, row_error, row_exists, select, timeout_of_table, wait_mode};
 use super::target::Target;
 use crate::backend::Database;
-use crate::backend::sealed::{Locking, Unique, Wait};
+use crate::backend::dialect::{Locking, Unique, Wait};
 use crate::backend::table::Table;
 use crate::client::Client;
 use crate::clock::Moment;

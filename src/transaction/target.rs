@@ -5,7 +5,7 @@ use sqlx_core::transaction::TransactionManager as _;
 
 use super::select::{row_error, statement_error};
 use crate::backend::Database;
-use crate::backend::sealed::{Catalogued, Column, Refusal};
+use crate::backend::dialect::{Catalogued, Column, Refusal};
 use crate::backend::table::{Identifier, Table};
 use crate::client::Client;
 use crate::error::{Error, Result, RowError};

@@ -4,8 +4,10 @@ use serde_json::{Value, json};
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row as _};
 
+use crate::backend::admin::{Listed, Names, SweepRange, Swept, Waiter, end_of_prefix, readable};
+use crate::backend::store::UNSEEN;
 use crate::backend::stored::{Stored as _, listed, waiter};
-use crate::backend::{Listed, Names, SweepRange, Swept, UNSEEN, Waiter, end_of_prefix, hex, micros, readable};
+use crate::backend::{hex, micros};
 use crate::name::LockName;
 
 /// Statements on the holders of some names. Acquisitions of one owner that hold a name together have one token, and are one holder.

@@ -7,8 +7,8 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row as _};
 
 use super::script::filled;
 use super::store::number;
+use crate::backend::fence::{Check, Verdict};
 use crate::backend::hex;
-use crate::backend::sealed::{Check, Verdict};
 use crate::backend::stored::ENTRIES;
 
 /// Sends statements as text, not prepared: a future that is dropped while sqlx prepares leaves a connection that never answers again,

@@ -4,10 +4,10 @@
 use sqlx::{Executor as _, MySql, MySqlConnection, QueryBuilder, Row as _};
 
 use crate::backend::Job;
+use crate::backend::dialect::{Dialect as _, Locking, Refusal, Wait};
 use crate::backend::records::{
     Claimed, Claiming, Errand, Findings, INTO, Record, Records, State, as_usual, carry, push_consume, push_values, read,
 };
-use crate::backend::sealed::{Dialect as _, Locking, Refusal, Wait};
 
 /// https://mariadb.com/kb/en/set-statement/
 const WITHOUT_WAITING: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */ ";

@@ -9,9 +9,10 @@ use sqlx::mysql::MySqlTypeInfo;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, QueryBuilder, Row as _, SqlSafeStr as _, SqlStr, TypeInfo as _};
 
 use super::store::{is_timeout, number};
-use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Ended, Ending, Locking, Refusal, Unique, Wait};
+use crate::backend::dialect::{Catalogued, Clauses, Column, Dialect, Ended, Ending, Locking, Refusal, Unique, Wait};
+use crate::backend::store::NOTED;
 use crate::backend::table::Table;
-use crate::backend::{Job, NOTED, hex, micros};
+use crate::backend::{Job, hex, micros};
 use crate::name::LockName;
 
 /// A deadlock rolls the whole transaction back, and what follows would be committed statement by statement. So nothing is, until the

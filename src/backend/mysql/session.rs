@@ -5,7 +5,8 @@ use std::time::Duration;
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySqlConnection, Row as _};
 
-use crate::backend::{Anchor, Job, SILENCE, another_session, hex, session_key};
+use crate::backend::session::{Anchor, SILENCE, another_session, session_key};
+use crate::backend::{Job, hex};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 

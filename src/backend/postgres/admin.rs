@@ -1,8 +1,10 @@
 //! What operators and the sweeper ask.
 
 use super::store::{Session, grant, now};
+use crate::backend::admin::{Listed, Names, SweepRange, Swept, Waiter, end_of_prefix, readable};
+use crate::backend::micros;
+use crate::backend::store::UNSEEN;
 use crate::backend::stored::{Stored as _, listed, waiter};
-use crate::backend::{Listed, Names, SweepRange, Swept, UNSEEN, Waiter, end_of_prefix, micros, readable};
 use crate::name::LockName;
 
 /// Statements on the holders of some names. Acquisitions of one owner that hold a name together have one token, and are one holder.

@@ -2,7 +2,7 @@
 
 use sqlx::{PgConnection, Row as _};
 
-use crate::backend::sealed::{Check, Verdict};
+use crate::backend::fence::{Check, Verdict};
 
 // $1 name, $2 id, $3 token. FOR KEY SHARE keeps the row from everything that ends a holding, until the transaction ends; what leaves
 // the holder as it is passes. https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS

@@ -12,7 +12,6 @@ use sqlx::{Acquire as _, ConnectOptions as _, Connection as _, PgConnection, PgP
 use uuid::Uuid;
 
 use super::settings::started_at;
-use crate::backend::lost_connection;
 use crate::protocol::ClientId;
 use crate::protocol::timing::CONNECT_WITHIN;
 
@@ -150,4 +149,9 @@ impl Listener {
         listener.listen(&format!("sqlock_{client}")).await?;
         Ok(Some(Self { listener, pool, mark }))
     }
+}
+
+/// The connection was lost while it was idle.
+fn lost_connection() -> sqlx::Error {
+    sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into())
 }

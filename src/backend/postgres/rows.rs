@@ -8,7 +8,7 @@ use sqlx::postgres::{PgRow, PgTypeInfo};
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Postgres, QueryBuilder, Row as _, TypeInfo as _};
 
 use crate::backend::Job;
-use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Locking, Refusal, Unique, Wait};
+use crate::backend::dialect::{Catalogued, Clauses, Column, Dialect, Locking, Refusal, Unique, Wait};
 use crate::backend::table::Table;
 
 /// The statements, laid out to be read.

@@ -7,7 +7,8 @@ use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, Row as _};
 use tokio::time::timeout;
 
-use crate::backend::{Anchor, Job, SILENCE, another_session, session_key};
+use crate::backend::Job;
+use crate::backend::session::{Anchor, SILENCE, another_session, session_key};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::name::LockName;

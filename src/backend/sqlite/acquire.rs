@@ -3,9 +3,9 @@
 use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
 
-use super::store::{SqliteQuery, is_busy, transaction, transaction_until_row, until_row};
+use super::store::{SqliteQuery, in_doubt, is_busy, transaction, transaction_until_row, until_row};
 use crate::backend::stored::{Stored as _, client_text, holder_now, lease_row};
-use crate::backend::{in_doubt, micros, token as positive};
+use crate::backend::{micros, token as positive};
 use crate::protocol::{Claim, HolderNow, Joined, Mode};
 use crate::token::FencingToken;
 

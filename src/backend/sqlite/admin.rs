@@ -3,8 +3,9 @@
 use sqlx::SqliteConnection;
 
 use super::store::{rows, transaction};
+use crate::backend::admin::{Listed, Names, SweepRange, Swept, Waiter, end_of_prefix, readable};
+use crate::backend::micros;
 use crate::backend::stored::{Stored as _, listed, waiter};
-use crate::backend::{Listed, Names, SweepRange, Swept, Waiter, end_of_prefix, micros, readable};
 use crate::name::LockName;
 
 /// Statements on the holders of some names. Acquisitions of one owner that hold a name together have one token, and are one holder.

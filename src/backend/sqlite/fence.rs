@@ -2,7 +2,7 @@
 
 use sqlx::SqliteConnection;
 
-use crate::backend::sealed::{Check, Verdict};
+use crate::backend::fence::{Check, Verdict};
 
 /// SQLite's answer when a transaction has read, and another has committed since: SQLITE_BUSY_SNAPSHOT.
 const BUSY_SNAPSHOT: &str = "517";

@@ -5,7 +5,7 @@
 use sqlx::{AssertSqlSafe, QueryBuilder, Row as _, Sqlite, SqliteConnection};
 
 use crate::backend::Job;
-use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Locking, Refusal, Unique};
+use crate::backend::dialect::{Catalogued, Clauses, Column, Dialect, Locking, Refusal, Unique};
 use crate::backend::table::Table;
 
 /// The statements, laid out to be read.

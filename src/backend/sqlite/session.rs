@@ -13,7 +13,8 @@ use std::time::Duration;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection};
 
-use crate::backend::{Anchor, Job, hex, session_key};
+use crate::backend::session::{Anchor, session_key};
+use crate::backend::{Job, hex};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 

@@ -102,6 +102,19 @@ pub(super) fn is_busy(error: &sqlx::Error) -> bool {
     code.is_some_and(|code| matches!(code & 0xff, 5 | 6))
 }
 
+/// The error of a look at what became of a statement that took effect. It counts as if the statement had not been answered: when that is
+/// sent again, what it did the first time must not be taken for the work of others.
+///
+/// A row that cannot be read will not be read the next time either. The executor knows that from the error.
+pub(super) fn in_doubt(error: sqlx::Error) -> sqlx::Error {
+    if is_unreadable(&error) { error } else { sqlx::Error::Io(std::io::Error::other(error)) }
+}
+
+/// Whether a statement was carried out, and its answer has a value in it that is none.
+fn is_unreadable(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_))
+}
+
 /// A connection on which a transaction may be open.
 ///
 /// When a request is dropped, the thread of the connection gives up the text after the statement that it is at, and has then

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::super::differential::open;
 use super::super::fence::fence;
 use super::execute;
-use crate::backend::sealed::{Check, Verdict};
+use crate::backend::fence::{Check, Verdict};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{
