@@ -13,7 +13,7 @@ mod row;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use self::row::left;
+use self::row::remaining;
 pub(crate) use self::row::{Client, Entry, Lease};
 use super::micros;
 use crate::mutation::{Mutation, is_on};
@@ -56,7 +56,7 @@ pub(crate) struct Prepared {
     writes: Vec<Write>,
     ends: Vec<(LockName, i64, End)>,
     /// The answer tells of the holder as it is after the commit.
-    looks_afterwards: Option<LockName>,
+    reads_holder_after_commit: Option<LockName>,
 }
 
 /// A request that needs a row that another transaction has locked, and waits for it.
@@ -77,7 +77,7 @@ pub(crate) struct Memory {
     pub(crate) entries: BTreeMap<(LockName, LeaseId), Entry>,
     locks: BTreeMap<Key, Lock>,
     /// Marks in the row of a name that somebody waits, and lets fenced rows be updated by what ends no holding (PostgreSQL).
-    marks: bool,
+    marks_waiting: bool,
     /// How and when each holding ended, by name and token.
     pub(crate) ends: BTreeMap<(LockName, i64), (End, i64)>,
 }
@@ -92,8 +92,8 @@ enum Strength {
 }
 
 impl Prepared {
-    fn answer(response: Response) -> Self {
-        Self { response, writes: Vec::new(), ends: Vec::new(), looks_afterwards: None }
+    fn new(response: Response) -> Self {
+        Self { response, writes: Vec::new(), ends: Vec::new(), reads_holder_after_commit: None }
     }
 
     fn write(mut self, write: Write) -> Self {
@@ -117,22 +117,27 @@ impl Prepared {
 }
 
 impl Memory {
-    /// An empty store. `marks`: it marks in the row of a name that somebody waits, as PostgreSQL does.
-    pub(crate) fn new(marks: bool) -> Self {
-        Self { marks, ..Self::default() }
+    /// An empty store. `marks_waiting`: it marks_waiting in the row of a name that somebody waits, as PostgreSQL does.
+    pub(crate) fn new(marks_waiting: bool) -> Self {
+        Self { marks_waiting, ..Self::default() }
     }
 
     /// A copy of what is committed.
     pub(crate) fn copy(&self) -> Self {
-        let Self { clients, leases, entries, marks, ends, .. } = self;
+        let Self { clients, leases, entries, marks_waiting, ends, .. } = self;
         let (clients, leases, entries, ends) = (clients.clone(), leases.clone(), entries.clone(), ends.clone());
-        Self { clients, leases, entries, ends, locks: BTreeMap::new(), marks: *marks }
+        Self { clients, leases, entries, ends, locks: BTreeMap::new(), marks_waiting: *marks_waiting }
     }
 
     // ---- transactions
 
     /// Reads and decides, and locks the rows that it will write.
-    pub(crate) fn prepare(&mut self, by: TransactionId, now: i64, request: &Request) -> Result<Prepared, MustWait> {
+    pub(crate) fn prepare(
+        &mut self,
+        transaction: TransactionId,
+        now: i64,
+        request: &Request,
+    ) -> Result<Prepared, MustWait> {
         let prepared = match request {
             Request::Register { client } => self.register(*client, now),
             Request::Beat { client } => self.beat(*client, now),
@@ -141,9 +146,9 @@ impl Memory {
             Request::Enqueue(entries) => self.enqueue(entries, now),
             Request::Release(release) => Ok(self.release(release, now)),
             Request::Withdraw { name, id, except } => Ok(self.withdraw(name, *id, *except)),
-            Request::Poll { name, ids } => Ok(Prepared::answer(Response::Polled(self.poll(name, ids, now)))),
-            Request::Read { name, limit } => Ok(Prepared::answer(Response::Read(self.read(name, *limit, now)))),
-            Request::Transition(transition) => Ok(self.transit(transition, now)),
+            Request::Poll { name, ids } => Ok(Prepared::new(Response::Polled(self.poll(name, ids, now)))),
+            Request::Read { name, limit } => Ok(Prepared::new(Response::Read(self.read(name, *limit, now)))),
+            Request::Transition(transition) => Ok(self.transition(transition, now)),
             Request::Extend(extension) => Ok(self.extend(extension, now)),
             Request::Downgrade { name, id, token } => Ok(self.downgrade(name, *id, token.get())),
             Request::Raise { name, id, token, to } => Ok(self.raise(name, *id, token.get(), to.get())),
@@ -154,18 +159,18 @@ impl Memory {
         if prepared.keys().any(is_taken) {
             return Err(MustWait);
         }
-        self.lock_rows(by, &prepared);
+        self.lock_rows(transaction, &prepared);
         Ok(prepared)
     }
 
-    fn lock_rows(&mut self, by: TransactionId, prepared: &Prepared) {
+    fn lock_rows(&mut self, transaction: TransactionId, prepared: &Prepared) {
         for key in prepared.keys() {
-            self.locks.entry(key).or_default().exclusive = Some(by);
+            self.locks.entry(key).or_default().exclusive = Some(transaction);
         }
     }
 
     /// Makes the writes of a transaction visible, and returns its answer.
-    pub(crate) fn commit(&mut self, by: TransactionId, now: i64, prepared: Prepared) -> Response {
+    pub(crate) fn commit(&mut self, transaction: TransactionId, now: i64, prepared: Prepared) -> Response {
         for write in prepared.writes {
             match write {
                 Write::Client(id, client) => drop(self.clients.insert(id, client)),
@@ -177,28 +182,28 @@ impl Memory {
         for (name, token, end) in prepared.ends {
             self.ends.insert((name, token), (end, now));
         }
-        self.unlock(by);
-        match prepared.looks_afterwards {
+        self.unlock(transaction);
+        match prepared.reads_holder_after_commit {
             Some(name) => Response::Enqueued(self.holder_now(&name, now)),
             None => prepared.response,
         }
     }
 
     /// Ends a transaction without its writes.
-    pub(crate) fn unlock(&mut self, by: TransactionId) {
+    pub(crate) fn unlock(&mut self, transaction: TransactionId) {
         for lock in self.locks.values_mut() {
-            lock.shared.remove(&by);
-            lock.exclusive = lock.exclusive.filter(|holder| *holder != by);
+            lock.shared.remove(&transaction);
+            lock.exclusive = lock.exclusive.filter(|holder| *holder != transaction);
         }
         self.locks.retain(|_, lock| lock.exclusive.is_some() || !lock.shared.is_empty());
     }
 
     /// Locks a row for a stranger. `false`: another has it.
-    pub(crate) fn lock(&mut self, by: TransactionId, key: Key) -> bool {
+    pub(crate) fn lock(&mut self, transaction: TransactionId, key: Key) -> bool {
         let lock = self.locks.entry(key).or_default();
         let is_free = lock.exclusive.is_none() && lock.shared.is_empty();
         if is_free {
-            lock.exclusive = Some(by);
+            lock.exclusive = Some(transaction);
         }
         is_free
     }
@@ -207,14 +212,14 @@ impl Memory {
     /// ended.
     pub(crate) fn fence(
         &mut self,
-        by: TransactionId,
+        transaction: TransactionId,
         name: &LockName,
         id: LeaseId,
         token: FencingToken,
     ) -> Result<bool, MustWait> {
         let alone =
             self.leases.get(name).is_some_and(|row| row.holder == Holder::Lease(id) && row.token == token.get());
-        let shared = self.owned(name, id).is_some_and(|e| e.state == EntryState::Holding(token.get()));
+        let shared = self.owned_entry(name, id).is_some_and(|e| e.state == EntryState::Holding(token.get()));
         let key = match (alone, shared) {
             (true, _) => Key::Lease(name.clone()),
             (false, true) => Key::Entry(name.clone(), id),
@@ -224,12 +229,12 @@ impl Memory {
         if lock.exclusive.is_some() {
             return Err(MustWait);
         }
-        lock.shared.insert(by);
+        lock.shared.insert(transaction);
         Ok(true)
     }
 
     fn is_locked(&self, key: &Key, strength: Strength) -> bool {
-        let passes_fences = strength == Strength::Plain && self.marks;
+        let passes_fences = strength == Strength::Plain && self.marks_waiting;
         self.locks.get(key).is_some_and(|lock| lock.exclusive.is_some() || (!lock.shared.is_empty() && !passes_fences))
     }
 
@@ -243,21 +248,21 @@ impl Memory {
 
     // ---- what the rows say
 
-    fn beat_of(&self, client: Option<ClientId>) -> Option<i64> {
+    fn last_heartbeat(&self, client: Option<ClientId>) -> Option<i64> {
         self.clients.get(&client?).map(|client| client.beat_at)
     }
 
     /// Whether the row of a name has a valid holder, for the checker of the simulation.
     pub(crate) fn is_held(&self, name: &LockName, now: i64) -> bool {
         self.leases.get(name).is_some_and(|row| {
-            matches!(row.holder, Holder::Lease(_)) && self.kept_until(row.expires_at, row.client, row.ttl) > now
+            matches!(row.holder, Holder::Lease(_)) && self.expiry_by_rows(row.expires_at, row.client, row.ttl) > now
         })
     }
 
     /// How long ago a waiting entry expired, in microseconds, for the checker of the simulation.
     pub(crate) fn dead_for(&self, name: &LockName, id: LeaseId, now: i64) -> Option<i64> {
         let entry = self.entries.get(&(name.clone(), id))?;
-        let until = self.kept_until(entry.expires_at, entry.client, micros(GRANT));
+        let until = self.expiry_by_rows(entry.expires_at, entry.client, micros(GRANT));
         (until < now).then_some(now - until)
     }
 
@@ -266,15 +271,15 @@ impl Memory {
         if is_on(Mutation::TakeOverByExpiryAlone) {
             return expires_at;
         }
-        self.kept_until(expires_at, client, ttl)
+        self.expiry_by_rows(expires_at, client, ttl)
     }
 
-    fn kept_until(&self, expires_at: i64, client: Option<ClientId>, ttl: i64) -> i64 {
-        self.beat_of(client).map_or(expires_at, |beat_at| expires_at.max(beat_at + ttl))
+    fn expiry_by_rows(&self, expires_at: i64, client: Option<ClientId>, ttl: i64) -> i64 {
+        self.last_heartbeat(client).map_or(expires_at, |beat_at| expires_at.max(beat_at + ttl))
     }
 
     /// An entry that was released, and only keeps the name from others, belongs to nobody.
-    fn owned(&self, name: &LockName, id: LeaseId) -> Option<&Entry> {
+    fn owned_entry(&self, name: &LockName, id: LeaseId) -> Option<&Entry> {
         self.entries.get(&(name.clone(), id)).filter(|entry| entry.owner.is_some())
     }
 
@@ -283,24 +288,28 @@ impl Memory {
         self.valid_until(entry.expires_at, entry.client, ttl)
     }
 
-    fn entries_of(&self, name: &LockName) -> impl Iterator<Item = (LeaseId, &Entry)> {
+    fn entries_named(&self, name: &LockName) -> impl Iterator<Item = (LeaseId, &Entry)> {
         let range = (name.clone(), LeaseId::from_u128(0))..=(name.clone(), LeaseId::from_u128(u128::MAX));
         self.entries.range(range).map(|((_, id), entry)| (*id, entry))
     }
 
     fn is_awaited(&self, name: &LockName, row: &Lease) -> bool {
-        if self.marks { row.waiting != 0 } else { self.entries_of(name).any(|(_, e)| e.state == EntryState::Waiting) }
+        if self.marks_waiting {
+            row.waiting != 0
+        } else {
+            self.entries_named(name).any(|(_, e)| e.state == EntryState::Waiting)
+        }
     }
 
-    fn row_of(&self, row: &Lease, now: i64) -> LeaseRow {
+    fn read_row(&self, row: &Lease, now: i64) -> LeaseRow {
         let until = self.valid_until(row.expires_at, row.client, row.ttl);
-        let remaining = matches!(row.holder, Holder::Lease(_) | Holder::Kept).then(|| left(until, now)).flatten();
+        let remaining = matches!(row.holder, Holder::Lease(_) | Holder::Kept).then(|| remaining(until, now)).flatten();
         let Lease { holder, owner, client, token, waiting, lost, .. } = row.clone();
         LeaseRow { holder, owner, client, token, remaining, waiting, lost }
     }
 
     fn holder_now(&self, name: &LockName, now: i64) -> HolderNow {
-        match self.leases.get(name).map(|row| self.row_of(row, now)) {
+        match self.leases.get(name).map(|row| self.read_row(row, now)) {
             Some(LeaseRow { holder: Holder::Entries, .. }) => HolderNow::Unknown,
             Some(LeaseRow { remaining: Some(remaining), owner, .. }) => HolderNow::Valid { owner, remaining },
             _ => HolderNow::Vacant,

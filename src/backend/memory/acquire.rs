@@ -1,6 +1,6 @@
 //! Acquires a name, and joins a holding of the same owner.
 
-use super::row::{left, positive};
+use super::row::{positive, remaining};
 use super::{Entry, Key, Lease, Memory, MustWait, Prepared, Strength, Write};
 use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
@@ -9,8 +9,8 @@ use crate::protocol::{Claim, EntryState, Holder, Joined, LeaseId, Mode, Response
 impl Memory {
     pub(super) fn acquire(&self, claim: &Claim, now: i64) -> Result<Prepared, MustWait> {
         let name = &claim.name;
-        let granted = |token| Prepared::answer(Response::Acquired(Ok(token)));
-        let refused = || Ok(Prepared::answer(Response::Acquired(Err(self.holder_now(name, now)))));
+        let granted = |token| Prepared::new(Response::Acquired(Ok(token)));
+        let refused = || Ok(Prepared::new(Response::Acquired(Err(self.holder_now(name, now)))));
         let mut row = self.leases.get(name).cloned().unwrap_or_else(Lease::free);
         // A claim that was granted before, by a request whose answer was lost, lasts anew. The same request may also come long after
         // the holding was extended: so nothing gets shorter.
@@ -41,7 +41,7 @@ impl Memory {
         let expired = is_on(Mutation::AcquireExpired) && row.expires_at < now && matches!(row.holder, Holder::Lease(_));
         let is_vacant = row.holder == Holder::Nobody || expired;
         let sharing: Vec<&Entry> =
-            self.entries_of(name).filter(|(_, e)| e.state != EntryState::Waiting).map(|(_, e)| e).collect();
+            self.entries_named(name).filter(|(_, e)| e.state != EntryState::Waiting).map(|(_, e)| e).collect();
         let has_room = match claim.mode {
             Mode::Exclusive => is_vacant,
             Mode::Shared { units, permits } => {
@@ -72,7 +72,7 @@ impl Memory {
 
     pub(super) fn join(&self, claim: &Claim, now: i64) -> Prepared {
         let name = &claim.name;
-        let answer = |joined| Prepared::answer(Response::Joined(joined));
+        let answer = |joined| Prepared::new(Response::Joined(joined));
         let Some(mut row) = self.leases.get(name).cloned() else {
             return answer(Joined::NotHeld);
         };
@@ -87,7 +87,7 @@ impl Memory {
             expires_at,
         };
         let mut own = holding(claim.is_kept.then_some(claim.client), micros(claim.ttl), now + micros(claim.ttl));
-        if let Some(before) = self.owned(name, claim.id).filter(|before| before.state == own.state) {
+        if let Some(before) = self.owned_entry(name, claim.id).filter(|before| before.state == own.state) {
             own.client = before.client.or(own.client);
             (own.ttl, own.expires_at) = (own.ttl.max(before.ttl), own.expires_at.max(before.expires_at));
         }
@@ -95,17 +95,17 @@ impl Memory {
             e.state == EntryState::Holding(row.token)
                 && e.mode == Mode::Exclusive
                 && e.owner == Some(claim.owner)
-                && left(self.entry_until(e), now).is_some()
+                && remaining(self.entry_until(e), now).is_some()
         };
         let mut writes = match row.holder {
-            Holder::Lease(id) if row.owner == Some(claim.owner) && self.row_of(&row, now).remaining.is_some() => {
+            Holder::Lease(id) if row.owner == Some(claim.owner) && self.read_row(&row, now).remaining.is_some() => {
                 if id == claim.id {
                     return answer(Joined::NotHeld);
                 }
                 let first = holding(row.client, row.ttl, row.expires_at);
                 vec![Write::Entry(name.clone(), id, Some(first))]
             }
-            Holder::Entries if row.owner == Some(claim.owner) && self.entries_of(name).any(|e| is_live(&e)) => {
+            Holder::Entries if row.owner == Some(claim.owner) && self.entries_named(name).any(|e| is_live(&e)) => {
                 Vec::new()
             }
             _ => return answer(Joined::NotHeld),

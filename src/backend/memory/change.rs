@@ -1,6 +1,6 @@
 //! Changes holdings: their end, their mode, their token.
 
-use super::row::left;
+use super::row::remaining;
 use super::{Entry, Key, Lease, Memory, Prepared, Strength, Write};
 use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
@@ -10,9 +10,9 @@ use crate::protocol::{Amended, ClientId, EntryState, Extension, Holder, Keeper, 
 impl Memory {
     pub(super) fn extend(&self, extension: &Extension, now: i64) -> Prepared {
         let Extension { name, id, renamed, token, lasts, ttl, keeper } = extension;
-        let answer = |extended| Prepared::answer(Response::Extended(extended));
+        let answer = |extended| Prepared::new(Response::Extended(extended));
         let (ttl, expires_at) = (ttl.map_or(0, micros), now + micros(*lasts));
-        let kept_by = |client: Option<ClientId>| match keeper {
+        let new_client = |client: Option<ClientId>| match keeper {
             Keeper::Same => client,
             Keeper::Client(client) => Some(*client),
             Keeper::NotThisClient(other) => client.filter(|client| client != other),
@@ -20,14 +20,14 @@ impl Memory {
         // What this client keeps may seem to have expired: its next heartbeat would move the end.
         let counts = |until, client: Option<ClientId>| {
             let is_let_go = matches!(keeper, Keeper::NotThisClient(other) if client == Some(*other));
-            is_let_go || left(until, now).is_some()
+            is_let_go || remaining(until, now).is_some()
         };
         let is_named = |other: LeaseId| id.is_none_or(|id| id == other || *renamed == Some(other));
         // Acquisitions of one owner from several clients share a token.
         let is_meant = |(other, e): &(LeaseId, &Entry)| {
             is_named(*other) && e.state == EntryState::Holding(token.get()) && e.owner.is_some()
         };
-        let mut meant = self.entries_of(name).filter(is_meant).peekable();
+        let mut meant = self.entries_named(name).filter(is_meant).peekable();
         if meant.peek().is_some() {
             let valid: Vec<(LeaseId, &Entry)> = meant.filter(|(_, e)| counts(self.entry_until(e), e.client)).collect();
             if valid.is_empty() {
@@ -40,11 +40,11 @@ impl Memory {
             }
             return valid.into_iter().fold(answer(Amended::Done), |prepared, (id, entry)| {
                 let (ttl, expires_at) = (entry.ttl.max(ttl), entry.expires_at.max(expires_at));
-                let longer = Entry { client: kept_by(entry.client), ttl, expires_at, ..entry.clone() };
-                let id_now = renamed.unwrap_or(id);
-                let gone = (id_now != id).then(|| Write::Entry(name.clone(), id, None));
+                let longer = Entry { client: new_client(entry.client), ttl, expires_at, ..entry.clone() };
+                let new_id = renamed.unwrap_or(id);
+                let gone = (new_id != id).then(|| Write::Entry(name.clone(), id, None));
                 let prepared = gone.into_iter().fold(prepared, Prepared::write);
-                prepared.write(Write::Entry(name.clone(), id_now, Some(longer)))
+                prepared.write(Write::Entry(name.clone(), new_id, Some(longer)))
             });
         }
         let held_as_meant = |holder| matches!(holder, Holder::Lease(other) if is_named(other));
@@ -52,7 +52,7 @@ impl Memory {
         match (row, id) {
             (None, Some(id)) if is_on(Mutation::ExtendReleased) => match self.leases.get(name) {
                 Some(row) if row.token == token.get() && row.holder == Holder::Nobody => {
-                    let client = kept_by(None);
+                    let client = new_client(None);
                     let again = Lease { holder: Holder::Lease(*id), client, ttl, expires_at, ..row.clone() };
                     answer(Amended::Done).write(Write::Lease(name.clone(), again))
                 }
@@ -64,7 +64,7 @@ impl Memory {
                 }
                 let (ttl, expires_at) = (row.ttl.max(ttl), row.expires_at.max(expires_at));
                 let holder = renamed.map_or(row.holder, Holder::Lease);
-                let longer = Lease { holder, client: kept_by(row.client), ttl, expires_at, ..row.clone() };
+                let longer = Lease { holder, client: new_client(row.client), ttl, expires_at, ..row.clone() };
                 answer(Amended::Done).write(Write::Lease(name.clone(), longer))
             }
             _ => answer(Amended::NotHeld),
@@ -72,15 +72,15 @@ impl Memory {
     }
 
     pub(super) fn downgrade(&self, name: &LockName, id: LeaseId, token: i64) -> Prepared {
-        let answer = |downgraded| Prepared::answer(Response::Downgraded(downgraded));
+        let answer = |downgraded| Prepared::new(Response::Downgraded(downgraded));
         let shares = |entry: &Entry| entry.state == EntryState::Holding(token) && entry.mode == Mode::READ;
-        if self.owned(name, id).is_some_and(shares) {
+        if self.owned_entry(name, id).is_some_and(shares) {
             return answer(Amended::Done);
         }
         // Its owner has entered more than once, and this acquisition is the only one left.
-        let only = self.owned(name, id).filter(|entry| {
+        let only = self.owned_entry(name, id).filter(|entry| {
             let others =
-                self.entries_of(name).filter(|(other, entry)| *other != id && entry.state != EntryState::Waiting);
+                self.entries_named(name).filter(|(other, entry)| *other != id && entry.state != EntryState::Waiting);
             entry.state == EntryState::Holding(token) && entry.mode == Mode::Exclusive && others.count() == 0
         });
         if let (Some(entry), Some(row)) = (only, self.leases.get(name)) {
@@ -93,7 +93,7 @@ impl Memory {
                 .write(Write::Entry(name.clone(), id, Some(entry)))
                 .write(Write::Lease(name.clone(), row));
         }
-        let Some(mut row) = self.held_alone(name, id, token) else {
+        let Some(mut row) = self.exclusive_holding(name, id, token) else {
             return answer(Amended::NotHeld);
         };
         if self.is_lease_locked(name, Strength::Ending) {
@@ -114,11 +114,11 @@ impl Memory {
     }
 
     pub(super) fn raise(&self, name: &LockName, id: LeaseId, token: i64, to: i64) -> Prepared {
-        let answer = |raised| Prepared::answer(Response::Raised(raised));
-        if self.held_alone(name, id, to).is_some() {
+        let answer = |raised| Prepared::new(Response::Raised(raised));
+        if self.exclusive_holding(name, id, to).is_some() {
             return answer(Amended::Done);
         }
-        match self.held_alone(name, id, token) {
+        match self.exclusive_holding(name, id, token) {
             Some(_) if self.is_lease_locked(name, Strength::Ending) => answer(Amended::Locked),
             Some(row) if to > token => {
                 answer(Amended::Done).write(Write::Lease(name.clone(), Lease { token: to, ..row }))
@@ -128,7 +128,7 @@ impl Memory {
     }
 
     /// The row of a name that one lease holds with this token.
-    pub(super) fn held_alone(&self, name: &LockName, id: LeaseId, token: i64) -> Option<Lease> {
+    pub(super) fn exclusive_holding(&self, name: &LockName, id: LeaseId, token: i64) -> Option<Lease> {
         self.leases.get(name).filter(|row| row.holder == Holder::Lease(id) && row.token == token).cloned()
     }
 }

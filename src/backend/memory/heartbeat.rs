@@ -9,18 +9,18 @@ impl Memory {
             return Err(MustWait);
         }
         let notice = self.clients.get(&id).map_or(0, |client| client.notice);
-        Ok(Prepared::answer(Response::Registered(notice)).write(Write::Client(id, Client { beat_at: now, notice })))
+        Ok(Prepared::new(Response::Registered(notice)).write(Write::Client(id, Client { beat_at: now, notice })))
     }
 
     pub(super) fn beat(&self, id: ClientId, now: i64) -> Result<Prepared, MustWait> {
         let Some(client) = self.clients.get(&id) else {
-            return Ok(Prepared::answer(Response::Beat(None)));
+            return Ok(Prepared::new(Response::Beat(None)));
         };
         if self.is_locked(&Key::Client(id), Strength::Ending) {
             return Err(MustWait);
         }
         let written = Client { beat_at: now, ..client.clone() };
-        Ok(Prepared::answer(Response::Beat(Some(client.notice))).write(Write::Client(id, written)))
+        Ok(Prepared::new(Response::Beat(Some(client.notice))).write(Write::Client(id, written)))
     }
 
     /// Adds a notice to the clients that lose something. `None`: one of their rows is locked.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::row::{left, positive};
+use super::row::{positive, remaining};
 use super::{End, Entry, Lease, Memory, MustWait, Prepared, Strength, Write};
 use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
@@ -16,7 +16,7 @@ use crate::protocol::{
 impl Memory {
     pub(super) fn enqueue(&self, entries: &[Enqueue], now: i64) -> Result<Prepared, MustWait> {
         let Some(first) = entries.first() else {
-            return Ok(Prepared::answer(Response::Enqueued(HolderNow::Unknown)));
+            return Ok(Prepared::new(Response::Enqueued(HolderNow::Unknown)));
         };
         let name = &first.claim.name;
         let known = self.leases.get(name);
@@ -25,34 +25,34 @@ impl Memory {
             !self.entries.contains_key(&(name.clone(), entry.claim.id)) && row.holder != Holder::Lease(entry.claim.id)
         };
         let added: Vec<&Enqueue> = entries.iter().filter(is_new).collect();
-        let writes_row = known.is_none() || (self.marks && !added.is_empty());
+        let writes_row = known.is_none() || (self.marks_waiting && !added.is_empty());
         if writes_row && self.is_lease_locked(name, Strength::Plain) {
             return Err(MustWait);
         }
-        let mut prepared = Prepared::answer(Response::Enqueued(HolderNow::Unknown));
-        prepared.looks_afterwards = Some(name.clone());
+        let mut prepared = Prepared::new(Response::Enqueued(HolderNow::Unknown));
+        prepared.reads_holder_after_commit = Some(name.clone());
         for Enqueue { claim, age } in added {
             let age = if is_on(Mutation::ForgetArrival) { 0 } else { micros(*age) };
             let entry = Entry::new(claim, EntryState::Waiting, Some(claim.client), now - age, now + micros(GRANT));
             prepared = prepared.write(Write::Entry(name.clone(), claim.id, Some(entry)));
         }
         if writes_row {
-            row.waiting = if self.marks { now.max(row.waiting + 1) } else { 0 };
+            row.waiting = if self.marks_waiting { now.max(row.waiting + 1) } else { 0 };
             prepared = prepared.write(Write::Lease(name.clone(), row));
         }
         Ok(prepared)
     }
 
     pub(super) fn poll(&self, name: &LockName, ids: &[LeaseId], now: i64) -> Option<Polled> {
-        let row = self.row_of(self.leases.get(name)?, now);
+        let row = self.read_row(self.leases.get(name)?, now);
         let presence = |id: &LeaseId| {
             let entry = self.entries.get(&(name.clone(), *id));
             let is_ahead = |other: &Entry, of: &Entry, other_id| {
-                let is_live = left(self.entry_until(other), now).is_some();
+                let is_live = remaining(self.entry_until(other), now).is_some();
                 is_live && other.state == EntryState::Waiting && (other.arrived, other_id) < (of.arrived, *id)
             };
-            let ahead = entry.map_or(0, |own| self.entries_of(name).filter(|(i, e)| is_ahead(e, own, *i)).count());
-            let state = entry.map(|entry| (entry.state, left(self.entry_until(entry), now)));
+            let ahead = entry.map_or(0, |own| self.entries_named(name).filter(|(i, e)| is_ahead(e, own, *i)).count());
+            let state = entry.map(|entry| (entry.state, remaining(self.entry_until(entry), now)));
             Presence::of(*id, &row, state, u32::try_from(ahead).unwrap_or(u32::MAX))
         };
         let presences = ids.iter().map(presence).collect();
@@ -60,9 +60,9 @@ impl Memory {
     }
 
     pub(super) fn read(&self, name: &LockName, limit: u32, now: i64) -> Option<Queue> {
-        let row = self.row_of(self.leases.get(name)?, now);
+        let row = self.read_row(self.leases.get(name)?, now);
         let mut entries: Vec<EntryRow> = self
-            .entries_of(name)
+            .entries_named(name)
             .map(|(id, entry)| EntryRow {
                 id,
                 client: entry.client,
@@ -72,7 +72,7 @@ impl Memory {
                 state: entry.state,
                 ttl: Duration::from_micros(u64::try_from(entry.ttl).unwrap_or(0)),
                 arrived: entry.arrived,
-                remaining: left(self.entry_until(entry), now),
+                remaining: remaining(self.entry_until(entry), now),
             })
             .collect();
         entries.sort_by_key(|entry| (entry.state == EntryState::Waiting, entry.arrived, entry.id));
@@ -85,19 +85,19 @@ impl Memory {
         Some(Queue { row, entries, is_cut_off })
     }
 
-    pub(super) fn transit(&self, transition: &Transition, now: i64) -> Prepared {
-        let changed = self.changed(transition, now);
-        changed.unwrap_or_else(|| Prepared::answer(Response::Transitioned(None)))
+    pub(super) fn transition(&self, transition: &Transition, now: i64) -> Prepared {
+        let changed = self.apply_transition(transition, now);
+        changed.unwrap_or_else(|| Prepared::new(Response::Transitioned(None)))
     }
 
-    pub(super) fn changed(&self, transition: &Transition, now: i64) -> Option<Prepared> {
+    pub(super) fn apply_transition(&self, transition: &Transition, now: i64) -> Option<Prepared> {
         let Transition { name, seen, given_up, expired, change, is_last } = transition;
         let mut row = self.leases.get(name)?.clone();
         let is_same = row.holder == seen.holder && row.token == seen.token;
         if !is_same || (*is_last && row.waiting != seen.waiting) {
             return None;
         }
-        let mut prepared = Prepared::answer(Response::Transitioned(Some(Vec::new())));
+        let mut prepared = Prepared::new(Response::Transitioned(Some(Vec::new())));
         let mut losers = Vec::new();
         let ends_row = match row.holder {
             Holder::Lease(_) if given_up.is_some() => {
@@ -105,7 +105,7 @@ impl Memory {
                 true
             }
             Holder::Lease(_) | Holder::Kept => {
-                let has_expired = self.row_of(&row, now).remaining.is_none() || is_on(Mutation::TakeOverUnchecked);
+                let has_expired = self.read_row(&row, now).remaining.is_none() || is_on(Mutation::TakeOverUnchecked);
                 if !has_expired {
                     return None;
                 }
@@ -120,7 +120,7 @@ impl Memory {
         };
         for id in expired {
             let entry = self.entries.get(&(name.clone(), *id))?;
-            let has_expired = left(self.entry_until(entry), now).is_none() || is_on(Mutation::TakeOverUnchecked);
+            let has_expired = remaining(self.entry_until(entry), now).is_none() || is_on(Mutation::TakeOverUnchecked);
             if !has_expired || self.is_entry_locked(name, *id) {
                 return None;
             }
@@ -129,7 +129,7 @@ impl Memory {
                 // owner share a token, the last of them counts.
                 let is_shared = |(other, e): (LeaseId, &Entry)| e.state == entry.state && !expired.contains(&other);
                 losers.extend(entry.client);
-                if entry.owner.is_some() && !self.entries_of(name).any(is_shared) {
+                if entry.owner.is_some() && !self.entries_named(name).any(is_shared) {
                     row.lost = row.lost.max(token);
                     prepared.ends.push((name.clone(), token, End::TakenOver));
                 }
@@ -138,7 +138,7 @@ impl Memory {
         }
         let sharers_stay = row.holder == Holder::Entries
             && self
-                .entries_of(name)
+                .entries_named(name)
                 .any(|(id, e)| e.state != EntryState::Waiting && e.mode != Mode::Exclusive && !expired.contains(&id));
         let is_plain = sharers_stay && matches!(change, HolderChange::Shared(_) | HolderChange::None);
         let strength = if is_plain { Strength::Plain } else { Strength::Ending };
@@ -147,8 +147,8 @@ impl Memory {
         }
         // An acquisition that has joined since raises no token.
         let mut staying =
-            self.entries_of(name).filter(|(id, e)| e.state != EntryState::Waiting && !expired.contains(id));
-        let stands_against = match change {
+            self.entries_named(name).filter(|(id, e)| e.state != EntryState::Waiting && !expired.contains(id));
+        let is_prevented = match change {
             HolderChange::None => false,
             HolderChange::Shared(_) => staying.any(|(_, entry)| entry.mode == Mode::Exclusive),
             HolderChange::Claim(claim) if claim.mode != Mode::Exclusive => {
@@ -156,7 +156,7 @@ impl Memory {
             }
             HolderChange::Free | HolderChange::Exclusive(_) | HolderChange::Claim(_) => staying.next().is_some(),
         };
-        if stands_against {
+        if is_prevented {
             return None;
         }
         if ends_row && matches!(change, HolderChange::None) {
@@ -172,7 +172,7 @@ impl Memory {
             HolderChange::None => {}
             HolderChange::Free => row.end(),
             HolderChange::Claim(_)
-                if self.entries_of(name).any(|(id, e)| e.state == EntryState::Waiting && !expired.contains(&id)) =>
+                if self.entries_named(name).any(|(id, e)| e.state == EntryState::Waiting && !expired.contains(&id)) =>
             {
                 return None;
             }

@@ -11,11 +11,13 @@ use crate::token::FencingToken;
 impl Memory {
     pub(super) fn release(&self, release: &Release, now: i64) -> Prepared {
         let (name, token) = (&release.name, release.token.get());
-        let answer = |released| Prepared::answer(Response::Released(released));
+        let answer = |released| Prepared::new(Response::Released(released));
         let Some(mut row) = self.leases.get(name).cloned() else {
             return answer(Released::NotHeld { lost: 0, token: 0 });
         };
-        if let Some(entry) = self.owned(name, release.id).filter(|entry| entry.state == EntryState::Holding(token)) {
+        if let Some(entry) =
+            self.owned_entry(name, release.id).filter(|entry| entry.state == EntryState::Holding(token))
+        {
             if self.is_entry_locked(name, release.id) && !is_on(Mutation::ReleaseThroughFence) {
                 return answer(Released::Locked);
             }
@@ -28,7 +30,7 @@ impl Memory {
             let awaited = self.is_awaited(name, &row);
             let mut prepared = answer(Released::Ended { awaited });
             let is_shared = |(id, e): (LeaseId, &Entry)| e.state == entry.state && id != release.id;
-            if !self.entries_of(name).any(is_shared) {
+            if !self.entries_named(name).any(is_shared) {
                 prepared.ends.push((name.clone(), token, End::Released));
             }
             return prepared.write(Write::Entry(name.clone(), release.id, kept));
@@ -78,18 +80,19 @@ impl Memory {
     }
 
     pub(super) fn withdraw(&self, name: &LockName, id: LeaseId, except: Option<FencingToken>) -> Prepared {
-        let answer = |withdrawn| Prepared::answer(Response::Withdrawn(withdrawn));
+        let answer = |withdrawn| Prepared::new(Response::Withdrawn(withdrawn));
         let row = self.leases.get(name).cloned();
         let stays = |token: i64| except.is_some_and(|except| except.get() == token);
         let holds = row.as_ref().is_some_and(|row| row.holder == Holder::Lease(id) && !stays(row.token));
-        let entry = self.owned(name, id).filter(|e| !matches!(e.state, EntryState::Holding(token) if stays(token)));
+        let entry =
+            self.owned_entry(name, id).filter(|e| !matches!(e.state, EntryState::Holding(token) if stays(token)));
         let entry_is_locked = entry.is_some() && self.is_entry_locked(name, id);
         if entry_is_locked || (holds && self.is_lease_locked(name, Strength::Ending)) {
             return answer(Withdrawn::Locked);
         }
         let awaited = row.as_ref().is_some_and(|row| {
-            let others = self.entries_of(name).any(|(i, e)| i != id && e.state == EntryState::Waiting);
-            others || (self.marks && row.waiting != 0)
+            let others = self.entries_named(name).any(|(i, e)| i != id && e.state == EntryState::Waiting);
+            others || (self.marks_waiting && row.waiting != 0)
         });
         let mut prepared = answer(Withdrawn::Gone { awaited });
         if let Some(entry) = entry {
@@ -107,19 +110,19 @@ impl Memory {
     }
 
     pub(super) fn evict(&self, name: &LockName, token: i64) -> Prepared {
-        let answer = |evicted| Prepared::answer(Response::Evicted(evicted));
+        let answer = |evicted| Prepared::new(Response::Evicted(evicted));
         let Some(mut row) = self.leases.get(name).cloned() else {
             return answer(Amended::NotHeld);
         };
         // Acquisitions of one owner from several clients share a token, and end together.
         let ended: Vec<(LeaseId, Option<ClientId>)> = self
-            .entries_of(name)
+            .entries_named(name)
             .filter(|(_, entry)| entry.state == EntryState::Holding(token))
             .map(|(id, entry)| (id, entry.client))
             .collect();
         // What was released, and is kept from others, is taken away from nobody.
         let is_owned = |(_, e): (LeaseId, &Entry)| e.state == EntryState::Holding(token) && e.owner.is_some();
-        let is_lost = self.entries_of(name).any(is_owned) || matches!(row.holder, Holder::Lease(_));
+        let is_lost = self.entries_named(name).any(is_owned) || matches!(row.holder, Holder::Lease(_));
         let is_alone = matches!(row.holder, Holder::Lease(_) | Holder::Kept) && row.token == token;
         if !is_alone && ended.is_empty() {
             return answer(Amended::NotHeld);

@@ -41,7 +41,7 @@ pub(crate) struct Entry {
     pub(crate) expires_at: i64,
 }
 
-pub(super) fn left(until: i64, now: i64) -> Option<Duration> {
+pub(super) fn remaining(until: i64, now: i64) -> Option<Duration> {
     u64::try_from(until - now).ok().filter(|us| *us > 0).map(Duration::from_micros)
 }
 
