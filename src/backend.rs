@@ -1,6 +1,8 @@
 //! The seam between the locks and the databases: what a database must be able to do.
 //!
-//! A [`Backend`] opens [`Session`]s; a session is one connection. Whatever is asked of it may be asked again when the answer was lost.
+//! A [`Backend`] is a database. It opens [`Store`]s, each of which is one connection to the tables,
+//! and the connection of [`SessionLocks`]. Every request to a store may be repeated when its answer
+//! was lost.
 
 pub(crate) mod admin;
 pub(crate) mod dialect;
@@ -23,58 +25,61 @@ pub(crate) mod store;
 pub(crate) mod stored;
 pub(crate) mod table;
 
-use std::pin::Pin;
-
-pub(crate) use self::admin::{Listed, Names, SweepRange, Swept, Waiter};
-pub(crate) use self::session::{Anchor, Anchoring};
-pub(crate) use self::store::{Job, Session};
+pub(crate) use self::admin::{ListedHolder, ListedWaiter, Names, SweepRange, Swept};
+pub(crate) use self::session::SessionLocks;
+pub(crate) use self::store::{BoxFuture, Store, StoreFuture};
 pub(crate) use self::stored::{hex, micros, token};
 use crate::error::Result;
 
-/// A database that leases can be kept in.
+/// A database with the tables of this crate.
 pub(crate) trait Backend: Send + Sync {
-    /// Opens a connection of its own, ready for the verbs.
-    fn connect(&self) -> Job<'_, Box<dyn Session>>;
+    /// Opens a connection that sends requests.
+    fn connect(&self) -> StoreFuture<'_, Box<dyn Store>>;
 
-    /// How many connections at most do any good. SQLite has one writer.
-    fn useful_connections(&self) -> usize;
+    /// Opens a connection that sends heartbeats. It receives notifications of grants by other
+    /// clients if the database supports them.
+    fn connect_for_heartbeats(&self) -> StoreFuture<'_, Box<dyn Store>> {
+        self.connect()
+    }
 
-    /// Whether connections for heartbeats hear of grants by other clients, as far as is known.
+    /// Returns whether connections for heartbeats receive notifications, as far as is known.
     fn can_notify(&self) -> bool {
         false
     }
 
-    /// Opens a connection for heartbeats, which hears of grants by other clients where the database can tell.
-    fn connect_for_heartbeats(&self) -> Job<'_, Box<dyn Session>> {
-        self.connect()
-    }
+    /// Returns how many connections can work at a time. SQLite has one writer.
+    fn max_connections_used(&self) -> usize;
 
-    /// How many requests its connections carry out together, in a [`Batch`].
-    fn longest_batch(&self) -> usize;
+    /// Returns how many requests a connection carries out together, in a
+    /// [`Batch`](crate::protocol::Batch).
+    fn max_batch_len(&self) -> usize;
 
-    /// Where it is, for people: never with a credential.
-    fn place(&self) -> String;
+    /// Returns the address of the server or the path of the file, without credentials.
+    fn address(&self) -> String;
 
-    /// Makes all connections wait until a second server has what the first has done. `false`: here is no such thing.
-    fn synchronous(&mut self) -> bool {
+    /// Makes every commit wait for a second server. Returns `false` if the database cannot do so.
+    fn require_synchronous(&mut self) -> bool {
         false
     }
 
-    /// Whether other servers take writes as well, and know nothing of the locks of transactions here.
-    fn is_one_of_many_writers(&self) -> bool {
+    /// Returns whether other servers accept writes and do not see the locks of transactions on this
+    /// one.
+    fn is_multi_primary(&self) -> bool {
         false
     }
 
     /// Creates the tables or brings them up to date.
-    fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>>;
+    fn migrate(&self) -> BoxFuture<'_, Result<()>>;
 
-    /// Opens what session locks live on, or says why they would be a lie here.
-    fn anchor(&self) -> Anchoring<'_>;
+    /// Opens the connection of session locks. Returns an error if the database cannot keep them
+    /// exclusive.
+    fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>>;
 }
 
-/// The databases whose transactions can be fenced: [`sqlx::Postgres`], [`sqlx::MySql`] (also MariaDB), [`sqlx::Sqlite`].
+/// The databases whose transactions can be fenced: [`sqlx::Postgres`], [`sqlx::MySql`] (also
+/// MariaDB), [`sqlx::Sqlite`].
 ///
-/// Sealed: nobody else can implement it.
+/// This trait is sealed: no other crate can implement it.
 pub trait Database: sqlx::Database + fence::Fence + dialect::Dialect + records::Records {}
 
 /// The kinds of database.

@@ -7,19 +7,19 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{LeaseId, Mode};
 
-/// Which names to list.
+/// The names to list.
 #[derive(Clone, Debug)]
 pub(crate) enum Names {
-    BeginningWith(String),
-    Just(LockName),
+    WithPrefix(String),
+    One(LockName),
 }
 
-/// A holder as it is listed. Moments are microseconds since the Unix epoch, by the database's clock.
+/// A holder in a list. Times are microseconds since the Unix epoch, by the database's clock.
 #[derive(Clone, Debug)]
-pub(crate) struct Listed {
+pub(crate) struct ListedHolder {
     pub(crate) name: String,
     pub(crate) mode: Mode,
-    /// `None`: it was released, and is kept from others.
+    /// `None`: the holder released the name, which stays unavailable until `expires_at`.
     pub(crate) owner: Option<Owner>,
     /// How many acquisitions of the owner hold together.
     pub(crate) acquisitions: i64,
@@ -27,15 +27,15 @@ pub(crate) struct Listed {
     pub(crate) holder: String,
     pub(crate) label: String,
     pub(crate) acquired_at: i64,
-    /// By its expiry and the heartbeat of its client.
+    /// The later of the row's own expiry and the one by the client's heartbeat.
     pub(crate) expires_at: i64,
     pub(crate) now: i64,
     pub(crate) waiters: i64,
 }
 
-/// An entry that waits, as it is listed.
+/// A waiting entry in a list.
 #[derive(Clone, Debug)]
-pub(crate) struct Waiter {
+pub(crate) struct ListedWaiter {
     pub(crate) id: LeaseId,
     pub(crate) mode: Mode,
     pub(crate) holder: String,
@@ -43,17 +43,17 @@ pub(crate) struct Waiter {
     pub(crate) arrived_at: i64,
 }
 
-/// A range of names to be purged.
+/// A range of names to purge.
 #[derive(Clone, Debug)]
 pub(crate) struct SweepRange {
-    /// It begins behind this name. Empty: with the first name.
+    /// The range begins after this name. Empty: with the first name.
     pub(crate) after: String,
-    /// So many names are looked at.
+    /// How many names the range has.
     pub(crate) limit: u32,
     pub(crate) retention: Duration,
 }
 
-/// What came of a range.
+/// The result of purging a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Swept {
     /// How many names were purged.
@@ -62,7 +62,8 @@ pub(crate) struct Swept {
     pub(crate) last: Option<String>,
 }
 
-/// The first text behind all that begin with a prefix, in the order of their bytes. `None`: there is none.
+/// Returns the first text after all texts with a prefix, in the order of their bytes. `None`: no
+/// text comes after them.
 pub(crate) fn end_of_prefix(prefix: &str) -> Option<String> {
     let mut end: Vec<char> = prefix.chars().collect();
     while let Some(last) = end.pop() {
@@ -74,7 +75,7 @@ pub(crate) fn end_of_prefix(prefix: &str) -> Option<String> {
     None
 }
 
-/// The rows that can be read. One that cannot costs the others nothing.
-pub(crate) fn readable<T>(rows: impl Iterator<Item = Result<T, sqlx::Error>>) -> impl Iterator<Item = T> {
+/// Leaves out the rows that cannot be read, with a warning.
+pub(crate) fn skip_unreadable<T>(rows: impl Iterator<Item = Result<T, sqlx::Error>>) -> impl Iterator<Item = T> {
     rows.filter_map(|row| row.inspect_err(|error| tracing::warn!(%error, "left out a row that cannot be read")).ok())
 }

@@ -2,153 +2,159 @@
 
 use std::time::Duration;
 
-use super::store::Job;
+use super::store::StoreFuture;
 use super::table::Table;
 
-/// What statements on the caller's own tables are made of. Part of [`Database`](super::Database) that is nobody's business
-/// outside.
+/// The syntax and the behaviour of statements on the caller's own tables. Part of the sealed
+/// [`Database`](super::Database).
 pub trait Dialect: sqlx::Database {
-    /// Encloses the name of a table or column; doubled inside.
+    /// The quote around names of tables and columns. It is doubled inside a name.
     const QUOTE: char;
-    /// As what a whole number of any width is read: `CAST(… AS …)`.
+    /// The type to which integers of any width are cast: `CAST(… AS …)`.
     const INTEGER: &'static str;
-    /// Makes a SELECT read what is there now, not what was there when the transaction began to read.
-    const PRESENT: &'static str;
-    /// How a transaction begins that is going to write. `None`: as any other.
+    /// The clause with which a SELECT reads the latest committed rows instead of the snapshot.
+    const CURRENT_READ: &'static str;
+    /// The statement that begins a transaction that will write. `None`: the driver's default.
     const BEGIN: Option<&'static str>;
-    /// Whether an error leaves a transaction unusable.
-    const ABORTS: bool;
-    /// Whether rows are locked one by one, or all at once with the database.
+    /// Whether an error of a statement aborts the transaction.
+    const ERRORS_ABORT: bool;
+    /// Whether the database locks single rows. Otherwise it locks all rows at once.
     const LOCKS_ROWS: bool;
     /// Whether a statement with several keys of a unique index locks only their rows.
-    const LOOKS_UP_SEVERAL: bool;
+    const LOCKS_LISTED_KEYS_ONLY: bool;
 
-    /// The statements with which a transaction begins, made from the one that the caller would have.
-    fn begin(sql: sqlx::SqlStr) -> sqlx::SqlStr {
+    /// Returns the statements that begin a transaction, given the caller's own.
+    fn begin_sql(sql: sqlx::SqlStr) -> sqlx::SqlStr {
         sql
     }
 
-    /// Ends a transaction that began with [these](Self::begin), where the driver does not do that as well.
-    fn end(conn: &mut Self::Connection, ending: Ending) -> Job<'_, Ended> {
+    /// Ends a transaction that began with [`begin_sql`](Self::begin_sql), unless the driver can.
+    fn end_transaction(conn: &mut Self::Connection, ending: Ending) -> StoreFuture<'_, EndOutcome> {
         let _ = (conn, ending);
-        Box::pin(async { Ok(Ended::ByDriver) })
+        Box::pin(async { Ok(EndOutcome::StillOpen) })
     }
 
-    /// The rows that a statement returns.
-    fn fetch<'a>(conn: &'a mut Self::Connection, query: &'a mut sqlx::QueryBuilder<Self>) -> Job<'a, Vec<Self::Row>>;
+    /// Runs a statement and returns its rows.
+    fn fetch<'a>(
+        conn: &'a mut Self::Connection,
+        query: &'a mut sqlx::QueryBuilder<Self>,
+    ) -> StoreFuture<'a, Vec<Self::Row>>;
 
-    /// Ends what is left of a transaction on a connection that another is to use. `false`: only closing the connection does.
-    fn settle(conn: &mut Self::Connection) -> Job<'_, bool> {
+    /// Ends an unfinished transaction before the connection is reused. Returns `false` if the
+    /// connection must be closed instead.
+    fn reset(conn: &mut Self::Connection) -> StoreFuture<'_, bool> {
         let _ = conn;
         Box::pin(async { Ok(false) })
     }
 
-    /// What stands in a column that was read as [`INTEGER`](Self::INTEGER).
+    /// Reads a column that was cast to [`INTEGER`](Self::INTEGER).
     fn integer(row: &Self::Row, column: usize) -> Result<i64, sqlx::Error>;
 
-    /// Binds a whole number.
+    /// Binds an integer.
     fn push_integer(query: &mut sqlx::QueryBuilder<Self>, value: i64);
 
-    /// How many rows a statement has matched.
-    fn execute<'a>(conn: &'a mut Self::Connection, query: &'a mut sqlx::QueryBuilder<Self>) -> Job<'a, u64>;
+    /// Runs a statement and returns how many rows it matched.
+    fn execute<'a>(conn: &'a mut Self::Connection, query: &'a mut sqlx::QueryBuilder<Self>) -> StoreFuture<'a, u64>;
 
-    /// What makes a SELECT lock its rows.
+    /// Returns the clauses with which a SELECT locks its rows.
     fn clauses(locking: Locking) -> Clauses;
 
-    /// What to select for the row that stands for a name, up to the clauses.
-    fn push_named(query: &mut sqlx::QueryBuilder<Self>, name: &str);
+    /// Adds the selection of the row of a name, up to the clauses.
+    fn push_named_row(query: &mut sqlx::QueryBuilder<Self>, name: &str);
 
-    /// Does what has to be done once that row is locked, so that others notice.
-    fn mark<'a>(conn: &'a mut Self::Connection, locked: &'a Self::Row, name: &'a str) -> Job<'a, ()> {
+    /// Writes the locked row of a name if other transactions would not notice the lock otherwise.
+    fn touch_row<'a>(conn: &'a mut Self::Connection, locked: &'a Self::Row, name: &'a str) -> StoreFuture<'a, ()> {
         let _ = (conn, locked, name);
         Box::pin(async { Ok(()) })
     }
 
-    /// What an error of a statement that locks rows says about the lock.
-    fn refusal(error: &sqlx::Error) -> Option<Refusal>;
+    /// Returns why a statement that locks rows failed, if the error is about the lock.
+    fn lock_failure(error: &sqlx::Error) -> Option<LockFailure>;
 
-    /// Whether that error has ended the transaction although it looks like one that does not.
-    fn has_rolled_back<'a>(conn: &'a mut Self::Connection, error: &'a sqlx::Error) -> Job<'a, bool> {
+    /// Returns whether the server rolled the transaction back on this error, which usually ends only
+    /// the statement.
+    fn has_rolled_back<'a>(conn: &'a mut Self::Connection, error: &'a sqlx::Error) -> StoreFuture<'a, bool> {
         let _ = (conn, error);
         Box::pin(async { Ok(false) })
     }
 
-    /// Where an error [would](Self::ABORTS), keeps the next statement from ending the transaction, and bounds its time.
-    /// What is returned restores the settings.
-    fn guard(conn: &mut Self::Connection, within: Option<Duration>) -> Job<'_, String> {
+    /// Sets a savepoint before a statement whose error would [abort](Self::ERRORS_ABORT) the
+    /// transaction, and limits the time of the statement. Returns the previous settings.
+    fn set_savepoint(conn: &mut Self::Connection, within: Option<Duration>) -> StoreFuture<'_, String> {
         let _ = (conn, within);
         Box::pin(async { Ok(String::new()) })
     }
 
-    /// After [`guard`](Self::guard), once the statement has succeeded or failed.
-    fn unguard<'a>(conn: &'a mut Self::Connection, settings: &'a str, succeeded: bool) -> Job<'a, ()> {
+    /// Releases the savepoint of [`set_savepoint`](Self::set_savepoint), or rolls back to it if the
+    /// statement failed, and restores the settings.
+    fn end_savepoint<'a>(conn: &'a mut Self::Connection, settings: &'a str, succeeded: bool) -> StoreFuture<'a, ()> {
         let _ = (conn, settings, succeeded);
         Box::pin(async { Ok(()) })
     }
 
-    /// Where [no single rows](Self::LOCKS_ROWS) are locked, makes sure that the transaction has the lock on them all.
-    fn seize<'a>(conn: &'a mut Self::Connection, table: &'a str) -> Job<'a, ()> {
+    /// Takes the lock on the whole database if it does not [lock rows](Self::LOCKS_ROWS).
+    fn lock_database<'a>(conn: &'a mut Self::Connection, table: &'a str) -> StoreFuture<'a, ()> {
         let _ = (conn, table);
         Box::pin(async { Ok(()) })
     }
 
-    /// What the catalogue says about a column. `None`: it knows no such table, or no such column in it.
-    fn column<'a>(conn: &'a mut Self::Connection, table: &'a Table, column: &'a str) -> Job<'a, Catalogued>;
+    /// Looks up a column in the catalogue.
+    fn column<'a>(conn: &'a mut Self::Connection, table: &'a Table, column: &'a str) -> StoreFuture<'a, ColumnLookup>;
 
-    /// What to select for the key of a row, so that it can be read as a key of that type.
+    /// Adds the selection of a key column so that it can be read as a key of that type.
     fn push_column(query: &mut sqlx::QueryBuilder<Self>, column: &str, key: &Self::TypeInfo) {
         let _ = key;
         query.push(column);
     }
 
-    /// Whether keys of a type can be looked up in an index on such a column.
-    fn suits(key: &Self::TypeInfo, column: &Column) -> bool {
+    /// Returns whether an index on the column can look up keys of this type.
+    fn can_look_up(key: &Self::TypeInfo, column: &Column) -> bool {
         let _ = (key, column);
         true
     }
 }
 
-/// How a transaction is to end.
+/// How to end a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     Commit,
     Rollback,
 }
 
-/// What came of the end of a transaction.
+/// The result of ending a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// It is still open: the driver is to end it.
-    ByDriver,
-    /// It ended as it was to, and the session is as it was before.
-    AsAsked,
-    /// It had ended before it was to be committed: rolled back, or committed, by one of its own statements.
-    Before,
+pub enum EndOutcome {
+    /// The transaction is open: the driver must end it.
+    StillOpen,
+    /// The transaction ended as requested, and the settings of the session are restored.
+    Done,
+    /// One of its own statements had committed or rolled back the transaction already.
+    EndedBefore,
 }
 
-/// How rows are to be locked.
+/// How to lock rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Locking {
     pub shared: bool,
-    /// Also against those who only refer to the row by its key.
+    /// Whether the lock also excludes transactions that insert references to the row.
     pub key_update: bool,
     pub wait: Wait,
 }
 
-/// What to do about rows that others have locked.
+/// What to do about rows that other transactions have locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Wait, as long as the session's own settings allow.
+    /// Wait as long as the settings of the session allow.
     Unbounded,
-    /// Wait, but not longer.
+    /// Wait no longer than this.
     AtMost(Duration),
     /// Fail.
-    Refuse,
-    /// Leave them out.
-    Skip,
+    NoWait,
+    /// Skip these rows.
+    SkipLocked,
 }
 
-/// What stands before a SELECT, right behind the word, and at its end.
+/// The parts of a locking SELECT: before the keyword, directly after it, and at the end.
 #[derive(Debug, Default)]
 pub struct Clauses {
     pub before: String,
@@ -158,48 +164,49 @@ pub struct Clauses {
 
 /// Why a row was not locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// Somebody else has it.
-    Taken,
-    /// The statement ran into a bound on its time.
-    Cut,
-    /// The transaction reads from before the row became what it is.
-    Stale,
-    /// The transaction cannot get the lock on the database.
+pub enum LockFailure {
+    /// Another transaction has locked the row.
+    Locked,
+    /// The statement reached its time limit.
+    Timeout,
+    /// The row has changed since the snapshot of the transaction.
+    StaleSnapshot,
+    /// The transaction has begun without the write lock and cannot get it.
     Deferred,
 }
 
-/// An answer of the catalogue.
+/// The result of looking up a column.
 #[derive(Debug)]
-pub enum Catalogued {
-    Known(Column),
-    /// There is no such table, or it has no such column.
-    Unknown,
-    /// To look into it would be the beginning of what the transaction reads. Another connection can, in this schema.
-    Elsewhere(String),
+pub enum ColumnLookup {
+    Found(Column),
+    /// The table or the column does not exist.
+    NotFound,
+    /// The lookup would begin the snapshot of the transaction. Another connection must look the
+    /// column up, in this schema.
+    ElsewhereInSchema(String),
 }
 
-/// What the catalogue says about a column.
+/// A column in the catalogue.
 #[derive(Clone, Debug)]
 pub struct Column {
-    /// Its type, as the database calls it.
+    /// The database's name of its type.
     pub type_name: String,
-    /// A unique index on this column alone, if possible one without an obstacle.
+    /// A unique index on this column alone, preferably a usable one.
     pub unique: Option<Unique>,
-    /// The engine that keeps the table, if it locks no rows.
-    pub rowless: Option<String>,
+    /// The storage engine of the table, if that does not lock rows.
+    pub engine_without_row_locks: Option<String>,
 }
 
 /// A unique index.
 #[derive(Clone, Debug)]
 pub struct Unique {
     pub name: String,
-    /// Why the database would not look a single row up in it.
+    /// Why the database cannot look up a single row in this index.
     pub obstacle: Option<String>,
 }
 
 impl Unique {
-    /// An index that can be used.
+    /// Makes a usable index.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub fn usable(name: String) -> Self {
         Self { name, obstacle: None }

@@ -1,36 +1,35 @@
-//! Fences: a check within the caller's transaction.
+//! Fences: a check of a holding within the caller's transaction.
 
-use std::pin::Pin;
+use super::Kind;
+use super::store::StoreFuture;
 
-/// The part of [`Database`](super::Database) that is nobody's business outside.
+/// Fences a transaction. Part of the sealed [`Database`](super::Database).
 pub trait Fence: sqlx::Database {
-    /// Which kind of backend the transaction must belong to.
-    const KIND: super::Kind;
+    /// The kind of backend that the transaction must belong to.
+    const KIND: Kind;
 
-    /// Checks the holding and keeps everybody else from it until the transaction ends.
-    fn fence<'a>(
-        conn: &'a mut Self::Connection,
-        check: &'a Check,
-    ) -> Pin<Box<dyn Future<Output = Result<Verdict, sqlx::Error>> + Send + 'a>>;
+    /// Checks a holding and keeps it from ending until the transaction ends.
+    fn fence<'a>(conn: &'a mut Self::Connection, check: &'a Check) -> StoreFuture<'a, Verdict>;
 }
 
-/// A holding in the words of its row.
+/// The holding to check, as it stands in its row.
 #[derive(Debug)]
 pub struct Check {
     pub name: String,
     pub id: String,
     pub token: i64,
-    /// Locks are not seen by others who may write: see [`Backend`](super::Backend::is_one_of_many_writers).
-    pub by_writing: bool,
+    /// The fence must write the row, because other servers do not see its lock: see
+    /// [`Backend`](super::Backend::is_multi_primary).
+    pub is_multi_primary: bool,
 }
 
-/// What the row says to a transaction that wants to be fenced.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nobody else can be granted the name until this transaction has ended.
+    /// The holding lasts until the transaction ends.
     Fenced,
     /// The holding has ended.
     Superseded,
-    /// The transaction reads from before the holding.
+    /// The snapshot of the transaction is older than the holding.
     StaleSnapshot,
 }

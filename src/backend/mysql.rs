@@ -21,7 +21,6 @@ mod release;
 mod rows;
 mod session;
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -35,7 +34,9 @@ use super::dialect::Column;
 use super::fence::{Check, Fence, Verdict};
 use super::records::{Errand, Findings};
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
-use super::{Anchoring, Backend, Job, Kind, Listed, Names, Session, SweepRange, Swept, Waiter};
+use super::{
+    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, SessionLocks, Store, StoreFuture, SweepRange, Swept,
+};
 use crate::error::{Error, Result, not_writable};
 use crate::name::LockName;
 use crate::protocol::{Batch, Request, Response};
@@ -59,44 +60,44 @@ impl MySqlBackend {
 }
 
 impl Backend for MySqlBackend {
-    fn place(&self) -> String {
+    fn address(&self) -> String {
         format!("{}:{}", self.options.get_host(), self.options.get_port())
     }
 
-    fn is_one_of_many_writers(&self) -> bool {
+    fn is_multi_primary(&self) -> bool {
         self.on_galera.load(Ordering::Relaxed)
     }
 
-    fn connect(&self) -> Job<'_, Box<dyn Session>> {
+    fn connect(&self) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(async move {
             let mut conn = (*self.options).clone().disable_statement_logging().connect().await?;
-            let Settled { flavor, is_read_only, may_be_galera } = settle(&mut conn).await?;
+            let ServerInfo { flavor, is_read_only, may_be_galera } = configure(&mut conn).await?;
             // Also if this account may write all the same: on a replica nobody else would see it.
             if is_read_only {
-                return Err(not_writable(format!("{} is read-only, as replicas are", self.place())));
+                return Err(not_writable(format!("{} is read-only, as replicas are", self.address())));
             }
             let on_galera = may_be_galera && session::is_on_galera(&mut conn).await?;
             if on_galera {
                 if sqlx::raw_sql(IS_READY).fetch_all(&mut conn).await?.is_empty() {
-                    return Err(not_writable(format!("{} is a Galera node without a cluster", self.place())));
+                    return Err(not_writable(format!("{} is a Galera node without a cluster", self.address())));
                 }
                 conn.execute(SYNC).await?;
             }
             self.on_galera.store(on_galera, Ordering::Relaxed);
-            Ok(Box::new(MySqlSession { conn, flavor }) as Box<dyn Session>)
+            Ok(Box::new(MySqlStore { conn, flavor }) as Box<dyn Store>)
         })
     }
 
-    fn useful_connections(&self) -> usize {
+    fn max_connections_used(&self) -> usize {
         usize::MAX
     }
 
-    fn longest_batch(&self) -> usize {
+    fn max_batch_len(&self) -> usize {
         // A longer text is sent in several packets, and sqlx lets TCP wait for an acknowledgement between them.
         16
     }
 
-    fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
+    fn migrate(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             let one = MySqlPoolOptions::new()
                 .max_connections(1)
@@ -115,7 +116,7 @@ impl Backend for MySqlBackend {
         })
     }
 
-    fn anchor(&self) -> Anchoring<'_> {
+    fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>> {
         Box::pin(session::open(&self.options))
     }
 }
@@ -134,7 +135,7 @@ async fn clear_interrupted(one: &MySqlPool) -> Result<(), sqlx::Error> {
 // MariaDB, whether it can be written (told by a number, or by one of several words), and whether it may be a node of a Galera
 // cluster. /*M! … */ is for MariaDB only.
 #[rustfmt::skip]
-const SETTLE: &str = "
+const CONFIGURE: &str = "
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
 SET SESSION autocommit = 1, innodb_lock_wait_timeout = 1, completion_type = 0, time_zone = '+00:00',
             sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',
@@ -146,18 +147,18 @@ SELECT 0 /*M! + 1 */,
                              WHERE VARIABLE_NAME = 'WSREP_ON' AND VARIABLE_VALUE = 'ON') */ AS SIGNED)";
 
 /// A settled session, and what its server is.
-struct Settled {
+struct ServerInfo {
     flavor: Flavor,
     is_read_only: bool,
     may_be_galera: bool,
 }
 
 /// Settles a new session, and reads what the server is.
-async fn settle(conn: &mut MySqlConnection) -> Result<Settled, sqlx::Error> {
-    let row = sqlx::raw_sql(SETTLE).fetch_one(conn).await?;
+async fn configure(conn: &mut MySqlConnection) -> Result<ServerInfo, sqlx::Error> {
+    let row = sqlx::raw_sql(CONFIGURE).fetch_one(conn).await?;
     let is = |column: usize| row.try_get::<i64, _>(column).map(|flag| flag != 0);
     let flavor = if is(0)? { Flavor::MariaDb } else { Flavor::MySql };
-    Ok(Settled { flavor, is_read_only: is(1)?, may_be_galera: is(2)? })
+    Ok(ServerInfo { flavor, is_read_only: is(1)?, may_be_galera: is(2)? })
 }
 
 const IS_READY: &str = "SHOW GLOBAL STATUS WHERE Variable_name = 'wsrep_ready' AND Value = 'ON'";
@@ -166,7 +167,7 @@ const IS_READY: &str = "SHOW GLOBAL STATUS WHERE Variable_name = 'wsrep_ready' A
 // UPDATE and DELETE, 4 for INSERT. https://mariadb.com/kb/en/galera-cluster-system-variables/#wsrep_sync_wait
 const SYNC: &str = "SET SESSION wsrep_sync_wait = 7";
 
-struct MySqlSession {
+struct MySqlStore {
     conn: MySqlConnection,
     flavor: Flavor,
 }
@@ -174,8 +175,8 @@ struct MySqlSession {
 // In whole seconds.
 const UPTIME: &str = "SHOW GLOBAL STATUS LIKE 'Uptime'";
 
-impl LeaseStore for MySqlSession {
-    fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response> {
+impl LeaseStore for MySqlStore {
+    fn execute<'a>(&'a mut self, request: &'a Request) -> StoreFuture<'a, Response> {
         Box::pin(async move {
             let answer = store::execute(&mut self.conn, self.flavor, request).await;
             // The server looks for rights before it looks for the table. https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html
@@ -189,25 +190,25 @@ impl LeaseStore for MySqlSession {
         })
     }
 
-    fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> Job<'a, Vec<Option<Response>>> {
+    fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> StoreFuture<'a, Vec<Option<Response>>> {
         Box::pin(batch::execute(&mut self.conn, batch))
     }
 }
 
-impl AdminStore for MySqlSession {
-    fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>> {
+impl AdminStore for MySqlStore {
+    fn list<'a>(&'a mut self, names: &'a Names) -> StoreFuture<'a, Vec<ListedHolder>> {
         Box::pin(admin::list(&mut self.conn, names))
     }
 
-    fn waiters<'a>(&'a mut self, name: &'a LockName) -> Job<'a, Vec<Waiter>> {
+    fn waiters<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, Vec<ListedWaiter>> {
         Box::pin(admin::waiters(&mut self.conn, name))
     }
 
-    fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> Job<'a, Swept> {
+    fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> StoreFuture<'a, Swept> {
         Box::pin(admin::sweep(&mut self.conn, range))
     }
 
-    fn uptime(&mut self) -> Job<'_, Option<Duration>> {
+    fn uptime(&mut self) -> StoreFuture<'_, Option<Duration>> {
         Box::pin(async move {
             let row = sqlx::query(UPTIME).fetch_optional(&mut self.conn).await?;
             let seconds: Option<String> = row.map(|row| row.try_get(1)).transpose()?;
@@ -218,24 +219,24 @@ impl AdminStore for MySqlSession {
     }
 }
 
-impl RowStore for MySqlSession {
-    fn ensure<'a>(&'a mut self, name: &'a LockName) -> Job<'a, ()> {
+impl RowStore for MySqlStore {
+    fn ensure<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, ()> {
         Box::pin(rows::ensure(&mut self.conn, name))
     }
 
-    fn column<'a>(&'a mut self, of: &'a (String, String, String)) -> Job<'a, Option<Column>> {
-        Box::pin(rows::column(&mut self.conn, of))
+    fn column<'a>(&'a mut self, path: &'a (String, String, String)) -> StoreFuture<'a, Option<Column>> {
+        Box::pin(rows::column(&mut self.conn, path))
     }
 }
 
-impl RecordStore for MySqlSession {
-    fn record<'a>(&'a mut self, errand: &'a Errand) -> Job<'a, Findings> {
+impl RecordStore for MySqlStore {
+    fn record<'a>(&'a mut self, errand: &'a Errand) -> StoreFuture<'a, Findings> {
         Box::pin(records::record(&mut self.conn, errand))
     }
 }
 
-impl Session for MySqlSession {
-    fn close(self: Box<Self>) -> Job<'static, ()> {
+impl Store for MySqlStore {
+    fn close(self: Box<Self>) -> StoreFuture<'static, ()> {
         Box::pin(self.conn.close())
     }
 }
@@ -245,10 +246,7 @@ impl super::Database for MySql {}
 impl Fence for MySql {
     const KIND: Kind = Kind::MySql;
 
-    fn fence<'a>(
-        conn: &'a mut MySqlConnection,
-        check: &'a Check,
-    ) -> Pin<Box<dyn Future<Output = Result<Verdict, sqlx::Error>> + Send + 'a>> {
+    fn fence<'a>(conn: &'a mut MySqlConnection, check: &'a Check) -> StoreFuture<'a, Verdict> {
         Box::pin(fence::fence(conn, check))
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::{ColumnIndex, Decode, Type};
 
-use super::admin::{Listed, Waiter};
+use super::admin::{ListedHolder, ListedWaiter};
 use crate::clock::CENTURY;
 use crate::owner::Owner;
 use crate::protocol::{ClientId, EntryRow, EntryState, Holder, HolderNow, LeaseId, LeaseRow, Mode};
@@ -18,15 +18,15 @@ pub(crate) const KEPT: &str = "kept";
 pub(crate) const ENTRIES: &str = "entries";
 
 /// Nobody, in any column that identifies somebody.
-pub(crate) const NOBODY: &str = "";
+pub(crate) const NO_ID: &str = "";
 
 /// A row of any database, with columns of the types that the tables have.
-pub(crate) trait Stored: sqlx::Row {
+pub(crate) trait TableRow: sqlx::Row {
     fn number(&self, column: &str) -> Result<i64, sqlx::Error>;
     fn text(&self, column: &str) -> Result<String, sqlx::Error>;
 }
 
-impl<R> Stored for R
+impl<R> TableRow for R
 where
     R: sqlx::Row,
     for<'a> &'a str: ColumnIndex<R>,
@@ -43,7 +43,7 @@ where
 }
 
 /// Reads an identity. Empty: there is none.
-pub(crate) fn identity<T: FromStr>(text: &str) -> Result<Option<T>, sqlx::Error>
+pub(crate) fn parse_id<T: FromStr>(text: &str) -> Result<Option<T>, sqlx::Error>
 where
     T::Err: std::error::Error + Send + Sync + 'static,
 {
@@ -62,13 +62,13 @@ pub(crate) fn holder(id: &str) -> Result<Holder, sqlx::Error> {
     Ok(match id {
         KEPT => Holder::Kept,
         ENTRIES => Holder::Entries,
-        id => identity(id)?.map_or(Holder::Nobody, Holder::Lease),
+        id => parse_id(id)?.map_or(Holder::Nobody, Holder::Lease),
     })
 }
 
 pub(crate) fn holder_text(holder: Holder) -> String {
     match holder {
-        Holder::Nobody => NOBODY.into(),
+        Holder::Nobody => NO_ID.into(),
         Holder::Kept => KEPT.into(),
         Holder::Entries => ENTRIES.into(),
         Holder::Lease(id) => id.to_string(),
@@ -96,13 +96,13 @@ impl Mode {
 }
 
 /// Reads the columns `id, owner, client, token, remaining, waiting, lost`. `remaining` counts by expiry and heartbeat, whoever holds.
-pub(crate) fn lease_row(row: &impl Stored) -> Result<LeaseRow, sqlx::Error> {
+pub(crate) fn read_lease(row: &impl TableRow) -> Result<LeaseRow, sqlx::Error> {
     let holder = holder(&row.text("id")?)?;
     let counts = matches!(holder, Holder::Lease(_) | Holder::Kept);
     Ok(LeaseRow {
         holder,
-        owner: identity::<Owner>(&row.text("owner")?)?,
-        client: identity(&row.text("client")?)?,
+        owner: parse_id::<Owner>(&row.text("owner")?)?,
+        client: parse_id(&row.text("client")?)?,
         token: row.number("token")?,
         remaining: remaining(row.number("remaining")?).filter(|_| counts),
         waiting: row.number("waiting")?,
@@ -112,8 +112,8 @@ pub(crate) fn lease_row(row: &impl Stored) -> Result<LeaseRow, sqlx::Error> {
 
 /// Reads the columns `entry_id, entry_client, entry_owner, is_kept, units, permits, entry_token, ttl, arrived_at, entry_remaining`.
 /// `is_kept` is a number. `None`: `entry_id` is empty, as a name without entries is read with one row.
-pub(crate) fn entry_row(row: &impl Stored) -> Result<Option<EntryRow>, sqlx::Error> {
-    let Some(id) = identity::<LeaseId>(&row.text("entry_id")?)? else {
+pub(crate) fn read_entry(row: &impl TableRow) -> Result<Option<EntryRow>, sqlx::Error> {
+    let Some(id) = parse_id::<LeaseId>(&row.text("entry_id")?)? else {
         return Ok(None);
     };
     let state = match row.number("entry_token")? {
@@ -122,8 +122,8 @@ pub(crate) fn entry_row(row: &impl Stored) -> Result<Option<EntryRow>, sqlx::Err
     };
     Ok(Some(EntryRow {
         id,
-        client: identity(&row.text("entry_client")?)?,
-        owner: identity(&row.text("entry_owner")?)?,
+        client: parse_id(&row.text("entry_client")?)?,
+        owner: parse_id(&row.text("entry_owner")?)?,
         is_kept: row.number("is_kept")? != 0,
         mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
         state,
@@ -134,11 +134,11 @@ pub(crate) fn entry_row(row: &impl Stored) -> Result<Option<EntryRow>, sqlx::Err
 }
 
 /// Reads the row of a holder in a list of names.
-pub(crate) fn listed(row: &impl Stored, name: String) -> Result<Listed, sqlx::Error> {
-    Ok(Listed {
+pub(crate) fn read_holder(row: &impl TableRow, name: String) -> Result<ListedHolder, sqlx::Error> {
+    Ok(ListedHolder {
         name,
         mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
-        owner: identity(&row.text("owner")?)?,
+        owner: parse_id(&row.text("owner")?)?,
         acquisitions: row.number("acquisitions")?,
         token: row.number("token")?,
         holder: row.text("holder")?,
@@ -151,8 +151,8 @@ pub(crate) fn listed(row: &impl Stored, name: String) -> Result<Listed, sqlx::Er
 }
 
 /// Reads a waiting entry.
-pub(crate) fn waiter(row: &impl Stored) -> Result<Waiter, sqlx::Error> {
-    Ok(Waiter {
+pub(crate) fn read_waiter(row: &impl TableRow) -> Result<ListedWaiter, sqlx::Error> {
+    Ok(ListedWaiter {
         id: row.text("id")?.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
         mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
         holder: row.text("holder")?,

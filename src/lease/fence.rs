@@ -63,7 +63,7 @@ impl Lease {
             name: self.name().as_str().to_owned(),
             id: held.id().to_string(),
             token: self.token().get(),
-            by_writing: self.client.backend.is_one_of_many_writers(),
+            is_multi_primary: self.client.backend.is_multi_primary(),
         };
         match DB::fence(tx, &check).await {
             Ok(Verdict::Fenced) => Ok(()),

@@ -5,10 +5,10 @@ use std::time::Duration;
 use sqlx::mysql::MySqlQueryResult;
 use sqlx::{MySqlConnection, Row as _};
 
-use super::script::{Script, id_literal, is, name_literal, text_literal};
+use super::script::{Script, id_literal, name_literal, read_flag, text_literal};
 use super::store::{MySqlQuery, token};
 use crate::backend::micros;
-use crate::backend::stored::{ENTRIES, NOBODY, client_text};
+use crate::backend::stored::{ENTRIES, NO_ID, client_text};
 use crate::protocol::{Claim, HolderNow, Joined, Mode};
 use crate::token::FencingToken;
 
@@ -26,15 +26,15 @@ impl<'a> Grant<'a> {
     pub(super) fn new(claim: &'a Claim) -> Self {
         let ttl = micros(claim.ttl);
         if claim.mode != Mode::Exclusive {
-            return Self { ttl, ..Self::nobody(ENTRIES) };
+            return Self { ttl, ..Self::none(ENTRIES) };
         }
-        let (id, owner, client) = (claim.id.to_string(), claim.owner.to_string(), keeper(claim));
+        let (id, owner, client) = (claim.id.to_string(), claim.owner.to_string(), heartbeat_client(claim));
         Self { id, owner, client, ttl, holder: &claim.holder, label: &claim.label }
     }
 
     /// No client holds the name.
-    pub(super) fn nobody(id: &str) -> Self {
-        Self { id: id.into(), owner: NOBODY.into(), client: NOBODY.into(), ttl: 0, holder: "", label: "" }
+    pub(super) fn none(id: &str) -> Self {
+        Self { id: id.into(), owner: NO_ID.into(), client: NO_ID.into(), ttl: 0, holder: "", label: "" }
     }
 
     /// Binds the fields in their order.
@@ -47,11 +47,11 @@ impl<'a> Grant<'a> {
 }
 
 /// The client whose heartbeat is to keep what a claim is granted.
-pub(super) fn keeper(claim: &Claim) -> String {
+pub(super) fn heartbeat_client(claim: &Claim) -> String {
     client_text(claim.is_kept.then_some(claim.client))
 }
 
-// The codes of `standing!`, which tell how the row of a name stands for a claim. From REMAINING on: the time for which the holder may
+// The codes of `claim_state!`, which tell how the row of a name stands for a claim. From REMAINING on: the time for which the holder may
 // keep the name, times two, plus one if its owner is that of the claim.
 const MISSING: u64 = 0;
 const GRANTABLE: u64 = 1;
@@ -63,7 +63,7 @@ const REMAINING: u64 = 16;
 
 /// How the row of a name stands for a claim, as a code. Bind order: what `vacant` needs, id, id, what `shared` needs, owner.
 #[rustfmt::skip]
-macro_rules! standing {
+macro_rules! claim_state {
     (vacant: [$($vacant:tt)*], shared: [$($shared:tt)*]) => {
         concat!("
        CASE WHEN l.id = '' THEN ", $($vacant)*, "
@@ -87,13 +87,13 @@ pub(super) async fn acquire(
     let mut refusal = HolderNow::Unknown;
     for _ in 0..TRIES {
         let (code, granted) = match claim.mode {
-            Mode::Exclusive => take(conn, claim).await?,
-            Mode::Shared { units, permits } => share(conn, claim, (units, permits)).await?,
+            Mode::Exclusive => acquire_exclusive(conn, claim).await?,
+            Mode::Shared { units, permits } => acquire_share(conn, claim, (units, permits)).await?,
         };
         let granted = match code {
             _ if granted.is_some() => granted,
-            OWN => lengthen(conn, LENGTHEN, claim).await?,
-            OWN_ENTRY => lengthen(conn, LENGTHEN_ENTRY, claim).await?,
+            OWN => prolong_claim(conn, PROLONG_LEASE, claim).await?,
+            OWN_ENTRY => prolong_claim(conn, PROLONG_ENTRY, claim).await?,
             VACANT => return Ok(Err(HolderNow::Vacant)),
             SHARED => return Ok(Err(HolderNow::Unknown)),
             REMAINING.. => {
@@ -117,12 +117,12 @@ pub(super) async fn acquire(
 // A range of one key: InnoDB waits for a row that it looks up by its key, but of a range it judges the last committed version of a row
 // that is locked, and waits only if that matches. Bind order: Grant, ttl, name, name, id, id, owner.
 #[rustfmt::skip]
-const TAKE: &str = concat!("
+const ACQUIRE: &str = concat!("
 UPDATE sqlock_lease AS l
    SET l.token = LAST_INSERT_ID(GREATEST(l.token + 1, ", now!(), ")), l.id = ?, l.owner = ?, l.client = ?, l.ttl = ?, l.holder = ?,
        l.label = ?, l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + ?
  WHERE l.name >= ? AND l.name < CONCAT(?, X'00')
-   AND LAST_INSERT_ID(", standing!(vacant: ["IF(", is_awaited!("l"), ", 2, 1)"], shared: ["3"]), ") = 1
+   AND LAST_INSERT_ID(", claim_state!(vacant: ["IF(", is_awaited!("l"), ", 2, 1)"], shared: ["3"]), ") = 1
  LIMIT 1");
 
 // Bind order: name, Grant, ttl, name.
@@ -134,13 +134,13 @@ SELECT ?, LAST_INSERT_ID(", now!(), "), ", now!(), ", ?, ?, ?, ?, ?, ?, ", now!(
  WHERE NOT EXISTS (SELECT 1 FROM sqlock_entry AS w WHERE w.name = ? AND w.token = 0)");
 
 /// Takes a name for one lease alone. Returns how the row stands, and the token if it was granted.
-async fn take(conn: &mut MySqlConnection, claim: &Claim) -> Result<(u64, Option<u64>), sqlx::Error> {
+async fn acquire_exclusive(conn: &mut MySqlConnection, claim: &Claim) -> Result<(u64, Option<u64>), sqlx::Error> {
     let (name, id) = (claim.name.as_str().as_bytes(), claim.id.to_string());
     let answer = |done: MySqlQueryResult| {
         let code = done.last_insert_id();
         (code, (done.rows_affected() > 0).then_some(code))
     };
-    let query = Grant::new(claim).bind(sqlx::query(TAKE)).bind(micros(claim.ttl)).bind(name).bind(name);
+    let query = Grant::new(claim).bind(sqlx::query(ACQUIRE)).bind(micros(claim.ttl)).bind(name).bind(name);
     let done = query.bind(&id).bind(&id).bind(claim.owner.to_string()).execute(&mut *conn).await?;
     if done.rows_affected() > 0 || done.last_insert_id() != MISSING {
         return Ok(answer(done));
@@ -153,9 +153,9 @@ async fn take(conn: &mut MySqlConnection, claim: &Claim) -> Result<(u64, Option<
 /// The same for a claim that shares the name: permits are left beside the entries that hold. Bind order: units, permits, id, id,
 /// units, permits, owner.
 #[rustfmt::skip]
-macro_rules! share_standing {
+macro_rules! share_claim_state {
     () => {
-        standing!(
+        claim_state!(
             vacant: ["IF(? <= ? AND NOT ", is_awaited!("l"), ", 1, 2)"],
             shared: ["
                     IF((SELECT MIN(e.units) > 0 AND SUM(e.units) + ? <= ? FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
@@ -166,7 +166,7 @@ macro_rules! share_standing {
 
 // Bind order: units, permits, id, id, units, permits, owner, name.
 #[rustfmt::skip]
-const SHARE_LOOK: &str = concat!("SELECT CAST(", share_standing!(), " AS UNSIGNED) FROM sqlock_lease AS l WHERE l.name = ?");
+const SHARE_STATE: &str = concat!("SELECT CAST(", share_claim_state!(), " AS UNSIGNED) FROM sqlock_lease AS l WHERE l.name = ?");
 
 // Bind order: name.
 #[rustfmt::skip]
@@ -179,26 +179,27 @@ VALUES (?, '', '', '', 0, 0, 0, 0, '', '')";
 const SHARE_LOCK: &str = "
 SELECT COALESCE(MAX(s.token), 0) INTO @sqlock_token FROM sqlock_lease AS s WHERE s.name = ? FOR UPDATE";
 
-// Bind order: as SHARE_LOOK.
+// Bind order: as SHARE_STATE.
 #[rustfmt::skip]
 const SHARE_CHECK: &str = concat!("
-SELECT COALESCE((SELECT ", share_standing!(), " FROM sqlock_lease AS l WHERE l.name = ?), 0),
+SELECT COALESCE((SELECT ", share_claim_state!(), " FROM sqlock_lease AS l WHERE l.name = ?), 0),
        GREATEST(@sqlock_token + 1, ", now!(), ")
-  INTO @sqlock_standing, @sqlock_token");
+  INTO @sqlock_state, @sqlock_token");
 
 // Bind order: name.
-const SHARE_DECIDE: &str = "SELECT IF(@sqlock_standing = 1, ?, NULL) INTO @sqlock_name";
+const SHARE_DECIDE: &str = "SELECT IF(@sqlock_state = 1, ?, NULL) INTO @sqlock_name";
 
-const SHARE_ANSWER: &str = "SELECT CAST(@sqlock_standing AS UNSIGNED), CAST(@sqlock_token AS UNSIGNED)";
+const SHARE_RESULT: &str = "SELECT CAST(@sqlock_state AS UNSIGNED), CAST(@sqlock_token AS UNSIGNED)";
 
 /// Shares a name. A read without locks finds refusals; only a grant, which writes two rows, needs a transaction. Returns how the row
 /// stands, and the token if it was granted.
-async fn share(
+async fn acquire_share(
     conn: &mut MySqlConnection,
     claim: &Claim,
     (units, permits): (u32, u32),
 ) -> Result<(u64, Option<u64>), sqlx::Error> {
-    let query = sqlx::query(SHARE_LOOK).bind(units).bind(permits).bind(claim.id.to_string()).bind(claim.id.to_string());
+    let query =
+        sqlx::query(SHARE_STATE).bind(units).bind(permits).bind(claim.id.to_string()).bind(claim.id.to_string());
     let query = query.bind(units).bind(permits).bind(claim.owner.to_string()).bind(claim.name.as_str().as_bytes());
     let row = query.fetch_optional(&mut *conn).await?;
     let code: u64 = row.map_or(Ok(MISSING), |row| row.try_get(0))?;
@@ -216,7 +217,7 @@ async fn share(
     script.add(SHARE_CHECK, &[units, permits, id, id, units, permits, owner, name]);
     script.add(SHARE_DECIDE, &[name]);
     grant_claim(&mut script, claim);
-    let row = script.run(conn, SHARE_ANSWER).await?;
+    let row = script.run(conn, SHARE_RESULT).await?;
     let code: u64 = row.try_get(0)?;
     let granted = row.try_get(1)?;
     Ok((code, (code == GRANTABLE).then_some(granted)))
@@ -246,7 +247,7 @@ pub(super) fn grant_claim(script: &mut Script, claim: &Claim) {
     if claim.mode != Mode::Exclusive {
         let (units, permits) = claim.mode.stored();
         let (units, permits) = (units.to_string(), permits.to_string());
-        let (id, owner, client) = (id_literal(claim.id), id_literal(claim.owner), id_literal(keeper(claim)));
+        let (id, owner, client) = (id_literal(claim.id), id_literal(claim.owner), id_literal(heartbeat_client(claim)));
         let (holder, label) = (text_literal(&claim.holder), text_literal(&claim.label));
         let is_kept = if claim.is_kept { "1" } else { "0" };
         script.add(ADD_SHARE, &[&id, &owner, &client, is_kept, &units, &permits, ttl, ttl, &holder, &label]);
@@ -255,22 +256,26 @@ pub(super) fn grant_claim(script: &mut Script, claim: &Claim) {
 
 // A claim that was granted before lasts anew, and nothing gets shorter. Bind order: client, ttl, ttl, name, id.
 #[rustfmt::skip]
-const LENGTHEN: &str = concat!("
+const PROLONG_LEASE: &str = concat!("
 UPDATE sqlock_lease
    SET token = LAST_INSERT_ID(token), client = IF(client = '', ?, client), ttl = GREATEST(ttl, ?),
        expires_at = GREATEST(expires_at, ", now!(), " + ?)
  WHERE name = ? AND id = ?");
 
 #[rustfmt::skip]
-const LENGTHEN_ENTRY: &str = concat!("
+const PROLONG_ENTRY: &str = concat!("
 UPDATE sqlock_entry
    SET token = LAST_INSERT_ID(token), client = IF(client = '', ?, client), ttl = GREATEST(ttl, ?),
        expires_at = GREATEST(expires_at, ", now!(), " + ?)
  WHERE name = ? AND id = ? AND token > 0 AND owner <> ''");
 
-async fn lengthen(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim) -> Result<Option<u64>, sqlx::Error> {
+async fn prolong_claim(
+    conn: &mut MySqlConnection,
+    sql: &'static str,
+    claim: &Claim,
+) -> Result<Option<u64>, sqlx::Error> {
     let ttl = micros(claim.ttl);
-    let query = sqlx::query(sql).bind(keeper(claim)).bind(ttl).bind(ttl);
+    let query = sqlx::query(sql).bind(heartbeat_client(claim)).bind(ttl).bind(ttl);
     let done = query.bind(claim.name.as_str().as_bytes()).bind(claim.id.to_string()).execute(conn).await?;
     Ok((done.rows_affected() > 0).then_some(done.last_insert_id()))
 }
@@ -331,7 +336,7 @@ SELECT l.name, ?, l.owner, ?, 1, 0, 0, l.token, ?, 0, ", now!(), " + ?, ", now!(
 const JOIN_SHARE: &str = "UPDATE sqlock_lease SET id = 'entries', client = '' WHERE name = @sqlock_name";
 
 #[rustfmt::skip]
-const JOIN_ANSWER: &str = "
+const JOIN_RESULT: &str = "
 SELECT CAST(@sqlock_held AS SIGNED), CAST(@sqlock_name IS NOT NULL AS SIGNED), CAST(@sqlock_token AS UNSIGNED)";
 
 pub(super) async fn join(conn: &mut MySqlConnection, claim: &Claim) -> Result<Joined, sqlx::Error> {
@@ -344,10 +349,10 @@ pub(super) async fn join(conn: &mut MySqlConnection, claim: &Claim) -> Result<Jo
     script.add(JOIN_DECIDE, &[name]);
     script.add(JOIN_LABEL, &[label, name, label]);
     script.add(JOIN_FIRST, &[]);
-    script.add(JOIN_OWN, &[id, &id_literal(keeper(claim)), ttl, ttl, holder]);
+    script.add(JOIN_OWN, &[id, &id_literal(heartbeat_client(claim)), ttl, ttl, holder]);
     script.add(JOIN_SHARE, &[]);
-    let row = script.run(conn, JOIN_ANSWER).await?;
-    Ok(match (is(&row, 0)?, is(&row, 1)?) {
+    let row = script.run(conn, JOIN_RESULT).await?;
+    Ok(match (read_flag(&row, 0)?, read_flag(&row, 1)?) {
         (_, true) => Joined::Done(token(row.try_get(2)?)?),
         (true, false) => Joined::Locked,
         (false, false) => Joined::NotHeld,

@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row as _};
 
-use crate::backend::admin::{Listed, Names, SweepRange, Swept, Waiter, end_of_prefix, readable};
-use crate::backend::store::UNSEEN;
-use crate::backend::stored::{Stored as _, listed, waiter};
+use crate::backend::admin::{ListedHolder, ListedWaiter, Names, SweepRange, Swept, end_of_prefix, skip_unreadable};
+use crate::backend::store::ROW_RETENTION;
+use crate::backend::stored::{TableRow as _, read_holder, read_waiter};
 use crate::backend::{hex, micros};
 use crate::name::LockName;
 
@@ -48,16 +48,16 @@ const LIST_ONE: &str = list!("l.name = ?", "e.name = ?");
 /// Behind every name: no text in UTF-8 has such a byte.
 const END_OF_NAMES: &[u8] = &[0xff];
 
-pub(super) async fn list(conn: &mut MySqlConnection, names: &Names) -> Result<Vec<Listed>, sqlx::Error> {
+pub(super) async fn list(conn: &mut MySqlConnection, names: &Names) -> Result<Vec<ListedHolder>, sqlx::Error> {
     let query = match names {
-        Names::BeginningWith(prefix) => {
+        Names::WithPrefix(prefix) => {
             let end = end_of_prefix(prefix).map_or_else(|| END_OF_NAMES.to_vec(), String::into_bytes);
             sqlx::query(LIST).bind(prefix.as_bytes()).bind(end.clone()).bind(prefix.as_bytes()).bind(end)
         }
-        Names::Just(name) => sqlx::query(LIST_ONE).bind(name.as_str().as_bytes()).bind(name.as_str().as_bytes()),
+        Names::One(name) => sqlx::query(LIST_ONE).bind(name.as_str().as_bytes()).bind(name.as_str().as_bytes()),
     };
     let rows = query.fetch_all(conn).await?;
-    Ok(readable(rows.iter().map(|row| listed(row, name_of(row)?))).collect())
+    Ok(skip_unreadable(rows.iter().map(|row| read_holder(row, name_of(row)?))).collect())
 }
 
 /// Names are stored as the bytes of valid UTF-8.
@@ -73,9 +73,9 @@ SELECT e.id, e.units, e.permits, e.holder, e.label, e.arrived_at FROM sqlock_ent
  WHERE e.name = ? AND e.token = 0 AND ", entry_until!("e"), " > ", now!(), "
  ORDER BY e.arrived_at, e.id");
 
-pub(super) async fn waiters(conn: &mut MySqlConnection, name: &LockName) -> Result<Vec<Waiter>, sqlx::Error> {
+pub(super) async fn waiters(conn: &mut MySqlConnection, name: &LockName) -> Result<Vec<ListedWaiter>, sqlx::Error> {
     let rows = sqlx::query(WAITERS).bind(name.as_str().as_bytes()).fetch_all(conn).await?;
-    Ok(readable(rows.iter().map(waiter)).collect())
+    Ok(skip_unreadable(rows.iter().map(read_waiter)).collect())
 }
 
 // ---- sweep
@@ -165,7 +165,7 @@ DELETE r FROM ", unlocked!("sqlock_row"), " AS q STRAIGHT_JOIN sqlock_row AS r F
  WHERE r.seen_at < ", now!(), " - ?");
 
 async fn sweep_rows(conn: &mut MySqlConnection, range: &SweepRange, last: &str) -> Result<(), sqlx::Error> {
-    let age = micros(range.retention.max(UNSEEN));
+    let age = micros(range.retention.max(ROW_RETENTION));
     let query = sqlx::query(UNSEEN_ROWS).bind(range.after.as_bytes()).bind(last.as_bytes()).bind(age);
     let unseen = query.fetch_all(&mut *conn).await?;
     if !unseen.is_empty() {

@@ -7,9 +7,9 @@ use std::collections::{HashMap, HashSet};
 
 use sqlx::{MySqlConnection, Row as _};
 
-use super::acquire::keeper;
+use super::acquire::heartbeat_client;
 use super::script::{Script, id_literal, name_literal, text_literal};
-use crate::backend::stored::Stored as _;
+use crate::backend::stored::TableRow as _;
 use crate::backend::{micros, token};
 use crate::protocol::{Batch, Claim, Release, Released, Response};
 
@@ -71,7 +71,7 @@ pub(super) async fn execute(conn: &mut MySqlConnection, batch: &Batch) -> Result
 async fn acquire(conn: &mut MySqlConnection, claims: &[Claim]) -> Result<Vec<Option<Response>>, sqlx::Error> {
     let names = &*list(claims, |claim| name_literal(&claim.name));
     // What all have in common is written once.
-    let gets = |literal: fn(&Claim) -> String| {
+    let case_by_name = |literal: fn(&Claim) -> String| {
         let mut literals = claims.iter().map(literal);
         let first = literals.next().unwrap_or_default();
         if literals.all(|other| other == first) {
@@ -83,9 +83,13 @@ async fn acquire(conn: &mut MySqlConnection, claims: &[Claim]) -> Result<Vec<Opt
     let mut script = Script::new();
     script.add(LOCK_FREE, &[names]);
     script.add(COUNT_FREE, &[names]);
-    let (id, owner) = (gets(|claim| id_literal(claim.id)), gets(|claim| id_literal(claim.owner)));
-    let (client, ttl) = (gets(|claim| id_literal(keeper(claim))), gets(|claim| micros(claim.ttl).to_string()));
-    let (holder, label) = (gets(|claim| text_literal(&claim.holder)), gets(|claim| text_literal(&claim.label)));
+    let (id, owner) = (case_by_name(|claim| id_literal(claim.id)), case_by_name(|claim| id_literal(claim.owner)));
+    let (client, ttl) = (
+        case_by_name(|claim| id_literal(heartbeat_client(claim))),
+        case_by_name(|claim| micros(claim.ttl).to_string()),
+    );
+    let (holder, label) =
+        (case_by_name(|claim| text_literal(&claim.holder)), case_by_name(|claim| text_literal(&claim.label)));
     let ids = &*list(claims, |claim| id_literal(claim.id));
     script.add(SEEN, &["0", names, ids]);
     script.add(ACQUIRE, &[&id, &owner, &client, &ttl, &holder, &label, names]);

@@ -2,7 +2,7 @@
 
 use sqlx::MySqlConnection;
 
-use super::queue::look;
+use super::queue::read_row;
 use super::script::{AMENDED, Script, amended, id_literal, name_literal};
 use super::store::{Attempt, Flavor, MySqlQuery, Nowait, attempt};
 use crate::backend::micros;
@@ -14,7 +14,7 @@ use crate::token::FencingToken;
 
 /// Bind order: renamed, renamed, how the keeper changes, client, client, ttl, lasts.
 #[rustfmt::skip]
-macro_rules! longer {
+macro_rules! extended {
     ($row:literal) => {
         concat!($row, ".id = IF(? = '', ", $row, ".id, ?),
        ", $row, ".client = CASE ? WHEN 1 THEN ? WHEN 2 THEN IF(", $row, ".client = ?, '', ", $row, ".client) ELSE ", $row, ".client END,
@@ -22,20 +22,20 @@ macro_rules! longer {
     };
 }
 
-// Bind order: longer, name, token, id, id, renamed, the client that is not to keep it any more or NULL.
+// Bind order: extended, name, token, id, id, renamed, the client that is not to keep it any more or NULL.
 #[rustfmt::skip]
 const EXTEND: Nowait = update_lease!(
-    set: [longer!("l")],
+    set: [extended!("l")],
     condition: ["LAST_INSERT_ID(
        CASE WHEN l.id = 'entries' THEN 3
             WHEN l.token = ? AND ", is_held_alone!("l"), " AND (? = '' OR l.id IN (?, ?))
              AND (l.client = ? OR ", lease_until!("l"), " > ", now!(), ") THEN 1
             ELSE 2 END) = 1"]);
 
-// Bind order: longer, name, name, id, renamed, token, the client that is not to keep it any more or NULL.
+// Bind order: extended, name, name, id, renamed, token, the client that is not to keep it any more or NULL.
 #[rustfmt::skip]
 const EXTEND_ENTRY: Nowait = update_entry!(
-    set: [longer!("e")],
+    set: [extended!("e")],
     condition: ["e.token = ? AND e.owner <> '' AND (e.client = ? OR ", entry_until!("e"), " > ", now!(), ")"]);
 
 // Bind order: name, id, renamed, token, the client that is not to keep it any more or NULL.
@@ -47,8 +47,8 @@ SELECT 1 FROM sqlock_entry AS e
 // Bind order: name, the client that is not to keep it any more or NULL.
 const KEPT_BY: &str = "SELECT 1 FROM sqlock_lease AS l WHERE l.name = ? AND l.client = ?";
 
-/// Binds what `longer!` needs.
-fn bind_longer<'q>(query: MySqlQuery<'q>, extension: &Extension, renamed: &str) -> MySqlQuery<'q> {
+/// Binds what `extended!` needs.
+fn bind_extended<'q>(query: MySqlQuery<'q>, extension: &Extension, renamed: &str) -> MySqlQuery<'q> {
     let (change, client) = match extension.keeper {
         Keeper::Same => (0, String::new()),
         Keeper::Client(client) => (1, client.to_string()),
@@ -64,25 +64,25 @@ pub(super) async fn extend(
     extension: &Extension,
 ) -> Result<Amended, sqlx::Error> {
     let Extension { name, id, renamed, token, .. } = extension;
-    let id_now = renamed.map_or_else(String::new, |id| id.to_string());
-    let id_before = id.map_or_else(String::new, |id| id.to_string());
-    let let_go_by = match extension.keeper {
+    let new_id = renamed.map_or_else(String::new, |id| id.to_string());
+    let old_id = id.map_or_else(String::new, |id| id.to_string());
+    let dropped_client = match extension.keeper {
         Keeper::NotThisClient(client) => Some(client.to_string()),
         Keeper::Same | Keeper::Client(_) => None,
     };
     let bytes = name.as_str().as_bytes();
-    let query = bind_longer(sqlx::query(EXTEND.sql(flavor)), extension, &id_now).bind(bytes).bind(token.get());
-    let query = query.bind(&id_before).bind(&id_before).bind(&id_now).bind(&let_go_by);
+    let query = bind_extended(sqlx::query(EXTEND.sql(flavor)), extension, &new_id).bind(bytes).bind(token.get());
+    let query = query.bind(&old_id).bind(&old_id).bind(&new_id).bind(&dropped_client);
     let is_shared = match attempt(conn, flavor, query).await? {
         Attempt::Done(_) => return Ok(Amended::Done),
         Attempt::Refused(code) => code == 3,
         Attempt::Locked => {
-            let Some(row) = look(conn, name).await? else {
+            let Some(row) = read_row(conn, name).await? else {
                 return Ok(Amended::NotHeld);
             };
             let is_meant = |holder| id.is_none_or(|id| id == holder || *renamed == Some(holder));
             if matches!(row.holder, Holder::Lease(holder) if is_meant(holder)) && row.token == token.get() {
-                let kept = sqlx::query(KEPT_BY).bind(bytes).bind(&let_go_by);
+                let kept = sqlx::query(KEPT_BY).bind(bytes).bind(&dropped_client);
                 let counts = row.remaining.is_some() || kept.fetch_optional(conn).await?.is_some();
                 return Ok(if counts { Amended::Locked } else { Amended::NotHeld });
             }
@@ -95,14 +95,14 @@ pub(super) async fn extend(
     if id.is_none() {
         return extend_entries(conn, extension).await;
     }
-    let query = bind_longer(sqlx::query(EXTEND_ENTRY.sql(flavor)), extension, &id_now).bind(bytes).bind(bytes);
-    let query = query.bind(&id_before).bind(&id_now).bind(token.get()).bind(&let_go_by);
+    let query = bind_extended(sqlx::query(EXTEND_ENTRY.sql(flavor)), extension, &new_id).bind(bytes).bind(bytes);
+    let query = query.bind(&old_id).bind(&new_id).bind(token.get()).bind(&dropped_client);
     match attempt(conn, flavor, query).await? {
         Attempt::Done(_) => Ok(Amended::Done),
         Attempt::Refused(_) => Ok(Amended::NotHeld),
         Attempt::Locked => {
-            let query = sqlx::query(EXTENDABLE).bind(bytes).bind(&id_before).bind(&id_now).bind(token.get());
-            let row = query.bind(&let_go_by).fetch_optional(conn).await?;
+            let query = sqlx::query(EXTENDABLE).bind(bytes).bind(&old_id).bind(&new_id).bind(token.get());
+            let row = query.bind(&dropped_client).fetch_optional(conn).await?;
             Ok(if row.is_some() { Amended::Locked } else { Amended::NotHeld })
         }
     }
@@ -124,11 +124,11 @@ SELECT COUNT(*) INTO @sqlock_held FROM sqlock_entry AS e FORCE INDEX (sqlock_ent
 #[rustfmt::skip]
 const EXTEND_DECIDE: &str = "SELECT IF(@sqlock_held > 0 AND @sqlock_locked >= @sqlock_held, ?, NULL) INTO @sqlock_name";
 
-// Bind order: longer, token, the client that is not to keep it any more or NULL.
+// Bind order: extended, token, the client that is not to keep it any more or NULL.
 #[rustfmt::skip]
 const EXTEND_ENTRIES: &str = concat!("
 UPDATE sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
-   SET ", longer!("e"), "
+   SET ", extended!("e"), "
  WHERE e.name = @sqlock_name AND e.token = ? AND e.owner <> '' AND (e.client = ? OR ", entry_until!("e"), " > ", now!(), ")");
 
 async fn extend_entries(conn: &mut MySqlConnection, extension: &Extension) -> Result<Amended, sqlx::Error> {
@@ -138,13 +138,13 @@ async fn extend_entries(conn: &mut MySqlConnection, extension: &Extension) -> Re
         Keeper::Client(client) => ("1", id_literal(client)),
         Keeper::NotThisClient(client) => ("2", id_literal(client)),
     };
-    let let_go_by = if change == "2" { &*client } else { "NULL" };
+    let dropped_client = if change == "2" { &*client } else { "NULL" };
     let (ttl, lasts) = (extension.ttl.map_or(0, micros).to_string(), micros(extension.lasts).to_string());
     let mut script = Script::new();
-    script.add(EXTEND_LOCK, &[name, token, let_go_by]);
-    script.add(EXTEND_CHECK, &[name, token, let_go_by]);
+    script.add(EXTEND_LOCK, &[name, token, dropped_client]);
+    script.add(EXTEND_CHECK, &[name, token, dropped_client]);
     script.add(EXTEND_DECIDE, &[name]);
-    script.add(EXTEND_ENTRIES, &["''", "''", change, &client, &client, &ttl, &lasts, token, let_go_by]);
+    script.add(EXTEND_ENTRIES, &["''", "''", change, &client, &client, &ttl, &lasts, token, dropped_client]);
     amended(&script.run(conn, AMENDED).await?)
 }
 
@@ -199,7 +199,7 @@ const DOWNGRADE_JOINED: &str = "UPDATE sqlock_entry SET units = ?, permits = ? W
 const DOWNGRADE_OWNER: &str = "UPDATE sqlock_lease SET owner = '' WHERE name = @sqlock_joined";
 
 #[rustfmt::skip]
-const DOWNGRADE_ANSWER: &str = "
+const DOWNGRADE_RESULT: &str = "
 SELECT CAST(@sqlock_held OR @sqlock_only AS SIGNED),
        CAST(@sqlock_name IS NOT NULL OR @sqlock_joined IS NOT NULL OR @sqlock_shared AS SIGNED)";
 
@@ -222,7 +222,7 @@ pub(super) async fn downgrade(
     script.add(DOWNGRADE_LEASE, &[]);
     script.add(DOWNGRADE_JOINED, &[units, permits, id]);
     script.add(DOWNGRADE_OWNER, &[]);
-    amended(&script.run(conn, DOWNGRADE_ANSWER).await?)
+    amended(&script.run(conn, DOWNGRADE_RESULT).await?)
 }
 
 // ---- raise
@@ -249,7 +249,7 @@ pub(super) async fn raise(
     Ok(match attempt(conn, flavor, query.bind(to.get()).bind(token.get()).bind(to.get())).await? {
         Attempt::Done(_) | Attempt::Refused(3) => Amended::Done,
         Attempt::Refused(_) => Amended::NotHeld,
-        Attempt::Locked => match look(conn, name).await? {
+        Attempt::Locked => match read_row(conn, name).await? {
             Some(row) if row.holder != Holder::Lease(id) => Amended::NotHeld,
             Some(row) if row.token == to.get() => Amended::Done,
             Some(row) if row.token == token.get() => Amended::Locked,

@@ -6,14 +6,14 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, MySqlConnection};
 
 use super::batch;
+use super::configure;
 use super::fence::fence;
-use super::settle;
 use super::store::{self, Flavor};
 use crate::backend::differential::{Database, Tables, compare};
 use crate::backend::fence::{Check, Verdict};
 use crate::backend::memory::{Client, Entry, Key, Lease};
 use crate::backend::micros;
-use crate::backend::stored::{Stored as _, holder, identity};
+use crate::backend::stored::{TableRow as _, holder, parse_id};
 use crate::name::LockName;
 use crate::protocol::{Batch, ClientId, EntryState, LeaseId, Mode, Request, Response};
 use crate::token::FencingToken;
@@ -45,7 +45,7 @@ SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE, READ ONLY";
 async fn connect(options: &MySqlConnectOptions) -> (MySqlConnection, Flavor) {
     let mut conn = options.connect().await.expect("a connection");
     sqlx::raw_sql(ODD_SETTINGS).execute(&mut conn).await.expect("other settings");
-    let flavor = settle(&mut conn).await.expect("a settled session").flavor;
+    let flavor = configure(&mut conn).await.expect("a settled session").flavor;
     (conn, flavor)
 }
 
@@ -91,7 +91,7 @@ impl Database for Server {
     }
 
     async fn fence(&mut self, name: &LockName, id: LeaseId, token: FencingToken) -> bool {
-        let check = Check { name: name.to_string(), id: id.to_string(), token: token.get(), by_writing: false };
+        let check = Check { name: name.to_string(), id: id.to_string(), token: token.get(), is_multi_primary: false };
         fence(self.begin().await, &check).await.expect("an answer") == Verdict::Fenced
     }
 
@@ -174,8 +174,8 @@ fn client_of(row: &MySqlRow) -> Result<Client, sqlx::Error> {
 fn lease_of(row: &MySqlRow) -> Result<Lease, sqlx::Error> {
     Ok(Lease {
         holder: holder(&row.text("id")?)?,
-        owner: identity(&row.text("owner")?)?,
-        client: identity(&row.text("client")?)?,
+        owner: parse_id(&row.text("owner")?)?,
+        client: parse_id(&row.text("client")?)?,
         token: row.number("token")?,
         ttl: row.number("ttl")?,
         expires_at: row.number("expires_at")?,
@@ -186,8 +186,8 @@ fn lease_of(row: &MySqlRow) -> Result<Lease, sqlx::Error> {
 
 fn entry_of(row: &MySqlRow) -> Result<(LeaseId, Entry), sqlx::Error> {
     let entry = Entry {
-        client: identity(&row.text("client")?)?,
-        owner: identity(&row.text("owner")?)?,
+        client: parse_id(&row.text("client")?)?,
+        owner: parse_id(&row.text("owner")?)?,
         is_kept: row.number("keeps")? != 0,
         mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
         state: match row.number("token")? {
@@ -198,7 +198,7 @@ fn entry_of(row: &MySqlRow) -> Result<(LeaseId, Entry), sqlx::Error> {
         ttl: row.number("ttl")?,
         expires_at: row.number("expires_at")?,
     };
-    Ok((identity(&row.text("id")?)?.ok_or(sqlx::Error::RowNotFound)?, entry))
+    Ok((parse_id(&row.text("id")?)?.ok_or(sqlx::Error::RowNotFound)?, entry))
 }
 
 async fn requests_answer_as_the_model_does(variable: &str) {

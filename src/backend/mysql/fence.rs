@@ -37,7 +37,11 @@ pub(super) async fn fence(conn: &mut MySqlConnection, check: &Check) -> Result<V
         name_end: format!("X'{}00'", hex(check.name.as_bytes())),
         id_end: format!("'{}0'", check.id),
     };
-    let verdict = if check.by_writing { by_writing(conn, &holding).await } else { by_locking(conn, &holding).await };
+    let verdict = if check.is_multi_primary {
+        fence_by_writing(conn, &holding).await
+    } else {
+        fence_by_locking(conn, &holding).await
+    };
     match verdict {
         // MariaDB with innodb_snapshot_isolation: the row has changed since the snapshot.
         Err(error) if number(&error) == Some(1020) => Ok(Verdict::StaleSnapshot),
@@ -75,7 +79,7 @@ const PRESENT: &str = "
    /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ NOWAIT)";
 
 /// The fence where all that write the row meet its lock.
-async fn by_locking(
+async fn fence_by_locking(
     conn: &mut MySqlConnection,
     Literals { name, id, token, name_end, id_end }: &Literals,
 ) -> Result<Verdict, sqlx::Error> {
@@ -92,8 +96,8 @@ async fn by_locking(
 }
 
 /// How often a fence looks whether its node has received the holding, and the time between two looks.
-const LOOKS: u32 = 20;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+const POLLS: u32 = 20;
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 // On a Galera cluster the other nodes do not see locks. But of two transactions that write a row on different nodes, one cannot commit:
 // so the row is written, and is afterwards as it was. An update that changes nothing would write nothing.
@@ -119,12 +123,12 @@ UPDATE sqlock_entry SET token = -token WHERE name = ? AND id = ? AND token = ? A
 UPDATE sqlock_entry SET token = -token WHERE name = ? AND id = ? AND token = -? AND owner <> ''";
 
 /// The fence where several servers are written.
-async fn by_writing(
+async fn fence_by_writing(
     conn: &mut MySqlConnection,
     Literals { name, id, token, .. }: &Literals,
 ) -> Result<Verdict, sqlx::Error> {
     let verdict = |is_seen: i64| if is_seen != 0 { Verdict::Fenced } else { Verdict::StaleSnapshot };
-    for _ in 0..LOOKS {
+    for _ in 0..POLLS {
         let row =
             first_row(conn, WRITE_LEASE, &[id, token, token, token, name, name, id, token, name, id, token]).await?;
         if let Some(row) = row {
@@ -143,7 +147,7 @@ async fn by_writing(
             }
         }
         // This node is still before the holding; or the holding was given back.
-        tokio::time::sleep(BETWEEN_LOOKS).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(Verdict::StaleSnapshot)
 }

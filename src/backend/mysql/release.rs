@@ -3,11 +3,11 @@
 use sqlx::MySqlConnection;
 
 use super::acquire::Grant;
-use super::queue::look;
-use super::script::{AMENDED, Script, amended, filled, id_literal, is, name_literal};
+use super::queue::read_row;
+use super::script::{AMENDED, Script, amended, filled, id_literal, name_literal, read_flag};
 use super::store::{Attempt, Flavor, Nowait, attempt, is_locked, is_timeout, token};
 use crate::backend::micros;
-use crate::backend::stored::{KEPT, NOBODY, Stored as _, identity};
+use crate::backend::stored::{KEPT, NO_ID, TableRow as _, parse_id};
 use crate::name::LockName;
 use crate::protocol::{Amended, Granted, Holder, LeaseId, Release, Released, Withdrawn};
 use crate::token::FencingToken;
@@ -48,7 +48,7 @@ pub(super) async fn release(
 ) -> Result<Released, sqlx::Error> {
     let is_kept = !release.keep_for.is_zero();
     let next = release.next.as_ref().filter(|_| !is_kept);
-    let after = next.map_or_else(|| Grant::nobody(if is_kept { KEPT } else { NOBODY }), Grant::new);
+    let after = next.map_or_else(|| Grant::none(if is_kept { KEPT } else { NO_ID }), Grant::new);
     let lasts = micros(next.map_or(release.keep_for, |claim| claim.ttl));
     let query = after.bind(sqlx::query(RELEASE.sql(flavor)).bind(next.is_some())).bind(lasts).bind(lasts);
     let query = query.bind(release.name.as_str().as_bytes()).bind(release.id.to_string()).bind(release.token.get());
@@ -58,8 +58,8 @@ pub(super) async fn release(
         Attempt::Refused(AWAITED) => Ok(Released::Awaited),
         Attempt::Refused(SHARED) => release_entry(conn, flavor, release).await,
         Attempt::Refused(end @ FIRST..) => hand_over(conn, flavor, release, end).await,
-        Attempt::Refused(_) => not_held(conn, &release.name).await,
-        Attempt::Locked => match look(conn, &release.name).await? {
+        Attempt::Refused(_) => read_not_held(conn, &release.name).await,
+        Attempt::Locked => match read_row(conn, &release.name).await? {
             Some(row) if row.holder == Holder::Entries => release_entry(conn, flavor, release).await,
             Some(row) if row.holder == Holder::Lease(release.id) && row.token == release.token.get() => {
                 Ok(Released::Locked)
@@ -70,8 +70,8 @@ pub(super) async fn release(
     }
 }
 
-async fn not_held(conn: &mut MySqlConnection, name: &LockName) -> Result<Released, sqlx::Error> {
-    let row = look(conn, name).await?;
+async fn read_not_held(conn: &mut MySqlConnection, name: &LockName) -> Result<Released, sqlx::Error> {
+    let row = read_row(conn, name).await?;
     Ok(row
         .map_or(Released::NotHeld { lost: 0, token: 0 }, |row| Released::NotHeld { lost: row.lost, token: row.token }))
 }
@@ -97,7 +97,7 @@ UPDATE (SELECT s.name, GREATEST(s.token + 1, ", now!(), ") AS token
 
 // A DELETE takes no index hint: MariaDB may choose the primary key, and meet other entries that are locked. Bind order: name, token.
 #[rustfmt::skip]
-const TAKE_GRANTED: &str = "
+const DELETE_GRANTED_RETURNING: &str = "
 SET STATEMENT innodb_lock_wait_timeout = 0 FOR
 DELETE FROM sqlock_entry WHERE name = ? AND token = ? AND owner = '' AND expires_at = 0 RETURNING id";
 
@@ -128,7 +128,9 @@ async fn hand_over(
     }
     let token = token(done.last_insert_id())?;
     let taken = match flavor {
-        Flavor::MariaDb => sqlx::query(TAKE_GRANTED).bind(name).bind(token.get()).fetch_all(&mut *conn).await,
+        Flavor::MariaDb => {
+            sqlx::query(DELETE_GRANTED_RETURNING).bind(name).bind(token.get()).fetch_all(&mut *conn).await
+        }
         Flavor::MySql => Ok(Vec::new()),
     };
     let id = match taken {
@@ -141,7 +143,7 @@ async fn hand_over(
         None => read_and_delete_granted(conn, name, token).await?,
     };
     // Another client may have deleted the entry already. Then the row of the name tells who holds it.
-    Ok(identity(&id)?.map_or(Released::Ended { awaited: true }, |id| Released::ToEntry(Granted { id, token })))
+    Ok(parse_id(&id)?.map_or(Released::Ended { awaited: true }, |id| Released::ToEntry(Granted { id, token })))
 }
 
 async fn read_and_delete_granted(
@@ -151,7 +153,7 @@ async fn read_and_delete_granted(
 ) -> Result<String, sqlx::Error> {
     let query = sqlx::query(READ_GRANTED).bind(name).bind(token.get());
     let Some(row) = query.fetch_optional(&mut *conn).await? else {
-        return Ok(NOBODY.into());
+        return Ok(NO_ID.into());
     };
     let id = row.text("id")?;
     let query = sqlx::query(DELETE_GRANTED).bind(name).bind(&id).bind(token.get());
@@ -204,14 +206,14 @@ async fn release_entry(conn: &mut MySqlConnection, flavor: Flavor, release: &Rel
     match attempt(conn, flavor, query.bind(release.token.get())).await? {
         Attempt::Done(_) => {
             let row = sqlx::query(IS_AWAITED).bind(name).fetch_one(conn).await?;
-            Ok(Released::Ended { awaited: is(&row, 0)? })
+            Ok(Released::Ended { awaited: read_flag(&row, 0)? })
         }
-        Attempt::Refused(_) => not_held(conn, &release.name).await,
+        Attempt::Refused(_) => read_not_held(conn, &release.name).await,
         Attempt::Locked => {
             let query = sqlx::query(HOLDING_ENTRY).bind(name).bind(&id).bind(release.token.get());
             match query.fetch_optional(&mut *conn).await? {
                 Some(_) => Ok(Released::Locked),
-                None => not_held(conn, &release.name).await,
+                None => read_not_held(conn, &release.name).await,
             }
         }
     }
@@ -260,7 +262,7 @@ UPDATE sqlock_lease SET id = '', owner = '', client = '', expires_at = 0, holder
 
 // Read after the commit: a waiter that is not seen here does not see the holding any more. Bind order: name, name, id.
 #[rustfmt::skip]
-const WITHDRAW_ANSWER: &str = "
+const WITHDRAW_RESULT: &str = "
 SELECT CAST(@sqlock_done AS SIGNED),
        CAST(EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = ?)
             AND EXISTS (SELECT 1 FROM sqlock_entry AS w FORCE INDEX (sqlock_entry_in_order)
@@ -281,21 +283,21 @@ pub(super) async fn withdraw(
     script.add(WITHDRAW_DECIDE, &[name, name]);
     script.add(WITHDRAW_ENTRY, &[id]);
     script.add(WITHDRAW_LEASE, &[]);
-    let row = script.run(conn, &filled(WITHDRAW_ANSWER, &[name, name, id])).await?;
-    Ok(if is(&row, 0)? { Withdrawn::Gone { awaited: is(&row, 1)? } } else { Withdrawn::Locked })
+    let row = script.run(conn, &filled(WITHDRAW_RESULT, &[name, name, id])).await?;
+    Ok(if read_flag(&row, 0)? { Withdrawn::Gone { awaited: read_flag(&row, 1)? } } else { Withdrawn::Locked })
 }
 
 // ---- evict
 
 /// The entries that hold with a token, or were released and keep the name from others. Bind order: name, token.
-macro_rules! sharing {
+macro_rules! entries_with_token {
     () => {
         "sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order) WHERE e.name = ? AND e.token = ?"
     };
 }
 
 /// The row of a name that one lease holds alone with a token, or that is kept from others after it. Bind order: name, token.
-macro_rules! alone {
+macro_rules! lease_with_token {
     () => {
         "sqlock_lease AS l WHERE l.name = ? AND l.token = ? AND l.id NOT IN ('', 'entries')"
     };
@@ -305,8 +307,8 @@ macro_rules! alone {
 #[rustfmt::skip]
 macro_rules! evicted_clients {
     () => {
-        concat!("(SELECT l.client AS id FROM ", alone!(), " AND l.client <> ''
-        UNION SELECT e.client FROM ", sharing!(), " AND e.client <> '') AS n")
+        concat!("(SELECT l.client AS id FROM ", lease_with_token!(), " AND l.client <> ''
+        UNION SELECT e.client FROM ", entries_with_token!(), " AND e.client <> '') AS n")
     };
 }
 
@@ -314,7 +316,7 @@ macro_rules! evicted_clients {
 #[rustfmt::skip]
 const EVICT_LOCK_LEASE: &str = "SELECT COUNT(*) INTO @sqlock_leases FROM sqlock_lease AS s WHERE s.name = ? FOR UPDATE SKIP LOCKED";
 #[rustfmt::skip]
-const EVICT_LOCK_ENTRIES: &str = concat!("SELECT COUNT(*) INTO @sqlock_entries FROM ", sharing!(), " FOR UPDATE SKIP LOCKED");
+const EVICT_LOCK_ENTRIES: &str = concat!("SELECT COUNT(*) INTO @sqlock_entries FROM ", entries_with_token!(), " FOR UPDATE SKIP LOCKED");
 #[rustfmt::skip]
 const EVICT_LOCK_CLIENTS: &str = concat!("
 SELECT COUNT(*) INTO @sqlock_clients FROM ", evicted_clients!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id
@@ -323,9 +325,9 @@ SELECT COUNT(*) INTO @sqlock_clients FROM ", evicted_clients!(), " STRAIGHT_JOIN
 // A name that is only kept from others is taken away from nobody. Bind order: alone, sharing, alone, sharing, sharing, evicted_clients.
 #[rustfmt::skip]
 const EVICT_CHECK: &str = concat!("
-SELECT EXISTS (SELECT 1 FROM ", alone!(), " AND l.id <> 'kept') OR EXISTS (SELECT 1 FROM ", sharing!(), " AND e.owner <> ''),
-       EXISTS (SELECT 1 FROM ", alone!(), ") OR EXISTS (SELECT 1 FROM ", sharing!(), "),
-       @sqlock_leases = 1 AND @sqlock_entries = (SELECT COUNT(*) FROM ", sharing!(), ")
+SELECT EXISTS (SELECT 1 FROM ", lease_with_token!(), " AND l.id <> 'kept') OR EXISTS (SELECT 1 FROM ", entries_with_token!(), " AND e.owner <> ''),
+       EXISTS (SELECT 1 FROM ", lease_with_token!(), ") OR EXISTS (SELECT 1 FROM ", entries_with_token!(), "),
+       @sqlock_leases = 1 AND @sqlock_entries = (SELECT COUNT(*) FROM ", entries_with_token!(), ")
        AND @sqlock_clients = (SELECT COUNT(*) FROM ", evicted_clients!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id)
   INTO @sqlock_lost, @sqlock_held, @sqlock_locked");
 

@@ -9,10 +9,12 @@ use sqlx::mysql::MySqlTypeInfo;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, QueryBuilder, Row as _, SqlSafeStr as _, SqlStr, TypeInfo as _};
 
 use super::store::{is_timeout, number};
-use crate::backend::dialect::{Catalogued, Clauses, Column, Dialect, Ended, Ending, Locking, Refusal, Unique, Wait};
-use crate::backend::store::NOTED;
+use crate::backend::dialect::{
+    Clauses, Column, ColumnLookup, Dialect, EndOutcome, Ending, LockFailure, Locking, Unique, Wait,
+};
+use crate::backend::store::ROW_TOUCH_INTERVAL;
 use crate::backend::table::Table;
-use crate::backend::{Job, hex, micros};
+use crate::backend::{StoreFuture, hex, micros};
 use crate::name::LockName;
 
 /// A deadlock rolls the whole transaction back, and what follows would be committed statement by statement. So nothing is, until the
@@ -31,35 +33,35 @@ const ROLL_BACK: &str = "ROLLBACK; SET autocommit = @sqlock_autocommit";
 impl Dialect for MySql {
     const QUOTE: char = '`';
     const INTEGER: &'static str = "SIGNED";
-    const PRESENT: &'static str = " LOCK IN SHARE MODE";
+    const CURRENT_READ: &'static str = " LOCK IN SHARE MODE";
     const BEGIN: Option<&'static str> = Some("BEGIN");
-    const ABORTS: bool = false;
+    const ERRORS_ABORT: bool = false;
     const LOCKS_ROWS: bool = true;
     // Of a small table, or for many keys, it scans the index, and locks what it looks at.
-    const LOOKS_UP_SEVERAL: bool = false;
+    const LOCKS_LISTED_KEYS_ONLY: bool = false;
 
-    fn begin(sql: SqlStr) -> SqlStr {
+    fn begin_sql(sql: SqlStr) -> SqlStr {
         let begin = sql.as_str().trim_end_matches(|c: char| c == ';' || c.is_whitespace());
         // On a line of its own, for the text may end with a comment.
         AssertSqlSafe(format!("{TURN_AUTOCOMMIT_OFF}; {begin}\n; {SET_SAVEPOINT}")).into_sql_str()
     }
 
-    fn end(conn: &mut MySqlConnection, ending: Ending) -> Job<'_, Ended> {
+    fn end_transaction(conn: &mut MySqlConnection, ending: Ending) -> StoreFuture<'_, EndOutcome> {
         Box::pin(async move {
             if ending == Ending::Commit {
                 match sqlx::raw_sql(COMMIT_FROM_SAVEPOINT).execute(&mut *conn).await {
-                    Ok(_) => return Ok(Ended::AsAsked),
+                    Ok(_) => return Ok(EndOutcome::Done),
                     // There is no such savepoint.
                     Err(error) if number(&error) == Some(1305) => {}
                     Err(error) => return Err(error),
                 }
             }
             sqlx::raw_sql(ROLL_BACK).execute(conn).await?;
-            Ok(if ending == Ending::Commit { Ended::Before } else { Ended::AsAsked })
+            Ok(if ending == Ending::Commit { EndOutcome::EndedBefore } else { EndOutcome::Done })
         })
     }
 
-    fn fetch<'a>(conn: &'a mut MySqlConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, Vec<Self::Row>> {
+    fn fetch<'a>(conn: &'a mut MySqlConnection, query: &'a mut QueryBuilder<Self>) -> StoreFuture<'a, Vec<Self::Row>> {
         let sql = query.sql();
         if sql.as_str().contains('?') {
             return Box::pin(query.build().fetch_all(conn));
@@ -69,7 +71,7 @@ impl Dialect for MySql {
         Box::pin(sqlx::raw_sql(sql).fetch_all(conn))
     }
 
-    fn execute<'a>(conn: &'a mut MySqlConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, u64> {
+    fn execute<'a>(conn: &'a mut MySqlConnection, query: &'a mut QueryBuilder<Self>) -> StoreFuture<'a, u64> {
         Box::pin(async move { Ok(query.build().execute(conn).await?.rows_affected()) })
     }
 
@@ -78,11 +80,11 @@ impl Dialect for MySql {
         // https://mariadb.com/kb/en/comment-syntax/
         let after = match (shared, wait) {
             (false, Wait::Unbounded | Wait::AtMost(_)) => " FOR UPDATE",
-            (false, Wait::Refuse) => " FOR UPDATE NOWAIT",
-            (false, Wait::Skip) => " FOR UPDATE SKIP LOCKED",
+            (false, Wait::NoWait) => " FOR UPDATE NOWAIT",
+            (false, Wait::SkipLocked) => " FOR UPDATE SKIP LOCKED",
             (true, Wait::Unbounded | Wait::AtMost(_)) => " LOCK IN SHARE MODE",
-            (true, Wait::Refuse) => " /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ NOWAIT",
-            (true, Wait::Skip) => " /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ SKIP LOCKED",
+            (true, Wait::NoWait) => " /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ NOWAIT",
+            (true, Wait::SkipLocked) => " /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ SKIP LOCKED",
         };
         let Wait::AtMost(within) = wait else {
             return Clauses { after: after.into(), ..Clauses::default() };
@@ -98,23 +100,23 @@ impl Dialect for MySql {
         }
     }
 
-    fn push_named(query: &mut QueryBuilder<Self>, name: &str) {
+    fn push_named_row(query: &mut QueryBuilder<Self>, name: &str) {
         query.push("1 FROM sqlock_row WHERE name = X'").push(hex(name.as_bytes())).push("'");
     }
 
-    fn refusal(error: &sqlx::Error) -> Option<Refusal> {
+    fn lock_failure(error: &sqlx::Error) -> Option<LockFailure> {
         match number(error)? {
             // Lock wait timeout, also MariaDB's answer to NOWAIT; MySQL's answer to it.
-            1205 | 3572 => Some(Refusal::Taken),
+            1205 | 3572 => Some(LockFailure::Locked),
             // MAX_EXECUTION_TIME, max_statement_time.
-            3024 | 1969 => Some(Refusal::Cut),
+            3024 | 1969 => Some(LockFailure::Timeout),
             // MariaDB with innodb_snapshot_isolation: the row has changed since the snapshot.
-            1020 => Some(Refusal::Stale),
+            1020 => Some(LockFailure::StaleSnapshot),
             _ => None,
         }
     }
 
-    fn has_rolled_back<'a>(conn: &'a mut MySqlConnection, error: &'a sqlx::Error) -> Job<'a, bool> {
+    fn has_rolled_back<'a>(conn: &'a mut MySqlConnection, error: &'a sqlx::Error) -> StoreFuture<'a, bool> {
         Box::pin(async move {
             if number(error) != Some(1205) {
                 return Ok(false);
@@ -127,21 +129,21 @@ impl Dialect for MySql {
 
     /// MySQL's catalogue is made of InnoDB tables. To read it at REPEATABLE READ would be the beginning of the snapshot, which is
     /// to begin when the row is locked.
-    fn column<'a>(conn: &'a mut MySqlConnection, table: &'a Table, _column: &'a str) -> Job<'a, Catalogued> {
+    fn column<'a>(conn: &'a mut MySqlConnection, table: &'a Table, _column: &'a str) -> StoreFuture<'a, ColumnLookup> {
         Box::pin(async move {
             if let Some(schema) = table.schema() {
-                return Ok(Catalogued::Elsewhere(schema.into()));
+                return Ok(ColumnLookup::ElsewhereInSchema(schema.into()));
             }
             let row = sqlx::raw_sql("SELECT CAST(DATABASE() AS CHAR)").fetch_one(conn).await?;
             let schema: Option<String> = row.try_get(0)?;
-            Ok(schema.map_or(Catalogued::Unknown, Catalogued::Elsewhere))
+            Ok(schema.map_or(ColumnLookup::NotFound, ColumnLookup::ElsewhereInSchema))
         })
     }
 
     /// What a column is compared with is converted to its class, or the column to that of the key: the text '7abc' is equal to the
     /// number 7, 'abc' to 0, and for a number every text is converted, so that all rows are locked.
     /// https://dev.mysql.com/doc/refman/8.4/en/type-conversion.html
-    fn suits(key: &MySqlTypeInfo, column: &Column) -> bool {
+    fn can_look_up(key: &MySqlTypeInfo, column: &Column) -> bool {
         match (Class::of(key.name()), Class::of(&column.type_name)) {
             (Class::Text | Class::Bytes, Class::Parsed) => true,
             (key, column) => key == column,
@@ -194,7 +196,7 @@ pub(super) async fn column(
     Ok(Some(Column {
         type_name: row.try_get(0)?,
         unique: index.map(|name| Unique { name, obstacle }),
-        rowless: engine.filter(|engine| !engine.eq_ignore_ascii_case("InnoDB")),
+        engine_without_row_locks: engine.filter(|engine| !engine.eq_ignore_ascii_case("InnoDB")),
     }))
 }
 
@@ -208,7 +210,7 @@ const CREATE: &str = concat!("INSERT IGNORE INTO sqlock_row (name, seen_at) VALU
 
 // A row that is locked is not waited for. Bind order: name.
 #[rustfmt::skip]
-const NOTE: &str = concat!("
+const TOUCH: &str = concat!("
 UPDATE (SELECT s.name FROM sqlock_row AS s WHERE s.name = ? LIMIT 1 FOR UPDATE SKIP LOCKED) AS q
        STRAIGHT_JOIN sqlock_row AS r ON r.name = q.name
    SET r.seen_at = ", now!());
@@ -216,10 +218,10 @@ UPDATE (SELECT s.name FROM sqlock_row AS s WHERE s.name = ? LIMIT 1 FOR UPDATE S
 /// Makes sure that a row stands for a name.
 pub(super) async fn ensure(conn: &mut MySqlConnection, name: &LockName) -> Result<(), sqlx::Error> {
     let name = name.as_str().as_bytes();
-    let seen = sqlx::query(SEEN).bind(micros(NOTED)).bind(name).fetch_optional(&mut *conn).await?;
+    let seen = sqlx::query(SEEN).bind(micros(ROW_TOUCH_INTERVAL)).bind(name).fetch_optional(&mut *conn).await?;
     let done = match seen.map(|row| row.try_get(0)).transpose()? {
         Some(false) => return Ok(()),
-        Some(true) => sqlx::query(NOTE).bind(name).execute(conn).await,
+        Some(true) => sqlx::query(TOUCH).bind(name).execute(conn).await,
         None => sqlx::query(CREATE).bind(name).execute(conn).await,
     };
     match done {

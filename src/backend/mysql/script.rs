@@ -82,7 +82,7 @@ pub(super) fn id_literal(id: impl ToString) -> String {
 }
 
 /// Reads a flag or a count of a script.
-pub(super) fn is(row: &MySqlRow, column: usize) -> Result<bool, sqlx::Error> {
+pub(super) fn read_flag(row: &MySqlRow, column: usize) -> Result<bool, sqlx::Error> {
     row.try_get::<i64, _>(column).map(|number| number != 0)
 }
 
@@ -91,7 +91,7 @@ pub(super) const AMENDED: &str = "SELECT CAST(@sqlock_held AS SIGNED), CAST(@sql
 
 /// Reads the answer of [`AMENDED`].
 pub(super) fn amended(row: &MySqlRow) -> Result<Amended, sqlx::Error> {
-    Ok(match (is(row, 0)?, is(row, 1)?) {
+    Ok(match (read_flag(row, 0)?, read_flag(row, 1)?) {
         (_, true) => Amended::Done,
         (true, false) => Amended::Locked,
         (false, false) => Amended::NotHeld,

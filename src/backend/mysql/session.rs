@@ -5,8 +5,8 @@ use std::time::Duration;
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySqlConnection, Row as _};
 
-use crate::backend::session::{Anchor, SILENCE, another_session, session_key};
-use crate::backend::{Job, hex};
+use crate::backend::session::{SESSION_TIMEOUT, SessionLocks, another_session, session_key};
+use crate::backend::{StoreFuture, hex};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 
@@ -23,32 +23,32 @@ SHOW GLOBAL VARIABLES WHERE Variable_name = 'wsrep_on' AND Value = 'ON'
 pub(super) const GROUP: &str = "
 SELECT COUNT(*) FROM performance_schema.replication_group_members WHERE member_state = 'ONLINE'";
 
-// Bind order: the session, lock. Without waiting; NULL: another session was asked, or an error occurred in this one.
-pub(super) const TAKE: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(GET_LOCK(?, 0) AS SIGNED), NULL)";
-pub(super) const GIVE_BACK: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(COALESCE(RELEASE_LOCK(?), 0) AS SIGNED), NULL)";
-pub(super) const GIVE_ALL_BACK: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(RELEASE_ALL_LOCKS() AS SIGNED), NULL)";
+// Bind order: the session, lock. Without waiting; NULL: another session was requested, or an error occurred in this one.
+pub(super) const TRY_LOCK: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(GET_LOCK(?, 0) AS SIGNED), NULL)";
+pub(super) const UNLOCK: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(COALESCE(RELEASE_LOCK(?), 0) AS SIGNED), NULL)";
+pub(super) const UNLOCK_ALL: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(RELEASE_ALL_LOCKS() AS SIGNED), NULL)";
 pub(super) const ID: &str = "SELECT CAST(CONNECTION_ID() AS SIGNED)";
 }
 
 /// Opens a connection to a server whose locks are everybody's.
-pub(super) async fn open(options: &MySqlConnectOptions) -> Result<Box<dyn Anchor>> {
+pub(super) async fn open(options: &MySqlConnectOptions) -> Result<Box<dyn SessionLocks>> {
     let failed = |error| Error::from_sqlx("open a connection for session locks", error);
     let mut conn = options.clone().disable_statement_logging().connect().await.map_err(failed)?;
     let row = conn.fetch_one(sql::IDENTIFY).await.map_err(failed)?;
-    let about = || Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?));
-    let (id, database, read_only): (i64, String, i64) = about().map_err(failed)?;
-    if let Some(reason) = lie(&mut conn, read_only != 0).await.map_err(failed)? {
+    let read = || Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?));
+    let (id, database, read_only): (i64, String, i64) = read().map_err(failed)?;
+    if let Some(reason) = unsupported_reason(&mut conn, read_only != 0).await.map_err(failed)? {
         return Err(Error::Unsupported { what: "a session lock", reason });
     }
     // When the server gives a silent session up.
-    let silence = SILENCE.as_secs();
-    let settle = format!("SET SESSION autocommit = 1, wait_timeout = {silence}");
-    conn.execute(AssertSqlSafe(settle)).await.map_err(failed)?;
-    Ok(Box::new(MySqlAnchor { conn, id, database }))
+    let seconds = SESSION_TIMEOUT.as_secs();
+    let settings = format!("SET SESSION autocommit = 1, wait_timeout = {seconds}");
+    conn.execute(AssertSqlSafe(settings)).await.map_err(failed)?;
+    Ok(Box::new(MySqlSessionLocks { conn, id, database }))
 }
 
 /// Why a lock here would not keep others out. Locks of this kind are not replicated.
-async fn lie(conn: &mut MySqlConnection, read_only: bool) -> Result<Option<&'static str>, sqlx::Error> {
+async fn unsupported_reason(conn: &mut MySqlConnection, read_only: bool) -> Result<Option<&'static str>, sqlx::Error> {
     if read_only {
         return Ok(Some("this server is read-only, as replicas are: its locks are not those of the primary"));
     }
@@ -69,13 +69,13 @@ pub(super) async fn is_on_galera(conn: &mut MySqlConnection) -> Result<bool, sql
     Ok(sqlx::raw_sql(sql::GALERA).fetch_all(conn).await?.len() == 2)
 }
 
-struct MySqlAnchor {
+struct MySqlSessionLocks {
     conn: MySqlConnection,
     id: i64,
     database: String,
 }
 
-impl MySqlAnchor {
+impl MySqlSessionLocks {
     /// Locks are those of the whole server, know no case, and have 64 characters at most.
     fn key(&self, name: &LockName) -> String {
         let mut key = format!("sqlock:{}", hex(&session_key(&self.database, name)));
@@ -83,38 +83,38 @@ impl MySqlAnchor {
         key
     }
 
-    async fn ask(&mut self, sql: &'static str, key: String) -> Result<bool, sqlx::Error> {
+    async fn run(&mut self, sql: &'static str, key: String) -> Result<bool, sqlx::Error> {
         let answer: Option<i64> = sqlx::query_scalar(sql).bind(self.id).bind(key).fetch_one(&mut self.conn).await?;
         Ok(answer.ok_or_else(another_session)? == 1)
     }
 }
 
-impl Anchor for MySqlAnchor {
-    fn outlives_silence(&self) -> Option<Duration> {
-        Some(SILENCE)
+impl SessionLocks for MySqlSessionLocks {
+    fn session_timeout(&self) -> Option<Duration> {
+        Some(SESSION_TIMEOUT)
     }
 
     /// There are no shared ones; nobody asks for them here.
-    fn take<'a>(&'a mut self, name: &'a LockName, _shared: bool) -> Job<'a, bool> {
+    fn try_lock<'a>(&'a mut self, name: &'a LockName, _shared: bool) -> StoreFuture<'a, bool> {
         let key = self.key(name);
-        Box::pin(self.ask(sql::TAKE, key))
+        Box::pin(self.run(sql::TRY_LOCK, key))
     }
 
-    fn give_back<'a>(&'a mut self, name: &'a LockName, _shared: bool) -> Job<'a, bool> {
+    fn unlock<'a>(&'a mut self, name: &'a LockName, _shared: bool) -> StoreFuture<'a, bool> {
         let key = self.key(name);
-        Box::pin(self.ask(sql::GIVE_BACK, key))
+        Box::pin(self.run(sql::UNLOCK, key))
     }
 
-    fn prove(&mut self) -> Job<'_, ()> {
+    fn ping(&mut self) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let id: i64 = sqlx::query_scalar(sql::ID).fetch_one(&mut self.conn).await?;
             if id == self.id { Ok(()) } else { Err(another_session()) }
         })
     }
 
-    fn close(mut self: Box<Self>) -> Job<'static, ()> {
+    fn close(mut self: Box<Self>) -> StoreFuture<'static, ()> {
         Box::pin(async move {
-            let all = sqlx::query_scalar(sql::GIVE_ALL_BACK).bind(self.id);
+            let all = sqlx::query_scalar(sql::UNLOCK_ALL).bind(self.id);
             let _: Option<i64> = all.fetch_one(&mut self.conn).await?;
             self.conn.close().await
         })

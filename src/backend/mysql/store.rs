@@ -78,7 +78,7 @@ macro_rules! is_held_alone {
     };
 }
 
-/// The columns of [`lease_row`](crate::backend::stored::lease_row).
+/// The columns of [`read_lease`](crate::backend::stored::read_lease).
 #[rustfmt::skip]
 macro_rules! lease_columns {
     ($row:literal) => {

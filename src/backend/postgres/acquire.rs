@@ -3,9 +3,9 @@
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::store::{Query, Session, TRIES, lease_columns, now};
+use super::store::{Connection, Query, TRIES, lease_columns, now};
 use crate::backend::micros;
-use crate::backend::stored::{Stored as _, client_text, holder_now, lease_row};
+use crate::backend::stored::{TableRow as _, client_text, holder_now, read_lease};
 use crate::protocol::{Claim, HolderNow, Joined, Mode};
 use crate::token::FencingToken;
 
@@ -145,7 +145,7 @@ SELECT token AS granted FROM taken");
 
 // $1 name, $2 id, $3 client, $4 ttl. For a claim that holds already, beside others or in another mode than it asks for.
 #[rustfmt::skip]
-const RESUME: &str = concat!("
+const PROLONG: &str = concat!("
 WITH alone AS (
     UPDATE sqlock_lease AS l
        SET client = CASE l.client WHEN '' THEN $3 ELSE l.client END, ttl = greatest(l.ttl, $4),
@@ -162,7 +162,7 @@ SELECT token AS granted FROM alone UNION ALL SELECT token FROM share");
 
 /// Takes a name if nobody holds it and nobody waits.
 pub(super) async fn acquire(
-    session: &mut Session<'_>,
+    conn: &mut Connection<'_>,
     claim: &Claim,
 ) -> Result<Result<FencingToken, HolderNow>, sqlx::Error> {
     let (acquire, create) = match claim.mode {
@@ -171,13 +171,13 @@ pub(super) async fn acquire(
     };
     for is_first in (0..TRIES).map(|tried| tried == 0) {
         let query = sqlx::query(acquire).bind(claim.name.as_str());
-        let row = session.row(bind_claim(query, claim)).await?;
+        let row = conn.row(bind_claim(query, claim)).await?;
         let Some(row) = row else {
             if !is_first {
                 break;
             }
             let query = sqlx::query(create).bind(claim.name.as_str());
-            match session.row(bind_claim(query, claim)).await? {
+            match conn.row(bind_claim(query, claim)).await? {
                 Some(row) => return token(&row, "granted").map(Ok),
                 // Another client has created the row meanwhile.
                 None => continue,
@@ -187,18 +187,18 @@ pub(super) async fn acquire(
             return token(&row, "granted").map(Ok);
         }
         if row.try_get("is_standing")? {
-            let query = sqlx::query(RESUME)
+            let query = sqlx::query(PROLONG)
                 .bind(claim.name.as_str())
                 .bind(claim.id.to_string())
                 .bind(client_text(claim.is_kept.then_some(claim.client)))
                 .bind(micros(claim.ttl));
-            match session.row(query).await? {
+            match conn.row(query).await? {
                 Some(row) => return token(&row, "granted").map(Ok),
                 None => continue,
             }
         }
         if !row.try_get::<bool, _>("has_room")? {
-            return Ok(Err(holder_now(&lease_row(&row)?)));
+            return Ok(Err(holder_now(&read_lease(&row)?)));
         }
         // The name was free in the snapshot, and its row another version once it was locked. A share may still have room.
         if claim.mode == Mode::Exclusive {
@@ -259,8 +259,8 @@ joined AS (
 SELECT coalesce((SELECT token FROM joined), 0) AS joined FROM seen");
 
 /// Adds an acquisition to an exclusive holding of the same owner.
-pub(super) async fn join(session: &mut Session<'_>, claim: &Claim) -> Result<Joined, sqlx::Error> {
-    let Some(row) = session.row(bind_holder(sqlx::query(JOIN).bind(claim.name.as_str()), claim)).await? else {
+pub(super) async fn join(conn: &mut Connection<'_>, claim: &Claim) -> Result<Joined, sqlx::Error> {
+    let Some(row) = conn.row(bind_holder(sqlx::query(JOIN).bind(claim.name.as_str()), claim)).await? else {
         return Ok(Joined::NotHeld);
     };
     Ok(FencingToken::new(row.number("joined")?).map_or(Joined::Locked, Joined::Done))

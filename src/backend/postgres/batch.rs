@@ -8,9 +8,9 @@
 use std::collections::{HashMap, HashSet};
 
 use super::acquire::token;
-use super::store::{Session, now};
+use super::store::{Connection, now};
 use crate::backend::micros;
-use crate::backend::stored::{Stored as _, client_text};
+use crate::backend::stored::{TableRow as _, client_text};
 use crate::protocol::{Batch, Claim, Release, Released, Response};
 
 // Names that nobody holds and nobody waits for, and names that have no row. $1 names, $2 ids, $3 owners, $4 clients, $5 ttls,
@@ -62,14 +62,14 @@ SELECT name, id, owner, client, token, ttl, expires_at, acquired_at, holder, lab
 RETURNING name";
 
 /// Carries out the requests of a batch. `None`: nothing has come of a request.
-pub(super) async fn execute(session: &mut Session<'_>, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
+pub(super) async fn execute(conn: &mut Connection<'_>, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
     match batch {
-        Batch::Acquire(claims) => acquire(session, claims).await,
-        Batch::Release(releases) => release(session, releases).await,
+        Batch::Acquire(claims) => acquire(conn, claims).await,
+        Batch::Release(releases) => release(conn, releases).await,
     }
 }
 
-async fn acquire(session: &mut Session<'_>, claims: &[Claim]) -> Result<Vec<Option<Response>>, sqlx::Error> {
+async fn acquire(conn: &mut Connection<'_>, claims: &[Claim]) -> Result<Vec<Option<Response>>, sqlx::Error> {
     let texts = |text: fn(&Claim) -> String| claims.iter().map(text).collect::<Vec<_>>();
     let query = sqlx::query(ACQUIRE)
         .bind(texts(|claim| claim.name.to_string()))
@@ -80,20 +80,20 @@ async fn acquire(session: &mut Session<'_>, claims: &[Claim]) -> Result<Vec<Opti
         .bind(texts(|claim| claim.holder.to_string()))
         .bind(texts(|claim| claim.label.to_string()));
     let mut granted = HashMap::new();
-    for row in session.rows(query).await? {
+    for row in conn.rows(query).await? {
         granted.insert(row.text("id")?, token(&row, "token")?);
     }
     let answer = |claim: &Claim| granted.get(&claim.id.to_string()).map(|token| Response::Acquired(Ok(*token)));
     Ok(claims.iter().map(answer).collect())
 }
 
-async fn release(session: &mut Session<'_>, releases: &[Release]) -> Result<Vec<Option<Response>>, sqlx::Error> {
+async fn release(conn: &mut Connection<'_>, releases: &[Release]) -> Result<Vec<Option<Response>>, sqlx::Error> {
     let texts = |text: fn(&Release) -> String| releases.iter().map(text).collect::<Vec<_>>();
     let query = sqlx::query(RELEASE)
         .bind(texts(|release| release.name.to_string()))
         .bind(texts(|release| release.id.to_string()))
         .bind(releases.iter().map(|release| release.token.get()).collect::<Vec<_>>());
-    let rows = session.rows(query).await?;
+    let rows = conn.rows(query).await?;
     let ended = rows.iter().map(|row| row.text("name")).collect::<Result<HashSet<_>, _>>()?;
     let answer = |release: &Release| {
         let is_ended = ended.contains(release.name.as_str());

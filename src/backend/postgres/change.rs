@@ -2,9 +2,9 @@
 
 use sqlx::postgres::PgRow;
 
-use super::store::{Session, now};
+use super::store::{Connection, now};
 use crate::backend::micros;
-use crate::backend::stored::{Stored as _, client_text};
+use crate::backend::stored::{TableRow as _, client_text};
 use crate::name::LockName;
 use crate::protocol::{Amended, Extension, Keeper, LeaseId, Mode};
 use crate::token::FencingToken;
@@ -22,7 +22,7 @@ pub(super) fn amended(row: Option<PgRow>) -> Result<Amended, sqlx::Error> {
 }
 
 /// What becomes of a holding `e`.
-macro_rules! longer {
+macro_rules! extended {
     () => {
         concat!("
            client = CASE WHEN $6 <> '' THEN $6 WHEN e.client = $7 THEN '' ELSE e.client END, ttl = greatest(e.ttl, $5),
@@ -68,7 +68,7 @@ alone AS (
     UPDATE sqlock_lease AS e SET id = ",
             $id,
             ",",
-            longer!(),
+            extended!(),
             "
       FROM held
      WHERE e.name = held.name
@@ -88,7 +88,7 @@ share AS MATERIALIZED (
      WHERE meant.is_valid AND e.token = $3 AND e.owner <> ''
        FOR NO KEY UPDATE OF e SKIP LOCKED),
 shares AS (
-    UPDATE sqlock_entry AS e SET", longer!(), "
+    UPDATE sqlock_entry AS e SET", extended!(), "
       FROM share
      WHERE e.name = share.name AND e.id = share.id
        AND (SELECT count(*) FROM share) = (SELECT count(*) FROM meant WHERE is_valid)
@@ -111,7 +111,7 @@ all_locked AS MATERIALIZED (
     SELECT (SELECT count(*) FROM named) + (SELECT count(*) FROM unnamed)
            = (SELECT count(*) FROM meant WHERE is_valid) AS is_true),
 extended AS (
-    UPDATE sqlock_entry AS e SET", longer!(), "
+    UPDATE sqlock_entry AS e SET", extended!(), "
       FROM named, all_locked
      WHERE e.name = named.name AND e.id = named.id AND all_locked.is_true
     RETURNING e.id),
@@ -137,7 +137,7 @@ shares AS MATERIALIZED (
     SELECT id FROM extended UNION ALL SELECT id FROM renamed)"));
 
 /// Moves the end of a valid holding, and changes whose heartbeat keeps it, and its identity.
-pub(super) async fn extend(session: &mut Session<'_>, extension: &Extension) -> Result<Amended, sqlx::Error> {
+pub(super) async fn extend(conn: &mut Connection<'_>, extension: &Extension) -> Result<Amended, sqlx::Error> {
     let Extension { name, id, renamed, token, lasts, ttl, keeper } = extension;
     let (keeper, dropped) = match keeper {
         Keeper::Same => (None, None),
@@ -153,7 +153,7 @@ pub(super) async fn extend(session: &mut Session<'_>, extension: &Extension) -> 
         .bind(client_text(keeper))
         .bind(client_text(dropped));
     let query = if let Some(renamed) = renamed { query.bind(renamed.to_string()) } else { query };
-    amended(session.row(query).await?)
+    amended(conn.row(query).await?)
 }
 
 // $1 name, $2 id, $3 token, $4 units, $5 permits. `seen`: the owner had entered more than once, and this acquisition is the only one
@@ -206,7 +206,7 @@ SELECT CASE WHEN EXISTS (SELECT FROM shared) OR EXISTS (SELECT FROM opened) THEN
 
 /// Turns an exclusive holding of one lease into a shared one, with the same token.
 pub(super) async fn downgrade(
-    session: &mut Session<'_>,
+    conn: &mut Connection<'_>,
     name: &LockName,
     id: LeaseId,
     token: FencingToken,
@@ -214,7 +214,7 @@ pub(super) async fn downgrade(
     let (units, permits) = Mode::READ.stored();
     let query =
         sqlx::query(DOWNGRADE).bind(name.as_str()).bind(id.to_string()).bind(token.get()).bind(units).bind(permits);
-    amended(session.row(query).await?)
+    amended(conn.row(query).await?)
 }
 
 // $1 name, $2 id, $3 token, $4 the higher token.
@@ -233,12 +233,12 @@ SELECT CASE WHEN EXISTS (SELECT FROM raised) OR l.token = $4 THEN 'done'
 
 /// Gives an exclusive holding of one lease a higher token.
 pub(super) async fn raise(
-    session: &mut Session<'_>,
+    conn: &mut Connection<'_>,
     name: &LockName,
     id: LeaseId,
     token: FencingToken,
     to: FencingToken,
 ) -> Result<Amended, sqlx::Error> {
     let query = sqlx::query(RAISE).bind(name.as_str()).bind(id.to_string()).bind(token.get()).bind(to.get());
-    amended(session.row(query).await?)
+    amended(conn.row(query).await?)
 }

@@ -24,7 +24,7 @@ macro_rules! mark {
 pub(super) use mark;
 
 /// A connection that may begin to listen.
-pub(super) enum Link {
+pub(super) enum HeartbeatConnection {
     Plain(PgConnection),
     Listening(Listener),
     /// The connection was given up, or is lost.
@@ -48,7 +48,7 @@ pub(super) struct Listener {
     mark: String,
 }
 
-impl Link {
+impl HeartbeatConnection {
     /// The connection, for statements.
     pub(super) async fn connection(&mut self) -> Result<&mut PgConnection, sqlx::Error> {
         self.connection_and_mark().await.map(|(connection, _)| connection)

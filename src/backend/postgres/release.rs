@@ -4,9 +4,9 @@ use sqlx::Row as _;
 
 use super::acquire::{bind_holder, token};
 use super::change::amended;
-use super::store::{Session, TRIES, grant, notice, notify, now};
+use super::store::{Connection, TRIES, grant, notice, notify, now};
 use crate::backend::micros;
-use crate::backend::stored::{Stored as _, identity};
+use crate::backend::stored::{TableRow as _, parse_id};
 use crate::name::LockName;
 use crate::protocol::{Amended, Granted, LeaseId, Release, Released, Withdrawn};
 use crate::token::FencingToken;
@@ -124,7 +124,7 @@ SELECT CASE WHEN (SELECT waiting FROM held) <> 0 THEN 'awaited'
 const UNDONE: &str = "undone";
 
 /// Ends a holding: hands the name to the first live entry, to a given claim if nobody waits, or frees it.
-pub(super) async fn release(session: &mut Session<'_>, release: &Release) -> Result<Released, sqlx::Error> {
+pub(super) async fn release(conn: &mut Connection<'_>, release: &Release) -> Result<Released, sqlx::Error> {
     let Release { name, id, token: held, keep_for, next } = release;
     let is_kept = !keep_for.is_zero();
     // An entry that begins to wait locks the row for the time of one statement.
@@ -140,7 +140,7 @@ pub(super) async fn release(session: &mut Session<'_>, release: &Release) -> Res
             Some(next) => bind_holder(query, next),
             None => query,
         };
-        if let Some(row) = session.row(query).await? {
+        if let Some(row) = conn.row(query).await? {
             let holder = row.text("id")?;
             if holder == UNDONE {
                 return Err(sqlx::Error::Decode("a trigger has undone the change of a row that was locked".into()));
@@ -149,14 +149,14 @@ pub(super) async fn release(session: &mut Session<'_>, release: &Release) -> Res
             if is_kept || !row.try_get::<bool, _>("is_alone")? {
                 return Ok(Released::Ended { awaited });
             }
-            return Ok(match (identity(&holder)?, next) {
+            return Ok(match (parse_id(&holder)?, next) {
                 (None, _) => Released::Ended { awaited },
                 (Some(_), Some(_)) => Released::ToNext(token(&row, "token")?),
                 (Some(id), None) => Released::ToEntry(Granted { id, token: token(&row, "token")? }),
             });
         }
         let query = sqlx::query(FIND_OBSTACLE).bind(name.as_str()).bind(id.to_string()).bind(held.get());
-        let Some(row) = session.row(query).await? else {
+        let Some(row) = conn.row(query).await? else {
             return Ok(Released::NotHeld { lost: 0, token: 0 });
         };
         match &*row.text("obstacle")? {
@@ -202,14 +202,14 @@ SELECT all_locked,
 
 /// Deletes every trace of an acquisition, unless it holds with the token `except`.
 pub(super) async fn withdraw(
-    session: &mut Session<'_>,
+    conn: &mut Connection<'_>,
     name: &LockName,
     id: LeaseId,
     except: Option<FencingToken>,
 ) -> Result<Withdrawn, sqlx::Error> {
     let query =
         sqlx::query(WITHDRAW).bind(name.as_str()).bind(id.to_string()).bind(except.map_or(0, FencingToken::get));
-    let row = session.row(query).await?.ok_or(sqlx::Error::RowNotFound)?;
+    let row = conn.row(query).await?.ok_or(sqlx::Error::RowNotFound)?;
     if row.try_get("all_locked")? {
         return Ok(Withdrawn::Gone { awaited: row.try_get("awaited")? });
     }
@@ -268,9 +268,9 @@ SELECT CASE WHEN EXISTS (SELECT FROM evicted) THEN 'done' ELSE 'locked' END AS o
 
 /// Ends the holding with this token, and tells its client.
 pub(super) async fn evict(
-    session: &mut Session<'_>,
+    conn: &mut Connection<'_>,
     name: &LockName,
     token: FencingToken,
 ) -> Result<Amended, sqlx::Error> {
-    amended(session.row(sqlx::query(EVICT).bind(name.as_str()).bind(token.get())).await?)
+    amended(conn.row(sqlx::query(EVICT).bind(name.as_str()).bind(token.get())).await?)
 }

@@ -9,7 +9,7 @@ use crate::error::not_writable;
 
 /// Whether statements need a transaction around them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Transaction {
+enum TransactionMode {
     None,
     /// With a commit that waits for the disk here, and on a synchronous standby.
     Durable,
@@ -20,7 +20,7 @@ enum Transaction {
 /// The settings of a connection, as far as statements depend on them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
-    transaction: Transaction,
+    transaction: TransactionMode,
     /// Nothing counts that only one server has.
     is_synchronous: bool,
 }
@@ -50,11 +50,11 @@ impl Settings {
         }
         let waits = if is_synchronous { matches!(&*commit, "on" | "remote_apply") } else { commit != "off" };
         let transaction = if isolation == "read committed" && waits && read_only == "off" {
-            Transaction::None
+            TransactionMode::None
         } else if commit == "remote_apply" {
-            Transaction::AsConfigured
+            TransactionMode::AsConfigured
         } else {
-            Transaction::Durable
+            TransactionMode::Durable
         };
         Ok(Self { transaction, is_synchronous })
     }
@@ -70,18 +70,18 @@ impl Settings {
     /// Begins a transaction, if statements need one.
     pub(super) async fn begin(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
         let begin = match self.transaction {
-            Transaction::None => return Ok(()),
-            Transaction::Durable => {
+            TransactionMode::None => return Ok(()),
+            TransactionMode::Durable => {
                 "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL synchronous_commit = on"
             }
-            Transaction::AsConfigured => "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
+            TransactionMode::AsConfigured => "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
         };
         connection.execute(begin).await.map(drop)
     }
 
     /// Ends the transaction that [`begin`](Self::begin) has begun, if any.
     pub(super) async fn end(&self, connection: &mut PgConnection, commits: bool) -> Result<(), sqlx::Error> {
-        if self.transaction == Transaction::None {
+        if self.transaction == TransactionMode::None {
             return Ok(());
         }
         connection.execute(if commits { "COMMIT" } else { "ROLLBACK" }).await.map(drop)

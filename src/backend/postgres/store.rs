@@ -66,7 +66,7 @@ macro_rules! notify {
 }
 pub(super) use notify;
 
-/// What [`lease_row`](crate::backend::stored::lease_row) reads, of a row `l` and the heartbeat `c` of its client. A client without a
+/// What [`read_lease`](crate::backend::stored::read_lease) reads, of a row `l` and the heartbeat `c` of its client. A client without a
 /// row has no heartbeat: `greatest` leaves NULL out.
 macro_rules! lease_columns {
     () => {
@@ -85,14 +85,14 @@ pub(super) type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
 pub(super) const TRIES: usize = 3;
 
 /// A connection with its settings.
-pub(super) struct Session<'c> {
+pub(super) struct Connection<'c> {
     pub(super) connection: &'c mut PgConnection,
     pub(super) settings: Settings,
     /// What marks its session as one that listens.
     pub(super) mark: Option<&'c str>,
 }
 
-impl Session<'_> {
+impl Connection<'_> {
     /// Carries out one statement.
     pub(super) async fn rows(&mut self, query: Query<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
         self.settings.verify(self.connection).await?;
@@ -109,27 +109,25 @@ impl Session<'_> {
 }
 
 /// Carries out a request.
-pub(super) async fn execute(session: &mut Session<'_>, request: &Request) -> Result<Response, sqlx::Error> {
+pub(super) async fn execute(conn: &mut Connection<'_>, request: &Request) -> Result<Response, sqlx::Error> {
     Ok(match request {
-        Request::Register { client } => Response::Registered(heartbeat::register(session, *client).await?),
-        Request::Beat { client } => Response::Beat(heartbeat::beat(session, *client).await?),
-        Request::Acquire(claim) => Response::Acquired(acquire::acquire(session, claim).await?),
-        Request::Join(claim) => Response::Joined(acquire::join(session, claim).await?),
-        Request::Enqueue(entries) => Response::Enqueued(queue::enqueue(session, entries).await?),
-        Request::Release(release) => Response::Released(release::release(session, release).await?),
+        Request::Register { client } => Response::Registered(heartbeat::register(conn, *client).await?),
+        Request::Beat { client } => Response::Beat(heartbeat::beat(conn, *client).await?),
+        Request::Acquire(claim) => Response::Acquired(acquire::acquire(conn, claim).await?),
+        Request::Join(claim) => Response::Joined(acquire::join(conn, claim).await?),
+        Request::Enqueue(entries) => Response::Enqueued(queue::enqueue(conn, entries).await?),
+        Request::Release(release) => Response::Released(release::release(conn, release).await?),
         Request::Withdraw { name, id, except } => {
-            Response::Withdrawn(release::withdraw(session, name, *id, *except).await?)
+            Response::Withdrawn(release::withdraw(conn, name, *id, *except).await?)
         }
-        Request::Poll { name, ids } => Response::Polled(queue::poll(session, name, ids).await?),
-        Request::Read { name, limit } => Response::Read(queue::read(session, name, *limit).await?),
-        Request::Transition(transition) => Response::Transitioned(queue::transition(session, transition).await?),
-        Request::Extend(extension) => Response::Extended(change::extend(session, extension).await?),
+        Request::Poll { name, ids } => Response::Polled(queue::poll(conn, name, ids).await?),
+        Request::Read { name, limit } => Response::Read(queue::read(conn, name, *limit).await?),
+        Request::Transition(transition) => Response::Transitioned(queue::transition(conn, transition).await?),
+        Request::Extend(extension) => Response::Extended(change::extend(conn, extension).await?),
         Request::Downgrade { name, id, token } => {
-            Response::Downgraded(change::downgrade(session, name, *id, *token).await?)
+            Response::Downgraded(change::downgrade(conn, name, *id, *token).await?)
         }
-        Request::Raise { name, id, token, to } => {
-            Response::Raised(change::raise(session, name, *id, *token, *to).await?)
-        }
-        Request::Evict { name, token } => Response::Evicted(release::evict(session, name, *token).await?),
+        Request::Raise { name, id, token, to } => Response::Raised(change::raise(conn, name, *id, *token, *to).await?),
+        Request::Evict { name, token } => Response::Evicted(release::evict(conn, name, *token).await?),
     })
 }

@@ -4,15 +4,15 @@ use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
 
 use super::store::{SqliteQuery, in_doubt, is_busy, transaction, transaction_until_row, until_row};
-use crate::backend::stored::{Stored as _, client_text, holder_now, lease_row};
-use crate::backend::{micros, token as positive};
+use crate::backend::stored::{TableRow as _, client_text, holder_now, read_lease};
+use crate::backend::{micros, token as token_from_row};
 use crate::protocol::{Claim, HolderNow, Joined, Mode};
 use crate::token::FencingToken;
 
 /// How a claim stands: the row of its name, with `own`, the token that it holds or 0. `is_first`: this was read before anything was
 /// written.
 #[rustfmt::skip]
-macro_rules! standing {
+macro_rules! claim_state {
     ($is_first:literal) => {
         concat!("
 SELECT ", lease_columns!(), ", ", $is_first, " AS is_first,
@@ -27,15 +27,15 @@ SELECT ", lease_columns!(), ", ", $is_first, " AS is_first,
 // INSERT, which looks for itself. The token is read after it: see `until_row`.
 #[rustfmt::skip]
 const ACQUIRE: &str = concat!(
-standing!("1"), " AND NOT ", vacant!(), ";", take!(), ";",
-standing!("0"));
+claim_state!("1"), " AND NOT ", is_vacant!(), ";", grant_vacant!(), ";",
+claim_state!("0"));
 
 /// The claim finds room among those that share the name, and nobody waits. The two lookups by key come first.
 #[rustfmt::skip]
-macro_rules! room {
+macro_rules! has_room {
     () => {
         concat!("
-       (l.id IN ('', 'entries') AND NOT ", awaited!(), "
+       (l.id IN ('', 'entries') AND NOT ", is_awaited!(), "
         AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS o WHERE o.name = $1 AND o.id = $2)
         AND (SELECT coalesce(sum(e.units), 0) + $8 <= $9 AND (l.id = '' OR count(*) > 0 AND min(e.units) > 0)
                FROM sqlock_entry AS e WHERE e.name = $1 AND e.token > 0))")
@@ -45,23 +45,23 @@ macro_rules! room {
 // As ACQUIRE, and $8 units, $9 permits.
 #[rustfmt::skip]
 const SHARE: &str = concat!(
-standing!("1"), " AND NOT ", room!(), ";
+claim_state!("1"), " AND NOT ", has_room!(), ";
 BEGIN IMMEDIATE;
 INSERT INTO sqlock_lease AS l (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)
 SELECT $1, 'entries', '', '', ", now!(), ", 0, 0, ", now!(), ", '', '' WHERE $8 <= $9
     ON CONFLICT (name) DO UPDATE
    SET id = 'entries', owner = '', client = '', token = max(l.token + 1, excluded.token),
        acquired_at = excluded.acquired_at, holder = '', label = ''
- WHERE ", room!(), ";
+ WHERE ", has_room!(), ";
 INSERT INTO sqlock_entry (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at, acquired_at,
                           holder, label)
 SELECT $1, $2, $3, $4, $4 <> '', $8, $9, l.token, $5, 0, l.acquired_at + $5, l.acquired_at, $6, $7
   FROM sqlock_lease AS l WHERE l.name = $1 AND changes() = 1;
 COMMIT;",
-standing!("0"));
+claim_state!("0"));
 
 // As ACQUIRE
-const STANDING: &str = standing!("0");
+const CLAIM_STATE: &str = claim_state!("0");
 
 /// Takes a name that is free, or shares it. Returns the token, or what the refusal tells of the holder.
 pub(super) async fn acquire(
@@ -76,14 +76,14 @@ pub(super) async fn acquire(
         }
     };
     match answered {
-        Ok(row) => match standing(row)? {
-            (Ok(_), true) => acquire_again(conn, claim).await,
+        Ok(row) => match read_claim_state(row)? {
+            (Ok(_), true) => prolong_claim(conn, claim).await,
             (answer, _) => Ok(answer),
         },
         // It may be the last SELECT that was refused, and the claim was granted before it.
         Err(busy) if is_busy(&busy) => {
-            let row = until_row(conn, bind_claim(STANDING, claim)).await.map_err(in_doubt)?;
-            if standing(row)?.0.is_ok() { acquire_again(conn, claim).await } else { Err(busy) }
+            let row = until_row(conn, bind_claim(CLAIM_STATE, claim)).await.map_err(in_doubt)?;
+            if read_claim_state(row)?.0.is_ok() { prolong_claim(conn, claim).await } else { Err(busy) }
         }
         Err(error) => Err(error),
     }
@@ -91,7 +91,7 @@ pub(super) async fn acquire(
 
 /// What a repeated claim changes, in either table.
 #[rustfmt::skip]
-macro_rules! again {
+macro_rules! prolong_claim {
     () => {
         concat!("
    SET client = CASE WHEN client = '' THEN $4 ELSE client END, ttl = max(ttl, $5), expires_at = max(expires_at, ", now!(), " + $5)
@@ -101,29 +101,29 @@ macro_rules! again {
 
 // As ACQUIRE: the claim was granted before.
 #[rustfmt::skip]
-const ACQUIRE_AGAIN: &str = concat!("
-UPDATE sqlock_lease", again!(), ";",
-standing!("0"), " AND changes() > 0;
-UPDATE sqlock_entry", again!(), " AND token > 0 AND owner <> '';",
-standing!("0"));
+const PROLONG_CLAIM: &str = concat!("
+UPDATE sqlock_lease", prolong_claim!(), ";",
+claim_state!("0"), " AND changes() > 0;
+UPDATE sqlock_entry", prolong_claim!(), " AND token > 0 AND owner <> '';",
+claim_state!("0"));
 
 /// Lets a claim that was granted before last anew.
-async fn acquire_again(
+async fn prolong_claim(
     conn: &mut SqliteConnection,
     claim: &Claim,
 ) -> Result<Result<FencingToken, HolderNow>, sqlx::Error> {
     // SQLITE_BUSY would say that nothing has been acquired.
-    let row = until_row(conn, bind_claim(ACQUIRE_AGAIN, claim)).await.map_err(in_doubt)?;
-    Ok(standing(row)?.0)
+    let row = until_row(conn, bind_claim(PROLONG_CLAIM, claim)).await.map_err(in_doubt)?;
+    Ok(read_claim_state(row)?.0)
 }
 
-/// Reads a row of [`standing`]: the token or what a refusal tells, and `is_first`.
-fn standing(row: Option<SqliteRow>) -> Result<(Result<FencingToken, HolderNow>, bool), sqlx::Error> {
+/// Reads a row of `claim_state!`: the token or what a refusal tells, and `is_first`.
+fn read_claim_state(row: Option<SqliteRow>) -> Result<(Result<FencingToken, HolderNow>, bool), sqlx::Error> {
     let Some(row) = row else {
         return Ok((Err(HolderNow::Vacant), false));
     };
-    let own = positive(row.number("own")?);
-    Ok((own.ok_or(holder_now(&lease_row(&row)?)), row.number("is_first")? != 0))
+    let own = token_from_row(row.number("own")?);
+    Ok((own.ok_or(holder_now(&read_lease(&row)?)), row.number("is_first")? != 0))
 }
 
 /// Binds the parameters of [`ACQUIRE`].
@@ -139,7 +139,7 @@ pub(super) fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> SqliteQuery
 }
 
 /// The entry `o` is that of the same acquisition, from an earlier request.
-macro_rules! joined {
+macro_rules! is_repeated {
     () => {
         "o.owner <> '' AND o.token = excluded.token"
     };
@@ -161,10 +161,10 @@ SELECT $1, $2, $3, $4, 1, 0, 0, l.token, $5, 0, ", now!(), " + $5, ", now!(), ",
                           WHERE e.name = $1 AND e.token = l.token AND e.units = 0 AND e.owner = $3
                             AND ", entry_until!("e"), " > ", now!(), ") END
     ON CONFLICT (name, id) DO UPDATE           -- the same acquisition, sent again, lasts no shorter than before
-   SET client = CASE WHEN ", joined!(), " AND o.client <> '' THEN o.client ELSE excluded.client END,
-       ttl = CASE WHEN ", joined!(), " THEN max(o.ttl, excluded.ttl) ELSE excluded.ttl END,
-       expires_at = CASE WHEN ", joined!(), " THEN max(o.expires_at, excluded.expires_at) ELSE excluded.expires_at END,
-       acquired_at = CASE WHEN ", joined!(), " THEN o.acquired_at ELSE excluded.acquired_at END,
+   SET client = CASE WHEN ", is_repeated!(), " AND o.client <> '' THEN o.client ELSE excluded.client END,
+       ttl = CASE WHEN ", is_repeated!(), " THEN max(o.ttl, excluded.ttl) ELSE excluded.ttl END,
+       expires_at = CASE WHEN ", is_repeated!(), " THEN max(o.expires_at, excluded.expires_at) ELSE excluded.expires_at END,
+       acquired_at = CASE WHEN ", is_repeated!(), " THEN o.acquired_at ELSE excluded.acquired_at END,
        owner = excluded.owner, is_kept = 1, units = 0, permits = 0, token = excluded.token, arrived_at = 0,
        holder = excluded.holder, label = excluded.label
 RETURNING token;
@@ -179,5 +179,5 @@ COMMIT");
 pub(super) async fn join(conn: &mut SqliteConnection, claim: &Claim) -> Result<Joined, sqlx::Error> {
     let rows = transaction(conn, bind_claim(JOIN, claim)).await?;
     let token = rows.first().map(|row| row.number("token")).transpose()?;
-    Ok(token.and_then(positive).map_or(Joined::NotHeld, Joined::Done))
+    Ok(token.and_then(token_from_row).map_or(Joined::NotHeld, Joined::Done))
 }

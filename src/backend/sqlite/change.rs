@@ -32,7 +32,7 @@ SELECT 1 AS done WHERE changes() > 0");
 /// Moves the end of a valid holding, and changes whose heartbeat keeps it.
 pub(super) async fn extend(conn: &mut SqliteConnection, extension: &Extension) -> Result<Amended, sqlx::Error> {
     let Extension { name, id, renamed, token, lasts, ttl, keeper } = extension;
-    let (kept_by, not_by) = match keeper {
+    let (new_client, dropped_client) = match keeper {
         Keeper::Same => (None, None),
         Keeper::Client(client) => (Some(client.to_string()), None),
         Keeper::NotThisClient(client) => (None, Some(client.to_string())),
@@ -43,8 +43,8 @@ pub(super) async fn extend(conn: &mut SqliteConnection, extension: &Extension) -
         .bind(token.get())
         .bind(micros(*lasts))
         .bind(ttl.map_or(0, micros))
-        .bind(kept_by)
-        .bind(not_by)
+        .bind(new_client)
+        .bind(dropped_client)
         .bind(renamed.map(|id| id.to_string()));
     Ok(if until_row(conn, query).await?.is_some() { Amended::Done } else { Amended::NotHeld })
 }

@@ -32,7 +32,7 @@ macro_rules! entry_until {
     };
 }
 
-/// What [`lease_row`](crate::backend::stored::lease_row) reads. SQLite needs no mark that somebody waits: it looks.
+/// What [`read_lease`](crate::backend::stored::read_lease) reads. SQLite needs no mark that somebody waits: it looks.
 macro_rules! lease_columns {
     () => {
         concat!("l.id, l.owner, l.client, l.token, ", lease_until!("l"), " - ",
@@ -41,7 +41,7 @@ macro_rules! lease_columns {
 }
 
 /// Whether an entry of the name `$1` waits.
-macro_rules! awaited {
+macro_rules! is_awaited {
     () => {
         "EXISTS (SELECT 1 FROM sqlock_entry AS w WHERE w.name = $1 AND w.token = 0)"
     };
@@ -49,27 +49,27 @@ macro_rules! awaited {
 
 /// Nobody holds the name, and nobody waits for it. An entry of the claim itself stands against it as well.
 #[rustfmt::skip]
-macro_rules! vacant {
+macro_rules! is_vacant {
     () => {
         concat!("
-       (l.id = '' AND NOT ", awaited!(), "
+       (l.id = '' AND NOT ", is_awaited!(), "
         AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS o WHERE o.name = $1 AND o.id = $2))")
     };
 }
 
 /// Frees a name that is held exclusively, if nobody waits for it. $1 name, $2 id, $3 token.
 #[rustfmt::skip]
-macro_rules! free {
+macro_rules! free_unawaited {
     () => {
         concat!("
 UPDATE sqlock_lease SET id = '', owner = '', client = '', expires_at = 0
- WHERE name = $1 AND id = $2 AND token = $3 AND NOT ", awaited!())
+ WHERE name = $1 AND id = $2 AND token = $3 AND NOT ", is_awaited!())
     };
 }
 
 /// Gives a name that is vacant, or has no row, to a claim. $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label.
 #[rustfmt::skip]
-macro_rules! take {
+macro_rules! grant_vacant {
     () => {
         concat!("
 INSERT INTO sqlock_lease AS l (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)
@@ -78,6 +78,6 @@ VALUES ($1, $2, $3, $4, ", now!(), ", $5, ", now!(), " + $5, ", now!(), ", $6, $
    SET id = excluded.id, owner = excluded.owner, client = excluded.client, token = max(l.token + 1, excluded.token),
        ttl = excluded.ttl, expires_at = excluded.expires_at, acquired_at = excluded.acquired_at,
        holder = excluded.holder, label = excluded.label
- WHERE ", vacant!())
+ WHERE ", is_vacant!())
     };
 }

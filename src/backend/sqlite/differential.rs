@@ -10,7 +10,7 @@ use super::{batch, store};
 use crate::backend::differential::{Database, Tables, compare};
 use crate::backend::memory::{Client, Entry, Key, Lease};
 use crate::backend::micros;
-use crate::backend::stored::{Stored as _, holder, identity};
+use crate::backend::stored::{TableRow as _, holder, parse_id};
 use crate::name::LockName;
 use crate::protocol::{Batch, ClientId, EntryState, LeaseId, Mode, Request, Response};
 use crate::token::FencingToken;
@@ -116,8 +116,8 @@ fn client_of(row: &SqliteRow) -> Result<Client, sqlx::Error> {
 fn lease_of(row: &SqliteRow) -> Result<Lease, sqlx::Error> {
     Ok(Lease {
         holder: holder(&row.text("id")?)?,
-        owner: identity(&row.text("owner")?)?,
-        client: identity(&row.text("client")?)?,
+        owner: parse_id(&row.text("owner")?)?,
+        client: parse_id(&row.text("client")?)?,
         token: row.number("token")?,
         ttl: row.number("ttl")?,
         expires_at: row.number("expires_at")?,
@@ -128,8 +128,8 @@ fn lease_of(row: &SqliteRow) -> Result<Lease, sqlx::Error> {
 
 fn entry_of(row: &SqliteRow) -> Result<(LeaseId, Entry), sqlx::Error> {
     let entry = Entry {
-        client: identity(&row.text("client")?)?,
-        owner: identity(&row.text("owner")?)?,
+        client: parse_id(&row.text("client")?)?,
+        owner: parse_id(&row.text("owner")?)?,
         is_kept: row.number("is_kept")? != 0,
         mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
         state: match row.number("token")? {
@@ -140,7 +140,7 @@ fn entry_of(row: &SqliteRow) -> Result<(LeaseId, Entry), sqlx::Error> {
         ttl: row.number("ttl")?,
         expires_at: row.number("expires_at")?,
     };
-    Ok((identity(&row.text("id")?)?.ok_or(sqlx::Error::RowNotFound)?, entry))
+    Ok((parse_id(&row.text("id")?)?.ok_or(sqlx::Error::RowNotFound)?, entry))
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use sqlx::SqliteConnection;
 
 use super::store::rows;
-use crate::backend::stored::Stored as _;
+use crate::backend::stored::TableRow as _;
 use crate::protocol::ClientId;
 
 // $1 client

@@ -9,7 +9,7 @@ use sqlx::sqlite::SqliteRow;
 use super::store::{SqliteQuery, rows, transaction};
 use crate::backend::micros;
 use crate::backend::stored::{
-    Stored as _, client_text, entry_row, holder_now, holder_text, identity, lease_row, remaining,
+    TableRow as _, client_text, holder_now, holder_text, parse_id, read_entry, read_lease, remaining,
 };
 use crate::name::LockName;
 use crate::protocol::{
@@ -61,7 +61,7 @@ pub(super) async fn enqueue(conn: &mut SqliteConnection, entries: &[Enqueue]) ->
     }));
     let query = sqlx::query(ENQUEUE).bind(first.claim.name.as_str()).bind(batch.to_string());
     let rows = transaction(conn, query).await?;
-    Ok(holder_now(&lease_row(rows.first().ok_or(sqlx::Error::RowNotFound)?)?))
+    Ok(holder_now(&read_lease(rows.first().ok_or(sqlx::Error::RowNotFound)?)?))
 }
 
 // $1 name, $2 JSON [id, …]. What holds, and at least one row; then what waits. How many wait ahead is counted in one pass over the queue,
@@ -96,9 +96,9 @@ pub(super) async fn poll(
     let Some(first) = rows.first() else {
         return Ok(None);
     };
-    let row = lease_row(first)?;
+    let row = read_lease(first)?;
     let entry = |row: &SqliteRow| -> Result<_, sqlx::Error> {
-        let Some(id) = identity::<LeaseId>(&row.text("entry_id")?)? else {
+        let Some(id) = parse_id::<LeaseId>(&row.text("entry_id")?)? else {
             return Ok(None);
         };
         let remaining = remaining(row.number("entry_remaining")?);
@@ -149,8 +149,8 @@ pub(super) async fn read(
     let Some(first) = rows.first() else {
         return Ok(None);
     };
-    let row = lease_row(first)?;
-    let entries: Result<Vec<_>, _> = rows.iter().filter_map(|row| entry_row(row).transpose()).collect();
+    let row = read_lease(first)?;
+    let entries: Result<Vec<_>, _> = rows.iter().filter_map(|row| read_entry(row).transpose()).collect();
     let mut queue = Queue { row, entries: entries?, is_cut_off: false };
     queue.entries.sort_by_key(|entry| (entry.state == EntryState::Waiting, entry.arrived, entry.id));
     let holding = queue.holding().count();

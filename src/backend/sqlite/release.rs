@@ -4,18 +4,18 @@ use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
 
 use super::store::transaction;
-use crate::backend::stored::{Stored as _, client_text, holder};
-use crate::backend::{micros, token as positive};
+use crate::backend::stored::{TableRow as _, client_text, holder};
+use crate::backend::{micros, token as token_from_row};
 use crate::name::LockName;
 use crate::protocol::{Amended, Granted, Holder, LeaseId, Release, Released, Withdrawn};
 use crate::token::FencingToken;
 
 /// How a name stands after a write. `done`: the write before this has changed a row. `next_token`: what the next holder `$4` holds.
 #[rustfmt::skip]
-macro_rules! how_it_stands {
+macro_rules! lease_state {
     ("next") => {
         concat!("
-SELECT changes() AS done, ", awaited!(), " AS awaited, l.id, l.token, l.lost,
+SELECT changes() AS done, ", is_awaited!(), " AS awaited, l.id, l.token, l.lost,
        CASE WHEN l.id = $4 THEN l.token
             ELSE coalesce((SELECT o.token FROM sqlock_entry AS o WHERE o.name = $1 AND o.id = $4 AND o.owner <> ''), 0)
             END AS next_token
@@ -23,7 +23,7 @@ SELECT changes() AS done, ", awaited!(), " AS awaited, l.id, l.token, l.lost,
     };
     ("nobody") => {
         concat!("
-SELECT changes() AS done, ", awaited!(), " AS awaited, l.id, l.token, l.lost, 0 AS next_token
+SELECT changes() AS done, ", is_awaited!(), " AS awaited, l.id, l.token, l.lost, 0 AS next_token
   FROM sqlock_lease AS l WHERE l.name = $1")
     };
 }
@@ -38,14 +38,14 @@ macro_rules! release {
 BEGIN IMMEDIATE;",
             $lease,
             ";",
-            how_it_stands!($next),
+            lease_state!($next),
             "
    AND (changes() = 1 OR NOT EXISTS (SELECT 1 FROM sqlock_entry AS o
                                       WHERE o.name = $1 AND o.id = $2 AND o.token = $3 AND o.owner <> ''));",
             $entry,
             "
  WHERE name = $1 AND id = $2 AND token = $3 AND owner <> '';",
-            how_it_stands!($next),
+            lease_state!($next),
             ";
 COMMIT"
         )
@@ -54,7 +54,7 @@ COMMIT"
 
 // $1 name, $2 id, $3 token
 #[rustfmt::skip]
-const RELEASE: &str = release!("nobody", free!(), "
+const RELEASE: &str = release!("nobody", free_unawaited!(), "
 DELETE FROM sqlock_entry");
 
 // As RELEASE, and $4 how long the name is kept from others.
@@ -70,7 +70,7 @@ const RELEASE_TO_NEXT: &str = release!("next", concat!("
 UPDATE sqlock_lease
    SET id = $4, owner = $5, client = $6, token = max(token + 1, ", now!(), "), ttl = $7, expires_at = ", now!(), " + $7,
        acquired_at = ", now!(), ", holder = $8, label = $9
- WHERE name = $1 AND id = $2 AND token = $3 AND NOT ", awaited!()), "
+ WHERE name = $1 AND id = $2 AND token = $3 AND NOT ", is_awaited!()), "
 DELETE FROM sqlock_entry");
 
 // $1 name, $2 id, $3 token. To the first of the first 64 that is alive, if it wants the name for itself.
@@ -86,7 +86,7 @@ UPDATE sqlock_lease AS l
  WHERE l.name = $1 AND l.id = $2 AND l.token = $3 AND e.units = 0;
 DELETE FROM sqlock_entry
  WHERE name = $1 AND token = 0 AND changes() = 1 AND id = (SELECT l.id FROM sqlock_lease AS l WHERE l.name = $1);",
-how_it_stands!("nobody"), ";
+lease_state!("nobody"), ";
 COMMIT");
 
 /// Ends a holding: hands the name to the first live entry, to a given claim if nobody waits, or frees it.
@@ -105,11 +105,11 @@ pub(super) async fn release(conn: &mut SqliteConnection, release: &Release) -> R
             .bind(&*next.label),
     };
     let rows = transaction(conn, query).await?;
-    let Some(row) = rows.first().map(Standing::of).transpose()? else {
+    let Some(row) = rows.first().map(LeaseState::of).transpose()? else {
         return Ok(Released::NotHeld { lost: 0, token: 0 });
     };
-    let is_meant = |row: &Standing| row.holder == Holder::Lease(*id) && row.token == token.get();
-    let not_held = |row: &Standing| Released::NotHeld { lost: row.lost, token: row.token };
+    let is_meant = |row: &LeaseState| row.holder == Holder::Lease(*id) && row.token == token.get();
+    let not_held = |row: &LeaseState| Released::NotHeld { lost: row.lost, token: row.token };
     if row.is_done {
         return Ok(row.next.map_or(Released::Ended { awaited: row.is_awaited }, Released::ToNext));
     }
@@ -120,18 +120,18 @@ pub(super) async fn release(conn: &mut SqliteConnection, release: &Release) -> R
         return Ok(Released::Awaited);
     }
     let rows = transaction(conn, bind(HAND_OVER)).await?;
-    let Some(row) = rows.first().map(Standing::of).transpose()? else {
+    let Some(row) = rows.first().map(LeaseState::of).transpose()? else {
         return Ok(Released::NotHeld { lost: 0, token: 0 });
     };
-    Ok(match (row.holder, positive(row.token)) {
+    Ok(match (row.holder, token_from_row(row.token)) {
         (Holder::Lease(id), Some(token)) if row.is_done => Released::ToEntry(Granted { id, token }),
         _ if is_meant(&row) => Released::Awaited,
         _ => not_held(&row),
     })
 }
 
-/// What [`how_it_stands`] reads.
-struct Standing {
+/// What `lease_state!` reads.
+struct LeaseState {
     is_done: bool,
     is_awaited: bool,
     holder: Holder,
@@ -140,7 +140,7 @@ struct Standing {
     next: Option<FencingToken>,
 }
 
-impl Standing {
+impl LeaseState {
     fn of(row: &SqliteRow) -> Result<Self, sqlx::Error> {
         Ok(Self {
             is_done: row.number("done")? != 0,
@@ -148,7 +148,7 @@ impl Standing {
             holder: holder(&row.text("id")?)?,
             token: row.number("token")?,
             lost: row.number("lost")?,
-            next: positive(row.number("next_token")?),
+            next: token_from_row(row.number("next_token")?),
         })
     }
 }
@@ -159,7 +159,7 @@ const WITHDRAW: &str = concat!("
 BEGIN IMMEDIATE;
 DELETE FROM sqlock_entry WHERE name = $1 AND id = $2 AND owner <> '' AND (token = 0 OR token <> $3);
 UPDATE sqlock_lease SET id = '', owner = '', client = '', expires_at = 0 WHERE name = $1 AND id = $2 AND token <> $3;
-SELECT ", awaited!(), " AS awaited FROM sqlock_lease WHERE name = $1;
+SELECT ", is_awaited!(), " AS awaited FROM sqlock_lease WHERE name = $1;
 COMMIT");
 
 /// Deletes the waiting entry of an acquisition, and ends its holding, unless that has the token `except`.

@@ -13,13 +13,13 @@ use std::time::Duration;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection};
 
-use crate::backend::session::{Anchor, session_key};
-use crate::backend::{Job, hex};
+use crate::backend::session::{SessionLocks, session_key};
+use crate::backend::{StoreFuture, hex};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 
 /// Finds the directory for the files, and creates it when it is missing.
-pub(super) async fn open(options: &SqliteConnectOptions) -> Result<Box<dyn Anchor>> {
+pub(super) async fn open(options: &SqliteConnectOptions) -> Result<Box<dyn SessionLocks>> {
     let failed = |error| Error::from_sqlx("find the place of session locks", error);
     let options = options.clone().busy_timeout(Duration::from_secs(2)).disable_statement_logging();
     let mut conn = options.connect().await.map_err(failed)?;
@@ -38,26 +38,26 @@ pub(super) async fn open(options: &SqliteConnectOptions) -> Result<Box<dyn Ancho
         Ok(PathBuf::from(place))
     });
     let place = place.await.map_err(failed)?;
-    Ok(Box::new(SqliteAnchor { place, held: HashMap::new() }))
+    Ok(Box::new(SqliteSessionLocks { place, held: HashMap::new() }))
 }
 
-struct SqliteAnchor {
+struct SqliteSessionLocks {
     place: PathBuf,
     held: HashMap<LockName, Arc<File>>,
 }
 
-impl SqliteAnchor {
+impl SqliteSessionLocks {
     fn path(&self, name: &LockName) -> PathBuf {
         self.place.join(hex(&session_key("", name)))
     }
 }
 
-impl Anchor for SqliteAnchor {
-    fn outlives_silence(&self) -> Option<Duration> {
+impl SessionLocks for SqliteSessionLocks {
+    fn session_timeout(&self) -> Option<Duration> {
         None
     }
 
-    fn take<'a>(&'a mut self, name: &'a LockName, shared: bool) -> Job<'a, bool> {
+    fn try_lock<'a>(&'a mut self, name: &'a LockName, shared: bool) -> StoreFuture<'a, bool> {
         let path = self.path(name);
         Box::pin(async move {
             let file = blocking(move || lock(&path, shared)).await?;
@@ -67,7 +67,7 @@ impl Anchor for SqliteAnchor {
         })
     }
 
-    fn give_back<'a>(&'a mut self, name: &'a LockName, _shared: bool) -> Job<'a, bool> {
+    fn unlock<'a>(&'a mut self, name: &'a LockName, _shared: bool) -> StoreFuture<'a, bool> {
         let path = self.path(name);
         Box::pin(async move {
             let Some(file) = self.held.remove(name) else {
@@ -82,7 +82,7 @@ impl Anchor for SqliteAnchor {
     }
 
     /// A file that was deleted is locked still, but nobody else meets us at it: others create a new one.
-    fn prove(&mut self) -> Job<'_, ()> {
+    fn ping(&mut self) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let held: Vec<_> = self.held.iter().map(|(name, file)| (Arc::clone(file), self.path(name))).collect();
             blocking(move || {
@@ -97,7 +97,7 @@ impl Anchor for SqliteAnchor {
         })
     }
 
-    fn close(mut self: Box<Self>) -> Job<'static, ()> {
+    fn close(mut self: Box<Self>) -> StoreFuture<'static, ()> {
         Box::pin(async move {
             let held = std::mem::take(&mut self.held);
             let held: Vec<_> = held.into_iter().map(|(name, file)| (self.path(&name), file)).collect();

@@ -13,7 +13,7 @@
 //! Parameters are called `$1`, not `?1`: with `?7`, SQLite numbers the six before it in that statement as well, and sqlx, which
 //! takes them for parameters without a name, leaves later ones unbound.
 //!
-//! In the statements, `''`, `'kept'` and `'entries'` are what [`stored`](crate::backend::stored) calls NOBODY, KEPT and ENTRIES.
+//! In the statements, `''`, `'kept'` and `'entries'` are what [`stored`](crate::backend::stored) calls NO_ID, KEPT and ENTRIES.
 
 use std::task::{Context, Waker};
 
@@ -81,9 +81,9 @@ pub(super) async fn transaction(
     conn: &mut SqliteConnection,
     query: SqliteQuery<'_>,
 ) -> Result<Vec<SqliteRow>, sqlx::Error> {
-    let open = Open::new(conn);
+    let open = OpenTransaction::new(conn);
     let rows = query.fetch_all(&mut *open.conn).await;
-    open.settle(rows).await
+    open.finish(rows).await
 }
 
 /// Sends a text that has a transaction in it, and ends with its first row. The transaction must return none.
@@ -91,9 +91,9 @@ pub(super) async fn transaction_until_row(
     conn: &mut SqliteConnection,
     query: SqliteQuery<'_>,
 ) -> Result<Option<SqliteRow>, sqlx::Error> {
-    let open = Open::new(conn);
+    let open = OpenTransaction::new(conn);
     let row = query.fetch_optional(&mut *open.conn).await;
-    open.settle(row).await
+    open.finish(row).await
 }
 
 /// Whether another connection was in the way of a statement: SQLITE_BUSY and SQLITE_LOCKED with all their kinds.
@@ -119,29 +119,29 @@ fn is_unreadable(error: &sqlx::Error) -> bool {
 ///
 /// When a request is dropped, the thread of the connection gives up the text after the statement that it is at, and has then
 /// perhaps begun the transaction and not ended it. So a ROLLBACK follows the text, before anything else on the connection.
-pub(super) struct Open<'c> {
+pub(super) struct OpenTransaction<'c> {
     pub(super) conn: &'c mut SqliteConnection,
-    is_settled: bool,
+    is_finished: bool,
 }
 
-impl<'c> Open<'c> {
+impl<'c> OpenTransaction<'c> {
     pub(super) fn new(conn: &'c mut SqliteConnection) -> Self {
-        Self { conn, is_settled: false }
+        Self { conn, is_finished: false }
     }
 
     /// Ends the transaction if it failed.
-    pub(super) async fn settle<T>(mut self, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
+    pub(super) async fn finish<T>(mut self, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
         if result.is_err() {
             roll_back(self.conn).await?;
         }
-        self.is_settled = true;
+        self.is_finished = true;
         result
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenTransaction<'_> {
     fn drop(&mut self) {
-        if !self.is_settled {
+        if !self.is_finished {
             // The first poll sends the statement. SQLite refuses it if no transaction is open.
             let mut rollback = self.conn.execute("ROLLBACK");
             let _ = rollback.as_mut().poll(&mut Context::from_waker(Waker::noop()));

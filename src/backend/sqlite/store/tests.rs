@@ -202,7 +202,7 @@ async fn fenced_holding_stays_until_the_transaction_ends() {
         let claim = claim(&format!("{mode:?}"), 1, mode);
         let token = acquire(&mut conn, &claim).await;
         let (name, id) = (claim.name.to_string(), claim.id.to_string());
-        let check = Check { name, id, token: token.get(), by_writing: false };
+        let check = Check { name, id, token: token.get(), is_multi_primary: false };
         fenced.execute("BEGIN").await.expect("a transaction");
         assert_eq!(fence(&mut fenced, &check).await.expect("an answer"), Verdict::Fenced);
         assert!(!can_write(&mut conn).await, "nobody else writes");
