@@ -1,4 +1,4 @@
-//! What a connection is asked to do.
+//! The operations of a connection.
 
 use std::time::Duration;
 
@@ -8,22 +8,22 @@ use crate::backend::{ListedHolder, ListedWaiter, Names, Store, StoreFuture, Swee
 use crate::name::LockName;
 use crate::protocol::{Batch, Request, Response};
 
-/// Something that a connection can do, and do again when its answer was lost.
+/// An operation of a connection, which may be repeated when its answer was lost.
 pub(crate) trait Operation: Send + Sync + 'static {
     type Output: Send + 'static;
 
-    /// What it is, for errors: `cannot {attempted}`.
+    /// Returns the operation for error texts: `cannot {attempted}`.
     fn attempted(&self) -> &'static str;
 
     fn run<'a>(&'a self, session: &'a mut dyn Store) -> StoreFuture<'a, Self::Output>;
 
-    /// Joins a batch, or begins one. `false`: it is sent alone.
+    /// Adds the operation to a batch, or begins one. Returns `false` if it must be sent alone.
     fn join(&self, batch: &mut Option<Batch>) -> bool {
         let _ = batch;
         false
     }
 
-    /// What came of it in a batch.
+    /// Converts the response from a batch.
     fn output(response: Response) -> Option<Self::Output> {
         let _ = response;
         None
@@ -83,7 +83,7 @@ macro_rules! operation {
     };
 }
 
-/// Takes nothing but a connection.
+/// Opens a connection and does nothing else.
 pub(crate) struct Connect;
 
 /// Lists the holders of names.
@@ -95,10 +95,10 @@ pub(crate) struct ListWaiters(pub(crate) LockName);
 /// Purges one range of names.
 pub(crate) struct Sweep(pub(crate) SweepRange);
 
-/// Asks for how long the server has been up.
+/// Reads the uptime of the server.
 pub(crate) struct Uptime;
 
-/// Makes sure that there is a row to be locked.
+/// Creates the row of a name for row locks.
 pub(crate) struct Ensure(pub(crate) LockName);
 
 /// Looks up a column: schema, table, column.

@@ -71,8 +71,8 @@ pub trait Dialect: sqlx::Database {
     /// Returns why a statement that locks rows failed, if the error is about the lock.
     fn lock_failure(error: &sqlx::Error) -> Option<LockFailure>;
 
-    /// Returns whether the server rolled the transaction back on this error, which usually ends only
-    /// the statement.
+    /// Returns whether the server rolled the transaction back on this error, which usually ends
+    /// only the statement.
     fn has_rolled_back<'a>(conn: &'a mut Self::Connection, error: &'a sqlx::Error) -> StoreFuture<'a, bool> {
         let _ = (conn, error);
         Box::pin(async { Ok(false) })
@@ -149,7 +149,7 @@ pub enum Wait {
     /// Wait no longer than this.
     AtMost(Duration),
     /// Fail.
-    NoWait,
+    Never,
     /// Skip these rows.
     SkipLocked,
 }

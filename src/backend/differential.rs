@@ -1,8 +1,9 @@
-//! Random requests on the model and on a real database: every answer, and the tables afterwards, are equal.
+//! Compares a database with the model: random requests must give equal responses and equal tables.
 //!
-//! Both sides run on the clock of this host, and the model takes over the tables of the database after each request, so moments differ
-//! by the time between two statements at most. Time passes by moving all moments of both sides back, by multiples of five seconds, while
-//! everything ends two or three seconds beside such a multiple. So no answer depends on how fast this machine is.
+//! Both sides run on the clock of this host, and the model takes over the tables of the database
+//! after each request, so moments differ by the time between two statements at most. Time passes by
+//! moving all moments of both sides back, by multiples of five seconds, while everything ends two
+//! or three seconds beside such a multiple. So no answer depends on how fast this machine is.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -20,16 +21,16 @@ use crate::protocol::{
 use crate::random::Random;
 use crate::token::FencingToken;
 
-/// How far two moments may lie apart that stand for the same.
+/// How far two equal times may differ.
 const TOLERANCE: i64 = 1_500_000;
 
-/// A longer sequence is not judged any more.
+/// A longer sequence is not compared any more.
 const SEQUENCE: Duration = Duration::from_secs(1);
 
 /// The requests of one sequence.
 const REQUESTS: u64 = 40;
 
-/// What a database has in the rows of some names and clients.
+/// The rows of some names and clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tables {
     pub(crate) clients: BTreeMap<ClientId, Client>,
@@ -39,9 +40,9 @@ pub(crate) struct Tables {
 
 /// A real database under test.
 pub(crate) trait Database {
-    /// It marks in the row of a name that somebody waits.
+    /// Whether the row of a name has a mark for waiters.
     const MARKS: bool;
-    /// Its rows are locked one by one.
+    /// Whether the database locks single rows.
     const LOCKS_ROWS: bool;
     /// The resolution of its clock.
     const TICK: Duration;
@@ -49,23 +50,24 @@ pub(crate) trait Database {
     /// Carries out a request, on one of several connections.
     async fn execute(&mut self, connection: usize, request: &Request) -> Result<Response, sqlx::Error>;
 
-    /// Begins a fenced transaction on a connection of its own. `false`: the holding does not stand.
+    /// Begins a fenced transaction on a connection of its own. Returns `false` if the holding has
+    /// ended.
     async fn fence(&mut self, name: &LockName, id: LeaseId, token: FencingToken) -> bool;
 
-    /// Locks a row, in a transaction on a connection of its own, against everybody else.
+    /// Locks a row exclusively, in a transaction on a connection of its own.
     async fn lock(&mut self, key: &Key);
 
     /// Ends the transactions of [`fence`](Self::fence) and [`lock`](Self::lock).
     async fn unlock(&mut self);
 
-    /// Moves all moments in these rows back: `beat_at`, `expires_at`, `arrived_at`, `acquired_at`, and `token`, `waiting` and `lost`
-    /// where they are not zero.
+    /// Moves all moments in these rows back: `beat_at`, `expires_at`, `arrived_at`, `acquired_at`,
+    /// and `token`, `waiting` and `lost` where they are not zero.
     async fn move_back(&mut self, names: &[LockName], clients: &[ClientId], by: Duration);
 
     async fn tables(&mut self, names: &[LockName], clients: &[ClientId]) -> Tables;
 }
 
-/// Compares a database with the model over so many requests as `SQLOCK_REQUESTS` asks for.
+/// Compares a database with the model over `SQLOCK_REQUESTS` requests.
 pub(crate) async fn compare<D: Database>(database: &mut D) {
     let number = |variable: &str| std::env::var(variable).ok()?.parse::<u64>().ok();
     let wanted = number("SQLOCK_REQUESTS").unwrap_or(4_000);
@@ -110,7 +112,7 @@ fn now() -> i64 {
 
 impl Sequence {
     fn new(seed: u64, marks: bool) -> Self {
-        // What earlier runs have left behind is not met again.
+        // The names and ids differ from those of earlier runs.
         let run = now() as u128;
         let owner = |n: u64| format!("{:032x}", u128::from(seed) << 32 | u128::from(n)).parse().expect("an owner");
         let name = |letter: char| LockName::new(format!("{run:x}/{seed}/{letter}")).expect("a name");
@@ -158,7 +160,7 @@ impl Sequence {
     }
 
     async fn move_back<D: Database>(&mut self, database: &mut D) -> Result<(), String> {
-        // A row that somebody has locked cannot be written.
+        // A locked row cannot be written.
         database.unlock().await;
         (1..=self.transaction).for_each(|transaction| self.model.unlock(transaction));
         let by = Duration::from_secs(5 * (1 + self.random.below(4)));
@@ -190,7 +192,7 @@ impl Sequence {
         }
         let key = keys.swap_remove(self.random.below(keys.len() as u64) as usize);
         if self.model.lock(self.transaction, key.clone()) {
-            writeln!(self.story, "somebody locks {key:?}").expect("a text");
+            writeln!(self.story, "a transaction locks {key:?}").expect("a text");
             database.lock(&key).await;
         }
         Ok(())
@@ -239,7 +241,7 @@ impl Sequence {
         (self.model.clients, self.model.leases, self.model.entries) = (tables.clients, tables.leases, tables.entries);
     }
 
-    // ---- what is asked
+    // ---- the requests
 
     fn pick<T: Clone>(&mut self, from: &[T]) -> T {
         from[self.random.below(from.len() as u64) as usize].clone()
@@ -264,7 +266,7 @@ impl Sequence {
         id
     }
 
-    /// A new identity, or seldom one that was used before.
+    /// Returns a new id, or rarely one that was used before.
     fn id(&mut self) -> LeaseId {
         if self.ids.is_empty() || self.random.permille(850) { self.new_id() } else { self.pick(&self.ids.clone()) }
     }
@@ -288,7 +290,7 @@ impl Sequence {
         }
     }
 
-    /// Something that holds the name.
+    /// Returns a holding of the name.
     fn holding(&mut self, name: &LockName) -> Option<(LeaseId, FencingToken)> {
         let row = self.model.leases.get(name)?;
         let mut all: Vec<(LeaseId, i64)> = self
@@ -311,7 +313,7 @@ impl Sequence {
         Some((id, FencingToken::new(token)?))
     }
 
-    /// Something that holds the name, or seldom something that does not.
+    /// Returns a holding of the name, or rarely one that has ended.
     fn holding_or_none(&mut self, name: &LockName) -> (LeaseId, FencingToken) {
         let held = self.holding(name);
         let row = self.model.leases.get(name).map_or(1, |row| row.token.max(1));
@@ -323,7 +325,7 @@ impl Sequence {
         }
     }
 
-    /// An identity that stands in the name, or seldom one that does not.
+    /// Returns an id that is in use for the name, or rarely another one.
     fn standing(&mut self, name: &LockName) -> LeaseId {
         let mut all: Vec<LeaseId> = self.model.entries.keys().filter(|(n, _)| n == name).map(|(_, id)| *id).collect();
         if let Some(Holder::Lease(id)) = self.model.leases.get(name).map(|row| row.holder) {
@@ -369,7 +371,7 @@ impl Sequence {
                 let (id, token) = self.holding_or_none(&name);
                 let keep_for = if self.random.permille(800) { Duration::ZERO } else { self.ttl() };
                 let next = (keep_for.is_zero() && self.random.permille(400)).then(|| {
-                    // A name is handed within a client to one that wants it alone.
+                    // A client hands a name over only to an exclusive claim.
                     let id = self.new_id();
                     Claim { mode: Mode::Exclusive, id, ..self.claim(&name) }
                 });
@@ -414,7 +416,8 @@ impl Sequence {
         }
     }
 
-    /// A transition as a client decides it, or seldom with something changed since, or in it.
+    /// Returns a transition as a client decides it, or rarely with a change in the row or in the
+    /// transition.
     fn transition(&mut self, name: &LockName) -> Option<Transition> {
         let transaction = self.transaction;
         let read = Request::Read { name: name.clone(), limit: self.pick(&[2, 32]) };
@@ -464,7 +467,7 @@ impl Sequence {
     }
 }
 
-// ---- what is alike
+// ---- the comparison
 
 fn is_near(a: i64, b: i64) -> bool {
     (a - b).abs() < TOLERANCE
@@ -538,7 +541,7 @@ fn is_alike(model: &Response, database: &Response) -> bool {
     }
 }
 
-/// What an answer says about who got which token.
+/// Returns the grants in a response.
 fn granted(request: &Request, response: &Response) -> Vec<(LeaseId, i64)> {
     let of = |grant: &Granted| (grant.id, grant.token.get());
     match (request, response) {
@@ -561,7 +564,7 @@ fn token_of(tables: &Tables, id: LeaseId) -> i64 {
     entry.or(row).unwrap_or(0)
 }
 
-/// One identity may stand in several names, with another token in each.
+/// One id may be in use for several names, with another token in each.
 fn holds(tables: &Tables, id: LeaseId, token: i64) -> bool {
     let entries = tables.entries.iter().filter(|((_, i), _)| *i == id);
     let rows = tables.leases.values().filter(|row| row.holder == Holder::Lease(id));
@@ -569,7 +572,7 @@ fn holds(tables: &Tables, id: LeaseId, token: i64) -> bool {
     token != 0 && tokens.any(|state| state == EntryState::Holding(token))
 }
 
-/// Whether a number that stands for a moment is what it should be: as it was before, or changed to about the same.
+/// Compares a time with its expected value: unchanged, or changed to about the same.
 fn is_moved(before: Option<i64>, model: i64, database: i64) -> bool {
     if before == Some(model) { database == model } else { is_near(model, database) && before != Some(database) }
 }

@@ -109,7 +109,7 @@ impl Backend for Failover {
         Box::pin(async move {
             let chosen = timeout(CONNECT_WITHIN, self.choose()).await;
             let chosen =
-                chosen.unwrap_or_else(|_| Err(sqlx::Error::PoolTimedOut)).map_err(crate::schema::unconnected)?;
+                chosen.unwrap_or_else(|_| Err(sqlx::Error::PoolTimedOut)).map_err(crate::schema::connect_error)?;
             chosen.migrate().await
         })
     }

@@ -12,7 +12,7 @@ pub trait Fence: sqlx::Database {
     fn fence<'a>(conn: &'a mut Self::Connection, check: &'a Check) -> StoreFuture<'a, Verdict>;
 }
 
-/// The holding to check, as it stands in its row.
+/// The holding to check, as in its row.
 #[derive(Debug)]
 pub struct Check {
     pub name: String,

@@ -1,8 +1,9 @@
-//! The model of a store: every request as the few lines that say what it means.
+//! The model of a store: the reference semantics of every request.
 //!
-//! A request runs in the steps of a real server. It is [prepared](Memory::prepare): it reads what is committed, needs the locks of the
-//! rows that it will write, and waits or gives up where another transaction has them. Its writes are [committed](Memory::commit) later,
-//! or never. `now` is an argument, in microseconds.
+//! A request runs in the steps of a real server. It is [prepared](Memory::prepare): it reads the
+//! committed rows and locks the rows that it will write. If another transaction has locked them, it
+//! waits or gives up. Its writes are [committed](Memory::commit) later, or never. `now` is an
+//! argument, in microseconds.
 
 mod acquire;
 mod change;
@@ -33,7 +34,7 @@ pub(crate) enum Key {
     Entry(LockName, LeaseId),
 }
 
-/// A row as it will be. `None`: deleted.
+/// A write to a row. `None`: the row is deleted.
 #[derive(Debug)]
 enum Write {
     Client(ClientId, Client),
@@ -49,17 +50,17 @@ pub(crate) enum End {
     Evicted,
 }
 
-/// What a prepared request will write and answer when it is committed.
+/// The writes and the response of a prepared request, until it is committed.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     pub(crate) response: Response,
     writes: Vec<Write>,
     ends: Vec<(LockName, i64, End)>,
-    /// The answer tells of the holder as it is after the commit.
+    /// The response is the holder after the commit.
     reads_holder_after_commit: Option<LockName>,
 }
 
-/// A request that needs a row that another transaction has locked, and waits for it.
+/// The request waits for a row that another transaction has locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MustWait;
 
@@ -69,25 +70,26 @@ struct Lock {
     shared: BTreeSet<TransactionId>,
 }
 
-/// The tables of a store, and who has locked which rows.
+/// The tables of a store and the locks on their rows.
 #[derive(Default)]
 pub(crate) struct Memory {
     pub(crate) clients: BTreeMap<ClientId, Client>,
     pub(crate) leases: BTreeMap<LockName, Lease>,
     pub(crate) entries: BTreeMap<(LockName, LeaseId), Entry>,
     locks: BTreeMap<Key, Lock>,
-    /// Marks in the row of a name that somebody waits, and lets fenced rows be updated by what ends no holding (PostgreSQL).
+    /// Whether the row of a name has a mark for waiters, and writes that end no holding pass fences
+    /// (PostgreSQL).
     marks_waiting: bool,
     /// How and when each holding ended, by name and token.
     pub(crate) ends: BTreeMap<(LockName, i64), (End, i64)>,
 }
 
-/// How a write needs its row.
+/// The lock that a write needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Strength {
-    /// An open fence stands against it.
+    /// The write ends a holding, and an open fence blocks it.
     Ending,
-    /// It leaves the holder as it is.
+    /// The write leaves the holder unchanged.
     Plain,
 }
 
@@ -101,12 +103,13 @@ impl Prepared {
         self
     }
 
-    /// Whether it takes the name from the holder of its row, for the checker of the simulation.
+    /// Returns whether the request takes the name over from the holder in `row`. For the checker of
+    /// the simulation.
     pub(crate) fn takes_over(&self, row: &Lease) -> bool {
         self.ends.iter().any(|(_, token, end)| *token == row.token && *end == End::TakenOver)
     }
 
-    /// The rows that stay locked until the commit.
+    /// Returns the rows that stay locked until the commit.
     fn keys(&self) -> impl Iterator<Item = Key> {
         self.writes.iter().map(|write| match write {
             Write::Client(id, _) => Key::Client(*id),
@@ -117,12 +120,13 @@ impl Prepared {
 }
 
 impl Memory {
-    /// An empty store. `marks_waiting`: it marks_waiting in the row of a name that somebody waits, as PostgreSQL does.
+    /// Makes an empty store. `marks_waiting`: the row of a name has a mark for waiters, as on
+    /// PostgreSQL.
     pub(crate) fn new(marks_waiting: bool) -> Self {
         Self { marks_waiting, ..Self::default() }
     }
 
-    /// A copy of what is committed.
+    /// Copies the committed rows.
     pub(crate) fn copy(&self) -> Self {
         let Self { clients, leases, entries, marks_waiting, ends, .. } = self;
         let (clients, leases, entries, ends) = (clients.clone(), leases.clone(), entries.clone(), ends.clone());
@@ -131,7 +135,7 @@ impl Memory {
 
     // ---- transactions
 
-    /// Reads and decides, and locks the rows that it will write.
+    /// Evaluates a request, and locks the rows that it will write.
     pub(crate) fn prepare(
         &mut self,
         transaction: TransactionId,
@@ -154,7 +158,8 @@ impl Memory {
             Request::Raise { name, id, token, to } => Ok(self.raise(name, *id, token.get(), to.get())),
             Request::Evict { name, token } => Ok(self.evict(name, token.get())),
         }?;
-        // A write waits for another transaction that has written the row: a second insert of a key waits for the first.
+        // A write waits for another transaction that has written the row: a second insert of a key
+        // waits for the first.
         let is_taken = |key: Key| self.locks.get(&key).is_some_and(|lock| lock.exclusive.is_some());
         if prepared.keys().any(is_taken) {
             return Err(MustWait);
@@ -169,7 +174,7 @@ impl Memory {
         }
     }
 
-    /// Makes the writes of a transaction visible, and returns its answer.
+    /// Makes the writes of a transaction visible, and returns its response.
     pub(crate) fn commit(&mut self, transaction: TransactionId, now: i64, prepared: Prepared) -> Response {
         for write in prepared.writes {
             match write {
@@ -198,7 +203,8 @@ impl Memory {
         self.locks.retain(|_, lock| lock.exclusive.is_some() || !lock.shared.is_empty());
     }
 
-    /// Locks a row for a stranger. `false`: another has it.
+    /// Locks a row for a transaction of the application. Returns `false` if the row is locked
+    /// already.
     pub(crate) fn lock(&mut self, transaction: TransactionId, key: Key) -> bool {
         let lock = self.locks.entry(key).or_default();
         let is_free = lock.exclusive.is_none() && lock.shared.is_empty();
@@ -208,8 +214,8 @@ impl Memory {
         is_free
     }
 
-    /// Begins a fenced transaction: the row that says who holds stays as it is until the transaction ends. `false`: the holding has
-    /// ended.
+    /// Begins a fenced transaction: the row of the holding stays unchanged until the transaction
+    /// ends. Returns `false` if the holding has ended.
     pub(crate) fn fence(
         &mut self,
         transaction: TransactionId,
@@ -252,21 +258,23 @@ impl Memory {
         self.clients.get(&client?).map(|client| client.beat_at)
     }
 
-    /// Whether the row of a name has a valid holder, for the checker of the simulation.
+    /// Returns whether the row of a name has a valid holder. For the checker of the simulation.
     pub(crate) fn is_held(&self, name: &LockName, now: i64) -> bool {
         self.leases.get(name).is_some_and(|row| {
             matches!(row.holder, Holder::Lease(_)) && self.expiry_by_rows(row.expires_at, row.client, row.ttl) > now
         })
     }
 
-    /// How long ago a waiting entry expired, in microseconds, for the checker of the simulation.
+    /// Returns how long ago a waiting entry expired, in microseconds. For the checker of the
+    /// simulation.
     pub(crate) fn dead_for(&self, name: &LockName, id: LeaseId, now: i64) -> Option<i64> {
         let entry = self.entries.get(&(name.clone(), id))?;
         let until = self.expiry_by_rows(entry.expires_at, entry.client, micros(GRANT));
         (until < now).then_some(now - until)
     }
 
-    /// A holding or a waiting entry is valid until its own expiry, and for its TTL after the heartbeat of its client.
+    /// Returns until when a holding or a waiting entry is valid: the later of its own expiry and
+    /// its TTL after the heartbeat of its client.
     pub(crate) fn valid_until(&self, expires_at: i64, client: Option<ClientId>, ttl: i64) -> i64 {
         if is_on(Mutation::TakeOverByExpiryAlone) {
             return expires_at;
@@ -278,7 +286,8 @@ impl Memory {
         self.last_heartbeat(client).map_or(expires_at, |beat_at| expires_at.max(beat_at + ttl))
     }
 
-    /// An entry that was released, and only keeps the name from others, belongs to nobody.
+    /// Returns an entry that has an owner. A released entry that keeps the name unavailable has
+    /// none.
     fn owned_entry(&self, name: &LockName, id: LeaseId) -> Option<&Entry> {
         self.entries.get(&(name.clone(), id)).filter(|entry| entry.owner.is_some())
     }

@@ -1,6 +1,7 @@
-//! MySQL and MariaDB: InnoDB, at READ COMMITTED, on connections made like those of the caller's pool.
+//! MySQL and MariaDB: InnoDB, at READ COMMITTED, on connections made like those of the caller's
+//! pool.
 
-// Their macros are parts of the statements in the modules below.
+// The statements of the modules below use their macros.
 #[macro_use]
 mod store;
 #[macro_use]
@@ -45,7 +46,7 @@ use crate::schema;
 /// The backend on connections made like those of the caller's pool.
 pub(crate) struct MySqlBackend {
     options: Arc<MySqlConnectOptions>,
-    /// The server we are connected to is, or was, a node of a Galera cluster.
+    /// Whether the last server was a node of a Galera cluster.
     on_galera: AtomicBool,
 }
 
@@ -72,7 +73,7 @@ impl Backend for MySqlBackend {
         Box::pin(async move {
             let mut conn = (*self.options).clone().disable_statement_logging().connect().await?;
             let ServerInfo { flavor, is_read_only, may_be_galera } = configure(&mut conn).await?;
-            // Also if this account may write all the same: on a replica nobody else would see it.
+            // Also if this account may write: other servers would not see the writes of a replica.
             if is_read_only {
                 return Err(not_writable(format!("{} is read-only, as replicas are", self.address())));
             }
@@ -93,7 +94,8 @@ impl Backend for MySqlBackend {
     }
 
     fn max_batch_len(&self) -> usize {
-        // A longer text is sent in several packets, and sqlx lets TCP wait for an acknowledgement between them.
+        // A longer text is sent in several packets, and TCP waits for an acknowledgement between
+        // them.
         16
     }
 
@@ -103,7 +105,7 @@ impl Backend for MySqlBackend {
                 .max_connections(1)
                 .connect_with((*self.options).clone())
                 .await
-                .map_err(schema::unconnected)?;
+                .map_err(schema::connect_error)?;
             let mut migrated = schema::migrate(&one, schema::MYSQL).await;
             if let Err(Error::Migrate(MigrateError::Dirty(_))) = migrated {
                 migrated = match clear_interrupted(&one).await {
@@ -121,8 +123,9 @@ impl Backend for MySqlBackend {
     }
 }
 
-/// DDL commits by itself, so a migrator that was killed leaves its record marked as unsuccessful for ever. Ours can be
-/// run again: take the mark away, if it is older than any migrator that still lives.
+/// Deletes the record of an interrupted migration. DDL commits implicitly, so a killed migration
+/// leaves a record marked as unsuccessful. The migrations of this crate can be repeated, so the
+/// record is deleted when it is older than any running migration.
 async fn clear_interrupted(one: &MySqlPool) -> Result<(), sqlx::Error> {
     sqlx::query("DELETE FROM _sqlock_migrations WHERE NOT success AND installed_on < NOW() - INTERVAL 3 SECOND")
         .execute(one)
@@ -130,10 +133,10 @@ async fn clear_interrupted(one: &MySqlPool) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
-// Besides the isolation, everything that a server or an account may have set otherwise and that changes what a statement here does:
-// MariaDB's EMPTY_STRING_IS_NULL and SIMULTANEOUS_ASSIGNMENT are parts of sql_mode. Selects what the server is: whether it is
-// MariaDB, whether it can be written (told by a number, or by one of several words), and whether it may be a node of a Galera
-// cluster. /*M! … */ is for MariaDB only.
+// Sets the isolation and every other setting of a server or an account that would change the effect
+// of a statement: MariaDB's EMPTY_STRING_IS_NULL and SIMULTANEOUS_ASSIGNMENT are parts of sql_mode.
+// Selects whether the server is MariaDB, whether it is read-only (a number or one of several
+// words), and whether it may be a node of a Galera cluster. /*M! … */ is for MariaDB only.
 #[rustfmt::skip]
 const CONFIGURE: &str = "
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
@@ -146,14 +149,14 @@ SELECT 0 /*M! + 1 */,
             /*M! OR EXISTS (SELECT 1 FROM information_schema.GLOBAL_VARIABLES
                              WHERE VARIABLE_NAME = 'WSREP_ON' AND VARIABLE_VALUE = 'ON') */ AS SIGNED)";
 
-/// A settled session, and what its server is.
+/// The properties of a server.
 struct ServerInfo {
     flavor: Flavor,
     is_read_only: bool,
     may_be_galera: bool,
 }
 
-/// Settles a new session, and reads what the server is.
+/// Configures a new session, and reads the properties of its server.
 async fn configure(conn: &mut MySqlConnection) -> Result<ServerInfo, sqlx::Error> {
     let row = sqlx::raw_sql(CONFIGURE).fetch_one(conn).await?;
     let is = |column: usize| row.try_get::<i64, _>(column).map(|flag| flag != 0);
@@ -163,8 +166,9 @@ async fn configure(conn: &mut MySqlConnection) -> Result<ServerInfo, sqlx::Error
 
 const IS_READY: &str = "SHOW GLOBAL STATUS WHERE Variable_name = 'wsrep_ready' AND Value = 'ON'";
 
-// What another node has committed may not have arrived here. Every statement waits for it: 1 is for SELECT, SHOW and BEGIN, 2 for
-// UPDATE and DELETE, 4 for INSERT. https://mariadb.com/kb/en/galera-cluster-system-variables/#wsrep_sync_wait
+// The commits of other nodes may not have arrived on this one. Every statement waits for them: 1 is
+// for SELECT, SHOW and BEGIN, 2 for UPDATE and DELETE, 4 for INSERT.
+// https://mariadb.com/kb/en/galera-cluster-system-variables/#wsrep_sync_wait
 const SYNC: &str = "SET SESSION wsrep_sync_wait = 7";
 
 struct MySqlStore {
@@ -179,7 +183,8 @@ impl LeaseStore for MySqlStore {
     fn execute<'a>(&'a mut self, request: &'a Request) -> StoreFuture<'a, Response> {
         Box::pin(async move {
             let answer = store::execute(&mut self.conn, self.flavor, request).await;
-            // The server looks for rights before it looks for the table. https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html
+            // The server checks rights before it looks for the table.
+            // https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html
             match answer {
                 Err(error) if store::number(&error) == Some(1142) => {
                     let looked = sqlx::query("SELECT 1 FROM sqlock_lease LIMIT 0").execute(&mut self.conn).await;
@@ -213,7 +218,7 @@ impl AdminStore for MySqlStore {
             let row = sqlx::query(UPTIME).fetch_optional(&mut self.conn).await?;
             let seconds: Option<String> = row.map(|row| row.try_get(1)).transpose()?;
             let seconds = seconds.and_then(|seconds| seconds.parse().ok());
-            // An account that may not read the status does not know the server to be up for long.
+            // For an account that may not read the status, the uptime counts as zero.
             Ok(Some(Duration::from_secs(seconds.unwrap_or(0))))
         })
     }

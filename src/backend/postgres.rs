@@ -1,6 +1,8 @@
-//! PostgreSQL: one statement for each request, in autocommit, at READ COMMITTED, by the clock that goes on.
+//! PostgreSQL: one statement for each request, in autocommit, at READ COMMITTED, by
+//! `clock_timestamp()`.
 //!
-//! No session state is set but by a [`listener`], so all of it works behind a pooler that changes the server between transactions.
+//! Only a [`listener`] sets session state, so the backend works behind a pooler that changes the
+//! session between transactions.
 
 mod acquire;
 mod admin;
@@ -43,9 +45,9 @@ use crate::schema;
 /// The backend on connections made like those of the caller's pool.
 pub(crate) struct PostgresBackend {
     options: Arc<PgConnectOptions>,
-    /// Nothing counts that only one server has.
+    /// A commit must reach a second server.
     synchronous: bool,
-    /// No connection has been found to share its session.
+    /// `false`: a connection was found to share its session.
     can_listen: Arc<AtomicBool>,
 }
 
@@ -113,7 +115,7 @@ impl Backend for PostgresBackend {
                 .max_connections(1)
                 .connect_with((*self.options).clone())
                 .await
-                .map_err(schema::unconnected)?;
+                .map_err(schema::connect_error)?;
             let migrated = schema::migrate(&one, schema::POSTGRES).await;
             one.close().await;
             migrated
@@ -142,7 +144,8 @@ impl PostgresStore {
 const UPTIME: &str = "
 SELECT (extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 1000000)::bigint";
 
-// $1 name, $2 how old the note may get. The statement waits for no row and, most of the time, writes none.
+// $1 name, $2 how old the time of use may be. The statement never waits for a row and rarely writes
+// one.
 #[rustfmt::skip]
 const ENSURE: &str = concat!("
 WITH noted AS MATERIALIZED (

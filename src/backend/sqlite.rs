@@ -1,6 +1,6 @@
-//! SQLite: one writer, so no row is ever locked.
+//! SQLite: one writer, and no row locks.
 
-// Its macros are known to the modules below.
+// The modules below use its macros.
 #[macro_use]
 #[rustfmt::skip]
 mod clauses;
@@ -61,7 +61,8 @@ impl Backend for SqliteBackend {
 
     fn connect(&self) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(async move {
-            // Shorter than the pump's patience with one statement: it would rather ask again than give up the connection.
+            // Shorter than the executor's limit for a statement: a retry is cheaper than a new
+            // connection.
             let options = (*self.options).clone().busy_timeout(Duration::from_secs(2));
             let mut own = options.disable_statement_logging().connect().await?;
             let session = if is_in_memory(&mut own).await? {
@@ -84,9 +85,10 @@ impl Backend for SqliteBackend {
 
     fn migrate(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            let one =
-                schema::patiently(|| SqlitePoolOptions::new().max_connections(1).connect_with((*self.options).clone()))
-                    .await?;
+            let one = schema::retry_connect(|| {
+                SqlitePoolOptions::new().max_connections(1).connect_with((*self.options).clone())
+            })
+            .await?;
             let in_memory = match one.acquire().await {
                 Ok(mut conn) => is_in_memory(&mut conn).await,
                 Err(error) => Err(error),
@@ -106,12 +108,14 @@ impl Backend for SqliteBackend {
     }
 }
 
-/// A database in memory lives in the caller's own connections and nowhere else.
+/// Returns whether the database is in memory. Such a database exists only in the caller's own
+/// connections.
 async fn is_in_memory(conn: &mut SqliteConnection) -> Result<bool, sqlx::Error> {
     Ok(file_of(conn).await?.is_empty())
 }
 
-/// The file that the database is in, or nothing. As a table, the pragma would wait for whoever writes.
+/// Reads the path of the database file. Empty: there is none. The pragma as a table-valued function
+/// would wait for a writer.
 async fn file_of(conn: &mut SqliteConnection) -> Result<String, sqlx::Error> {
     let all = sqlx::query("PRAGMA database_list").fetch_all(conn).await?;
     let main = all.iter().find(|row| matches!(row.try_get("name"), Ok("main")));
@@ -119,17 +123,18 @@ async fn file_of(conn: &mut SqliteConnection) -> Result<String, sqlx::Error> {
     Ok(file.unwrap_or_default())
 }
 
-/// Ends the transaction of a connection, also one that has ended already. SQLite ends a transaction by itself when the disk is
-/// full, for example, and refuses the ROLLBACK that sqlx sends then; sqlx counts the transaction until a ROLLBACK succeeds, and
-/// begins no other on this connection.
+/// Ends the transaction of a connection, also if SQLite has ended it already. SQLite ends a
+/// transaction on its own when the disk is full, for example, and then refuses the ROLLBACK of
+/// sqlx. sqlx counts the transaction as open until a ROLLBACK succeeds, and begins no other one on
+/// the connection.
 async fn reset(conn: &mut SqliteConnection) -> Result<(), sqlx::Error> {
-    // A rollback may be on its way: that of a transaction that was dropped.
+    // The rollback of a dropped transaction may still be queued.
     conn.ping().await?;
     let depth = SqliteTransactionManager::get_transaction_depth(conn);
     if depth == 0 {
         return Ok(());
     }
-    // Refused when no transaction is open.
+    // SQLite refuses it when no transaction is open.
     let _ = conn.execute("ROLLBACK").await;
     for depth in 0..depth {
         conn.execute(begin_ansi_transaction_sql(depth)).await?;
@@ -140,7 +145,8 @@ async fn reset(conn: &mut SqliteConnection) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
-/// A connection of our own, or for a database in memory the caller's, borrowed for each operation.
+/// A connection of the executor. For a database in memory, the caller's pool, which lends a
+/// connection for each operation.
 enum SqliteStore {
     Dedicated(SqliteConnection),
     Pooled(SqlitePool),
@@ -173,7 +179,7 @@ impl DerefMut for BorrowedConnection<'_> {
 }
 
 impl SqliteStore {
-    /// The connection, borrowed if need be for less time than the executor has patience: an exhausted pool is known for what it is.
+    /// Returns the connection. A pool must lend one within [`ACQUIRE_TIMEOUT`].
     async fn conn(&mut self) -> Result<BorrowedConnection<'_>, sqlx::Error> {
         Ok(match self {
             Self::Dedicated(conn) => BorrowedConnection::Dedicated(conn),
@@ -225,7 +231,7 @@ impl Store for SqliteStore {
     }
 }
 
-/// Less than the executor has patience.
+/// Shorter than the executor's limit for a statement, so that the error names the exhausted pool.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(2);
 
 async fn acquire_from(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {

@@ -1,4 +1,4 @@
-//! How rows stand in the tables: written and read in one way on every database.
+//! The format of rows, common to all databases.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -11,16 +11,16 @@ use crate::owner::Owner;
 use crate::protocol::{ClientId, EntryRow, EntryState, Holder, HolderNow, LeaseId, LeaseRow, Mode};
 use crate::token::FencingToken;
 
-/// What stands in `sqlock_lease.id` of a name that was released, and is kept from others until it expires.
+/// The value of `sqlock_lease.id` for a released name that stays unavailable until it expires.
 pub(crate) const KEPT: &str = "kept";
 
-/// What stands there while the entries of the name hold it.
+/// The value of `sqlock_lease.id` while the entries of the name hold it.
 pub(crate) const ENTRIES: &str = "entries";
 
-/// Nobody, in any column that identifies somebody.
+/// The empty value of every column with an id.
 pub(crate) const NO_ID: &str = "";
 
-/// A row of any database, with columns of the types that the tables have.
+/// A row of any database.
 pub(crate) trait TableRow: sqlx::Row {
     fn number(&self, column: &str) -> Result<i64, sqlx::Error>;
     fn text(&self, column: &str) -> Result<String, sqlx::Error>;
@@ -42,7 +42,7 @@ where
     }
 }
 
-/// Reads an identity. Empty: there is none.
+/// Parses an id. Empty: there is none.
 pub(crate) fn parse_id<T: FromStr>(text: &str) -> Result<Option<T>, sqlx::Error>
 where
     T::Err: std::error::Error + Send + Sync + 'static,
@@ -53,7 +53,7 @@ where
     text.parse().map(Some).map_err(|error| sqlx::Error::Decode(Box::new(error)))
 }
 
-/// What is left, in microseconds. `None`: nothing.
+/// Converts a remaining time from microseconds. `None`: it has passed.
 pub(crate) fn remaining(us: i64) -> Option<Duration> {
     u64::try_from(us).ok().filter(|us| *us > 0).map(Duration::from_micros)
 }
@@ -75,13 +75,13 @@ pub(crate) fn holder_text(holder: Holder) -> String {
     }
 }
 
-/// The client whose heartbeat keeps something, as it stands in a row.
+/// Formats the client whose heartbeat keeps a row.
 pub(crate) fn client_text(client: Option<ClientId>) -> String {
     client.map_or_else(String::new, |client| client.to_string())
 }
 
 impl Mode {
-    /// The columns `units` and `permits`.
+    /// Returns the columns `units` and `permits`.
     pub(crate) fn stored(self) -> (i64, i64) {
         match self {
             Self::Exclusive => (0, 0),
@@ -95,7 +95,8 @@ impl Mode {
     }
 }
 
-/// Reads the columns `id, owner, client, token, remaining, waiting, lost`. `remaining` counts by expiry and heartbeat, whoever holds.
+/// Reads the columns `id, owner, client, token, remaining, waiting, lost`. `remaining` depends on
+/// the expiry and the heartbeat.
 pub(crate) fn read_lease(row: &impl TableRow) -> Result<LeaseRow, sqlx::Error> {
     let holder = holder(&row.text("id")?)?;
     let counts = matches!(holder, Holder::Lease(_) | Holder::Kept);
@@ -110,8 +111,9 @@ pub(crate) fn read_lease(row: &impl TableRow) -> Result<LeaseRow, sqlx::Error> {
     })
 }
 
-/// Reads the columns `entry_id, entry_client, entry_owner, is_kept, units, permits, entry_token, ttl, arrived_at, entry_remaining`.
-/// `is_kept` is a number. `None`: `entry_id` is empty, as a name without entries is read with one row.
+/// Reads the columns `entry_id, entry_client, entry_owner, is_kept, units, permits, entry_token,
+/// ttl, arrived_at, entry_remaining`. `is_kept` is a number. `None`: `entry_id` is empty, because a
+/// name without entries is read as one row.
 pub(crate) fn read_entry(row: &impl TableRow) -> Result<Option<EntryRow>, sqlx::Error> {
     let Some(id) = parse_id::<LeaseId>(&row.text("entry_id")?)? else {
         return Ok(None);
@@ -161,7 +163,7 @@ pub(crate) fn read_waiter(row: &impl TableRow) -> Result<ListedWaiter, sqlx::Err
     })
 }
 
-/// What a row tells those who were refused.
+/// Returns the holder in a row, for a refused claim.
 pub(crate) fn holder_now(row: &LeaseRow) -> HolderNow {
     match row {
         LeaseRow { holder: Holder::Entries, .. } => HolderNow::Unknown,
@@ -170,17 +172,18 @@ pub(crate) fn holder_now(row: &LeaseRow) -> HolderNow {
     }
 }
 
-/// Durations go to the database in microseconds, which are added to the time there: not so many that the sum is no number.
+/// Converts a duration to microseconds for the database, with a limit that keeps sums with a time
+/// in range.
 pub(crate) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.min(CENTURY).as_micros()).unwrap_or(i64::MAX)
 }
 
-/// A token as read from a row. The tables hold positive ones only; anything else is no grant.
+/// Converts a token from a row. The tables hold positive ones only; another value is not a grant.
 pub(crate) fn token(value: i64) -> Option<FencingToken> {
     FencingToken::new(value)
 }
 
-/// Two digits for each byte.
+/// Formats bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::new(), |mut text, byte| {

@@ -17,14 +17,14 @@ const CLOCK_TOLERANCE: Duration = Duration::from_millis(20);
 pub(super) fn wait_mode(wait: Option<Duration>) -> Wait {
     match wait {
         None => Wait::Unbounded,
-        Some(Duration::ZERO) => Wait::NoWait,
+        Some(Duration::ZERO) => Wait::Never,
         Some(at_most) => Wait::AtMost(at_most),
     }
 }
 
 /// Returns the way of trying a single row that leaves the transaction usable.
 pub(super) fn no_wait<DB: Database>() -> Wait {
-    if DB::ERRORS_ABORT { Wait::SkipLocked } else { Wait::NoWait }
+    if DB::ERRORS_ABORT { Wait::SkipLocked } else { Wait::Never }
 }
 
 pub(super) fn timeout_of_name(name: LockName, start: Moment) -> Error {
@@ -90,7 +90,7 @@ pub(super) async fn fetch_guarded<DB: Database>(
 ) -> Result<Vec<DB::Row>, sqlx::Error> {
     let within = match wait {
         Wait::AtMost(within) => Some(within),
-        Wait::NoWait => None,
+        Wait::Never => None,
         Wait::Unbounded | Wait::SkipLocked => return DB::fetch(conn, query).await,
     };
     let settings = DB::set_savepoint(conn, within).await?;

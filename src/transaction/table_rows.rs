@@ -93,7 +93,7 @@ impl<K> RowOf<K> {
         K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
     {
         let start = Moment::now();
-        let wait = if self.rows.wait == Wait::NoWait { no_wait::<DB>() } else { self.rows.wait };
+        let wait = if self.rows.wait == Wait::Never { no_wait::<DB>() } else { self.rows.wait };
         if self.lock_row(tx, wait).await? {
             Ok(())
         } else {
@@ -196,7 +196,7 @@ impl<K> RowsOf<K> {
     /// Does not wait: [`lock`](Self::lock) fails with [`Error::Timeout`](crate::Error::Timeout)
     /// when another transaction holds one of the rows.
     pub fn nowait(mut self) -> Self {
-        self.wait = Wait::NoWait;
+        self.wait = Wait::Never;
         self
     }
 

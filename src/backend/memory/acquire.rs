@@ -12,8 +12,8 @@ impl Memory {
         let granted = |token| Prepared::new(Response::Acquired(Ok(token)));
         let refused = || Ok(Prepared::new(Response::Acquired(Err(self.holder_now(name, now)))));
         let mut row = self.leases.get(name).cloned().unwrap_or_else(Lease::free);
-        // A claim that was granted before, by a request whose answer was lost, lasts anew. The same request may also come long after
-        // the holding was extended: so nothing gets shorter.
+        // A repeated claim prolongs its holding. The repetition may also arrive long after the
+        // holding was extended, so it shortens nothing.
         let client = claim.is_kept.then_some(claim.client);
         let (ttl, expires_at) = (micros(claim.ttl), now + micros(claim.ttl));
         if row.holder == Holder::Lease(claim.id) {

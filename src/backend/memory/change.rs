@@ -1,4 +1,4 @@
-//! Changes holdings: their end, their mode, their token.
+//! Changes holdings: expiry, mode and token.
 
 use super::row::remaining;
 use super::{Entry, Key, Lease, Memory, Prepared, Strength, Write};
@@ -17,7 +17,8 @@ impl Memory {
             Keeper::Client(client) => Some(*client),
             Keeper::NotThisClient(other) => client.filter(|client| client != other),
         };
-        // What this client keeps may seem to have expired: its next heartbeat would move the end.
+        // A holding that this client keeps may seem expired: the next heartbeat would move its
+        // expiry.
         let counts = |until, client: Option<ClientId>| {
             let is_let_go = matches!(keeper, Keeper::NotThisClient(other) if client == Some(*other));
             is_let_go || remaining(until, now).is_some()
@@ -33,7 +34,7 @@ impl Memory {
             if valid.is_empty() {
                 return answer(Amended::NotHeld);
             }
-            // The identity is a part of the key of an entry, which a fence keeps as it is.
+            // The id is part of the key of an entry, which a fence locks.
             let strength = |id| if renamed.is_some_and(|to| to != id) { Strength::Ending } else { Strength::Plain };
             if valid.iter().any(|(id, _)| self.is_locked(&Key::Entry(name.clone(), *id), strength(*id))) {
                 return answer(Amended::Locked);
@@ -77,7 +78,7 @@ impl Memory {
         if self.owned_entry(name, id).is_some_and(shares) {
             return answer(Amended::Done);
         }
-        // Its owner has entered more than once, and this acquisition is the only one left.
+        // The owner had several acquisitions, and this one is the last.
         let only = self.owned_entry(name, id).filter(|entry| {
             let others =
                 self.entries_named(name).filter(|(other, entry)| *other != id && entry.state != EntryState::Waiting);
@@ -127,7 +128,7 @@ impl Memory {
         }
     }
 
-    /// The row of a name that one lease holds with this token.
+    /// Returns the row of a name that one lease holds with this token.
     pub(super) fn exclusive_holding(&self, name: &LockName, id: LeaseId, token: i64) -> Option<Lease> {
         self.leases.get(name).filter(|row| row.holder == Holder::Lease(id) && row.token == token).cloned()
     }

@@ -23,12 +23,13 @@ impl Memory {
         Ok(Prepared::new(Response::Beat(Some(client.notice))).write(Write::Client(id, written)))
     }
 
-    /// Adds a notice to the clients that lose something. `None`: one of their rows is locked.
+    /// Adds a notice to the clients that lose a holding. `None`: one of their rows is locked.
     pub(super) fn notices(&self, losers: &[ClientId]) -> Option<Vec<Write>> {
         let mut losers = losers.to_vec();
         losers.sort();
         losers.dedup();
-        // A client without a row gets one: it may be about to register, and must then wait for this and hear of it.
+        // A client without a row gets one: a registration under way must wait for this transaction
+        // and read the notice.
         let write = |id: ClientId| {
             let client = self.clients.get(&id).cloned().unwrap_or(Client { beat_at: 0, notice: 0 });
             Write::Client(id, Client { notice: client.notice + 1, ..client })

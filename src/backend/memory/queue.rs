@@ -1,4 +1,4 @@
-//! The queue of a name: waiting entries, and transitions of the holder.
+//! The queue of a name: waiting entries and transitions.
 
 use std::time::Duration;
 
@@ -125,8 +125,9 @@ impl Memory {
                 return None;
             }
             if let EntryState::Holding(token) = entry.state {
-                // An entry without an owner was released before, and only kept the name from others. Where acquisitions of one
-                // owner share a token, the last of them counts.
+                // An entry without an owner was released before and only kept the name unavailable.
+                // A token shared by several acquisitions of one owner is lost with the last of
+                // them.
                 let is_shared = |(other, e): (LeaseId, &Entry)| e.state == entry.state && !expired.contains(&other);
                 losers.extend(entry.client);
                 if entry.owner.is_some() && !self.entries_named(name).any(is_shared) {
@@ -145,7 +146,8 @@ impl Memory {
         if self.is_lease_locked(name, strength) && !is_on(Mutation::TransitThroughFence) {
             return None;
         }
-        // An acquisition that has joined since raises no token.
+        // An acquisition may have joined since the queue was read: joining does not raise the
+        // token.
         let mut staying =
             self.entries_named(name).filter(|(id, e)| e.state != EntryState::Waiting && !expired.contains(id));
         let is_prevented = match change {

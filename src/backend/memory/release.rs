@@ -120,7 +120,7 @@ impl Memory {
             .filter(|(_, entry)| entry.state == EntryState::Holding(token))
             .map(|(id, entry)| (id, entry.client))
             .collect();
-        // What was released, and is kept from others, is taken away from nobody.
+        // A released holding that keeps the name unavailable is not counted as lost.
         let is_owned = |(_, e): (LeaseId, &Entry)| e.state == EntryState::Holding(token) && e.owner.is_some();
         let is_lost = self.entries_named(name).any(is_owned) || matches!(row.holder, Holder::Lease(_));
         let is_alone = matches!(row.holder, Holder::Lease(_) | Holder::Kept) && row.token == token;

@@ -79,7 +79,7 @@ impl Lease {
         Granted { id, token: positive(self.token) }
     }
 
-    /// Lets a claim that has no entry share the name, and returns its entry.
+    /// Grants a share to a claim that has no entry. Returns the grant and the entry.
     pub(super) fn share(&mut self, claim: &Claim, now: i64) -> (Granted, Entry) {
         self.token = self.next_token(now);
         (self.holder, self.client, self.owner) = (Holder::Entries, None, None);
@@ -110,7 +110,7 @@ impl Entry {
         Self { client, owner: Some(owner), is_kept, mode, state, arrived, ttl: micros(ttl), expires_at }
     }
 
-    /// The client whose heartbeat keeps what the entry is granted.
+    /// Returns the client whose heartbeat will keep the holding of the entry.
     pub(super) fn keeper(&self) -> Option<ClientId> {
         self.client.filter(|_| self.is_kept)
     }

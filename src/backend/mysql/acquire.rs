@@ -12,7 +12,7 @@ use crate::backend::stored::{ENTRIES, NO_ID, client_text};
 use crate::protocol::{Claim, HolderNow, Joined, Mode};
 use crate::token::FencingToken;
 
-/// What the row of a name gets when a claim is granted. A claim for a share leaves its details to its entry.
+/// The values of the row of a name when a claim is granted. The entry of a share has the details.
 pub(super) struct Grant<'a> {
     pub(super) id: String,
     pub(super) owner: String,
@@ -46,13 +46,13 @@ impl<'a> Grant<'a> {
     }
 }
 
-/// The client whose heartbeat is to keep what a claim is granted.
+/// Returns the client whose heartbeat will keep the lease of a claim.
 pub(super) fn heartbeat_client(claim: &Claim) -> String {
     client_text(claim.is_kept.then_some(claim.client))
 }
 
-// The codes of `claim_state!`, which tell how the row of a name stands for a claim. From REMAINING on: the time for which the holder may
-// keep the name, times two, plus one if its owner is that of the claim.
+// The codes of `claim_state!`. From REMAINING on: the remaining time of the holder, times two, plus
+// one if its owner is that of the claim.
 const MISSING: u64 = 0;
 const GRANTABLE: u64 = 1;
 const VACANT: u64 = 2;
@@ -61,7 +61,8 @@ const OWN: u64 = 4;
 const OWN_ENTRY: u64 = 5;
 const REMAINING: u64 = 16;
 
-/// How the row of a name stands for a claim, as a code. Bind order: what `vacant` needs, id, id, what `shared` needs, owner.
+/// Evaluates the row of a name for a claim, as a code. Bind order: parameters of `vacant`, id, id,
+/// parameters of `shared`, owner.
 #[rustfmt::skip]
 macro_rules! claim_state {
     (vacant: [$($vacant:tt)*], shared: [$($shared:tt)*]) => {
@@ -77,7 +78,7 @@ macro_rules! claim_state {
     };
 }
 
-/// How often an acquisition that others interfere with is tried.
+/// How often an acquisition is tried when other clients interfere.
 const TRIES: usize = 4;
 
 pub(super) async fn acquire(
@@ -101,7 +102,8 @@ pub(super) async fn acquire(
                 let remaining = Duration::from_micros((code - REMAINING) / 2);
                 return Ok(Err(HolderNow::Valid { owner, remaining }));
             }
-            // The name had no row. An entry waits for it, or another client has created the row meanwhile.
+            // The name had no row. An entry waits, or another client has created the row in the
+            // meantime.
             _ => {
                 refusal = HolderNow::Vacant;
                 None
@@ -114,8 +116,9 @@ pub(super) async fn acquire(
     Ok(Err(refusal))
 }
 
-// A range of one key: InnoDB waits for a row that it looks up by its key, but of a range it judges the last committed version of a row
-// that is locked, and waits only if that matches. Bind order: Grant, ttl, name, name, id, id, owner.
+// A range of one key: InnoDB waits for a locked row that it looks up by key. In a range, it checks
+// the last committed version of a locked row and waits only if that matches. Bind order: Grant,
+// ttl, name, name, id, id, owner.
 #[rustfmt::skip]
 const ACQUIRE: &str = concat!("
 UPDATE sqlock_lease AS l
@@ -133,7 +136,7 @@ SELECT ?, LAST_INSERT_ID(", now!(), "), ", now!(), ", ?, ?, ?, ?, ?, ?, ", now!(
   FROM DUAL
  WHERE NOT EXISTS (SELECT 1 FROM sqlock_entry AS w WHERE w.name = ? AND w.token = 0)");
 
-/// Takes a name for one lease alone. Returns how the row stands, and the token if it was granted.
+/// Acquires a name exclusively. Returns the code of the row, and the token if it was granted.
 async fn acquire_exclusive(conn: &mut MySqlConnection, claim: &Claim) -> Result<(u64, Option<u64>), sqlx::Error> {
     let (name, id) = (claim.name.as_str().as_bytes(), claim.id.to_string());
     let answer = |done: MySqlQueryResult| {
@@ -150,8 +153,8 @@ async fn acquire_exclusive(conn: &mut MySqlConnection, claim: &Claim) -> Result<
     Ok((MISSING, granted))
 }
 
-/// The same for a claim that shares the name: permits are left beside the entries that hold. Bind order: units, permits, id, id,
-/// units, permits, owner.
+/// The same for a claim that shares the name and needs free permits. Bind order: units, permits,
+/// id, id, units, permits, owner.
 #[rustfmt::skip]
 macro_rules! share_claim_state {
     () => {
@@ -174,7 +177,8 @@ pub(super) const CREATE_FREE: &str = "
 INSERT IGNORE INTO sqlock_lease (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)
 VALUES (?, '', '', '', 0, 0, 0, 0, '', '')";
 
-// The row is locked for a moment by every client that comes to share the name, so this statement waits. Bind order: name.
+// Every client that acquires a share locks the row briefly, so this statement waits. Bind order:
+// name.
 #[rustfmt::skip]
 const SHARE_LOCK: &str = "
 SELECT COALESCE(MAX(s.token), 0) INTO @sqlock_token FROM sqlock_lease AS s WHERE s.name = ? FOR UPDATE";
@@ -191,8 +195,8 @@ const SHARE_DECIDE: &str = "SELECT IF(@sqlock_state = 1, ?, NULL) INTO @sqlock_n
 
 const SHARE_RESULT: &str = "SELECT CAST(@sqlock_state AS UNSIGNED), CAST(@sqlock_token AS UNSIGNED)";
 
-/// Shares a name. A read without locks finds refusals; only a grant, which writes two rows, needs a transaction. Returns how the row
-/// stands, and the token if it was granted.
+/// Acquires a share. A read without locks finds refusals; only a grant, which writes two rows,
+/// needs a transaction. Returns the code of the row, and the token if it was granted.
 async fn acquire_share(
     conn: &mut MySqlConnection,
     claim: &Claim,
@@ -209,7 +213,8 @@ async fn acquire_share(
     let (name, id, owner) = (&*name_literal(&claim.name), &*id_literal(claim.id), &*id_literal(claim.owner));
     let (units, permits) = (&*units.to_string(), &*permits.to_string());
     if code == MISSING {
-        // Outside the transaction: clients that insert the same row share a lock on it, and would deadlock when each wants it alone.
+        // Outside the transaction: clients that insert the same row share a lock on it, and would
+        // deadlock on upgrading it.
         sqlx::query(CREATE_FREE).bind(claim.name.as_str().as_bytes()).execute(&mut *conn).await?;
     }
     let mut script = Script::new();
@@ -238,7 +243,8 @@ INSERT INTO sqlock_entry (", entry_columns!(), ")
 SELECT l.name, ?, ?, ?, ?, ?, ?, @sqlock_token, ?, 0, ", now!(), " + ?, ", now!(), ", ?, ?
   FROM sqlock_lease AS l WHERE l.name = @sqlock_name ", overwrite!());
 
-/// Adds to a script that a claim without an entry holds the name, alone or beside others, with the token `@sqlock_token`.
+/// Adds statements to a script that grant the name to a claim without an entry, with the token
+/// `@sqlock_token`.
 pub(super) fn grant_claim(script: &mut Script, claim: &Claim) {
     let Grant { id, owner, client, ttl, holder, label } = Grant::new(claim);
     let (id, owner, client, ttl) = (id_literal(id), id_literal(owner), id_literal(client), &*ttl.to_string());
@@ -254,7 +260,8 @@ pub(super) fn grant_claim(script: &mut Script, claim: &Claim) {
     }
 }
 
-// A claim that was granted before lasts anew, and nothing gets shorter. Bind order: client, ttl, ttl, name, id.
+// A repeated claim prolongs its holding, and shortens nothing. Bind order: client, ttl, ttl, name,
+// id.
 #[rustfmt::skip]
 const PROLONG_LEASE: &str = concat!("
 UPDATE sqlock_lease
@@ -287,7 +294,8 @@ async fn prolong_claim(
 const JOIN_LOCK: &str = "
 SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s WHERE s.name = ? AND s.owner = ? FOR UPDATE SKIP LOCKED";
 
-// Whether the owner holds the name exclusively, by another acquisition. Bind order: id, owner, name, owner.
+// Whether the owner holds the name exclusively, by another acquisition. Bind order: id, owner,
+// name, owner.
 #[rustfmt::skip]
 const JOIN_CHECK: &str = concat!("
 SELECT COUNT(*), COALESCE(MAX(l.token), 0) INTO @sqlock_held, @sqlock_token
@@ -307,14 +315,15 @@ INSERT INTO sqlock_entry (", entry_columns!(), ")
 SELECT l.name, l.id, l.owner, l.client, 1, 0, 0, l.token, l.ttl, 0, l.expires_at, l.acquired_at, l.holder, l.label
   FROM sqlock_lease AS l WHERE l.name = @sqlock_name AND l.id <> 'entries' ", overwrite!());
 
-// An acquisition without a label has that of those it joins. Bind order: label, name, label.
+// An acquisition without a label gets the one of the holding it joins. Bind order: label, name,
+// label.
 #[rustfmt::skip]
 const JOIN_LABEL: &str = "
 SELECT IF(? = '', COALESCE((SELECT IF(l.id <> 'entries', l.label, (SELECT MAX(e.label) FROM sqlock_entry AS e
                                                                     WHERE e.name = l.name AND e.token = l.token))
                               FROM sqlock_lease AS l WHERE l.name = ?), ''), ?) INTO @sqlock_label";
 
-/// An entry that has joined already, by a request whose answer was lost.
+/// Whether an earlier request has added the entry.
 macro_rules! joined {
     () => {
         "sqlock_entry.token = VALUES(token) AND sqlock_entry.owner <> ''"

@@ -1,4 +1,4 @@
-//! What operators and the sweeper ask.
+//! Statements for operators and the sweeper.
 
 use serde_json::{Value, json};
 use sqlx::mysql::MySqlRow;
@@ -10,7 +10,8 @@ use crate::backend::stored::{TableRow as _, read_holder, read_waiter};
 use crate::backend::{hex, micros};
 use crate::name::LockName;
 
-/// Statements on the holders of some names. Acquisitions of one owner that hold a name together have one token, and are one holder.
+/// Selects the holders of some names. Acquisitions of one owner that hold a name together have one
+/// token and are one holder.
 #[rustfmt::skip]
 macro_rules! list {
     ($lease:literal, $entry:literal) => {
@@ -45,7 +46,7 @@ const LIST: &str = list!("l.name >= ? AND l.name < ?", "e.name >= ? AND e.name <
 // Bind order: name, name.
 const LIST_ONE: &str = list!("l.name = ?", "e.name = ?");
 
-/// Behind every name: no text in UTF-8 has such a byte.
+/// Greater than every name: UTF-8 never contains this byte.
 const END_OF_NAMES: &[u8] = &[0xff];
 
 pub(super) async fn list(conn: &mut MySqlConnection, names: &Names) -> Result<Vec<ListedHolder>, sqlx::Error> {
@@ -80,9 +81,10 @@ pub(super) async fn waiters(conn: &mut MySqlConnection, name: &LockName) -> Resu
 
 // ---- sweep
 //
-// Rows to be purged are found without locking: a scan that locks would be in the way of others. They are then locked by their keys,
-// if no other connection has locked them, and deleted if they may still be purged. The subqueries of a DELETE lock what they read. Of a
-// small table the server would rather read all rows than look some up, and would wait for those that are locked: hence FORCE INDEX.
+// The rows to purge are found without locks, since a locking scan would block other clients. They
+// are then locked by key, if no other connection has locked them, and deleted if the conditions
+// still hold. The subqueries of a DELETE lock the rows that they read. The server prefers to scan a
+// small table and would wait for locked rows: hence FORCE INDEX.
 
 // Bind order: the name before the first and limit, three times; limit.
 #[rustfmt::skip]
@@ -147,7 +149,8 @@ async fn sweep_entries(conn: &mut MySqlConnection, range: &SweepRange, last: &st
 const UNSEEN_ROWS: &str = concat!("
 SELECT s.name FROM sqlock_row AS s WHERE s.name > ? AND s.name <= ? AND s.seen_at < ", now!(), " - ?");
 
-/// Rows of a table by their names, if they are not locked. Bind order: JSON of names as hex.
+/// Locks the rows of some names that no other transaction has locked. Bind order: JSON of names as
+/// hex.
 macro_rules! unlocked {
     ($table:literal) => {
         concat!("
@@ -180,8 +183,8 @@ fn names_of(rows: &[MySqlRow]) -> Result<String, sqlx::Error> {
     Ok(rows.iter().map(name).collect::<Result<Value, sqlx::Error>>()?.to_string())
 }
 
-/// Whether a name may be purged. A subquery without an aggregate would be joined, and might lock all entries. Bind order: retention,
-/// retention.
+/// Whether a name may be purged. A subquery without an aggregate would be joined, and might lock
+/// all entries. Bind order: retention, retention.
 #[rustfmt::skip]
 macro_rules! is_stale {
     () => {
@@ -220,7 +223,7 @@ SELECT c.id FROM sqlock_client AS c
    AND c.id NOT IN (SELECT l.client FROM sqlock_lease AS l) AND c.id NOT IN (SELECT e.client FROM sqlock_entry AS e)
  LIMIT ?");
 
-// A client that has come back in between has a newer heartbeat. Bind order: JSON of ids, retention.
+// A client that has returned meanwhile has a newer heartbeat. Bind order: JSON of ids, retention.
 #[rustfmt::skip]
 const SWEEP_CLIENTS: &str = concat!("
 DELETE c
@@ -232,7 +235,7 @@ DELETE c
        STRAIGHT_JOIN sqlock_client AS c FORCE INDEX (PRIMARY) ON c.id = q.id
  WHERE c.beat_at < ", now!(), " - ?");
 
-/// Purges clients, batch after batch, until one is not full or nothing of it can be purged.
+/// Purges clients in batches, until a batch is not full or none of its clients can be purged.
 async fn sweep_clients(conn: &mut MySqlConnection, range: &SweepRange) -> Result<(), sqlx::Error> {
     let retention = micros(range.retention);
     loop {

@@ -1,4 +1,4 @@
-//! Changes holdings: their end, their mode, their token.
+//! Changes holdings: expiry, mode and token.
 
 use sqlx::MySqlConnection;
 
@@ -12,7 +12,7 @@ use crate::token::FencingToken;
 
 // ---- extend
 
-/// Bind order: renamed, renamed, how the keeper changes, client, client, ttl, lasts.
+/// Bind order: renamed, renamed, how the client changes, client, client, ttl, lasts.
 #[rustfmt::skip]
 macro_rules! extended {
     ($row:literal) => {
@@ -22,7 +22,8 @@ macro_rules! extended {
     };
 }
 
-// Bind order: extended, name, token, id, id, renamed, the client that is not to keep it any more or NULL.
+// Bind order: extended, name, token, id, id, renamed, the client whose heartbeat no longer keeps
+// it, or NULL.
 #[rustfmt::skip]
 const EXTEND: Nowait = update_lease!(
     set: [extended!("l")],
@@ -32,19 +33,20 @@ const EXTEND: Nowait = update_lease!(
              AND (l.client = ? OR ", lease_until!("l"), " > ", now!(), ") THEN 1
             ELSE 2 END) = 1"]);
 
-// Bind order: extended, name, name, id, renamed, token, the client that is not to keep it any more or NULL.
+// Bind order: extended, name, name, id, renamed, token, the client whose heartbeat no longer keeps
+// it, or NULL.
 #[rustfmt::skip]
 const EXTEND_ENTRY: Nowait = update_entry!(
     set: [extended!("e")],
     condition: ["e.token = ? AND e.owner <> '' AND (e.client = ? OR ", entry_until!("e"), " > ", now!(), ")"]);
 
-// Bind order: name, id, renamed, token, the client that is not to keep it any more or NULL.
+// Bind order: name, id, renamed, token, the client whose heartbeat no longer keeps it, or NULL.
 #[rustfmt::skip]
 const EXTENDABLE: &str = concat!("
 SELECT 1 FROM sqlock_entry AS e
  WHERE e.name = ? AND e.id IN (?, ?) AND e.token = ? AND e.owner <> '' AND (e.client = ? OR ", entry_until!("e"), " > ", now!(), ")");
 
-// Bind order: name, the client that is not to keep it any more or NULL.
+// Bind order: name, the client whose heartbeat no longer keeps it, or NULL.
 const KEPT_BY: &str = "SELECT 1 FROM sqlock_lease AS l WHERE l.name = ? AND l.client = ?";
 
 /// Binds what `extended!` needs.
@@ -108,8 +110,8 @@ pub(super) async fn extend(
     }
 }
 
-// Acquisitions of one owner from several clients share a token. Bind order: name, token, the client that is not to keep it any more or
-// NULL.
+// Acquisitions of one owner from several clients share a token. Bind order: name, token, the client
+// whose heartbeat no longer keeps it, or NULL.
 #[rustfmt::skip]
 const EXTEND_LOCK: &str = concat!("
 SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
@@ -124,7 +126,7 @@ SELECT COUNT(*) INTO @sqlock_held FROM sqlock_entry AS e FORCE INDEX (sqlock_ent
 #[rustfmt::skip]
 const EXTEND_DECIDE: &str = "SELECT IF(@sqlock_held > 0 AND @sqlock_locked >= @sqlock_held, ?, NULL) INTO @sqlock_name";
 
-// Bind order: extended, token, the client that is not to keep it any more or NULL.
+// Bind order: extended, token, the client whose heartbeat no longer keeps it, or NULL.
 #[rustfmt::skip]
 const EXTEND_ENTRIES: &str = concat!("
 UPDATE sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
@@ -162,8 +164,8 @@ const DOWNGRADE_LOCK_ENTRY: &str = "
 SELECT COUNT(*) INTO @sqlock_entry_locked FROM sqlock_entry AS e
  WHERE e.name = ? AND e.id = ? AND e.token = ? FOR UPDATE SKIP LOCKED";
 
-// `@sqlock_only`: the owner had entered more than once, and this acquisition is the only one left.
-// Bind order: name, id, token, units, permits, name, id, token, name, name, id, token, name, id.
+// `@sqlock_only`: the owner had several acquisitions, and this one is the last. Bind order: name,
+// id, token, units, permits, name, id, token, name, name, id, token, name, id.
 #[rustfmt::skip]
 const DOWNGRADE_CHECK: &str = "
 SELECT EXISTS (SELECT 1 FROM sqlock_entry AS e

@@ -141,7 +141,7 @@ UPDATE sqlock_entry
 
     async fn tables(&mut self, names: &[LockName], clients: &[ClientId]) -> Tables {
         let mut tables = Tables::default();
-        let read = "what stands in a row can be read";
+        let read = "a readable row";
         for client in clients {
             let id = client.to_string();
             for row in self.rows("SELECT * FROM sqlock_client WHERE id = ?", id.as_bytes()).await {

@@ -1,4 +1,4 @@
-//! The entries of a name: they wait for it, or share it.
+//! The queue of a name: waiting entries and transitions.
 
 use serde_json::{Value, json};
 use sqlx::MySqlConnection;
@@ -16,9 +16,9 @@ use crate::protocol::{
 
 // ---- enqueue
 
-// JSON: id, owner, client, is_kept, units, permits, ttl, age, holder, label. An entry that is there already is not inserted, nor one
-// that holds the name by now. Texts have their character set named, since MariaDB would take the database's. Bind order: name, JSON,
-// name, name.
+// JSON: id, owner, client, is_kept, units, permits, ttl, age, holder, label. Skips entries that
+// exist and acquisitions that hold the name already. The texts name their character set, since
+// MariaDB would use the database's. Bind order: name, JSON, name, name.
 #[rustfmt::skip]
 const ENQUEUE: &str = concat!("
 INSERT IGNORE INTO sqlock_entry (", entry_columns!(), ")
@@ -34,8 +34,8 @@ SELECT ?, t.id, t.owner, t.client, t.is_kept, t.units, t.permits, 0, t.ttl, ", n
  WHERE NOT EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = ? AND l.id = t.id)
    AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = ? AND e.id = t.id)");
 
-// A release that has not seen the entries holds the lock of the row, so this statement waits for it and reads what it wrote. A release
-// that locks the row later sees the entries. Bind order: name.
+// A release that has not seen the entries has locked the row, so this statement waits for it and
+// reads the result. A release that locks the row later sees the entries. Bind order: name.
 #[rustfmt::skip]
 const READ_ROW_AFTER_INSERT: &str = concat!("SELECT ", lease_columns!("l"), " FROM sqlock_lease AS l WHERE l.name = ? LOCK IN SHARE MODE");
 
@@ -73,13 +73,13 @@ pub(super) async fn enqueue(conn: &mut MySqlConnection, entries: &[Enqueue]) -> 
 #[rustfmt::skip]
 const READ_ROW: &str = concat!("SELECT ", lease_columns!("l"), " FROM sqlock_lease AS l WHERE l.name = ?");
 
-/// Reads the row of a name, without locking it.
+/// Reads the row of a name without a lock.
 pub(super) async fn read_row(conn: &mut MySqlConnection, name: &LockName) -> Result<Option<LeaseRow>, sqlx::Error> {
     let row = sqlx::query(READ_ROW).bind(name.as_str().as_bytes()).fetch_optional(conn).await?;
     row.as_ref().map(read_lease).transpose()
 }
 
-// The result has one row for each of the entries, or a single row if there is none. Bind order: JSON ids, name.
+// Returns one row for each entry, or a single row without entries. Bind order: JSON ids, name.
 #[rustfmt::skip]
 const POLL: &str = concat!("
 SELECT ", lease_columns!("l"), ", COALESCE(e.id, '') AS entry_id, COALESCE(e.token, 0) AS entry_token,
@@ -171,7 +171,8 @@ SELECT COUNT(*) INTO @sqlock_leases FROM sqlock_lease AS s WHERE s.name = ? AND 
 const LOCK_ENTRIES: &str = "
 SELECT COUNT(*) INTO @sqlock_entries FROM sqlock_entry AS s FORCE INDEX (PRIMARY) WHERE s.name = ? AND s.id IN (?) FOR UPDATE SKIP LOCKED";
 
-/// The clients that lose a holding. Bind order: name, whether the holder of the row expires, name, ids of expired entries.
+/// The clients that lose a holding. Bind order: name, whether the holder of the row expires, name,
+/// ids of expired entries.
 #[rustfmt::skip]
 macro_rules! losers {
     () => {
@@ -209,7 +210,8 @@ mod condition {
     pub(super) const ENTRIES_WAIT: &str = "
        (SELECT COUNT(*) FROM sqlock_entry AS e WHERE e.name = ? AND e.id IN (?) AND e.token = 0) = ?";
 
-    // An acquisition that has joined since the queue was read raises no token. Bind order: name, ids of expired entries.
+    // An acquisition may have joined since the queue was read: joining does not raise the token.
+    // Bind order: name, ids of expired entries.
     #[rustfmt::skip]
     pub(super) const NO_HOLDER: &str = "
        NOT EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = ? AND e.id NOT IN (?) AND e.token > 0)";
@@ -226,15 +228,16 @@ mod condition {
 const DECIDE: &str = concat!("
 SELECT IF(?, ?, NULL), GREATEST(? + 1, ", now!(), ") INTO @sqlock_name, @sqlock_token");
 
-// A client without a row gets one: it may be about to register, and must then wait for this and hear of it. Bind order: losers.
+// A client without a row gets one: a registration under way must wait for this transaction and read
+// the notice. Bind order: losers.
 #[rustfmt::skip]
 const NOTICE: &str = concat!("
 INSERT INTO sqlock_client (id, beat_at, notice)
 SELECT n.id, 0, 1 FROM ", losers!(), " WHERE @sqlock_name IS NOT NULL ORDER BY n.id
     ON DUPLICATE KEY UPDATE notice = sqlock_client.notice + 1");
 
-// Of acquisitions of one owner that share a token, the last counts. Bind order: whether the holder of the row expires, ids of expired
-// entries, the same.
+// A token shared by several acquisitions of one owner is lost with the last of them. Bind order:
+// whether the holder of the row expires, ids of expired entries, the same.
 #[rustfmt::skip]
 const WRITE_LOSS: &str = "
 UPDATE sqlock_lease AS l
@@ -257,7 +260,7 @@ UPDATE sqlock_lease AS l STRAIGHT_JOIN sqlock_entry AS e ON e.name = l.name AND 
        l.expires_at = ", now!(), " + ?, l.acquired_at = ", now!(), ", l.holder = e.holder, l.label = e.label
  WHERE l.name = @sqlock_name");
 
-// Bind order: how far the last token lies above the first, or nothing to leave it as it is.
+// Bind order: the difference between the last and the first token, or NULL to leave the token.
 #[rustfmt::skip]
 const GRANT_SHARED: &str = "
 UPDATE sqlock_lease
@@ -283,7 +286,7 @@ pub(super) async fn transition(
     let Transition { seen, given_up, expired, change, is_last, .. } = transition;
     let is_alone = matches!(seen.holder, Holder::Lease(_));
     let ends_row = is_alone || seen.holder == Holder::Kept;
-    // This store sets no marks, so a queue that was read has none.
+    // This store sets no marks, so no queue was read with one.
     if (*is_last && seen.waiting != 0) || (ends_row && matches!(change, HolderChange::None)) {
         return Ok(None);
     }
@@ -367,7 +370,7 @@ pub(super) async fn transition(
     ids.into_iter().zip(first..).map(grant).collect::<Result<_, sqlx::Error>>().map(Some)
 }
 
-/// Identities as a list of literals, for IN. Never empty: nothing has an empty identity.
+/// Joins ids as literals for IN. The list is never empty: it begins with an id that no row has.
 fn list(ids: impl Iterator<Item = LeaseId>) -> String {
     ids.fold(String::from("''"), |list, id| format!("{list}, '{id}'"))
 }

@@ -65,7 +65,7 @@ pub(super) async fn record(conn: &mut MySqlConnection, errand: &Errand) -> Resul
         _ => return carry::<MySql>(&mut *conn, errand).await,
     };
     // Who has written it and not committed has it locked; who has only read it does not mind.
-    let clauses = MySql::clauses(Locking { shared: true, key_update: false, wait: Wait::NoWait });
+    let clauses = MySql::clauses(Locking { shared: true, key_update: false, wait: Wait::Never });
     match read::<MySql>(&mut *conn, &key.id, &clauses.after).await {
         Ok(record) => Ok(Findings { records: record.into_iter().collect(), ..Findings::default() }),
         Err(error) if MySql::lock_failure(&error) == Some(LockFailure::Locked) => {

@@ -1,7 +1,7 @@
 //! Statements on the caller's own tables, in the caller's own transactions.
 //!
-//! A wait is bounded by the statement itself, in the way that each of the two has. No setting of the session is touched, so
-//! none has to be restored, even when a future is dropped in the middle.
+//! The statement itself limits a wait, in the syntax of each server. No setting of the session
+//! changes, so none has to be restored when a future is dropped.
 
 use std::time::Duration;
 
@@ -17,15 +17,15 @@ use crate::backend::table::Table;
 use crate::backend::{StoreFuture, hex, micros};
 use crate::name::LockName;
 
-/// A deadlock rolls the whole transaction back, and what follows would be committed statement by statement. So nothing is, until the
-/// transaction has ended; the session's own setting is kept in a variable meanwhile.
+/// A deadlock rolls the whole transaction back, and autocommit would commit each later statement.
+/// So autocommit is off until the transaction ends; a variable holds the setting of the session.
 const TURN_AUTOCOMMIT_OFF: &str = "SET @sqlock_autocommit = @@autocommit, autocommit = 0";
 
-/// Whatever ends the transaction takes the savepoint with it: a deadlock, but also a statement with an implicit commit.
-/// <https://dev.mysql.com/doc/refman/8.4/en/savepoint.html>
+/// Every end of the transaction removes the savepoint: a deadlock, and also a statement with an
+/// implicit commit. <https://dev.mysql.com/doc/refman/8.4/en/savepoint.html>
 const SET_SAVEPOINT: &str = "SAVEPOINT sqlock";
 
-/// In one packet, of which the server carries out nothing after a statement that fails.
+/// Sent in one packet: the server carries out nothing after a statement that fails.
 const COMMIT_FROM_SAVEPOINT: &str = "RELEASE SAVEPOINT sqlock; COMMIT; SET autocommit = @sqlock_autocommit";
 
 const ROLL_BACK: &str = "ROLLBACK; SET autocommit = @sqlock_autocommit";
@@ -37,12 +37,13 @@ impl Dialect for MySql {
     const BEGIN: Option<&'static str> = Some("BEGIN");
     const ERRORS_ABORT: bool = false;
     const LOCKS_ROWS: bool = true;
-    // Of a small table, or for many keys, it scans the index, and locks what it looks at.
+    // The server scans the index of a small table, or for many keys, and locks every row that it
+    // reads.
     const LOCKS_LISTED_KEYS_ONLY: bool = false;
 
     fn begin_sql(sql: SqlStr) -> SqlStr {
         let begin = sql.as_str().trim_end_matches(|c: char| c == ';' || c.is_whitespace());
-        // On a line of its own, for the text may end with a comment.
+        // On a line of its own, since the text may end with a comment.
         AssertSqlSafe(format!("{TURN_AUTOCOMMIT_OFF}; {begin}\n; {SET_SAVEPOINT}")).into_sql_str()
     }
 
@@ -51,7 +52,7 @@ impl Dialect for MySql {
             if ending == Ending::Commit {
                 match sqlx::raw_sql(COMMIT_FROM_SAVEPOINT).execute(&mut *conn).await {
                     Ok(_) => return Ok(EndOutcome::Done),
-                    // There is no such savepoint.
+                    // The savepoint does not exist.
                     Err(error) if number(&error) == Some(1305) => {}
                     Err(error) => return Err(error),
                 }
@@ -66,8 +67,8 @@ impl Dialect for MySql {
         if sql.as_str().contains('?') {
             return Box::pin(query.build().fetch_all(conn));
         }
-        // Not prepared: a future that is dropped while sqlx prepares leaves a connection that never answers again, and with
-        // it a transaction that never ends.
+        // Not prepared: a future that is dropped while sqlx prepares leaves a connection that never
+        // answers again, with a transaction that never ends.
         Box::pin(sqlx::raw_sql(sql).fetch_all(conn))
     }
 
@@ -76,20 +77,21 @@ impl Dialect for MySql {
     }
 
     fn clauses(Locking { shared, wait, .. }: Locking) -> Clauses {
-        // /*M! … */ is for MariaDB's eyes, /*!80001 … */ for MySQL's: MariaDB leaves out what is for a MySQL that it never was.
-        // https://mariadb.com/kb/en/comment-syntax/
+        // /*M! … */ is for MariaDB, /*!80001 … */ for MySQL: MariaDB skips comments for MySQL
+        // versions that it never had. https://mariadb.com/kb/en/comment-syntax/
         let after = match (shared, wait) {
             (false, Wait::Unbounded | Wait::AtMost(_)) => " FOR UPDATE",
-            (false, Wait::NoWait) => " FOR UPDATE NOWAIT",
+            (false, Wait::Never) => " FOR UPDATE NOWAIT",
             (false, Wait::SkipLocked) => " FOR UPDATE SKIP LOCKED",
             (true, Wait::Unbounded | Wait::AtMost(_)) => " LOCK IN SHARE MODE",
-            (true, Wait::NoWait) => " /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ NOWAIT",
+            (true, Wait::Never) => " /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ NOWAIT",
             (true, Wait::SkipLocked) => " /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ SKIP LOCKED",
         };
         let Wait::AtMost(within) = wait else {
             return Clauses { after: after.into(), ..Clauses::default() };
         };
-        // The server's own bound, innodb_lock_wait_timeout, counts seconds. Zero would be no bound.
+        // The server's own limit, innodb_lock_wait_timeout, counts seconds. Zero would mean no
+        // limit.
         // https://dev.mysql.com/doc/refman/8.4/en/optimizer-hints.html#optimizer-hints-execution-time
         // https://mariadb.com/kb/en/set-statement/
         let within = within.clamp(Duration::from_millis(1), Duration::from_millis(u32::MAX.into()));
@@ -106,7 +108,7 @@ impl Dialect for MySql {
 
     fn lock_failure(error: &sqlx::Error) -> Option<LockFailure> {
         match number(error)? {
-            // Lock wait timeout, also MariaDB's answer to NOWAIT; MySQL's answer to it.
+            // Lock wait timeout, which MariaDB also returns for NOWAIT; MySQL's error for NOWAIT.
             1205 | 3572 => Some(LockFailure::Locked),
             // MAX_EXECUTION_TIME, max_statement_time.
             3024 | 1969 => Some(LockFailure::Timeout),
@@ -127,8 +129,8 @@ impl Dialect for MySql {
         })
     }
 
-    /// MySQL's catalogue is made of InnoDB tables. To read it at REPEATABLE READ would be the beginning of the snapshot, which is
-    /// to begin when the row is locked.
+    /// MySQL's catalogue consists of InnoDB tables. At REPEATABLE READ, reading it would begin the
+    /// snapshot, which must begin when the row is locked.
     fn column<'a>(conn: &'a mut MySqlConnection, table: &'a Table, _column: &'a str) -> StoreFuture<'a, ColumnLookup> {
         Box::pin(async move {
             if let Some(schema) = table.schema() {
@@ -140,8 +142,9 @@ impl Dialect for MySql {
         })
     }
 
-    /// What a column is compared with is converted to its class, or the column to that of the key: the text '7abc' is equal to the
-    /// number 7, 'abc' to 0, and for a number every text is converted, so that all rows are locked.
+    /// A comparison converts the key to the class of the column, or the column to that of the key:
+    /// the text '7abc' is equal to the number 7, and 'abc' to 0. For a number every text is
+    /// converted, so that all rows are locked.
     /// https://dev.mysql.com/doc/refman/8.4/en/type-conversion.html
     fn can_look_up(key: &MySqlTypeInfo, column: &Column) -> bool {
         match (Class::of(key.name()), Class::of(&column.type_name)) {
@@ -159,9 +162,11 @@ impl Dialect for MySql {
     }
 }
 
-// One row for each unique index that is on this column alone, the best one first; or one row without an index. An index on an
-// expression has no column. MySQL hides an index as INVISIBLE, MariaDB as IGNORED. Bind order: schema and table twice, column.
-// https://dev.mysql.com/doc/refman/8.4/en/invisible-indexes.html, https://mariadb.com/kb/en/ignored-indexes/
+// Returns one row for each unique index on this column alone, the best one first, or one row
+// without an index. An index on an expression has no column. MySQL hides an index as INVISIBLE,
+// MariaDB as IGNORED. Bind order: schema and table twice, column.
+// https://dev.mysql.com/doc/refman/8.4/en/invisible-indexes.html,
+// https://mariadb.com/kb/en/ignored-indexes/
 #[rustfmt::skip]
 const COLUMN: &str = "
 SELECT CAST(c.DATA_TYPE AS CHAR), CAST(t.ENGINE AS CHAR), CAST(i.name AS CHAR), CAST(i.obstacle AS CHAR)
@@ -182,7 +187,7 @@ SELECT CAST(c.DATA_TYPE AS CHAR), CAST(t.ENGINE AS CHAR), CAST(i.name AS CHAR), 
  ORDER BY i.obstacle IS NOT NULL, i.name <> 'PRIMARY'
  LIMIT 1";
 
-/// What the catalogue says about a column of a schema and a table.
+/// Looks up a column by schema, table and column.
 pub(super) async fn column(
     conn: &mut MySqlConnection,
     (schema, table, column): &(String, String, String),
@@ -200,7 +205,8 @@ pub(super) async fn column(
     }))
 }
 
-// Whether there is a row, and whether it is time to note down that it is in use. Bind order: how old the note may get, name.
+// Whether the row exists, and whether its time of use must be written. Bind order: how old the time
+// of use may be, name.
 #[rustfmt::skip]
 const SEEN: &str = concat!("SELECT seen_at < ", now!(), " - ? FROM sqlock_row WHERE name = ?");
 
@@ -208,14 +214,14 @@ const SEEN: &str = concat!("SELECT seen_at < ", now!(), " - ? FROM sqlock_row WH
 #[rustfmt::skip]
 const CREATE: &str = concat!("INSERT IGNORE INTO sqlock_row (name, seen_at) VALUES (?, ", now!(), ")");
 
-// A row that is locked is not waited for. Bind order: name.
+// Does not wait for a locked row. Bind order: name.
 #[rustfmt::skip]
 const TOUCH: &str = concat!("
 UPDATE (SELECT s.name FROM sqlock_row AS s WHERE s.name = ? LIMIT 1 FOR UPDATE SKIP LOCKED) AS q
        STRAIGHT_JOIN sqlock_row AS r ON r.name = q.name
    SET r.seen_at = ", now!());
 
-/// Makes sure that a row stands for a name.
+/// Creates the row of a name if it is missing, or writes its time of use.
 pub(super) async fn ensure(conn: &mut MySqlConnection, name: &LockName) -> Result<(), sqlx::Error> {
     let name = name.as_str().as_bytes();
     let seen = sqlx::query(SEEN).bind(micros(ROW_TOUCH_INTERVAL)).bind(name).fetch_optional(&mut *conn).await?;
@@ -225,13 +231,13 @@ pub(super) async fn ensure(conn: &mut MySqlConnection, name: &LockName) -> Resul
         None => sqlx::query(CREATE).bind(name).execute(conn).await,
     };
     match done {
-        // Another connection has created the row meanwhile, and has locked it.
+        // Another connection has created and locked the row meanwhile.
         Err(error) if is_timeout(&error) => Ok(()),
         done => done.map(drop),
     }
 }
 
-/// Types whose values are compared without a conversion that loses something, or the index.
+/// Classes of types whose values can be compared without a lossy conversion and with an index.
 #[derive(Debug, PartialEq, Eq)]
 enum Class {
     Exact,
@@ -241,14 +247,14 @@ enum Class {
     Date,
     Time,
     Moment,
-    /// MariaDB's own types, for which it parses text and bytes before it looks them up.
+    /// MariaDB's own types: it parses text and bytes before the lookup.
     Parsed,
-    /// Any other, by its name.
+    /// Any other type, by its name.
     Other(String),
 }
 
 impl Class {
-    /// Of a type, as the catalogue or sqlx calls it.
+    /// Classifies a type by its name in the catalogue or in sqlx.
     fn of(name: &str) -> Self {
         let name = name.to_ascii_lowercase();
         match name.trim_end_matches(" unsigned") {

@@ -20,7 +20,7 @@ pub(super) fn bind_holder<'q>(query: Query<'q>, claim: &'q Claim) -> Query<'q> {
         .bind(&*claim.label)
 }
 
-/// Binds units and permits as well, where it shares the name.
+/// Binds a new holder, and units and permits if the claim shares the name.
 pub(super) fn bind_claim<'q>(query: Query<'q>, claim: &'q Claim) -> Query<'q> {
     let query = bind_holder(query, claim);
     let (units, permits) = claim.mode.stored();
@@ -34,8 +34,8 @@ pub(super) fn token(row: &PgRow, column: &str) -> Result<FencingToken, sqlx::Err
 
 // ---- acquire
 
-// $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label. The same request may come again: then nothing gets shorter. A
-// refused try finds no row to lock, and so writes nothing.
+// $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label. A repeated request shortens
+// nothing. A refused request locks and writes no row.
 #[rustfmt::skip]
 const ACQUIRE: &str = concat!("
 WITH taken AS (
@@ -52,7 +52,7 @@ WITH taken AS (
      WHERE l.name = $1 AND (l.id = '' AND l.waiting = 0 OR l.id = $2)
     RETURNING l.token)
 SELECT token AS granted, '' AS id, '' AS owner, '' AS client, token, 0::bigint AS waiting, 0::bigint AS lost, 0::bigint AS remaining,
-       false AS is_standing, true AS has_room
+       false AS is_held_already, true AS has_room
   FROM taken
  UNION ALL
 SELECT 0, ", lease_columns!(), ",
@@ -69,7 +69,8 @@ VALUES ($1, $2, $3, $4, ", now!(), ", $5, ", now!(), " + $5, ", now!(), ", $6, $
     ON CONFLICT (name) DO NOTHING
 RETURNING token AS granted");
 
-/// Writes the entry of `claim`, which shares a name, with the token of the row `$from`. Its waiting entry becomes the holding one.
+/// Writes the entry of the shared `claim` with the token of the row `$from`. A waiting entry
+/// becomes the holding one.
 macro_rules! insert_share {
     ($from:literal) => {
         concat!("
@@ -88,22 +89,23 @@ macro_rules! insert_share {
 }
 pub(super) use insert_share;
 
-// As above, and $8 units, $9 permits. What the entries say counts only for the version of the row that was read with them, unless the
-// permits cannot run out: then the locked row says enough, as an owner in it marks exclusive entries.
+// As above, and $8 units, $9 permits. The check of the entries is valid only for the version of the
+// row that was read with them, unless permits are unlimited: then the locked row is enough, since
+// its owner marks exclusive entries.
 #[rustfmt::skip]
 const ACQUIRE_SHARE: &str = concat!("
 WITH claim AS (
     SELECT $2::text AS id, $3::text AS owner, $4::text AS client, $5::bigint AS ttl, $6::text AS holder, $7::text AS label,
            $8::bigint AS units, $9::bigint AS permits),
 seen AS MATERIALIZED (
-    SELECT ", lease_columns!(), ", l.name, l.xmin AS version, s.stands OR l.id = $2 AS is_standing,
+    SELECT ", lease_columns!(), ", l.name, l.xmin AS version, s.is_own OR l.id = $2 AS is_held_already,
            l.waiting = 0 AND NOT s.is_known AND (l.id = '' OR l.id = 'entries' AND s.is_shared)
                AND s.taken + $8 <= $9 AS has_room
       FROM sqlock_lease AS l LEFT JOIN sqlock_client AS c ON c.id = l.client
      CROSS JOIN LATERAL (
            SELECT coalesce(sum(e.units), 0) AS taken, coalesce(bool_and(e.units > 0), false) AS is_shared,
                   coalesce(bool_or(e.id = $2), false) AS is_known,
-                  coalesce(bool_or(e.id = $2 AND e.owner <> ''), false) AS stands
+                  coalesce(bool_or(e.id = $2 AND e.owner <> ''), false) AS is_own
              FROM sqlock_entry AS e
             WHERE e.name = l.name AND e.token > 0) AS s
      WHERE l.name = $1),
@@ -123,10 +125,10 @@ taken AS (
      WHERE l.name = share.name
     RETURNING l.token)
 SELECT token AS granted, '' AS id, '' AS owner, '' AS client, token, 0::bigint AS waiting, 0::bigint AS lost, 0::bigint AS remaining,
-       false AS is_standing, true AS has_room
+       false AS is_held_already, true AS has_room
   FROM taken
  UNION ALL
-SELECT 0, id, owner, client, token, waiting, lost, remaining, is_standing, has_room
+SELECT 0, id, owner, client, token, waiting, lost, remaining, is_held_already, has_room
   FROM seen
  WHERE NOT EXISTS (SELECT FROM taken)");
 
@@ -143,7 +145,7 @@ taken AS (
 share AS (", insert_share!("taken"), ")
 SELECT token AS granted FROM taken");
 
-// $1 name, $2 id, $3 client, $4 ttl. For a claim that holds already, beside others or in another mode than it asks for.
+// $1 name, $2 id, $3 client, $4 ttl. For a claim that holds already, as a share or in another mode.
 #[rustfmt::skip]
 const PROLONG: &str = concat!("
 WITH alone AS (
@@ -160,7 +162,7 @@ share AS (
     RETURNING e.token)
 SELECT token AS granted FROM alone UNION ALL SELECT token FROM share");
 
-/// Takes a name if nobody holds it and nobody waits.
+/// Acquires a name that is free and has no waiter, or shares it.
 pub(super) async fn acquire(
     conn: &mut Connection<'_>,
     claim: &Claim,
@@ -179,14 +181,14 @@ pub(super) async fn acquire(
             let query = sqlx::query(create).bind(claim.name.as_str());
             match conn.row(bind_claim(query, claim)).await? {
                 Some(row) => return token(&row, "granted").map(Ok),
-                // Another client has created the row meanwhile.
+                // Another client has created the row in the meantime.
                 None => continue,
             }
         };
         if row.number("granted")? > 0 {
             return token(&row, "granted").map(Ok);
         }
-        if row.try_get("is_standing")? {
+        if row.try_get("is_held_already")? {
             let query = sqlx::query(PROLONG)
                 .bind(claim.name.as_str())
                 .bind(claim.id.to_string())
@@ -200,7 +202,8 @@ pub(super) async fn acquire(
         if !row.try_get::<bool, _>("has_room")? {
             return Ok(Err(holder_now(&read_lease(&row)?)));
         }
-        // The name was free in the snapshot, and its row another version once it was locked. A share may still have room.
+        // The name was free in the snapshot, but its row had changed when it was locked. A share
+        // may still fit.
         if claim.mode == Mode::Exclusive {
             break;
         }
@@ -210,7 +213,8 @@ pub(super) async fn acquire(
 
 // ---- join
 
-// $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label. An acquisition without a label has that of those it joins.
+// $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label. An acquisition without a label
+// gets the one of the holding it joins.
 #[rustfmt::skip]
 const JOIN: &str = concat!("
 WITH seen AS MATERIALIZED (

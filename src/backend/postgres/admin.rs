@@ -1,4 +1,4 @@
-//! What operators and the sweeper ask.
+//! Statements for operators and the sweeper.
 
 use super::store::{Connection, grant, now};
 use crate::backend::admin::{ListedHolder, ListedWaiter, Names, SweepRange, Swept, end_of_prefix, skip_unreadable};
@@ -7,7 +7,8 @@ use crate::backend::store::ROW_RETENTION;
 use crate::backend::stored::{TableRow as _, read_holder, read_waiter};
 use crate::name::LockName;
 
-/// Statements on the holders of some names. Acquisitions of one owner that hold a name together have one token, and are one holder.
+/// Selects the holders of some names. Acquisitions of one owner that hold a name together have one
+/// token and are one holder.
 #[rustfmt::skip]
 macro_rules! list {
     ($lease:literal, $entry:literal) => {
@@ -77,8 +78,9 @@ SELECT count(*) AS names, coalesce(max(name), '') AS last
         (SELECT name FROM sqlock_row WHERE name > $1 ORDER BY name LIMIT $2)
          ORDER BY name LIMIT $2) AS n";
 
-/// Locks the clients that lose rows of `held`, and sends them a notice. `purged` are the rows that no client can keep any more: a client
-/// that was about to write its heartbeat finds the notice afterwards. $3 retention.
+/// Locks the clients of the rows in `held`, and gives them a notice. `purged` are the rows that no
+/// client can keep any more: a client that writes its heartbeat later finds the notice. $3
+/// retention.
 #[rustfmt::skip]
 macro_rules! purged {
     () => {
@@ -111,7 +113,7 @@ WITH held AS MATERIALIZED (
        FOR UPDATE OF e SKIP LOCKED),", purged!(), "
 DELETE FROM sqlock_entry AS e USING purged WHERE e.name = purged.name AND e.id = purged.id");
 
-// The same. That a name has no entries counts only for the version of its row that was read with them.
+// The same. The check for entries is valid only for the version of the row that was read with them.
 #[rustfmt::skip]
 const SWEEP: &str = concat!("
 WITH seen AS MATERIALIZED (

@@ -1,4 +1,4 @@
-//! Changes holdings: their end, their mode, their token.
+//! Changes holdings: expiry, mode and token.
 
 use sqlx::postgres::PgRow;
 
@@ -9,7 +9,7 @@ use crate::name::LockName;
 use crate::protocol::{Amended, Extension, Keeper, LeaseId, Mode};
 use crate::token::FencingToken;
 
-/// What a statement says that locks what it changes, or finds it locked or otherwise.
+/// Reads the outcome of a statement that changes a holding.
 pub(super) fn amended(row: Option<PgRow>) -> Result<Amended, sqlx::Error> {
     let Some(row) = row else {
         return Ok(Amended::NotHeld);
@@ -21,7 +21,7 @@ pub(super) fn amended(row: Option<PgRow>) -> Result<Amended, sqlx::Error> {
     })
 }
 
-/// What becomes of a holding `e`.
+/// The new values of a holding `e`.
 macro_rules! extended {
     () => {
         concat!("
@@ -30,12 +30,14 @@ macro_rules! extended {
     };
 }
 
-/// A statement that extends holdings. $1 name, $2 id or '' for any, $3 token, $4 lasts, $5 ttl, $6 the client that keeps it or '', $7 the
-/// client that keeps it no more or '', and where it is renamed $8 the new id.
+/// A statement that extends holdings. $1 name, $2 id or '' for any, $3 token, $4 lasts, $5 ttl, $6
+/// the client whose heartbeat keeps it from now on, or '', $7 the client whose heartbeat no longer
+/// keeps it, or '', $8 the new id if it is renamed.
 ///
-/// - `$named`: whether the id of a row is meant.
-/// - `$id`: what the id of the row of the name becomes.
-/// - `$share`: locks the valid ones of the entries `meant`, and writes them as `shares` if all of them are locked.
+/// - `$named`: whether the id of a row matches.
+/// - `$id`: the new id in the row of the name.
+/// - `$share`: locks the valid entries in `meant`, and writes them as `shares` if all of them are
+///   locked.
 macro_rules! extend {
     ($named:literal, $id:literal, $share:expr) => {
         concat!(
@@ -94,7 +96,8 @@ shares AS (
        AND (SELECT count(*) FROM share) = (SELECT count(*) FROM meant WHERE is_valid)
     RETURNING e.id)"));
 
-// The id is a part of the key of an entry: a fence keeps it. So the entry is replaced, where it has not the new id already.
+// The id is part of the key of an entry, which a fence locks. So the entry is replaced, unless it
+// has the new id already.
 #[rustfmt::skip]
 const EXTEND_AND_RENAME: &str = extend!("($2 = '' OR e.id IN ($2, $8))", "$8", concat!("
 named AS MATERIALIZED (
@@ -136,7 +139,8 @@ renamed AS (
 shares AS MATERIALIZED (
     SELECT id FROM extended UNION ALL SELECT id FROM renamed)"));
 
-/// Moves the end of a valid holding, and changes whose heartbeat keeps it, and its identity.
+/// Moves the expiry of a valid holding, and changes the client whose heartbeat keeps it, and its
+/// id.
 pub(super) async fn extend(conn: &mut Connection<'_>, extension: &Extension) -> Result<Amended, sqlx::Error> {
     let Extension { name, id, renamed, token, lasts, ttl, keeper } = extension;
     let (keeper, dropped) = match keeper {
@@ -156,8 +160,8 @@ pub(super) async fn extend(conn: &mut Connection<'_>, extension: &Extension) -> 
     amended(conn.row(query).await?)
 }
 
-// $1 name, $2 id, $3 token, $4 units, $5 permits. `seen`: the owner had entered more than once, and this acquisition is the only one
-// left.
+// $1 name, $2 id, $3 token, $4 units, $5 permits. `seen`: the owner had several acquisitions, and
+// this one is the last.
 #[rustfmt::skip]
 const DOWNGRADE: &str = "
 WITH held AS MATERIALIZED (

@@ -1,4 +1,4 @@
-//! The model against a real server.
+//! PostgreSQL against the model.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -41,7 +41,8 @@ impl PostgresDatabase {
         let schema = format!("differential_{:032x}", rand());
         let mut connection = options.connect().await.expect("a connection");
         connection.execute(AssertSqlSafe(format!("CREATE SCHEMA {schema}"))).await.expect("a schema");
-        // A wait for a row is a difference as well: the model says when a request must wait, and then it is not compared.
+        // A wait for a row is a difference as well: the model says when a request must wait, and
+        // then it is not compared.
         let options = options.options([("search_path", &*schema), ("lock_timeout", "5s")]);
         let mut connections = Vec::new();
         for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! The heartbeat of a client, which keeps everything that names it.
+//! The heartbeat of a client, which keeps the leases and the entries that name the client.
 
 use super::listener::mark;
 use super::store::{Connection, now};
@@ -12,14 +12,14 @@ macro_rules! listens {
     };
 }
 
-// $1 client, $2 the mark of its session, if that listens
+// $1 client, $2 the mark of its session, if the session listens
 #[rustfmt::skip]
 const REGISTER: &str = concat!("
 INSERT INTO sqlock_client AS c (id, beat_at, listens) VALUES ($1, ", now!(), ", ", listens!(), ")
     ON CONFLICT (id) DO UPDATE SET beat_at = ", now!(), ", listens = excluded.listens
 RETURNING c.notice");
 
-/// Creates the row of a client, or writes its heartbeat. Returns the number of its notices.
+/// Creates the row of a client or writes its heartbeat. Returns the number of its notices.
 pub(super) async fn register(conn: &mut Connection<'_>, client: ClientId) -> Result<i64, sqlx::Error> {
     let row = conn.row(sqlx::query(REGISTER).bind(client.to_string()).bind(conn.mark)).await?;
     row.ok_or(sqlx::Error::RowNotFound)?.number("notice")

@@ -13,14 +13,15 @@ use crate::token::FencingToken;
 
 // ---- release
 
-/// A statement that ends a holding. $1 name, $2 id, $3 token. A row that cannot be locked at once stays as it is, and the statement
-/// returns no row.
+/// Ends a holding. $1 name, $2 id, $3 token. If the row cannot be locked at once, the statement
+/// changes nothing and returns no row.
 ///
 /// - `$next`: a statement `next` for the waiting entry that gets the name, or nothing.
-/// - `$ended`: what becomes of the locked row `held`, and the columns `id, token, waiting` of the row as it is then.
-/// - `$share`: the beginning of the statement that ends the entry `e`, where no row `held` is.
+/// - `$ended`: the update of the locked row `held`, which returns the new `id, token, waiting`.
+/// - `$share`: the beginning of the statement that ends the entry `e` if `held` has no row.
 ///
-/// An entry is written by its `ctid` once it is locked: the version that was locked, if the snapshot has it, or none.
+/// An entry is written by its `ctid` after it is locked: only the locked version of the snapshot is
+/// written.
 macro_rules! release {
     ($next:expr, $ended:expr, $share:expr) => {
         concat!("
@@ -46,7 +47,8 @@ SELECT true, 'undone', 0, 0 FROM held WHERE waiting = 0 AND NOT EXISTS (SELECT F
     };
 }
 
-// It is committed like a grant: the heartbeat of its client would keep for ever what a crash of the server made of a release undone.
+// A release is as durable as a grant: if a crash of the server undid it, the heartbeat of the
+// client would keep the lease for ever.
 #[rustfmt::skip]
 const RELEASE: &str = release!(concat!("
 next AS (
@@ -94,8 +96,8 @@ const RELEASE_TO_NEXT: &str = release!("", concat!("
     RETURNING l.id, l.token, l.waiting"), "
     DELETE FROM sqlock_entry AS e");
 
-// Why a release has ended nothing. $1 name, $2 id, $3 token. Only a fence passes FOR NO KEY UPDATE and not FOR UPDATE; every other lock
-// lasts for a moment, unless a stranger has it.
+// Finds out why a release changed nothing. $1 name, $2 id, $3 token. Only a fence permits FOR NO
+// KEY UPDATE but not FOR UPDATE. Every other lock of this crate is short.
 #[rustfmt::skip]
 const FIND_OBSTACLE: &str = "
 WITH held AS MATERIALIZED (
@@ -120,10 +122,12 @@ SELECT CASE WHEN (SELECT waiting FROM held) <> 0 THEN 'awaited'
   FROM sqlock_lease AS l
  WHERE l.name = $1";
 
-/// What a release says of a row that it has locked and not changed: a trigger of the application has undone the change.
+/// The result for a row that a release locked but did not change, because a trigger of the
+/// application reverted the change.
 const UNDONE: &str = "undone";
 
-/// Ends a holding: hands the name to the first live entry, to a given claim if nobody waits, or frees it.
+/// Ends a holding. Grants the name to the first live entry, or to the given claim if no entry
+/// waits, or frees it.
 pub(super) async fn release(conn: &mut Connection<'_>, release: &Release) -> Result<Released, sqlx::Error> {
     let Release { name, id, token: held, keep_for, next } = release;
     let is_kept = !keep_for.is_zero();
@@ -200,7 +204,7 @@ SELECT all_locked,
        OR EXISTS (SELECT FROM sqlock_entry AS e WHERE e.name = $1 AND e.token = 0 AND e.id <> $2) AS awaited
   FROM seen";
 
-/// Deletes every trace of an acquisition, unless it holds with the token `except`.
+/// Deletes the entry of an acquisition and ends its holding, unless that has the token `except`.
 pub(super) async fn withdraw(
     conn: &mut Connection<'_>,
     name: &LockName,
@@ -218,7 +222,8 @@ pub(super) async fn withdraw(
 
 // ---- evict
 
-// $1 name, $2 token. What was released, and is kept from others, is taken away from nobody. Nothing is written unless the row, the entries and the clients of those that lose are all locked.
+// $1 name, $2 token. A released holding that keeps the name unavailable is not counted as lost.
+// Nothing is written unless the row, the entries and the losing clients are all locked.
 #[rustfmt::skip]
 const EVICT: &str = concat!("
 WITH meant AS MATERIALIZED (
@@ -266,7 +271,7 @@ evicted AS (
     RETURNING l.name)
 SELECT CASE WHEN EXISTS (SELECT FROM evicted) THEN 'done' ELSE 'locked' END AS outcome FROM seen");
 
-/// Ends the holding with this token, and tells its client.
+/// Ends the holding with a token, and gives its clients a notice.
 pub(super) async fn evict(
     conn: &mut Connection<'_>,
     name: &LockName,

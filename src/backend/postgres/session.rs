@@ -1,4 +1,4 @@
-//! Session locks: advisory locks, on a connection of which it is sure that it is one session of one server.
+//! Session locks: advisory locks, on a connection that is verified to be one session of one server.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::name::LockName;
 
-/// The statements, laid out to be read.
+/// The statements.
 #[rustfmt::skip]
 mod sql {
-// How long the session has been there is not for every role to see.
+// Not every role may see the age of the session.
 pub(super) const IDENTIFY: &str = "
 SELECT pg_backend_pid(), pg_is_in_recovery(), coalesce(current_schema(), ''), current_setting('server_version_num')::int,
        coalesce((SELECT (extract(epoch FROM clock_timestamp() - backend_start) * 1000000)::bigint
@@ -24,7 +24,8 @@ SELECT pg_backend_pid(), pg_is_in_recovery(), coalesce(current_schema(), ''), cu
 
 pub(super) const PID: &str = "SELECT pg_backend_pid()";
 
-// $1 the session, $2 key. CASE: what another session was requested for by mistake would stay with that one.
+// $1 the session, $2 key. CASE: a lock that a pooler requested from another session would stay with
+// that session.
 pub(super) const TRY_LOCK: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_try_advisory_lock($2) END";
 pub(super) const TRY_LOCK_SHARED: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_try_advisory_lock_shared($2) END";
 pub(super) const UNLOCK: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_advisory_unlock($2) END";
@@ -32,16 +33,17 @@ pub(super) const UNLOCK_SHARED: &str = "SELECT CASE WHEN pg_backend_pid() = $1 T
 pub(super) const UNLOCK_ALL: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_advisory_unlock_all()::text END";
 }
 
-/// How much older than our connection a session may seem: the server's clock is read twice, and may have been set in between.
+/// How much older than the connection its session may seem: the server's clock is read twice and
+/// may be set in between.
 const AGE_TOLERANCE: Duration = Duration::from_millis(500);
 
-/// How often it is looked whether two connections meet in one session.
+/// How often the probe checks whether two connections share one session.
 const PROBES: usize = 3;
 
-/// How long the other connection keeps its session while ours is not answered.
+/// How long the second connection keeps its session while the first one gets no answer.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Opens a connection and makes sure that it is a session of its own, on a server that is the only one.
+/// Opens a connection and verifies that it has a session of its own, on the primary.
 pub(super) async fn open(options: &PgConnectOptions) -> Result<Box<dyn SessionLocks>> {
     let failed = |error| Error::from_sqlx("open a connection for session locks", error);
     let options = options.clone().disable_statement_logging();
@@ -62,21 +64,21 @@ pub(super) async fn open(options: &PgConnectOptions) -> Result<Box<dyn SessionLo
     {
         return Err(Error::Unsupported {
             what: "a session lock",
-            reason: "a pooler stands before the database, and one session there serves many clients; connect past it, or \
-                     take a lease, which needs no session",
+            reason: "a pooler shares one session of the database among many clients; connect to the database directly, \
+                     or take a lease, which needs no session",
         });
     }
     set_timeouts(&mut conn, pid, version).await.map_err(failed)?;
     Ok(Box::new(PostgresSessionLocks { conn, pid, schema }))
 }
 
-/// Whether our connection is the session, and does not merely borrow one for each transaction. The pooler that it would take
-/// to deceive this is noticed later, by every statement that finds itself elsewhere.
+/// Returns whether the connection has a session of its own, and no pooler lends it one for each
+/// transaction. If a pooler passes this probe, every later statement detects another session.
 async fn is_direct(options: &PgConnectOptions, conn: &mut PgConnection, pid: i32) -> Result<bool, sqlx::Error> {
     let mut other = options.connect().await?;
     let mut probes = 0;
     while probes < PROBES {
-        // The session that the other one is in cannot be given to us meanwhile.
+        // A pooler cannot lend the session of this open transaction to the first connection.
         let other_pid: i32 = fetch_row(&mut other, "BEGIN; SELECT pg_backend_pid()").await?.try_get(0)?;
         if other_pid == pid {
             return Ok(false);
@@ -87,7 +89,7 @@ async fn is_direct(options: &PgConnectOptions, conn: &mut PgConnection, pid: i32
                 probes += 1;
                 answer
             }
-            // A pooler may have no session left for us as long as others behave like this.
+            // A pooler may have no session left while the second connection keeps one.
             Err(_) => {
                 sqlx::raw_sql("ROLLBACK").execute(&mut other).await?;
                 requested.await
@@ -98,16 +100,18 @@ async fn is_direct(options: &PgConnectOptions, conn: &mut PgConnection, pid: i32
         }
         sqlx::raw_sql("ROLLBACK").execute(&mut other).await?;
     }
-    // It has told what it was there for.
+    // An error on closing does not matter: the probe is complete.
     let _ = other.close().await;
     Ok(true)
 }
 
-/// Tells the server when to give a silent session up: neither before the time that holders count on, whatever is configured,
-/// nor much later. (`client_connection_check_interval` would do nothing: it is for statements that run, and ours never wait.)
+/// Sets when the server ends a silent session: not before the time that holders rely on, whatever
+/// is configured, and not much later. (`client_connection_check_interval` has no effect: it is for
+/// running statements, and statements here never wait.)
 async fn set_timeouts(conn: &mut PgConnection, pid: i32, version: i32) -> Result<(), sqlx::Error> {
     let limit = SESSION_TIMEOUT.as_millis();
-    // The network is silent for a little longer: 10 s and three questions, 2 s apart. 0 is the system's own idea, hours.
+    // The network timeout is a little longer: 10 s and three probes, 2 s apart. 0 would mean the
+    // system's default, hours.
     let mut settings = vec![
         ("tcp_keepalives_idle", 10),
         ("tcp_keepalives_interval", 2),
@@ -125,7 +129,8 @@ async fn set_timeouts(conn: &mut PgConnection, pid: i32, version: i32) -> Result
     Ok(())
 }
 
-/// The one row of a statement that is not prepared: a pooler may not know how to keep prepared ones apart.
+/// Sends a statement and returns its only row. The statement is not prepared: a pooler may mix up
+/// prepared ones.
 async fn fetch_row(conn: &mut PgConnection, sql: impl sqlx::SqlSafeStr) -> Result<PgRow, sqlx::Error> {
     sqlx::raw_sql(sql).fetch_all(conn).await?.pop().ok_or_else(another_session)
 }
@@ -137,7 +142,7 @@ struct PostgresSessionLocks {
 }
 
 impl PostgresSessionLocks {
-    /// Advisory locks have 64-bit numbers, and are those of one database.
+    /// Returns the number of an advisory lock, which has 64 bits and is valid within one database.
     fn key(&self, name: &LockName) -> i64 {
         let [a, b, c, d, e, f, g, h, ..] = session_key(&self.schema, name);
         i64::from_be_bytes([a, b, c, d, e, f, g, h])

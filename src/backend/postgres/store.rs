@@ -1,16 +1,20 @@
 //! Carries out the requests of the protocol on PostgreSQL.
 //!
-//! Each request is one statement wherever possible, and needs no session state, so a transaction pooler may stand before the server.
+//! Each request is one statement if possible and needs no session state, so a transaction pooler
+//! may be used.
 //!
-//! What every statement rests on:
-//! - A statement reads from the snapshot of its start. A row that it locks is read again as it is once it is locked, and the
-//!   conditions on that row are checked again; what it reads of other rows stays as old as the snapshot. So a condition on other
-//!   rows (the entries of a name) counts only if the locked row of the name is the version that the snapshot has: `xmin` is equal.
-//!   Whatever adds an entry writes the row of its name, and so changes its `xmin`.
+//! The statements rely on these rules:
+//! - A statement reads from the snapshot of its start. The server reads a row again after locking
+//!   it, and checks the conditions on that row again; other rows stay as old as the snapshot. So a
+//!   condition on other rows (the entries of a name) counts only if the locked row of the name is
+//!   the version that the snapshot has: `xmin` is equal. Every statement that adds an entry writes
+//!   the row of its name, and so changes its `xmin`.
 //!   <https://www.postgresql.org/docs/current/transaction-iso.html#XACT-READ-COMMITTED>
-//! - Everything that ends a holding locks its row FOR UPDATE, which waits for no fence (FOR KEY SHARE) but skips the row. Everything
-//!   else locks FOR NO KEY UPDATE, as UPDATE does, and passes fences.
-//! - Rows are locked before the clock is read for what is written: `clock_timestamp()`, since `now()` is the start of the transaction.
+//! - A statement that ends a holding locks its row FOR UPDATE, and skips the row if a fence (FOR
+//!   KEY SHARE) has locked it. Other statements lock FOR NO KEY UPDATE, as UPDATE does, and pass
+//!   fences.
+//! - Rows are locked before the clock is read for what is written: `clock_timestamp()`, since
+//!   `now()` is the start of the transaction.
 
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{PgConnection, Postgres};
@@ -38,8 +42,9 @@ pub(super) use grant;
 
 const _: () = assert!(GRANT.as_micros() == 3_000_000, "grant!() says the same");
 
-/// Tells each `client` of `loser` that something was taken from it, once there is a row in `all_locked`. A client without a row gets
-/// one: it may be about to register, and then waits for this. In one order, so that two that create the same rows do not deadlock.
+/// Gives a notice to each `client` in `loser` if `all_locked` has a row. A client without a row
+/// gets one: a registration under way waits for it. The order keeps two statements that create the
+/// same rows from a deadlock.
 macro_rules! notice {
     () => {
         "
@@ -50,8 +55,8 @@ macro_rules! notice {
 }
 pub(super) use notice;
 
-/// Notifies a client that listens that it was granted the name `$1`. The server sends the notification when the grant commits.
-/// <https://www.postgresql.org/docs/current/sql-notify.html>
+/// Notifies a listening client of the grant of the name `$1`. The server sends the notification
+/// when the grant commits. <https://www.postgresql.org/docs/current/sql-notify.html>
 macro_rules! notify {
     ($client:literal, $granter:literal) => {
         concat!(
@@ -66,8 +71,8 @@ macro_rules! notify {
 }
 pub(super) use notify;
 
-/// What [`read_lease`](crate::backend::stored::read_lease) reads, of a row `l` and the heartbeat `c` of its client. A client without a
-/// row has no heartbeat: `greatest` leaves NULL out.
+/// The columns of [`read_lease`](crate::backend::stored::read_lease), of a row `l` and the
+/// heartbeat `c` of its client. A client without a row has no heartbeat: `greatest` ignores NULL.
 macro_rules! lease_columns {
     () => {
         concat!(
@@ -81,14 +86,14 @@ pub(super) use lease_columns;
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
 
-/// How often a request is tried when a row has changed or was locked for a moment.
+/// How often a request is tried when a row has changed or was locked briefly.
 pub(super) const TRIES: usize = 3;
 
 /// A connection with its settings.
 pub(super) struct Connection<'c> {
     pub(super) connection: &'c mut PgConnection,
     pub(super) settings: Settings,
-    /// What marks its session as one that listens.
+    /// The mark of the session, if it listens.
     pub(super) mark: Option<&'c str>,
 }
 
@@ -102,7 +107,7 @@ impl Connection<'_> {
         rows
     }
 
-    /// Carries out a statement that has one row at most.
+    /// Carries out a statement that returns at most one row.
     pub(super) async fn row(&mut self, query: Query<'_>) -> Result<Option<PgRow>, sqlx::Error> {
         Ok(self.rows(query).await?.into_iter().next())
     }

@@ -9,8 +9,8 @@ use crate::backend::{micros, token as token_from_row};
 use crate::protocol::{Claim, HolderNow, Joined, Mode};
 use crate::token::FencingToken;
 
-/// How a claim stands: the row of its name, with `own`, the token that it holds or 0. `is_first`: this was read before anything was
-/// written.
+/// Selects the row of a name, with `own`, the token that the claim holds, or 0. `is_first`: the row
+/// was read before the claim wrote anything.
 #[rustfmt::skip]
 macro_rules! claim_state {
     ($is_first:literal) => {
@@ -23,14 +23,16 @@ SELECT ", lease_columns!(), ", ", $is_first, " AS is_first,
     };
 }
 
-// $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label. A refused claim only reads. Another may be faster before the
-// INSERT, which looks for itself. The token is read after it: see `until_row`.
+// $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label. A refused claim only reads. The
+// INSERT checks the row again, since another claim may be granted before it. The token is read
+// after the INSERT: see `until_row`.
 #[rustfmt::skip]
 const ACQUIRE: &str = concat!(
 claim_state!("1"), " AND NOT ", is_vacant!(), ";", grant_vacant!(), ";",
 claim_state!("0"));
 
-/// The claim finds room among those that share the name, and nobody waits. The two lookups by key come first.
+/// Whether the name has enough free permits for the claim and no waiter. The two lookups by key
+/// come first.
 #[rustfmt::skip]
 macro_rules! has_room {
     () => {
@@ -63,7 +65,8 @@ claim_state!("0"));
 // As ACQUIRE
 const CLAIM_STATE: &str = claim_state!("0");
 
-/// Takes a name that is free, or shares it. Returns the token, or what the refusal tells of the holder.
+/// Acquires a name that is free, or shares it. Returns the token, or the holder if the claim is
+/// refused.
 pub(super) async fn acquire(
     conn: &mut SqliteConnection,
     claim: &Claim,
@@ -80,7 +83,7 @@ pub(super) async fn acquire(
             (Ok(_), true) => prolong_claim(conn, claim).await,
             (answer, _) => Ok(answer),
         },
-        // It may be the last SELECT that was refused, and the claim was granted before it.
+        // The error may come from the last SELECT, after the claim was granted.
         Err(busy) if is_busy(&busy) => {
             let row = until_row(conn, bind_claim(CLAIM_STATE, claim)).await.map_err(in_doubt)?;
             if read_claim_state(row)?.0.is_ok() { prolong_claim(conn, claim).await } else { Err(busy) }
@@ -89,7 +92,7 @@ pub(super) async fn acquire(
     }
 }
 
-/// What a repeated claim changes, in either table.
+/// The change of a repeated claim, for both tables.
 #[rustfmt::skip]
 macro_rules! prolong_claim {
     () => {
@@ -99,7 +102,7 @@ macro_rules! prolong_claim {
     };
 }
 
-// As ACQUIRE: the claim was granted before.
+// As ACQUIRE, for a claim that was granted before.
 #[rustfmt::skip]
 const PROLONG_CLAIM: &str = concat!("
 UPDATE sqlock_lease", prolong_claim!(), ";",
@@ -107,17 +110,17 @@ claim_state!("0"), " AND changes() > 0;
 UPDATE sqlock_entry", prolong_claim!(), " AND token > 0 AND owner <> '';",
 claim_state!("0"));
 
-/// Lets a claim that was granted before last anew.
+/// Prolongs the holding of a claim that was granted before.
 async fn prolong_claim(
     conn: &mut SqliteConnection,
     claim: &Claim,
 ) -> Result<Result<FencingToken, HolderNow>, sqlx::Error> {
-    // SQLITE_BUSY would say that nothing has been acquired.
+    // SQLITE_BUSY would mean that nothing was acquired.
     let row = until_row(conn, bind_claim(PROLONG_CLAIM, claim)).await.map_err(in_doubt)?;
     Ok(read_claim_state(row)?.0)
 }
 
-/// Reads a row of `claim_state!`: the token or what a refusal tells, and `is_first`.
+/// Reads a row of `claim_state!`: the token or the holder, and `is_first`.
 fn read_claim_state(row: Option<SqliteRow>) -> Result<(Result<FencingToken, HolderNow>, bool), sqlx::Error> {
     let Some(row) = row else {
         return Ok((Err(HolderNow::Vacant), false));
@@ -138,14 +141,15 @@ pub(super) fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> SqliteQuery
         .bind(&*claim.label)
 }
 
-/// The entry `o` is that of the same acquisition, from an earlier request.
+/// Whether an earlier request of the same acquisition added the entry `o`.
 macro_rules! is_repeated {
     () => {
         "o.owner <> '' AND o.token = excluded.token"
     };
 }
 
-// As ACQUIRE. An entry for the acquisition, if the owner holds the name; then one for the lease that has held it alone.
+// As ACQUIRE. Adds an entry for the acquisition if the owner holds the name, then one for the lease
+// that has held it alone.
 #[rustfmt::skip]
 const JOIN: &str = concat!("
 BEGIN IMMEDIATE;

@@ -1,4 +1,4 @@
-//! What operators and the sweeper ask.
+//! Statements for operators and the sweeper.
 
 use sqlx::SqliteConnection;
 
@@ -8,7 +8,8 @@ use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, read_holder, read_waiter};
 use crate::name::LockName;
 
-/// Statements on the holders of some names. Acquisitions of one owner that hold a name together have one token, and are one holder.
+/// Selects the holders of some names. Acquisitions of one owner that hold a name together have one
+/// token and are one holder.
 #[rustfmt::skip]
 macro_rules! list {
     ($lease:literal, $entry:literal) => {

@@ -1,4 +1,5 @@
-//! Carries out requests about several names in one transaction: each as it would be carried out alone, or not at all.
+//! Carries out requests about several names in one transaction. Each has the same effect as alone,
+//! or none.
 
 use sqlx::{Executor as _, SqliteConnection};
 
@@ -8,18 +9,19 @@ use crate::backend::stored::TableRow as _;
 use crate::backend::token;
 use crate::protocol::{Batch, Release, Released, Response};
 
-// A name that nobody holds and nobody waits for. $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label.
+// A name without holder and waiter. $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7
+// label.
 #[rustfmt::skip]
 const ACQUIRE: &str = concat!(grant_vacant!(), "
 RETURNING token");
 
 const RELEASE: &str = free_unawaited!();
 
-/// Carries out the requests of a batch. `None`: nothing has come of a request.
+/// Carries out the requests of a batch. `None`: the request changed nothing.
 ///
 /// # Cancel safety
 ///
-/// A batch that is dropped is carried out wholly or not at all.
+/// A dropped batch takes effect completely or not at all.
 pub(super) async fn execute(conn: &mut SqliteConnection, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
     let open = OpenTransaction::new(conn);
     let answers = transaction(open.conn, batch).await;

@@ -1,4 +1,4 @@
-//! Changes holdings: their end, their mode, their token.
+//! Changes holdings: expiry, mode and token.
 
 use sqlx::SqliteConnection;
 
@@ -8,7 +8,7 @@ use crate::name::LockName;
 use crate::protocol::{Amended, Extension, Keeper, LeaseId, Mode};
 use crate::token::FencingToken;
 
-/// What an extension changes, in either table.
+/// The change of an extension, for both tables.
 #[rustfmt::skip]
 macro_rules! extended {
     () => {
@@ -19,8 +19,9 @@ macro_rules! extended {
     };
 }
 
-// $1 name, $2 id or NULL for any, $3 token, $4 how long it lasts, $5 ttl, $6 the client that is to keep it or NULL, $7 the client that
-// is not to keep it any more or NULL, $8 the new id or NULL. One lease that holds alone; otherwise entries.
+// $1 name, $2 id or NULL for any, $3 token, $4 how long it lasts, $5 ttl, $6 the client whose
+// heartbeat keeps it from now on, or NULL, $7 the client whose heartbeat no longer keeps it, or
+// NULL, $8 the new id or NULL. Changes the row of a lease that holds alone, otherwise entries.
 #[rustfmt::skip]
 const EXTEND: &str = concat!("
 UPDATE sqlock_lease AS l", extended!(), " AND id NOT IN ('', 'kept', 'entries') AND (client = $7 OR ", lease_until!("l"), " > ", now!(), ");
@@ -29,7 +30,7 @@ UPDATE OR REPLACE sqlock_entry AS e", extended!(), " AND id IN (SELECT o.id FROM
    AND owner <> '' AND (client = $7 OR ", entry_until!("e"), " > ", now!(), ");
 SELECT 1 AS done WHERE changes() > 0");
 
-/// Moves the end of a valid holding, and changes whose heartbeat keeps it.
+/// Moves the expiry of a valid holding, and changes the client whose heartbeat keeps it.
 pub(super) async fn extend(conn: &mut SqliteConnection, extension: &Extension) -> Result<Amended, sqlx::Error> {
     let Extension { name, id, renamed, token, lasts, ttl, keeper } = extension;
     let (new_client, dropped_client) = match keeper {
@@ -49,7 +50,8 @@ pub(super) async fn extend(conn: &mut SqliteConnection, extension: &Extension) -
     Ok(if until_row(conn, query).await?.is_some() { Amended::Done } else { Amended::NotHeld })
 }
 
-// $1 name, $2 id, $3 token, $4 units, $5 permits. The SELECT finds what was downgraded before as well.
+// $1 name, $2 id, $3 token, $4 units, $5 permits. The SELECT also finds a holding that an earlier
+// request downgraded.
 #[rustfmt::skip]
 const DOWNGRADE: &str = "
 BEGIN IMMEDIATE;
@@ -79,7 +81,7 @@ pub(super) async fn downgrade(
     Ok(if transaction(conn, query).await?.is_empty() { Amended::NotHeld } else { Amended::Done })
 }
 
-// $1 name, $2 id, $3 token, $4 the token that it is raised to. A repeated request finds that token.
+// $1 name, $2 id, $3 token, $4 the higher token, which a repeated request finds.
 #[rustfmt::skip]
 const RAISE: &str = "
 UPDATE sqlock_lease SET token = $4

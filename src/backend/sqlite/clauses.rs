@@ -1,7 +1,8 @@
-//! What several statements have in common: macros for pieces of SQL, laid out to be read.
+//! Macros for the parts that several statements share.
 
-/// Microseconds since the epoch. `unixepoch('subsec')` would need SQLite 3.42. A statement that writes reads the clock after it has
-/// waited for the write lock. The clock has milliseconds, and stands still during a statement.
+/// Microseconds since the epoch. `unixepoch('subsec')` would need SQLite 3.42. A statement that
+/// writes reads the clock after it has the write lock. The clock has a resolution of milliseconds
+/// and does not advance during a statement.
 macro_rules! now {
     () => {
         "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)"
@@ -15,7 +16,8 @@ macro_rules! grant {
     };
 }
 
-/// Until when a row of `sqlock_lease` is valid, by its own expiry and the heartbeat of its client, if that has a row.
+/// The time until which a row of `sqlock_lease` is valid: the later of its own expiry and the one
+/// by the heartbeat of its client.
 macro_rules! lease_until {
     ($row:literal) => {
         concat!("max(", $row, ".expires_at, coalesce((SELECT c.beat_at + ", $row, ".ttl
@@ -23,7 +25,7 @@ macro_rules! lease_until {
     };
 }
 
-/// The same of a row of `sqlock_entry`.
+/// The same for a row of `sqlock_entry`.
 macro_rules! entry_until {
     ($row:literal) => {
         concat!("max(", $row, ".expires_at, coalesce((SELECT c.beat_at + CASE ", $row, ".token WHEN 0 THEN ",
@@ -32,7 +34,8 @@ macro_rules! entry_until {
     };
 }
 
-/// What [`read_lease`](crate::backend::stored::read_lease) reads. SQLite needs no mark that somebody waits: it looks.
+/// The columns of [`read_lease`](crate::backend::stored::read_lease). SQLite reads the waiting
+/// entries instead of a mark.
 macro_rules! lease_columns {
     () => {
         concat!("l.id, l.owner, l.client, l.token, ", lease_until!("l"), " - ",
@@ -47,7 +50,7 @@ macro_rules! is_awaited {
     };
 }
 
-/// Nobody holds the name, and nobody waits for it. An entry of the claim itself stands against it as well.
+/// Whether the name has no holder, no waiter, and no entry of the claim itself.
 #[rustfmt::skip]
 macro_rules! is_vacant {
     () => {
@@ -57,7 +60,7 @@ macro_rules! is_vacant {
     };
 }
 
-/// Frees a name that is held exclusively, if nobody waits for it. $1 name, $2 id, $3 token.
+/// Frees a name that is held exclusively and has no waiter. $1 name, $2 id, $3 token.
 #[rustfmt::skip]
 macro_rules! free_unawaited {
     () => {
@@ -67,7 +70,8 @@ UPDATE sqlock_lease SET id = '', owner = '', client = '', expires_at = 0
     };
 }
 
-/// Gives a name that is vacant, or has no row, to a claim. $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label.
+/// Grants a name that is vacant or has no row. $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6
+/// holder, $7 label.
 #[rustfmt::skip]
 macro_rules! grant_vacant {
     () => {

@@ -33,7 +33,7 @@ pub(super) async fn open(file: &Path) -> SqliteConnection {
 
 struct Sqlite {
     connections: [SqliteConnection; 3],
-    /// For what is no request.
+    /// For statements that are not requests.
     own: SqliteConnection,
 }
 
@@ -90,7 +90,7 @@ UPDATE sqlock_entry
 
     async fn tables(&mut self, names: &[LockName], clients: &[ClientId]) -> Tables {
         let mut tables = Tables::default();
-        let read = "what stands in a row can be read";
+        let read = "a readable row";
         for client in clients {
             for row in self.rows("SELECT * FROM sqlock_client WHERE id = $1", &client.to_string()).await {
                 tables.clients.insert(*client, client_of(&row).expect(read));

@@ -10,7 +10,8 @@ use crate::name::LockName;
 use crate::protocol::{Amended, Granted, Holder, LeaseId, Release, Released, Withdrawn};
 use crate::token::FencingToken;
 
-/// How a name stands after a write. `done`: the write before this has changed a row. `next_token`: what the next holder `$4` holds.
+/// Selects the row of a name after a write. `done`: the write has changed a row. `next_token`: the
+/// token that the next holder `$4` holds, or 0.
 #[rustfmt::skip]
 macro_rules! lease_state {
     ("next") => {
@@ -21,15 +22,15 @@ SELECT changes() AS done, ", is_awaited!(), " AS awaited, l.id, l.token, l.lost,
             END AS next_token
   FROM sqlock_lease AS l WHERE l.name = $1")
     };
-    ("nobody") => {
+    ("no next") => {
         concat!("
 SELECT changes() AS done, ", is_awaited!(), " AS awaited, l.id, l.token, l.lost, 0 AS next_token
   FROM sqlock_lease AS l WHERE l.name = $1")
     };
 }
 
-/// Changes the row of the name or, where the acquisition shares the name, its entry. The first row returned counts. One transaction:
-/// what was released may be swept before another statement reads it.
+/// Changes the row of the name or, if the acquisition shares the name, its entry. The first
+/// returned row is the result. The transaction keeps the row from being purged before it is read.
 #[rustfmt::skip]
 macro_rules! release {
     ($next:tt, $lease:expr, $entry:expr) => {
@@ -54,12 +55,12 @@ COMMIT"
 
 // $1 name, $2 id, $3 token
 #[rustfmt::skip]
-const RELEASE: &str = release!("nobody", free_unawaited!(), "
+const RELEASE: &str = release!("no next", free_unawaited!(), "
 DELETE FROM sqlock_entry");
 
-// As RELEASE, and $4 how long the name is kept from others.
+// As RELEASE, and $4 how long the name stays unavailable.
 #[rustfmt::skip]
-const RELEASE_AND_KEEP: &str = release!("nobody", concat!("
+const RELEASE_AND_KEEP: &str = release!("no next", concat!("
 UPDATE sqlock_lease SET id = 'kept', owner = '', client = '', expires_at = ", now!(), " + $4
  WHERE name = $1 AND id = $2 AND token = $3"), concat!("
 UPDATE sqlock_entry SET owner = '', client = '', expires_at = ", now!(), " + $4"));
@@ -73,7 +74,8 @@ UPDATE sqlock_lease
  WHERE name = $1 AND id = $2 AND token = $3 AND NOT ", is_awaited!()), "
 DELETE FROM sqlock_entry");
 
-// $1 name, $2 id, $3 token. To the first of the first 64 that is alive, if it wants the name for itself.
+// $1 name, $2 id, $3 token. The next holder is the first live one of the first 64 waiting entries,
+// if its mode is exclusive.
 #[rustfmt::skip]
 const HAND_OVER: &str = concat!("
 BEGIN IMMEDIATE;
@@ -86,10 +88,11 @@ UPDATE sqlock_lease AS l
  WHERE l.name = $1 AND l.id = $2 AND l.token = $3 AND e.units = 0;
 DELETE FROM sqlock_entry
  WHERE name = $1 AND token = 0 AND changes() = 1 AND id = (SELECT l.id FROM sqlock_lease AS l WHERE l.name = $1);",
-lease_state!("nobody"), ";
+lease_state!("no next"), ";
 COMMIT");
 
-/// Ends a holding: hands the name to the first live entry, to a given claim if nobody waits, or frees it.
+/// Ends a holding. Grants the name to the first live entry, or to the given claim if no entry
+/// waits, or frees it.
 pub(super) async fn release(conn: &mut SqliteConnection, release: &Release) -> Result<Released, sqlx::Error> {
     let Release { name, id, token, keep_for, next } = release;
     let bind = |sql| sqlx::query(sql).bind(name.as_str()).bind(id.to_string()).bind(token.get());
@@ -130,7 +133,7 @@ pub(super) async fn release(conn: &mut SqliteConnection, release: &Release) -> R
     })
 }
 
-/// What `lease_state!` reads.
+/// A row of `lease_state!`.
 struct LeaseState {
     is_done: bool,
     is_awaited: bool,
@@ -162,7 +165,7 @@ UPDATE sqlock_lease SET id = '', owner = '', client = '', expires_at = 0 WHERE n
 SELECT ", is_awaited!(), " AS awaited FROM sqlock_lease WHERE name = $1;
 COMMIT");
 
-/// Deletes the waiting entry of an acquisition, and ends its holding, unless that has the token `except`.
+/// Deletes the entry of an acquisition and ends its holding, unless that has the token `except`.
 pub(super) async fn withdraw(
     conn: &mut SqliteConnection,
     name: &LockName,
@@ -176,14 +179,14 @@ pub(super) async fn withdraw(
     Ok(Withdrawn::Gone { awaited: awaited.is_some_and(|awaited| awaited != 0) })
 }
 
-/// `$2` token. One lease holds the name with it.
+/// Whether one lease holds the name with the token `$2`.
 macro_rules! held_alone {
     () => {
         "(token = $2 AND id NOT IN ('', 'kept', 'entries'))"
     };
 }
 
-/// The same, or it was released with that token and is kept from others.
+/// The same, or the name was released with that token and stays unavailable.
 macro_rules! kept_alone {
     () => {
         "(token = $2 AND id NOT IN ('', 'entries'))"
@@ -215,7 +218,7 @@ DELETE FROM sqlock_entry
  WHERE name = $1 AND id IN (SELECT o.id FROM sqlock_entry AS o WHERE o.name = $1 AND o.token = $2);
 COMMIT");
 
-/// Ends the holding with this token, and gives its clients a notice.
+/// Ends the holding with a token, and gives its clients a notice.
 pub(super) async fn evict(
     conn: &mut SqliteConnection,
     name: &LockName,

@@ -1,6 +1,6 @@
 //! Statements on the caller's own tables, in the caller's own transactions.
 //!
-//! SQLite locks no rows: who has the write lock has them all, until the end of the transaction.
+//! SQLite locks no rows: a transaction with the write lock has locked them all until it ends.
 
 use sqlx::{AssertSqlSafe, QueryBuilder, Row as _, Sqlite, SqliteConnection};
 
@@ -8,10 +8,10 @@ use crate::backend::StoreFuture;
 use crate::backend::dialect::{Clauses, Column, ColumnLookup, Dialect, LockFailure, Locking, Unique};
 use crate::backend::table::Table;
 
-/// The statements, laid out to be read.
+/// The statements.
 #[rustfmt::skip]
 mod sql {
-// The rowid by its other name is unique without an index. Bind order: table, schema, column.
+// An alias of the rowid is unique without an index. Bind order: table, schema, column.
 pub(super) const COLUMN: &str = r#"
 SELECT c.type,
        CASE WHEN c.pk = 1 AND upper(c.type) = 'INTEGER'
@@ -57,13 +57,14 @@ impl Dialect for Sqlite {
 
     fn lock_failure(error: &sqlx::Error) -> Option<LockFailure> {
         let code: u32 = error.as_database_error()?.code()?.parse().ok()?;
-        // BUSY and LOCKED with all their kinds. Whoever has the write lock meets none of them.
+        // BUSY and LOCKED with all their kinds. A transaction with the write lock never gets them.
         matches!(code & 0xff, 5 | 6).then_some(LockFailure::Deferred)
     }
 
     fn lock_database<'a>(conn: &'a mut SqliteConnection, table: &'a str) -> StoreFuture<'a, ()> {
         Box::pin(async move {
-            // It writes nothing, but for that it takes the write lock. (An UPDATE would do as well, and be ten times as slow.)
+            // The statement writes nothing but takes the write lock. (An UPDATE would be ten times
+            // as slow.)
             let sql = format!("DELETE FROM {table} WHERE 0");
             sqlx::query(AssertSqlSafe(sql)).execute(conn).await?;
             Ok(())

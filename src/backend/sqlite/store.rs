@@ -1,19 +1,22 @@
 //! Carries out requests on one connection.
 //!
-//! SQLite has one writer, and no row is ever locked. A request is one text for sqlx, of one or several statements; the thread of
-//! the connection runs a text without returning to the caller in between. There are two kinds of text:
+//! SQLite has one writer and no row locks. A request is one text of one or several statements,
+//! which the thread of the connection runs without returning to the caller in between. There are
+//! two kinds of text:
 //!
-//! - [A transaction](transaction), from BEGIN IMMEDIATE to COMMIT. Its statements hang on each other by `changes()`, the number of
-//!   rows that the previous one has written.
-//! - [A text that ends with its first row](until_row). Each statement is a transaction of its own; the SELECTs between them are
-//!   the points at which the text may end. So a refusal that a SELECT can tell takes no write lock.
+//! - [A transaction](transaction), from BEGIN IMMEDIATE to COMMIT. Its statements depend on each
+//!   other by `changes()`, the number of rows that the previous one wrote.
+//! - [A text that ends with its first row](until_row). Each statement is a transaction of its own;
+//!   the SELECTs between them are the points at which the text may end. So a refusal by a SELECT
+//!   takes no write lock.
 //!
 //! A batch is one transaction of several texts.
 //!
-//! Parameters are called `$1`, not `?1`: with `?7`, SQLite numbers the six before it in that statement as well, and sqlx, which
-//! takes them for parameters without a name, leaves later ones unbound.
+//! Parameters are called `$1`, not `?1`: with `?7`, SQLite also numbers the six before it in that
+//! statement. sqlx treats those as parameters without a name and leaves later ones unbound.
 //!
-//! In the statements, `''`, `'kept'` and `'entries'` are what [`stored`](crate::backend::stored) calls NO_ID, KEPT and ENTRIES.
+//! In the statements, `''`, `'kept'` and `'entries'` are what [`stored`](crate::backend::stored)
+//! calls NO_ID, KEPT and ENTRIES.
 
 use std::task::{Context, Waker};
 
@@ -31,12 +34,13 @@ const _: () = assert!(GRANT.as_micros() == 3_000_000, "grant! in clauses.rs says
 
 /// Carries out a request.
 ///
-/// After an error, a request may have been carried out, but never a part of one. After SQLITE_BUSY, nothing has been acquired, and no
-/// entry been added. [`sqlx::Error::WorkerCrashed`]: the connection must not be used any more.
+/// After an error, the request took effect completely or not at all. After SQLITE_BUSY, nothing was
+/// acquired and no entry was added. After [`sqlx::Error::WorkerCrashed`], the connection must not
+/// be used.
 ///
 /// # Cancel safety
 ///
-/// A request that is dropped is carried out wholly or not at all, and leaves no transaction open.
+/// A dropped request takes effect completely or not at all, and leaves no transaction open.
 pub(crate) async fn execute(conn: &mut SqliteConnection, request: &Request) -> Result<Response, sqlx::Error> {
     Ok(match request {
         Request::Register { client } => Response::Registered(heartbeat::register(conn, *client).await?),
@@ -65,10 +69,11 @@ pub(super) async fn rows(conn: &mut SqliteConnection, query: SqliteQuery<'_>) ->
     query.fetch_all(conn).await
 }
 
-/// Sends a text that ends with its first row: the thread of the connection runs no statement after the one that returned it.
+/// Sends a text that ends with its first row: the thread of the connection runs no statement after
+/// the one that returned it.
 ///
-/// A statement that writes must return nothing here. It is not run to its end after its first row, and an error of its commit
-/// would not be heard.
+/// A statement that writes must return no row here: it would not run to its end after the first
+/// row, and an error of its commit would be missed.
 pub(super) async fn until_row(
     conn: &mut SqliteConnection,
     query: SqliteQuery<'_>,
@@ -86,7 +91,8 @@ pub(super) async fn transaction(
     open.finish(rows).await
 }
 
-/// Sends a text that has a transaction in it, and ends with its first row. The transaction must return none.
+/// Sends a text that has a transaction in it, and ends with its first row. The transaction must
+/// return none.
 pub(super) async fn transaction_until_row(
     conn: &mut SqliteConnection,
     query: SqliteQuery<'_>,
@@ -96,29 +102,31 @@ pub(super) async fn transaction_until_row(
     open.finish(row).await
 }
 
-/// Whether another connection was in the way of a statement: SQLITE_BUSY and SQLITE_LOCKED with all their kinds.
+/// Returns whether another connection blocked a statement: SQLITE_BUSY and SQLITE_LOCKED with all
+/// their kinds.
 pub(super) fn is_busy(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(|error| error.code()?.parse::<u32>().ok());
     code.is_some_and(|code| matches!(code & 0xff, 5 | 6))
 }
 
-/// The error of a look at what became of a statement that took effect. It counts as if the statement had not been answered: when that is
-/// sent again, what it did the first time must not be taken for the work of others.
+/// Converts the error of a read after a write that took effect. The request counts as unanswered:
+/// when it is repeated, its first effect must not be taken for another client's.
 ///
-/// A row that cannot be read will not be read the next time either. The executor knows that from the error.
+/// The error of an unreadable row stays as it is: the executor does not repeat such a request.
 pub(super) fn in_doubt(error: sqlx::Error) -> sqlx::Error {
     if is_unreadable(&error) { error } else { sqlx::Error::Io(std::io::Error::other(error)) }
 }
 
-/// Whether a statement was carried out, and its answer has a value in it that is none.
+/// Returns whether a statement took effect but returned an unreadable value.
 fn is_unreadable(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_))
 }
 
 /// A connection on which a transaction may be open.
 ///
-/// When a request is dropped, the thread of the connection gives up the text after the statement that it is at, and has then
-/// perhaps begun the transaction and not ended it. So a ROLLBACK follows the text, before anything else on the connection.
+/// When a request is dropped, the thread of the connection stops after the current statement, and
+/// may leave the transaction open. So a ROLLBACK follows the text before anything else on the
+/// connection.
 pub(super) struct OpenTransaction<'c> {
     pub(super) conn: &'c mut SqliteConnection,
     is_finished: bool,
@@ -149,7 +157,8 @@ impl Drop for OpenTransaction<'_> {
     }
 }
 
-/// Ends the transaction of a text that failed. There is none if BEGIN failed, or if SQLite has ended it by itself.
+/// Ends the transaction of a text that failed. No transaction is open if BEGIN failed or SQLite
+/// ended it on its own.
 async fn roll_back(conn: &mut SqliteConnection) -> Result<(), sqlx::Error> {
     if conn.execute("ROLLBACK").await.is_ok() {
         return Ok(());

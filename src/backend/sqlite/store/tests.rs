@@ -152,7 +152,8 @@ async fn dropped_request_leaves_no_transaction() {
         };
         for request in &requests {
             let _ = timeout(soon, execute(&mut conn, request)).await;
-            // The connection carries out what was sent before. Then no transaction is open, here or there.
+            // The connection carries out what was sent before. Then no transaction is open, here or
+            // there.
             conn.ping().await.expect("the connection");
             assert!(can_write(&mut other).await, "round {round}: {request:?}");
         }
