@@ -38,7 +38,7 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(backend: Arc<dyn Backend>, kind: Kind, settings: Settings, connections: usize) -> Arc<Self> {
-        let connections = connections.min(backend.useful_connections()).max(1);
+        let connections = connections.min(backend.max_connections_used()).max(1);
         let executor = Executor::new(Arc::clone(&backend), connections);
         Arc::new(Self {
             coordinator: Coordinator::new(executor, Arc::clone(&settings.holder)),
@@ -57,11 +57,11 @@ impl Client {
     ///
     /// The operation runs to its end when the future is dropped.
     pub(crate) async fn run<O: Operation>(&self, operation: O) -> Result<O::Output> {
-        self.ask(operation).await.result
+        self.run_with_answer(operation).await.result
     }
 
     /// Runs an operation, and returns how the request went beside its result.
-    pub(crate) async fn ask<O: Operation>(&self, operation: O) -> Answer<O::Output> {
+    pub(crate) async fn run_with_answer<O: Operation>(&self, operation: O) -> Answer<O::Output> {
         self.coordinator.start();
         self.coordinator.executor().run(operation).await
     }

@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
-use crate::backend::{Listed, Names, Waiter};
+use crate::backend::{ListedHolder, ListedWaiter, Names};
 use crate::client::Client;
 use crate::error::Result;
 use crate::name::LockName;
-use crate::operation::List;
+use crate::operation::ListHolders;
 use crate::owner::Owner;
 use crate::protocol;
 use crate::token::FencingToken;
@@ -77,7 +77,7 @@ pub struct LeaseInfo {
 
 impl LeaseInfo {
     /// Returns `None` when the row is not held.
-    pub(crate) fn of(listed: Listed) -> Option<Self> {
+    pub(crate) fn of(listed: ListedHolder) -> Option<Self> {
         let remaining = u64::try_from(listed.expires_at - listed.now).ok().filter(|us| *us > 0)?;
         Some(Self {
             name: LockName::new(listed.name).ok()?,
@@ -112,7 +112,7 @@ pub struct WaiterInfo {
 }
 
 impl WaiterInfo {
-    pub(crate) fn of(ahead: usize, entry: Waiter) -> Option<Self> {
+    pub(crate) fn of(ahead: usize, entry: ListedWaiter) -> Option<Self> {
         Some(Self {
             ahead,
             mode: Mode::of(entry.mode),
@@ -138,6 +138,6 @@ pub struct Waiting {
 
 /// Returns all holders of a name, in the order in which they acquired it.
 pub(crate) async fn holders(client: &Client, name: &str) -> Result<Vec<LeaseInfo>> {
-    let rows = client.run(List(Names::Just(LockName::new(name)?))).await?;
+    let rows = client.run(ListHolders(Names::One(LockName::new(name)?))).await?;
     Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())
 }

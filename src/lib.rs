@@ -105,9 +105,10 @@
 //! one client: what each lease and each waiter needs next. `coordinator` feeds it and carries out
 //! its actions; `executor` sends them on a few connections, one of which is for heartbeats alone.
 //! `lease` has what users hold: the request, the handle, and several leases, permits and the
-//! leadership as forms of it. Under `backend`, each database has the same files: `heartbeat`,
-//! `lease`, `queue`, `fence`, `admin`, `records`. `backend/memory` is a database that is a model:
-//! tests compare the others with it, and run whole clients on it in `simulation`.
+//! leadership as forms of it. Under `backend`, each database has the same files: `acquire`,
+//! `change`, `release`, `queue`, `heartbeat`, `batch`, `fence`, `rows`, `session`, `admin`,
+//! `records`. `backend/memory` is a model of them: tests compare the databases with it, and run
+//! whole clients on it in `simulation`.
 //!
 //! `transaction` has what works in the caller's own transactions: row locks, versions and their
 //! retry. `session` has the task that owns the connection of session locks. `quorum/round` asks a

@@ -21,7 +21,7 @@ use crate::lease::handle::Lease;
 use crate::lease::request::LeaseRequest;
 use crate::lease::semaphore::Semaphore;
 use crate::name::LockName;
-use crate::operation::{List, Operation, Reach, Waiters};
+use crate::operation::{Connect, ListHolders, ListWaiters, Operation};
 use crate::protocol::{Amended, Extension, Keeper, Request, Response};
 use crate::session::SessionRequest;
 use crate::sweeper::Sweeper;
@@ -216,8 +216,8 @@ impl Locks {
             // No name contains NUL, and PostgreSQL would refuse the text.
             return Ok(Vec::new());
         }
-        let names = Names::BeginningWith(prefix.to_owned());
-        let rows = self.client.run(List(names)).await?;
+        let names = Names::WithPrefix(prefix.to_owned());
+        let rows = self.client.run(ListHolders(names)).await?;
         Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())
     }
 
@@ -261,7 +261,7 @@ impl Locks {
     /// It only reads.
     pub async fn waiters(&self, name: &str) -> Result<Vec<WaiterInfo>> {
         let name = LockName::new(name)?;
-        let places = self.client.run(Waiters(name)).await?;
+        let places = self.client.run(ListWaiters(name)).await?;
         Ok(places.into_iter().enumerate().filter_map(|(ahead, place)| WaiterInfo::of(ahead, place)).collect())
     }
 
@@ -377,7 +377,7 @@ impl LocksBuilder {
     /// Dropping the future leaves nothing behind.
     pub async fn connect(self) -> Result<Locks> {
         let locks = self.build();
-        locks.client.run(Reach).await?;
+        locks.client.run(Connect).await?;
         Ok(locks)
     }
 

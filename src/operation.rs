@@ -1,29 +1,29 @@
-//! What a connection is asked to do.
+//! The operations of a connection.
 
 use std::time::Duration;
 
+use crate::backend::dialect::Column;
 use crate::backend::records::{Errand, Findings};
-use crate::backend::sealed::Column;
-use crate::backend::{Job, Listed, Names, Session, SweepRange, Swept, Waiter};
+use crate::backend::{ListedHolder, ListedWaiter, Names, Store, StoreFuture, SweepRange, Swept};
 use crate::name::LockName;
 use crate::protocol::{Batch, Request, Response};
 
-/// Something that a connection can do, and do again when its answer was lost.
+/// An operation of a connection, which may be repeated when its answer was lost.
 pub(crate) trait Operation: Send + Sync + 'static {
     type Output: Send + 'static;
 
-    /// What it is, for errors: `cannot {attempted}`.
+    /// Returns the operation for error texts: `cannot {attempted}`.
     fn attempted(&self) -> &'static str;
 
-    fn run<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Self::Output>;
+    fn run<'a>(&'a self, session: &'a mut dyn Store) -> StoreFuture<'a, Self::Output>;
 
-    /// Joins a batch, or begins one. `false`: it is sent alone.
+    /// Adds the operation to a batch, or begins one. Returns `false` if it must be sent alone.
     fn join(&self, batch: &mut Option<Batch>) -> bool {
         let _ = batch;
         false
     }
 
-    /// What came of it in a batch.
+    /// Converts the response from a batch.
     fn output(response: Response) -> Option<Self::Output> {
         let _ = response;
         None
@@ -47,7 +47,7 @@ impl Operation for Request {
         }
     }
 
-    fn run<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Response> {
+    fn run<'a>(&'a self, session: &'a mut dyn Store) -> StoreFuture<'a, Response> {
         session.execute(self)
     }
 
@@ -76,44 +76,44 @@ macro_rules! operation {
                 $attempted
             }
 
-            fn run<'a>(&'a $self, $session: &'a mut dyn Session) -> Job<'a, $output> {
+            fn run<'a>(&'a $self, $session: &'a mut dyn Store) -> StoreFuture<'a, $output> {
                 $run
             }
         }
     };
 }
 
-/// Takes nothing but a connection.
-pub(crate) struct Reach;
+/// Opens a connection and does nothing else.
+pub(crate) struct Connect;
 
 /// Lists the holders of names.
-pub(crate) struct List(pub(crate) Names);
+pub(crate) struct ListHolders(pub(crate) Names);
 
 /// Lists the entries that wait for a name.
-pub(crate) struct Waiters(pub(crate) LockName);
+pub(crate) struct ListWaiters(pub(crate) LockName);
 
 /// Purges one range of names.
 pub(crate) struct Sweep(pub(crate) SweepRange);
 
-/// Asks for how long the server has been up.
+/// Reads the uptime of the server.
 pub(crate) struct Uptime;
 
-/// Makes sure that there is a row to be locked.
+/// Creates the row of a name for row locks.
 pub(crate) struct Ensure(pub(crate) LockName);
 
 /// Looks up a column: schema, table, column.
-pub(crate) struct ColumnOf(pub(crate) (String, String, String));
+pub(crate) struct LookUpColumn(pub(crate) (String, String, String));
 
-operation!(Reach => "connect", (), |self, session| {
+operation!(Connect => "connect", (), |self, session| {
     let _ = session;
     Box::pin(async { Ok(()) })
 });
-operation!(List => "list", Vec<Listed>, |self, session| session.list(&self.0));
-operation!(Waiters => "list waiters", Vec<Waiter>, |self, session| session.waiters(&self.0));
+operation!(ListHolders => "list", Vec<ListedHolder>, |self, session| session.list(&self.0));
+operation!(ListWaiters => "list waiters", Vec<ListedWaiter>, |self, session| session.waiters(&self.0));
 operation!(Sweep => "sweep", Swept, |self, session| session.sweep(&self.0));
 operation!(Uptime => "ask for the uptime", Option<Duration>, |self, session| session.uptime());
 operation!(Ensure => "create the row of a name", (), |self, session| session.ensure(&self.0));
-operation!(ColumnOf => "look a table up", Option<Column>, |self, session| session.column(&self.0));
+operation!(LookUpColumn => "look a table up", Option<Column>, |self, session| session.column(&self.0));
 
 impl Operation for Errand {
     type Output = Findings;
@@ -122,7 +122,7 @@ impl Operation for Errand {
         Errand::attempted(self)
     }
 
-    fn run<'a>(&'a self, session: &'a mut dyn Session) -> Job<'a, Findings> {
+    fn run<'a>(&'a self, session: &'a mut dyn Store) -> StoreFuture<'a, Findings> {
         session.record(self)
     }
 }

@@ -112,7 +112,7 @@ fn migrator(files: Files) -> Migrator {
 /// Runs `open` until it succeeds or fails for a lasting reason. First connections to a new SQLite
 /// file can find it locked in spite of the busy timeout, while another one switches it to WAL.
 #[cfg(feature = "sqlite")]
-pub(crate) async fn patiently<T, F>(open: impl Fn() -> F) -> Result<T>
+pub(crate) async fn retry_connect<T, F>(open: impl Fn() -> F) -> Result<T>
 where
     F: Future<Output = Result<T, sqlx::Error>>,
 {
@@ -121,7 +121,7 @@ where
         match open().await {
             Ok(opened) => return Ok(opened),
             Err(error) if Fault::of(&error) == Fault::Again && Instant::now() < until => pause().await,
-            Err(error) => return Err(unconnected(error)),
+            Err(error) => return Err(connect_error(error)),
         }
     }
 }
@@ -146,7 +146,7 @@ fn retry_limit(error: &MigrateError) -> Duration {
 }
 
 /// Makes the error of a connection for the migration that could not be opened.
-pub(crate) fn unconnected(error: sqlx::Error) -> Error {
+pub(crate) fn connect_error(error: sqlx::Error) -> Error {
     Error::Unavailable {
         attempted: "connect for the migration",
         reason: crate::error::reason(&error),

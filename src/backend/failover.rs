@@ -1,26 +1,25 @@
-//! Several servers that stand for one: the first that can be written is the database, until it is not any more.
+//! Several servers of one database: requests go to the first that accepts writes, while it does.
 //!
-//! Which one can be written, each says itself when a connection is opened: a replica refuses. Whoever loses its connection, or
-//! finds that the server has become a replica, connects anew, and so comes to the next one.
+//! A replica refuses a new connection. A client reconnects when it loses its connection or finds
+//! that the server has become a replica, and so reaches the next server.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::{Anchoring, Backend, Job, Session};
+use super::{Backend, BoxFuture, SessionLocks, Store, StoreFuture};
 use crate::error::{Error, Result, not_writable, reason};
 use crate::protocol::timing::CONNECT_WITHIN;
 
-/// What is left of the time for connecting when every server has had its share.
-const REST: Duration = Duration::from_millis(200);
+/// The part of the time for connecting that is not divided among the servers.
+const RESERVE: Duration = Duration::from_millis(200);
 
-/// The servers of one database, of which one can be written at a time, or any.
+/// The servers of one database. One accepts writes at a time, or all do.
 pub(crate) struct Failover {
     servers: Vec<Arc<dyn Backend>>,
-    /// The one that could be written last.
+    /// The index of the server that accepted writes last.
     chosen: AtomicUsize,
 }
 
@@ -33,60 +32,60 @@ impl Failover {
         &*self.servers[self.chosen.load(Ordering::Relaxed)]
     }
 
-    /// Asks one server after the other, beginning with the one that could be written last. Each has its share of the time for
-    /// connecting.
+    /// Connects to one server after the other, beginning with the one that accepted writes last.
+    /// The time for connecting is divided equally.
     async fn connect_with<'a>(
         &'a self,
-        connect: impl Fn(&'a dyn Backend) -> Job<'a, Box<dyn Session>>,
-    ) -> Result<Box<dyn Session>, sqlx::Error> {
+        connect: impl Fn(&'a dyn Backend) -> StoreFuture<'a, Box<dyn Store>>,
+    ) -> Result<Box<dyn Store>, sqlx::Error> {
         let count = self.servers.len();
-        let within = CONNECT_WITHIN.saturating_sub(REST) / u32::try_from(count).unwrap_or(u32::MAX);
+        let within = CONNECT_WITHIN.saturating_sub(RESERVE) / u32::try_from(count).unwrap_or(u32::MAX);
         let mut reasons = Vec::with_capacity(count);
         let first = self.chosen.load(Ordering::Relaxed);
         for i in (first..count).chain(0..first) {
             let server = &*self.servers[i];
-            let place = server.place();
+            let address = server.address();
             match timeout(within, connect(server)).await {
                 Ok(Ok(session)) => {
                     if self.chosen.swap(i, Ordering::Relaxed) != i {
-                        tracing::info!(server = place, "writing here from now on");
+                        tracing::info!(server = address, "writing here from now on");
                     }
                     return Ok(session);
                 }
                 Ok(Err(error)) => {
-                    let told = reason(&error);
-                    reasons.push(if told.contains(&place) { told } else { format!("{place}: {told}") });
+                    let reason = reason(&error);
+                    reasons.push(if reason.contains(&address) { reason } else { format!("{address}: {reason}") });
                 }
-                Err(_) => reasons.push(format!("{place}: no connection within {within:?}")),
+                Err(_) => reasons.push(format!("{address}: no connection within {within:?}")),
             }
         }
         Err(not_writable(format!("none of the {count} servers can be written: {}", reasons.join("; "))))
     }
 
-    /// Makes sure that the chosen one can be written at present.
+    /// Connects to a server that accepts writes, and returns it.
     async fn choose(&self) -> Result<&dyn Backend, sqlx::Error> {
         let session = self.connect().await?;
-        // That it ends in order is worth nothing to us.
-        let _ = timeout(REST, session.close()).await;
+        // An error on closing does not matter: the server has accepted the connection.
+        let _ = timeout(RESERVE, session.close()).await;
         Ok(self.chosen())
     }
 }
 
 impl Backend for Failover {
-    fn place(&self) -> String {
-        self.servers.iter().map(|server| server.place()).collect::<Vec<_>>().join(", ")
+    fn address(&self) -> String {
+        self.servers.iter().map(|server| server.address()).collect::<Vec<_>>().join(", ")
     }
 
-    fn synchronous(&mut self) -> bool {
-        self.servers.iter_mut().all(|server| Arc::get_mut(server).is_some_and(Backend::synchronous))
+    fn require_synchronous(&mut self) -> bool {
+        self.servers.iter_mut().all(|server| Arc::get_mut(server).is_some_and(Backend::require_synchronous))
     }
 
-    fn is_one_of_many_writers(&self) -> bool {
-        // Of one cluster, whichever of its nodes has said so.
-        self.servers.iter().any(|server| server.is_one_of_many_writers())
+    fn is_multi_primary(&self) -> bool {
+        // The servers are nodes of one cluster, so the report of one is enough.
+        self.servers.iter().any(|server| server.is_multi_primary())
     }
 
-    fn connect(&self) -> Job<'_, Box<dyn Session>> {
+    fn connect(&self) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(self.connect_with(|server| server.connect()))
     }
 
@@ -94,31 +93,31 @@ impl Backend for Failover {
         self.chosen().can_notify()
     }
 
-    fn connect_for_heartbeats(&self) -> Job<'_, Box<dyn Session>> {
+    fn connect_for_heartbeats(&self) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(self.connect_with(|server| server.connect_for_heartbeats()))
     }
 
-    fn useful_connections(&self) -> usize {
-        self.chosen().useful_connections()
+    fn max_connections_used(&self) -> usize {
+        self.chosen().max_connections_used()
     }
 
-    fn longest_batch(&self) -> usize {
-        self.chosen().longest_batch()
+    fn max_batch_len(&self) -> usize {
+        self.chosen().max_batch_len()
     }
 
-    fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
+    fn migrate(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             let chosen = timeout(CONNECT_WITHIN, self.choose()).await;
             let chosen =
-                chosen.unwrap_or_else(|_| Err(sqlx::Error::PoolTimedOut)).map_err(crate::schema::unconnected)?;
+                chosen.unwrap_or_else(|_| Err(sqlx::Error::PoolTimedOut)).map_err(crate::schema::connect_error)?;
             chosen.migrate().await
         })
     }
 
-    fn anchor(&self) -> Anchoring<'_> {
+    fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>> {
         Box::pin(async move {
             let failed = |error| Error::from_sqlx("open a connection for session locks", error);
-            self.choose().await.map_err(failed)?.anchor().await
+            self.choose().await.map_err(failed)?.open_session_locks().await
         })
     }
 }

@@ -1,6 +1,7 @@
-//! MySQL and MariaDB: InnoDB, at READ COMMITTED, on connections made like those of the caller's pool.
+//! MySQL and MariaDB: InnoDB, at READ COMMITTED, on connections made like those of the caller's
+//! pool.
 
-// Their macros are parts of the statements in the modules below.
+// The statements of the modules below use their macros.
 #[macro_use]
 mod store;
 #[macro_use]
@@ -9,19 +10,18 @@ mod script;
 mod acquire;
 mod admin;
 mod batch;
+mod change;
 #[cfg(test)]
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod differential;
 mod fence;
 mod heartbeat;
-mod lease;
 mod queue;
 mod records;
 mod release;
 mod rows;
 mod session;
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -31,9 +31,13 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::{ConnectOptions, Connection, Executor, MySql, MySqlConnection, MySqlPool, Row as _};
 
 use self::store::Flavor;
+use super::dialect::Column;
+use super::fence::{Check, Fence, Verdict};
 use super::records::{Errand, Findings};
-use super::sealed::{Check, Column, Fence, Verdict};
-use super::{Anchoring, Backend, Job, Kind, Listed, Names, Session, SweepRange, Swept, Waiter};
+use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
+use super::{
+    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, SessionLocks, Store, StoreFuture, SweepRange, Swept,
+};
 use crate::error::{Error, Result, not_writable};
 use crate::name::LockName;
 use crate::protocol::{Batch, Request, Response};
@@ -42,7 +46,7 @@ use crate::schema;
 /// The backend on connections made like those of the caller's pool.
 pub(crate) struct MySqlBackend {
     options: Arc<MySqlConnectOptions>,
-    /// The server we are connected to is, or was, a node of a Galera cluster.
+    /// Whether the last server was a node of a Galera cluster.
     on_galera: AtomicBool,
 }
 
@@ -57,50 +61,51 @@ impl MySqlBackend {
 }
 
 impl Backend for MySqlBackend {
-    fn place(&self) -> String {
+    fn address(&self) -> String {
         format!("{}:{}", self.options.get_host(), self.options.get_port())
     }
 
-    fn is_one_of_many_writers(&self) -> bool {
+    fn is_multi_primary(&self) -> bool {
         self.on_galera.load(Ordering::Relaxed)
     }
 
-    fn connect(&self) -> Job<'_, Box<dyn Session>> {
+    fn connect(&self) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(async move {
             let mut conn = (*self.options).clone().disable_statement_logging().connect().await?;
-            let Settled { flavor, is_read_only, may_be_galera } = settle(&mut conn).await?;
-            // Also if this account may write all the same: on a replica nobody else would see it.
+            let ServerInfo { flavor, is_read_only, may_be_galera } = configure(&mut conn).await?;
+            // Also if this account may write: other servers would not see the writes of a replica.
             if is_read_only {
-                return Err(not_writable(format!("{} is read-only, as replicas are", self.place())));
+                return Err(not_writable(format!("{} is read-only, as replicas are", self.address())));
             }
             let on_galera = may_be_galera && session::is_on_galera(&mut conn).await?;
             if on_galera {
                 if sqlx::raw_sql(IS_READY).fetch_all(&mut conn).await?.is_empty() {
-                    return Err(not_writable(format!("{} is a Galera node without a cluster", self.place())));
+                    return Err(not_writable(format!("{} is a Galera node without a cluster", self.address())));
                 }
                 conn.execute(SYNC).await?;
             }
             self.on_galera.store(on_galera, Ordering::Relaxed);
-            Ok(Box::new(MySqlSession { conn, flavor }) as Box<dyn Session>)
+            Ok(Box::new(MySqlStore { conn, flavor }) as Box<dyn Store>)
         })
     }
 
-    fn useful_connections(&self) -> usize {
+    fn max_connections_used(&self) -> usize {
         usize::MAX
     }
 
-    fn longest_batch(&self) -> usize {
-        // A longer text is sent in several packets, and sqlx lets TCP wait for an acknowledgement between them.
+    fn max_batch_len(&self) -> usize {
+        // A longer text is sent in several packets, and TCP waits for an acknowledgement between
+        // them.
         16
     }
 
-    fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
+    fn migrate(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             let one = MySqlPoolOptions::new()
                 .max_connections(1)
                 .connect_with((*self.options).clone())
                 .await
-                .map_err(schema::unconnected)?;
+                .map_err(schema::connect_error)?;
             let mut migrated = schema::migrate(&one, schema::MYSQL).await;
             if let Err(Error::Migrate(MigrateError::Dirty(_))) = migrated {
                 migrated = match clear_interrupted(&one).await {
@@ -113,13 +118,14 @@ impl Backend for MySqlBackend {
         })
     }
 
-    fn anchor(&self) -> Anchoring<'_> {
+    fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>> {
         Box::pin(session::open(&self.options))
     }
 }
 
-/// DDL commits by itself, so a migrator that was killed leaves its record marked as unsuccessful for ever. Ours can be
-/// run again: take the mark away, if it is older than any migrator that still lives.
+/// Deletes the record of an interrupted migration. DDL commits implicitly, so a killed migration
+/// leaves a record marked as unsuccessful. The migrations of this crate can be repeated, so the
+/// record is deleted when it is older than any running migration.
 async fn clear_interrupted(one: &MySqlPool) -> Result<(), sqlx::Error> {
     sqlx::query("DELETE FROM _sqlock_migrations WHERE NOT success AND installed_on < NOW() - INTERVAL 3 SECOND")
         .execute(one)
@@ -127,12 +133,12 @@ async fn clear_interrupted(one: &MySqlPool) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
-// Besides the isolation, everything that a server or an account may have set otherwise and that changes what a statement here does:
-// MariaDB's EMPTY_STRING_IS_NULL and SIMULTANEOUS_ASSIGNMENT are parts of sql_mode. Selects what the server is: whether it is
-// MariaDB, whether it can be written (told by a number, or by one of several words), and whether it may be a node of a Galera
-// cluster. /*M! … */ is for MariaDB only.
+// Sets the isolation and every other setting of a server or an account that would change the effect
+// of a statement: MariaDB's EMPTY_STRING_IS_NULL and SIMULTANEOUS_ASSIGNMENT are parts of sql_mode.
+// Selects whether the server is MariaDB, whether it is read-only (a number or one of several
+// words), and whether it may be a node of a Galera cluster. /*M! … */ is for MariaDB only.
 #[rustfmt::skip]
-const SETTLE: &str = "
+const CONFIGURE: &str = "
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
 SET SESSION autocommit = 1, innodb_lock_wait_timeout = 1, completion_type = 0, time_zone = '+00:00',
             sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',
@@ -143,28 +149,29 @@ SELECT 0 /*M! + 1 */,
             /*M! OR EXISTS (SELECT 1 FROM information_schema.GLOBAL_VARIABLES
                              WHERE VARIABLE_NAME = 'WSREP_ON' AND VARIABLE_VALUE = 'ON') */ AS SIGNED)";
 
-/// A settled session, and what its server is.
-struct Settled {
+/// The properties of a server.
+struct ServerInfo {
     flavor: Flavor,
     is_read_only: bool,
     may_be_galera: bool,
 }
 
-/// Settles a new session, and reads what the server is.
-async fn settle(conn: &mut MySqlConnection) -> Result<Settled, sqlx::Error> {
-    let row = sqlx::raw_sql(SETTLE).fetch_one(conn).await?;
+/// Configures a new session, and reads the properties of its server.
+async fn configure(conn: &mut MySqlConnection) -> Result<ServerInfo, sqlx::Error> {
+    let row = sqlx::raw_sql(CONFIGURE).fetch_one(conn).await?;
     let is = |column: usize| row.try_get::<i64, _>(column).map(|flag| flag != 0);
     let flavor = if is(0)? { Flavor::MariaDb } else { Flavor::MySql };
-    Ok(Settled { flavor, is_read_only: is(1)?, may_be_galera: is(2)? })
+    Ok(ServerInfo { flavor, is_read_only: is(1)?, may_be_galera: is(2)? })
 }
 
 const IS_READY: &str = "SHOW GLOBAL STATUS WHERE Variable_name = 'wsrep_ready' AND Value = 'ON'";
 
-// What another node has committed may not have arrived here. Every statement waits for it: 1 is for SELECT, SHOW and BEGIN, 2 for
-// UPDATE and DELETE, 4 for INSERT. https://mariadb.com/kb/en/galera-cluster-system-variables/#wsrep_sync_wait
+// The commits of other nodes may not have arrived on this one. Every statement waits for them: 1 is
+// for SELECT, SHOW and BEGIN, 2 for UPDATE and DELETE, 4 for INSERT.
+// https://mariadb.com/kb/en/galera-cluster-system-variables/#wsrep_sync_wait
 const SYNC: &str = "SET SESSION wsrep_sync_wait = 7";
 
-struct MySqlSession {
+struct MySqlStore {
     conn: MySqlConnection,
     flavor: Flavor,
 }
@@ -172,11 +179,12 @@ struct MySqlSession {
 // In whole seconds.
 const UPTIME: &str = "SHOW GLOBAL STATUS LIKE 'Uptime'";
 
-impl Session for MySqlSession {
-    fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response> {
+impl LeaseStore for MySqlStore {
+    fn execute<'a>(&'a mut self, request: &'a Request) -> StoreFuture<'a, Response> {
         Box::pin(async move {
             let answer = store::execute(&mut self.conn, self.flavor, request).await;
-            // The server looks for rights before it looks for the table. https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html
+            // The server checks rights before it looks for the table.
+            // https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html
             match answer {
                 Err(error) if store::number(&error) == Some(1142) => {
                     let looked = sqlx::query("SELECT 1 FROM sqlock_lease LIMIT 0").execute(&mut self.conn).await;
@@ -187,45 +195,53 @@ impl Session for MySqlSession {
         })
     }
 
-    fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> Job<'a, Vec<Option<Response>>> {
+    fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> StoreFuture<'a, Vec<Option<Response>>> {
         Box::pin(batch::execute(&mut self.conn, batch))
     }
+}
 
-    fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>> {
+impl AdminStore for MySqlStore {
+    fn list<'a>(&'a mut self, names: &'a Names) -> StoreFuture<'a, Vec<ListedHolder>> {
         Box::pin(admin::list(&mut self.conn, names))
     }
 
-    fn waiters<'a>(&'a mut self, name: &'a LockName) -> Job<'a, Vec<Waiter>> {
+    fn waiters<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, Vec<ListedWaiter>> {
         Box::pin(admin::waiters(&mut self.conn, name))
     }
 
-    fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> Job<'a, Swept> {
+    fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> StoreFuture<'a, Swept> {
         Box::pin(admin::sweep(&mut self.conn, range))
     }
 
-    fn uptime(&mut self) -> Job<'_, Option<Duration>> {
+    fn uptime(&mut self) -> StoreFuture<'_, Option<Duration>> {
         Box::pin(async move {
             let row = sqlx::query(UPTIME).fetch_optional(&mut self.conn).await?;
             let seconds: Option<String> = row.map(|row| row.try_get(1)).transpose()?;
             let seconds = seconds.and_then(|seconds| seconds.parse().ok());
-            // An account that may not read the status does not know the server to be up for long.
+            // For an account that may not read the status, the uptime counts as zero.
             Ok(Some(Duration::from_secs(seconds.unwrap_or(0))))
         })
     }
+}
 
-    fn ensure<'a>(&'a mut self, name: &'a LockName) -> Job<'a, ()> {
+impl RowStore for MySqlStore {
+    fn ensure<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, ()> {
         Box::pin(rows::ensure(&mut self.conn, name))
     }
 
-    fn column<'a>(&'a mut self, of: &'a (String, String, String)) -> Job<'a, Option<Column>> {
-        Box::pin(rows::column(&mut self.conn, of))
+    fn column<'a>(&'a mut self, path: &'a (String, String, String)) -> StoreFuture<'a, Option<Column>> {
+        Box::pin(rows::column(&mut self.conn, path))
     }
+}
 
-    fn record<'a>(&'a mut self, errand: &'a Errand) -> Job<'a, Findings> {
+impl RecordStore for MySqlStore {
+    fn record<'a>(&'a mut self, errand: &'a Errand) -> StoreFuture<'a, Findings> {
         Box::pin(records::record(&mut self.conn, errand))
     }
+}
 
-    fn close(self: Box<Self>) -> Job<'static, ()> {
+impl Store for MySqlStore {
+    fn close(self: Box<Self>) -> StoreFuture<'static, ()> {
         Box::pin(self.conn.close())
     }
 }
@@ -235,10 +251,7 @@ impl super::Database for MySql {}
 impl Fence for MySql {
     const KIND: Kind = Kind::MySql;
 
-    fn fence<'a>(
-        conn: &'a mut MySqlConnection,
-        check: &'a Check,
-    ) -> Pin<Box<dyn Future<Output = Result<Verdict, sqlx::Error>> + Send + 'a>> {
+    fn fence<'a>(conn: &'a mut MySqlConnection, check: &'a Check) -> StoreFuture<'a, Verdict> {
         Box::pin(fence::fence(conn, check))
     }
 }

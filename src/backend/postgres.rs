@@ -1,24 +1,27 @@
-//! PostgreSQL: one statement for each request, in autocommit, at READ COMMITTED, by the clock that goes on.
+//! PostgreSQL: one statement for each request, in autocommit, at READ COMMITTED, by
+//! `clock_timestamp()`.
 //!
-//! No session state is set but by a [`listener`], so all of it works behind a pooler that changes the server between transactions.
+//! Only a [`listener`] sets session state, so the backend works behind a pooler that changes the
+//! session between transactions.
 
+mod acquire;
 mod admin;
 mod batch;
+mod change;
 #[cfg(test)]
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod differential;
 mod fence;
 mod heartbeat;
-mod lease;
 mod listener;
 mod queue;
 mod records;
+mod release;
 mod rows;
 mod session;
 mod settings;
 mod store;
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -26,10 +29,14 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
 
-use self::listener::{Link, Upgrade};
+use self::listener::{HeartbeatConnection, Upgrade};
 use self::settings::Settings;
-use super::sealed::{Check, Fence, Verdict};
-use super::{Anchoring, Backend, Job, Kind, Listed, NOTED, Names, Session, SweepRange, Swept, Waiter, micros};
+use super::fence::{Check, Fence, Verdict};
+use super::store::{AdminStore, LeaseStore, ROW_TOUCH_INTERVAL, RecordStore, RowStore};
+use super::{
+    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, SessionLocks, Store, StoreFuture, SweepRange, Swept,
+    micros,
+};
 use crate::error::Result;
 use crate::name::LockName;
 use crate::protocol::{Batch, Request, Response};
@@ -38,9 +45,9 @@ use crate::schema;
 /// The backend on connections made like those of the caller's pool.
 pub(crate) struct PostgresBackend {
     options: Arc<PgConnectOptions>,
-    /// Nothing counts that only one server has.
+    /// A commit must reach a second server.
     synchronous: bool,
-    /// No connection has been found to share its session.
+    /// `false`: a connection was found to share its session.
     can_listen: Arc<AtomicBool>,
 }
 
@@ -61,83 +68,84 @@ impl PostgresBackend {
         (*self.options).clone().disable_statement_logging()
     }
 
-    async fn open(&self) -> Result<PostgresSession, sqlx::Error> {
+    async fn open(&self) -> Result<PostgresStore, sqlx::Error> {
         let mut conn = self.quiet_options().connect().await?;
-        let settings = Settings::read(&mut conn, &self.place(), self.synchronous).await?;
-        Ok(PostgresSession { link: Link::Plain(conn), settings, upgrade: None })
+        let settings = Settings::read(&mut conn, &self.address(), self.synchronous).await?;
+        Ok(PostgresStore { connection: HeartbeatConnection::Plain(conn), settings, upgrade: None })
     }
 }
 
 impl Backend for PostgresBackend {
-    fn place(&self) -> String {
+    fn address(&self) -> String {
         format!("{}:{}", self.options.get_host(), self.options.get_port())
     }
 
-    fn synchronous(&mut self) -> bool {
+    fn require_synchronous(&mut self) -> bool {
         self.synchronous = true;
         true
     }
 
-    fn connect(&self) -> Job<'_, Box<dyn Session>> {
-        Box::pin(async move { Ok(Box::new(self.open().await?) as Box<dyn Session>) })
+    fn connect(&self) -> StoreFuture<'_, Box<dyn Store>> {
+        Box::pin(async move { Ok(Box::new(self.open().await?) as Box<dyn Store>) })
     }
 
     fn can_notify(&self) -> bool {
         self.can_listen.load(Ordering::Relaxed)
     }
 
-    fn connect_for_heartbeats(&self) -> Job<'_, Box<dyn Session>> {
+    fn connect_for_heartbeats(&self) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(async move {
             let options = self.quiet_options();
             let upgrade = Some(Upgrade { options, can_listen: Arc::clone(&self.can_listen), client: None });
-            Ok(Box::new(PostgresSession { upgrade, ..self.open().await? }) as Box<dyn Session>)
+            Ok(Box::new(PostgresStore { upgrade, ..self.open().await? }) as Box<dyn Store>)
         })
     }
 
-    fn useful_connections(&self) -> usize {
+    fn max_connections_used(&self) -> usize {
         usize::MAX
     }
 
-    fn longest_batch(&self) -> usize {
+    fn max_batch_len(&self) -> usize {
         64
     }
 
-    fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
+    fn migrate(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             let one = PgPoolOptions::new()
                 .max_connections(1)
                 .connect_with((*self.options).clone())
                 .await
-                .map_err(schema::unconnected)?;
+                .map_err(schema::connect_error)?;
             let migrated = schema::migrate(&one, schema::POSTGRES).await;
             one.close().await;
             migrated
         })
     }
 
-    fn anchor(&self) -> Anchoring<'_> {
+    fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>> {
         Box::pin(session::open(&self.options))
     }
 }
 
-struct PostgresSession {
-    link: Link,
+struct PostgresStore {
+    connection: HeartbeatConnection,
     settings: Settings,
     /// For heartbeats.
     upgrade: Option<Upgrade>,
 }
 
-impl PostgresSession {
-    async fn store(&mut self) -> Result<store::Session<'_>, sqlx::Error> {
-        let (connection, mark) = self.link.connection_and_mark().await?;
-        Ok(store::Session { connection, settings: self.settings, mark })
+impl PostgresStore {
+    async fn store(&mut self) -> Result<store::Connection<'_>, sqlx::Error> {
+        let (connection, mark) = self.connection.connection_and_mark().await?;
+        Ok(store::Connection { connection, settings: self.settings, mark })
     }
 }
 
 const UPTIME: &str = "
 SELECT (extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 1000000)::bigint";
 
-// $1 name, $2 how old the note may get. The statement waits for no row and, most of the time, writes none.
+// $1 name, $2 how old the time of use may be. The statement never waits for a row and rarely writes
+// one.
 #[rustfmt::skip]
 const ENSURE: &str = concat!("
 WITH noted AS MATERIALIZED (
@@ -148,8 +156,8 @@ INSERT INTO sqlock_row (name, seen_at)
 SELECT $1, ", store::now!(), " WHERE NOT EXISTS (SELECT 1 FROM sqlock_row WHERE name = $1)
     ON CONFLICT (name) DO NOTHING");
 
-impl Session for PostgresSession {
-    fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response> {
+impl LeaseStore for PostgresStore {
+    fn execute<'a>(&'a mut self, request: &'a Request) -> StoreFuture<'a, Response> {
         Box::pin(async move {
             let response = store::execute(&mut self.store().await?, request).await?;
             if let (Some(upgrade), Request::Register { client } | Request::Beat { client }) =
@@ -161,49 +169,57 @@ impl Session for PostgresSession {
         })
     }
 
-    fn notified(&mut self) -> Job<'_, String> {
-        match &self.upgrade {
-            Some(upgrade) => Box::pin(self.link.notified(upgrade)),
-            None => Box::pin(std::future::pending()),
-        }
-    }
-
-    fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> Job<'a, Vec<Option<Response>>> {
+    fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> StoreFuture<'a, Vec<Option<Response>>> {
         Box::pin(async move { batch::execute(&mut self.store().await?, batch).await })
     }
 
-    fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>> {
+    fn notified(&mut self) -> StoreFuture<'_, String> {
+        match &self.upgrade {
+            Some(upgrade) => Box::pin(self.connection.notified(upgrade)),
+            None => Box::pin(std::future::pending()),
+        }
+    }
+}
+
+impl AdminStore for PostgresStore {
+    fn list<'a>(&'a mut self, names: &'a Names) -> StoreFuture<'a, Vec<ListedHolder>> {
         Box::pin(async move { admin::list(&mut self.store().await?, names).await })
     }
 
-    fn waiters<'a>(&'a mut self, name: &'a LockName) -> Job<'a, Vec<Waiter>> {
+    fn waiters<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, Vec<ListedWaiter>> {
         Box::pin(async move { admin::waiters(&mut self.store().await?, name).await })
     }
 
-    fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> Job<'a, Swept> {
+    fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> StoreFuture<'a, Swept> {
         Box::pin(async move { admin::sweep(&mut self.store().await?, range).await })
     }
 
-    fn uptime(&mut self) -> Job<'_, Option<Duration>> {
+    fn uptime(&mut self) -> StoreFuture<'_, Option<Duration>> {
         Box::pin(async move {
-            let up: i64 = sqlx::query_scalar(UPTIME).fetch_one(self.link.connection().await?).await?;
+            let up: i64 = sqlx::query_scalar(UPTIME).fetch_one(self.connection.connection().await?).await?;
             Ok(u64::try_from(up).ok().map(Duration::from_micros))
         })
     }
+}
 
-    fn ensure<'a>(&'a mut self, name: &'a LockName) -> Job<'a, ()> {
+impl RowStore for PostgresStore {
+    fn ensure<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, ()> {
         Box::pin(async move {
-            self.store().await?.rows(sqlx::query(ENSURE).bind(name.as_str()).bind(micros(NOTED))).await?;
+            self.store().await?.rows(sqlx::query(ENSURE).bind(name.as_str()).bind(micros(ROW_TOUCH_INTERVAL))).await?;
             Ok(())
         })
     }
+}
 
-    fn record<'a>(&'a mut self, errand: &'a super::records::Errand) -> Job<'a, super::records::Findings> {
+impl RecordStore for PostgresStore {
+    fn record<'a>(&'a mut self, errand: &'a super::records::Errand) -> StoreFuture<'a, super::records::Findings> {
         Box::pin(self.carry(errand))
     }
+}
 
-    fn close(self: Box<Self>) -> Job<'static, ()> {
-        Box::pin(self.link.close())
+impl Store for PostgresStore {
+    fn close(self: Box<Self>) -> StoreFuture<'static, ()> {
+        Box::pin(self.connection.close())
     }
 }
 
@@ -212,10 +228,7 @@ impl super::Database for Postgres {}
 impl Fence for Postgres {
     const KIND: Kind = Kind::Postgres;
 
-    fn fence<'a>(
-        conn: &'a mut PgConnection,
-        check: &'a Check,
-    ) -> Pin<Box<dyn Future<Output = Result<Verdict, sqlx::Error>> + Send + 'a>> {
+    fn fence<'a>(conn: &'a mut PgConnection, check: &'a Check) -> StoreFuture<'a, Verdict> {
         Box::pin(fence::fence(conn, check))
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use sqlx::QueryBuilder;
 
-use super::sealed::Dialect;
-use super::{Job, hex, micros};
+use super::dialect::Dialect;
+use super::{StoreFuture, hex, micros};
 
 /// The part of [`Database`](super::Database) that knows of records. Nobody's business outside.
 pub trait Records: Dialect {
@@ -41,10 +41,10 @@ pub trait Records: Dialect {
     fn bytes(row: &Self::Row, column: usize) -> Result<Option<Vec<u8>>, sqlx::Error>;
 
     /// Claims a key in the caller's transaction. Does not wait for a rival, as far as the database can do that.
-    fn claim<'a>(conn: &'a mut Self::Connection, claim: &'a Claiming) -> Job<'a, Claimed>;
+    fn claim<'a>(conn: &'a mut Self::Connection, claim: &'a Claiming) -> StoreFuture<'a, Claimed>;
 
     /// Who has claimed a key in a transaction that is still open, where that is not told by reading the record.
-    fn rival<'a>(conn: &'a mut Self::Connection, claim: &'a Claiming) -> Job<'a, Option<Rival>> {
+    fn rival<'a>(conn: &'a mut Self::Connection, claim: &'a Claiming) -> StoreFuture<'a, Option<Rival>> {
         let _ = (conn, claim);
         Box::pin(async { Ok(None) })
     }

@@ -1,26 +1,27 @@
-//! SQLite: one writer, so no row is ever locked.
+//! SQLite: one writer, and no row locks.
 
-// Its macros are known to the modules below.
+// The modules below use its macros.
 #[macro_use]
 #[rustfmt::skip]
 mod clauses;
 
+mod acquire;
 mod admin;
 mod batch;
+mod change;
 #[cfg(test)]
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod differential;
 mod fence;
 mod heartbeat;
-mod lease;
 mod queue;
 mod records;
+mod release;
 mod rows;
 mod session;
 mod store;
 
 use std::ops::{Deref, DerefMut};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,8 +31,11 @@ use sqlx::{ConnectOptions, Connection, Executor as _, Row as _, Sqlite, SqliteCo
 use sqlx_core::transaction::{TransactionManager as _, begin_ansi_transaction_sql};
 use tokio::time::timeout;
 
-use super::sealed::{Check, Fence, Verdict};
-use super::{Anchoring, Backend, Job, Kind, Listed, Names, Session, SweepRange, Swept, Waiter};
+use super::fence::{Check, Fence, Verdict};
+use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
+use super::{
+    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, SessionLocks, Store, StoreFuture, SweepRange, Swept,
+};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::protocol::{Batch, Request, Response};
@@ -51,38 +55,40 @@ impl SqliteBackend {
 }
 
 impl Backend for SqliteBackend {
-    fn place(&self) -> String {
+    fn address(&self) -> String {
         self.options.get_filename().display().to_string()
     }
 
-    fn connect(&self) -> Job<'_, Box<dyn Session>> {
+    fn connect(&self) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(async move {
-            // Shorter than the pump's patience with one statement: it would rather ask again than give up the connection.
+            // Shorter than the executor's limit for a statement: a retry is cheaper than a new
+            // connection.
             let options = (*self.options).clone().busy_timeout(Duration::from_secs(2));
             let mut own = options.disable_statement_logging().connect().await?;
             let session = if is_in_memory(&mut own).await? {
                 own.close().await?;
-                SqliteSession::Lent(self.pool.clone())
+                SqliteStore::Pooled(self.pool.clone())
             } else {
-                SqliteSession::Own(own)
+                SqliteStore::Dedicated(own)
             };
-            Ok(Box::new(session) as Box<dyn Session>)
+            Ok(Box::new(session) as Box<dyn Store>)
         })
     }
 
-    fn useful_connections(&self) -> usize {
+    fn max_connections_used(&self) -> usize {
         1
     }
 
-    fn longest_batch(&self) -> usize {
+    fn max_batch_len(&self) -> usize {
         64
     }
 
-    fn migrate(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
+    fn migrate(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            let one =
-                schema::patiently(|| SqlitePoolOptions::new().max_connections(1).connect_with((*self.options).clone()))
-                    .await?;
+            let one = schema::retry_connect(|| {
+                SqlitePoolOptions::new().max_connections(1).connect_with((*self.options).clone())
+            })
+            .await?;
             let in_memory = match one.acquire().await {
                 Ok(mut conn) => is_in_memory(&mut conn).await,
                 Err(error) => Err(error),
@@ -97,17 +103,19 @@ impl Backend for SqliteBackend {
         })
     }
 
-    fn anchor(&self) -> Anchoring<'_> {
+    fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>> {
         Box::pin(session::open(&self.options))
     }
 }
 
-/// A database in memory lives in the caller's own connections and nowhere else.
+/// Returns whether the database is in memory. Such a database exists only in the caller's own
+/// connections.
 async fn is_in_memory(conn: &mut SqliteConnection) -> Result<bool, sqlx::Error> {
     Ok(file_of(conn).await?.is_empty())
 }
 
-/// The file that the database is in, or nothing. As a table, the pragma would wait for whoever writes.
+/// Reads the path of the database file. Empty: there is none. The pragma as a table-valued function
+/// would wait for a writer.
 async fn file_of(conn: &mut SqliteConnection) -> Result<String, sqlx::Error> {
     let all = sqlx::query("PRAGMA database_list").fetch_all(conn).await?;
     let main = all.iter().find(|row| matches!(row.try_get("name"), Ok("main")));
@@ -115,17 +123,18 @@ async fn file_of(conn: &mut SqliteConnection) -> Result<String, sqlx::Error> {
     Ok(file.unwrap_or_default())
 }
 
-/// Ends the transaction of a connection, also one that has ended already. SQLite ends a transaction by itself when the disk is
-/// full, for example, and refuses the ROLLBACK that sqlx sends then; sqlx counts the transaction until a ROLLBACK succeeds, and
-/// begins no other on this connection.
-async fn settle(conn: &mut SqliteConnection) -> Result<(), sqlx::Error> {
-    // A rollback may be on its way: that of a transaction that was dropped.
+/// Ends the transaction of a connection, also if SQLite has ended it already. SQLite ends a
+/// transaction on its own when the disk is full, for example, and then refuses the ROLLBACK of
+/// sqlx. sqlx counts the transaction as open until a ROLLBACK succeeds, and begins no other one on
+/// the connection.
+async fn reset(conn: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+    // The rollback of a dropped transaction may still be queued.
     conn.ping().await?;
     let depth = SqliteTransactionManager::get_transaction_depth(conn);
     if depth == 0 {
         return Ok(());
     }
-    // Refused when no transaction is open.
+    // SQLite refuses it when no transaction is open.
     let _ = conn.execute("ROLLBACK").await;
     for depth in 0..depth {
         conn.execute(begin_ansi_transaction_sql(depth)).await?;
@@ -136,95 +145,104 @@ async fn settle(conn: &mut SqliteConnection) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
-/// A connection of our own, or for a database in memory the caller's, borrowed for each operation.
-enum SqliteSession {
-    Own(SqliteConnection),
-    Lent(SqlitePool),
+/// A connection of the executor. For a database in memory, the caller's pool, which lends a
+/// connection for each operation.
+enum SqliteStore {
+    Dedicated(SqliteConnection),
+    Pooled(SqlitePool),
 }
 
 /// The connection that a statement is sent on.
-enum Lent<'s> {
-    Ours(&'s mut SqliteConnection),
-    Theirs(PoolConnection<Sqlite>),
+enum BorrowedConnection<'s> {
+    Dedicated(&'s mut SqliteConnection),
+    Pooled(PoolConnection<Sqlite>),
 }
 
-impl Deref for Lent<'_> {
+impl Deref for BorrowedConnection<'_> {
     type Target = SqliteConnection;
 
     fn deref(&self) -> &SqliteConnection {
         match self {
-            Self::Ours(conn) => conn,
-            Self::Theirs(conn) => conn,
+            Self::Dedicated(conn) => conn,
+            Self::Pooled(conn) => conn,
         }
     }
 }
 
-impl DerefMut for Lent<'_> {
+impl DerefMut for BorrowedConnection<'_> {
     fn deref_mut(&mut self) -> &mut SqliteConnection {
         match self {
-            Self::Ours(conn) => conn,
-            Self::Theirs(conn) => conn,
+            Self::Dedicated(conn) => conn,
+            Self::Pooled(conn) => conn,
         }
     }
 }
 
-impl SqliteSession {
-    /// The connection, borrowed if need be for less time than the executor has patience: an exhausted pool is known for what it is.
-    async fn conn(&mut self) -> Result<Lent<'_>, sqlx::Error> {
+impl SqliteStore {
+    /// Returns the connection. A pool must lend one within [`ACQUIRE_TIMEOUT`].
+    async fn conn(&mut self) -> Result<BorrowedConnection<'_>, sqlx::Error> {
         Ok(match self {
-            Self::Own(conn) => Lent::Ours(conn),
-            Self::Lent(pool) => Lent::Theirs(lend(pool).await?),
+            Self::Dedicated(conn) => BorrowedConnection::Dedicated(conn),
+            Self::Pooled(pool) => BorrowedConnection::Pooled(acquire_from(pool).await?),
         })
     }
 }
 
-impl Session for SqliteSession {
-    fn execute<'a>(&'a mut self, request: &'a Request) -> Job<'a, Response> {
+impl LeaseStore for SqliteStore {
+    fn execute<'a>(&'a mut self, request: &'a Request) -> StoreFuture<'a, Response> {
         Box::pin(async move { store::execute(&mut *self.conn().await?, request).await })
     }
 
-    fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> Job<'a, Vec<Option<Response>>> {
+    fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> StoreFuture<'a, Vec<Option<Response>>> {
         Box::pin(async move { batch::execute(&mut *self.conn().await?, batch).await })
     }
+}
 
-    fn list<'a>(&'a mut self, names: &'a Names) -> Job<'a, Vec<Listed>> {
+impl AdminStore for SqliteStore {
+    fn list<'a>(&'a mut self, names: &'a Names) -> StoreFuture<'a, Vec<ListedHolder>> {
         Box::pin(async move { admin::list(&mut *self.conn().await?, names).await })
     }
 
-    fn waiters<'a>(&'a mut self, name: &'a LockName) -> Job<'a, Vec<Waiter>> {
+    fn waiters<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, Vec<ListedWaiter>> {
         Box::pin(async move { admin::waiters(&mut *self.conn().await?, name).await })
     }
 
-    fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> Job<'a, Swept> {
+    fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> StoreFuture<'a, Swept> {
         Box::pin(async move { admin::sweep(&mut *self.conn().await?, range).await })
     }
+}
 
-    fn record<'a>(&'a mut self, errand: &'a super::records::Errand) -> Job<'a, super::records::Findings> {
+impl RowStore for SqliteStore {}
+
+impl RecordStore for SqliteStore {
+    fn record<'a>(&'a mut self, errand: &'a super::records::Errand) -> StoreFuture<'a, super::records::Findings> {
         Box::pin(self.carry(errand))
     }
+}
 
-    fn close(self: Box<Self>) -> Job<'static, ()> {
+impl Store for SqliteStore {
+    fn close(self: Box<Self>) -> StoreFuture<'static, ()> {
         Box::pin(async move {
             match *self {
-                Self::Own(conn) => conn.close().await,
-                Self::Lent(_) => Ok(()),
+                Self::Dedicated(conn) => conn.close().await,
+                Self::Pooled(_) => Ok(()),
             }
         })
     }
 }
 
-/// Less than the executor has patience.
-const LEND_WITHIN: Duration = Duration::from_secs(2);
+/// Shorter than the executor's limit for a statement, so that the error names the exhausted pool.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(2);
 
-async fn lend(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
-    let lend = async {
+async fn acquire_from(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
+    let acquired = async {
         let mut conn = pool.acquire().await?;
         if SqliteTransactionManager::get_transaction_depth(&conn) > 0 {
-            settle(&mut conn).await?;
+            reset(&mut conn).await?;
         }
         Ok(conn)
     };
-    timeout(LEND_WITHIN, lend).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
+    timeout(ACQUIRE_TIMEOUT, acquired).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
 }
 
 impl super::Database for Sqlite {}
@@ -232,10 +250,7 @@ impl super::Database for Sqlite {}
 impl Fence for Sqlite {
     const KIND: Kind = Kind::Sqlite;
 
-    fn fence<'a>(
-        conn: &'a mut SqliteConnection,
-        check: &'a Check,
-    ) -> Pin<Box<dyn Future<Output = Result<Verdict, sqlx::Error>> + Send + 'a>> {
+    fn fence<'a>(conn: &'a mut SqliteConnection, check: &'a Check) -> StoreFuture<'a, Verdict> {
         Box::pin(fence::fence(conn, check))
     }
 }

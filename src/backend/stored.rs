@@ -1,30 +1,32 @@
-//! How rows stand in the tables: written and read in one way on every database.
+//! The format of rows, common to all databases.
 
 use std::str::FromStr;
 use std::time::Duration;
 
 use sqlx::{ColumnIndex, Decode, Type};
 
-use super::{Listed, Waiter};
+use super::admin::{ListedHolder, ListedWaiter};
+use crate::clock::CENTURY;
 use crate::owner::Owner;
 use crate::protocol::{ClientId, EntryRow, EntryState, Holder, HolderNow, LeaseId, LeaseRow, Mode};
+use crate::token::FencingToken;
 
-/// What stands in `sqlock_lease.id` of a name that was released, and is kept from others until it expires.
+/// The value of `sqlock_lease.id` for a released name that stays unavailable until it expires.
 pub(crate) const KEPT: &str = "kept";
 
-/// What stands there while the entries of the name hold it.
+/// The value of `sqlock_lease.id` while the entries of the name hold it.
 pub(crate) const ENTRIES: &str = "entries";
 
-/// Nobody, in any column that identifies somebody.
-pub(crate) const NOBODY: &str = "";
+/// The empty value of every column with an id.
+pub(crate) const NO_ID: &str = "";
 
-/// A row of any database, with columns of the types that the tables have.
-pub(crate) trait Stored: sqlx::Row {
+/// A row of any database.
+pub(crate) trait TableRow: sqlx::Row {
     fn number(&self, column: &str) -> Result<i64, sqlx::Error>;
     fn text(&self, column: &str) -> Result<String, sqlx::Error>;
 }
 
-impl<R> Stored for R
+impl<R> TableRow for R
 where
     R: sqlx::Row,
     for<'a> &'a str: ColumnIndex<R>,
@@ -40,8 +42,8 @@ where
     }
 }
 
-/// Reads an identity. Empty: there is none.
-pub(crate) fn identity<T: FromStr>(text: &str) -> Result<Option<T>, sqlx::Error>
+/// Parses an id. Empty: there is none.
+pub(crate) fn parse_id<T: FromStr>(text: &str) -> Result<Option<T>, sqlx::Error>
 where
     T::Err: std::error::Error + Send + Sync + 'static,
 {
@@ -51,7 +53,7 @@ where
     text.parse().map(Some).map_err(|error| sqlx::Error::Decode(Box::new(error)))
 }
 
-/// What is left, in microseconds. `None`: nothing.
+/// Converts a remaining time from microseconds. `None`: it has passed.
 pub(crate) fn remaining(us: i64) -> Option<Duration> {
     u64::try_from(us).ok().filter(|us| *us > 0).map(Duration::from_micros)
 }
@@ -60,26 +62,26 @@ pub(crate) fn holder(id: &str) -> Result<Holder, sqlx::Error> {
     Ok(match id {
         KEPT => Holder::Kept,
         ENTRIES => Holder::Entries,
-        id => identity(id)?.map_or(Holder::Nobody, Holder::Lease),
+        id => parse_id(id)?.map_or(Holder::Nobody, Holder::Lease),
     })
 }
 
 pub(crate) fn holder_text(holder: Holder) -> String {
     match holder {
-        Holder::Nobody => NOBODY.into(),
+        Holder::Nobody => NO_ID.into(),
         Holder::Kept => KEPT.into(),
         Holder::Entries => ENTRIES.into(),
         Holder::Lease(id) => id.to_string(),
     }
 }
 
-/// The client whose heartbeat keeps something, as it stands in a row.
+/// Formats the client whose heartbeat keeps a row.
 pub(crate) fn client_text(client: Option<ClientId>) -> String {
     client.map_or_else(String::new, |client| client.to_string())
 }
 
 impl Mode {
-    /// The columns `units` and `permits`.
+    /// Returns the columns `units` and `permits`.
     pub(crate) fn stored(self) -> (i64, i64) {
         match self {
             Self::Exclusive => (0, 0),
@@ -93,14 +95,15 @@ impl Mode {
     }
 }
 
-/// Reads the columns `id, owner, client, token, remaining, waiting, lost`. `remaining` counts by expiry and heartbeat, whoever holds.
-pub(crate) fn lease_row(row: &impl Stored) -> Result<LeaseRow, sqlx::Error> {
+/// Reads the columns `id, owner, client, token, remaining, waiting, lost`. `remaining` depends on
+/// the expiry and the heartbeat.
+pub(crate) fn read_lease(row: &impl TableRow) -> Result<LeaseRow, sqlx::Error> {
     let holder = holder(&row.text("id")?)?;
     let counts = matches!(holder, Holder::Lease(_) | Holder::Kept);
     Ok(LeaseRow {
         holder,
-        owner: identity::<Owner>(&row.text("owner")?)?,
-        client: identity(&row.text("client")?)?,
+        owner: parse_id::<Owner>(&row.text("owner")?)?,
+        client: parse_id(&row.text("client")?)?,
         token: row.number("token")?,
         remaining: remaining(row.number("remaining")?).filter(|_| counts),
         waiting: row.number("waiting")?,
@@ -108,10 +111,11 @@ pub(crate) fn lease_row(row: &impl Stored) -> Result<LeaseRow, sqlx::Error> {
     })
 }
 
-/// Reads the columns `entry_id, entry_client, entry_owner, is_kept, units, permits, entry_token, ttl, arrived_at, entry_remaining`.
-/// `is_kept` is a number. `None`: `entry_id` is empty, as a name without entries is read with one row.
-pub(crate) fn entry_row(row: &impl Stored) -> Result<Option<EntryRow>, sqlx::Error> {
-    let Some(id) = identity::<LeaseId>(&row.text("entry_id")?)? else {
+/// Reads the columns `entry_id, entry_client, entry_owner, is_kept, units, permits, entry_token,
+/// ttl, arrived_at, entry_remaining`. `is_kept` is a number. `None`: `entry_id` is empty, because a
+/// name without entries is read as one row.
+pub(crate) fn read_entry(row: &impl TableRow) -> Result<Option<EntryRow>, sqlx::Error> {
+    let Some(id) = parse_id::<LeaseId>(&row.text("entry_id")?)? else {
         return Ok(None);
     };
     let state = match row.number("entry_token")? {
@@ -120,8 +124,8 @@ pub(crate) fn entry_row(row: &impl Stored) -> Result<Option<EntryRow>, sqlx::Err
     };
     Ok(Some(EntryRow {
         id,
-        client: identity(&row.text("entry_client")?)?,
-        owner: identity(&row.text("entry_owner")?)?,
+        client: parse_id(&row.text("entry_client")?)?,
+        owner: parse_id(&row.text("entry_owner")?)?,
         is_kept: row.number("is_kept")? != 0,
         mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
         state,
@@ -132,11 +136,11 @@ pub(crate) fn entry_row(row: &impl Stored) -> Result<Option<EntryRow>, sqlx::Err
 }
 
 /// Reads the row of a holder in a list of names.
-pub(crate) fn listed(row: &impl Stored, name: String) -> Result<Listed, sqlx::Error> {
-    Ok(Listed {
+pub(crate) fn read_holder(row: &impl TableRow, name: String) -> Result<ListedHolder, sqlx::Error> {
+    Ok(ListedHolder {
         name,
         mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
-        owner: identity(&row.text("owner")?)?,
+        owner: parse_id(&row.text("owner")?)?,
         acquisitions: row.number("acquisitions")?,
         token: row.number("token")?,
         holder: row.text("holder")?,
@@ -149,8 +153,8 @@ pub(crate) fn listed(row: &impl Stored, name: String) -> Result<Listed, sqlx::Er
 }
 
 /// Reads a waiting entry.
-pub(crate) fn waiter(row: &impl Stored) -> Result<Waiter, sqlx::Error> {
-    Ok(Waiter {
+pub(crate) fn read_waiter(row: &impl TableRow) -> Result<ListedWaiter, sqlx::Error> {
+    Ok(ListedWaiter {
         id: row.text("id")?.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
         mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
         holder: row.text("holder")?,
@@ -159,11 +163,31 @@ pub(crate) fn waiter(row: &impl Stored) -> Result<Waiter, sqlx::Error> {
     })
 }
 
-/// What a row tells those who were refused.
+/// Returns the holder in a row, for a refused claim.
 pub(crate) fn holder_now(row: &LeaseRow) -> HolderNow {
     match row {
         LeaseRow { holder: Holder::Entries, .. } => HolderNow::Unknown,
         LeaseRow { remaining: Some(remaining), owner, .. } => HolderNow::Valid { owner: *owner, remaining: *remaining },
         _ => HolderNow::Vacant,
     }
+}
+
+/// Converts a duration to microseconds for the database, with a limit that keeps sums with a time
+/// in range.
+pub(crate) fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.min(CENTURY).as_micros()).unwrap_or(i64::MAX)
+}
+
+/// Converts a token from a row. The tables hold positive ones only; another value is not a grant.
+pub(crate) fn token(value: i64) -> Option<FencingToken> {
+    FencingToken::new(value)
+}
+
+/// Formats bytes as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }

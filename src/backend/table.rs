@@ -1,4 +1,4 @@
-//! Names of the caller's own tables and columns, as they stand in a statement.
+//! Names of the caller's own tables and columns in statements.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use sqlx::{Encode, QueryBuilder, Type, TypeInfo};
 use crate::backend::{Database, Kind};
 use crate::error::{Error, Result};
 
-/// A table of the caller's: `accounts`, or with its schema `shop.accounts`.
+/// A table of the caller: `accounts`, or with its schema `shop.accounts`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
     schema: Option<Identifier>,
@@ -25,7 +25,7 @@ impl Table {
         }
     }
 
-    /// Where it was said to be; `None`: where the connection looks first.
+    /// Returns the schema. `None`: the default of the connection.
     #[cfg(any(feature = "mysql", feature = "sqlite"))]
     pub(crate) fn schema(&self) -> Option<&str> {
         self.schema.as_ref().map(Identifier::as_str)
@@ -35,14 +35,14 @@ impl Table {
         self.name.as_str()
     }
 
-    /// As it stands in a statement.
+    /// Returns the quoted name.
     pub(crate) fn quoted<DB: Database>(&self) -> String {
         let name = self.name.quoted::<DB>();
         self.schema.as_ref().map_or(name.clone(), |schema| format!("{}.{name}", schema.quoted::<DB>()))
     }
 }
 
-/// As it was named.
+/// Writes the name as the caller gave it.
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(schema) = &self.schema {
@@ -52,7 +52,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// The name of a column, or a part of that of a table: any text that a database could take.
+/// The name of a column, a table or a schema: any text that a database accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identifier(String);
 
@@ -70,8 +70,8 @@ impl Identifier {
         &self.0
     }
 
-    /// As it stands in a statement. Case counts then where the database's own names have any: on PostgreSQL a name that was
-    /// created without quotes is in lower case.
+    /// Returns the quoted name. Quoted names are case-sensitive where the database's names are: on
+    /// PostgreSQL, a name that was created without quotes is in lower case.
     pub(crate) fn quoted<DB: Database>(&self) -> String {
         let mut quoted = String::with_capacity(self.0.len() + 2);
         quoted.push(DB::QUOTE);
@@ -86,10 +86,10 @@ impl Identifier {
     }
 }
 
-/// Binds a key of the caller's.
+/// Binds a key of the caller.
 ///
-/// sqlx prepares a statement once for each text, and PostgreSQL with the types that its parameters had then: the same text with
-/// a key of another type (`7_i32`, `7_i64`) would be refused. So there the type is made part of the text.
+/// sqlx prepares a statement once for each text, and PostgreSQL refuses the same text with a key of
+/// another type (`7_i32`, `7_i64`). So on PostgreSQL the type becomes part of the text.
 pub(crate) fn push_key<'q, DB, K>(query: &mut QueryBuilder<DB>, key: K)
 where
     DB: Database,

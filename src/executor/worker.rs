@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::failure::Failure;
 use super::{Answer, Gathered, Queue};
-use crate::backend::{Backend, Job, Session};
+use crate::backend::{Backend, Store, StoreFuture};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::error::{Error, Fault};
@@ -56,7 +56,7 @@ pub(super) trait Pending: Send {
     fn attempted(&self) -> &'static str;
 
     /// Sends the operation once, and keeps its output.
-    fn send<'a>(&'a mut self, connection: &'a mut dyn Session) -> Job<'a, ()>;
+    fn send<'a>(&'a mut self, connection: &'a mut dyn Store) -> StoreFuture<'a, ()>;
 
     /// Joins a batch, or begins one. `false`: it is sent alone.
     fn join(&self, batch: &mut Option<Batch>) -> bool;
@@ -111,7 +111,7 @@ impl<O: Operation> Pending for Task<O> {
         self.operation.attempted()
     }
 
-    fn send<'a>(&'a mut self, connection: &'a mut dyn Session) -> Job<'a, ()> {
+    fn send<'a>(&'a mut self, connection: &'a mut dyn Store) -> StoreFuture<'a, ()> {
         Box::pin(async move {
             self.output = Some(self.operation.run(connection).await?);
             Ok(())
@@ -139,7 +139,7 @@ impl<O: Operation> Pending for Task<O> {
 pub(super) struct Worker {
     backend: Arc<dyn Backend>,
     queue: Arc<Queue>,
-    connection: Option<Box<dyn Session>>,
+    connection: Option<Box<dyn Store>>,
     /// Hears of grants by other clients, on a connection for heartbeats.
     on_grant: Option<OnGrant>,
     /// The connection hears nothing any more. The next heartbeat on it fails.
@@ -178,7 +178,7 @@ impl Worker {
 
     pub(super) async fn run(mut self) {
         while let Some(task) = self.next().await {
-            let most = if self.connection.is_some() { self.backend.longest_batch() } else { 1 };
+            let most = if self.connection.is_some() { self.backend.max_batch_len() } else { 1 };
             match self.queue.gather(task, most) {
                 Gathered::One(task) => self.run_one(task).await,
                 Gathered::Several(batch, tasks) => self.run_batch(batch, tasks).await,
@@ -300,7 +300,7 @@ impl Worker {
 }
 
 /// Waits for the answer of a connection.
-async fn answered<T>(within: Duration, job: Job<'_, T>) -> Result<T, Failure> {
+async fn answered<T>(within: Duration, job: StoreFuture<'_, T>) -> Result<T, Failure> {
     match timeout(within, panics::caught_in(job)).await {
         Ok(Ok(answer)) => answer.map_err(Failure::Refused),
         Ok(Err(panic)) => Err(Failure::Panic(panic)),

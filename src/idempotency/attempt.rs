@@ -219,7 +219,7 @@ impl Attempt {
             records::end::<DB>(tx, &self.record.key.id, self.token.get(), &ending).await.map_err(claim_error::<DB>)?;
         if ended == 0 {
             let id = &self.record.key.id;
-            let found = records::read::<DB>(tx, id, DB::PRESENT).await.map_err(claim_error::<DB>)?;
+            let found = records::read::<DB>(tx, id, DB::CURRENT_READ).await.map_err(claim_error::<DB>)?;
             self.check_ending(&ending, found.as_ref())?;
         }
         self.set_conclusion(Conclusion::InTransaction);

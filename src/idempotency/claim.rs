@@ -92,7 +92,8 @@ impl Idempotency {
                 return Ok(Outcome::New(Claim { id: claim.key.id.clone(), limit: self.limit }));
             }
             if claimed == Claimed::Not {
-                let record = records::read::<DB>(tx, &claim.key.id, DB::PRESENT).await.map_err(claim_error::<DB>)?;
+                let record =
+                    records::read::<DB>(tx, &claim.key.id, DB::CURRENT_READ).await.map_err(claim_error::<DB>)?;
                 if let Some(record) = record {
                     if let Some(known) = recorded_outcome(claim, record) {
                         return Ok(known);

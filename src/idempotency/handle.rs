@@ -8,8 +8,8 @@ use sqlx::Transaction;
 
 use super::key::{Fingerprint, IdempotencyKey};
 use crate::backend::Database;
+use crate::backend::dialect::LockFailure;
 use crate::backend::records::{Claiming, Errand, Findings, FullKey};
-use crate::backend::sealed::Refusal;
 use crate::backend::table::Table;
 use crate::client::Client;
 use crate::clock::CENTURY;
@@ -227,9 +227,9 @@ impl fmt::Debug for Idempotency {
 }
 
 pub(super) fn claim_error<DB: Database>(error: sqlx::Error) -> Error {
-    let cause = match DB::refusal(&error) {
-        Some(Refusal::Stale) => RowError::StaleSnapshot,
-        Some(Refusal::Deferred) => RowError::Deferred,
+    let cause = match DB::lock_failure(&error) {
+        Some(LockFailure::StaleSnapshot) => RowError::StaleSnapshot,
+        Some(LockFailure::Deferred) => RowError::Deferred,
         _ => return Error::from_sqlx("claim a key", error),
     };
     Error::Row { table: TABLE.into(), cause }

@@ -128,7 +128,7 @@ impl Idempotency {
     pub async fn forget(&self, key: &IdempotencyKey, token: FencingToken) -> Result<bool> {
         let key = key.within(&self.namespace)?;
         let command = Errand::Forget { id: key.id.clone(), token: token.get() };
-        let answer = self.client.ask(command).await;
+        let answer = self.client.run_with_answer(command).await;
         // A request that is repeated after a lost reply finds no record any more.
         let gone = answer.may_linger && self.send(Errand::Read(key)).await?.records.is_empty();
         Ok(answer.result?.changed > 0 || gone)

@@ -5,7 +5,7 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::handle::Lease;
 use crate::backend::Database;
-use crate::backend::sealed::{Check, Verdict};
+use crate::backend::fence::{Check, Verdict};
 use crate::error::{Error, FenceError, LossCause, Result};
 
 impl Lease {
@@ -63,7 +63,7 @@ impl Lease {
             name: self.name().as_str().to_owned(),
             id: held.id().to_string(),
             token: self.token().get(),
-            by_writing: self.client.backend.is_one_of_many_writers(),
+            is_multi_primary: self.client.backend.is_multi_primary(),
         };
         match DB::fence(tx, &check).await {
             Ok(Verdict::Fenced) => Ok(()),

@@ -17,7 +17,7 @@ use crate::engine::{Patience, Refusal, Wish};
 use crate::error::{Error, Result};
 use crate::inspect::{LeaseInfo, Waiting};
 use crate::name::LockName;
-use crate::operation::{List, Waiters};
+use crate::operation::{ListHolders, ListWaiters};
 use crate::owner::Owner;
 use crate::protocol::Mode;
 
@@ -372,8 +372,8 @@ async fn wait_reporting(
         let position = acquisition.position();
         let progress = async {
             // The holder is read after the waiters, so its number of waiters includes them.
-            let waiting = client.run(Waiters(name.clone())).await?;
-            let holders = client.run(List(Names::Just(name.clone()))).await?;
+            let waiting = client.run(ListWaiters(name.clone())).await?;
+            let holders = client.run(ListHolders(Names::One(name.clone()))).await?;
             let place = position.and_then(|(id, _)| waiting.iter().position(|entry| entry.id == id));
             let ahead = place.unwrap_or_else(|| waiting.len() + position.map_or(0, |(_, ahead)| ahead));
             let holder = holders.into_iter().find_map(LeaseInfo::of);

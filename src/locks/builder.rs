@@ -72,7 +72,7 @@ impl LocksBuilder {
     ///
     /// [`Error::Unsupported`] on other databases.
     pub fn synchronous(mut self) -> Result<Self> {
-        if Arc::get_mut(&mut self.backend).is_some_and(|backend| backend.synchronous()) {
+        if Arc::get_mut(&mut self.backend).is_some_and(|backend| backend.require_synchronous()) {
             return Ok(self);
         }
         Err(Error::Unsupported {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use super::liveness::Liveness;
-use crate::backend::{Anchor, Job};
+use crate::backend::{SessionLocks, StoreFuture};
 use crate::clock::Moment;
 use crate::error::{Fault, LossCause};
 
@@ -20,7 +20,7 @@ const LINGER: Duration = Duration::from_secs(5);
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 
 pub(super) struct SessionConnection {
-    anchor: Box<dyn Anchor>,
+    locks: Box<dyn SessionLocks>,
     guard: DisconnectGuard,
     /// When the last answered statement was sent.
     confirmed_at: Instant,
@@ -40,10 +40,10 @@ pub(super) enum Failure {
 
 impl SessionConnection {
     /// Wraps a connection that was requested at `requested_at`.
-    pub(super) fn new(anchor: Box<dyn Anchor>, requested_at: Moment) -> Self {
+    pub(super) fn new(locks: Box<dyn SessionLocks>, requested_at: Moment) -> Self {
         let now = Instant::now();
-        let guard = DisconnectGuard(Liveness::new(anchor.outlives_silence(), requested_at));
-        Self { anchor, guard, confirmed_at: now, locked: 0, idle_since: now }
+        let guard = DisconnectGuard(Liveness::new(locks.session_timeout(), requested_at));
+        Self { locks, guard, confirmed_at: now, locked: 0, idle_since: now }
     }
 
     pub(super) fn liveness(&self) -> &Arc<Liveness> {
@@ -80,14 +80,14 @@ impl SessionConnection {
     /// Sends a statement. Any answer proves that the session is alive.
     pub(super) async fn send<'a, T>(
         &'a mut self,
-        statement: impl FnOnce(&'a mut dyn Anchor) -> Job<'a, T>,
+        statement: impl FnOnce(&'a mut dyn SessionLocks) -> StoreFuture<'a, T>,
     ) -> Result<T, Failure> {
         let liveness = &self.guard.0;
         // A shorter limit would give up locks that the server may still hold for this session.
         let limit = if self.locked == 0 { ANSWER_WITHIN } else { liveness.remaining() };
         let (sent_at, sent) = (Moment::now(), Instant::now());
-        let has_session = self.anchor.outlives_silence().is_some();
-        let answer = timeout(limit, statement(&mut *self.anchor)).await;
+        let has_session = self.locks.session_timeout().is_some();
+        let answer = timeout(limit, statement(&mut *self.locks)).await;
         match answer {
             Ok(Ok(answer)) => {
                 liveness.confirm(sent_at);
@@ -110,7 +110,7 @@ impl SessionConnection {
     /// Releases all locks and closes the connection.
     pub(super) async fn close(self, cause: LossCause) {
         self.guard.0.end(cause);
-        let _ = timeout(ANSWER_WITHIN, self.anchor.close()).await;
+        let _ = timeout(ANSWER_WITHIN, self.locks.close()).await;
     }
 }
 

@@ -218,7 +218,7 @@ impl SessionTask {
         let mut is_reused = self.connection.is_some();
         loop {
             let connection = self.connect().await?;
-            match connection.send(|anchor| anchor.take(name, shared)).await {
+            match connection.send(|locks| locks.try_lock(name, shared)).await {
                 Ok(is_granted) => {
                     self.names.entry(name.clone()).or_default().unavailable_since = None;
                     return Ok(is_granted);
@@ -246,8 +246,9 @@ impl SessionTask {
                     source: None,
                 };
                 let requested_at = Moment::now();
-                let anchor = timeout(CONNECT_WITHIN, self.backend.anchor()).await.map_err(|_| no_connection())??;
-                SessionConnection::new(anchor, requested_at)
+                let locks =
+                    timeout(CONNECT_WITHIN, self.backend.open_session_locks()).await.map_err(|_| no_connection())??;
+                SessionConnection::new(locks, requested_at)
             }
         };
         Ok(self.connection.insert(connection))
@@ -266,12 +267,12 @@ impl SessionTask {
                 let holders = self.names.get(&name).map_or(Holders::None, |state| state.holders);
                 let (answer, remaining) = match holders {
                     Holders::Shared(count @ 2..) => {
-                        let is_alive = connection.send(|anchor| anchor.prove()).await;
+                        let is_alive = connection.send(|locks| locks.ping()).await;
                         (is_alive.map(|()| true), Holders::Shared(count - 1))
                     }
                     _ => {
                         let shared = holders != Holders::Exclusive;
-                        (connection.send(|anchor| anchor.give_back(&name, shared)).await, Holders::None)
+                        (connection.send(|locks| locks.unlock(&name, shared)).await, Holders::None)
                     }
                 };
                 match answer {
@@ -312,7 +313,7 @@ impl SessionTask {
             }
             Some(connection) => {
                 let connection = self.connection.insert(connection);
-                if connection.send(|anchor| anchor.prove()).await.is_err() {
+                if connection.send(|locks| locks.ping()).await.is_err() {
                     self.disconnect();
                 }
             }

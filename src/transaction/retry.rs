@@ -10,8 +10,8 @@ use sqlx::{Connection, Pool, SqlSafeStr, SqlStr, Transaction};
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::time::Instant;
 
-use crate::backend::sealed::{self, Ending};
-use crate::backend::{Database, Job, Kind};
+use crate::backend::dialect::{EndOutcome, Ending};
+use crate::backend::{Database, Kind, StoreFuture};
 use crate::backoff::Backoff;
 use crate::error::{Error, Fault, FenceError, Overtaken, RowError};
 
@@ -222,9 +222,9 @@ impl Retry {
         }
     }
 
-    fn begin<'c, DB: Database>(&self, conn: &'c mut DB::Connection) -> Job<'c, Transaction<'c, DB>> {
+    fn begin<'c, DB: Database>(&self, conn: &'c mut DB::Connection) -> StoreFuture<'c, Transaction<'c, DB>> {
         match self.begin.clone().or(DB::BEGIN.map(SqlSafeStr::into_sql_str)) {
-            Some(sql) => Box::pin(conn.begin_with(DB::begin(sql))),
+            Some(sql) => Box::pin(conn.begin_with(DB::begin_sql(sql))),
             None => Box::pin(conn.begin()),
         }
     }
@@ -311,11 +311,11 @@ const ENDED_BY_WORK: &str = "the transaction ended before its COMMIT: a statemen
 
 /// Ends a transaction. Returns `false` when it had ended before its commit.
 async fn end_transaction<DB: Database>(mut tx: Transaction<'_, DB>, ending: Ending) -> Result<bool, sqlx::Error> {
-    match (DB::end(&mut tx, ending).await?, ending) {
-        (sealed::Ended::ByDriver, Ending::Commit) => tx.commit().await.map(|()| true),
-        (sealed::Ended::ByDriver, Ending::Rollback) => tx.rollback().await.map(|()| true),
+    match (DB::end_transaction(&mut tx, ending).await?, ending) {
+        (EndOutcome::StillOpen, Ending::Commit) => tx.commit().await.map(|()| true),
+        (EndOutcome::StillOpen, Ending::Rollback) => tx.rollback().await.map(|()| true),
         // The driver's ROLLBACK on drop finds no transaction.
-        (ended, _) => Ok(ended == sealed::Ended::AsAsked),
+        (ended, _) => Ok(ended == EndOutcome::Done),
     }
 }
 
@@ -375,7 +375,7 @@ impl<DB: Database> Drop for PooledConnection<DB> {
         }
         // As sqlx does when a connection goes back to its pool.
         tokio::spawn(async move {
-            if !matches!(DB::settle(&mut connection).await, Ok(true)) {
+            if !matches!(DB::reset(&mut connection).await, Ok(true)) {
                 connection.close_on_drop();
             }
         });

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::backend::sealed::Column;
+use crate::backend::dialect::Column;
 use crate::clock::Moment;
 use crate::name::LockName;
 

@@ -8,7 +8,7 @@ use sqlx::{QueryBuilder, Transaction};
 use super::select::{lock_error, no_wait, row_error, row_exists, select, timeout_of_name, wait_mode};
 use super::target::{Target, check_transaction};
 use crate::backend::Database;
-use crate::backend::sealed::{Locking, Wait};
+use crate::backend::dialect::{Locking, Wait};
 use crate::backend::table::{Identifier, Table};
 use crate::client::Client;
 use crate::clock::Moment;
@@ -135,18 +135,18 @@ impl RowLock {
         // On a connection of the client, and before the transaction's SELECT, which may take its
         // snapshot.
         ensure_row(&self.client, name).await?;
-        let push_by_name = |query: &mut QueryBuilder<DB>| DB::push_named(query, name.as_str());
+        let push_by_name = |query: &mut QueryBuilder<DB>| DB::push_named_row(query, name.as_str());
         let locking = Locking { shared: self.shared, key_update: false, wait };
         let Some(found) = select(tx, &table, locking, push_by_name).await? else {
             return Ok(false);
         };
         if let Some(locked) = found.first() {
             if !self.shared {
-                DB::mark(tx, locked, name.as_str()).await.map_err(|error| lock_error::<DB>(&table, error))?;
+                DB::touch_row(tx, locked, name.as_str()).await.map_err(|error| lock_error::<DB>(&table, error))?;
             }
             return Ok(true);
         }
-        if wait == Wait::Skip && row_exists(tx, push_by_name).await? {
+        if wait == Wait::SkipLocked && row_exists(tx, push_by_name).await? {
             return Ok(false);
         }
         // The row was created, or purged, in between.
@@ -160,7 +160,7 @@ async fn ensure_row(client: &Client, name: &LockName) -> Result<()> {
     if client.row_cache.is_ensured(name) {
         return Ok(());
     }
-    let answer = client.ask(Ensure(name.clone())).await;
+    let answer = client.run_with_answer(Ensure(name.clone())).await;
     answer.result?;
     client.row_cache.set_ensured(name, answer.sent_at);
     Ok(())

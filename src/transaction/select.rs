@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::{Decode, QueryBuilder, Row as _, Transaction, Type};
 
 use crate::backend::Database;
-use crate::backend::sealed::{Locking, Refusal, Wait};
+use crate::backend::dialect::{LockFailure, Locking, Wait};
 use crate::backend::table::Table;
 use crate::clock::Moment;
 use crate::error::{Error, Result, RowError};
@@ -17,14 +17,14 @@ const CLOCK_TOLERANCE: Duration = Duration::from_millis(20);
 pub(super) fn wait_mode(wait: Option<Duration>) -> Wait {
     match wait {
         None => Wait::Unbounded,
-        Some(Duration::ZERO) => Wait::Refuse,
+        Some(Duration::ZERO) => Wait::Never,
         Some(at_most) => Wait::AtMost(at_most),
     }
 }
 
 /// Returns the way of trying a single row that leaves the transaction usable.
 pub(super) fn no_wait<DB: Database>() -> Wait {
-    if DB::ABORTS { Wait::Skip } else { Wait::Refuse }
+    if DB::ERRORS_ABORT { Wait::SkipLocked } else { Wait::Never }
 }
 
 pub(super) fn timeout_of_name(name: LockName, start: Moment) -> Error {
@@ -63,17 +63,17 @@ pub(super) async fn select<DB: Database>(
             Wait::AtMost(at_most) => at_most.saturating_sub(Moment::now().since(start)),
             _ => Duration::ZERO,
         };
-        match DB::refusal(&error) {
-            Some(Refusal::Stale) => return Err(lock_error::<DB>(table, error)),
-            Some(Refusal::Taken) if DB::has_rolled_back(conn, &error).await.map_err(statement_error)? => {
+        match DB::lock_failure(&error) {
+            Some(LockFailure::StaleSnapshot) => return Err(lock_error::<DB>(table, error)),
+            Some(LockFailure::Locked) if DB::has_rolled_back(conn, &error).await.map_err(statement_error)? => {
                 return Err(statement_error(error));
             }
             // The session's own limit for a single wait is lower.
-            Some(Refusal::Taken) if left > CLOCK_TOLERANCE => attempt.wait = Wait::AtMost(left),
-            Some(Refusal::Cut) if left > CLOCK_TOLERANCE || !matches!(locking.wait, Wait::AtMost(_)) => {
+            Some(LockFailure::Locked) if left > CLOCK_TOLERANCE => attempt.wait = Wait::AtMost(left),
+            Some(LockFailure::Timeout) if left > CLOCK_TOLERANCE || !matches!(locking.wait, Wait::AtMost(_)) => {
                 return Err(statement_error(error));
             }
-            Some(Refusal::Taken | Refusal::Cut) => {
+            Some(LockFailure::Locked | LockFailure::Timeout) => {
                 tokio::time::sleep(left).await;
                 return Ok(None);
             }
@@ -90,12 +90,12 @@ pub(super) async fn fetch_guarded<DB: Database>(
 ) -> Result<Vec<DB::Row>, sqlx::Error> {
     let within = match wait {
         Wait::AtMost(within) => Some(within),
-        Wait::Refuse => None,
-        Wait::Unbounded | Wait::Skip => return DB::fetch(conn, query).await,
+        Wait::Never => None,
+        Wait::Unbounded | Wait::SkipLocked => return DB::fetch(conn, query).await,
     };
-    let settings = DB::guard(conn, within).await?;
+    let settings = DB::set_savepoint(conn, within).await?;
     let found = DB::fetch(conn, query).await;
-    let unguarded = DB::unguard(conn, &settings, found.is_ok()).await;
+    let unguarded = DB::end_savepoint(conn, &settings, found.is_ok()).await;
     let found = found?;
     unguarded?;
     Ok(found)
@@ -123,8 +123,8 @@ where
 }
 
 pub(super) fn lock_error<DB: Database>(table: &Table, error: sqlx::Error) -> Error {
-    match DB::refusal(&error) {
-        Some(Refusal::Stale) => row_error(table, RowError::StaleSnapshot),
+    match DB::lock_failure(&error) {
+        Some(LockFailure::StaleSnapshot) => row_error(table, RowError::StaleSnapshot),
         _ => statement_error(error),
     }
 }

@@ -8,7 +8,7 @@ use sqlx::{Decode, Encode, QueryBuilder, Transaction, Type, TypeInfo as _};
 use super::select::{no_wait, read_keys, row_error, row_exists, select, timeout_of_table, wait_mode};
 use super::target::Target;
 use crate::backend::Database;
-use crate::backend::sealed::{Locking, Unique, Wait};
+use crate::backend::dialect::{Locking, Unique, Wait};
 use crate::backend::table::Table;
 use crate::client::Client;
 use crate::clock::Moment;
@@ -93,7 +93,7 @@ impl<K> RowOf<K> {
         K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
     {
         let start = Moment::now();
-        let wait = if self.rows.wait == Wait::Refuse { no_wait::<DB>() } else { self.rows.wait };
+        let wait = if self.rows.wait == Wait::Never { no_wait::<DB>() } else { self.rows.wait };
         if self.lock_row(tx, wait).await? {
             Ok(())
         } else {
@@ -134,7 +134,7 @@ impl<K> RowOf<K> {
         if !found.is_empty() {
             return Ok(true);
         }
-        if wait == Wait::Skip && row_exists(tx, push_by_key).await? {
+        if wait == Wait::SkipLocked && row_exists(tx, push_by_key).await? {
             return Ok(false);
         }
         Err(row_error(&target.table, RowError::NoSuchRow))
@@ -196,13 +196,13 @@ impl<K> RowsOf<K> {
     /// Does not wait: [`lock`](Self::lock) fails with [`Error::Timeout`](crate::Error::Timeout)
     /// when another transaction holds one of the rows.
     pub fn nowait(mut self) -> Self {
-        self.wait = Wait::Refuse;
+        self.wait = Wait::Never;
         self
     }
 
     /// Skips rows that another transaction holds: `SKIP LOCKED`.
     pub fn skip_locked(mut self) -> Self {
-        self.wait = Wait::Skip;
+        self.wait = Wait::SkipLocked;
         self
     }
 
@@ -243,7 +243,7 @@ impl<K> RowsOf<K> {
         if wanted.is_empty() || limit == 0 {
             return Ok(Vec::new());
         }
-        if DB::LOOKS_UP_SEVERAL {
+        if DB::LOCKS_LISTED_KEYS_ONLY {
             let locking = self.locking(self.wait);
             let push_by_keys = |query: &mut QueryBuilder<DB>| self.push_keys(query, &target, &wanted);
             return match select(tx, &target.table, locking, push_by_keys).await? {
@@ -289,7 +289,7 @@ impl<K> RowsOf<K> {
             None => return row_error(RowError::NotUnique { column: self.column.clone() }),
         }
         let key = K::type_info();
-        if !DB::suits(&key, &column) {
+        if !DB::can_look_up(&key, &column) {
             return row_error(RowError::KeyType { key: key.name().to_owned(), column: column.type_name });
         }
         target.take_write_lock(tx, self.shared, &target.table).await?;

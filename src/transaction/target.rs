@@ -5,11 +5,11 @@ use sqlx_core::transaction::TransactionManager as _;
 
 use super::select::{row_error, statement_error};
 use crate::backend::Database;
-use crate::backend::sealed::{Catalogued, Column, Refusal};
+use crate::backend::dialect::{Column, ColumnLookup, LockFailure};
 use crate::backend::table::{Identifier, Table};
 use crate::client::Client;
 use crate::error::{Error, Result, RowError};
-use crate::operation::ColumnOf;
+use crate::operation::LookUpColumn;
 
 /// The table and column whose rows are locked.
 pub(super) struct Target {
@@ -47,8 +47,10 @@ impl Target {
                 reason: "SQLite has one write lock and no row locks; take a shared lease, or an exclusive row lock",
             });
         }
-        match DB::seize(tx, &self.table.quoted::<DB>()).await {
-            Err(error) if DB::refusal(&error) == Some(Refusal::Deferred) => Err(row_error(meant, RowError::Deferred)),
+        match DB::lock_database(tx, &self.table.quoted::<DB>()).await {
+            Err(error) if DB::lock_failure(&error) == Some(LockFailure::Deferred) => {
+                Err(row_error(meant, RowError::Deferred))
+            }
             done => done.map_err(statement_error),
         }
     }
@@ -69,17 +71,17 @@ async fn read_column<DB: Database>(
     // it has just created.
     let found = DB::column(tx, table, column).await.map_err(|e| Error::from_sqlx("look a table up", e))?;
     let found = match found {
-        Catalogued::Known(column) => Some(column),
-        Catalogued::Unknown => None,
-        Catalogued::Elsewhere(schema) => {
+        ColumnLookup::Found(column) => Some(column),
+        ColumnLookup::NotFound => None,
+        ColumnLookup::ElsewhereInSchema(schema) => {
             let of = (schema, table.name().to_owned(), column.to_owned());
-            client.run(ColumnOf(of)).await?
+            client.run(LookUpColumn(of)).await?
         }
     };
     let Some(found) = found else {
         return Err(row_error(table, RowError::NoSuchColumn { column: column.to_owned() }));
     };
-    if let Some(engine) = found.rowless {
+    if let Some(engine) = found.engine_without_row_locks {
         return Err(row_error(table, RowError::NoRowLocks { engine }));
     }
     client.row_cache.set_column(key, found.clone());

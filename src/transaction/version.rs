@@ -411,7 +411,7 @@ impl QuotedNames {
         let sql = format!("SELECT CAST({version} AS {}) FROM {table} WHERE {column} = ", DB::INTEGER);
         let mut query = QueryBuilder::new(sql);
         push_key(&mut query, key);
-        query.push(DB::PRESENT);
+        query.push(DB::CURRENT_READ);
         query
     }
 }

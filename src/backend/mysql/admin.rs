@@ -1,14 +1,17 @@
-//! What operators and the sweeper ask.
+//! Statements for operators and the sweeper.
 
 use serde_json::{Value, json};
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row as _};
 
-use crate::backend::stored::{Stored as _, listed, waiter};
-use crate::backend::{Listed, Names, SweepRange, Swept, UNSEEN, Waiter, end_of_prefix, hex, micros, readable};
+use crate::backend::admin::{ListedHolder, ListedWaiter, Names, SweepRange, Swept, end_of_prefix, skip_unreadable};
+use crate::backend::store::ROW_RETENTION;
+use crate::backend::stored::{TableRow as _, read_holder, read_waiter};
+use crate::backend::{hex, micros};
 use crate::name::LockName;
 
-/// Statements on the holders of some names. Acquisitions of one owner that hold a name together have one token, and are one holder.
+/// Selects the holders of some names. Acquisitions of one owner that hold a name together have one
+/// token and are one holder.
 #[rustfmt::skip]
 macro_rules! list {
     ($lease:literal, $entry:literal) => {
@@ -43,19 +46,19 @@ const LIST: &str = list!("l.name >= ? AND l.name < ?", "e.name >= ? AND e.name <
 // Bind order: name, name.
 const LIST_ONE: &str = list!("l.name = ?", "e.name = ?");
 
-/// Behind every name: no text in UTF-8 has such a byte.
+/// Greater than every name: UTF-8 never contains this byte.
 const END_OF_NAMES: &[u8] = &[0xff];
 
-pub(super) async fn list(conn: &mut MySqlConnection, names: &Names) -> Result<Vec<Listed>, sqlx::Error> {
+pub(super) async fn list(conn: &mut MySqlConnection, names: &Names) -> Result<Vec<ListedHolder>, sqlx::Error> {
     let query = match names {
-        Names::BeginningWith(prefix) => {
+        Names::WithPrefix(prefix) => {
             let end = end_of_prefix(prefix).map_or_else(|| END_OF_NAMES.to_vec(), String::into_bytes);
             sqlx::query(LIST).bind(prefix.as_bytes()).bind(end.clone()).bind(prefix.as_bytes()).bind(end)
         }
-        Names::Just(name) => sqlx::query(LIST_ONE).bind(name.as_str().as_bytes()).bind(name.as_str().as_bytes()),
+        Names::One(name) => sqlx::query(LIST_ONE).bind(name.as_str().as_bytes()).bind(name.as_str().as_bytes()),
     };
     let rows = query.fetch_all(conn).await?;
-    Ok(readable(rows.iter().map(|row| listed(row, name_of(row)?))).collect())
+    Ok(skip_unreadable(rows.iter().map(|row| read_holder(row, name_of(row)?))).collect())
 }
 
 /// Names are stored as the bytes of valid UTF-8.
@@ -71,16 +74,17 @@ SELECT e.id, e.units, e.permits, e.holder, e.label, e.arrived_at FROM sqlock_ent
  WHERE e.name = ? AND e.token = 0 AND ", entry_until!("e"), " > ", now!(), "
  ORDER BY e.arrived_at, e.id");
 
-pub(super) async fn waiters(conn: &mut MySqlConnection, name: &LockName) -> Result<Vec<Waiter>, sqlx::Error> {
+pub(super) async fn waiters(conn: &mut MySqlConnection, name: &LockName) -> Result<Vec<ListedWaiter>, sqlx::Error> {
     let rows = sqlx::query(WAITERS).bind(name.as_str().as_bytes()).fetch_all(conn).await?;
-    Ok(readable(rows.iter().map(waiter)).collect())
+    Ok(skip_unreadable(rows.iter().map(read_waiter)).collect())
 }
 
 // ---- sweep
 //
-// Rows to be purged are found without locking: a scan that locks would be in the way of others. They are then locked by their keys,
-// if no other connection has locked them, and deleted if they may still be purged. The subqueries of a DELETE lock what they read. Of a
-// small table the server would rather read all rows than look some up, and would wait for those that are locked: hence FORCE INDEX.
+// The rows to purge are found without locks, since a locking scan would block other clients. They
+// are then locked by key, if no other connection has locked them, and deleted if the conditions
+// still hold. The subqueries of a DELETE lock the rows that they read. The server prefers to scan a
+// small table and would wait for locked rows: hence FORCE INDEX.
 
 // Bind order: the name before the first and limit, three times; limit.
 #[rustfmt::skip]
@@ -145,7 +149,8 @@ async fn sweep_entries(conn: &mut MySqlConnection, range: &SweepRange, last: &st
 const UNSEEN_ROWS: &str = concat!("
 SELECT s.name FROM sqlock_row AS s WHERE s.name > ? AND s.name <= ? AND s.seen_at < ", now!(), " - ?");
 
-/// Rows of a table by their names, if they are not locked. Bind order: JSON of names as hex.
+/// Locks the rows of some names that no other transaction has locked. Bind order: JSON of names as
+/// hex.
 macro_rules! unlocked {
     ($table:literal) => {
         concat!("
@@ -163,7 +168,7 @@ DELETE r FROM ", unlocked!("sqlock_row"), " AS q STRAIGHT_JOIN sqlock_row AS r F
  WHERE r.seen_at < ", now!(), " - ?");
 
 async fn sweep_rows(conn: &mut MySqlConnection, range: &SweepRange, last: &str) -> Result<(), sqlx::Error> {
-    let age = micros(range.retention.max(UNSEEN));
+    let age = micros(range.retention.max(ROW_RETENTION));
     let query = sqlx::query(UNSEEN_ROWS).bind(range.after.as_bytes()).bind(last.as_bytes()).bind(age);
     let unseen = query.fetch_all(&mut *conn).await?;
     if !unseen.is_empty() {
@@ -178,8 +183,8 @@ fn names_of(rows: &[MySqlRow]) -> Result<String, sqlx::Error> {
     Ok(rows.iter().map(name).collect::<Result<Value, sqlx::Error>>()?.to_string())
 }
 
-/// Whether a name may be purged. A subquery without an aggregate would be joined, and might lock all entries. Bind order: retention,
-/// retention.
+/// Whether a name may be purged. A subquery without an aggregate would be joined, and might lock
+/// all entries. Bind order: retention, retention.
 #[rustfmt::skip]
 macro_rules! is_stale {
     () => {
@@ -218,7 +223,7 @@ SELECT c.id FROM sqlock_client AS c
    AND c.id NOT IN (SELECT l.client FROM sqlock_lease AS l) AND c.id NOT IN (SELECT e.client FROM sqlock_entry AS e)
  LIMIT ?");
 
-// A client that has come back in between has a newer heartbeat. Bind order: JSON of ids, retention.
+// A client that has returned meanwhile has a newer heartbeat. Bind order: JSON of ids, retention.
 #[rustfmt::skip]
 const SWEEP_CLIENTS: &str = concat!("
 DELETE c
@@ -230,7 +235,7 @@ DELETE c
        STRAIGHT_JOIN sqlock_client AS c FORCE INDEX (PRIMARY) ON c.id = q.id
  WHERE c.beat_at < ", now!(), " - ?");
 
-/// Purges clients, batch after batch, until one is not full or nothing of it can be purged.
+/// Purges clients in batches, until a batch is not full or none of its clients can be purged.
 async fn sweep_clients(conn: &mut MySqlConnection, range: &SweepRange) -> Result<(), sqlx::Error> {
     let retention = micros(range.retention);
     loop {

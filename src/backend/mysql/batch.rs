@@ -1,15 +1,17 @@
-//! Carries out requests about several names in one [`Script`]: each as it would be carried out alone, or not at all.
+//! Carries out requests about several names in one [`Script`]. Each has the same effect as alone,
+//! or none.
 //!
-//! The script locks the rows with SKIP LOCKED and goes on only if that were all of them, so it waits for nobody. Rows are looked up by
-//! the primary key, whatever the statistics say: of a table that was empty lately, MySQL would read the whole.
+//! The script locks the rows with SKIP LOCKED and continues only if it has locked all of them, so
+//! it never waits. The primary key is forced: with the statistics of a table that was empty
+//! recently, MySQL would scan the whole table.
 
 use std::collections::{HashMap, HashSet};
 
 use sqlx::{MySqlConnection, Row as _};
 
-use super::acquire::keeper;
+use super::acquire::heartbeat_client;
 use super::script::{Script, id_literal, name_literal, text_literal};
-use crate::backend::stored::Stored as _;
+use crate::backend::stored::TableRow as _;
 use crate::backend::{micros, token};
 use crate::protocol::{Batch, Claim, Release, Released, Response};
 
@@ -21,7 +23,8 @@ SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s FORCE INDEX (PRIMARY)
 const COUNT_FREE: &str =
     "SELECT COUNT(*) INTO @sqlock_meant FROM sqlock_lease AS s FORCE INDEX (PRIMARY) WHERE s.name IN (?) AND s.id = ''";
 
-// Assignments run from left to right. Bind order: what each name gets as id, owner, client, ttl, holder and label; names.
+// Assignments run from left to right. Bind order: what each name gets as id, owner, client, ttl,
+// holder and label; names.
 #[rustfmt::skip]
 const ACQUIRE: &str = concat!("
 UPDATE sqlock_lease AS l FORCE INDEX (PRIMARY)
@@ -29,7 +32,8 @@ UPDATE sqlock_lease AS l FORCE INDEX (PRIMARY)
        l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + l.ttl
  WHERE @sqlock_locked = @sqlock_meant AND l.name IN (?) AND l.id = '' AND NOT ", is_awaited!("l"));
 
-// What claims hold: before that, by an earlier request, and after it. Bind order: whether it is after, names, ids.
+// The tokens that claims hold: before the update, by an earlier request, and after it. Bind order:
+// whether it is after, names, ids.
 #[rustfmt::skip]
 const SEEN: &str = "
 SELECT l.id, l.token, ? AS is_after FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id IN (?)";
@@ -50,7 +54,8 @@ UPDATE sqlock_lease AS l FORCE INDEX (PRIMARY)
    SET l.id = '', l.owner = '', l.client = '', l.ttl = 0, l.holder = '', l.label = '', l.acquired_at = ", now!(), ", l.expires_at = 0
  WHERE @sqlock_locked = @sqlock_meant AND l.name IN (?) AND l.id IN (?) AND l.token IN (?) AND NOT ", is_awaited!("l"));
 
-// What is held before that, and what is free after it. Bind order: names, ids, tokens.
+// The names that are held before the update, and those that are free after it. Bind order: names,
+// ids, tokens.
 #[rustfmt::skip]
 const HELD: &str = "
 SELECT l.name, l.token, 0 AS is_free FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id IN (?) AND l.token IN (?)";
@@ -60,7 +65,7 @@ SELECT l.name, l.token, 0 AS is_free FROM sqlock_lease AS l FORCE INDEX (PRIMARY
 const FREE: &str = "
 SELECT l.name, l.token, 1 AS is_free FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id = '' AND l.token IN (?)";
 
-/// Carries out the requests of a batch. `None`: nothing has come of a request.
+/// Carries out the requests of a batch. `None`: the request changed nothing.
 pub(super) async fn execute(conn: &mut MySqlConnection, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
     match batch {
         Batch::Acquire(claims) => acquire(conn, claims).await,
@@ -70,8 +75,8 @@ pub(super) async fn execute(conn: &mut MySqlConnection, batch: &Batch) -> Result
 
 async fn acquire(conn: &mut MySqlConnection, claims: &[Claim]) -> Result<Vec<Option<Response>>, sqlx::Error> {
     let names = &*list(claims, |claim| name_literal(&claim.name));
-    // What all have in common is written once.
-    let gets = |literal: fn(&Claim) -> String| {
+    // A value that all claims share is written once.
+    let case_by_name = |literal: fn(&Claim) -> String| {
         let mut literals = claims.iter().map(literal);
         let first = literals.next().unwrap_or_default();
         if literals.all(|other| other == first) {
@@ -83,9 +88,13 @@ async fn acquire(conn: &mut MySqlConnection, claims: &[Claim]) -> Result<Vec<Opt
     let mut script = Script::new();
     script.add(LOCK_FREE, &[names]);
     script.add(COUNT_FREE, &[names]);
-    let (id, owner) = (gets(|claim| id_literal(claim.id)), gets(|claim| id_literal(claim.owner)));
-    let (client, ttl) = (gets(|claim| id_literal(keeper(claim))), gets(|claim| micros(claim.ttl).to_string()));
-    let (holder, label) = (gets(|claim| text_literal(&claim.holder)), gets(|claim| text_literal(&claim.label)));
+    let (id, owner) = (case_by_name(|claim| id_literal(claim.id)), case_by_name(|claim| id_literal(claim.owner)));
+    let (client, ttl) = (
+        case_by_name(|claim| id_literal(heartbeat_client(claim))),
+        case_by_name(|claim| micros(claim.ttl).to_string()),
+    );
+    let (holder, label) =
+        (case_by_name(|claim| text_literal(&claim.holder)), case_by_name(|claim| text_literal(&claim.label)));
     let ids = &*list(claims, |claim| id_literal(claim.id));
     script.add(SEEN, &["0", names, ids]);
     script.add(ACQUIRE, &[&id, &owner, &client, &ttl, &holder, &label, names]);
@@ -117,14 +126,14 @@ async fn release(conn: &mut MySqlConnection, releases: &[Release]) -> Result<Vec
         seen.insert((row.try_get::<Vec<u8>, _>("name")?, row.number("token")?, row.number("is_free")? == 1));
     }
     let answer = |release: &Release| {
-        let stands = |is_free| seen.contains(&(release.name.as_str().into(), release.token.get(), is_free));
-        let is_ended = stands(false) && stands(true);
+        let was_seen = |is_free| seen.contains(&(release.name.as_str().into(), release.token.get(), is_free));
+        let is_ended = was_seen(false) && was_seen(true);
         is_ended.then_some(Response::Released(Released::Ended { awaited: false }))
     };
     Ok(releases.iter().map(answer).collect())
 }
 
-/// Literals, for IN.
+/// Joins literals for IN.
 fn list<T>(of: &[T], literal: fn(&T) -> String) -> String {
     of.iter().map(literal).collect::<Vec<_>>().join(", ")
 }

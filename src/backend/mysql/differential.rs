@@ -6,16 +6,15 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, MySqlConnection};
 
 use super::batch;
+use super::configure;
 use super::fence::fence;
-use super::settle;
 use super::store::{self, Flavor};
-use crate::backend::differential::{Database, Tables, compare};
-use crate::backend::memory::{Client, Entry, Key, Lease};
+use crate::backend::differential::{Database, Tables, compare, read_client, read_entry, read_lease};
+use crate::backend::fence::{Check, Verdict};
+use crate::backend::memory::Key;
 use crate::backend::micros;
-use crate::backend::sealed::{Check, Verdict};
-use crate::backend::stored::{Stored as _, holder, identity};
 use crate::name::LockName;
-use crate::protocol::{Batch, ClientId, EntryState, LeaseId, Mode, Request, Response};
+use crate::protocol::{Batch, ClientId, LeaseId, Request, Response};
 use crate::token::FencingToken;
 
 const TABLES: [&str; 3] = [
@@ -45,7 +44,7 @@ SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE, READ ONLY";
 async fn connect(options: &MySqlConnectOptions) -> (MySqlConnection, Flavor) {
     let mut conn = options.connect().await.expect("a connection");
     sqlx::raw_sql(ODD_SETTINGS).execute(&mut conn).await.expect("other settings");
-    let flavor = settle(&mut conn).await.expect("a settled session").flavor;
+    let flavor = configure(&mut conn).await.expect("a settled session").flavor;
     (conn, flavor)
 }
 
@@ -91,7 +90,7 @@ impl Database for Server {
     }
 
     async fn fence(&mut self, name: &LockName, id: LeaseId, token: FencingToken) -> bool {
-        let check = Check { name: name.to_string(), id: id.to_string(), token: token.get(), by_writing: false };
+        let check = Check { name: name.to_string(), id: id.to_string(), token: token.get(), is_multi_primary: false };
         fence(self.begin().await, &check).await.expect("an answer") == Verdict::Fenced
     }
 
@@ -141,16 +140,16 @@ UPDATE sqlock_entry
 
     async fn tables(&mut self, names: &[LockName], clients: &[ClientId]) -> Tables {
         let mut tables = Tables::default();
-        let read = "what stands in a row can be read";
+        let read = "a readable row";
         for client in clients {
             let id = client.to_string();
             for row in self.rows("SELECT * FROM sqlock_client WHERE id = ?", id.as_bytes()).await {
-                tables.clients.insert(*client, client_of(&row).expect(read));
+                tables.clients.insert(*client, read_client(&row).expect(read));
             }
         }
         for name in names {
             for row in self.rows("SELECT * FROM sqlock_lease WHERE name = ?", name.as_str().as_bytes()).await {
-                tables.leases.insert(name.clone(), lease_of(&row).expect(read));
+                tables.leases.insert(name.clone(), read_lease(&row).expect(read));
             }
             for row in self
                 .rows(
@@ -159,46 +158,12 @@ UPDATE sqlock_entry
                 )
                 .await
             {
-                let (id, entry) = entry_of(&row).expect(read);
+                let (id, entry) = read_entry(&row, "keeps").expect(read);
                 tables.entries.insert((name.clone(), id), entry);
             }
         }
         tables
     }
-}
-
-fn client_of(row: &MySqlRow) -> Result<Client, sqlx::Error> {
-    Ok(Client { beat_at: row.number("beat_at")?, notice: row.number("notice")? })
-}
-
-fn lease_of(row: &MySqlRow) -> Result<Lease, sqlx::Error> {
-    Ok(Lease {
-        holder: holder(&row.text("id")?)?,
-        owner: identity(&row.text("owner")?)?,
-        client: identity(&row.text("client")?)?,
-        token: row.number("token")?,
-        ttl: row.number("ttl")?,
-        expires_at: row.number("expires_at")?,
-        waiting: 0,
-        lost: row.number("lost")?,
-    })
-}
-
-fn entry_of(row: &MySqlRow) -> Result<(LeaseId, Entry), sqlx::Error> {
-    let entry = Entry {
-        client: identity(&row.text("client")?)?,
-        owner: identity(&row.text("owner")?)?,
-        is_kept: row.number("keeps")? != 0,
-        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
-        state: match row.number("token")? {
-            0 => EntryState::Waiting,
-            token => EntryState::Holding(token),
-        },
-        arrived: row.number("arrived_at")?,
-        ttl: row.number("ttl")?,
-        expires_at: row.number("expires_at")?,
-    };
-    Ok((identity(&row.text("id")?)?.ok_or(sqlx::Error::RowNotFound)?, entry))
 }
 
 async fn requests_answer_as_the_model_does(variable: &str) {

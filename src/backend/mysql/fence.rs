@@ -1,4 +1,4 @@
-//! The fence: what keeps a holding as it is until the transaction of a caller ends.
+//! The fence: keeps a holding from ending until the caller's transaction ends.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row as _};
 
 use super::script::filled;
 use super::store::number;
+use crate::backend::fence::{Check, Verdict};
 use crate::backend::hex;
-use crate::backend::sealed::{Check, Verdict};
 use crate::backend::stored::ENTRIES;
 
-/// Sends statements as text, not prepared: a future that is dropped while sqlx prepares leaves a connection that never answers again,
-/// and with it a transaction that never ends.
+/// Sends a statement as text, not prepared. A future that is dropped while sqlx prepares leaves a
+/// connection that never answers again, with a transaction that never ends.
 async fn first_row(conn: &mut MySqlConnection, sql: &str, literals: &[&str]) -> Result<Option<MySqlRow>, sqlx::Error> {
     let rows = sqlx::raw_sql(AssertSqlSafe(filled(sql, literals))).fetch_all(conn).await?;
     Ok(rows.into_iter().next())
@@ -23,12 +23,13 @@ struct Literals {
     name: String,
     id: String,
     token: String,
-    /// The next after this name, and after this identity.
+    /// The least text after the name, and after the id.
     name_end: String,
     id_end: String,
 }
 
-/// Tells whether a holding stands, alone or with others, and keeps it so until the transaction on this connection ends.
+/// Checks that a holding is valid, alone or shared, and keeps it from ending until the transaction
+/// on this connection ends.
 pub(super) async fn fence(conn: &mut MySqlConnection, check: &Check) -> Result<Verdict, sqlx::Error> {
     let holding = Literals {
         name: format!("X'{}'", hex(check.name.as_bytes())),
@@ -37,7 +38,11 @@ pub(super) async fn fence(conn: &mut MySqlConnection, check: &Check) -> Result<V
         name_end: format!("X'{}00'", hex(check.name.as_bytes())),
         id_end: format!("'{}0'", check.id),
     };
-    let verdict = if check.by_writing { by_writing(conn, &holding).await } else { by_locking(conn, &holding).await };
+    let verdict = if check.is_multi_primary {
+        fence_by_writing(conn, &holding).await
+    } else {
+        fence_by_locking(conn, &holding).await
+    };
     match verdict {
         // MariaDB with innodb_snapshot_isolation: the row has changed since the snapshot.
         Err(error) if number(&error) == Some(1020) => Ok(Verdict::StaleSnapshot),
@@ -45,9 +50,11 @@ pub(super) async fn fence(conn: &mut MySqlConnection, check: &Check) -> Result<V
     }
 }
 
-// Locks the row of the holding until the transaction ends: that of the name, or the entry of an acquisition that shares. A row that is
-// looked up and does not match would stay locked as well, and at REPEATABLE READ a missing row would lock a gap. So the inner query
-// reads first what the transaction sees, without locking. Bind order: name, id, token, id, token, name, id, token, id, token.
+// Locks the row of the holding until the transaction ends: that of the name, or the entry of an
+// acquisition that shares. A row that is looked up but does not match would stay locked too, and at
+// REPEATABLE READ a missing row would lock a gap. So the inner query first reads the snapshot of
+// the transaction without locks. Bind order: name, id, token, id, token, name, id, token, id,
+// token.
 #[rustfmt::skip]
 const FENCE: &str = "
 (SELECT 1 FROM sqlock_lease AS l
@@ -60,9 +67,10 @@ const FENCE: &str = "
     AND e.id = ? AND e.token = ? AND e.owner <> ''
    LOCK IN SHARE MODE)";
 
-// A locking read sees the present, whatever the transaction sees. Each half reads a range of one key: at READ COMMITTED a row that does
-// not match is then unlocked, so a transaction without a fence is in nobody's way. /*M! … */ is for MariaDB, /*!80001 … */ for MySQL.
-// Bind order: name, its end, id, token, name, id, its end, token.
+// A locking read returns the latest rows, not the snapshot. Each half reads a range of one key: at
+// READ COMMITTED the server then unlocks a row that does not match, so a transaction without a
+// fence blocks no other. /*M! … */ is for MariaDB, /*!80001 … */ for MySQL. Bind order: name, its
+// end, id, token, name, id, its end, token.
 // https://dev.mysql.com/doc/refman/8.4/en/innodb-locking-reads.html
 #[rustfmt::skip]
 const PRESENT: &str = "
@@ -74,8 +82,8 @@ const PRESENT: &str = "
   WHERE e.name = ? AND e.id >= ? AND e.id < ? AND e.token = ? AND e.owner <> ''
    /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ NOWAIT)";
 
-/// The fence where all that write the row meet its lock.
-async fn by_locking(
+/// Fences a transaction where all writers of the row see its lock.
+async fn fence_by_locking(
     conn: &mut MySqlConnection,
     Literals { name, id, token, name_end, id_end }: &Literals,
 ) -> Result<Verdict, sqlx::Error> {
@@ -85,20 +93,22 @@ async fn by_locking(
     match first_row(conn, PRESENT, &[name, name_end, id, token, name, id, id_end, token]).await {
         Ok(None) => Ok(Verdict::Superseded),
         Ok(Some(_)) => Ok(Verdict::StaleSnapshot),
-        // The row is locked, so nobody knows. A new transaction may see it.
+        // The row is locked, so its state is unknown. A new transaction may read it.
         Err(error) if matches!(number(&error), Some(3572 | 1205)) => Ok(Verdict::StaleSnapshot),
         Err(error) => Err(error),
     }
 }
 
-/// How often a fence looks whether its node has received the holding, and the time between two looks.
-const LOOKS: u32 = 20;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+/// How often a fence checks whether its node has received the holding, and the pause between
+/// checks.
+const POLLS: u32 = 20;
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-// On a Galera cluster the other nodes do not see locks. But of two transactions that write a row on different nodes, one cannot commit:
-// so the row is written, and is afterwards as it was. An update that changes nothing would write nothing.
-// Selects the holder, whether it is the holding, whether the transaction sees it, and whether a later holding, or the loss of this one,
-// is known here. Bind order: id, token, token, token, name, then name, id, token twice.
+// The nodes of a Galera cluster do not see each other's locks. But of two transactions that write a
+// row on different nodes, only one can commit. So the fence writes the row twice and restores it;
+// an update without a change would not be a write. Selects the holder, whether it is the holding,
+// whether the transaction sees it, and whether a later holding, or the loss of this one, is known
+// here. Bind order: id, token, token, token, name, then name, id, token twice.
 #[rustfmt::skip]
 const WRITE_LEASE: &str = "
 SELECT l.id, CAST(l.id = ? AND l.token = ? AS SIGNED),
@@ -109,7 +119,8 @@ SELECT l.id, CAST(l.id = ? AND l.token = ? AS SIGNED),
 UPDATE sqlock_lease SET token = -token WHERE name = ? AND id = ? AND token = ?;
 UPDATE sqlock_lease SET token = -token WHERE name = ? AND id = ? AND token = -?";
 
-// The same of an entry; selects whether the transaction sees it. Bind order: name, id, token three times.
+// The same of an entry; selects whether the transaction sees it. Bind order: name, id, token three
+// times.
 #[rustfmt::skip]
 const WRITE_ENTRY: &str = "
 SELECT CAST(EXISTS (SELECT 1 FROM sqlock_entry AS s WHERE s.name = e.name AND s.id = e.id AND s.token = e.token) AS SIGNED)
@@ -118,13 +129,13 @@ SELECT CAST(EXISTS (SELECT 1 FROM sqlock_entry AS s WHERE s.name = e.name AND s.
 UPDATE sqlock_entry SET token = -token WHERE name = ? AND id = ? AND token = ? AND owner <> '';
 UPDATE sqlock_entry SET token = -token WHERE name = ? AND id = ? AND token = -? AND owner <> ''";
 
-/// The fence where several servers are written.
-async fn by_writing(
+/// Fences a transaction where several servers accept writes.
+async fn fence_by_writing(
     conn: &mut MySqlConnection,
     Literals { name, id, token, .. }: &Literals,
 ) -> Result<Verdict, sqlx::Error> {
     let verdict = |is_seen: i64| if is_seen != 0 { Verdict::Fenced } else { Verdict::StaleSnapshot };
-    for _ in 0..LOOKS {
+    for _ in 0..POLLS {
         let row =
             first_row(conn, WRITE_LEASE, &[id, token, token, token, name, name, id, token, name, id, token]).await?;
         if let Some(row) = row {
@@ -142,8 +153,8 @@ async fn by_writing(
                 return Ok(Verdict::Superseded);
             }
         }
-        // This node is still before the holding; or the holding was given back.
-        tokio::time::sleep(BETWEEN_LOOKS).await;
+        // This node has not received the holding yet, or the holding was released.
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(Verdict::StaleSnapshot)
 }

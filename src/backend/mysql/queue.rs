@@ -1,25 +1,24 @@
-//! The entries of a name: they wait for it, or share it.
+//! The queue of a name: waiting entries and transitions.
 
 use serde_json::{Value, json};
 use sqlx::MySqlConnection;
 
 use super::acquire::{CREATE_FREE, grant_claim};
-use super::lease::look;
-use super::script::{Script, filled, id_literal, is, name_literal};
+use super::script::{Script, filled, id_literal, name_literal, read_flag};
 use super::store::{is_timeout, token};
 use crate::backend::micros;
-use crate::backend::stored::{Stored as _, entry_row, holder_now, holder_text, lease_row, remaining};
+use crate::backend::stored::{TableRow as _, holder_now, holder_text, read_entry, read_lease, remaining};
 use crate::name::LockName;
 use crate::protocol::{
-    Enqueue, EntryState, Granted, Grantee, Holder, HolderChange, HolderNow, LeaseId, Mode, Polled, Presence, Queue,
-    Transition,
+    Enqueue, EntryState, Granted, Grantee, Holder, HolderChange, HolderNow, LeaseId, LeaseRow, Mode, Polled, Presence,
+    Queue, Transition,
 };
 
 // ---- enqueue
 
-// JSON: id, owner, client, is_kept, units, permits, ttl, age, holder, label. An entry that is there already is not inserted, nor one
-// that holds the name by now. Texts have their character set named, since MariaDB would take the database's. Bind order: name, JSON,
-// name, name.
+// JSON: id, owner, client, is_kept, units, permits, ttl, age, holder, label. Skips entries that
+// exist and acquisitions that hold the name already. The texts name their character set, since
+// MariaDB would use the database's. Bind order: name, JSON, name, name.
 #[rustfmt::skip]
 const ENQUEUE: &str = concat!("
 INSERT IGNORE INTO sqlock_entry (", entry_columns!(), ")
@@ -35,10 +34,10 @@ SELECT ?, t.id, t.owner, t.client, t.is_kept, t.units, t.permits, 0, t.ttl, ", n
  WHERE NOT EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = ? AND l.id = t.id)
    AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = ? AND e.id = t.id)");
 
-// A release that has not seen the entries holds the lock of the row, so this statement waits for it and reads what it wrote. A release
-// that locks the row later sees the entries. Bind order: name.
+// A release that has not seen the entries has locked the row, so this statement waits for it and
+// reads the result. A release that locks the row later sees the entries. Bind order: name.
 #[rustfmt::skip]
-const LOOK_AFTERWARDS: &str = concat!("SELECT ", lease_columns!("l"), " FROM sqlock_lease AS l WHERE l.name = ? LOCK IN SHARE MODE");
+const READ_ROW_AFTER_INSERT: &str = concat!("SELECT ", lease_columns!("l"), " FROM sqlock_lease AS l WHERE l.name = ? LOCK IN SHARE MODE");
 
 pub(super) async fn enqueue(conn: &mut MySqlConnection, entries: &[Enqueue]) -> Result<HolderNow, sqlx::Error> {
     let Some(first) = entries.first() else {
@@ -54,23 +53,33 @@ pub(super) async fn enqueue(conn: &mut MySqlConnection, entries: &[Enqueue]) -> 
     });
     let lines = Value::from_iter(lines).to_string();
     sqlx::query(ENQUEUE).bind(name).bind(lines).bind(name).bind(name).execute(&mut *conn).await?;
-    let row = match sqlx::query(LOOK_AFTERWARDS).bind(name).fetch_optional(&mut *conn).await {
+    let row = match sqlx::query(READ_ROW_AFTER_INSERT).bind(name).fetch_optional(&mut *conn).await {
         Err(error) if is_timeout(&error) => return Ok(HolderNow::Unknown),
         row => row?,
     };
     if let Some(row) = row {
-        return Ok(holder_now(&lease_row(&row)?));
+        return Ok(holder_now(&read_lease(&row)?));
     }
     let created = sqlx::query(CREATE_FREE).bind(name).execute(&mut *conn).await?;
     if created.rows_affected() > 0 {
         return Ok(HolderNow::Vacant);
     }
-    Ok(look(conn, &first.claim.name).await?.map_or(HolderNow::Vacant, |row| holder_now(&row)))
+    Ok(read_row(conn, &first.claim.name).await?.map_or(HolderNow::Vacant, |row| holder_now(&row)))
 }
 
 // ---- poll and read
 
-// The result has one row for each of the entries, or a single row if there is none. Bind order: JSON ids, name.
+// Bind order: name.
+#[rustfmt::skip]
+const READ_ROW: &str = concat!("SELECT ", lease_columns!("l"), " FROM sqlock_lease AS l WHERE l.name = ?");
+
+/// Reads the row of a name without a lock.
+pub(super) async fn read_row(conn: &mut MySqlConnection, name: &LockName) -> Result<Option<LeaseRow>, sqlx::Error> {
+    let row = sqlx::query(READ_ROW).bind(name.as_str().as_bytes()).fetch_optional(conn).await?;
+    row.as_ref().map(read_lease).transpose()
+}
+
+// Returns one row for each entry, or a single row without entries. Bind order: JSON ids, name.
 #[rustfmt::skip]
 const POLL: &str = concat!("
 SELECT ", lease_columns!("l"), ", COALESCE(e.id, '') AS entry_id, COALESCE(e.token, 0) AS entry_token,
@@ -94,7 +103,7 @@ pub(super) async fn poll(
     let Some(first) = rows.first() else {
         return Ok(None);
     };
-    let row = lease_row(first)?;
+    let row = read_lease(first)?;
     let mut presences: Vec<Presence> = ids.iter().map(|id| Presence::of(*id, &row, None, 0)).collect();
     for found in &rows {
         let id = found.text("entry_id")?;
@@ -137,10 +146,10 @@ pub(super) async fn read(
     let Some(first) = rows.first() else {
         return Ok(None);
     };
-    let row = lease_row(first)?;
+    let row = read_lease(first)?;
     let mut entries = Vec::with_capacity(rows.len());
     for row in &rows {
-        entries.extend(entry_row(row)?);
+        entries.extend(read_entry(row)?);
     }
     let mut queue = Queue { row, entries, is_cut_off: false };
     queue.is_cut_off = queue.waiting().count() > limit as usize;
@@ -162,7 +171,8 @@ SELECT COUNT(*) INTO @sqlock_leases FROM sqlock_lease AS s WHERE s.name = ? AND 
 const LOCK_ENTRIES: &str = "
 SELECT COUNT(*) INTO @sqlock_entries FROM sqlock_entry AS s FORCE INDEX (PRIMARY) WHERE s.name = ? AND s.id IN (?) FOR UPDATE SKIP LOCKED";
 
-/// The clients that lose a holding. Bind order: name, whether the holder of the row expires, name, ids of expired entries.
+/// The clients that lose a holding. Bind order: name, whether the holder of the row expires, name,
+/// ids of expired entries.
 #[rustfmt::skip]
 macro_rules! losers {
     () => {
@@ -192,23 +202,24 @@ mod condition {
 
     // Bind order: name, ids, how many.
     #[rustfmt::skip]
-    pub(super) const HAVE_EXPIRED: &str = concat!("
+    pub(super) const ENTRIES_HAVE_EXPIRED: &str = concat!("
        (SELECT COUNT(*) FROM sqlock_entry AS e WHERE e.name = ? AND e.id IN (?) AND ", entry_until!("e"), " <= ", now!(), ") = ?");
 
     // Bind order: name, ids, how many.
     #[rustfmt::skip]
-    pub(super) const WAIT: &str = "
+    pub(super) const ENTRIES_WAIT: &str = "
        (SELECT COUNT(*) FROM sqlock_entry AS e WHERE e.name = ? AND e.id IN (?) AND e.token = 0) = ?";
 
-    // An acquisition that has joined since the queue was read raises no token. Bind order: name, ids of expired entries.
+    // An acquisition may have joined since the queue was read: joining does not raise the token.
+    // Bind order: name, ids of expired entries.
     #[rustfmt::skip]
-    pub(super) const NOBODY_HOLDS: &str = "
+    pub(super) const NO_HOLDER: &str = "
        NOT EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = ? AND e.id NOT IN (?) AND e.token > 0)";
     #[rustfmt::skip]
-    pub(super) const NOBODY_HOLDS_ALONE: &str = "
+    pub(super) const NO_EXCLUSIVE_HOLDER: &str = "
        NOT EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = ? AND e.id NOT IN (?) AND e.token > 0 AND e.units = 0)";
     #[rustfmt::skip]
-    pub(super) const NOBODY_WAITS: &str = "
+    pub(super) const NO_WAITER: &str = "
        NOT EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = ? AND e.id NOT IN (?) AND e.token = 0)";
 }
 
@@ -217,17 +228,18 @@ mod condition {
 const DECIDE: &str = concat!("
 SELECT IF(?, ?, NULL), GREATEST(? + 1, ", now!(), ") INTO @sqlock_name, @sqlock_token");
 
-// A client without a row gets one: it may be about to register, and must then wait for this and hear of it. Bind order: losers.
+// A client without a row gets one: a registration under way must wait for this transaction and read
+// the notice. Bind order: losers.
 #[rustfmt::skip]
 const NOTICE: &str = concat!("
 INSERT INTO sqlock_client (id, beat_at, notice)
 SELECT n.id, 0, 1 FROM ", losers!(), " WHERE @sqlock_name IS NOT NULL ORDER BY n.id
     ON DUPLICATE KEY UPDATE notice = sqlock_client.notice + 1");
 
-// Of acquisitions of one owner that share a token, the last counts. Bind order: whether the holder of the row expires, ids of expired
-// entries, the same.
+// A token shared by several acquisitions of one owner is lost with the last of them. Bind order:
+// whether the holder of the row expires, ids of expired entries, the same.
 #[rustfmt::skip]
-const NOTE_LOSS: &str = "
+const WRITE_LOSS: &str = "
 UPDATE sqlock_lease AS l
    SET l.lost = GREATEST(l.lost, IF(?, l.token, 0),
                 COALESCE((SELECT MAX(h.token) FROM sqlock_entry AS h
@@ -248,7 +260,7 @@ UPDATE sqlock_lease AS l STRAIGHT_JOIN sqlock_entry AS e ON e.name = l.name AND 
        l.expires_at = ", now!(), " + ?, l.acquired_at = ", now!(), ", l.holder = e.holder, l.label = e.label
  WHERE l.name = @sqlock_name");
 
-// Bind order: how far the last token lies above the first, or nothing to leave it as it is.
+// Bind order: the difference between the last and the first token, or NULL to leave the token.
 #[rustfmt::skip]
 const GRANT_SHARED: &str = "
 UPDATE sqlock_lease
@@ -265,7 +277,7 @@ UPDATE sqlock_entry
 // Bind order: id.
 const DELETE: &str = "DELETE FROM sqlock_entry WHERE name = @sqlock_name AND id = ?";
 
-const ANSWER: &str = "SELECT CAST(@sqlock_name IS NOT NULL AS SIGNED), CAST(@sqlock_token AS UNSIGNED)";
+const RESULT: &str = "SELECT CAST(@sqlock_name IS NOT NULL AS SIGNED), CAST(@sqlock_token AS UNSIGNED)";
 
 pub(super) async fn transition(
     conn: &mut MySqlConnection,
@@ -274,7 +286,7 @@ pub(super) async fn transition(
     let Transition { seen, given_up, expired, change, is_last, .. } = transition;
     let is_alone = matches!(seen.holder, Holder::Lease(_));
     let ends_row = is_alone || seen.holder == Holder::Kept;
-    // This store sets no marks, so a queue that was read has none.
+    // This store sets no marks, so no queue was read with one.
     if (*is_last && seen.waiting != 0) || (ends_row && matches!(change, HolderChange::None)) {
         return Ok(None);
     }
@@ -301,17 +313,17 @@ pub(super) async fn transition(
     if ends_row && (given_up.is_none() || !is_alone) {
         require(condition::HOLDER_HAS_EXPIRED, &[names]);
     }
-    require(condition::HAVE_EXPIRED, &[names, gone, &expired.len().to_string()]);
-    require(condition::WAIT, &[names, granted, &grantees.len().to_string()]);
+    require(condition::ENTRIES_HAVE_EXPIRED, &[names, gone, &expired.len().to_string()]);
+    require(condition::ENTRIES_WAIT, &[names, granted, &grantees.len().to_string()]);
     match change {
         HolderChange::None => {}
-        HolderChange::Free | HolderChange::Exclusive(_) => require(condition::NOBODY_HOLDS, &[names, gone]),
-        HolderChange::Shared(_) => require(condition::NOBODY_HOLDS_ALONE, &[names, gone]),
+        HolderChange::Free | HolderChange::Exclusive(_) => require(condition::NO_HOLDER, &[names, gone]),
+        HolderChange::Shared(_) => require(condition::NO_EXCLUSIVE_HOLDER, &[names, gone]),
         HolderChange::Claim(claim) => {
             let is_exclusive = claim.mode == Mode::Exclusive;
-            let free = if is_exclusive { condition::NOBODY_HOLDS } else { condition::NOBODY_HOLDS_ALONE };
+            let free = if is_exclusive { condition::NO_HOLDER } else { condition::NO_EXCLUSIVE_HOLDER };
             require(free, &[names, gone]);
-            require(condition::NOBODY_WAITS, &[names, gone]);
+            require(condition::NO_WAITER, &[names, gone]);
         }
     }
 
@@ -321,7 +333,7 @@ pub(super) async fn transition(
     script.add(LOCK_CLIENTS, &losers);
     script.add(DECIDE, &[&conditions, names, &seen.token.to_string()]);
     script.add(NOTICE, &losers);
-    script.add(NOTE_LOSS, &[losers[1], gone, gone]);
+    script.add(WRITE_LOSS, &[losers[1], gone, gone]);
     for id in expired {
         script.add(DELETE, &[&id_literal(id)]);
     }
@@ -349,8 +361,8 @@ pub(super) async fn transition(
             ids.push(claim.id);
         }
     }
-    let row = script.run(conn, ANSWER).await?;
-    if !is(&row, 0)? {
+    let row = script.run(conn, RESULT).await?;
+    if !read_flag(&row, 0)? {
         return Ok(None);
     }
     let first: u64 = sqlx::Row::try_get(&row, 1)?;
@@ -358,7 +370,7 @@ pub(super) async fn transition(
     ids.into_iter().zip(first..).map(grant).collect::<Result<_, sqlx::Error>>().map(Some)
 }
 
-/// Identities as a list of literals, for IN. Never empty: nothing has an empty identity.
+/// Joins ids as literals for IN. The list is never empty: it begins with an id that no row has.
 fn list(ids: impl Iterator<Item = LeaseId>) -> String {
     ids.fold(String::from("''"), |list, id| format!("{list}, '{id}'"))
 }

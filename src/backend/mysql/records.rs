@@ -3,11 +3,11 @@
 
 use sqlx::{Executor as _, MySql, MySqlConnection, QueryBuilder, Row as _};
 
-use crate::backend::Job;
+use crate::backend::StoreFuture;
+use crate::backend::dialect::{Dialect as _, LockFailure, Locking, Wait};
 use crate::backend::records::{
     Claimed, Claiming, Errand, Findings, INTO, Record, Records, State, as_usual, carry, push_consume, push_values, read,
 };
-use crate::backend::sealed::{Dialect as _, Locking, Refusal, Wait};
 
 /// https://mariadb.com/kb/en/set-statement/
 const WITHOUT_WAITING: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */ ";
@@ -28,7 +28,7 @@ impl Records for MySql {
 
     as_usual!();
 
-    fn claim<'a>(conn: &'a mut MySqlConnection, claim: &'a Claiming) -> Job<'a, Claimed> {
+    fn claim<'a>(conn: &'a mut MySqlConnection, claim: &'a Claiming) -> StoreFuture<'a, Claimed> {
         Box::pin(async move {
             let mut query = QueryBuilder::new(WITHOUT_WAITING);
             if claim.issued {
@@ -42,7 +42,7 @@ impl Records for MySql {
             match query.build().execute(&mut *conn).await {
                 Ok(done) if done.rows_affected() > 0 => Ok(Claimed::Ours),
                 Ok(_) => Ok(Claimed::Not),
-                Err(error) if Self::refusal(&error) == Some(Refusal::Taken) => {
+                Err(error) if Self::lock_failure(&error) == Some(LockFailure::Locked) => {
                     if Self::has_rolled_back(conn, &error).await? { Err(error) } else { Ok(Claimed::Taken) }
                 }
                 Err(error) => Err(error),
@@ -65,10 +65,10 @@ pub(super) async fn record(conn: &mut MySqlConnection, errand: &Errand) -> Resul
         _ => return carry::<MySql>(&mut *conn, errand).await,
     };
     // Who has written it and not committed has it locked; who has only read it does not mind.
-    let clauses = MySql::clauses(Locking { shared: true, key_update: false, wait: Wait::Refuse });
+    let clauses = MySql::clauses(Locking { shared: true, key_update: false, wait: Wait::Never });
     match read::<MySql>(&mut *conn, &key.id, &clauses.after).await {
         Ok(record) => Ok(Findings { records: record.into_iter().collect(), ..Findings::default() }),
-        Err(error) if MySql::refusal(&error) == Some(Refusal::Taken) => {
+        Err(error) if MySql::lock_failure(&error) == Some(LockFailure::Locked) => {
             sqlx::query(DIRTY).execute(&mut *conn).await?;
             // Only what has been claimed and has no result yet has the fingerprint of one who is at work.
             let dirty = read::<MySql>(&mut *conn, &key.id, "").await?;

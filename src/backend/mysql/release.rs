@@ -1,30 +1,31 @@
-//! Ends holdings: by their holder, by withdrawal, by eviction.
+//! Ends holdings: by release, withdrawal or eviction.
 
 use sqlx::MySqlConnection;
 
 use super::acquire::Grant;
-use super::lease::look;
-use super::script::{AMENDED, Script, amended, filled, id_literal, is, name_literal};
+use super::queue::read_row;
+use super::script::{AMENDED, Script, amended, filled, id_literal, name_literal, read_flag};
 use super::store::{Attempt, Flavor, Nowait, attempt, is_locked, is_timeout, token};
 use crate::backend::micros;
-use crate::backend::stored::{KEPT, NOBODY, Stored as _, identity};
+use crate::backend::stored::{KEPT, NO_ID, TableRow as _, parse_id};
 use crate::name::LockName;
 use crate::protocol::{Amended, Granted, Holder, LeaseId, Release, Released, Withdrawn};
 use crate::token::FencingToken;
 
 // ---- release
 
-// The codes of RELEASE: 1 and 2 end the holding. From FIRST on: the end of the identity of the first live entry that waits, if that
-// wants the name exclusively. Of the 32 digits 15 fit: a CASE over numbers with and without a sign is a decimal, and LAST_INSERT_ID of
-// a decimal has 63 bits.
+// The codes of RELEASE: 1 and 2 end the holding. From FIRST on: the last digits of the id of the
+// first live waiting entry, if its mode is exclusive. 15 of the 32 digits fit: a CASE over signed
+// and unsigned numbers is a decimal, and LAST_INSERT_ID of a decimal has 63 bits.
 const ENDED_AWAITED: u64 = 2;
 const AWAITED: u64 = 3;
 const SHARED: u64 = 4;
 const FIRST: u64 = 16;
 
-// The holding ends if nobody waits, or if the name is kept; then it stays known whose it was. Assignments run from left to right, so the
-// later ones read the new identity. Bind order: whether a claim follows, Grant, lasts, lasts, name, id, token,
-// whether the name is kept, whether a claim follows.
+// The holding ends if no entry waits, or if the name stays unavailable; the details of the former
+// holder are kept then. Assignments run from left to right, so the later ones read the new
+// identity. Bind order: whether a claim follows, Grant, lasts, lasts, name, id, token, whether the
+// name stays unavailable, whether a claim follows.
 #[rustfmt::skip]
 const RELEASE: Nowait = update_lease!(
     set: ["l.token = IF(?, LAST_INSERT_ID(GREATEST(l.token + 1, ", now!(), ")), l.token),
@@ -48,7 +49,7 @@ pub(super) async fn release(
 ) -> Result<Released, sqlx::Error> {
     let is_kept = !release.keep_for.is_zero();
     let next = release.next.as_ref().filter(|_| !is_kept);
-    let after = next.map_or_else(|| Grant::nobody(if is_kept { KEPT } else { NOBODY }), Grant::new);
+    let after = next.map_or_else(|| Grant::none(if is_kept { KEPT } else { NO_ID }), Grant::new);
     let lasts = micros(next.map_or(release.keep_for, |claim| claim.ttl));
     let query = after.bind(sqlx::query(RELEASE.sql(flavor)).bind(next.is_some())).bind(lasts).bind(lasts);
     let query = query.bind(release.name.as_str().as_bytes()).bind(release.id.to_string()).bind(release.token.get());
@@ -58,8 +59,8 @@ pub(super) async fn release(
         Attempt::Refused(AWAITED) => Ok(Released::Awaited),
         Attempt::Refused(SHARED) => release_entry(conn, flavor, release).await,
         Attempt::Refused(end @ FIRST..) => hand_over(conn, flavor, release, end).await,
-        Attempt::Refused(_) => not_held(conn, &release.name).await,
-        Attempt::Locked => match look(conn, &release.name).await? {
+        Attempt::Refused(_) => read_not_held(conn, &release.name).await,
+        Attempt::Locked => match read_row(conn, &release.name).await? {
             Some(row) if row.holder == Holder::Entries => release_entry(conn, flavor, release).await,
             Some(row) if row.holder == Holder::Lease(release.id) && row.token == release.token.get() => {
                 Ok(Released::Locked)
@@ -70,15 +71,15 @@ pub(super) async fn release(
     }
 }
 
-async fn not_held(conn: &mut MySqlConnection, name: &LockName) -> Result<Released, sqlx::Error> {
-    let row = look(conn, name).await?;
+async fn read_not_held(conn: &mut MySqlConnection, name: &LockName) -> Result<Released, sqlx::Error> {
+    let row = read_row(conn, name).await?;
     Ok(row
         .map_or(Released::NotHeld { lost: 0, token: 0 }, |row| Released::NotHeld { lost: row.lost, token: row.token }))
 }
 
-// No statement both updates and deletes, so another one deletes the entry. Until then it stands as an entry that was released and has
-// expired: it does not keep the name from other clients, and a later transition deletes it if the deletion never comes.
-// Bind order: name, id, token, name, end.
+// One statement cannot both update and delete, so another one deletes the entry. Until then the
+// entry is a released and expired one: it does not block other clients, and a later transition
+// deletes it if the deletion fails. Bind order: name, id, token, name, end.
 #[rustfmt::skip]
 const HAND_OVER: &str = concat!("
 UPDATE (SELECT s.name, GREATEST(s.token + 1, ", now!(), ") AS token
@@ -95,9 +96,10 @@ UPDATE (SELECT s.name, GREATEST(s.token + 1, ", now!(), ") AS token
        l.holder = n.holder, l.label = n.label, l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + n.ttl,
        e.token = q.token, e.owner = '', e.client = '', e.expires_at = 0");
 
-// A DELETE takes no index hint: MariaDB may choose the primary key, and meet other entries that are locked. Bind order: name, token.
+// A DELETE accepts no index hint: MariaDB may choose the primary key and find other entries locked.
+// Bind order: name, token.
 #[rustfmt::skip]
-const TAKE_GRANTED: &str = "
+const DELETE_GRANTED_RETURNING: &str = "
 SET STATEMENT innodb_lock_wait_timeout = 0 FOR
 DELETE FROM sqlock_entry WHERE name = ? AND token = ? AND owner = '' AND expires_at = 0 RETURNING id";
 
@@ -107,12 +109,12 @@ const READ_GRANTED: &str = "
 SELECT e.id FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
  WHERE e.name = ? AND e.token = ? AND e.owner = '' AND e.expires_at = 0";
 
-// By the primary key: a lookup by another index locks the records of the two in another order than transitions do. Bind order: name,
-// id, token.
+// The lookup uses the primary key: another index would lock the index records in another order than
+// transitions do. Bind order: name, id, token.
 #[rustfmt::skip]
 const DELETE_GRANTED: &str = "DELETE FROM sqlock_entry WHERE name = ? AND id = ? AND token = ? AND owner = ''";
 
-/// Hands the name to the waiting entry whose identity ends with `end`.
+/// Grants the name to the waiting entry whose id ends with `end`.
 async fn hand_over(
     conn: &mut MySqlConnection,
     flavor: Flavor,
@@ -123,16 +125,18 @@ async fn hand_over(
     let query = sqlx::query(HAND_OVER).bind(name).bind(release.id.to_string()).bind(release.token.get());
     let done = query.bind(name).bind(format!("%{end:015x}")).execute(&mut *conn).await?;
     if done.rows_affected() == 0 {
-        // One of the two rows is locked, or has changed since the refusal.
+        // One of the two rows is locked or has changed since the refusal.
         return Ok(Released::Awaited);
     }
     let token = token(done.last_insert_id())?;
     let taken = match flavor {
-        Flavor::MariaDb => sqlx::query(TAKE_GRANTED).bind(name).bind(token.get()).fetch_all(&mut *conn).await,
+        Flavor::MariaDb => {
+            sqlx::query(DELETE_GRANTED_RETURNING).bind(name).bind(token.get()).fetch_all(&mut *conn).await
+        }
         Flavor::MySql => Ok(Vec::new()),
     };
     let id = match taken {
-        // The row may come before the error that undoes its deletion.
+        // The row may arrive before the error that reverts its deletion.
         Err(error) if is_locked(flavor, &error) => None,
         rows => rows?.first().map(|row| row.text("id")).transpose()?,
     };
@@ -140,8 +144,8 @@ async fn hand_over(
         Some(id) => id,
         None => read_and_delete_granted(conn, name, token).await?,
     };
-    // Another client may have deleted the entry already. Then the row of the name tells who holds it.
-    Ok(identity(&id)?.map_or(Released::Ended { awaited: true }, |id| Released::ToEntry(Granted { id, token })))
+    // If another client has deleted the entry already, the row of the name shows the holder.
+    Ok(parse_id(&id)?.map_or(Released::Ended { awaited: true }, |id| Released::ToEntry(Granted { id, token })))
 }
 
 async fn read_and_delete_granted(
@@ -151,12 +155,12 @@ async fn read_and_delete_granted(
 ) -> Result<String, sqlx::Error> {
     let query = sqlx::query(READ_GRANTED).bind(name).bind(token.get());
     let Some(row) = query.fetch_optional(&mut *conn).await? else {
-        return Ok(NOBODY.into());
+        return Ok(NO_ID.into());
     };
     let id = row.text("id")?;
     let query = sqlx::query(DELETE_GRANTED).bind(name).bind(&id).bind(token.get());
     match query.execute(conn).await {
-        // The grant stands. A later transition deletes the entry, which has expired.
+        // The grant is valid. A later transition deletes the entry, which has expired.
         Err(error) if is_timeout(&error) => {}
         done => {
             done?;
@@ -188,7 +192,8 @@ const KEEP_ENTRY: Nowait = update_entry!(
 #[rustfmt::skip]
 const HOLDING_ENTRY: &str = "SELECT 1 FROM sqlock_entry WHERE name = ? AND id = ? AND token = ? AND owner <> ''";
 
-// Read after the entry has been deleted: a waiter that is not seen here does not see the holding any more. Bind order: name.
+// Read after the deletion: a waiter that this statement misses does not see the holding any more.
+// Bind order: name.
 #[rustfmt::skip]
 const IS_AWAITED: &str = "
 SELECT CAST(EXISTS (SELECT 1 FROM sqlock_entry AS w FORCE INDEX (sqlock_entry_in_order) WHERE w.name = ? AND w.token = 0) AS SIGNED)";
@@ -204,14 +209,14 @@ async fn release_entry(conn: &mut MySqlConnection, flavor: Flavor, release: &Rel
     match attempt(conn, flavor, query.bind(release.token.get())).await? {
         Attempt::Done(_) => {
             let row = sqlx::query(IS_AWAITED).bind(name).fetch_one(conn).await?;
-            Ok(Released::Ended { awaited: is(&row, 0)? })
+            Ok(Released::Ended { awaited: read_flag(&row, 0)? })
         }
-        Attempt::Refused(_) => not_held(conn, &release.name).await,
+        Attempt::Refused(_) => read_not_held(conn, &release.name).await,
         Attempt::Locked => {
             let query = sqlx::query(HOLDING_ENTRY).bind(name).bind(&id).bind(release.token.get());
             match query.fetch_optional(&mut *conn).await? {
                 Some(_) => Ok(Released::Locked),
-                None => not_held(conn, &release.name).await,
+                None => read_not_held(conn, &release.name).await,
             }
         }
     }
@@ -226,14 +231,15 @@ macro_rules! own_entry {
     };
 }
 
-/// A range of one key: a row of the name that another holds is not kept locked. Bind order: name, name, id, except.
+/// A range of one key, so that a row with another holder does not stay locked. Bind order: name,
+/// name, id, except.
 macro_rules! own_lease {
     () => {
         "sqlock_lease AS s WHERE s.name >= ? AND s.name < CONCAT(?, X'00') AND s.id = ? AND s.token <> ?"
     };
 }
 
-// The entry first: once it is locked, nobody can grant it the name.
+// The entry is locked first: no client can grant a locked entry the name.
 #[rustfmt::skip]
 const WITHDRAW_LOCK_ENTRY: &str = concat!("SELECT COUNT(*) INTO @sqlock_entries FROM ", own_entry!(), " FOR UPDATE SKIP LOCKED");
 #[rustfmt::skip]
@@ -245,7 +251,7 @@ const WITHDRAW_CHECK: &str = concat!("
 SELECT @sqlock_entries = (SELECT COUNT(*) FROM ", own_entry!(), ") AND @sqlock_leases = (SELECT COUNT(*) FROM ", own_lease!(), ")
   INTO @sqlock_done");
 
-// A row that is not to be deleted may be locked, and must not be looked up. Bind order: name, name.
+// A row that must stay may be locked, so it must not be looked up. Bind order: name, name.
 #[rustfmt::skip]
 const WITHDRAW_DECIDE: &str = "
 SELECT IF(@sqlock_done AND @sqlock_entries, ?, NULL), IF(@sqlock_done AND @sqlock_leases, ?, NULL)
@@ -258,9 +264,10 @@ const WITHDRAW_ENTRY: &str = "DELETE FROM sqlock_entry WHERE name = @sqlock_entr
 const WITHDRAW_LEASE: &str = "
 UPDATE sqlock_lease SET id = '', owner = '', client = '', expires_at = 0, holder = '', label = '' WHERE name = @sqlock_name";
 
-// Read after the commit: a waiter that is not seen here does not see the holding any more. Bind order: name, name, id.
+// Read after the commit: a waiter that this statement misses does not see the holding any more.
+// Bind order: name, name, id.
 #[rustfmt::skip]
-const WITHDRAW_ANSWER: &str = "
+const WITHDRAW_RESULT: &str = "
 SELECT CAST(@sqlock_done AS SIGNED),
        CAST(EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = ?)
             AND EXISTS (SELECT 1 FROM sqlock_entry AS w FORCE INDEX (sqlock_entry_in_order)
@@ -281,21 +288,23 @@ pub(super) async fn withdraw(
     script.add(WITHDRAW_DECIDE, &[name, name]);
     script.add(WITHDRAW_ENTRY, &[id]);
     script.add(WITHDRAW_LEASE, &[]);
-    let row = script.run(conn, &filled(WITHDRAW_ANSWER, &[name, name, id])).await?;
-    Ok(if is(&row, 0)? { Withdrawn::Gone { awaited: is(&row, 1)? } } else { Withdrawn::Locked })
+    let row = script.run(conn, &filled(WITHDRAW_RESULT, &[name, name, id])).await?;
+    Ok(if read_flag(&row, 0)? { Withdrawn::Gone { awaited: read_flag(&row, 1)? } } else { Withdrawn::Locked })
 }
 
 // ---- evict
 
-/// The entries that hold with a token, or were released and keep the name from others. Bind order: name, token.
-macro_rules! sharing {
+/// The entries that hold with a token, or were released and keep the name unavailable. Bind order:
+/// name, token.
+macro_rules! entries_with_token {
     () => {
         "sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order) WHERE e.name = ? AND e.token = ?"
     };
 }
 
-/// The row of a name that one lease holds alone with a token, or that is kept from others after it. Bind order: name, token.
-macro_rules! alone {
+/// The row of a name that one lease holds with a token, or that stays unavailable after it. Bind
+/// order: name, token.
+macro_rules! lease_with_token {
     () => {
         "sqlock_lease AS l WHERE l.name = ? AND l.token = ? AND l.id NOT IN ('', 'entries')"
     };
@@ -305,8 +314,8 @@ macro_rules! alone {
 #[rustfmt::skip]
 macro_rules! evicted_clients {
     () => {
-        concat!("(SELECT l.client AS id FROM ", alone!(), " AND l.client <> ''
-        UNION SELECT e.client FROM ", sharing!(), " AND e.client <> '') AS n")
+        concat!("(SELECT l.client AS id FROM ", lease_with_token!(), " AND l.client <> ''
+        UNION SELECT e.client FROM ", entries_with_token!(), " AND e.client <> '') AS n")
     };
 }
 
@@ -314,25 +323,27 @@ macro_rules! evicted_clients {
 #[rustfmt::skip]
 const EVICT_LOCK_LEASE: &str = "SELECT COUNT(*) INTO @sqlock_leases FROM sqlock_lease AS s WHERE s.name = ? FOR UPDATE SKIP LOCKED";
 #[rustfmt::skip]
-const EVICT_LOCK_ENTRIES: &str = concat!("SELECT COUNT(*) INTO @sqlock_entries FROM ", sharing!(), " FOR UPDATE SKIP LOCKED");
+const EVICT_LOCK_ENTRIES: &str = concat!("SELECT COUNT(*) INTO @sqlock_entries FROM ", entries_with_token!(), " FOR UPDATE SKIP LOCKED");
 #[rustfmt::skip]
 const EVICT_LOCK_CLIENTS: &str = concat!("
 SELECT COUNT(*) INTO @sqlock_clients FROM ", evicted_clients!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id
    FOR UPDATE SKIP LOCKED");
 
-// A name that is only kept from others is taken away from nobody. Bind order: alone, sharing, alone, sharing, sharing, evicted_clients.
+// A released holding that keeps the name unavailable is not counted as lost. Bind order: alone,
+// sharing, alone, sharing, sharing, evicted_clients.
 #[rustfmt::skip]
 const EVICT_CHECK: &str = concat!("
-SELECT EXISTS (SELECT 1 FROM ", alone!(), " AND l.id <> 'kept') OR EXISTS (SELECT 1 FROM ", sharing!(), " AND e.owner <> ''),
-       EXISTS (SELECT 1 FROM ", alone!(), ") OR EXISTS (SELECT 1 FROM ", sharing!(), "),
-       @sqlock_leases = 1 AND @sqlock_entries = (SELECT COUNT(*) FROM ", sharing!(), ")
+SELECT EXISTS (SELECT 1 FROM ", lease_with_token!(), " AND l.id <> 'kept') OR EXISTS (SELECT 1 FROM ", entries_with_token!(), " AND e.owner <> ''),
+       EXISTS (SELECT 1 FROM ", lease_with_token!(), ") OR EXISTS (SELECT 1 FROM ", entries_with_token!(), "),
+       @sqlock_leases = 1 AND @sqlock_entries = (SELECT COUNT(*) FROM ", entries_with_token!(), ")
        AND @sqlock_clients = (SELECT COUNT(*) FROM ", evicted_clients!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id)
   INTO @sqlock_lost, @sqlock_held, @sqlock_locked");
 
 // Bind order: name.
 const EVICT_DECIDE: &str = "SELECT IF(@sqlock_held AND @sqlock_locked, ?, NULL) INTO @sqlock_name";
 
-// A client without a row gets one: it may be about to register, and must then wait for this and hear of it. Bind order: evicted_clients.
+// A client without a row gets one: a registration under way must wait for this transaction and read
+// the notice. Bind order: evicted_clients.
 #[rustfmt::skip]
 const EVICT_NOTICE: &str = concat!("
 INSERT INTO sqlock_client (id, beat_at, notice)
@@ -345,7 +356,8 @@ macro_rules! ends_row {
         "l.token = ? AND l.id NOT IN ('', 'entries')"
     };
 }
-// Assignments run from left to right, so the identity is the last. Bind order: token, six times, and once more.
+// Assignments run from left to right, so the identity is the last. Bind order: token, six times,
+// and once more.
 #[rustfmt::skip]
 const EVICT_LEASE: &str = concat!("
 UPDATE sqlock_lease AS l

@@ -1,7 +1,7 @@
 //! Statements on the caller's own tables, in the caller's own transactions.
 //!
-//! A wait is bounded by the statement itself, in the way that each of the two has. No setting of the session is touched, so
-//! none has to be restored, even when a future is dropped in the middle.
+//! The statement itself limits a wait, in the syntax of each server. No setting of the session
+//! changes, so none has to be restored when a future is dropped.
 
 use std::time::Duration;
 
@@ -9,20 +9,23 @@ use sqlx::mysql::MySqlTypeInfo;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, QueryBuilder, Row as _, SqlSafeStr as _, SqlStr, TypeInfo as _};
 
 use super::store::{is_timeout, number};
-use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Ended, Ending, Locking, Refusal, Unique, Wait};
+use crate::backend::dialect::{
+    Clauses, Column, ColumnLookup, Dialect, EndOutcome, Ending, LockFailure, Locking, Unique, Wait,
+};
+use crate::backend::store::ROW_TOUCH_INTERVAL;
 use crate::backend::table::Table;
-use crate::backend::{Job, NOTED, hex, micros};
+use crate::backend::{StoreFuture, hex, micros};
 use crate::name::LockName;
 
-/// A deadlock rolls the whole transaction back, and what follows would be committed statement by statement. So nothing is, until the
-/// transaction has ended; the session's own setting is kept in a variable meanwhile.
+/// A deadlock rolls the whole transaction back, and autocommit would commit each later statement.
+/// So autocommit is off until the transaction ends; a variable holds the setting of the session.
 const TURN_AUTOCOMMIT_OFF: &str = "SET @sqlock_autocommit = @@autocommit, autocommit = 0";
 
-/// Whatever ends the transaction takes the savepoint with it: a deadlock, but also a statement with an implicit commit.
-/// <https://dev.mysql.com/doc/refman/8.4/en/savepoint.html>
+/// Every end of the transaction removes the savepoint: a deadlock, and also a statement with an
+/// implicit commit. <https://dev.mysql.com/doc/refman/8.4/en/savepoint.html>
 const SET_SAVEPOINT: &str = "SAVEPOINT sqlock";
 
-/// In one packet, of which the server carries out nothing after a statement that fails.
+/// Sent in one packet: the server carries out nothing after a statement that fails.
 const COMMIT_FROM_SAVEPOINT: &str = "RELEASE SAVEPOINT sqlock; COMMIT; SET autocommit = @sqlock_autocommit";
 
 const ROLL_BACK: &str = "ROLLBACK; SET autocommit = @sqlock_autocommit";
@@ -30,63 +33,65 @@ const ROLL_BACK: &str = "ROLLBACK; SET autocommit = @sqlock_autocommit";
 impl Dialect for MySql {
     const QUOTE: char = '`';
     const INTEGER: &'static str = "SIGNED";
-    const PRESENT: &'static str = " LOCK IN SHARE MODE";
+    const CURRENT_READ: &'static str = " LOCK IN SHARE MODE";
     const BEGIN: Option<&'static str> = Some("BEGIN");
-    const ABORTS: bool = false;
+    const ERRORS_ABORT: bool = false;
     const LOCKS_ROWS: bool = true;
-    // Of a small table, or for many keys, it scans the index, and locks what it looks at.
-    const LOOKS_UP_SEVERAL: bool = false;
+    // The server scans the index of a small table, or for many keys, and locks every row that it
+    // reads.
+    const LOCKS_LISTED_KEYS_ONLY: bool = false;
 
-    fn begin(sql: SqlStr) -> SqlStr {
+    fn begin_sql(sql: SqlStr) -> SqlStr {
         let begin = sql.as_str().trim_end_matches(|c: char| c == ';' || c.is_whitespace());
-        // On a line of its own, for the text may end with a comment.
+        // On a line of its own, since the text may end with a comment.
         AssertSqlSafe(format!("{TURN_AUTOCOMMIT_OFF}; {begin}\n; {SET_SAVEPOINT}")).into_sql_str()
     }
 
-    fn end(conn: &mut MySqlConnection, ending: Ending) -> Job<'_, Ended> {
+    fn end_transaction(conn: &mut MySqlConnection, ending: Ending) -> StoreFuture<'_, EndOutcome> {
         Box::pin(async move {
             if ending == Ending::Commit {
                 match sqlx::raw_sql(COMMIT_FROM_SAVEPOINT).execute(&mut *conn).await {
-                    Ok(_) => return Ok(Ended::AsAsked),
-                    // There is no such savepoint.
+                    Ok(_) => return Ok(EndOutcome::Done),
+                    // The savepoint does not exist.
                     Err(error) if number(&error) == Some(1305) => {}
                     Err(error) => return Err(error),
                 }
             }
             sqlx::raw_sql(ROLL_BACK).execute(conn).await?;
-            Ok(if ending == Ending::Commit { Ended::Before } else { Ended::AsAsked })
+            Ok(if ending == Ending::Commit { EndOutcome::EndedBefore } else { EndOutcome::Done })
         })
     }
 
-    fn fetch<'a>(conn: &'a mut MySqlConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, Vec<Self::Row>> {
+    fn fetch<'a>(conn: &'a mut MySqlConnection, query: &'a mut QueryBuilder<Self>) -> StoreFuture<'a, Vec<Self::Row>> {
         let sql = query.sql();
         if sql.as_str().contains('?') {
             return Box::pin(query.build().fetch_all(conn));
         }
-        // Not prepared: a future that is dropped while sqlx prepares leaves a connection that never answers again, and with
-        // it a transaction that never ends.
+        // Not prepared: a future that is dropped while sqlx prepares leaves a connection that never
+        // answers again, with a transaction that never ends.
         Box::pin(sqlx::raw_sql(sql).fetch_all(conn))
     }
 
-    fn execute<'a>(conn: &'a mut MySqlConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, u64> {
+    fn execute<'a>(conn: &'a mut MySqlConnection, query: &'a mut QueryBuilder<Self>) -> StoreFuture<'a, u64> {
         Box::pin(async move { Ok(query.build().execute(conn).await?.rows_affected()) })
     }
 
     fn clauses(Locking { shared, wait, .. }: Locking) -> Clauses {
-        // /*M! … */ is for MariaDB's eyes, /*!80001 … */ for MySQL's: MariaDB leaves out what is for a MySQL that it never was.
-        // https://mariadb.com/kb/en/comment-syntax/
+        // /*M! … */ is for MariaDB, /*!80001 … */ for MySQL: MariaDB skips comments for MySQL
+        // versions that it never had. https://mariadb.com/kb/en/comment-syntax/
         let after = match (shared, wait) {
             (false, Wait::Unbounded | Wait::AtMost(_)) => " FOR UPDATE",
-            (false, Wait::Refuse) => " FOR UPDATE NOWAIT",
-            (false, Wait::Skip) => " FOR UPDATE SKIP LOCKED",
+            (false, Wait::Never) => " FOR UPDATE NOWAIT",
+            (false, Wait::SkipLocked) => " FOR UPDATE SKIP LOCKED",
             (true, Wait::Unbounded | Wait::AtMost(_)) => " LOCK IN SHARE MODE",
-            (true, Wait::Refuse) => " /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ NOWAIT",
-            (true, Wait::Skip) => " /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ SKIP LOCKED",
+            (true, Wait::Never) => " /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ NOWAIT",
+            (true, Wait::SkipLocked) => " /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ SKIP LOCKED",
         };
         let Wait::AtMost(within) = wait else {
             return Clauses { after: after.into(), ..Clauses::default() };
         };
-        // The server's own bound, innodb_lock_wait_timeout, counts seconds. Zero would be no bound.
+        // The server's own limit, innodb_lock_wait_timeout, counts seconds. Zero would mean no
+        // limit.
         // https://dev.mysql.com/doc/refman/8.4/en/optimizer-hints.html#optimizer-hints-execution-time
         // https://mariadb.com/kb/en/set-statement/
         let within = within.clamp(Duration::from_millis(1), Duration::from_millis(u32::MAX.into()));
@@ -97,23 +102,23 @@ impl Dialect for MySql {
         }
     }
 
-    fn push_named(query: &mut QueryBuilder<Self>, name: &str) {
+    fn push_named_row(query: &mut QueryBuilder<Self>, name: &str) {
         query.push("1 FROM sqlock_row WHERE name = X'").push(hex(name.as_bytes())).push("'");
     }
 
-    fn refusal(error: &sqlx::Error) -> Option<Refusal> {
+    fn lock_failure(error: &sqlx::Error) -> Option<LockFailure> {
         match number(error)? {
-            // Lock wait timeout, also MariaDB's answer to NOWAIT; MySQL's answer to it.
-            1205 | 3572 => Some(Refusal::Taken),
+            // Lock wait timeout, which MariaDB also returns for NOWAIT; MySQL's error for NOWAIT.
+            1205 | 3572 => Some(LockFailure::Locked),
             // MAX_EXECUTION_TIME, max_statement_time.
-            3024 | 1969 => Some(Refusal::Cut),
+            3024 | 1969 => Some(LockFailure::Timeout),
             // MariaDB with innodb_snapshot_isolation: the row has changed since the snapshot.
-            1020 => Some(Refusal::Stale),
+            1020 => Some(LockFailure::StaleSnapshot),
             _ => None,
         }
     }
 
-    fn has_rolled_back<'a>(conn: &'a mut MySqlConnection, error: &'a sqlx::Error) -> Job<'a, bool> {
+    fn has_rolled_back<'a>(conn: &'a mut MySqlConnection, error: &'a sqlx::Error) -> StoreFuture<'a, bool> {
         Box::pin(async move {
             if number(error) != Some(1205) {
                 return Ok(false);
@@ -124,23 +129,24 @@ impl Dialect for MySql {
         })
     }
 
-    /// MySQL's catalogue is made of InnoDB tables. To read it at REPEATABLE READ would be the beginning of the snapshot, which is
-    /// to begin when the row is locked.
-    fn column<'a>(conn: &'a mut MySqlConnection, table: &'a Table, _column: &'a str) -> Job<'a, Catalogued> {
+    /// MySQL's catalogue consists of InnoDB tables. At REPEATABLE READ, reading it would begin the
+    /// snapshot, which must begin when the row is locked.
+    fn column<'a>(conn: &'a mut MySqlConnection, table: &'a Table, _column: &'a str) -> StoreFuture<'a, ColumnLookup> {
         Box::pin(async move {
             if let Some(schema) = table.schema() {
-                return Ok(Catalogued::Elsewhere(schema.into()));
+                return Ok(ColumnLookup::ElsewhereInSchema(schema.into()));
             }
             let row = sqlx::raw_sql("SELECT CAST(DATABASE() AS CHAR)").fetch_one(conn).await?;
             let schema: Option<String> = row.try_get(0)?;
-            Ok(schema.map_or(Catalogued::Unknown, Catalogued::Elsewhere))
+            Ok(schema.map_or(ColumnLookup::NotFound, ColumnLookup::ElsewhereInSchema))
         })
     }
 
-    /// What a column is compared with is converted to its class, or the column to that of the key: the text '7abc' is equal to the
-    /// number 7, 'abc' to 0, and for a number every text is converted, so that all rows are locked.
+    /// A comparison converts the key to the class of the column, or the column to that of the key:
+    /// the text '7abc' is equal to the number 7, and 'abc' to 0. For a number every text is
+    /// converted, so that all rows are locked.
     /// https://dev.mysql.com/doc/refman/8.4/en/type-conversion.html
-    fn suits(key: &MySqlTypeInfo, column: &Column) -> bool {
+    fn can_look_up(key: &MySqlTypeInfo, column: &Column) -> bool {
         match (Class::of(key.name()), Class::of(&column.type_name)) {
             (Class::Text | Class::Bytes, Class::Parsed) => true,
             (key, column) => key == column,
@@ -156,9 +162,11 @@ impl Dialect for MySql {
     }
 }
 
-// One row for each unique index that is on this column alone, the best one first; or one row without an index. An index on an
-// expression has no column. MySQL hides an index as INVISIBLE, MariaDB as IGNORED. Bind order: schema and table twice, column.
-// https://dev.mysql.com/doc/refman/8.4/en/invisible-indexes.html, https://mariadb.com/kb/en/ignored-indexes/
+// Returns one row for each unique index on this column alone, the best one first, or one row
+// without an index. An index on an expression has no column. MySQL hides an index as INVISIBLE,
+// MariaDB as IGNORED. Bind order: schema and table twice, column.
+// https://dev.mysql.com/doc/refman/8.4/en/invisible-indexes.html,
+// https://mariadb.com/kb/en/ignored-indexes/
 #[rustfmt::skip]
 const COLUMN: &str = "
 SELECT CAST(c.DATA_TYPE AS CHAR), CAST(t.ENGINE AS CHAR), CAST(i.name AS CHAR), CAST(i.obstacle AS CHAR)
@@ -179,7 +187,7 @@ SELECT CAST(c.DATA_TYPE AS CHAR), CAST(t.ENGINE AS CHAR), CAST(i.name AS CHAR), 
  ORDER BY i.obstacle IS NOT NULL, i.name <> 'PRIMARY'
  LIMIT 1";
 
-/// What the catalogue says about a column of a schema and a table.
+/// Looks up a column by schema, table and column.
 pub(super) async fn column(
     conn: &mut MySqlConnection,
     (schema, table, column): &(String, String, String),
@@ -193,11 +201,12 @@ pub(super) async fn column(
     Ok(Some(Column {
         type_name: row.try_get(0)?,
         unique: index.map(|name| Unique { name, obstacle }),
-        rowless: engine.filter(|engine| !engine.eq_ignore_ascii_case("InnoDB")),
+        engine_without_row_locks: engine.filter(|engine| !engine.eq_ignore_ascii_case("InnoDB")),
     }))
 }
 
-// Whether there is a row, and whether it is time to note down that it is in use. Bind order: how old the note may get, name.
+// Whether the row exists, and whether its time of use must be written. Bind order: how old the time
+// of use may be, name.
 #[rustfmt::skip]
 const SEEN: &str = concat!("SELECT seen_at < ", now!(), " - ? FROM sqlock_row WHERE name = ?");
 
@@ -205,30 +214,30 @@ const SEEN: &str = concat!("SELECT seen_at < ", now!(), " - ? FROM sqlock_row WH
 #[rustfmt::skip]
 const CREATE: &str = concat!("INSERT IGNORE INTO sqlock_row (name, seen_at) VALUES (?, ", now!(), ")");
 
-// A row that is locked is not waited for. Bind order: name.
+// Does not wait for a locked row. Bind order: name.
 #[rustfmt::skip]
-const NOTE: &str = concat!("
+const TOUCH: &str = concat!("
 UPDATE (SELECT s.name FROM sqlock_row AS s WHERE s.name = ? LIMIT 1 FOR UPDATE SKIP LOCKED) AS q
        STRAIGHT_JOIN sqlock_row AS r ON r.name = q.name
    SET r.seen_at = ", now!());
 
-/// Makes sure that a row stands for a name.
+/// Creates the row of a name if it is missing, or writes its time of use.
 pub(super) async fn ensure(conn: &mut MySqlConnection, name: &LockName) -> Result<(), sqlx::Error> {
     let name = name.as_str().as_bytes();
-    let seen = sqlx::query(SEEN).bind(micros(NOTED)).bind(name).fetch_optional(&mut *conn).await?;
+    let seen = sqlx::query(SEEN).bind(micros(ROW_TOUCH_INTERVAL)).bind(name).fetch_optional(&mut *conn).await?;
     let done = match seen.map(|row| row.try_get(0)).transpose()? {
         Some(false) => return Ok(()),
-        Some(true) => sqlx::query(NOTE).bind(name).execute(conn).await,
+        Some(true) => sqlx::query(TOUCH).bind(name).execute(conn).await,
         None => sqlx::query(CREATE).bind(name).execute(conn).await,
     };
     match done {
-        // Another connection has created the row meanwhile, and has locked it.
+        // Another connection has created and locked the row meanwhile.
         Err(error) if is_timeout(&error) => Ok(()),
         done => done.map(drop),
     }
 }
 
-/// Types whose values are compared without a conversion that loses something, or the index.
+/// Classes of types whose values can be compared without a lossy conversion and with an index.
 #[derive(Debug, PartialEq, Eq)]
 enum Class {
     Exact,
@@ -238,14 +247,14 @@ enum Class {
     Date,
     Time,
     Moment,
-    /// MariaDB's own types, for which it parses text and bytes before it looks them up.
+    /// MariaDB's own types: it parses text and bytes before the lookup.
     Parsed,
-    /// Any other, by its name.
+    /// Any other type, by its name.
     Other(String),
 }
 
 impl Class {
-    /// Of a type, as the catalogue or sqlx calls it.
+    /// Classifies a type by its name in the catalogue or in sqlx.
     fn of(name: &str) -> Self {
         let name = name.to_ascii_lowercase();
         match name.trim_end_matches(" unsigned") {

@@ -7,10 +7,12 @@ use crate::backend::hex;
 use crate::name::LockName;
 use crate::protocol::Amended;
 
-/// A transaction that is sent as one text. The server does not wait for the client while rows are locked.
+/// A transaction that is sent as one text. The server does not wait for the client while rows are
+/// locked.
 ///
-/// It locks rows with SKIP LOCKED and counts them, decides, and leaves the name in `@sqlock_name` if it goes on; otherwise that is NULL.
-/// The statements that write look rows up by this variable, so they lock nothing when it is NULL. A variable keeps its value from the
+/// The script locks rows with SKIP LOCKED, counts them, checks the conditions, and sets
+/// `@sqlock_name` to the name, or to NULL if it must not continue. The writing statements look rows
+/// up by this variable, so they lock nothing when it is NULL. A variable keeps its value from the
 /// previous script, unless the SELECT that sets it returns exactly one row.
 pub(super) struct Script {
     text: String,
@@ -21,13 +23,13 @@ impl Script {
         Self { text: String::from("START TRANSACTION") }
     }
 
-    /// Adds a statement, with literals in place of its question marks.
+    /// Adds a statement, with literals instead of its question marks.
     pub(super) fn add(&mut self, sql: &str, literals: &[&str]) {
         self.text.push_str(";\n");
         self.text.push_str(&filled(sql, literals));
     }
 
-    /// Commits, and returns the row of the SELECT that answers, which runs after the commit.
+    /// Commits, and returns the row of the SELECT `answer`, which runs after the commit.
     pub(super) async fn run(mut self, conn: &mut MySqlConnection, answer: &str) -> Result<MySqlRow, sqlx::Error> {
         self.add("COMMIT", &[]);
         self.add(answer, &[]);
@@ -44,7 +46,7 @@ impl Script {
         match sqlx::raw_sql(AssertSqlSafe(self.text)).fetch_all(&mut *conn).await {
             Ok(rows) => Ok(rows),
             Err(error @ sqlx::Error::Database(_)) => {
-                // The server has carried out nothing after the statement that failed.
+                // The server carried out nothing after the statement that failed.
                 sqlx::raw_sql("ROLLBACK").execute(conn).await?;
                 Err(error)
             }
@@ -82,7 +84,7 @@ pub(super) fn id_literal(id: impl ToString) -> String {
 }
 
 /// Reads a flag or a count of a script.
-pub(super) fn is(row: &MySqlRow, column: usize) -> Result<bool, sqlx::Error> {
+pub(super) fn read_flag(row: &MySqlRow, column: usize) -> Result<bool, sqlx::Error> {
     row.try_get::<i64, _>(column).map(|number| number != 0)
 }
 
@@ -91,14 +93,14 @@ pub(super) const AMENDED: &str = "SELECT CAST(@sqlock_held AS SIGNED), CAST(@sql
 
 /// Reads the answer of [`AMENDED`].
 pub(super) fn amended(row: &MySqlRow) -> Result<Amended, sqlx::Error> {
-    Ok(match (is(row, 0)?, is(row, 1)?) {
+    Ok(match (read_flag(row, 0)?, read_flag(row, 1)?) {
         (_, true) => Amended::Done,
         (true, false) => Amended::Locked,
         (false, false) => Amended::NotHeld,
     })
 }
 
-/// An entry that is there gets the values of the one that was to be inserted.
+/// Overwrites an existing entry with the inserted values.
 #[rustfmt::skip]
 macro_rules! overwrite {
     () => {

@@ -1,119 +1,127 @@
-//! Session locks: GET_LOCK, on a connection of its own to a server that is the only one.
+//! Session locks: GET_LOCK, on a connection of its own to the only server.
 
 use std::time::Duration;
 
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySqlConnection, Row as _};
 
-use crate::backend::{Anchor, Job, SILENCE, another_session, hex, session_key};
+use crate::backend::session::{SESSION_TIMEOUT, SessionLocks, another_session, session_key};
+use crate::backend::{StoreFuture, hex};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 
-/// The statements, laid out to be read.
+/// The statements.
 #[rustfmt::skip]
 mod sql {
 pub(super) const IDENTIFY: &str = "
 SELECT CAST(CONNECTION_ID() AS SIGNED), COALESCE(DATABASE(), ''), CAST(@@GLOBAL.read_only AS SIGNED)";
 
-// Not every server has these variables, nor may every user see the members of a group.
+// Not every server has these variables, and not every user may see the members of a group.
 pub(super) const GALERA: &str = "
 SHOW GLOBAL VARIABLES WHERE Variable_name = 'wsrep_on' AND Value = 'ON'
                          OR Variable_name = 'wsrep_provider' AND Value NOT IN ('', 'none')";
 pub(super) const GROUP: &str = "
 SELECT COUNT(*) FROM performance_schema.replication_group_members WHERE member_state = 'ONLINE'";
 
-// Bind order: the session, lock. Without waiting; NULL: another session was asked, or an error occurred in this one.
-pub(super) const TAKE: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(GET_LOCK(?, 0) AS SIGNED), NULL)";
-pub(super) const GIVE_BACK: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(COALESCE(RELEASE_LOCK(?), 0) AS SIGNED), NULL)";
-pub(super) const GIVE_ALL_BACK: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(RELEASE_ALL_LOCKS() AS SIGNED), NULL)";
+// Bind order: the session, lock. Does not wait. NULL: another session answered, or an error
+// occurred in this one.
+pub(super) const TRY_LOCK: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(GET_LOCK(?, 0) AS SIGNED), NULL)";
+pub(super) const UNLOCK: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(COALESCE(RELEASE_LOCK(?), 0) AS SIGNED), NULL)";
+pub(super) const UNLOCK_ALL: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(RELEASE_ALL_LOCKS() AS SIGNED), NULL)";
 pub(super) const ID: &str = "SELECT CAST(CONNECTION_ID() AS SIGNED)";
 }
 
-/// Opens a connection to a server whose locks are everybody's.
-pub(super) async fn open(options: &MySqlConnectOptions) -> Result<Box<dyn Anchor>> {
+/// Opens a connection to a server whose locks exclude all clients.
+pub(super) async fn open(options: &MySqlConnectOptions) -> Result<Box<dyn SessionLocks>> {
     let failed = |error| Error::from_sqlx("open a connection for session locks", error);
     let mut conn = options.clone().disable_statement_logging().connect().await.map_err(failed)?;
     let row = conn.fetch_one(sql::IDENTIFY).await.map_err(failed)?;
-    let about = || Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?));
-    let (id, database, read_only): (i64, String, i64) = about().map_err(failed)?;
-    if let Some(reason) = lie(&mut conn, read_only != 0).await.map_err(failed)? {
+    let read = || Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?));
+    let (id, database, read_only): (i64, String, i64) = read().map_err(failed)?;
+    if let Some(reason) = unsupported_reason(&mut conn, read_only != 0).await.map_err(failed)? {
         return Err(Error::Unsupported { what: "a session lock", reason });
     }
-    // When the server gives a silent session up.
-    let silence = SILENCE.as_secs();
-    let settle = format!("SET SESSION autocommit = 1, wait_timeout = {silence}");
-    conn.execute(AssertSqlSafe(settle)).await.map_err(failed)?;
-    Ok(Box::new(MySqlAnchor { conn, id, database }))
+    // When the server ends a silent session.
+    let seconds = SESSION_TIMEOUT.as_secs();
+    let settings = format!("SET SESSION autocommit = 1, wait_timeout = {seconds}");
+    conn.execute(AssertSqlSafe(settings)).await.map_err(failed)?;
+    Ok(Box::new(MySqlSessionLocks { conn, id, database }))
 }
 
-/// Why a lock here would not keep others out. Locks of this kind are not replicated.
-async fn lie(conn: &mut MySqlConnection, read_only: bool) -> Result<Option<&'static str>, sqlx::Error> {
+/// Returns why a lock on this server would not exclude other clients. Locks of this kind are not
+/// replicated.
+async fn unsupported_reason(conn: &mut MySqlConnection, read_only: bool) -> Result<Option<&'static str>, sqlx::Error> {
     if read_only {
         return Ok(Some("this server is read-only, as replicas are: its locks are not those of the primary"));
     }
     if is_on_galera(conn).await? {
-        return Ok(Some("GET_LOCK of one node of a Galera cluster is not seen by the others; take a lease"));
+        return Ok(Some(
+            "GET_LOCK of one node of a Galera cluster does not exclude clients of the others; take a lease",
+        ));
     }
     let online = match sqlx::raw_sql(sql::GROUP).fetch_all(conn).await {
         Ok(rows) => rows.first().map_or(Ok(0), |row| row.try_get(0))?,
-        // No such table, or none of our business.
+        // The table does not exist, or the user may not read it.
         Err(sqlx::Error::Database(_)) => 0,
         Err(error) => return Err(error),
     };
-    Ok((online > 0).then_some("GET_LOCK of one member of a replication group is not seen by the others; take a lease"))
+    Ok((online > 0).then_some(
+        "GET_LOCK of one member of a replication group does not exclude clients of the others; take a lease",
+    ))
 }
 
-/// Whether the server is a node of a Galera cluster: it has a provider, and that is switched on.
+/// Returns whether the server is a node of a Galera cluster, with a provider that is switched on.
 pub(super) async fn is_on_galera(conn: &mut MySqlConnection) -> Result<bool, sqlx::Error> {
     Ok(sqlx::raw_sql(sql::GALERA).fetch_all(conn).await?.len() == 2)
 }
 
-struct MySqlAnchor {
+struct MySqlSessionLocks {
     conn: MySqlConnection,
     id: i64,
     database: String,
 }
 
-impl MySqlAnchor {
-    /// Locks are those of the whole server, know no case, and have 64 characters at most.
+impl MySqlSessionLocks {
+    /// Returns the name of the lock. Names are valid on the whole server, ignore case, and have 64
+    /// characters at most.
     fn key(&self, name: &LockName) -> String {
         let mut key = format!("sqlock:{}", hex(&session_key(&self.database, name)));
         key.truncate(64);
         key
     }
 
-    async fn ask(&mut self, sql: &'static str, key: String) -> Result<bool, sqlx::Error> {
+    async fn run(&mut self, sql: &'static str, key: String) -> Result<bool, sqlx::Error> {
         let answer: Option<i64> = sqlx::query_scalar(sql).bind(self.id).bind(key).fetch_one(&mut self.conn).await?;
         Ok(answer.ok_or_else(another_session)? == 1)
     }
 }
 
-impl Anchor for MySqlAnchor {
-    fn outlives_silence(&self) -> Option<Duration> {
-        Some(SILENCE)
+impl SessionLocks for MySqlSessionLocks {
+    fn session_timeout(&self) -> Option<Duration> {
+        Some(SESSION_TIMEOUT)
     }
 
-    /// There are no shared ones; nobody asks for them here.
-    fn take<'a>(&'a mut self, name: &'a LockName, _shared: bool) -> Job<'a, bool> {
+    /// MySQL has no shared locks, and the request for one is refused earlier.
+    fn try_lock<'a>(&'a mut self, name: &'a LockName, _shared: bool) -> StoreFuture<'a, bool> {
         let key = self.key(name);
-        Box::pin(self.ask(sql::TAKE, key))
+        Box::pin(self.run(sql::TRY_LOCK, key))
     }
 
-    fn give_back<'a>(&'a mut self, name: &'a LockName, _shared: bool) -> Job<'a, bool> {
+    fn unlock<'a>(&'a mut self, name: &'a LockName, _shared: bool) -> StoreFuture<'a, bool> {
         let key = self.key(name);
-        Box::pin(self.ask(sql::GIVE_BACK, key))
+        Box::pin(self.run(sql::UNLOCK, key))
     }
 
-    fn prove(&mut self) -> Job<'_, ()> {
+    fn ping(&mut self) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let id: i64 = sqlx::query_scalar(sql::ID).fetch_one(&mut self.conn).await?;
             if id == self.id { Ok(()) } else { Err(another_session()) }
         })
     }
 
-    fn close(mut self: Box<Self>) -> Job<'static, ()> {
+    fn close(mut self: Box<Self>) -> StoreFuture<'static, ()> {
         Box::pin(async move {
-            let all = sqlx::query_scalar(sql::GIVE_ALL_BACK).bind(self.id);
+            let all = sqlx::query_scalar(sql::UNLOCK_ALL).bind(self.id);
             let _: Option<i64> = all.fetch_one(&mut self.conn).await?;
             self.conn.close().await
         })

@@ -1,18 +1,20 @@
 //! Carries out requests on one connection to MySQL or MariaDB.
 //!
-//! Most requests are single statements in autocommit mode. They tell in LAST_INSERT_ID why they changed nothing: the OK packet of an
-//! UPDATE carries the latest value of LAST_INSERT_ID(expression), also when its WHERE clause evaluated that and matched no row. Rare
-//! requests are a [`Script`](super::script::Script), a transaction that goes to the server as one text.
+//! Most requests are single statements in autocommit mode. LAST_INSERT_ID returns why a statement
+//! changed nothing: the OK packet of an UPDATE carries the latest value of
+//! LAST_INSERT_ID(expression), also when its WHERE clause matched no row. Rare requests are a
+//! [`Script`](super::script::Script), a transaction that goes to the server as one text.
 //!
-//! Which reads lock rows depends on the kind of the statement. At READ COMMITTED the subqueries of a one-table UPDATE, of an INSERT …
-//! SELECT and of a SELECT are consistent reads. Those of a DELETE and of an UPDATE of several tables lock what they read, and wait for
-//! it; such statements here have none without a locking clause of its own.
+//! The kind of the statement decides which reads lock rows. At READ COMMITTED the subqueries of a
+//! one-table UPDATE, of an INSERT … SELECT and of a SELECT are consistent reads. Those of a DELETE
+//! and of an UPDATE of several tables lock the rows that they read, and wait for them; in such
+//! statements here, every subquery has its own locking clause.
 
 use sqlx::mysql::{MySqlArguments, MySqlDatabaseError};
 use sqlx::query::Query;
 use sqlx::{MySql, MySqlConnection};
 
-use super::{acquire, heartbeat, lease, queue, release};
+use super::{acquire, change, heartbeat, queue, release};
 use crate::protocol::timing::GRANT;
 use crate::protocol::{Request, Response};
 use crate::token::FencingToken;
@@ -26,8 +28,9 @@ pub(crate) enum Flavor {
     MariaDb,
 }
 
-/// Microseconds since the epoch; the session's time zone is UTC. SYSDATE is evaluated when the row is locked, NOW when the statement
-/// begins. <https://dev.mysql.com/doc/refman/8.4/en/date-and-time-functions.html#function_sysdate>
+/// Microseconds since the epoch; the session's time zone is UTC. SYSDATE is evaluated when the row
+/// is locked, NOW when the statement begins.
+/// <https://dev.mysql.com/doc/refman/8.4/en/date-and-time-functions.html#function_sysdate>
 macro_rules! now {
     () => {
         "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"
@@ -43,7 +46,8 @@ macro_rules! grant {
 
 const _: () = assert!(GRANT.as_micros() == 3_000_000, "grant! says the same");
 
-/// Until when a row of `sqlock_lease` is valid, by its own expiry and the heartbeat of its client, if that has a row.
+/// The time until which a row of `sqlock_lease` is valid: the later of its own expiry and the one
+/// by the heartbeat of its client.
 #[rustfmt::skip]
 macro_rules! lease_until {
     ($row:literal) => {
@@ -52,7 +56,7 @@ macro_rules! lease_until {
     };
 }
 
-/// The same of a row of `sqlock_entry`.
+/// The same for a row of `sqlock_entry`.
 #[rustfmt::skip]
 macro_rules! entry_until {
     ($row:literal) => {
@@ -61,8 +65,9 @@ macro_rules! entry_until {
     };
 }
 
-/// Whether anybody waits for the name of a row. The subquery depends on the row, so its snapshot is opened after the row is locked,
-/// unless the statement waits for the row: then it may have been opened before.
+/// Whether an entry waits for the name of a row. The subquery depends on the row, so its snapshot
+/// is opened after the row is locked. If the statement waits for the row, the snapshot may be
+/// older.
 #[rustfmt::skip]
 macro_rules! is_awaited {
     ($row:literal) => {
@@ -78,7 +83,7 @@ macro_rules! is_held_alone {
     };
 }
 
-/// The columns of [`lease_row`](crate::backend::stored::lease_row).
+/// The columns of [`read_lease`](crate::backend::stored::read_lease).
 #[rustfmt::skip]
 macro_rules! lease_columns {
     ($row:literal) => {
@@ -88,8 +93,8 @@ macro_rules! lease_columns {
     };
 }
 
-/// An UPDATE of one row that never waits for it. MariaDB can bound the wait of a statement. MySQL cannot; there a subquery, which is
-/// evaluated first because the row is looked up by it, locks the row.
+/// An UPDATE of one row that never waits. MariaDB can limit the wait of a statement. On MySQL, a
+/// subquery locks the row; it is evaluated first, because it provides the key.
 pub(super) struct Nowait {
     pub(super) mysql: &'static str,
     pub(super) mariadb: &'static str,
@@ -104,7 +109,8 @@ impl Nowait {
     }
 }
 
-/// A [`Nowait`] of a row `l` of `sqlock_lease`. Bind order: what `set` needs, name, what `condition` needs.
+/// A [`Nowait`] of a row `l` of `sqlock_lease`. Bind order: parameters of `set`, name, parameters
+/// of `condition`.
 #[rustfmt::skip]
 macro_rules! update_lease {
     (set: [$($set:tt)*], condition: [$($condition:tt)*]) => {
@@ -120,8 +126,8 @@ UPDATE sqlock_lease AS l SET ", $($set)*, "
     };
 }
 
-/// A [`Nowait`] of a row `e` of `sqlock_entry`. Bind order: what `set` needs, name, name, two identities, of which one may stand there,
-/// what `condition` needs.
+/// A [`Nowait`] of a row `e` of `sqlock_entry`. Bind order: parameters of `set`, name, name, two
+/// ids, of which one may exist, parameters of `condition`.
 #[rustfmt::skip]
 macro_rules! update_entry {
     (set: [$($set:tt)*], condition: [$($condition:tt)*]) => {
@@ -139,7 +145,7 @@ UPDATE sqlock_entry AS e FORCE INDEX (PRIMARY) SET ", $($set)*, "
     };
 }
 
-/// How a [`Nowait`] ended. The code is what LAST_INSERT_ID was evaluated to; zero: there is no such row.
+/// The result of a [`Nowait`], with the value of LAST_INSERT_ID. Zero: the row does not exist.
 pub(super) enum Attempt {
     Done(u64),
     Refused(u64),
@@ -160,13 +166,13 @@ pub(super) async fn attempt(
     }
 }
 
-/// The number of an error of the server.
+/// Returns the number of a server error.
 pub(super) fn number(error: &sqlx::Error) -> Option<u16> {
     let error = error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?;
     Some(error.number())
 }
 
-/// Whether a [`Nowait`] has met a locked row.
+/// Returns whether a [`Nowait`] found the row locked.
 pub(super) fn is_locked(flavor: Flavor, error: &sqlx::Error) -> bool {
     let refusal = match flavor {
         Flavor::MySql => 3572,
@@ -175,7 +181,7 @@ pub(super) fn is_locked(flavor: Flavor, error: &sqlx::Error) -> bool {
     number(error) == Some(refusal)
 }
 
-/// Whether a statement has waited for a row as long as the session allows.
+/// Returns whether a statement failed with a lock wait timeout.
 pub(super) fn is_timeout(error: &sqlx::Error) -> bool {
     number(error) == Some(1205)
 }
@@ -187,15 +193,16 @@ macro_rules! entry_columns {
     };
 }
 
-/// Reads a token that LAST_INSERT_ID has brought.
+/// Reads a token from LAST_INSERT_ID.
 pub(super) fn token(insert_id: u64) -> Result<FencingToken, sqlx::Error> {
     let token = i64::try_from(insert_id).ok().and_then(FencingToken::new);
-    token.ok_or_else(|| sqlx::Error::Protocol(format!("{insert_id} is no token")))
+    token.ok_or_else(|| sqlx::Error::Protocol(format!("invalid token {insert_id}")))
 }
 
 /// Carries out a request.
 ///
-/// An error leaves no transaction open. A future that is dropped may leave one: the connection is to be closed then.
+/// An error leaves no transaction open. A dropped future may leave one: the connection must be
+/// closed.
 pub(crate) async fn execute(
     conn: &mut MySqlConnection,
     flavor: Flavor,
@@ -205,7 +212,7 @@ pub(crate) async fn execute(
         Request::Register { client } => heartbeat::register(conn, *client).await.map(Response::Registered),
         Request::Beat { client } => heartbeat::beat(conn, *client).await.map(Response::Beat),
         Request::Acquire(claim) => acquire::acquire(conn, claim).await.map(Response::Acquired),
-        Request::Join(claim) => lease::join(conn, claim).await.map(Response::Joined),
+        Request::Join(claim) => acquire::join(conn, claim).await.map(Response::Joined),
         Request::Enqueue(entries) => queue::enqueue(conn, entries).await.map(Response::Enqueued),
         Request::Release(request) => release::release(conn, flavor, request).await.map(Response::Released),
         Request::Withdraw { name, id, except } => {
@@ -214,12 +221,12 @@ pub(crate) async fn execute(
         Request::Poll { name, ids } => queue::poll(conn, name, ids).await.map(Response::Polled),
         Request::Read { name, limit } => queue::read(conn, name, *limit).await.map(Response::Read),
         Request::Transition(transition) => queue::transition(conn, transition).await.map(Response::Transitioned),
-        Request::Extend(extension) => lease::extend(conn, flavor, extension).await.map(Response::Extended),
+        Request::Extend(extension) => change::extend(conn, flavor, extension).await.map(Response::Extended),
         Request::Downgrade { name, id, token } => {
-            lease::downgrade(conn, name, *id, *token).await.map(Response::Downgraded)
+            change::downgrade(conn, name, *id, *token).await.map(Response::Downgraded)
         }
         Request::Raise { name, id, token, to } => {
-            lease::raise(conn, flavor, name, *id, *token, *to).await.map(Response::Raised)
+            change::raise(conn, flavor, name, *id, *token, *to).await.map(Response::Raised)
         }
         Request::Evict { name, token } => release::evict(conn, name, *token).await.map(Response::Evicted),
     }

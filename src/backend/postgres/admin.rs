@@ -1,11 +1,14 @@
-//! What operators and the sweeper ask.
+//! Statements for operators and the sweeper.
 
-use super::store::{Session, grant, now};
-use crate::backend::stored::{Stored as _, listed, waiter};
-use crate::backend::{Listed, Names, SweepRange, Swept, UNSEEN, Waiter, end_of_prefix, micros, readable};
+use super::store::{Connection, grant, now};
+use crate::backend::admin::{ListedHolder, ListedWaiter, Names, SweepRange, Swept, end_of_prefix, skip_unreadable};
+use crate::backend::micros;
+use crate::backend::store::ROW_RETENTION;
+use crate::backend::stored::{TableRow as _, read_holder, read_waiter};
 use crate::name::LockName;
 
-/// Statements on the holders of some names. Acquisitions of one owner that hold a name together have one token, and are one holder.
+/// Selects the holders of some names. Acquisitions of one owner that hold a name together have one
+/// token and are one holder.
 #[rustfmt::skip]
 macro_rules! list {
     ($lease:literal, $entry:literal) => {
@@ -43,15 +46,15 @@ const LIST_RANGE: &str = list!("l.name >= $1 AND l.name < $2", "e.name >= $1 AND
 // $1 name
 const LIST_ONE: &str = list!("l.name = $1", "e.name = $1");
 
-pub(super) async fn list(session: &mut Session<'_>, names: &Names) -> Result<Vec<Listed>, sqlx::Error> {
+pub(super) async fn list(conn: &mut Connection<'_>, names: &Names) -> Result<Vec<ListedHolder>, sqlx::Error> {
     let query = match names {
-        Names::BeginningWith(prefix) => match end_of_prefix(prefix) {
+        Names::WithPrefix(prefix) => match end_of_prefix(prefix) {
             Some(end) => sqlx::query(LIST_RANGE).bind(prefix).bind(end),
             None => sqlx::query(LIST_FROM).bind(prefix),
         },
-        Names::Just(name) => sqlx::query(LIST_ONE).bind(name.as_str()),
+        Names::One(name) => sqlx::query(LIST_ONE).bind(name.as_str()),
     };
-    Ok(readable(session.rows(query).await?.iter().map(|row| listed(row, row.text("name")?))).collect())
+    Ok(skip_unreadable(conn.rows(query).await?.iter().map(|row| read_holder(row, row.text("name")?))).collect())
 }
 
 // $1 name
@@ -62,9 +65,9 @@ SELECT e.id, e.units, e.permits, e.holder, e.label, e.arrived_at
  WHERE e.name = $1 AND e.token = 0 AND greatest(e.expires_at, c.beat_at + ", grant!(), ") > ", now!(), "
  ORDER BY e.arrived_at, e.id");
 
-pub(super) async fn waiters(session: &mut Session<'_>, name: &LockName) -> Result<Vec<Waiter>, sqlx::Error> {
-    let found = session.rows(sqlx::query(WAITERS).bind(name.as_str())).await?;
-    Ok(readable(found.iter().map(waiter)).collect())
+pub(super) async fn waiters(conn: &mut Connection<'_>, name: &LockName) -> Result<Vec<ListedWaiter>, sqlx::Error> {
+    let found = conn.rows(sqlx::query(WAITERS).bind(name.as_str())).await?;
+    Ok(skip_unreadable(found.iter().map(read_waiter)).collect())
 }
 
 // $1 the name before the first, $2 limit
@@ -75,8 +78,9 @@ SELECT count(*) AS names, coalesce(max(name), '') AS last
         (SELECT name FROM sqlock_row WHERE name > $1 ORDER BY name LIMIT $2)
          ORDER BY name LIMIT $2) AS n";
 
-/// Locks the clients that lose rows of `held`, and sends them a notice. `purged` are the rows that no client can keep any more: a client
-/// that was about to write its heartbeat finds the notice afterwards. $3 retention.
+/// Locks the clients of the rows in `held`, and gives them a notice. `purged` are the rows that no
+/// client can keep any more: a client that writes its heartbeat later finds the notice. $3
+/// retention.
 #[rustfmt::skip]
 macro_rules! purged {
     () => {
@@ -109,7 +113,7 @@ WITH held AS MATERIALIZED (
        FOR UPDATE OF e SKIP LOCKED),", purged!(), "
 DELETE FROM sqlock_entry AS e USING purged WHERE e.name = purged.name AND e.id = purged.id");
 
-// The same. That a name has no entries counts only for the version of its row that was read with them.
+// The same. The check for entries is valid only for the version of the row that was read with them.
 #[rustfmt::skip]
 const SWEEP: &str = concat!("
 WITH seen AS MATERIALIZED (
@@ -145,18 +149,18 @@ WITH unnamed AS MATERIALIZED (
        FOR UPDATE OF c SKIP LOCKED)
 DELETE FROM sqlock_client AS c USING unnamed WHERE c.id = unnamed.id");
 
-pub(super) async fn sweep(session: &mut Session<'_>, range: &SweepRange) -> Result<Swept, sqlx::Error> {
+pub(super) async fn sweep(conn: &mut Connection<'_>, range: &SweepRange) -> Result<Swept, sqlx::Error> {
     let retention = micros(range.retention);
     let query = sqlx::query(RANGE).bind(&range.after).bind(i64::from(range.limit));
-    let row = session.row(query).await?.ok_or(sqlx::Error::RowNotFound)?;
+    let row = conn.row(query).await?.ok_or(sqlx::Error::RowNotFound)?;
     let (names, last) = (row.number("names")?, row.text("last")?);
     if names == 0 {
-        session.rows(sqlx::query(SWEEP_CLIENTS).bind(retention)).await?;
+        conn.rows(sqlx::query(SWEEP_CLIENTS).bind(retention)).await?;
         return Ok(Swept { purged: 0, last: None });
     }
     let within = |sql| sqlx::query(sql).bind(&range.after).bind(&last);
-    session.rows(within(SWEEP_ENTRIES).bind(retention)).await?;
-    let purged = session.rows(within(SWEEP).bind(retention)).await?.len() as u64;
-    session.rows(within(SWEEP_ROWS).bind(micros(range.retention.max(UNSEEN)))).await?;
+    conn.rows(within(SWEEP_ENTRIES).bind(retention)).await?;
+    let purged = conn.rows(within(SWEEP).bind(retention)).await?.len() as u64;
+    conn.rows(within(SWEEP_ROWS).bind(micros(range.retention.max(ROW_RETENTION)))).await?;
     Ok(Swept { purged, last: Some(last) })
 }

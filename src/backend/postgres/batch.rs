@@ -1,39 +1,41 @@
-//! Carries out requests about several names in one statement: each as it would be carried out alone, or not at all.
+//! Carries out requests about several names in one statement. Each has the same effect as alone, or
+//! none.
 //!
-//! Every row is locked with SKIP LOCKED, so a batch waits for nobody but one that creates the same rows, in the same order.
+//! Every row is locked with SKIP LOCKED, so a batch waits only for another that creates the same
+//! rows, in the same order.
 //!
-//! What is written is written by INSERT … ON CONFLICT, which finds rows by their key. An UPDATE joins its rows as the planner likes: with
-//! a plan from the time when the table was empty it reads the whole of it.
+//! INSERT … ON CONFLICT writes the rows, because it finds them by key. For the joins of an UPDATE,
+//! a plan made when the table was empty would scan the whole table.
 
 use std::collections::{HashMap, HashSet};
 
-use super::lease::token;
-use super::store::{Session, now};
+use super::acquire::token;
+use super::store::{Connection, now};
 use crate::backend::micros;
-use crate::backend::stored::{Stored as _, client_text};
+use crate::backend::stored::{TableRow as _, client_text};
 use crate::protocol::{Batch, Claim, Release, Released, Response};
 
-// Names that nobody holds and nobody waits for, and names that have no row. $1 names, $2 ids, $3 owners, $4 clients, $5 ttls,
-// $6 holders, $7 labels.
+// Names without holder and waiter, and names without a row. $1 names, $2 ids, $3 owners, $4
+// clients, $5 ttls, $6 holders, $7 labels.
 #[rustfmt::skip]
 const ACQUIRE: &str = concat!("
-WITH asked AS MATERIALIZED (
+WITH requested AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[])
                   AS a (name, id, owner, client, ttl, holder, label)),
 free AS MATERIALIZED (
-    SELECT asked.name
-      FROM asked
+    SELECT requested.name
+      FROM requested
      CROSS JOIN LATERAL (SELECT FROM sqlock_lease AS l
-                          WHERE l.name = asked.name AND l.id = '' AND l.waiting = 0
+                          WHERE l.name = requested.name AND l.id = '' AND l.waiting = 0
                             FOR NO KEY UPDATE SKIP LOCKED) AS l),
 new AS MATERIALIZED (
-    SELECT asked.name
-      FROM asked
-      LEFT JOIN LATERAL (SELECT true AS is_there FROM sqlock_lease AS l WHERE l.name = asked.name LIMIT 1) AS l ON true
+    SELECT requested.name
+      FROM requested
+      LEFT JOIN LATERAL (SELECT true AS is_there FROM sqlock_lease AS l WHERE l.name = requested.name LIMIT 1) AS l ON true
      WHERE l.is_there IS NULL)
 INSERT INTO sqlock_lease AS l (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)
 SELECT name, id, owner, client, ", now!(), ", ttl, ", now!(), " + ttl, ", now!(), ", holder, label
-  FROM asked
+  FROM requested
  WHERE name IN (SELECT name FROM free) OR name IN (SELECT name FROM new)
  ORDER BY name
     ON CONFLICT (name) DO UPDATE
@@ -43,16 +45,16 @@ SELECT name, id, owner, client, ", now!(), ", ttl, ", now!(), " + ttl, ", now!()
  WHERE l.id = '' AND l.waiting = 0
 RETURNING id, token");
 
-// Exclusive holdings for which nobody waits. $1 names, $2 ids, $3 tokens.
+// Exclusive holdings without waiters. $1 names, $2 ids, $3 tokens.
 #[rustfmt::skip]
 const RELEASE: &str = "
-WITH asked AS MATERIALIZED (
+WITH requested AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[]) AS a (name, id, token)),
 held AS MATERIALIZED (
     SELECT l.*
-      FROM asked
+      FROM requested
      CROSS JOIN LATERAL (SELECT l.* FROM sqlock_lease AS l
-                          WHERE l.name = asked.name AND l.id = asked.id AND l.token = asked.token AND l.waiting = 0
+                          WHERE l.name = requested.name AND l.id = requested.id AND l.token = requested.token AND l.waiting = 0
                             FOR UPDATE SKIP LOCKED) AS l)
 INSERT INTO sqlock_lease AS l (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)
 SELECT name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label FROM held
@@ -61,15 +63,15 @@ SELECT name, id, owner, client, token, ttl, expires_at, acquired_at, holder, lab
  WHERE l.id = excluded.id AND l.token = excluded.token AND l.waiting = 0
 RETURNING name";
 
-/// Carries out the requests of a batch. `None`: nothing has come of a request.
-pub(super) async fn execute(session: &mut Session<'_>, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
+/// Carries out the requests of a batch. `None`: the request changed nothing.
+pub(super) async fn execute(conn: &mut Connection<'_>, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
     match batch {
-        Batch::Acquire(claims) => acquire(session, claims).await,
-        Batch::Release(releases) => release(session, releases).await,
+        Batch::Acquire(claims) => acquire(conn, claims).await,
+        Batch::Release(releases) => release(conn, releases).await,
     }
 }
 
-async fn acquire(session: &mut Session<'_>, claims: &[Claim]) -> Result<Vec<Option<Response>>, sqlx::Error> {
+async fn acquire(conn: &mut Connection<'_>, claims: &[Claim]) -> Result<Vec<Option<Response>>, sqlx::Error> {
     let texts = |text: fn(&Claim) -> String| claims.iter().map(text).collect::<Vec<_>>();
     let query = sqlx::query(ACQUIRE)
         .bind(texts(|claim| claim.name.to_string()))
@@ -80,20 +82,20 @@ async fn acquire(session: &mut Session<'_>, claims: &[Claim]) -> Result<Vec<Opti
         .bind(texts(|claim| claim.holder.to_string()))
         .bind(texts(|claim| claim.label.to_string()));
     let mut granted = HashMap::new();
-    for row in session.rows(query).await? {
+    for row in conn.rows(query).await? {
         granted.insert(row.text("id")?, token(&row, "token")?);
     }
     let answer = |claim: &Claim| granted.get(&claim.id.to_string()).map(|token| Response::Acquired(Ok(*token)));
     Ok(claims.iter().map(answer).collect())
 }
 
-async fn release(session: &mut Session<'_>, releases: &[Release]) -> Result<Vec<Option<Response>>, sqlx::Error> {
+async fn release(conn: &mut Connection<'_>, releases: &[Release]) -> Result<Vec<Option<Response>>, sqlx::Error> {
     let texts = |text: fn(&Release) -> String| releases.iter().map(text).collect::<Vec<_>>();
     let query = sqlx::query(RELEASE)
         .bind(texts(|release| release.name.to_string()))
         .bind(texts(|release| release.id.to_string()))
         .bind(releases.iter().map(|release| release.token.get()).collect::<Vec<_>>());
-    let rows = session.rows(query).await?;
+    let rows = conn.rows(query).await?;
     let ended = rows.iter().map(|row| row.text("name")).collect::<Result<HashSet<_>, _>>()?;
     let answer = |release: &Release| {
         let is_ended = ended.contains(release.name.as_str());

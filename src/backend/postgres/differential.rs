@@ -1,4 +1,4 @@
-//! The model against a real server.
+//! PostgreSQL against the model.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, Executor as _, PgConnection, Row 
 use super::batch;
 use super::fence::fence;
 use super::settings::Settings;
-use super::store::{Session, execute};
+use super::store::{Connection, execute};
 use crate::backend::differential::{Database, Tables, compare};
+use crate::backend::fence::{Check, Verdict};
 use crate::backend::memory::{Client, Entry, Key, Lease};
 use crate::backend::micros;
-use crate::backend::sealed::{Check, Verdict};
-use crate::backend::stored::{Stored as _, holder, identity};
+use crate::backend::stored::{TableRow as _, holder, parse_id};
 use crate::name::LockName;
 use crate::protocol::{Batch, ClientId, EntryState, LeaseId, Mode, Request, Response};
 use crate::token::FencingToken;
@@ -41,7 +41,8 @@ impl PostgresDatabase {
         let schema = format!("differential_{:032x}", rand());
         let mut connection = options.connect().await.expect("a connection");
         connection.execute(AssertSqlSafe(format!("CREATE SCHEMA {schema}"))).await.expect("a schema");
-        // A wait for a row is a difference as well: the model says when a request must wait, and then it is not compared.
+        // A wait for a row is a difference as well: the model says when a request must wait, and
+        // then it is not compared.
         let options = options.options([("search_path", &*schema), ("lock_timeout", "5s")]);
         let mut connections = Vec::new();
         for _ in 0..3 {
@@ -90,7 +91,7 @@ fn known<T: std::str::FromStr>(row: &PgRow, column: &str) -> Option<T>
 where
     T::Err: std::error::Error + Send + Sync + 'static,
 {
-    identity(&text(row, column)).expect("an identity")
+    parse_id(&text(row, column)).expect("an identity")
 }
 
 fn client(row: &PgRow) -> (ClientId, Client) {
@@ -153,21 +154,21 @@ impl Database for PostgresDatabase {
     const TICK: Duration = Duration::ZERO;
 
     async fn execute(&mut self, connection: usize, request: &Request) -> Result<Response, sqlx::Error> {
-        let mut session =
-            Session { connection: &mut self.connections[connection], settings: self.settings, mark: None };
+        let mut conn =
+            Connection { connection: &mut self.connections[connection], settings: self.settings, mark: None };
         // One of the connections carries requests out as batches.
         if connection == 0
             && let Some(batch) = Batch::of(request)
-            && let Some(response) = batch::execute(&mut session, &batch).await?.remove(0)
+            && let Some(response) = batch::execute(&mut conn, &batch).await?.remove(0)
         {
             return Ok(response);
         }
-        execute(&mut session, request).await
+        execute(&mut conn, request).await
     }
 
     async fn fence(&mut self, name: &LockName, id: LeaseId, token: FencingToken) -> bool {
         let mut connection = self.begin().await;
-        let check = Check { name: name.to_string(), id: id.to_string(), token: token.get(), by_writing: false };
+        let check = Check { name: name.to_string(), id: id.to_string(), token: token.get(), is_multi_primary: false };
         let verdict = fence(&mut connection, &check).await.expect("an answer");
         self.open.push(connection);
         verdict == Verdict::Fenced

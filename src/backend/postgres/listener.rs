@@ -1,8 +1,9 @@
-//! Hears of grants by other clients, on the connection of the heartbeat.
+//! Receives notifications of grants, on the connection of the heartbeat.
 //!
-//! LISTEN belongs to a session of the server. Behind a pooler that shares sessions it would stay with one that others use. So a
-//! connection listens only if its session has a setting that nothing but the startup packet of this very connection can have made, and
-//! every heartbeat looks for that setting before it tells other clients that this one listens.
+//! LISTEN belongs to a session of the server. Behind a pooler that shares sessions it would stay
+//! with a session of other clients. So a connection listens only if its session has a setting that
+//! only the startup packet of this connection can have made. Every heartbeat checks that setting
+//! before it marks the client as listening.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +13,6 @@ use sqlx::{Acquire as _, ConnectOptions as _, Connection as _, PgConnection, PgP
 use uuid::Uuid;
 
 use super::settings::started_at;
-use crate::backend::lost_connection;
 use crate::protocol::ClientId;
 use crate::protocol::timing::CONNECT_WITHIN;
 
@@ -24,18 +24,18 @@ macro_rules! mark {
 }
 pub(super) use mark;
 
-/// A connection that may begin to listen.
-pub(super) enum Link {
+/// The connection of the heartbeat, which may begin to listen.
+pub(super) enum HeartbeatConnection {
     Plain(PgConnection),
     Listening(Listener),
-    /// The connection was given up, or is lost.
+    /// The connection is closed or lost.
     Lost,
 }
 
-/// What a connection for heartbeats needs to begin to listen.
+/// The state that a connection needs to begin to listen.
 pub(super) struct Upgrade {
     pub(super) options: PgConnectOptions,
-    /// No session has been found to be shared.
+    /// `false`: a session was found to be shared.
     pub(super) can_listen: Arc<AtomicBool>,
     /// The client whose heartbeat was answered.
     pub(super) client: Option<ClientId>,
@@ -49,13 +49,13 @@ pub(super) struct Listener {
     mark: String,
 }
 
-impl Link {
-    /// The connection, for statements.
+impl HeartbeatConnection {
+    /// Returns the connection for statements.
     pub(super) async fn connection(&mut self) -> Result<&mut PgConnection, sqlx::Error> {
         self.connection_and_mark().await.map(|(connection, _)| connection)
     }
 
-    /// The same, with what marks its session as one that listens.
+    /// Returns the connection and the mark of its session, if it listens.
     pub(super) async fn connection_and_mark(&mut self) -> Result<(&mut PgConnection, Option<&str>), sqlx::Error> {
         match self {
             Self::Plain(connection) => Ok((connection, None)),
@@ -64,7 +64,8 @@ impl Link {
         }
     }
 
-    /// Waits for the name of the next grant. A plain connection begins to listen first, once a heartbeat was answered on it.
+    /// Waits for the name of the next grant. A plain connection begins to listen after its first
+    /// answered heartbeat.
     ///
     /// The next statement fails if the future is dropped while the connection begins to listen.
     pub(super) async fn notified(&mut self, upgrade: &Upgrade) -> Result<String, sqlx::Error> {
@@ -77,14 +78,16 @@ impl Link {
         match listener.try_recv().await {
             Ok(Some(notification)) => Ok(notification.payload().to_owned()),
             failed => {
-                // The listener would open another connection, on which the heartbeat would not notice the interruption.
+                // The listener would open another connection, on which the heartbeat would not
+                // notice the interruption.
                 *self = Self::Lost;
                 Err(failed.err().unwrap_or_else(lost_connection))
             }
         }
     }
 
-    /// Replaces a plain connection by one that listens, if its session is its own. There is one connection at a time, and to one server.
+    /// Replaces a plain connection by one that listens, if its session is not shared. Both connect
+    /// to the same server, one at a time.
     async fn listen(&mut self, upgrade: &Upgrade, client: ClientId) -> Result<(), sqlx::Error> {
         let Self::Plain(_) = self else {
             return Ok(());
@@ -130,7 +133,8 @@ const LISTENS: &str = concat!("
 UPDATE sqlock_client SET listens = true WHERE id = $1 AND ", mark!(), " = $2");
 
 impl Listener {
-    /// Opens a connection that listens for what concerns a client. `None`: its session may be shared.
+    /// Opens a connection that listens for the grants of a client. `None`: its session may be
+    /// shared.
     async fn connect(options: &PgConnectOptions, client: ClientId) -> Result<Option<Self>, sqlx::Error> {
         let mark = Uuid::new_v4().simple().to_string();
         let pool = PgPoolOptions::new()
@@ -160,4 +164,9 @@ impl Listener {
         }
         Ok(Some(Self { listener, pool, mark }))
     }
+}
+
+/// Makes the error of a connection that was lost while idle.
+fn lost_connection() -> sqlx::Error {
+    sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into())
 }

@@ -1,17 +1,18 @@
-//! The queue of a name: who waits, and who comes next.
+//! The queue of a name: waiting entries and transitions.
 
-use super::lease::{bind_claim, insert_share, token};
-use super::store::{Session, grant, lease_columns, notice, notify, now};
+use super::acquire::{bind_claim, insert_share, token};
+use super::store::{Connection, grant, lease_columns, notice, notify, now};
 use crate::backend::micros;
-use crate::backend::stored::{Stored as _, entry_row, holder_now, holder_text, identity, lease_row, remaining};
+use crate::backend::stored::{TableRow as _, holder_now, holder_text, parse_id, read_entry, read_lease, remaining};
 use crate::name::LockName;
 use crate::protocol::{
     Enqueue, EntryState, Granted, Grantee, HolderChange, HolderNow, LeaseId, Mode, Polled, Presence, Queue, Transition,
 };
 
-// $1 name; arrays: $2 id, $3 owner, $4 client, $5 is_kept, $6 units, $7 permits, $8 ttl, $9 age, $10 holder, $11 label. The mark and
-// the entries appear in one step, so a release sees both or neither. The answer is the row as it is once it is locked. The first
-// condition keeps a repeated request from locking the row.
+// $1 name; arrays: $2 id, $3 owner, $4 client, $5 is_kept, $6 units, $7 permits, $8 ttl, $9 age,
+// $10 holder, $11 label. The mark and the entries become visible together, so a release sees both
+// or neither. The result is the row after it was locked. The first condition keeps a repeated
+// request from locking the row.
 #[rustfmt::skip]
 const ENQUEUE: &str = concat!("
 WITH new AS MATERIALIZED (
@@ -40,8 +41,8 @@ SELECT ", lease_columns!(), "
         SELECT * FROM sqlock_lease WHERE name = $1 AND NOT EXISTS (SELECT FROM marked)) AS l
   LEFT JOIN sqlock_client AS c ON c.id = l.client");
 
-/// Adds waiting entries to a name. Entries that are there already stay.
-pub(super) async fn enqueue(session: &mut Session<'_>, entries: &[Enqueue]) -> Result<HolderNow, sqlx::Error> {
+/// Adds waiting entries to a name. Existing entries stay. Returns the holder.
+pub(super) async fn enqueue(conn: &mut Connection<'_>, entries: &[Enqueue]) -> Result<HolderNow, sqlx::Error> {
     let Some(Enqueue { claim: first, .. }) = entries.first() else {
         return Ok(HolderNow::Unknown);
     };
@@ -58,18 +59,18 @@ pub(super) async fn enqueue(session: &mut Session<'_>, entries: &[Enqueue]) -> R
         .bind(entries.iter().map(|entry| micros(entry.age)).collect::<Vec<_>>())
         .bind(claims().map(|claim| &*claim.holder).collect::<Vec<_>>())
         .bind(claims().map(|claim| &*claim.label).collect::<Vec<_>>());
-    let row = session.row(query).await?;
-    row.map_or(Ok(HolderNow::Unknown), |row| Ok(holder_now(&lease_row(&row)?)))
+    let row = conn.row(query).await?;
+    row.map_or(Ok(HolderNow::Unknown), |row| Ok(holder_now(&read_lease(&row)?)))
 }
 
-/// A statement that polls a name. $1 name; `$asked` joins the identities `q.id`, in the order of `q.place`.
+/// Polls a name. $1 name; `$requested` joins the ids `q.id`, in the order of `q.place`.
 macro_rules! poll {
-    ($asked:literal) => {
+    ($requested:literal) => {
         concat!(
             "
 SELECT ",
             lease_columns!(),
-            ", coalesce(q.id, '') AS asked, coalesce(e.token, -1) AS entry_token,
+            ", coalesce(q.id, '') AS requested, coalesce(e.token, -1) AS entry_token,
        coalesce(greatest(e.expires_at, k.beat_at + CASE e.token WHEN 0 THEN ",
             grant!(),
             " ELSE e.ttl END)
@@ -89,7 +90,7 @@ SELECT ",
   FROM sqlock_lease AS l
   LEFT JOIN sqlock_client AS c ON c.id = l.client
   LEFT JOIN ",
-            $asked,
+            $requested,
             " ON true
   LEFT JOIN sqlock_entry AS e ON e.name = l.name AND e.id = q.id
   LEFT JOIN sqlock_client AS k ON k.id = e.client
@@ -99,15 +100,15 @@ SELECT ",
     };
 }
 
-// $2 id. The plan of the form with an array depends on its length, so the server plans that one each time.
+// $2 id. The statement with an array is planned each time, because its plan depends on the length.
 const POLL: &str = poll!("(SELECT $2::text AS id, 1 AS place) AS q");
 
 // $2 ids
 const POLL_MANY: &str = poll!("unnest($2::text[]) WITH ORDINALITY AS q (id, place)");
 
-/// Reads the row of a name and how some acquisitions stand in it.
+/// Reads the row of a name and the state of some acquisitions.
 pub(super) async fn poll(
-    session: &mut Session<'_>,
+    conn: &mut Connection<'_>,
     name: &LockName,
     ids: &[LeaseId],
 ) -> Result<Option<Polled>, sqlx::Error> {
@@ -118,14 +119,14 @@ pub(super) async fn poll(
             sqlx::query(POLL_MANY).bind(name.as_str()).bind(ids)
         }
     };
-    let rows = session.rows(query).await?;
+    let rows = conn.rows(query).await?;
     let Some(first) = rows.first() else {
         return Ok(None);
     };
-    let lease = lease_row(first)?;
+    let lease = read_lease(first)?;
     let mut presences = Vec::with_capacity(rows.len());
     for row in &rows {
-        let Some(id) = identity::<LeaseId>(&row.text("asked")?)? else {
+        let Some(id) = parse_id::<LeaseId>(&row.text("requested")?)? else {
             continue;
         };
         let state = match row.number("entry_token")? {
@@ -156,14 +157,14 @@ SELECT ", lease_columns!(), ", coalesce(e.id, '') AS entry_id, e.client AS entry
  WHERE l.name = $1
  ORDER BY e.token = 0, e.arrived_at, e.id");
 
-/// Reads a name and its entries: all that hold, and the first `limit` that wait.
-pub(super) async fn read(session: &mut Session<'_>, name: &LockName, limit: u32) -> Result<Option<Queue>, sqlx::Error> {
-    let rows = session.rows(sqlx::query(READ).bind(name.as_str()).bind(i64::from(limit) + 1)).await?;
+/// Reads a name and its entries: all holding ones, and the first `limit` waiting ones.
+pub(super) async fn read(conn: &mut Connection<'_>, name: &LockName, limit: u32) -> Result<Option<Queue>, sqlx::Error> {
+    let rows = conn.rows(sqlx::query(READ).bind(name.as_str()).bind(i64::from(limit) + 1)).await?;
     let Some(first) = rows.first() else {
         return Ok(None);
     };
-    let row = lease_row(first)?;
-    let mut entries = rows.iter().filter_map(|row| entry_row(row).transpose()).collect::<Result<Vec<_>, _>>()?;
+    let row = read_lease(first)?;
+    let mut entries = rows.iter().filter_map(|row| read_entry(row).transpose()).collect::<Result<Vec<_>, _>>()?;
     let holding = entries.iter().filter(|entry| entry.state != EntryState::Waiting).count();
     let is_cut_off = entries.len() - holding > limit as usize;
     entries.truncate(holding + limit as usize);
@@ -172,17 +173,18 @@ pub(super) async fn read(session: &mut Session<'_>, name: &LockName, limit: u32)
 
 // ---- transition
 
-/// A statement that changes who holds a name. $1 name, $2 id and $3 token as they were seen, $4 waiting as it was seen, $5 is_last,
-/// $6 given_up, $7 expired ids, $8 ids of grantees, $9 their ttls.
+/// Changes the holder of a name. $1 name; $2 id, $3 token and $4 waiting of the row that was read;
+/// $5 is_last, $6 given_up, $7 expired ids, $8 ids of grantees, $9 their ttls.
 ///
-/// - `$stays`: which holding entries, beside the expired, stand against it.
-/// - `$passes`: it passes fences where a share stays.
+/// - `$stays`: which unexpired holding entries prevent it.
+/// - `$passes`: whether it passes fences if a share stays.
 /// - `$unless`: a further condition on the row `l`.
-/// - `$kept`: which of the expired entries is not deleted.
-/// - `$change`: what it writes if all is as it must be, that is, if `all_locked` has a row.
+/// - `$kept`: which expired entries are deleted.
+/// - `$change`: the writes if all conditions hold, that is, if `all_locked` has a row.
 ///
-/// Everything is read from the snapshot, then locked, then compared: the row must be the version of the snapshot, and each of the
-/// expired, the grantees and the clients that lose must be there, locked, and expired still.
+/// Rows are read from the snapshot, then locked, then compared: the row must be the version of the
+/// snapshot, and every expired entry, grantee and losing client must be locked and still meet its
+/// condition.
 macro_rules! transition {
     ($stays:literal, $passes:literal, $unless:expr, $kept:literal, $change:expr) => {
         concat!("
@@ -301,8 +303,8 @@ changed AS (
      WHERE l.name = a.name)
 SELECT id, token FROM granted ORDER BY token"));
 
-/// Nobody waits who has not expired.
-macro_rules! nobody_waits {
+/// Whether no unexpired entry waits.
+macro_rules! no_waiter {
     () => {
         "
        AND NOT EXISTS (SELECT FROM sqlock_entry AS w WHERE w.name = l.name AND w.token = 0 AND w.id <> ALL ($7))"
@@ -311,7 +313,7 @@ macro_rules! nobody_waits {
 
 // $10 id, $11 owner, $12 client, $13 ttl, $14 holder, $15 label
 #[rustfmt::skip]
-const GRANT_CLAIM: &str = transition!("true", "false", nobody_waits!(), "true", concat!("
+const GRANT_CLAIM: &str = transition!("true", "false", no_waiter!(), "true", concat!("
 changed AS (
     UPDATE sqlock_lease AS l
        SET id = $10, owner = $11, client = $12, token = a.token, ttl = $13, expires_at = ", now!(), " + $13,
@@ -323,7 +325,7 @@ SELECT id, token FROM changed"));
 
 // And $16 units, $17 permits. An expired entry of the same claim is overwritten.
 #[rustfmt::skip]
-const GRANT_SHARED_CLAIM: &str = transition!("s.units = 0", "false", nobody_waits!(), "e.id <> $10", concat!("
+const GRANT_SHARED_CLAIM: &str = transition!("s.units = 0", "false", no_waiter!(), "e.id <> $10", concat!("
 claim AS (
     SELECT $10::text AS id, $11::text AS owner, $12::text AS client, $13::bigint AS ttl, $14::text AS holder,
            $15::text AS label, $16::bigint AS units, $17::bigint AS permits),
@@ -337,9 +339,10 @@ changed AS (
      WHERE l.name = a.name)
 SELECT id, token FROM granted"));
 
-/// Changes who holds a name, if it still stands as it was seen. Returns the grants, or `None` if nothing was changed.
+/// Changes the holder of a name if its row is still the one that was read. Returns the grants.
+/// `None`: nothing was changed.
 pub(super) async fn transition(
-    session: &mut Session<'_>,
+    conn: &mut Connection<'_>,
     transition: &Transition,
 ) -> Result<Option<Vec<Granted>>, sqlx::Error> {
     let Transition { name, seen, given_up, expired, change, is_last } = transition;
@@ -362,13 +365,13 @@ pub(super) async fn transition(
         .bind(grantees.iter().map(|grantee| grantee.id.to_string()).collect::<Vec<_>>())
         .bind(grantees.iter().map(|grantee| micros(grantee.ttl)).collect::<Vec<_>>());
     let rows =
-        session.rows(if let HolderChange::Claim(claim) = change { bind_claim(query, claim) } else { query }).await?;
+        conn.rows(if let HolderChange::Claim(claim) = change { bind_claim(query, claim) } else { query }).await?;
     if rows.is_empty() {
         return Ok(None);
     }
     let mut granted = Vec::new();
     for row in &rows {
-        if let Some(id) = identity(&row.text("id")?)? {
+        if let Some(id) = parse_id(&row.text("id")?)? {
             granted.push(Granted { id, token: token(row, "token")? });
         }
     }

@@ -2,9 +2,9 @@
 
 use sqlx::{PgConnection, Postgres, QueryBuilder, Row as _};
 
-use super::PostgresSession;
+use super::PostgresStore;
 use super::store::now;
-use crate::backend::Job;
+use crate::backend::StoreFuture;
 use crate::backend::records::{
     Claimed, Claiming, Errand, Findings, INTO, Records, Rival, State, as_usual, carry, digest, push_consume,
     push_or_anew, push_values,
@@ -54,7 +54,7 @@ impl Records for Postgres {
 
     as_usual!();
 
-    fn claim<'a>(conn: &'a mut PgConnection, claim: &'a Claiming) -> Job<'a, Claimed> {
+    fn claim<'a>(conn: &'a mut PgConnection, claim: &'a Claiming) -> StoreFuture<'a, Claimed> {
         Box::pin(async move {
             let mut query = QueryBuilder::new("");
             if claim.issued {
@@ -73,7 +73,7 @@ impl Records for Postgres {
         })
     }
 
-    fn rival<'a>(conn: &'a mut PgConnection, claim: &'a Claiming) -> Job<'a, Option<Rival>> {
+    fn rival<'a>(conn: &'a mut PgConnection, claim: &'a Claiming) -> StoreFuture<'a, Option<Rival>> {
         Box::pin(async move {
             let (key, request) = locks(claim);
             let found = sqlx::query(sql::RIVAL).bind(key).bind(request).fetch_optional(conn).await?;
@@ -82,9 +82,9 @@ impl Records for Postgres {
     }
 }
 
-impl PostgresSession {
+impl PostgresStore {
     pub(super) async fn carry(&mut self, errand: &Errand) -> Result<Findings, sqlx::Error> {
-        let connection = self.link.connection().await?;
+        let connection = self.connection.connection().await?;
         self.settings.begin(connection).await?;
         let found = carry::<Postgres>(connection, errand).await;
         self.settings.end(connection, found.is_ok()).await?;

@@ -1,4 +1,4 @@
-//! Session locks: advisory locks, on a connection of which it is sure that it is one session of one server.
+//! Session locks: advisory locks, on a connection that is verified to be one session of one server.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -7,15 +7,16 @@ use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, Row as _};
 use tokio::time::timeout;
 
-use crate::backend::{Anchor, Job, SILENCE, another_session, session_key};
+use crate::backend::StoreFuture;
+use crate::backend::session::{SESSION_TIMEOUT, SessionLocks, another_session, session_key};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::name::LockName;
 
-/// The statements, laid out to be read.
+/// The statements.
 #[rustfmt::skip]
 mod sql {
-// How long the session has been there is not for every role to see.
+// Not every role may see the age of the session.
 pub(super) const IDENTIFY: &str = "
 SELECT pg_backend_pid(), pg_is_in_recovery(), coalesce(current_schema(), ''), current_setting('server_version_num')::int,
        coalesce((SELECT (extract(epoch FROM clock_timestamp() - backend_start) * 1000000)::bigint
@@ -23,32 +24,34 @@ SELECT pg_backend_pid(), pg_is_in_recovery(), coalesce(current_schema(), ''), cu
 
 pub(super) const PID: &str = "SELECT pg_backend_pid()";
 
-// $1 the session, $2 key. CASE: what another session was asked for by mistake would stay with that one.
-pub(super) const TAKE: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_try_advisory_lock($2) END";
-pub(super) const TAKE_SHARED: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_try_advisory_lock_shared($2) END";
-pub(super) const GIVE_BACK: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_advisory_unlock($2) END";
-pub(super) const GIVE_BACK_SHARED: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_advisory_unlock_shared($2) END";
-pub(super) const GIVE_ALL_BACK: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_advisory_unlock_all()::text END";
+// $1 the session, $2 key. CASE: a lock that a pooler requested from another session would stay with
+// that session.
+pub(super) const TRY_LOCK: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_try_advisory_lock($2) END";
+pub(super) const TRY_LOCK_SHARED: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_try_advisory_lock_shared($2) END";
+pub(super) const UNLOCK: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_advisory_unlock($2) END";
+pub(super) const UNLOCK_SHARED: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_advisory_unlock_shared($2) END";
+pub(super) const UNLOCK_ALL: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_advisory_unlock_all()::text END";
 }
 
-/// How much older than our connection a session may seem: the server's clock is read twice, and may have been set in between.
-const OLDER: Duration = Duration::from_millis(500);
+/// How much older than the connection its session may seem: the server's clock is read twice and
+/// may be set in between.
+const AGE_TOLERANCE: Duration = Duration::from_millis(500);
 
-/// How often it is looked whether two connections meet in one session.
-const ROUNDS: usize = 3;
+/// How often the probe checks whether two connections share one session.
+const PROBES: usize = 3;
 
-/// How long the other connection keeps its session while ours is not answered.
-const ROUND: Duration = Duration::from_millis(500);
+/// How long the second connection keeps its session while the first one gets no answer.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Opens a connection and makes sure that it is a session of its own, on a server that is the only one.
-pub(super) async fn open(options: &PgConnectOptions) -> Result<Box<dyn Anchor>> {
+/// Opens a connection and verifies that it has a session of its own, on the primary.
+pub(super) async fn open(options: &PgConnectOptions) -> Result<Box<dyn SessionLocks>> {
     let failed = |error| Error::from_sqlx("open a connection for session locks", error);
     let options = options.clone().disable_statement_logging();
-    let asked = Moment::now();
+    let requested = Moment::now();
     let mut conn = options.connect().await.map_err(failed)?;
-    let row = one(&mut conn, sql::IDENTIFY).await.map_err(failed)?;
-    let about = || Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?, row.try_get(4)?));
-    let (pid, is_standby, schema, version, age): (i32, bool, String, i32, i64) = about().map_err(failed)?;
+    let row = fetch_row(&mut conn, sql::IDENTIFY).await.map_err(failed)?;
+    let read = || Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?, row.try_get(4)?));
+    let (pid, is_standby, schema, version, age): (i32, bool, String, i32, i64) = read().map_err(failed)?;
     let age = Duration::from_micros(u64::try_from(age).unwrap_or(0));
     if is_standby {
         return Err(Error::Unsupported {
@@ -56,38 +59,40 @@ pub(super) async fn open(options: &PgConnectOptions) -> Result<Box<dyn Anchor>> 
             reason: "this server is a standby: its advisory locks are not those of the primary; connect to the primary",
         });
     }
-    if age > Moment::now().since(asked) + OLDER || !is_direct(&options, &mut conn, pid).await.map_err(failed)? {
+    if age > Moment::now().since(requested) + AGE_TOLERANCE
+        || !is_direct(&options, &mut conn, pid).await.map_err(failed)?
+    {
         return Err(Error::Unsupported {
             what: "a session lock",
-            reason: "a pooler stands before the database, and one session there serves many clients; connect past it, or \
-                     take a lease, which needs no session",
+            reason: "a pooler shares one session of the database among many clients; connect to the database directly, \
+                     or take a lease, which needs no session",
         });
     }
-    settle(&mut conn, pid, version).await.map_err(failed)?;
-    Ok(Box::new(PostgresAnchor { conn, pid, schema }))
+    set_timeouts(&mut conn, pid, version).await.map_err(failed)?;
+    Ok(Box::new(PostgresSessionLocks { conn, pid, schema }))
 }
 
-/// Whether our connection is the session, and does not merely borrow one for each transaction. The pooler that it would take
-/// to deceive this is noticed later, by every statement that finds itself elsewhere.
+/// Returns whether the connection has a session of its own, and no pooler lends it one for each
+/// transaction. If a pooler passes this probe, every later statement detects another session.
 async fn is_direct(options: &PgConnectOptions, conn: &mut PgConnection, pid: i32) -> Result<bool, sqlx::Error> {
     let mut other = options.connect().await?;
-    let mut rounds = 0;
-    while rounds < ROUNDS {
-        // The session that the other one is in cannot be given to us meanwhile.
-        let its: i32 = one(&mut other, "BEGIN; SELECT pg_backend_pid()").await?.try_get(0)?;
-        if its == pid {
+    let mut probes = 0;
+    while probes < PROBES {
+        // A pooler cannot lend the session of this open transaction to the first connection.
+        let other_pid: i32 = fetch_row(&mut other, "BEGIN; SELECT pg_backend_pid()").await?.try_get(0)?;
+        if other_pid == pid {
             return Ok(false);
         }
-        let mut asked = pin!(one(&mut *conn, sql::PID));
-        let answer = match timeout(ROUND, &mut asked).await {
+        let mut requested = pin!(fetch_row(&mut *conn, sql::PID));
+        let answer = match timeout(PROBE_TIMEOUT, &mut requested).await {
             Ok(answer) => {
-                rounds += 1;
+                probes += 1;
                 answer
             }
-            // A pooler may have no session left for us as long as others behave like this.
+            // A pooler may have no session left while the second connection keeps one.
             Err(_) => {
                 sqlx::raw_sql("ROLLBACK").execute(&mut other).await?;
-                asked.await
+                requested.await
             }
         };
         if answer?.try_get::<i32, _>(0)? != pid {
@@ -95,82 +100,85 @@ async fn is_direct(options: &PgConnectOptions, conn: &mut PgConnection, pid: i32
         }
         sqlx::raw_sql("ROLLBACK").execute(&mut other).await?;
     }
-    // It has told what it was there for.
+    // An error on closing does not matter: the probe is complete.
     let _ = other.close().await;
     Ok(true)
 }
 
-/// Tells the server when to give a silent session up: neither before the time that holders count on, whatever is configured,
-/// nor much later. (`client_connection_check_interval` would do nothing: it is for statements that run, and ours never wait.)
-async fn settle(conn: &mut PgConnection, pid: i32, version: i32) -> Result<(), sqlx::Error> {
-    let silence = SILENCE.as_millis();
-    // The network is silent for a little longer: 10 s and three questions, 2 s apart. 0 is the system's own idea, hours.
+/// Sets when the server ends a silent session: not before the time that holders rely on, whatever
+/// is configured, and not much later. (`client_connection_check_interval` has no effect: it is for
+/// running statements, and statements here never wait.)
+async fn set_timeouts(conn: &mut PgConnection, pid: i32, version: i32) -> Result<(), sqlx::Error> {
+    let limit = SESSION_TIMEOUT.as_millis();
+    // The network timeout is a little longer: 10 s and three probes, 2 s apart. 0 would mean the
+    // system's default, hours.
     let mut settings = vec![
         ("tcp_keepalives_idle", 10),
         ("tcp_keepalives_interval", 2),
         ("tcp_keepalives_count", 3),
-        ("tcp_user_timeout", silence + 1000),
+        ("tcp_user_timeout", limit + 1000),
     ];
     // https://www.postgresql.org/docs/current/runtime-config-client.html#GUC-IDLE-SESSION-TIMEOUT
     if version >= 140_000 {
-        settings.push(("idle_session_timeout", silence));
+        settings.push(("idle_session_timeout", limit));
     }
     for (name, value) in settings {
         let set = format!("SELECT set_config('{name}', '{value}', false) WHERE pg_backend_pid() = {pid}");
-        one(conn, AssertSqlSafe(set)).await?;
+        fetch_row(conn, AssertSqlSafe(set)).await?;
     }
     Ok(())
 }
 
-/// The one row of a statement that is not prepared: a pooler may not know how to keep prepared ones apart.
-async fn one(conn: &mut PgConnection, sql: impl sqlx::SqlSafeStr) -> Result<PgRow, sqlx::Error> {
+/// Sends a statement and returns its only row. The statement is not prepared: a pooler may mix up
+/// prepared ones.
+async fn fetch_row(conn: &mut PgConnection, sql: impl sqlx::SqlSafeStr) -> Result<PgRow, sqlx::Error> {
     sqlx::raw_sql(sql).fetch_all(conn).await?.pop().ok_or_else(another_session)
 }
 
-struct PostgresAnchor {
+struct PostgresSessionLocks {
     conn: PgConnection,
     pid: i32,
     schema: String,
 }
 
-impl PostgresAnchor {
-    /// Advisory locks have 64-bit numbers, and are those of one database.
+impl PostgresSessionLocks {
+    /// Returns the number of an advisory lock, which has 64 bits and is valid within one database.
     fn key(&self, name: &LockName) -> i64 {
         let [a, b, c, d, e, f, g, h, ..] = session_key(&self.schema, name);
         i64::from_be_bytes([a, b, c, d, e, f, g, h])
     }
 
-    async fn ask(&mut self, sql: &'static str, key: i64) -> Result<bool, sqlx::Error> {
+    async fn run(&mut self, sql: &'static str, key: i64) -> Result<bool, sqlx::Error> {
         let answer: Option<bool> = sqlx::query_scalar(sql).bind(self.pid).bind(key).fetch_one(&mut self.conn).await?;
         answer.ok_or_else(another_session)
     }
 }
 
-impl Anchor for PostgresAnchor {
-    fn outlives_silence(&self) -> Option<Duration> {
-        Some(SILENCE)
+impl SessionLocks for PostgresSessionLocks {
+    fn session_timeout(&self) -> Option<Duration> {
+        Some(SESSION_TIMEOUT)
     }
 
-    fn take<'a>(&'a mut self, name: &'a LockName, shared: bool) -> Job<'a, bool> {
+    fn try_lock<'a>(&'a mut self, name: &'a LockName, shared: bool) -> StoreFuture<'a, bool> {
         let key = self.key(name);
-        Box::pin(self.ask(if shared { sql::TAKE_SHARED } else { sql::TAKE }, key))
+        Box::pin(self.run(if shared { sql::TRY_LOCK_SHARED } else { sql::TRY_LOCK }, key))
     }
 
-    fn give_back<'a>(&'a mut self, name: &'a LockName, shared: bool) -> Job<'a, bool> {
+    fn unlock<'a>(&'a mut self, name: &'a LockName, shared: bool) -> StoreFuture<'a, bool> {
         let key = self.key(name);
-        Box::pin(self.ask(if shared { sql::GIVE_BACK_SHARED } else { sql::GIVE_BACK }, key))
+        Box::pin(self.run(if shared { sql::UNLOCK_SHARED } else { sql::UNLOCK }, key))
     }
 
-    fn prove(&mut self) -> Job<'_, ()> {
+    fn ping(&mut self) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let pid: i32 = sqlx::query_scalar(sql::PID).fetch_one(&mut self.conn).await?;
             if pid == self.pid { Ok(()) } else { Err(another_session()) }
         })
     }
 
-    fn close(mut self: Box<Self>) -> Job<'static, ()> {
+    fn close(mut self: Box<Self>) -> StoreFuture<'static, ()> {
         Box::pin(async move {
-            let all = sqlx::query_scalar(sql::GIVE_ALL_BACK).bind(self.pid);
+            let all = sqlx::query_scalar(sql::UNLOCK_ALL).bind(self.pid);
             let _: Option<String> = all.fetch_one(&mut self.conn).await?;
             self.conn.close().await
         })

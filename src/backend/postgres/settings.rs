@@ -1,27 +1,27 @@
-//! What the settings of a server and of a user make necessary.
+//! The settings of the server and the user that statements depend on.
 //!
-//! A SET for the session would stay with a pooled connection. So a statement that needs other settings than the defaults is put into a
-//! transaction of its own.
+//! A SET for the session would stay with a pooled connection. So a statement that needs other
+//! settings runs in a transaction of its own.
 
 use sqlx::{Executor as _, PgConnection};
 
 use crate::error::not_writable;
 
-/// Whether statements need a transaction around them.
+/// The transaction that statements need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Transaction {
+enum TransactionMode {
     None,
-    /// With a commit that waits for the disk here, and on a synchronous standby.
+    /// A commit that waits for the disk here and on a synchronous standby.
     Durable,
-    /// With a commit as the server has it, which waits for more than that.
+    /// A commit as configured, which waits for more.
     AsConfigured,
 }
 
 /// The settings of a connection, as far as statements depend on them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
-    transaction: Transaction,
-    /// Nothing counts that only one server has.
+    transaction: TransactionMode,
+    /// A commit must reach a second server.
     is_synchronous: bool,
 }
 
@@ -32,63 +32,66 @@ SELECT current_setting('default_transaction_isolation'), current_setting('synchr
 const REPLICATES_SYNCHRONOUSLY: &str = "SELECT current_setting('synchronous_standby_names') <> ''";
 
 impl Settings {
-    /// Reads the settings of a connection. Refuses a server that cannot be written, or that does not replicate as was asked for.
+    /// Reads the settings of a connection. Returns an error if the server is read-only, or does not
+    /// replicate as required.
     ///
-    /// REPEATABLE READ would end most attempts on a busy name in an error, and an asynchronous commit would lose grants in a crash.
+    /// REPEATABLE READ would make most requests on a busy name fail, and an asynchronous commit
+    /// would lose grants in a crash.
     pub(super) async fn read(
         connection: &mut PgConnection,
-        place: &str,
+        address: &str,
         is_synchronous: bool,
     ) -> Result<Self, sqlx::Error> {
         let (isolation, commit, read_only, is_standby, standbys): (String, String, String, bool, String) =
             sqlx::query_as(SETTINGS).fetch_one(&mut *connection).await?;
         if is_standby {
-            return Err(not_writable(format!("{place} is a standby, which cannot be written")));
+            return Err(not_writable(format!("{address} is a standby, which cannot be written")));
         }
         if is_synchronous && let Some(missing) = missing_standby(connection, &standbys).await? {
-            return Err(not_writable(format!("{place} does not replicate synchronously, as was asked for: {missing}")));
+            return Err(not_writable(format!("{address} does not replicate synchronously, as required: {missing}")));
         }
         let waits = if is_synchronous { matches!(&*commit, "on" | "remote_apply") } else { commit != "off" };
         let transaction = if isolation == "read committed" && waits && read_only == "off" {
-            Transaction::None
+            TransactionMode::None
         } else if commit == "remote_apply" {
-            Transaction::AsConfigured
+            TransactionMode::AsConfigured
         } else {
-            Transaction::Durable
+            TransactionMode::Durable
         };
         Ok(Self { transaction, is_synchronous })
     }
 
-    /// Makes sure that a server that was synchronous still is. A standby that is taken out of the configuration closes no connection.
+    /// Checks that the server still replicates synchronously. Removing a standby from the
+    /// configuration closes no connection.
     pub(super) async fn verify(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
         if !self.is_synchronous || sqlx::query_scalar(REPLICATES_SYNCHRONOUSLY).fetch_one(connection).await? {
             return Ok(());
         }
-        Err(not_writable("the server does not replicate synchronously any more, as was asked for".into()))
+        Err(not_writable("the server does not replicate synchronously any more, as required".into()))
     }
 
     /// Begins a transaction, if statements need one.
     pub(super) async fn begin(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
         let begin = match self.transaction {
-            Transaction::None => return Ok(()),
-            Transaction::Durable => {
+            TransactionMode::None => return Ok(()),
+            TransactionMode::Durable => {
                 "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL synchronous_commit = on"
             }
-            Transaction::AsConfigured => "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
+            TransactionMode::AsConfigured => "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
         };
         connection.execute(begin).await.map(drop)
     }
 
     /// Ends the transaction that [`begin`](Self::begin) has begun, if any.
     pub(super) async fn end(&self, connection: &mut PgConnection, commits: bool) -> Result<(), sqlx::Error> {
-        if self.transaction == Transaction::None {
+        if self.transaction == TransactionMode::None {
             return Ok(());
         }
         connection.execute(if commits { "COMMIT" } else { "ROLLBACK" }).await.map(drop)
     }
 }
 
-/// When the server was started, in microseconds of its clock. Two servers were not started at the same moment.
+/// Reads when the server was started, in microseconds of its clock. This tells two servers apart.
 pub(super) async fn started_at(connection: &mut PgConnection) -> Result<i64, sqlx::Error> {
     sqlx::query_scalar("SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint")
         .fetch_one(connection)
@@ -99,12 +102,12 @@ const STANDBYS: &str = "
 SELECT count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')), count(*) FILTER (WHERE sync_state IS NULL)
   FROM pg_stat_replication";
 
-/// Why no standby would confirm commits. `None`: one does, at present.
+/// Returns why no standby confirms commits. `None`: one does.
 async fn missing_standby(connection: &mut PgConnection, configured: &str) -> Result<Option<&'static str>, sqlx::Error> {
     if configured.trim().is_empty() {
         return Ok(Some("synchronous_standby_names is empty"));
     }
-    // A user who may not see the details of other sessions sees that they are there.
+    // A user without the right to see the details of other sessions still sees the sessions.
     let (seen, hidden): (i64, i64) = sqlx::query_as(STANDBYS).fetch_one(connection).await?;
     Ok(match (seen, hidden) {
         (0, 0) => Some("no synchronous standby is connected"),

@@ -1,22 +1,26 @@
 //! Carries out the requests of the protocol on PostgreSQL.
 //!
-//! Each request is one statement wherever possible, and needs no session state, so a transaction pooler may stand before the server.
+//! Each request is one statement if possible and needs no session state, so a transaction pooler
+//! may be used.
 //!
-//! What every statement rests on:
-//! - A statement reads from the snapshot of its start. A row that it locks is read again as it is once it is locked, and the
-//!   conditions on that row are checked again; what it reads of other rows stays as old as the snapshot. So a condition on other
-//!   rows (the entries of a name) counts only if the locked row of the name is the version that the snapshot has: `xmin` is equal.
-//!   Whatever adds an entry writes the row of its name, and so changes its `xmin`.
+//! The statements rely on these rules:
+//! - A statement reads from the snapshot of its start. The server reads a row again after locking
+//!   it, and checks the conditions on that row again; other rows stay as old as the snapshot. So a
+//!   condition on other rows (the entries of a name) counts only if the locked row of the name is
+//!   the version that the snapshot has: `xmin` is equal. Every statement that adds an entry writes
+//!   the row of its name, and so changes its `xmin`.
 //!   <https://www.postgresql.org/docs/current/transaction-iso.html#XACT-READ-COMMITTED>
-//! - Everything that ends a holding locks its row FOR UPDATE, which waits for no fence (FOR KEY SHARE) but skips the row. Everything
-//!   else locks FOR NO KEY UPDATE, as UPDATE does, and passes fences.
-//! - Rows are locked before the clock is read for what is written: `clock_timestamp()`, since `now()` is the start of the transaction.
+//! - A statement that ends a holding locks its row FOR UPDATE, and skips the row if a fence (FOR
+//!   KEY SHARE) has locked it. Other statements lock FOR NO KEY UPDATE, as UPDATE does, and pass
+//!   fences.
+//! - Rows are locked before the clock is read for what is written: `clock_timestamp()`, since
+//!   `now()` is the start of the transaction.
 
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{PgConnection, Postgres};
 
 use super::settings::Settings;
-use super::{heartbeat, lease, queue};
+use super::{acquire, change, heartbeat, queue, release};
 use crate::protocol::timing::GRANT;
 use crate::protocol::{Request, Response};
 
@@ -38,8 +42,9 @@ pub(super) use grant;
 
 const _: () = assert!(GRANT.as_micros() == 3_000_000, "grant!() says the same");
 
-/// Tells each `client` of `loser` that something was taken from it, once there is a row in `all_locked`. A client without a row gets
-/// one: it may be about to register, and then waits for this. In one order, so that two that create the same rows do not deadlock.
+/// Gives a notice to each `client` in `loser` if `all_locked` has a row. A client without a row
+/// gets one: a registration under way waits for it. The order keeps two statements that create the
+/// same rows from a deadlock.
 macro_rules! notice {
     () => {
         "
@@ -50,8 +55,8 @@ macro_rules! notice {
 }
 pub(super) use notice;
 
-/// Notifies a client that listens that it was granted the name `$1`. The server sends the notification when the grant commits.
-/// <https://www.postgresql.org/docs/current/sql-notify.html>
+/// Notifies a listening client of the grant of the name `$1`. The server sends the notification
+/// when the grant commits. <https://www.postgresql.org/docs/current/sql-notify.html>
 macro_rules! notify {
     ($client:literal, $granter:literal) => {
         concat!(
@@ -66,8 +71,8 @@ macro_rules! notify {
 }
 pub(super) use notify;
 
-/// What [`lease_row`](crate::backend::stored::lease_row) reads, of a row `l` and the heartbeat `c` of its client. A client without a
-/// row has no heartbeat: `greatest` leaves NULL out.
+/// The columns of [`read_lease`](crate::backend::stored::read_lease), of a row `l` and the
+/// heartbeat `c` of its client. A client without a row has no heartbeat: `greatest` ignores NULL.
 macro_rules! lease_columns {
     () => {
         concat!(
@@ -81,18 +86,18 @@ pub(super) use lease_columns;
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
 
-/// How often a request is tried when a row has changed or was locked for a moment.
+/// How often a request is tried when a row has changed or was locked briefly.
 pub(super) const TRIES: usize = 3;
 
 /// A connection with its settings.
-pub(super) struct Session<'c> {
+pub(super) struct Connection<'c> {
     pub(super) connection: &'c mut PgConnection,
     pub(super) settings: Settings,
-    /// What marks its session as one that listens.
+    /// The mark of the session, if it listens.
     pub(super) mark: Option<&'c str>,
 }
 
-impl Session<'_> {
+impl Connection<'_> {
     /// Carries out one statement.
     pub(super) async fn rows(&mut self, query: Query<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
         self.settings.verify(self.connection).await?;
@@ -102,34 +107,32 @@ impl Session<'_> {
         rows
     }
 
-    /// Carries out a statement that has one row at most.
+    /// Carries out a statement that returns at most one row.
     pub(super) async fn row(&mut self, query: Query<'_>) -> Result<Option<PgRow>, sqlx::Error> {
         Ok(self.rows(query).await?.into_iter().next())
     }
 }
 
 /// Carries out a request.
-pub(super) async fn execute(session: &mut Session<'_>, request: &Request) -> Result<Response, sqlx::Error> {
+pub(super) async fn execute(conn: &mut Connection<'_>, request: &Request) -> Result<Response, sqlx::Error> {
     Ok(match request {
-        Request::Register { client } => Response::Registered(heartbeat::register(session, *client).await?),
-        Request::Beat { client } => Response::Beat(heartbeat::beat(session, *client).await?),
-        Request::Acquire(claim) => Response::Acquired(lease::acquire(session, claim).await?),
-        Request::Join(claim) => Response::Joined(lease::join(session, claim).await?),
-        Request::Enqueue(entries) => Response::Enqueued(queue::enqueue(session, entries).await?),
-        Request::Release(release) => Response::Released(lease::release(session, release).await?),
+        Request::Register { client } => Response::Registered(heartbeat::register(conn, *client).await?),
+        Request::Beat { client } => Response::Beat(heartbeat::beat(conn, *client).await?),
+        Request::Acquire(claim) => Response::Acquired(acquire::acquire(conn, claim).await?),
+        Request::Join(claim) => Response::Joined(acquire::join(conn, claim).await?),
+        Request::Enqueue(entries) => Response::Enqueued(queue::enqueue(conn, entries).await?),
+        Request::Release(release) => Response::Released(release::release(conn, release).await?),
         Request::Withdraw { name, id, except } => {
-            Response::Withdrawn(lease::withdraw(session, name, *id, *except).await?)
+            Response::Withdrawn(release::withdraw(conn, name, *id, *except).await?)
         }
-        Request::Poll { name, ids } => Response::Polled(queue::poll(session, name, ids).await?),
-        Request::Read { name, limit } => Response::Read(queue::read(session, name, *limit).await?),
-        Request::Transition(transition) => Response::Transitioned(queue::transition(session, transition).await?),
-        Request::Extend(extension) => Response::Extended(lease::extend(session, extension).await?),
+        Request::Poll { name, ids } => Response::Polled(queue::poll(conn, name, ids).await?),
+        Request::Read { name, limit } => Response::Read(queue::read(conn, name, *limit).await?),
+        Request::Transition(transition) => Response::Transitioned(queue::transition(conn, transition).await?),
+        Request::Extend(extension) => Response::Extended(change::extend(conn, extension).await?),
         Request::Downgrade { name, id, token } => {
-            Response::Downgraded(lease::downgrade(session, name, *id, *token).await?)
+            Response::Downgraded(change::downgrade(conn, name, *id, *token).await?)
         }
-        Request::Raise { name, id, token, to } => {
-            Response::Raised(lease::raise(session, name, *id, *token, *to).await?)
-        }
-        Request::Evict { name, token } => Response::Evicted(lease::evict(session, name, *token).await?),
+        Request::Raise { name, id, token, to } => Response::Raised(change::raise(conn, name, *id, *token, *to).await?),
+        Request::Evict { name, token } => Response::Evicted(release::evict(conn, name, *token).await?),
     })
 }

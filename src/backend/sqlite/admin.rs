@@ -1,13 +1,15 @@
-//! What operators and the sweeper ask.
+//! Statements for operators and the sweeper.
 
 use sqlx::SqliteConnection;
 
 use super::store::{rows, transaction};
-use crate::backend::stored::{Stored as _, listed, waiter};
-use crate::backend::{Listed, Names, SweepRange, Swept, Waiter, end_of_prefix, micros, readable};
+use crate::backend::admin::{ListedHolder, ListedWaiter, Names, SweepRange, Swept, end_of_prefix, skip_unreadable};
+use crate::backend::micros;
+use crate::backend::stored::{TableRow as _, read_holder, read_waiter};
 use crate::name::LockName;
 
-/// Statements on the holders of some names. Acquisitions of one owner that hold a name together have one token, and are one holder.
+/// Selects the holders of some names. Acquisitions of one owner that hold a name together have one
+/// token and are one holder.
 #[rustfmt::skip]
 macro_rules! list {
     ($lease:literal, $entry:literal) => {
@@ -38,12 +40,12 @@ const LIST: &str =
     list!("l.name >= $1 AND ($2 IS NULL OR l.name < $2)", "e.name >= $1 AND ($2 IS NULL OR e.name < $2)");
 const LIST_ONE: &str = list!("l.name = $1", "e.name = $1");
 
-pub(super) async fn list(conn: &mut SqliteConnection, names: &Names) -> Result<Vec<Listed>, sqlx::Error> {
+pub(super) async fn list(conn: &mut SqliteConnection, names: &Names) -> Result<Vec<ListedHolder>, sqlx::Error> {
     let query = match names {
-        Names::BeginningWith(prefix) => sqlx::query(LIST).bind(prefix).bind(end_of_prefix(prefix)),
-        Names::Just(name) => sqlx::query(LIST_ONE).bind(name.as_str()),
+        Names::WithPrefix(prefix) => sqlx::query(LIST).bind(prefix).bind(end_of_prefix(prefix)),
+        Names::One(name) => sqlx::query(LIST_ONE).bind(name.as_str()),
     };
-    Ok(readable(rows(conn, query).await?.iter().map(|row| listed(row, row.text("name")?))).collect())
+    Ok(skip_unreadable(rows(conn, query).await?.iter().map(|row| read_holder(row, row.text("name")?))).collect())
 }
 
 // $1 name
@@ -53,9 +55,9 @@ SELECT e.id, e.units, e.permits, e.holder, e.label, e.arrived_at FROM sqlock_ent
  WHERE e.name = $1 AND e.token = 0 AND ", entry_until!("e"), " > ", now!(), "
  ORDER BY e.arrived_at, e.id");
 
-pub(super) async fn waiters(conn: &mut SqliteConnection, name: &LockName) -> Result<Vec<Waiter>, sqlx::Error> {
+pub(super) async fn waiters(conn: &mut SqliteConnection, name: &LockName) -> Result<Vec<ListedWaiter>, sqlx::Error> {
     let found = rows(conn, sqlx::query(WAITERS).bind(name.as_str())).await?;
-    Ok(readable(found.iter().map(waiter)).collect())
+    Ok(skip_unreadable(found.iter().map(read_waiter)).collect())
 }
 
 // $1 the name before the first, $2 limit

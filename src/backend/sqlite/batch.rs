@@ -1,29 +1,31 @@
-//! Carries out requests about several names in one transaction: each as it would be carried out alone, or not at all.
+//! Carries out requests about several names in one transaction. Each has the same effect as alone,
+//! or none.
 
 use sqlx::{Executor as _, SqliteConnection};
 
-use super::lease::bind_claim;
-use super::store::Open;
-use crate::backend::stored::Stored as _;
+use super::acquire::bind_claim;
+use super::store::OpenTransaction;
+use crate::backend::stored::TableRow as _;
 use crate::backend::token;
 use crate::protocol::{Batch, Release, Released, Response};
 
-// A name that nobody holds and nobody waits for. $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7 label.
+// A name without holder and waiter. $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7
+// label.
 #[rustfmt::skip]
-const ACQUIRE: &str = concat!(take!(), "
+const ACQUIRE: &str = concat!(grant_vacant!(), "
 RETURNING token");
 
-const RELEASE: &str = free!();
+const RELEASE: &str = free_unawaited!();
 
-/// Carries out the requests of a batch. `None`: nothing has come of a request.
+/// Carries out the requests of a batch. `None`: the request changed nothing.
 ///
 /// # Cancel safety
 ///
-/// A batch that is dropped is carried out wholly or not at all.
+/// A dropped batch takes effect completely or not at all.
 pub(super) async fn execute(conn: &mut SqliteConnection, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
-    let open = Open::new(conn);
+    let open = OpenTransaction::new(conn);
     let answers = transaction(open.conn, batch).await;
-    open.settle(answers).await
+    open.finish(answers).await
 }
 
 async fn transaction(conn: &mut SqliteConnection, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {

@@ -7,12 +7,11 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteRow, SqliteSyn
 use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
 
 use super::{batch, store};
-use crate::backend::differential::{Database, Tables, compare};
-use crate::backend::memory::{Client, Entry, Key, Lease};
+use crate::backend::differential::{Database, Tables, compare, read_client, read_entry, read_lease};
+use crate::backend::memory::Key;
 use crate::backend::micros;
-use crate::backend::stored::{Stored as _, holder, identity};
 use crate::name::LockName;
-use crate::protocol::{Batch, ClientId, EntryState, LeaseId, Mode, Request, Response};
+use crate::protocol::{Batch, ClientId, LeaseId, Request, Response};
 use crate::token::FencingToken;
 
 const TABLES: &str = include_str!("../../../migrations/sqlite/0001_lease.sql");
@@ -33,7 +32,7 @@ pub(super) async fn open(file: &Path) -> SqliteConnection {
 
 struct Sqlite {
     connections: [SqliteConnection; 3],
-    /// For what is no request.
+    /// For statements that are not requests.
     own: SqliteConnection,
 }
 
@@ -90,57 +89,23 @@ UPDATE sqlock_entry
 
     async fn tables(&mut self, names: &[LockName], clients: &[ClientId]) -> Tables {
         let mut tables = Tables::default();
-        let read = "what stands in a row can be read";
+        let read = "a readable row";
         for client in clients {
             for row in self.rows("SELECT * FROM sqlock_client WHERE id = $1", &client.to_string()).await {
-                tables.clients.insert(*client, client_of(&row).expect(read));
+                tables.clients.insert(*client, read_client(&row).expect(read));
             }
         }
         for name in names {
             for row in self.rows("SELECT * FROM sqlock_lease WHERE name = $1", name.as_str()).await {
-                tables.leases.insert(name.clone(), lease_of(&row).expect(read));
+                tables.leases.insert(name.clone(), read_lease(&row).expect(read));
             }
             for row in self.rows("SELECT * FROM sqlock_entry WHERE name = $1", name.as_str()).await {
-                let (id, entry) = entry_of(&row).expect(read);
+                let (id, entry) = read_entry(&row, "is_kept").expect(read);
                 tables.entries.insert((name.clone(), id), entry);
             }
         }
         tables
     }
-}
-
-fn client_of(row: &SqliteRow) -> Result<Client, sqlx::Error> {
-    Ok(Client { beat_at: row.number("beat_at")?, notice: row.number("notice")? })
-}
-
-fn lease_of(row: &SqliteRow) -> Result<Lease, sqlx::Error> {
-    Ok(Lease {
-        holder: holder(&row.text("id")?)?,
-        owner: identity(&row.text("owner")?)?,
-        client: identity(&row.text("client")?)?,
-        token: row.number("token")?,
-        ttl: row.number("ttl")?,
-        expires_at: row.number("expires_at")?,
-        waiting: 0,
-        lost: row.number("lost")?,
-    })
-}
-
-fn entry_of(row: &SqliteRow) -> Result<(LeaseId, Entry), sqlx::Error> {
-    let entry = Entry {
-        client: identity(&row.text("client")?)?,
-        owner: identity(&row.text("owner")?)?,
-        is_kept: row.number("is_kept")? != 0,
-        mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
-        state: match row.number("token")? {
-            0 => EntryState::Waiting,
-            token => EntryState::Holding(token),
-        },
-        arrived: row.number("arrived_at")?,
-        ttl: row.number("ttl")?,
-        expires_at: row.number("expires_at")?,
-    };
-    Ok((identity(&row.text("id")?)?.ok_or(sqlx::Error::RowNotFound)?, entry))
 }
 
 #[tokio::test]

@@ -1,14 +1,14 @@
-//! The fence: what keeps a holding as it is until the transaction of a caller ends.
+//! The fence: keeps a holding from ending until the caller's transaction ends.
 
 use sqlx::SqliteConnection;
 
-use crate::backend::sealed::{Check, Verdict};
+use crate::backend::fence::{Check, Verdict};
 
-/// SQLite's answer when a transaction has read, and another has committed since: SQLITE_BUSY_SNAPSHOT.
+/// SQLITE_BUSY_SNAPSHOT: another transaction has committed since this one read.
 const BUSY_SNAPSHOT: &str = "517";
 
-// $1 name, $2 id, $3 token. A write: it takes the only write lock, or finds that the transaction reads from an older snapshot,
-// which SQLite does not turn into a writer.
+// $1 name, $2 id, $3 token. The write takes the only write lock, or fails because SQLite does not
+// let a transaction with an older snapshot write.
 #[rustfmt::skip]
 const FENCE: &str = "
 UPDATE sqlock_lease SET token = token
@@ -16,7 +16,8 @@ UPDATE sqlock_lease SET token = token
    AND (id = $2 AND token = $3
         OR EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = $1 AND e.id = $2 AND e.token = $3 AND e.owner <> ''))";
 
-/// Tells whether a holding stands, alone or with others, and keeps it so until the transaction on this connection ends.
+/// Checks that a holding is valid, alone or shared, and keeps it from ending until the transaction
+/// on this connection ends.
 pub(super) async fn fence(conn: &mut SqliteConnection, check: &Check) -> Result<Verdict, sqlx::Error> {
     let query = sqlx::query(FENCE).bind(&check.name).bind(&check.id).bind(check.token);
     match query.execute(conn).await {

@@ -3,7 +3,7 @@
 use sqlx::SqliteConnection;
 
 use super::store::rows;
-use crate::backend::stored::Stored as _;
+use crate::backend::stored::TableRow as _;
 use crate::protocol::ClientId;
 
 // $1 client
@@ -13,7 +13,7 @@ INSERT INTO sqlock_client (id, beat_at) VALUES ($1, ", now!(), ")
     ON CONFLICT (id) DO UPDATE SET beat_at = excluded.beat_at
 RETURNING notice");
 
-/// Creates the row of a client, or writes its heartbeat. Returns the number of its notices.
+/// Creates the row of a client or writes its heartbeat. Returns the number of its notices.
 pub(super) async fn register(conn: &mut SqliteConnection, client: ClientId) -> Result<i64, sqlx::Error> {
     let rows = rows(conn, sqlx::query(REGISTER).bind(client.to_string())).await?;
     rows.first().ok_or(sqlx::Error::RowNotFound)?.number("notice")

@@ -1,4 +1,4 @@
-//! The queue of a name: who waits, and who is let in.
+//! The queue of a name: waiting entries and transitions.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use sqlx::sqlite::SqliteRow;
 use super::store::{SqliteQuery, rows, transaction};
 use crate::backend::micros;
 use crate::backend::stored::{
-    Stored as _, client_text, entry_row, holder_now, holder_text, identity, lease_row, remaining,
+    TableRow as _, client_text, holder_now, holder_text, parse_id, read_entry, read_lease, remaining,
 };
 use crate::name::LockName;
 use crate::protocol::{
@@ -18,8 +18,9 @@ use crate::protocol::{
 };
 use crate::token::FencingToken;
 
-// $1 name, $2 JSON [[id, owner, client, is_kept, units, permits, ttl, age, holder, label], …]. The clock has milliseconds: an entry
-// that arrives now comes after all that are there, and after those before it in the batch.
+// $1 name, $2 JSON [[id, owner, client, is_kept, units, permits, ttl, age, holder, label], …].
+// Because the clock has milliseconds, a new entry is placed after all existing ones and after those
+// before it in the batch.
 #[rustfmt::skip]
 const ENQUEUE: &str = concat!("
 BEGIN IMMEDIATE;
@@ -39,7 +40,7 @@ SELECT $1, c.value ->> 0, c.value ->> 1, c.value ->> 2, c.value ->> 3, c.value -
 SELECT ", lease_columns!(), " FROM sqlock_lease AS l WHERE l.name = $1;
 COMMIT");
 
-/// Adds waiting entries to a name. Entries that are there already stay. Returns how the name stands.
+/// Adds waiting entries to a name. Existing entries stay. Returns the holder.
 pub(super) async fn enqueue(conn: &mut SqliteConnection, entries: &[Enqueue]) -> Result<HolderNow, sqlx::Error> {
     let Some(first) = entries.first() else {
         return Ok(HolderNow::Unknown);
@@ -61,11 +62,11 @@ pub(super) async fn enqueue(conn: &mut SqliteConnection, entries: &[Enqueue]) ->
     }));
     let query = sqlx::query(ENQUEUE).bind(first.claim.name.as_str()).bind(batch.to_string());
     let rows = transaction(conn, query).await?;
-    Ok(holder_now(&lease_row(rows.first().ok_or(sqlx::Error::RowNotFound)?)?))
+    Ok(holder_now(&read_lease(rows.first().ok_or(sqlx::Error::RowNotFound)?)?))
 }
 
-// $1 name, $2 JSON [id, …]. What holds, and at least one row; then what waits. How many wait ahead is counted in one pass over the queue,
-// up to the last entry that is asked for.
+// $1 name, $2 JSON [id, …]. Returns the holding entries, at least one row, then the waiting ones.
+// One pass over the queue, up to the last requested entry, counts the waiters ahead.
 #[rustfmt::skip]
 const POLL: &str = concat!("
 SELECT ", lease_columns!(), ", coalesce(e.id, '') AS entry_id, e.token AS entry_token, 0 AS ahead,
@@ -85,20 +86,20 @@ SELECT ", lease_columns!(), ", q.id AS entry_id, 0 AS entry_token, q.ahead, q.un
                                          ON o.name = $1 AND o.id = x.value AND o.token = 0)) AS q
  WHERE l.name = $1 AND q.id IN (SELECT x.value FROM json_each($2) AS x)");
 
-/// Reads the row of a name and how some acquisitions stand in it.
+/// Reads the row of a name and the state of some acquisitions.
 pub(super) async fn poll(
     conn: &mut SqliteConnection,
     name: &LockName,
     ids: &[LeaseId],
 ) -> Result<Option<Polled>, sqlx::Error> {
-    let asked = Value::from_iter(ids.iter().map(LeaseId::to_string));
-    let rows = rows(conn, sqlx::query(POLL).bind(name.as_str()).bind(asked.to_string())).await?;
+    let requested = Value::from_iter(ids.iter().map(LeaseId::to_string));
+    let rows = rows(conn, sqlx::query(POLL).bind(name.as_str()).bind(requested.to_string())).await?;
     let Some(first) = rows.first() else {
         return Ok(None);
     };
-    let row = lease_row(first)?;
+    let row = read_lease(first)?;
     let entry = |row: &SqliteRow| -> Result<_, sqlx::Error> {
-        let Some(id) = identity::<LeaseId>(&row.text("entry_id")?)? else {
+        let Some(id) = parse_id::<LeaseId>(&row.text("entry_id")?)? else {
             return Ok(None);
         };
         let remaining = remaining(row.number("entry_remaining")?);
@@ -118,7 +119,7 @@ pub(super) async fn poll(
     Ok(Some(Polled { row, presences }))
 }
 
-/// A row of the name with one of `$entry`.
+/// Selects the row of a name with the entries `$entry`.
 #[rustfmt::skip]
 macro_rules! with_entry {
     ($join:literal, $entry:literal) => {
@@ -130,27 +131,28 @@ SELECT ", lease_columns!(), ", coalesce(e.id, '') AS entry_id, e.client AS entry
     };
 }
 
-// $1 name, $2 limit. What holds, and at least one row; then what waits. After a bare `LIMIT $2`, SQLite plans the statement anew with
-// every value that is bound, which costs six times as much as the statement.
+// $1 name, $2 limit. Returns the holding entries, at least one row, then the waiting ones. With a
+// bare `LIMIT $2`, SQLite would plan the statement again for every bound value, at six times the
+// cost of running it.
 #[rustfmt::skip]
 const READ: &str = concat!(
 with_entry!("LEFT JOIN", "sqlock_entry AS e ON e.name = $1 AND e.token > 0"), "
  UNION ALL",
 with_entry!("JOIN", "(SELECT * FROM sqlock_entry WHERE name = $1 AND token = 0 ORDER BY arrived_at, id LIMIT $2 + 0) AS e"));
 
-/// Reads a name and its entries: all that hold, and the first `limit` that wait.
+/// Reads a name and its entries: all holding ones, and the first `limit` waiting ones.
 pub(super) async fn read(
     conn: &mut SqliteConnection,
     name: &LockName,
     limit: u32,
 ) -> Result<Option<Queue>, sqlx::Error> {
-    // One more, to know whether there are more.
+    // One more than the limit shows whether the queue is cut off.
     let rows = rows(conn, sqlx::query(READ).bind(name.as_str()).bind(i64::from(limit) + 1)).await?;
     let Some(first) = rows.first() else {
         return Ok(None);
     };
-    let row = lease_row(first)?;
-    let entries: Result<Vec<_>, _> = rows.iter().filter_map(|row| entry_row(row).transpose()).collect();
+    let row = read_lease(first)?;
+    let entries: Result<Vec<_>, _> = rows.iter().filter_map(|row| read_entry(row).transpose()).collect();
     let mut queue = Queue { row, entries: entries?, is_cut_off: false };
     queue.entries.sort_by_key(|entry| (entry.state == EntryState::Waiting, entry.arrived, entry.id));
     let holding = queue.holding().count();
@@ -159,20 +161,23 @@ pub(super) async fn read(
     Ok(Some(queue))
 }
 
-/// The entry is among those to delete.
+/// Whether the entry is one of the expired entries to delete.
 macro_rules! expired {
     ($row:literal) => {
         concat!($row, ".id IN (SELECT x.value FROM json_each($5) AS x)")
     };
 }
 
-/// A transition: decides, tells the clients that lose something, deletes what has expired, and lets `$then` write who holds.
+/// A transition: checks the conditions, gives notices to the clients that lose a holding, deletes
+/// the expired entries, and writes the new holder with `$then`.
 ///
-/// $1 name; as it was seen: $2 holder, $3 token; $4 whether the holder gives up, $5 JSON [expired, …], $6 entries that hold at most so
-/// many units may not stay, $7 whether nobody may wait, $8 JSON [[grantee, ttl], …].
+/// $1 name; $2 holder and $3 token of the row that was read; $4 whether the holder gives up, $5
+/// JSON [expired, …], $6 holding entries with at most this number of units prevent the transition,
+/// $7 whether waiting entries prevent it, $8 JSON [[grantee, ttl], …].
 ///
-/// The first statement decides and leaves its mark for the others: until the last one writes the token anew, it is `-1 - token`,
-/// which nobody outside this transaction ever sees. The token after this one is then at least `-l.token`.
+/// The first statement checks the conditions and marks the row for the others: it negates the token
+/// and subtracts one, until the last statement writes the new token, which is at least `-l.token`.
+/// No other transaction sees the mark.
 #[rustfmt::skip]
 macro_rules! transition {
     ($then:expr) => {
@@ -211,12 +216,12 @@ COMMIT")
 }
 
 #[rustfmt::skip]
-const TO_THE_SAME: &str = transition!("
+const TO_SAME_HOLDER: &str = transition!("
 UPDATE sqlock_lease AS l SET token = -1 - l.token WHERE l.name = $1 AND l.token < 0
 RETURNING token;");
 
 #[rustfmt::skip]
-const TO_NOBODY: &str = transition!("
+const TO_FREE: &str = transition!("
 UPDATE sqlock_lease AS l SET token = -1 - l.token, id = '', owner = '', client = '', expires_at = 0
  WHERE l.name = $1 AND l.token < 0
 RETURNING token;");
@@ -232,7 +237,7 @@ UPDATE sqlock_lease AS l
 RETURNING token;
 DELETE FROM sqlock_entry WHERE name = $1 AND id = $8 ->> '$[0][0]' AND changes() = 1;"));
 
-// The last of the grantees has the token of the row, each of the others one less than the next.
+// The last grantee has the token of the row, and each of the others one less than the next.
 #[rustfmt::skip]
 const TO_ENTRIES: &str = transition!(concat!("
 UPDATE sqlock_lease AS l
@@ -272,24 +277,26 @@ INSERT OR REPLACE INTO sqlock_entry (name, id, owner, client, is_kept, units, pe
 SELECT $1, $9, $10, $11, $11 <> '', $15, $16, l.token, $12, 0, l.acquired_at + $12, l.acquired_at, $13, $14
   FROM sqlock_lease AS l WHERE l.name = $1 AND changes() = 1;"));
 
-/// Changes who holds a name, if it still stands as it was seen. Returns the grants; `None`: nothing was changed.
+/// Changes the holder of a name if its row is still the one that was read. Returns the grants.
+/// `None`: nothing was changed.
 pub(super) async fn transition(
     conn: &mut SqliteConnection,
     transition: &Transition,
 ) -> Result<Option<Vec<Granted>>, sqlx::Error> {
     let Transition { name, seen, given_up, expired, change, is_last } = transition;
     let is_held = matches!(seen.holder, Holder::Lease(_) | Holder::Kept);
-    // No row has a mark that somebody waits. A holder that ends leaves the name to somebody, or frees it.
+    // No row has a mark for waiters. A transition that ends a holder must name the next one or free
+    // the name.
     if (*is_last && seen.waiting != 0) || (is_held && matches!(change, HolderChange::None)) {
         return Ok(None);
     }
-    /// Every entry that holds stands against the change; or those that hold the name exclusively; or none.
+    // The greatest number of units with which a holding entry prevents the change.
     const ALL: i64 = i64::MAX;
     const EXCLUSIVE: i64 = 0;
     const NONE: i64 = -1;
     let (sql, against, grantees): (_, _, &[Grantee]) = match change {
-        HolderChange::None => (TO_THE_SAME, NONE, &[]),
-        HolderChange::Free => (TO_NOBODY, ALL, &[]),
+        HolderChange::None => (TO_SAME_HOLDER, NONE, &[]),
+        HolderChange::Free => (TO_FREE, ALL, &[]),
         HolderChange::Exclusive(grantee) => (TO_ENTRY, ALL, std::slice::from_ref(grantee)),
         HolderChange::Shared(grantees) => (TO_ENTRIES, EXCLUSIVE, grantees),
         HolderChange::Claim(claim) if claim.mode == Mode::Exclusive => (TO_CLAIM, ALL, &[]),

@@ -2,8 +2,8 @@
 
 use sqlx::{QueryBuilder, Row as _, Sqlite, SqliteConnection};
 
-use super::SqliteSession;
-use crate::backend::Job;
+use super::SqliteStore;
+use crate::backend::StoreFuture;
 use crate::backend::records::{
     Claimed, Claiming, Errand, Findings, INTO, Records, State, as_usual, carry, push_consume, push_or_anew, push_values,
 };
@@ -16,7 +16,7 @@ impl Records for Sqlite {
 
     as_usual!();
 
-    fn claim<'a>(conn: &'a mut SqliteConnection, claim: &'a Claiming) -> Job<'a, Claimed> {
+    fn claim<'a>(conn: &'a mut SqliteConnection, claim: &'a Claiming) -> StoreFuture<'a, Claimed> {
         Box::pin(async move {
             let mut query = QueryBuilder::new("");
             if claim.issued {
@@ -33,7 +33,7 @@ impl Records for Sqlite {
     }
 }
 
-impl SqliteSession {
+impl SqliteStore {
     pub(super) async fn carry(&mut self, errand: &Errand) -> Result<Findings, sqlx::Error> {
         carry::<Sqlite>(&mut *self.conn().await?, errand).await
     }

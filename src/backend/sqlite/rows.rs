@@ -1,17 +1,17 @@
 //! Statements on the caller's own tables, in the caller's own transactions.
 //!
-//! SQLite locks no rows: who has the write lock has them all, until the end of the transaction.
+//! SQLite locks no rows: a transaction with the write lock has locked them all until it ends.
 
 use sqlx::{AssertSqlSafe, QueryBuilder, Row as _, Sqlite, SqliteConnection};
 
-use crate::backend::Job;
-use crate::backend::sealed::{Catalogued, Clauses, Column, Dialect, Locking, Refusal, Unique};
+use crate::backend::StoreFuture;
+use crate::backend::dialect::{Clauses, Column, ColumnLookup, Dialect, LockFailure, Locking, Unique};
 use crate::backend::table::Table;
 
-/// The statements, laid out to be read.
+/// The statements.
 #[rustfmt::skip]
 mod sql {
-// The rowid by its other name is unique without an index. Bind order: table, schema, column.
+// An alias of the rowid is unique without an index. Bind order: table, schema, column.
 pub(super) const COLUMN: &str = r#"
 SELECT c.type,
        CASE WHEN c.pk = 1 AND upper(c.type) = 'INTEGER'
@@ -28,24 +28,24 @@ SELECT c.type,
 impl Dialect for Sqlite {
     const QUOTE: char = '"';
     const INTEGER: &'static str = "INTEGER";
-    const PRESENT: &'static str = "";
+    const CURRENT_READ: &'static str = "";
     const BEGIN: Option<&'static str> = Some("BEGIN IMMEDIATE");
-    const ABORTS: bool = false;
+    const ERRORS_ABORT: bool = false;
     const LOCKS_ROWS: bool = false;
-    const LOOKS_UP_SEVERAL: bool = true;
+    const LOCKS_LISTED_KEYS_ONLY: bool = true;
 
-    fn fetch<'a>(conn: &'a mut SqliteConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, Vec<Self::Row>> {
+    fn fetch<'a>(conn: &'a mut SqliteConnection, query: &'a mut QueryBuilder<Self>) -> StoreFuture<'a, Vec<Self::Row>> {
         Box::pin(query.build().fetch_all(conn))
     }
 
-    fn settle(conn: &mut SqliteConnection) -> Job<'_, bool> {
+    fn reset(conn: &mut SqliteConnection) -> StoreFuture<'_, bool> {
         Box::pin(async move {
-            super::settle(conn).await?;
+            super::reset(conn).await?;
             Ok(true)
         })
     }
 
-    fn execute<'a>(conn: &'a mut SqliteConnection, query: &'a mut QueryBuilder<Self>) -> Job<'a, u64> {
+    fn execute<'a>(conn: &'a mut SqliteConnection, query: &'a mut QueryBuilder<Self>) -> StoreFuture<'a, u64> {
         Box::pin(async move { Ok(query.build().execute(conn).await?.rows_affected()) })
     }
 
@@ -53,36 +53,37 @@ impl Dialect for Sqlite {
         Clauses::default()
     }
 
-    fn push_named(_: &mut QueryBuilder<Self>, _: &str) {}
+    fn push_named_row(_: &mut QueryBuilder<Self>, _: &str) {}
 
-    fn refusal(error: &sqlx::Error) -> Option<Refusal> {
+    fn lock_failure(error: &sqlx::Error) -> Option<LockFailure> {
         let code: u32 = error.as_database_error()?.code()?.parse().ok()?;
-        // BUSY and LOCKED with all their kinds. Whoever has the write lock meets none of them.
-        matches!(code & 0xff, 5 | 6).then_some(Refusal::Deferred)
+        // BUSY and LOCKED with all their kinds. A transaction with the write lock never gets them.
+        matches!(code & 0xff, 5 | 6).then_some(LockFailure::Deferred)
     }
 
-    fn seize<'a>(conn: &'a mut SqliteConnection, table: &'a str) -> Job<'a, ()> {
+    fn lock_database<'a>(conn: &'a mut SqliteConnection, table: &'a str) -> StoreFuture<'a, ()> {
         Box::pin(async move {
-            // It writes nothing, but for that it takes the write lock. (An UPDATE would do as well, and be ten times as slow.)
+            // The statement writes nothing but takes the write lock. (An UPDATE would be ten times
+            // as slow.)
             let sql = format!("DELETE FROM {table} WHERE 0");
             sqlx::query(AssertSqlSafe(sql)).execute(conn).await?;
             Ok(())
         })
     }
 
-    fn column<'a>(conn: &'a mut SqliteConnection, table: &'a Table, column: &'a str) -> Job<'a, Catalogued> {
+    fn column<'a>(conn: &'a mut SqliteConnection, table: &'a Table, column: &'a str) -> StoreFuture<'a, ColumnLookup> {
         Box::pin(async move {
             let schema = table.schema().map_or_else(|| "main".to_owned(), str::to_owned);
             let query = sqlx::query(sql::COLUMN).bind(table.name()).bind(schema).bind(column);
             let row = query.fetch_optional(conn).await?;
             let Some(row) = row else {
-                return Ok(Catalogued::Unknown);
+                return Ok(ColumnLookup::NotFound);
             };
             let unique: Option<String> = row.try_get(1)?;
-            Ok(Catalogued::Known(Column {
+            Ok(ColumnLookup::Found(Column {
                 type_name: row.try_get(0)?,
                 unique: unique.map(Unique::usable),
-                rowless: None,
+                engine_without_row_locks: None,
             }))
         })
     }

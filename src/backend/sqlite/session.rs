@@ -1,7 +1,8 @@
-//! Session locks: locks on files beside the database, which end with the process as a connection does.
+//! Session locks: locks on files beside the database, which end with the process.
 //!
-//! One file for each name, deleted by whoever gives it back while nobody else can have it. Every holder has opened it for
-//! itself, so that clients of one process keep each other out as well. (SQLite's own locks are on the whole database.)
+//! Each name has a file. The last holder deletes it on release. Every holder opens the file itself,
+//! so that clients of one process exclude each other as well. (SQLite's own locks are on the whole
+//! database.)
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -13,13 +14,14 @@ use std::time::Duration;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection};
 
-use crate::backend::{Anchor, Job, hex, session_key};
+use crate::backend::session::{SessionLocks, session_key};
+use crate::backend::{StoreFuture, hex};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 
 /// Finds the directory for the files, and creates it when it is missing.
-pub(super) async fn open(options: &SqliteConnectOptions) -> Result<Box<dyn Anchor>> {
-    let failed = |error| Error::from_sqlx("find the place of session locks", error);
+pub(super) async fn open(options: &SqliteConnectOptions) -> Result<Box<dyn SessionLocks>> {
+    let failed = |error| Error::from_sqlx("find the directory of session locks", error);
     let options = options.clone().busy_timeout(Duration::from_secs(2)).disable_statement_logging();
     let mut conn = options.connect().await.map_err(failed)?;
     let file = super::file_of(&mut conn).await.map_err(failed)?;
@@ -27,36 +29,36 @@ pub(super) async fn open(options: &SqliteConnectOptions) -> Result<Box<dyn Ancho
     if file.is_empty() {
         return Err(Error::Unsupported {
             what: "a session lock",
-            reason: "a database in memory is this process's alone; a lock of the language, such as tokio's Mutex, does",
+            reason: "a database in memory is private to this process; use a lock of the language, such as tokio's Mutex",
         });
     }
-    let place = blocking(move || {
-        let mut place = Path::new(&file).canonicalize()?.into_os_string();
-        place.push("-sqlock-session");
-        std::fs::create_dir_all(&place)?;
-        Ok(PathBuf::from(place))
+    let directory = blocking(move || {
+        let mut directory = Path::new(&file).canonicalize()?.into_os_string();
+        directory.push("-sqlock-session");
+        std::fs::create_dir_all(&directory)?;
+        Ok(PathBuf::from(directory))
     });
-    let place = place.await.map_err(failed)?;
-    Ok(Box::new(SqliteAnchor { place, held: HashMap::new() }))
+    let directory = directory.await.map_err(failed)?;
+    Ok(Box::new(SqliteSessionLocks { directory, held: HashMap::new() }))
 }
 
-struct SqliteAnchor {
-    place: PathBuf,
+struct SqliteSessionLocks {
+    directory: PathBuf,
     held: HashMap<LockName, Arc<File>>,
 }
 
-impl SqliteAnchor {
+impl SqliteSessionLocks {
     fn path(&self, name: &LockName) -> PathBuf {
-        self.place.join(hex(&session_key("", name)))
+        self.directory.join(hex(&session_key("", name)))
     }
 }
 
-impl Anchor for SqliteAnchor {
-    fn outlives_silence(&self) -> Option<Duration> {
+impl SessionLocks for SqliteSessionLocks {
+    fn session_timeout(&self) -> Option<Duration> {
         None
     }
 
-    fn take<'a>(&'a mut self, name: &'a LockName, shared: bool) -> Job<'a, bool> {
+    fn try_lock<'a>(&'a mut self, name: &'a LockName, shared: bool) -> StoreFuture<'a, bool> {
         let path = self.path(name);
         Box::pin(async move {
             let file = blocking(move || lock(&path, shared)).await?;
@@ -66,7 +68,7 @@ impl Anchor for SqliteAnchor {
         })
     }
 
-    fn give_back<'a>(&'a mut self, name: &'a LockName, _shared: bool) -> Job<'a, bool> {
+    fn unlock<'a>(&'a mut self, name: &'a LockName, _shared: bool) -> StoreFuture<'a, bool> {
         let path = self.path(name);
         Box::pin(async move {
             let Some(file) = self.held.remove(name) else {
@@ -80,8 +82,8 @@ impl Anchor for SqliteAnchor {
         })
     }
 
-    /// A file that was deleted is locked still, but nobody else meets us at it: others create a new one.
-    fn prove(&mut self) -> Job<'_, ()> {
+    /// A deleted file stays locked but excludes no other client: others create a new file.
+    fn ping(&mut self) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let held: Vec<_> = self.held.iter().map(|(name, file)| (Arc::clone(file), self.path(name))).collect();
             blocking(move || {
@@ -96,7 +98,7 @@ impl Anchor for SqliteAnchor {
         })
     }
 
-    fn close(mut self: Box<Self>) -> Job<'static, ()> {
+    fn close(mut self: Box<Self>) -> StoreFuture<'static, ()> {
         Box::pin(async move {
             let held = std::mem::take(&mut self.held);
             let held: Vec<_> = held.into_iter().map(|(name, file)| (self.path(&name), file)).collect();
@@ -109,13 +111,13 @@ impl Anchor for SqliteAnchor {
     }
 }
 
-/// Takes the lock if it is free.
+/// Opens the file and locks it if it is free.
 fn lock(path: &Path, shared: bool) -> io::Result<Option<File>> {
     loop {
         let open = || OpenOptions::new().create(true).truncate(false).write(true).open(path);
         let file = match (open(), path.parent()) {
-            (Err(error), Some(place)) if error.kind() == io::ErrorKind::NotFound => {
-                std::fs::create_dir_all(place)?;
+            (Err(error), Some(directory)) if error.kind() == io::ErrorKind::NotFound => {
+                std::fs::create_dir_all(directory)?;
                 open()?
             }
             (file, _) => file?,
@@ -125,17 +127,18 @@ fn lock(path: &Path, shared: bool) -> io::Result<Option<File>> {
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(error)) => return Err(error),
         }
-        // It may have been deleted since it was opened: then others will never meet us at this one.
+        // The file may have been deleted since it was opened: its lock would exclude no other
+        // client.
         if is_at(&file, path)? {
             return Ok(Some(file));
         }
     }
 }
 
-/// Gives the lock back. The file goes if nobody else can have it: whoever shared it last, too.
+/// Releases the lock. Deletes the file if no other client has locked it.
 fn unlock(path: &Path, file: &File) {
     if cfg!(unix) && file.try_lock().is_ok() && is_at(file, path).unwrap_or(false) {
-        // Should this fail, an empty file is left, and does no harm.
+        // If this fails, an empty file stays, which is harmless.
         let _ = std::fs::remove_file(path);
     }
 }
@@ -143,21 +146,21 @@ fn unlock(path: &Path, file: &File) {
 #[cfg(unix)]
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt;
-    let ours = file.metadata()?;
+    let own = file.metadata()?;
     match std::fs::metadata(path) {
-        Ok(there) => Ok((ours.dev(), ours.ino()) == (there.dev(), there.ino())),
+        Ok(current) => Ok((own.dev(), own.ino()) == (current.dev(), current.ino())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Elsewhere files are not deleted.
+/// Files are deleted on Unix only.
 #[cfg(not(unix))]
 fn is_at(_file: &File, _path: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Files are no business of the runtime's threads, although none of these calls waits for anybody.
+/// Runs file operations outside the runtime's threads. None of these calls waits for a lock.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T, sqlx::Error> {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done.map_err(sqlx::Error::Io),

@@ -1,19 +1,22 @@
 //! Carries out requests on one connection.
 //!
-//! SQLite has one writer, and no row is ever locked. A request is one text for sqlx, of one or several statements; the thread of
-//! the connection runs a text without returning to the caller in between. There are two kinds of text:
+//! SQLite has one writer and no row locks. A request is one text of one or several statements,
+//! which the thread of the connection runs without returning to the caller in between. There are
+//! two kinds of text:
 //!
-//! - [A transaction](transaction), from BEGIN IMMEDIATE to COMMIT. Its statements hang on each other by `changes()`, the number of
-//!   rows that the previous one has written.
-//! - [A text that ends with its first row](until_row). Each statement is a transaction of its own; the SELECTs between them are
-//!   the points at which the text may end. So a refusal that a SELECT can tell takes no write lock.
+//! - [A transaction](transaction), from BEGIN IMMEDIATE to COMMIT. Its statements depend on each
+//!   other by `changes()`, the number of rows that the previous one wrote.
+//! - [A text that ends with its first row](until_row). Each statement is a transaction of its own;
+//!   the SELECTs between them are the points at which the text may end. So a refusal by a SELECT
+//!   takes no write lock.
 //!
 //! A batch is one transaction of several texts.
 //!
-//! Parameters are called `$1`, not `?1`: with `?7`, SQLite numbers the six before it in that statement as well, and sqlx, which
-//! takes them for parameters without a name, leaves later ones unbound.
+//! Parameters are called `$1`, not `?1`: with `?7`, SQLite also numbers the six before it in that
+//! statement. sqlx treats those as parameters without a name and leaves later ones unbound.
 //!
-//! In the statements, `''`, `'kept'` and `'entries'` are what [`stored`](crate::backend::stored) calls NOBODY, KEPT and ENTRIES.
+//! In the statements, `''`, `'kept'` and `'entries'` are what [`stored`](crate::backend::stored)
+//! calls NO_ID, KEPT and ENTRIES.
 
 use std::task::{Context, Waker};
 
@@ -21,7 +24,7 @@ use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{Executor as _, Sqlite, SqliteConnection};
 
-use super::{heartbeat, lease, queue};
+use super::{acquire, change, heartbeat, queue, release};
 use crate::protocol::timing::GRANT;
 use crate::protocol::{Request, Response};
 
@@ -31,30 +34,33 @@ const _: () = assert!(GRANT.as_micros() == 3_000_000, "grant! in clauses.rs says
 
 /// Carries out a request.
 ///
-/// After an error, a request may have been carried out, but never a part of one. After SQLITE_BUSY, nothing has been acquired, and no
-/// entry been added. [`sqlx::Error::WorkerCrashed`]: the connection must not be used any more.
+/// After an error, the request took effect completely or not at all. After SQLITE_BUSY, nothing was
+/// acquired and no entry was added. After [`sqlx::Error::WorkerCrashed`], the connection must not
+/// be used.
 ///
 /// # Cancel safety
 ///
-/// A request that is dropped is carried out wholly or not at all, and leaves no transaction open.
+/// A dropped request takes effect completely or not at all, and leaves no transaction open.
 pub(crate) async fn execute(conn: &mut SqliteConnection, request: &Request) -> Result<Response, sqlx::Error> {
     Ok(match request {
         Request::Register { client } => Response::Registered(heartbeat::register(conn, *client).await?),
         Request::Beat { client } => Response::Beat(heartbeat::beat(conn, *client).await?),
-        Request::Acquire(claim) => Response::Acquired(lease::acquire(conn, claim).await?),
-        Request::Join(claim) => Response::Joined(lease::join(conn, claim).await?),
+        Request::Acquire(claim) => Response::Acquired(acquire::acquire(conn, claim).await?),
+        Request::Join(claim) => Response::Joined(acquire::join(conn, claim).await?),
         Request::Enqueue(entries) => Response::Enqueued(queue::enqueue(conn, entries).await?),
-        Request::Release(release) => Response::Released(lease::release(conn, release).await?),
-        Request::Withdraw { name, id, except } => Response::Withdrawn(lease::withdraw(conn, name, *id, *except).await?),
+        Request::Release(release) => Response::Released(release::release(conn, release).await?),
+        Request::Withdraw { name, id, except } => {
+            Response::Withdrawn(release::withdraw(conn, name, *id, *except).await?)
+        }
         Request::Poll { name, ids } => Response::Polled(queue::poll(conn, name, ids).await?),
         Request::Read { name, limit } => Response::Read(queue::read(conn, name, *limit).await?),
         Request::Transition(transition) => Response::Transitioned(queue::transition(conn, transition).await?),
-        Request::Extend(extension) => Response::Extended(lease::extend(conn, extension).await?),
+        Request::Extend(extension) => Response::Extended(change::extend(conn, extension).await?),
         Request::Downgrade { name, id, token } => {
-            Response::Downgraded(lease::downgrade(conn, name, *id, *token).await?)
+            Response::Downgraded(change::downgrade(conn, name, *id, *token).await?)
         }
-        Request::Raise { name, id, token, to } => Response::Raised(lease::raise(conn, name, *id, *token, *to).await?),
-        Request::Evict { name, token } => Response::Evicted(lease::evict(conn, name, *token).await?),
+        Request::Raise { name, id, token, to } => Response::Raised(change::raise(conn, name, *id, *token, *to).await?),
+        Request::Evict { name, token } => Response::Evicted(release::evict(conn, name, *token).await?),
     })
 }
 
@@ -63,10 +69,11 @@ pub(super) async fn rows(conn: &mut SqliteConnection, query: SqliteQuery<'_>) ->
     query.fetch_all(conn).await
 }
 
-/// Sends a text that ends with its first row: the thread of the connection runs no statement after the one that returned it.
+/// Sends a text that ends with its first row: the thread of the connection runs no statement after
+/// the one that returned it.
 ///
-/// A statement that writes must return nothing here. It is not run to its end after its first row, and an error of its commit
-/// would not be heard.
+/// A statement that writes must return no row here: it would not run to its end after the first
+/// row, and an error of its commit would be missed.
 pub(super) async fn until_row(
     conn: &mut SqliteConnection,
     query: SqliteQuery<'_>,
@@ -79,54 +86,70 @@ pub(super) async fn transaction(
     conn: &mut SqliteConnection,
     query: SqliteQuery<'_>,
 ) -> Result<Vec<SqliteRow>, sqlx::Error> {
-    let open = Open::new(conn);
+    let open = OpenTransaction::new(conn);
     let rows = query.fetch_all(&mut *open.conn).await;
-    open.settle(rows).await
+    open.finish(rows).await
 }
 
-/// Sends a text that has a transaction in it, and ends with its first row. The transaction must return none.
+/// Sends a text that has a transaction in it, and ends with its first row. The transaction must
+/// return none.
 pub(super) async fn transaction_until_row(
     conn: &mut SqliteConnection,
     query: SqliteQuery<'_>,
 ) -> Result<Option<SqliteRow>, sqlx::Error> {
-    let open = Open::new(conn);
+    let open = OpenTransaction::new(conn);
     let row = query.fetch_optional(&mut *open.conn).await;
-    open.settle(row).await
+    open.finish(row).await
 }
 
-/// Whether another connection was in the way of a statement: SQLITE_BUSY and SQLITE_LOCKED with all their kinds.
+/// Returns whether another connection blocked a statement: SQLITE_BUSY and SQLITE_LOCKED with all
+/// their kinds.
 pub(super) fn is_busy(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(|error| error.code()?.parse::<u32>().ok());
     code.is_some_and(|code| matches!(code & 0xff, 5 | 6))
 }
 
-/// A connection on which a transaction may be open.
+/// Converts the error of a read after a write that took effect. The request counts as unanswered:
+/// when it is repeated, its first effect must not be taken for another client's.
 ///
-/// When a request is dropped, the thread of the connection gives up the text after the statement that it is at, and has then
-/// perhaps begun the transaction and not ended it. So a ROLLBACK follows the text, before anything else on the connection.
-pub(super) struct Open<'c> {
-    pub(super) conn: &'c mut SqliteConnection,
-    is_settled: bool,
+/// The error of an unreadable row stays as it is: the executor does not repeat such a request.
+pub(super) fn in_doubt(error: sqlx::Error) -> sqlx::Error {
+    if is_unreadable(&error) { error } else { sqlx::Error::Io(std::io::Error::other(error)) }
 }
 
-impl<'c> Open<'c> {
+/// Returns whether a statement took effect but returned an unreadable value.
+fn is_unreadable(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_))
+}
+
+/// A connection on which a transaction may be open.
+///
+/// When a request is dropped, the thread of the connection stops after the current statement, and
+/// may leave the transaction open. So a ROLLBACK follows the text before anything else on the
+/// connection.
+pub(super) struct OpenTransaction<'c> {
+    pub(super) conn: &'c mut SqliteConnection,
+    is_finished: bool,
+}
+
+impl<'c> OpenTransaction<'c> {
     pub(super) fn new(conn: &'c mut SqliteConnection) -> Self {
-        Self { conn, is_settled: false }
+        Self { conn, is_finished: false }
     }
 
     /// Ends the transaction if it failed.
-    pub(super) async fn settle<T>(mut self, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
+    pub(super) async fn finish<T>(mut self, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
         if result.is_err() {
             roll_back(self.conn).await?;
         }
-        self.is_settled = true;
+        self.is_finished = true;
         result
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenTransaction<'_> {
     fn drop(&mut self) {
-        if !self.is_settled {
+        if !self.is_finished {
             // The first poll sends the statement. SQLite refuses it if no transaction is open.
             let mut rollback = self.conn.execute("ROLLBACK");
             let _ = rollback.as_mut().poll(&mut Context::from_waker(Waker::noop()));
@@ -134,7 +157,8 @@ impl Drop for Open<'_> {
     }
 }
 
-/// Ends the transaction of a text that failed. There is none if BEGIN failed, or if SQLite has ended it by itself.
+/// Ends the transaction of a text that failed. No transaction is open if BEGIN failed or SQLite
+/// ended it on its own.
 async fn roll_back(conn: &mut SqliteConnection) -> Result<(), sqlx::Error> {
     if conn.execute("ROLLBACK").await.is_ok() {
         return Ok(());

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::super::differential::open;
 use super::super::fence::fence;
 use super::execute;
-use crate::backend::sealed::{Check, Verdict};
+use crate::backend::fence::{Check, Verdict};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{
@@ -152,7 +152,8 @@ async fn dropped_request_leaves_no_transaction() {
         };
         for request in &requests {
             let _ = timeout(soon, execute(&mut conn, request)).await;
-            // The connection carries out what was sent before. Then no transaction is open, here or there.
+            // The connection carries out what was sent before. Then no transaction is open, here or
+            // there.
             conn.ping().await.expect("the connection");
             assert!(can_write(&mut other).await, "round {round}: {request:?}");
         }
@@ -202,7 +203,7 @@ async fn fenced_holding_stays_until_the_transaction_ends() {
         let claim = claim(&format!("{mode:?}"), 1, mode);
         let token = acquire(&mut conn, &claim).await;
         let (name, id) = (claim.name.to_string(), claim.id.to_string());
-        let check = Check { name, id, token: token.get(), by_writing: false };
+        let check = Check { name, id, token: token.get(), is_multi_primary: false };
         fenced.execute("BEGIN").await.expect("a transaction");
         assert_eq!(fence(&mut fenced, &check).await.expect("an answer"), Verdict::Fenced);
         assert!(!can_write(&mut conn).await, "nobody else writes");

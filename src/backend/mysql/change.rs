@@ -1,110 +1,20 @@
-//! Changes holdings that go on.
+//! Changes holdings: expiry, mode and token.
 
-use sqlx::{MySqlConnection, Row as _};
+use sqlx::MySqlConnection;
 
-use super::acquire::keeper;
-use super::script::{AMENDED, Script, amended, id_literal, is, name_literal, text_literal};
-use super::store::{Attempt, Flavor, MySqlQuery, Nowait, attempt, token};
+use super::queue::read_row;
+use super::script::{AMENDED, Script, amended, id_literal, name_literal};
+use super::store::{Attempt, Flavor, MySqlQuery, Nowait, attempt};
 use crate::backend::micros;
-use crate::backend::stored::lease_row;
 use crate::name::LockName;
-use crate::protocol::{Amended, Claim, Extension, Holder, Joined, Keeper, LeaseId, LeaseRow, Mode};
+use crate::protocol::{Amended, Extension, Holder, Keeper, LeaseId, Mode};
 use crate::token::FencingToken;
-
-// Bind order: name.
-#[rustfmt::skip]
-const LOOK: &str = concat!("SELECT ", lease_columns!("l"), " FROM sqlock_lease AS l WHERE l.name = ?");
-
-/// Reads the row of a name, without locking it.
-pub(super) async fn look(conn: &mut MySqlConnection, name: &LockName) -> Result<Option<LeaseRow>, sqlx::Error> {
-    let row = sqlx::query(LOOK).bind(name.as_str().as_bytes()).fetch_optional(conn).await?;
-    row.as_ref().map(lease_row).transpose()
-}
-
-// ---- join
-
-// Bind order: name, owner.
-#[rustfmt::skip]
-const JOIN_LOCK: &str = "
-SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s WHERE s.name = ? AND s.owner = ? FOR UPDATE SKIP LOCKED";
-
-// Whether the owner holds the name exclusively, by another acquisition. Bind order: id, owner, name, owner.
-#[rustfmt::skip]
-const JOIN_CHECK: &str = concat!("
-SELECT COUNT(*), COALESCE(MAX(l.token), 0) INTO @sqlock_held, @sqlock_token
-  FROM sqlock_lease AS l
- WHERE (", is_held_alone!("l"), " AND l.id <> ? AND ", lease_until!("l"), " > ", now!(), "
-        OR l.id = 'entries' AND EXISTS (SELECT 1 FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
-                                         WHERE e.name = l.name AND e.token = l.token AND e.units = 0 AND e.owner = ?
-                                           AND ", entry_until!("e"), " > ", now!(), "))
-   AND l.name = ? AND l.owner = ?");
-
-// Bind order: name.
-const JOIN_DECIDE: &str = "SELECT IF(@sqlock_locked AND @sqlock_held, ?, NULL) INTO @sqlock_name";
-
-#[rustfmt::skip]
-const JOIN_FIRST: &str = concat!("
-INSERT INTO sqlock_entry (", entry_columns!(), ")
-SELECT l.name, l.id, l.owner, l.client, 1, 0, 0, l.token, l.ttl, 0, l.expires_at, l.acquired_at, l.holder, l.label
-  FROM sqlock_lease AS l WHERE l.name = @sqlock_name AND l.id <> 'entries' ", overwrite!());
-
-// An acquisition without a label has that of those it joins. Bind order: label, name, label.
-#[rustfmt::skip]
-const JOIN_LABEL: &str = "
-SELECT IF(? = '', COALESCE((SELECT IF(l.id <> 'entries', l.label, (SELECT MAX(e.label) FROM sqlock_entry AS e
-                                                                    WHERE e.name = l.name AND e.token = l.token))
-                              FROM sqlock_lease AS l WHERE l.name = ?), ''), ?) INTO @sqlock_label";
-
-/// An entry that has joined already, by a request whose answer was lost.
-macro_rules! joined {
-    () => {
-        "sqlock_entry.token = VALUES(token) AND sqlock_entry.owner <> ''"
-    };
-}
-// Assignments run from left to right. Bind order: id, client, ttl, ttl, holder.
-#[rustfmt::skip]
-const JOIN_OWN: &str = concat!("
-INSERT INTO sqlock_entry (", entry_columns!(), ")
-SELECT l.name, ?, l.owner, ?, 1, 0, 0, l.token, ?, 0, ", now!(), " + ?, ", now!(), ", ?, @sqlock_label
-  FROM sqlock_lease AS l WHERE l.name = @sqlock_name
-    ON DUPLICATE KEY UPDATE
-       client = IF(", joined!(), " AND sqlock_entry.client <> '', sqlock_entry.client, VALUES(client)),
-       ttl = GREATEST(VALUES(ttl), IF(", joined!(), ", sqlock_entry.ttl, 0)),
-       expires_at = GREATEST(VALUES(expires_at), IF(", joined!(), ", sqlock_entry.expires_at, 0)),
-       owner = VALUES(owner), is_kept = 1, units = 0, permits = 0, token = VALUES(token), arrived_at = 0,
-       acquired_at = VALUES(acquired_at), holder = VALUES(holder), label = VALUES(label)");
-
-const JOIN_SHARE: &str = "UPDATE sqlock_lease SET id = 'entries', client = '' WHERE name = @sqlock_name";
-
-#[rustfmt::skip]
-const JOIN_ANSWER: &str = "
-SELECT CAST(@sqlock_held AS SIGNED), CAST(@sqlock_name IS NOT NULL AS SIGNED), CAST(@sqlock_token AS UNSIGNED)";
-
-pub(super) async fn join(conn: &mut MySqlConnection, claim: &Claim) -> Result<Joined, sqlx::Error> {
-    let (name, id, owner) = (&*name_literal(&claim.name), &*id_literal(claim.id), &*id_literal(claim.owner));
-    let ttl = &*micros(claim.ttl).to_string();
-    let (holder, label) = (&*text_literal(&claim.holder), &*text_literal(&claim.label));
-    let mut script = Script::new();
-    script.add(JOIN_LOCK, &[name, owner]);
-    script.add(JOIN_CHECK, &[id, owner, name, owner]);
-    script.add(JOIN_DECIDE, &[name]);
-    script.add(JOIN_LABEL, &[label, name, label]);
-    script.add(JOIN_FIRST, &[]);
-    script.add(JOIN_OWN, &[id, &id_literal(keeper(claim)), ttl, ttl, holder]);
-    script.add(JOIN_SHARE, &[]);
-    let row = script.run(conn, JOIN_ANSWER).await?;
-    Ok(match (is(&row, 0)?, is(&row, 1)?) {
-        (_, true) => Joined::Done(token(row.try_get(2)?)?),
-        (true, false) => Joined::Locked,
-        (false, false) => Joined::NotHeld,
-    })
-}
 
 // ---- extend
 
-/// Bind order: renamed, renamed, how the keeper changes, client, client, ttl, lasts.
+/// Bind order: renamed, renamed, how the client changes, client, client, ttl, lasts.
 #[rustfmt::skip]
-macro_rules! longer {
+macro_rules! extended {
     ($row:literal) => {
         concat!($row, ".id = IF(? = '', ", $row, ".id, ?),
        ", $row, ".client = CASE ? WHEN 1 THEN ? WHEN 2 THEN IF(", $row, ".client = ?, '', ", $row, ".client) ELSE ", $row, ".client END,
@@ -112,33 +22,35 @@ macro_rules! longer {
     };
 }
 
-// Bind order: longer, name, token, id, id, renamed, the client that is not to keep it any more or NULL.
+// Bind order: extended, name, token, id, id, renamed, the client whose heartbeat no longer keeps
+// it, or NULL.
 #[rustfmt::skip]
 const EXTEND: Nowait = update_lease!(
-    set: [longer!("l")],
+    set: [extended!("l")],
     condition: ["LAST_INSERT_ID(
        CASE WHEN l.id = 'entries' THEN 3
             WHEN l.token = ? AND ", is_held_alone!("l"), " AND (? = '' OR l.id IN (?, ?))
              AND (l.client = ? OR ", lease_until!("l"), " > ", now!(), ") THEN 1
             ELSE 2 END) = 1"]);
 
-// Bind order: longer, name, name, id, renamed, token, the client that is not to keep it any more or NULL.
+// Bind order: extended, name, name, id, renamed, token, the client whose heartbeat no longer keeps
+// it, or NULL.
 #[rustfmt::skip]
 const EXTEND_ENTRY: Nowait = update_entry!(
-    set: [longer!("e")],
+    set: [extended!("e")],
     condition: ["e.token = ? AND e.owner <> '' AND (e.client = ? OR ", entry_until!("e"), " > ", now!(), ")"]);
 
-// Bind order: name, id, renamed, token, the client that is not to keep it any more or NULL.
+// Bind order: name, id, renamed, token, the client whose heartbeat no longer keeps it, or NULL.
 #[rustfmt::skip]
 const EXTENDABLE: &str = concat!("
 SELECT 1 FROM sqlock_entry AS e
  WHERE e.name = ? AND e.id IN (?, ?) AND e.token = ? AND e.owner <> '' AND (e.client = ? OR ", entry_until!("e"), " > ", now!(), ")");
 
-// Bind order: name, the client that is not to keep it any more or NULL.
+// Bind order: name, the client whose heartbeat no longer keeps it, or NULL.
 const KEPT_BY: &str = "SELECT 1 FROM sqlock_lease AS l WHERE l.name = ? AND l.client = ?";
 
-/// Binds what `longer!` needs.
-fn bind_longer<'q>(query: MySqlQuery<'q>, extension: &Extension, renamed: &str) -> MySqlQuery<'q> {
+/// Binds what `extended!` needs.
+fn bind_extended<'q>(query: MySqlQuery<'q>, extension: &Extension, renamed: &str) -> MySqlQuery<'q> {
     let (change, client) = match extension.keeper {
         Keeper::Same => (0, String::new()),
         Keeper::Client(client) => (1, client.to_string()),
@@ -154,25 +66,25 @@ pub(super) async fn extend(
     extension: &Extension,
 ) -> Result<Amended, sqlx::Error> {
     let Extension { name, id, renamed, token, .. } = extension;
-    let id_now = renamed.map_or_else(String::new, |id| id.to_string());
-    let id_before = id.map_or_else(String::new, |id| id.to_string());
-    let let_go_by = match extension.keeper {
+    let new_id = renamed.map_or_else(String::new, |id| id.to_string());
+    let old_id = id.map_or_else(String::new, |id| id.to_string());
+    let dropped_client = match extension.keeper {
         Keeper::NotThisClient(client) => Some(client.to_string()),
         Keeper::Same | Keeper::Client(_) => None,
     };
     let bytes = name.as_str().as_bytes();
-    let query = bind_longer(sqlx::query(EXTEND.sql(flavor)), extension, &id_now).bind(bytes).bind(token.get());
-    let query = query.bind(&id_before).bind(&id_before).bind(&id_now).bind(&let_go_by);
+    let query = bind_extended(sqlx::query(EXTEND.sql(flavor)), extension, &new_id).bind(bytes).bind(token.get());
+    let query = query.bind(&old_id).bind(&old_id).bind(&new_id).bind(&dropped_client);
     let is_shared = match attempt(conn, flavor, query).await? {
         Attempt::Done(_) => return Ok(Amended::Done),
         Attempt::Refused(code) => code == 3,
         Attempt::Locked => {
-            let Some(row) = look(conn, name).await? else {
+            let Some(row) = read_row(conn, name).await? else {
                 return Ok(Amended::NotHeld);
             };
             let is_meant = |holder| id.is_none_or(|id| id == holder || *renamed == Some(holder));
             if matches!(row.holder, Holder::Lease(holder) if is_meant(holder)) && row.token == token.get() {
-                let kept = sqlx::query(KEPT_BY).bind(bytes).bind(&let_go_by);
+                let kept = sqlx::query(KEPT_BY).bind(bytes).bind(&dropped_client);
                 let counts = row.remaining.is_some() || kept.fetch_optional(conn).await?.is_some();
                 return Ok(if counts { Amended::Locked } else { Amended::NotHeld });
             }
@@ -185,21 +97,21 @@ pub(super) async fn extend(
     if id.is_none() {
         return extend_entries(conn, extension).await;
     }
-    let query = bind_longer(sqlx::query(EXTEND_ENTRY.sql(flavor)), extension, &id_now).bind(bytes).bind(bytes);
-    let query = query.bind(&id_before).bind(&id_now).bind(token.get()).bind(&let_go_by);
+    let query = bind_extended(sqlx::query(EXTEND_ENTRY.sql(flavor)), extension, &new_id).bind(bytes).bind(bytes);
+    let query = query.bind(&old_id).bind(&new_id).bind(token.get()).bind(&dropped_client);
     match attempt(conn, flavor, query).await? {
         Attempt::Done(_) => Ok(Amended::Done),
         Attempt::Refused(_) => Ok(Amended::NotHeld),
         Attempt::Locked => {
-            let query = sqlx::query(EXTENDABLE).bind(bytes).bind(&id_before).bind(&id_now).bind(token.get());
-            let row = query.bind(&let_go_by).fetch_optional(conn).await?;
+            let query = sqlx::query(EXTENDABLE).bind(bytes).bind(&old_id).bind(&new_id).bind(token.get());
+            let row = query.bind(&dropped_client).fetch_optional(conn).await?;
             Ok(if row.is_some() { Amended::Locked } else { Amended::NotHeld })
         }
     }
 }
 
-// Acquisitions of one owner from several clients share a token. Bind order: name, token, the client that is not to keep it any more or
-// NULL.
+// Acquisitions of one owner from several clients share a token. Bind order: name, token, the client
+// whose heartbeat no longer keeps it, or NULL.
 #[rustfmt::skip]
 const EXTEND_LOCK: &str = concat!("
 SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
@@ -214,11 +126,11 @@ SELECT COUNT(*) INTO @sqlock_held FROM sqlock_entry AS e FORCE INDEX (sqlock_ent
 #[rustfmt::skip]
 const EXTEND_DECIDE: &str = "SELECT IF(@sqlock_held > 0 AND @sqlock_locked >= @sqlock_held, ?, NULL) INTO @sqlock_name";
 
-// Bind order: longer, token, the client that is not to keep it any more or NULL.
+// Bind order: extended, token, the client whose heartbeat no longer keeps it, or NULL.
 #[rustfmt::skip]
 const EXTEND_ENTRIES: &str = concat!("
 UPDATE sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
-   SET ", longer!("e"), "
+   SET ", extended!("e"), "
  WHERE e.name = @sqlock_name AND e.token = ? AND e.owner <> '' AND (e.client = ? OR ", entry_until!("e"), " > ", now!(), ")");
 
 async fn extend_entries(conn: &mut MySqlConnection, extension: &Extension) -> Result<Amended, sqlx::Error> {
@@ -228,13 +140,13 @@ async fn extend_entries(conn: &mut MySqlConnection, extension: &Extension) -> Re
         Keeper::Client(client) => ("1", id_literal(client)),
         Keeper::NotThisClient(client) => ("2", id_literal(client)),
     };
-    let let_go_by = if change == "2" { &*client } else { "NULL" };
+    let dropped_client = if change == "2" { &*client } else { "NULL" };
     let (ttl, lasts) = (extension.ttl.map_or(0, micros).to_string(), micros(extension.lasts).to_string());
     let mut script = Script::new();
-    script.add(EXTEND_LOCK, &[name, token, let_go_by]);
-    script.add(EXTEND_CHECK, &[name, token, let_go_by]);
+    script.add(EXTEND_LOCK, &[name, token, dropped_client]);
+    script.add(EXTEND_CHECK, &[name, token, dropped_client]);
     script.add(EXTEND_DECIDE, &[name]);
-    script.add(EXTEND_ENTRIES, &["''", "''", change, &client, &client, &ttl, &lasts, token, let_go_by]);
+    script.add(EXTEND_ENTRIES, &["''", "''", change, &client, &client, &ttl, &lasts, token, dropped_client]);
     amended(&script.run(conn, AMENDED).await?)
 }
 
@@ -252,8 +164,8 @@ const DOWNGRADE_LOCK_ENTRY: &str = "
 SELECT COUNT(*) INTO @sqlock_entry_locked FROM sqlock_entry AS e
  WHERE e.name = ? AND e.id = ? AND e.token = ? FOR UPDATE SKIP LOCKED";
 
-// `@sqlock_only`: the owner had entered more than once, and this acquisition is the only one left.
-// Bind order: name, id, token, units, permits, name, id, token, name, name, id, token, name, id.
+// `@sqlock_only`: the owner had several acquisitions, and this one is the last. Bind order: name,
+// id, token, units, permits, name, id, token, name, name, id, token, name, id.
 #[rustfmt::skip]
 const DOWNGRADE_CHECK: &str = "
 SELECT EXISTS (SELECT 1 FROM sqlock_entry AS e
@@ -289,7 +201,7 @@ const DOWNGRADE_JOINED: &str = "UPDATE sqlock_entry SET units = ?, permits = ? W
 const DOWNGRADE_OWNER: &str = "UPDATE sqlock_lease SET owner = '' WHERE name = @sqlock_joined";
 
 #[rustfmt::skip]
-const DOWNGRADE_ANSWER: &str = "
+const DOWNGRADE_RESULT: &str = "
 SELECT CAST(@sqlock_held OR @sqlock_only AS SIGNED),
        CAST(@sqlock_name IS NOT NULL OR @sqlock_joined IS NOT NULL OR @sqlock_shared AS SIGNED)";
 
@@ -312,7 +224,7 @@ pub(super) async fn downgrade(
     script.add(DOWNGRADE_LEASE, &[]);
     script.add(DOWNGRADE_JOINED, &[units, permits, id]);
     script.add(DOWNGRADE_OWNER, &[]);
-    amended(&script.run(conn, DOWNGRADE_ANSWER).await?)
+    amended(&script.run(conn, DOWNGRADE_RESULT).await?)
 }
 
 // ---- raise
@@ -339,7 +251,7 @@ pub(super) async fn raise(
     Ok(match attempt(conn, flavor, query.bind(to.get()).bind(token.get()).bind(to.get())).await? {
         Attempt::Done(_) | Attempt::Refused(3) => Amended::Done,
         Attempt::Refused(_) => Amended::NotHeld,
-        Attempt::Locked => match look(conn, name).await? {
+        Attempt::Locked => match read_row(conn, name).await? {
             Some(row) if row.holder != Holder::Lease(id) => Amended::NotHeld,
             Some(row) if row.token == to.get() => Amended::Done,
             Some(row) if row.token == token.get() => Amended::Locked,

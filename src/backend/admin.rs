@@ -1,0 +1,81 @@
+//! Lists of holders and waiters, and the purge of unused names.
+
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::{LeaseId, Mode};
+
+/// The names to list.
+#[derive(Clone, Debug)]
+pub(crate) enum Names {
+    WithPrefix(String),
+    One(LockName),
+}
+
+/// A holder in a list. Times are microseconds since the Unix epoch, by the database's clock.
+#[derive(Clone, Debug)]
+pub(crate) struct ListedHolder {
+    pub(crate) name: String,
+    pub(crate) mode: Mode,
+    /// `None`: the holder released the name, which stays unavailable until `expires_at`.
+    pub(crate) owner: Option<Owner>,
+    /// How many acquisitions of the owner hold together.
+    pub(crate) acquisitions: i64,
+    pub(crate) token: i64,
+    pub(crate) holder: String,
+    pub(crate) label: String,
+    pub(crate) acquired_at: i64,
+    /// The later of the row's own expiry and the one by the client's heartbeat.
+    pub(crate) expires_at: i64,
+    pub(crate) now: i64,
+    pub(crate) waiters: i64,
+}
+
+/// A waiting entry in a list.
+#[derive(Clone, Debug)]
+pub(crate) struct ListedWaiter {
+    pub(crate) id: LeaseId,
+    pub(crate) mode: Mode,
+    pub(crate) holder: String,
+    pub(crate) label: String,
+    pub(crate) arrived_at: i64,
+}
+
+/// A range of names to purge.
+#[derive(Clone, Debug)]
+pub(crate) struct SweepRange {
+    /// The range begins after this name. Empty: with the first name.
+    pub(crate) after: String,
+    /// How many names the range has.
+    pub(crate) limit: u32,
+    pub(crate) retention: Duration,
+}
+
+/// The result of purging a range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Swept {
+    /// How many names were purged.
+    pub(crate) purged: u64,
+    /// The last name of the range. `None`: there are no more names.
+    pub(crate) last: Option<String>,
+}
+
+/// Returns the first text after all texts with a prefix, in the order of their bytes. `None`: no
+/// text comes after them.
+pub(crate) fn end_of_prefix(prefix: &str) -> Option<String> {
+    let mut end: Vec<char> = prefix.chars().collect();
+    while let Some(last) = end.pop() {
+        if let Some(next) = (u32::from(last) + 1..=u32::from(char::MAX)).find_map(char::from_u32) {
+            end.push(next);
+            return Some(end.into_iter().collect());
+        }
+    }
+    None
+}
+
+/// Leaves out the rows that cannot be read, with a warning.
+pub(crate) fn skip_unreadable<T>(rows: impl Iterator<Item = Result<T, sqlx::Error>>) -> impl Iterator<Item = T> {
+    rows.filter_map(|row| row.inspect_err(|error| tracing::warn!(%error, "left out a row that cannot be read")).ok())
+}

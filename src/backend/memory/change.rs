@@ -1,0 +1,135 @@
+//! Changes holdings: expiry, mode and token.
+
+use super::row::remaining;
+use super::{Entry, Key, Lease, Memory, Prepared, Strength, Write};
+use crate::backend::micros;
+use crate::mutation::{Mutation, is_on};
+use crate::name::LockName;
+use crate::protocol::{Amended, ClientId, EntryState, Extension, Holder, Keeper, LeaseId, Mode, Response};
+
+impl Memory {
+    pub(super) fn extend(&self, extension: &Extension, now: i64) -> Prepared {
+        let Extension { name, id, renamed, token, lasts, ttl, keeper } = extension;
+        let answer = |extended| Prepared::new(Response::Extended(extended));
+        let (ttl, expires_at) = (ttl.map_or(0, micros), now + micros(*lasts));
+        let new_client = |client: Option<ClientId>| match keeper {
+            Keeper::Same => client,
+            Keeper::Client(client) => Some(*client),
+            Keeper::NotThisClient(other) => client.filter(|client| client != other),
+        };
+        // A holding that this client keeps may seem expired: the next heartbeat would move its
+        // expiry.
+        let counts = |until, client: Option<ClientId>| {
+            let is_let_go = matches!(keeper, Keeper::NotThisClient(other) if client == Some(*other));
+            is_let_go || remaining(until, now).is_some()
+        };
+        let is_named = |other: LeaseId| id.is_none_or(|id| id == other || *renamed == Some(other));
+        // Acquisitions of one owner from several clients share a token.
+        let is_meant = |(other, e): &(LeaseId, &Entry)| {
+            is_named(*other) && e.state == EntryState::Holding(token.get()) && e.owner.is_some()
+        };
+        let mut meant = self.entries_named(name).filter(is_meant).peekable();
+        if meant.peek().is_some() {
+            let valid: Vec<(LeaseId, &Entry)> = meant.filter(|(_, e)| counts(self.entry_until(e), e.client)).collect();
+            if valid.is_empty() {
+                return answer(Amended::NotHeld);
+            }
+            // The id is part of the key of an entry, which a fence locks.
+            let strength = |id| if renamed.is_some_and(|to| to != id) { Strength::Ending } else { Strength::Plain };
+            if valid.iter().any(|(id, _)| self.is_locked(&Key::Entry(name.clone(), *id), strength(*id))) {
+                return answer(Amended::Locked);
+            }
+            return valid.into_iter().fold(answer(Amended::Done), |prepared, (id, entry)| {
+                let (ttl, expires_at) = (entry.ttl.max(ttl), entry.expires_at.max(expires_at));
+                let longer = Entry { client: new_client(entry.client), ttl, expires_at, ..entry.clone() };
+                let new_id = renamed.unwrap_or(id);
+                let gone = (new_id != id).then(|| Write::Entry(name.clone(), id, None));
+                let prepared = gone.into_iter().fold(prepared, Prepared::write);
+                prepared.write(Write::Entry(name.clone(), new_id, Some(longer)))
+            });
+        }
+        let held_as_meant = |holder| matches!(holder, Holder::Lease(other) if is_named(other));
+        let row = self.leases.get(name).filter(|row| held_as_meant(row.holder) && row.token == token.get());
+        match (row, id) {
+            (None, Some(id)) if is_on(Mutation::ExtendReleased) => match self.leases.get(name) {
+                Some(row) if row.token == token.get() && row.holder == Holder::Nobody => {
+                    let client = new_client(None);
+                    let again = Lease { holder: Holder::Lease(*id), client, ttl, expires_at, ..row.clone() };
+                    answer(Amended::Done).write(Write::Lease(name.clone(), again))
+                }
+                _ => answer(Amended::NotHeld),
+            },
+            (Some(row), _) if counts(self.valid_until(row.expires_at, row.client, row.ttl), row.client) => {
+                if self.is_lease_locked(name, Strength::Plain) {
+                    return answer(Amended::Locked);
+                }
+                let (ttl, expires_at) = (row.ttl.max(ttl), row.expires_at.max(expires_at));
+                let holder = renamed.map_or(row.holder, Holder::Lease);
+                let longer = Lease { holder, client: new_client(row.client), ttl, expires_at, ..row.clone() };
+                answer(Amended::Done).write(Write::Lease(name.clone(), longer))
+            }
+            _ => answer(Amended::NotHeld),
+        }
+    }
+
+    pub(super) fn downgrade(&self, name: &LockName, id: LeaseId, token: i64) -> Prepared {
+        let answer = |downgraded| Prepared::new(Response::Downgraded(downgraded));
+        let shares = |entry: &Entry| entry.state == EntryState::Holding(token) && entry.mode == Mode::READ;
+        if self.owned_entry(name, id).is_some_and(shares) {
+            return answer(Amended::Done);
+        }
+        // The owner had several acquisitions, and this one is the last.
+        let only = self.owned_entry(name, id).filter(|entry| {
+            let others =
+                self.entries_named(name).filter(|(other, entry)| *other != id && entry.state != EntryState::Waiting);
+            entry.state == EntryState::Holding(token) && entry.mode == Mode::Exclusive && others.count() == 0
+        });
+        if let (Some(entry), Some(row)) = (only, self.leases.get(name)) {
+            if self.is_lease_locked(name, Strength::Ending) || self.is_entry_locked(name, id) {
+                return answer(Amended::Locked);
+            }
+            let entry = Entry { mode: Mode::READ, ..entry.clone() };
+            let row = Lease { owner: None, ..row.clone() };
+            return answer(Amended::Done)
+                .write(Write::Entry(name.clone(), id, Some(entry)))
+                .write(Write::Lease(name.clone(), row));
+        }
+        let Some(mut row) = self.exclusive_holding(name, id, token) else {
+            return answer(Amended::NotHeld);
+        };
+        if self.is_lease_locked(name, Strength::Ending) {
+            return answer(Amended::Locked);
+        }
+        let entry = Entry {
+            client: row.client,
+            owner: row.owner,
+            is_kept: row.client.is_some(),
+            mode: Mode::READ,
+            state: EntryState::Holding(token),
+            arrived: 0,
+            ttl: row.ttl,
+            expires_at: row.expires_at,
+        };
+        (row.holder, row.client, row.owner) = (Holder::Entries, None, None);
+        answer(Amended::Done).write(Write::Entry(name.clone(), id, Some(entry))).write(Write::Lease(name.clone(), row))
+    }
+
+    pub(super) fn raise(&self, name: &LockName, id: LeaseId, token: i64, to: i64) -> Prepared {
+        let answer = |raised| Prepared::new(Response::Raised(raised));
+        if self.exclusive_holding(name, id, to).is_some() {
+            return answer(Amended::Done);
+        }
+        match self.exclusive_holding(name, id, token) {
+            Some(_) if self.is_lease_locked(name, Strength::Ending) => answer(Amended::Locked),
+            Some(row) if to > token => {
+                answer(Amended::Done).write(Write::Lease(name.clone(), Lease { token: to, ..row }))
+            }
+            _ => answer(Amended::NotHeld),
+        }
+    }
+
+    /// Returns the row of a name that one lease holds with this token.
+    pub(super) fn exclusive_holding(&self, name: &LockName, id: LeaseId, token: i64) -> Option<Lease> {
+        self.leases.get(name).filter(|row| row.holder == Holder::Lease(id) && row.token == token).cloned()
+    }
+}

@@ -1,0 +1,42 @@
+//! The heartbeats and the notices of clients.
+
+use super::{Client, Key, Memory, MustWait, Prepared, Strength, Write};
+use crate::protocol::{ClientId, Response};
+
+impl Memory {
+    pub(super) fn register(&self, id: ClientId, now: i64) -> Result<Prepared, MustWait> {
+        if self.is_locked(&Key::Client(id), Strength::Ending) {
+            return Err(MustWait);
+        }
+        let notice = self.clients.get(&id).map_or(0, |client| client.notice);
+        Ok(Prepared::new(Response::Registered(notice)).write(Write::Client(id, Client { beat_at: now, notice })))
+    }
+
+    pub(super) fn beat(&self, id: ClientId, now: i64) -> Result<Prepared, MustWait> {
+        let Some(client) = self.clients.get(&id) else {
+            return Ok(Prepared::new(Response::Beat(None)));
+        };
+        if self.is_locked(&Key::Client(id), Strength::Ending) {
+            return Err(MustWait);
+        }
+        let written = Client { beat_at: now, ..client.clone() };
+        Ok(Prepared::new(Response::Beat(Some(client.notice))).write(Write::Client(id, written)))
+    }
+
+    /// Adds a notice to the clients that lose a holding. `None`: one of their rows is locked.
+    pub(super) fn notices(&self, losers: &[ClientId]) -> Option<Vec<Write>> {
+        let mut losers = losers.to_vec();
+        losers.sort();
+        losers.dedup();
+        // A client without a row gets one: a registration under way must wait for this transaction
+        // and read the notice.
+        let write = |id: ClientId| {
+            let client = self.clients.get(&id).cloned().unwrap_or(Client { beat_at: 0, notice: 0 });
+            Write::Client(id, Client { notice: client.notice + 1, ..client })
+        };
+        if losers.iter().any(|id| self.is_locked(&Key::Client(*id), Strength::Ending)) {
+            return None;
+        }
+        Some(losers.into_iter().map(write).collect())
+    }
+}

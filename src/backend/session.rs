@@ -1,0 +1,53 @@
+//! Session locks: locks that end with the connection or the process that holds them.
+
+use std::time::Duration;
+
+use super::store::StoreFuture;
+use crate::name::LockName;
+
+/// The session locks of one client: a connection that is used for nothing else, or the open files
+/// of this process.
+///
+/// No operation waits in the server. A lock of one name is taken once, and released before it is
+/// taken again.
+pub(crate) trait SessionLocks: Send {
+    /// Returns for how long the server keeps the session after it received the last statement.
+    /// After that time, and after any error other than the server's refusal of one lock, the state
+    /// of all locks is unknown. `None`: the locks end with this process and no sooner.
+    fn session_timeout(&self) -> Option<Duration>;
+
+    /// Takes a lock if it is free. Returns whether it was.
+    fn try_lock<'a>(&'a mut self, name: &'a LockName, shared: bool) -> StoreFuture<'a, bool>;
+
+    /// Releases a lock. Returns whether it was held.
+    fn unlock<'a>(&'a mut self, name: &'a LockName, shared: bool) -> StoreFuture<'a, bool>;
+
+    /// Checks that the session still exists. Returns an error if it does not.
+    fn ping(&mut self) -> StoreFuture<'_, ()>;
+
+    /// Releases all locks and ends the session.
+    fn close(self: Box<Self>) -> StoreFuture<'static, ()>;
+}
+
+/// How long the server keeps a session without statements, where it can be configured.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) const SESSION_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Hashes a name within its scope (a schema, a database) for databases whose locks have numbers,
+/// short names, or names without case.
+pub(crate) fn session_key(scope: &str, name: &LockName) -> [u8; 32] {
+    use sha2::{Digest, Sha256};
+    let mut hash = Sha256::new();
+    hash.update(b"sqlock/session/1");
+    for part in [scope, name.as_str()] {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    hash.finalize().into()
+}
+
+/// Makes the error of a statement that a pooler passed to another session.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) fn another_session() -> sqlx::Error {
+    sqlx::Error::Protocol("the statement was answered by another session".into())
+}

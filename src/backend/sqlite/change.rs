@@ -1,0 +1,101 @@
+//! Changes holdings: expiry, mode and token.
+
+use sqlx::SqliteConnection;
+
+use super::store::{transaction, until_row};
+use crate::backend::micros;
+use crate::name::LockName;
+use crate::protocol::{Amended, Extension, Keeper, LeaseId, Mode};
+use crate::token::FencingToken;
+
+/// The change of an extension, for both tables.
+#[rustfmt::skip]
+macro_rules! extended {
+    () => {
+        concat!("
+   SET id = coalesce($8, id), client = CASE WHEN client = $7 THEN '' ELSE coalesce($6, client) END, ttl = max(ttl, $5),
+       expires_at = max(expires_at, ", now!(), " + $4)
+ WHERE name = $1 AND token = $3 AND ($2 IS NULL OR id IN ($2, $8))")
+    };
+}
+
+// $1 name, $2 id or NULL for any, $3 token, $4 how long it lasts, $5 ttl, $6 the client whose
+// heartbeat keeps it from now on, or NULL, $7 the client whose heartbeat no longer keeps it, or
+// NULL, $8 the new id or NULL. Changes the row of a lease that holds alone, otherwise entries.
+#[rustfmt::skip]
+const EXTEND: &str = concat!("
+UPDATE sqlock_lease AS l", extended!(), " AND id NOT IN ('', 'kept', 'entries') AND (client = $7 OR ", lease_until!("l"), " > ", now!(), ");
+SELECT 1 AS done WHERE changes() > 0;
+UPDATE OR REPLACE sqlock_entry AS e", extended!(), " AND id IN (SELECT o.id FROM sqlock_entry AS o WHERE o.name = $1 AND o.token = $3)
+   AND owner <> '' AND (client = $7 OR ", entry_until!("e"), " > ", now!(), ");
+SELECT 1 AS done WHERE changes() > 0");
+
+/// Moves the expiry of a valid holding, and changes the client whose heartbeat keeps it.
+pub(super) async fn extend(conn: &mut SqliteConnection, extension: &Extension) -> Result<Amended, sqlx::Error> {
+    let Extension { name, id, renamed, token, lasts, ttl, keeper } = extension;
+    let (new_client, dropped_client) = match keeper {
+        Keeper::Same => (None, None),
+        Keeper::Client(client) => (Some(client.to_string()), None),
+        Keeper::NotThisClient(client) => (None, Some(client.to_string())),
+    };
+    let query = sqlx::query(EXTEND)
+        .bind(name.as_str())
+        .bind(id.map(|id| id.to_string()))
+        .bind(token.get())
+        .bind(micros(*lasts))
+        .bind(ttl.map_or(0, micros))
+        .bind(new_client)
+        .bind(dropped_client)
+        .bind(renamed.map(|id| id.to_string()));
+    Ok(if until_row(conn, query).await?.is_some() { Amended::Done } else { Amended::NotHeld })
+}
+
+// $1 name, $2 id, $3 token, $4 units, $5 permits. The SELECT also finds a holding that an earlier
+// request downgraded.
+#[rustfmt::skip]
+const DOWNGRADE: &str = "
+BEGIN IMMEDIATE;
+INSERT OR REPLACE INTO sqlock_entry (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at,
+                                     acquired_at, holder, label)
+SELECT name, id, owner, client, client <> '', $4, $5, token, ttl, 0, expires_at, acquired_at, holder, label
+  FROM sqlock_lease WHERE name = $1 AND id = $2 AND token = $3;
+UPDATE sqlock_lease SET id = 'entries', owner = '', client = '', holder = '', label = '' WHERE name = $1 AND changes() = 1;
+UPDATE sqlock_entry AS e SET units = $4, permits = $5
+ WHERE e.name = $1 AND e.id = $2 AND e.token = $3 AND e.owner <> '' AND e.units = 0
+   AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS o WHERE o.name = $1 AND o.token > 0 AND o.id <> $2);
+UPDATE sqlock_lease SET owner = '' WHERE name = $1 AND id = 'entries' AND changes() = 1;
+SELECT 1 AS done FROM sqlock_entry
+ WHERE name = $1 AND id = $2 AND token = $3 AND owner <> '' AND units = $4 AND permits = $5;
+COMMIT";
+
+/// Turns an exclusive holding of one lease into a shared one, with the same token.
+pub(super) async fn downgrade(
+    conn: &mut SqliteConnection,
+    name: &LockName,
+    id: LeaseId,
+    token: FencingToken,
+) -> Result<Amended, sqlx::Error> {
+    let (units, permits) = Mode::READ.stored();
+    let query =
+        sqlx::query(DOWNGRADE).bind(name.as_str()).bind(id.to_string()).bind(token.get()).bind(units).bind(permits);
+    Ok(if transaction(conn, query).await?.is_empty() { Amended::NotHeld } else { Amended::Done })
+}
+
+// $1 name, $2 id, $3 token, $4 the higher token, which a repeated request finds.
+#[rustfmt::skip]
+const RAISE: &str = "
+UPDATE sqlock_lease SET token = $4
+ WHERE name = $1 AND id = $2 AND (token = $3 AND $3 < $4 OR token = $4)";
+
+/// Gives an exclusive holding of one lease a higher token.
+pub(super) async fn raise(
+    conn: &mut SqliteConnection,
+    name: &LockName,
+    id: LeaseId,
+    token: FencingToken,
+    to: FencingToken,
+) -> Result<Amended, sqlx::Error> {
+    let query = sqlx::query(RAISE).bind(name.as_str()).bind(id.to_string()).bind(token.get()).bind(to.get());
+    let done = query.execute(conn).await?;
+    Ok(if done.rows_affected() == 1 { Amended::Done } else { Amended::NotHeld })
+}
