@@ -13,6 +13,7 @@ mod inspect;
 mod key;
 mod leased;
 mod outcome;
+mod resolve;
 mod run;
 
 pub use attempt::Attempt;
@@ -22,3 +23,4 @@ pub use inspect::RecordInfo;
 pub use key::{Fingerprint, IdempotencyKey};
 pub use leased::Resumed;
 pub use outcome::{Outcome, Stored};
+pub use resolve::{Resolution, ResolutionInfo};

@@ -37,3 +37,19 @@ CREATE TABLE IF NOT EXISTS sqlock_idem_step (
     result BLOB    NOT NULL,
     PRIMARY KEY (id, begun, step)
 ) WITHOUT ROWID;
+
+-- What operators have found out about requests of sqlock_idem whose outcome was unknown. A row stays also when the request's is gone.
+--
+-- token        of the attempt whose outcome was unknown.
+-- outcome      'done' or 'failed': nothing took effect.
+-- resolved_by, note   who has found that out, and how: in the operator's words.
+-- resolved_at  microseconds since the Unix epoch, by this database's clock.
+CREATE TABLE IF NOT EXISTS sqlock_idem_resolution (
+    id          TEXT    NOT NULL COLLATE BINARY,
+    resolved_at INTEGER NOT NULL,
+    token       INTEGER NOT NULL,
+    outcome     TEXT    NOT NULL,
+    resolved_by TEXT    NOT NULL,
+    note        TEXT    NOT NULL,
+    PRIMARY KEY (id, resolved_at, token)
+) WITHOUT ROWID;

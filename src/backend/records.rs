@@ -1,12 +1,16 @@
 //! The records of requests that must take effect once: statements that all databases take alike, in the caller's transactions
 //! and on connections of our own. What one of them has of its own is in `records.rs` under its name.
 
+mod resolution;
+
 use std::time::Duration;
 
 use sqlx::QueryBuilder;
 
 use super::sealed::Dialect;
 use super::{Job, hex, micros};
+
+pub(crate) use resolution::{Resolved, Resolving};
 
 /// The part of [`Database`](super::Database) that knows of records. Nobody's business outside.
 pub trait Records: Dialect {
@@ -204,6 +208,10 @@ pub(crate) enum Errand {
     List { namespace: Option<String>, state: Option<State>, limit: u32 },
     /// Reads the names of the steps of a record.
     Steps { id: String, begun: i64 },
+    /// Ends a record whose outcome is unknown, if the attempt with this token is the latest, and keeps who says so.
+    Resolve(Resolving),
+    /// Reads how the outcomes of a key were resolved.
+    Resolutions { id: String },
     /// Deletes a record whose time has run out.
     Bury(FullKey),
     /// Deletes so many records whose time has run out.
@@ -219,6 +227,8 @@ impl Errand {
             Self::End { .. } | Self::Forget { .. } => "record how an attempt ended",
             Self::Step { .. } => "record a step",
             Self::Recall(_) | Self::Steps { .. } => "look steps up",
+            Self::Resolve(_) => "resolve an unknown outcome",
+            Self::Resolutions { .. } => "look resolutions up",
             Self::Issue { .. } => "issue a token",
             Self::List { .. } => "list requests",
             Self::Bury(_) | Self::Purge { .. } => "purge requests",
@@ -245,6 +255,7 @@ pub(crate) struct Findings {
     pub(crate) changed: u64,
     pub(crate) result: Option<Vec<u8>>,
     pub(crate) steps: Vec<String>,
+    pub(crate) resolutions: Vec<Resolved>,
 }
 
 /// Carries an errand out.
@@ -259,7 +270,9 @@ pub(crate) async fn carry<DB: Records>(conn: &mut DB::Connection, errand: &Erran
             Ok(Findings { records, ..Findings::default() })
         }
         Errand::End { id, token, ending } => end::<DB>(conn, id, *token, ending).await.map(changed),
-        Errand::Forget { id, token } => forget::<DB>(conn, id, *token).await.map(changed),
+        Errand::Forget { id, token } => {
+            forget::<DB>(conn, id, &[State::Started, State::Unknown], *token).await.map(changed)
+        }
         Errand::Step { step, token, result } => put_step::<DB>(conn, step, *token, result).await.map(changed),
         Errand::Recall(step) => Ok(Findings { result: recall::<DB>(conn, step).await?, ..Findings::default() }),
         Errand::Issue { key, ttl } => issue::<DB>(conn, key, micros(*ttl)).await.map(changed),
@@ -269,6 +282,10 @@ pub(crate) async fn carry<DB: Records>(conn: &mut DB::Connection, errand: &Erran
         }
         Errand::Steps { id, begun } => {
             Ok(Findings { steps: steps::<DB>(conn, id, *begun).await?, ..Findings::default() })
+        }
+        Errand::Resolve(resolving) => resolution::resolve::<DB>(conn, resolving).await.map(changed),
+        Errand::Resolutions { id } => {
+            Ok(Findings { resolutions: resolution::list::<DB>(conn, id).await?, ..Findings::default() })
         }
         Errand::Bury(key) => bury::<DB>(conn, std::slice::from_ref(&key.id)).await.map(changed),
         Errand::Purge { limit } => purge::<DB>(conn, *limit).await.map(changed),
@@ -482,11 +499,22 @@ pub(crate) async fn end<DB: Records>(
     DB::execute(conn, &mut query).await
 }
 
-async fn forget<DB: Records>(conn: &mut DB::Connection, id: &str, token: i64) -> Result<u64, sqlx::Error> {
+/// Deletes the record of the attempt with this token, if it is in one of these states.
+async fn forget<DB: Records>(
+    conn: &mut DB::Connection,
+    id: &str,
+    states: &[State],
+    token: i64,
+) -> Result<u64, sqlx::Error> {
     let push_latest = |query: &mut QueryBuilder<DB>| {
         query.push(" WHERE id = ");
         DB::push_text(query, id);
-        query.push(" AND state IN ('started', 'unknown') AND token = ");
+        query.push(" AND state IN (");
+        let mut list = query.separated(", ");
+        for state in states {
+            list.push(format_args!("'{}'", state.as_str()));
+        }
+        query.push(") AND token = ");
         DB::push_integer(query, token);
     };
     // A token that was issued is as good as before.

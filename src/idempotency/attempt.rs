@@ -227,7 +227,7 @@ impl Attempt {
     }
 
     /// Records that the effect is unknown. The record stays until it is
-    /// [resumed](Idempotency::resume) or [forgotten](Idempotency::forget).
+    /// [resumed](Idempotency::resume) or [resolved](Idempotency::resolve).
     ///
     /// # Errors
     ///

@@ -167,7 +167,6 @@ pub struct RecordInfo {
 
 impl RecordInfo {
     fn of(record: Record) -> Self {
-        let at = |micros| chrono::DateTime::from_timestamp_micros(micros).unwrap_or_default();
         Self {
             lease: lease_name(&record.key),
             namespace: record.key.namespace,
@@ -178,10 +177,14 @@ impl RecordInfo {
             attempts: u32::try_from(record.attempts).unwrap_or(0),
             result_bytes: record.result.map(|result| result.len()),
             steps: Vec::new(),
-            created_at: at(record.created_at),
-            expires_at: at(record.expires_at),
+            created_at: time_of_micros(record.created_at),
+            expires_at: time_of_micros(record.expires_at),
         }
     }
+}
+
+pub(super) fn time_of_micros(micros: i64) -> chrono::DateTime<chrono::Utc> {
+    chrono::DateTime::from_timestamp_micros(micros).unwrap_or_default()
 }
 
 /// Omits the key, which may be a secret.

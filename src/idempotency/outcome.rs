@@ -29,7 +29,7 @@ pub enum Outcome<N, R = N> {
     Expired,
     /// An earlier request with this key has ended, and its effect is unknown. It must be
     /// [resumed](crate::idempotency::Idempotency::resume), or
-    /// [forgotten](crate::idempotency::Idempotency::forget).
+    /// [resolved](crate::idempotency::Idempotency::resolve) by an operator.
     Unknown,
 }
 

@@ -13,7 +13,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{AppendHeaders, IntoResponse, Response};
 use axum::{Router, routing::post};
 use sqlock::idempotency::http::{IdempotencyLayer, Idempotent};
-use sqlock::idempotency::{Attempt, Idempotency, IdempotencyKey};
+use sqlock::idempotency::{Attempt, Idempotency, IdempotencyKey, Resolution};
 use sqlock::retry::Retry;
 use sqlock::row::RowError;
 use sqlock::{Error, Locks};
@@ -678,6 +678,17 @@ async fn under_a_lease_ambiguous_statuses_leave_the_outcome_unknown() {
         }
         assert_eq!(server.begun(), 10, "{mode}: each was called once");
     }
+}
+
+#[tokio::test]
+async fn request_resolved_as_done_is_answered_without_content() {
+    let (_books, server) = shop().await;
+    assert_eq!(server.post("/provider/timeout", "a").await.status, 502);
+    let record = server.payments.inspect(&alice("a")).await.expect("inspect").expect("a record");
+    let done = Resolution::done(&()).expect("JSON").by("ann");
+    assert!(server.payments.resolve(&alice("a"), record.token.expect("a token"), done).await.expect("resolve"));
+    let told = until_not_in_progress(&server, "/provider/timeout", "a").await;
+    assert_eq!((told.status, told.is_replay(), told.text().as_str()), (204, true, ""));
 }
 
 #[tokio::test]

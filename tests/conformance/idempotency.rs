@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use sqlock::idempotency::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome};
+use sqlock::idempotency::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome, Resolution};
 use sqlock::retry::{Retry, RetryError};
 use sqlock::row::RowError;
 use sqlock::{Error, FencingToken, Locks};
@@ -18,7 +18,7 @@ use super::network::{behind_a_proxy, behind_a_reading_proxy};
 use super::retry::{fail_and_go_on, send, statements_that_end_a_transaction};
 use crate::support::blocked::block_past;
 use crate::support::worker::Worker;
-use crate::support::{Database, SOON, connect, fresh, soon};
+use crate::support::{Database, SOON, builder, connect, fresh, soon};
 use crate::{DATABASE, Sql};
 
 type Tx<'c> = Transaction<'c, Sql>;
@@ -670,8 +670,8 @@ async fn work_committed_by_its_own_ddl_is_kept_as_unknown() {
         assert_eq!(app.effects().await, 1);
         let kept = app.payments.unfinished(10).await.expect("list");
         let token = kept.first().and_then(|info| info.token).expect("a token");
-        assert!(app.payments.forget(&key, token).await.expect("forget"));
-        assert_eq!(app.charge(&key).await, Outcome::New(2));
+        assert!(app.resolve(&key, token, Resolution::done(&1).expect("JSON")).await);
+        assert_eq!(app.charge(&key).await, Outcome::Replay(1));
     } else {
         assert_eq!(run().await, Outcome::New(1));
         assert_eq!(run().await, Outcome::Replay(1));
@@ -871,6 +871,90 @@ async fn outcome_that_is_not_known_is_kept_and_told_until_it_is_resumed_or_forgo
     assert_eq!(told, Outcome::New(1));
     let done = app.payments.inspect(&alice("b")).await.expect("inspect").expect("a record").token.expect("a token");
     assert!(!app.payments.forget(&alice("b"), done).await.expect("forget"), "it has taken effect");
+}
+
+impl App {
+    /// An attempt whose outcome is unknown. Its token.
+    async fn unknown(&self, key: &IdempotencyKey) -> FencingToken {
+        let unknown = attempt(self.payments.clone().wait(SOON).attempt(key, &request()).await).await;
+        unknown.unknown().await.expect("unknown");
+        unknown.token()
+    }
+
+    async fn resolve(&self, key: &IdempotencyKey, token: FencingToken, resolution: Resolution) -> bool {
+        self.payments.resolve(key, token, resolution.by("ann").note("in the books")).await.expect("resolve")
+    }
+
+    async fn resolutions(&self, key: &IdempotencyKey) -> Vec<(&'static str, Option<FencingToken>, String, String)> {
+        let found = self.payments.resolutions(key).await.expect("list");
+        found.into_iter().map(|found| (found.outcome, found.token, found.by, found.note)).collect()
+    }
+}
+
+#[tokio::test]
+async fn unknown_outcome_is_resolved_by_its_token_and_recorded() {
+    let app = app().await;
+    let done = || Resolution::done("receipt").expect("JSON");
+    let by_ann = |outcome, token| (outcome, Some(token), "ann".to_owned(), "in the books".to_owned());
+    let replay = async |key: &IdempotencyKey| {
+        let again = async |_: &Attempt| Ok::<_, Error>("again".to_owned());
+        app.payments.clone().wait(SOON).run_leased(key, &request(), again).await.expect("run")
+    };
+
+    let first = app.unknown(&alice("a")).await;
+    let newer = FencingToken::new(first.get() + 1).expect("positive");
+    assert!(!app.resolve(&alice("a"), newer, done()).await, "another attempt");
+    assert!(app.resolutions(&alice("a")).await.is_empty());
+    assert!(app.resolve(&alice("a"), first, Resolution::failed()).await);
+    assert_eq!(state(&app, "a").await, None);
+    assert!(!app.resolve(&alice("a"), first, done()).await, "there is no record");
+    // The key is free, also for another request, and what was found out is kept.
+    let second = app.unknown(&alice("a")).await;
+    assert!(app.resolve(&alice("a"), second, done()).await);
+    assert!(!app.resolve(&alice("a"), second, Resolution::failed()).await, "it is done");
+    assert_eq!(app.resolutions(&alice("a")).await, [by_ann("failed", first), by_ann("done", second)]);
+    assert_eq!(replay(&alice("a")).await, Outcome::Replay("receipt".to_owned()));
+    let info = app.payments.inspect(&alice("a")).await.expect("inspect").expect("a record");
+    assert!((info.expires_at - info.created_at).num_hours() >= 24, "kept from now on");
+
+    // In progress, or dead: not unknown.
+    let working = attempt(app.payments.attempt(&alice("b"), &request()).await).await;
+    for resolution in [done(), Resolution::failed()] {
+        assert!(!app.resolve(&alice("b"), working.token(), resolution).await);
+    }
+    working.complete("receipt").await.expect("complete");
+    assert!(!app.resolve(&alice("b"), working.token(), Resolution::failed()).await);
+    assert!(app.resolutions(&alice("b")).await.is_empty());
+
+    let token = app.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
+    let issued = IdempotencyKey::issued("alice", token);
+    let unknown = app.unknown(&issued).await;
+    assert!(app.resolve(&issued, unknown, Resolution::failed()).await);
+    assert_eq!(replay(&issued).await, Outcome::New("again".to_owned()), "the token is valid again");
+
+    for unnamed in [Resolution::failed(), Resolution::failed().by("ann").note("x".repeat(1001))] {
+        let refused = app.payments.resolve(&alice("a"), second, unnamed).await;
+        assert!(matches!(refused, Err(Error::InvalidKey { .. })), "{refused:?}");
+    }
+}
+
+/// The reply to the command is lost: it is repeated, and finds its own resolution.
+#[tokio::test]
+async fn resolution_whose_reply_was_lost_is_recorded_once() {
+    if DATABASE == Database::Sqlite {
+        return; // There is no network between.
+    }
+    let app = app().await;
+    let token = app.unknown(&alice("a")).await;
+    let (proxy, url) = behind_a_reading_proxy(&app.books.db.url);
+    let locks = builder(connect(&url, 2).await).build();
+    let far = Idempotency::new(&locks).namespace("payments");
+    let key = alice("a");
+    proxy.cut_reply_to("COMMIT");
+    let resolving = far.resolve(&key, token, Resolution::done(&7).expect("JSON").by("ann"));
+    assert!(soon("the resolution", resolving).await.expect("resolve"));
+    assert_eq!(app.resolutions(&alice("a")).await.len(), 1);
+    assert_eq!(state(&app, "a").await, Some(("done", 1)));
 }
 
 #[tokio::test]

@@ -55,8 +55,8 @@ impl Records for MySql {
 pub(super) async fn record(conn: &mut MySqlConnection, errand: &Errand) -> Result<Findings, sqlx::Error> {
     let key = match errand {
         Errand::Peek(key) => key,
-        // What is found not to be locked stays so until it is deleted.
-        Errand::Bury(_) | Errand::Purge { .. } => {
+        // What is found not to be locked stays so until it is deleted; a record is not resolved without a word of who did.
+        Errand::Bury(_) | Errand::Purge { .. } | Errand::Resolve(_) => {
             conn.execute("START TRANSACTION").await?;
             let found = carry::<MySql>(&mut *conn, errand).await;
             conn.execute(if found.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;

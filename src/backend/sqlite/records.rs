@@ -1,6 +1,6 @@
 //! How a key is claimed: the transaction has the write lock, so there is no rival.
 
-use sqlx::{QueryBuilder, Row as _, Sqlite, SqliteConnection};
+use sqlx::{Connection as _, QueryBuilder, Row as _, Sqlite, SqliteConnection};
 
 use super::SqliteSession;
 use crate::backend::Job;
@@ -35,6 +35,14 @@ impl Records for Sqlite {
 
 impl SqliteSession {
     pub(super) async fn carry(&mut self, errand: &Errand) -> Result<Findings, sqlx::Error> {
-        carry::<Sqlite>(&mut *self.conn().await?, errand).await
+        let mut conn = self.conn().await?;
+        if !matches!(errand, Errand::Resolve(_)) {
+            return carry::<Sqlite>(&mut conn, errand).await;
+        }
+        // Several statements, of which none may be left out.
+        let mut tx = conn.begin_with("BEGIN IMMEDIATE").await?;
+        let found = carry::<Sqlite>(&mut tx, errand).await?;
+        tx.commit().await?;
+        Ok(found)
     }
 }
