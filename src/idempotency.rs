@@ -14,6 +14,7 @@ mod key;
 mod leased;
 mod outcome;
 mod resolve;
+mod resume;
 mod run;
 
 pub use attempt::Attempt;
@@ -21,6 +22,6 @@ pub use claim::Claim;
 pub use handle::Idempotency;
 pub use inspect::RecordInfo;
 pub use key::{Fingerprint, IdempotencyKey};
-pub use leased::Resumed;
 pub use outcome::{Outcome, Stored};
 pub use resolve::{Resolution, ResolutionInfo};
+pub use resume::{ResumePolicy, Resumed};

@@ -23,5 +23,6 @@ CREATE TABLE IF NOT EXISTS sqlock_idem (
     result      LONGBLOB,
     created_at  BIGINT NOT NULL,
     expires_at  BIGINT NOT NULL,
-    KEY sqlock_idem_by_expiry (expires_at)
+    KEY sqlock_idem_by_expiry (expires_at),
+    KEY sqlock_idem_by_state (state, created_at, id)
 ) ENGINE = InnoDB

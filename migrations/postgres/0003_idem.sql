@@ -26,3 +26,5 @@ CREATE TABLE IF NOT EXISTS sqlock_idem (
 ) WITH (fillfactor = 70);
 
 CREATE INDEX IF NOT EXISTS sqlock_idem_by_expiry ON sqlock_idem (expires_at);
+
+CREATE INDEX IF NOT EXISTS sqlock_idem_by_state ON sqlock_idem (state, created_at, id);

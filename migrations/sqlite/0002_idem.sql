@@ -27,6 +27,8 @@ CREATE TABLE IF NOT EXISTS sqlock_idem (
 
 CREATE INDEX IF NOT EXISTS sqlock_idem_by_expiry ON sqlock_idem (expires_at);
 
+CREATE INDEX IF NOT EXISTS sqlock_idem_by_state ON sqlock_idem (state, created_at, id);
+
 -- What a request in sqlock_idem has done on its way, so that it is not done again by the attempt that takes it up.
 --
 -- begun        created_at of the request: a key that is used anew begins anew.

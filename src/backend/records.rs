@@ -1,6 +1,7 @@
 //! The records of requests that must take effect once: statements that all databases take alike, in the caller's transactions
 //! and on connections of our own. What one of them has of its own is in `records.rs` under its name.
 
+mod list;
 mod resolution;
 
 use std::time::Duration;
@@ -10,6 +11,7 @@ use sqlx::QueryBuilder;
 use super::sealed::Dialect;
 use super::{Job, hex, micros};
 
+pub(crate) use list::{Place, Selection};
 pub(crate) use resolution::{Resolved, Resolving};
 
 /// The part of [`Database`](super::Database) that knows of records. Nobody's business outside.
@@ -22,6 +24,8 @@ pub trait Records: Dialect {
     const SKIPPING: &'static str = "";
     /// Whether a DELETE may have such a SELECT in it. Otherwise one goes before it, in a transaction.
     const SKIPS_IN_DELETE: bool = false;
+    /// What makes a SELECT from the records use the index by expiry, and lock nothing else.
+    const BY_EXPIRY: &'static str = "";
     /// The name of a step, to be read as text.
     const STEP: &'static str;
     /// Whether a claim may wait for one that is not committed yet, so that another connection looks for that first.
@@ -169,6 +173,8 @@ pub(crate) enum State {
 }
 
 impl State {
+    pub(crate) const ALL: [Self; 4] = [Self::Issued, Self::Started, Self::Unknown, Self::Done];
+
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Issued => "issued",
@@ -179,7 +185,7 @@ impl State {
     }
 
     pub(crate) fn parse(text: &str) -> Result<Self, sqlx::Error> {
-        [Self::Issued, Self::Started, Self::Unknown, Self::Done]
+        Self::ALL
             .into_iter()
             .find(|state| state.as_str() == text)
             .ok_or_else(|| sqlx::Error::Decode(format!("{text:?} is no state of a record").into()))
@@ -204,8 +210,8 @@ pub(crate) enum Errand {
     Recall(Step),
     /// Writes down a token that has been made.
     Issue { key: FullKey, ttl: Duration },
-    /// Reads records in order of their creation: of a namespace, in a state.
-    List { namespace: Option<String>, state: Option<State>, limit: u32 },
+    /// Reads records in order of their creation.
+    List(Selection),
     /// Reads the names of the steps of a record.
     Steps { id: String, begun: i64 },
     /// Ends a record whose outcome is unknown, if the attempt with this token is the latest, and keeps who says so.
@@ -230,7 +236,7 @@ impl Errand {
             Self::Resolve(_) => "resolve an unknown outcome",
             Self::Resolutions { .. } => "look resolutions up",
             Self::Issue { .. } => "issue a token",
-            Self::List { .. } => "list requests",
+            Self::List(_) => "list requests",
             Self::Bury(_) | Self::Purge { .. } => "purge requests",
         }
     }
@@ -276,9 +282,8 @@ pub(crate) async fn carry<DB: Records>(conn: &mut DB::Connection, errand: &Erran
         Errand::Step { step, token, result } => put_step::<DB>(conn, step, *token, result).await.map(changed),
         Errand::Recall(step) => Ok(Findings { result: recall::<DB>(conn, step).await?, ..Findings::default() }),
         Errand::Issue { key, ttl } => issue::<DB>(conn, key, micros(*ttl)).await.map(changed),
-        Errand::List { namespace, state, limit } => {
-            let records = list::<DB>(conn, namespace.as_deref(), *state, *limit).await?;
-            Ok(Findings { records, ..Findings::default() })
+        Errand::List(selection) => {
+            Ok(Findings { records: list::list::<DB>(conn, selection).await?, ..Findings::default() })
         }
         Errand::Steps { id, begun } => {
             Ok(Findings { steps: steps::<DB>(conn, id, *begun).await?, ..Findings::default() })
@@ -304,8 +309,8 @@ pub(crate) const INTO: &str = "sqlock_idem (id, namespace, principal, request_ke
      issued_until, created_at, expires_at)";
 
 /// What has been done may be done anew once its time has run out: then the key counts as never used. An attempt that has not
-/// ended, or nobody knows how, has no such time.
-const EXPIRED: &str = "state IN ('done', 'issued') AND expires_at <= ";
+/// ended, or nobody knows how, has no such time. (NOT IN, so that no database looks it up in the index that begins with the state.)
+const EXPIRED: &str = "state NOT IN ('started', 'unknown') AND expires_at <= ";
 
 /// The values of a new record.
 pub(crate) fn push_values<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Claiming, state: State, token: i64) {
@@ -588,26 +593,6 @@ async fn issue<DB: Records>(conn: &mut DB::Connection, key: &FullKey, ttl: i64) 
     DB::execute(conn, &mut query).await
 }
 
-async fn list<DB: Records>(
-    conn: &mut DB::Connection,
-    namespace: Option<&str>,
-    state: Option<State>,
-    limit: u32,
-) -> Result<Vec<Record>, sqlx::Error> {
-    let mut query = QueryBuilder::new("SELECT ");
-    // Not the results: they may be long.
-    query.push(COLUMNS.replace(" result,", " NULL,")).push(DB::NOW).push(" FROM sqlock_idem WHERE 1 = 1");
-    if let Some(namespace) = namespace {
-        query.push(" AND namespace = ");
-        DB::push_text(&mut query, namespace);
-    }
-    if let Some(state) = state {
-        query.push(" AND state = '").push(state.as_str()).push("'");
-    }
-    query.push(" ORDER BY created_at, id LIMIT ").push(limit);
-    DB::fetch(conn, &mut query).await?.iter().map(record::<DB>).collect()
-}
-
 async fn steps<DB: Records>(conn: &mut DB::Connection, id: &str, begun: i64) -> Result<Vec<String>, sqlx::Error> {
     let mut query = QueryBuilder::new("SELECT ");
     query.push(DB::STEP).push(" FROM sqlock_idem_step WHERE id = ");
@@ -675,8 +660,8 @@ fn push_ids<DB: Records>(query: &mut QueryBuilder<DB>, ids: &[String]) {
 }
 
 async fn purge<DB: Records>(conn: &mut DB::Connection, limit: u32) -> Result<u64, sqlx::Error> {
-    let mut query = QueryBuilder::new("SELECT id FROM sqlock_idem WHERE ");
-    query.push(EXPIRED).push(DB::NOW).push(" ORDER BY expires_at LIMIT ").push(limit).push(DB::SKIPPING);
+    let mut query = QueryBuilder::new("SELECT id FROM sqlock_idem");
+    query.push(DB::BY_EXPIRY).push(" WHERE ").push(EXPIRED).push(DB::NOW).push(" ORDER BY expires_at LIMIT ").push(limit).push(DB::SKIPPING);
     let ids = texts::<DB>(conn, &mut query).await?;
     if !ids.is_empty() {
         return bury::<DB>(conn, &ids).await;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use sqlx::Transaction;
 
 use super::key::{Fingerprint, IdempotencyKey};
+use super::resume::ResumePolicy;
 use crate::backend::Database;
 use crate::backend::records::{Claiming, Errand, Findings, FullKey};
 use crate::backend::sealed::Refusal;
@@ -104,6 +105,7 @@ pub struct Idempotency {
     pub(super) wait: Duration,
     pub(super) limit: usize,
     pub(super) retry: Retry,
+    pub(super) resume_policy: ResumePolicy,
 }
 
 impl Idempotency {
@@ -117,6 +119,7 @@ impl Idempotency {
             wait: Duration::ZERO,
             limit: RESULT_LIMIT,
             retry: Retry::new(),
+            resume_policy: ResumePolicy::new(),
         }
     }
 
@@ -160,6 +163,12 @@ impl Idempotency {
     /// concurrent change.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
+        self
+    }
+
+    /// Sets which requests [`resume`](Self::resume) continues, and how many at a time.
+    pub fn resume_policy(mut self, policy: ResumePolicy) -> Self {
+        self.resume_policy = policy;
         self
     }
 

@@ -4,9 +4,12 @@ use std::fmt;
 
 use super::handle::{Idempotency, lease_name};
 use super::key::{self, IdempotencyKey};
-use crate::backend::records::{Errand, Record, State};
+use crate::backend::records::{Errand, Record, Selection, State};
 use crate::error::Result;
 use crate::token::FencingToken;
+
+/// The states of a request that has not ended, or whose outcome is unknown.
+pub(super) const UNFINISHED: [State; 2] = [State::Started, State::Unknown];
 
 impl Idempotency {
     /// Lists records that have not ended, or whose outcome is unknown, in order of creation, at
@@ -21,11 +24,26 @@ impl Idempotency {
     ///
     /// It only reads.
     pub async fn unfinished(&self, limit: u32) -> Result<Vec<RecordInfo>> {
-        let mut all = self.list(Some(State::Started), limit).await?;
-        all.extend(self.list(Some(State::Unknown), limit).await?);
-        all.sort_by_key(|record| record.created_at);
-        all.truncate(limit as usize);
-        Ok(all)
+        self.list(Selection { states: UNFINISHED.into(), limit, ..Selection::default() }).await
+    }
+
+    /// Lists the dead letters of this namespace, in order of creation, at most `limit`: records
+    /// that have not ended, or whose outcome is unknown, after
+    /// [the most attempts](crate::idempotency::ResumePolicy::max_attempts), so that
+    /// [`resume`](Self::resume) passes them over. An operator [resolves](Self::resolve) or
+    /// [forgets](Self::forget) them. The last attempt may still be in progress.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn dead_letters(&self, limit: u32) -> Result<Vec<RecordInfo>> {
+        let min_attempts = self.resume_policy.max_attempts;
+        self.list(Selection { states: UNFINISHED.into(), min_attempts, limit, ..Selection::default() }).await
     }
 
     /// Lists the records of this namespace, in order of creation, at most `limit`.
@@ -39,7 +57,7 @@ impl Idempotency {
     ///
     /// It only reads.
     pub async fn records(&self, limit: u32) -> Result<Vec<RecordInfo>> {
-        self.list(None, limit).await
+        self.list(Selection { limit, ..Selection::default() }).await
     }
 
     /// Lists the records of one namespace or of all, in one [state](RecordInfo::state) or in any,
@@ -66,12 +84,20 @@ impl Idempotency {
         let Ok(state) = state.map(State::parse).transpose() else {
             return Ok(Vec::new());
         };
-        let found = self.send(Errand::List { namespace: namespace.map(str::to_owned), state, limit }).await?;
+        let (namespace, states) = (namespace.map(str::to_owned), state.into_iter().collect());
+        let found = self.send(Errand::List(Selection { namespace, states, limit, ..Selection::default() })).await?;
         Ok(found.records.into_iter().map(RecordInfo::of).collect())
     }
 
-    async fn list(&self, state: Option<State>, limit: u32) -> Result<Vec<RecordInfo>> {
-        self.records_in(Some(&self.namespace), state.map(State::as_str), limit).await
+    async fn list(&self, selection: Selection) -> Result<Vec<RecordInfo>> {
+        Ok(self.select(selection).await?.into_iter().map(RecordInfo::of).collect())
+    }
+
+    /// Reads records of this namespace.
+    pub(super) async fn select(&self, selection: Selection) -> Result<Vec<Record>> {
+        key::check("namespace", &self.namespace)?;
+        let selection = Selection { namespace: Some(self.namespace.clone()), ..selection };
+        Ok(self.send(Errand::List(selection)).await?.records)
     }
 
     /// Deletes the expired records of all namespaces, in batches, and returns how many: results

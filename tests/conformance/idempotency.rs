@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use sqlock::idempotency::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome, Resolution};
+use sqlock::idempotency::{
+    Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome, Resolution, ResumePolicy, Resumed,
+};
 use sqlock::retry::{Retry, RetryError};
 use sqlock::row::RowError;
 use sqlock::{Error, FencingToken, Locks};
-use sqlx::{AssertSqlSafe, Transaction};
-use tokio::sync::Notify;
+use sqlx::{AssertSqlSafe, Row as _, Transaction};
+use tokio::sync::{Barrier, Notify};
 use tokio::task::JoinSet;
 
 use super::fence::{Books, add_one, books, books_in, levels, run};
@@ -1014,6 +1016,128 @@ async fn attempt_polls_no_work_after_its_deadline() {
             assert!(matches!(&told, Err(AppError::Lock(error)) if error.is_lost()), "{told:?}");
         }
         assert_eq!(polls.into_inner(), 2);
+    }
+}
+
+fn counts(resumed: Resumed) -> (u64, u64, u64) {
+    (resumed.done, resumed.failed, resumed.dead_letters)
+}
+
+#[tokio::test]
+async fn resume_goes_on_after_a_panic_and_an_error() {
+    let app = app().await;
+    for key in ["panics", "fails", "b", "c"] {
+        app.unknown(&alice(key)).await;
+    }
+    let one_by_one = app.payments.clone().resume_policy(ResumePolicy::new().parallel(1));
+    let work = async |attempt: &Attempt| match attempt.key() {
+        "panics" => panic!("this one always panics"),
+        "fails" => Err(AppError::Declined),
+        _ => Ok(attempt.number()),
+    };
+    assert_eq!(counts(one_by_one.resume(work).await.expect("resume")), (2, 2, 0));
+    for (key, is) in [("panics", "started"), ("fails", "unknown"), ("b", "done"), ("c", "done")] {
+        assert_eq!(state(&app, key).await, Some((is, 2)), "{key}");
+    }
+    // Its lease has been given back: it is resumed again.
+    let (mut done, succeed) = (0, async |_: &Attempt| Ok::<_, AppError>(1));
+    soon("the resumption", async {
+        while done < 2 {
+            done += one_by_one.resume(succeed).await.expect("resume").done;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn resume_runs_as_many_requests_at_a_time_as_the_policy_says() {
+    let app = app().await;
+    for key in ["a", "b", "c", "d", "e", "f"] {
+        app.unknown(&alice(key)).await;
+    }
+    let three = app.payments.clone().resume_policy(ResumePolicy::new().parallel(3));
+    let (together, at_work, most) = (Barrier::new(3), AtomicU32::new(0), AtomicU32::new(0));
+    let work = async |_: &Attempt| {
+        most.fetch_max(at_work.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        together.wait().await;
+        at_work.fetch_sub(1, Ordering::SeqCst);
+        Ok::<_, AppError>(1)
+    };
+    let resumed = soon("three at a time", three.resume(work)).await.expect("resume");
+    assert_eq!((counts(resumed), most.into_inner()), ((6, 0, 0), 3));
+}
+
+#[tokio::test]
+async fn resume_passes_over_requests_that_are_too_young_or_were_tried_too_often() {
+    let app = app().await;
+    for key in ["old", "young"] {
+        app.unknown(&alice(key)).await;
+    }
+    run(&app.books.pool, "UPDATE sqlock_idem SET created_at = 1 WHERE request_key = 'old'").await;
+    let policy = ResumePolicy::new().min_age(Duration::from_secs(3600)).max_attempts(3);
+    let payments = app.payments.clone().resume_policy(policy);
+    let fail = async |_: &Attempt| Err::<i64, _>(AppError::Declined);
+    for expected in [(0, 1, 0), (0, 1, 0), (0, 0, 1), (0, 0, 1)] {
+        assert!(expected.2 == 1 || payments.dead_letters(10).await.expect("list").is_empty());
+        assert_eq!(counts(payments.resume(fail).await.expect("resume")), expected);
+    }
+    let dead = payments.dead_letters(10).await.expect("list");
+    let dead: Vec<_> = dead.iter().map(|info| (info.key.as_str(), info.state, info.attempts)).collect();
+    assert_eq!(dead, [("old", "unknown", 3)]);
+    assert_eq!(state(&app, "young").await, Some(("unknown", 1)));
+}
+
+/// Writes records as they would stand there, whatever the application.
+async fn fill(app: &App, state: &str, count: usize) {
+    for rows in (0..count).collect::<Vec<_>>().chunks(500) {
+        let zero = if DATABASE == Database::Postgres { "'\\x00'" } else { "X'00'" };
+        let row = |i: &usize| {
+            let now = 1_700_000_000_000_000_u64 + *i as u64;
+            format!("('{state}{i}', 'payments', 'alice', '{state}{i}', {zero}, '{state}', 9, 5, 0, {now}, {now}0)")
+        };
+        let rows = rows.iter().map(row).collect::<Vec<_>>().join(", ");
+        let insert = format!(
+            "INSERT INTO sqlock_idem (id, namespace, principal, request_key, fingerprint, state, token, attempts,
+                                      issued_until, created_at, expires_at) VALUES {rows}"
+        );
+        sqlx::raw_sql(AssertSqlSafe(insert)).execute(&app.books.pool).await.expect("insert");
+    }
+}
+
+#[tokio::test]
+async fn unfinished_records_are_listed_by_an_index_page_by_page() {
+    let app = app().await;
+    fill(&app, "done", 4000).await;
+    fill(&app, "unknown", 1100).await;
+    fill(&app, "started", 70).await;
+    let payments = app.payments.clone().resume_policy(ResumePolicy::new().max_attempts(5));
+    let never = async |_: &Attempt| -> Result<i64, AppError> { panic!("all of them were tried too often") };
+    assert_eq!(counts(payments.resume(never).await.expect("resume")), (0, 0, 1170));
+    let first = payments.unfinished(3).await.expect("list");
+    let keys: Vec<_> = first.iter().map(|info| info.key.as_str()).collect();
+    assert_eq!(keys, ["started0", "unknown0", "started1"]);
+    assert_eq!(payments.records_in(None, Some("done"), 9).await.expect("list").len(), 9);
+
+    let explain = match DATABASE {
+        Database::Postgres => "EXPLAIN",
+        Database::Sqlite => "EXPLAIN QUERY PLAN",
+        Database::MySql | Database::MariaDb => "EXPLAIN FORMAT=JSON",
+    };
+    run(&app.books.pool, if DATABASE.is_mysql() { "ANALYZE TABLE sqlock_idem" } else { "ANALYZE" }).await;
+    for state in ["unknown", "done"] {
+        // As src/backend/records/list.rs makes it.
+        let sql = format!(
+            "{explain} SELECT id, principal FROM sqlock_idem WHERE state = '{state}' AND created_at >= 1700000000000500
+               AND (created_at > 1700000000000500 OR id > 'a') AND namespace = 'payments' AND attempts >= 5
+             ORDER BY created_at, id LIMIT 100"
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&app.books.pool).await.expect("a plan");
+        let column = if DATABASE == Database::Sqlite { 3 } else { 0 };
+        let plan: String = rows.iter().map(|row| row.get::<String, _>(column)).collect();
+        assert!(plan.contains("sqlock_idem_by_state"), "{plan}");
+        for sort in ["Sort", "TEMP B-TREE", "\"using_filesort\": true", "\"filesort\":"] {
+            assert!(!plan.contains(sort), "{plan}");
+        }
     }
 }
 

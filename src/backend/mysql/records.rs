@@ -19,6 +19,7 @@ impl Records for MySql {
     const NOW: &'static str = now!();
     const INSERT_NEW: (&'static str, &'static str) = ("INSERT IGNORE INTO ", "");
     const SKIPPING: &'static str = " FOR UPDATE SKIP LOCKED";
+    const BY_EXPIRY: &'static str = " FORCE INDEX (sqlock_idem_by_expiry)";
     const STEP: &'static str = "CONVERT(step USING utf8mb4)";
     const PEEKS: bool = true;
 
