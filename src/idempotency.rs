@@ -19,7 +19,7 @@ mod run;
 
 pub use attempt::Attempt;
 pub use claim::Claim;
-pub use handle::Idempotency;
+pub use handle::{AfterRetention, Idempotency};
 pub use inspect::RecordInfo;
 pub use key::{Fingerprint, IdempotencyKey};
 pub use outcome::{Outcome, Stored};

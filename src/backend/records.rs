@@ -118,6 +118,8 @@ pub struct Claiming {
     pub fingerprint: Vec<u8>,
     /// For how long the record is to be kept, in microseconds.
     pub keep: i64,
+    /// The key is refused afterwards.
+    pub permanent: bool,
     /// The key is a token that must have been issued.
     pub issued: bool,
 }
@@ -150,6 +152,7 @@ pub(crate) struct Record {
     pub(crate) state: State,
     pub(crate) token: i64,
     pub(crate) attempts: i64,
+    pub(crate) permanent: bool,
     pub(crate) result: Option<Vec<u8>>,
     /// Microseconds since the Unix epoch, as `expires_at` and `now`: all by the database's clock.
     pub(crate) created_at: i64,
@@ -161,6 +164,11 @@ impl Record {
     pub(crate) fn is_expired(&self) -> bool {
         self.expires_at <= self.now
     }
+
+    /// Whether the key is new again.
+    pub(crate) fn is_forgotten(&self) -> bool {
+        self.state == State::Done && self.is_expired() && !self.permanent
+    }
 }
 
 /// How far a request has come.
@@ -170,10 +178,11 @@ pub(crate) enum State {
     Started,
     Unknown,
     Done,
+    Expired,
 }
 
 impl State {
-    pub(crate) const ALL: [Self; 4] = [Self::Issued, Self::Started, Self::Unknown, Self::Done];
+    pub(crate) const ALL: [Self; 5] = [Self::Issued, Self::Started, Self::Unknown, Self::Done, Self::Expired];
 
     pub(crate) fn as_str(self) -> &'static str {
         match self {
@@ -181,6 +190,7 @@ impl State {
             Self::Started => "started",
             Self::Unknown => "unknown",
             Self::Done => "done",
+            Self::Expired => "expired",
         }
     }
 
@@ -301,16 +311,21 @@ fn changed(rows: u64) -> Findings {
     Findings { changed: rows, ..Findings::default() }
 }
 
-const COLUMNS: &str =
-    "id, namespace, principal, request_key, fingerprint, state, token, attempts, result, created_at, expires_at, ";
+const COLUMNS: &str = "id, namespace, principal, request_key, fingerprint, state, token, attempts, permanent, result, created_at, \
+     expires_at, ";
 
 /// Up to the values.
 pub(crate) const INTO: &str = "sqlock_idem (id, namespace, principal, request_key, fingerprint, state, token, attempts, \
-     issued_until, created_at, expires_at)";
+     permanent, issued_until, created_at, expires_at)";
 
 /// What has been done may be done anew once its time has run out: then the key counts as never used. An attempt that has not
 /// ended, or nobody knows how, has no such time. (NOT IN, so that no database looks it up in the index that begins with the state.)
-const EXPIRED: &str = "state NOT IN ('started', 'unknown') AND expires_at <= ";
+const EXPIRED: &str = "state NOT IN ('started', 'unknown', 'expired') AND expires_at <= ";
+
+const MICROS_PER_SECOND: i64 = 1_000_000;
+
+/// When a key that is refused for ever expires: the last moment of the year 9999. So the index by expiry does not lead to it.
+const NEVER: i64 = 253_402_300_799_999_999;
 
 /// The values of a new record.
 pub(crate) fn push_values<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Claiming, state: State, token: i64) {
@@ -323,7 +338,7 @@ pub(crate) fn push_values<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Cla
     query.push(", '").push(state.as_str()).push("', ");
     DB::push_integer(query, token);
     let attempts = i64::from(state == State::Started);
-    query.push(", ").push(attempts).push(", ");
+    query.push(", ").push(attempts).push(", ").push(i64::from(claim.permanent)).push(", ");
     if state == State::Issued {
         query.push(DB::NOW).push(" + ");
         DB::push_integer(query, claim.keep);
@@ -340,8 +355,9 @@ pub(crate) fn push_or_anew<DB: Records>(query: &mut QueryBuilder<DB>) {
     query
         .push(
             " ON CONFLICT (id) DO UPDATE SET fingerprint = excluded.fingerprint, token = excluded.token,
-                attempts = excluded.attempts, result = NULL, created_at = excluded.created_at, expires_at = excluded.expires_at
-              WHERE sqlock_idem.state = 'done' AND sqlock_idem.expires_at <= ",
+                attempts = excluded.attempts, permanent = excluded.permanent, result = NULL,
+                created_at = excluded.created_at, expires_at = excluded.expires_at
+              WHERE sqlock_idem.state = 'done' AND sqlock_idem.permanent = 0 AND sqlock_idem.expires_at <= ",
         )
         .push(DB::NOW);
 }
@@ -353,7 +369,8 @@ pub(crate) fn push_consume<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Cl
     query.push(", token = ");
     DB::push_integer(query, token);
     let attempts = i64::from(state == State::Started);
-    query.push(", attempts = ").push(attempts).push(", created_at = ").push(DB::NOW);
+    query.push(", attempts = ").push(attempts).push(", permanent = ").push(i64::from(claim.permanent));
+    query.push(", created_at = ").push(DB::NOW);
     query.push(", expires_at = CASE WHEN state = 'issued' THEN ").push(DB::NOW).push(" + ");
     DB::push_integer(query, claim.keep);
     // MySQL assigns from left to right.
@@ -387,22 +404,28 @@ fn record<DB: Records>(row: &DB::Row) -> Result<Record, sqlx::Error> {
         state: State::parse(&DB::text(row, 5)?)?,
         token: DB::integer(row, 6)?,
         attempts: DB::integer(row, 7)?,
-        result: DB::bytes(row, 8)?,
-        created_at: DB::integer(row, 9)?,
-        expires_at: DB::integer(row, 10)?,
-        now: DB::integer(row, 11)?,
+        permanent: DB::integer(row, 8)? != 0,
+        result: DB::bytes(row, 9)?,
+        created_at: DB::integer(row, 10)?,
+        expires_at: DB::integer(row, 11)?,
+        now: DB::integer(row, 12)?,
     })
 }
 
-/// Stores the result of what was claimed in this transaction.
+/// Stores the result of what was claimed in this transaction, and for how long it is to be kept from now on, in microseconds.
 pub(crate) async fn complete<DB: Records>(
     conn: &mut DB::Connection,
     id: &str,
     result: &[u8],
+    keep: i64,
 ) -> Result<bool, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET result = ");
     DB::push_bytes(&mut query, result);
-    query.push(" WHERE id = ");
+    // After short work the time of the claim is good enough: to change it costs an entry in each index.
+    query.push(", expires_at = CASE WHEN ").push(DB::NOW).push(" - created_at > ");
+    query.push((keep / 100).min(MICROS_PER_SECOND)).push(" THEN ").push(DB::NOW).push(" + ");
+    DB::push_integer(&mut query, keep);
+    query.push(" ELSE expires_at END WHERE id = ");
     DB::push_text(&mut query, id);
     query.push(" AND state = 'done' AND token = 0 AND result IS NULL");
     Ok(DB::execute(conn, &mut query).await? > 0)
@@ -525,7 +548,7 @@ async fn forget<DB: Records>(
     // A token that was issued is as good as before.
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'issued', fingerprint = ");
     DB::push_bytes(&mut query, &[]);
-    query.push(", attempts = 0, expires_at = issued_until");
+    query.push(", attempts = 0, permanent = 0, expires_at = issued_until");
     push_latest(&mut query);
     query.push(" AND issued_until > ").push(DB::NOW);
     let mut forgotten = DB::execute(conn, &mut query).await?;
@@ -585,7 +608,7 @@ pub(crate) async fn recall<DB: Records>(
 }
 
 async fn issue<DB: Records>(conn: &mut DB::Connection, key: &FullKey, ttl: i64) -> Result<u64, sqlx::Error> {
-    let claim = Claiming { key: key.clone(), fingerprint: Vec::new(), keep: ttl, issued: true };
+    let claim = Claiming { key: key.clone(), fingerprint: Vec::new(), keep: ttl, permanent: false, issued: true };
     let mut query = QueryBuilder::new(DB::INSERT_NEW.0);
     query.push(INTO).push(" VALUES (");
     push_values::<DB>(&mut query, &claim, State::Issued, 0);
@@ -603,12 +626,21 @@ async fn steps<DB: Records>(conn: &mut DB::Connection, id: &str, begun: i64) -> 
     texts::<DB>(conn, &mut query).await
 }
 
+/// Forgets the results, and the steps, of those of these records whose time has run out and whose keys are refused from then on.
+async fn entomb<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
+    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET result = NULL, state = 'expired', expires_at = ");
+    query.push(NEVER).push(" WHERE ");
+    push_ids::<DB>(&mut query, ids);
+    query.push(" AND state = 'done' AND permanent = 1 AND expires_at <= ").push(DB::NOW);
+    DB::execute(conn, &mut query).await
+}
+
 /// Deletes those of these records whose time has run out, with their steps. One that is being used, or used anew, is passed over:
 /// its transaction may take its time.
 async fn bury<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
     let mut free = QueryBuilder::new("SELECT id FROM sqlock_idem WHERE ");
     push_ids::<DB>(&mut free, ids);
-    free.push(" AND ").push(EXPIRED).push(DB::NOW).push(DB::SKIPPING);
+    free.push(" AND permanent = 0 AND ").push(EXPIRED).push(DB::NOW).push(DB::SKIPPING);
     let ids = if DB::SKIPS_IN_DELETE { ids.to_vec() } else { texts::<DB>(conn, &mut free).await? };
     if ids.is_empty() {
         return Ok(0);
@@ -621,7 +653,7 @@ async fn bury<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Result<
         query.push(DB::SKIPPING).push(")");
     }
     // Again: somebody may have used the key anew since it was looked up.
-    query.push(" AND ").push(EXPIRED).push(DB::NOW);
+    query.push(" AND permanent = 0 AND ").push(EXPIRED).push(DB::NOW);
     let buried = DB::execute(conn, &mut query).await?;
     if buried > 0 {
         bury_steps::<DB>(conn, &ids).await?;
@@ -637,13 +669,14 @@ async fn texts<DB: Records>(
     DB::fetch(conn, query).await?.iter().map(|row| DB::text(row, 0)).collect()
 }
 
-/// Deletes the steps of records that are not there any more.
+/// Deletes the steps of records that are not there any more, or whose results are forgotten.
 async fn bury_steps<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
     let mut query = QueryBuilder::new("DELETE FROM sqlock_idem_step WHERE ");
     push_ids::<DB>(&mut query, ids);
     query.push(
         " AND NOT EXISTS (SELECT 1 FROM sqlock_idem AS r
-                           WHERE r.id = sqlock_idem_step.id AND r.created_at = sqlock_idem_step.begun)",
+                           WHERE r.id = sqlock_idem_step.id AND r.created_at = sqlock_idem_step.begun
+                             AND r.state <> 'expired')",
     );
     DB::execute(conn, &mut query).await
 }
@@ -661,16 +694,28 @@ fn push_ids<DB: Records>(query: &mut QueryBuilder<DB>, ids: &[String]) {
 
 async fn purge<DB: Records>(conn: &mut DB::Connection, limit: u32) -> Result<u64, sqlx::Error> {
     let mut query = QueryBuilder::new("SELECT id FROM sqlock_idem");
-    query.push(DB::BY_EXPIRY).push(" WHERE ").push(EXPIRED).push(DB::NOW).push(" ORDER BY expires_at LIMIT ").push(limit).push(DB::SKIPPING);
+    query
+        .push(DB::BY_EXPIRY)
+        .push(" WHERE ")
+        .push(EXPIRED)
+        .push(DB::NOW)
+        .push(" ORDER BY expires_at LIMIT ")
+        .push(limit)
+        .push(DB::SKIPPING);
     let ids = texts::<DB>(conn, &mut query).await?;
     if !ids.is_empty() {
-        return bury::<DB>(conn, &ids).await;
+        let entombed = entomb::<DB>(conn, &ids).await?;
+        if entombed > 0 {
+            bury_steps::<DB>(conn, &ids).await?;
+        }
+        return Ok(entombed + bury::<DB>(conn, &ids).await?);
     }
     // What a process has left that died between the deletion of a record and that of its steps.
     let mut query = QueryBuilder::new(
         "SELECT DISTINCT id FROM sqlock_idem_step
           WHERE NOT EXISTS (SELECT 1 FROM sqlock_idem AS r
-                             WHERE r.id = sqlock_idem_step.id AND r.created_at = sqlock_idem_step.begun)
+                             WHERE r.id = sqlock_idem_step.id AND r.created_at = sqlock_idem_step.begun
+                             AND r.state <> 'expired')
           LIMIT ",
     );
     query.push(limit);

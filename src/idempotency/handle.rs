@@ -93,19 +93,33 @@ const RESULT_LIMIT: usize = 1 << 20;
 ///
 /// A result is replayed for the [retention](Self::retention), 24 hours by default. After that **the
 /// key counts as new, and the request would take effect again**: keep results for longer than any
-/// client repeats a request. The [sweeper](crate::sweeper::Sweeper) purges expired records. A
-/// record that has not ended does not expire.
+/// client repeats a request, or [refuse](AfterRetention::Refuse) used keys. The
+/// [sweeper](crate::sweeper::Sweeper) purges expired records. A record that has not ended does not
+/// expire.
 #[derive(Clone)]
 #[must_use = "nothing is done until a request is run"]
 pub struct Idempotency {
     pub(super) client: Arc<Client>,
     pub(super) namespace: String,
     pub(super) retention: Duration,
+    pub(super) after_retention: AfterRetention,
     pub(super) lease: Duration,
     pub(super) wait: Duration,
     pub(super) limit: usize,
     pub(super) retry: Retry,
     pub(super) resume_policy: ResumePolicy,
+}
+
+/// What becomes of a key after the [retention](Idempotency::retention).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AfterRetention {
+    /// The key counts as new: the request would take effect again.
+    #[default]
+    Forget,
+    /// Requests with the key receive [`Outcome::Expired`](crate::idempotency::Outcome::Expired), for
+    /// ever. The sweeper purges the result and the steps, and keeps a row without them for each key.
+    Refuse,
 }
 
 impl Idempotency {
@@ -115,6 +129,7 @@ impl Idempotency {
             client: Arc::clone(locks.client()),
             namespace: "default".into(),
             retention: RETENTION,
+            after_retention: AfterRetention::Forget,
             lease: LEASE_TTL,
             wait: Duration::ZERO,
             limit: RESULT_LIMIT,
@@ -131,9 +146,17 @@ impl Idempotency {
     }
 
     /// Sets how long a result is replayed: 24 hours by default; 1 millisecond to 100 years. It
-    /// counts from the claim, under a lease from the result.
+    /// counts from when the result is stored, which is just before the commit. (From the claim, if
+    /// not more than a second, and a hundredth of the retention, has passed since.)
     pub fn retention(mut self, time: Duration) -> Self {
         self.retention = time;
+        self
+    }
+
+    /// Sets what becomes of a key after the [retention](Self::retention). It is recorded with the
+    /// key when the key is claimed.
+    pub fn after_retention(mut self, rule: AfterRetention) -> Self {
+        self.after_retention = rule;
         self
     }
 
@@ -200,6 +223,7 @@ impl Idempotency {
             key: key.within(&self.namespace)?,
             fingerprint: request.bytes(),
             keep: crate::backend::micros(self.retention),
+            permanent: self.after_retention == AfterRetention::Refuse,
             issued: key.is_issued(),
         })
     }

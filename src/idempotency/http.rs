@@ -109,6 +109,9 @@
 //! ## token-not-valid
 //! 422: the key is not a token that was [issued](IdempotencyLayer::issued) to this principal and is
 //! still valid.
+//! ## key-expired
+//! 422: the key was used, its response has expired, and used keys are
+//! [refused](crate::idempotency::AfterRetention::Refuse).
 //! ## store-unavailable
 //! 503, `Retry-After: 5`: the database does not answer, or refuses. The handler's work is never run
 //! without a claim.

@@ -171,7 +171,8 @@ pub struct RecordInfo {
     pub principal: Option<String>,
     /// The key.
     pub key: String,
-    /// The state: `issued`, `started`, `unknown` or `done`.
+    /// The state: `issued`, `started`, `unknown`, `done`, or `expired` (done, without its result,
+    /// and [refused](crate::idempotency::AfterRetention::Refuse)).
     pub state: &'static str,
     /// The token of the latest attempt. `None`: the request ran in one transaction.
     pub token: Option<FencingToken>,
@@ -187,7 +188,8 @@ pub struct RecordInfo {
     /// When the record was created, by the database's clock.
     pub created_at: chrono::DateTime<chrono::Utc>,
     /// When the result or the token expires, by the database's clock. A record that has not ended
-    /// does not expire; its time is that of a result stored at its creation.
+    /// does not expire; its time is that of a result stored at its creation. That of an expired one
+    /// is the end of the year 9999.
     pub expires_at: chrono::DateTime<chrono::Utc>,
 }
 

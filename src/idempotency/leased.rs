@@ -74,7 +74,7 @@ impl Idempotency {
         if record.state == State::Started && record.token == token {
             return Ok(Outcome::New(Attempt::new(self.clone(), record, lease)));
         }
-        let claim = Claiming { key: record.key.clone(), fingerprint, keep: 0, issued };
+        let claim = Claiming { key: record.key.clone(), fingerprint, keep: 0, permanent: false, issued };
         Ok(recorded_outcome(&claim, record).unwrap_or(Outcome::InProgress))
     }
 

@@ -176,7 +176,7 @@ impl Idempotency {
         let Some(lease) = self.lease_request(&record.key).try_acquire().await? else {
             return Ok(Err(End::AtWork));
         };
-        let claim = Claiming { key: record.key, fingerprint: Vec::new(), keep: 0, issued: false };
+        let claim = Claiming { key: record.key, fingerprint: Vec::new(), keep: 0, permanent: false, issued: false };
         Ok(match self.start(claim, lease, true).await? {
             Outcome::New(attempt) => Ok(attempt),
             _ => Err(End::Over),
@@ -203,8 +203,7 @@ impl Unfinished {
     async fn next(&mut self, idempotency: &Idempotency) -> Result<Option<Record>> {
         if self.page.is_empty() && !self.is_last {
             let (states, after) = (UNFINISHED.into(), self.after.take());
-            let found =
-                idempotency.select(Selection { states, after, limit: PAGE, ..Selection::default() }).await?;
+            let found = idempotency.select(Selection { states, after, limit: PAGE, ..Selection::default() }).await?;
             self.is_last = found.len() < PAGE as usize;
             self.after = found.last().map(Record::place);
             self.page = found.into();

@@ -13,7 +13,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{AppendHeaders, IntoResponse, Response};
 use axum::{Router, routing::post};
 use sqlock::idempotency::http::{IdempotencyLayer, Idempotent};
-use sqlock::idempotency::{Attempt, Idempotency, IdempotencyKey, Resolution};
+use sqlock::idempotency::{AfterRetention, Attempt, Idempotency, IdempotencyKey, Resolution};
 use sqlock::retry::Retry;
 use sqlock::row::RowError;
 use sqlock::{Error, Locks};
@@ -746,6 +746,16 @@ async fn issued_token_is_good_once_for_whom_it_was_issued_to() {
     tokio::time::sleep(Duration::from_millis(20)).await;
     server.post("/charge/receipt", &token).await.is(422, "token-not-valid");
     assert_eq!(books.value(1).await, 1);
+}
+
+#[tokio::test]
+async fn expired_key_is_refused_where_keys_are_used_once_for_ever() {
+    let strict = |payments: Idempotency| usual(payments.after_retention(AfterRetention::Refuse));
+    let (books, server) = shop_with(strict).await;
+    assert_eq!(server.post("/charge/receipt", "a").await.status, 201);
+    run(&books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    server.post("/charge/receipt", "a").await.is(422, "key-expired");
+    assert_eq!(server.begun(), 1);
 }
 
 #[tokio::test]

@@ -37,10 +37,7 @@ pub(crate) struct Resolved {
 }
 
 /// Ends a record whose outcome is unknown, and keeps who says so: in one transaction, which the caller begins.
-pub(super) async fn resolve<DB: Records>(
-    conn: &mut DB::Connection,
-    resolving: &Resolving,
-) -> Result<u64, sqlx::Error> {
+pub(super) async fn resolve<DB: Records>(conn: &mut DB::Connection, resolving: &Resolving) -> Result<u64, sqlx::Error> {
     let Resolving { id, token, result, by, note } = resolving;
     let changed = match result {
         Some(result) => done::<DB>(conn, id, *token, result).await?,
@@ -64,12 +61,7 @@ pub(super) async fn resolve<DB: Records>(
 }
 
 /// Until its end, a record has the time at which a result of its creation would expire: so the retention is known.
-async fn done<DB: Records>(
-    conn: &mut DB::Connection,
-    id: &str,
-    token: i64,
-    result: &[u8],
-) -> Result<u64, sqlx::Error> {
+async fn done<DB: Records>(conn: &mut DB::Connection, id: &str, token: i64, result: &[u8]) -> Result<u64, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'done', result = ");
     DB::push_bytes(&mut query, result);
     query.push(", expires_at = ").push(DB::NOW).push(" + expires_at - created_at WHERE id = ");

@@ -235,8 +235,12 @@ impl Prepared {
         }
     }
 
+    fn problem_of<N, R>(&self, outcome: &Outcome<N, R>) -> Option<Problem> {
+        Problem::of_outcome(outcome, self.mismatch, self.key.is_issued())
+    }
+
     fn outcome_response(&self, outcome: Outcome<Answer>) -> Response {
-        match (Problem::of_outcome(&outcome, self.mismatch), outcome) {
+        match (self.problem_of(&outcome), outcome) {
             (Some(problem), _) => problem.into_response(),
             (None, Outcome::New(answer)) => answer.into_first(),
             (None, Outcome::Replay(answer)) => answer.into_replay(),
@@ -253,7 +257,7 @@ impl Prepared {
                 Ok(answer) => answer.into_replay(),
                 Err(error) => Problem::of_error(&error).into_response(),
             }),
-            Ok(other) => Err(Problem::of_outcome(&other, self.mismatch).unwrap_or(Problem::InProgress).into_response()),
+            Ok(other) => Err(self.problem_of(&other).unwrap_or(Problem::InProgress).into_response()),
             Err(error) => Err(Problem::of_error(&error).into_response()),
         }
     }

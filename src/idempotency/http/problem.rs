@@ -23,6 +23,7 @@ pub(super) enum Problem {
     OutcomeUnknown,
     KeyReused(StatusCode),
     TokenNotValid,
+    KeyExpired,
     StoreUnavailable,
     Conflict,
     CommitUnknown,
@@ -33,12 +34,13 @@ pub(super) enum Problem {
 
 impl Problem {
     /// Returns the problem of an outcome for which the handler does not run, if it is one.
-    pub(super) fn of_outcome<N, R>(outcome: &Outcome<N, R>, mismatch: StatusCode) -> Option<Self> {
+    pub(super) fn of_outcome<N, R>(outcome: &Outcome<N, R>, mismatch: StatusCode, is_issued: bool) -> Option<Self> {
         Some(match outcome {
             Outcome::New(_) | Outcome::Replay(_) => return None,
             Outcome::InProgress => Self::InProgress,
             Outcome::Mismatch => Self::KeyReused(mismatch),
-            Outcome::Expired => Self::TokenNotValid,
+            Outcome::Expired if is_issued => Self::TokenNotValid,
+            Outcome::Expired => Self::KeyExpired,
             Outcome::Unknown => Self::OutcomeUnknown,
         })
     }
@@ -111,6 +113,12 @@ impl Problem {
                 StatusCode::UNPROCESSABLE_ENTITY,
                 "This token is not valid",
                 "It has expired, or it is not one of yours. Ask for a new one.",
+            ),
+            Self::KeyExpired => (
+                "key-expired",
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "This key cannot be used any more",
+                "It was used, and the answer is not kept any longer. Use a new key for a new request.",
             ),
             Self::StoreUnavailable => (
                 "store-unavailable",
@@ -195,6 +203,7 @@ mod tests {
             Problem::OutcomeUnknown,
             Problem::KeyReused(StatusCode::UNPROCESSABLE_ENTITY),
             Problem::TokenNotValid,
+            Problem::KeyExpired,
             Problem::StoreUnavailable,
             Problem::Conflict,
             Problem::CommitUnknown,

@@ -279,7 +279,9 @@ async fn rights_that_are_missing_are_named_with_their_table() {
     user.grant("SELECT").await;
     let told = doctor(&user.url, 1).await;
     told.assert("tables", "ok", "up to date");
-    for table in ["sqlock_lease", "sqlock_entry", "sqlock_row", "sqlock_idem", "sqlock_idem_step", "sqlock_idem_resolution"] {
+    for table in
+        ["sqlock_lease", "sqlock_entry", "sqlock_row", "sqlock_idem", "sqlock_idem_step", "sqlock_idem_resolution"]
+    {
         told.assert("rights", "fail", &format!("no INSERT, UPDATE, DELETE on {table}"));
     }
     user.grant("INSERT, DELETE").await;

@@ -36,7 +36,7 @@ enum Subcommand {
     Release(ReleaseArgs),
     /// Purge expired records.
     ///
-    /// This only saves space: an expired key is new without it. Records that are started or unknown
+    /// This only saves space: an expired key is new, or refused, without it. Records that are started or unknown
     /// are never touched.
     Purge,
 }
@@ -44,11 +44,11 @@ enum Subcommand {
 /// List records, in order of creation.
 ///
 /// Prints one line for each key, with its state: issued (a token that is not used yet), started (an
-/// attempt runs, with its holder under WHO, or has died), unknown (the effect may have happened) or
-/// done. With --json an array of objects with namespace, principal (null: a global key), key,
-/// state, token (of the latest attempt; null: done in one transaction), attempts, created_at,
-/// expires_at (null: never, since the request has not ended) and holder (of the running attempt, or
-/// null).
+/// attempt runs, with its holder under WHO, or has died), unknown (the effect may have happened),
+/// done, or expired (done, without its result, and refused). With --json an array of objects with
+/// namespace, principal (null: a global key), key, state, token (of the latest attempt; null: done
+/// in one transaction), attempts, created_at, expires_at (null: never, since the request has not
+/// ended, or is expired) and holder (of the running attempt, or null).
 #[derive(Args)]
 struct LsArgs {
     /// List only records in this namespace.
@@ -166,6 +166,7 @@ enum State {
     Started,
     Unknown,
     Done,
+    Expired,
 }
 
 impl State {
@@ -175,6 +176,7 @@ impl State {
             Self::Started => "started",
             Self::Unknown => "unknown",
             Self::Done => "done",
+            Self::Expired => "expired",
         }
     }
 }
@@ -259,7 +261,7 @@ fn find_worker<'h>(record: &RecordInfo, held: &'h [LeaseInfo]) -> Option<&'h Lea
     held.iter().find(|held| record.state == "started" && held.name.as_str() == record.lease)
 }
 
-/// Formats the expiry. `None`: never, since the request has not ended.
+/// Formats the expiry. `None`: never, since the request has not ended, or its key is refused.
 fn format_expiry(record: &RecordInfo) -> Option<String> {
     matches!(record.state, "done" | "issued").then(|| format_time(record.expires_at))
 }
@@ -335,8 +337,10 @@ fn format_record(record: &RecordInfo, held: Option<&LeaseInfo>) -> String {
         ("started", Some(held)) => format!("started: held by {}", escape_line(&held.holder)),
         ("started", None) => "started: the attempt has died".into(),
         ("unknown", _) => "unknown: the effect may have happened".into(),
+        ("expired", _) => "expired: the key is refused".into(),
         (state, _) => state.into(),
     };
+    let never = if record.state == "expired" { "never" } else { "never, since it has not ended" };
     let lines = [
         ("namespace", escape_line(&record.namespace)),
         ("principal", format_principal(record)),
@@ -347,7 +351,7 @@ fn format_record(record: &RecordInfo, held: Option<&LeaseInfo>) -> String {
         ("result", record.result_bytes.map_or_else(|| "none".into(), |bytes| format!("{bytes} bytes"))),
         ("steps done", escape_line(&record.steps.join(", "))),
         ("created at", format_time(record.created_at)),
-        ("expires at", format_expiry(record).unwrap_or_else(|| "never, since it has not ended".into())),
+        ("expires at", format_expiry(record).unwrap_or_else(|| never.into())),
     ];
     let lines = lines.iter().filter(|(_, value)| !value.is_empty());
     lines.map(|(what, value)| format!("{what:<11}  {value}\n")).collect()
@@ -369,7 +373,8 @@ async fn resolve(db: &Database, args: ResolveArgs) -> Result<(), Failure> {
 
 /// Returns the user and the host.
 fn operator() -> String {
-    let user = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok().filter(|user| !user.is_empty()));
+    let user =
+        ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok().filter(|user| !user.is_empty()));
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     format!("{}@{host}", user.as_deref().unwrap_or("unknown"))
 }
