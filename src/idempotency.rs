@@ -13,6 +13,7 @@ mod inspect;
 mod key;
 mod leased;
 mod outcome;
+mod pools;
 mod resolve;
 mod resume;
 mod run;

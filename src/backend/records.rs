@@ -31,6 +31,14 @@ pub trait Records: Dialect {
     /// Whether a claim may wait for one that is not committed yet, so that another connection looks for that first.
     const PEEKS: bool;
 
+    /// Selects a text that differs between databases, as far as the servers can tell: not between nodes of one cluster.
+    const IDENTITY: &'static str;
+
+    /// What that text stands for. `None`: for nothing that could be compared.
+    fn identify(text: String) -> Option<String> {
+        Some(text)
+    }
+
     /// Binds a text.
     fn push_text(query: &mut QueryBuilder<Self>, text: &str);
 
@@ -82,12 +90,16 @@ macro_rules! as_usual {
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 pub(super) use as_usual;
 
+/// The longest text that a column of the records takes, in bytes.
+pub(crate) const MAX_BYTES: usize = 255;
+
 /// A key with all that makes it one of its own.
 #[derive(Clone)]
 pub struct FullKey {
     pub namespace: String,
     /// Empty: everybody's.
     pub principal: String,
+    /// This and the principal: their digests, where they are too long for their columns.
     pub key: String,
     /// SHA-256 of these.
     pub id: String,
@@ -96,8 +108,13 @@ pub struct FullKey {
 impl FullKey {
     pub(crate) fn new(namespace: String, principal: String, key: String) -> Self {
         let id = hex(&digest(b"sqlock/idem/1", [namespace.as_bytes(), principal.as_bytes(), key.as_bytes()]));
-        Self { namespace, principal, key, id }
+        Self { namespace, principal: shortened(principal), key: shortened(key), id }
     }
+}
+
+fn shortened(text: String) -> String {
+    use sha2::{Digest, Sha256};
+    if text.len() <= MAX_BYTES { text } else { format!("sha256:{}", hex(&Sha256::digest(text))) }
 }
 
 /// SHA-256 over parts with their lengths, so that no two lists of parts are alike.
@@ -228,6 +245,8 @@ pub(crate) enum Errand {
     Resolve(Resolving),
     /// Reads how the outcomes of a key were resolved.
     Resolutions { id: String },
+    /// Tells which database the records are in.
+    Identity,
     /// Deletes a record whose time has run out.
     Bury(FullKey),
     /// Deletes so many records whose time has run out.
@@ -247,6 +266,7 @@ impl Errand {
             Self::Resolutions { .. } => "look resolutions up",
             Self::Issue { .. } => "issue a token",
             Self::List(_) => "list requests",
+            Self::Identity => "identify the database",
             Self::Bury(_) | Self::Purge { .. } => "purge requests",
         }
     }
@@ -272,6 +292,7 @@ pub(crate) struct Findings {
     pub(crate) result: Option<Vec<u8>>,
     pub(crate) steps: Vec<String>,
     pub(crate) resolutions: Vec<Resolved>,
+    pub(crate) identity: Option<String>,
 }
 
 /// Carries an errand out.
@@ -302,6 +323,7 @@ pub(crate) async fn carry<DB: Records>(conn: &mut DB::Connection, errand: &Erran
         Errand::Resolutions { id } => {
             Ok(Findings { resolutions: resolution::list::<DB>(conn, id).await?, ..Findings::default() })
         }
+        Errand::Identity => Ok(Findings { identity: identity::<DB>(conn).await?, ..Findings::default() }),
         Errand::Bury(key) => bury::<DB>(conn, std::slice::from_ref(&key.id)).await.map(changed),
         Errand::Purge { limit } => purge::<DB>(conn, *limit).await.map(changed),
     }
@@ -614,6 +636,12 @@ async fn issue<DB: Records>(conn: &mut DB::Connection, key: &FullKey, ttl: i64) 
     push_values::<DB>(&mut query, &claim, State::Issued, 0);
     query.push(")").push(DB::INSERT_NEW.1);
     DB::execute(conn, &mut query).await
+}
+
+/// Tells which database the records are in. `None`: that cannot be said.
+pub(crate) async fn identity<DB: Records>(conn: &mut DB::Connection) -> Result<Option<String>, sqlx::Error> {
+    let found = texts::<DB>(conn, &mut QueryBuilder::new(DB::IDENTITY)).await?;
+    Ok(found.into_iter().next().and_then(DB::identify))
 }
 
 async fn steps<DB: Records>(conn: &mut DB::Connection, id: &str, begun: i64) -> Result<Vec<String>, sqlx::Error> {

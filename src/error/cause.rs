@@ -49,6 +49,9 @@ pub enum RowError {
     /// The transaction belongs to another kind of database than the client.
     #[error("the transaction belongs to another kind of database than this client")]
     OtherDatabase,
+    /// The pool belongs to another database than the client.
+    #[error("the pool belongs to another database than this client; make the client with this pool")]
+    OtherPool,
     /// No transaction is open on the connection, so the lock would end at once.
     #[error("no transaction is open on this connection")]
     NoTransaction,

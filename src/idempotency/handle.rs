@@ -7,6 +7,7 @@ use std::time::Duration;
 use sqlx::Transaction;
 
 use super::key::{Fingerprint, IdempotencyKey};
+use super::pools::KnownPools;
 use super::resume::ResumePolicy;
 use crate::backend::Database;
 use crate::backend::records::{Claiming, Errand, Findings, FullKey};
@@ -22,7 +23,7 @@ use crate::transaction::retry::Retry;
 use crate::transaction::target::check_transaction;
 
 /// The table of the records.
-const TABLE: &str = "sqlock_idem";
+pub(super) const TABLE: &str = "sqlock_idem";
 
 /// How long a result is kept, unless [`Idempotency::retention`] sets it.
 const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
@@ -108,6 +109,7 @@ pub struct Idempotency {
     pub(super) limit: usize,
     pub(super) retry: Retry,
     pub(super) resume_policy: ResumePolicy,
+    pub(super) pools: Arc<KnownPools>,
 }
 
 /// What becomes of a key after the [retention](Idempotency::retention).
@@ -135,6 +137,7 @@ impl Idempotency {
             limit: RESULT_LIMIT,
             retry: Retry::new(),
             resume_policy: ResumePolicy::new(),
+            pools: Arc::default(),
         }
     }
 

@@ -167,9 +167,10 @@ impl Idempotency {
 pub struct RecordInfo {
     /// The namespace.
     pub namespace: String,
-    /// The principal. `None`: the key is global.
+    /// The principal, or the [digest](crate::idempotency::IdempotencyKey) of a long one. `None`: the
+    /// key is global.
     pub principal: Option<String>,
-    /// The key.
+    /// The key, or the [digest](crate::idempotency::IdempotencyKey) of a long one.
     pub key: String,
     /// The state: `issued`, `started`, `unknown`, `done`, or `expired` (done, without its result,
     /// and [refused](crate::idempotency::AfterRetention::Refuse)).

@@ -7,18 +7,16 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
-use crate::backend::records::FullKey;
+use crate::backend::records::{FullKey, MAX_BYTES};
 use crate::error::{Error, Result};
-
-/// The longest key, principal or namespace, in bytes.
-const MAX_BYTES: usize = 255;
 
 /// The key that a client chose for a request, and the principal that it belongs to.
 ///
 /// Equal keys of two principals are independent: neither receives the other's result. A key that
 /// does not belong to a principal, such as the identifier of an event, is [`global`](Self::global).
-/// Keys are compared byte for byte and may be 1 to 255 bytes long, without NUL; that is checked on
-/// use. `Debug` does not show the key.
+/// Keys are compared byte for byte and may be of any length but 0, without NUL; that is checked on
+/// use. Of a key or a principal longer than 255 bytes a digest is stored, `sha256:` and 64 digits,
+/// and shown to operators. `Debug` does not show the key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct IdempotencyKey {
     principal: Option<String>,
@@ -51,9 +49,9 @@ impl IdempotencyKey {
     pub(crate) fn within(&self, namespace: &str) -> Result<FullKey> {
         check("namespace", namespace)?;
         if let Some(principal) = &self.principal {
-            check("principal", principal)?;
+            check_text("principal", principal)?;
         }
-        check("key", &self.key)?;
+        check_text("key", &self.key)?;
         let principal = self.principal.clone().unwrap_or_default();
         Ok(FullKey::new(namespace.to_owned(), principal, self.key.clone()))
     }
@@ -65,10 +63,17 @@ impl fmt::Debug for IdempotencyKey {
     }
 }
 
+/// Checks a text that stands in its column as it is.
 pub(super) fn check(what: &'static str, text: &str) -> Result<()> {
+    if text.len() > MAX_BYTES {
+        return Err(Error::InvalidKey { what, reason: "it is longer than 255 bytes" });
+    }
+    check_text(what, text)
+}
+
+fn check_text(what: &'static str, text: &str) -> Result<()> {
     let reason = match text {
         "" => "it is empty",
-        text if text.len() > MAX_BYTES => "it is longer than 255 bytes",
         text if text.contains('\0') => "it contains a NUL character",
         _ => return Ok(()),
     };
@@ -326,6 +331,8 @@ mod tests {
             id(IdempotencyKey::new("b", "c"), "na"),
             id(IdempotencyKey::new("ab", "c "), "n"),
             id(IdempotencyKey::new("AB", "c"), "n"),
+            id(IdempotencyKey::new("ab", "c".repeat(256)), "n"),
+            id(IdempotencyKey::new("ab", "c".repeat(257)), "n"),
         ];
         let distinct: std::collections::BTreeSet<_> = ids.iter().collect();
         assert_eq!(distinct.len(), ids.len());

@@ -346,14 +346,68 @@ async fn transaction_that_cannot_be_used_is_refused() {
     let error = claim.complete(&mut tx, &1).await.expect_err("another transaction");
     assert!(matches!(error, Error::NotClaimed), "{error:?}");
     tx.rollback().await.expect("rollback");
-    for key in [alice(""), alice(&"k".repeat(256)), alice("a\0"), IdempotencyKey::new("", "a")] {
+    for key in [alice(""), alice("a\0"), IdempotencyKey::new("", "a")] {
         let mut tx = app.begin().await;
         let error = app.payments.begin(&mut tx, &key, &request()).await.expect_err("no key");
         assert!(matches!(error, Error::InvalidKey { .. }), "{error:?}");
         tx.rollback().await.expect("rollback");
     }
-    let longest = alice(&"k".repeat(255));
-    assert_eq!(app.charge(&longest).await, Outcome::New(1));
+}
+
+#[tokio::test]
+async fn keys_and_principals_may_be_of_any_length() {
+    let app = app().await;
+    let long = |text: &str, length| text.repeat(length);
+    let keys = [
+        alice(&long("k", 255)),
+        alice(&long("k", 256)),
+        alice(&long("k", 257)),
+        IdempotencyKey::new(long("p", 255), "a"),
+        IdempotencyKey::new(long("p", 256), "a"),
+        IdempotencyKey::new(long("p", 100_000), "a"),
+        IdempotencyKey::global(long("k", 256)),
+    ];
+    for (i, key) in (1..).zip(&keys) {
+        assert_eq!(app.charge(key).await, Outcome::New(i));
+        // The digest that operators see is a key of its own.
+        let shown = app.payments.inspect(key).await.expect("inspect").expect("a record");
+        let by_digest = match shown.principal {
+            Some(principal) => IdempotencyKey::new(principal, shown.key),
+            None => IdempotencyKey::global(shown.key),
+        };
+        let is_short = by_digest == *key;
+        assert_eq!(app.payments.inspect(&by_digest).await.expect("inspect").is_some(), is_short);
+    }
+    for (i, key) in (1..).zip(&keys) {
+        assert_eq!(app.charge(key).await, Outcome::Replay(i));
+    }
+    assert_eq!(app.payments.records(10).await.expect("list").len(), keys.len());
+    // A resumption finds the record without the text.
+    let key = alice(&long("r", 300));
+    app.unknown(&key).await;
+    let shown = async |attempt: &Attempt| Ok::<_, AppError>(attempt.key().to_owned());
+    assert_eq!(app.payments.resume(shown).await.expect("resume").done, 1);
+    let told = app.payments.run_leased(&key, &request(), shown).await.expect("run").into_value().expect("a result");
+    assert!(told.starts_with("sha256:"), "{told}");
+}
+
+#[tokio::test]
+async fn pool_of_another_database_is_refused() {
+    let (app, elsewhere) = (app().await, app().await);
+    for _ in 0..2 {
+        let refused = app.payments.run(&elsewhere.books.pool, &alice("a"), &request(), effect).await;
+        let is_typed = matches!(
+            &refused,
+            Err(RetryError::Failed(AppError::Lock(Error::Row { cause: RowError::OtherPool, .. })))
+        );
+        assert!(is_typed, "{refused:?}");
+    }
+    assert_eq!(elsewhere.effects().await, 0);
+    // Another pool of the same database is as good as any.
+    let another = app.books.db.pool().await;
+    for (pool, outcome) in [(&another, Outcome::New(1)), (&app.books.pool, Outcome::Replay(1))] {
+        assert_eq!(app.payments.run(pool, &alice("a"), &request(), effect).await.expect("run"), outcome);
+    }
 }
 
 /// Nothing can be stuck: what was committed without its result has taken effect.

@@ -20,6 +20,8 @@ impl Records for MySql {
     const INSERT_NEW: (&'static str, &'static str) = ("INSERT IGNORE INTO ", "");
     const SKIPPING: &'static str = " FOR UPDATE SKIP LOCKED";
     const BY_EXPIRY: &'static str = " FORCE INDEX (sqlock_idem_by_expiry)";
+    // Nodes of a cluster have names and numbers of their own, and the case of a name may not count.
+    const IDENTITY: &'static str = "SELECT COALESCE(CAST(LOWER(DATABASE()) AS CHAR), '')";
     const STEP: &'static str = "CONVERT(step USING utf8mb4)";
     const PEEKS: bool = true;
 

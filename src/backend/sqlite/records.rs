@@ -11,8 +11,21 @@ use crate::backend::records::{
 impl Records for Sqlite {
     const NOW: &'static str = now!();
     const INSERT_NEW: (&'static str, &'static str) = ("INSERT OR IGNORE INTO ", "");
+    const IDENTITY: &'static str = "SELECT file FROM pragma_database_list WHERE name = 'main'";
     const STEP: &'static str = "step";
     const PEEKS: bool = false;
+
+    /// A file may have several paths. A database in memory has none.
+    fn identify(path: String) -> Option<String> {
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt as _;
+            let file = std::fs::metadata(path).ok()?;
+            Some(format!("{}/{}", file.dev(), file.ino()))
+        }
+        #[cfg(not(unix))]
+        Some(std::fs::canonicalize(path).ok()?.display().to_string())
+    }
 
     as_usual!();
 
