@@ -10,6 +10,7 @@ mod handle;
 pub mod http;
 pub(crate) mod in_flight;
 mod inspect;
+mod json;
 mod key;
 mod leased;
 mod outcome;

@@ -1,12 +1,10 @@
 //! The identity of a request: its key and its fingerprint.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
-use serde_json::Value;
-use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
+use super::json::Json;
 use crate::backend::records::{FullKey, MAX_BYTES};
 use crate::error::{Error, Result};
 
@@ -127,8 +125,7 @@ impl Fingerprint {
     ///
     /// [`Error::Json`]: the text is not JSON, or nested more than 127 deep.
     pub fn and_json(self, text: &[u8]) -> Result<Self> {
-        let canonical = canonical(parse(text)?)?;
-        Ok(self.and(canonical))
+        Ok(self.and(parse(text)?.to_string()))
     }
 
     /// Adds parts of a JSON text, each by its JSON Pointer (RFC 6901): `/amount`. A missing part
@@ -140,7 +137,7 @@ impl Fingerprint {
     pub fn and_json_fields<'p>(self, text: &[u8], pointers: impl IntoIterator<Item = &'p str>) -> Result<Self> {
         let value = parse(text)?;
         pointers.into_iter().try_fold(self, |fingerprint, pointer| {
-            let field = find(value, pointer)?.map(canonical).transpose()?;
+            let field = find(&value, pointer)?.map(Json::to_string);
             Ok(fingerprint.and(pointer).and(field.unwrap_or_default()))
         })
     }
@@ -166,54 +163,13 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// Checks a JSON text, and limits its nesting.
-fn parse(text: &[u8]) -> Result<&RawValue> {
-    serde_json::from_slice::<Value>(text).map_err(no_json)?;
-    serde_json::from_slice(text).map_err(no_json)
-}
-
-fn no_json(source: serde_json::Error) -> Error {
-    Error::Json { what: "the request", source }
-}
-
-type Members<'t> = BTreeMap<String, &'t RawValue>;
-
-/// Returns the canonical text of a JSON value, with the members of objects in order.
-fn canonical(value: &RawValue) -> Result<String> {
-    let mut text = String::new();
-    write(value, &mut text).map_err(no_json)?;
-    Ok(text)
-}
-
-fn write(value: &RawValue, text: &mut String) -> serde_json::Result<()> {
-    match value.get().as_bytes().first() {
-        Some(b'[') => {
-            text.push('[');
-            for item in serde_json::from_str::<Vec<&RawValue>>(value.get())? {
-                write(item, text)?;
-                text.push(',');
-            }
-            text.push(']');
-        }
-        Some(b'{') => {
-            text.push('{');
-            for (name, value) in serde_json::from_str::<Members<'_>>(value.get())? {
-                text.push_str(&Value::String(name).to_string());
-                text.push(':');
-                write(value, text)?;
-                text.push(',');
-            }
-            text.push('}');
-        }
-        Some(b'"') => text.push_str(&Value::String(serde_json::from_str(value.get())?).to_string()),
-        // As written: parsing a number could change it.
-        _ => text.push_str(value.get()),
-    }
-    Ok(())
+/// Reads a JSON text.
+fn parse(text: &[u8]) -> Result<Json<'_>> {
+    Json::parse(text).map_err(|source| Error::Json { what: "the request", source })
 }
 
 /// Returns the part at a JSON Pointer, if it exists.
-fn find<'t>(value: &'t RawValue, pointer: &str) -> Result<Option<&'t RawValue>> {
+fn find<'j, 't>(value: &'j Json<'t>, pointer: &str) -> Result<Option<&'j Json<'t>>> {
     let Some((before, path)) = pointer.split_once('/') else {
         return if pointer.is_empty() { Ok(Some(value)) } else { Err(no_pointer()) };
     };
@@ -223,15 +179,9 @@ fn find<'t>(value: &'t RawValue, pointer: &str) -> Result<Option<&'t RawValue>> 
     let mut value = Some(value);
     for token in path.split('/') {
         let token = token.replace("~1", "/").replace("~0", "~");
-        let Some(inside) = value else {
-            break;
-        };
-        value = match inside.get().as_bytes().first() {
-            Some(b'{') => serde_json::from_str::<Members<'_>>(inside.get()).map_err(no_json)?.remove(&token),
-            Some(b'[') => {
-                let items: Vec<&RawValue> = serde_json::from_str(inside.get()).map_err(no_json)?;
-                token.parse().ok().and_then(|i: usize| items.get(i).copied())
-            }
+        value = match value {
+            Some(Json::Object(members)) => members.get(&token),
+            Some(Json::Array(items)) => token.parse().ok().and_then(|i: usize| items.get(i)),
             _ => None,
         };
     }
@@ -280,6 +230,32 @@ mod tests {
         assert_ne!(Fingerprint::of(["ab", "c"]), Fingerprint::of(["a", "bc"]));
         assert_ne!(Fingerprint::of(["ab"]), Fingerprint::of(["ab", ""]));
         assert_ne!(Fingerprint::of([""; 0]), Fingerprint::of([""]));
+    }
+
+    /// Each level was read once for every level around it: seconds, for a text of this size.
+    #[test]
+    fn deep_text_is_read_once() {
+        let deep = |inner: &str| "[".repeat(126) + inner + &"]".repeat(126);
+        let text = deep(&format!("\"{}\"", "x".repeat(1 << 20)));
+        let start = std::time::Instant::now();
+        let one = Fingerprint::of([""; 0]).and_json(text.as_bytes()).expect("json");
+        // A debug build on a busy machine; it took a minute there.
+        assert!(start.elapsed() < std::time::Duration::from_secs(5), "{:?}", start.elapsed());
+        assert_ne!(one, Fingerprint::of([""; 0]).and_json(deep("\"x\"").as_bytes()).expect("json"));
+    }
+
+    #[test]
+    fn same_text_in_another_notation_is_the_same() {
+        let json = |text: &str| Fingerprint::of([""; 0]).and_json(text.as_bytes()).expect("json");
+        for (one, other) in [
+            (r#"["\u0061\/\"\\"]"#, r#"["a/\"\\"]"#),
+            (r#"{"\u0062":1,"a":[]}"#, "{ \"a\" : [ ] ,\n\"b\" : 1 }"),
+            (r#"["\ud83d\ude00", {}]"#, "[\"\u{1f600}\",{}]"),
+            (r#"{"a":1,"a":[2]}"#, r#"{"a":[2]}"#),
+            (" [true ,false,null,-1.5e+3] ", "[true,false,null,-1.5e+3]"),
+        ] {
+            assert_eq!(json(one), json(other), "{one}");
+        }
     }
 
     #[test]
