@@ -373,6 +373,16 @@ pub(crate) mod sealed {
         /// Binds a whole number.
         fn push_integer(query: &mut sqlx::QueryBuilder<Self>, value: i64);
 
+        /// The greatest number that an integer column takes, where the catalogue tells it.
+        fn greatest_integer<'a>(
+            conn: &'a mut Self::Connection,
+            table: &'a super::table::Table,
+            column: &'a str,
+        ) -> super::Job<'a, Option<i64>> {
+            let _ = (conn, table, column);
+            Box::pin(async { Ok(None) })
+        }
+
         /// How many rows a statement has matched.
         fn execute<'a>(conn: &'a mut Self::Connection, query: &'a mut sqlx::QueryBuilder<Self>) -> super::Job<'a, u64>;
 
@@ -516,6 +526,8 @@ pub(crate) mod sealed {
         pub unique: Option<Unique>,
         /// The engine that keeps the table, if it locks no rows.
         pub rowless: Option<String>,
+        /// How a text `k.k` is to be written so that it sorts as the column does, where that is not the order of its bytes.
+        pub collated: Option<String>,
     }
 
     /// A unique index.

@@ -86,6 +86,15 @@ pub enum RowError {
         /// How many rows.
         rows: u64,
     },
+    /// The version has reached the greatest number that its column can hold, and was not raised:
+    /// the database might have cut the next one off.
+    #[error("{column} has reached {maximum}, the greatest version that its type can hold: give it a wider type")]
+    VersionMaximum {
+        /// The version column, as the caller named it.
+        column: String,
+        /// The greatest version.
+        maximum: i64,
+    },
     /// The database cannot use the column's index with a key of this type, and would lock every
     /// row.
     #[error(

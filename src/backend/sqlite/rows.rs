@@ -83,6 +83,7 @@ impl Dialect for Sqlite {
                 type_name: row.try_get(0)?,
                 unique: unique.map(Unique::usable),
                 rowless: None,
+                collated: None,
             }))
         })
     }
