@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use sqlx::{Decode, Encode, QueryBuilder, Transaction, Type, TypeInfo as _};
 
-use super::select::{
-    no_wait, read_keys, row_error, row_exists, select, statement_error, timeout_of_table, wait_mode,
-};
+use super::select::{no_wait, read_keys, row_error, row_exists, select, statement_error, timeout_of_table, wait_mode};
 use super::target::Target;
 use crate::backend::Database;
 use crate::backend::sealed::{Locking, Unique, Wait};

@@ -396,10 +396,8 @@ async fn pool_of_another_database_is_refused() {
     let (app, elsewhere) = (app().await, app().await);
     for _ in 0..2 {
         let refused = app.payments.run(&elsewhere.books.pool, &alice("a"), &request(), effect).await;
-        let is_typed = matches!(
-            &refused,
-            Err(RetryError::Failed(AppError::Lock(Error::Row { cause: RowError::OtherPool, .. })))
-        );
+        let is_typed =
+            matches!(&refused, Err(RetryError::Failed(AppError::Lock(Error::Row { cause: RowError::OtherPool, .. }))));
         assert!(is_typed, "{refused:?}");
     }
     assert_eq!(elsewhere.effects().await, 0);

@@ -227,7 +227,9 @@ pub(super) async fn column(
         type_name: row.try_get(0)?,
         unique: index.map(|name| Unique { name, obstacle }),
         rowless: engine.filter(|engine| !engine.eq_ignore_ascii_case("InnoDB")),
-        collated: charset.zip(collation).map(|(charset, collation)| format!("CONVERT(k.k USING {charset}) COLLATE {collation}")),
+        collated: charset
+            .zip(collation)
+            .map(|(charset, collation)| format!("CONVERT(k.k USING {charset}) COLLATE {collation}")),
     }))
 }
 

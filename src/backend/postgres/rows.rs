@@ -79,8 +79,10 @@ impl Dialect for Postgres {
 
     fn greatest_integer<'a>(conn: &'a mut PgConnection, table: &'a Table, column: &'a str) -> Job<'a, Option<i64>> {
         Box::pin(async move {
-            let query = sqlx::query("SELECT attlen FROM pg_attribute WHERE attrelid = to_regclass($1) AND attname = $2
-                                        AND atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)");
+            let query = sqlx::query(
+                "SELECT attlen FROM pg_attribute WHERE attrelid = to_regclass($1) AND attname = $2
+                                        AND atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)",
+            );
             let row = query.bind(table.quoted::<Self>()).bind(column).fetch_optional(conn).await?;
             let bytes: Option<i16> = row.map(|row| row.try_get(0)).transpose()?;
             Ok(bytes.map(|bytes| i64::MAX >> (64 - 8 * bytes)))

@@ -16,6 +16,7 @@ const TYPES: &str = "https://docs.rs/sqlock/latest/sqlock/idempotency/http/index
 pub(super) enum Problem {
     KeyMissing,
     KeyMalformed(&'static str),
+    KeyNotSupported,
     PrincipalMissing,
     RequestIncomplete,
     RequestTooLarge,
@@ -43,6 +44,13 @@ impl Problem {
             Outcome::Expired => Self::KeyExpired,
             Outcome::Unknown => Self::OutcomeUnknown,
         })
+    }
+
+    /// Returns the problem of a handler that has ignored the key.
+    pub(super) fn key_ignored() -> Self {
+        let detail = "the handler ignores the key, so a repeated request would take effect again";
+        tracing::error!(detail, "a handler on a route that requires keys does not extract Idempotent");
+        Self::NotSetUp(detail)
     }
 
     /// Returns the problem of an error of this crate. The message is logged, and not sent to the
@@ -75,6 +83,12 @@ impl Problem {
             Self::KeyMalformed(reason) => {
                 ("key-malformed", StatusCode::BAD_REQUEST, "The Idempotency-Key cannot be read", reason)
             }
+            Self::KeyNotSupported => (
+                "key-not-supported",
+                StatusCode::BAD_REQUEST,
+                "This method takes no Idempotency-Key",
+                "Nothing was done. A request with this method would take effect each time it is sent; send it without a key.",
+            ),
             Self::PrincipalMissing => (
                 "principal-missing",
                 StatusCode::UNAUTHORIZED,
@@ -196,6 +210,7 @@ mod tests {
         for problem in [
             Problem::KeyMissing,
             Problem::KeyMalformed(""),
+            Problem::KeyNotSupported,
             Problem::PrincipalMissing,
             Problem::RequestIncomplete,
             Problem::RequestTooLarge,
