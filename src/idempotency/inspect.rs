@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::handle::{Idempotency, lease_name};
 use super::key::{self, IdempotencyKey};
-use crate::backend::records::{Errand, Record, Selection, State};
+use crate::backend::records::{Errand, FullKey, Record, Selection, State};
 use crate::error::Result;
 use crate::token::FencingToken;
 
@@ -89,6 +89,16 @@ impl Idempotency {
         Ok(found.records.into_iter().map(RecordInfo::of).collect())
     }
 
+    /// Finds the key that an operator means, who may know only its digest.
+    pub(super) async fn find_key(&self, key: &IdempotencyKey) -> Result<FullKey> {
+        let plain = key.within(&self.namespace)?;
+        let Some(long) = key.as_digest(&self.namespace) else {
+            return Ok(plain);
+        };
+        let found = self.send(Errand::Read(plain.clone())).await?.records;
+        Ok(if found.is_empty() { long } else { plain })
+    }
+
     async fn list(&self, selection: Selection) -> Result<Vec<RecordInfo>> {
         Ok(self.select(selection).await?.into_iter().map(RecordInfo::of).collect())
     }
@@ -128,7 +138,7 @@ impl Idempotency {
     ///
     /// It only reads.
     pub async fn inspect(&self, key: &IdempotencyKey) -> Result<Option<RecordInfo>> {
-        let found = self.send(Errand::Read(key.within(&self.namespace)?)).await?;
+        let found = self.send(Errand::Read(self.find_key(key).await?)).await?;
         let Some(record) = found.records.into_iter().next() else {
             return Ok(None);
         };
@@ -152,7 +162,7 @@ impl Idempotency {
     ///
     /// After the future was dropped, the record may be deleted. The call can be repeated.
     pub async fn forget(&self, key: &IdempotencyKey, token: FencingToken) -> Result<bool> {
-        let key = key.within(&self.namespace)?;
+        let key = self.find_key(key).await?;
         let command = Errand::Forget { id: key.id.clone(), token: token.get() };
         let answer = self.client.ask(command).await;
         // A request that is repeated after a lost reply finds no record any more.

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 /// does not belong to a principal, such as the identifier of an event, is [`global`](Self::global).
 /// Keys are compared byte for byte and may be of any length but 0, without NUL; that is checked on
 /// use. Of a key or a principal longer than 255 bytes a digest is stored, `sha256:` and 64 digits,
-/// and shown to operators. `Debug` does not show the key.
+/// and shown to operators, who may name the record by it. `Debug` does not show the key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct IdempotencyKey {
     principal: Option<String>,
@@ -52,6 +52,13 @@ impl IdempotencyKey {
         check_text("key", &self.key)?;
         let principal = self.principal.clone().unwrap_or_default();
         Ok(FullKey::new(namespace.to_owned(), principal, self.key.clone()))
+    }
+}
+
+impl IdempotencyKey {
+    /// Returns the long key that an operator names by its digest, if this can be one.
+    pub(super) fn as_digest(&self, namespace: &str) -> Option<FullKey> {
+        FullKey::of_digests(namespace.to_owned(), self.principal.clone().unwrap_or_default(), self.key.clone())
     }
 }
 
@@ -239,7 +246,7 @@ mod tests {
         let text = deep(&format!("\"{}\"", "x".repeat(1 << 20)));
         let start = std::time::Instant::now();
         let one = Fingerprint::of([""; 0]).and_json(text.as_bytes()).expect("json");
-        // A debug build on a busy machine; it took a minute there.
+        // A debug build on a busy machine.
         assert!(start.elapsed() < std::time::Duration::from_secs(5), "{:?}", start.elapsed());
         assert_ne!(one, Fingerprint::of([""; 0]).and_json(deep("\"x\"").as_bytes()).expect("json"));
     }

@@ -19,10 +19,10 @@ const MAX_NOTE: usize = 1000;
 /// # async fn example(payments: sqlock::idempotency::Idempotency) -> sqlock::Result<()> {
 /// use sqlock::idempotency::{IdempotencyKey, Resolution};
 ///
-/// for record in payments.unfinished(100).await? {
-///     let (Some(principal), Some(token)) = (&record.principal, record.token) else { continue };
+/// let key = IdempotencyKey::new("alice", "order-17");
+/// if let Some(token) = payments.inspect(&key).await?.and_then(|record| record.token) {
 ///     let found = Resolution::done(&"receipt 17")?.by("ann").note("charge ch_17 in the provider's books");
-///     payments.resolve(&IdempotencyKey::new(principal, &record.key), token, found).await?;
+///     payments.resolve(&key, token, found).await?;
 /// }
 /// # Ok(())
 /// # }
@@ -103,7 +103,7 @@ impl Idempotency {
         if let Some(bytes) = result.as_ref().map(Vec::len).filter(|bytes| *bytes > self.limit) {
             return Err(Error::ResultTooLarge { bytes, limit: self.limit });
         }
-        let id = key.within(&self.namespace)?.id;
+        let id = self.find_key(key).await?.id;
         let resolving = Resolving { id: id.clone(), token: token.get(), result, by: by.clone(), note: note.clone() };
         let outcome = resolving.outcome();
         let answer = self.client.ask(Errand::Resolve(resolving)).await;
@@ -131,7 +131,7 @@ impl Idempotency {
     ///
     /// It only reads.
     pub async fn resolutions(&self, key: &IdempotencyKey) -> Result<Vec<ResolutionInfo>> {
-        let id = key.within(&self.namespace)?.id;
+        let id = self.find_key(key).await?.id;
         let found = self.send(Errand::Resolutions { id }).await?.resolutions;
         Ok(found.into_iter().map(ResolutionInfo::of).collect())
     }
