@@ -220,8 +220,8 @@ pub enum Error {
         cause: Overtaken,
     },
 
-    /// A key, principal, namespace or step name is invalid: 1 to 255 bytes of UTF-8 without NUL are
-    /// allowed.
+    /// A key, principal, namespace or step name is invalid: it is empty or contains a NUL character.
+    /// Or a namespace or step name is longer than 255 bytes.
     #[error("invalid {what}: {reason}")]
     InvalidKey {
         /// Which kind of text. (The text itself may be a secret.)

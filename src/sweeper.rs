@@ -30,7 +30,8 @@ pub(crate) const BATCH: u32 = 500;
 /// Of the records of [`Idempotency`](crate::idempotency::Idempotency) it purges, with their steps,
 /// results that have been kept for [their own
 /// retention](crate::idempotency::Idempotency::retention) and expired tokens. Records that have not
-/// ended, or whose outcome is unknown, stay for ever.
+/// ended, or whose outcome is unknown, stay for ever, and so does a row without a result for each
+/// key that is [refused](crate::idempotency::AfterRetention::Refuse) from then on.
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {

@@ -150,6 +150,7 @@ async fn usage_errors_say_what_is_wrong() {
         &["idem"],
         &["idem", "show", "order-17"],
         &["idem", "release", "order-17", "--global"],
+        &["idem", "resolve", "order-17", "--global", "--token", "17"],
         &["postgres://me:s3cret@db.example/app", "run", "deploy"],
     ] {
         let shown: Vec<&str> = arguments.iter().map(|word| if word.is_empty() { "''" } else { word }).collect();

@@ -8,3 +8,19 @@ CREATE TABLE IF NOT EXISTS sqlock_idem_step (
     result bytea  NOT NULL,
     PRIMARY KEY (id, begun, step)
 );
+
+-- What operators have found out about requests of sqlock_idem whose outcome was unknown. A row stays also when the request's is gone.
+--
+-- token        of the attempt whose outcome was unknown.
+-- outcome      'done' or 'failed': nothing took effect.
+-- resolved_by, note   who has found that out, and how: in the operator's words.
+-- resolved_at  microseconds since the Unix epoch, by this database's clock.
+CREATE TABLE IF NOT EXISTS sqlock_idem_resolution (
+    id          text COLLATE "C" NOT NULL,
+    resolved_at bigint NOT NULL,
+    token       bigint NOT NULL,
+    outcome     text   NOT NULL,
+    resolved_by text   NOT NULL,
+    note        text   NOT NULL,
+    PRIMARY KEY (id, resolved_at, token)
+);

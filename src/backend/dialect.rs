@@ -53,6 +53,16 @@ pub trait Dialect: sqlx::Database {
     /// Binds an integer.
     fn push_integer(query: &mut sqlx::QueryBuilder<Self>, value: i64);
 
+    /// Returns the greatest number of an integer column, where the catalogue has it.
+    fn greatest_integer<'a>(
+        conn: &'a mut Self::Connection,
+        table: &'a Table,
+        column: &'a str,
+    ) -> StoreFuture<'a, Option<i64>> {
+        let _ = (conn, table, column);
+        Box::pin(async { Ok(None) })
+    }
+
     /// Runs a statement and returns how many rows it matched.
     fn execute<'a>(conn: &'a mut Self::Connection, query: &'a mut sqlx::QueryBuilder<Self>) -> StoreFuture<'a, u64>;
 
@@ -195,6 +205,9 @@ pub struct Column {
     pub unique: Option<Unique>,
     /// The storage engine of the table, if that does not lock rows.
     pub engine_without_row_locks: Option<String>,
+    /// How a text `k.k` is written so that it sorts as the column does, where that is not the order
+    /// of its bytes.
+    pub collated: Option<String>,
 }
 
 /// A unique index.

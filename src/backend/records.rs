@@ -1,12 +1,18 @@
 //! The records of requests that must take effect once: statements that all databases take alike, in the caller's transactions
 //! and on connections of our own. What one of them has of its own is in `records.rs` under its name.
 
+mod list;
+mod resolution;
+
 use std::time::Duration;
 
 use sqlx::QueryBuilder;
 
 use super::dialect::Dialect;
 use super::{StoreFuture, hex, micros};
+
+pub(crate) use list::{Place, Selection};
+pub(crate) use resolution::{Resolved, Resolving};
 
 /// The part of [`Database`](super::Database) that knows of records. Nobody's business outside.
 pub trait Records: Dialect {
@@ -18,10 +24,20 @@ pub trait Records: Dialect {
     const SKIPPING: &'static str = "";
     /// Whether a DELETE may have such a SELECT in it. Otherwise one goes before it, in a transaction.
     const SKIPS_IN_DELETE: bool = false;
+    /// What makes a SELECT from the records use the index by expiry, and lock nothing else.
+    const BY_EXPIRY: &'static str = "";
     /// The name of a step, to be read as text.
     const STEP: &'static str;
     /// Whether a claim may wait for one that is not committed yet, so that another connection looks for that first.
     const PEEKS: bool;
+
+    /// Selects a text that differs between databases, as far as the servers can tell: not between nodes of one cluster.
+    const IDENTITY: &'static str;
+
+    /// What that text stands for. `None`: for nothing that could be compared.
+    fn identify(text: String) -> Option<String> {
+        Some(text)
+    }
 
     /// Binds a text.
     fn push_text(query: &mut QueryBuilder<Self>, text: &str);
@@ -74,12 +90,16 @@ macro_rules! as_usual {
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 pub(super) use as_usual;
 
+/// The longest text that a column of the records takes, in bytes.
+pub(crate) const MAX_BYTES: usize = 255;
+
 /// A key with all that makes it one of its own.
 #[derive(Clone)]
 pub struct FullKey {
     pub namespace: String,
     /// Empty: everybody's.
     pub principal: String,
+    /// This and the principal: their digests, where they are too long for their columns.
     pub key: String,
     /// SHA-256 of these.
     pub id: String,
@@ -87,8 +107,66 @@ pub struct FullKey {
 
 impl FullKey {
     pub(crate) fn new(namespace: String, principal: String, key: String) -> Self {
-        let id = hex(&digest(b"sqlock/idem/1", [namespace.as_bytes(), principal.as_bytes(), key.as_bytes()]));
-        Self { namespace, principal, key, id }
+        Self::of_columns(namespace, Column::of(principal), Column::of(key))
+    }
+
+    /// The key whose principal and key stand in their columns like this, if one of them looks like a digest: for an operator, who
+    /// knows a long text by its digest only. A client never gets at a long key by its digest.
+    pub(crate) fn of_digests(namespace: String, principal: String, key: String) -> Option<Self> {
+        let (principal, key) = (Column::as_shown(principal), Column::as_shown(key));
+        let is_digest = matches!(principal, Column::Digest(_)) || matches!(key, Column::Digest(_));
+        is_digest.then(|| Self::of_columns(namespace, principal, key))
+    }
+
+    fn of_columns(namespace: String, principal: Column, key: Column) -> Self {
+        let id = {
+            let (of_principal, principal) = principal.part();
+            let (of_key, key) = key.part();
+            let domain = [&b"sqlock/idem/1"[..], b"/principal", of_principal, b"/key", of_key].concat();
+            hex(&digest(&domain, [namespace.as_bytes(), principal.as_bytes(), key.as_bytes()]))
+        };
+        Self { namespace, principal: principal.into_text(), key: key.into_text(), id }
+    }
+}
+
+/// What stands in a column for a text of any length.
+enum Column {
+    Text(String),
+    /// Of a text that is too long.
+    Digest(String),
+}
+
+impl Column {
+    const DIGEST: &str = "sha256:";
+
+    fn of(text: String) -> Self {
+        use sha2::{Digest, Sha256};
+        if text.len() <= MAX_BYTES {
+            return Self::Text(text);
+        }
+        Self::Digest(format!("{}{}", Self::DIGEST, hex(&Sha256::digest(text))))
+    }
+
+    fn as_shown(text: String) -> Self {
+        let is_digit = |digit: u8| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit);
+        match text.strip_prefix(Self::DIGEST) {
+            Some(digits) if digits.len() == 64 && digits.bytes().all(is_digit) => Self::Digest(text),
+            _ => Self::of(text),
+        }
+    }
+
+    /// What tells a text from a digest, and either.
+    fn part(&self) -> (&'static [u8], &str) {
+        match self {
+            Self::Text(text) => (b"", text),
+            Self::Digest(text) => (b"/digest", text),
+        }
+    }
+
+    fn into_text(self) -> String {
+        match self {
+            Self::Text(text) | Self::Digest(text) => text,
+        }
     }
 }
 
@@ -110,6 +188,8 @@ pub struct Claiming {
     pub fingerprint: Vec<u8>,
     /// For how long the record is to be kept, in microseconds.
     pub keep: i64,
+    /// The key is refused afterwards.
+    pub permanent: bool,
     /// The key is a token that must have been issued.
     pub issued: bool,
 }
@@ -142,6 +222,7 @@ pub(crate) struct Record {
     pub(crate) state: State,
     pub(crate) token: i64,
     pub(crate) attempts: i64,
+    pub(crate) permanent: bool,
     pub(crate) result: Option<Vec<u8>>,
     /// Microseconds since the Unix epoch, as `expires_at` and `now`: all by the database's clock.
     pub(crate) created_at: i64,
@@ -153,6 +234,11 @@ impl Record {
     pub(crate) fn is_expired(&self) -> bool {
         self.expires_at <= self.now
     }
+
+    /// Whether the key is new again.
+    pub(crate) fn is_forgotten(&self) -> bool {
+        self.state == State::Done && self.is_expired() && !self.permanent
+    }
 }
 
 /// How far a request has come.
@@ -162,20 +248,24 @@ pub(crate) enum State {
     Started,
     Unknown,
     Done,
+    Expired,
 }
 
 impl State {
+    pub(crate) const ALL: [Self; 5] = [Self::Issued, Self::Started, Self::Unknown, Self::Done, Self::Expired];
+
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Issued => "issued",
             Self::Started => "started",
             Self::Unknown => "unknown",
             Self::Done => "done",
+            Self::Expired => "expired",
         }
     }
 
     pub(crate) fn parse(text: &str) -> Result<Self, sqlx::Error> {
-        [Self::Issued, Self::Started, Self::Unknown, Self::Done]
+        Self::ALL
             .into_iter()
             .find(|state| state.as_str() == text)
             .ok_or_else(|| sqlx::Error::Decode(format!("{text:?} is no state of a record").into()))
@@ -200,10 +290,16 @@ pub(crate) enum Errand {
     Recall(Step),
     /// Writes down a token that has been made.
     Issue { key: FullKey, ttl: Duration },
-    /// Reads records in order of their creation: of a namespace, in a state.
-    List { namespace: Option<String>, state: Option<State>, limit: u32 },
+    /// Reads records in order of their creation.
+    List(Selection),
     /// Reads the names of the steps of a record.
     Steps { id: String, begun: i64 },
+    /// Ends a record whose outcome is unknown, if the attempt with this token is the latest, and keeps who says so.
+    Resolve(Resolving),
+    /// Reads how the outcomes of a key were resolved.
+    Resolutions { id: String },
+    /// Tells which database the records are in.
+    Identity,
     /// Deletes a record whose time has run out.
     Bury(FullKey),
     /// Deletes so many records whose time has run out.
@@ -219,8 +315,11 @@ impl Errand {
             Self::End { .. } | Self::Forget { .. } => "record how an attempt ended",
             Self::Step { .. } => "record a step",
             Self::Recall(_) | Self::Steps { .. } => "look steps up",
+            Self::Resolve(_) => "resolve an unknown outcome",
+            Self::Resolutions { .. } => "look resolutions up",
             Self::Issue { .. } => "issue a token",
-            Self::List { .. } => "list requests",
+            Self::List(_) => "list requests",
+            Self::Identity => "identify the database",
             Self::Bury(_) | Self::Purge { .. } => "purge requests",
         }
     }
@@ -245,6 +344,8 @@ pub(crate) struct Findings {
     pub(crate) changed: u64,
     pub(crate) result: Option<Vec<u8>>,
     pub(crate) steps: Vec<String>,
+    pub(crate) resolutions: Vec<Resolved>,
+    pub(crate) identity: Option<String>,
 }
 
 /// Carries an errand out.
@@ -259,17 +360,23 @@ pub(crate) async fn carry<DB: Records>(conn: &mut DB::Connection, errand: &Erran
             Ok(Findings { records, ..Findings::default() })
         }
         Errand::End { id, token, ending } => end::<DB>(conn, id, *token, ending).await.map(changed),
-        Errand::Forget { id, token } => forget::<DB>(conn, id, *token).await.map(changed),
+        Errand::Forget { id, token } => {
+            forget::<DB>(conn, id, &[State::Started, State::Unknown], *token).await.map(changed)
+        }
         Errand::Step { step, token, result } => put_step::<DB>(conn, step, *token, result).await.map(changed),
         Errand::Recall(step) => Ok(Findings { result: recall::<DB>(conn, step).await?, ..Findings::default() }),
         Errand::Issue { key, ttl } => issue::<DB>(conn, key, micros(*ttl)).await.map(changed),
-        Errand::List { namespace, state, limit } => {
-            let records = list::<DB>(conn, namespace.as_deref(), *state, *limit).await?;
-            Ok(Findings { records, ..Findings::default() })
+        Errand::List(selection) => {
+            Ok(Findings { records: list::list::<DB>(conn, selection).await?, ..Findings::default() })
         }
         Errand::Steps { id, begun } => {
             Ok(Findings { steps: steps::<DB>(conn, id, *begun).await?, ..Findings::default() })
         }
+        Errand::Resolve(resolving) => resolution::resolve::<DB>(conn, resolving).await.map(changed),
+        Errand::Resolutions { id } => {
+            Ok(Findings { resolutions: resolution::list::<DB>(conn, id).await?, ..Findings::default() })
+        }
+        Errand::Identity => Ok(Findings { identity: identity::<DB>(conn).await?, ..Findings::default() }),
         Errand::Bury(key) => bury::<DB>(conn, std::slice::from_ref(&key.id)).await.map(changed),
         Errand::Purge { limit } => purge::<DB>(conn, *limit).await.map(changed),
     }
@@ -279,16 +386,21 @@ fn changed(rows: u64) -> Findings {
     Findings { changed: rows, ..Findings::default() }
 }
 
-const COLUMNS: &str =
-    "id, namespace, principal, request_key, fingerprint, state, token, attempts, result, created_at, expires_at, ";
+const COLUMNS: &str = "id, namespace, principal, request_key, fingerprint, state, token, attempts, permanent, result, created_at, \
+     expires_at, ";
 
 /// Up to the values.
 pub(crate) const INTO: &str = "sqlock_idem (id, namespace, principal, request_key, fingerprint, state, token, attempts, \
-     issued_until, created_at, expires_at)";
+     permanent, issued_until, created_at, expires_at)";
 
 /// What has been done may be done anew once its time has run out: then the key counts as never used. An attempt that has not
-/// ended, or nobody knows how, has no such time.
-const EXPIRED: &str = "state IN ('done', 'issued') AND expires_at <= ";
+/// ended, or nobody knows how, has no such time. (NOT IN, so that no database looks it up in the index that begins with the state.)
+const EXPIRED: &str = "state NOT IN ('started', 'unknown', 'expired') AND expires_at <= ";
+
+const MICROS_PER_SECOND: i64 = 1_000_000;
+
+/// When a key that is refused for ever expires: the last moment of the year 9999. So the index by expiry does not lead to it.
+const NEVER: i64 = 253_402_300_799_999_999;
 
 /// The values of a new record.
 pub(crate) fn push_values<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Claiming, state: State, token: i64) {
@@ -301,7 +413,7 @@ pub(crate) fn push_values<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Cla
     query.push(", '").push(state.as_str()).push("', ");
     DB::push_integer(query, token);
     let attempts = i64::from(state == State::Started);
-    query.push(", ").push(attempts).push(", ");
+    query.push(", ").push(attempts).push(", ").push(i64::from(claim.permanent)).push(", ");
     if state == State::Issued {
         query.push(DB::NOW).push(" + ");
         DB::push_integer(query, claim.keep);
@@ -318,8 +430,9 @@ pub(crate) fn push_or_anew<DB: Records>(query: &mut QueryBuilder<DB>) {
     query
         .push(
             " ON CONFLICT (id) DO UPDATE SET fingerprint = excluded.fingerprint, token = excluded.token,
-                attempts = excluded.attempts, result = NULL, created_at = excluded.created_at, expires_at = excluded.expires_at
-              WHERE sqlock_idem.state = 'done' AND sqlock_idem.expires_at <= ",
+                attempts = excluded.attempts, permanent = excluded.permanent, result = NULL,
+                created_at = excluded.created_at, expires_at = excluded.expires_at
+              WHERE sqlock_idem.state = 'done' AND sqlock_idem.permanent = 0 AND sqlock_idem.expires_at <= ",
         )
         .push(DB::NOW);
 }
@@ -331,7 +444,8 @@ pub(crate) fn push_consume<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Cl
     query.push(", token = ");
     DB::push_integer(query, token);
     let attempts = i64::from(state == State::Started);
-    query.push(", attempts = ").push(attempts).push(", created_at = ").push(DB::NOW);
+    query.push(", attempts = ").push(attempts).push(", permanent = ").push(i64::from(claim.permanent));
+    query.push(", created_at = ").push(DB::NOW);
     query.push(", expires_at = CASE WHEN state = 'issued' THEN ").push(DB::NOW).push(" + ");
     DB::push_integer(query, claim.keep);
     // MySQL assigns from left to right.
@@ -365,22 +479,28 @@ fn record<DB: Records>(row: &DB::Row) -> Result<Record, sqlx::Error> {
         state: State::parse(&DB::text(row, 5)?)?,
         token: DB::integer(row, 6)?,
         attempts: DB::integer(row, 7)?,
-        result: DB::bytes(row, 8)?,
-        created_at: DB::integer(row, 9)?,
-        expires_at: DB::integer(row, 10)?,
-        now: DB::integer(row, 11)?,
+        permanent: DB::integer(row, 8)? != 0,
+        result: DB::bytes(row, 9)?,
+        created_at: DB::integer(row, 10)?,
+        expires_at: DB::integer(row, 11)?,
+        now: DB::integer(row, 12)?,
     })
 }
 
-/// Stores the result of what was claimed in this transaction.
+/// Stores the result of what was claimed in this transaction, and for how long it is to be kept from now on, in microseconds.
 pub(crate) async fn complete<DB: Records>(
     conn: &mut DB::Connection,
     id: &str,
     result: &[u8],
+    keep: i64,
 ) -> Result<bool, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET result = ");
     DB::push_bytes(&mut query, result);
-    query.push(" WHERE id = ");
+    // After short work the time of the claim is good enough: to change it costs an entry in each index.
+    query.push(", expires_at = CASE WHEN ").push(DB::NOW).push(" - created_at > ");
+    query.push((keep / 100).min(MICROS_PER_SECOND)).push(" THEN ").push(DB::NOW).push(" + ");
+    DB::push_integer(&mut query, keep);
+    query.push(" ELSE expires_at END WHERE id = ");
     DB::push_text(&mut query, id);
     query.push(" AND state = 'done' AND token = 0 AND result IS NULL");
     Ok(DB::execute(conn, &mut query).await? > 0)
@@ -482,17 +602,28 @@ pub(crate) async fn end<DB: Records>(
     DB::execute(conn, &mut query).await
 }
 
-async fn forget<DB: Records>(conn: &mut DB::Connection, id: &str, token: i64) -> Result<u64, sqlx::Error> {
+/// Deletes the record of the attempt with this token, if it is in one of these states.
+async fn forget<DB: Records>(
+    conn: &mut DB::Connection,
+    id: &str,
+    states: &[State],
+    token: i64,
+) -> Result<u64, sqlx::Error> {
     let push_latest = |query: &mut QueryBuilder<DB>| {
         query.push(" WHERE id = ");
         DB::push_text(query, id);
-        query.push(" AND state IN ('started', 'unknown') AND token = ");
+        query.push(" AND state IN (");
+        let mut list = query.separated(", ");
+        for state in states {
+            list.push(format_args!("'{}'", state.as_str()));
+        }
+        query.push(") AND token = ");
         DB::push_integer(query, token);
     };
     // A token that was issued is as good as before.
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'issued', fingerprint = ");
     DB::push_bytes(&mut query, &[]);
-    query.push(", attempts = 0, expires_at = issued_until");
+    query.push(", attempts = 0, permanent = 0, expires_at = issued_until");
     push_latest(&mut query);
     query.push(" AND issued_until > ").push(DB::NOW);
     let mut forgotten = DB::execute(conn, &mut query).await?;
@@ -552,7 +683,7 @@ pub(crate) async fn recall<DB: Records>(
 }
 
 async fn issue<DB: Records>(conn: &mut DB::Connection, key: &FullKey, ttl: i64) -> Result<u64, sqlx::Error> {
-    let claim = Claiming { key: key.clone(), fingerprint: Vec::new(), keep: ttl, issued: true };
+    let claim = Claiming { key: key.clone(), fingerprint: Vec::new(), keep: ttl, permanent: false, issued: true };
     let mut query = QueryBuilder::new(DB::INSERT_NEW.0);
     query.push(INTO).push(" VALUES (");
     push_values::<DB>(&mut query, &claim, State::Issued, 0);
@@ -560,24 +691,10 @@ async fn issue<DB: Records>(conn: &mut DB::Connection, key: &FullKey, ttl: i64) 
     DB::execute(conn, &mut query).await
 }
 
-async fn list<DB: Records>(
-    conn: &mut DB::Connection,
-    namespace: Option<&str>,
-    state: Option<State>,
-    limit: u32,
-) -> Result<Vec<Record>, sqlx::Error> {
-    let mut query = QueryBuilder::new("SELECT ");
-    // Not the results: they may be long.
-    query.push(COLUMNS.replace(" result,", " NULL,")).push(DB::NOW).push(" FROM sqlock_idem WHERE 1 = 1");
-    if let Some(namespace) = namespace {
-        query.push(" AND namespace = ");
-        DB::push_text(&mut query, namespace);
-    }
-    if let Some(state) = state {
-        query.push(" AND state = '").push(state.as_str()).push("'");
-    }
-    query.push(" ORDER BY created_at, id LIMIT ").push(limit);
-    DB::fetch(conn, &mut query).await?.iter().map(record::<DB>).collect()
+/// Tells which database the records are in. `None`: that cannot be said.
+pub(crate) async fn identity<DB: Records>(conn: &mut DB::Connection) -> Result<Option<String>, sqlx::Error> {
+    let found = texts::<DB>(conn, &mut QueryBuilder::new(DB::IDENTITY)).await?;
+    Ok(found.into_iter().next().and_then(DB::identify))
 }
 
 async fn steps<DB: Records>(conn: &mut DB::Connection, id: &str, begun: i64) -> Result<Vec<String>, sqlx::Error> {
@@ -590,12 +707,21 @@ async fn steps<DB: Records>(conn: &mut DB::Connection, id: &str, begun: i64) -> 
     texts::<DB>(conn, &mut query).await
 }
 
+/// Forgets the results, and the steps, of those of these records whose time has run out and whose keys are refused from then on.
+async fn entomb<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
+    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET result = NULL, state = 'expired', expires_at = ");
+    query.push(NEVER).push(" WHERE ");
+    push_ids::<DB>(&mut query, ids);
+    query.push(" AND state = 'done' AND permanent = 1 AND expires_at <= ").push(DB::NOW);
+    DB::execute(conn, &mut query).await
+}
+
 /// Deletes those of these records whose time has run out, with their steps. One that is being used, or used anew, is passed over:
 /// its transaction may take its time.
 async fn bury<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
     let mut free = QueryBuilder::new("SELECT id FROM sqlock_idem WHERE ");
     push_ids::<DB>(&mut free, ids);
-    free.push(" AND ").push(EXPIRED).push(DB::NOW).push(DB::SKIPPING);
+    free.push(" AND permanent = 0 AND ").push(EXPIRED).push(DB::NOW).push(DB::SKIPPING);
     let ids = if DB::SKIPS_IN_DELETE { ids.to_vec() } else { texts::<DB>(conn, &mut free).await? };
     if ids.is_empty() {
         return Ok(0);
@@ -608,7 +734,7 @@ async fn bury<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Result<
         query.push(DB::SKIPPING).push(")");
     }
     // Again: somebody may have used the key anew since it was looked up.
-    query.push(" AND ").push(EXPIRED).push(DB::NOW);
+    query.push(" AND permanent = 0 AND ").push(EXPIRED).push(DB::NOW);
     let buried = DB::execute(conn, &mut query).await?;
     if buried > 0 {
         bury_steps::<DB>(conn, &ids).await?;
@@ -624,13 +750,14 @@ async fn texts<DB: Records>(
     DB::fetch(conn, query).await?.iter().map(|row| DB::text(row, 0)).collect()
 }
 
-/// Deletes the steps of records that are not there any more.
+/// Deletes the steps of records that are not there any more, or whose results are forgotten.
 async fn bury_steps<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
     let mut query = QueryBuilder::new("DELETE FROM sqlock_idem_step WHERE ");
     push_ids::<DB>(&mut query, ids);
     query.push(
         " AND NOT EXISTS (SELECT 1 FROM sqlock_idem AS r
-                           WHERE r.id = sqlock_idem_step.id AND r.created_at = sqlock_idem_step.begun)",
+                           WHERE r.id = sqlock_idem_step.id AND r.created_at = sqlock_idem_step.begun
+                             AND r.state <> 'expired')",
     );
     DB::execute(conn, &mut query).await
 }
@@ -647,17 +774,29 @@ fn push_ids<DB: Records>(query: &mut QueryBuilder<DB>, ids: &[String]) {
 }
 
 async fn purge<DB: Records>(conn: &mut DB::Connection, limit: u32) -> Result<u64, sqlx::Error> {
-    let mut query = QueryBuilder::new("SELECT id FROM sqlock_idem WHERE ");
-    query.push(EXPIRED).push(DB::NOW).push(" ORDER BY expires_at LIMIT ").push(limit).push(DB::SKIPPING);
+    let mut query = QueryBuilder::new("SELECT id FROM sqlock_idem");
+    query
+        .push(DB::BY_EXPIRY)
+        .push(" WHERE ")
+        .push(EXPIRED)
+        .push(DB::NOW)
+        .push(" ORDER BY expires_at LIMIT ")
+        .push(limit)
+        .push(DB::SKIPPING);
     let ids = texts::<DB>(conn, &mut query).await?;
     if !ids.is_empty() {
-        return bury::<DB>(conn, &ids).await;
+        let entombed = entomb::<DB>(conn, &ids).await?;
+        if entombed > 0 {
+            bury_steps::<DB>(conn, &ids).await?;
+        }
+        return Ok(entombed + bury::<DB>(conn, &ids).await?);
     }
     // What a process has left that died between the deletion of a record and that of its steps.
     let mut query = QueryBuilder::new(
         "SELECT DISTINCT id FROM sqlock_idem_step
           WHERE NOT EXISTS (SELECT 1 FROM sqlock_idem AS r
-                             WHERE r.id = sqlock_idem_step.id AND r.created_at = sqlock_idem_step.begun)
+                             WHERE r.id = sqlock_idem_step.id AND r.created_at = sqlock_idem_step.begun
+                             AND r.state <> 'expired')
           LIMIT ",
     );
     query.push(limit);

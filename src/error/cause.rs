@@ -49,6 +49,9 @@ pub enum RowError {
     /// The transaction belongs to another kind of database than the client.
     #[error("the transaction belongs to another kind of database than this client")]
     OtherDatabase,
+    /// The pool belongs to another database than the client.
+    #[error("the pool belongs to another database than this client; make the client with this pool")]
+    OtherPool,
     /// No transaction is open on the connection, so the lock would end at once.
     #[error("no transaction is open on this connection")]
     NoTransaction,
@@ -82,6 +85,15 @@ pub enum RowError {
         column: String,
         /// How many rows.
         rows: u64,
+    },
+    /// The version has reached the greatest number that its column can hold, and was not raised:
+    /// the database might have cut the next one off.
+    #[error("{column} has reached {maximum}, the greatest version that its type can hold: give it a wider type")]
+    VersionMaximum {
+        /// The version column, as the caller named it.
+        column: String,
+        /// The greatest version.
+        maximum: i64,
     },
     /// The database cannot use the column's index with a key of this type, and would lock every
     /// row.

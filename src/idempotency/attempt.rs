@@ -48,12 +48,13 @@ impl Attempt {
         Self { idempotency, record, lease, token, conclusion: Mutex::new(Conclusion::Open) }
     }
 
-    /// Returns the principal. `None`: the key is global.
+    /// Returns the principal, or the [digest](crate::idempotency::IdempotencyKey) of a long one.
+    /// `None`: the key is global.
     pub fn principal(&self) -> Option<&str> {
         Some(self.record.key.principal.as_str()).filter(|principal| !principal.is_empty())
     }
 
-    /// Returns the key.
+    /// Returns the key, or the [digest](crate::idempotency::IdempotencyKey) of a long one.
     pub fn key(&self) -> &str {
         &self.record.key.key
     }
@@ -227,7 +228,7 @@ impl Attempt {
     }
 
     /// Records that the effect is unknown. The record stays until it is
-    /// [resumed](Idempotency::resume) or [forgotten](Idempotency::forget).
+    /// [resumed](Idempotency::resume) or [resolved](Idempotency::resolve).
     ///
     /// # Errors
     ///

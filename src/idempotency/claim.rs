@@ -10,7 +10,7 @@ use super::handle::{Idempotency, claim_error};
 use super::key::{Fingerprint, IdempotencyKey};
 use super::outcome::{Outcome, Stored, encode, recorded_outcome};
 use crate::backend::Database;
-use crate::backend::records::{self, Claimed, Claiming, Errand, State};
+use crate::backend::records::{self, Claimed, Claiming, Errand};
 use crate::error::{Error, Result};
 
 /// How often a claim is read while its state keeps changing.
@@ -89,7 +89,7 @@ impl Idempotency {
             }
             let claimed = DB::claim(tx, claim).await.map_err(claim_error::<DB>)?;
             if claimed == Claimed::Ours {
-                return Ok(Outcome::New(Claim { id: claim.key.id.clone(), limit: self.limit }));
+                return Ok(Outcome::New(Claim { id: claim.key.id.clone(), keep: claim.keep, limit: self.limit }));
             }
             if claimed == Claimed::Not {
                 let record =
@@ -137,7 +137,7 @@ impl Idempotency {
         match found.records.into_iter().next() {
             None if claim.issued => Ok(Some(Outcome::Expired)),
             None => Ok(None),
-            Some(record) if record.is_expired() && record.state == State::Done && !claim.issued => {
+            Some(record) if record.is_forgotten() && !claim.issued => {
                 self.send(Errand::Bury(claim.key.clone())).await?;
                 Ok(None)
             }
@@ -151,6 +151,7 @@ impl Idempotency {
 #[must_use = "a claim that is committed without its result is replayed as null"]
 pub struct Claim {
     id: String,
+    keep: i64,
     limit: usize,
 }
 
@@ -175,7 +176,7 @@ impl Claim {
     }
 
     pub(super) async fn store<DB: Database>(self, tx: &mut Transaction<'_, DB>, result: &[u8]) -> Result<()> {
-        if records::complete::<DB>(tx, &self.id, result).await.map_err(claim_error::<DB>)? {
+        if records::complete::<DB>(tx, &self.id, result, self.keep).await.map_err(claim_error::<DB>)? {
             return Ok(());
         }
         Err(Error::NotClaimed)

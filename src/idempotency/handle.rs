@@ -7,6 +7,8 @@ use std::time::Duration;
 use sqlx::Transaction;
 
 use super::key::{Fingerprint, IdempotencyKey};
+use super::pools::KnownPools;
+use super::resume::ResumePolicy;
 use crate::backend::Database;
 use crate::backend::dialect::LockFailure;
 use crate::backend::records::{Claiming, Errand, Findings, FullKey};
@@ -21,7 +23,7 @@ use crate::transaction::retry::Retry;
 use crate::transaction::target::check_transaction;
 
 /// The table of the records.
-const TABLE: &str = "sqlock_idem";
+pub(super) const TABLE: &str = "sqlock_idem";
 
 /// How long a result is kept, unless [`Idempotency::retention`] sets it.
 const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
@@ -92,18 +94,34 @@ const RESULT_LIMIT: usize = 1 << 20;
 ///
 /// A result is replayed for the [retention](Self::retention), 24 hours by default. After that **the
 /// key counts as new, and the request would take effect again**: keep results for longer than any
-/// client repeats a request. The [sweeper](crate::sweeper::Sweeper) purges expired records. A
-/// record that has not ended does not expire.
+/// client repeats a request, or [refuse](AfterRetention::Refuse) used keys. The
+/// [sweeper](crate::sweeper::Sweeper) purges expired records. A record that has not ended does not
+/// expire.
 #[derive(Clone)]
 #[must_use = "nothing is done until a request is run"]
 pub struct Idempotency {
     pub(super) client: Arc<Client>,
     pub(super) namespace: String,
     pub(super) retention: Duration,
+    pub(super) after_retention: AfterRetention,
     pub(super) lease: Duration,
     pub(super) wait: Duration,
     pub(super) limit: usize,
     pub(super) retry: Retry,
+    pub(super) resume_policy: ResumePolicy,
+    pub(super) pools: Arc<KnownPools>,
+}
+
+/// What becomes of a key after the [retention](Idempotency::retention).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AfterRetention {
+    /// The key counts as new: the request would take effect again.
+    #[default]
+    Forget,
+    /// Requests with the key receive [`Outcome::Expired`](crate::idempotency::Outcome::Expired), for
+    /// ever. The sweeper purges the result and the steps, and keeps a row without them for each key.
+    Refuse,
 }
 
 impl Idempotency {
@@ -113,10 +131,13 @@ impl Idempotency {
             client: Arc::clone(locks.client()),
             namespace: "default".into(),
             retention: RETENTION,
+            after_retention: AfterRetention::Forget,
             lease: LEASE_TTL,
             wait: Duration::ZERO,
             limit: RESULT_LIMIT,
             retry: Retry::new(),
+            resume_policy: ResumePolicy::new(),
+            pools: Arc::default(),
         }
     }
 
@@ -128,9 +149,17 @@ impl Idempotency {
     }
 
     /// Sets how long a result is replayed: 24 hours by default; 1 millisecond to 100 years. It
-    /// counts from the claim, under a lease from the result.
+    /// counts from when the result is stored, which is just before the commit. (From the claim, if
+    /// not more than a second, and a hundredth of the retention, has passed since.)
     pub fn retention(mut self, time: Duration) -> Self {
         self.retention = time;
+        self
+    }
+
+    /// Sets what becomes of a key after the [retention](Self::retention). It is recorded with the
+    /// key when the key is claimed.
+    pub fn after_retention(mut self, rule: AfterRetention) -> Self {
+        self.after_retention = rule;
         self
     }
 
@@ -163,6 +192,12 @@ impl Idempotency {
         self
     }
 
+    /// Sets which requests [`resume`](Self::resume) continues, and how many at a time.
+    pub fn resume_policy(mut self, policy: ResumePolicy) -> Self {
+        self.resume_policy = policy;
+        self
+    }
+
     /// Issues a token to a principal, valid for one request within `ttl`: for a form that is sent
     /// once. It is the [key](IdempotencyKey::issued) of that request, in either mode. A repeated
     /// request within the [retention](Self::retention) receives the result; a rollback makes the
@@ -191,6 +226,7 @@ impl Idempotency {
             key: key.within(&self.namespace)?,
             fingerprint: request.bytes(),
             keep: crate::backend::micros(self.retention),
+            permanent: self.after_retention == AfterRetention::Refuse,
             issued: key.is_issued(),
         })
     }

@@ -60,8 +60,9 @@
 //! # Which requests are the same
 //!
 //! There must be exactly one header `Idempotency-Key`: a string of structured fields, `"8e03978e"`,
-//! or the same without quotes, which is the same key; 1 to 255 characters of ASCII. Keys of
-//! different [principals](IdempotencyLayer::new) are independent.
+//! whose parameters do not count (`"8e03978e";v=1`), or the same without quotes, which is the same
+//! key; 1 to 255 characters of ASCII. Keys of different [principals](IdempotencyLayer::new) are
+//! independent.
 //!
 //! A repeated request must be equal to the first: the method, the path and query as the client sent
 //! them, and the body byte for byte ([`json`](IdempotencyLayer::json),
@@ -90,6 +91,9 @@
 //! is not one of [those](IdempotencyLayer::methods) for which keys are read.
 //! ## key-malformed
 //! 400: the header is not a key, or there are two.
+//! ## key-not-supported
+//! 400: the route [requires](IdempotencyLayer::required) keys, and the request has one with a method
+//! for which keys are not [read](IdempotencyLayer::methods), such as PUT or DELETE.
 //! ## principal-missing
 //! 401: the request has a key and no known principal. The layer that authenticates sets the header
 //! `WWW-Authenticate`.
@@ -101,13 +105,17 @@
 //! 409, `Retry-After: 1`: another request with this key is in progress.
 //! ## outcome-unknown
 //! 409, `Retry-After: 30`: an attempt under a lease has ended, and its effect is unknown. It must
-//! be [resumed](IdempotencyLayer::resume), or [forgotten](crate::idempotency::Idempotency::forget).
+//! be [resumed](IdempotencyLayer::resume), or [resolved](crate::idempotency::Idempotency::resolve).
+//! (A request that is resolved as done, with null as its result, is answered with 204.)
 //! ## key-reused
 //! 422: the key was used for another request before. (400 with
 //! [`stripe_v1`](IdempotencyLayer::stripe_v1).)
 //! ## token-not-valid
 //! 422: the key is not a token that was [issued](IdempotencyLayer::issued) to this principal and is
 //! still valid.
+//! ## key-expired
+//! 422: the key was used, its response has expired, and used keys are
+//! [refused](crate::idempotency::AfterRetention::Refuse).
 //! ## store-unavailable
 //! 503, `Retry-After: 5`: the database does not answer, or refuses. The handler's work is never run
 //! without a claim.
@@ -125,13 +133,14 @@
 //! transaction was rolled back; under a lease the outcome is unknown.
 //! ## not-set-up
 //! 500: there is no layer around the handler, or the transaction is not one of the database that
-//! has the records.
+//! has the records. Or the handler has ignored the key, and succeeded, where one is
+//! [required](IdempotencyLayer::required): a repeated request would take effect again.
 //!
 //! # When the client disconnects
 //!
 //! The handler is dropped, and its transaction is rolled back, unless it was committing; under a
 //! lease, the lease is released. In both cases the client may send the request again with the same
-//! key.
+//! key. With [`detached`](IdempotencyLayer::detached), the handler goes on to its end.
 
 mod answer;
 mod idempotent;

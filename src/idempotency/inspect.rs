@@ -4,9 +4,12 @@ use std::fmt;
 
 use super::handle::{Idempotency, lease_name};
 use super::key::{self, IdempotencyKey};
-use crate::backend::records::{Errand, Record, State};
+use crate::backend::records::{Errand, FullKey, Record, Selection, State};
 use crate::error::Result;
 use crate::token::FencingToken;
+
+/// The states of a request that has not ended, or whose outcome is unknown.
+pub(super) const UNFINISHED: [State; 2] = [State::Started, State::Unknown];
 
 impl Idempotency {
     /// Lists records that have not ended, or whose outcome is unknown, in order of creation, at
@@ -21,11 +24,26 @@ impl Idempotency {
     ///
     /// It only reads.
     pub async fn unfinished(&self, limit: u32) -> Result<Vec<RecordInfo>> {
-        let mut all = self.list(Some(State::Started), limit).await?;
-        all.extend(self.list(Some(State::Unknown), limit).await?);
-        all.sort_by_key(|record| record.created_at);
-        all.truncate(limit as usize);
-        Ok(all)
+        self.list(Selection { states: UNFINISHED.into(), limit, ..Selection::default() }).await
+    }
+
+    /// Lists the dead letters of this namespace, in order of creation, at most `limit`: records
+    /// that have not ended, or whose outcome is unknown, after
+    /// [the most attempts](crate::idempotency::ResumePolicy::max_attempts), so that
+    /// [`resume`](Self::resume) passes them over. An operator [resolves](Self::resolve) or
+    /// [forgets](Self::forget) them. The last attempt may still be in progress.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn dead_letters(&self, limit: u32) -> Result<Vec<RecordInfo>> {
+        let min_attempts = self.resume_policy.max_attempts;
+        self.list(Selection { states: UNFINISHED.into(), min_attempts, limit, ..Selection::default() }).await
     }
 
     /// Lists the records of this namespace, in order of creation, at most `limit`.
@@ -39,7 +57,7 @@ impl Idempotency {
     ///
     /// It only reads.
     pub async fn records(&self, limit: u32) -> Result<Vec<RecordInfo>> {
-        self.list(None, limit).await
+        self.list(Selection { limit, ..Selection::default() }).await
     }
 
     /// Lists the records of one namespace or of all, in one [state](RecordInfo::state) or in any,
@@ -66,12 +84,30 @@ impl Idempotency {
         let Ok(state) = state.map(State::parse).transpose() else {
             return Ok(Vec::new());
         };
-        let found = self.send(Errand::List { namespace: namespace.map(str::to_owned), state, limit }).await?;
+        let (namespace, states) = (namespace.map(str::to_owned), state.into_iter().collect());
+        let found = self.send(Errand::List(Selection { namespace, states, limit, ..Selection::default() })).await?;
         Ok(found.records.into_iter().map(RecordInfo::of).collect())
     }
 
-    async fn list(&self, state: Option<State>, limit: u32) -> Result<Vec<RecordInfo>> {
-        self.records_in(Some(&self.namespace), state.map(State::as_str), limit).await
+    /// Finds the key that an operator means, who may know only its digest.
+    pub(super) async fn find_key(&self, key: &IdempotencyKey) -> Result<FullKey> {
+        let plain = key.within(&self.namespace)?;
+        let Some(long) = key.as_digest(&self.namespace) else {
+            return Ok(plain);
+        };
+        let found = self.send(Errand::Read(plain.clone())).await?.records;
+        Ok(if found.is_empty() { long } else { plain })
+    }
+
+    async fn list(&self, selection: Selection) -> Result<Vec<RecordInfo>> {
+        Ok(self.select(selection).await?.into_iter().map(RecordInfo::of).collect())
+    }
+
+    /// Reads records of this namespace.
+    pub(super) async fn select(&self, selection: Selection) -> Result<Vec<Record>> {
+        key::check("namespace", &self.namespace)?;
+        let selection = Selection { namespace: Some(self.namespace.clone()), ..selection };
+        Ok(self.send(Errand::List(selection)).await?.records)
     }
 
     /// Deletes the expired records of all namespaces, in batches, and returns how many: results
@@ -102,7 +138,7 @@ impl Idempotency {
     ///
     /// It only reads.
     pub async fn inspect(&self, key: &IdempotencyKey) -> Result<Option<RecordInfo>> {
-        let found = self.send(Errand::Read(key.within(&self.namespace)?)).await?;
+        let found = self.send(Errand::Read(self.find_key(key).await?)).await?;
         let Some(record) = found.records.into_iter().next() else {
             return Ok(None);
         };
@@ -126,7 +162,7 @@ impl Idempotency {
     ///
     /// After the future was dropped, the record may be deleted. The call can be repeated.
     pub async fn forget(&self, key: &IdempotencyKey, token: FencingToken) -> Result<bool> {
-        let key = key.within(&self.namespace)?;
+        let key = self.find_key(key).await?;
         let command = Errand::Forget { id: key.id.clone(), token: token.get() };
         let answer = self.client.run_with_answer(command).await;
         // A request that is repeated after a lost reply finds no record any more.
@@ -141,11 +177,13 @@ impl Idempotency {
 pub struct RecordInfo {
     /// The namespace.
     pub namespace: String,
-    /// The principal. `None`: the key is global.
+    /// The principal, or the [digest](crate::idempotency::IdempotencyKey) of a long one. `None`: the
+    /// key is global.
     pub principal: Option<String>,
-    /// The key.
+    /// The key, or the [digest](crate::idempotency::IdempotencyKey) of a long one.
     pub key: String,
-    /// The state: `issued`, `started`, `unknown` or `done`.
+    /// The state: `issued`, `started`, `unknown`, `done`, or `expired` (done, without its result,
+    /// and [refused](crate::idempotency::AfterRetention::Refuse)).
     pub state: &'static str,
     /// The token of the latest attempt. `None`: the request ran in one transaction.
     pub token: Option<FencingToken>,
@@ -161,13 +199,13 @@ pub struct RecordInfo {
     /// When the record was created, by the database's clock.
     pub created_at: chrono::DateTime<chrono::Utc>,
     /// When the result or the token expires, by the database's clock. A record that has not ended
-    /// does not expire; its time is that of a result stored at its creation.
+    /// does not expire; its time is that of a result stored at its creation. That of an expired one
+    /// is the end of the year 9999.
     pub expires_at: chrono::DateTime<chrono::Utc>,
 }
 
 impl RecordInfo {
     fn of(record: Record) -> Self {
-        let at = |micros| chrono::DateTime::from_timestamp_micros(micros).unwrap_or_default();
         Self {
             lease: lease_name(&record.key),
             namespace: record.key.namespace,
@@ -178,10 +216,14 @@ impl RecordInfo {
             attempts: u32::try_from(record.attempts).unwrap_or(0),
             result_bytes: record.result.map(|result| result.len()),
             steps: Vec::new(),
-            created_at: at(record.created_at),
-            expires_at: at(record.expires_at),
+            created_at: time_of_micros(record.created_at),
+            expires_at: time_of_micros(record.expires_at),
         }
     }
+}
+
+pub(super) fn time_of_micros(micros: i64) -> chrono::DateTime<chrono::Utc> {
+    chrono::DateTime::from_timestamp_micros(micros).unwrap_or_default()
 }
 
 /// Omits the key, which may be a secret.

@@ -1,24 +1,20 @@
 //! The identity of a request: its key and its fingerprint.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
-use serde_json::Value;
-use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
-use crate::backend::records::FullKey;
+use super::json::Json;
+use crate::backend::records::{FullKey, MAX_BYTES};
 use crate::error::{Error, Result};
-
-/// The longest key, principal or namespace, in bytes.
-const MAX_BYTES: usize = 255;
 
 /// The key that a client chose for a request, and the principal that it belongs to.
 ///
 /// Equal keys of two principals are independent: neither receives the other's result. A key that
 /// does not belong to a principal, such as the identifier of an event, is [`global`](Self::global).
-/// Keys are compared byte for byte and may be 1 to 255 bytes long, without NUL; that is checked on
-/// use. `Debug` does not show the key.
+/// Keys are compared byte for byte and may be of any length but 0, without NUL; that is checked on
+/// use. Of a key or a principal longer than 255 bytes a digest is stored, `sha256:` and 64 digits,
+/// and shown to operators, who may name the record by it. `Debug` does not show the key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct IdempotencyKey {
     principal: Option<String>,
@@ -51,11 +47,18 @@ impl IdempotencyKey {
     pub(crate) fn within(&self, namespace: &str) -> Result<FullKey> {
         check("namespace", namespace)?;
         if let Some(principal) = &self.principal {
-            check("principal", principal)?;
+            check_text("principal", principal)?;
         }
-        check("key", &self.key)?;
+        check_text("key", &self.key)?;
         let principal = self.principal.clone().unwrap_or_default();
         Ok(FullKey::new(namespace.to_owned(), principal, self.key.clone()))
+    }
+}
+
+impl IdempotencyKey {
+    /// Returns the long key that an operator names by its digest, if this can be one.
+    pub(super) fn as_digest(&self, namespace: &str) -> Option<FullKey> {
+        FullKey::of_digests(namespace.to_owned(), self.principal.clone().unwrap_or_default(), self.key.clone())
     }
 }
 
@@ -65,10 +68,17 @@ impl fmt::Debug for IdempotencyKey {
     }
 }
 
+/// Checks a text that stands in its column as it is.
 pub(super) fn check(what: &'static str, text: &str) -> Result<()> {
+    if text.len() > MAX_BYTES {
+        return Err(Error::InvalidKey { what, reason: "it is longer than 255 bytes" });
+    }
+    check_text(what, text)
+}
+
+fn check_text(what: &'static str, text: &str) -> Result<()> {
     let reason = match text {
         "" => "it is empty",
-        text if text.len() > MAX_BYTES => "it is longer than 255 bytes",
         text if text.contains('\0') => "it contains a NUL character",
         _ => return Ok(()),
     };
@@ -122,8 +132,7 @@ impl Fingerprint {
     ///
     /// [`Error::Json`]: the text is not JSON, or nested more than 127 deep.
     pub fn and_json(self, text: &[u8]) -> Result<Self> {
-        let canonical = canonical(parse(text)?)?;
-        Ok(self.and(canonical))
+        Ok(self.and(parse(text)?.to_string()))
     }
 
     /// Adds parts of a JSON text, each by its JSON Pointer (RFC 6901): `/amount`. A missing part
@@ -135,7 +144,7 @@ impl Fingerprint {
     pub fn and_json_fields<'p>(self, text: &[u8], pointers: impl IntoIterator<Item = &'p str>) -> Result<Self> {
         let value = parse(text)?;
         pointers.into_iter().try_fold(self, |fingerprint, pointer| {
-            let field = find(value, pointer)?.map(canonical).transpose()?;
+            let field = find(&value, pointer)?.map(Json::to_string);
             Ok(fingerprint.and(pointer).and(field.unwrap_or_default()))
         })
     }
@@ -161,54 +170,13 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// Checks a JSON text, and limits its nesting.
-fn parse(text: &[u8]) -> Result<&RawValue> {
-    serde_json::from_slice::<Value>(text).map_err(no_json)?;
-    serde_json::from_slice(text).map_err(no_json)
-}
-
-fn no_json(source: serde_json::Error) -> Error {
-    Error::Json { what: "the request", source }
-}
-
-type Members<'t> = BTreeMap<String, &'t RawValue>;
-
-/// Returns the canonical text of a JSON value, with the members of objects in order.
-fn canonical(value: &RawValue) -> Result<String> {
-    let mut text = String::new();
-    write(value, &mut text).map_err(no_json)?;
-    Ok(text)
-}
-
-fn write(value: &RawValue, text: &mut String) -> serde_json::Result<()> {
-    match value.get().as_bytes().first() {
-        Some(b'[') => {
-            text.push('[');
-            for item in serde_json::from_str::<Vec<&RawValue>>(value.get())? {
-                write(item, text)?;
-                text.push(',');
-            }
-            text.push(']');
-        }
-        Some(b'{') => {
-            text.push('{');
-            for (name, value) in serde_json::from_str::<Members<'_>>(value.get())? {
-                text.push_str(&Value::String(name).to_string());
-                text.push(':');
-                write(value, text)?;
-                text.push(',');
-            }
-            text.push('}');
-        }
-        Some(b'"') => text.push_str(&Value::String(serde_json::from_str(value.get())?).to_string()),
-        // As written: parsing a number could change it.
-        _ => text.push_str(value.get()),
-    }
-    Ok(())
+/// Reads a JSON text.
+fn parse(text: &[u8]) -> Result<Json<'_>> {
+    Json::parse(text).map_err(|source| Error::Json { what: "the request", source })
 }
 
 /// Returns the part at a JSON Pointer, if it exists.
-fn find<'t>(value: &'t RawValue, pointer: &str) -> Result<Option<&'t RawValue>> {
+fn find<'j, 't>(value: &'j Json<'t>, pointer: &str) -> Result<Option<&'j Json<'t>>> {
     let Some((before, path)) = pointer.split_once('/') else {
         return if pointer.is_empty() { Ok(Some(value)) } else { Err(no_pointer()) };
     };
@@ -218,15 +186,9 @@ fn find<'t>(value: &'t RawValue, pointer: &str) -> Result<Option<&'t RawValue>> 
     let mut value = Some(value);
     for token in path.split('/') {
         let token = token.replace("~1", "/").replace("~0", "~");
-        let Some(inside) = value else {
-            break;
-        };
-        value = match inside.get().as_bytes().first() {
-            Some(b'{') => serde_json::from_str::<Members<'_>>(inside.get()).map_err(no_json)?.remove(&token),
-            Some(b'[') => {
-                let items: Vec<&RawValue> = serde_json::from_str(inside.get()).map_err(no_json)?;
-                token.parse().ok().and_then(|i: usize| items.get(i).copied())
-            }
+        value = match value {
+            Some(Json::Object(members)) => members.get(&token),
+            Some(Json::Array(items)) => token.parse().ok().and_then(|i: usize| items.get(i)),
             _ => None,
         };
     }
@@ -275,6 +237,32 @@ mod tests {
         assert_ne!(Fingerprint::of(["ab", "c"]), Fingerprint::of(["a", "bc"]));
         assert_ne!(Fingerprint::of(["ab"]), Fingerprint::of(["ab", ""]));
         assert_ne!(Fingerprint::of([""; 0]), Fingerprint::of([""]));
+    }
+
+    /// Each level was read once for every level around it: seconds, for a text of this size.
+    #[test]
+    fn deep_text_is_read_once() {
+        let deep = |inner: &str| "[".repeat(126) + inner + &"]".repeat(126);
+        let text = deep(&format!("\"{}\"", "x".repeat(1 << 20)));
+        let start = std::time::Instant::now();
+        let one = Fingerprint::of([""; 0]).and_json(text.as_bytes()).expect("json");
+        // A debug build on a busy machine.
+        assert!(start.elapsed() < std::time::Duration::from_secs(5), "{:?}", start.elapsed());
+        assert_ne!(one, Fingerprint::of([""; 0]).and_json(deep("\"x\"").as_bytes()).expect("json"));
+    }
+
+    #[test]
+    fn same_text_in_another_notation_is_the_same() {
+        let json = |text: &str| Fingerprint::of([""; 0]).and_json(text.as_bytes()).expect("json");
+        for (one, other) in [
+            (r#"["\u0061\/\"\\"]"#, r#"["a/\"\\"]"#),
+            (r#"{"\u0062":1,"a":[]}"#, "{ \"a\" : [ ] ,\n\"b\" : 1 }"),
+            (r#"["\ud83d\ude00", {}]"#, "[\"\u{1f600}\",{}]"),
+            (r#"{"a":1,"a":[2]}"#, r#"{"a":[2]}"#),
+            (" [true ,false,null,-1.5e+3] ", "[true,false,null,-1.5e+3]"),
+        ] {
+            assert_eq!(json(one), json(other), "{one}");
+        }
     }
 
     #[test]
@@ -326,6 +314,8 @@ mod tests {
             id(IdempotencyKey::new("b", "c"), "na"),
             id(IdempotencyKey::new("ab", "c "), "n"),
             id(IdempotencyKey::new("AB", "c"), "n"),
+            id(IdempotencyKey::new("ab", "c".repeat(256)), "n"),
+            id(IdempotencyKey::new("ab", "c".repeat(257)), "n"),
         ];
         let distinct: std::collections::BTreeSet<_> = ids.iter().collect();
         assert_eq!(distinct.len(), ids.len());

@@ -9,7 +9,7 @@ use super::attempt::Attempt;
 use super::handle::Idempotency;
 use super::key::{Fingerprint, IdempotencyKey};
 use super::outcome::{Outcome, Stored, decode_outcome, recorded_outcome};
-use crate::backend::records::{Claiming, Errand, FullKey, State};
+use crate::backend::records::{Claiming, Errand, State};
 use crate::error::{Error, Result};
 use crate::lease::handle::Lease;
 
@@ -63,7 +63,7 @@ impl Idempotency {
         })
     }
 
-    async fn start(&self, claim: Claiming, lease: Lease, resume: bool) -> Result<Outcome<Attempt, Stored>> {
+    pub(super) async fn start(&self, claim: Claiming, lease: Lease, resume: bool) -> Result<Outcome<Attempt, Stored>> {
         let fingerprint = claim.fingerprint.clone();
         let issued = claim.issued;
         let token = lease.token().get();
@@ -74,7 +74,7 @@ impl Idempotency {
         if record.state == State::Started && record.token == token {
             return Ok(Outcome::New(Attempt::new(self.clone(), record, lease)));
         }
-        let claim = Claiming { key: record.key.clone(), fingerprint, keep: 0, issued };
+        let claim = Claiming { key: record.key.clone(), fingerprint, keep: 0, permanent: false, issued };
         Ok(recorded_outcome(&claim, record).unwrap_or(Outcome::InProgress))
     }
 
@@ -113,60 +113,4 @@ impl Idempotency {
             known => Ok(decode_outcome(known.without_new())?),
         }
     }
-
-    /// Continues all requests that have not ended, or whose outcome is unknown, and that are not in
-    /// progress: call it regularly from a background task. The [key](Attempt::key) identifies the
-    /// request; finished steps are not repeated, and the [key for the
-    /// provider](Attempt::provider_key) is that of the earlier attempts.
-    ///
-    /// A failed request does not stop the others. `IdempotencyLayer::resume` resumes requests that
-    /// came over HTTP; its work makes responses.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unavailable`], [`Error::NotMigrated`], of this crate's own statements. Errors of
-    /// the work are counted.
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`run_leased`](Self::run_leased).
-    pub async fn resume<T, E, F>(&self, work: F) -> Result<Resumed>
-    where
-        T: Serialize + DeserializeOwned,
-        E: From<Error> + StdError,
-        F: AsyncFnOnce(&Attempt) -> Result<T, E> + Clone,
-    {
-        let mut resumed = Resumed::default();
-        for info in self.unfinished(u32::MAX >> 1).await? {
-            let key = FullKey::new(info.namespace, info.principal.unwrap_or_default(), info.key);
-            let Some(lease) = self.lease_request(&key).try_acquire().await? else {
-                resumed.at_work += 1;
-                continue;
-            };
-            let claim = Claiming { key, fingerprint: Vec::new(), keep: 0, issued: false };
-            let Outcome::New(attempt) = self.start(claim, lease, true).await? else {
-                continue;
-            };
-            match attempt.run_work(work.clone()).await {
-                Ok(_) => resumed.done += 1,
-                Err(error) => {
-                    tracing::warn!(%error, "a request that was resumed failed");
-                    resumed.failed += 1;
-                }
-            }
-        }
-        Ok(resumed)
-    }
-}
-
-/// The result of [`Idempotency::resume`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Resumed {
-    /// How many are done now.
-    pub done: u64,
-    /// How many failed.
-    pub failed: u64,
-    /// How many are in progress elsewhere.
-    pub at_work: u64,
 }

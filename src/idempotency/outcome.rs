@@ -25,11 +25,12 @@ pub enum Outcome<N, R = N> {
     /// reuses keys.
     Mismatch,
     /// The token of the request is not valid: expired, issued to another principal, or never
-    /// issued.
+    /// issued. Or the key was used, its result has expired, and used keys are
+    /// [refused](crate::idempotency::AfterRetention::Refuse).
     Expired,
     /// An earlier request with this key has ended, and its effect is unknown. It must be
     /// [resumed](crate::idempotency::Idempotency::resume), or
-    /// [forgotten](crate::idempotency::Idempotency::forget).
+    /// [resolved](crate::idempotency::Idempotency::resolve) by an operator.
     Unknown,
 }
 
@@ -80,8 +81,9 @@ pub(super) fn recorded_outcome<N>(claim: &Claiming, record: Record) -> Option<Ou
         // The token has expired, or the key is a token and the request does not say so.
         State::Issued if claim.issued && !expired => None,
         State::Issued => Some(Outcome::Expired),
-        State::Done if expired && claim.issued => Some(Outcome::Expired),
-        State::Done if expired => None,
+        State::Done if record.is_forgotten() && !claim.issued => None,
+        State::Done if expired => Some(Outcome::Expired),
+        State::Expired => Some(Outcome::Expired),
         _ if record.fingerprint != claim.fingerprint => Some(Outcome::Mismatch),
         State::Done => Some(Outcome::Replay(Stored { bytes: record.result })),
         State::Started => Some(Outcome::InProgress),

@@ -33,7 +33,9 @@ impl Idempotency {
     /// effect ([`retry`](Self::retry) limits that; the rules for the closure are those
     /// [there](crate::retry::Retry)).
     ///
-    /// It costs two statements: the claim and the result. On MySQL and MariaDB another connection
+    /// It costs two statements: the claim and the result. (Before the first use of a pool, two more
+    /// compare its database with that of the client. Of two servers, MySQL and MariaDB tell only the
+    /// names of the databases apart.) On MySQL and MariaDB another connection
     /// first looks for a duplicate in progress, because a claim would wait for it (on MySQL it
     /// waits for a duplicate of the same moment). On SQLite writers wait for each other, and fail
     /// after the busy timeout; within one process a duplicate is reported at once.
@@ -43,6 +45,8 @@ impl Idempotency {
     /// [`RetryError::Failed`] with the work's own error, or with one of this crate:
     /// [`Error::Unavailable`] and its like, [`Error::InvalidKey`], [`Error::OutOfRange`],
     /// [`Error::ResultTooLarge`], [`Error::Json`] when the result cannot be read back,
+    /// [`Error::Row`] with [`RowError::OtherPool`](crate::row::RowError::OtherPool) when the pool
+    /// belongs to another database than the client;
     /// [`Error::NotClaimed`] when a deadlock whose error the work ignored has rolled the claim
     /// back. Nothing took effect. (Also [`Error::Json`] when a stored result is not of the
     /// requested type: that request did take effect.) [`RetryError::Exhausted`];
@@ -71,6 +75,7 @@ impl Idempotency {
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
     {
         let claim = self.claim_request(key, request).map_err(failed)?;
+        self.check_pool(pool).await.map_err(failed)?;
         let start = Instant::now();
         let (mut pauses, doubt) = (IN_PROGRESS_BACKOFF, CommitDoubt::default());
         loop {

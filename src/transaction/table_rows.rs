@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::{Decode, Encode, QueryBuilder, Transaction, Type, TypeInfo as _};
 
-use super::select::{no_wait, read_keys, row_error, row_exists, select, timeout_of_table, wait_mode};
+use super::select::{no_wait, read_keys, row_error, row_exists, select, statement_error, timeout_of_table, wait_mode};
 use super::target::Target;
 use crate::backend::Database;
 use crate::backend::dialect::{Locking, Unique, Wait};
@@ -125,7 +125,7 @@ impl<K> RowOf<K> {
         K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
     {
         let rows = &self.rows;
-        let target = rows.check(tx).await?;
+        let (target, _) = rows.check(tx).await?;
         let push_by_key =
             |query: &mut QueryBuilder<DB>| rows.push_keys(query, &target, &rows.keys.iter().collect::<Vec<_>>());
         let Some(found) = select(tx, &target.table, rows.locking(wait), push_by_key).await? else {
@@ -216,8 +216,13 @@ impl<K> RowsOf<K> {
     /// without a row are left out.
     ///
     /// On PostgreSQL and SQLite it is one statement for all, in the database's order of keys. On
-    /// MySQL and MariaDB it is one for each key, in the keys' order in Rust: for a statement with
-    /// several keys, InnoDB may scan, and lock, the whole table.
+    /// MySQL and MariaDB it is one for each key, because for a statement with several keys InnoDB
+    /// may scan, and lock, the whole table. The keys are in their order in Rust, and texts in that
+    /// of the column's collation, for which one more statement asks.
+    ///
+    /// At REPEATABLE READ, the default on MySQL and MariaDB, a key without a row locks the gap where
+    /// it would be. Two transactions can both lock one gap, and then deadlock when both insert
+    /// there: use READ COMMITTED, or insert first, or [`Retry`](crate::retry::Retry).
     ///
     /// # Errors
     ///
@@ -235,7 +240,7 @@ impl<K> RowsOf<K> {
         usize: sqlx::ColumnIndex<DB::Row>,
     {
         let start = Moment::now();
-        let target = self.check(tx).await?;
+        let (target, collated) = self.check(tx).await?;
         let mut wanted: Vec<&K> = self.keys.iter().collect();
         wanted.sort();
         wanted.dedup();
@@ -250,6 +255,9 @@ impl<K> RowsOf<K> {
                 Some(found) => read_keys(&found),
                 None => Err(timeout_of_table(&target.table, start)),
             };
+        }
+        if let Some(collated) = collated.filter(|_| wanted.len() > 1) {
+            wanted = sort_collated::<DB, K>(tx, &collated, &wanted).await?;
         }
         let mut locked = Vec::new();
         for key in wanted {
@@ -274,7 +282,7 @@ impl<K> RowsOf<K> {
     }
 
     /// Checks the column, its index and the type of the key before anything is locked.
-    async fn check<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<Target>
+    async fn check<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<(Target, Option<String>)>
     where
         DB: Database,
         K: Type<DB>,
@@ -293,7 +301,7 @@ impl<K> RowsOf<K> {
             return row_error(RowError::KeyType { key: key.name().to_owned(), column: column.type_name });
         }
         target.take_write_lock(tx, self.shared, &target.table).await?;
-        Ok(target)
+        Ok((target, column.collated))
     }
 
     /// Writes the text between SELECT and FOR UPDATE.
@@ -318,4 +326,22 @@ impl<K> RowsOf<K> {
             query.push(" LIMIT ").push(limit);
         }
     }
+}
+
+/// Sorts texts as a column does. No table is read, so no snapshot begins.
+async fn sort_collated<'k, DB, K>(tx: &mut Transaction<'_, DB>, collated: &str, keys: &[&'k K]) -> Result<Vec<&'k K>>
+where
+    DB: Database,
+    K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
+{
+    let mut query = QueryBuilder::new("SELECT k.i FROM (");
+    for (i, key) in keys.iter().enumerate() {
+        let union = if i > 0 { " UNION ALL " } else { "" };
+        query.push(format_args!("{union}SELECT {i} AS i, ")).push_bind(*key).push(" AS k");
+    }
+    query.push(") AS k ORDER BY ").push(collated);
+    let rows = DB::fetch(tx, &mut query).await.map_err(statement_error)?;
+    let places: Result<Vec<i64>, _> = rows.iter().map(|row| DB::integer(row, 0)).collect();
+    let places = places.map_err(statement_error)?;
+    Ok(places.into_iter().filter_map(|i| keys.get(usize::try_from(i).ok()?).copied()).collect())
 }

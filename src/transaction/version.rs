@@ -194,8 +194,9 @@ impl Versioned {
     ///
     /// [`Error::Conflict`]: the row has another version, or there is none, and nothing was written.
     /// The reported version is read afterwards, and may have changed once more. [`Error::Row`] with
-    /// [`RowError::SeveralRows`]: the key is not unique, and several rows were changed; roll back.
-    /// Otherwise as [`read`](Self::read).
+    /// [`RowError::SeveralRows`]: the key is not unique, and several rows were changed; roll back;
+    /// with [`RowError::VersionMaximum`]: the column's type has no next number, and nothing was
+    /// written. Otherwise as [`read`](Self::read).
     ///
     /// # Cancel safety
     ///
@@ -224,7 +225,7 @@ impl Versioned {
             DB::push_integer(query.push(format_args!(" AND {version} = ")), expected);
             (query, names)
         });
-        let change = self.change("update a row", db, key, expected, statement);
+        let change = self.change("update a row", db, key, expected, statement, Raises::Yes);
         async move { change.await.map(|()| expected.saturating_add(1)) }
     }
 
@@ -254,7 +255,7 @@ impl Versioned {
             DB::push_integer(query.push(format_args!(" AND {version} = ")), expected);
             (query, names)
         });
-        self.change("delete a row", db, key, expected, statement)
+        self.change("delete a row", db, key, expected, statement, Raises::No)
     }
 
     /// Inserts a row with version 1. `columns` are the columns besides the key and the version;
@@ -348,6 +349,7 @@ impl Versioned {
         key: K,
         expected: i64,
         statement: Result<(QueryBuilder<DB>, QuotedNames)>,
+        raises: Raises,
     ) -> impl Future<Output = Result<()>> + Send
     where
         DB: Database,
@@ -358,6 +360,9 @@ impl Versioned {
         async move {
             let (mut query, names) = statement?;
             let mut conn = connection.await.map_err(|e| Error::of_caller(attempted, e))?;
+            if raises == Raises::Yes && may_be_greatest(expected) {
+                this.check_maximum::<DB>(&mut conn, expected).await?;
+            }
             match DB::execute(&mut conn, &mut query).await.map_err(|e| Error::of_caller(attempted, e))? {
                 0 => {
                     let found = read_version::<DB>(&mut conn, names.select_version(key)).await?;
@@ -367,6 +372,19 @@ impl Versioned {
                 rows => Err(this.several_rows_error(rows)),
             }
         }
+    }
+
+    /// Returns an error if the column cannot hold the next version.
+    async fn check_maximum<DB: Database>(&self, conn: &mut DB::Connection, expected: i64) -> Result<()> {
+        let table = Table::new(&self.table)?;
+        let greatest = DB::greatest_integer(conn, &table, &self.version).await;
+        let greatest = greatest.map_err(|e| Error::of_caller("look for the type of a version", e))?;
+        let maximum = greatest.unwrap_or(i64::MAX);
+        if expected < maximum {
+            return Ok(());
+        }
+        let cause = RowError::VersionMaximum { column: self.version.as_ref().into(), maximum };
+        Err(Error::Row { table: self.table.as_ref().into(), cause })
     }
 
     fn quote_names<DB: Database>(&self) -> Result<QuotedNames> {
@@ -391,6 +409,19 @@ impl fmt::Display for Versioned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.table)
     }
+}
+
+/// Whether a statement raises the version.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Raises {
+    Yes,
+    No,
+}
+
+/// Returns whether a version is the greatest number of some integer type: only then the column's own
+/// type is looked for.
+fn may_be_greatest(version: i64) -> bool {
+    [7, 8, 15, 16, 23, 24, 31, 32, 63].into_iter().any(|bits| version == i64::MAX >> (63 - bits))
 }
 
 /// The quoted names of the table and its columns.

@@ -13,7 +13,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{AppendHeaders, IntoResponse, Response};
 use axum::{Router, routing::post};
 use sqlock::idempotency::http::{IdempotencyLayer, Idempotent};
-use sqlock::idempotency::{Attempt, Idempotency, IdempotencyKey};
+use sqlock::idempotency::{AfterRetention, Attempt, Idempotency, IdempotencyKey, Resolution};
 use sqlock::retry::Retry;
 use sqlock::row::RowError;
 use sqlock::{Error, Locks};
@@ -399,6 +399,7 @@ async fn quoted_and_bare_keys_are_the_same_key() {
     assert!(server.post("/charge/receipt", "k-1").await.is_replay());
     assert!(!server.post("/charge/receipt", r"k\1").await.is_replay());
     assert!(server.post("/charge/receipt", r#""k\\1""#).await.is_replay());
+    assert!(server.post("/charge/receipt", r#""k-1";v=1; by="app""#).await.is_replay());
     assert_eq!(books.value(1).await, 2);
 }
 
@@ -409,7 +410,7 @@ async fn what_has_no_key_no_good_key_or_no_principal_does_not_reach_the_handler(
     for method in ["POST", "PATCH"] {
         server.send(method, path, &[("X-User", "alice")], "500").await.is(400, "key-missing");
     }
-    for key in ["", "a b", "a,b", "\"a", "\"a\";v=1", "á", &"k".repeat(256)] {
+    for key in ["", "a b", "a,b", "\"a", "\"a\"v=1", "á", &"k".repeat(256)] {
         server.post(path, key).await.is(400, "key-malformed");
     }
     let two = [("X-User", "alice"), ("Idempotency-Key", "a"), ("Idempotency-Key", "a")];
@@ -580,6 +581,49 @@ async fn client_that_goes_away_leaves_the_key_as_good_as_new() {
     assert_eq!(books.value(1).await, 1);
 }
 
+#[tokio::test]
+async fn required_route_refuses_keys_with_methods_that_ignore_them() {
+    let (books, server) = shop().await;
+    let with_key = [("X-User", "alice"), ("Idempotency-Key", "a")];
+    for method in ["PUT", "DELETE"] {
+        for key in ["a", "a b"] {
+            let with_key = [("X-User", "alice"), ("Idempotency-Key", key)];
+            server.send(method, "/charge/receipt", &with_key, "500").await.is(400, "key-not-supported");
+        }
+    }
+    assert_eq!((server.begun(), books.value(1).await), (0, 0));
+    // A safe method does nothing that could be done twice.
+    assert_eq!(server.send("GET", "/maybe/receipt", &with_key, "").await.text(), "without a key");
+    server.send("PUT", "/charge/receipt", &[("X-User", "alice")], "500").await.is(400, "key-missing");
+}
+
+#[tokio::test]
+async fn handler_that_ignores_a_required_key_is_not_set_up() {
+    let (_books, server) = shop().await;
+    server.post("/echo", "a").await.is(500, "not-set-up");
+    // Nor does one count as ignoring it that is not reached.
+    assert_eq!(server.post("/nowhere", "b").await.status, 404);
+    let (_books, optional) = shop_with(|payments| IdempotencyLayer::new(payments, user)).await;
+    assert_eq!(optional.post("/echo", "a").await.text(), "500");
+}
+
+#[tokio::test]
+async fn detached_request_ends_without_its_client() {
+    for path in ["/charge/wait", "/provider/wait", "/layered/wait"] {
+        let (_books, server) = shop_with(|payments| usual(payments).detached()).await;
+        let headers = [("X-User", "alice"), ("Idempotency-Key", "a")];
+        let first = server.begin("POST", path, &headers, "500").await;
+        soon("the first one", server.till.inside.notified()).await;
+        drop(first);
+        // Until the server has noticed.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        server.till.go_on.notify_one();
+        let answer = soon("the answer", until_not_in_progress(&server, path, "a")).await;
+        assert_eq!((answer.is_replay(), answer.text().as_str()), (true, "receipt 1"), "{path}");
+        assert_eq!(server.begun(), 1, "{path}");
+    }
+}
+
 /// As a client does that is told to come again.
 async fn until_not_in_progress(server: &Server, path: &str, key: &str) -> Told {
     loop {
@@ -681,6 +725,17 @@ async fn under_a_lease_ambiguous_statuses_leave_the_outcome_unknown() {
 }
 
 #[tokio::test]
+async fn request_resolved_as_done_is_answered_without_content() {
+    let (_books, server) = shop().await;
+    assert_eq!(server.post("/provider/timeout", "a").await.status, 502);
+    let record = server.payments.inspect(&alice("a")).await.expect("inspect").expect("a record");
+    let done = Resolution::done(&()).expect("JSON").by("ann");
+    assert!(server.payments.resolve(&alice("a"), record.token.expect("a token"), done).await.expect("resolve"));
+    let told = until_not_in_progress(&server, "/provider/timeout", "a").await;
+    assert_eq!((told.status, told.is_replay(), told.text().as_str()), (204, true, ""));
+}
+
+#[tokio::test]
 async fn under_a_lease_named_refusals_free_the_key() {
     let (_books, server) = shop().await;
     for status in [400, 401, 402, 403, 404, 405, 406, 410, 411, 412, 413, 414, 415, 416, 417, 422, 428, 431] {
@@ -735,6 +790,16 @@ async fn issued_token_is_good_once_for_whom_it_was_issued_to() {
     tokio::time::sleep(Duration::from_millis(20)).await;
     server.post("/charge/receipt", &token).await.is(422, "token-not-valid");
     assert_eq!(books.value(1).await, 1);
+}
+
+#[tokio::test]
+async fn expired_key_is_refused_where_keys_are_used_once_for_ever() {
+    let strict = |payments: Idempotency| usual(payments.after_retention(AfterRetention::Refuse));
+    let (books, server) = shop_with(strict).await;
+    assert_eq!(server.post("/charge/receipt", "a").await.status, 201);
+    run(&books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    server.post("/charge/receipt", "a").await.is(422, "key-expired");
+    assert_eq!(server.begun(), 1);
 }
 
 #[tokio::test]

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use sqlock::idempotency::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome};
+use sqlock::idempotency::{
+    AfterRetention, Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome, Resolution, ResumePolicy, Resumed,
+};
 use sqlock::retry::{Retry, RetryError};
 use sqlock::row::RowError;
 use sqlock::{Error, FencingToken, Locks};
-use sqlx::{AssertSqlSafe, Transaction};
-use tokio::sync::Notify;
+use sqlx::{AssertSqlSafe, Row as _, Transaction};
+use tokio::sync::{Barrier, Notify};
 use tokio::task::JoinSet;
 
 use super::fence::{Books, add_one, books, books_in, levels, run};
@@ -18,7 +20,7 @@ use super::network::{behind_a_proxy, behind_a_reading_proxy};
 use super::retry::{fail_and_go_on, send, statements_that_end_a_transaction};
 use crate::support::blocked::block_past;
 use crate::support::worker::Worker;
-use crate::support::{Database, SOON, connect, fresh, soon};
+use crate::support::{Database, SOON, builder, connect, fresh, soon};
 use crate::{DATABASE, Sql};
 
 type Tx<'c> = Transaction<'c, Sql>;
@@ -344,14 +346,70 @@ async fn transaction_that_cannot_be_used_is_refused() {
     let error = claim.complete(&mut tx, &1).await.expect_err("another transaction");
     assert!(matches!(error, Error::NotClaimed), "{error:?}");
     tx.rollback().await.expect("rollback");
-    for key in [alice(""), alice(&"k".repeat(256)), alice("a\0"), IdempotencyKey::new("", "a")] {
+    for key in [alice(""), alice("a\0"), IdempotencyKey::new("", "a")] {
         let mut tx = app.begin().await;
         let error = app.payments.begin(&mut tx, &key, &request()).await.expect_err("no key");
         assert!(matches!(error, Error::InvalidKey { .. }), "{error:?}");
         tx.rollback().await.expect("rollback");
     }
-    let longest = alice(&"k".repeat(255));
-    assert_eq!(app.charge(&longest).await, Outcome::New(1));
+}
+
+#[tokio::test]
+async fn keys_and_principals_may_be_of_any_length() {
+    let app = app().await;
+    let long = |text: &str, length| text.repeat(length);
+    let keys = [
+        alice(&long("k", 255)),
+        alice(&long("k", 256)),
+        alice(&long("k", 257)),
+        IdempotencyKey::new(long("p", 255), "a"),
+        IdempotencyKey::new(long("p", 256), "a"),
+        IdempotencyKey::new(long("p", 100_000), "a"),
+        IdempotencyKey::global(long("k", 256)),
+    ];
+    for (i, key) in (1..).zip(&keys) {
+        assert_eq!(app.charge(key).await, Outcome::New(i));
+        // An operator names it by the digest, by which a client does not get at it.
+        let shown = app.payments.inspect(key).await.expect("inspect").expect("a record");
+        let by_digest = match &shown.principal {
+            Some(principal) => IdempotencyKey::new(principal, &shown.key),
+            None => IdempotencyKey::global(&shown.key),
+        };
+        assert_eq!(app.payments.inspect(&by_digest).await.expect("inspect"), Some(shown));
+        if by_digest != *key {
+            let mut tx = app.begin().await;
+            let _claim = claimed(app.payments.begin(&mut tx, &by_digest, &request()).await);
+            tx.rollback().await.expect("rollback");
+        }
+    }
+    for (i, key) in (1..).zip(&keys) {
+        assert_eq!(app.charge(key).await, Outcome::Replay(i));
+    }
+    assert_eq!(app.payments.records(10).await.expect("list").len(), keys.len());
+    // A resumption finds the record without the text.
+    let key = alice(&long("r", 300));
+    app.unknown(&key).await;
+    let shown = async |attempt: &Attempt| Ok::<_, AppError>(attempt.key().to_owned());
+    assert_eq!(app.payments.resume(shown).await.expect("resume").done, 1);
+    let told = app.payments.run_leased(&key, &request(), shown).await.expect("run").into_value().expect("a result");
+    assert!(told.starts_with("sha256:"), "{told}");
+}
+
+#[tokio::test]
+async fn pool_of_another_database_is_refused() {
+    let (app, elsewhere) = (app().await, app().await);
+    for _ in 0..2 {
+        let refused = app.payments.run(&elsewhere.books.pool, &alice("a"), &request(), effect).await;
+        let is_typed =
+            matches!(&refused, Err(RetryError::Failed(AppError::Lock(Error::Row { cause: RowError::OtherPool, .. }))));
+        assert!(is_typed, "{refused:?}");
+    }
+    assert_eq!(elsewhere.effects().await, 0);
+    // Another pool of the same database is as good as any.
+    let another = app.books.db.pool().await;
+    for (pool, outcome) in [(&another, Outcome::New(1)), (&app.books.pool, Outcome::Replay(1))] {
+        assert_eq!(app.payments.run(pool, &alice("a"), &request(), effect).await.expect("run"), outcome);
+    }
 }
 
 /// Nothing can be stuck: what was committed without its result has taken effect.
@@ -406,7 +464,67 @@ async fn key_counts_as_new_after_the_retention_whether_it_was_purged_or_not() {
     let brief = app.payments.clone().retention(Duration::from_secs(3));
     let _ = app.charge_by(&brief, &alice("b"), &request()).await;
     let info = app.payments.inspect(&alice("b")).await.expect("inspect").expect("a record");
-    assert_eq!((info.expires_at - info.created_at).num_milliseconds(), 3000);
+    assert!((info.expires_at - info.created_at).num_milliseconds() >= 3000, "{info:?}");
+}
+
+#[tokio::test]
+async fn retention_counts_from_the_end_of_long_work() {
+    let app = app().await;
+    let payments = app.payments.clone().retention(Duration::from_secs(30));
+    let (key, asked) = (alice("a"), request());
+    let work = async |tx: &mut Tx<'_>| {
+        let done = effect(tx).await?;
+        // Longer than what is neglected.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        Ok::<_, AppError>(done)
+    };
+    assert_eq!(payments.run(&app.books.pool, &key, &asked, work).await.expect("run"), Outcome::New(1));
+    let info = app.payments.inspect(&alice("a")).await.expect("inspect").expect("a record");
+    assert!((info.expires_at - info.created_at).num_milliseconds() >= 30_990, "{info:?}");
+    assert_eq!(app.charge(&alice("a")).await, Outcome::Replay(1));
+}
+
+#[tokio::test]
+async fn used_key_is_refused_for_ever_where_the_application_says_so() {
+    let app = app().await;
+    let strict = app.payments.clone().after_retention(AfterRetention::Refuse);
+    assert_eq!(app.charge_by(&strict, &alice("a"), &request()).await, Outcome::New(1));
+    assert_eq!(app.charge_by(&app.payments, &alice("b"), &request()).await, Outcome::New(2));
+    let leased = attempt(strict.attempt(&alice("c"), &request()).await).await;
+    leased.step("charge", async || Ok::<_, Error>(1)).await.expect("step");
+    leased.complete(&3).await.expect("complete");
+    drop(leased);
+    let token = strict.issue("alice", Duration::from_secs(600)).await.expect("issue");
+    let issued = IdempotencyKey::issued("alice", token);
+    assert_eq!(app.charge_by(&strict, &issued, &request()).await, Outcome::New(3));
+    assert_eq!(app.charge_by(&strict, &alice("a"), &request()).await, Outcome::Replay(1));
+    run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    for purged in [false, true] {
+        if purged {
+            assert_eq!(app.payments.purge().await.expect("purge"), 4);
+            assert_eq!(app.payments.purge().await.expect("purge"), 0);
+        }
+        // Whatever the one says who comes later, and also for another request.
+        for by in [&strict, &app.payments, &app.other().await] {
+            for key in [alice("a"), issued.clone()] {
+                for request in [request(), another()] {
+                    assert_eq!(app.charge_by(by, &key, &request).await, Outcome::Expired);
+                }
+            }
+            let mut tx = app.begin().await;
+            let told = by.begin(&mut tx, &alice("c"), &request()).await.expect("begin");
+            assert!(matches!(told, Outcome::Expired), "{told:?}");
+            tx.rollback().await.expect("rollback");
+            let again = by.run_leased(&alice("c"), &request(), async |_| Ok::<_, Error>(9)).await.expect("run");
+            assert_eq!(again, Outcome::Expired);
+        }
+    }
+    assert_eq!(app.effects().await, 3);
+    let info = app.payments.inspect(&alice("c")).await.expect("inspect").expect("a record");
+    assert_eq!((info.state, info.result_bytes, info.steps.len()), ("expired", None, 0));
+    // The other ones are forgotten.
+    assert_eq!(state(&app, "b").await, None);
+    assert_eq!(app.charge(&alice("b")).await, Outcome::New(4));
 }
 
 /// However long that takes.
@@ -670,8 +788,8 @@ async fn work_committed_by_its_own_ddl_is_kept_as_unknown() {
         assert_eq!(app.effects().await, 1);
         let kept = app.payments.unfinished(10).await.expect("list");
         let token = kept.first().and_then(|info| info.token).expect("a token");
-        assert!(app.payments.forget(&key, token).await.expect("forget"));
-        assert_eq!(app.charge(&key).await, Outcome::New(2));
+        assert!(app.resolve(&key, token, Resolution::done(&1).expect("JSON")).await);
+        assert_eq!(app.charge(&key).await, Outcome::Replay(1));
     } else {
         assert_eq!(run().await, Outcome::New(1));
         assert_eq!(run().await, Outcome::Replay(1));
@@ -873,6 +991,90 @@ async fn outcome_that_is_not_known_is_kept_and_told_until_it_is_resumed_or_forgo
     assert!(!app.payments.forget(&alice("b"), done).await.expect("forget"), "it has taken effect");
 }
 
+impl App {
+    /// An attempt whose outcome is unknown. Its token.
+    async fn unknown(&self, key: &IdempotencyKey) -> FencingToken {
+        let unknown = attempt(self.payments.clone().wait(SOON).attempt(key, &request()).await).await;
+        unknown.unknown().await.expect("unknown");
+        unknown.token()
+    }
+
+    async fn resolve(&self, key: &IdempotencyKey, token: FencingToken, resolution: Resolution) -> bool {
+        self.payments.resolve(key, token, resolution.by("ann").note("in the books")).await.expect("resolve")
+    }
+
+    async fn resolutions(&self, key: &IdempotencyKey) -> Vec<(&'static str, Option<FencingToken>, String, String)> {
+        let found = self.payments.resolutions(key).await.expect("list");
+        found.into_iter().map(|found| (found.outcome, found.token, found.by, found.note)).collect()
+    }
+}
+
+#[tokio::test]
+async fn unknown_outcome_is_resolved_by_its_token_and_recorded() {
+    let app = app().await;
+    let done = || Resolution::done("receipt").expect("JSON");
+    let by_ann = |outcome, token| (outcome, Some(token), "ann".to_owned(), "in the books".to_owned());
+    let replay = async |key: &IdempotencyKey| {
+        let again = async |_: &Attempt| Ok::<_, Error>("again".to_owned());
+        app.payments.clone().wait(SOON).run_leased(key, &request(), again).await.expect("run")
+    };
+
+    let first = app.unknown(&alice("a")).await;
+    let newer = FencingToken::new(first.get() + 1).expect("positive");
+    assert!(!app.resolve(&alice("a"), newer, done()).await, "another attempt");
+    assert!(app.resolutions(&alice("a")).await.is_empty());
+    assert!(app.resolve(&alice("a"), first, Resolution::failed()).await);
+    assert_eq!(state(&app, "a").await, None);
+    assert!(!app.resolve(&alice("a"), first, done()).await, "there is no record");
+    // The key is free, also for another request, and what was found out is kept.
+    let second = app.unknown(&alice("a")).await;
+    assert!(app.resolve(&alice("a"), second, done()).await);
+    assert!(!app.resolve(&alice("a"), second, Resolution::failed()).await, "it is done");
+    assert_eq!(app.resolutions(&alice("a")).await, [by_ann("failed", first), by_ann("done", second)]);
+    assert_eq!(replay(&alice("a")).await, Outcome::Replay("receipt".to_owned()));
+    let info = app.payments.inspect(&alice("a")).await.expect("inspect").expect("a record");
+    assert!((info.expires_at - info.created_at).num_hours() >= 24, "kept from now on");
+
+    // In progress, or dead: not unknown.
+    let working = attempt(app.payments.attempt(&alice("b"), &request()).await).await;
+    for resolution in [done(), Resolution::failed()] {
+        assert!(!app.resolve(&alice("b"), working.token(), resolution).await);
+    }
+    working.complete("receipt").await.expect("complete");
+    assert!(!app.resolve(&alice("b"), working.token(), Resolution::failed()).await);
+    assert!(app.resolutions(&alice("b")).await.is_empty());
+
+    let token = app.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
+    let issued = IdempotencyKey::issued("alice", token);
+    let unknown = app.unknown(&issued).await;
+    assert!(app.resolve(&issued, unknown, Resolution::failed()).await);
+    assert_eq!(replay(&issued).await, Outcome::New("again".to_owned()), "the token is valid again");
+
+    for unnamed in [Resolution::failed(), Resolution::failed().by("ann").note("x".repeat(1001))] {
+        let refused = app.payments.resolve(&alice("a"), second, unnamed).await;
+        assert!(matches!(refused, Err(Error::InvalidKey { .. })), "{refused:?}");
+    }
+}
+
+/// The reply to the command is lost: it is repeated, and finds its own resolution.
+#[tokio::test]
+async fn resolution_whose_reply_was_lost_is_recorded_once() {
+    if DATABASE == Database::Sqlite {
+        return; // There is no network between.
+    }
+    let app = app().await;
+    let token = app.unknown(&alice("a")).await;
+    let (proxy, url) = behind_a_reading_proxy(&app.books.db.url);
+    let locks = builder(connect(&url, 2).await).build();
+    let far = Idempotency::new(&locks).namespace("payments");
+    let key = alice("a");
+    proxy.cut_reply_to("COMMIT");
+    let resolving = far.resolve(&key, token, Resolution::done(&7).expect("JSON").by("ann"));
+    assert!(soon("the resolution", resolving).await.expect("resolve"));
+    assert_eq!(app.resolutions(&alice("a")).await.len(), 1);
+    assert_eq!(state(&app, "a").await, Some(("done", 1)));
+}
+
 #[tokio::test]
 async fn handler_that_knows_that_nothing_happened_says_so() {
     let app = app().await;
@@ -930,6 +1132,128 @@ async fn attempt_polls_no_work_after_its_deadline() {
             assert!(matches!(&told, Err(AppError::Lock(error)) if error.is_lost()), "{told:?}");
         }
         assert_eq!(polls.into_inner(), 2);
+    }
+}
+
+fn counts(resumed: Resumed) -> (u64, u64, u64) {
+    (resumed.done, resumed.failed, resumed.dead_letters)
+}
+
+#[tokio::test]
+async fn resume_goes_on_after_a_panic_and_an_error() {
+    let app = app().await;
+    for key in ["panics", "fails", "b", "c"] {
+        app.unknown(&alice(key)).await;
+    }
+    let one_by_one = app.payments.clone().resume_policy(ResumePolicy::new().parallel(1));
+    let work = async |attempt: &Attempt| match attempt.key() {
+        "panics" => panic!("this one always panics"),
+        "fails" => Err(AppError::Declined),
+        _ => Ok(attempt.number()),
+    };
+    assert_eq!(counts(one_by_one.resume(work).await.expect("resume")), (2, 2, 0));
+    for (key, is) in [("panics", "started"), ("fails", "unknown"), ("b", "done"), ("c", "done")] {
+        assert_eq!(state(&app, key).await, Some((is, 2)), "{key}");
+    }
+    // Its lease has been given back: it is resumed again.
+    let (mut done, succeed) = (0, async |_: &Attempt| Ok::<_, AppError>(1));
+    soon("the resumption", async {
+        while done < 2 {
+            done += one_by_one.resume(succeed).await.expect("resume").done;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn resume_runs_as_many_requests_at_a_time_as_the_policy_says() {
+    let app = app().await;
+    for key in ["a", "b", "c", "d", "e", "f"] {
+        app.unknown(&alice(key)).await;
+    }
+    let three = app.payments.clone().resume_policy(ResumePolicy::new().parallel(3));
+    let (together, at_work, most) = (Barrier::new(3), AtomicU32::new(0), AtomicU32::new(0));
+    let work = async |_: &Attempt| {
+        most.fetch_max(at_work.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        together.wait().await;
+        at_work.fetch_sub(1, Ordering::SeqCst);
+        Ok::<_, AppError>(1)
+    };
+    let resumed = soon("three at a time", three.resume(work)).await.expect("resume");
+    assert_eq!((counts(resumed), most.into_inner()), ((6, 0, 0), 3));
+}
+
+#[tokio::test]
+async fn resume_passes_over_requests_that_are_too_young_or_were_tried_too_often() {
+    let app = app().await;
+    for key in ["old", "young"] {
+        app.unknown(&alice(key)).await;
+    }
+    run(&app.books.pool, "UPDATE sqlock_idem SET created_at = 1 WHERE request_key = 'old'").await;
+    let policy = ResumePolicy::new().min_age(Duration::from_secs(3600)).max_attempts(3);
+    let payments = app.payments.clone().resume_policy(policy);
+    let fail = async |_: &Attempt| Err::<i64, _>(AppError::Declined);
+    for expected in [(0, 1, 0), (0, 1, 0), (0, 0, 1), (0, 0, 1)] {
+        assert!(expected.2 == 1 || payments.dead_letters(10).await.expect("list").is_empty());
+        assert_eq!(counts(payments.resume(fail).await.expect("resume")), expected);
+    }
+    let dead = payments.dead_letters(10).await.expect("list");
+    let dead: Vec<_> = dead.iter().map(|info| (info.key.as_str(), info.state, info.attempts)).collect();
+    assert_eq!(dead, [("old", "unknown", 3)]);
+    assert_eq!(state(&app, "young").await, Some(("unknown", 1)));
+}
+
+/// Writes records as they would stand there, whatever the application.
+async fn fill(app: &App, state: &str, count: usize) {
+    for rows in (0..count).collect::<Vec<_>>().chunks(500) {
+        let zero = if DATABASE == Database::Postgres { "'\\x00'" } else { "X'00'" };
+        let row = |i: &usize| {
+            let now = 1_700_000_000_000_000_u64 + *i as u64;
+            format!("('{state}{i}', 'payments', 'alice', '{state}{i}', {zero}, '{state}', 9, 5, 0, 0, {now}, {now}0)")
+        };
+        let rows = rows.iter().map(row).collect::<Vec<_>>().join(", ");
+        let insert = format!(
+            "INSERT INTO sqlock_idem (id, namespace, principal, request_key, fingerprint, state, token, attempts,
+                                      permanent, issued_until, created_at, expires_at) VALUES {rows}"
+        );
+        sqlx::raw_sql(AssertSqlSafe(insert)).execute(&app.books.pool).await.expect("insert");
+    }
+}
+
+#[tokio::test]
+async fn unfinished_records_are_listed_by_an_index_page_by_page() {
+    let app = app().await;
+    fill(&app, "done", 4000).await;
+    fill(&app, "unknown", 1100).await;
+    fill(&app, "started", 70).await;
+    let payments = app.payments.clone().resume_policy(ResumePolicy::new().max_attempts(5));
+    let never = async |_: &Attempt| -> Result<i64, AppError> { panic!("all of them were tried too often") };
+    assert_eq!(counts(payments.resume(never).await.expect("resume")), (0, 0, 1170));
+    let first = payments.unfinished(3).await.expect("list");
+    let keys: Vec<_> = first.iter().map(|info| info.key.as_str()).collect();
+    assert_eq!(keys, ["started0", "unknown0", "started1"]);
+    assert_eq!(payments.records_in(None, Some("done"), 9).await.expect("list").len(), 9);
+
+    let explain = match DATABASE {
+        Database::Postgres => "EXPLAIN",
+        Database::Sqlite => "EXPLAIN QUERY PLAN",
+        Database::MySql | Database::MariaDb => "EXPLAIN FORMAT=JSON",
+    };
+    run(&app.books.pool, if DATABASE.is_mysql() { "ANALYZE TABLE sqlock_idem" } else { "ANALYZE" }).await;
+    for state in ["unknown", "done"] {
+        // As src/backend/records/list.rs makes it.
+        let sql = format!(
+            "{explain} SELECT id, principal FROM sqlock_idem WHERE state = '{state}' AND created_at >= 1700000000000500
+               AND (created_at > 1700000000000500 OR id > 'a') AND namespace = 'payments' AND attempts >= 5
+             ORDER BY created_at, id LIMIT 100"
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&app.books.pool).await.expect("a plan");
+        let column = if DATABASE == Database::Sqlite { 3 } else { 0 };
+        let plan: String = rows.iter().map(|row| row.get::<String, _>(column)).collect();
+        assert!(plan.contains("sqlock_idem_by_state"), "{plan}");
+        for sort in ["Sort", "TEMP B-TREE", "\"using_filesort\": true", "\"filesort\":"] {
+            assert!(!plan.contains(sort), "{plan}");
+        }
     }
 }
 

@@ -1284,3 +1284,49 @@ async fn key_update_keeps_children_out() {
         tx.commit().await.expect("commit");
     }
 }
+
+/// Whatever the case in which the keys are given: otherwise two transactions deadlock that lock ("a", "B") and ("A", "b").
+#[tokio::test]
+async fn rows_are_locked_in_the_order_of_the_columns_collation() {
+    if !DATABASE.is_mysql() {
+        return; // There the statement itself sorts, by the column's collation.
+    }
+    let books = books().await;
+    run(&books.pool, "CREATE TABLE user_name (name VARCHAR(20) PRIMARY KEY) DEFAULT CHARACTER SET latin1").await;
+    run(&books.pool, "INSERT INTO user_name VALUES ('a'), ('b'), ('c')").await;
+    let locks = books.db.locks().await;
+    let texts = |keys: [&str; 3]| keys.map(str::to_owned);
+    let mut tx = begin(&books.pool).await;
+    let found = locks.rows_of("user_name", "name", texts(["c", "B", "a"])).lock(&mut tx).await.expect("lock");
+    assert_eq!(found, ["a", "B", "c"]);
+    tx.rollback().await.expect("rollback");
+
+    let mut holder = begin(&books.pool).await;
+    locks.row_of("user_name", "name", "b".to_owned()).lock(&mut holder).await.expect("lock");
+    let waiting = tokio::spawn({
+        let (locks, pool) = (locks.clone(), books.pool.clone());
+        async move {
+            let mut tx = begin(&pool).await;
+            let locked = locks.rows_of("user_name", "name", texts(["a", "B", "C"])).lock(&mut tx).await;
+            tx.rollback().await.expect("rollback");
+            locked.expect("lock").len()
+        }
+    });
+    // It waits for "b" when it has "a", and not yet "c".
+    let is_free = async |name: &str| {
+        let mut tx = begin(&books.pool).await;
+        let locked = locks.row_of("user_name", "name", name.to_owned()).try_lock(&mut tx).await.expect("try");
+        tx.rollback().await.expect("rollback");
+        locked
+    };
+    soon("the first row", async {
+        while is_free("a").await {
+            tokio::time::sleep(A_WHILE / 30).await;
+        }
+    })
+    .await;
+    tokio::time::sleep(A_WHILE).await;
+    assert!(is_free("c").await);
+    holder.commit().await.expect("commit");
+    assert_eq!(soon("the other one", waiting).await.expect("no panic"), 3);
+}

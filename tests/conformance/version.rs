@@ -458,6 +458,60 @@ async fn a_version_may_be_of_any_integer_type_and_a_key_of_any_type() {
     }
 }
 
+/// A pool whose server cuts numbers off that are too great, where there is such a server.
+async fn lenient(url: &str) -> Pool<Sql> {
+    let set = if DATABASE.is_mysql() { "SET SESSION sql_mode = ''" } else { "SELECT 1" };
+    sqlx::pool::PoolOptions::<Sql>::new()
+        .after_connect(move |conn, _| Box::pin(async move { conn.execute(set).await.map(drop) }))
+        .connect_lazy_with((*connect(url, 1).await.connect_options()).clone())
+}
+
+#[tokio::test]
+async fn version_at_the_maximum_of_its_type_is_not_raised() {
+    let bank = bank().await;
+    let pool = lenient(&bank.db.url).await;
+    let mut types = vec![("BIGINT", i64::MAX)];
+    match DATABASE {
+        Database::MySql | Database::MariaDb => types.extend([
+            ("TINYINT", 127),
+            ("TINYINT UNSIGNED", 255),
+            ("SMALLINT", 32_767),
+            ("MEDIUMINT", 8_388_607),
+            ("MEDIUMINT UNSIGNED", 16_777_215),
+            ("INTEGER", 2_147_483_647),
+            ("INTEGER UNSIGNED", 4_294_967_295),
+            ("BIGINT UNSIGNED", i64::MAX),
+        ]),
+        Database::Postgres => types.extend([("SMALLINT", 32_767), ("INTEGER", 2_147_483_647)]),
+        Database::Sqlite => {}
+    }
+    for (n, (r#type, greatest)) in types.into_iter().enumerate() {
+        let table = format!("full{n}");
+        let sql = format!("CREATE TABLE {table} (id BIGINT PRIMARY KEY, version {type} NOT NULL, balance BIGINT)");
+        pool.execute(AssertSqlSafe(sql)).await.expect("a table");
+        let sql = format!("INSERT INTO {table} (id, version, balance) VALUES (1, {}, 0)", greatest - 1);
+        pool.execute(AssertSqlSafe(sql)).await.expect("a row");
+        let full = Versioned::table(&table);
+        assert_eq!(full.update(&pool, 1, greatest - 1, |_| {}).await.expect(r#type), greatest);
+        for _ in 0..2 {
+            let update = full.update(&pool, 1, greatest, |set| {
+                set.push("balance = balance + 1");
+            });
+            let error = update.await.expect_err("there is no next version");
+            let Error::Row { cause: RowError::VersionMaximum { column, maximum }, .. } = &error else {
+                panic!("{type}: {error:?}")
+            };
+            assert_eq!((column.as_str(), *maximum), ("version", greatest), "{type}");
+        }
+        let read = full.read::<_, Named<i64>>(&pool, 1).await.expect("read").expect("a row");
+        assert_eq!((read.version, read.value.0), (greatest, 0), "{type}");
+        full.delete(&pool, 1, greatest).await.expect("a row may go at any version");
+    }
+    // Of a wider type it is a number like any other.
+    run(&pool, "UPDATE accounts SET version = 32767").await;
+    assert_eq!(bank.accounts.update(&pool, 1, 32_767, |_| {}).await.expect("update"), 32_768);
+}
+
 #[tokio::test]
 async fn a_key_that_is_not_unique_is_told_in_time_to_roll_back() {
     let bank = bank().await;

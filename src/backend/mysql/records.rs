@@ -19,6 +19,9 @@ impl Records for MySql {
     const NOW: &'static str = now!();
     const INSERT_NEW: (&'static str, &'static str) = ("INSERT IGNORE INTO ", "");
     const SKIPPING: &'static str = " FOR UPDATE SKIP LOCKED";
+    const BY_EXPIRY: &'static str = " FORCE INDEX (sqlock_idem_by_expiry)";
+    // Nodes of a cluster have names and numbers of their own, and the case of a name may not count.
+    const IDENTITY: &'static str = "SELECT COALESCE(CAST(LOWER(DATABASE()) AS CHAR), '')";
     const STEP: &'static str = "CONVERT(step USING utf8mb4)";
     const PEEKS: bool = true;
 
@@ -55,8 +58,8 @@ impl Records for MySql {
 pub(super) async fn record(conn: &mut MySqlConnection, errand: &Errand) -> Result<Findings, sqlx::Error> {
     let key = match errand {
         Errand::Peek(key) => key,
-        // What is found not to be locked stays so until it is deleted.
-        Errand::Bury(_) | Errand::Purge { .. } => {
+        // What is found not to be locked stays so until it is deleted; a record is not resolved without a word of who did.
+        Errand::Bury(_) | Errand::Purge { .. } | Errand::Resolve(_) => {
             conn.execute("START TRANSACTION").await?;
             let found = carry::<MySql>(&mut *conn, errand).await;
             conn.execute(if found.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;

@@ -102,6 +102,20 @@ impl Dialect for MySql {
         }
     }
 
+    /// Without a strict sql_mode a greater number is cut off, and no error is told.
+    fn greatest_integer<'a>(
+        conn: &'a mut MySqlConnection,
+        table: &'a Table,
+        column: &'a str,
+    ) -> StoreFuture<'a, Option<i64>> {
+        Box::pin(async move {
+            let query = sqlx::query(COLUMN_TYPE).bind(table.schema()).bind(table.name()).bind(column);
+            let row = query.fetch_optional(conn).await?;
+            let name: Option<String> = row.map(|row| row.try_get(0)).transpose()?;
+            Ok(name.as_deref().and_then(greatest_of))
+        })
+    }
+
     fn push_named_row(query: &mut QueryBuilder<Self>, name: &str) {
         query.push("1 FROM sqlock_row WHERE name = X'").push(hex(name.as_bytes())).push("'");
     }
@@ -162,6 +176,27 @@ impl Dialect for MySql {
     }
 }
 
+// Bind order: schema, or NULL; table, column.
+#[rustfmt::skip]
+const COLUMN_TYPE: &str = "
+SELECT CAST(COLUMN_TYPE AS CHAR) FROM information_schema.COLUMNS
+ WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ? AND COLUMN_NAME = ?";
+
+/// Of a type as the catalogue calls it: `int(10) unsigned`. Of one that holds more than an i64, that of an i64.
+fn greatest_of(type_name: &str) -> Option<i64> {
+    let name = type_name.to_ascii_lowercase();
+    let bits = match name.split(['(', ' ']).next()? {
+        "tinyint" => 8,
+        "smallint" => 16,
+        "mediumint" => 24,
+        "int" => 32,
+        "bigint" => 64,
+        _ => return None,
+    };
+    let signs = if name.contains("unsigned") && bits < 64 { 0 } else { 1 };
+    Some(i64::MAX >> (63 + signs - bits))
+}
+
 // Returns one row for each unique index on this column alone, the best one first, or one row
 // without an index. An index on an expression has no column. MySQL hides an index as INVISIBLE,
 // MariaDB as IGNORED. Bind order: schema and table twice, column.
@@ -169,7 +204,8 @@ impl Dialect for MySql {
 // https://mariadb.com/kb/en/ignored-indexes/
 #[rustfmt::skip]
 const COLUMN: &str = "
-SELECT CAST(c.DATA_TYPE AS CHAR), CAST(t.ENGINE AS CHAR), CAST(i.name AS CHAR), CAST(i.obstacle AS CHAR)
+SELECT CAST(c.DATA_TYPE AS CHAR), CAST(t.ENGINE AS CHAR), CAST(i.name AS CHAR), CAST(i.obstacle AS CHAR),
+       CAST(c.CHARACTER_SET_NAME AS CHAR), CAST(c.COLLATION_NAME AS CHAR)
   FROM information_schema.COLUMNS AS c
   JOIN information_schema.TABLES AS t ON t.TABLE_SCHEMA = c.TABLE_SCHEMA AND t.TABLE_NAME = c.TABLE_NAME
   LEFT JOIN (SELECT s.TABLE_SCHEMA AS place, s.TABLE_NAME AS home, s.INDEX_NAME AS name, MAX(s.COLUMN_NAME) AS part,
@@ -198,10 +234,14 @@ pub(super) async fn column(
     };
     let engine: Option<String> = row.try_get(1)?;
     let (index, obstacle): (Option<String>, _) = (row.try_get(2)?, row.try_get(3)?);
+    let (charset, collation): (Option<String>, Option<String>) = (row.try_get(4)?, row.try_get(5)?);
     Ok(Some(Column {
         type_name: row.try_get(0)?,
         unique: index.map(|name| Unique { name, obstacle }),
         engine_without_row_locks: engine.filter(|engine| !engine.eq_ignore_ascii_case("InnoDB")),
+        collated: charset
+            .zip(collation)
+            .map(|(charset, collation)| format!("CONVERT(k.k USING {charset}) COLLATE {collation}")),
     }))
 }
 

@@ -49,6 +49,8 @@ impl Records for Postgres {
     const INSERT_NEW: (&'static str, &'static str) = ("INSERT INTO ", " ON CONFLICT DO NOTHING");
     const SKIPPING: &'static str = " FOR UPDATE SKIP LOCKED";
     const SKIPS_IN_DELETE: bool = true;
+    const IDENTITY: &'static str = "SELECT concat_ws('/', oid, to_regclass('sqlock_idem')::oid) FROM pg_database
+                                     WHERE datname = current_database()";
     const STEP: &'static str = "step";
     const PEEKS: bool = false;
 

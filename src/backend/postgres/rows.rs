@@ -80,6 +80,22 @@ impl Dialect for Postgres {
         Clauses { after, ..Clauses::default() }
     }
 
+    fn greatest_integer<'a>(
+        conn: &'a mut PgConnection,
+        table: &'a Table,
+        column: &'a str,
+    ) -> StoreFuture<'a, Option<i64>> {
+        Box::pin(async move {
+            let query = sqlx::query(
+                "SELECT attlen FROM pg_attribute WHERE attrelid = to_regclass($1) AND attname = $2
+                                        AND atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)",
+            );
+            let row = query.bind(table.quoted::<Self>()).bind(column).fetch_optional(conn).await?;
+            let bytes: Option<i16> = row.map(|row| row.try_get(0)).transpose()?;
+            Ok(bytes.map(|bytes| i64::MAX >> (64 - 8 * bytes)))
+        })
+    }
+
     fn push_named_row(query: &mut QueryBuilder<Self>, name: &str) {
         query.push("current_setting('transaction_isolation') FROM sqlock_row WHERE name = ").push_bind(name.to_owned());
     }
@@ -153,6 +169,7 @@ impl Dialect for Postgres {
                 type_name: row.try_get(0)?,
                 unique: unique.map(Unique::usable),
                 engine_without_row_locks: None,
+                collated: None,
             }))
         })
     }

@@ -1,6 +1,6 @@
 //! How a key is claimed: the transaction has the write lock, so there is no rival.
 
-use sqlx::{QueryBuilder, Row as _, Sqlite, SqliteConnection};
+use sqlx::{Connection as _, QueryBuilder, Row as _, Sqlite, SqliteConnection};
 
 use super::SqliteStore;
 use crate::backend::StoreFuture;
@@ -11,8 +11,21 @@ use crate::backend::records::{
 impl Records for Sqlite {
     const NOW: &'static str = now!();
     const INSERT_NEW: (&'static str, &'static str) = ("INSERT OR IGNORE INTO ", "");
+    const IDENTITY: &'static str = "SELECT file FROM pragma_database_list WHERE name = 'main'";
     const STEP: &'static str = "step";
     const PEEKS: bool = false;
+
+    /// A file may have several paths. A database in memory has none.
+    fn identify(path: String) -> Option<String> {
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt as _;
+            let file = std::fs::metadata(path).ok()?;
+            Some(format!("{}/{}", file.dev(), file.ino()))
+        }
+        #[cfg(not(unix))]
+        Some(std::fs::canonicalize(path).ok()?.display().to_string())
+    }
 
     as_usual!();
 
@@ -35,6 +48,14 @@ impl Records for Sqlite {
 
 impl SqliteStore {
     pub(super) async fn carry(&mut self, errand: &Errand) -> Result<Findings, sqlx::Error> {
-        carry::<Sqlite>(&mut *self.conn().await?, errand).await
+        let mut conn = self.conn().await?;
+        if !matches!(errand, Errand::Resolve(_)) {
+            return carry::<Sqlite>(&mut conn, errand).await;
+        }
+        // Several statements, of which none may be left out.
+        let mut tx = conn.begin_with("BEGIN IMMEDIATE").await?;
+        let found = carry::<Sqlite>(&mut tx, errand).await?;
+        tx.commit().await?;
+        Ok(found)
     }
 }

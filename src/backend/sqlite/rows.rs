@@ -84,6 +84,7 @@ impl Dialect for Sqlite {
                 type_name: row.try_get(0)?,
                 unique: unique.map(Unique::usable),
                 engine_without_row_locks: None,
+                collated: None,
             }))
         })
     }

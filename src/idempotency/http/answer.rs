@@ -105,8 +105,9 @@ impl Policy {
     }
 }
 
-/// The stored part of a response.
+/// The stored part of a response. A null stands for a response without content.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(from = "Option<StoredAnswer>")]
 pub(super) struct Answer {
     status: u16,
     /// In their order, each byte of a value as one character.
@@ -115,6 +116,25 @@ pub(super) struct Answer {
     /// The head of the response, as the handler made it, for the first request.
     #[serde(skip)]
     fresh: Option<response::Parts>,
+}
+
+#[derive(Deserialize)]
+struct StoredAnswer {
+    status: u16,
+    headers: Vec<(String, String)>,
+    body: Content,
+}
+
+impl From<Option<StoredAnswer>> for Answer {
+    fn from(stored: Option<StoredAnswer>) -> Self {
+        let empty = || StoredAnswer {
+            status: StatusCode::NO_CONTENT.as_u16(),
+            headers: Vec::new(),
+            body: Content(Bytes::new()),
+        };
+        let StoredAnswer { status, headers, body } = stored.unwrap_or_else(empty);
+        Self { status, headers, body, fresh: None }
+    }
 }
 
 impl Answer {

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::http::StatusCode;
@@ -37,6 +38,8 @@ pub(super) struct Prepared {
     pub(super) mismatch: StatusCode,
     pub(super) key: IdempotencyKey,
     pub(super) fingerprint: Fingerprint,
+    /// Whether the handler has asked for it.
+    pub(super) is_extracted: AtomicBool,
 }
 
 /// The request extension that the layer inserts for the extractors.
@@ -180,7 +183,10 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for Idempotent {
 #[allow(clippy::result_large_err, reason = "as a rejection is")]
 fn slot(parts: &Parts) -> Result<Option<Idempotent>, Response> {
     let detail = match parts.extensions.get() {
-        Some(Slot::Key(prepared)) => return Ok(Some(Idempotent(Arc::clone(prepared)))),
+        Some(Slot::Key(prepared)) => {
+            prepared.is_extracted.store(true, Ordering::Relaxed);
+            return Ok(Some(Idempotent(Arc::clone(prepared))));
+        }
         Some(Slot::NoKey) => return Ok(None),
         Some(Slot::Leased) => "the handler runs under a lease already",
         None => "no layer is around the handler",
@@ -193,6 +199,11 @@ impl Prepared {
     /// Returns the store without a limit of its own; the policy limits the body of a response.
     fn unbounded(&self) -> Idempotency {
         self.store.clone().result_limit(usize::MAX)
+    }
+
+    /// Returns whether a handler has succeeded without asking for the key.
+    pub(super) fn is_ignored_by(&self, response: &Response) -> bool {
+        !self.is_extracted.load(Ordering::Relaxed) && !is_failure(response.status())
     }
 
     /// Runs the work, and encodes its response for the record.
@@ -235,8 +246,12 @@ impl Prepared {
         }
     }
 
+    fn problem_of<N, R>(&self, outcome: &Outcome<N, R>) -> Option<Problem> {
+        Problem::of_outcome(outcome, self.mismatch, self.key.is_issued())
+    }
+
     fn outcome_response(&self, outcome: Outcome<Answer>) -> Response {
-        match (Problem::of_outcome(&outcome, self.mismatch), outcome) {
+        match (self.problem_of(&outcome), outcome) {
             (Some(problem), _) => problem.into_response(),
             (None, Outcome::New(answer)) => answer.into_first(),
             (None, Outcome::Replay(answer)) => answer.into_replay(),
@@ -253,7 +268,7 @@ impl Prepared {
                 Ok(answer) => answer.into_replay(),
                 Err(error) => Problem::of_error(&error).into_response(),
             }),
-            Ok(other) => Err(Problem::of_outcome(&other, self.mismatch).unwrap_or(Problem::InProgress).into_response()),
+            Ok(other) => Err(self.problem_of(&other).unwrap_or(Problem::InProgress).into_response()),
             Err(error) => Err(Problem::of_error(&error).into_response()),
         }
     }

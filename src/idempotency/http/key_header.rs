@@ -1,7 +1,5 @@
 //! The request header that carries the key.
 
-use std::borrow::Cow;
-
 use axum::http::{HeaderMap, HeaderName};
 
 /// The header.
@@ -13,10 +11,16 @@ const MAX_BYTES: usize = 255;
 /// How the header is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
-    /// A string of structured fields (RFC 9651), or the same without quotes.
+    /// A string of structured fields (RFC 9651), whose parameters do not count, or the same without
+    /// quotes.
     Draft,
     /// The whole value is the key, including quotes.
     Literal,
+}
+
+/// Returns whether there is such a header, of whatever value.
+pub(super) fn is_in(headers: &HeaderMap) -> bool {
+    headers.contains_key(IDEMPOTENCY_KEY)
 }
 
 /// Reads the key, without the quotes. Returns `None` without the header.
@@ -34,24 +38,27 @@ pub(super) fn read(headers: &HeaderMap, reading: Reading) -> Result<Option<Strin
     }
     let text = line.to_str().map_err(|_| "it has other characters than those of ASCII")?;
     let key = match text.strip_prefix('"') {
-        Some(rest) if reading == Reading::Draft => unquote(rest)?,
-        _ => bare(text, reading)?.into(),
+        Some(rest) if reading == Reading::Draft => {
+            let (key, parameters) = unquote(rest)?;
+            check_parameters(parameters)?;
+            key
+        }
+        _ => bare(text, reading)?.to_owned(),
     };
     match key.len() {
         0 => Err("it is empty"),
-        1..=MAX_BYTES => Ok(Some(key.into_owned())),
+        1..=MAX_BYTES => Ok(Some(key)),
         _ => Err("it is longer than 255 characters"),
     }
 }
 
-/// Reads the text behind the opening quote, up to the closing quote, which must be the end.
-fn unquote(rest: &str) -> Result<Cow<'_, str>, &'static str> {
+/// Reads the text behind the opening quote. Returns it with what follows the closing quote.
+fn unquote(rest: &str) -> Result<(String, &str), &'static str> {
     let mut key = String::new();
     let mut chars = rest.chars();
     loop {
         match chars.next() {
-            Some('"') if chars.as_str().is_empty() => return Ok(key.into()),
-            Some('"') => return Err("something follows the closing quote"),
+            Some('"') => return Ok((key, chars.as_str())),
             Some('\\') => match chars.next() {
                 Some(escaped @ ('"' | '\\')) => key.push(escaped),
                 _ => return Err("only quotes and backslashes may stand behind a backslash"),
@@ -63,12 +70,37 @@ fn unquote(rest: &str) -> Result<Cow<'_, str>, &'static str> {
     }
 }
 
+/// Checks the parameters of a string: `;v=1;w`.
+fn check_parameters(mut rest: &str) -> Result<(), &'static str> {
+    const REASON: &str = "only parameters may follow the closing quote";
+    while !rest.is_empty() {
+        let parameter = rest.strip_prefix(';').ok_or(REASON)?.trim_start_matches(' ');
+        let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-.*".contains(c);
+        let (name, behind) = parameter.split_at(parameter.find(|c| !is_name(c)).unwrap_or(parameter.len()));
+        if !name.starts_with(|c: char| c.is_ascii_lowercase() || c == '*') {
+            return Err(REASON);
+        }
+        rest = match behind.strip_prefix('=') {
+            None => behind,
+            Some(text) if text.starts_with('"') => unquote(&text[1..])?.1,
+            Some(item) => {
+                let (item, behind) = item.split_at(item.find(';').unwrap_or(item.len()));
+                if item.is_empty() || !item.bytes().all(|byte| byte.is_ascii_graphic() && !b"\",".contains(&byte)) {
+                    return Err(REASON);
+                }
+                behind
+            }
+        };
+    }
+    Ok(())
+}
+
 fn bare(text: &str, reading: Reading) -> Result<&str, &'static str> {
     if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err("without quotes it may have no spaces");
     }
     if reading == Reading::Draft && text.contains(['"', ',', ';']) {
-        return Err("without quotes it may have no quotes, commas or semicolons, and parameters are not known");
+        return Err("without quotes it may have no quotes, commas, semicolons or parameters");
     }
     Ok(text)
 }
@@ -97,6 +129,8 @@ mod tests {
             (r"b\c", r"b\c"),
             (r#""a, b;c""#, "a, b;c"),
             (r#"" a""#, " a"),
+            (r#""a";v=1"#, "a"),
+            (r#""a"; v=1;w; *x="a;\"b";y=:YQ==:;z=?1"#, "a"),
         ] {
             assert_eq!(key(&[line], Reading::Draft), Ok(Some(expected.to_owned())), "{line}");
         }
@@ -113,7 +147,13 @@ mod tests {
             "a b",
             "a,b",
             "a;v=1",
-            r#""a";v=1"#,
+            r#""a"v=1"#,
+            r#""a";"#,
+            r#""a";=1"#,
+            r#""a";V=1"#,
+            r#""a";v="#,
+            r#""a";v="b"#,
+            r#""a";v=1,"b""#,
             r#""a", "b""#,
             r#""a"#,
             r#"a""#,

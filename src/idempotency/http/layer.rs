@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -11,8 +12,10 @@ use axum::http::request::Parts;
 use axum::http::{HeaderName, Method, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use tokio::task::JoinError;
 use tower_layer::Layer;
 use tower_service::Service;
+use tracing::Instrument as _;
 
 use super::super::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Resumed};
 use super::answer::Policy;
@@ -39,6 +42,7 @@ struct Settings {
     methods: Vec<Method>,
     required: bool,
     leased: bool,
+    detached: bool,
     reading: Reading,
     mismatch: StatusCode,
     request_limit: usize,
@@ -112,6 +116,7 @@ impl IdempotencyLayer {
             methods: vec![Method::POST, Method::PATCH],
             required: false,
             leased: false,
+            detached: false,
             reading: Reading::Draft,
             mismatch: StatusCode::UNPROCESSABLE_ENTITY,
             request_limit: 1 << 20,
@@ -122,6 +127,11 @@ impl IdempotencyLayer {
 
     /// Requires a key: requests without one are answered with [`key-missing`](super#key-missing).
     /// By default they reach the handler.
+    ///
+    /// A request with a key and a method that is neither safe nor one of
+    /// [those](Self::methods) is answered with [`key-not-supported`](super#key-not-supported). A
+    /// handler that succeeds without the extractor [`Idempotent`](super::Idempotent) has ignored the
+    /// key: that is logged, and answered with [`not-set-up`](super#not-set-up).
     pub fn required(mut self) -> Self {
         self.0.required = true;
         self
@@ -140,6 +150,18 @@ impl IdempotencyLayer {
     /// [key](crate::idempotency::Attempt::provider_key).
     pub fn leased(mut self) -> Self {
         self.0.leased = true;
+        self
+    }
+
+    /// Finishes a request with a key also when the client has disconnected: from the claim on, it
+    /// runs in a task of its own. By default the services inside the layer are dropped with the
+    /// connection, and what they have done in a transaction is rolled back.
+    ///
+    /// The task does not keep the process: let the server end before its runtime does. Task-local
+    /// values, such as the scope of an [`Owner`](crate::Owner), are not passed on; the `tracing` span
+    /// is.
+    pub fn detached(mut self) -> Self {
+        self.0.detached = true;
         self
     }
 
@@ -236,6 +258,7 @@ impl fmt::Debug for IdempotencyLayer {
             .field("methods", &self.0.methods)
             .field("required", &self.0.required)
             .field("leased", &self.0.leased)
+            .field("detached", &self.0.detached)
             .finish_non_exhaustive()
     }
 }
@@ -265,7 +288,7 @@ impl<S> Service<Request<Body>> for IdempotencyService<S>
 where
     S: Service<Request<Body>, Response = Response> + Clone + Send + 'static,
     S::Future: Send,
-    S::Error: Send,
+    S::Error: Send + 'static,
 {
     type Response = Response;
     type Error = S::Error;
@@ -285,7 +308,9 @@ where
 
 async fn handle<S>(settings: Arc<Settings>, mut inner: S, request: Request<Body>) -> Result<Response, S::Error>
 where
-    S: Service<Request<Body>, Response = Response>,
+    S: Service<Request<Body>, Response = Response> + Send + 'static,
+    S::Future: Send,
+    S::Error: Send + 'static,
 {
     let (mut parts, body) = request.into_parts();
     let key = match settings.read_key(&parts) {
@@ -306,18 +331,47 @@ where
         store: settings.store.clone(),
         policy: settings.policy.clone(),
         mismatch: settings.mismatch,
+        is_extracted: AtomicBool::new(false),
     });
+    let request = Request::from_parts(parts, Body::from(body));
+    let is_detached = settings.detached;
+    let answered = answer(settings, inner, request, prepared);
+    if !is_detached {
+        return answered.await;
+    }
+    match tokio::spawn(answered.in_current_span()).await.map_err(JoinError::try_into_panic) {
+        Ok(answered) => answered,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        // The runtime is ending.
+        Err(Err(_)) => Ok(Problem::CommitUnknown.into_response()),
+    }
+}
+
+/// Calls the service, under a lease where the layer says so.
+async fn answer<S>(
+    settings: Arc<Settings>,
+    mut inner: S,
+    mut request: Request<Body>,
+    prepared: Arc<Prepared>,
+) -> Result<Response, S::Error>
+where
+    S: Service<Request<Body>, Response = Response>,
+{
     if !settings.leased {
-        parts.extensions.insert(Slot::Key(prepared));
-        return inner.call(Request::from_parts(parts, body.into())).await;
+        request.extensions_mut().insert(Slot::Key(Arc::clone(&prepared)));
+        let response = inner.call(request).await?;
+        return Ok(match settings.required && prepared.is_ignored_by(&response) {
+            true => Problem::key_ignored().into_response(),
+            false => response,
+        });
     }
     let attempt = match prepared.attempt().await {
         Ok(attempt) => attempt,
         Err(response) => return Ok(response),
     };
-    parts.extensions.insert(Slot::Leased);
-    parts.extensions.insert(Arc::clone(&attempt));
-    let answered = inner.call(Request::from_parts(parts, body.into()));
+    request.extensions_mut().insert(Slot::Leased);
+    request.extensions_mut().insert(Arc::clone(&attempt));
+    let answered = inner.call(request);
     // The status says whether the handler succeeded.
     let answered = async { answered.await.map(|response| (response, true)) };
     let answered = prepared.record(&attempt, answered).await;
@@ -329,7 +383,8 @@ impl Settings {
     /// Returns the key of a request, if there is one.
     fn read_key(&self, parts: &Parts) -> Result<Option<IdempotencyKey>, Problem> {
         if !self.methods.contains(&parts.method) {
-            return Ok(None);
+            let is_meant = self.required && !parts.method.is_safe() && key_header::is_in(&parts.headers);
+            return if is_meant { Err(Problem::KeyNotSupported) } else { Ok(None) };
         }
         let Some(key) = key_header::read(&parts.headers, self.reading).map_err(Problem::KeyMalformed)? else {
             return if self.required { Err(Problem::KeyMissing) } else { Ok(None) };

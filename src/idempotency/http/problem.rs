@@ -16,6 +16,7 @@ const TYPES: &str = "https://docs.rs/sqlock/latest/sqlock/idempotency/http/index
 pub(super) enum Problem {
     KeyMissing,
     KeyMalformed(&'static str),
+    KeyNotSupported,
     PrincipalMissing,
     RequestIncomplete,
     RequestTooLarge,
@@ -23,6 +24,7 @@ pub(super) enum Problem {
     OutcomeUnknown,
     KeyReused(StatusCode),
     TokenNotValid,
+    KeyExpired,
     StoreUnavailable,
     Conflict,
     CommitUnknown,
@@ -33,14 +35,22 @@ pub(super) enum Problem {
 
 impl Problem {
     /// Returns the problem of an outcome for which the handler does not run, if it is one.
-    pub(super) fn of_outcome<N, R>(outcome: &Outcome<N, R>, mismatch: StatusCode) -> Option<Self> {
+    pub(super) fn of_outcome<N, R>(outcome: &Outcome<N, R>, mismatch: StatusCode, is_issued: bool) -> Option<Self> {
         Some(match outcome {
             Outcome::New(_) | Outcome::Replay(_) => return None,
             Outcome::InProgress => Self::InProgress,
             Outcome::Mismatch => Self::KeyReused(mismatch),
-            Outcome::Expired => Self::TokenNotValid,
+            Outcome::Expired if is_issued => Self::TokenNotValid,
+            Outcome::Expired => Self::KeyExpired,
             Outcome::Unknown => Self::OutcomeUnknown,
         })
+    }
+
+    /// Returns the problem of a handler that has ignored the key.
+    pub(super) fn key_ignored() -> Self {
+        let detail = "the handler ignores the key, so a repeated request would take effect again";
+        tracing::error!(detail, "a handler on a route that requires keys does not extract Idempotent");
+        Self::NotSetUp(detail)
     }
 
     /// Returns the problem of an error of this crate. The message is logged, and not sent to the
@@ -73,6 +83,12 @@ impl Problem {
             Self::KeyMalformed(reason) => {
                 ("key-malformed", StatusCode::BAD_REQUEST, "The Idempotency-Key cannot be read", reason)
             }
+            Self::KeyNotSupported => (
+                "key-not-supported",
+                StatusCode::BAD_REQUEST,
+                "This method takes no Idempotency-Key",
+                "Nothing was done. A request with this method would take effect each time it is sent; send it without a key.",
+            ),
             Self::PrincipalMissing => (
                 "principal-missing",
                 StatusCode::UNAUTHORIZED,
@@ -111,6 +127,12 @@ impl Problem {
                 StatusCode::UNPROCESSABLE_ENTITY,
                 "This token is not valid",
                 "It has expired, or it is not one of yours. Ask for a new one.",
+            ),
+            Self::KeyExpired => (
+                "key-expired",
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "This key cannot be used any more",
+                "It was used, and the answer is not kept any longer. Use a new key for a new request.",
             ),
             Self::StoreUnavailable => (
                 "store-unavailable",
@@ -188,6 +210,7 @@ mod tests {
         for problem in [
             Problem::KeyMissing,
             Problem::KeyMalformed(""),
+            Problem::KeyNotSupported,
             Problem::PrincipalMissing,
             Problem::RequestIncomplete,
             Problem::RequestTooLarge,
@@ -195,6 +218,7 @@ mod tests {
             Problem::OutcomeUnknown,
             Problem::KeyReused(StatusCode::UNPROCESSABLE_ENTITY),
             Problem::TokenNotValid,
+            Problem::KeyExpired,
             Problem::StoreUnavailable,
             Problem::Conflict,
             Problem::CommitUnknown,

@@ -247,7 +247,7 @@ async fn unexpected_migration_history_is_a_failure() {
         .await;
     doctor(&db.url, 1).await.assert("tables", "fail", "migration 1 is not the one that this program knows");
 
-    for table in ["sqlock_lease", "sqlock_entry", "sqlock_idem", "sqlock_idem_step"] {
+    for table in ["sqlock_lease", "sqlock_entry", "sqlock_idem", "sqlock_idem_step", "sqlock_idem_resolution"] {
         execute(&pool, &format!("DROP TABLE {table}")).await;
     }
     let told = doctor(&db.url, 1).await;
@@ -279,7 +279,9 @@ async fn missing_rights_are_named_with_their_table() {
     user.grant("SELECT").await;
     let told = doctor(&user.url, 1).await;
     told.assert("tables", "ok", "up to date");
-    for table in ["sqlock_lease", "sqlock_entry", "sqlock_row", "sqlock_idem", "sqlock_idem_step"] {
+    for table in
+        ["sqlock_lease", "sqlock_entry", "sqlock_row", "sqlock_idem", "sqlock_idem_step", "sqlock_idem_resolution"]
+    {
         told.assert("rights", "fail", &format!("no INSERT, UPDATE, DELETE on {table}"));
     }
     user.grant("INSERT, DELETE").await;
@@ -544,7 +546,7 @@ async fn doctor_changes_nothing_and_leaves_nothing() {
         let here = if DATABASE == Database::Postgres { "current_schema()" } else { "DATABASE()" };
         let tables = AssertSqlSafe(format!("{tables}{here}"));
         let count: String = sqlx::query_scalar(tables).fetch_one(&pool).await.expect("a count");
-        assert_eq!(count.trim(), "7", "six and the history");
+        assert_eq!(count.trim(), "8", "seven and the history");
         return;
     }
     let listed = |directory: &Path| -> BTreeMap<String, Vec<u8>> {

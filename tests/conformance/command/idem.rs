@@ -202,6 +202,8 @@ async fn show_tells_all_about_one_key_of_one_principal() {
     assert_eq!((&shown["state"], &shown["holder"]), (&"done".into(), &Value::Null));
     assert_eq!(shown["result_bytes"], r#""receipt""#.len());
 
+    assert_eq!(shown["resolutions"], Value::Array(Vec::new()));
+
     // Another principal's key, everybody's, and another namespace's are others.
     assert_eq!(app.json(&of("bob")).await, Value::Null);
     assert_eq!(app.json(&["show", "order-1", "--namespace", "payments", "--global"]).await, Value::Null);
@@ -279,6 +281,50 @@ async fn release_never_means_a_newer_attempt_and_says_who_is_still_at_work() {
 }
 
 #[tokio::test]
+async fn resolve_ends_unknown_outcome_and_show_names_operator() {
+    let app = app().await;
+    let of = ["--namespace", "payments", "--principal", "alice"];
+    let resolve = async |key: &str, token: &str, rest: &[&str], code: i32| {
+        let arguments = [&["resolve", key, "--token", token][..], &of, rest].concat();
+        app.idem(&arguments).await.expect(code).stderr
+    };
+    let show = async |key: &str| app.json(&[&["show", key][..], &of].concat()).await;
+
+    let token = app.unknown(&alice("order-1")).await;
+    let newer = (token.parse::<i64>().expect("a number") + 1).to_string();
+    let said = resolve("order-1", &newer, &["--done"], 79).await;
+    assert!(said.contains(&format!("does not resolve \"order-1\": it is unknown, by token {token}")), "{said}");
+    let found = ["--done", "--result", "\"receipt\"", "--by", "ann", "--note", "charge ch_1"];
+    assert_eq!(resolve("order-1", &token, &found, 0).await, "sqlock: \"order-1\" is done\n");
+    let shown = show("order-1").await;
+    let resolution = &shown["resolutions"][0];
+    assert_eq!((&shown["state"], &shown["result_bytes"]), (&"done".into(), &r#""receipt""#.len().into()));
+    assert_eq!((&resolution["outcome"], &resolution["by"]), (&"done".into(), &"ann".into()));
+    assert_eq!((&resolution["note"], resolution["token"].to_string()), (&"charge ch_1".into(), token.clone()));
+    let text = app.idem(&[&["show", "order-1"][..], &of].concat()).await.expect(0).stdout;
+    assert!(text.contains("resolved     done by ann, "), "{text}");
+    assert!(text.ends_with(&format!(", token {token}: charge ch_1\n")), "{text}");
+    assert!(resolve("order-1", &token, &["--failed"], 79).await.contains("it is done"));
+
+    let token = app.unknown(&alice("order-2")).await;
+    assert_eq!(resolve("order-2", &token, &["--failed"], 0).await, "sqlock: \"order-2\" is new again\n");
+    assert_eq!(app.state(&alice("order-2")).await, None);
+    let shown = show("order-2").await;
+    assert_eq!((&shown["state"], &shown["resolutions"][0]["outcome"]), (&Value::Null, &"failed".into()));
+    assert!(shown["resolutions"][0]["by"].as_str().is_some_and(|by| by.contains('@')), "{shown}");
+
+    // An attempt at work, or one that has died, is for a resumption.
+    let attempt = app.attempt(&alice("order-3")).await;
+    let token = attempt.token().to_string();
+    assert!(resolve("order-3", &token, &["--done"], 79).await.contains("it is started"));
+    assert!(resolve("order-4", "17", &["--done"], 79).await.contains("it has no record"));
+    for wrong in [&[][..], &["--done", "--failed"], &["--done", "--result", "{"], &["--failed", "--result", "1"]] {
+        resolve("order-3", &token, wrong, 64).await;
+    }
+    assert_eq!(app.state(&alice("order-3")).await, Some("started"));
+}
+
+#[tokio::test]
 async fn purge_takes_only_what_has_expired() {
     let app = app().await;
     for key in ["old/1", "old/2", "new"] {
@@ -313,6 +359,7 @@ async fn idem_makes_neither_tables_nor_files() {
             (&["ls"][..], 0),
             (&["show", key[0], key[1]], 0),
             (&["release", key[0], key[1], "--token", "1"], 79),
+            (&["resolve", key[0], key[1], "--token", "1", "--done"], 79),
             (&["purge"], 0),
         ] {
             run(&db, &[&["idem"], arguments].concat()).await.expect(code);
@@ -350,6 +397,7 @@ async fn what_a_key_does_to_a_terminal_never_reaches_one() {
         &[&["show"], &of[..]].concat(),
         &[&["show", "--json"], &of[..]].concat(),
         &[&["release", "--token", "17"], &of[..]].concat(),
+        &[&["resolve", "--failed", "--token", "17"], &of[..]].concat(),
     ] {
         let mut command = sqlock(&app.db, &["idem"]);
         command.args(arguments);

@@ -1,9 +1,9 @@
-//! `sqlock idem`: lists, shows, releases and purges the idempotency records of an application.
+//! `sqlock idem`: lists, shows, resolves, releases and purges the idempotency records of an application.
 
 use clap::Args;
 use serde_json::{Value, json};
 use sqlock::FencingToken;
-use sqlock::idempotency::{Idempotency, IdempotencyKey, RecordInfo};
+use sqlock::idempotency::{Idempotency, IdempotencyKey, RecordInfo, Resolution, ResolutionInfo};
 use sqlock::inspect::LeaseInfo;
 
 use crate::database::Database;
@@ -17,7 +17,7 @@ use crate::stdout;
 /// The prefix of the names of leases on keys.
 const LEASE_PREFIX: &str = "sqlock-idem/";
 
-/// Show, release and purge idempotency records.
+/// Show, resolve, release and purge idempotency records.
 ///
 /// The records are in the application's own database, also on SQLite: in the file of the URL, not
 /// in FILE-sqlock.
@@ -32,10 +32,11 @@ enum Subcommand {
     #[command(visible_alias = "list")]
     Ls(LsArgs),
     Show(ShowArgs),
+    Resolve(ResolveArgs),
     Release(ReleaseArgs),
     /// Purge expired records.
     ///
-    /// This only saves space: an expired key is new without it. Records that are started or unknown
+    /// This only saves space: an expired key is new, or refused, without it. Records that are started or unknown
     /// are never touched.
     Purge,
 }
@@ -43,11 +44,11 @@ enum Subcommand {
 /// List records, in order of creation.
 ///
 /// Prints one line for each key, with its state: issued (a token that is not used yet), started (an
-/// attempt runs, with its holder under WHO, or has died), unknown (the effect may have happened) or
-/// done. With --json an array of objects with namespace, principal (null: a global key), key,
-/// state, token (of the latest attempt; null: done in one transaction), attempts, created_at,
-/// expires_at (null: never, since the request has not ended) and holder (of the running attempt, or
-/// null).
+/// attempt runs, with its holder under WHO, or has died), unknown (the effect may have happened),
+/// done, or expired (done, without its result, and refused). With --json an array of objects with
+/// namespace, principal (null: a global key), key, state, token (of the latest attempt; null: done
+/// in one transaction), attempts, created_at, expires_at (null: never, since the request has not
+/// ended, or is expired) and holder (of the running attempt, or null).
 #[derive(Args)]
 struct LsArgs {
     /// List only records in this namespace.
@@ -66,9 +67,10 @@ struct LsArgs {
 
 /// Show the record of a key.
 ///
-/// With --json the object that ls prints, with two more members: result_bytes, the length of the
-/// stored result (null: none), and steps, the names of the steps that are done. Prints null if the
-/// key has no record.
+/// With --json the object that ls prints, with three more members: result_bytes, the length of the
+/// stored result (null: none), steps, the names of the steps that are done, and resolutions, how
+/// unknown outcomes were resolved: objects with outcome (done or failed), token, by, note and at. If
+/// the key has no record, prints null, or an object with only the resolutions.
 #[derive(Args)]
 struct ShowArgs {
     #[command(flatten)]
@@ -76,6 +78,49 @@ struct ShowArgs {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+}
+
+/// Record whether a request with an unknown outcome took effect.
+///
+/// The record must be unknown. The token, which "sqlock idem show" prints, names the attempt: the
+/// outcome of a newer attempt is never resolved by mistake (exit code 79). Who has resolved it, when
+/// and why is kept, also when the record is gone, and printed by "sqlock idem show".
+#[derive(Args)]
+struct ResolveArgs {
+    #[command(flatten)]
+    key: KeyArgs,
+    #[command(flatten)]
+    outcome: OutcomeArgs,
+    /// The token of the latest attempt, as printed by ls and show.
+    #[arg(short, long, value_name = "N", value_parser = parse_token)]
+    token: FencingToken,
+    /// The result that later requests with the key receive.
+    ///
+    /// For a request over HTTP, the stored response: {"status": 201, "headers": [["location",
+    /// "/charges/1"]], "body": {"text": "charged"}}, or null for a response without content.
+    #[arg(long, value_name = "JSON", default_value = "null", conflicts_with = "failed", value_parser = parse_json)]
+    result: Value,
+    /// Who has found out the outcome. By default USER@HOST.
+    #[arg(long, value_name = "WHO")]
+    by: Option<String>,
+    /// How it was found out.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    note: String,
+}
+
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+struct OutcomeArgs {
+    /// The request took effect: the key replays the result.
+    #[arg(long)]
+    done: bool,
+    /// The request took no effect: the key is new again.
+    #[arg(long)]
+    failed: bool,
+}
+
+fn parse_json(text: &str) -> Result<Value, String> {
+    serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))
 }
 
 /// Make a key new again, for a request that has certainly taken no effect.
@@ -121,6 +166,7 @@ enum State {
     Started,
     Unknown,
     Done,
+    Expired,
 }
 
 impl State {
@@ -130,6 +176,7 @@ impl State {
             Self::Started => "started",
             Self::Unknown => "unknown",
             Self::Done => "done",
+            Self::Expired => "expired",
         }
     }
 }
@@ -152,6 +199,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     match args.subcommand {
         Subcommand::Ls(args) => ls(&db, args).await?,
         Subcommand::Show(args) => show(&db, args).await?,
+        Subcommand::Resolve(args) => resolve(&db, args).await?,
         Subcommand::Release(args) => release(&db, args).await?,
         Subcommand::Purge => {
             let purged = db.read(async || Idempotency::new(&db.locks).purge().await).await?;
@@ -213,7 +261,7 @@ fn find_worker<'h>(record: &RecordInfo, held: &'h [LeaseInfo]) -> Option<&'h Lea
     held.iter().find(|held| record.state == "started" && held.name.as_str() == record.lease)
 }
 
-/// Formats the expiry. `None`: never, since the request has not ended.
+/// Formats the expiry. `None`: never, since the request has not ended, or its key is refused.
 fn format_expiry(record: &RecordInfo) -> Option<String> {
     matches!(record.state, "done" | "issued").then(|| format_time(record.expires_at))
 }
@@ -245,18 +293,42 @@ async fn show(db: &Database, args: ShowArgs) -> Result<(), Failure> {
         None => None,
     };
     let held = held.as_ref().filter(|_| record.as_ref().is_some_and(|record| record.state == "started"));
+    let resolutions = db.read(async || idempotency.resolutions(&key).await).await?;
     if args.json {
-        return stdout::print_json_pretty(&record.map_or(Value::Null, |record| {
+        let mut shown = record.map_or(Value::Null, |record| {
             let mut shown = record_to_json(&record, held);
             shown["result_bytes"] = record.result_bytes.into();
             shown["steps"] = record.steps.into();
             shown
-        }));
+        });
+        if !shown.is_null() || !resolutions.is_empty() {
+            shown["resolutions"] = resolutions.iter().map(resolution_to_json).collect();
+        }
+        return stdout::print_json_pretty(&shown);
     }
-    match record {
-        Some(record) => stdout::print(&format_record(&record, held)),
-        None => stdout::print(&format!("{} has no record\n", quote(&args.key.key))),
-    }
+    let mut shown = match record {
+        Some(record) => format_record(&record, held),
+        None => format!("{} has no record\n", quote(&args.key.key)),
+    };
+    shown.extend(resolutions.iter().map(format_resolution));
+    stdout::print(&shown)
+}
+
+fn resolution_to_json(resolution: &ResolutionInfo) -> Value {
+    json!({
+        "outcome": resolution.outcome,
+        "token": resolution.token.map(FencingToken::get),
+        "by": resolution.by,
+        "note": resolution.note,
+        "at": format_time(resolution.at),
+    })
+}
+
+fn format_resolution(resolution: &ResolutionInfo) -> String {
+    let ResolutionInfo { outcome, token, by, note, at, .. } = resolution;
+    let token = token.map_or_else(String::new, |token| format!(", token {token}"));
+    let note = if note.is_empty() { String::new() } else { format!(": {}", escape_line(note)) };
+    format!("resolved     {outcome} by {}, {}{token}{note}\n", escape_line(by), format_time(*at))
 }
 
 fn format_record(record: &RecordInfo, held: Option<&LeaseInfo>) -> String {
@@ -265,8 +337,10 @@ fn format_record(record: &RecordInfo, held: Option<&LeaseInfo>) -> String {
         ("started", Some(held)) => format!("started: held by {}", escape_line(&held.holder)),
         ("started", None) => "started: the attempt has died".into(),
         ("unknown", _) => "unknown: the effect may have happened".into(),
+        ("expired", _) => "expired: the key is refused".into(),
         (state, _) => state.into(),
     };
+    let never = if record.state == "expired" { "never" } else { "never, since it has not ended" };
     let lines = [
         ("namespace", escape_line(&record.namespace)),
         ("principal", format_principal(record)),
@@ -277,10 +351,32 @@ fn format_record(record: &RecordInfo, held: Option<&LeaseInfo>) -> String {
         ("result", record.result_bytes.map_or_else(|| "none".into(), |bytes| format!("{bytes} bytes"))),
         ("steps done", escape_line(&record.steps.join(", "))),
         ("created at", format_time(record.created_at)),
-        ("expires at", format_expiry(record).unwrap_or_else(|| "never, since it has not ended".into())),
+        ("expires at", format_expiry(record).unwrap_or_else(|| never.into())),
     ];
     let lines = lines.iter().filter(|(_, value)| !value.is_empty());
     lines.map(|(what, value)| format!("{what:<11}  {value}\n")).collect()
+}
+
+async fn resolve(db: &Database, args: ResolveArgs) -> Result<(), Failure> {
+    let ResolveArgs { key: key_args, outcome, token, result, by, note } = args;
+    let (idempotency, key) = (key_args.idempotency(db), key_args.key());
+    let resolution = if outcome.done { Resolution::done(&result)? } else { Resolution::failed() };
+    let resolution = resolution.by(by.unwrap_or_else(operator)).note(note);
+    if !db.read(async || idempotency.resolve(&key, token, resolution.clone()).await).await? {
+        let now = db.read(async || idempotency.inspect(&key).await).await?;
+        return Err(refusal(&key_args, token, "resolve", now.as_ref()));
+    }
+    let (key, end) = (quote(&key_args.key), if outcome.done { "done" } else { "new again" });
+    stderr::print_note(&format!("{key} is {end}"));
+    Ok(())
+}
+
+/// Returns the user and the host.
+fn operator() -> String {
+    let user =
+        ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok().filter(|user| !user.is_empty()));
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{}@{host}", user.as_deref().unwrap_or("unknown"))
 }
 
 async fn release(db: &Database, args: ReleaseArgs) -> Result<(), Failure> {
@@ -289,7 +385,7 @@ async fn release(db: &Database, args: ReleaseArgs) -> Result<(), Failure> {
     let record = db.read(async || idempotency.inspect(&key).await).await?;
     if !db.read(async || idempotency.forget(&key, token).await).await? {
         let now = db.read(async || idempotency.inspect(&key).await).await?;
-        return Err(not_released_failure(&key_args, token, now.as_ref()));
+        return Err(refusal(&key_args, token, "release", now.as_ref()));
     }
     stderr::print_note(&format!("{} is new again", quote(&key_args.key)));
     // The key is released, also when the lease cannot be read.
@@ -304,8 +400,8 @@ async fn release(db: &Database, args: ReleaseArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes the failure for a token that does not release the key.
-fn not_released_failure(key_args: &KeyArgs, token: FencingToken, now: Option<&RecordInfo>) -> Failure {
+/// Makes the failure for a token that does not release or resolve the key.
+fn refusal(key_args: &KeyArgs, token: FencingToken, verb: &str, now: Option<&RecordInfo>) -> Failure {
     let reason = match now {
         None => "it has no record".into(),
         Some(RecordInfo { state: "done", .. }) => "it is done".into(),
@@ -313,5 +409,5 @@ fn not_released_failure(key_args: &KeyArgs, token: FencingToken, now: Option<&Re
         Some(RecordInfo { state, token: Some(latest), .. }) => format!("it is {state}, by token {latest}"),
         Some(RecordInfo { state, .. }) => format!("it is {state}"),
     };
-    Failure::new(exit::LOST, format!("token {token} does not release {}: {reason}", quote(&key_args.key)))
+    Failure::new(exit::LOST, format!("token {token} does not {verb} {}: {reason}", quote(&key_args.key)))
 }

@@ -25,7 +25,7 @@ pub fn run(global: &Global, args: Arguments) -> Outcome {
         Some(kind) => kind,
         None => Url::find(global)?.kind(),
     };
-    // On MySQL a migration is one statement without a semicolon.
+    // On MySQL the last statement of a migration has no semicolon.
     let statements: Vec<String> =
         migrations::list(kind).iter().map(|file| format!("{};\n", file.trim_end().trim_end_matches(';'))).collect();
     stdout::print(&statements.join("\n"))?;

@@ -193,7 +193,7 @@ mod tests {
             let defaults = if kind == Kind::Postgres { &["waiting", "lost"][..] } else { &["lost"] };
             let columns = |name: &str| tables.iter().find(|t| t.name == name).map_or(0, |t| t.columns.len());
             assert_eq!(columns("sqlock_lease"), 10 + defaults.len());
-            assert_eq!(columns("sqlock_idem"), 12);
+            assert_eq!(columns("sqlock_idem"), 13);
             for table in &tables {
                 assert!(table.indexes.first().is_some_and(|key| key.unique), "{table:#?}");
                 assert!(table.columns.iter().all(|column| column.not_null || column.name == "result"), "{table:#?}");

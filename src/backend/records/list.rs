@@ -1,0 +1,94 @@
+//! Lists records, in order of their creation.
+
+use sqlx::QueryBuilder;
+
+use super::{COLUMNS, Record, Records, State, record};
+
+/// Which records to list.
+#[derive(Clone, Default)]
+pub(crate) struct Selection {
+    pub(crate) namespace: Option<String>,
+    /// None: in every state.
+    pub(crate) states: Vec<State>,
+    pub(crate) min_attempts: u32,
+    /// Only those that stand behind this place.
+    pub(crate) after: Option<Place>,
+    pub(crate) limit: u32,
+}
+
+/// The place of a record in the order: its creation and its id.
+pub(crate) type Place = (i64, String);
+
+impl Record {
+    pub(crate) fn place(&self) -> Place {
+        (self.created_at, self.key.id.clone())
+    }
+}
+
+/// Reads the records of each state by themselves, because the index has the state before the time.
+pub(super) async fn list<DB: Records>(
+    conn: &mut DB::Connection,
+    selection: &Selection,
+) -> Result<Vec<Record>, sqlx::Error> {
+    let states = if selection.states.is_empty() { &State::ALL[..] } else { &selection.states };
+    let mut records = Vec::new();
+    for state in states {
+        let mut query = QueryBuilder::new("");
+        push_select::<DB>(&mut query, selection, *state);
+        for row in &DB::fetch(conn, &mut query).await? {
+            records.push(record::<DB>(row)?);
+        }
+    }
+    records.sort_by_cached_key(Record::place);
+    records.truncate(selection.limit as usize);
+    Ok(records)
+}
+
+fn push_select<DB: Records>(query: &mut QueryBuilder<DB>, selection: &Selection, state: State) {
+    let Selection { namespace, min_attempts, after, limit, .. } = selection;
+    // Not the results: they may be long.
+    query.push("SELECT ").push(COLUMNS.replace(" result,", " NULL,")).push(DB::NOW);
+    query.push(" FROM sqlock_idem WHERE state = '").push(state.as_str()).push("'");
+    if let Some((created_at, id)) = after {
+        query.push(" AND created_at >= ");
+        DB::push_integer(query, *created_at);
+        query.push(" AND (created_at > ");
+        DB::push_integer(query, *created_at);
+        query.push(" OR id > ");
+        DB::push_text(query, id);
+        query.push(")");
+    }
+    if let Some(namespace) = namespace {
+        query.push(" AND namespace = ");
+        DB::push_text(query, namespace);
+    }
+    if *min_attempts > 0 {
+        query.push(" AND attempts >= ").push(min_attempts);
+    }
+    query.push(" ORDER BY created_at, id LIMIT ").push(limit);
+}
+
+#[cfg(all(test, feature = "sqlite"))]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use sqlx::{Connection as _, Executor as _, Row as _, Sqlite, SqliteConnection};
+
+    use super::*;
+
+    /// Without statistics, as in most databases. The server's plans: `tests/conformance/idempotency.rs`.
+    #[tokio::test]
+    async fn list_of_a_state_needs_no_scan_and_no_sort() {
+        let mut conn = SqliteConnection::connect("sqlite::memory:").await.expect("connect");
+        conn.execute(include_str!("../../../migrations/sqlite/0002_idem.sql")).await.expect("tables");
+        for after in [None, Some((17, "id".to_owned()))] {
+            let namespace = Some("payments".to_owned());
+            let selection = Selection { namespace, min_attempts: 3, after, limit: 10, ..Selection::default() };
+            let mut query = QueryBuilder::<Sqlite>::new("EXPLAIN QUERY PLAN ");
+            push_select::<Sqlite>(&mut query, &selection, State::Unknown);
+            let plan = query.build().fetch_all(&mut conn).await.expect("a plan");
+            let plan: Vec<String> = plan.iter().map(|row| row.get("detail")).collect();
+            assert_eq!(plan.len(), 1, "{plan:?}");
+            assert!(plan[0].starts_with("SEARCH sqlock_idem USING INDEX sqlock_idem_by_state (state=?"), "{plan:?}");
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Unknown outcomes that an operator resolves.
+
+use serde::Serialize;
+
+use super::handle::Idempotency;
+use super::inspect::time_of_micros;
+use super::key::{self, IdempotencyKey};
+use super::outcome::encode;
+use crate::backend::records::{Errand, Resolved, Resolving};
+use crate::error::{Error, Result};
+use crate::token::FencingToken;
+
+/// The longest note, in bytes.
+const MAX_NOTE: usize = 1000;
+
+/// The outcome that an operator has found out, for example in the provider's books.
+///
+/// ```
+/// # async fn example(payments: sqlock::idempotency::Idempotency) -> sqlock::Result<()> {
+/// use sqlock::idempotency::{IdempotencyKey, Resolution};
+///
+/// let key = IdempotencyKey::new("alice", "order-17");
+/// if let Some(token) = payments.inspect(&key).await?.and_then(|record| record.token) {
+///     let found = Resolution::done(&"receipt 17")?.by("ann").note("charge ch_17 in the provider's books");
+///     payments.resolve(&key, token, found).await?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use = "an outcome is resolved by Idempotency::resolve"]
+pub struct Resolution {
+    result: Option<Vec<u8>>,
+    by: String,
+    note: String,
+}
+
+impl Resolution {
+    /// The request took effect. Later requests with the key receive this result.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Json`]: the result is not JSON.
+    pub fn done<T: Serialize + ?Sized>(result: &T) -> Result<Self> {
+        Ok(Self::new(Some(encode(result, usize::MAX)?)))
+    }
+
+    /// The request certainly had no effect. Its key is free, and an issued token valid again.
+    pub fn failed() -> Self {
+        Self::new(None)
+    }
+
+    fn new(result: Option<Vec<u8>>) -> Self {
+        Self { result, by: String::new(), note: String::new() }
+    }
+
+    /// Sets who has found this out: 1 to 255 bytes, required.
+    pub fn by(mut self, operator: impl Into<String>) -> Self {
+        self.by = operator.into();
+        self
+    }
+
+    /// Adds how it was found out: at most 1000 bytes.
+    pub fn note(mut self, text: impl Into<String>) -> Self {
+        self.note = text.into();
+        self
+    }
+}
+
+/// Omits the result, which may be a secret.
+impl std::fmt::Debug for Resolution {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Resolution")
+            .field("is_done", &self.result.is_some())
+            .field("by", &self.by)
+            .field("note", &self.note)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Idempotency {
+    /// Resolves an [unknown](crate::idempotency::Outcome::Unknown) outcome that an operator has
+    /// found out, and records who has done so. The token names the attempt. Returns `false`, and
+    /// changes nothing, when it is not the latest, or the outcome is not unknown.
+    ///
+    /// A result is replayed for the retention that the request was made with, from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`](crate::Error::InvalidKey), also for the operator's name and the note;
+    /// [`Error::ResultTooLarge`](crate::Error::ResultTooLarge),
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
+    ///
+    /// # Cancel safety
+    ///
+    /// After the future was dropped, the outcome may be resolved; [`resolutions`](Self::resolutions)
+    /// shows it.
+    pub async fn resolve(&self, key: &IdempotencyKey, token: FencingToken, resolution: Resolution) -> Result<bool> {
+        let Resolution { result, by, note } = resolution;
+        key::check("operator", &by)?;
+        check_note(&note)?;
+        if let Some(bytes) = result.as_ref().map(Vec::len).filter(|bytes| *bytes > self.limit) {
+            return Err(Error::ResultTooLarge { bytes, limit: self.limit });
+        }
+        let id = self.find_key(key).await?.id;
+        let resolving = Resolving { id: id.clone(), token: token.get(), result, by: by.clone(), note: note.clone() };
+        let outcome = resolving.outcome();
+        let answer = self.client.run_with_answer(Errand::Resolve(resolving)).await;
+        let changed = answer.result?.changed > 0;
+        if changed || !answer.may_linger {
+            return Ok(changed);
+        }
+        // A command that is repeated after a lost reply finds its own resolution.
+        let is_ours = |resolved: &Resolved| {
+            resolved.token == token.get() && resolved.outcome == outcome && resolved.by == by && resolved.note == note
+        };
+        let found = self.send(Errand::Resolutions { id }).await?.resolutions;
+        Ok(found.last().is_some_and(is_ours))
+    }
+
+    /// Lists how unknown outcomes under a key were resolved, in order: also when its record is gone.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`](crate::Error::InvalidKey),
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn resolutions(&self, key: &IdempotencyKey) -> Result<Vec<ResolutionInfo>> {
+        let id = self.find_key(key).await?.id;
+        let found = self.send(Errand::Resolutions { id }).await?.resolutions;
+        Ok(found.into_iter().map(ResolutionInfo::of).collect())
+    }
+}
+
+fn check_note(note: &str) -> Result<()> {
+    let reason = match note {
+        note if note.len() > MAX_NOTE => "it is longer than 1000 bytes",
+        note if note.contains('\0') => "it contains a NUL character",
+        _ => return Ok(()),
+    };
+    Err(Error::InvalidKey { what: "note", reason })
+}
+
+/// How an unknown outcome was resolved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ResolutionInfo {
+    /// The outcome: `done` or `failed`.
+    pub outcome: &'static str,
+    /// The token of the attempt.
+    pub token: Option<FencingToken>,
+    /// Who has resolved it.
+    pub by: String,
+    /// How it was found out. May be empty.
+    pub note: String,
+    /// When, by the database's clock.
+    pub at: chrono::DateTime<chrono::Utc>,
+}
+
+impl ResolutionInfo {
+    fn of(resolved: Resolved) -> Self {
+        Self {
+            outcome: resolved.outcome,
+            token: crate::backend::token(resolved.token),
+            by: resolved.by,
+            note: resolved.note,
+            at: time_of_micros(resolved.at),
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Continues requests under a lease whose process has died, or whose outcome is unknown.
+
+use std::collections::VecDeque;
+use std::error::Error as StdError;
+use std::fmt::Display;
+use std::num::NonZeroUsize;
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::attempt::Attempt;
+use super::handle::Idempotency;
+use super::inspect::UNFINISHED;
+use super::outcome::Outcome;
+use crate::backend::micros;
+use crate::backend::records::{Claiming, Place, Record, Selection};
+use crate::error::{Error, Result};
+use crate::panics;
+
+/// How many requests are resumed at the same time, unless [`ResumePolicy::parallel`] sets it.
+const PARALLEL: NonZeroUsize = NonZeroUsize::MIN.saturating_add(3);
+
+/// How many records are read together.
+const PAGE: u32 = 500;
+
+/// Which requests [`Idempotency::resume`] continues, and how many at a time.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a policy is set with Idempotency::resume_policy"]
+pub struct ResumePolicy {
+    parallel: NonZeroUsize,
+    min_age: Duration,
+    pub(super) max_attempts: u32,
+}
+
+impl ResumePolicy {
+    /// Resumes requests of any age, after any number of attempts, 4 at a time.
+    pub fn new() -> Self {
+        Self { parallel: PARALLEL, min_age: Duration::ZERO, max_attempts: u32::MAX }
+    }
+
+    /// Sets how many requests are resumed at the same time: 4 by default, at least 1. Each of them
+    /// holds a lease, and the connections of its work.
+    pub fn parallel(mut self, requests: usize) -> Self {
+        self.parallel = NonZeroUsize::new(requests).unwrap_or(NonZeroUsize::MIN);
+        self
+    }
+
+    /// Sets the age from which requests are resumed, since their first attempt began, by the
+    /// database's clock. By default they are resumed at any age.
+    pub fn min_age(mut self, age: Duration) -> Self {
+        self.min_age = age;
+        self
+    }
+
+    /// Sets the number of attempts after which a request is not resumed any more, but
+    /// [listed](Idempotency::dead_letters) as a dead letter: at least 1, and unlimited by default.
+    /// An attempt that panics, or whose process dies, counts too.
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.max_attempts = attempts.max(1);
+        self
+    }
+}
+
+impl Default for ResumePolicy {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The result of [`Idempotency::resume`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Resumed {
+    /// How many are done now.
+    pub done: u64,
+    /// How many failed.
+    pub failed: u64,
+    /// How many are in progress elsewhere.
+    pub at_work: u64,
+    /// How many were passed over, because of their number of attempts.
+    pub dead_letters: u64,
+}
+
+/// What became of one request.
+enum End {
+    Done,
+    Failed,
+    AtWork,
+    /// Another process has ended it meanwhile.
+    Over,
+}
+
+impl Resumed {
+    fn count(&mut self, end: End) {
+        match end {
+            End::Done => self.done += 1,
+            End::Failed => self.failed += 1,
+            End::AtWork => self.at_work += 1,
+            End::Over => {}
+        }
+    }
+}
+
+impl Idempotency {
+    /// Continues the requests of this namespace that have not ended, or whose outcome is unknown,
+    /// and that are not in progress, the oldest first: call it regularly from a background task.
+    /// The [policy](Self::resume_policy) says which ones and how many at a time.
+    ///
+    /// The [key](Attempt::key) identifies the request; finished steps are not repeated, and the
+    /// [key for the provider](Attempt::provider_key) is that of the earlier attempts.
+    ///
+    /// A request that fails or panics does not stop the others. After a panic the attempt counts as
+    /// died, and the next call resumes it. `IdempotencyLayer::resume` resumes requests that came
+    /// over HTTP; its work makes responses.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`], [`Error::NotMigrated`] and their like, which concern every request:
+    /// no further one is begun, and those that were begun have ended. Other errors, and those of
+    /// the work, are counted and logged.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run_leased`](Self::run_leased).
+    pub async fn resume<T, E, F>(&self, work: F) -> Result<Resumed>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error> + StdError,
+        F: AsyncFnOnce(&Attempt) -> Result<T, E> + Clone,
+    {
+        let ResumePolicy { parallel, max_attempts, .. } = self.resume_policy;
+        let (mut resumed, mut unavailable) = (Resumed::default(), None);
+        let (mut unfinished, mut running) = (Unfinished::default(), Running(Vec::new()));
+        loop {
+            while unavailable.is_none() && running.0.len() < parallel.get() {
+                match unfinished.next(self).await {
+                    Ok(Some(record)) if record.attempts >= i64::from(max_attempts) => resumed.dead_letters += 1,
+                    Ok(Some(record)) => running.0.push(Box::pin(self.resume_one(record, work.clone()))),
+                    Ok(None) => break,
+                    Err(error) => unavailable = Some(error),
+                }
+            }
+            match running.next().await {
+                Some(Ok(end)) => resumed.count(end),
+                Some(Err(error)) => unavailable = unavailable.or(Some(error)),
+                None => return unavailable.map_or(Ok(resumed), Err),
+            }
+        }
+    }
+
+    /// Resumes one request. An error concerns every request.
+    async fn resume_one<T, E, F>(&self, record: Record, work: F) -> Result<End>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error> + StdError,
+        F: AsyncFnOnce(&Attempt) -> Result<T, E>,
+    {
+        let attempt = match self.attempt_again(record).await {
+            Ok(Ok(attempt)) => attempt,
+            Ok(Err(end)) => return Ok(end),
+            Err(error) if error.concerns_all() => return Err(error),
+            Err(error) => return Ok(failed(error)),
+        };
+        Ok(match panics::caught_in(attempt.run_work(work)).await {
+            Ok(Ok(_)) => End::Done,
+            Ok(Err(error)) => failed(error),
+            Err(panic) => failed(format_args!("the work panicked: {panic}")),
+        })
+    }
+
+    /// Begins another attempt, unless the request is in progress or has ended.
+    async fn attempt_again(&self, record: Record) -> Result<Result<Attempt, End>> {
+        let Some(lease) = self.lease_request(&record.key).try_acquire().await? else {
+            return Ok(Err(End::AtWork));
+        };
+        let claim = Claiming { key: record.key, fingerprint: Vec::new(), keep: 0, permanent: false, issued: false };
+        Ok(match self.start(claim, lease, true).await? {
+            Outcome::New(attempt) => Ok(attempt),
+            _ => Err(End::Over),
+        })
+    }
+}
+
+fn failed(error: impl Display) -> End {
+    tracing::warn!(%error, "a request that was resumed failed");
+    End::Failed
+}
+
+/// The records to resume, read page by page.
+#[derive(Default)]
+struct Unfinished {
+    page: VecDeque<Record>,
+    after: Option<Place>,
+    /// When the youngest one was begun, at the latest: later ones are not waited for.
+    until: Option<i64>,
+    is_last: bool,
+}
+
+impl Unfinished {
+    async fn next(&mut self, idempotency: &Idempotency) -> Result<Option<Record>> {
+        if self.page.is_empty() && !self.is_last {
+            let (states, after) = (UNFINISHED.into(), self.after.take());
+            let found = idempotency.select(Selection { states, after, limit: PAGE, ..Selection::default() }).await?;
+            self.is_last = found.len() < PAGE as usize;
+            self.after = found.last().map(Record::place);
+            self.page = found.into();
+        }
+        let Some(record) = self.page.pop_front() else {
+            return Ok(None);
+        };
+        let min_age = micros(idempotency.resume_policy.min_age);
+        let until = *self.until.get_or_insert(record.now.saturating_sub(min_age));
+        if record.created_at > until {
+            self.page.clear();
+            self.is_last = true;
+            return Ok(None);
+        }
+        Ok(Some(record))
+    }
+}
+
+/// The futures in progress.
+struct Running<F>(Vec<Pin<Box<F>>>);
+
+impl<F: Future> Running<F> {
+    /// Waits for the next one to end. `None`: there is none.
+    async fn next(&mut self) -> Option<F::Output> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let (place, output) = std::future::poll_fn(|cx| {
+            let ready = self.0.iter_mut().enumerate().find_map(|(i, future)| match future.as_mut().poll(cx) {
+                Poll::Ready(output) => Some((i, output)),
+                Poll::Pending => None,
+            });
+            ready.map_or(Poll::Pending, Poll::Ready)
+        })
+        .await;
+        drop(self.0.swap_remove(place));
+        Some(output)
+    }
+}
