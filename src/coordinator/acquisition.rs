@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use tokio::sync::oneshot;
 
-use super::{Coordinator, HeldLease};
+use super::{Coordinator, HeldLease, State};
 use crate::engine::{Event, Refusal, WaiterId};
 use crate::protocol::LeaseId;
 
@@ -51,9 +51,13 @@ impl Drop for Acquisition {
         if !self.is_answered {
             let waiter = self.waiter;
             self.answer.close();
-            let waiting = self.coordinator.state().waiters.remove(&waiter);
-            drop(waiting);
-            self.coordinator.feed(Event::Cancel { waiter });
+            // In one step: a grant in between would reach neither the caller nor the engine's waiter.
+            let mut waiting = None;
+            let cancel = |state: &mut State| {
+                waiting = state.waiters.remove(&waiter);
+                Event::Cancel { waiter }
+            };
+            self.coordinator.feed_with(cancel, |_| ());
         }
     }
 }
