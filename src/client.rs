@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::backend::{Backend, Kind};
 use crate::coordinator::Coordinator;
 use crate::error::{Error, Result};
+use crate::events::Publisher;
 use crate::executor::{Answer, Executor};
 use crate::idempotency::in_flight::InFlight;
 use crate::operation::Operation;
@@ -39,9 +40,10 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) fn new(backend: Arc<dyn Backend>, kind: Kind, settings: Settings, connections: usize) -> Arc<Self> {
         let connections = connections.min(backend.useful_connections()).max(1);
-        let executor = Executor::new(Arc::clone(&backend), connections);
+        let publisher = Arc::<Publisher>::default();
+        let executor = Executor::new(Arc::clone(&backend), connections, Arc::clone(&publisher));
         Arc::new(Self {
-            coordinator: Coordinator::new(executor, Arc::clone(&settings.holder)),
+            coordinator: Coordinator::new(executor, publisher, Arc::clone(&settings.holder)),
             backend,
             kind,
             settings,

@@ -54,6 +54,8 @@
 //! | re-enter a held lease | [`Owner::scope`], or [`LeaseRequest::owner`] |
 //! | hand a held lease to another process | [`Lease::export`], [`Locks::resume`] |
 //! | prolong a lease by its token | [`Locks::extend`] |
+//! | learn of acquisitions, losses and late heartbeats as they happen | [`Locks::events`] |
+//! | answer a liveness probe, show figures | [`Locks::health`] |
 //! | list holders, or evict one | [`Locks::list`], [`Locks::inspect`], [`Locks::evict`] |
 //! | hold a lock that writes nothing and ends with its connection | [`Locks::session`] |
 //! | purge unused names | [`Locks::sweeper`] |
@@ -160,6 +162,7 @@
 //   engine - who holds and who is next: pure code
 //   protocol - what a store is asked and answers: plain data
 //   schema - the tables
+//   events health - what the outside is told: plain data, and a channel
 //   error name owner token clock backoff panics mutation random - values
 
 mod backend;
@@ -170,8 +173,10 @@ mod coordinator;
 pub mod database;
 mod engine;
 mod error;
+pub mod events;
 mod executor;
 pub mod guide;
+pub mod health;
 pub mod idempotency;
 pub mod inspect;
 pub mod lease;

@@ -13,6 +13,8 @@ use crate::backend::Names;
 use crate::backoff::Backoff;
 use crate::client::Client;
 use crate::error::{Error, Result};
+use crate::events::Events;
+use crate::health::Health;
 use crate::inspect::{self, LeaseInfo, WaiterInfo};
 use crate::lease::ExportedLease;
 use crate::lease::all::LeaseAllRequest;
@@ -327,6 +329,18 @@ impl Locks {
         let (id, renamed, ttl_stays) = (None, None, None);
         let extension = Extension { name, id, renamed, token, lasts: ttl, ttl: ttl_stays, keeper: Keeper::Same };
         self.amend(Request::Extend(extension)).await
+    }
+
+    /// Returns the events of this client from now on. Reading them costs the client nothing that
+    /// it waits for: see [`Events`].
+    pub fn events(&self) -> Events {
+        self.client.coordinator.events()
+    }
+
+    /// Returns how this client is: what it holds, and whether the database answers its heartbeats.
+    /// It reads memory and does no I/O, so a probe may call it at any rate.
+    pub fn health(&self) -> Health {
+        self.client.coordinator.health()
     }
 
     /// Returns the sweeper, which purges unused names and expired records of requests.

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::timeout;
+use tracing::Span;
+use tracing::field::Empty;
 
 use super::{Coordinator, Ending, LONGEST_SLEEP, State};
 use crate::clock::Moment;
@@ -24,6 +26,9 @@ pub(crate) struct HeldLease {
     /// It was exported, and its caller has not got it yet.
     resumes: Option<Exported>,
     is_given_back: bool,
+    /// The holding, for those who trace it.
+    span: Span,
+    since: Moment,
 }
 
 impl HeldLease {
@@ -34,7 +39,22 @@ impl HeldLease {
         ending: Arc<Ending>,
         resumes: Option<Exported>,
     ) -> Self {
-        Self { coordinator, grant, owner, ending, resumes, is_given_back: false }
+        let (span, since) = (Span::none(), Moment::now());
+        Self { coordinator, grant, owner, ending, resumes, is_given_back: false, span, since }
+    }
+
+    /// Begins the span of the holding, which may outlive the request and its span.
+    pub(super) fn trace(&mut self, request: &Span) {
+        let (name, token) = (self.name(), self.token());
+        self.span = tracing::info_span!(parent: None, "hold", %name, %token, held = Empty, outcome = Empty);
+        self.span.follows_from(request);
+    }
+
+    /// Ends the span.
+    fn record(&mut self, outcome: &str) {
+        self.span.record("held", tracing::field::debug(Moment::now().since(self.since)));
+        self.span.record("outcome", outcome);
+        self.span = Span::none();
     }
 
     /// Its caller has got it.
@@ -147,6 +167,7 @@ impl HeldLease {
         match exported {
             Some(exported) => {
                 self.is_given_back = true;
+                self.record("exported");
                 Ok(exported)
             }
             None => Err(self),
@@ -162,6 +183,7 @@ impl HeldLease {
         let (reply, answer) = oneshot::channel();
         self.is_given_back = true;
         let lost = self.loss();
+        self.record(if lost.is_some() { "lost" } else { "released" });
         let lease = self.key();
         let release = |state: &mut State| {
             state.releases.insert(lease, reply);
@@ -188,6 +210,7 @@ impl State {
 impl Drop for HeldLease {
     fn drop(&mut self) {
         if !self.is_given_back {
+            self.record("dropped");
             let (lease, keep_for) = (self.key(), Duration::ZERO);
             let event = match self.resumes {
                 Some(exported) => Event::HandBack { lease, exported },

@@ -24,6 +24,13 @@ pub enum LossCause {
     Disconnected,
 }
 
+impl LossCause {
+    /// Whether the application itself has ended the lease.
+    pub(crate) fn is_ordered(self) -> bool {
+        matches!(self, Self::MaxHold | Self::Shutdown)
+    }
+}
+
 /// Why a transaction cannot be fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -9,11 +9,13 @@ mod connections;
 mod crash;
 mod duration;
 mod election;
+mod events;
 mod examples;
 mod fence;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 mod foreign_transaction;
 mod handover;
+mod health;
 #[cfg(feature = "axum")]
 mod http;
 mod idempotency;
@@ -35,6 +37,7 @@ mod shared;
 mod statements;
 mod storm;
 mod sweeper;
+mod tracing;
 mod unreadable;
 mod version;
 mod waiting;
