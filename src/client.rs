@@ -68,6 +68,18 @@ impl Client {
         self.coordinator.executor().run(operation).await
     }
 
+    /// Ends every wait and refuses every request, waits until nothing is held, and shuts down. `false`: the time ran out first.
+    pub(crate) async fn drain(&self, within: Duration) -> Result<bool> {
+        let (leases, sessions) = (self.coordinator.drain(), self.sessions.drain());
+        let drained = async {
+            leases.await;
+            sessions.await;
+        };
+        let is_drained = tokio::time::timeout(within, drained).await.is_ok();
+        self.shutdown().await?;
+        Ok(is_drained)
+    }
+
     /// Releases every lease, ends every wait, and closes the connections.
     pub(crate) async fn shutdown(&self) -> Result<()> {
         let sessions = self.sessions.close();

@@ -55,6 +55,8 @@ pub(crate) struct Coordinator {
     state: Mutex<State>,
     /// The engine wants to be woken earlier than the timer sleeps.
     rearmed: Notify,
+    /// Nothing is held any more, while no request is taken.
+    drained: Notify,
 }
 
 struct State {
@@ -68,7 +70,7 @@ struct State {
     amendments: HashMap<LeaseKey, VecDeque<oneshot::Sender<Result<(), NotAmended>>>>,
     exported: Option<(LeaseKey, Exported)>,
     closed: Vec<oneshot::Sender<()>>,
-    is_closed: bool,
+    phase: Phase,
     /// Until when the timer sleeps.
     asleep_until: Option<Moment>,
     /// When the store last answered a request.
@@ -77,6 +79,16 @@ struct State {
     last_beat: Option<AnsweredBeat>,
     heartbeat: HeartbeatReport,
     is_started: bool,
+}
+
+/// Whether the client takes requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// Every request is refused. What is held stays.
+    Draining,
+    /// Everything is given back.
+    Closed,
 }
 
 /// A lease, for what is reported of it.
@@ -151,7 +163,7 @@ impl Coordinator {
                 amendments: HashMap::new(),
                 exported: None,
                 closed: Vec::new(),
-                is_closed: false,
+                phase: Phase::Open,
                 asleep_until: None,
                 answered_at: Moment::now(),
                 last_beat: None,
@@ -159,6 +171,7 @@ impl Coordinator {
                 is_started: false,
             }),
             rearmed: Notify::new(),
+            drained: Notify::new(),
         })
     }
 
@@ -226,14 +239,21 @@ impl Coordinator {
         self.start();
         let span = tracing::info_span!("acquire", name = %wish.name, mode = wish.mode.as_str(), waited = Empty, outcome = Empty);
         let (reply, answer) = oneshot::channel();
+        let mut refused = None;
         let begin = |state: &mut State| {
             state.next_waiter += 1;
             let waiter = WaiterId(state.next_waiter);
             let (name, since, owner) = (wish.name.clone(), Moment::now(), wish.owner);
-            state.waiters.insert(waiter, Waiting { name, since, owner, resumes, reply });
+            let waiting = Waiting { name, since, owner, resumes, reply };
+            if state.phase == Phase::Draining {
+                refused = Some(waiting);
+                return Event::Tick;
+            }
+            state.waiters.insert(waiter, waiting);
             event(waiter, wish)
         };
         let waiter = self.feed_with(begin, |state| WaiterId(state.next_waiter));
+        refused.into_iter().for_each(|waiting| self.refuse(waiting));
         Acquisition::new(Arc::clone(self), waiter, span, answer)
     }
 
@@ -247,11 +267,51 @@ impl Coordinator {
         self.feed(Event::Doubted { name });
     }
 
+    /// Refuses every waiter, and every request from now on. The future completes when nothing is held.
+    pub(crate) fn drain(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
+        let mut is_waiting = true;
+        while is_waiting {
+            let mut refused = None;
+            // In one step for each: a grant in between would reach nobody.
+            let drain = |state: &mut State| {
+                if state.phase == Phase::Open {
+                    state.phase = Phase::Draining;
+                }
+                let Some(waiter) = state.waiters.keys().next().copied() else {
+                    return Event::Tick;
+                };
+                refused = state.waiters.remove(&waiter);
+                Event::Cancel { waiter }
+            };
+            self.feed_with(drain, |_| ());
+            is_waiting = refused.is_some();
+            refused.into_iter().for_each(|waiting| self.refuse(waiting));
+        }
+        let coordinator = Arc::clone(self);
+        async move {
+            loop {
+                let drained = coordinator.drained.notified();
+                let mut drained = std::pin::pin!(drained);
+                drained.as_mut().enable();
+                if coordinator.state().engine.held() == 0 {
+                    return;
+                }
+                drained.await;
+            }
+        }
+    }
+
+    /// Refuses a caller because the client takes no more requests.
+    fn refuse(&self, waiting: Waiting) {
+        self.tell(waiting.refused(Moment::now(), RefusalReason::Closed));
+        let _ = waiting.reply.send(Err(Refusal::Closed));
+    }
+
     /// Gives everything back, refuses every waiter, and closes the connections.
     pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
         self.start();
         let (closed, is_closed) = oneshot::channel();
-        if !self.state().is_closed {
+        if self.state().phase != Phase::Closed {
             self.state().closed.push(closed);
             self.feed(Event::Close);
             let _ = is_closed.await;
@@ -298,6 +358,9 @@ impl Coordinator {
             let wakes_at = state.engine.wakes_at();
             if wakes_at.is_some_and(|at| state.asleep_until.is_some_and(|until| at < until)) {
                 self.rearmed.notify_one();
+            }
+            if state.phase != Phase::Open && state.engine.held() == 0 {
+                self.drained.notify_waiters();
             }
             after(&mut state)
         };
@@ -420,7 +483,7 @@ impl Coordinator {
                 state.exported = exported.map(|exported| (lease, exported));
             }
             Action::Closed => {
-                state.is_closed = true;
+                state.phase = Phase::Closed;
                 for closed in std::mem::take(&mut state.closed) {
                     let _ = closed.send(());
                 }

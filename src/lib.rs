@@ -60,7 +60,7 @@
 //! | hold a lock that writes nothing and ends with its connection | [`Locks::session`] |
 //! | purge unused names | [`Locks::sweeper`] |
 //! | survive the loss of a server, on a majority of independent ones | [`Quorum`] |
-//! | shut down in order | [`Locks::shutdown`] |
+//! | shut down in order | [`Locks::drain`] lets what is held finish, [`Locks::shutdown`] does not wait |
 //!
 //! The [`guide`] compares them, lists what each costs, and uses them together.
 //!

@@ -348,6 +348,35 @@ impl Locks {
         Sweeper::new(Arc::clone(&self.client))
     }
 
+    /// Lets the work in progress finish, and [shuts down](Self::shutdown): for a process that is
+    /// asked to end. From the call on, no lease and no session lock is granted, and every request
+    /// and every wait ends with [`Error::Closed`](crate::Error::Closed). What is held stays held,
+    /// and is renewed, until it is released or `timeout` has passed. Returns whether everything was
+    /// released in time; the rest is lost with [`LossCause::Shutdown`](crate::LossCause::Shutdown).
+    ///
+    /// ```
+    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// if !locks.drain(Duration::from_secs(20)).await? {
+    ///     println!("some work did not finish in time");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`shutdown`](Self::shutdown).
+    ///
+    /// # Cancel safety
+    ///
+    /// After the future was dropped, requests stay refused, and nothing is shut down: call
+    /// [`shutdown`](Self::shutdown) or this again.
+    pub async fn drain(&self, timeout: Duration) -> Result<bool> {
+        self.client.drain(timeout).await
+    }
+
     /// Releases every lease and session lock of this client, refuses its waiters, and closes its
     /// connections. Locks that the application still holds are lost with
     /// [`LossCause::Shutdown`](crate::LossCause::Shutdown).

@@ -120,6 +120,7 @@ async fn every_future_may_be_sent(
     is_send_value(&locks.election("a").leader());
     is_send_value(&locks.election("a").changes().next());
     is_send_value(&locks.shutdown());
+    is_send_value(&locks.drain(Duration::ZERO));
     is_send_value(&locks.events().next());
     is_send_value(&locks.sweeper().sweep());
 

@@ -7,6 +7,7 @@ mod clock;
 mod command;
 mod connections;
 mod crash;
+mod drain;
 mod duration;
 mod election;
 mod events;
