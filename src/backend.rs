@@ -6,7 +6,7 @@
 #[allow(clippy::expect_used, clippy::panic, clippy::print_stdout, dead_code, reason = "tests")]
 pub(crate) mod differential;
 pub(crate) mod failover;
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 pub(crate) mod memory;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
@@ -21,7 +21,7 @@ pub(crate) mod table;
 use std::pin::Pin;
 use std::time::Duration;
 
-use crate::clock::CENTURY;
+use crate::clock::{CENTURY, Clock};
 use crate::error::Result;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -35,6 +35,11 @@ pub(crate) type Job<'a, T> = Pin<Box<dyn Future<Output = Result<T, sqlx::Error>>
 pub(crate) trait Backend: Send + Sync {
     /// Opens a connection of its own, ready for the verbs.
     fn connect(&self) -> Job<'_, Box<dyn Session>>;
+
+    /// The clock that its clients keep their deadlines on.
+    fn clock(&self) -> Clock {
+        Clock::Host
+    }
 
     /// How many connections at most do any good. SQLite has one writer.
     fn useful_connections(&self) -> usize;
@@ -554,4 +559,6 @@ pub enum Kind {
     Postgres,
     MySql,
     Sqlite,
+    #[cfg(feature = "testing")]
+    Memory,
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{Backend, Kind};
+use crate::clock::Moment;
 use crate::coordinator::Coordinator;
 use crate::error::{Error, Result};
 use crate::events::Publisher;
@@ -51,6 +52,11 @@ impl Client {
             row_cache: RowCache::default(),
             in_flight: InFlight::default(),
         })
+    }
+
+    /// The time on the clock of the client.
+    pub(crate) fn now(&self) -> Moment {
+        self.backend.clock().now()
     }
 
     /// Runs an operation on the connections of the client.

@@ -148,7 +148,7 @@ impl Coordinator {
         let random = || Uuid::new_v4().as_u128();
         // The identities of one client are counted up from the first.
         let first = LeaseId::from_u128(random() & !u128::from(u32::MAX));
-        let can_notify = executor.can_notify();
+        let (can_notify, clock) = (executor.can_notify(), executor.clock());
         Arc::new(Self {
             executor,
             publisher,
@@ -165,7 +165,7 @@ impl Coordinator {
                 closed: Vec::new(),
                 phase: Phase::Open,
                 asleep_until: None,
-                answered_at: Moment::now(),
+                answered_at: clock.now(),
                 last_beat: None,
                 heartbeat: HeartbeatReport::Fine,
                 is_started: false,
@@ -202,7 +202,7 @@ impl Coordinator {
     pub(crate) fn health(&self) -> Health {
         let unavailable = self.executor.last_failure();
         let connections = self.executor.open_connections();
-        let now = Moment::now();
+        let now = self.now();
         let state = self.state();
         Health {
             held: state.engine.held(),
@@ -243,7 +243,7 @@ impl Coordinator {
         let begin = |state: &mut State| {
             state.next_waiter += 1;
             let waiter = WaiterId(state.next_waiter);
-            let (name, since, owner) = (wish.name.clone(), Moment::now(), wish.owner);
+            let (name, since, owner) = (wish.name.clone(), self.now(), wish.owner);
             let waiting = Waiting { name, since, owner, resumes, reply };
             if state.phase == Phase::Draining {
                 refused = Some(waiting);
@@ -303,7 +303,7 @@ impl Coordinator {
 
     /// Refuses a caller because the client takes no more requests.
     fn refuse(&self, waiting: Waiting) {
-        self.tell(waiting.refused(Moment::now(), RefusalReason::Closed));
+        self.tell(waiting.refused(self.now(), RefusalReason::Closed));
         let _ = waiting.reply.send(Err(Refusal::Closed));
     }
 
@@ -329,6 +329,11 @@ impl Coordinator {
         &self.executor
     }
 
+    /// The time on the clock of the client.
+    pub(crate) fn now(&self) -> Moment {
+        self.executor.clock().now()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -349,7 +354,7 @@ impl Coordinator {
             let mut state = self.state();
             let event = before(&mut state);
             outbox.is_ordered = matches!(event, Event::Evicted { .. } | Event::Close);
-            let now = Moment::now();
+            let now = self.now();
             let actions = state.engine.handle(now, event);
             for action in actions {
                 self.act(&mut state, &mut outbox, now, action);
@@ -398,7 +403,7 @@ impl Coordinator {
         let mut state = self.state();
         let event = match result {
             Ok(()) => {
-                state.last_beat = Some(AnsweredBeat { sent_at, round_trip: Moment::now().since(sent_at) });
+                state.last_beat = Some(AnsweredBeat { sent_at, round_trip: self.now().since(sent_at) });
                 let before = std::mem::replace(&mut state.heartbeat, HeartbeatReport::Fine);
                 (before != HeartbeatReport::Fine).then_some(events::Event::HeartbeatRestored)
             }
@@ -504,12 +509,12 @@ impl Coordinator {
             if is_heartbeat {
                 coordinator.note_heartbeat(sent_at, result.as_ref().map(|_| ()));
             }
-            let is_answered = result.is_ok();
+            let (is_answered, now) = (result.is_ok(), coordinator.now());
             let result = result.map_err(|error| Failure(Arc::new(error)));
             let answer = Answer { sent_at, may_linger, is_repeated, result };
             let note = |state: &mut State| {
                 if is_answered {
-                    state.answered_at = Moment::now();
+                    state.answered_at = now;
                 }
                 Event::Answer { request, answer }
             };
@@ -537,7 +542,7 @@ async fn keep_time(coordinator: Weak<Coordinator>) {
         let Some(strong) = kept.take().or_else(|| coordinator.upgrade()) else {
             return;
         };
-        let now = Moment::now();
+        let now = strong.now();
         let until = {
             let mut state = strong.state();
             let until = state.engine.wakes_at().unwrap_or(now + LONGEST_SLEEP).min(now + LONGEST_SLEEP);
@@ -549,7 +554,7 @@ async fn keep_time(coordinator: Weak<Coordinator>) {
         strong.feed(Event::Tick);
         let gives_back = {
             let state = strong.state();
-            !state.engine.is_settled() && Moment::now() < state.answered_at + GIVES_UP_AFTER
+            !state.engine.is_settled() && strong.now() < state.answered_at + GIVES_UP_AFTER
         };
         kept = gives_back.then_some(strong);
     }

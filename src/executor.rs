@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::backend::Backend;
-use crate::clock::Moment;
+use crate::clock::{Clock, Moment};
 use crate::error::{Error, Result};
 use crate::events::Publisher;
 use crate::operation::Operation;
@@ -107,7 +107,7 @@ impl Executor {
 
     /// Sends an operation and passes its answer on. When the executor ends first, the answer is [`Error::Closed`].
     pub(crate) fn submit<O: Operation>(&self, operation: O, reply: impl FnOnce(Answer<O::Output>) + Send + 'static) {
-        self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, reply)));
+        self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, self.clock(), reply)));
     }
 
     /// The same for a heartbeat, whose connection is given up when no answer comes in time.
@@ -117,7 +117,7 @@ impl Executor {
         answer_within: Duration,
         reply: impl FnOnce(Answer<O::Output>) + Send + 'static,
     ) {
-        self.heartbeats.push(Box::new(Task::new(operation, answer_within, reply)));
+        self.heartbeats.push(Box::new(Task::new(operation, answer_within, self.clock(), reply)));
     }
 
     /// Sends an operation and waits for its answer.
@@ -130,7 +130,7 @@ impl Executor {
         self.submit(operation, |result| {
             let _ = answer.send(result);
         });
-        answered.await.unwrap_or_else(|_| Answer::closed())
+        answered.await.unwrap_or_else(|_| Answer::closed(self.clock().now()))
     }
 
     /// Whether grants by other clients are heard of, once a heartbeat was answered.
@@ -151,6 +151,11 @@ impl Executor {
     /// How many connections are open.
     pub(crate) fn open_connections(&self) -> usize {
         self.work.state().open + self.heartbeats.state().open
+    }
+
+    /// The clock of the client.
+    pub(crate) fn clock(&self) -> Clock {
+        self.backend.clock()
     }
 
     /// Where the database is, for people.
@@ -180,8 +185,8 @@ impl Drop for Executor {
 }
 
 impl<T> Answer<T> {
-    fn closed() -> Self {
-        Self { result: Err(Error::Closed), sent_at: Moment::now(), may_linger: false, is_repeated: false }
+    fn closed(now: Moment) -> Self {
+        Self { result: Err(Error::Closed), sent_at: now, may_linger: false, is_repeated: false }
     }
 }
 

@@ -1,7 +1,8 @@
 //! A comparison of leases, row locks, versions, session locks and idempotency: what each protects
 //! and costs, and all of them in one program.
 //!
-//! [`cluster`] says what happens when a server is lost, and which cluster to choose. [The table of
+//! [`observability`] lists what an operator sees, and the chapter `testing` (with that feature) how
+//! to test an application that locks. [`cluster`] says what happens when a server is lost, and which cluster to choose. [The table of
 //! calls](crate#which-call) lists the call for each task.
 //!
 //! # How long must it hold?
@@ -153,3 +154,6 @@
 //! [`Versioned`]: crate::version::Versioned
 
 pub mod cluster;
+pub mod observability;
+#[cfg(feature = "testing")]
+pub mod testing;

@@ -104,6 +104,9 @@
 //! `axum` adds [`idempotency`]`::http`: requests over HTTP that take effect once, as a layer and
 //! extractors for axum.
 //!
+//! `testing` adds `testing::Memory`: locks without a database, in virtual time, for the tests of
+//! applications.
+//!
 //! `cli` builds the command `sqlock`, which holds a lease around any command (`sqlock run migrate
 //! -- sqlx migrate run`), for the databases whose features are enabled beside it; it brings TLS
 //! along.
@@ -144,6 +147,7 @@
 // form one layer. `scripts/layers` checks it.
 //
 //   guide - how to use it, for readers
+//   testing - a database in memory, for the tests of applications
 //   quorum - one lock on several databases
 //   idempotency - requests that take effect once
 //   locks - the client handle and its builder
@@ -196,6 +200,8 @@ pub mod session;
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod simulation;
 pub mod sweeper;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod token;
 mod transaction;
 

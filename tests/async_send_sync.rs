@@ -63,6 +63,8 @@ fn every_type_may_be_sent_shared_and_moved() {
         VersionedRow<String>,
         sqlock::Result<Option<Lease>>,
     ];
+    #[cfg(feature = "testing")]
+    anywhere![sqlock::testing::Memory];
     // A builder is used once, by one.
     is_send::<LocksBuilder>();
     is_unpin::<LocksBuilder>();

@@ -4,6 +4,11 @@
 //! rows that it will write, and waits or gives up where another transaction has them. Its writes are [committed](Memory::commit) later,
 //! or never. `now` is an argument, in microseconds.
 
+#![cfg_attr(not(test), allow(dead_code, reason = "strangers, fences and the checker belong to the simulation"))]
+
+#[cfg(feature = "testing")]
+pub(crate) mod server;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 

@@ -32,12 +32,13 @@ impl Acquisition {
         span: Span,
         answer: oneshot::Receiver<Result<HeldLease, Refusal>>,
     ) -> Self {
-        Self { coordinator, waiter, span, since: Moment::now(), answer, is_answered: false }
+        let since = coordinator.now();
+        Self { coordinator, waiter, span, since, answer, is_answered: false }
     }
 
     /// Ends the span.
     fn record(&mut self, outcome: &str) {
-        self.span.record("waited", tracing::field::debug(Moment::now().since(self.since)));
+        self.span.record("waited", tracing::field::debug(self.coordinator.now().since(self.since)));
         self.span.record("outcome", outcome);
         self.span = Span::none();
     }
@@ -86,7 +87,8 @@ impl Drop for Acquisition {
             };
             self.coordinator.feed_with(cancel, |_| ());
             if let Some(waiting) = waiting {
-                self.coordinator.tell(waiting.refused(Moment::now(), RefusalReason::Cancelled));
+                let event = waiting.refused(self.coordinator.now(), RefusalReason::Cancelled);
+                self.coordinator.tell(event);
             }
         }
     }

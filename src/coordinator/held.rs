@@ -39,7 +39,7 @@ impl HeldLease {
         ending: Arc<Ending>,
         resumes: Option<Exported>,
     ) -> Self {
-        let (span, since) = (Span::none(), Moment::now());
+        let (span, since) = (Span::none(), coordinator.now());
         Self { coordinator, grant, owner, ending, resumes, is_given_back: false, span, since }
     }
 
@@ -52,7 +52,7 @@ impl HeldLease {
 
     /// Ends the span.
     fn record(&mut self, outcome: &str) {
-        self.span.record("held", tracing::field::debug(Moment::now().since(self.since)));
+        self.span.record("held", tracing::field::debug(self.coordinator.now().since(self.since)));
         self.span.record("outcome", outcome);
         self.span = Span::none();
     }
@@ -86,9 +86,14 @@ impl HeldLease {
     }
 
     /// Until when the holder may rely on it. `None`: it has ended. Reads the clock and does no I/O.
-    pub(crate) fn deadline(&self) -> Option<Moment> {
+    fn deadline(&self) -> Option<Moment> {
         let deadline = self.coordinator.state().engine.deadline(self.key());
-        deadline.filter(|deadline| !deadline.is_past())
+        deadline.filter(|deadline| *deadline > self.coordinator.now())
+    }
+
+    /// How long the holder may still rely on it. Zero: it has ended.
+    pub(crate) fn remaining(&self) -> Duration {
+        self.deadline().map_or(Duration::ZERO, |deadline| deadline.since(self.coordinator.now()))
     }
 
     pub(crate) fn is_held(&self) -> bool {
@@ -120,11 +125,12 @@ impl HeldLease {
                 }
                 // The task that keeps the time tells. Where it has ended with its runtime, the clock does.
                 let deadline = coordinator.state().engine.deadline(lease);
-                if deadline.is_none_or(Moment::is_past) {
+                if deadline.is_none_or(|deadline| deadline <= coordinator.now()) {
                     coordinator.feed(Event::Tick);
                     return ending.cause.get().copied().unwrap_or(LossCause::Expired);
                 }
-                let pause = deadline.map_or(LONGEST_SLEEP, Moment::remaining).min(LONGEST_SLEEP);
+                let pause =
+                    deadline.map_or(LONGEST_SLEEP, |deadline| deadline.since(coordinator.now())).min(LONGEST_SLEEP);
                 let _ = timeout(pause, ended).await;
             }
         }

@@ -9,7 +9,7 @@ use super::failure::Failure;
 use super::{Answer, Gathered, Open, Queue};
 use crate::backend::{Backend, Job, Session};
 use crate::backoff::Backoff;
-use crate::clock::Moment;
+use crate::clock::{Clock, Moment};
 use crate::error::{Error, Fault};
 use crate::events::{Event, Publisher};
 use crate::operation::Operation;
@@ -73,12 +73,13 @@ impl<O: Operation> Task<O> {
     pub(super) fn new(
         operation: O,
         answer_within: Duration,
+        clock: Clock,
         reply: impl FnOnce(Answer<O::Output>) + Send + 'static,
     ) -> Self {
         let attempts = Attempts {
             answer_within,
             since: Instant::now(),
-            sent_at: Moment::now(),
+            sent_at: clock.now(),
             may_linger: false,
             is_repeated: false,
             backoff: Backoff::between(Duration::from_millis(5), Duration::from_millis(250)),
@@ -216,7 +217,7 @@ impl Worker {
         let Some(connection) = &mut self.connection else {
             return tasks.into_iter().rev().for_each(|task| self.queue.put_first(task));
         };
-        let sent_at = Moment::now();
+        let sent_at = self.backend.clock().now();
         tasks.iter_mut().for_each(|task| task.attempts().sent_at = sent_at);
         let within = tasks.iter_mut().map(|task| task.attempts().answer_within).min().unwrap_or_default();
         let (answers, failure) = match answered(within, connection.session.execute_batch(&batch)).await {
@@ -268,7 +269,7 @@ impl Worker {
         let Some(connection) = &mut self.connection else {
             return Err(Failure::Unconnected(None));
         };
-        task.attempts().sent_at = Moment::now();
+        task.attempts().sent_at = self.backend.clock().now();
         let within = task.attempts().answer_within;
         answered(within, task.send(&mut *connection.session)).await
     }

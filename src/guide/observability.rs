@@ -1,0 +1,50 @@
+//! What an operator sees: the log, events, and health.
+//!
+//! # The log
+//!
+//! The crate logs with `tracing`. An orderly life and an orderly end leave one line at INFO.
+//!
+//! | level | line | what to do |
+//! |---|---|---|
+//! | INFO | `started a client for locks` | nothing; it says who the holder is and where |
+//! | INFO | `took a name over from a dead holder` | find out what ended the process, if it comes often |
+//! | INFO | `a lease has ended` | nothing; `max_hold` was reached, or this client evicted it |
+//! | INFO | `the database did not confirm a release…` | nothing; the name is free after its TTL |
+//! | INFO | `reconnected to the database`, `heartbeats are answered again` | nothing |
+//! | INFO | `swept` | nothing |
+//! | WARN | `a heartbeat is late`, `a heartbeat failed…` | look at the database and the network: leases are lost when the TTL has passed |
+//! | WARN | `lost a lease`, `lost the majority for a lease` | read the cause: `expired` after a pause or an outage, `taken over or evicted` by an operator |
+//! | DEBUG | each wait, acquisition, refusal and release | |
+//!
+//! Two spans at INFO: `acquire` (name, mode, waited, outcome) in the span of its caller, and `hold`
+//! (name, token, held, outcome), which may outlive that span, and follows from `acquire`.
+//!
+//! # Events and health
+//!
+//! [`Locks::events`] tells the application itself, as it happens, and [`Locks::health`] answers a
+//! probe without a statement. A liveness probe that fails while [`is_ok`] is false restarts a
+//! process whose leases are about to be lost anyway; an idle client is always well.
+//!
+//! ```
+//! # #[cfg(feature = "testing")]
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> sqlock::Result<()> {
+//! use sqlock::events::Event;
+//!
+//! # let memory = sqlock::testing::Memory::new();
+//! # let locks = memory.locks();
+//! let mut events = locks.events();
+//! let lease = locks.lease("invoice/42").acquire().await?;
+//! assert!(matches!(events.next().await, Some(Event::Acquired { .. })));
+//! assert_eq!(locks.health().held, 1);
+//! lease.release().await?;
+//! assert!(matches!(events.next().await, Some(Event::Released { is_confirmed: true, .. })));
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "testing"))]
+//! # fn main() {}
+//! ```
+//!
+//! [`Locks::events`]: crate::Locks::events
+//! [`Locks::health`]: crate::Locks::health
+//! [`is_ok`]: crate::health::Health::is_ok
