@@ -34,9 +34,10 @@ use crate::error::{Error, LossCause, Result};
 use crate::events::{self, Events, Publisher, RefusalReason};
 use crate::executor::Executor;
 use crate::health::{Health, Heartbeat};
+use crate::measure;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{ClientId, LeaseId, Request, Response};
+use crate::protocol::{ClientId, LeaseId, Mode, Request, Response};
 use crate::token::FencingToken;
 use report::{Report, refusal_reason, takeover};
 
@@ -118,6 +119,7 @@ struct AnsweredBeat {
 /// A caller that waits.
 struct Waiting {
     name: LockName,
+    mode: Mode,
     since: Moment,
     owner: Owner,
     resumes: Option<Exported>,
@@ -190,6 +192,7 @@ impl Coordinator {
         });
         state.is_started = true;
         drop(state);
+        measure::describe();
         tracing::info!(holder = %self.holder, place = self.executor.place(), "started a client for locks");
     }
 
@@ -238,13 +241,14 @@ impl Coordinator {
     ) -> Acquisition {
         self.start();
         let span = tracing::info_span!("acquire", name = %wish.name, mode = wish.mode.as_str(), waited = Empty, outcome = Empty);
+        measure::requested();
         let (reply, answer) = oneshot::channel();
         let mut refused = None;
         let begin = |state: &mut State| {
             state.next_waiter += 1;
             let waiter = WaiterId(state.next_waiter);
             let (name, since, owner) = (wish.name.clone(), self.now(), wish.owner);
-            let waiting = Waiting { name, since, owner, resumes, reply };
+            let waiting = Waiting { name, mode: wish.mode, since, owner, resumes, reply };
             if state.phase == Phase::Draining {
                 refused = Some(waiting);
                 return Event::Tick;
@@ -303,7 +307,7 @@ impl Coordinator {
 
     /// Refuses a caller because the client takes no more requests.
     fn refuse(&self, waiting: Waiting) {
-        self.tell(waiting.refused(self.now(), RefusalReason::Closed));
+        self.tell_of(waiting.mode.as_str(), waiting.refused(self.now(), RefusalReason::Closed));
         let _ = waiting.reply.send(Err(Refusal::Closed));
     }
 
@@ -378,14 +382,24 @@ impl Coordinator {
 
     /// Reports something that is no action of the engine.
     fn tell(&self, event: events::Event) {
+        self.tell_of("", event);
+    }
+
+    /// The same, for an event about a request of this kind.
+    fn tell_of(&self, kind: &'static str, event: events::Event) {
         self.publisher.publish(&event);
-        Report { event, is_ordered: false }.write();
+        Report { event, kind, is_ordered: false }.write();
     }
 
     /// Tells the readers of events, in the order in which things happen. The log is written when the lock is open again.
     fn report(&self, outbox: &mut Outbox, event: events::Event) {
+        self.report_of(outbox, "", event);
+    }
+
+    /// The same, for an event about a request of this kind.
+    fn report_of(&self, outbox: &mut Outbox, kind: &'static str, event: events::Event) {
         self.publisher.publish(&event);
-        outbox.reports.push(Report { event, is_ordered: outbox.is_ordered });
+        outbox.reports.push(Report { event, kind, is_ordered: outbox.is_ordered });
     }
 
     /// Reports a heartbeat that has become late.
@@ -400,10 +414,13 @@ impl Coordinator {
 
     /// Notes and reports what came of a heartbeat.
     fn note_heartbeat(&self, sent_at: Moment, result: Result<(), &Error>) {
+        let mut measured = None;
         let mut state = self.state();
         let event = match result {
             Ok(()) => {
-                state.last_beat = Some(AnsweredBeat { sent_at, round_trip: self.now().since(sent_at) });
+                let round_trip = self.now().since(sent_at);
+                measured = Some(round_trip);
+                state.last_beat = Some(AnsweredBeat { sent_at, round_trip });
                 let before = std::mem::replace(&mut state.heartbeat, HeartbeatReport::Fine);
                 (before != HeartbeatReport::Fine).then_some(events::Event::HeartbeatRestored)
             }
@@ -414,6 +431,7 @@ impl Coordinator {
             }
         };
         drop(state);
+        measured.into_iter().for_each(measure::heartbeat);
         event.into_iter().for_each(|event| self.tell(event));
     }
 
@@ -434,7 +452,8 @@ impl Coordinator {
                 };
                 let (name, token, waited) = (grant.name.clone(), grant.token, now.since(waiting.since));
                 state.holds.insert(grant.lease, Hold { name: name.clone(), token, since: now });
-                self.report(outbox, events::Event::Acquired { name, token, waited });
+                let kind = waiting.mode.as_str();
+                self.report_of(outbox, kind, events::Event::Acquired { name, token, waited });
                 let ending = Arc::<Ending>::default();
                 state.leases.insert(grant.lease, Arc::clone(&ending));
                 let lease = HeldLease::new(Arc::clone(self), grant, waiting.owner, ending, waiting.resumes);
@@ -443,7 +462,7 @@ impl Coordinator {
             Action::Refused { waiter, refusal } => {
                 if let Some(waiting) = state.waiters.remove(&waiter) {
                     let reason = refusal_reason(&refusal, self.executor.trouble().is_some());
-                    self.report(outbox, waiting.refused(now, reason));
+                    self.report_of(outbox, waiting.mode.as_str(), waiting.refused(now, reason));
                     let _ = waiting.reply.send(Err(refusal));
                 }
             }

@@ -104,6 +104,8 @@
 //! `axum` adds [`idempotency`]`::http`: requests over HTTP that take effect once, as a layer and
 //! extractors for axum.
 //!
+//! `metrics` counts and measures with the facade of that name: [`guide::observability`] lists what.
+//!
 //! `testing` adds `testing::Memory`: locks without a database, in virtual time, for the tests of
 //! applications.
 //!
@@ -166,6 +168,7 @@
 //   engine - who holds and who is next: pure code
 //   protocol - what a store is asked and answers: plain data
 //   schema - the tables
+//   measure - counts for dashboards
 //   events health - what the outside is told: plain data, and a channel
 //   error name owner token clock backoff panics mutation random - values
 
@@ -185,6 +188,7 @@ pub mod idempotency;
 pub mod inspect;
 pub mod lease;
 mod locks;
+mod measure;
 mod mutation;
 mod name;
 mod operation;

@@ -88,7 +88,7 @@ impl Drop for Acquisition {
             self.coordinator.feed_with(cancel, |_| ());
             if let Some(waiting) = waiting {
                 let event = waiting.refused(self.coordinator.now(), RefusalReason::Cancelled);
-                self.coordinator.tell(event);
+                self.coordinator.tell_of(waiting.mode.as_str(), event);
             }
         }
     }

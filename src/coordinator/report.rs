@@ -5,12 +5,15 @@ use tracing::{debug, info, warn};
 use crate::engine::Refusal;
 use crate::error::{Error, LossCause};
 use crate::events::{Event, RefusalReason};
+use crate::measure;
 use crate::panics;
 use crate::protocol::{Holder, Request};
 
 /// An event, and what the log tells beside it.
 pub(super) struct Report {
     pub(super) event: Event,
+    /// How the name was requested, where the event is about a request.
+    pub(super) kind: &'static str,
     /// The application has ordered it: an eviction or a shutdown by this client.
     pub(super) is_ordered: bool,
 }
@@ -20,6 +23,21 @@ impl Report {
     pub(super) fn write(&self) {
         // A subscriber that panics must not end a task of the client.
         let _ = panics::caught(|| self.log());
+        self.measure();
+    }
+
+    fn measure(&self) {
+        match &self.event {
+            Event::Acquired { waited, .. } => measure::acquired(self.kind, *waited),
+            Event::Refused { reason, .. } => measure::refused(self.kind, *reason),
+            Event::Released { held, .. } | Event::Exported { held, .. } => measure::ended(*held),
+            Event::Lost { held, cause, .. } => {
+                measure::ended(*held);
+                measure::lost(*cause);
+            }
+            Event::HeartbeatLate { .. } => measure::heartbeat_late(),
+            _ => {}
+        }
     }
 
     fn log(&self) {

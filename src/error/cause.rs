@@ -25,6 +25,17 @@ pub enum LossCause {
 }
 
 impl LossCause {
+    /// One word for dashboards.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Expired => "expired",
+            Self::Superseded => "superseded",
+            Self::MaxHold => "max_hold",
+            Self::Shutdown => "shutdown",
+            Self::Disconnected => "disconnected",
+        }
+    }
+
     /// Whether the application itself has ended the lease.
     pub(crate) fn is_ordered(self) -> bool {
         matches!(self, Self::MaxHold | Self::Shutdown)

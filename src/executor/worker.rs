@@ -12,6 +12,7 @@ use crate::backoff::Backoff;
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, Fault};
 use crate::events::{Event, Publisher};
+use crate::measure;
 use crate::operation::Operation;
 use crate::panics;
 use crate::protocol::timing::CONNECT_WITHIN;
@@ -217,6 +218,7 @@ impl Worker {
         let Some(connection) = &mut self.connection else {
             return tasks.into_iter().rev().for_each(|task| self.queue.put_first(task));
         };
+        measure::statement(tasks[0].attempted(), tasks.len());
         let sent_at = self.backend.clock().now();
         tasks.iter_mut().for_each(|task| task.attempts().sent_at = sent_at);
         let within = tasks.iter_mut().map(|task| task.attempts().answer_within).min().unwrap_or_default();
@@ -269,6 +271,7 @@ impl Worker {
         let Some(connection) = &mut self.connection else {
             return Err(Failure::Unconnected(None));
         };
+        measure::statement(task.attempted(), 1);
         task.attempts().sent_at = self.backend.clock().now();
         let within = task.attempts().answer_within;
         answered(within, task.send(&mut *connection.session)).await

@@ -1,4 +1,4 @@
-//! What an operator sees: the log, events, and health.
+//! What an operator sees: the log, events, health, and metrics.
 //!
 //! # The log
 //!
@@ -44,6 +44,23 @@
 //! # #[cfg(not(feature = "testing"))]
 //! # fn main() {}
 //! ```
+//!
+//! # Metrics
+//!
+//! With the feature `metrics`, for whichever recorder the application installs. Names of locks are
+//! no labels.
+//!
+//! | metric | kind | labels |
+//! |---|---|---|
+//! | `sqlock_acquire_total` | counter | `kind`: `exclusive`, `shared`, `permits`; `outcome`: `acquired`, `held`, `timed_out`, `cancelled`, `closed`, `unavailable`, `failed` |
+//! | `sqlock_wait_seconds` | histogram, from the request to the lease | `kind` |
+//! | `sqlock_hold_seconds` | histogram, from the lease to its end | |
+//! | `sqlock_held`, `sqlock_waiting` | gauges | |
+//! | `sqlock_lost_total` | counter | `cause`: `expired`, `superseded`, `max_hold`, `shutdown` |
+//! | `sqlock_heartbeat_seconds` | histogram of round trips | |
+//! | `sqlock_heartbeat_late_total` | counter | |
+//! | `sqlock_statements_total` | counter of requests to the database | `verb`: what they do |
+//! | `sqlock_batch_size` | histogram of leases in one request | |
 //!
 //! [`Locks::events`]: crate::Locks::events
 //! [`Locks::health`]: crate::Locks::health
