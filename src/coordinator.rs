@@ -140,8 +140,8 @@ struct Outbox {
     /// Grants that nobody waits for any more. They give themselves back when they are dropped.
     unwanted: Vec<Result<HeldLease, Refusal>>,
     reports: Vec<Report>,
-    /// What happens was ordered by the application.
-    is_ordered: bool,
+    /// This client has evicted a holder.
+    is_eviction: bool,
 }
 
 impl Coordinator {
@@ -240,7 +240,8 @@ impl Coordinator {
         event: impl FnOnce(WaiterId, Wish) -> Event,
     ) -> Acquisition {
         self.start();
-        let span = tracing::info_span!("acquire", name = %wish.name, mode = wish.mode.as_str(), waited = Empty, outcome = Empty);
+        let (name, mode) = (&wish.name, wish.mode.as_str());
+        let span = tracing::info_span!("acquire", %name, mode, waited = Empty, outcome = Empty);
         measure::requested();
         let (reply, answer) = oneshot::channel();
         let mut refused = None;
@@ -357,7 +358,7 @@ impl Coordinator {
         let result = {
             let mut state = self.state();
             let event = before(&mut state);
-            outbox.is_ordered = matches!(event, Event::Evicted { .. } | Event::Close);
+            outbox.is_eviction = matches!(event, Event::Evicted { .. });
             let now = self.now();
             let actions = state.engine.handle(now, event);
             for action in actions {
@@ -388,7 +389,7 @@ impl Coordinator {
     /// The same, for an event about a request of this kind.
     fn tell_of(&self, kind: &'static str, event: events::Event) {
         self.publisher.publish(&event);
-        Report { event, kind, is_ordered: false }.write();
+        Report { event, kind, is_eviction: false }.write();
     }
 
     /// Tells the readers of events, in the order in which things happen. The log is written when the lock is open again.
@@ -399,7 +400,7 @@ impl Coordinator {
     /// The same, for an event about a request of this kind.
     fn report_of(&self, outbox: &mut Outbox, kind: &'static str, event: events::Event) {
         self.publisher.publish(&event);
-        outbox.reports.push(Report { event, kind, is_ordered: outbox.is_ordered });
+        outbox.reports.push(Report { event, kind, is_eviction: outbox.is_eviction });
     }
 
     /// Reports a heartbeat that has become late.

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use tokio::sync::oneshot;
 use tracing::Span;
 
-use super::report::refusal_reason;
+use super::report::{end_span, refusal_reason};
 use super::{Coordinator, HeldLease, State};
 use crate::clock::Moment;
 use crate::engine::{Event, Refusal, WaiterId};
@@ -38,9 +38,8 @@ impl Acquisition {
 
     /// Ends the span.
     fn record(&mut self, outcome: &str) {
-        self.span.record("waited", tracing::field::debug(self.coordinator.now().since(self.since)));
-        self.span.record("outcome", outcome);
-        self.span = Span::none();
+        let waited = self.coordinator.now().since(self.since);
+        end_span(&mut self.span, "waited", waited, outcome);
     }
 }
 

@@ -8,6 +8,7 @@ use tokio::time::timeout;
 use tracing::Span;
 use tracing::field::Empty;
 
+use super::report::end_span;
 use super::{Coordinator, Ending, LONGEST_SLEEP, State};
 use crate::clock::Moment;
 use crate::engine::{Amendment, Event, Exported, Grant, LeaseKey, NotAmended, Verdict};
@@ -52,9 +53,8 @@ impl HeldLease {
 
     /// Ends the span.
     fn record(&mut self, outcome: &str) {
-        self.span.record("held", tracing::field::debug(self.coordinator.now().since(self.since)));
-        self.span.record("outcome", outcome);
-        self.span = Span::none();
+        let held = self.coordinator.now().since(self.since);
+        end_span(&mut self.span, "held", held, outcome);
     }
 
     /// Its caller has got it.
@@ -158,7 +158,7 @@ impl HeldLease {
     }
 
     /// Lets go of the lease, for another process to resume it. `Err`: it is not held, or its owner has entered more than once.
-    pub(crate) fn export(mut self) -> Result<Exported, Self> {
+    pub(crate) fn export(mut self) -> Result<Exported, Box<Self>> {
         let lease = self.key();
         let exported = self.coordinator.feed_with(
             |_| Event::Export { lease },
@@ -176,7 +176,7 @@ impl HeldLease {
                 self.record("exported");
                 Ok(exported)
             }
-            None => Err(self),
+            None => Err(Box::new(self)),
         }
     }
 

@@ -1,6 +1,8 @@
 //! What is told to the outside: the log, for every event of a client.
 
-use tracing::{debug, info, warn};
+use std::time::Duration;
+
+use tracing::{Span, debug, info, warn};
 
 use crate::engine::Refusal;
 use crate::error::{Error, LossCause};
@@ -14,8 +16,8 @@ pub(super) struct Report {
     pub(super) event: Event,
     /// How the name was requested, where the event is about a request.
     pub(super) kind: &'static str,
-    /// The application has ordered it: an eviction or a shutdown by this client.
-    pub(super) is_ordered: bool,
+    /// This client has evicted a holder.
+    pub(super) is_eviction: bool,
 }
 
 impl Report {
@@ -24,6 +26,11 @@ impl Report {
         // A subscriber that panics must not end a task of the client.
         let _ = panics::caught(|| self.log());
         self.measure();
+    }
+
+    /// Whether the application itself has ended the lease.
+    fn is_ordered(&self, cause: LossCause) -> bool {
+        cause.is_ordered() || (self.is_eviction && cause == LossCause::Superseded)
     }
 
     fn measure(&self) {
@@ -55,7 +62,7 @@ impl Report {
             Event::Lost { name, token, held, cause: LossCause::Shutdown } => {
                 debug!(%name, %token, ?held, "released a lease at shutdown");
             }
-            Event::Lost { name, token, held, cause } if self.is_ordered || cause.is_ordered() => {
+            Event::Lost { name, token, held, cause } if self.is_ordered(*cause) => {
                 info!(%name, %token, ?held, %cause, "a lease has ended");
             }
             Event::Lost { name, token, held, cause } => warn!(%name, %token, ?held, %cause, "lost a lease"),
@@ -67,6 +74,16 @@ impl Report {
             Event::Reconnected | Event::Missed { .. } => {}
         }
     }
+}
+
+/// Ends a span, with the time that it took and how it ended.
+pub(super) fn end_span(span: &mut Span, time: &'static str, took: Duration, outcome: &str) {
+    // A subscriber that panics must not keep a lease from its release.
+    let _ = panics::caught(|| {
+        let span = std::mem::replace(span, Span::none());
+        span.record(time, tracing::field::debug(took));
+        span.record("outcome", outcome);
+    });
 }
 
 /// Why a request ended. `has_trouble`: the database is out of reach at present.

@@ -124,7 +124,7 @@ impl Lease {
                 Ok(ExportedLease { name, owner, exported, mode, ttl })
             }
             Err(held) => {
-                lease.held = Some(held);
+                lease.held = Some(*held);
                 lease.held()?;
                 let reason = "its owner has acquired it more than once; release the others first";
                 Err(Error::Conversion { name: lease.name().clone(), reason })
