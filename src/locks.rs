@@ -331,8 +331,8 @@ impl Locks {
         self.amend(Request::Extend(extension)).await
     }
 
-    /// Returns the events of this client from now on. Reading them costs the client nothing that
-    /// it waits for: see [`Events`].
+    /// Returns the events of this client from now on. A slow reader never delays the client: it
+    /// misses events, and is told how many.
     pub fn events(&self) -> Events {
         self.client.coordinator.events()
     }

@@ -88,8 +88,8 @@ impl Memory {
     /// Cuts the clients that hold the name off until their leases on it have expired, as a pause of
     /// the process or the network does: their heartbeats stay unanswered for up to the TTL. Their
     /// other leases with a TTL as short are lost as well, all by
-    /// [`LossCause::Expired`](crate::LossCause::Expired). Returns how many clients these are; a
-    /// lease without renewal is in no client's care.
+    /// [`LossCause::Expired`](crate::LossCause::Expired). Returns how many clients are cut off. A
+    /// lease without renewal expires by itself, and its client does not count.
     ///
     /// # Errors
     ///

@@ -26,6 +26,7 @@ pub enum LossCause {
 
 impl LossCause {
     /// One word for dashboards.
+    #[cfg(feature = "metrics")]
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Expired => "expired",

@@ -14,6 +14,7 @@
 //! | INFO | `swept` | nothing |
 //! | WARN | `a heartbeat is late`, `a heartbeat failed…` | look at the database and the network: leases are lost when the TTL has passed |
 //! | WARN | `lost a lease`, `lost the majority for a lease` | read the cause: `expired` after a pause or an outage, `taken over or evicted` by an operator |
+//! | WARN | `lost the connection that session locks live on` | look at the server and the network; all session locks of the client are lost |
 //! | DEBUG | each wait, acquisition, refusal and release | |
 //!
 //! Two spans at INFO: `acquire` (name, mode, waited, outcome) in the span of its caller, and `hold`
@@ -22,8 +23,9 @@
 //! # Events and health
 //!
 //! [`Locks::events`] tells the application itself, as it happens, and [`Locks::health`] answers a
-//! probe without a statement. A liveness probe that fails while [`is_ok`] is false restarts a
-//! process whose leases are about to be lost anyway; an idle client is always well.
+//! probe without a statement. [`is_ok`] is false while heartbeats are late: good for an alert and a
+//! readiness probe. A liveness probe that restarts every process while the database is away makes
+//! the outage worse. An idle client sends no heartbeat, and is always well.
 //!
 //! ```
 //! # #[cfg(feature = "testing")]
