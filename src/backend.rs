@@ -11,7 +11,7 @@ pub(crate) mod dialect;
 pub(crate) mod differential;
 pub(crate) mod failover;
 pub(crate) mod fence;
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 pub(crate) mod memory;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
@@ -29,6 +29,7 @@ pub(crate) use self::admin::{ListedHolder, ListedWaiter, Names, SweepRange, Swep
 pub(crate) use self::session::SessionLocks;
 pub(crate) use self::store::{BoxFuture, Store, StoreFuture};
 pub(crate) use self::stored::{hex, micros, token};
+use crate::clock::Clock;
 use crate::error::Result;
 
 /// A database with the tables of this crate.
@@ -40,6 +41,11 @@ pub(crate) trait Backend: Send + Sync {
     /// clients if the database supports them.
     fn connect_for_heartbeats(&self) -> StoreFuture<'_, Box<dyn Store>> {
         self.connect()
+    }
+
+    /// Returns the clock that its clients keep their deadlines on.
+    fn clock(&self) -> Clock {
+        Clock::Host
     }
 
     /// Returns whether connections for heartbeats receive notifications, as far as is known.
@@ -89,4 +95,6 @@ pub enum Kind {
     Postgres,
     MySql,
     Sqlite,
+    #[cfg(feature = "testing")]
+    Memory,
 }

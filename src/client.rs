@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{Backend, Kind};
+use crate::clock::Moment;
 use crate::coordinator::Coordinator;
 use crate::error::{Error, Result};
+use crate::events::Publisher;
 use crate::executor::{Answer, Executor};
 use crate::idempotency::in_flight::InFlight;
 use crate::operation::Operation;
@@ -39,9 +41,10 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) fn new(backend: Arc<dyn Backend>, kind: Kind, settings: Settings, connections: usize) -> Arc<Self> {
         let connections = connections.min(backend.max_connections_used()).max(1);
-        let executor = Executor::new(Arc::clone(&backend), connections);
+        let publisher = Arc::<Publisher>::default();
+        let executor = Executor::new(Arc::clone(&backend), connections, Arc::clone(&publisher));
         Arc::new(Self {
-            coordinator: Coordinator::new(executor, Arc::clone(&settings.holder)),
+            coordinator: Coordinator::new(executor, publisher, Arc::clone(&settings.holder)),
             backend,
             kind,
             settings,
@@ -49,6 +52,11 @@ impl Client {
             row_cache: RowCache::default(),
             in_flight: InFlight::default(),
         })
+    }
+
+    /// The time on the clock of the client.
+    pub(crate) fn now(&self) -> Moment {
+        self.backend.clock().now()
     }
 
     /// Runs an operation on the connections of the client.
@@ -64,6 +72,18 @@ impl Client {
     pub(crate) async fn run_with_answer<O: Operation>(&self, operation: O) -> Answer<O::Output> {
         self.coordinator.start();
         self.coordinator.executor().run(operation).await
+    }
+
+    /// Ends every wait and refuses every request, waits until nothing is held, and shuts down. `false`: the time ran out first.
+    pub(crate) async fn drain(&self, within: Duration) -> Result<bool> {
+        let (leases, sessions) = (self.coordinator.drain(), self.sessions.drain());
+        let drained = async {
+            leases.await;
+            sessions.await;
+        };
+        let is_drained = tokio::time::timeout(within, drained).await.is_ok();
+        self.shutdown().await?;
+        Ok(is_drained)
     }
 
     /// Releases every lease, ends every wait, and closes the connections.

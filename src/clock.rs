@@ -56,6 +56,31 @@ impl Moment {
     }
 }
 
+/// The clock of a client.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum Clock {
+    /// The one of the host that counts suspend.
+    #[default]
+    Host,
+    /// The one of tokio, which a test may pause and advance, from this moment on.
+    #[cfg(feature = "testing")]
+    Tokio(tokio::time::Instant),
+}
+
+impl Clock {
+    pub(crate) fn now(self) -> Moment {
+        match self {
+            Self::Host => Moment::now(),
+            #[cfg(feature = "testing")]
+            Self::Tokio(start) => Moment(0) + START + start.elapsed(),
+        }
+    }
+}
+
+/// What a clock of tokio shows at first. The engine may look back from there.
+#[cfg(feature = "testing")]
+const START: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// How often a waiting task reads the clock: timers stand still while the machine sleeps.
 pub(crate) const CLOCK_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 

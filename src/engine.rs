@@ -38,6 +38,7 @@ pub(crate) use action::{
     Action, Amendment, Answer, Event, Exported, Failure, Grant, LeaseKey, NotAmended, Patience, Refusal, RequestId,
     Verdict, WaiterId, Wish,
 };
+pub(crate) use heartbeat::Pulse;
 use heartbeat::{Epoch, Heartbeat};
 use holding::{Holding, HoldingState, LocalLease};
 use name::{Name, Needs, Step, Waiter, WaiterState};
@@ -210,6 +211,19 @@ impl Engine {
         (self.shortest().unwrap_or(BEAT) / 4).clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE)
     }
 
+    /// How many leases are in the hands of callers.
+    pub(crate) fn held(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// How the heartbeat is.
+    pub(crate) fn pulse(&self, now: Moment) -> Pulse {
+        match self.shortest() {
+            Some(_) => self.heartbeat.pulse(now),
+            None => Pulse::Idle,
+        }
+    }
+
     /// Until when the holder of a lease may rely on it. `None`: it has ended.
     pub(crate) fn deadline(&self, lease: LeaseKey) -> Option<Moment> {
         let (name, id) = self.leases.get(&lease)?;
@@ -311,7 +325,7 @@ impl Engine {
         }
         let holder = self.holder.clone();
         let claim = Claim { name: name.clone(), id: claim_id, owner, client, is_kept, mode, ttl, holder, label };
-        let waiter = Waiter {
+        let mut waiter = Waiter {
             id,
             claim,
             reenters,
@@ -325,7 +339,11 @@ impl Engine {
             resumes: None,
             ask_at: now,
             unknown: 0,
+            is_told: false,
         };
+        if (state.is_taken(mode) || (mode == Mode::Exclusive && waits)) && waiter.tell_wait() {
+            self.actions.push(Action::Waits { waiter: id });
+        }
         self.patience.extend(waiter.ends_at().map(|at| (at, id)));
         state.push_waiter(waiter);
         self.waiters.insert(id, name.clone());

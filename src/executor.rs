@@ -22,8 +22,9 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::backend::Backend;
-use crate::clock::Moment;
+use crate::clock::{Clock, Moment};
 use crate::error::{Error, Result};
+use crate::events::Publisher;
 use crate::operation::Operation;
 use crate::protocol::Batch;
 use worker::{Pending, Task, Worker};
@@ -49,6 +50,7 @@ pub(crate) struct Executor {
     heartbeats: Arc<Queue>,
     backend: Arc<dyn Backend>,
     connections: usize,
+    publisher: Arc<Publisher>,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -76,6 +78,8 @@ struct QueueState {
     next: u64,
     /// How many workers have a connection and nothing to do.
     idle: usize,
+    /// How many workers have a connection.
+    open: usize,
     is_closed: bool,
     /// Why the database is out of reach at present, if it is.
     trouble: Option<String>,
@@ -83,9 +87,10 @@ struct QueueState {
 
 impl Executor {
     /// An executor whose connections are opened when they are first needed. `connections`: how many do work, beside the one for
-    /// heartbeats.
-    pub(crate) fn new(backend: Arc<dyn Backend>, connections: usize) -> Self {
-        Self { work: Arc::default(), heartbeats: Arc::default(), backend, connections, workers: Mutex::new(Vec::new()) }
+    /// heartbeats. `publisher` is told of connections that are opened again.
+    pub(crate) fn new(backend: Arc<dyn Backend>, connections: usize, publisher: Arc<Publisher>) -> Self {
+        let (work, heartbeats, workers) = (Arc::default(), Arc::default(), Mutex::default());
+        Self { work, heartbeats, backend, connections, publisher, workers }
     }
 
     /// Starts the tasks on the present runtime, the first time. `on_grant` takes the names that other clients are heard to grant to this
@@ -95,18 +100,14 @@ impl Executor {
         if !workers.is_empty() {
             return;
         }
-        let heartbeats =
-            Worker::for_heartbeats(Arc::clone(&self.backend), Arc::clone(&self.heartbeats), Box::new(on_grant));
-        workers.push(tokio::spawn(heartbeats.run()));
-        workers.extend((0..self.connections).map(|_| {
-            let worker = Worker::new(Arc::clone(&self.backend), Arc::clone(&self.work));
-            tokio::spawn(worker.run())
-        }));
+        let worker = |queue| Worker::new(Arc::clone(&self.backend), Arc::clone(queue), Arc::clone(&self.publisher));
+        workers.push(tokio::spawn(worker(&self.heartbeats).for_heartbeats(Box::new(on_grant)).run()));
+        workers.extend((0..self.connections).map(|_| tokio::spawn(worker(&self.work).run())));
     }
 
     /// Sends an operation and passes its answer on. When the executor ends first, the answer is [`Error::Closed`].
     pub(crate) fn submit<O: Operation>(&self, operation: O, reply: impl FnOnce(Answer<O::Output>) + Send + 'static) {
-        self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, reply)));
+        self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, self.clock(), reply)));
     }
 
     /// The same for a heartbeat, whose connection is given up when no answer comes in time.
@@ -116,7 +117,7 @@ impl Executor {
         answer_within: Duration,
         reply: impl FnOnce(Answer<O::Output>) + Send + 'static,
     ) {
-        self.heartbeats.push(Box::new(Task::new(operation, answer_within, reply)));
+        self.heartbeats.push(Box::new(Task::new(operation, answer_within, self.clock(), reply)));
     }
 
     /// Sends an operation and waits for its answer.
@@ -129,7 +130,7 @@ impl Executor {
         self.submit(operation, |result| {
             let _ = answer.send(result);
         });
-        answered.await.unwrap_or_else(|_| Answer::closed())
+        answered.await.unwrap_or_else(|_| Answer::closed(self.clock().now()))
     }
 
     /// Whether grants by other clients are heard of, once a heartbeat was answered.
@@ -140,6 +141,26 @@ impl Executor {
     /// Why the database is out of reach at present, if it is.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.work.state().trouble.clone()
+    }
+
+    /// Why a connection could not be opened or was lost, until the next one is opened.
+    pub(crate) fn last_failure(&self) -> Option<String> {
+        self.trouble().or_else(|| self.heartbeats.state().trouble.clone())
+    }
+
+    /// How many connections are open.
+    pub(crate) fn open_connections(&self) -> usize {
+        self.work.state().open + self.heartbeats.state().open
+    }
+
+    /// The clock of the client.
+    pub(crate) fn clock(&self) -> Clock {
+        self.backend.clock()
+    }
+
+    /// Where the database is, for people.
+    pub(crate) fn place(&self) -> String {
+        self.backend.address()
     }
 
     /// Carries out what has been submitted, and closes the connections.
@@ -164,8 +185,8 @@ impl Drop for Executor {
 }
 
 impl<T> Answer<T> {
-    fn closed() -> Self {
-        Self { result: Err(Error::Closed), sent_at: Moment::now(), may_linger: false, is_repeated: false }
+    fn closed(now: Moment) -> Self {
+        Self { result: Err(Error::Closed), sent_at: now, may_linger: false, is_repeated: false }
     }
 }
 
@@ -237,6 +258,12 @@ impl Queue {
         Idle(self)
     }
 
+    /// Counts a worker as one that has a connection, for as long as the result lives.
+    fn open(self: &Arc<Self>) -> Open {
+        self.state().open += 1;
+        Open(Arc::clone(self))
+    }
+
     fn set_trouble(&self, trouble: Option<String>) {
         self.state().trouble = trouble;
     }
@@ -272,6 +299,15 @@ impl Queue {
                 None => changed.await,
             }
         }
+    }
+}
+
+/// Counts a worker that has a connection.
+struct Open(Arc<Queue>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.state().open -= 1;
     }
 }
 

@@ -4,6 +4,8 @@
 //! [The table of calls](crate#which-call) lists the call for each task. [`cluster`] says what happens
 //! when a server is lost, and which cluster to choose; [`limits`] what is not promised; [`costs`] how
 //! many statements each call sends; [`comparison`] how other systems differ.
+//! [`observability`] lists what an operator sees, and the chapter `testing` (with that feature) how to
+//! test an application that locks.
 //!
 //! # How long must it hold?
 //!
@@ -157,3 +159,6 @@ pub mod cluster;
 pub mod comparison;
 pub mod costs;
 pub mod limits;
+pub mod observability;
+#[cfg(feature = "testing")]
+pub mod testing;

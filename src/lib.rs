@@ -54,11 +54,13 @@
 //! | re-enter a held lease | [`Owner::scope`], or [`LeaseRequest::owner`] |
 //! | hand a held lease to another process | [`Lease::export`], [`Locks::resume`] |
 //! | prolong a lease by its token | [`Locks::extend`] |
+//! | learn of acquisitions, losses and late heartbeats as they happen | [`Locks::events`] |
+//! | answer a liveness probe, show figures | [`Locks::health`] |
 //! | list holders, or evict one | [`Locks::list`], [`Locks::inspect`], [`Locks::evict`] |
 //! | hold a lock that writes nothing and ends with its connection | [`Locks::session`] |
 //! | purge unused names | [`Locks::sweeper`] |
 //! | survive the loss of a server, on a majority of independent ones | [`Quorum`] |
-//! | shut down in order | [`Locks::shutdown`] |
+//! | shut down in order | [`Locks::drain`] lets what is held finish, [`Locks::shutdown`] does not wait |
 //!
 //! The [`guide`] compares them, lists what each costs, and uses them together.
 //!
@@ -87,6 +89,11 @@
 //!
 //! `axum` adds [`idempotency`]`::http`: requests over HTTP that take effect once, as a layer and
 //! extractors for axum.
+//!
+//! `metrics` counts and measures with the facade of that name: [`guide::observability`] lists what.
+//!
+//! `testing` adds `testing::Memory`: locks without a database, in virtual time, for the tests of
+//! applications.
 //!
 //! `cli` builds the command `sqlock`, which holds a lease around any command (`sqlock run migrate
 //! -- sqlx migrate run`), for the databases whose features are enabled beside it; it brings TLS
@@ -129,6 +136,7 @@
 // form one layer. `scripts/layers` checks it.
 //
 //   guide - how to use it, for readers
+//   testing - a database in memory, for the tests of applications
 //   quorum - one lock on several databases
 //   idempotency - requests that take effect once
 //   locks - the client handle and its builder
@@ -147,6 +155,8 @@
 //   engine - who holds and who is next: pure code
 //   protocol - what a store is asked and answers: plain data
 //   schema - the tables
+//   measure - counts for dashboards
+//   events health - what the outside is told: plain data, and a channel
 //   error name owner token clock backoff panics mutation random - values
 
 mod backend;
@@ -157,12 +167,15 @@ mod coordinator;
 pub mod database;
 mod engine;
 mod error;
+pub mod events;
 mod executor;
 pub mod guide;
+pub mod health;
 pub mod idempotency;
 pub mod inspect;
 pub mod lease;
 mod locks;
+mod measure;
 mod mutation;
 mod name;
 mod operation;
@@ -178,6 +191,8 @@ pub mod session;
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod simulation;
 pub mod sweeper;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod token;
 mod transaction;
 

@@ -13,6 +13,8 @@ use crate::backend::Names;
 use crate::backoff::Backoff;
 use crate::client::Client;
 use crate::error::{Error, Result};
+use crate::events::Events;
+use crate::health::Health;
 use crate::inspect::{self, LeaseInfo, WaiterInfo};
 use crate::lease::ExportedLease;
 use crate::lease::all::LeaseAllRequest;
@@ -329,9 +331,50 @@ impl Locks {
         self.amend(Request::Extend(extension)).await
     }
 
+    /// Returns the events of this client from now on. A slow reader never delays the client: it
+    /// misses events, and is told how many.
+    pub fn events(&self) -> Events {
+        self.client.coordinator.events()
+    }
+
+    /// Returns how this client is: what it holds, and whether the database answers its heartbeats.
+    /// It reads memory and does no I/O, so a probe may call it at any rate.
+    pub fn health(&self) -> Health {
+        self.client.coordinator.health()
+    }
+
     /// Returns the sweeper, which purges unused names and expired records of requests.
     pub fn sweeper(&self) -> Sweeper {
         Sweeper::new(Arc::clone(&self.client))
+    }
+
+    /// Lets the work in progress finish, and [shuts down](Self::shutdown): for a process that is
+    /// asked to end. From the call on, no lease and no session lock is granted, and every request
+    /// and every wait ends with [`Error::Closed`](crate::Error::Closed). What is held stays held,
+    /// and is renewed, until it is released or `timeout` has passed. Returns whether everything was
+    /// released in time; the rest is lost with [`LossCause::Shutdown`](crate::LossCause::Shutdown).
+    ///
+    /// ```
+    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// if !locks.drain(Duration::from_secs(20)).await? {
+    ///     println!("some work did not finish in time");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`shutdown`](Self::shutdown).
+    ///
+    /// # Cancel safety
+    ///
+    /// After the future was dropped, requests stay refused, and nothing is shut down: call
+    /// [`shutdown`](Self::shutdown) or this again.
+    pub async fn drain(&self, timeout: Duration) -> Result<bool> {
+        self.client.drain(timeout).await
     }
 
     /// Releases every lease and session lock of this client, refuses its waiters, and closes its

@@ -109,7 +109,8 @@ impl Sweeper {
                     return;
                 };
                 match sweep(&client, retention, batch).await {
-                    Ok(purged) => tracing::debug!(purged, "swept"),
+                    Ok(0) => tracing::debug!("swept, and nothing was purged"),
+                    Ok(purged) => tracing::info!(purged, "swept"),
                     Err(error) => tracing::warn!(%error, "a sweep failed; the next one may succeed"),
                 }
             }

@@ -4,6 +4,8 @@
 use std::time::Duration;
 
 use sqlock::election::{Changes, Election, Leadership};
+use sqlock::events::{Event, Events};
+use sqlock::health::Health;
 use sqlock::idempotency::{Attempt, Claim, Fingerprint, Idempotency, IdempotencyKey};
 use sqlock::inspect::LeaseInfo;
 use sqlock::lease::{ExportedLease, FenceError};
@@ -34,9 +36,12 @@ fn every_type_may_be_sent_shared_and_moved() {
         Changes,
         Election,
         Error,
+        Event,
+        Events,
         ExportedLease,
         FenceError,
         FencingToken,
+        Health,
         Leadership,
         Lease,
         LeaseInfo,
@@ -58,6 +63,8 @@ fn every_type_may_be_sent_shared_and_moved() {
         VersionedRow<String>,
         sqlock::Result<Option<Lease>>,
     ];
+    #[cfg(feature = "testing")]
+    anywhere![sqlock::testing::Memory];
     // A builder is used once, by one.
     is_send::<LocksBuilder>();
     is_unpin::<LocksBuilder>();
@@ -72,6 +79,8 @@ fn handles_and_values_are_clone_and_guards_are_not() {
     is_clone::<Sweeper>();
     is_clone::<ExportedLease>();
     is_clone::<LeaseInfo>();
+    is_clone::<Event>();
+    is_clone::<Health>();
     is_clone::<LockName>();
     is_clone::<Owner>();
     is_clone::<FencingToken>();
@@ -113,6 +122,8 @@ async fn every_future_may_be_sent(
     is_send_value(&locks.election("a").leader());
     is_send_value(&locks.election("a").changes().next());
     is_send_value(&locks.shutdown());
+    is_send_value(&locks.drain(Duration::ZERO));
+    is_send_value(&locks.events().next());
     is_send_value(&locks.sweeper().sweep());
 
     is_send_value(&locks.lease("a").acquire());

@@ -5,12 +5,16 @@
 //! waits or gives up. Its writes are [committed](Memory::commit) later, or never. `now` is an
 //! argument, in microseconds.
 
+#![cfg_attr(not(test), allow(dead_code, reason = "strangers, fences and the checker belong to the simulation"))]
+
 mod acquire;
 mod change;
 mod heartbeat;
 mod queue;
 mod release;
 mod row;
+#[cfg(feature = "testing")]
+pub(crate) mod server;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -5,15 +5,22 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tokio::sync::oneshot;
+use tracing::Span;
 
+use super::report::{end_span, refusal_reason};
 use super::{Coordinator, HeldLease, State};
+use crate::clock::Moment;
 use crate::engine::{Event, Refusal, WaiterId};
+use crate::events::RefusalReason;
 use crate::protocol::LeaseId;
 
 /// A wait for a lease. Dropped, it leaves the queue; a grant that is on its way is given back.
 pub(crate) struct Acquisition {
     coordinator: Arc<Coordinator>,
     waiter: WaiterId,
+    /// The request, for those who trace it.
+    span: Span,
+    since: Moment,
     answer: oneshot::Receiver<Result<HeldLease, Refusal>>,
     is_answered: bool,
 }
@@ -22,9 +29,17 @@ impl Acquisition {
     pub(super) fn new(
         coordinator: Arc<Coordinator>,
         waiter: WaiterId,
+        span: Span,
         answer: oneshot::Receiver<Result<HeldLease, Refusal>>,
     ) -> Self {
-        Self { coordinator, waiter, answer, is_answered: false }
+        let since = coordinator.now();
+        Self { coordinator, waiter, span, since, answer, is_answered: false }
+    }
+
+    /// Ends the span.
+    fn record(&mut self, outcome: &str) {
+        let waited = self.coordinator.now().since(self.since);
+        end_span(&mut self.span, "waited", waited, outcome);
     }
 }
 
@@ -41,7 +56,18 @@ impl Future for Acquisition {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.answer).poll(context).map(|answer| {
             self.is_answered = true;
-            answer.unwrap_or(Err(Refusal::Closed))
+            let mut answer = answer.unwrap_or(Err(Refusal::Closed));
+            match &mut answer {
+                Ok(held) => {
+                    held.trace(&self.span);
+                    self.record("acquired");
+                }
+                Err(refusal) => {
+                    let has_trouble = self.coordinator.executor.trouble().is_some();
+                    self.record(refusal_reason(refusal, has_trouble).as_str());
+                }
+            }
+            answer
         })
     }
 }
@@ -53,11 +79,16 @@ impl Drop for Acquisition {
             self.answer.close();
             // In one step: a grant in between would reach neither the caller nor the engine's waiter.
             let mut waiting = None;
+            self.record(RefusalReason::Cancelled.as_str());
             let cancel = |state: &mut State| {
                 waiting = state.waiters.remove(&waiter);
                 Event::Cancel { waiter }
             };
             self.coordinator.feed_with(cancel, |_| ());
+            if let Some(waiting) = waiting {
+                let event = waiting.refused(self.coordinator.now(), RefusalReason::Cancelled);
+                self.coordinator.tell_of(waiting.mode.as_str(), event);
+            }
         }
     }
 }

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::timeout;
+use tracing::Span;
+use tracing::field::Empty;
 
+use super::report::end_span;
 use super::{Coordinator, Ending, LONGEST_SLEEP, State};
 use crate::clock::Moment;
 use crate::engine::{Amendment, Event, Exported, Grant, LeaseKey, NotAmended, Verdict};
@@ -24,6 +27,9 @@ pub(crate) struct HeldLease {
     /// It was exported, and its caller has not got it yet.
     resumes: Option<Exported>,
     is_given_back: bool,
+    /// The holding, for those who trace it.
+    span: Span,
+    since: Moment,
 }
 
 impl HeldLease {
@@ -34,7 +40,21 @@ impl HeldLease {
         ending: Arc<Ending>,
         resumes: Option<Exported>,
     ) -> Self {
-        Self { coordinator, grant, owner, ending, resumes, is_given_back: false }
+        let (span, since) = (Span::none(), coordinator.now());
+        Self { coordinator, grant, owner, ending, resumes, is_given_back: false, span, since }
+    }
+
+    /// Begins the span of the holding, which may outlive the request and its span.
+    pub(super) fn trace(&mut self, request: &Span) {
+        let (name, token) = (self.name(), self.token());
+        self.span = tracing::info_span!(parent: None, "hold", %name, %token, held = Empty, outcome = Empty);
+        self.span.follows_from(request);
+    }
+
+    /// Ends the span.
+    fn record(&mut self, outcome: &str) {
+        let held = self.coordinator.now().since(self.since);
+        end_span(&mut self.span, "held", held, outcome);
     }
 
     /// Its caller has got it.
@@ -66,9 +86,14 @@ impl HeldLease {
     }
 
     /// Until when the holder may rely on it. `None`: it has ended. Reads the clock and does no I/O.
-    pub(crate) fn deadline(&self) -> Option<Moment> {
+    fn deadline(&self) -> Option<Moment> {
         let deadline = self.coordinator.state().engine.deadline(self.key());
-        deadline.filter(|deadline| !deadline.is_past())
+        deadline.filter(|deadline| *deadline > self.coordinator.now())
+    }
+
+    /// How long the holder may still rely on it. Zero: it has ended.
+    pub(crate) fn remaining(&self) -> Duration {
+        self.deadline().map_or(Duration::ZERO, |deadline| deadline.since(self.coordinator.now()))
     }
 
     pub(crate) fn is_held(&self) -> bool {
@@ -100,11 +125,12 @@ impl HeldLease {
                 }
                 // The task that keeps the time tells. Where it has ended with its runtime, the clock does.
                 let deadline = coordinator.state().engine.deadline(lease);
-                if deadline.is_none_or(Moment::is_past) {
+                if deadline.is_none_or(|deadline| deadline <= coordinator.now()) {
                     coordinator.feed(Event::Tick);
                     return ending.cause.get().copied().unwrap_or(LossCause::Expired);
                 }
-                let pause = deadline.map_or(LONGEST_SLEEP, Moment::remaining).min(LONGEST_SLEEP);
+                let pause =
+                    deadline.map_or(LONGEST_SLEEP, |deadline| deadline.since(coordinator.now())).min(LONGEST_SLEEP);
                 let _ = timeout(pause, ended).await;
             }
         }
@@ -132,7 +158,7 @@ impl HeldLease {
     }
 
     /// Lets go of the lease, for another process to resume it. `Err`: it is not held, or its owner has entered more than once.
-    pub(crate) fn export(mut self) -> Result<Exported, Self> {
+    pub(crate) fn export(mut self) -> Result<Exported, Box<Self>> {
         let lease = self.key();
         let exported = self.coordinator.feed_with(
             |_| Event::Export { lease },
@@ -147,9 +173,10 @@ impl HeldLease {
         match exported {
             Some(exported) => {
                 self.is_given_back = true;
+                self.record("exported");
                 Ok(exported)
             }
-            None => Err(self),
+            None => Err(Box::new(self)),
         }
     }
 
@@ -162,6 +189,7 @@ impl HeldLease {
         let (reply, answer) = oneshot::channel();
         self.is_given_back = true;
         let lost = self.loss();
+        self.record(if lost.is_some() { "lost" } else { "released" });
         let lease = self.key();
         let release = |state: &mut State| {
             state.releases.insert(lease, reply);
@@ -188,6 +216,7 @@ impl State {
 impl Drop for HeldLease {
     fn drop(&mut self) {
         if !self.is_given_back {
+            self.record("dropped");
             let (lease, keep_for) = (self.key(), Duration::ZERO);
             let event = match self.resumes {
                 Some(exported) => Event::HandBack { lease, exported },

@@ -171,6 +171,10 @@ pub(crate) enum Action {
         request: RequestId,
         body: Request,
     },
+    /// The caller waits: another holds the name or is before it. At most once for each caller.
+    Waits {
+        waiter: WaiterId,
+    },
     Granted {
         waiter: WaiterId,
         grant: Grant,

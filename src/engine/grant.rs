@@ -158,6 +158,10 @@ impl Engine {
                 let waiter = waiter.id;
                 self.leave(now, waiter, Some(Refusal::Held));
             }
+            HolderNow::Valid { .. } if waiter.tell_wait() => {
+                let waiter = waiter.id;
+                self.actions.push(Action::Waits { waiter });
+            }
             _ => {}
         }
     }
@@ -201,6 +205,9 @@ impl Engine {
         for waiter in state.waiters.iter_mut().filter(|waiter| ids.contains(&waiter.claim.id)) {
             waiter.state = WaiterState::Queued;
             is_any = true;
+            if matches!(holder, HolderNow::Valid { .. }) && waiter.tell_wait() {
+                self.actions.push(Action::Waits { waiter: waiter.id });
+            }
         }
         if !is_any {
             return;

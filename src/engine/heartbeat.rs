@@ -31,6 +31,18 @@ enum State {
     Beating(i64),
 }
 
+/// How the heartbeat is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pulse {
+    /// None is needed.
+    Idle,
+    Answered,
+    /// The latest has failed, and none is on its way for long.
+    Failed,
+    /// One is on its way for so long that the store may be out of reach.
+    Late(Duration),
+}
+
 pub(super) struct Heartbeat {
     pub(super) client: ClientId,
     /// A client whose heartbeat is answered is notified of grants by other clients.
@@ -96,6 +108,14 @@ impl Heartbeat {
     /// Whether a beat is out for so long that the store may be out of reach.
     pub(super) fn is_late(&self, now: Moment) -> bool {
         self.in_flight.is_some_and(|since| now.since(since) >= LONG_SILENCE)
+    }
+
+    pub(super) fn pulse(&self, now: Moment) -> Pulse {
+        match self.in_flight {
+            Some(since) if self.is_late(now) => Pulse::Late(now.since(since)),
+            _ if self.is_interrupted => Pulse::Failed,
+            _ => Pulse::Answered,
+        }
     }
 
     pub(super) fn send(&mut self, now: Moment) -> Request {

@@ -76,9 +76,16 @@ pub(super) struct Waiter {
     pub(super) ask_at: Moment,
     /// How often the store has not known the lease that it takes over.
     pub(super) unknown: u32,
+    /// Its caller knows that it waits.
+    pub(super) is_told: bool,
 }
 
 impl Waiter {
+    /// Whether its caller is to be told that it waits. It is told once.
+    pub(super) fn tell_wait(&mut self) -> bool {
+        !self.tries() && !std::mem::replace(&mut self.is_told, true)
+    }
+
     pub(super) fn tries(&self) -> bool {
         matches!(self.patience, Patience::Try(_))
     }

@@ -80,6 +80,7 @@ impl Engine {
             resumes: Some(exported),
             ask_at: now,
             unknown: 0,
+            is_told: true,
         };
         self.patience.extend(waiter.ends_at().map(|at| (at, id)));
         state.push_waiter(waiter);

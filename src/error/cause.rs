@@ -24,6 +24,25 @@ pub enum LossCause {
     Disconnected,
 }
 
+impl LossCause {
+    /// One word for dashboards.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Expired => "expired",
+            Self::Superseded => "superseded",
+            Self::MaxHold => "max_hold",
+            Self::Shutdown => "shutdown",
+            Self::Disconnected => "disconnected",
+        }
+    }
+
+    /// Whether the application itself has ended the lease.
+    pub(crate) fn is_ordered(self) -> bool {
+        matches!(self, Self::MaxHold | Self::Shutdown)
+    }
+}
+
 /// Why a transaction cannot be fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

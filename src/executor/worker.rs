@@ -6,11 +6,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::failure::Failure;
-use super::{Answer, Gathered, Queue};
+use super::{Answer, Gathered, Open, Queue};
 use crate::backend::{Backend, Store, StoreFuture};
 use crate::backoff::Backoff;
-use crate::clock::Moment;
+use crate::clock::{Clock, Moment};
 use crate::error::{Error, Fault};
+use crate::events::{Event, Publisher};
+use crate::measure;
 use crate::operation::Operation;
 use crate::panics;
 use crate::protocol::timing::CONNECT_WITHIN;
@@ -72,12 +74,13 @@ impl<O: Operation> Task<O> {
     pub(super) fn new(
         operation: O,
         answer_within: Duration,
+        clock: Clock,
         reply: impl FnOnce(Answer<O::Output>) + Send + 'static,
     ) -> Self {
         let attempts = Attempts {
             answer_within,
             since: Instant::now(),
-            sent_at: Moment::now(),
+            sent_at: clock.now(),
             may_linger: false,
             is_repeated: false,
             backoff: Backoff::between(Duration::from_millis(5), Duration::from_millis(250)),
@@ -139,7 +142,10 @@ impl<O: Operation> Pending for Task<O> {
 pub(super) struct Worker {
     backend: Arc<dyn Backend>,
     queue: Arc<Queue>,
-    connection: Option<Box<dyn Store>>,
+    publisher: Arc<Publisher>,
+    connection: Option<Connection>,
+    /// The last connection was lost.
+    has_lost: bool,
     /// Hears of grants by other clients, on a connection for heartbeats.
     on_grant: Option<OnGrant>,
     /// The connection hears nothing any more. The next heartbeat on it fails.
@@ -148,15 +154,22 @@ pub(super) struct Worker {
     backoff: Backoff,
 }
 
+/// An open connection.
+struct Connection {
+    session: Box<dyn Store>,
+    _open: Open,
+}
+
 impl Worker {
     /// A worker for everything but heartbeats.
-    pub(super) fn new(backend: Arc<dyn Backend>, queue: Arc<Queue>) -> Self {
-        Self { backend, queue, connection: None, on_grant: None, is_deaf: false, backoff: reconnecting() }
+    pub(super) fn new(backend: Arc<dyn Backend>, queue: Arc<Queue>, publisher: Arc<Publisher>) -> Self {
+        let (connection, has_lost, backoff) = (None, false, reconnecting());
+        Self { backend, queue, publisher, connection, has_lost, on_grant: None, is_deaf: false, backoff }
     }
 
     /// The worker for heartbeats, which tells of grants by other clients.
-    pub(super) fn for_heartbeats(backend: Arc<dyn Backend>, queue: Arc<Queue>, on_grant: OnGrant) -> Self {
-        Self { on_grant: Some(on_grant), ..Self::new(backend, queue) }
+    pub(super) fn for_heartbeats(self, on_grant: OnGrant) -> Self {
+        Self { on_grant: Some(on_grant), ..self }
     }
 
     /// The next task. Passes on meanwhile what the connection hears.
@@ -168,7 +181,7 @@ impl Worker {
             };
             tokio::select! {
                 task = pop => return task,
-                heard = connection.notified() => match heard {
+                heard = connection.session.notified() => match heard {
                     Ok(name) => drop(panics::caught(|| on_grant(&name))),
                     Err(_) => self.is_deaf = true,
                 },
@@ -185,7 +198,7 @@ impl Worker {
             }
         }
         if let Some(connection) = self.connection.take() {
-            let _ = timeout(CONNECT_WITHIN, connection.close()).await;
+            let _ = timeout(CONNECT_WITHIN, connection.session.close()).await;
         }
     }
 
@@ -205,10 +218,11 @@ impl Worker {
         let Some(connection) = &mut self.connection else {
             return tasks.into_iter().rev().for_each(|task| self.queue.put_first(task));
         };
-        let sent_at = Moment::now();
+        measure::statement(tasks[0].attempted(), tasks.len());
+        let sent_at = self.backend.clock().now();
         tasks.iter_mut().for_each(|task| task.attempts().sent_at = sent_at);
         let within = tasks.iter_mut().map(|task| task.attempts().answer_within).min().unwrap_or_default();
-        let (answers, failure) = match answered(within, connection.execute_batch(&batch)).await {
+        let (answers, failure) = match answered(within, connection.session.execute_batch(&batch)).await {
             Ok(answers) => (answers, None),
             Err(failure) => (Vec::new(), Some(failure)),
         };
@@ -239,29 +253,35 @@ impl Worker {
             let within = CONNECT_WITHIN.min(task.attempts().answer_within);
             let connecting =
                 if self.on_grant.is_some() { self.backend.connect_for_heartbeats() } else { self.backend.connect() };
-            let connection = match timeout(within, panics::caught_in(connecting)).await {
+            let session = match timeout(within, panics::caught_in(connecting)).await {
                 Ok(Ok(connected)) => connected.map_err(|error| Failure::Unconnected(Some(error)))?,
                 Ok(Err(panic)) => return Err(Failure::Panic(panic)),
                 Err(_) => return Err(Failure::Unconnected(None)),
             };
             self.backoff = reconnecting();
             self.queue.set_trouble(None);
-            self.connection = Some(connection);
+            self.connection = Some(Connection { session, _open: self.queue.open() });
             self.is_deaf = false;
+            if std::mem::take(&mut self.has_lost) {
+                self.publisher.publish(&Event::Reconnected);
+                // A subscriber of the application that panics does not end the worker.
+                let _ = panics::caught(|| tracing::info!("reconnected to the database"));
+            }
         }
         let Some(connection) = &mut self.connection else {
             return Err(Failure::Unconnected(None));
         };
-        task.attempts().sent_at = Moment::now();
+        measure::statement(task.attempted(), 1);
+        task.attempts().sent_at = self.backend.clock().now();
         let within = task.attempts().answer_within;
-        answered(within, task.send(&mut **connection)).await
+        answered(within, task.send(&mut *connection.session)).await
     }
 
     /// Gives the connection up, if the failure says that it is of no use any more.
     fn drop_broken(&mut self, failure: &Failure) {
         if failure.fault() == Fault::Severed || matches!(failure, Failure::Panic(_)) {
             // It is not closed in order: that would wait for the answer that did not come.
-            self.connection = None;
+            self.has_lost |= self.connection.take().is_some();
             self.queue.set_trouble(Some(failure.reason()));
         }
     }

@@ -19,7 +19,6 @@ use super::refusal::refusal_error;
 use super::request::{LeaseRequest, TRY_TIMEOUT};
 use super::run::while_held;
 use crate::backend::Database;
-use crate::clock::Moment;
 use crate::engine::{Patience, Refusal};
 use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
@@ -113,8 +112,8 @@ impl LeaseAllRequest {
         let start = Instant::now();
         let wait = self.request.wait_limit();
         let patience = match wait {
-            Some(wait) if wait.is_zero() => Patience::Try(Moment::now() + TRY_TIMEOUT),
-            wait => Patience::Wait(wait.map(|wait| Moment::now() + wait)),
+            Some(wait) if wait.is_zero() => Patience::Try(self.request.client().now() + TRY_TIMEOUT),
+            wait => Patience::Wait(wait.map(|wait| self.request.client().now() + wait)),
         };
         self.acquire_in_order(patience, start).await?.map_err(|name| Error::Timeout { name, waited: start.elapsed() })
     }
@@ -131,7 +130,7 @@ impl LeaseAllRequest {
     /// Dropping the future leaves nothing behind: all leases are released, also those that are
     /// granted later.
     pub async fn try_acquire(self) -> Result<Option<LeaseAll>> {
-        let patience = Patience::Try(Moment::now() + TRY_TIMEOUT);
+        let patience = Patience::Try(self.request.client().now() + TRY_TIMEOUT);
         Ok(self.acquire_in_order(patience, Instant::now()).await?.ok())
     }
 

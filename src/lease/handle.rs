@@ -53,7 +53,7 @@ pub(super) struct LeaseDetails {
 impl Lease {
     pub(super) fn new(client: Arc<Client>, held: HeldLease, mode: Mode, ttl: Duration, terms: LeaseTerms) -> Self {
         let (name, owner, token) = (held.name().clone(), held.owner(), held.token());
-        let details = LeaseDetails { name, owner, token, mode, ttl, terms, acquired_at: Moment::now() };
+        let details = LeaseDetails { name, owner, token, mode, ttl, terms, acquired_at: client.now() };
         Self { client, held: Some(held), details }
     }
 
@@ -86,7 +86,7 @@ impl Lease {
     /// that another process handed over is safe for up to 3 seconds at first, and for its TTL some
     /// 0.2 seconds later.
     pub fn remaining(&self) -> Duration {
-        self.held.as_ref().and_then(HeldLease::deadline).map_or(Duration::ZERO, Moment::remaining)
+        self.held.as_ref().map_or(Duration::ZERO, HeldLease::remaining)
     }
 
     /// Waits until the lease is lost, and returns the cause. Pending for ever while it is held.
@@ -118,7 +118,7 @@ impl Lease {
     pub(crate) fn start_extension(&self, ttl: Duration) -> Result<impl Future<Output = Result<()>> + Send + use<>> {
         self.client.settings.check_ttl("an extension", ttl)?;
         let lasts = match self.details.terms.max_hold {
-            Some(max_hold) => ttl.min((self.details.acquired_at + max_hold).remaining()),
+            Some(max_hold) => ttl.min((self.details.acquired_at + max_hold).since(self.client.now())),
             None => ttl,
         };
         let extended = self.held()?.amend(Amendment::Extend(lasts));
@@ -141,7 +141,7 @@ impl Lease {
     /// Returns why the lease has ended.
     pub(crate) fn loss_cause(&self) -> LossCause {
         let known = self.held.as_ref().and_then(HeldLease::loss);
-        let max_hold = self.details.terms.max_hold.filter(|max| (self.details.acquired_at + *max).is_past());
+        let max_hold = self.details.terms.max_hold.filter(|max| self.details.acquired_at + *max <= self.client.now());
         known.unwrap_or(if max_hold.is_some() { LossCause::MaxHold } else { LossCause::Expired })
     }
 
@@ -199,7 +199,7 @@ impl Lease {
     /// Returns how long the name stays taken after the release.
     fn hold_remainder(&self) -> Duration {
         let at_least = self.details.terms.hold_at_least.unwrap_or_default();
-        at_least.saturating_sub(Moment::now().since(self.details.acquired_at))
+        at_least.saturating_sub(self.client.now().since(self.details.acquired_at))
     }
 
     pub(crate) fn loss_error(&self, cause: LossCause) -> Error {

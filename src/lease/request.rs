@@ -232,7 +232,8 @@ impl LeaseRequest {
             let name = LockName::new(&*self.name)?;
             return self.try_acquire().await?.ok_or(Error::Timeout { name, waited: start.elapsed() });
         }
-        self.wait_until(Some(Moment::now() + wait), start).await
+        let until = self.client.now() + wait;
+        self.wait_until(Some(until), start).await
     }
 
     async fn wait_until(self, deadline: Option<Moment>, start: Instant) -> Result<Lease> {
@@ -265,7 +266,7 @@ impl LeaseRequest {
     pub async fn try_acquire(self) -> Result<Option<Lease>> {
         let start = Instant::now();
         let (client, terms) = (Arc::clone(&self.client), self.terms);
-        let wish = self.into_wish(Patience::Try(Moment::now() + TRY_TIMEOUT))?;
+        let wish = self.into_wish(Patience::Try(client.now() + TRY_TIMEOUT))?;
         let (name, mode, ttl) = (wish.name.clone(), wish.mode, wish.ttl);
         match client.coordinator.acquire(wish).await {
             Ok(held) => Ok(Some(Lease::new(client, held, mode, ttl, terms))),

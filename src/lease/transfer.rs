@@ -11,7 +11,6 @@ use super::handle::{Lease, LeaseDetails, LeaseTerms};
 use super::refusal::refusal_error;
 use super::request::TRY_TIMEOUT;
 use crate::client::Client;
-use crate::clock::Moment;
 use crate::engine::{Exported, Patience, Refusal, Wish};
 use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
@@ -125,7 +124,7 @@ impl Lease {
                 Ok(ExportedLease { name, owner, exported, mode, ttl })
             }
             Err(held) => {
-                lease.held = Some(held);
+                lease.held = Some(*held);
                 lease.held()?;
                 let reason = "its owner has acquired it more than once; release the others first";
                 Err(Error::Conversion { name: lease.name().clone(), reason })
@@ -147,7 +146,7 @@ impl Lease {
             is_kept: true,
             max_hold: None,
             label: "".into(),
-            patience: Patience::Try(Moment::now() + TRY_TIMEOUT),
+            patience: Patience::Try(client.now() + TRY_TIMEOUT),
         };
         let start = Instant::now();
         match client.coordinator.resume(wish, exported).await {

@@ -27,7 +27,7 @@ impl LocksBuilder {
         Self::over(Arc::new(backend), kind)
     }
 
-    fn over(backend: Arc<dyn Backend>, kind: Kind) -> Self {
+    pub(crate) fn over(backend: Arc<dyn Backend>, kind: Kind) -> Self {
         Self {
             backend,
             kind,

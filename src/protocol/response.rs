@@ -32,6 +32,13 @@ pub(crate) enum Response {
     Evicted(Amended),
 }
 
+impl Response {
+    /// Whether a transition has granted the name.
+    pub(crate) fn is_grant(&self) -> bool {
+        matches!(self, Self::Transitioned(Some(granted)) if !granted.is_empty())
+    }
+}
+
 /// What has become of an acquisition that was to be added to a holding.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,6 +18,15 @@ pub(crate) enum Mode {
 impl Mode {
     /// A shared lease: one unit of more than there can be.
     pub(crate) const READ: Self = Self::Shared { units: 1, permits: u32::MAX };
+
+    /// One word for people and dashboards.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Exclusive => "exclusive",
+            Self::READ => "shared",
+            Self::Shared { .. } => "permits",
+        }
+    }
 }
 
 /// The holder of a name, as its row in `sqlock_lease` tells.

@@ -198,7 +198,11 @@ impl Majority {
         let mut votes = self.votes.lock().unwrap_or_else(PoisonError::into_inner);
         if votes.status == Status::Held && votes.count() < self.needed {
             let cause = votes.cause();
-            tracing::warn!(name = %self.name, token = %self.token, %cause, "lost the majority for a lease");
+            if cause.is_ordered() {
+                tracing::info!(name = %self.name, token = %self.token, %cause, "a lease on a majority has ended");
+            } else {
+                tracing::warn!(name = %self.name, token = %self.token, %cause, "lost the majority for a lease");
+            }
             votes.status = Status::Lost(cause);
             self.ended.notify_waiters();
         }

@@ -42,6 +42,21 @@ impl SessionManager {
         }
     }
 
+    /// Ends all waits at once, and refuses every request from now on. The future completes when no
+    /// lock is held.
+    pub(crate) fn drain(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (done, drained) = oneshot::channel();
+        match &*state {
+            State::Running(messages) => drop(messages.send(Message::Drain(done))),
+            State::Idle => *state = State::Closed,
+            State::Closed => {}
+        }
+        async move {
+            let _ = drained.await;
+        }
+    }
+
     /// Ends all locks and all waits at once. The future completes when the server knows.
     pub(crate) fn close(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -17,6 +17,8 @@ pub(super) enum Message {
     Cancel(LockName),
     /// A holder gives a lock back.
     Release { name: LockName, liveness: Arc<Liveness>, outcome: Option<oneshot::Sender<Result<(), LossCause>>> },
+    /// The client takes no more requests. The sender is used when no lock is held.
+    Drain(oneshot::Sender<()>),
     /// The client shuts down.
     Shutdown(oneshot::Sender<()>),
 }

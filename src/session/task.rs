@@ -35,15 +35,25 @@ pub(super) struct SessionTask {
     /// When to ask the server again, for each name that a caller waits for.
     schedule: BTreeSet<(Instant, LockName)>,
     connection: Option<SessionConnection>,
+    /// Every request is refused.
+    is_draining: bool,
+    /// Used when no lock is held.
+    drains: Vec<oneshot::Sender<()>>,
 }
 
 impl SessionTask {
     pub(super) fn new(backend: Arc<dyn Backend>, messages: WeakUnboundedSender<Message>) -> Self {
-        Self { backend, messages, names: HashMap::new(), schedule: BTreeSet::new(), connection: None }
+        let (names, schedule, drains) = (HashMap::new(), BTreeSet::new(), Vec::new());
+        Self { backend, messages, names, schedule, connection: None, is_draining: false, drains }
     }
 
     pub(super) async fn run(mut self, mut inbox: UnboundedReceiver<Message>) {
         loop {
+            if self.names.values().all(|state| state.holders == Holders::None) {
+                for drained in self.drains.drain(..) {
+                    let _ = drained.send(());
+                }
+            }
             let message = match self.next_due() {
                 Some(due) => match timeout_at(due, inbox.recv()).await {
                     Ok(message) => message,
@@ -63,6 +73,11 @@ impl SessionTask {
                     self.grant_waiters(&name).await;
                 }
                 Some(Message::Release { name, liveness, outcome }) => self.release(name, &liveness, outcome).await,
+                Some(Message::Drain(done)) => {
+                    self.is_draining = true;
+                    self.refuse_waiters();
+                    self.drains.push(done);
+                }
                 Some(Message::Shutdown(done)) => {
                     self.close(LossCause::Shutdown).await;
                     let _ = done.send(());
@@ -97,6 +112,10 @@ impl SessionTask {
     }
 
     async fn enqueue(&mut self, name: LockName, waiter: Waiter) {
+        if self.is_draining {
+            let _ = waiter.reply.send(Err(Error::Closed));
+            return;
+        }
         let state = self.names.entry(name.clone()).or_default();
         while state.waiters.front().is_some_and(|first| first.reply.is_closed()) {
             state.waiters.pop_front();
@@ -362,11 +381,18 @@ impl SessionTask {
         }
     }
 
-    async fn close(&mut self, cause: LossCause) {
-        for waiter in self.names.drain().flat_map(|(_, state)| state.waiters) {
+    /// Refuses every waiter.
+    fn refuse_waiters(&mut self) {
+        for waiter in self.names.values_mut().flat_map(|state| state.waiters.drain(..)) {
             let _ = waiter.reply.send(Err(Error::Closed));
         }
         self.schedule.clear();
+        self.names.values_mut().for_each(|state| state.retry_at = None);
+    }
+
+    async fn close(&mut self, cause: LossCause) {
+        self.refuse_waiters();
+        self.names.clear();
         if let Some(connection) = self.connection.take() {
             connection.close(cause).await;
         }

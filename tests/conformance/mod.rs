@@ -30,13 +30,16 @@ mod clock;
 mod command;
 mod connections;
 mod crash;
+mod drain;
 mod duration;
 mod election;
+mod events;
 mod examples;
 mod fence;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 mod foreign_transaction;
 mod handover;
+mod health;
 #[cfg(feature = "axum")]
 mod http;
 mod idempotency;
@@ -58,6 +61,7 @@ mod shared;
 mod statements;
 mod storm;
 mod sweeper;
+mod tracing;
 mod unreadable;
 mod version;
 mod waiting;

@@ -7,6 +7,7 @@ pub mod blocked;
 pub mod command;
 pub mod history;
 pub mod inside;
+pub mod log;
 pub mod proxy;
 #[cfg(feature = "cli")]
 pub mod scene;

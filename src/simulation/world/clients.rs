@@ -124,6 +124,7 @@ impl World {
                 self.clients[client].requests.insert(request, pending);
                 self.attempt(client, request);
             }
+            Action::Waits { waiter } => self.tell(|| format!("client {client} lets {waiter:?} wait")),
             Action::Granted { waiter, grant } => {
                 self.tell(|| format!("client {client} grants {waiter:?}: {:?}, token {}", grant.lease, grant.token));
                 self.granted(client, waiter, &grant);

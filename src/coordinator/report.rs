@@ -1,0 +1,114 @@
+//! What is told to the outside: the log, for every event of a client.
+
+use std::time::Duration;
+
+use tracing::{Span, debug, info, warn};
+
+use crate::engine::Refusal;
+use crate::error::{Error, LossCause};
+use crate::events::{Event, RefusalReason};
+use crate::measure;
+use crate::panics;
+use crate::protocol::{Holder, Request};
+
+/// An event, and what the log tells beside it.
+pub(super) struct Report {
+    pub(super) event: Event,
+    /// How the name was requested, where the event is about a request.
+    pub(super) kind: &'static str,
+    /// This client has evicted a holder.
+    pub(super) is_eviction: bool,
+}
+
+impl Report {
+    /// Writes the log. Runs code of the application, so no lock may be held.
+    pub(super) fn write(&self) {
+        // A subscriber that panics must not end a task of the client.
+        let _ = panics::caught(|| self.log());
+        self.measure();
+    }
+
+    /// Whether the application itself has ended the lease.
+    fn is_ordered(&self, cause: LossCause) -> bool {
+        cause.is_ordered() || (self.is_eviction && cause == LossCause::Superseded)
+    }
+
+    fn measure(&self) {
+        match &self.event {
+            Event::Acquired { waited, .. } => measure::acquired(self.kind, *waited),
+            Event::Refused { reason, .. } => measure::refused(self.kind, *reason),
+            Event::Released { held, .. } | Event::Exported { held, .. } => measure::ended(*held),
+            Event::Lost { held, cause, .. } => {
+                measure::ended(*held);
+                measure::lost(*cause);
+            }
+            Event::HeartbeatLate { .. } => measure::heartbeat_late(),
+            _ => {}
+        }
+    }
+
+    fn log(&self) {
+        match &self.event {
+            Event::Waiting { name } => debug!(%name, "waiting for a lease"),
+            Event::Acquired { name, token, waited } => debug!(%name, %token, ?waited, "acquired a lease"),
+            Event::Refused { name, reason, waited } => debug!(%name, %reason, ?waited, "did not get a lease"),
+            Event::TakenOver { name } => info!(%name, "took a name over from a dead holder"),
+            Event::Released { name, token, held, is_confirmed: true } => {
+                debug!(%name, %token, ?held, "released a lease");
+            }
+            Event::Released { name, token, held, is_confirmed: false } => {
+                info!(%name, %token, ?held, "the database did not confirm a release: the name is free after its TTL");
+            }
+            Event::Lost { name, token, held, cause: LossCause::Shutdown } => {
+                debug!(%name, %token, ?held, "released a lease at shutdown");
+            }
+            Event::Lost { name, token, held, cause } if self.is_ordered(*cause) => {
+                info!(%name, %token, ?held, %cause, "a lease has ended");
+            }
+            Event::Lost { name, token, held, cause } => warn!(%name, %token, ?held, %cause, "lost a lease"),
+            Event::Exported { name, token, held } => debug!(%name, %token, ?held, "exported a lease"),
+            Event::HeartbeatLate { unanswered_for } => warn!(?unanswered_for, "a heartbeat is late"),
+            Event::HeartbeatFailed { reason } => warn!(reason, "a heartbeat failed; leases are lost if none succeeds"),
+            Event::HeartbeatRestored => info!("heartbeats are answered again"),
+            // The executor tells of its connections.
+            Event::Reconnected | Event::Missed { .. } => {}
+        }
+    }
+}
+
+/// Ends a span, with the time that it took and how it ended.
+pub(super) fn end_span(span: &mut Span, time: &'static str, took: Duration, outcome: &str) {
+    // A subscriber that panics must not keep a lease from its release.
+    let _ = panics::caught(|| {
+        let span = std::mem::replace(span, Span::none());
+        span.record(time, tracing::field::debug(took));
+        span.record("outcome", outcome);
+    });
+}
+
+/// Why a request ended. `has_trouble`: the database is out of reach at present.
+pub(super) fn refusal_reason(refusal: &Refusal, has_trouble: bool) -> RefusalReason {
+    match refusal {
+        // Without an answer of the database, no holder of the name is known.
+        Refusal::Held | Refusal::Timeout if has_trouble => RefusalReason::Unavailable,
+        Refusal::Held => RefusalReason::Held,
+        Refusal::Timeout => RefusalReason::TimedOut,
+        Refusal::NoAnswer | Refusal::TooLate => RefusalReason::Unavailable,
+        Refusal::Closed => RefusalReason::Closed,
+        Refusal::Conversion { .. } | Refusal::Lost => RefusalReason::Failed,
+        Refusal::Failed(failure) => match *failure.0 {
+            Error::Unavailable { .. } | Error::PoolExhausted { .. } => RefusalReason::Unavailable,
+            Error::Closed => RefusalReason::Closed,
+            _ => RefusalReason::Failed,
+        },
+    }
+}
+
+/// What to report if a request grants a name: it takes the name over from a holder that has expired.
+pub(super) fn takeover(request: &Request) -> Option<Event> {
+    let Request::Transition(transition) = request else {
+        return None;
+    };
+    let is_expired = matches!(transition.seen.holder, Holder::Lease(_)) && transition.given_up.is_none();
+    is_expired.then(|| Event::TakenOver { name: transition.name.clone() })
+}

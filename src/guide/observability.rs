@@ -1,0 +1,69 @@
+//! What an operator sees: the log, events, health, and metrics.
+//!
+//! # The log
+//!
+//! The crate logs with `tracing`. An orderly life and an orderly end leave one line at INFO.
+//!
+//! | level | line | what to do |
+//! |---|---|---|
+//! | INFO | `started a client for locks` | nothing; it says who the holder is and where |
+//! | INFO | `took a name over from a dead holder` | find out what ended the process, if it comes often |
+//! | INFO | `a lease has ended` | nothing; `max_hold` was reached, or this client evicted it |
+//! | INFO | `the database did not confirm a release…` | nothing; the name is free after its TTL |
+//! | INFO | `reconnected to the database`, `heartbeats are answered again` | nothing |
+//! | INFO | `swept` | nothing |
+//! | WARN | `a heartbeat is late`, `a heartbeat failed…` | look at the database and the network: leases are lost when the TTL has passed |
+//! | WARN | `lost a lease`, `lost the majority for a lease` | read the cause: `expired` after a pause or an outage, `taken over or evicted` by an operator |
+//! | WARN | `lost the connection that session locks live on` | look at the server and the network; all session locks of the client are lost |
+//! | DEBUG | each wait, acquisition, refusal and release | |
+//!
+//! Two spans at INFO: `acquire` (name, mode, waited, outcome) in the span of its caller, and `hold`
+//! (name, token, held, outcome), which may outlive that span, and follows from `acquire`.
+//!
+//! # Events and health
+//!
+//! [`Locks::events`] tells the application itself, as it happens, and [`Locks::health`] answers a
+//! probe without a statement. [`is_ok`] is false while heartbeats are late: good for an alert and a
+//! readiness probe. A liveness probe that restarts every process while the database is away makes
+//! the outage worse. An idle client sends no heartbeat, and is always well.
+//!
+//! ```
+//! # #[cfg(feature = "testing")]
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> sqlock::Result<()> {
+//! use sqlock::events::Event;
+//!
+//! # let memory = sqlock::testing::Memory::new();
+//! # let locks = memory.locks();
+//! let mut events = locks.events();
+//! let lease = locks.lease("invoice/42").acquire().await?;
+//! assert!(matches!(events.next().await, Some(Event::Acquired { .. })));
+//! assert_eq!(locks.health().held, 1);
+//! lease.release().await?;
+//! assert!(matches!(events.next().await, Some(Event::Released { is_confirmed: true, .. })));
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "testing"))]
+//! # fn main() {}
+//! ```
+//!
+//! # Metrics
+//!
+//! With the feature `metrics`, for whichever recorder the application installs. Names of locks are
+//! no labels.
+//!
+//! | metric | kind | labels |
+//! |---|---|---|
+//! | `sqlock_acquire_total` | counter | `kind`: `exclusive`, `shared`, `permits`; `outcome`: `acquired`, `held`, `timed_out`, `cancelled`, `closed`, `unavailable`, `failed` |
+//! | `sqlock_wait_seconds` | histogram, from the request to the lease | `kind` |
+//! | `sqlock_hold_seconds` | histogram, from the lease to its end | |
+//! | `sqlock_held`, `sqlock_waiting` | gauges | |
+//! | `sqlock_lost_total` | counter | `cause`: `expired`, `superseded`, `max_hold`, `shutdown` |
+//! | `sqlock_heartbeat_seconds` | histogram of round trips | |
+//! | `sqlock_heartbeat_late_total` | counter | |
+//! | `sqlock_statements_total` | counter of requests to the database | `verb`: what they do |
+//! | `sqlock_batch_size` | histogram of leases in one request | |
+//!
+//! [`Locks::events`]: crate::Locks::events
+//! [`Locks::health`]: crate::Locks::health
+//! [`is_ok`]: crate::health::Health::is_ok

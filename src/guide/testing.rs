@@ -1,0 +1,172 @@
+//! Testing an application that locks: refusals, losses and outages on demand, in virtual time.
+//!
+//! Code that takes a [`Locks`](crate::Locks) can be given one of
+//! [`testing::Memory`](crate::testing::Memory), with the feature `testing` among the development
+//! dependencies:
+//!
+//! ```toml
+//! [dev-dependencies]
+//! sqlock = { version = "0.1", features = ["testing"] }
+//! tokio = { version = "1", features = ["macros", "rt", "test-util"] }
+//! ```
+//!
+//! Each example below is the body of a test. With `#[tokio::test(start_paused = true)]`, tokio's
+//! clock jumps to the next timer when every task waits, and the leases follow that clock: a TTL of
+//! thirty seconds passes in less than a millisecond.
+//!
+//! # The name is held by somebody else
+//!
+//! A try is refused at once; a bounded wait ends in a timeout.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> sqlock::Result<()> {
+//! use std::time::Duration;
+//!
+//! let memory = sqlock::testing::Memory::new();
+//! let locks = memory.locks();
+//! assert!(memory.refuse("report/daily")?);
+//! assert!(locks.lease("report/daily").try_acquire().await?.is_none());
+//! let waited = locks.lease("report/daily").wait(Duration::from_secs(5)).acquire().await;
+//! assert!(waited.is_err_and(|error| error.is_timeout()));
+//! memory.allow("report/daily")?;
+//! assert!(locks.lease("report/daily").try_acquire().await?.is_some());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The lease is lost while the work runs
+//!
+//! [`run`](crate::LeaseRequest::run) drops the work; code with a [`Lease`](crate::Lease) of its own
+//! must look at [`lost`](crate::Lease::lost). [`evict`](crate::testing::Memory::evict) ends it as
+//! an operator does.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> sqlock::Result<()> {
+//! let memory = sqlock::testing::Memory::new();
+//! let locks = memory.locks();
+//! let work = locks.lease("import").run(async |_lease| {
+//!     memory.evict("import")?;
+//!     std::future::pending::<sqlock::Result<()>>().await
+//! });
+//! assert!(work.await.is_err_and(|error| error.is_lost()));
+//! assert!(locks.lease("import").try_acquire().await?.is_some(), "another can do it again");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The lease expires
+//!
+//! As when the process was stopped, or cut off, for longer than the TTL. Another client then takes
+//! the name over, with a greater token.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> sqlock::Result<()> {
+//! let memory = sqlock::testing::Memory::new();
+//! let (here, there) = (memory.locks(), memory.locks());
+//! let lease = here.lease("import").acquire().await?;
+//! memory.expire("import")?;
+//! assert_eq!(lease.lost().await, sqlock::LossCause::Expired);
+//! let next = there.lease("import").acquire().await?;
+//! assert!(next.token() > lease.token() && !lease.is_held());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Another instance takes its turn
+//!
+//! Every client of one memory is what another process would be.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let memory = sqlock::testing::Memory::new();
+//! let (here, there) = (memory.locks(), memory.locks());
+//! let first = here.lease("migrate").acquire().await?;
+//! let mut events = there.events();
+//! let second = tokio::spawn(there.lease("migrate").acquire());
+//! events.next().await; // it waits
+//! assert!(!second.is_finished());
+//! first.release().await?;
+//! assert!(second.await??.is_held());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The database is slow
+//!
+//! A request that takes too long ends in an error, and heartbeats that take too long lose leases.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> sqlock::Result<()> {
+//! use std::time::Duration;
+//!
+//! let memory = sqlock::testing::Memory::new();
+//! let locks = memory.locks();
+//! memory.delay(Duration::from_millis(300));
+//! let start = tokio::time::Instant::now();
+//! let lease = locks.lease("a").acquire().await?;
+//! assert!(start.elapsed() >= Duration::from_millis(300));
+//! memory.delay(Duration::from_secs(60));
+//! assert_eq!(lease.lost().await, sqlock::LossCause::Expired);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The database refuses a statement
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> sqlock::Result<()> {
+//! let memory = sqlock::testing::Memory::new();
+//! let locks = memory.locks();
+//! memory.fail(1);
+//! let failed = locks.lease("a").acquire().await;
+//! assert!(matches!(failed, Err(sqlock::Error::Database { .. })));
+//! assert!(locks.lease("a").acquire().await?.is_held(), "the next request succeeds");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The database is away
+//!
+//! A request fails after some seconds, and is not called refused. A short outage costs no lease.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> sqlock::Result<()> {
+//! let memory = sqlock::testing::Memory::new();
+//! let locks = memory.locks();
+//! let held = locks.lease("held").acquire().await?;
+//! memory.go_away();
+//! let failed = locks.lease("a").try_acquire().await;
+//! assert!(matches!(failed, Err(sqlock::Error::Unavailable { .. })));
+//! assert!(!locks.health().is_ok());
+//! memory.come_back();
+//! held.release().await?; // Ok: it was held to the end
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The process is asked to end
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> sqlock::Result<()> {
+//! use std::time::Duration;
+//!
+//! let memory = sqlock::testing::Memory::new();
+//! let locks = memory.locks();
+//! let lease = locks.lease("a").acquire().await?;
+//! let work = async {
+//!     tokio::time::sleep(Duration::from_secs(2)).await;
+//!     lease.release().await
+//! };
+//! let (drained, released) = tokio::join!(locks.drain(Duration::from_secs(20)), work);
+//! assert!(drained?, "the work finished in time");
+//! released
+//! # }
+//! ```

@@ -1,0 +1,129 @@
+//! Locks without a database, for the tests of applications.
+//!
+//! [`Memory`] is a database that is a model: it keeps leases as the databases do, and fails when it
+//! is told to. The [chapter on testing](crate::guide::testing) has an example for each of its
+//! faults.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::Kind;
+use crate::backend::memory::server::{MemoryBackend, MemoryServer};
+use crate::error::Result;
+use crate::locks::{Locks, LocksBuilder};
+use crate::name::LockName;
+
+/// A database in memory, for leases alone. Clones are the same database.
+///
+/// Its clients are the ones of the databases, with another store below them, whose clock is that of
+/// tokio: in a test with `#[tokio::test(start_paused = true)]`, a TTL passes at once. They know
+/// leases with all options, shared leases, semaphores, [`lease_all`](Locks::lease_all), elections
+/// and inspection. Whatever runs in a transaction or on a connection of its own needs a database:
+/// fences, row locks, session locks and records of requests.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> sqlock::Result<()> {
+/// let memory = sqlock::testing::Memory::new();
+/// let (here, there) = (memory.locks(), memory.locks());
+/// let lease = here.lease("invoice/42").acquire().await?;
+/// assert!(there.lease("invoice/42").try_acquire().await?.is_none());
+/// lease.release().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Memory {
+    server: Arc<MemoryServer>,
+}
+
+impl Memory {
+    /// Creates an empty database, whose clock starts now.
+    #[allow(clippy::new_without_default, reason = "it reads the clock of the runtime")]
+    pub fn new() -> Self {
+        Self { server: MemoryServer::new() }
+    }
+
+    /// Returns a new client, as another process would have one.
+    pub fn locks(&self) -> Locks {
+        self.builder().build()
+    }
+
+    /// Returns the builder of a new client, for its options.
+    pub fn builder(&self) -> LocksBuilder {
+        LocksBuilder::over(Arc::new(MemoryBackend(Arc::clone(&self.server))), Kind::Memory)
+    }
+
+    /// Lets a stranger hold the name, until [`allow`](Self::allow): tries are refused, and requests
+    /// wait. Returns `false`, and changes nothing, when a client holds the name or waits for it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`](crate::Error::InvalidName).
+    pub fn refuse(&self, name: &str) -> Result<bool> {
+        Ok(self.server.refuse(&LockName::new(name)?))
+    }
+
+    /// Lets the stranger give the name up. The first waiter gets it within 0.1 seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`](crate::Error::InvalidName).
+    pub fn allow(&self, name: &str) -> Result<()> {
+        self.server.allow(&LockName::new(name)?);
+        Ok(())
+    }
+
+    /// Evicts every holder of the name. Each loses its lease with its next heartbeat, within a
+    /// second, by [`LossCause::Superseded`](crate::LossCause::Superseded); a lease without renewal
+    /// learns of it from its release. Returns how many were evicted.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`](crate::Error::InvalidName).
+    pub fn evict(&self, name: &str) -> Result<usize> {
+        Ok(self.server.evict(&LockName::new(name)?))
+    }
+
+    /// Cuts the clients that hold the name off until their leases on it have expired, as a pause of
+    /// the process or the network does: their heartbeats stay unanswered for up to the TTL. Their
+    /// other leases with a TTL as short are lost as well, all by
+    /// [`LossCause::Expired`](crate::LossCause::Expired). Returns how many clients are cut off. A
+    /// lease without renewal expires by itself, and its client does not count.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`](crate::Error::InvalidName).
+    pub fn expire(&self, name: &str) -> Result<usize> {
+        Ok(self.server.expire(&LockName::new(name)?))
+    }
+
+    /// Sets how long each answer takes from now on. Zero at first.
+    pub fn delay(&self, delay: Duration) {
+        self.server.delay(delay);
+    }
+
+    /// Makes the next requests fail with [`Error::Database`](crate::Error::Database), without an
+    /// effect. Heartbeats and polls of waiters count as well.
+    pub fn fail(&self, requests: u32) {
+        self.server.fail(requests);
+    }
+
+    /// Severs all connections and refuses new ones, until [`come_back`](Self::come_back). Requests
+    /// fail with [`Error::Unavailable`](crate::Error::Unavailable) after some seconds, and leases
+    /// expire. What was stored stays.
+    pub fn go_away(&self) {
+        self.server.go_away();
+    }
+
+    /// Accepts connections again.
+    pub fn come_back(&self) {
+        self.server.come_back();
+    }
+}
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Memory").finish_non_exhaustive()
+    }
+}

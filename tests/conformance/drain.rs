@@ -1,0 +1,97 @@
+//! The orderly end of a client whose work may finish.
+
+use std::time::Duration;
+
+use sqlock::events::Event;
+use sqlock::{Error, LossCause};
+use tracing::Level;
+
+use crate::support::log::Log;
+use crate::support::{fresh, soon};
+
+const LONG: Duration = Duration::from_secs(600);
+
+#[tokio::test]
+async fn drain_refuses_the_rest_and_lets_what_is_held_finish() {
+    let db = fresh().await;
+    let (log, _guard) = Log::capture();
+    let (locks, other) = (db.locks().await, db.locks().await);
+    let held = locks.lease("held").ttl(LONG).acquire().await.expect("acquire");
+    let theirs = other.lease("theirs").ttl(LONG).acquire().await.expect("acquire");
+    let mut events = locks.events();
+    let waiter = tokio::spawn(locks.lease("theirs").acquire());
+    let behind = tokio::spawn(locks.lease("held").acquire());
+    for _ in 0..2 {
+        assert!(matches!(soon("the waits", events.next()).await, Some(Event::Waiting { .. })));
+    }
+
+    let draining = tokio::spawn({
+        let locks = locks.clone();
+        async move { locks.drain(LONG).await }
+    });
+    for waiter in [waiter, behind] {
+        let refused = soon("the refusal", waiter).await.expect("no panic");
+        assert!(matches!(refused, Err(Error::Closed)), "{refused:?}");
+    }
+    for request in [locks.lease("new"), locks.lease("held").owner(held.owner())] {
+        let refused = soon("the refusal", request.acquire()).await;
+        assert!(matches!(refused, Err(Error::Closed)), "{refused:?}");
+    }
+    assert!(held.is_held() && !draining.is_finished());
+    theirs.release().await.expect("held to the end");
+    let free =
+        other.lease("theirs").try_acquire().await.expect("try").expect("no waiter is left of the drained client");
+    free.release().await.expect("held to the end");
+
+    held.release().await.expect("held to the end");
+    assert!(soon("the drain", draining).await.expect("no panic").expect("shutdown"), "everything was released in time");
+    assert_eq!(locks.health().connections, 0, "the client is shut down");
+    assert!(log.messages(Level::WARN).is_empty(), "{:?}", log.messages(Level::WARN));
+}
+
+#[tokio::test]
+async fn drain_ends_at_its_timeout_without_a_warning() {
+    let db = fresh().await;
+    let (log, _guard) = Log::capture();
+    let locks = db.locks().await;
+    let held = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let mut events = locks.events();
+    let timeout = Duration::from_millis(50);
+    assert!(!soon("the drain", locks.drain(timeout)).await.expect("shutdown"), "a lease was held to the end");
+    assert_eq!(held.lost().await, LossCause::Shutdown);
+    let cause = match soon("the loss", events.next()).await {
+        Some(Event::Lost { cause, .. }) => cause,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(cause, LossCause::Shutdown);
+    assert!(log.messages(Level::WARN).is_empty(), "{:?}", log.messages(Level::WARN));
+    let other = db.locks().await;
+    assert!(other.lease("a").try_acquire().await.expect("try").is_some(), "the name is free");
+}
+
+#[tokio::test]
+async fn drain_of_an_idle_client_ends_at_once() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    assert!(soon("the drain", locks.drain(LONG)).await.expect("shutdown"));
+    assert!(soon("the drain", locks.drain(LONG)).await.expect("it can be repeated"));
+    assert!(matches!(locks.lease("a").acquire().await, Err(Error::Closed)));
+}
+
+#[tokio::test]
+async fn drain_waits_for_session_locks_and_refuses_new_ones() {
+    let db = fresh().await;
+    let (locks, other) = (db.locks().await, db.locks().await);
+    let held = locks.session("held").acquire().await.expect("acquire");
+    let theirs = other.session("theirs").acquire().await.expect("acquire");
+    let waiter = tokio::spawn(locks.session("theirs").acquire());
+    let mut draining = std::pin::pin!(locks.drain(LONG));
+    let pending = tokio::time::timeout(Duration::from_millis(1), &mut draining).await;
+    assert!(pending.is_err(), "a session lock is held");
+    assert!(matches!(soon("the refusal", waiter).await.expect("no panic"), Err(Error::Closed)));
+    assert!(matches!(soon("the refusal", locks.session("new").acquire()).await, Err(Error::Closed)));
+    assert!(held.is_held());
+    held.release().await.expect("held to the end");
+    assert!(soon("the drain", draining).await.expect("shutdown"), "everything was released in time");
+    theirs.release().await.expect("held to the end");
+}

@@ -1,0 +1,85 @@
+//! What the log says, at which level, and the spans of requests and holdings.
+
+use std::time::Duration;
+
+use sqlock::events::Event;
+use tracing::Level;
+
+use crate::support::log::Log;
+use crate::support::{fresh, soon};
+
+const LONG: Duration = Duration::from_secs(600);
+
+#[tokio::test]
+async fn orderly_life_and_shutdown_leave_a_quiet_log() {
+    let db = fresh().await;
+    let (log, _guard) = Log::capture();
+    let locks = db.locks().await;
+    locks.lease("a").acquire().await.expect("acquire").release().await.expect("held to the end");
+    let _held = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    assert!(locks.lease("a").try_acquire().await.expect("try").is_none());
+    let mut events = locks.events();
+    let waiter = tokio::spawn(locks.lease("a").acquire());
+    assert!(matches!(soon("the wait", events.next()).await, Some(Event::Waiting { .. })));
+    locks.shutdown().await.expect("shutdown");
+    waiter.await.expect("no panic").expect_err("the client was shut down");
+
+    assert_eq!(log.messages(Level::INFO), ["started a client for locks"]);
+    assert!(log.messages(Level::DEBUG).len() > 5, "{:?}", log.messages(Level::DEBUG));
+}
+
+#[tokio::test]
+async fn loss_warns_unless_the_application_ordered_it() {
+    let db = fresh().await;
+    let (log, _guard) = Log::capture();
+    let (locks, operator) = (db.locks().await, db.locks().await);
+    let mut events = locks.events();
+    let lost = async |events: &mut sqlock::events::Events| {
+        soon("the loss", async { while !matches!(events.next().await, Some(Event::Lost { .. })) {} }).await;
+    };
+
+    let own = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    assert!(locks.evict("a", own.token()).await.expect("evict"));
+    lost(&mut events).await;
+    let bounded = Duration::from_millis(100);
+    let _bounded = locks.lease("b").ttl(LONG).max_hold(bounded).acquire().await.expect("acquire");
+    lost(&mut events).await;
+    assert!(log.messages(Level::WARN).is_empty(), "{:?}", log.messages(Level::WARN));
+
+    let evicted = locks.lease("c").ttl(LONG).acquire().await.expect("acquire");
+    assert!(operator.evict("c", evicted.token()).await.expect("evict"));
+    evicted.lost().await;
+    // The line is written after the holder was told.
+    soon("the line", async {
+        while log.messages(Level::WARN).is_empty() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(log.messages(Level::WARN), ["lost a lease"]);
+}
+
+#[tokio::test]
+async fn spans_tell_name_mode_wait_and_outcome() {
+    let db = fresh().await;
+    let (log, _guard) = Log::capture();
+    let locks = db.locks().await;
+    let held = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    assert!(locks.lease("a").shared().try_acquire().await.expect("try").is_none());
+    let mut events = locks.events();
+    let permit = locks.semaphore("a", 2).request(1).expect("one permit");
+    let waiter = tokio::spawn(permit.acquire());
+    assert!(matches!(soon("the wait", events.next()).await, Some(Event::Waiting { .. })));
+    waiter.abort();
+    waiter.await.expect_err("it was cancelled");
+    held.release().await.expect("held to the end");
+
+    let requests = log.spans("acquire");
+    let told: Vec<_> = requests.iter().map(|span| (&*span["mode"], &*span["outcome"])).collect();
+    assert_eq!(told, [("exclusive", "acquired"), ("shared", "held"), ("permits", "cancelled")]);
+    assert!(requests.iter().all(|span| span["name"] == "a" && span.contains_key("waited")), "{requests:?}");
+    let holds = log.spans("hold");
+    assert_eq!(holds.len(), 1);
+    assert_eq!((&*holds[0]["name"], &*holds[0]["outcome"]), ("a", "released"));
+    assert!(holds[0].contains_key("held") && holds[0].contains_key("token"), "{holds:?}");
+}

@@ -1,0 +1,154 @@
+//! What is counted and measured with the facade `metrics`.
+#![allow(clippy::expect_used, clippy::panic)]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use metrics::{Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder};
+use metrics::{SharedString, Unit};
+use sqlock::testing::Memory;
+
+/// Every value by its metric and labels: `name{label=value}`.
+#[derive(Clone, Default)]
+struct Figures {
+    values: Arc<Mutex<BTreeMap<String, f64>>>,
+    described: Arc<Mutex<Vec<String>>>,
+}
+
+struct Figure {
+    key: String,
+    figures: Figures,
+}
+
+impl Figures {
+    fn figure(&self, key: &Key) -> Arc<Figure> {
+        let labels: Vec<_> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+        Arc::new(Figure { key: format!("{}{{{}}}", key.name(), labels.join(",")), figures: self.clone() })
+    }
+
+    /// A counter or gauge, or how often a histogram was written.
+    fn value(&self, key: &str) -> f64 {
+        self.values.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied().unwrap_or_default()
+    }
+
+    fn keys(&self) -> Vec<String> {
+        self.values.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+    }
+
+    fn describe(&self, name: &KeyName) {
+        self.described.lock().unwrap_or_else(PoisonError::into_inner).push(name.as_str().to_owned());
+    }
+}
+
+impl Figure {
+    fn add(&self, value: f64) {
+        let mut values = self.figures.values.lock().unwrap_or_else(PoisonError::into_inner);
+        *values.entry(self.key.clone()).or_default() += value;
+    }
+}
+
+impl CounterFn for Figure {
+    fn increment(&self, value: u64) {
+        self.add(value as f64);
+    }
+
+    fn absolute(&self, _: u64) {}
+}
+
+impl GaugeFn for Figure {
+    fn increment(&self, value: f64) {
+        self.add(value);
+    }
+
+    fn decrement(&self, value: f64) {
+        self.add(-value);
+    }
+
+    fn set(&self, _: f64) {}
+}
+
+impl HistogramFn for Figure {
+    fn record(&self, _: f64) {
+        self.add(1.0);
+    }
+}
+
+impl Recorder for Figures {
+    fn describe_counter(&self, name: KeyName, _: Option<Unit>, _: SharedString) {
+        self.describe(&name);
+    }
+
+    fn describe_gauge(&self, name: KeyName, _: Option<Unit>, _: SharedString) {
+        self.describe(&name);
+    }
+
+    fn describe_histogram(&self, name: KeyName, _: Option<Unit>, _: SharedString) {
+        self.describe(&name);
+    }
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(self.figure(key))
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::from_arc(self.figure(key))
+    }
+
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::from_arc(self.figure(key))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn metrics_count_what_happens_and_name_no_lock() {
+    let figures = Figures::default();
+    let _guard = metrics::set_default_local_recorder(&figures);
+    let memory = Memory::new();
+    let locks = memory.locks();
+
+    let lease = locks.lease("secret").acquire().await.expect("acquire");
+    let permit = locks.semaphore("s", 2).acquire().await.expect("acquire");
+    assert!(locks.lease("secret").try_acquire().await.expect("try").is_none());
+    let waiter = tokio::spawn(locks.lease("secret").shared().acquire());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!((figures.value("sqlock_held{}"), figures.value("sqlock_waiting{}")), (2.0, 1.0));
+    waiter.abort();
+    waiter.await.expect_err("it was cancelled");
+    memory.evict("s").expect("a name");
+    permit.lost().await;
+    memory.go_away();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    memory.come_back();
+    lease.release().await.expect("held to the end");
+    locks.shutdown().await.expect("shutdown");
+
+    for (key, value) in [
+        ("sqlock_acquire_total{kind=exclusive,outcome=acquired}", 1.0),
+        ("sqlock_acquire_total{kind=permits,outcome=acquired}", 1.0),
+        ("sqlock_acquire_total{kind=exclusive,outcome=held}", 1.0),
+        ("sqlock_acquire_total{kind=shared,outcome=cancelled}", 1.0),
+        ("sqlock_wait_seconds{kind=exclusive}", 1.0),
+        ("sqlock_hold_seconds{}", 2.0),
+        ("sqlock_held{}", 0.0),
+        ("sqlock_waiting{}", 0.0),
+        ("sqlock_lost_total{cause=superseded}", 1.0),
+    ] {
+        assert_eq!(figures.value(key), value, "{key}");
+    }
+    for key in [
+        "sqlock_heartbeat_seconds{}",
+        "sqlock_heartbeat_late_total{}",
+        "sqlock_statements_total{verb=acquire}",
+        "sqlock_statements_total{verb=send a heartbeat}",
+        "sqlock_batch_size{}",
+    ] {
+        assert!(figures.value(key) >= 1.0, "{key}");
+    }
+    assert!(figures.keys().iter().all(|key| !key.contains("secret")), "{:?}", figures.keys());
+    let described = figures.described.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    for key in figures.keys() {
+        let name = key.split('{').next().expect("a name");
+        assert!(described.iter().any(|other| other == name), "{name} is not described");
+    }
+}

@@ -1,0 +1,193 @@
+//! The database in memory for the tests of applications: its faults, and the clients on it, in virtual time.
+#![allow(clippy::expect_used, clippy::panic)]
+
+use std::time::Duration;
+
+use sqlock::events::{Event, Events};
+use sqlock::health::Heartbeat;
+use sqlock::testing::Memory;
+use sqlock::{Error, LossCause};
+use tokio::time::Instant;
+
+const TTL: Duration = Duration::from_secs(30);
+
+/// The next event of this kind. Others before it are passed over.
+macro_rules! next {
+    ($events:expr, $event:pat) => {
+        while !matches!($events.next().await.expect("the stream goes on"), $event) {}
+    };
+}
+
+async fn is_waiting(events: &mut Events) {
+    next!(events, Event::Waiting { .. });
+}
+
+#[tokio::test(start_paused = true)]
+async fn clients_of_one_memory_exclude_each_other_in_order() {
+    let memory = Memory::new();
+    let clients = [memory.locks(), memory.locks(), memory.locks()];
+    let first = clients[0].lease("a").acquire().await.expect("acquire");
+    let mut waiters = Vec::new();
+    for locks in &clients[1..] {
+        let mut events = locks.events();
+        waiters.push(tokio::spawn(locks.lease("a").acquire()));
+        is_waiting(&mut events).await;
+        // The entry is written after the refusal.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let mut token = first.token();
+    first.release().await.expect("held to the end");
+    for waiter in waiters {
+        let lease = waiter.await.expect("no panic").expect("acquire");
+        assert!(lease.token() > token);
+        token = lease.token();
+        lease.release().await.expect("held to the end");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lease_is_renewed_for_hours_of_virtual_time() {
+    let memory = Memory::new();
+    let locks = memory.locks();
+    let lease = locks.lease("a").ttl(TTL).acquire().await.expect("acquire");
+    tokio::time::sleep(Duration::from_secs(2 * 3600)).await;
+    assert!(lease.is_held() && lease.remaining() > TTL / 2);
+    assert!(memory.locks().lease("a").try_acquire().await.expect("try").is_none());
+    lease.release().await.expect("held to the end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ttl_of_an_unrenewed_lease_passes_in_virtual_time() {
+    let memory = Memory::new();
+    let (here, there) = (memory.locks(), memory.locks());
+    let start = Instant::now();
+    let lease = here.lease("a").ttl(TTL).renew(false).acquire().await.expect("acquire");
+    assert_eq!(lease.lost().await, LossCause::Expired);
+    assert!((TTL * 9 / 10..TTL).contains(&start.elapsed()), "the holder knows first: {:?}", start.elapsed());
+    let _next = there.lease("a").acquire().await.expect("acquire");
+    assert!((TTL..TTL + Duration::from_secs(1)).contains(&start.elapsed()), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn stranger_refuses_tries_and_lets_waiters_wait() {
+    let memory = Memory::new();
+    let locks = memory.locks();
+    assert!(memory.refuse("a").expect("a name"));
+    assert!(locks.lease("a").try_acquire().await.expect("try").is_none());
+    let mut events = locks.events();
+    let waiter = tokio::spawn(locks.lease("a").acquire());
+    is_waiting(&mut events).await;
+    memory.allow("a").expect("a name");
+    let lease = waiter.await.expect("no panic").expect("acquire");
+    assert!(!memory.refuse("a").expect("a name"), "a client holds it");
+    assert!(lease.is_held());
+    lease.release().await.expect("held to the end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn evicted_holder_learns_within_a_second() {
+    let memory = Memory::new();
+    let locks = memory.locks();
+    let lease = locks.lease("a").ttl(TTL).acquire().await.expect("acquire");
+    let permit = locks.semaphore("s", 2).acquire().await.expect("acquire");
+    assert_eq!((memory.evict("a").expect("a name"), memory.evict("s").expect("a name")), (1, 1));
+    let start = Instant::now();
+    assert_eq!((lease.lost().await, permit.lost().await), (LossCause::Superseded, LossCause::Superseded));
+    assert!(start.elapsed() <= Duration::from_millis(1500), "{:?}", start.elapsed());
+    assert!(matches!(lease.release().await, Err(Error::Lost { cause: LossCause::Superseded, .. })));
+    assert_eq!(memory.evict("a").expect("a name"), 0, "nobody holds it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn expired_holder_loses_the_lease_before_another_gets_it() {
+    let memory = Memory::new();
+    let (here, there) = (memory.locks(), memory.locks());
+    let lease = here.lease("a").ttl(TTL).acquire().await.expect("acquire");
+    let mut events = there.events();
+    let waiter = tokio::spawn(there.lease("a").acquire());
+    is_waiting(&mut events).await;
+    let start = Instant::now();
+    assert_eq!(memory.expire("a").expect("a name"), 1);
+    assert_eq!(lease.lost().await, LossCause::Expired);
+    assert!(!waiter.is_finished(), "the holder knows first");
+    let next = waiter.await.expect("no panic").expect("acquire");
+    assert!(next.token() > lease.token());
+    assert!(start.elapsed() < TTL + Duration::from_secs(1), "{:?}", start.elapsed());
+    // The client that was cut off goes on.
+    let other = here.lease("b").ttl(TTL).acquire().await.expect("acquire");
+    tokio::time::sleep(TTL * 2).await;
+    other.release().await.expect("held to the end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_requests_have_no_effect() {
+    let memory = Memory::new();
+    let locks = memory.locks();
+    memory.fail(1);
+    assert!(matches!(locks.lease("a").acquire().await, Err(Error::Database { .. })));
+    assert!(memory.locks().lease("a").try_acquire().await.expect("try").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn short_outage_costs_no_lease_and_is_told() {
+    let memory = Memory::new();
+    let locks = memory.locks();
+    let lease = locks.lease("a").ttl(TTL).acquire().await.expect("acquire");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let mut events = locks.events();
+    memory.go_away();
+    next!(events, Event::HeartbeatLate { .. });
+    assert_eq!(locks.health().heartbeat, Heartbeat::Late);
+    assert!(locks.health().unavailable.is_some() && locks.health().connections <= 1);
+    next!(events, Event::HeartbeatFailed { .. });
+    memory.come_back();
+    next!(events, Event::Reconnected);
+    next!(events, Event::HeartbeatRestored);
+    assert!(locks.health().is_ok() && lease.is_held());
+    assert_eq!(locks.health().round_trip, Some(Duration::ZERO), "the clock stands still meanwhile");
+    lease.release().await.expect("held to the end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn long_outage_loses_the_lease_and_fails_requests() {
+    let memory = Memory::new();
+    let locks = memory.locks();
+    let lease = locks.lease("a").ttl(TTL).acquire().await.expect("acquire");
+    memory.go_away();
+    assert!(matches!(locks.lease("b").try_acquire().await, Err(Error::Unavailable { .. })));
+    assert_eq!(lease.lost().await, LossCause::Expired);
+    memory.come_back();
+    let again = locks.lease("a").acquire().await.expect("acquire");
+    assert!(again.token() > lease.token());
+}
+
+#[tokio::test(start_paused = true)]
+async fn holders_and_waiters_can_be_inspected() {
+    let memory = Memory::new();
+    let (here, there) = (memory.builder().holder("here").build(), memory.builder().holder("there").build());
+    let lease = here.lease("a").label("first").acquire().await.expect("acquire");
+    let _reader = here.lease("b").shared().acquire().await.expect("acquire");
+    let mut events = there.events();
+    let _waiter = tokio::spawn(there.lease("a").label("second").acquire());
+    is_waiting(&mut events).await;
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let listed = there.list("").await.expect("list");
+    let told: Vec<_> =
+        listed.iter().map(|info| (info.name.as_str(), &*info.holder, &*info.label, info.waiters)).collect();
+    assert_eq!(told, [("a", "here", "first", 1), ("b", "here", "", 0)]);
+    assert_eq!((listed[0].token, listed[0].owner), (lease.token(), Some(lease.owner())));
+    let waiters = here.waiters("a").await.expect("waiters");
+    assert_eq!(
+        waiters.iter().map(|waiter| (&*waiter.holder, &*waiter.label)).collect::<Vec<_>>(),
+        [("there", "second")]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_without_a_model_is_unsupported() {
+    let memory = Memory::new();
+    let locks = memory.locks();
+    assert!(matches!(locks.session("a").acquire().await, Err(Error::Unsupported { .. })));
+    assert_eq!(locks.sweeper().sweep().await.expect("there is nothing to purge"), 0);
+    locks.migrate().await.expect("there is nothing to create");
+}
