@@ -996,7 +996,12 @@ impl App {
     async fn unknown(&self, key: &IdempotencyKey) -> FencingToken {
         let unknown = attempt(self.payments.clone().wait(SOON).attempt(key, &request()).await).await;
         unknown.unknown().await.expect("unknown");
-        unknown.token()
+        let (name, token) = (unknown.lease().name().clone(), unknown.token());
+        drop(unknown);
+        // Its lease is released in the background.
+        let next = self.locks.lease(name.as_str()).wait(SOON).acquire().await.expect("acquire");
+        next.release().await.expect("release");
+        token
     }
 
     async fn resolve(&self, key: &IdempotencyKey, token: FencingToken, resolution: Resolution) -> bool {
