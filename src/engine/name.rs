@@ -328,7 +328,7 @@ impl Name {
     /// Whether something is wanted or done about an acquisition that waits or holds like this.
     pub(super) fn knows(&self, id: LeaseId, state: EntryState) -> bool {
         let exported = self.exported_token(id).map(|token| EntryState::Holding(token.get()));
-        self.waiters.iter().any(|waiter| waiter.claim.id == id)
+        self.waiters.iter().take(self.reach()).any(|waiter| waiter.claim.id == id)
             || self.holdings.iter().any(|holding| holding.id() == id)
             || self.withdrawals.iter().any(|withdrawal| withdrawal.id == id)
             || exported == Some(state)
@@ -338,7 +338,12 @@ impl Name {
     fn exported_token(&self, id: LeaseId) -> Option<FencingToken> {
         let is_it = |detachment: &&Detachment| detachment.id == id || detachment.renamed == Some(id);
         let detached = self.detachments.iter().find(is_it).map(|detachment| detachment.token);
-        let resumed = self.waiters.iter().filter_map(|waiter| waiter.resumes).find(|exported| exported.id == id);
+        let resumed = self
+            .waiters
+            .iter()
+            .take(self.reach())
+            .filter_map(|waiter| waiter.resumes)
+            .find(|exported| exported.id == id);
         detached.or(resumed.map(|exported| exported.token))
     }
 

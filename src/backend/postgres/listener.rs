@@ -89,11 +89,12 @@ impl HeartbeatConnection {
     /// Replaces a plain connection by one that listens, if its session is not shared. Both connect
     /// to the same server, one at a time.
     async fn listen(&mut self, upgrade: &Upgrade, client: ClientId) -> Result<(), sqlx::Error> {
-        let Self::Plain(_) = self else {
-            return Ok(());
-        };
-        let Self::Plain(mut plain) = std::mem::replace(self, Self::Lost) else {
-            return Ok(());
+        let mut plain = match std::mem::replace(self, Self::Lost) {
+            Self::Plain(plain) => plain,
+            other => {
+                *self = other;
+                return Ok(());
+            }
         };
         let server = started_at(&mut plain).await?;
         plain.close().await?;
@@ -157,7 +158,7 @@ impl Listener {
         listener.ignore_pool_close_event(true);
         listener.eager_reconnect(false);
         listener.listen(&format!("sqlock_{client}")).await?;
-        // Otherwise the next heartbeat tells.
+        // If the update fails, the next heartbeat marks the client.
         let noted = sqlx::query(LISTENS).bind(client.to_string()).bind(&mark).execute(&mut listener).await;
         if let Err(error @ sqlx::Error::Io(_)) = noted {
             return Err(error);
