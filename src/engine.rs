@@ -368,7 +368,7 @@ impl Engine {
                 }
                 _ if waiter.leaves_traces() || state.is_busy() => {
                     state.withdraw(waiter.claim.id, now, waiter.lingers);
-                    // The caller is told when its entry stands in the way of no other.
+                    // The caller is refused once its entry delays no other waiter.
                     if let (Some(Refusal::Timeout), Some(withdrawal)) = (&refusal, state.withdrawals.last_mut()) {
                         withdrawal.timed_out = Some((id, now + WITHDRAWN_WITHIN));
                         return;

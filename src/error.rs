@@ -1,4 +1,4 @@
-//! Errors: a timeout, a loss, an unavailable database and bad input are told apart.
+//! Errors: a timeout, a loss, an unavailable database and bad input are different variants.
 
 mod cause;
 mod fault;

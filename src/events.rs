@@ -161,7 +161,7 @@ impl fmt::Display for RefusalReason {
 /// The events of a client from now on. Made with [`Locks::events`](crate::Locks::events).
 ///
 /// A reader never delays the client: one that is more than 1024 events behind misses the oldest,
-/// and is told how many with [`Event::Missed`]. It does not keep the client alive.
+/// and receives their number as [`Event::Missed`]. It does not keep the client alive.
 #[derive(Debug)]
 pub struct Events {
     receiver: broadcast::Receiver<Event>,

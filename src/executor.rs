@@ -87,7 +87,7 @@ struct QueueState {
 
 impl Executor {
     /// An executor whose connections are opened when they are first needed. `connections`: how many do work, beside the one for
-    /// heartbeats. `publisher` is told of connections that are opened again.
+    /// heartbeats. `publisher` receives an event for each connection that is opened again.
     pub(crate) fn new(backend: Arc<dyn Backend>, connections: usize, publisher: Arc<Publisher>) -> Self {
         let (work, heartbeats, workers) = (Arc::default(), Arc::default(), Mutex::default());
         Self { work, heartbeats, backend, connections, publisher, workers }

@@ -156,7 +156,7 @@
 //   protocol - what a store is asked and answers: plain data
 //   schema - the tables
 //   measure - counts for dashboards
-//   events health - what the outside is told: plain data, and a channel
+//   events health - observation of a client: plain data, and a channel
 //   error name owner token clock backoff panics mutation random - values
 
 mod backend;

@@ -332,7 +332,7 @@ impl Locks {
     }
 
     /// Returns the events of this client from now on. A slow reader never delays the client: it
-    /// misses events, and is told how many.
+    /// misses events, and receives their number.
     pub fn events(&self) -> Events {
         self.client.coordinator.events()
     }

@@ -1,4 +1,4 @@
-//! What is told to the outside: the log, for every event of a client.
+//! Reports the events of a client to the log.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::measure;
 use crate::panics;
 use crate::protocol::{Holder, Request};
 
-/// An event, and what the log tells beside it.
+/// An event, with the fields that only the log has.
 pub(super) struct Report {
     pub(super) event: Event,
     /// How the name was requested, where the event is about a request.

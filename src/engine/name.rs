@@ -81,7 +81,7 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// Whether its caller is to be told that it waits. It is told once.
+    /// Returns whether its caller is to be notified of the wait: once, and not for a try.
     pub(super) fn tell_wait(&mut self) -> bool {
         !self.tries() && !std::mem::replace(&mut self.is_told, true)
     }
@@ -147,8 +147,8 @@ pub(super) struct Withdrawal {
     pub(super) until: Option<Moment>,
     /// The holding with this token was given to another process, and stays.
     pub(super) except: Option<FencingToken>,
-    /// The waiter that timed out, and when it is told at the latest. The answer to the withdrawal
-    /// tells it earlier.
+    /// The waiter that timed out, and the latest moment of its refusal. The answer to the withdrawal
+    /// refuses it earlier.
     pub(super) timed_out: Option<(WaiterId, Moment)>,
 }
 

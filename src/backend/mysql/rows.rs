@@ -102,7 +102,7 @@ impl Dialect for MySql {
         }
     }
 
-    /// Without a strict sql_mode a greater number is cut off, and no error is told.
+    /// Without a strict sql_mode the server cuts off a greater number without an error.
     fn greatest_integer<'a>(
         conn: &'a mut MySqlConnection,
         table: &'a Table,

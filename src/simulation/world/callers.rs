@@ -180,7 +180,7 @@ impl World {
                 self.violate(format!("client {client}: {waiter:?} resumes {resumes:?}: refused as lost"));
             }
             Refusal::Held if !is_try => {
-                self.violate(format!("client {client}: {waiter:?} waits, and is told that the name is held"))
+                self.violate(format!("client {client}: {waiter:?} waits, and is refused because the name is held"))
             }
             Refusal::Timeout if patient => {
                 self.violate(format!("client {client}: {waiter:?} would wait for ever, and timed out"))
