@@ -26,9 +26,14 @@ mod ending;
 mod grant;
 mod heartbeat;
 mod holding;
+mod loss;
 mod name;
 pub(crate) mod policy;
+mod step;
 mod transfer;
+mod waiter;
+mod waiting;
+mod withdrawal;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -41,24 +46,21 @@ pub(crate) use action::{
 pub(crate) use heartbeat::Pulse;
 use heartbeat::{Epoch, Heartbeat};
 use holding::{Holding, HoldingState, LocalLease};
-use name::{Name, Needs, Step, Waiter, WaiterState};
+use name::{Name, Needs};
+use step::Step;
 
-use crate::clock::{Moment, margin};
+use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::BEAT;
-use crate::protocol::{Claim, ClientId, LeaseId, Mode, Request};
+use crate::protocol::{ClientId, LeaseId, Request};
 use crate::token::FencingToken;
 
 /// The interval at which the first waiter polls the name, and that of the other waiters, without a
 /// notification.
 const POLL_FIRST: Duration = Duration::from_millis(100);
 const POLL_OTHERS: Duration = Duration::from_millis(250);
-
-/// How long the engine waits for the withdrawal of a waiter that has timed out before it tells the
-/// waiter.
-const WITHDRAWN_WITHIN: Duration = Duration::from_millis(250);
 
 /// How often a release is repeated that the store leaves without effect.
 pub(crate) const IGNORED: u32 = 16;
@@ -261,140 +263,12 @@ impl Engine {
         self.names.is_empty() && self.in_flight.is_empty() && self.waiters.is_empty() && self.leases.is_empty()
     }
 
-    /// Ends the holdings with this token, which the store has ended.
-    fn evicted(&mut self, now: Moment, name: &LockName, token: FencingToken) {
-        let held = self.names.get(name).map(|state| &state.holdings);
-        let ended: Vec<LeaseId> =
-            held.into_iter().flatten().filter(|h| h.is_held() && h.has_token(token)).map(Holding::id).collect();
-        for id in ended {
-            self.lose(now, name, id, LossCause::Superseded);
-        }
-        self.advance(now, name);
-    }
-
-    /// Looks every holding of a name up.
-    fn doubt(&mut self, now: Moment, name: &LockName) {
-        for holding in self.names.get_mut(name).into_iter().flat_map(|state| &mut state.holdings) {
-            holding.settle(&self.heartbeat);
-            holding.epoch = Epoch::default();
-            holding.is_doubted = true;
-        }
-        self.advance(now, name);
-    }
-
     /// Looks at the entries of a name, of which one may have been granted it.
     fn notified(&mut self, now: Moment, name: &LockName) {
         if let Some(state) = self.names.get_mut(name) {
             state.is_notified = true;
         }
         self.advance(now, name);
-    }
-
-    // ---- what callers do
-
-    fn acquire(&mut self, now: Moment, id: WaiterId, wish: Wish) {
-        if self.is_closing {
-            return self.refuse(id, Refusal::Closed);
-        }
-        let claim_id = self.new_id();
-        let client = self.heartbeat.client;
-        let state = self.names.entry(wish.name.clone()).or_default();
-        let Wish { name, owner, reenters, mode, ttl, is_kept, max_hold, label, patience } = wish;
-        // A holding that no heartbeat keeps, and that is about to end, is not entered any more.
-        let lasts = |h: &Holding| h.is_kept || h.deadline > now + ttl.min(h.ttl) / 4;
-        let entered = state.holdings.iter_mut().find(|h| h.is_held() && h.claim.owner == owner && lasts(h));
-        // No waiter enters a holding that is being converted: its mode is not known yet.
-        let is_converting = entered.as_ref().is_some_and(|holding| holding.is_converting());
-        if reenters && let Some(holding) = entered.filter(|_| !is_converting) {
-            match (holding.claim.mode, mode) {
-                (Mode::Exclusive, _) | (Mode::READ, Mode::READ) => {
-                    holding.want(now, ttl, is_kept);
-                    let grant = enter(holding, now, max_hold, &mut self.next_lease);
-                    self.leases.insert(grant.lease, (name.clone(), grant.id));
-                    self.actions.push(Action::Granted { waiter: id, grant });
-                    return self.advance(now, &name);
-                }
-                (Mode::READ, Mode::Exclusive) => return self.refuse(id, Refusal::Conversion { name }),
-                _ => {}
-            }
-        }
-        let is_try = matches!(patience, Patience::Try(_));
-        let waits = state.waiters.iter().any(|waiter| !waiter.tries());
-        if is_try && !is_converting && (state.is_held_alone() || (!reenters && (state.is_taken(mode) || waits))) {
-            return self.refuse(id, Refusal::Held);
-        }
-        let holder = self.holder.clone();
-        let claim = Claim { name: name.clone(), id: claim_id, owner, client, is_kept, mode, ttl, holder, label };
-        let mut waiter = Waiter {
-            id,
-            claim,
-            reenters,
-            max_hold,
-            since: now,
-            patience,
-            state: WaiterState::New,
-            lingers: false,
-            // The first learns of the owner when it is refused.
-            may_join: reenters && !state.waiters.is_empty(),
-            resumes: None,
-            ask_at: now,
-            unknown: 0,
-            is_told: false,
-        };
-        if (state.is_taken(mode) || (mode == Mode::Exclusive && waits)) && waiter.tell_wait() {
-            self.actions.push(Action::Waits { waiter: id });
-        }
-        self.patience.extend(waiter.ends_at().map(|at| (at, id)));
-        state.push_waiter(waiter);
-        self.waiters.insert(id, name.clone());
-        self.advance(now, &name);
-    }
-
-    /// A waiter leaves, told why. Its name must be advanced afterwards.
-    fn leave(&mut self, now: Moment, id: WaiterId, refusal: Option<Refusal>) {
-        let Some(name) = self.waiters.remove(&id) else {
-            return;
-        };
-        if let Some(state) = self.names.get_mut(&name)
-            && let Some(i) = state.waiters.iter().position(|waiter| waiter.id == id)
-            && let Some(waiter) = state.remove_waiter(i)
-            && !is_on(Mutation::LeaveEntry)
-        {
-            match waiter.resumes {
-                // Another may resume the lease.
-                Some(exported) if waiter.adopts() => {
-                    let lingers = waiter.lingers || state.is_busy();
-                    state.detach(&waiter.claim, exported.token, Some(exported.id), now, lingers);
-                }
-                _ if waiter.leaves_traces() || state.is_busy() => {
-                    state.withdraw(waiter.claim.id, now, waiter.lingers);
-                    // The caller is refused once its entry delays no other waiter.
-                    if let (Some(Refusal::Timeout), Some(withdrawal)) = (&refusal, state.withdrawals.last_mut()) {
-                        withdrawal.timed_out = Some((id, now + WITHDRAWN_WITHIN));
-                        return;
-                    }
-                }
-                _ => {}
-            }
-        }
-        if let Some(refusal) = refusal {
-            self.refuse(id, refusal);
-        }
-    }
-
-    /// Tells waiters that timed out: of an acquisition that was withdrawn, or whose withdrawal
-    /// takes too long.
-    fn tell_timeouts(&mut self, now: Moment, name: &LockName, withdrawn: Option<LeaseId>) {
-        for withdrawal in self.names.get_mut(name).into_iter().flat_map(|state| &mut state.withdrawals) {
-            let is_over = |(_, at): &mut (WaiterId, Moment)| withdrawn == Some(withdrawal.id) || *at <= now;
-            if let Some((waiter, _)) = withdrawal.timed_out.take_if(is_over) {
-                self.actions.push(Action::Refused { waiter, refusal: Refusal::Timeout });
-            }
-        }
-    }
-
-    fn refuse(&mut self, waiter: WaiterId, refusal: Refusal) {
-        self.actions.push(Action::Refused { waiter, refusal });
     }
 
     fn release(&mut self, now: Moment, lease: LeaseKey, keep_for: Duration) {
@@ -441,97 +315,8 @@ impl Engine {
                     holding.state = HoldingState::Releasing { lease: None, keep_for, by_transition: false };
                 }
             }
-            self.tell_timeouts(now, &name, None);
+            self.refuse_timed_out(now, &name, None);
             self.advance(now, &name);
-        }
-    }
-
-    // ---- time
-
-    /// Ends what has run out by now.
-    fn expire(&mut self, now: Moment) {
-        let mut due = Vec::new();
-        while self.timers.first().is_some_and(|(at, _)| *at <= now) {
-            due.extend(self.timers.pop_first());
-        }
-        for (_, name) in due {
-            self.wakes.remove(&name);
-            self.end_overdue(now, &name);
-            self.tell_timeouts(now, &name, None);
-            self.advance(now, &name);
-        }
-        while self.patience.first().is_some_and(|(at, _)| *at <= now) {
-            let waiter = self.patience.pop_first().map(|(_, waiter)| waiter);
-            if let Some((waiter, name)) = waiter.and_then(|waiter| Some((waiter, self.waiters.get(&waiter)?.clone()))) {
-                let is_unanswered = self.names.get(&name).is_some_and(|state| state.is_unanswered(waiter, now));
-                let refusal = if is_unanswered { Refusal::NoAnswer } else { Refusal::Timeout };
-                self.leave(now, waiter, Some(refusal));
-                self.advance(now, &name);
-            }
-        }
-    }
-
-    /// Ends the holdings of a name whose deadline has passed, and the leases whose `max_hold` is
-    /// over.
-    fn end_overdue(&mut self, now: Moment, name: &LockName) {
-        let Some(state) = self.names.get_mut(name) else {
-            return;
-        };
-        let mut lost = Vec::new();
-        for holding in &mut state.holdings {
-            if holding.deadline(&self.heartbeat) <= now {
-                lost.push(holding.id());
-                continue;
-            }
-            if let HoldingState::Held(leases) = &mut holding.state {
-                for lease in leases.extract_if(.., |lease| lease.ends.is_some_and(|at| at <= now)) {
-                    self.leases.remove(&lease.key);
-                    self.actions.push(Action::Lost { lease: lease.key, cause: LossCause::MaxHold });
-                }
-                if leases.is_empty() {
-                    let keep_for = Duration::ZERO;
-                    holding.state = HoldingState::Releasing { lease: None, keep_for, by_transition: false };
-                }
-            }
-        }
-        for id in lost {
-            if !is_on(Mutation::ReviveLost) {
-                self.lose(now, name, id, LossCause::Expired);
-            }
-        }
-    }
-
-    /// A holding has ended without being released. It is given back, in case the store knows it
-    /// still.
-    fn lose(&mut self, now: Moment, name: &LockName, id: LeaseId, cause: LossCause) {
-        let Some(state) = self.names.get_mut(name) else {
-            return;
-        };
-        let Some(i) = state.holdings.iter().position(|holding| holding.id() == id) else {
-            return;
-        };
-        let holding = state.holdings.remove(i);
-        // A holder that notices the end of a lease has the margin for stopping its work, before
-        // another client is granted the name. Twice: by then its expiry in the store has passed.
-        let pause = if cause == LossCause::Expired { 2 * margin(holding.claim.ttl) } else { Duration::ZERO };
-        state.withdraw_after(id, now, pause, holding.lingers || state.is_busy());
-        for lease in holding.leaving {
-            self.actions.push(Action::Released { lease, verdict: Verdict::Lost(cause) });
-        }
-        for amending in holding.amendments {
-            self.actions.push(Action::Amended { lease: amending.lease, result: Err(NotAmended::Lost(cause)) });
-        }
-        match holding.state {
-            HoldingState::Held(leases) => {
-                for lease in leases {
-                    self.leases.remove(&lease.key);
-                    self.actions.push(Action::Lost { lease: lease.key, cause });
-                }
-            }
-            HoldingState::Releasing { lease: Some(lease), .. } => {
-                self.actions.push(Action::Released { lease, verdict: Verdict::Lost(cause) });
-            }
-            HoldingState::Releasing { lease: None, .. } => {}
         }
     }
 

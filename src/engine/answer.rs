@@ -5,7 +5,9 @@ use std::time::Duration;
 use super::action::{Action, Answer, Failure, Refusal, RequestId, Verdict, WaiterId};
 use super::heartbeat::Epoch;
 use super::holding::relied_on;
-use super::name::{LONG_SILENCE, Step, WaiterState};
+use super::name::LONG_SILENCE;
+use super::step::Step;
+use super::waiter::WaiterState;
 use super::{Engine, Granting, InFlight, POLL_FIRST, UNKNOWN, WHILE_LOCKED};
 use crate::clock::Moment;
 use crate::error::LossCause;
@@ -261,7 +263,7 @@ impl Engine {
         match (step, &body) {
             (Step::Acquire(id) | Step::Join(id), _) => refused.extend(state.waiter(id).map(|waiter| waiter.id)),
             (Step::Withdraw(id), _) => {
-                self.tell_timeouts(now, name, Some(id));
+                self.refuse_timed_out(now, name, Some(id));
                 let Some(state) = self.names.get_mut(name) else {
                     return;
                 };

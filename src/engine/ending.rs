@@ -5,8 +5,9 @@ use std::time::Duration;
 use super::action::{Action, NotAmended, Refusal, Verdict};
 use super::heartbeat::Epoch;
 use super::holding::HoldingState;
-use super::name::{Step, Waiter, WaiterState};
 use super::policy::{Decision, decide, shares_again};
+use super::step::Step;
+use super::waiter::{Waiter, WaiterState};
 use super::{Engine, Granting, POLL_FIRST, TRIES};
 use crate::clock::Moment;
 use crate::error::LossCause;
@@ -139,7 +140,7 @@ impl Engine {
     }
 
     pub(super) fn withdrawn(&mut self, now: Moment, name: &LockName, id: LeaseId, withdrawn: Withdrawn) {
-        self.tell_timeouts(now, name, Some(id));
+        self.refuse_timed_out(now, name, Some(id));
         let Some(state) = self.names.get_mut(name) else {
             return;
         };

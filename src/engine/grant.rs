@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::action::{Action, Refusal, WaiterId};
 use super::heartbeat::Epoch;
 use super::holding::{Holding, HoldingState, relied_on};
-use super::name::{Name, WaiterState};
+use super::name::Name;
+use super::waiter::WaiterState;
 use super::{Engine, Granting, POLL_FIRST, POLL_OTHERS, RAISE_AFTER, enter};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
@@ -158,7 +159,7 @@ impl Engine {
                 let waiter = waiter.id;
                 self.leave(now, waiter, Some(Refusal::Held));
             }
-            HolderNow::Valid { .. } if waiter.tell_wait() => {
+            HolderNow::Valid { .. } if waiter.report_wait() => {
                 let waiter = waiter.id;
                 self.actions.push(Action::Waits { waiter });
             }
@@ -205,7 +206,7 @@ impl Engine {
         for waiter in state.waiters.iter_mut().filter(|waiter| ids.contains(&waiter.claim.id)) {
             waiter.state = WaiterState::Queued;
             is_any = true;
-            if matches!(holder, HolderNow::Valid { .. }) && waiter.tell_wait() {
+            if matches!(holder, HolderNow::Valid { .. }) && waiter.report_wait() {
                 self.actions.push(Action::Waits { waiter: waiter.id });
             }
         }

@@ -1,4 +1,4 @@
-//! One name: its waiters in this process, its holdings, and the next statement about it.
+//! One name: its waiters in this process, its holdings, and what is left of earlier ones.
 //!
 //! At most one statement that changes a name is on its way at any time, so their answers never
 //! cross. The first waiter asks the store; when it is refused, it gets an entry there. The other
@@ -8,24 +8,19 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::action::{Amendment, Exported, Patience, WaiterId};
-use super::heartbeat::Epoch;
-use super::holding::{Holding, HoldingState};
+use super::action::WaiterId;
+use super::holding::Holding;
+use super::waiter::{Waiter, WaiterState};
+use super::withdrawal::{Detachment, FIRST_PAUSE, LATE_EFFECT, Withdrawal};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
-use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::timing::GRANT;
-use crate::protocol::{
-    Claim, ClientId, Enqueue, EntryState, Extension, Holder, Keeper, LeaseId, Mode, Queue, Release, Request,
-};
+use crate::protocol::{ClientId, EntryState, Holder, LeaseId, Mode, Queue};
 use crate::token::FencingToken;
 
 /// How many entries of a client wait for one name at most.
-const ENTRIES: usize = 16;
-
-/// How many waiting entries are read to decide which one is next.
-const LIMIT: u32 = 32;
+pub(super) const ENTRIES: usize = 16;
 
 /// The time between two tries of a name that is free and yet not granted.
 const BETWEEN_TRIES: Duration = Duration::from_millis(5);
@@ -35,187 +30,6 @@ const SILENCE: Duration = Duration::from_millis(100);
 
 /// A store that has not answered for so long is out of reach.
 pub(super) const LONG_SILENCE: Duration = Duration::from_secs(1);
-
-/// The pause before a statement is repeated for the first time.
-pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
-
-/// For how long a request may take effect after the last attempt to send it was given up.
-pub(super) const LATE_EFFECT: Duration = Duration::from_secs(60);
-
-/// How the claim of a waiter stands in the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WaiterState {
-    /// It has not asked.
-    New,
-    /// It was refused: it is to get an entry, or, if it only tries, the name is to be read.
-    Refused,
-    /// Its entry waits.
-    Queued,
-    /// The store granted it the name with this token. The grant must be confirmed before the caller
-    /// hears of it.
-    Granted(FencingToken),
-}
-
-/// A caller that wants the name.
-#[derive(Clone, Debug)]
-pub(super) struct Waiter {
-    pub(super) id: WaiterId,
-    pub(super) claim: Claim,
-    pub(super) reenters: bool,
-    pub(super) max_hold: Option<Duration>,
-    pub(super) since: Moment,
-    pub(super) patience: Patience,
-    pub(super) state: WaiterState,
-    /// A request about its claim may take effect late.
-    pub(super) lingers: bool,
-    /// Its owner may hold the name elsewhere: the store is asked before it is refused.
-    pub(super) may_join: bool,
-    /// The exported lease that it takes over.
-    pub(super) resumes: Option<Exported>,
-    /// It met a locked row, and is not asked for before.
-    pub(super) ask_at: Moment,
-    /// How often the store has not known the lease that it takes over.
-    pub(super) unknown: u32,
-    /// Its caller knows that it waits.
-    pub(super) is_told: bool,
-}
-
-impl Waiter {
-    /// Returns whether its caller is to be notified of the wait: once, and not for a try.
-    pub(super) fn tell_wait(&mut self) -> bool {
-        !self.tries() && !std::mem::replace(&mut self.is_told, true)
-    }
-
-    pub(super) fn tries(&self) -> bool {
-        matches!(self.patience, Patience::Try(_))
-    }
-
-    pub(super) fn ends_at(&self) -> Option<Moment> {
-        match self.patience {
-            Patience::Try(until) => Some(until),
-            Patience::Wait(until) => until,
-        }
-    }
-
-    /// It stands in the queue from now on.
-    pub(super) fn begin_to_wait(&mut self) {
-        self.patience = Patience::Wait(self.ends_at());
-    }
-
-    /// Whether its owner, if it shares the name, may share it again past waiting entries.
-    pub(super) fn may_share_again(&self) -> bool {
-        self.reenters && self.claim.mode == Mode::READ
-    }
-
-    /// Whether it can be handed the name by the release of a lease of this client.
-    fn can_follow(&self) -> bool {
-        self.claim.mode == Mode::Exclusive && matches!(self.state, WaiterState::New | WaiterState::Refused)
-    }
-
-    /// Whether the store may know of it.
-    pub(super) fn leaves_traces(&self) -> bool {
-        self.lingers || matches!(self.state, WaiterState::Queued | WaiterState::Granted(_))
-    }
-
-    /// The statement that makes a grant what the caller has asked for.
-    fn confirmation(&self, token: FencingToken) -> Extension {
-        let extension = Extension::to_claim(&self.claim, token);
-        match self.resumes {
-            // It becomes an acquisition of this client.
-            Some(exported) => Extension { id: Some(exported.id), renamed: Some(self.claim.id), ..extension },
-            None => extension,
-        }
-    }
-
-    /// Whether it takes over the very holding that was exported, instead of joining it.
-    pub(super) fn adopts(&self) -> bool {
-        self.resumes.is_some() && self.claim.mode != Mode::Exclusive
-    }
-
-    pub(super) fn is_queued(&self) -> bool {
-        self.state == WaiterState::Queued
-    }
-}
-
-/// An acquisition that is to leave no trace in the store.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Withdrawal {
-    pub(super) id: LeaseId,
-    pub(super) due: Moment,
-    pub(super) pause: Duration,
-    /// A request for it may take effect until then, so it is withdrawn again.
-    pub(super) until: Option<Moment>,
-    /// The holding with this token was given to another process, and stays.
-    pub(super) except: Option<FencingToken>,
-    /// The waiter that timed out, and the latest moment of its refusal. The answer to the withdrawal
-    /// refuses it earlier.
-    pub(super) timed_out: Option<(WaiterId, Moment)>,
-}
-
-impl Withdrawal {
-    /// Sets when it is repeated: later each time, at most after `longest`.
-    pub(super) fn put_off(&mut self, now: Moment, longest: Duration) {
-        self.due = now + self.pause;
-        self.pause = (self.pause * 2).min(longest);
-    }
-}
-
-/// An exported lease that the heartbeat of this client still keeps.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Detachment {
-    pub(super) id: LeaseId,
-    /// The identity that it is to have again.
-    pub(super) renamed: Option<LeaseId>,
-    pub(super) token: FencingToken,
-    pub(super) client: ClientId,
-    pub(super) ttl: Duration,
-    pub(super) due: Moment,
-    pub(super) pause: Duration,
-    /// A request may make the lease one of this client until then, so the detachment is repeated.
-    pub(super) until: Option<Moment>,
-    /// The lease has got its last TTL.
-    pub(super) is_done: bool,
-}
-
-impl Detachment {
-    pub(super) fn put_off(&mut self, now: Moment) {
-        self.due = now + self.pause;
-        self.pause = (self.pause * 2).min(Duration::from_secs(1));
-    }
-
-    fn request(&self, name: &LockName) -> Request {
-        let Self { id, renamed, token, client, ttl, is_done, .. } = *self;
-        let (name, keeper) = (name.clone(), Keeper::NotThisClient(client));
-        let lasts = if is_done { Duration::ZERO } else { ttl };
-        Request::Extend(Extension { name, id: Some(id), renamed, token, lasts, ttl: None, keeper })
-    }
-}
-
-/// Why the next statement is sent.
-#[derive(Clone, Debug)]
-pub(super) enum Step {
-    Acquire(LeaseId),
-    Join(LeaseId),
-    Enqueue,
-    Release(LeaseId),
-    Withdraw(LeaseId),
-    /// How the entries of this client stand.
-    Poll,
-    /// Whether a holding still stands, after a notice.
-    Verify(LeaseId),
-    /// Which entry may be next, while a holding is released.
-    Read {
-        given_up: Option<LeaseId>,
-    },
-    Transition {
-        given_up: Option<LeaseId>,
-    },
-    Extend(LeaseId),
-    /// A change that the caller has asked for.
-    Amend(LeaseId),
-    /// The heartbeat is taken away from an exported lease.
-    Detach(LeaseId),
-}
 
 /// What a name asks of the client, beside the statements about it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -307,7 +121,7 @@ impl Name {
         self.waiters.iter_mut().take(reach)
     }
 
-    fn reach(&self) -> usize {
+    pub(super) fn reach(&self) -> usize {
         if self.reentering > 0 { usize::MAX } else { 2 * ENTRIES }
     }
 
@@ -417,167 +231,6 @@ impl Name {
         self.withdrawals.push(Withdrawal { id, due, pause: FIRST_PAUSE, until, except: None, timed_out });
     }
 
-    /// The next statement, if one is due. `is_steady`: entries that have expired are dead.
-    pub(super) fn next(
-        &mut self,
-        name: &LockName,
-        now: Moment,
-        epoch: Epoch,
-        is_steady: bool,
-    ) -> Option<(Step, Request)> {
-        // A look changes nothing, and must not wait for a statement that meets a locked row.
-        let unlooked = self.holdings.iter_mut().find(|holding| holding.needs_look(epoch) && holding.again_at <= now);
-        if let Some(holding) = unlooked {
-            holding.look();
-            let id = holding.id();
-            return Some((Step::Verify(id), Request::Poll { name: name.clone(), ids: vec![id] }));
-        }
-        if self.is_busy() {
-            return None;
-        }
-        if std::mem::take(&mut self.is_notified) {
-            self.poll_at = Some(now);
-        }
-        if let Some(holding) = self.holdings.iter().find(|holding| !holding.is_held() && holding.again_at <= now) {
-            return Some(self.give_back(name, now, is_steady, holding));
-        }
-        let amendable = self.holdings.iter().filter(|holding| holding.again_at <= now);
-        let amendment = amendable.filter_map(|h| Some((h.id(), h.token, h.next_amendment()?))).next();
-        if let Some((id, token, amendment)) = amendment {
-            // A share lets other clients in: waiters here that came earlier take their turns among
-            // their waiters.
-            if amendment == Amendment::Downgrade
-                && let Some(enqueue) = self.enqueue(now)
-            {
-                return Some(enqueue);
-            }
-            return Some((Step::Amend(id), amend(name, id, token, amendment)));
-        }
-        // What follows may grant the name to other clients: waiters here that came earlier take
-        // their turns among theirs.
-        let serves =
-            self.read_at.is_some_and(|due| due <= now) || self.withdrawals.iter().any(|other| other.due <= now);
-        if serves && let Some(enqueue) = self.enqueue(now) {
-            return Some(enqueue);
-        }
-        if let Some(withdrawal) = self.withdrawals.iter().find(|withdrawal| withdrawal.due <= now) {
-            let id = withdrawal.id;
-            let except = withdrawal.except;
-            return Some((Step::Withdraw(id), Request::Withdraw { name: name.clone(), id, except }));
-        }
-        if let Some(detachment) = self.detachments.iter().find(|detachment| detachment.due <= now) {
-            return Some((Step::Detach(detachment.id), detachment.request(name)));
-        }
-        if self.read_at.is_some_and(|due| due <= now) {
-            return Some(read(name, None));
-        }
-        if let Some(step) = self.ask(name, now) {
-            return Some(step);
-        }
-        let due = |holding: &&Holding| holding.extend_at.is_some_and(|at| at.max(holding.again_at) <= now);
-        self.holdings.iter().find(due).map(|holding| {
-            (Step::Extend(holding.id()), Request::Extend(Extension::to_claim(&holding.claim, holding.token)))
-        })
-    }
-
-    /// The statement that ends a holding.
-    fn give_back(&self, name: &LockName, now: Moment, is_steady: bool, holding: &Holding) -> (Step, Request) {
-        let (id, token) = (holding.id(), holding.token);
-        let keep_for = match holding.state {
-            // The statement would pass over entries that only seem to be dead.
-            HoldingState::Releasing { keep_for, .. }
-                if !is_steady && keep_for.is_zero() && holding.is_handed_over() =>
-            {
-                return read(name, Some(id));
-            }
-            HoldingState::Releasing { by_transition: false, keep_for, .. } => keep_for,
-            _ => return read(name, Some(id)),
-        };
-        let is_alone = holding.claim.mode == Mode::Exclusive && self.holdings.len() == 1 && keep_for.is_zero();
-        let first = self.waiters.iter().find(|waiter| !waiter.tries());
-        let hands_on = is_alone && !self.is_wanted && !holding.is_joined;
-        let next = first.filter(|waiter| hands_on && waiter.can_follow());
-        // The entry of the next waiter here takes its turn among the entries of other clients.
-        if is_alone
-            && next.is_none()
-            && let Some(enqueue) = self.enqueue(now)
-        {
-            return enqueue;
-        }
-        let next = next.map(|waiter| waiter.claim.clone());
-        (Step::Release(id), Request::Release(Release { name: name.clone(), id, token, keep_for, next }))
-    }
-
-    /// The statement that the waiters need.
-    fn ask(&mut self, name: &LockName, now: Moment) -> Option<(Step, Request)> {
-        // Neither a grant to be confirmed nor a holding of the same owner elsewhere waits for
-        // earlier waiters.
-        let confirmed = self.foremost().filter(|waiter| waiter.ask_at <= now).find_map(|waiter| match waiter.state {
-            WaiterState::Granted(token) => Some((waiter.claim.id, waiter.confirmation(token))),
-            _ => None,
-        });
-        if let Some((id, extension)) = confirmed {
-            return Some((Step::Extend(id), Request::Extend(extension)));
-        }
-        let joins = |waiter: &&mut Waiter| waiter.may_join && !waiter.is_queued() && waiter.ask_at <= now;
-        if let Some(waiter) = self.foremost().find(joins) {
-            return Some((Step::Join(waiter.claim.id), Request::Join(waiter.claim.clone())));
-        }
-        if self.candidate().is_some_and(|waiter| waiter.tries() && waiter.ask_at <= now) && !self.is_held_alone() {
-            self.read_at = Some(now);
-            return Some(read(name, None));
-        }
-        let first = self.first().filter(|first| !first.may_join || first.is_queued())?;
-        let (id, claim) = (first.claim.id, first.claim.clone());
-        // Behind a lease of this client the first waits here: the release of that lease grants it.
-        // A share may be the last one when another client releases its own, so the waiter behind it
-        // has an entry.
-        if self.is_held_alone() {
-            return if self.is_wanted { self.enqueue(now) } else { None };
-        }
-        match first.state {
-            WaiterState::New if self.is_wanted && !first.tries() => self.enqueue(now),
-            WaiterState::New => Some((Step::Acquire(id), Request::Acquire(claim))),
-            WaiterState::Refused => self.enqueue(now),
-            WaiterState::Granted(_) => None,
-            WaiterState::Queued => {
-                if let Some(enqueue) = self.enqueue(now) {
-                    return Some(enqueue);
-                }
-                // A new waiter with another mode may be tried while the first is queued.
-                let due = self.poll_at.is_some_and(|due| due <= now) && !is_on(Mutation::NeverPoll);
-                let looked_at = if is_on(Mutation::PollFirstOnly) { 1 } else { self.reach() };
-                let queued = self.waiters.iter().take(looked_at).filter(|waiter| waiter.is_queued());
-                due.then(|| {
-                    (Step::Poll, Request::Poll { name: name.clone(), ids: queued.map(|w| w.claim.id).collect() })
-                })
-            }
-        }
-    }
-
-    /// Entries for the waiters that may be granted the name together with the first, and for the
-    /// next one behind them, which keeps later readers of other clients out; and for waiters whose
-    /// owner may share the name again.
-    fn enqueue(&self, now: Moment) -> Option<(Step, Request)> {
-        let mut entries = Vec::new();
-        let mut open = ENTRIES;
-        // A waiter whose owner holds the name elsewhere joins that holding, and needs no entry.
-        for waiter in self.waiters.iter().filter(|waiter| !waiter.tries() && !waiter.may_join) {
-            if open == 0 && self.reentering == 0 {
-                break;
-            }
-            if open == 0 && !waiter.may_share_again() {
-                continue;
-            }
-            if matches!(waiter.state, WaiterState::New | WaiterState::Refused) {
-                entries.push(Enqueue { claim: waiter.claim.clone(), age: now.since(waiter.since) });
-            }
-            let is_last = waiter.claim.mode == Mode::Exclusive;
-            open = if is_last { 0 } else { open.saturating_sub(1) };
-        }
-        (!entries.is_empty()).then_some((Step::Enqueue, Request::Enqueue(entries)))
-    }
-
     /// Sets when the name is read again: later after each decision that was overtaken.
     pub(super) fn read_again(&mut self, now: Moment) {
         self.overtaken += 1;
@@ -607,20 +260,4 @@ impl Name {
             .filter(move |_| is_idle)
             .chain(timeouts)
     }
-}
-
-fn amend(name: &LockName, id: LeaseId, token: FencingToken, amendment: Amendment) -> Request {
-    let name = name.clone();
-    match amendment {
-        Amendment::Extend(lasts) => {
-            let (id, keeper) = (Some(id), Keeper::Same);
-            Request::Extend(Extension { name, id, renamed: None, token, lasts, ttl: None, keeper })
-        }
-        Amendment::Downgrade => Request::Downgrade { name, id, token },
-        Amendment::Raise(to) => Request::Raise { name, id, token, to },
-    }
-}
-
-fn read(name: &LockName, given_up: Option<LeaseId>) -> (Step, Request) {
-    (Step::Read { given_up }, Request::Read { name: name.clone(), limit: LIMIT })
 }

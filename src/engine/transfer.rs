@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::action::{Action, Exported, LeaseKey, NotAmended, Refusal, WaiterId, Wish};
-use super::name::{Detachment, FIRST_PAUSE, LATE_EFFECT, Waiter, WaiterState};
+use super::waiter::{Waiter, WaiterState};
+use super::withdrawal::{Detachment, FIRST_PAUSE, LATE_EFFECT};
 use super::{Engine, enter};
 use crate::clock::Moment;
 use crate::error::LossCause;
@@ -80,7 +81,7 @@ impl Engine {
             resumes: Some(exported),
             ask_at: now,
             unknown: 0,
-            is_told: true,
+            is_reported: true,
         };
         self.patience.extend(waiter.ends_at().map(|at| (at, id)));
         state.push_waiter(waiter);

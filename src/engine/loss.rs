@@ -1,0 +1,123 @@
+//! Leases end without being released: by time, by eviction, by a store that does not know them.
+
+use std::time::Duration;
+
+use super::Engine;
+use super::action::{Action, NotAmended, Refusal, Verdict};
+use super::heartbeat::Epoch;
+use super::holding::{Holding, HoldingState};
+use crate::clock::{Moment, margin};
+use crate::error::LossCause;
+use crate::mutation::{Mutation, is_on};
+use crate::name::LockName;
+use crate::protocol::LeaseId;
+use crate::token::FencingToken;
+
+impl Engine {
+    /// Ends the holdings with this token, which the store has ended.
+    pub(super) fn evicted(&mut self, now: Moment, name: &LockName, token: FencingToken) {
+        let held = self.names.get(name).map(|state| &state.holdings);
+        let ended: Vec<LeaseId> =
+            held.into_iter().flatten().filter(|h| h.is_held() && h.has_token(token)).map(Holding::id).collect();
+        for id in ended {
+            self.lose(now, name, id, LossCause::Superseded);
+        }
+        self.advance(now, name);
+    }
+
+    /// Looks every holding of a name up.
+    pub(super) fn doubt(&mut self, now: Moment, name: &LockName) {
+        for holding in self.names.get_mut(name).into_iter().flat_map(|state| &mut state.holdings) {
+            holding.settle(&self.heartbeat);
+            holding.epoch = Epoch::default();
+            holding.is_doubted = true;
+        }
+        self.advance(now, name);
+    }
+
+    /// Ends what has run out by now.
+    pub(super) fn expire(&mut self, now: Moment) {
+        let mut due = Vec::new();
+        while self.timers.first().is_some_and(|(at, _)| *at <= now) {
+            due.extend(self.timers.pop_first());
+        }
+        for (_, name) in due {
+            self.wakes.remove(&name);
+            self.end_overdue(now, &name);
+            self.refuse_timed_out(now, &name, None);
+            self.advance(now, &name);
+        }
+        while self.patience.first().is_some_and(|(at, _)| *at <= now) {
+            let waiter = self.patience.pop_first().map(|(_, waiter)| waiter);
+            if let Some((waiter, name)) = waiter.and_then(|waiter| Some((waiter, self.waiters.get(&waiter)?.clone()))) {
+                let is_unanswered = self.names.get(&name).is_some_and(|state| state.is_unanswered(waiter, now));
+                let refusal = if is_unanswered { Refusal::NoAnswer } else { Refusal::Timeout };
+                self.leave(now, waiter, Some(refusal));
+                self.advance(now, &name);
+            }
+        }
+    }
+
+    /// Ends the holdings of a name whose deadline has passed, and the leases whose `max_hold` is
+    /// over.
+    pub(super) fn end_overdue(&mut self, now: Moment, name: &LockName) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let mut lost = Vec::new();
+        for holding in &mut state.holdings {
+            if holding.deadline(&self.heartbeat) <= now {
+                lost.push(holding.id());
+                continue;
+            }
+            if let HoldingState::Held(leases) = &mut holding.state {
+                for lease in leases.extract_if(.., |lease| lease.ends.is_some_and(|at| at <= now)) {
+                    self.leases.remove(&lease.key);
+                    self.actions.push(Action::Lost { lease: lease.key, cause: LossCause::MaxHold });
+                }
+                if leases.is_empty() {
+                    let keep_for = Duration::ZERO;
+                    holding.state = HoldingState::Releasing { lease: None, keep_for, by_transition: false };
+                }
+            }
+        }
+        for id in lost {
+            if !is_on(Mutation::ReviveLost) {
+                self.lose(now, name, id, LossCause::Expired);
+            }
+        }
+    }
+
+    /// Ends a holding that was not released. It is withdrawn, in case the store still knows it.
+    pub(super) fn lose(&mut self, now: Moment, name: &LockName, id: LeaseId, cause: LossCause) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let Some(i) = state.holdings.iter().position(|holding| holding.id() == id) else {
+            return;
+        };
+        let holding = state.holdings.remove(i);
+        // A holder that notices the end of a lease has the margin for stopping its work, before
+        // another client is granted the name. Twice: by then its expiry in the store has passed.
+        let pause = if cause == LossCause::Expired { 2 * margin(holding.claim.ttl) } else { Duration::ZERO };
+        state.withdraw_after(id, now, pause, holding.lingers || state.is_busy());
+        for lease in holding.leaving {
+            self.actions.push(Action::Released { lease, verdict: Verdict::Lost(cause) });
+        }
+        for amending in holding.amendments {
+            self.actions.push(Action::Amended { lease: amending.lease, result: Err(NotAmended::Lost(cause)) });
+        }
+        match holding.state {
+            HoldingState::Held(leases) => {
+                for lease in leases {
+                    self.leases.remove(&lease.key);
+                    self.actions.push(Action::Lost { lease: lease.key, cause });
+                }
+            }
+            HoldingState::Releasing { lease: Some(lease), .. } => {
+                self.actions.push(Action::Released { lease, verdict: Verdict::Lost(cause) });
+            }
+            HoldingState::Releasing { lease: None, .. } => {}
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Chooses the next statement about a name.
+
+use super::action::Amendment;
+use super::heartbeat::Epoch;
+use super::holding::{Holding, HoldingState};
+use super::name::{ENTRIES, Name};
+use super::waiter::{Waiter, WaiterState};
+use crate::clock::Moment;
+use crate::mutation::{Mutation, is_on};
+use crate::name::LockName;
+use crate::protocol::{Enqueue, Extension, Keeper, LeaseId, Mode, Release, Request};
+use crate::token::FencingToken;
+
+/// How many waiting entries are read to decide which one is next.
+const LIMIT: u32 = 32;
+
+/// Why the next statement is sent.
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    Acquire(LeaseId),
+    Join(LeaseId),
+    Enqueue,
+    Release(LeaseId),
+    Withdraw(LeaseId),
+    /// How the entries of this client stand.
+    Poll,
+    /// Whether a holding still stands, after a notice.
+    Verify(LeaseId),
+    /// Which entry may be next, while a holding is released.
+    Read {
+        given_up: Option<LeaseId>,
+    },
+    Transition {
+        given_up: Option<LeaseId>,
+    },
+    Extend(LeaseId),
+    /// A change that the caller has asked for.
+    Amend(LeaseId),
+    /// The heartbeat is taken away from an exported lease.
+    Detach(LeaseId),
+}
+
+impl Name {
+    /// The next statement, if one is due. `is_steady`: entries that have expired are dead.
+    pub(super) fn next(
+        &mut self,
+        name: &LockName,
+        now: Moment,
+        epoch: Epoch,
+        is_steady: bool,
+    ) -> Option<(Step, Request)> {
+        // A look changes nothing, and must not wait for a statement that meets a locked row.
+        let unlooked = self.holdings.iter_mut().find(|holding| holding.needs_look(epoch) && holding.again_at <= now);
+        if let Some(holding) = unlooked {
+            holding.look();
+            let id = holding.id();
+            return Some((Step::Verify(id), Request::Poll { name: name.clone(), ids: vec![id] }));
+        }
+        if self.is_busy() {
+            return None;
+        }
+        if std::mem::take(&mut self.is_notified) {
+            self.poll_at = Some(now);
+        }
+        if let Some(holding) = self.holdings.iter().find(|holding| !holding.is_held() && holding.again_at <= now) {
+            return Some(self.give_back(name, now, is_steady, holding));
+        }
+        let amendable = self.holdings.iter().filter(|holding| holding.again_at <= now);
+        let amendment = amendable.filter_map(|h| Some((h.id(), h.token, h.next_amendment()?))).next();
+        if let Some((id, token, amendment)) = amendment {
+            // A share lets other clients in: waiters here that came earlier take their turns among
+            // their waiters.
+            if amendment == Amendment::Downgrade
+                && let Some(enqueue) = self.enqueue(now)
+            {
+                return Some(enqueue);
+            }
+            return Some((Step::Amend(id), amend(name, id, token, amendment)));
+        }
+        // What follows may grant the name to other clients: waiters here that came earlier take
+        // their turns among theirs.
+        let serves =
+            self.read_at.is_some_and(|due| due <= now) || self.withdrawals.iter().any(|other| other.due <= now);
+        if serves && let Some(enqueue) = self.enqueue(now) {
+            return Some(enqueue);
+        }
+        if let Some(withdrawal) = self.withdrawals.iter().find(|withdrawal| withdrawal.due <= now) {
+            let id = withdrawal.id;
+            let except = withdrawal.except;
+            return Some((Step::Withdraw(id), Request::Withdraw { name: name.clone(), id, except }));
+        }
+        if let Some(detachment) = self.detachments.iter().find(|detachment| detachment.due <= now) {
+            return Some((Step::Detach(detachment.id), detachment.request(name)));
+        }
+        if self.read_at.is_some_and(|due| due <= now) {
+            return Some(read(name, None));
+        }
+        if let Some(step) = self.ask(name, now) {
+            return Some(step);
+        }
+        let due = |holding: &&Holding| holding.extend_at.is_some_and(|at| at.max(holding.again_at) <= now);
+        self.holdings.iter().find(due).map(|holding| {
+            (Step::Extend(holding.id()), Request::Extend(Extension::to_claim(&holding.claim, holding.token)))
+        })
+    }
+
+    /// The statement that ends a holding.
+    fn give_back(&self, name: &LockName, now: Moment, is_steady: bool, holding: &Holding) -> (Step, Request) {
+        let (id, token) = (holding.id(), holding.token);
+        let keep_for = match holding.state {
+            // The statement would pass over entries that only seem to be dead.
+            HoldingState::Releasing { keep_for, .. }
+                if !is_steady && keep_for.is_zero() && holding.is_handed_over() =>
+            {
+                return read(name, Some(id));
+            }
+            HoldingState::Releasing { by_transition: false, keep_for, .. } => keep_for,
+            _ => return read(name, Some(id)),
+        };
+        let is_alone = holding.claim.mode == Mode::Exclusive && self.holdings.len() == 1 && keep_for.is_zero();
+        let first = self.waiters.iter().find(|waiter| !waiter.tries());
+        let hands_on = is_alone && !self.is_wanted && !holding.is_joined;
+        let next = first.filter(|waiter| hands_on && waiter.can_follow());
+        // The entry of the next waiter here takes its turn among the entries of other clients.
+        if is_alone
+            && next.is_none()
+            && let Some(enqueue) = self.enqueue(now)
+        {
+            return enqueue;
+        }
+        let next = next.map(|waiter| waiter.claim.clone());
+        (Step::Release(id), Request::Release(Release { name: name.clone(), id, token, keep_for, next }))
+    }
+
+    /// The statement that the waiters need.
+    fn ask(&mut self, name: &LockName, now: Moment) -> Option<(Step, Request)> {
+        // Neither a grant to be confirmed nor a holding of the same owner elsewhere waits for
+        // earlier waiters.
+        let confirmed = self.foremost().filter(|waiter| waiter.ask_at <= now).find_map(|waiter| match waiter.state {
+            WaiterState::Granted(token) => Some((waiter.claim.id, waiter.confirmation(token))),
+            _ => None,
+        });
+        if let Some((id, extension)) = confirmed {
+            return Some((Step::Extend(id), Request::Extend(extension)));
+        }
+        let joins = |waiter: &&mut Waiter| waiter.may_join && !waiter.is_queued() && waiter.ask_at <= now;
+        if let Some(waiter) = self.foremost().find(joins) {
+            return Some((Step::Join(waiter.claim.id), Request::Join(waiter.claim.clone())));
+        }
+        if self.candidate().is_some_and(|waiter| waiter.tries() && waiter.ask_at <= now) && !self.is_held_alone() {
+            self.read_at = Some(now);
+            return Some(read(name, None));
+        }
+        let first = self.first().filter(|first| !first.may_join || first.is_queued())?;
+        let (id, claim) = (first.claim.id, first.claim.clone());
+        // Behind a lease of this client the first waits here: the release of that lease grants it.
+        // A share may be the last one when another client releases its own, so the waiter behind it
+        // has an entry.
+        if self.is_held_alone() {
+            return if self.is_wanted { self.enqueue(now) } else { None };
+        }
+        match first.state {
+            WaiterState::New if self.is_wanted && !first.tries() => self.enqueue(now),
+            WaiterState::New => Some((Step::Acquire(id), Request::Acquire(claim))),
+            WaiterState::Refused => self.enqueue(now),
+            WaiterState::Granted(_) => None,
+            WaiterState::Queued => {
+                if let Some(enqueue) = self.enqueue(now) {
+                    return Some(enqueue);
+                }
+                // A new waiter with another mode may be tried while the first is queued.
+                let due = self.poll_at.is_some_and(|due| due <= now) && !is_on(Mutation::NeverPoll);
+                let looked_at = if is_on(Mutation::PollFirstOnly) { 1 } else { self.reach() };
+                let queued = self.waiters.iter().take(looked_at).filter(|waiter| waiter.is_queued());
+                due.then(|| {
+                    (Step::Poll, Request::Poll { name: name.clone(), ids: queued.map(|w| w.claim.id).collect() })
+                })
+            }
+        }
+    }
+
+    /// Entries for the waiters that may be granted the name together with the first, and for the
+    /// next one behind them, which keeps later readers of other clients out; and for waiters whose
+    /// owner may share the name again.
+    fn enqueue(&self, now: Moment) -> Option<(Step, Request)> {
+        let mut entries = Vec::new();
+        let mut open = ENTRIES;
+        // A waiter whose owner holds the name elsewhere joins that holding, and needs no entry.
+        for waiter in self.waiters.iter().filter(|waiter| !waiter.tries() && !waiter.may_join) {
+            if open == 0 && self.reentering == 0 {
+                break;
+            }
+            if open == 0 && !waiter.may_share_again() {
+                continue;
+            }
+            if matches!(waiter.state, WaiterState::New | WaiterState::Refused) {
+                entries.push(Enqueue { claim: waiter.claim.clone(), age: now.since(waiter.since) });
+            }
+            let is_last = waiter.claim.mode == Mode::Exclusive;
+            open = if is_last { 0 } else { open.saturating_sub(1) };
+        }
+        (!entries.is_empty()).then_some((Step::Enqueue, Request::Enqueue(entries)))
+    }
+}
+
+fn amend(name: &LockName, id: LeaseId, token: FencingToken, amendment: Amendment) -> Request {
+    let name = name.clone();
+    match amendment {
+        Amendment::Extend(lasts) => {
+            let (id, keeper) = (Some(id), Keeper::Same);
+            Request::Extend(Extension { name, id, renamed: None, token, lasts, ttl: None, keeper })
+        }
+        Amendment::Downgrade => Request::Downgrade { name, id, token },
+        Amendment::Raise(to) => Request::Raise { name, id, token, to },
+    }
+}
+
+fn read(name: &LockName, given_up: Option<LeaseId>) -> (Step, Request) {
+    (Step::Read { given_up }, Request::Read { name: name.clone(), limit: LIMIT })
+}

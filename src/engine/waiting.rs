@@ -1,0 +1,125 @@
+//! Waiters come and leave.
+
+use std::time::Duration;
+
+use super::action::{Action, Patience, Refusal, WaiterId, Wish};
+use super::holding::Holding;
+use super::waiter::{Waiter, WaiterState};
+use super::{Engine, enter};
+use crate::clock::Moment;
+use crate::mutation::{Mutation, is_on};
+use crate::name::LockName;
+use crate::protocol::{Claim, LeaseId, Mode};
+
+/// How long the engine waits for the withdrawal of a waiter that has timed out before it tells the
+/// waiter.
+const WITHDRAWN_WITHIN: Duration = Duration::from_millis(250);
+
+impl Engine {
+    /// Adds a waiter.
+    pub(super) fn acquire(&mut self, now: Moment, id: WaiterId, wish: Wish) {
+        if self.is_closing {
+            return self.refuse(id, Refusal::Closed);
+        }
+        let claim_id = self.new_id();
+        let client = self.heartbeat.client;
+        let state = self.names.entry(wish.name.clone()).or_default();
+        let Wish { name, owner, reenters, mode, ttl, is_kept, max_hold, label, patience } = wish;
+        // A holding that no heartbeat keeps, and that is about to end, is not entered any more.
+        let lasts = |h: &Holding| h.is_kept || h.deadline > now + ttl.min(h.ttl) / 4;
+        let entered = state.holdings.iter_mut().find(|h| h.is_held() && h.claim.owner == owner && lasts(h));
+        // No waiter enters a holding that is being converted: its mode is not known yet.
+        let is_converting = entered.as_ref().is_some_and(|holding| holding.is_converting());
+        if reenters && let Some(holding) = entered.filter(|_| !is_converting) {
+            match (holding.claim.mode, mode) {
+                (Mode::Exclusive, _) | (Mode::READ, Mode::READ) => {
+                    holding.want(now, ttl, is_kept);
+                    let grant = enter(holding, now, max_hold, &mut self.next_lease);
+                    self.leases.insert(grant.lease, (name.clone(), grant.id));
+                    self.actions.push(Action::Granted { waiter: id, grant });
+                    return self.advance(now, &name);
+                }
+                (Mode::READ, Mode::Exclusive) => return self.refuse(id, Refusal::Conversion { name }),
+                _ => {}
+            }
+        }
+        let is_try = matches!(patience, Patience::Try(_));
+        let waits = state.waiters.iter().any(|waiter| !waiter.tries());
+        if is_try && !is_converting && (state.is_held_alone() || (!reenters && (state.is_taken(mode) || waits))) {
+            return self.refuse(id, Refusal::Held);
+        }
+        let holder = self.holder.clone();
+        let claim = Claim { name: name.clone(), id: claim_id, owner, client, is_kept, mode, ttl, holder, label };
+        let mut waiter = Waiter {
+            id,
+            claim,
+            reenters,
+            max_hold,
+            since: now,
+            patience,
+            state: WaiterState::New,
+            lingers: false,
+            // The first learns of the owner when it is refused.
+            may_join: reenters && !state.waiters.is_empty(),
+            resumes: None,
+            ask_at: now,
+            unknown: 0,
+            is_reported: false,
+        };
+        if (state.is_taken(mode) || (mode == Mode::Exclusive && waits)) && waiter.report_wait() {
+            self.actions.push(Action::Waits { waiter: id });
+        }
+        self.patience.extend(waiter.ends_at().map(|at| (at, id)));
+        state.push_waiter(waiter);
+        self.waiters.insert(id, name.clone());
+        self.advance(now, &name);
+    }
+
+    /// Removes a waiter, and refuses its caller if there is a reason. Its name must be advanced
+    /// afterwards.
+    pub(super) fn leave(&mut self, now: Moment, id: WaiterId, refusal: Option<Refusal>) {
+        let Some(name) = self.waiters.remove(&id) else {
+            return;
+        };
+        if let Some(state) = self.names.get_mut(&name)
+            && let Some(i) = state.waiters.iter().position(|waiter| waiter.id == id)
+            && let Some(waiter) = state.remove_waiter(i)
+            && !is_on(Mutation::LeaveEntry)
+        {
+            match waiter.resumes {
+                // Another may resume the lease.
+                Some(exported) if waiter.adopts() => {
+                    let lingers = waiter.lingers || state.is_busy();
+                    state.detach(&waiter.claim, exported.token, Some(exported.id), now, lingers);
+                }
+                _ if waiter.leaves_traces() || state.is_busy() => {
+                    state.withdraw(waiter.claim.id, now, waiter.lingers);
+                    // The caller is refused once its entry delays no other waiter.
+                    if let (Some(Refusal::Timeout), Some(withdrawal)) = (&refusal, state.withdrawals.last_mut()) {
+                        withdrawal.timed_out = Some((id, now + WITHDRAWN_WITHIN));
+                        return;
+                    }
+                }
+                _ => {}
+            }
+        }
+        if let Some(refusal) = refusal {
+            self.refuse(id, refusal);
+        }
+    }
+
+    /// Refuses waiters that timed out: that of the acquisition that was withdrawn, and those whose
+    /// withdrawals take too long.
+    pub(super) fn refuse_timed_out(&mut self, now: Moment, name: &LockName, withdrawn: Option<LeaseId>) {
+        for withdrawal in self.names.get_mut(name).into_iter().flat_map(|state| &mut state.withdrawals) {
+            let is_over = |(_, at): &mut (WaiterId, Moment)| withdrawn == Some(withdrawal.id) || *at <= now;
+            if let Some((waiter, _)) = withdrawal.timed_out.take_if(is_over) {
+                self.actions.push(Action::Refused { waiter, refusal: Refusal::Timeout });
+            }
+        }
+    }
+
+    pub(super) fn refuse(&mut self, waiter: WaiterId, refusal: Refusal) {
+        self.actions.push(Action::Refused { waiter, refusal });
+    }
+}
