@@ -5,11 +5,12 @@ mod checks;
 mod clients;
 mod failover;
 mod faults;
+mod happening;
 mod requests;
+mod summary;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
-use std::fmt;
 use std::sync::Arc;
 
 use super::checker::Belief;
@@ -20,10 +21,12 @@ use crate::engine::{Amendment, Engine, Event, Exported, Failure, LeaseKey, Reque
 use crate::error::Error;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{ClientId, LeaseId, Mode, Request, Response};
+use crate::protocol::{ClientId, LeaseId, Mode, Request};
 use crate::random::Random;
 use crate::token::FencingToken;
 use failover::Failover;
+use happening::{Happening, Scheduled};
+pub(crate) use summary::Summary;
 
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MILLISECOND;
@@ -47,135 +50,6 @@ const IDLE_FOR: u64 = 5 * SECOND + 3 * SECOND + 1_500 * MILLISECOND + 2 * 3 * SE
 const LOCK_WAIT: u64 = SECOND;
 /// An eviction is told to its holder within this time, if nothing disturbs its client.
 const TOLD_WITHIN: u64 = 2_500 * MILLISECOND;
-
-/// What came of runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Summary {
-    grants: u64,
-    lost: u64,
-    refused: u64,
-    timeouts: u64,
-    failed: u64,
-    released: u64,
-    unknown: u64,
-    fenced: u64,
-    statements: u64,
-    evicted: u64,
-}
-
-impl Summary {
-    pub(super) fn add(&mut self, other: &Self) {
-        self.grants += other.grants;
-        self.lost += other.lost;
-        self.refused += other.refused;
-        self.timeouts += other.timeouts;
-        self.failed += other.failed;
-        self.released += other.released;
-        self.unknown += other.unknown;
-        self.fenced += other.fenced;
-        self.statements += other.statements;
-        self.evicted += other.evicted;
-    }
-}
-
-impl fmt::Display for Summary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { grants, lost, refused, timeouts, failed, released, unknown, fenced, statements, evicted } = self;
-        write!(
-            f,
-            "{grants} grants, {released} releases ({unknown} unknown), {lost} lost, {evicted} evicted, {refused} refused, {timeouts} timed \
-             out, {failed} failed, {fenced} fenced transactions, {statements} statements"
-        )
-    }
-}
-
-/// Something that happens at a moment.
-#[derive(Debug)]
-enum Happening {
-    /// A request arrives at the store.
-    Arrive {
-        client: usize,
-        life: u32,
-        request: RequestId,
-        attempt: u32,
-        body: Request,
-        since: u64,
-    },
-    Commit {
-        transaction: TransactionId,
-    },
-    Reply {
-        client: usize,
-        life: u32,
-        request: RequestId,
-        response: Result<Response, ()>,
-    },
-    /// An attempt was not answered in time.
-    Overdue {
-        client: usize,
-        life: u32,
-        request: RequestId,
-        attempt: u32,
-    },
-    Wake {
-        client: usize,
-        life: u32,
-    },
-    Actor {
-        actor: usize,
-        turn: u32,
-    },
-    /// A client hears that it may have been granted a name.
-    Notify {
-        client: usize,
-        life: u32,
-        name: LockName,
-    },
-    EndFence {
-        transaction: TransactionId,
-    },
-    Unlock {
-        transaction: TransactionId,
-    },
-    Restart {
-        client: usize,
-    },
-    CheckEvicted {
-        client: usize,
-        life: u32,
-        lease: LeaseKey,
-        at: u64,
-    },
-    CheckForgotten {
-        client: usize,
-        life: u32,
-        at: u64,
-    },
-    Fault,
-}
-
-struct Scheduled {
-    at: u64,
-    order: u64,
-    happening: Happening,
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.order) == (other.at, other.order)
-    }
-}
-impl Eq for Scheduled {}
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
-    }
-}
 
 struct Pending {
     body: Request,

@@ -1,0 +1,95 @@
+//! What is scheduled in a run.
+
+use crate::backend::memory::TransactionId;
+use crate::engine::{LeaseKey, RequestId};
+use crate::name::LockName;
+use crate::protocol::{Request, Response};
+
+/// Something that happens at a moment.
+#[derive(Debug)]
+pub(super) enum Happening {
+    /// A request arrives at the store.
+    Arrive {
+        client: usize,
+        life: u32,
+        request: RequestId,
+        attempt: u32,
+        body: Request,
+        since: u64,
+    },
+    Commit {
+        transaction: TransactionId,
+    },
+    Reply {
+        client: usize,
+        life: u32,
+        request: RequestId,
+        response: Result<Response, ()>,
+    },
+    /// An attempt was not answered in time.
+    Overdue {
+        client: usize,
+        life: u32,
+        request: RequestId,
+        attempt: u32,
+    },
+    Wake {
+        client: usize,
+        life: u32,
+    },
+    Actor {
+        actor: usize,
+        turn: u32,
+    },
+    /// A client hears that it may have been granted a name.
+    Notify {
+        client: usize,
+        life: u32,
+        name: LockName,
+    },
+    EndFence {
+        transaction: TransactionId,
+    },
+    Unlock {
+        transaction: TransactionId,
+    },
+    Restart {
+        client: usize,
+    },
+    CheckEvicted {
+        client: usize,
+        life: u32,
+        lease: LeaseKey,
+        at: u64,
+    },
+    CheckForgotten {
+        client: usize,
+        life: u32,
+        at: u64,
+    },
+    Fault,
+}
+
+/// A happening, ordered by its moment.
+pub(super) struct Scheduled {
+    pub(super) at: u64,
+    pub(super) order: u64,
+    pub(super) happening: Happening,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.order) == (other.at, other.order)
+    }
+}
+impl Eq for Scheduled {}
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}

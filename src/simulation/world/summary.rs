@@ -1,0 +1,44 @@
+//! What came of runs.
+
+use std::fmt;
+
+/// Counts what happened in some runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Summary {
+    pub(super) grants: u64,
+    pub(super) lost: u64,
+    pub(super) refused: u64,
+    pub(super) timeouts: u64,
+    pub(super) failed: u64,
+    pub(super) released: u64,
+    pub(super) unknown: u64,
+    pub(super) fenced: u64,
+    pub(super) statements: u64,
+    pub(super) evicted: u64,
+}
+
+impl Summary {
+    pub(in crate::simulation) fn add(&mut self, other: &Self) {
+        self.grants += other.grants;
+        self.lost += other.lost;
+        self.refused += other.refused;
+        self.timeouts += other.timeouts;
+        self.failed += other.failed;
+        self.released += other.released;
+        self.unknown += other.unknown;
+        self.fenced += other.fenced;
+        self.statements += other.statements;
+        self.evicted += other.evicted;
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { grants, lost, refused, timeouts, failed, released, unknown, fenced, statements, evicted } = self;
+        write!(
+            f,
+            "{grants} grants, {released} releases ({unknown} unknown), {lost} lost, {evicted} evicted, {refused} refused, {timeouts} timed \
+             out, {failed} failed, {fenced} fenced transactions, {statements} statements"
+        )
+    }
+}
