@@ -6,19 +6,20 @@
 //!         └────────grants, losses─────┘◀─────answers──────┘
 //! ```
 //!
-//! The engine stands behind a lock that is held for one event at a time, and never while anything is awaited or dropped. Time comes in
-//! by one task, which sleeps until the engine wants to be woken.
+//! A lock around the engine is held for one event at a time, and never while anything is awaited or
+//! dropped. One task passes the time: it sleeps until the engine is due.
 
 mod acquisition;
+mod actions;
 mod held;
 mod report;
+mod state;
+mod timer;
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
-use tokio::time::timeout;
 use tracing::field::Empty;
 use uuid::Uuid;
 
@@ -26,26 +27,17 @@ pub(crate) use acquisition::Acquisition;
 pub(crate) use held::HeldLease;
 
 use crate::clock::Moment;
-use crate::engine::{
-    Action, Answer, Engine, Event, Exported, Failure, LeaseKey, NotAmended, Pulse, Refusal, RequestId, Verdict,
-    WaiterId, Wish,
-};
-use crate::error::{Error, LossCause, Result};
+use crate::engine::{Answer, Engine, Event, Exported, Failure, Pulse, Refusal, RequestId, WaiterId, Wish};
+use crate::error::{Error, Result};
 use crate::events::{self, Events, Publisher, RefusalReason};
 use crate::executor::Executor;
 use crate::health::{Health, Heartbeat};
 use crate::measure;
 use crate::name::LockName;
-use crate::owner::Owner;
-use crate::protocol::{ClientId, LeaseId, Mode, Request, Response};
+use crate::protocol::{ClientId, LeaseId, Request, Response};
 use crate::token::FencingToken;
-use report::{Report, refusal_reason, takeover};
-
-/// At least so often the clocks are compared: timers stand still while the machine sleeps.
-const LONGEST_SLEEP: Duration = Duration::from_millis(500);
-
-/// For how long a client that nobody uses any more goes on giving back when the store does not answer. What is left ends with its TTL.
-const GIVES_UP_AFTER: Duration = Duration::from_secs(60);
+use report::{Report, takeover};
+use state::{AnsweredBeat, HeartbeatReport, Outbox, Phase, State, Waiting};
 
 /// See the [module](self).
 pub(crate) struct Coordinator {
@@ -60,90 +52,6 @@ pub(crate) struct Coordinator {
     drained: Notify,
 }
 
-struct State {
-    engine: Engine,
-    next_waiter: u64,
-    waiters: HashMap<WaiterId, Waiting>,
-    leases: HashMap<LeaseKey, Arc<Ending>>,
-    /// The leases of which the end was not reported yet.
-    holds: HashMap<LeaseKey, Hold>,
-    releases: HashMap<LeaseKey, oneshot::Sender<Verdict>>,
-    amendments: HashMap<LeaseKey, VecDeque<oneshot::Sender<Result<(), NotAmended>>>>,
-    exported: Option<(LeaseKey, Exported)>,
-    closed: Vec<oneshot::Sender<()>>,
-    phase: Phase,
-    /// Until when the timer sleeps.
-    asleep_until: Option<Moment>,
-    /// When the store last answered a request.
-    answered_at: Moment,
-    /// The last heartbeat that was answered.
-    last_beat: Option<AnsweredBeat>,
-    heartbeat: HeartbeatReport,
-    is_started: bool,
-}
-
-/// Whether the client takes requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Open,
-    /// Every request is refused. What is held stays.
-    Draining,
-    /// Everything is given back.
-    Closed,
-}
-
-/// A lease, for what is reported of it.
-struct Hold {
-    name: LockName,
-    token: FencingToken,
-    since: Moment,
-}
-
-/// What was reported last of the heartbeat.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum HeartbeatReport {
-    Fine,
-    /// The one on its way is late.
-    Late,
-    /// One has failed, and the one on its way is not late.
-    Failed,
-}
-
-/// A heartbeat that was answered.
-#[derive(Clone, Copy)]
-struct AnsweredBeat {
-    sent_at: Moment,
-    round_trip: Duration,
-}
-
-/// A caller that waits.
-struct Waiting {
-    name: LockName,
-    mode: Mode,
-    since: Moment,
-    owner: Owner,
-    resumes: Option<Exported>,
-    reply: oneshot::Sender<Result<HeldLease, Refusal>>,
-}
-
-/// How a lease ended, if it has ended without being given back.
-#[derive(Default)]
-struct Ending {
-    cause: OnceLock<LossCause>,
-    ended: Notify,
-}
-
-/// What is to be done when the lock is open again.
-#[derive(Default)]
-struct Outbox {
-    sends: Vec<(RequestId, Request, Duration)>,
-    /// Grants that nobody waits for any more. They give themselves back when they are dropped.
-    unwanted: Vec<Result<HeldLease, Refusal>>,
-    reports: Vec<Report>,
-    /// This client has evicted a holder.
-    is_eviction: bool,
-}
-
 impl Coordinator {
     /// A coordinator for a new client, which `holder` names for people.
     pub(crate) fn new(executor: Executor, publisher: Arc<Publisher>, holder: Arc<str>) -> Arc<Self> {
@@ -151,27 +59,12 @@ impl Coordinator {
         // The identities of one client are counted up from the first.
         let first = LeaseId::from_u128(random() & !u128::from(u32::MAX));
         let (can_notify, clock) = (executor.can_notify(), executor.clock());
+        let engine = Engine::new(ClientId::from_u128(random()), Arc::clone(&holder), first, can_notify);
         Arc::new(Self {
             executor,
             publisher,
-            holder: Arc::clone(&holder),
-            state: Mutex::new(State {
-                engine: Engine::new(ClientId::from_u128(random()), holder, first, can_notify),
-                next_waiter: 0,
-                waiters: HashMap::new(),
-                leases: HashMap::new(),
-                holds: HashMap::new(),
-                releases: HashMap::new(),
-                amendments: HashMap::new(),
-                exported: None,
-                closed: Vec::new(),
-                phase: Phase::Open,
-                asleep_until: None,
-                answered_at: clock.now(),
-                last_beat: None,
-                heartbeat: HeartbeatReport::Fine,
-                is_started: false,
-            }),
+            holder,
+            state: Mutex::new(State::new(engine, clock.now())),
             rearmed: Notify::new(),
             drained: Notify::new(),
         })
@@ -183,7 +76,7 @@ impl Coordinator {
         if state.is_started {
             return;
         }
-        tokio::spawn(keep_time(Arc::downgrade(self)));
+        tokio::spawn(timer::keep_time(Arc::downgrade(self)));
         let coordinator = Arc::downgrade(self);
         self.executor.start(move |name| {
             if let (Some(coordinator), Ok(name)) = (coordinator.upgrade(), LockName::new(name)) {
@@ -308,7 +201,7 @@ impl Coordinator {
 
     /// Refuses a caller because the client takes no more requests.
     fn refuse(&self, waiting: Waiting) {
-        self.tell_of(waiting.mode.as_str(), waiting.refused(self.now(), RefusalReason::Closed));
+        self.publish_request(waiting.mode.as_str(), waiting.refused(self.now(), RefusalReason::Closed));
         let _ = waiting.reply.send(Err(Refusal::Closed));
     }
 
@@ -364,7 +257,7 @@ impl Coordinator {
             for action in actions {
                 self.act(&mut state, &mut outbox, now, action);
             }
-            self.look_at_heartbeat(&mut state, &mut outbox, now);
+            self.record_late_heartbeat(&mut state, &mut outbox, now);
             let wakes_at = state.engine.wakes_at();
             if wakes_at.is_some_and(|at| state.asleep_until.is_some_and(|until| at < until)) {
                 self.rearmed.notify_one();
@@ -379,38 +272,6 @@ impl Coordinator {
         }
         outbox.reports.iter().for_each(Report::write);
         result
-    }
-
-    /// Reports something that is no action of the engine.
-    fn tell(&self, event: events::Event) {
-        self.tell_of("", event);
-    }
-
-    /// The same, for an event about a request of this kind.
-    fn tell_of(&self, kind: &'static str, event: events::Event) {
-        self.publisher.publish(&event);
-        Report { event, kind, is_eviction: false }.write();
-    }
-
-    /// Tells the readers of events, in the order in which things happen. The log is written when the lock is open again.
-    fn report(&self, outbox: &mut Outbox, event: events::Event) {
-        self.report_of(outbox, "", event);
-    }
-
-    /// The same, for an event about a request of this kind.
-    fn report_of(&self, outbox: &mut Outbox, kind: &'static str, event: events::Event) {
-        self.publisher.publish(&event);
-        outbox.reports.push(Report { event, kind, is_eviction: outbox.is_eviction });
-    }
-
-    /// Reports a heartbeat that has become late.
-    fn look_at_heartbeat(&self, state: &mut State, outbox: &mut Outbox, now: Moment) {
-        if let Pulse::Late(unanswered_for) = state.engine.pulse(now)
-            && state.heartbeat != HeartbeatReport::Late
-        {
-            state.heartbeat = HeartbeatReport::Late;
-            self.report(outbox, events::Event::HeartbeatLate { unanswered_for });
-        }
     }
 
     /// Notes and reports what came of a heartbeat.
@@ -433,87 +294,7 @@ impl Coordinator {
         };
         drop(state);
         measured.into_iter().for_each(measure::heartbeat);
-        event.into_iter().for_each(|event| self.tell(event));
-    }
-
-    fn act(self: &Arc<Self>, state: &mut State, outbox: &mut Outbox, now: Moment, action: Action) {
-        match action {
-            Action::Send { request, body } => {
-                let answer_within = state.engine.heartbeat_patience();
-                outbox.sends.push((request, body, answer_within));
-            }
-            Action::Waits { waiter } => {
-                if let Some(Waiting { name, .. }) = state.waiters.get(&waiter) {
-                    self.report(outbox, events::Event::Waiting { name: name.clone() });
-                }
-            }
-            Action::Granted { waiter, grant } => {
-                let Some(waiting) = state.waiters.remove(&waiter) else {
-                    return;
-                };
-                let (name, token, waited) = (grant.name.clone(), grant.token, now.since(waiting.since));
-                state.holds.insert(grant.lease, Hold { name: name.clone(), token, since: now });
-                let kind = waiting.mode.as_str();
-                self.report_of(outbox, kind, events::Event::Acquired { name, token, waited });
-                let ending = Arc::<Ending>::default();
-                state.leases.insert(grant.lease, Arc::clone(&ending));
-                let lease = HeldLease::new(Arc::clone(self), grant, waiting.owner, ending, waiting.resumes);
-                outbox.unwanted.extend(waiting.reply.send(Ok(lease)).err());
-            }
-            Action::Refused { waiter, refusal } => {
-                if let Some(waiting) = state.waiters.remove(&waiter) {
-                    let reason = refusal_reason(&refusal, self.executor.trouble().is_some());
-                    self.report_of(outbox, waiting.mode.as_str(), waiting.refused(now, reason));
-                    let _ = waiting.reply.send(Err(refusal));
-                }
-            }
-            Action::Released { lease, verdict } => {
-                if let Some(Hold { name, token, since }) = state.holds.remove(&lease) {
-                    let held = now.since(since);
-                    let event = match verdict {
-                        Verdict::Lost(cause) => events::Event::Lost { name, token, held, cause },
-                        _ => {
-                            let is_confirmed = matches!(verdict, Verdict::Kept);
-                            events::Event::Released { name, token, held, is_confirmed }
-                        }
-                    };
-                    self.report(outbox, event);
-                }
-                if let Some(reply) = state.releases.remove(&lease) {
-                    let _ = reply.send(verdict);
-                }
-            }
-            Action::Lost { lease, cause } => {
-                if let Some(Hold { name, token, since }) = state.holds.remove(&lease) {
-                    let held = now.since(since);
-                    self.report(outbox, events::Event::Lost { name, token, held, cause });
-                }
-                if let Some(ending) = state.leases.remove(&lease) {
-                    let _ = ending.cause.set(cause);
-                    ending.ended.notify_waiters();
-                }
-            }
-            Action::Amended { lease, result } => {
-                if let Some(reply) = state.amendments.get_mut(&lease).and_then(VecDeque::pop_front) {
-                    let _ = reply.send(result);
-                }
-            }
-            Action::Exported { lease, exported } => {
-                if exported.is_some()
-                    && let Some(Hold { name, token, since }) = state.holds.remove(&lease)
-                {
-                    let held = now.since(since);
-                    self.report(outbox, events::Event::Exported { name, token, held });
-                }
-                state.exported = exported.map(|exported| (lease, exported));
-            }
-            Action::Closed => {
-                state.phase = Phase::Closed;
-                for closed in std::mem::take(&mut state.closed) {
-                    let _ = closed.send(());
-                }
-            }
-        }
+        event.into_iter().for_each(|event| self.publish(event));
     }
 
     /// Sends a request and feeds its answer back.
@@ -524,7 +305,7 @@ impl Coordinator {
         let reply = move |answer: crate::executor::Answer<Response>| {
             let crate::executor::Answer { result, sent_at, may_linger, is_repeated } = answer;
             if result.as_ref().is_ok_and(Response::is_grant) {
-                takeover.into_iter().for_each(|event| coordinator.tell(event));
+                takeover.into_iter().for_each(|event| coordinator.publish(event));
             }
             if is_heartbeat {
                 coordinator.note_heartbeat(sent_at, result.as_ref().map(|_| ()));
@@ -545,37 +326,5 @@ impl Coordinator {
         } else {
             self.executor.submit(body, reply);
         }
-    }
-}
-
-impl Waiting {
-    fn refused(&self, now: Moment, reason: RefusalReason) -> events::Event {
-        events::Event::Refused { name: self.name.clone(), reason, waited: now.since(self.since) }
-    }
-}
-
-/// Wakes the engine when it wants to be woken, for as long as somebody uses the coordinator, or something is to be given back to a store
-/// that answers.
-async fn keep_time(coordinator: Weak<Coordinator>) {
-    let mut kept = None;
-    loop {
-        let Some(strong) = kept.take().or_else(|| coordinator.upgrade()) else {
-            return;
-        };
-        let now = strong.now();
-        let until = {
-            let mut state = strong.state();
-            let until = state.engine.wakes_at().unwrap_or(now + LONGEST_SLEEP).min(now + LONGEST_SLEEP);
-            state.asleep_until = Some(until);
-            until
-        };
-        let pause = until.since(now);
-        let _ = timeout(pause, strong.rearmed.notified()).await;
-        strong.feed(Event::Tick);
-        let gives_back = {
-            let state = strong.state();
-            !state.engine.is_settled() && strong.now() < state.answered_at + GIVES_UP_AFTER
-        };
-        kept = gives_back.then_some(strong);
     }
 }

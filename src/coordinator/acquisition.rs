@@ -8,7 +8,8 @@ use tokio::sync::oneshot;
 use tracing::Span;
 
 use super::report::{end_span, refusal_reason};
-use super::{Coordinator, HeldLease, State};
+use super::state::State;
+use super::{Coordinator, HeldLease};
 use crate::clock::Moment;
 use crate::engine::{Event, Refusal, WaiterId};
 use crate::events::RefusalReason;
@@ -87,7 +88,7 @@ impl Drop for Acquisition {
             self.coordinator.feed_with(cancel, |_| ());
             if let Some(waiting) = waiting {
                 let event = waiting.refused(self.coordinator.now(), RefusalReason::Cancelled);
-                self.coordinator.tell_of(waiting.mode.as_str(), event);
+                self.coordinator.publish_request(waiting.mode.as_str(), event);
             }
         }
     }

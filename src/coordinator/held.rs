@@ -8,8 +8,10 @@ use tokio::time::timeout;
 use tracing::Span;
 use tracing::field::Empty;
 
+use super::Coordinator;
 use super::report::end_span;
-use super::{Coordinator, Ending, LONGEST_SLEEP, State};
+use super::state::{Ending, State};
+use super::timer::LONGEST_SLEEP;
 use crate::clock::Moment;
 use crate::engine::{Amendment, Event, Exported, Grant, LeaseKey, NotAmended, Verdict};
 use crate::error::LossCause;

@@ -1,0 +1,127 @@
+//! Carries out the actions of the engine and publishes what they mean for the users of the client.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::report::{Report, refusal_reason};
+use super::state::{Ending, HeartbeatReport, Hold, Outbox, Phase, State, Waiting};
+use super::{Coordinator, HeldLease};
+use crate::clock::Moment;
+use crate::engine::{Action, Pulse, Verdict};
+use crate::events::Event;
+
+impl Coordinator {
+    /// Publishes an event and writes its report at once. The lock must be open.
+    pub(super) fn publish(&self, event: Event) {
+        self.publish_request("", event);
+    }
+
+    /// Does the same for an event about a request of this kind.
+    pub(super) fn publish_request(&self, kind: &'static str, event: Event) {
+        self.publisher.publish(&event);
+        Report { event, kind, is_eviction: false }.write();
+    }
+
+    /// Publishes an event while the lock is held, so that events keep their order. The report is
+    /// written when the lock is open again.
+    fn record(&self, outbox: &mut Outbox, event: Event) {
+        self.record_request(outbox, "", event);
+    }
+
+    /// Does the same for an event about a request of this kind.
+    fn record_request(&self, outbox: &mut Outbox, kind: &'static str, event: Event) {
+        self.publisher.publish(&event);
+        outbox.reports.push(Report { event, kind, is_eviction: outbox.is_eviction });
+    }
+
+    /// Reports a heartbeat that has become late.
+    pub(super) fn record_late_heartbeat(&self, state: &mut State, outbox: &mut Outbox, now: Moment) {
+        if let Pulse::Late(unanswered_for) = state.engine.pulse(now)
+            && state.heartbeat != HeartbeatReport::Late
+        {
+            state.heartbeat = HeartbeatReport::Late;
+            self.record(outbox, Event::HeartbeatLate { unanswered_for });
+        }
+    }
+
+    /// Carries out an action of the engine.
+    pub(super) fn act(self: &Arc<Self>, state: &mut State, outbox: &mut Outbox, now: Moment, action: Action) {
+        match action {
+            Action::Send { request, body } => {
+                let answer_within = state.engine.heartbeat_patience();
+                outbox.sends.push((request, body, answer_within));
+            }
+            Action::Waits { waiter } => {
+                if let Some(Waiting { name, .. }) = state.waiters.get(&waiter) {
+                    self.record(outbox, Event::Waiting { name: name.clone() });
+                }
+            }
+            Action::Granted { waiter, grant } => {
+                let Some(waiting) = state.waiters.remove(&waiter) else {
+                    return;
+                };
+                let (name, token, waited) = (grant.name.clone(), grant.token, now.since(waiting.since));
+                state.holds.insert(grant.lease, Hold { name: name.clone(), token, since: now });
+                let kind = waiting.mode.as_str();
+                self.record_request(outbox, kind, Event::Acquired { name, token, waited });
+                let ending = Arc::<Ending>::default();
+                state.leases.insert(grant.lease, Arc::clone(&ending));
+                let lease = HeldLease::new(Arc::clone(self), grant, waiting.owner, ending, waiting.resumes);
+                outbox.unwanted.extend(waiting.reply.send(Ok(lease)).err());
+            }
+            Action::Refused { waiter, refusal } => {
+                if let Some(waiting) = state.waiters.remove(&waiter) {
+                    let reason = refusal_reason(&refusal, self.executor.trouble().is_some());
+                    self.record_request(outbox, waiting.mode.as_str(), waiting.refused(now, reason));
+                    let _ = waiting.reply.send(Err(refusal));
+                }
+            }
+            Action::Released { lease, verdict } => {
+                if let Some(Hold { name, token, since }) = state.holds.remove(&lease) {
+                    let held = now.since(since);
+                    let event = match verdict {
+                        Verdict::Lost(cause) => Event::Lost { name, token, held, cause },
+                        _ => {
+                            let is_confirmed = matches!(verdict, Verdict::Kept);
+                            Event::Released { name, token, held, is_confirmed }
+                        }
+                    };
+                    self.record(outbox, event);
+                }
+                if let Some(reply) = state.releases.remove(&lease) {
+                    let _ = reply.send(verdict);
+                }
+            }
+            Action::Lost { lease, cause } => {
+                if let Some(Hold { name, token, since }) = state.holds.remove(&lease) {
+                    let held = now.since(since);
+                    self.record(outbox, Event::Lost { name, token, held, cause });
+                }
+                if let Some(ending) = state.leases.remove(&lease) {
+                    let _ = ending.cause.set(cause);
+                    ending.ended.notify_waiters();
+                }
+            }
+            Action::Amended { lease, result } => {
+                if let Some(reply) = state.amendments.get_mut(&lease).and_then(VecDeque::pop_front) {
+                    let _ = reply.send(result);
+                }
+            }
+            Action::Exported { lease, exported } => {
+                if exported.is_some()
+                    && let Some(Hold { name, token, since }) = state.holds.remove(&lease)
+                {
+                    let held = now.since(since);
+                    self.record(outbox, Event::Exported { name, token, held });
+                }
+                state.exported = exported.map(|exported| (lease, exported));
+            }
+            Action::Closed => {
+                state.phase = Phase::Closed;
+                for closed in std::mem::take(&mut state.closed) {
+                    let _ = closed.send(());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What a coordinator keeps behind its lock.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::sync::{Notify, oneshot};
+
+use super::HeldLease;
+use super::report::Report;
+use crate::clock::Moment;
+use crate::engine::{Engine, Exported, LeaseKey, NotAmended, Refusal, RequestId, Verdict, WaiterId};
+use crate::error::{LossCause, Result};
+use crate::events::{Event, RefusalReason};
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::{Mode, Request};
+use crate::token::FencingToken;
+
+/// What the coordinator keeps behind its lock.
+pub(super) struct State {
+    pub(super) engine: Engine,
+    pub(super) next_waiter: u64,
+    pub(super) waiters: HashMap<WaiterId, Waiting>,
+    pub(super) leases: HashMap<LeaseKey, Arc<Ending>>,
+    /// The leases of which the end was not reported yet.
+    pub(super) holds: HashMap<LeaseKey, Hold>,
+    pub(super) releases: HashMap<LeaseKey, oneshot::Sender<Verdict>>,
+    pub(super) amendments: HashMap<LeaseKey, VecDeque<oneshot::Sender<Result<(), NotAmended>>>>,
+    pub(super) exported: Option<(LeaseKey, Exported)>,
+    pub(super) closed: Vec<oneshot::Sender<()>>,
+    pub(super) phase: Phase,
+    /// Until when the timer sleeps.
+    pub(super) asleep_until: Option<Moment>,
+    /// When the store last answered a request.
+    pub(super) answered_at: Moment,
+    /// The last heartbeat that was answered.
+    pub(super) last_beat: Option<AnsweredBeat>,
+    pub(super) heartbeat: HeartbeatReport,
+    pub(super) is_started: bool,
+}
+
+/// Whether the client takes requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Open,
+    /// Every request is refused. What is held stays.
+    Draining,
+    /// Everything is given back.
+    Closed,
+}
+
+/// A lease, for what is reported of it.
+pub(super) struct Hold {
+    pub(super) name: LockName,
+    pub(super) token: FencingToken,
+    pub(super) since: Moment,
+}
+
+/// What was reported last of the heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HeartbeatReport {
+    Fine,
+    /// The one on its way is late.
+    Late,
+    /// One has failed, and the one on its way is not late.
+    Failed,
+}
+
+/// A heartbeat that was answered.
+#[derive(Clone, Copy)]
+pub(super) struct AnsweredBeat {
+    pub(super) sent_at: Moment,
+    pub(super) round_trip: Duration,
+}
+
+/// A caller that waits.
+pub(super) struct Waiting {
+    pub(super) name: LockName,
+    pub(super) mode: Mode,
+    pub(super) since: Moment,
+    pub(super) owner: Owner,
+    pub(super) resumes: Option<Exported>,
+    pub(super) reply: oneshot::Sender<Result<HeldLease, Refusal>>,
+}
+
+/// How a lease ended, if it has ended without being given back.
+#[derive(Default)]
+pub(super) struct Ending {
+    pub(super) cause: OnceLock<LossCause>,
+    pub(super) ended: Notify,
+}
+
+/// What to do when the lock is open again.
+#[derive(Default)]
+pub(super) struct Outbox {
+    pub(super) sends: Vec<(RequestId, Request, Duration)>,
+    /// Grants that nobody waits for any more. They give themselves back when they are dropped.
+    pub(super) unwanted: Vec<Result<HeldLease, Refusal>>,
+    pub(super) reports: Vec<Report>,
+    /// This client has evicted a holder.
+    pub(super) is_eviction: bool,
+}
+
+impl State {
+    pub(super) fn new(engine: Engine, now: Moment) -> Self {
+        Self {
+            engine,
+            next_waiter: 0,
+            waiters: HashMap::new(),
+            leases: HashMap::new(),
+            holds: HashMap::new(),
+            releases: HashMap::new(),
+            amendments: HashMap::new(),
+            exported: None,
+            closed: Vec::new(),
+            phase: Phase::Open,
+            asleep_until: None,
+            answered_at: now,
+            last_beat: None,
+            heartbeat: HeartbeatReport::Fine,
+            is_started: false,
+        }
+    }
+}
+
+impl Waiting {
+    /// Makes the event of a refusal.
+    pub(super) fn refused(&self, now: Moment, reason: RefusalReason) -> Event {
+        Event::Refused { name: self.name.clone(), reason, waited: now.since(self.since) }
+    }
+}

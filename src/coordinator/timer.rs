@@ -1,0 +1,42 @@
+//! The task that passes the time to the engine.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::Coordinator;
+use crate::engine::Event;
+
+/// The longest time between two looks at the clock. Timers stand still while the machine sleeps.
+pub(super) const LONGEST_SLEEP: Duration = Duration::from_millis(500);
+
+/// How long a client without users goes on releasing when the store does not answer. The leases that
+/// are left end with their TTL.
+const GIVES_UP_AFTER: Duration = Duration::from_secs(60);
+
+/// Wakes the engine when it is due, while the coordinator has users or has something to release to a
+/// store that answers.
+pub(super) async fn keep_time(coordinator: Weak<Coordinator>) {
+    let mut kept = None;
+    loop {
+        let Some(strong) = kept.take().or_else(|| coordinator.upgrade()) else {
+            return;
+        };
+        let now = strong.now();
+        let until = {
+            let mut state = strong.state();
+            let until = state.engine.wakes_at().unwrap_or(now + LONGEST_SLEEP).min(now + LONGEST_SLEEP);
+            state.asleep_until = Some(until);
+            until
+        };
+        let pause = until.since(now);
+        let _ = timeout(pause, strong.rearmed.notified()).await;
+        strong.feed(Event::Tick);
+        let is_releasing = {
+            let state = strong.state();
+            !state.engine.is_settled() && strong.now() < state.answered_at + GIVES_UP_AFTER
+        };
+        kept = is_releasing.then_some(strong);
+    }
+}
