@@ -3,9 +3,21 @@
 use std::time::Duration;
 
 use sqlx::postgres::PgListener;
+use sqlx::{AssertSqlSafe, PgPool};
 use tokio::time::sleep;
 
-use crate::support::{connect, fresh, soon};
+use crate::DATABASE;
+use crate::support::{connect, fresh, fresh_on, soon};
+
+/// Waits until a query returns true.
+async fn until(what: &str, pool: &PgPool, query: &'static str) {
+    let holds = async {
+        while !sqlx::query_scalar::<_, bool>(query).fetch_one(pool).await.expect("an answer") {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon(what, holds).await;
+}
 
 /// The client that waits tells that it listens, and a release that hands the name over to it notifies it and nobody else.
 #[tokio::test]
@@ -43,4 +55,40 @@ async fn release_notifies_the_client_that_is_next() {
     sqlx::query("SELECT pg_notify($1, 'end')").bind(&channels[0]).execute(&pool).await.expect("notify");
     let heard = soon("the end", listener.recv()).await.expect("connected");
     assert_eq!(heard.payload(), "end");
+}
+
+/// A server that refuses the listening connection for a while is no pooler: the client listens later.
+#[tokio::test]
+async fn client_listens_after_a_temporary_refusal() {
+    let shared = DATABASE.shared_url();
+    let server = connect(&shared, 1).await;
+    let run = async |sql: String| {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&server).await.expect("a statement");
+    };
+    let database = format!("refusing_{}", std::process::id());
+    run(format!("CREATE DATABASE {database}")).await;
+    let (address, query) = shared.split_once('?').unwrap_or((&shared, ""));
+    let (address, _) = address.rsplit_once('/').expect("a URL names a database");
+    let db = fresh_on(&format!("{address}/{database}?{query}")).await;
+    let locks = db.locks().await;
+    let pool = connect(&db.url, 2).await;
+    let allow = async |allow: bool| run(format!("ALTER DATABASE {database} ALLOW_CONNECTIONS {allow}")).await;
+    let mut stranger = pool.begin().await.expect("begin");
+    sqlx::raw_sql("LOCK TABLE sqlock_client IN EXCLUSIVE MODE").execute(&mut *stranger).await.expect("lock");
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    const BEATS: &str =
+        "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'sqlock_client'::regclass AND NOT granted)";
+    until("a heartbeat that waits", &pool, BEATS).await;
+    allow(false).await;
+    stranger.rollback().await.expect("rollback");
+    let refused = async {
+        while locks.health().unavailable.is_none() {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon("a refused connection", refused).await;
+    allow(true).await;
+    until("a client that listens", &pool, "SELECT bool_or(listens) FROM sqlock_client").await;
+    lease.release().await.expect("the lease was held to the end");
+    run(format!("DROP DATABASE {database} WITH (FORCE)")).await;
 }

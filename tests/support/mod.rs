@@ -58,7 +58,7 @@ impl Database {
     }
 
     /// The URL of the shared server, or a failure that says how to get one.
-    fn shared_url(self) -> String {
+    pub fn shared_url(self) -> String {
         let variable = match self {
             Self::Postgres => "SQLOCK_TEST_POSTGRES_URL",
             Self::MySql => "SQLOCK_TEST_MYSQL_URL",

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use sqlx::{Acquire as _, ConnectOptions as _, Connection as _, PgConnection, PgPool};
 use uuid::Uuid;
@@ -147,7 +148,7 @@ impl Listener {
             .connect_lazy_with(options.clone().options([("sqlock.session", &mark)]));
         let mut listener = match PgListener::connect_with(&pool).await {
             // A pooler refuses a setting in the startup packet.
-            Err(sqlx::Error::Database(_)) => return Ok(None),
+            Err(sqlx::Error::Database(error)) if !is_temporary(&*error) => return Ok(None),
             other => other?,
         };
         if !sqlx::query_scalar(IS_MARKED).bind(&mark).fetch_one(&mut listener).await? {
@@ -165,6 +166,13 @@ impl Listener {
         }
         Ok(Some(Self { listener, pool, mark }))
     }
+}
+
+/// Returns whether a server that refuses a connection may accept the next one: it has too few
+/// resources, its database does not take connections at present, or it stops, starts or fails.
+fn is_temporary(error: &dyn DatabaseError) -> bool {
+    let code = error.code().unwrap_or_default();
+    ["53", "55", "57", "58"].iter().any(|class| code.starts_with(class))
 }
 
 /// Makes the error of a connection that was lost while idle.
