@@ -73,7 +73,7 @@ impl Proxy {
 
     /// Ends every fault. What was swallowed stays lost; what is delayed goes out at once.
     pub fn pass(&self) {
-        self.fault(|faults| *faults = Faults { resets: faults.resets, ..Faults::default() });
+        self.fault(|faults| *faults = Faults { resets: faults.resets, deafened: faults.deafened, ..Faults::default() });
         self.order(Order::Listen);
     }
 
@@ -139,6 +139,11 @@ impl Proxy {
         self.order(Order::Reset);
     }
 
+    /// Swallows everything on every open connection from now on. New ones work.
+    pub fn deafen(&self) {
+        self.fault(|faults| faults.deafened += 1);
+    }
+
     /// How many connections clients have open.
     pub fn connections(&self) -> usize {
         self.open.load(Ordering::SeqCst)
@@ -191,6 +196,8 @@ struct Faults {
     down: Way,
     /// How many times all connections were reset: each ends when this changes.
     resets: u64,
+    /// How many times all connections were made deaf: each is when this has changed.
+    deafened: u64,
     cut: Option<Cut>,
 }
 
@@ -325,6 +332,8 @@ struct Connection {
     faults: Rc<watch::Sender<Faults>>,
     /// The reset count when this connection began.
     born: u64,
+    /// The count of deafenings when this connection began.
+    deafened: u64,
     /// The cut that was ordered when the client last sent something.
     asked: RefCell<Weak<watch::Sender<bool>>>,
 }
@@ -340,8 +349,8 @@ enum Arrival {
 
 impl Connection {
     fn new(upstream: u16, faults: Rc<watch::Sender<Faults>>) -> Connection {
-        let born = faults.borrow().resets;
-        Connection { upstream, faults, born, asked: RefCell::default() }
+        let (born, deafened) = (faults.borrow().resets, faults.borrow().deafened);
+        Connection { upstream, faults, born, deafened, asked: RefCell::default() }
     }
 
     /// Ends when both sides are done, or one broke off, or the proxy was told to reset all
@@ -433,13 +442,17 @@ impl Connection {
     }
 
     fn is_lossy(&self, way: Direction) -> bool {
-        self.faults.borrow().way(way).lossy
+        self.swallows(&self.faults.borrow(), way)
+    }
+
+    fn swallows(&self, faults: &Faults, way: Direction) -> bool {
+        faults.way(way).lossy || faults.deafened != self.deafened
     }
 
     /// Waits while all that goes that way is lost.
     async fn reachable(&self, way: Direction) {
         let mut faults = self.faults.subscribe();
-        let _ = faults.wait_for(|faults| !faults.way(way).lossy).await;
+        let _ = faults.wait_for(|faults| !self.swallows(faults, way)).await;
     }
 
     /// Waits until what arrived then is due, by what the delay is by now.

@@ -7,7 +7,8 @@
 //!
 //! Each client has connections of its own, as if it were a process. `soak line [SECONDS]` (600) has real processes stand in
 //! line and be killed and stopped: see `line.rs`. `soak many [COUNT]` (10000) has them take several names at once: see `many.rs`.
-//! `soak held [COUNT] [SECONDS]` (100000, 120) keeps leases of one client: see `held.rs`.
+//! `soak held [COUNT] [SECONDS]` (100000, 120) keeps leases of one client: see `held.rs`. `soak neighbours [RUNS]` (20) makes
+//! faults beside leases: see `neighbours.rs`.
 //!
 //! The database is that of `DATABASE_URL` (else SQLite in a temporary file). What happened is printed, and what the server
 //! saw of it; it is a failure when an error surfaced or two held one name.
@@ -26,6 +27,11 @@ mod inside;
 mod line;
 #[path = "many.rs"]
 mod many;
+#[path = "neighbours.rs"]
+mod neighbours;
+#[path = "proxy.rs"]
+#[allow(dead_code, reason = "tests use the rest")]
+mod proxy;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -66,6 +72,7 @@ async fn main() {
     let what = match &arguments[..] {
         ["stand", url, record] => return line::stand(url, Path::new(record)).await,
         ["gather", url, how, count, dir] => return many::gather(url, how, count, Path::new(dir)).await,
+        ["wait", url, name] => return neighbours::wait(url, name).await,
         ["line"] => Soak::Line(600),
         ["line", seconds] => Soak::Line(number(seconds)),
         ["many"] => Soak::Many(10_000),
@@ -73,6 +80,8 @@ async fn main() {
         ["held"] => Soak::Held(100_000, 120),
         ["held", count] => Soak::Held(number(count), 120),
         ["held", count, seconds] => Soak::Held(number(count), number(seconds)),
+        ["neighbours"] => Soak::Neighbours(20),
+        ["neighbours", runs] => Soak::Neighbours(number(runs)),
         [] => Soak::Storms(60),
         [seconds] => Soak::Storms(number(seconds)),
         _ => usage(),
@@ -91,6 +100,7 @@ async fn main() {
                 let count = usize::try_from(count).unwrap_or(usize::MAX);
                 held::soak(&place, count, Duration::from_secs(seconds)).await
             }
+            Soak::Neighbours(runs) => neighbours::soak(&place, runs).await,
         }
     };
     let clean = tokio::select! {
@@ -106,10 +116,14 @@ enum Soak {
     Line(u64),
     Many(u64),
     Held(u64, u64),
+    Neighbours(u64),
 }
 
 fn usage() -> ! {
-    eprintln!("usage: soak [SECONDS] | soak line [SECONDS] | soak many [COUNT] | soak held [COUNT] [SECONDS]");
+    eprintln!(
+        "usage: soak [SECONDS] | soak line [SECONDS] | soak many [COUNT] | soak held [COUNT] [SECONDS] \
+         | soak neighbours [RUNS]"
+    );
     exit(2)
 }
 
