@@ -130,26 +130,30 @@ impl Bench {
         // The first write connects.
         pool.update_row(&name).await.map_err(failed)?;
         let (mut times, start) = (Vec::new(), Instant::now());
-        while start.elapsed() < self.time {
+        loop {
             let before = Instant::now();
             pool.update_row(&name).await.map_err(failed)?;
             times.push(before.elapsed().as_secs_f64());
+            if start.elapsed() >= self.time {
+                return Ok(times);
+            }
         }
-        Ok(times)
     }
 
     /// Measures the times of acquisitions and of releases.
     async fn cycles(&self) -> Result<(Vec<f64>, Vec<f64>), Failure> {
         let (mut acquires, mut releases, start) = (Vec::new(), Vec::new(), Instant::now());
-        while start.elapsed() < self.time {
+        loop {
             let before = Instant::now();
             let lease = self.locks.lease(self.name("cycle")).acquire().await?;
             let acquired = Instant::now();
             lease.release().await?;
             acquires.push((acquired - before).as_secs_f64());
             releases.push(acquired.elapsed().as_secs_f64());
+            if start.elapsed() >= self.time {
+                return Ok((acquires, releases));
+            }
         }
-        Ok((acquires, releases))
     }
 
     /// Measures how often in a second leases are acquired and released.
@@ -159,11 +163,13 @@ impl Bench {
             let (locks, name, time) = (self.locks.clone(), self.name(name(task)), self.time);
             running.spawn(async move {
                 let mut cycles = 0;
-                while start.elapsed() < time {
+                loop {
                     locks.lease(&name).acquire().await?.release().await?;
                     cycles += 1;
+                    if start.elapsed() >= time {
+                        return Ok::<u32, sqlock::Error>(cycles);
+                    }
                 }
-                Ok::<u32, sqlock::Error>(cycles)
             });
         }
         let mut cycles = 0;
@@ -185,7 +191,7 @@ impl Bench {
             leases.push(std::sync::Arc::new(lease.map_err(|error| Failure::system(error.to_string()))??));
         }
         let (start, mut renewed) = (Instant::now(), 0_u32);
-        while start.elapsed() < self.time {
+        loop {
             let mut extending = JoinSet::new();
             for lease in &leases {
                 let lease = std::sync::Arc::clone(lease);
@@ -195,8 +201,10 @@ impl Bench {
                 extended.map_err(|error| Failure::system(error.to_string()))??;
                 renewed += 1;
             }
+            if start.elapsed() >= self.time {
+                return Ok(f64::from(renewed) / start.elapsed().as_secs_f64());
+            }
         }
-        Ok(f64::from(renewed) / start.elapsed().as_secs_f64())
     }
 }
 
