@@ -30,6 +30,9 @@ mod loss;
 mod name;
 pub(crate) mod policy;
 mod step;
+#[cfg(test)]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests;
 mod transfer;
 mod waiter;
 mod waiting;

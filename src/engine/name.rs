@@ -25,7 +25,7 @@ pub(super) const ENTRIES: usize = 16;
 /// The time between two tries of a name that is free and yet not granted.
 const BETWEEN_TRIES: Duration = Duration::from_millis(5);
 
-/// A wait that is about as short as a round trip says nothing about the store.
+/// A shorter wait than this is about as short as a round trip, and says nothing about the store.
 const SILENCE: Duration = Duration::from_millis(100);
 
 /// A store that has not answered for so long is out of reach.
@@ -107,7 +107,8 @@ impl Name {
         let is_asked = |waiter: &Waiter| match waiter.state {
             WaiterState::New => {
                 let is_first = self.first().is_some_and(|first| first.id == waiter.id);
-                is_first && is_silent(SILENCE) && self.holdings.is_empty()
+                let is_long = waiter.ends_at().is_some_and(|ends_at| ends_at.since(waiter.since) >= SILENCE);
+                is_first && is_long && is_silent(SILENCE) && self.holdings.is_empty()
             }
             _ => is_silent(LONG_SILENCE),
         };
