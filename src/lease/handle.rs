@@ -23,6 +23,21 @@ pub(crate) struct LeaseTerms {
     pub(crate) hold_at_least: Option<Duration>,
 }
 
+/// How much longer than [`max_hold`](crate::LeaseRequest::max_hold) a lease lasts in the database.
+/// The holder ends it earlier, with that cause, also when an answer takes long.
+const AFTER_MAX_HOLD: Duration = Duration::from_secs(1);
+
+impl LeaseTerms {
+    /// Bounds a TTL of a lease that was held for some time already, so that the name is free soon
+    /// after `max_hold` if the holder dies.
+    pub(super) fn bound(&self, ttl: Duration, held_for: Duration) -> Duration {
+        match self.max_hold {
+            Some(max_hold) => ttl.min(max_hold.saturating_sub(held_for).saturating_add(AFTER_MAX_HOLD)),
+            None => ttl,
+        }
+    }
+}
+
 /// A held lease: proof that no other owner was granted the name, for as long as
 /// [`is_held`](Self::is_held).
 ///
@@ -117,10 +132,8 @@ impl Lease {
     /// Starts an extension. The future does not borrow the lease.
     pub(crate) fn start_extension(&self, ttl: Duration) -> Result<impl Future<Output = Result<()>> + Send + use<>> {
         self.client.settings.check_ttl("an extension", ttl)?;
-        let lasts = match self.details.terms.max_hold {
-            Some(max_hold) => ttl.min((self.details.acquired_at + max_hold).since(self.client.now())),
-            None => ttl,
-        };
+        let held_for = self.client.now().since(self.details.acquired_at);
+        let lasts = self.details.terms.bound(ttl, held_for);
         let extended = self.held()?.amend(Amendment::Extend(lasts));
         let (name, token) = (self.name().clone(), self.token());
         Ok(async move {

@@ -339,8 +339,7 @@ impl LeaseRequest {
             // Every permit counts, also of the same owner: only a lease can be re-entered.
             reenters: self.reenters && matches!(self.mode, Mode::Exclusive | Mode::READ),
             mode: self.mode,
-            // After a crash the name is free when max_hold would have been over.
-            ttl: self.ttl.min(self.terms.max_hold.unwrap_or(Duration::MAX)),
+            ttl: self.terms.bound(self.ttl, Duration::ZERO),
             is_kept: self.terms.renew,
             max_hold: self.terms.max_hold,
             label: self.label.into(),
