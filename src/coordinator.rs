@@ -11,6 +11,7 @@
 
 mod acquisition;
 mod actions;
+mod eviction;
 mod held;
 mod report;
 mod state;
@@ -24,6 +25,7 @@ use tracing::field::Empty;
 use uuid::Uuid;
 
 pub(crate) use acquisition::Acquisition;
+pub(crate) use eviction::Eviction;
 pub(crate) use held::HeldLease;
 
 use crate::clock::Moment;
@@ -155,9 +157,10 @@ impl Coordinator {
         Acquisition::new(Arc::clone(self), waiter, span, answer)
     }
 
-    /// The database has evicted the holding with this token, which may be one of this client.
-    pub(crate) fn evicted(self: &Arc<Self>, name: LockName, token: FencingToken) {
-        self.feed(Event::Evicted { name, token });
+    /// Notes that the application evicts the holder with this token, which may be of this client.
+    pub(crate) fn evict(self: &Arc<Self>, name: LockName, token: FencingToken) -> Eviction {
+        self.state().evictions.push((name.clone(), token));
+        Eviction { coordinator: Arc::clone(self), name, token }
     }
 
     /// What this client holds of a name may have been taken away.
@@ -251,7 +254,6 @@ impl Coordinator {
         let result = {
             let mut state = self.state();
             let event = before(&mut state);
-            outbox.is_eviction = matches!(event, Event::Evicted { .. });
             let now = self.now();
             let actions = state.engine.handle(now, event);
             for action in actions {

@@ -285,11 +285,12 @@ impl Locks {
     /// After the future was dropped, the eviction may take place. It can be repeated.
     pub async fn evict(&self, name: &str, token: FencingToken) -> Result<bool> {
         let name = LockName::new(name)?;
-        let evicted = self.amend(Request::Evict { name: name.clone(), token }).await?;
-        if evicted {
-            self.client.coordinator.evicted(name, token);
+        let eviction = self.client.coordinator.evict(name.clone(), token);
+        let is_evicted = self.amend(Request::Evict { name, token }).await?;
+        if is_evicted {
+            eviction.confirm();
         }
-        Ok(evicted)
+        Ok(is_evicted)
     }
 
     /// Sends a change of a lease until no fenced transaction blocks it.

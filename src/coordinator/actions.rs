@@ -24,14 +24,15 @@ impl Coordinator {
 
     /// Publishes an event while the lock is held, so that events keep their order. The report is
     /// written when the lock is open again.
-    fn record(&self, outbox: &mut Outbox, event: Event) {
-        self.record_request(outbox, "", event);
+    fn record(&self, state: &State, outbox: &mut Outbox, event: Event) {
+        self.record_request(state, outbox, "", event);
     }
 
     /// Does the same for an event about a request of this kind.
-    fn record_request(&self, outbox: &mut Outbox, kind: &'static str, event: Event) {
+    fn record_request(&self, state: &State, outbox: &mut Outbox, kind: &'static str, event: Event) {
         self.publisher.publish(&event);
-        outbox.reports.push(Report { event, kind, is_eviction: outbox.is_eviction });
+        let is_eviction = state.is_eviction(&event);
+        outbox.reports.push(Report { event, kind, is_eviction });
     }
 
     /// Reports a heartbeat that has become late.
@@ -40,7 +41,7 @@ impl Coordinator {
             && state.heartbeat != HeartbeatReport::Late
         {
             state.heartbeat = HeartbeatReport::Late;
-            self.record(outbox, Event::HeartbeatLate { unanswered_for });
+            self.record(state, outbox, Event::HeartbeatLate { unanswered_for });
         }
     }
 
@@ -53,7 +54,7 @@ impl Coordinator {
             }
             Action::Waits { waiter } => {
                 if let Some(Waiting { name, .. }) = state.waiters.get(&waiter) {
-                    self.record(outbox, Event::Waiting { name: name.clone() });
+                    self.record(state, outbox, Event::Waiting { name: name.clone() });
                 }
             }
             Action::Granted { waiter, grant } => {
@@ -63,7 +64,7 @@ impl Coordinator {
                 let (name, token, waited) = (grant.name.clone(), grant.token, now.since(waiting.since));
                 state.holds.insert(grant.lease, Hold { name: name.clone(), token, since: now });
                 let kind = waiting.mode.as_str();
-                self.record_request(outbox, kind, Event::Acquired { name, token, waited });
+                self.record_request(state, outbox, kind, Event::Acquired { name, token, waited });
                 let ending = Arc::<Ending>::default();
                 state.leases.insert(grant.lease, Arc::clone(&ending));
                 let lease = HeldLease::new(Arc::clone(self), grant, waiting.owner, ending, waiting.resumes);
@@ -72,7 +73,7 @@ impl Coordinator {
             Action::Refused { waiter, refusal } => {
                 if let Some(waiting) = state.waiters.remove(&waiter) {
                     let reason = refusal_reason(&refusal, self.executor.trouble().is_some());
-                    self.record_request(outbox, waiting.mode.as_str(), waiting.refused(now, reason));
+                    self.record_request(state, outbox, waiting.mode.as_str(), waiting.refused(now, reason));
                     let _ = waiting.reply.send(Err(refusal));
                 }
             }
@@ -86,7 +87,7 @@ impl Coordinator {
                             Event::Released { name, token, held, is_confirmed }
                         }
                     };
-                    self.record(outbox, event);
+                    self.record(state, outbox, event);
                 }
                 if let Some(reply) = state.releases.remove(&lease) {
                     let _ = reply.send(verdict);
@@ -95,7 +96,7 @@ impl Coordinator {
             Action::Lost { lease, cause } => {
                 if let Some(Hold { name, token, since }) = state.holds.remove(&lease) {
                     let held = now.since(since);
-                    self.record(outbox, Event::Lost { name, token, held, cause });
+                    self.record(state, outbox, Event::Lost { name, token, held, cause });
                 }
                 if let Some(ending) = state.leases.remove(&lease) {
                     let _ = ending.cause.set(cause);
@@ -112,7 +113,7 @@ impl Coordinator {
                     && let Some(Hold { name, token, since }) = state.holds.remove(&lease)
                 {
                     let held = now.since(since);
-                    self.record(outbox, Event::Exported { name, token, held });
+                    self.record(state, outbox, Event::Exported { name, token, held });
                 }
                 state.exported = exported.map(|exported| (lease, exported));
             }

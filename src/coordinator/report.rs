@@ -16,7 +16,7 @@ pub(super) struct Report {
     pub(super) event: Event,
     /// How the name was requested, where the event is about a request.
     pub(super) kind: &'static str,
-    /// This client has evicted a holder.
+    /// The application has evicted this holder.
     pub(super) is_eviction: bool,
 }
 
@@ -30,7 +30,7 @@ impl Report {
 
     /// Whether the application itself has ended the lease.
     fn is_ordered(&self, cause: LossCause) -> bool {
-        cause.is_ordered() || (self.is_eviction && cause == LossCause::Superseded)
+        cause.is_ordered() || self.is_eviction
     }
 
     fn measure(&self) {

@@ -27,6 +27,8 @@ pub(super) struct State {
     pub(super) holds: HashMap<LeaseKey, Hold>,
     pub(super) releases: HashMap<LeaseKey, oneshot::Sender<Verdict>>,
     pub(super) amendments: HashMap<LeaseKey, VecDeque<oneshot::Sender<Result<(), NotAmended>>>>,
+    /// The evictions by the application that are under way.
+    pub(super) evictions: Vec<(LockName, FencingToken)>,
     pub(super) exported: Option<(LeaseKey, Exported)>,
     pub(super) closed: Vec<oneshot::Sender<()>>,
     pub(super) phase: Phase,
@@ -98,8 +100,6 @@ pub(super) struct Outbox {
     /// Grants that nobody waits for any more. They give themselves back when they are dropped.
     pub(super) unwanted: Vec<Result<HeldLease, Refusal>>,
     pub(super) reports: Vec<Report>,
-    /// This client has evicted a holder.
-    pub(super) is_eviction: bool,
 }
 
 impl State {
@@ -112,6 +112,7 @@ impl State {
             holds: HashMap::new(),
             releases: HashMap::new(),
             amendments: HashMap::new(),
+            evictions: Vec::new(),
             exported: None,
             closed: Vec::new(),
             phase: Phase::Open,
@@ -121,6 +122,15 @@ impl State {
             heartbeat: HeartbeatReport::Fine,
             is_started: false,
         }
+    }
+
+    /// Whether the application has ordered this loss by an eviction. A heartbeat may learn of the
+    /// loss before the eviction is answered.
+    pub(super) fn is_eviction(&self, event: &Event) -> bool {
+        let Event::Lost { name, token, cause: LossCause::Superseded, .. } = event else {
+            return false;
+        };
+        self.evictions.iter().any(|(evicted, of)| (evicted, of) == (name, token))
     }
 }
 

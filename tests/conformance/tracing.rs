@@ -38,8 +38,8 @@ async fn loss_warns_unless_the_application_ordered_it() {
         soon("the loss", async { while !matches!(events.next().await, Some(Event::Lost { .. })) {} }).await;
     };
 
-    // No heartbeat keeps it, which could tell of the loss before the answer to the eviction does.
-    let own = locks.lease("a").ttl(LONG).renew(false).acquire().await.expect("acquire");
+    // A heartbeat may learn of the loss before the eviction is answered.
+    let own = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
     assert!(locks.evict("a", own.token()).await.expect("evict"));
     lost(&mut events).await;
     let bounded = Duration::from_millis(100);

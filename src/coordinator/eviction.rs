@@ -1,0 +1,30 @@
+//! An eviction that the application has ordered.
+
+use std::sync::Arc;
+
+use super::Coordinator;
+use crate::engine::Event;
+use crate::name::LockName;
+use crate::token::FencingToken;
+
+/// While it exists, the loss that the eviction causes is no surprise.
+pub(crate) struct Eviction {
+    pub(super) coordinator: Arc<Coordinator>,
+    pub(super) name: LockName,
+    pub(super) token: FencingToken,
+}
+
+impl Eviction {
+    /// Ends the lease here, after the database has ended it.
+    pub(crate) fn confirm(self) {
+        self.coordinator.feed(Event::Evicted { name: self.name.clone(), token: self.token });
+    }
+}
+
+impl Drop for Eviction {
+    fn drop(&mut self) {
+        let mut state = self.coordinator.state();
+        let this = state.evictions.iter().position(|(name, token)| (name, token) == (&self.name, &self.token));
+        this.map(|i| state.evictions.swap_remove(i));
+    }
+}
