@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -68,6 +68,15 @@ struct Queue {
     changed: Notify,
     /// Wakes workers that have none.
     spare: Notify,
+    /// Changes when the connections of the workers may be dead.
+    suspicion: watch::Sender<Suspicion>,
+}
+
+/// Why connections may be dead: one to the same server was.
+#[derive(Clone, Copy, Default)]
+struct Suspicion {
+    /// How long that connection was given for its answer.
+    patience: Duration,
 }
 
 #[derive(Default)]
@@ -101,7 +110,7 @@ impl Executor {
             return;
         }
         let worker = |queue| Worker::new(Arc::clone(&self.backend), Arc::clone(queue), Arc::clone(&self.publisher));
-        workers.push(tokio::spawn(worker(&self.heartbeats).for_heartbeats(Box::new(on_grant)).run()));
+        workers.push(tokio::spawn(worker(&self.heartbeats).for_heartbeats(Box::new(on_grant), &self.work).run()));
         workers.extend((0..self.connections).map(|_| tokio::spawn(worker(&self.work).run())));
     }
 
@@ -262,6 +271,11 @@ impl Queue {
     fn open(self: &Arc<Self>) -> Open {
         self.state().open += 1;
         Open(Arc::clone(self))
+    }
+
+    /// Has the workers give up idle connections, and busy ones on which no answer comes in time.
+    fn suspect_connections(&self, patience: Duration) {
+        self.suspicion.send_replace(Suspicion { patience });
     }
 
     fn set_trouble(&self, trouble: Option<String>) {

@@ -52,7 +52,22 @@ impl SqliteBackend {
         let options = pool.connect_options();
         Self { pool, options }
     }
+
+    /// Opens a connection to the file, or borrows those of the pool for a database in memory.
+    async fn connect_store(&self) -> Result<SqliteStore, sqlx::Error> {
+        let options = (*self.options).clone().busy_timeout(BUSY_TIMEOUT);
+        let mut own = options.disable_statement_logging().connect().await?;
+        if is_in_memory(&mut own).await? {
+            own.close().await?;
+            return Ok(SqliteStore::Pooled(self.pool.clone()));
+        }
+        Ok(SqliteStore::Dedicated(own))
+    }
 }
+
+/// How long a statement waits for the write lock. Shorter than the executor's limit for a
+/// statement: a retry is cheaper than a new connection.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Backend for SqliteBackend {
     fn address(&self) -> String {
@@ -60,17 +75,15 @@ impl Backend for SqliteBackend {
     }
 
     fn connect(&self) -> StoreFuture<'_, Box<dyn Store>> {
+        Box::pin(async move { Ok(Box::new(self.connect_store().await?) as Box<dyn Store>) })
+    }
+
+    fn connect_for_heartbeats(&self) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(async move {
-            // Shorter than the executor's limit for a statement: a retry is cheaper than a new
-            // connection.
-            let options = (*self.options).clone().busy_timeout(Duration::from_secs(2));
-            let mut own = options.disable_statement_logging().connect().await?;
-            let session = if is_in_memory(&mut own).await? {
-                own.close().await?;
-                SqliteStore::Pooled(self.pool.clone())
-            } else {
-                SqliteStore::Dedicated(own)
-            };
+            let mut session = self.connect_store().await?;
+            if let SqliteStore::Dedicated(own) = &mut session {
+                own.execute(heartbeat::SHORT_BUSY_TIMEOUT).await?;
+            }
             Ok(Box::new(session) as Box<dyn Store>)
         })
     }

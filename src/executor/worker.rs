@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::failure::Failure;
-use super::{Answer, Gathered, Open, Queue};
+use super::{Answer, Gathered, Open, Queue, Suspicion};
 use crate::backend::{Backend, Store, StoreFuture};
 use crate::backoff::Backoff;
 use crate::clock::{Clock, Moment};
@@ -150,6 +151,10 @@ pub(super) struct Worker {
     on_grant: Option<OnGrant>,
     /// The connection hears nothing any more. The next heartbeat on it fails.
     is_deaf: bool,
+    /// Whether the connection may be dead.
+    suspicion: watch::Receiver<Suspicion>,
+    /// The queue of the workers whose connections are suspect when a heartbeat's is lost.
+    suspects: Option<Arc<Queue>>,
     /// Grows while no connection can be opened.
     backoff: Backoff,
 }
@@ -163,28 +168,44 @@ struct Connection {
 impl Worker {
     /// A worker for everything but heartbeats.
     pub(super) fn new(backend: Arc<dyn Backend>, queue: Arc<Queue>, publisher: Arc<Publisher>) -> Self {
-        let (connection, has_lost, backoff) = (None, false, reconnecting());
-        Self { backend, queue, publisher, connection, has_lost, on_grant: None, is_deaf: false, backoff }
+        let suspicion = queue.suspicion.subscribe();
+        Self {
+            backend,
+            queue,
+            publisher,
+            connection: None,
+            has_lost: false,
+            on_grant: None,
+            is_deaf: false,
+            suspicion,
+            suspects: None,
+            backoff: reconnecting(),
+        }
     }
 
-    /// The worker for heartbeats, which tells of grants by other clients.
-    pub(super) fn for_heartbeats(self, on_grant: OnGrant) -> Self {
-        Self { on_grant: Some(on_grant), ..self }
+    /// The worker for heartbeats, which receives the notifications of grants by other clients. When
+    /// it loses its connection, those of the workers of `suspects` are suspect.
+    pub(super) fn for_heartbeats(self, on_grant: OnGrant, suspects: &Arc<Queue>) -> Self {
+        Self { on_grant: Some(on_grant), suspects: Some(Arc::clone(suspects)), ..self }
     }
 
-    /// The next task. Passes on meanwhile what the connection hears.
+    /// Returns the next task. Passes notifications on and gives a suspect connection up meanwhile.
     async fn next(&mut self) -> Option<Box<dyn Pending>> {
         loop {
-            let pop = self.queue.pop(self.connection.is_some());
-            let (Some(connection), Some(on_grant), false) = (&mut self.connection, &self.on_grant, self.is_deaf) else {
-                return pop.await;
+            let has_connection = self.connection.is_some();
+            let notified = async {
+                match (&mut self.connection, &self.on_grant) {
+                    (Some(connection), Some(_)) if !self.is_deaf => connection.session.notified().await,
+                    _ => std::future::pending().await,
+                }
             };
             tokio::select! {
-                task = pop => return task,
-                heard = connection.session.notified() => match heard {
-                    Ok(name) => drop(panics::caught(|| on_grant(&name))),
-                    Err(_) => self.is_deaf = true,
+                task = self.queue.pop(has_connection) => return task,
+                notified = notified => match (notified, &self.on_grant) {
+                    (Ok(name), Some(on_grant)) => drop(panics::caught(|| on_grant(&name))),
+                    _ => self.is_deaf = true,
                 },
+                _ = suspected(&mut self.suspicion), if has_connection => self.connection = None,
             }
         }
     }
@@ -222,10 +243,11 @@ impl Worker {
         let sent_at = self.backend.clock().now();
         tasks.iter_mut().for_each(|task| task.attempts().sent_at = sent_at);
         let within = tasks.iter_mut().map(|task| task.attempts().answer_within).min().unwrap_or_default();
-        let (answers, failure) = match answered(within, connection.session.execute_batch(&batch)).await {
-            Ok(answers) => (answers, None),
-            Err(failure) => (Vec::new(), Some(failure)),
-        };
+        let (answers, failure) =
+            match answered(within, &mut self.suspicion, connection.session.execute_batch(&batch)).await {
+                Ok(answers) => (answers, None),
+                Err(failure) => (Vec::new(), Some(failure)),
+            };
         if let Some(failure) = &failure {
             self.drop_broken(failure);
         }
@@ -262,6 +284,7 @@ impl Worker {
             self.queue.set_trouble(None);
             self.connection = Some(Connection { session, _open: self.queue.open() });
             self.is_deaf = false;
+            self.suspicion.mark_unchanged();
             if std::mem::take(&mut self.has_lost) {
                 self.publisher.publish(&Event::Reconnected);
                 // A subscriber of the application that panics does not end the worker.
@@ -274,7 +297,7 @@ impl Worker {
         measure::statement(task.attempted(), 1);
         task.attempts().sent_at = self.backend.clock().now();
         let within = task.attempts().answer_within;
-        answered(within, task.send(&mut *connection.session)).await
+        answered(within, &mut self.suspicion, task.send(&mut *connection.session)).await
     }
 
     /// Gives the connection up, if the failure says that it is of no use any more.
@@ -291,6 +314,9 @@ impl Worker {
         let fault = failure.fault();
         let had_connection = !matches!(failure, Failure::Unconnected(_));
         let attempts = task.attempts();
+        if let Some(suspects) = self.suspects.as_ref().filter(|_| had_connection && fault == Fault::Severed) {
+            suspects.suspect_connections(attempts.answer_within);
+        }
         attempts.may_linger |= failure.may_linger();
         attempts.is_repeated |= had_connection;
         self.drop_broken(&failure);
@@ -319,12 +345,42 @@ impl Worker {
     }
 }
 
-/// Waits for the answer of a connection.
-async fn answered<T>(within: Duration, job: StoreFuture<'_, T>) -> Result<T, Failure> {
-    match timeout(within, panics::caught_in(job)).await {
-        Ok(Ok(answer)) => answer.map_err(Failure::Refused),
-        Ok(Err(panic)) => Err(Failure::Panic(panic)),
-        Err(_) => Err(Failure::NoAnswer { within }),
+/// Waits for the answer of a connection: for this long, or, while the connection is suspect, for as
+/// long as the one was given that was lost.
+async fn answered<T>(
+    within: Duration,
+    suspicion: &mut watch::Receiver<Suspicion>,
+    job: StoreFuture<'_, T>,
+) -> Result<T, Failure> {
+    let sent_at = Instant::now();
+    let overdue = async {
+        tokio::select! {
+            () = sleep(within) => within,
+            patience = suspected(suspicion) => {
+                let within = patience.min(within);
+                sleep_until(sent_at + within).await;
+                within
+            }
+        }
+    };
+    let answer = tokio::select! {
+        biased;
+        answer = panics::caught_in(job) => answer,
+        within = overdue => return Err(Failure::NoAnswer { within }),
+    };
+    // The connection is alive.
+    suspicion.mark_unchanged();
+    match answer {
+        Ok(answer) => answer.map_err(Failure::Refused),
+        Err(panic) => Err(Failure::Panic(panic)),
+    }
+}
+
+/// Waits until the connection is suspect. Returns how long the one was given that was lost.
+async fn suspected(suspicion: &mut watch::Receiver<Suspicion>) -> Duration {
+    match suspicion.changed().await {
+        Ok(()) => suspicion.borrow_and_update().patience,
+        Err(_) => std::future::pending().await,
     }
 }
 

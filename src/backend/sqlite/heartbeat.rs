@@ -1,8 +1,13 @@
 //! The heartbeats of clients.
 
-use sqlx::SqliteConnection;
+use std::time::Duration;
 
-use super::store::rows;
+use sqlx::SqliteConnection;
+use sqlx::sqlite::SqliteRow;
+use tokio::time::{Instant, sleep};
+
+use super::BUSY_TIMEOUT;
+use super::store::{is_busy, rows};
 use crate::backend::stored::TableRow as _;
 use crate::protocol::ClientId;
 
@@ -15,8 +20,7 @@ RETURNING notice");
 
 /// Creates the row of a client or writes its heartbeat. Returns the number of its notices.
 pub(super) async fn register(conn: &mut SqliteConnection, client: ClientId) -> Result<i64, sqlx::Error> {
-    let rows = rows(conn, sqlx::query(REGISTER).bind(client.to_string())).await?;
-    rows.first().ok_or(sqlx::Error::RowNotFound)?.number("notice")
+    write(conn, REGISTER, client).await?.first().ok_or(sqlx::Error::RowNotFound)?.number("notice")
 }
 
 // $1 client
@@ -27,6 +31,27 @@ RETURNING notice");
 
 /// Writes the heartbeat of a client. Returns the number of its notices, if it has a row.
 pub(super) async fn beat(conn: &mut SqliteConnection, client: ClientId) -> Result<Option<i64>, sqlx::Error> {
-    let rows = rows(conn, sqlx::query(BEAT).bind(client.to_string())).await?;
-    rows.first().map(|row| row.number("notice")).transpose()
+    write(conn, BEAT, client).await?.first().map(|row| row.number("notice")).transpose()
+}
+
+/// Of the connection for heartbeats, in milliseconds. SQLite's own handler sleeps longer after each
+/// attempt, up to 100 ms, and other connections could take the write lock in every pause.
+pub(super) const SHORT_BUSY_TIMEOUT: &str = "PRAGMA busy_timeout = 8";
+
+/// The pause between two attempts to take the write lock.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Writes a heartbeat, at many moments while other connections have the write lock.
+async fn write(
+    conn: &mut SqliteConnection,
+    statement: &'static str,
+    client: ClientId,
+) -> Result<Vec<SqliteRow>, sqlx::Error> {
+    let start = Instant::now();
+    loop {
+        match rows(conn, sqlx::query(statement).bind(client.to_string())).await {
+            Err(error) if is_busy(&error) && start.elapsed() < BUSY_TIMEOUT => sleep(PAUSE).await,
+            written => return written,
+        }
+    }
 }
