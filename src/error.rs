@@ -83,6 +83,15 @@ pub enum Error {
         name: LockName,
     },
 
+    /// The connection was lost during the commit of a [`Retry`](crate::retry::Retry) or of an
+    /// [`Idempotency::run`](crate::idempotency::Idempotency::run), or, on MySQL, a statement of the
+    /// closure had ended the transaction. It may have taken effect: read before running it again.
+    #[error("it is not known whether the transaction was committed: {source}")]
+    CommitUnknown {
+        /// The error of the driver.
+        source: sqlx::Error,
+    },
+
     /// The tables do not exist in the database (or not in the schema that the connection sees).
     #[error("the sqlock tables are missing: call Locks::migrate() once, with the right to create tables")]
     NotMigrated {
@@ -395,5 +404,18 @@ impl Error {
 impl From<sqlx::Error> for Error {
     fn from(source: sqlx::Error) -> Self {
         Self::of_caller("run a statement", source)
+    }
+}
+
+/// Lets a closure of a [`Retry`](crate::retry::Retry) fail with the errors of its statements alone.
+/// An error of a driver is returned without what this crate says about it. Any other error, such as
+/// [`Error::CommitUnknown`], is the source of an [`sqlx::Error::AnyDriverError`].
+impl From<Error> for sqlx::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Database { source, .. } | Error::Unavailable { source: Some(source), .. } => source,
+            Error::PoolExhausted { .. } => Self::PoolTimedOut,
+            error => Self::AnyDriverError(Box::new(error)),
+        }
     }
 }

@@ -1,6 +1,5 @@
 //! An attempt to have an effect elsewhere: a lease on the key, and a record of its progress.
 
-use std::error::Error as StdError;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
@@ -344,7 +343,7 @@ impl Attempt {
     pub(crate) async fn run_work<T, E, F>(self, work: F) -> Result<T, E>
     where
         T: Serialize + DeserializeOwned,
-        E: From<Error> + StdError,
+        E: From<Error>,
         F: AsyncFnOnce(&Self) -> Result<T, E>,
     {
         let outcome = while_held(work(&self), || self.lease.is_held(), self.lease.lost()).await;

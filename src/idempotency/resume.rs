@@ -1,7 +1,6 @@
 //! Continues requests under a lease whose process has died, or whose outcome is unknown.
 
 use std::collections::VecDeque;
-use std::error::Error as StdError;
 use std::fmt::Display;
 use std::num::NonZeroUsize;
 use std::pin::Pin;
@@ -128,7 +127,7 @@ impl Idempotency {
     pub async fn resume<T, E, F>(&self, work: F) -> Result<Resumed>
     where
         T: Serialize + DeserializeOwned,
-        E: From<Error> + StdError,
+        E: From<Error> + Display,
         F: AsyncFnOnce(&Attempt) -> Result<T, E> + Clone,
     {
         let ResumePolicy { parallel, max_attempts, .. } = self.resume_policy;
@@ -155,7 +154,7 @@ impl Idempotency {
     async fn resume_one<T, E, F>(&self, record: Record, work: F) -> Result<End>
     where
         T: Serialize + DeserializeOwned,
-        E: From<Error> + StdError,
+        E: From<Error> + Display,
         F: AsyncFnOnce(&Attempt) -> Result<T, E>,
     {
         let attempt = match self.attempt_again(record).await {

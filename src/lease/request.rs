@@ -279,10 +279,14 @@ impl LeaseRequest {
     /// the work is dropped at its next await point. Work that is delayed past the deadline, as by a
     /// stopped process, is not polled again.
     ///
+    /// The result of the work is returned as it is, inside that of the lease, as
+    /// [`tokio::time::timeout`] does: work that fails has an error of any type, and the first `?` is
+    /// for the lease.
+    ///
     /// ```
-    /// # async fn build_report() -> String { String::new() }
-    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
-    /// let report = locks.lease("report/daily").run(async |_lease| build_report().await).await?;
+    /// # async fn build_report() -> anyhow::Result<String> { Ok(String::new()) }
+    /// # async fn example(locks: sqlock::Locks) -> anyhow::Result<()> {
+    /// let report = locks.lease("report/daily").run(async |_lease| build_report().await).await??;
     /// # Ok(())
     /// # }
     /// ```

@@ -26,6 +26,7 @@
 mod cancel;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod clock;
+mod closure;
 #[cfg(feature = "cli")]
 mod command;
 mod connections;

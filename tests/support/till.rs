@@ -30,7 +30,6 @@ use std::time::Duration;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use sqlock::Error;
 use sqlock::idempotency::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome};
-use sqlock::retry::RetryError;
 use sqlx::AssertSqlSafe;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -111,7 +110,7 @@ impl Till {
         let (alice, request) = (IdempotencyKey::new("alice", key), Fingerprint::of([key]));
         let receipt = uuid::Uuid::new_v4().simple().to_string();
         let write = format!("INSERT INTO charge (request_key, receipt) VALUES ('{key}', '{receipt}')");
-        let done: Result<_, RetryError<Error>> = on_pool!(&self.pool, pool => {
+        let done: Result<_, Error> = on_pool!(&self.pool, pool => {
             self.payments.run(pool, &alice, &request, async |tx| {
                 sqlx::raw_sql(AssertSqlSafe(write.clone())).execute(&mut **tx).await?;
                 // Something takes time, so that there is a middle to be killed in.
