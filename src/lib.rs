@@ -150,7 +150,7 @@
 //   executor - connections: sends, repeats, reconnects
 //   operation - what a connection can be asked to do
 //   simulation - engines against the model, in virtual time
-//   database - the bound for the caller's transactions
+//   database - the bounds for the caller's transactions and pools
 //   backend - the stores: SQL, and the model that gives each request its meaning
 //   engine - who holds and who is next: pure code
 //   protocol - what a store is asked and answers: plain data

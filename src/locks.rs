@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backend::Names;
+use crate::backend::{DatabasePool, Names};
 use crate::backoff::Backoff;
 use crate::client::Client;
 use crate::error::{Error, Result};
@@ -67,13 +67,13 @@ pub struct Locks {
 impl Locks {
     /// Creates a client on the database of a `PgPool`, `MySqlPool` or `SqlitePool`. Sends nothing
     /// yet.
-    pub fn new(pool: impl Into<LocksBuilder>) -> Self {
+    pub fn new(pool: impl DatabasePool) -> Self {
         Self::builder(pool).build()
     }
 
     /// Returns the builder of a client, for options beyond [`new`](Self::new).
-    pub fn builder(pool: impl Into<LocksBuilder>) -> LocksBuilder {
-        pool.into()
+    pub fn builder(pool: impl DatabasePool) -> LocksBuilder {
+        LocksBuilder::on(pool)
     }
 
     /// Connects to the database of a URL, or to the first writable one of several URLs, which are
@@ -402,8 +402,8 @@ impl fmt::Debug for Locks {
     }
 }
 
-impl<T: Into<LocksBuilder>> From<T> for Locks {
-    fn from(pool: T) -> Self {
+impl<P: DatabasePool> From<P> for Locks {
+    fn from(pool: P) -> Self {
         Self::new(pool)
     }
 }

@@ -344,7 +344,7 @@ async fn retry_and_versions_may_be_spawned() {
 /// A pool is all that is needed, of any kind.
 #[test]
 fn locks_are_made_from_a_pool() {
-    fn from<T: Into<LocksBuilder>>() {}
+    fn from<T: sqlock::database::DatabasePool>() {}
     from::<SqlitePool>();
     #[cfg(feature = "postgres")]
     from::<sqlx::PgPool>();
