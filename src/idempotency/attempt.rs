@@ -365,7 +365,7 @@ impl Attempt {
                 if conclusion != Conclusion::Recorded
                     && let Err(error) = self.unknown().await
                 {
-                    tracing::warn!(%error, "could not record that the outcome of a request is unknown");
+                    tracing::warn!(error = %error.report(), "could not record that the outcome of a request is unknown");
                 }
                 self.release().await;
                 Err(error)
@@ -376,7 +376,7 @@ impl Attempt {
     /// Releases the lease early. The record is complete without it.
     pub(super) async fn release(self) {
         if let Err(error) = self.lease.release().await {
-            tracing::debug!(%error, "could not release the lease of an attempt");
+            tracing::debug!(error = %error.report(), "could not release the lease of an attempt");
         }
     }
 

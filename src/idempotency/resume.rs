@@ -161,7 +161,7 @@ impl Idempotency {
             Ok(Ok(attempt)) => attempt,
             Ok(Err(end)) => return Ok(end),
             Err(error) if error.concerns_all() => return Err(error),
-            Err(error) => return Ok(failed(error)),
+            Err(error) => return Ok(failed(error.report())),
         };
         Ok(match panics::caught_in(attempt.run_work(work)).await {
             Ok(Ok(_)) => End::Done,
@@ -184,7 +184,8 @@ impl Idempotency {
 }
 
 fn failed(error: impl Display) -> End {
-    tracing::warn!(%error, "a request that was resumed failed");
+    // The alternate form of anyhow has the sources as well.
+    tracing::warn!(error = format!("{error:#}"), "a request that was resumed failed");
     End::Failed
 }
 

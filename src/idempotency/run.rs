@@ -15,7 +15,7 @@ use super::outcome::{Outcome, Stored, decode_outcome, encode_legibly};
 use crate::backend::Database;
 use crate::backend::records::{self, Claiming};
 use crate::backoff::Backoff;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, report};
 use crate::transaction::retry::{AttemptEnd, RunError, WorkError};
 
 /// The pauses while a duplicate is in progress.
@@ -150,7 +150,7 @@ impl Idempotency {
                     attempts.next_attempt(RunError::Sqlock(Error::NotClaimed)).await.map_err(RunEnd::Exhausted)?;
                 }
                 Err(AttemptEnd::Final(error)) if doubt.is_open() => {
-                    if !attempts.try_next(&error.as_error().to_string()).await {
+                    if !attempts.try_next(&report(error.as_error())).await {
                         return Err(RunEnd::Failed(error));
                     }
                 }

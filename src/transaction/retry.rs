@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::backend::dialect::{EndOutcome, Ending};
 use crate::backend::{Database, Kind, StoreFuture};
 use crate::backoff::Backoff;
-use crate::error::{Error, Fault, FenceError, Overtaken, RowError};
+use crate::error::{Error, Fault, FenceError, Overtaken, RowError, report};
 
 /// How often a transaction is begun, unless [`Retry::attempts`] says otherwise.
 const MAX_ATTEMPTS: u32 = 10;
@@ -352,7 +352,7 @@ pub(crate) struct Attempts<'r> {
 impl Attempts<'_> {
     /// Waits for the next attempt, or returns the last error at the limit.
     pub(crate) async fn next_attempt<E>(&mut self, last: RunError<E>) -> Result<(), RunError<E>> {
-        let reason = last.as_error().to_string();
+        let reason = report(last.as_error());
         if !self.try_next(&reason).await {
             tracing::debug!(attempts = self.begun, reason, "a transaction did not commit; gave up");
             return Err(last);

@@ -269,7 +269,7 @@ async fn transaction_of_the_callers_own_works_at_every_isolation_level_or_is_ref
             (Database::Postgres, "REPEATABLE READ" | "SERIALIZABLE") => {
                 let stale = Error::Row { table: "sqlock_idem".into(), cause: RowError::StaleSnapshot };
                 let error = told.expect_err("it cannot see what is there");
-                assert_eq!(error.to_string(), stale.to_string(), "{level}");
+                assert_eq!(error.report().to_string(), stale.report().to_string(), "{level}");
                 assert!(error.is_conflict());
             }
             (Database::Sqlite, "DEFERRED") => {

@@ -287,7 +287,7 @@ async fn failed_migration_leaves_no_lock_behind() {
     for _ in 0..3 {
         let error = soon("the failure", locks.migrate()).await.expect_err("no right to create tables");
         assert!(matches!(error, Error::Migrate(_)), "{error:?}");
-        assert!(!error.to_string().contains("://"), "{error}");
+        assert!(!error.report().to_string().contains("://"), "{error:?}");
     }
     assert_eq!(witness.advisory_locks().await, 0);
     witness.no_transactions().await;

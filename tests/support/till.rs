@@ -118,13 +118,13 @@ impl Till {
                 Ok(receipt.clone())
             }).await
         });
-        done.map_err(|error| error.to_string())
+        done.map_err(|error| error.report().to_string())
     }
 
     async fn leased(&self, key: &str) -> Result<Outcome<String>, String> {
         let (alice, request) = (IdempotencyKey::new("alice", key), Fingerprint::of([key]));
         let done = self.payments.run_leased(&alice, &request, async |attempt| self.charge(attempt).await).await;
-        done.map_err(|error: Error| error.to_string())
+        done.map_err(|error: Error| error.report().to_string())
     }
 
     /// All on one connection, so that nothing is to be waited for between the order and the charge.
@@ -140,12 +140,12 @@ impl Till {
             charge().await.map_err(|error| Error::from(sqlx::Error::Io(error)))?;
             Ok("charged".to_owned())
         });
-        done.await.map_err(|error: Error| error.to_string())
+        done.await.map_err(|error: Error| error.report().to_string())
     }
 
     async fn resume(&self) -> Result<(u64, u64), String> {
         let resumed = self.payments.resume(async |attempt: &Attempt| self.charge(attempt).await).await;
-        resumed.map(|resumed| (resumed.done, resumed.failed)).map_err(|error: Error| error.to_string())
+        resumed.map(|resumed| (resumed.done, resumed.failed)).map_err(|error: Error| error.report().to_string())
     }
 
     /// Charges at the provider, and writes the receipt down with the result.

@@ -344,7 +344,7 @@ impl Prepared {
             if !self.policy.is_refusal(status) {
                 mark_unknown(attempt).await;
             } else if let Err(error) = attempt.refuse().await {
-                tracing::warn!(%error, "could not record that a request was refused");
+                tracing::warn!(error = %error.report(), "could not record that a request was refused");
             }
             return Ok(response);
         }
@@ -368,7 +368,7 @@ impl Prepared {
 /// Records that the outcome is unknown. If this fails as well, the attempt counts as died.
 async fn mark_unknown(attempt: &Attempt) {
     if let Err(error) = attempt.unknown().await {
-        tracing::warn!(%error, "could not record that the outcome of a request is unknown");
+        tracing::warn!(error = %error.report(), "could not record that the outcome of a request is unknown");
     }
 }
 
