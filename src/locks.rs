@@ -60,6 +60,7 @@ const FENCED_TIMEOUT: Duration = Duration::from_secs(10);
 /// # }
 /// ```
 #[derive(Clone)]
+#[doc(alias = "mutex")]
 pub struct Locks {
     client: Arc<Client>,
 }
@@ -127,6 +128,7 @@ impl Locks {
     }
 
     /// Requests the lease on a name: 1 to 255 bytes of UTF-8 without NUL.
+    #[doc(alias = "lock")]
     #[doc(alias = "mutex")]
     pub fn lease(&self, name: impl Into<String>) -> LeaseRequest {
         LeaseRequest::new(Arc::clone(&self.client), name.into())
@@ -148,6 +150,9 @@ impl Locks {
     /// Requests a session lock on a name: 1 to 255 bytes of UTF-8 without NUL. It lives on a
     /// connection and ends with it, and needs no tables.
     /// [`SessionLock`](crate::session::SessionLock) describes its limits.
+    #[doc(alias = "advisory lock")]
+    #[doc(alias = "pg_advisory_lock")]
+    #[doc(alias = "GET_LOCK")]
     pub fn session(&self, name: impl Into<String>) -> SessionRequest {
         SessionRequest::new(Arc::clone(&self.client), name.into())
     }
@@ -161,6 +166,7 @@ impl Locks {
 
     /// Returns a row lock by name, for the caller's own transaction:
     /// `locks.row("stock/shirts").lock(&mut tx)`.
+    #[doc(alias = "FOR UPDATE")]
     pub fn row(&self, name: impl Into<String>) -> RowLock {
         RowLock::new(Arc::clone(&self.client), name.into())
     }

@@ -202,6 +202,7 @@ impl LeaseAllRequest {
 /// The leases on several names, held together. Dropping it releases all of them in the background.
 ///
 /// It is lost as soon as one of the leases is.
+#[doc(alias = "guard")]
 #[must_use = "the leases are released when this is dropped"]
 pub struct LeaseAll {
     /// In order of names.

@@ -95,6 +95,7 @@ impl LeaseRequest {
     /// # reading.release().await
     /// # }
     /// ```
+    #[doc(alias = "rwlock")]
     pub fn shared(mut self) -> Self {
         self.mode = Mode::READ;
         self
@@ -223,6 +224,7 @@ impl LeaseRequest {
     ///
     /// Dropping the future leaves the queue. A grant that arrives later is released in the
     /// background.
+    #[doc(alias = "lock")]
     pub async fn acquire(self) -> Result<Lease> {
         let start = Instant::now();
         let Some(wait) = self.wait else {
@@ -263,6 +265,7 @@ impl LeaseRequest {
     ///
     /// Dropping the future leaves nothing behind: a grant that arrives later is released in the
     /// background.
+    #[doc(alias = "try_lock")]
     pub async fn try_acquire(self) -> Result<Option<Lease>> {
         let start = Instant::now();
         let (client, terms) = (Arc::clone(&self.client), self.terms);
