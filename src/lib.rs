@@ -157,7 +157,7 @@
 //   schema - the tables
 //   measure - counts for dashboards
 //   events health - observation of a client: plain data, and a channel
-//   error name owner token clock backoff panics mutation random - values
+//   error name owner token clock backoff panics mutation random rfc3339 - values
 
 mod backend;
 mod backoff;
@@ -185,6 +185,7 @@ mod protocol;
 pub mod quorum;
 #[cfg(test)]
 mod random;
+mod rfc3339;
 mod schema;
 pub mod session;
 #[cfg(test)]

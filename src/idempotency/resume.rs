@@ -70,7 +70,7 @@ impl Default for ResumePolicy {
 }
 
 /// The result of [`Idempotency::resume`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Resumed {
     /// How many are done now.
