@@ -111,7 +111,11 @@ impl Locks {
     }
 
     /// Creates the tables, or brings them up to date. Any number of processes may do this at once.
-    /// When the tables are up to date, the right to read suffices.
+    /// When the tables are up to date, the right to read suffices. Otherwise the right to create tables
+    /// is needed, and on MySQL and MariaDB `CREATE VIEW` as well.
+    ///
+    /// For people and dashboards there is a view, `sqlock_holders`: the [holders and
+    /// waiters](Self::list) of all names with their times.
     ///
     /// The history is in `_sqlock_migrations`, apart from the application's own `_sqlx_migrations`.
     ///

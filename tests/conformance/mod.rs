@@ -65,5 +65,6 @@ mod sweeper;
 mod tracing;
 mod unreadable;
 mod version;
+mod view;
 mod waiting;
 mod witness;

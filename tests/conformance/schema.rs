@@ -318,6 +318,7 @@ async fn interrupted_migration_is_repaired() {
         .await;
     } else {
         // Record and table are one transaction: there is either both or none.
+        run(&pool, "DROP VIEW sqlock_holders").await;
         run(&pool, "DROP TABLE sqlock_lease").await;
         run(&pool, "DELETE FROM _sqlock_migrations").await;
     }
