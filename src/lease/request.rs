@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::handle::{Lease, LeaseTerms};
 use super::refusal::refusal_error;
-use super::run::{race, while_held};
+use super::run::{race, unless_lost, while_held};
 use crate::backend::Names;
 use crate::client::Client;
 use crate::clock::Moment;
@@ -309,10 +309,7 @@ impl LeaseRequest {
     {
         let lease = self.acquire().await?;
         match while_held(work(&lease), || lease.is_held(), lease.lost()).await {
-            Ok(done) => match lease.release().await {
-                Err(error) if error.is_lost() => Err(error),
-                _ => Ok(done),
-            },
+            Ok(done) => unless_lost(done, lease.release().await),
             Err(cause) => Err(lease.loss_error(cause)),
         }
     }
