@@ -29,7 +29,7 @@ mod tests {
 
     /// An error of every variant that has a source, and of those that name another error.
     fn errors() -> Vec<(Error, &'static str)> {
-        let refused = || sqlx::Error::Protocol("refused".into());
+        let refused = || sqlx::Error::Protocol("no such thing".into());
         let broken = || sqlx::Error::Io(std::io::Error::other("broken pipe"));
         let name = || LockName::new("a").expect("a name");
         let token = FencingToken::new(7).expect("a token");
@@ -45,11 +45,11 @@ mod tests {
             (Error::Unavailable { attempted: "acquire", reason: "no answer".into(), source: None }, "no answer"),
             (
                 Error::Unavailable { attempted: "acquire", reason: "busy".into(), source: Some(refused()) },
-                "busy: encountered unexpected or invalid data: refused",
+                "busy: encountered unexpected or invalid data: no such thing",
             ),
-            (Error::NotMigrated { source: refused() }, "refused"),
-            (Error::Migrate(sqlx::migrate::MigrateError::Execute(refused())), "refused"),
-            (Error::Database { attempted: "acquire", source: refused() }, "refused"),
+            (Error::NotMigrated { source: refused() }, "no such thing"),
+            (Error::Migrate(sqlx::migrate::MigrateError::Execute(refused())), "no such thing"),
+            (Error::Database { attempted: "acquire", source: refused() }, "no such thing"),
             (Error::CommitUnknown { source: broken() }, "broken pipe"),
             (Error::Fence(FenceError::InSavepoint), "as its first statement"),
             (Error::Row { table: "t".into(), cause: RowError::NoSuchRow }, "there is no row with this key"),

@@ -16,7 +16,8 @@ use crate::backend::Database;
 use crate::backend::records::{self, Claiming};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result, report};
-use crate::transaction::retry::{AttemptEnd, RunError, WorkError};
+use crate::transaction::retry::AttemptEnd;
+use crate::transaction::work_error::{RunError, WorkError};
 
 /// The pauses while a duplicate is in progress.
 const IN_PROGRESS_BACKOFF: Backoff = Backoff::between(Duration::from_millis(5), Duration::from_millis(100));

@@ -46,6 +46,7 @@ const BOXED: Usage<BoxError> = Usage { sold_out: || "sold out".into(), sqlock: |
 async fn lease_closures_may_fail_with<E: fmt::Display + fmt::Debug>(usage: Usage<E>) {
     let bank = bank().await;
     let locks = bank.db.locks().await;
+    locks.migrate().await.expect("migrate");
     let quorum = Quorum::new([locks.clone()]);
     let now = Duration::ZERO;
     for taken in [false, true] {
@@ -172,7 +173,9 @@ where
     E: From<Error> + WorkError<Kind> + fmt::Display + fmt::Debug,
 {
     let bank = bank().await;
-    let payments = Idempotency::new(&bank.db.locks().await).namespace("payments");
+    let locks = bank.db.locks().await;
+    locks.migrate().await.expect("migrate");
+    let payments = Idempotency::new(&locks).namespace("payments");
     let (accounts, request) = (&bank.accounts, Fingerprint::of(["charge"]));
     let [first, refused, leased] = ["a", "b", "c"].map(|key| IdempotencyKey::new("alice", key));
     let sold_out = |error: E| {

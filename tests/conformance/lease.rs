@@ -634,8 +634,8 @@ async fn token_is_bound_and_read_as_number() {
     let mut select = QueryBuilder::<Sql>::new("SELECT token FROM effect WHERE token >= ");
     let read: FencingToken = select.push_bind(lease.token()).build_query_scalar().fetch_one(&pool).await.expect("read");
     assert_eq!(read, lease.token());
-    let null = sqlx::query_scalar("SELECT token FROM effect WHERE token IS NULL");
-    assert_eq!(null.fetch_one(&pool).await.expect("read"), None::<FencingToken>);
+    let null = sqlx::query_scalar::<_, Option<FencingToken>>("SELECT token FROM effect WHERE token IS NULL");
+    assert_eq!(null.fetch_one(&pool).await.expect("read"), None);
 
     pool.execute("UPDATE effect SET token = 0").await.expect("update");
     let zero = sqlx::query_scalar::<_, FencingToken>("SELECT token FROM effect").fetch_one(&pool).await;

@@ -142,7 +142,7 @@ async fn view_shows_each_share_and_permit() {
     let leases = [
         shared().acquire().await.expect("a share"),
         shared().acquire().await.expect("a share"),
-        locks.semaphore("b", 3).ttl(LONG).renew(false).acquire_many(2).await.expect("permits"),
+        locks.semaphore("b", 3).ttl(LONG).acquire_many(2).await.expect("permits"),
     ];
     assert_agrees(&pool, &locks, "a").await;
     assert_agrees(&pool, &locks, "b").await;

@@ -1,7 +1,6 @@
 //! The extractor with which a handler runs its effect once.
 
 use std::convert::Infallible;
-use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,10 +15,10 @@ use super::super::run::RunEnd;
 use super::super::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome};
 use super::answer::{Answer, Policy};
 use super::problem::Problem;
+use super::rollback::RollbackReason;
 use crate::backend::Database;
-use crate::error::Error;
 use crate::lease::run::while_held;
-use crate::transaction::retry::{RunError, WorkError};
+use crate::transaction::work_error::{RunError, WorkError};
 
 /// Extracts a request with a key. The handler runs its effect with [`run`](Self::run) or
 /// [`run_leased`](Self::run_leased), and returns their response. The
@@ -392,50 +391,5 @@ fn run_problem<E>(error: RunEnd<E>) -> Problem {
         RunEnd::CommitUnknown(_) => Problem::CommitUnknown,
         RunEnd::Failed(RunError::Sqlock(error)) => Problem::of_error(&error),
         RunEnd::Failed(RunError::Work { .. }) => Problem::StoreUnavailable,
-    }
-}
-
-/// Why a transaction was rolled back.
-pub(super) enum RollbackReason<E> {
-    /// The work failed.
-    Work(E),
-    /// The response of the work asks for a rollback.
-    Answered(Box<Response>),
-    /// A statement of this crate failed.
-    Sqlock(Error),
-}
-
-impl<E> RollbackReason<E> {
-    /// Returns the error whose sources say whether the transaction met a concurrent change.
-    fn as_error<Kind: ?Sized>(&self) -> &(dyn StdError + 'static)
-    where
-        E: WorkError<Kind>,
-    {
-        match self {
-            Self::Work(error) => error.as_error(),
-            Self::Answered(_) => &NotStored,
-            Self::Sqlock(error) => error,
-        }
-    }
-}
-
-/// The response is not one that is stored.
-#[derive(Debug, thiserror::Error)]
-#[error("the response asks for a rollback")]
-struct NotStored;
-
-impl<E: fmt::Display> fmt::Display for RollbackReason<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Work(error) => write!(f, "{error}"),
-            Self::Answered(response) => write!(f, "answered with {}", response.status()),
-            Self::Sqlock(error) => write!(f, "{error}"),
-        }
-    }
-}
-
-impl<E> From<Error> for RollbackReason<E> {
-    fn from(error: Error) -> Self {
-        Self::Sqlock(error)
     }
 }
