@@ -86,7 +86,68 @@ pub(crate) trait Backend: Send + Sync {
 /// MariaDB), [`sqlx::Sqlite`].
 ///
 /// This trait is sealed: no other crate can implement it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a database with locks",
+    label = "not `sqlx::Postgres`, `sqlx::MySql` or `sqlx::Sqlite`",
+    note = "`sqlx::Any` hides which database it is: use a `Transaction` or `Pool` of the database itself",
+    note = "the feature of the database must be enabled: `sqlock = {{ features = [\"postgres\"] }}` (or \"mysql\", \"sqlite\")"
+)]
 pub trait Database: sqlx::Database + fence::Fence + dialect::Dialect + records::Records {}
+
+/// A pool of connections to a database with locks: `sqlx::PgPool`, `sqlx::MySqlPool` (also MariaDB)
+/// or `sqlx::SqlitePool`, by value. A clone of a pool shares its connections.
+///
+/// Other types are refused, with a message that says what to pass. Connect options make a pool with
+/// `PoolOptions::connect_lazy_with`; URLs are for [`Locks::connect`](crate::Locks::connect).
+///
+/// ```compile_fail,E0277
+/// # fn example(pool: sqlx::AnyPool) {
+/// sqlock::Locks::new(pool);           // cannot tell PostgreSQL from MySQL
+/// # }
+/// ```
+///
+/// ```compile_fail,E0277
+/// # fn example(pool: sqlx::SqlitePool) {
+/// sqlock::Locks::new(&pool);          // pool.clone()
+/// # }
+/// ```
+///
+/// This trait is sealed: no other crate can implement it.
+#[diagnostic::on_unimplemented(
+    message = "locks cannot be made from `{Self}`",
+    label = "not a `PgPool`, `MySqlPool` or `SqlitePool`",
+    note = "pass a pool by value, for example `Locks::new(pool.clone())`: its clones share the connections",
+    note = "with connect options: `Locks::new(PgPoolOptions::new().connect_lazy_with(options))`; with a URL, also for `AnyPool`: `Locks::connect(url)`",
+    note = "the feature of the database must be enabled: `sqlock = {{ features = [\"postgres\"] }}` (or \"mysql\", \"sqlite\")"
+)]
+pub trait DatabasePool: IntoBackend {}
+
+/// Makes the backend of a pool.
+pub trait IntoBackend {
+    #[doc(hidden)]
+    fn into_backend(self) -> PoolBackend;
+}
+
+/// The backend of a pool.
+#[doc(hidden)]
+pub struct PoolBackend(pub(crate) Box<dyn Backend>, pub(crate) Kind);
+
+macro_rules! pool {
+    ($feature:literal, $pool:ident, $kind:ident, $backend:expr) => {
+        #[cfg(feature = $feature)]
+        impl IntoBackend for sqlx::$pool {
+            fn into_backend(self) -> PoolBackend {
+                PoolBackend(Box::new($backend(self)), Kind::$kind)
+            }
+        }
+
+        #[cfg(feature = $feature)]
+        impl DatabasePool for sqlx::$pool {}
+    };
+}
+pool!("postgres", PgPool, Postgres, |pool| postgres::PostgresBackend::new(&pool));
+pool!("mysql", MySqlPool, MySql, |pool| mysql::MySqlBackend::new(&pool));
+pool!("sqlite", SqlitePool, Sqlite, sqlite::SqliteBackend::new);
 
 /// The kinds of database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -291,7 +291,7 @@ impl Coordinator {
             Err(Error::Closed) => None,
             Err(error) => {
                 state.heartbeat = HeartbeatReport::Failed;
-                Some(events::Event::HeartbeatFailed { reason: error.to_string() })
+                Some(events::Event::HeartbeatFailed { reason: error.report().to_string() })
             }
         };
         drop(state);

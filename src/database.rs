@@ -1,4 +1,6 @@
-//! The bound for the caller's transactions.
+//! The bounds for the caller's transactions and pools.
+//!
+//! [`DatabasePool`] is the bound of [`Locks::new`](crate::Locks::new).
 //!
 //! [`Database`] is the bound of every method that takes a transaction of the caller:
 //! [`Lease::fence`](crate::Lease::fence), the locks of [`row`](crate::row),
@@ -15,4 +17,4 @@
 //! }
 //! ```
 
-pub use crate::backend::Database;
+pub use crate::backend::{Database, DatabasePool};

@@ -1,8 +1,11 @@
 //! Errors: a timeout, a loss, an unavailable database and bad input are different variants.
 
 mod cause;
+mod convert;
 mod fault;
+mod report;
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::name::LockName;
@@ -10,8 +13,7 @@ use crate::token::FencingToken;
 
 pub use cause::{FenceError, LossCause, Overtaken, RowError};
 pub(crate) use fault::{Fault, not_writable, reason};
-
-use fault::is_sqlite_busy;
+pub(crate) use report::report;
 
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -20,6 +22,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// Contention is not an error: [`try_acquire`](crate::LeaseRequest::try_acquire) returns
 /// `Ok(None)`. No message contains a credential.
+///
+/// A message does not repeat that of its [source](std::error::Error::source): print both, as
+/// `anyhow` does with `{:#}`, or with [`report`](Self::report).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -54,7 +59,7 @@ pub enum Error {
     },
 
     /// The database did not answer, or not in time. The holder of the name is unknown.
-    #[error("the database is unavailable while trying to {attempted}: {reason}")]
+    #[error("the database is unavailable while trying to {attempted}{}", unless_repeated(reason, source.as_ref()))]
     Unavailable {
         /// The operation that failed.
         attempted: &'static str,
@@ -83,6 +88,15 @@ pub enum Error {
         name: LockName,
     },
 
+    /// The connection was lost during the commit of a [`Retry`](crate::retry::Retry) or of an
+    /// [`Idempotency::run`](crate::idempotency::Idempotency::run), or, on MySQL, a statement of the
+    /// closure had ended the transaction. It may have taken effect: read before running it again.
+    #[error("it is not known whether the transaction was committed")]
+    CommitUnknown {
+        /// The error of the driver.
+        source: sqlx::Error,
+    },
+
     /// The tables do not exist in the database (or not in the schema that the connection sees).
     #[error("the sqlock tables are missing: call Locks::migrate() once, with the right to create tables")]
     NotMigrated {
@@ -92,11 +106,11 @@ pub enum Error {
     },
 
     /// The tables could not be created or brought up to date.
-    #[error("could not migrate the sqlock tables: {0}")]
+    #[error("could not migrate the sqlock tables")]
     Migrate(#[source] sqlx::migrate::MigrateError),
 
     /// The database refused a statement for a reason that another attempt would not cure.
-    #[error("the database refused the attempt to {attempted}: {source}")]
+    #[error("the database refused the attempt to {attempted}")]
     Database {
         /// The operation that failed.
         attempted: &'static str,
@@ -192,11 +206,11 @@ pub enum Error {
     NulInLabel,
 
     /// The transaction cannot be fenced.
-    #[error("cannot fence this transaction: {0}")]
+    #[error("cannot fence this transaction")]
     Fence(#[source] FenceError),
 
     /// Rows cannot be locked, or changed, in this transaction.
-    #[error("cannot lock or change rows of {table}: {cause}")]
+    #[error("cannot lock or change rows of {table}")]
     Row {
         /// The table, as the caller named it.
         table: String,
@@ -231,7 +245,7 @@ pub enum Error {
     },
 
     /// A request or a result is not JSON, or a stored result is not of the requested type.
-    #[error("cannot read or write {what} as JSON: {source}")]
+    #[error("cannot read or write {what} as JSON")]
     Json {
         /// What was read or written.
         what: &'static str,
@@ -293,7 +307,25 @@ fn versions(expected: Option<i64>, found: Option<i64>) -> String {
     format!("expected {}, found {}", name(expected), name(found))
 }
 
+/// Returns the reason, unless the source says the same.
+fn unless_repeated(reason: &str, source: Option<&sqlx::Error>) -> String {
+    match source {
+        Some(source) if source.to_string().ends_with(reason) => String::new(),
+        _ => format!(": {reason}"),
+    }
+}
+
 impl Error {
+    /// Returns the message and those of all sources in one line, each of them once.
+    ///
+    /// ```
+    /// # let error = sqlock::Error::from(sqlx::Error::PoolClosed);
+    /// eprintln!("{}", error.report());
+    /// ```
+    pub fn report(&self) -> impl fmt::Display {
+        report(self)
+    }
+
     /// Returns whether the limit set with `wait` was reached.
     pub fn is_timeout(&self) -> bool {
         matches!(self, Self::Timeout { .. })
@@ -357,43 +389,5 @@ impl Error {
             Self::Unsupported { what, reason } => Self::Unsupported { what, reason },
             _ => Self::Closed,
         }
-    }
-
-    /// Makes the error of a statement on the sqlock tables.
-    pub(crate) fn from_sqlx(attempted: &'static str, source: sqlx::Error) -> Self {
-        match Fault::of(&source) {
-            Fault::NoTable => Self::NotMigrated { source },
-            Fault::Exhausted if matches!(source, sqlx::Error::PoolTimedOut) => Self::PoolExhausted { attempted },
-            Fault::Severed | Fault::Exhausted => {
-                Self::Unavailable { attempted, reason: reason(&source), source: Some(source) }
-            }
-            Fault::Again if is_sqlite_busy(&source) => Self::Unavailable {
-                attempted,
-                reason: "another connection is writing to the SQLite file".into(),
-                source: Some(source),
-            },
-            Fault::Again | Fault::Blocked | Fault::Race | Fault::ReadOnly | Fault::Final => {
-                Self::Database { attempted, source }
-            }
-        }
-    }
-
-    /// Makes the error of a statement on the caller's own tables or connection.
-    pub(crate) fn of_caller(attempted: &'static str, source: sqlx::Error) -> Self {
-        match Fault::of(&source) {
-            Fault::Exhausted if matches!(source, sqlx::Error::PoolTimedOut) => Self::PoolExhausted { attempted },
-            Fault::Severed | Fault::Exhausted => {
-                Self::Unavailable { attempted, reason: reason(&source), source: Some(source) }
-            }
-            _ => Self::Database { attempted, source },
-        }
-    }
-}
-
-/// Lets statements of the caller use `?` beside calls of this crate, in a function or in a
-/// [`Retry`](crate::retry::Retry).
-impl From<sqlx::Error> for Error {
-    fn from(source: sqlx::Error) -> Self {
-        Self::of_caller("run a statement", source)
     }
 }

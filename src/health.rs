@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Serialize, Serializer};
+
 /// How a client is. Made with [`Locks::health`](crate::Locks::health).
 ///
 /// ```
@@ -11,7 +13,9 @@ use std::time::Duration;
 /// health.is_ok()
 /// # }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// It serializes with durations in seconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Health {
     /// How many leases this client holds: shared leases and permits as well, session locks and row
@@ -26,16 +30,19 @@ pub struct Health {
     pub heartbeat: Heartbeat,
     /// How long ago the last heartbeat was sent that was answered. `None`: there was none. A client
     /// that holds nothing and waits for nothing sends none, so this grows while it is idle.
+    #[serde(serialize_with = "serialize_seconds")]
     pub last_heartbeat: Option<Duration>,
     /// How long the answer to that heartbeat took.
+    #[serde(serialize_with = "serialize_seconds")]
     pub round_trip: Option<Duration>,
     /// Why the last attempt to reach the database failed, until one succeeds. An idle client makes
     /// no attempts.
     pub unavailable: Option<String>,
 }
 
-/// Whether the database answers heartbeats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Whether the database answers heartbeats. Serialized as `idle`, `answered` or `late`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Heartbeat {
     /// Nothing is held or waited for, so none is sent.
@@ -47,10 +54,45 @@ pub enum Heartbeat {
     Late,
 }
 
+#[allow(clippy::ref_option, reason = "serde calls it so")]
+fn serialize_seconds<S: Serializer>(duration: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+    duration.map(|duration| duration.as_secs_f64()).serialize(to)
+}
+
 impl Health {
     /// Returns whether nothing is wrong that concerns a lease: the heartbeat is not
     /// [late](Heartbeat::Late). `true` for an idle client, which knows nothing of the database.
     pub fn is_ok(&self) -> bool {
         self.heartbeat != Heartbeat::Late
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn health_serializes_with_seconds() {
+        let health = Health {
+            held: 1,
+            waiting: 2,
+            connections: 3,
+            heartbeat: Heartbeat::Late,
+            last_heartbeat: Some(Duration::from_millis(1500)),
+            round_trip: None,
+            unavailable: Some("refused".into()),
+        };
+        let expected = json!({
+            "held": 1,
+            "waiting": 2,
+            "connections": 3,
+            "heartbeat": "late",
+            "last_heartbeat": 1.5,
+            "round_trip": null,
+            "unavailable": "refused",
+        });
+        assert_eq!(json!(health), expected);
     }
 }

@@ -8,14 +8,17 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! They serialize to the objects that the command prints with `--json`.
 
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use serde::ser::SerializeStruct as _;
+use serde::{Serialize, Serializer};
 
 use crate::backend::{ListedHolder, ListedWaiter, Names};
 use crate::client::Client;
-use crate::error::Result;
 use crate::name::LockName;
 use crate::operation::ListHolders;
 use crate::owner::Owner;
@@ -34,6 +37,21 @@ pub enum Mode {
     Permits(u32),
 }
 
+/// Writes `mode` (`exclusive`, `shared`, `permits`) and `permits`, which is null without any.
+impl Serialize for Mode {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let (mode, permits) = match self {
+            Self::Exclusive => ("exclusive", None),
+            Self::Shared => ("shared", None),
+            Self::Permits(permits) => ("permits", Some(permits)),
+        };
+        let mut object = to.serialize_struct("Mode", 2)?;
+        object.serialize_field("mode", mode)?;
+        object.serialize_field("permits", &permits)?;
+        object.end()
+    }
+}
+
 impl Mode {
     pub(crate) fn of(mode: protocol::Mode) -> Self {
         match mode {
@@ -45,12 +63,13 @@ impl Mode {
 }
 
 /// A lease in the database.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct LeaseInfo {
     /// The name that is held.
     pub name: LockName,
     /// How the name is held. A name that is not held exclusively may have several holders.
+    #[serde(flatten)]
     pub mode: Mode,
     /// The description of the holder: host and process id by default.
     pub holder: String,
@@ -59,16 +78,20 @@ pub struct LeaseInfo {
     pub owner: Option<Owner>,
     /// How many clients hold the name for the owner. Within one client an owner re-enters without
     /// the database.
+    #[serde(skip)]
     pub holds: usize,
     /// The fencing token, which [`Locks::evict`](crate::Locks::evict) takes.
     pub token: FencingToken,
     /// The label of the lease, or empty.
     pub label: String,
     /// When the lease was acquired, by the database's clock.
+    #[serde(with = "crate::rfc3339")]
     pub acquired_at: DateTime<Utc>,
     /// When the lease expires unless it is renewed, by the database's clock.
+    #[serde(with = "crate::rfc3339")]
     pub expires_at: DateTime<Utc>,
     /// The time until then, by the same clock.
+    #[serde(skip)]
     pub remaining: Duration,
     /// How many of the waiters that [`Locks::waiters`](crate::Locks::waiters) returns wait for the
     /// name.
@@ -96,19 +119,27 @@ impl LeaseInfo {
 }
 
 /// A waiter in the queue of a name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct WaiterInfo {
-    /// How many waiters are ahead.
+    /// How many waiters are ahead. Serialized as `position`: 1 is next.
+    #[serde(rename = "position", serialize_with = "serialize_position")]
     pub ahead: usize,
     /// How the waiter requests the name.
+    #[serde(flatten)]
     pub mode: Mode,
     /// The description of the waiter: host and process id by default.
     pub holder: String,
     /// The label of the request, or empty.
     pub label: String,
     /// When the wait began, by the database's clock.
+    #[serde(with = "crate::rfc3339")]
     pub since: DateTime<Utc>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn serialize_position<S: Serializer>(ahead: &usize, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_u64(*ahead as u64 + 1)
 }
 
 impl WaiterInfo {
@@ -137,7 +168,57 @@ pub struct Waiting {
 }
 
 /// Returns all holders of a name, in the order in which they acquired it.
-pub(crate) async fn holders(client: &Client, name: &str) -> Result<Vec<LeaseInfo>> {
+pub(crate) async fn holders(client: &Client, name: &str) -> crate::error::Result<Vec<LeaseInfo>> {
     let rows = client.run(ListHolders(Names::One(LockName::new(name)?))).await?;
     Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())
+}
+
+#[cfg(test)]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn lease_and_waiter_serialize_to_documented_objects() {
+        let at = |micros| DateTime::from_timestamp_micros(micros).expect("a time");
+        let lease = LeaseInfo {
+            name: LockName::new("a").expect("a name"),
+            mode: Mode::Permits(2),
+            holder: "host/1".into(),
+            owner: Some("0123456789abcdef0123456789abcdef".parse().expect("an owner")),
+            holds: 1,
+            token: FencingToken::new(7).expect("a token"),
+            label: String::new(),
+            acquired_at: at(1_000_999),
+            expires_at: at(951_782_400_000_000),
+            remaining: Duration::ZERO,
+            waiters: 3,
+        };
+        let expected = json!({
+            "name": "a",
+            "mode": "permits",
+            "permits": 2,
+            "holder": "host/1",
+            "owner": "0123456789abcdef0123456789abcdef",
+            "token": 7,
+            "label": "",
+            "acquired_at": "1970-01-01T00:00:01.000Z",
+            "expires_at": "2000-02-29T00:00:00.000Z",
+            "waiters": 3,
+        });
+        assert_eq!(json!(lease), expected);
+        let waiter =
+            WaiterInfo { ahead: 0, mode: Mode::Shared, holder: "host/1".into(), label: "b".into(), since: at(0) };
+        let expected = json!({
+            "position": 1,
+            "mode": "shared",
+            "permits": null,
+            "holder": "host/1",
+            "label": "b",
+            "since": "1970-01-01T00:00:00.000Z",
+        });
+        assert_eq!(json!(waiter), expected);
+    }
 }

@@ -150,14 +150,14 @@
 //   executor - connections: sends, repeats, reconnects
 //   operation - what a connection can be asked to do
 //   simulation - engines against the model, in virtual time
-//   database - the bound for the caller's transactions
+//   database - the bounds for the caller's transactions and pools
 //   backend - the stores: SQL, and the model that gives each request its meaning
 //   engine - who holds and who is next: pure code
 //   protocol - what a store is asked and answers: plain data
 //   schema - the tables
 //   measure - counts for dashboards
 //   events health - observation of a client: plain data, and a channel
-//   error name owner token clock backoff panics mutation random - values
+//   error name owner token clock backoff panics mutation random rfc3339 - values
 
 mod backend;
 mod backoff;
@@ -185,6 +185,7 @@ mod protocol;
 pub mod quorum;
 #[cfg(test)]
 mod random;
+mod rfc3339;
 mod schema;
 pub mod session;
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backend::Names;
+use crate::backend::{DatabasePool, Names};
 use crate::backoff::Backoff;
 use crate::client::Client;
 use crate::error::{Error, Result};
@@ -60,6 +60,7 @@ const FENCED_TIMEOUT: Duration = Duration::from_secs(10);
 /// # }
 /// ```
 #[derive(Clone)]
+#[doc(alias = "mutex")]
 pub struct Locks {
     client: Arc<Client>,
 }
@@ -67,13 +68,13 @@ pub struct Locks {
 impl Locks {
     /// Creates a client on the database of a `PgPool`, `MySqlPool` or `SqlitePool`. Sends nothing
     /// yet.
-    pub fn new(pool: impl Into<LocksBuilder>) -> Self {
+    pub fn new(pool: impl DatabasePool) -> Self {
         Self::builder(pool).build()
     }
 
     /// Returns the builder of a client, for options beyond [`new`](Self::new).
-    pub fn builder(pool: impl Into<LocksBuilder>) -> LocksBuilder {
-        pool.into()
+    pub fn builder(pool: impl DatabasePool) -> LocksBuilder {
+        LocksBuilder::on(pool)
     }
 
     /// Connects to the database of a URL, or to the first writable one of several URLs, which are
@@ -110,7 +111,11 @@ impl Locks {
     }
 
     /// Creates the tables, or brings them up to date. Any number of processes may do this at once.
-    /// When the tables are up to date, the right to read suffices.
+    /// When the tables are up to date, the right to read suffices. Otherwise the right to create tables
+    /// is needed, and on MySQL and MariaDB `CREATE VIEW` as well.
+    ///
+    /// For people and dashboards there is a view, `sqlock_holders`: the [holders and
+    /// waiters](Self::list) of all names with their times.
     ///
     /// The history is in `_sqlock_migrations`, apart from the application's own `_sqlx_migrations`.
     ///
@@ -127,6 +132,7 @@ impl Locks {
     }
 
     /// Requests the lease on a name: 1 to 255 bytes of UTF-8 without NUL.
+    #[doc(alias = "lock")]
     #[doc(alias = "mutex")]
     pub fn lease(&self, name: impl Into<String>) -> LeaseRequest {
         LeaseRequest::new(Arc::clone(&self.client), name.into())
@@ -148,6 +154,9 @@ impl Locks {
     /// Requests a session lock on a name: 1 to 255 bytes of UTF-8 without NUL. It lives on a
     /// connection and ends with it, and needs no tables.
     /// [`SessionLock`](crate::session::SessionLock) describes its limits.
+    #[doc(alias = "advisory lock")]
+    #[doc(alias = "pg_advisory_lock")]
+    #[doc(alias = "GET_LOCK")]
     pub fn session(&self, name: impl Into<String>) -> SessionRequest {
         SessionRequest::new(Arc::clone(&self.client), name.into())
     }
@@ -161,6 +170,7 @@ impl Locks {
 
     /// Returns a row lock by name, for the caller's own transaction:
     /// `locks.row("stock/shirts").lock(&mut tx)`.
+    #[doc(alias = "FOR UPDATE")]
     pub fn row(&self, name: impl Into<String>) -> RowLock {
         RowLock::new(Arc::clone(&self.client), name.into())
     }
@@ -403,8 +413,8 @@ impl fmt::Debug for Locks {
     }
 }
 
-impl<T: Into<LocksBuilder>> From<T> for Locks {
-    fn from(pool: T) -> Self {
+impl<P: DatabasePool> From<P> for Locks {
+    fn from(pool: P) -> Self {
         Self::new(pool)
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::str::FromStr;
 
+use serde::{Serialize, Serializer};
 use uuid::Uuid;
 
 use crate::error::Error;
@@ -59,6 +60,13 @@ impl Owner {
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.simple().fmt(f)
+    }
+}
+
+/// Writes its text.
+impl Serialize for Owner {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
     }
 }
 

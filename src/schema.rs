@@ -30,6 +30,7 @@ pub(crate) const POSTGRES: Files = &[
     (2, "row", include_str!("../migrations/postgres/0002_row.sql")),
     (3, "idem", include_str!("../migrations/postgres/0003_idem.sql")),
     (4, "idem step", include_str!("../migrations/postgres/0004_idem_step.sql")),
+    (5, "holders", include_str!("../migrations/postgres/0005_holders.sql")),
 ];
 
 #[cfg(feature = "mysql")]
@@ -41,12 +42,14 @@ pub(crate) const MYSQL: Files = &[
     (4, "row", include_str!("../migrations/mysql/0004_row.sql")),
     (5, "idem", include_str!("../migrations/mysql/0005_idem.sql")),
     (6, "idem step", include_str!("../migrations/mysql/0006_idem_step.sql")),
+    (7, "holders", include_str!("../migrations/mysql/0007_holders.sql")),
 ];
 
 #[cfg(feature = "sqlite")]
 pub(crate) const SQLITE: Files = &[
     (1, "lease", include_str!("../migrations/sqlite/0001_lease.sql")),
     (2, "idem", include_str!("../migrations/sqlite/0002_idem.sql")),
+    (3, "holders", include_str!("../migrations/sqlite/0003_holders.sql")),
 ];
 
 /// Applies the missing migrations, also while other processes do the same.

@@ -111,7 +111,7 @@ impl Sweeper {
                 match sweep(&client, retention, batch).await {
                     Ok(0) => tracing::debug!("swept, and nothing was purged"),
                     Ok(purged) => tracing::info!(purged, "swept"),
-                    Err(error) => tracing::warn!(%error, "a sweep failed; the next one may succeed"),
+                    Err(error) => tracing::warn!(error = %error.report(), "a sweep failed; the next one may succeed"),
                 }
             }
         });

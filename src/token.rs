@@ -3,6 +3,11 @@
 use std::fmt;
 use std::num::NonZeroI64;
 
+use serde::Serialize;
+use sqlx::encode::IsNull;
+use sqlx::error::BoxDynError;
+use sqlx::{Database, Decode, Encode, Type};
+
 /// A fencing token: strictly greater than the token of every earlier lease on the same name.
 ///
 /// It is `greatest(previous + 1, database clock in microseconds)`, a hybrid logical clock
@@ -14,7 +19,10 @@ use std::num::NonZeroI64;
 /// Send it along with every effect outside this database, and let the receiver refuse a token lower
 /// than the highest it has seen: *first* claim with the token, *then* read, then write (see
 /// [`Lease::fence`](crate::Lease::fence) for data inside this database, which needs no tokens).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+///
+/// sqlx binds and reads it as a `BIGINT`, which [`Lease::fence`](crate::Lease::fence) does not need
+/// but a receiver with a database of its own does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct FencingToken(NonZeroI64);
 
 impl FencingToken {
@@ -39,5 +47,37 @@ impl fmt::Display for FencingToken {
 impl From<FencingToken> for i64 {
     fn from(token: FencingToken) -> i64 {
         token.get()
+    }
+}
+
+impl<DB: Database> Type<DB> for FencingToken
+where
+    i64: Type<DB>,
+{
+    fn type_info() -> DB::TypeInfo {
+        i64::type_info()
+    }
+
+    fn compatible(column: &DB::TypeInfo) -> bool {
+        i64::compatible(column)
+    }
+}
+
+impl<'q, DB: Database> Encode<'q, DB> for FencingToken
+where
+    i64: Encode<'q, DB>,
+{
+    fn encode_by_ref(&self, buffer: &mut DB::ArgumentBuffer) -> Result<IsNull, BoxDynError> {
+        self.get().encode_by_ref(buffer)
+    }
+}
+
+impl<'r, DB: Database> Decode<'r, DB> for FencingToken
+where
+    i64: Decode<'r, DB>,
+{
+    fn decode(value: DB::ValueRef<'r>) -> Result<Self, BoxDynError> {
+        let token = i64::decode(value)?;
+        Self::new(token).ok_or_else(|| format!("{token} is not a fencing token: it is not positive").into())
     }
 }

@@ -9,3 +9,4 @@ mod select;
 mod table_rows;
 pub(crate) mod target;
 pub mod version;
+pub(crate) mod work_error;

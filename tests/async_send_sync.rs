@@ -10,7 +10,7 @@ use sqlock::idempotency::{Attempt, Claim, Fingerprint, Idempotency, IdempotencyK
 use sqlock::inspect::LeaseInfo;
 use sqlock::lease::{ExportedLease, FenceError};
 use sqlock::quorum::{Quorum, QuorumLease, QuorumRequest};
-use sqlock::retry::{Retry, RetryError};
+use sqlock::retry::Retry;
 use sqlock::session::{SessionLock, SessionRequest};
 use sqlock::sweeper::{Sweeper, Sweeping};
 use sqlock::version::{Versioned, VersionedRow};
@@ -54,7 +54,6 @@ fn every_type_may_be_sent_shared_and_moved() {
         QuorumLease,
         QuorumRequest,
         Retry,
-        RetryError<Error>,
         SessionLock,
         SessionRequest,
         Sweeper,
@@ -345,7 +344,7 @@ async fn retry_and_versions_may_be_spawned() {
 /// A pool is all that is needed, of any kind.
 #[test]
 fn locks_are_made_from_a_pool() {
-    fn from<T: Into<LocksBuilder>>() {}
+    fn from<T: sqlock::database::DatabasePool>() {}
     from::<SqlitePool>();
     #[cfg(feature = "postgres")]
     from::<sqlx::PgPool>();

@@ -47,6 +47,31 @@
 //! # fn main() {}
 //! ```
 //!
+//! # In SQL
+//!
+//! The view `sqlock_holders` shows what is held and waited for, by the database's clock: one row for
+//! each holder and for each waiter.
+//!
+//! | column | |
+//! |---|---|
+//! | `name` | |
+//! | `state` | `held`, `kept` (released under [`hold_at_least`]) or `waiting` |
+//! | `position` | of a waiter: 1 is next |
+//! | `mode`, `permits` | `exclusive`, `shared` or `permits`, and how many |
+//! | `holder`, `label`, `owner` | the client, the label, the owner |
+//! | `token` | of a holder: the fencing token |
+//! | `acquired_at`, `waiting_since` | of a holder; of a waiter |
+//! | `expires_at` | when the holding, or the place in the queue, ends without a further heartbeat |
+//!
+//! ```sql
+//! SELECT name, holder, acquired_at FROM sqlock_holders WHERE state = 'held' ORDER BY acquired_at LIMIT 10;
+//! SELECT name, count(*) AS waiters, min(waiting_since) FROM sqlock_holders WHERE state = 'waiting' GROUP BY name;
+//! ```
+//!
+//! Times are `timestamptz` on PostgreSQL, in the session's time zone on MySQL and MariaDB, and text in
+//! UTC on SQLite. On PostgreSQL a reader needs SELECT on the view alone, elsewhere on the tables too.
+//! Drop the view before you alter the tables by hand; `sqlock schema` prints it.
+//!
 //! # Metrics
 //!
 //! With the feature `metrics`, for whichever recorder the application installs. Names of locks are
@@ -66,4 +91,5 @@
 //!
 //! [`Locks::events`]: crate::Locks::events
 //! [`Locks::health`]: crate::Locks::health
+//! [`hold_at_least`]: crate::LeaseRequest::hold_at_least
 //! [`is_ok`]: crate::health::Health::is_ok

@@ -1,6 +1,5 @@
 //! An attempt to have an effect elsewhere: a lease on the key, and a record of its progress.
 
-use std::error::Error as StdError;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
@@ -344,7 +343,7 @@ impl Attempt {
     pub(crate) async fn run_work<T, E, F>(self, work: F) -> Result<T, E>
     where
         T: Serialize + DeserializeOwned,
-        E: From<Error> + StdError,
+        E: From<Error>,
         F: AsyncFnOnce(&Self) -> Result<T, E>,
     {
         let outcome = while_held(work(&self), || self.lease.is_held(), self.lease.lost()).await;
@@ -366,7 +365,7 @@ impl Attempt {
                 if conclusion != Conclusion::Recorded
                     && let Err(error) = self.unknown().await
                 {
-                    tracing::warn!(%error, "could not record that the outcome of a request is unknown");
+                    tracing::warn!(error = %error.report(), "could not record that the outcome of a request is unknown");
                 }
                 self.release().await;
                 Err(error)
@@ -377,7 +376,7 @@ impl Attempt {
     /// Releases the lease early. The record is complete without it.
     pub(super) async fn release(self) {
         if let Err(error) = self.lease.release().await {
-            tracing::debug!(%error, "could not release the lease of an attempt");
+            tracing::debug!(error = %error.report(), "could not release the lease of an attempt");
         }
     }
 

@@ -147,6 +147,7 @@ mod idempotent;
 mod key_header;
 mod layer;
 mod problem;
+mod rollback;
 
 pub use idempotent::Idempotent;
 pub use layer::{IdempotencyLayer, IdempotencyService};

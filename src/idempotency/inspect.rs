@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use serde::ser::SerializeStruct as _;
+use serde::{Serialize, Serializer};
+
 use super::handle::{Idempotency, lease_name};
 use super::key::{self, IdempotencyKey};
 use crate::backend::records::{Errand, FullKey, Record, Selection, State};
@@ -224,6 +227,29 @@ impl RecordInfo {
 
 pub(super) fn time_of_micros(micros: i64) -> chrono::DateTime<chrono::Utc> {
     chrono::DateTime::from_timestamp_micros(micros).unwrap_or_default()
+}
+
+/// Writes what the command prints with `--json`, and `lease`. `expires_at` is null for a record that
+/// has not ended, or is expired.
+impl Serialize for RecordInfo {
+    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Time<'a>(#[serde(with = "crate::rfc3339")] &'a chrono::DateTime<chrono::Utc>);
+        let expires = matches!(self.state, "done" | "issued");
+        let mut object = to.serialize_struct("RecordInfo", 11)?;
+        object.serialize_field("namespace", &self.namespace)?;
+        object.serialize_field("principal", &self.principal)?;
+        object.serialize_field("key", &self.key)?;
+        object.serialize_field("state", self.state)?;
+        object.serialize_field("token", &self.token)?;
+        object.serialize_field("attempts", &self.attempts)?;
+        object.serialize_field("lease", &self.lease)?;
+        object.serialize_field("result_bytes", &self.result_bytes)?;
+        object.serialize_field("steps", &self.steps)?;
+        object.serialize_field("created_at", &Time(&self.created_at))?;
+        object.serialize_field("expires_at", &expires.then_some(Time(&self.expires_at)))?;
+        object.end()
+    }
 }
 
 /// Omits the key, which may be a secret.

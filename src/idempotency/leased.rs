@@ -1,7 +1,5 @@
 //! Runs work with effects elsewhere once, under a lease on the key.
 
-use std::error::Error as StdError;
-
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -90,9 +88,9 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// The work's own; [`Error::Lost`] when another attempt has taken over, [`Error::Unavailable`]
-    /// when the end of the attempt could not be recorded: it then counts as died. Otherwise as
-    /// [`attempt`](Self::attempt).
+    /// The work's own, as it is, or one of this crate in the work's type: [`Error::Lost`] when another
+    /// attempt has taken over, [`Error::Unavailable`] when the end of the attempt could not be
+    /// recorded: it then counts as died. Otherwise as [`attempt`](Self::attempt).
     ///
     /// # Cancel safety
     ///
@@ -105,7 +103,7 @@ impl Idempotency {
     ) -> Result<Outcome<T>, E>
     where
         T: Serialize + DeserializeOwned,
-        E: From<Error> + StdError,
+        E: From<Error>,
         F: AsyncFnOnce(&Attempt) -> Result<T, E>,
     {
         match self.attempt(key, request).await? {

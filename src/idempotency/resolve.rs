@@ -147,7 +147,7 @@ fn check_note(note: &str) -> Result<()> {
 }
 
 /// How an unknown outcome was resolved.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ResolutionInfo {
     /// The outcome: `done` or `failed`.
@@ -159,6 +159,7 @@ pub struct ResolutionInfo {
     /// How it was found out. May be empty.
     pub note: String,
     /// When, by the database's clock.
+    #[serde(with = "crate::rfc3339")]
     pub at: chrono::DateTime<chrono::Utc>,
 }
 

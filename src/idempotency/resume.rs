@@ -1,7 +1,6 @@
 //! Continues requests under a lease whose process has died, or whose outcome is unknown.
 
 use std::collections::VecDeque;
-use std::error::Error as StdError;
 use std::fmt::Display;
 use std::num::NonZeroUsize;
 use std::pin::Pin;
@@ -71,7 +70,7 @@ impl Default for ResumePolicy {
 }
 
 /// The result of [`Idempotency::resume`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Resumed {
     /// How many are done now.
@@ -128,7 +127,7 @@ impl Idempotency {
     pub async fn resume<T, E, F>(&self, work: F) -> Result<Resumed>
     where
         T: Serialize + DeserializeOwned,
-        E: From<Error> + StdError,
+        E: From<Error> + Display,
         F: AsyncFnOnce(&Attempt) -> Result<T, E> + Clone,
     {
         let ResumePolicy { parallel, max_attempts, .. } = self.resume_policy;
@@ -155,14 +154,14 @@ impl Idempotency {
     async fn resume_one<T, E, F>(&self, record: Record, work: F) -> Result<End>
     where
         T: Serialize + DeserializeOwned,
-        E: From<Error> + StdError,
+        E: From<Error> + Display,
         F: AsyncFnOnce(&Attempt) -> Result<T, E>,
     {
         let attempt = match self.attempt_again(record).await {
             Ok(Ok(attempt)) => attempt,
             Ok(Err(end)) => return Ok(end),
             Err(error) if error.concerns_all() => return Err(error),
-            Err(error) => return Ok(failed(error)),
+            Err(error) => return Ok(failed(error.report())),
         };
         Ok(match panics::caught_in(attempt.run_work(work)).await {
             Ok(Ok(_)) => End::Done,
@@ -185,7 +184,8 @@ impl Idempotency {
 }
 
 fn failed(error: impl Display) -> End {
-    tracing::warn!(%error, "a request that was resumed failed");
+    // The alternate form of anyhow has the sources as well.
+    tracing::warn!(error = format!("{error:#}"), "a request that was resumed failed");
     End::Failed
 }
 

@@ -1,6 +1,5 @@
 //! Runs work once, in a transaction of its own.
 
-use std::error::Error as StdError;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,8 +15,9 @@ use super::outcome::{Outcome, Stored, decode_outcome, encode_legibly};
 use crate::backend::Database;
 use crate::backend::records::{self, Claiming};
 use crate::backoff::Backoff;
-use crate::error::{Error, Result};
-use crate::transaction::retry::{AttemptEnd, RetryError};
+use crate::error::{Error, Result, report};
+use crate::transaction::retry::AttemptEnd;
+use crate::transaction::work_error::{RunError, WorkError};
 
 /// The pauses while a duplicate is in progress.
 const IN_PROGRESS_BACKOFF: Backoff = Backoff::between(Duration::from_millis(5), Duration::from_millis(100));
@@ -42,16 +42,15 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// [`RetryError::Failed`] with the work's own error, or with one of this crate:
+    /// The work's own, as it is, or one of this crate in the work's [type](WorkError):
     /// [`Error::Unavailable`] and its like, [`Error::InvalidKey`], [`Error::OutOfRange`],
     /// [`Error::ResultTooLarge`], [`Error::Json`] when the result cannot be read back,
     /// [`Error::Row`] with [`RowError::OtherPool`](crate::row::RowError::OtherPool) when the pool
     /// belongs to another database than the client;
     /// [`Error::NotClaimed`] when a deadlock whose error the work ignored has rolled the claim
     /// back. Nothing took effect. (Also [`Error::Json`] when a stored result is not of the
-    /// requested type: that request did take effect.) [`RetryError::Exhausted`];
-    /// [`RetryError::CommitUnknown`] when the outcome could not be found out in time: send the
-    /// request again with the same key.
+    /// requested type: that request did take effect.) [`Error::CommitUnknown`] when the outcome could
+    /// not be found out in time: send the request again with the same key.
     ///
     /// # Cancel safety
     ///
@@ -61,21 +60,39 @@ impl Idempotency {
     /// # Panics
     ///
     /// When the closure panics; the transaction is rolled back.
-    pub async fn run<DB, T, E, F>(
+    pub async fn run<DB, T, E, F, Kind>(
         &self,
         pool: &Pool<DB>,
         key: &IdempotencyKey,
         request: &Fingerprint,
         work: F,
-    ) -> Result<Outcome<T>, RetryError<E>>
+    ) -> Result<Outcome<T>, E>
     where
         DB: Database,
         T: Serialize + DeserializeOwned,
-        E: From<sqlx::Error> + From<Error> + StdError + 'static,
+        E: From<Error> + WorkError<Kind>,
+        Kind: ?Sized,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
     {
-        let claim = self.claim_request(key, request).map_err(failed)?;
-        self.check_pool(pool).await.map_err(failed)?;
+        let work = async move |tx: &mut Transaction<'_, DB>| work(tx).await.map_err(RunError::of_work);
+        self.run_once(pool, key, request, work).await.map_err(RunEnd::into_error)
+    }
+
+    /// Runs the work once, as [`run`](Self::run).
+    pub(super) async fn run_once<DB, T, E, F>(
+        &self,
+        pool: &Pool<DB>,
+        key: &IdempotencyKey,
+        request: &Fingerprint,
+        work: F,
+    ) -> Result<Outcome<T>, RunEnd<E>>
+    where
+        DB: Database,
+        T: Serialize + DeserializeOwned,
+        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, RunError<E>> + Clone,
+    {
+        let claim = self.claim_request(key, request)?;
+        self.check_pool(pool).await?;
         let start = Instant::now();
         let (mut pauses, doubt) = (IN_PROGRESS_BACKOFF, CommitDoubt::default());
         loop {
@@ -84,7 +101,7 @@ impl Idempotency {
                     Ok(found) => decode_outcome(found.unwrap_or(Outcome::InProgress)),
                     Err(error) => Err(error),
                 }
-                .map_err(failed),
+                .map_err(RunEnd::from),
                 // Of two different requests the database decides which one is refused.
                 _guard => self.run_until_decided(pool, &claim, &work, &doubt).await,
             };
@@ -104,17 +121,16 @@ impl Idempotency {
         claim: &Claiming,
         work: &F,
         doubt: &CommitDoubt,
-    ) -> Result<Outcome<T>, RetryError<E>>
+    ) -> Result<Outcome<T>, RunEnd<E>>
     where
         DB: Database,
         T: Serialize + DeserializeOwned,
-        E: From<sqlx::Error> + From<Error> + StdError + 'static,
-        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
+        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, RunError<E>> + Clone,
     {
         if DB::PEEKS
-            && let Some(outcome) = self.peek(claim).await.map_err(failed)?
+            && let Some(outcome) = self.peek(claim).await?
         {
-            return decode_outcome(outcome).map_err(failed);
+            return Ok(decode_outcome(outcome)?);
         }
         let mut attempts = self.retry.start_attempts();
         loop {
@@ -123,23 +139,23 @@ impl Idempotency {
                 async |tx: &mut Transaction<'_, DB>| self.run_in_transaction(tx, claim, work, doubt).await;
             match self.retry.attempt(pool, transaction, false).await {
                 Ok(outcome) => return Ok(outcome),
-                Err(AttemptEnd::Conflict(last)) => attempts.next_attempt(last).await.map_err(into_retry_error)?,
+                Err(AttemptEnd::Conflict(last)) => attempts.next_attempt(last).await.map_err(RunEnd::Exhausted)?,
                 // The next attempt reads the claim, which shows the outcome. Without a next attempt
                 // the caller gets `CommitUnknown`.
                 Err(AttemptEnd::EndedByWork(source)) => {
                     doubt.record(source, true);
-                    attempts.next_attempt(RunError::Sqlock(Error::NotClaimed)).await.map_err(into_retry_error)?;
+                    attempts.next_attempt(RunError::Sqlock(Error::NotClaimed)).await.map_err(RunEnd::Exhausted)?;
                 }
-                Err(AttemptEnd::Final(RetryError::CommitUnknown { source })) => {
+                Err(AttemptEnd::CommitUnknown(source)) => {
                     doubt.record(source, false);
-                    attempts.next_attempt(RunError::Sqlock(Error::NotClaimed)).await.map_err(into_retry_error)?;
+                    attempts.next_attempt(RunError::Sqlock(Error::NotClaimed)).await.map_err(RunEnd::Exhausted)?;
                 }
                 Err(AttemptEnd::Final(error)) if doubt.is_open() => {
-                    if !attempts.try_next(&error.to_string()).await {
-                        return Err(into_retry_error(error));
+                    if !attempts.try_next(&report(error.as_error())).await {
+                        return Err(RunEnd::Failed(error));
                     }
                 }
-                Err(AttemptEnd::Final(error)) => return Err(into_retry_error(error)),
+                Err(AttemptEnd::Final(error)) => return Err(RunEnd::Failed(error)),
             }
         }
     }
@@ -155,8 +171,7 @@ impl Idempotency {
     where
         DB: Database,
         T: Serialize + DeserializeOwned,
-        E: StdError + 'static,
-        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E>,
+        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, RunError<E>>,
     {
         let outcome = self.claim_key(tx, claim).await.map_err(RunError::Sqlock)?;
         match &outcome {
@@ -174,7 +189,7 @@ impl Idempotency {
         }
         match outcome {
             Outcome::New(claim) => {
-                let value = work(tx).await.map_err(RunError::Work)?;
+                let value = work(tx).await?;
                 let result = encode_legibly(&value, self.limit).map_err(RunError::Sqlock)?;
                 claim.store(tx, &result).await.map_err(RunError::Sqlock)?;
                 Ok(Outcome::New(value))
@@ -184,42 +199,26 @@ impl Idempotency {
     }
 }
 
-fn failed<E: From<Error> + StdError + 'static>(error: Error) -> RetryError<E> {
-    RetryError::Failed(error.into())
+/// Why a run did not take effect, or may not have.
+pub(super) enum RunEnd<E> {
+    Failed(RunError<E>),
+    /// Every attempt met a concurrent change. All were rolled back.
+    Exhausted(RunError<E>),
+    CommitUnknown(sqlx::Error),
 }
 
-/// The error that ended a transaction: of this crate, or of the work.
-#[derive(Debug, thiserror::Error)]
-enum RunError<E: StdError + 'static> {
-    #[error(transparent)]
-    Sqlock(Error),
-    #[error(transparent)]
-    Work(E),
-}
-
-impl<E: StdError + 'static> From<sqlx::Error> for RunError<E> {
-    fn from(error: sqlx::Error) -> Self {
-        Self::Sqlock(error.into())
+impl<E> From<Error> for RunEnd<E> {
+    fn from(error: Error) -> Self {
+        Self::Failed(RunError::Sqlock(error))
     }
 }
 
-impl<E: From<Error> + StdError + 'static> RunError<E> {
-    fn into_work_error(self) -> E {
+impl<E: From<Error>> RunEnd<E> {
+    fn into_error(self) -> E {
         match self {
-            Self::Sqlock(error) => error.into(),
-            Self::Work(error) => error,
+            Self::Failed(error) | Self::Exhausted(error) => error.into_error(),
+            Self::CommitUnknown(source) => Error::CommitUnknown { source }.into(),
         }
-    }
-}
-
-/// The error of a run, without the wrapper.
-fn into_retry_error<E: From<Error> + StdError + 'static>(error: RetryError<RunError<E>>) -> RetryError<E> {
-    match error {
-        RetryError::Failed(error) => RetryError::Failed(error.into_work_error()),
-        RetryError::Exhausted { attempts, elapsed, last } => {
-            RetryError::Exhausted { attempts, elapsed, last: last.into_work_error() }
-        }
-        RetryError::CommitUnknown { source } => RetryError::CommitUnknown { source },
     }
 }
 
@@ -251,8 +250,8 @@ impl CommitDoubt {
     }
 
     /// Replaces an error that would say that nothing took effect, while the doubt is open.
-    fn replace_error<E: StdError + 'static>(&self, error: RetryError<E>) -> RetryError<E> {
-        self.lock().take().map_or(error, |UnknownCommit { source, .. }| RetryError::CommitUnknown { source })
+    fn replace_error<E>(&self, error: RunEnd<E>) -> RunEnd<E> {
+        self.lock().take().map_or(error, |UnknownCommit { source, .. }| RunEnd::CommitUnknown(source))
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<UnknownCommit>> {

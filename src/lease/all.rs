@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::handle::Lease;
 use super::refusal::refusal_error;
 use super::request::{LeaseRequest, TRY_TIMEOUT};
-use super::run::while_held;
+use super::run::{unless_lost, while_held};
 use crate::backend::Database;
 use crate::engine::{Patience, Refusal};
 use crate::error::{Error, LossCause, Result};
@@ -151,10 +151,7 @@ impl LeaseAllRequest {
     {
         let all = self.acquire().await?;
         match while_held(work(&all), || all.is_held(), all.lost()).await {
-            Ok(done) => match all.release().await {
-                Err(error) if error.is_lost() => Err(error),
-                _ => Ok(done),
-            },
+            Ok(done) => unless_lost(done, all.release().await),
             Err(cause) => {
                 let lost = all.leases.iter().find(|lease| !lease.is_held()).or(all.leases.first());
                 Err(lost.map_or(Error::Closed, |lease| lease.loss_error(cause)))
@@ -202,6 +199,7 @@ impl LeaseAllRequest {
 /// The leases on several names, held together. Dropping it releases all of them in the background.
 ///
 /// It is lost as soon as one of the leases is.
+#[doc(alias = "guard")]
 #[must_use = "the leases are released when this is dropped"]
 pub struct LeaseAll {
     /// In order of names.

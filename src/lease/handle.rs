@@ -179,6 +179,7 @@ impl Lease {
     /// # Cancel safety
     ///
     /// Dropping the future after its first poll does not stop the release.
+    #[doc(alias = "unlock")]
     pub async fn release(self) -> Result<()> {
         self.start_release().await
     }

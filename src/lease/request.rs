@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::handle::{Lease, LeaseTerms};
 use super::refusal::refusal_error;
-use super::run::{race, while_held};
+use super::run::{race, unless_lost, while_held};
 use crate::backend::Names;
 use crate::client::Client;
 use crate::clock::Moment;
@@ -95,6 +95,7 @@ impl LeaseRequest {
     /// # reading.release().await
     /// # }
     /// ```
+    #[doc(alias = "rwlock")]
     pub fn shared(mut self) -> Self {
         self.mode = Mode::READ;
         self
@@ -223,6 +224,7 @@ impl LeaseRequest {
     ///
     /// Dropping the future leaves the queue. A grant that arrives later is released in the
     /// background.
+    #[doc(alias = "lock")]
     pub async fn acquire(self) -> Result<Lease> {
         let start = Instant::now();
         let Some(wait) = self.wait else {
@@ -263,6 +265,7 @@ impl LeaseRequest {
     ///
     /// Dropping the future leaves nothing behind: a grant that arrives later is released in the
     /// background.
+    #[doc(alias = "try_lock")]
     pub async fn try_acquire(self) -> Result<Option<Lease>> {
         let start = Instant::now();
         let (client, terms) = (Arc::clone(&self.client), self.terms);
@@ -279,10 +282,14 @@ impl LeaseRequest {
     /// the work is dropped at its next await point. Work that is delayed past the deadline, as by a
     /// stopped process, is not polled again.
     ///
+    /// The result of the work is returned as it is, inside that of the lease, as
+    /// [`tokio::time::timeout`] does: work that fails has an error of any type, and the first `?` is
+    /// for the lease.
+    ///
     /// ```
-    /// # async fn build_report() -> String { String::new() }
-    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
-    /// let report = locks.lease("report/daily").run(async |_lease| build_report().await).await?;
+    /// # async fn build_report() -> anyhow::Result<String> { Ok(String::new()) }
+    /// # async fn example(locks: sqlock::Locks) -> anyhow::Result<()> {
+    /// let report = locks.lease("report/daily").run(async |_lease| build_report().await).await??;
     /// # Ok(())
     /// # }
     /// ```
@@ -302,10 +309,7 @@ impl LeaseRequest {
     {
         let lease = self.acquire().await?;
         match while_held(work(&lease), || lease.is_held(), lease.lost()).await {
-            Ok(done) => match lease.release().await {
-                Err(error) if error.is_lost() => Err(error),
-                _ => Ok(done),
-            },
+            Ok(done) => unless_lost(done, lease.release().await),
             Err(cause) => Err(lease.loss_error(cause)),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use crate::error::LossCause;
+use crate::error::{LossCause, Result};
 
 /// Runs two futures until one of them completes; the first wins a tie.
 pub(crate) async fn race<A: Future, B: Future>(
@@ -17,6 +17,15 @@ pub(crate) async fn race<A: Future, B: Future>(
         b.as_mut().poll(cx).map(Err)
     })
     .await
+}
+
+/// Returns the result of work whose lease was released, unless the lease was lost before. When only
+/// the release failed, the name is free after its TTL.
+pub(crate) fn unless_lost<T>(done: T, released: Result<()>) -> Result<T> {
+    match released {
+        Err(error) if error.is_lost() => Err(error),
+        _ => Ok(done),
+    }
 }
 
 /// Runs the work while a lease is held. Returns the cause if the lease is lost first.

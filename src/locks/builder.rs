@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::url;
 use crate::backend::failover::Failover;
-use crate::backend::{Backend, Kind};
+use crate::backend::{Backend, DatabasePool, Kind, PoolBackend};
 use crate::client::{Client, Settings};
 use crate::clock::CENTURY;
 use crate::error::{Error, Result};
@@ -23,8 +23,9 @@ pub struct LocksBuilder {
 }
 
 impl LocksBuilder {
-    fn on(backend: impl Backend + 'static, kind: Kind) -> Self {
-        Self::over(Arc::new(backend), kind)
+    pub(super) fn on(pool: impl DatabasePool) -> Self {
+        let PoolBackend(backend, kind) = pool.into_backend();
+        Self::over(backend.into(), kind)
     }
 
     pub(crate) fn over(backend: Arc<dyn Backend>, kind: Kind) -> Self {
@@ -120,27 +121,6 @@ impl fmt::Debug for LocksBuilder {
             .field("connections", &self.connections)
             .field("ttl", &self.ttl)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(feature = "postgres")]
-impl From<sqlx::PgPool> for LocksBuilder {
-    fn from(pool: sqlx::PgPool) -> Self {
-        Self::on(crate::backend::postgres::PostgresBackend::new(&pool), Kind::Postgres)
-    }
-}
-
-#[cfg(feature = "mysql")]
-impl From<sqlx::MySqlPool> for LocksBuilder {
-    fn from(pool: sqlx::MySqlPool) -> Self {
-        Self::on(crate::backend::mysql::MySqlBackend::new(&pool), Kind::MySql)
-    }
-}
-
-#[cfg(feature = "sqlite")]
-impl From<sqlx::SqlitePool> for LocksBuilder {
-    fn from(pool: sqlx::SqlitePool) -> Self {
-        Self::on(crate::backend::sqlite::SqliteBackend::new(pool), Kind::Sqlite)
     }
 }
 

@@ -13,7 +13,7 @@ use super::round::{Outcome, Round};
 use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
 use crate::error::{Error, Result};
 use crate::lease::request::DEFAULT_TTL;
-use crate::lease::run::while_held;
+use crate::lease::run::{unless_lost, while_held};
 use crate::name::LockName;
 use crate::owner::Owner;
 
@@ -193,10 +193,7 @@ impl QuorumRequest {
     {
         let lease = self.acquire().await?;
         match while_held(work(&lease), || lease.is_held(), lease.lost()).await {
-            Ok(done) => match lease.release().await {
-                Err(error) if error.is_lost() => Err(error),
-                _ => Ok(done),
-            },
+            Ok(done) => unless_lost(done, lease.release().await),
             Err(cause) => Err(lease.loss_error(cause)),
         }
     }

@@ -36,6 +36,7 @@ use crate::name::LockName;
 ///
 /// Dropping a session lock releases it in the background. A lock keeps the client's connection
 /// open, but not [`Locks`](crate::Locks) itself.
+#[doc(alias = "guard")]
 #[must_use = "dropping a session lock releases it"]
 pub struct SessionLock {
     grant: Grant,

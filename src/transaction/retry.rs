@@ -2,7 +2,6 @@
 //!
 //! [`Retry`] has an example.
 
-use std::error::Error as StdError;
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
@@ -10,10 +9,13 @@ use sqlx::{Connection, Pool, SqlSafeStr, SqlStr, Transaction};
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::time::Instant;
 
+use super::work_error::{RunError, is_conflict_error};
 use crate::backend::dialect::{EndOutcome, Ending};
 use crate::backend::{Database, Kind, StoreFuture};
 use crate::backoff::Backoff;
-use crate::error::{Error, Fault, FenceError, Overtaken, RowError};
+use crate::error::{Error, Fault, report};
+
+pub use super::work_error::WorkError;
 
 /// How often a transaction is begun, unless [`Retry::attempts`] says otherwise.
 const MAX_ATTEMPTS: u32 = 10;
@@ -59,8 +61,8 @@ const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from
 ///
 /// # What is rerun
 ///
-/// The closure's error decides, or one of its [sources](StdError::source), so it may be of any type
-/// of the application that keeps its sources:
+/// The closure's error decides, or one of its [sources](std::error::Error::source), so it may be of
+/// [any type](WorkError) that shows its sources:
 ///
 /// - an error of this crate that [is a conflict](Error::is_conflict): another version, a snapshot
 ///   that is too old;
@@ -69,9 +71,8 @@ const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from
 /// - a serialization failure (40001, MariaDB's 1020), also at the commit;
 /// - SQLite's `SQLITE_BUSY` and `SQLITE_LOCKED`.
 ///
-/// Every other error ends the run at once with [`RetryError::Failed`]: a lock wait timeout, a lost
-/// connection, a violated constraint. A commit whose outcome is not known ends it with
-/// [`RetryError::CommitUnknown`].
+/// Every other error ends the run at once: a lock wait timeout, a lost connection, a violated
+/// constraint. A commit whose outcome is not known ends it with [`Error::CommitUnknown`].
 ///
 /// # Rules for the closure
 ///
@@ -79,7 +80,7 @@ const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from
 ///   attempt.
 /// - Effects elsewhere happen again with each attempt: leave them to the code after the commit.
 /// - Return the database's errors. If a closure goes on after a deadlock on MySQL, which has rolled
-///   everything back, the run ends with [`RetryError::CommitUnknown`], and its later statements are
+///   everything back, the run ends with [`Error::CommitUnknown`], and its later statements are
 ///   rolled back as well. (Put a statement whose error is expected, such as a constraint violation,
 ///   into a savepoint: `tx.begin()`.)
 /// - Do not end the transaction inside, by `COMMIT` or, on MySQL, by DDL, which commits. On MySQL
@@ -131,8 +132,10 @@ impl Retry {
     ///
     /// # Errors
     ///
-    /// [`RetryError::Failed`] with the closure's error, or that of a connection that could not be
-    /// opened; [`RetryError::Exhausted`]; [`RetryError::CommitUnknown`].
+    /// The closure's own, as it is; after the last attempt that is [a concurrent
+    /// change](Self#what-is-rerun). An [`Error`] of this crate, in the closure's type: that of a
+    /// connection that could not be opened, or of a commit that was refused; nothing took effect.
+    /// [`Error::CommitUnknown`], which no other call returns: the transaction may have taken effect.
     ///
     /// # Cancel safety
     ///
@@ -143,21 +146,26 @@ impl Retry {
     /// # Panics
     ///
     /// When the closure panics; the transaction is rolled back.
-    pub async fn run<DB, T, E, F>(self, pool: &Pool<DB>, work: F) -> Result<T, RetryError<E>>
+    pub async fn run<DB, T, E, F, Kind>(self, pool: &Pool<DB>, work: F) -> Result<T, E>
     where
         DB: Database,
-        E: From<sqlx::Error> + StdError + 'static,
+        E: From<Error> + WorkError<Kind>,
+        Kind: ?Sized,
         // Not AsyncFnMut: the future of one that captures anything cannot be seen to be Send, as of
         // Rust 1.95.
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
     {
         let mut attempts = self.start_attempts();
         loop {
-            match self.attempt(pool, work.clone(), true).await {
+            let work = work.clone();
+            let work = async |tx: &mut Transaction<'_, DB>| work(tx).await.map_err(RunError::of_work);
+            match self.attempt(pool, work, true).await {
                 Ok(value) => return Ok(value),
-                Err(AttemptEnd::Final(error)) => return Err(error),
-                Err(AttemptEnd::EndedByWork(source)) => return Err(RetryError::CommitUnknown { source }),
-                Err(AttemptEnd::Conflict(last)) => attempts.next_attempt(last).await?,
+                Err(AttemptEnd::Final(error)) => return Err(error.into_error()),
+                Err(AttemptEnd::EndedByWork(source) | AttemptEnd::CommitUnknown(source)) => {
+                    return Err(Error::CommitUnknown { source }.into());
+                }
+                Err(AttemptEnd::Conflict(last)) => attempts.next_attempt(last).await.map_err(RunError::into_error)?,
             }
         }
     }
@@ -177,8 +185,7 @@ impl Retry {
     ) -> Result<T, AttemptEnd<E>>
     where
         DB: Database,
-        E: From<sqlx::Error> + StdError + 'static,
-        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E>,
+        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, RunError<E>>,
     {
         let mut pooled = PooledConnection {
             connection: Some(pool.acquire().await.map_err(AttemptEnd::from_error)?),
@@ -189,7 +196,7 @@ impl Retry {
         };
         let mut tx = self.begin::<DB>(connection).await.map_err(AttemptEnd::from_error)?;
         let outcome = match work(&mut tx).await {
-            Ok(value) if checks_open => check_open::<DB>(&mut tx).await.map(|()| value).map_err(E::from),
+            Ok(value) if checks_open => check_open::<DB>(&mut tx).await.map(|()| value).map_err(RunError::from),
             Ok(value) => Ok(value),
             Err(error) => Err(error),
         };
@@ -203,9 +210,7 @@ impl Retry {
                     pooled.is_clean = true;
                     Err(AttemptEnd::EndedByWork(sqlx::Error::Protocol(ENDED_BY_WORK.into())))
                 }
-                Err(source) if Fault::is_doubtful_commit(&source) => {
-                    Err(AttemptEnd::Final(RetryError::CommitUnknown { source }))
-                }
+                Err(source) if Fault::is_doubtful_commit(&source) => Err(AttemptEnd::CommitUnknown(source)),
                 // The server answered, so the transaction has ended. On MySQL the session's
                 // settings are not restored yet.
                 Err(error) => {
@@ -236,35 +241,6 @@ impl Default for Retry {
     }
 }
 
-/// Why a transaction did not take effect, or may not have.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RetryError<E: StdError + 'static> {
-    /// The transaction failed for a reason that another attempt would not cure. It was rolled back.
-    #[error(transparent)]
-    Failed(E),
-
-    /// Every attempt met a concurrent change. All were rolled back.
-    #[error("gave up after {attempts} attempts in {elapsed:?}: {last}")]
-    Exhausted {
-        /// How often the transaction was begun.
-        attempts: u32,
-        /// How long the attempts took.
-        elapsed: Duration,
-        /// The error of the last attempt.
-        #[source]
-        last: E,
-    },
-
-    /// The connection was lost during the commit, or, on MySQL, a statement of the closure had
-    /// ended the transaction. It may have taken effect: read before running it again.
-    #[error("it is not known whether the transaction was committed: {source}")]
-    CommitUnknown {
-        /// The error of the driver.
-        source: sqlx::Error,
-    },
-}
-
 /// Counts the attempts at one transaction.
 pub(crate) struct Attempts<'r> {
     retry: &'r Retry,
@@ -274,11 +250,12 @@ pub(crate) struct Attempts<'r> {
 }
 
 impl Attempts<'_> {
-    /// Waits for the next attempt, or returns an error at the limit.
-    pub(crate) async fn next_attempt<E: StdError + 'static>(&mut self, last: E) -> Result<(), RetryError<E>> {
-        let reason = last.to_string();
+    /// Waits for the next attempt, or returns the last error at the limit.
+    pub(crate) async fn next_attempt<E>(&mut self, last: RunError<E>) -> Result<(), RunError<E>> {
+        let reason = report(last.as_error());
         if !self.try_next(&reason).await {
-            return Err(RetryError::Exhausted { attempts: self.begun, elapsed: self.start.elapsed(), last });
+            tracing::debug!(attempts = self.begun, reason, "a transaction did not commit; gave up");
+            return Err(last);
         }
         Ok(())
     }
@@ -297,12 +274,15 @@ impl Attempts<'_> {
 }
 
 /// How an attempt ended without a commit.
-pub(crate) enum AttemptEnd<E: StdError + 'static> {
+pub(crate) enum AttemptEnd<E> {
     /// A concurrent change ended it.
-    Conflict(E),
+    Conflict(RunError<E>),
     /// A statement of the closure rolled it back or committed it.
     EndedByWork(sqlx::Error),
-    Final(RetryError<E>),
+    /// The connection was lost during the commit.
+    CommitUnknown(sqlx::Error),
+    /// Another attempt would not cure it.
+    Final(RunError<E>),
 }
 
 /// The reason in the error of [`AttemptEnd::EndedByWork`].
@@ -319,28 +299,11 @@ async fn end_transaction<DB: Database>(mut tx: Transaction<'_, DB>, ending: Endi
     }
 }
 
-impl<E: StdError + 'static> AttemptEnd<E> {
-    fn from_error(error: impl Into<E>) -> Self {
+impl<E> AttemptEnd<E> {
+    fn from_error(error: impl Into<RunError<E>>) -> Self {
         let error = error.into();
-        if is_conflict_error(&error) { Self::Conflict(error) } else { Self::Final(RetryError::Failed(error)) }
+        if is_conflict_error(error.as_error()) { Self::Conflict(error) } else { Self::Final(error) }
     }
-}
-
-/// Returns whether an error, or one of its sources, is a concurrent change.
-fn is_conflict_error(error: &(dyn StdError + 'static)) -> bool {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        // An error that is transparent for one of this crate shows only the source of that error.
-        let is_conflict = error.downcast_ref::<Error>().is_some_and(Error::is_conflict)
-            || error.is::<Overtaken>()
-            || error.downcast_ref() == Some(&RowError::StaleSnapshot)
-            || error.downcast_ref() == Some(&FenceError::StaleSnapshot);
-        if is_conflict || Fault::of_any(error) == Some(Fault::Again) {
-            return true;
-        }
-        next = error.source();
-    }
-    false
 }
 
 /// Returns an error if a statement of the transaction has failed. PostgreSQL answers the COMMIT of

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 use sqlock::{Error, FencingToken, Lease, Locks, LossCause};
-use sqlx::Executor;
+use sqlx::{Executor, QueryBuilder};
 
-use crate::DATABASE;
 use crate::support::blocked::block_past;
 use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon};
+use crate::{DATABASE, Sql};
 
 /// Longer than any test takes: whoever gets a name that was held for so long got it from a release, not from an expiry.
 const LONG: Duration = Duration::from_secs(600);
@@ -618,6 +618,28 @@ async fn token_survives_printing_and_parsing() {
     let printed = lease.token().to_string();
     let read = printed.parse().ok().and_then(FencingToken::new);
     assert_eq!(read, Some(lease.token()));
+    lease.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn token_is_bound_and_read_as_number() {
+    let db = fresh().await;
+    let pool = db.pool().await;
+    let lease = take(&db.locks().await, "a").await;
+    pool.execute("CREATE TABLE effect (token BIGINT)").await.expect("create");
+    for token in [Some(lease.token()), None] {
+        let mut insert = QueryBuilder::<Sql>::new("INSERT INTO effect (token) VALUES (");
+        insert.push_bind(token).push(")").build().execute(&pool).await.expect("insert");
+    }
+    let mut select = QueryBuilder::<Sql>::new("SELECT token FROM effect WHERE token >= ");
+    let read: FencingToken = select.push_bind(lease.token()).build_query_scalar().fetch_one(&pool).await.expect("read");
+    assert_eq!(read, lease.token());
+    let null = sqlx::query_scalar::<_, Option<FencingToken>>("SELECT token FROM effect WHERE token IS NULL");
+    assert_eq!(null.fetch_one(&pool).await.expect("read"), None);
+
+    pool.execute("UPDATE effect SET token = 0").await.expect("update");
+    let zero = sqlx::query_scalar::<_, FencingToken>("SELECT token FROM effect").fetch_one(&pool).await;
+    assert!(matches!(zero, Err(sqlx::Error::ColumnDecode { .. })), "{zero:?}");
     lease.release().await.expect("release");
 }
 

@@ -26,6 +26,7 @@
 mod cancel;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod clock;
+mod closure;
 #[cfg(feature = "cli")]
 mod command;
 mod connections;
@@ -65,5 +66,6 @@ mod sweeper;
 mod tracing;
 mod unreadable;
 mod version;
+mod view;
 mod waiting;
 mod witness;

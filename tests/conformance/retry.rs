@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sqlock::Error;
-use sqlock::retry::{Retry, RetryError};
+use sqlock::retry::Retry;
 use sqlx::{AssertSqlSafe, Connection, Executor, Pool, QueryBuilder, Transaction};
 use tokio::sync::{Barrier, Notify};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::cancel::{everywhere, until};
 use super::fence::{Books, Business, add_one, books, run};
@@ -160,11 +160,11 @@ async fn transaction_ended_by_an_ignored_error_is_not_told_as_committed() {
             1
         }
         Database::Postgres => {
-            assert!(matches!(done, Err(RetryError::Failed(AppError::Database(_)))), "{done:?}");
+            assert!(matches!(done, Err(AppError::Lock(Error::Database { .. }))), "{done:?}");
             0
         }
         _ => {
-            assert!(matches!(done, Err(RetryError::CommitUnknown { .. })), "{done:?}");
+            assert!(matches!(done, Err(AppError::Lock(Error::CommitUnknown { .. }))), "{done:?}");
             0
         }
     };
@@ -292,7 +292,7 @@ async fn what_another_attempt_would_not_cure_ends_it_at_once() {
         add_one(tx, 1).await?;
         Err::<(), _>(AppError::SoldOut)
     });
-    assert!(matches!(done.await, Err(RetryError::Failed(AppError::SoldOut))));
+    assert!(matches!(done.await, Err(AppError::SoldOut)));
     assert_eq!((count(&runs), books.value(1).await), (1, 0), "rolled back, and not run again");
 
     // A constraint.
@@ -303,7 +303,7 @@ async fn what_another_attempt_would_not_cure_ends_it_at_once() {
         Ok::<_, sqlx::Error>(())
     });
     let error = done.await.expect_err("it exists");
-    assert!(matches!(&error, RetryError::Failed(sqlx::Error::Database(error)) if error.is_unique_violation()));
+    assert!(matches!(&error, sqlx::Error::Database(error) if error.is_unique_violation()));
     assert_eq!(count(&runs), 2);
 
     // What this crate says of other things than conflicts, and what stands behind that.
@@ -311,7 +311,7 @@ async fn what_another_attempt_would_not_cure_ends_it_at_once() {
         runs.fetch_add(1, Ordering::SeqCst);
         Err::<(), _>(AppError::Lock(Error::from(sqlx::Error::PoolTimedOut)))
     });
-    assert!(matches!(done.await, Err(RetryError::Failed(AppError::Lock(Error::PoolExhausted { .. })))));
+    assert!(matches!(done.await, Err(AppError::Lock(Error::PoolExhausted { .. }))));
     assert_eq!(count(&runs), 3);
 
     // A connection that cannot be had.
@@ -321,7 +321,7 @@ async fn what_another_attempt_would_not_cure_ends_it_at_once() {
         runs.fetch_add(1, Ordering::SeqCst);
         Ok::<_, Error>(())
     });
-    assert!(matches!(done.await, Err(RetryError::Failed(Error::Unavailable { .. }))));
+    assert!(matches!(done.await, Err(Error::Unavailable { .. })));
     assert_eq!(count(&runs), 3, "it never began");
     let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM counter").fetch_one(&books.pool).await.expect("count");
     assert_eq!(rows, 2);
@@ -365,9 +365,8 @@ async fn a_lock_that_was_waited_for_in_vain_is_not_waited_for_again() {
             Ok::<_, Error>(())
         });
         let error = done.await.expect_err("locked");
-        let RetryError::Failed(error) = &error else { panic!("{error:?}") };
         assert!(!error.is_conflict() && error.is_retryable(), "{error:?}");
-        let Error::Database { source: sqlx::Error::Database(source), .. } = error else { panic!("{error:?}") };
+        let Error::Database { source: sqlx::Error::Database(source), .. } = &error else { panic!("{error:?}") };
         let nth = match DATABASE {
             Database::Postgres => 0,
             Database::MySql => 1,
@@ -402,16 +401,14 @@ async fn attempts_and_time_are_bounded_and_the_last_error_is_told() {
         // Only the time ends this one.
         (Retry::new().attempts(u32::MAX).within(Duration::from_millis(300)), 1, u32::MAX),
     ] {
+        let start = Instant::now();
         let error = soon("the end", retry.clone().run(&bank.pool, in_vain)).await.expect_err("always in vain");
-        let RetryError::Exhausted { attempts, elapsed, last } = &error else { panic!("{error:?}") };
+        let attempts = count(&runs) - total;
         total += attempts;
-        assert!((least..=most).contains(attempts), "{retry:?}: {attempts}");
-        assert_eq!(count(&runs), total);
-        assert!(matches!(last, Error::Conflict { expected: Some(7), found: Some(1), .. }), "{last:?}");
+        assert!((least..=most).contains(&attempts), "{retry:?}: {attempts}");
+        assert!(matches!(error, Error::Conflict { expected: Some(7), found: Some(1), .. }), "{error:?}");
         // A pause of at least half a millisecond before each attempt but the first.
-        assert!(*elapsed >= Duration::from_micros(500) * (attempts - 1), "{elapsed:?}");
-        assert!(error.to_string().contains("expected version 7, found version 1"), "{error}");
-        assert!(std::error::Error::source(&error).is_some_and(|source| source.is::<Error>()));
+        assert!(start.elapsed() >= Duration::from_micros(500) * (attempts - 1), "{attempts}");
     }
     assert_eq!(bank.balance(1).await, 100, "all were rolled back");
 }
@@ -430,7 +427,7 @@ async fn a_transaction_that_the_database_has_given_up_is_not_taken_for_committed
     let done = done.await;
     let written = books.value(1).await;
     if DATABASE == Database::Postgres {
-        let Err(RetryError::Failed(sqlx::Error::Database(error))) = &done else { panic!("{done:?}") };
+        let Err(sqlx::Error::Database(error)) = &done else { panic!("{done:?}") };
         assert_eq!((error.code().as_deref(), written), (Some("25P02"), 0));
     } else {
         // The others undo the statement alone.
@@ -476,10 +473,7 @@ async fn a_commit_that_is_refused_for_good_has_failed() {
         Ok::<_, sqlx::Error>(())
     });
     let error = done.await.expect_err("there is no such whole");
-    assert!(
-        matches!(&error, RetryError::Failed(sqlx::Error::Database(error)) if error.is_foreign_key_violation()),
-        "{error:?}"
-    );
+    assert!(matches!(&error, sqlx::Error::Database(error) if error.is_foreign_key_violation()), "{error:?}");
     assert_eq!((count(&runs), count(&ends)), (1, u32::from(!DATABASE.is_mysql())));
     let parts: i64 = sqlx::query_scalar("SELECT count(*) FROM part").fetch_one(&books.pool).await.expect("count");
     assert_eq!(parts, 0);
@@ -529,7 +523,7 @@ async fn a_commit_whose_answer_was_lost_is_told_and_not_run_again() {
         }
     };
     let (done, ()) = soon("the answer", async { tokio::join!(running, cut) }).await;
-    assert!(matches!(&done, Err(RetryError::CommitUnknown { source: sqlx::Error::Io(_) })), "{done:?}");
+    assert!(matches!(&done, Err(Error::CommitUnknown { source: sqlx::Error::Io(_) })), "{done:?}");
     drop(gate.close().await);
     // It was committed; the closure, run again, would have added another one.
     let committed = async {
@@ -606,7 +600,7 @@ async fn a_connection_that_is_lost_before_the_commit_has_failed() {
         Ok::<_, Error>(())
     });
     let done = soon("the answer", done).await;
-    assert!(matches!(&done, Err(RetryError::Failed(Error::Unavailable { .. }))), "{done:?}");
+    assert!(matches!(&done, Err(Error::Unavailable { .. })), "{done:?}");
     assert_eq!((count(&runs), books.value(1).await, books.value(2).await), (1, 0, 0));
 }
 

@@ -865,7 +865,7 @@ async fn transaction_that_reads_from_before_is_refused() {
         Database::Sqlite => {
             let error = outcome.expect_err("it cannot become a writer");
             assert_eq!(cause(&error), &RowError::Deferred);
-            assert!(error.to_string().contains("BEGIN IMMEDIATE"), "{error}");
+            assert!(error.report().to_string().contains("BEGIN IMMEDIATE"), "{error:?}");
             let named = locks.row("a").lock(&mut tx).await.expect_err("nor here");
             assert_eq!(cause(&named), &RowError::Deferred);
         }

@@ -354,6 +354,6 @@ impl Stander {
     }
 
     fn error(&self, error: &Error) {
-        self.count(&format!("ERROR {}", error.to_string().replace('\n', " ")));
+        self.count(&format!("ERROR {}", error.report().to_string().replace('\n', " ")));
     }
 }

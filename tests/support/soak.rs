@@ -278,7 +278,7 @@ impl Report {
     }
 
     fn error(&self, error: &Error) {
-        *self.errors.lock().expect("no panic").entry(error.to_string()).or_default() += 1;
+        *self.errors.lock().expect("no panic").entry(error.report().to_string()).or_default() += 1;
     }
 
     fn enter(&self, lease: &Lease) -> Presence {

@@ -30,7 +30,6 @@ use std::time::Duration;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use sqlock::Error;
 use sqlock::idempotency::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome};
-use sqlock::retry::RetryError;
 use sqlx::AssertSqlSafe;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -111,7 +110,7 @@ impl Till {
         let (alice, request) = (IdempotencyKey::new("alice", key), Fingerprint::of([key]));
         let receipt = uuid::Uuid::new_v4().simple().to_string();
         let write = format!("INSERT INTO charge (request_key, receipt) VALUES ('{key}', '{receipt}')");
-        let done: Result<_, RetryError<Error>> = on_pool!(&self.pool, pool => {
+        let done: Result<_, Error> = on_pool!(&self.pool, pool => {
             self.payments.run(pool, &alice, &request, async |tx| {
                 sqlx::raw_sql(AssertSqlSafe(write.clone())).execute(&mut **tx).await?;
                 // Something takes time, so that there is a middle to be killed in.
@@ -119,13 +118,13 @@ impl Till {
                 Ok(receipt.clone())
             }).await
         });
-        done.map_err(|error| error.to_string())
+        done.map_err(|error| error.report().to_string())
     }
 
     async fn leased(&self, key: &str) -> Result<Outcome<String>, String> {
         let (alice, request) = (IdempotencyKey::new("alice", key), Fingerprint::of([key]));
         let done = self.payments.run_leased(&alice, &request, async |attempt| self.charge(attempt).await).await;
-        done.map_err(|error: Error| error.to_string())
+        done.map_err(|error: Error| error.report().to_string())
     }
 
     /// All on one connection, so that nothing is to be waited for between the order and the charge.
@@ -141,12 +140,12 @@ impl Till {
             charge().await.map_err(|error| Error::from(sqlx::Error::Io(error)))?;
             Ok("charged".to_owned())
         });
-        done.await.map_err(|error: Error| error.to_string())
+        done.await.map_err(|error: Error| error.report().to_string())
     }
 
     async fn resume(&self) -> Result<(u64, u64), String> {
         let resumed = self.payments.resume(async |attempt: &Attempt| self.charge(attempt).await).await;
-        resumed.map(|resumed| (resumed.done, resumed.failed)).map_err(|error: Error| error.to_string())
+        resumed.map(|resumed| (resumed.done, resumed.failed)).map_err(|error: Error| error.report().to_string())
     }
 
     /// Charges at the provider, and writes the receipt down with the result.

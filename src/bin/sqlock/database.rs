@@ -58,7 +58,9 @@ impl Database {
         let locks = if urls.len() > 1 {
             location.push_str(&format!(", or {} more", urls.len() - 1));
             let builder = LocksBuilder::from_urls(&url.url);
-            builder.map_err(|error| Failure::configuration(format!("invalid database URLs: {error}")))?.build()
+            builder
+                .map_err(|error| Failure::configuration(format!("invalid database URLs: {}", error.report())))?
+                .build()
         } else {
             pool.locks()
         };

@@ -35,26 +35,11 @@ pub fn describe_holders(holders: &[LeaseInfo]) -> Option<String> {
 /// Formats a mode: `exclusive`, `shared`, `2 permits`.
 pub fn format_mode(mode: Mode) -> String {
     match mode {
+        Mode::Exclusive => "exclusive".into(),
+        Mode::Shared => "shared".into(),
         Mode::Permits(1) => "1 permit".into(),
         Mode::Permits(permits) => format!("{permits} permits"),
-        mode => mode_name(mode).into(),
-    }
-}
-
-/// Returns the name of a mode in JSON.
-fn mode_name(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Exclusive => "exclusive",
-        Mode::Shared => "shared",
-        Mode::Permits(_) => "permits",
-        _ => "other",
-    }
-}
-
-fn count_permits(mode: Mode) -> Option<u32> {
-    match mode {
-        Mode::Permits(permits) => Some(permits),
-        _ => None,
+        _ => "other".into(),
     }
 }
 
@@ -80,42 +65,15 @@ pub fn grant_to_json(held: &LeaseInfo) -> Value {
     })
 }
 
-/// Makes an object of `ls --json`.
-pub fn holder_to_json(held: &LeaseInfo) -> Value {
-    json!({
-        "name": held.name.as_str(),
-        "mode": mode_name(held.mode),
-        "permits": count_permits(held.mode),
-        "holder": held.holder,
-        "owner": held.owner.map(|owner| owner.to_string()),
-        "token": held.token.get(),
-        "acquired_at": format_time(held.acquired_at),
-        "expires_at": format_time(held.expires_at),
-        "waiters": held.waiters,
-        "label": held.label,
-    })
-}
-
 /// Makes the object of `show --json`: the first holder, the other holders and the waiters.
 pub fn name_to_json(holders: &[LeaseInfo], line: &[WaiterInfo]) -> Value {
     let Some((first, others)) = holders.split_first() else {
         return Value::Null;
     };
-    let mut shown = holder_to_json(first);
-    shown["other_holders"] = others.iter().map(holder_to_json).collect();
-    shown["waiters_in_line"] = line.iter().map(waiter_to_json).collect();
+    let mut shown = json!(first);
+    shown["other_holders"] = json!(others);
+    shown["waiters_in_line"] = json!(line);
     shown
-}
-
-fn waiter_to_json(waiter: &WaiterInfo) -> Value {
-    json!({
-        "position": waiter.ahead + 1,
-        "mode": mode_name(waiter.mode),
-        "permits": count_permits(waiter.mode),
-        "holder": waiter.holder,
-        "since": format_time(waiter.since),
-        "label": waiter.label,
-    })
 }
 
 /// Formats when a lease ends unless it is renewed, by this host's clock.

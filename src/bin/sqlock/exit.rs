@@ -158,7 +158,7 @@ impl From<sqlock::Error> for Failure {
                 }
             }
             // A name in the message may contain a line that looks like a message of sqlock.
-            error => stderr::escape_line(&error.to_string()),
+            error => stderr::escape_line(&error.report().to_string()),
         };
         Self { code, message }
     }

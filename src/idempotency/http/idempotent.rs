@@ -1,7 +1,6 @@
 //! The extractor with which a handler runs its effect once.
 
 use std::convert::Infallible;
-use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,13 +11,14 @@ use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use sqlx::{Pool, Transaction};
 
+use super::super::run::RunEnd;
 use super::super::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome};
 use super::answer::{Answer, Policy};
 use super::problem::Problem;
+use super::rollback::RollbackReason;
 use crate::backend::Database;
-use crate::error::Error;
 use crate::lease::run::while_held;
-use crate::transaction::retry::RetryError;
+use crate::transaction::work_error::{RunError, WorkError};
 
 /// Extracts a request with a key. The handler runs its effect with [`run`](Self::run) or
 /// [`run_leased`](Self::run_leased), and returns their response. The
@@ -62,6 +62,44 @@ impl Idempotent {
     /// (Failures that [`store_if`](super::IdempotencyLayer::store_if) selects are stored by
     /// themselves, after the rollback.)
     ///
+    /// The error is of a [type that shows its sources](crate::retry::WorkError), because they decide
+    /// what is rerun. A wrapper of `anyhow::Error` shows them with [`AsRef`]:
+    ///
+    /// ```
+    /// use axum::http::StatusCode;
+    /// use axum::response::{IntoResponse, Response};
+    ///
+    /// struct AppError(anyhow::Error);
+    ///
+    /// impl<E: Into<anyhow::Error>> From<E> for AppError {
+    ///     fn from(error: E) -> Self {
+    ///         Self(error.into())
+    ///     }
+    /// }
+    ///
+    /// impl IntoResponse for AppError {
+    ///     fn into_response(self) -> Response {
+    ///         StatusCode::INTERNAL_SERVER_ERROR.into_response()
+    ///     }
+    /// }
+    ///
+    /// impl AsRef<dyn std::error::Error + Send + Sync> for AppError {
+    ///     fn as_ref(&self) -> &(dyn std::error::Error + Send + Sync + 'static) {
+    ///         self.0.as_ref()
+    ///     }
+    /// }
+    ///
+    /// # #[cfg(feature = "sqlite")]
+    /// async fn charge(pool: sqlx::SqlitePool, idempotent: sqlock::idempotency::http::Idempotent) -> Response {
+    ///     idempotent
+    ///         .run(&pool, async |tx| {
+    ///             sqlx::query("INSERT INTO charge (cents) VALUES (500)").execute(&mut **tx).await?;
+    ///             Ok::<_, AppError>(StatusCode::CREATED)
+    ///         })
+    ///         .await
+    /// }
+    /// ```
+    ///
     /// # Cancel safety
     ///
     /// Dropping the future, as when the client disconnects, rolls back an uncommitted transaction.
@@ -70,23 +108,27 @@ impl Idempotent {
     /// # Panics
     ///
     /// When the closure panics; the transaction is rolled back.
-    pub async fn run<DB, R, E, F>(self, pool: &Pool<DB>, work: F) -> Response
+    pub async fn run<DB, R, E, F, Kind>(self, pool: &Pool<DB>, work: F) -> Response
     where
         DB: Database,
         R: IntoResponse,
-        E: IntoResponse + StdError + 'static,
+        E: IntoResponse + WorkError<Kind>,
+        Kind: ?Sized,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<R, E> + Clone,
     {
         let this = &*self.0;
         let transaction = async move |tx: &mut Transaction<'_, DB>| this.run_in_transaction(tx, work).await;
-        match this.unbounded().run(pool, &this.key, &this.fingerprint, transaction).await {
+        match this.unbounded().run_once(pool, &this.key, &this.fingerprint, transaction).await {
             Ok(outcome) => this.outcome_response(outcome),
-            // Only a failure may be replayed, because nothing took effect.
-            Err(RetryError::Failed(RollbackReason::Work(error))) => match error.into_response() {
-                response if is_failure(response.status()) => this.store_failure(pool, response).await,
-                response => response,
+            Err(RunEnd::Failed(RunError::Work { error, .. })) => match error {
+                // Only a failure may be replayed, because nothing took effect.
+                RollbackReason::Work(error) => match error.into_response() {
+                    response if is_failure(response.status()) => this.store_failure(pool, response).await,
+                    response => response,
+                },
+                RollbackReason::Answered(response) => this.store_failure(pool, *response).await,
+                RollbackReason::Sqlock(error) => Problem::of_error(&error).into_response(),
             },
-            Err(RetryError::Failed(RollbackReason::Answered(response))) => this.store_failure(pool, *response).await,
             Err(error) => run_problem(error).into_response(),
         }
     }
@@ -147,7 +189,6 @@ pub(super) async fn resume_work<R, E, F>(
 ) -> Result<Answer, RollbackReason<E>>
 where
     R: IntoResponse,
-    E: StdError + 'static,
     F: AsyncFnOnce(&Attempt) -> Result<R, E>,
 {
     let response = work(attempt).await.map_err(RollbackReason::Work)?.into_response();
@@ -207,24 +248,26 @@ impl Prepared {
     }
 
     /// Runs the work, and encodes its response for the record.
-    async fn run_in_transaction<DB, R, E, F>(
+    async fn run_in_transaction<DB, R, E, F, Kind>(
         &self,
         tx: &mut Transaction<'_, DB>,
         work: F,
-    ) -> Result<Answer, RollbackReason<E>>
+    ) -> Result<Answer, RunError<RollbackReason<E>>>
     where
         DB: Database,
         R: IntoResponse,
-        E: StdError + 'static,
+        E: WorkError<Kind>,
+        Kind: ?Sized,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<R, E>,
     {
-        let response = work(tx).await.map_err(RollbackReason::Work)?.into_response();
+        let rolled_back = |error| RunError::Work { error, as_error: RollbackReason::as_error };
+        let response = work(tx).await.map_err(|error| rolled_back(RollbackReason::Work(error)))?.into_response();
         if is_failure(response.status()) || !self.policy.stores(response.status()) {
-            return Err(RollbackReason::Answered(Box::new(response)));
+            return Err(rolled_back(RollbackReason::Answered(Box::new(response))));
         }
         Answer::of(response, &self.policy).await.map_err(|problem| {
             tracing::error!(?problem, "rolled back a transaction, because its response cannot be stored");
-            RollbackReason::Answered(Box::new(problem.into_response()))
+            rolled_back(RollbackReason::Answered(Box::new(problem.into_response())))
         })
     }
 
@@ -239,8 +282,8 @@ impl Prepared {
         };
         // In a transaction without other writes.
         let answer = &answer;
-        let nothing = async move |_: &mut Transaction<'_, DB>| Ok::<_, RollbackReason<Infallible>>(answer.clone());
-        match self.unbounded().run(pool, &self.key, &self.fingerprint, nothing).await {
+        let nothing = async move |_: &mut Transaction<'_, DB>| Ok::<_, RunError<Infallible>>(answer.clone());
+        match self.unbounded().run_once(pool, &self.key, &self.fingerprint, nothing).await {
             Ok(outcome) => self.outcome_response(outcome),
             Err(error) => run_problem(error).into_response(),
         }
@@ -300,7 +343,7 @@ impl Prepared {
             if !self.policy.is_refusal(status) {
                 mark_unknown(attempt).await;
             } else if let Err(error) = attempt.refuse().await {
-                tracing::warn!(%error, "could not record that a request was refused");
+                tracing::warn!(error = %error.report(), "could not record that a request was refused");
             }
             return Ok(response);
         }
@@ -324,7 +367,7 @@ impl Prepared {
 /// Records that the outcome is unknown. If this fails as well, the attempt counts as died.
 async fn mark_unknown(attempt: &Attempt) {
     if let Err(error) = attempt.unknown().await {
-        tracing::warn!(%error, "could not record that the outcome of a request is unknown");
+        tracing::warn!(error = %error.report(), "could not record that the outcome of a request is unknown");
     }
 }
 
@@ -342,54 +385,11 @@ fn is_failure(status: StatusCode) -> bool {
     status.is_client_error() || status.is_server_error()
 }
 
-fn run_problem<E: StdError + 'static>(error: RetryError<RollbackReason<E>>) -> Problem {
+fn run_problem<E>(error: RunEnd<E>) -> Problem {
     match error {
-        RetryError::Exhausted { .. } => Problem::Conflict,
-        RetryError::CommitUnknown { .. } => Problem::CommitUnknown,
-        RetryError::Failed(RollbackReason::Sqlock(error)) => Problem::of_error(&error),
-        RetryError::Failed(_) => Problem::StoreUnavailable,
-    }
-}
-
-/// Why a transaction was rolled back.
-#[derive(Debug)]
-pub(super) enum RollbackReason<E> {
-    /// The work failed.
-    Work(E),
-    /// The response of the work asks for a rollback.
-    Answered(Box<Response>),
-    /// A statement of this crate failed.
-    Sqlock(Error),
-}
-
-impl<E: StdError> fmt::Display for RollbackReason<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Work(error) => write!(f, "{error}"),
-            Self::Answered(response) => write!(f, "answered with {}", response.status()),
-            Self::Sqlock(error) => write!(f, "{error}"),
-        }
-    }
-}
-
-impl<E: StdError + 'static> StdError for RollbackReason<E> {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        match self {
-            Self::Work(error) => Some(error),
-            Self::Answered(_) => None,
-            Self::Sqlock(error) => Some(error),
-        }
-    }
-}
-
-impl<E> From<sqlx::Error> for RollbackReason<E> {
-    fn from(error: sqlx::Error) -> Self {
-        Self::Sqlock(error.into())
-    }
-}
-
-impl<E> From<Error> for RollbackReason<E> {
-    fn from(error: Error) -> Self {
-        Self::Sqlock(error)
+        RunEnd::Exhausted(_) => Problem::Conflict,
+        RunEnd::CommitUnknown(_) => Problem::CommitUnknown,
+        RunEnd::Failed(RunError::Sqlock(error)) => Problem::of_error(&error),
+        RunEnd::Failed(RunError::Work { .. }) => Problem::StoreUnavailable,
     }
 }

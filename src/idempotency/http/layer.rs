@@ -179,7 +179,7 @@ impl IdempotencyLayer {
     pub async fn resume<R, E, F>(&self, work: F) -> crate::error::Result<Resumed>
     where
         R: IntoResponse,
-        E: std::error::Error + 'static,
+        E: std::fmt::Display,
         F: AsyncFnOnce(&Attempt) -> Result<R, E> + Clone,
     {
         let policy = &self.0.policy;

@@ -66,8 +66,10 @@ impl Problem {
         };
         match problem {
             Self::InProgress => {}
-            Self::StoreUnavailable => tracing::warn!(%error, "a request with an idempotency key was not run"),
-            _ => tracing::error!(%error, "a request with an idempotency key cannot be run"),
+            Self::StoreUnavailable => {
+                tracing::warn!(error = %error.report(), "a request with an idempotency key was not run")
+            }
+            _ => tracing::error!(error = %error.report(), "a request with an idempotency key cannot be run"),
         }
         problem
     }

@@ -302,7 +302,7 @@ async fn show(db: &Database, args: ShowArgs) -> Result<(), Failure> {
             shown
         });
         if !shown.is_null() || !resolutions.is_empty() {
-            shown["resolutions"] = resolutions.iter().map(resolution_to_json).collect();
+            shown["resolutions"] = json!(resolutions);
         }
         return stdout::print_json_pretty(&shown);
     }
@@ -312,16 +312,6 @@ async fn show(db: &Database, args: ShowArgs) -> Result<(), Failure> {
     };
     shown.extend(resolutions.iter().map(format_resolution));
     stdout::print(&shown)
-}
-
-fn resolution_to_json(resolution: &ResolutionInfo) -> Value {
-    json!({
-        "outcome": resolution.outcome,
-        "token": resolution.token.map(FencingToken::get),
-        "by": resolution.by,
-        "note": resolution.note,
-        "at": format_time(resolution.at),
-    })
 }
 
 fn format_resolution(resolution: &ResolutionInfo) -> String {

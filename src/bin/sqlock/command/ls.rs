@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use clap::Args;
-use serde_json::Value;
+use serde_json::json;
 use sqlock::inspect::LeaseInfo;
 use tokio::time::sleep;
 
@@ -40,7 +40,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut held = signals.unless_terminated(db.read(async || db.locks.list(&args.prefix).await)).await??;
     let mut clear = if args.watch && !args.json && std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
     loop {
-        let all = || Value::from_iter(held.iter().map(describe::holder_to_json));
+        let all = || json!(held);
         match (args.json, args.watch) {
             (true, true) => stdout::print_json(&all())?,
             (true, false) => stdout::print_json_pretty(&all())?,

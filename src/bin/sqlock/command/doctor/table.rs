@@ -79,6 +79,8 @@ fn parse_statement(statement: &str, tables: &mut Vec<Table>) {
                 table.indexes.push(Index::new(columns, false));
             }
         }
+        // Only people read the view.
+        ["CREATE", ..] if words.contains(&"VIEW") => {}
         _ => debug_assert!(false, "a statement that the doctor cannot parse: {statement}"),
     }
 }

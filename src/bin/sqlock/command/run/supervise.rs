@@ -31,10 +31,11 @@ pub async fn supervise(args: &Arguments, lease: HeldLease, signals: &mut Signals
     };
     match (ended, released) {
         (Ok(Completion { stopped: None, .. }), Err(error)) if error.is_lost() => {
-            Err(Failure::new(exit::LOST, format!("{error}, before the command ended")))
+            Err(Failure::new(exit::LOST, format!("{}, before the command ended", error.report())))
         }
         (ended, Err(error)) if !error.is_lost() => {
             let left = duration::format_exact(args.lease.ttl);
+            let error = error.report();
             stderr::print_warning(&format!("cannot release the lease on {name}: {error}; it ends in {left} at most"));
             ended
         }

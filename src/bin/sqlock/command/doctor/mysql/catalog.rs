@@ -44,11 +44,11 @@ pub(super) const RIGHTS: [(&str, &str); 4] = [
 // EXPLAIN does not support CREATE. Rights of a role are not listed here. The name of a database may
 // be a pattern in a grant.
 pub(super) const MAY_CREATE: &str = "
-SELECT COUNT(*) FROM (
+SELECT COUNT(DISTINCT PRIVILEGE_TYPE) = 2 FROM (
     SELECT GRANTEE, PRIVILEGE_TYPE FROM information_schema.USER_PRIVILEGES
      UNION ALL
     SELECT GRANTEE, PRIVILEGE_TYPE FROM information_schema.SCHEMA_PRIVILEGES WHERE DATABASE() LIKE TABLE_SCHEMA) AS p
- WHERE PRIVILEGE_TYPE = 'CREATE'
+ WHERE PRIVILEGE_TYPE IN ('CREATE', 'CREATE VIEW')
    AND GRANTEE = CONCAT('''', LEFT(CURRENT_USER(), CHAR_LENGTH(CURRENT_USER())
                                                    - CHAR_LENGTH(SUBSTRING_INDEX(CURRENT_USER(), '@', -1)) - 1),
                         '''@''', SUBSTRING_INDEX(CURRENT_USER(), '@', -1), '''')";
@@ -132,8 +132,9 @@ pub async fn check_rights(conn: &mut MySqlConnection, found: &[Table], missing: 
     if missing && first_cell(&query::<MySql>(conn, sql::MAY_CREATE).await?) == "0" {
         check = match first_cell(&query::<MySql>(conn, sql::ROLE).await?) {
             "NONE" => {
-                let advice = "GRANT CREATE on the database, or run \"sqlock migrate\" as a user with that right.";
-                check.fail("no CREATE, and tables are missing", advice)
+                let advice =
+                    "GRANT CREATE, CREATE VIEW on the database, or run \"sqlock migrate\" as a user with these rights.";
+                check.fail("no CREATE or no CREATE VIEW, and tables are missing", advice)
             }
             role => check.unknown(format!("the right to create tables depends on the role {role}"), ""),
         };

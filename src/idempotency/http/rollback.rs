@@ -1,0 +1,54 @@
+//! Why the transaction of a request was rolled back.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use axum::response::Response;
+
+use crate::error::Error;
+use crate::transaction::work_error::WorkError;
+
+/// Why a transaction was rolled back.
+pub(super) enum RollbackReason<E> {
+    /// The work failed.
+    Work(E),
+    /// The response of the work asks for a rollback.
+    Answered(Box<Response>),
+    /// A statement of this crate failed.
+    Sqlock(Error),
+}
+
+impl<E> RollbackReason<E> {
+    /// Returns the error whose sources say whether the transaction met a concurrent change.
+    pub(super) fn as_error<Kind: ?Sized>(&self) -> &(dyn StdError + 'static)
+    where
+        E: WorkError<Kind>,
+    {
+        match self {
+            Self::Work(error) => error.as_error(),
+            Self::Answered(_) => &NotStored,
+            Self::Sqlock(error) => error,
+        }
+    }
+}
+
+/// The response is not one that is stored.
+#[derive(Debug, thiserror::Error)]
+#[error("the response asks for a rollback")]
+struct NotStored;
+
+impl<E: fmt::Display> fmt::Display for RollbackReason<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Work(error) => write!(f, "{error}"),
+            Self::Answered(response) => write!(f, "answered with {}", response.status()),
+            Self::Sqlock(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl<E> From<Error> for RollbackReason<E> {
+    fn from(error: Error) -> Self {
+        Self::Sqlock(error)
+    }
+}
