@@ -249,6 +249,16 @@ pub enum Error {
         limit: usize,
     },
 
+    /// The request that is to be [stored](crate::idempotency::Fingerprint::with_request) is longer
+    /// than the [limit](crate::idempotency::Idempotency::request_limit). Nothing was claimed.
+    #[error("the request is too large: {bytes} bytes, at most {limit} are stored")]
+    RequestTooLarge {
+        /// The length of the request.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
+
     /// The claim cannot be completed in this transaction: the result is stored already, the claim
     /// was made in another transaction, or a deadlock whose error was ignored has rolled it back.
     #[error(

@@ -15,6 +15,7 @@ mod key;
 mod leased;
 mod outcome;
 mod pools;
+mod request;
 mod resolve;
 mod resume;
 mod run;

@@ -28,6 +28,7 @@ use crate::token::FencingToken;
 pub struct Attempt {
     idempotency: Idempotency,
     record: Record,
+    pub(super) request: Option<Vec<u8>>,
     lease: Lease,
     token: FencingToken,
     conclusion: Mutex<Conclusion>,
@@ -43,9 +44,9 @@ enum Conclusion {
 }
 
 impl Attempt {
-    pub(super) fn new(idempotency: Idempotency, record: Record, lease: Lease) -> Self {
+    pub(super) fn new(idempotency: Idempotency, record: Record, request: Option<Vec<u8>>, lease: Lease) -> Self {
         let token = lease.token();
-        Self { idempotency, record, lease, token, conclusion: Mutex::new(Conclusion::Open) }
+        Self { idempotency, record, request, lease, token, conclusion: Mutex::new(Conclusion::Open) }
     }
 
     /// Returns the principal, or the [digest](crate::idempotency::IdempotencyKey) of a long one.

@@ -37,6 +37,9 @@ const LEASE_TTL: Duration = Duration::from_secs(30);
 /// The longest stored result, unless [`Idempotency::result_limit`] sets it.
 const RESULT_LIMIT: usize = 1 << 20;
 
+/// The longest stored request, unless [`Idempotency::request_limit`] sets it.
+const REQUEST_LIMIT: usize = 1 << 20;
+
 /// Lets requests take effect once, however often they are sent.
 ///
 /// A client chooses a [key](IdempotencyKey) for a request, and sends the request again with the
@@ -107,6 +110,7 @@ pub struct Idempotency {
     pub(super) lease: Duration,
     pub(super) wait: Duration,
     pub(super) limit: usize,
+    pub(super) request_limit: usize,
     pub(super) retry: Retry,
     pub(super) resume_policy: ResumePolicy,
     pub(super) pools: Arc<KnownPools>,
@@ -135,6 +139,7 @@ impl Idempotency {
             lease: LEASE_TTL,
             wait: Duration::ZERO,
             limit: RESULT_LIMIT,
+            request_limit: REQUEST_LIMIT,
             retry: Retry::new(),
             resume_policy: ResumePolicy::new(),
             pools: Arc::default(),
@@ -185,6 +190,13 @@ impl Idempotency {
         self
     }
 
+    /// Limits the bytes of a [stored request](Fingerprint::with_request): 1 MiB by default. A longer
+    /// one is refused with [`Error::RequestTooLarge`].
+    pub fn request_limit(mut self, bytes: usize) -> Self {
+        self.request_limit = bytes;
+        self
+    }
+
     /// Sets how transactions of [`run`](Self::run) begin, and how often they are run again after a
     /// concurrent change.
     pub fn retry(mut self, retry: Retry) -> Self {
@@ -225,6 +237,7 @@ impl Idempotency {
         Ok(Claiming {
             key: key.within(&self.namespace)?,
             fingerprint: request.bytes(),
+            request: request.request.as_deref().map(|request| self.encode_request(request)).transpose()?,
             keep: crate::backend::micros(self.retention),
             permanent: self.after_retention == AfterRetention::Refuse,
             issued: key.is_issued(),

@@ -9,6 +9,7 @@ use super::attempt::Attempt;
 use super::handle::Idempotency;
 use super::key::{Fingerprint, IdempotencyKey};
 use super::outcome::{Outcome, Stored, decode_outcome, recorded_outcome};
+use super::request::decode_request;
 use crate::backend::records::{Claiming, Errand, State};
 use crate::error::{Error, Result};
 use crate::lease::handle::Lease;
@@ -24,8 +25,8 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::Unavailable`],
-    /// [`Error::NotMigrated`].
+    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::RequestTooLarge`],
+    /// [`Error::Unavailable`], [`Error::NotMigrated`].
     ///
     /// # Cancel safety
     ///
@@ -66,15 +67,20 @@ impl Idempotency {
     pub(super) async fn start(&self, claim: Claiming, lease: Lease, resume: bool) -> Result<Outcome<Attempt, Stored>> {
         let fingerprint = claim.fingerprint.clone();
         let issued = claim.issued;
+        let request = claim.request.clone();
         let token = lease.token().get();
         let found = self.send(Errand::Start { claim, token, resume }).await?;
         let Some(record) = found.records.into_iter().next() else {
             return Ok(if issued { Outcome::Expired } else { Outcome::InProgress });
         };
         if record.state == State::Started && record.token == token {
-            return Ok(Outcome::New(Attempt::new(self.clone(), record, lease)));
+            let request = match record.attempts {
+                1 => request.map(decode_request),
+                _ => self.read_request(&record).await?,
+            };
+            return Ok(Outcome::New(Attempt::new(self.clone(), record, request, lease)));
         }
-        let claim = Claiming { key: record.key.clone(), fingerprint, keep: 0, permanent: false, issued };
+        let claim = Claiming { fingerprint, issued, ..Claiming::of(record.key.clone()) };
         Ok(recorded_outcome(&claim, record).unwrap_or(Outcome::InProgress))
     }
 

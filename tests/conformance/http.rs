@@ -13,7 +13,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{AppendHeaders, IntoResponse, Response};
 use axum::{Router, routing::post};
 use sqlock::idempotency::http::{IdempotencyLayer, Idempotent};
-use sqlock::idempotency::{AfterRetention, Attempt, Idempotency, IdempotencyKey, Resolution};
+use sqlock::idempotency::{AfterRetention, Attempt, Fingerprint, Idempotency, IdempotencyKey, Resolution};
 use sqlock::retry::Retry;
 use sqlock::row::RowError;
 use sqlock::{Error, Locks};
@@ -710,6 +710,26 @@ async fn under_a_lease_the_answer_decides_what_becomes_of_the_key() {
     }
 }
 
+#[tokio::test]
+async fn stored_body_reaches_the_resumed_attempt() {
+    let (books, server) = shop_with(|payments| usual(payments.request_limit(1)).store_request()).await;
+    for (mode, body) in [("provider", "500"), ("layered", "\0{5")] {
+        assert_eq!(server.post_as("alice", &format!("/{mode}/timeout"), mode, body).await.status, 502);
+    }
+    let layer = usual(server.payments.clone());
+    let work = async |attempt: &Attempt| Ok::<_, AppError>(attempt.request().expect("the body").to_vec());
+    assert_eq!(soon("the resumption", layer.resume(work)).await.expect("resume").done, 2);
+    for (mode, body) in [("provider", "500"), ("layered", "\0{5")] {
+        let replay = server.post_as("alice", &format!("/{mode}/timeout"), mode, body).await;
+        assert_eq!((replay.is_replay(), replay.text().as_str()), (true, body));
+    }
+    // What an application stores itself stays within the limit of the store.
+    let own = |_: &Parts, body: &Bytes| Fingerprint::of([body]).with_request("a\nb");
+    let own = Server::on(&books.db, |payments| usual(payments.request_limit(2)).store_request().fingerprint(own)).await;
+    own.post("/provider/receipt", "own").await.is(413, "request-too-large");
+    assert_eq!(own.begun(), 0);
+}
+
 /// A timeout layer inside, or a provider's answer that is passed on, says nothing of the charge.
 #[tokio::test]
 async fn under_a_lease_ambiguous_statuses_leave_the_outcome_unknown() {
@@ -844,7 +864,7 @@ async fn what_makes_a_request_another_one_can_be_chosen() {
     assert!(post(&fields, "c", r#"{"cents": 5, "at": 2}"#).await.is_replay());
     post(&fields, "c", r#"{"cents": 6, "at": 2}"#).await.is(422, "key-reused");
 
-    let own = |payments| usual(payments).fingerprint(|_, body| sqlock::idempotency::Fingerprint::of([&body[..1]]));
+    let own = |payments| usual(payments).fingerprint(|_, body| Fingerprint::of([&body[..1]]));
     let own = Server::on(&books.db, own).await;
     assert_eq!(post(&own, "d", "5").await.status, 201);
     assert!(post(&own, "d", "55").await.is_replay());

@@ -43,6 +43,7 @@ struct Settings {
     required: bool,
     leased: bool,
     detached: bool,
+    stores_request: bool,
     reading: Reading,
     mismatch: StatusCode,
     request_limit: usize,
@@ -117,6 +118,7 @@ impl IdempotencyLayer {
             required: false,
             leased: false,
             detached: false,
+            stores_request: false,
             reading: Reading::Draft,
             mismatch: StatusCode::UNPROCESSABLE_ENTITY,
             request_limit: 1 << 20,
@@ -185,6 +187,15 @@ impl IdempotencyLayer {
         let policy = &self.0.policy;
         let store = self.0.store.clone().result_limit(usize::MAX);
         store.resume(async move |attempt: &Attempt| resume_work(policy, attempt, work).await).await
+    }
+
+    /// Stores the body of each request under a lease with its record, so that
+    /// [`resume`](Self::resume) gives it to the [attempt](Attempt::request). It is deleted once the
+    /// request has ended. A [fingerprint](Self::fingerprint) of your own that
+    /// [stores](Fingerprint::with_request) something else does so instead.
+    pub fn store_request(mut self) -> Self {
+        self.0.stores_request = true;
+        self
     }
 
     /// Limits the body of a request with a key, which is read into memory: 1 MiB by default. A
@@ -325,10 +336,16 @@ where
         Ok(body) => body,
         Err(problem) => return Ok(problem.into_response()),
     };
+    let (mut store, mut fingerprint) = (settings.store.clone(), settings.fingerprint_of(&parts, &body));
+    if settings.stores_request && fingerprint.request.is_none() {
+        fingerprint = fingerprint.with_request(body.clone());
+        // The body has a limit of its own.
+        store = store.request_limit(usize::MAX);
+    }
     let prepared = Arc::new(Prepared {
-        fingerprint: settings.fingerprint_of(&parts, &body),
+        fingerprint,
         key,
-        store: settings.store.clone(),
+        store,
         policy: settings.policy.clone(),
         mismatch: settings.mismatch,
         is_extracted: AtomicBool::new(false),

@@ -58,6 +58,7 @@ impl Problem {
     pub(super) fn of_error(error: &Error) -> Self {
         let problem = match error {
             Error::Lost { .. } => Self::InProgress,
+            Error::RequestTooLarge { .. } => Self::RequestTooLarge,
             Error::Json { .. } => Self::NotSetUp("the stored answer cannot be read"),
             Error::InvalidKey { .. } => Self::NotSetUp("the namespace or the principal is not one"),
             Error::OutOfRange { .. } => Self::NotSetUp("a duration is out of range"),
@@ -65,7 +66,7 @@ impl Problem {
             _ => Self::StoreUnavailable,
         };
         match problem {
-            Self::InProgress => {}
+            Self::InProgress | Self::RequestTooLarge => {}
             Self::StoreUnavailable => tracing::warn!(%error, "a request with an idempotency key was not run"),
             _ => tracing::error!(%error, "a request with an idempotency key cannot be run"),
         }
