@@ -259,6 +259,19 @@ pub enum Error {
         limit: usize,
     },
 
+    /// A stored result, the result of a step or a stored request cannot be
+    /// [sealed or opened](crate::idempotency::Idempotency::seal). What cannot be opened stays, and
+    /// the request is not run again.
+    #[error("cannot {attempted} {what}: {source}")]
+    Sealed {
+        /// `seal` or `open`.
+        attempted: &'static str,
+        /// What is stored.
+        what: &'static str,
+        /// The error of the caller's function.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+
     /// The claim cannot be completed in this transaction: the result is stored already, the claim
     /// was made in another transaction, or a deadlock whose error was ignored has rolled it back.
     #[error(

@@ -19,6 +19,7 @@ mod request;
 mod resolve;
 mod resume;
 mod run;
+mod seal;
 
 pub use attempt::Attempt;
 pub use claim::Claim;

@@ -585,16 +585,6 @@ pub(crate) enum Ending {
     Unknown,
 }
 
-impl Ending {
-    /// Whether a record says the same already.
-    pub(crate) fn is_in(&self, record: &Record) -> bool {
-        match self {
-            Self::Done { result, .. } => record.state == State::Done && record.result.as_ref() == Some(result),
-            Self::Unknown => record.state == State::Unknown,
-        }
-    }
-}
-
 /// Writes how the attempt with this token has ended, if it is still the latest and has not ended.
 pub(crate) async fn end<DB: Records>(
     conn: &mut DB::Connection,

@@ -9,6 +9,7 @@ use sqlx::Transaction;
 use super::key::{Fingerprint, IdempotencyKey};
 use super::pools::KnownPools;
 use super::resume::ResumePolicy;
+use super::seal::Seal;
 use crate::backend::Database;
 use crate::backend::dialect::LockFailure;
 use crate::backend::records::{Claiming, Errand, Findings, FullKey};
@@ -111,6 +112,7 @@ pub struct Idempotency {
     pub(super) wait: Duration,
     pub(super) limit: usize,
     pub(super) request_limit: usize,
+    pub(super) seal: Seal,
     pub(super) retry: Retry,
     pub(super) resume_policy: ResumePolicy,
     pub(super) pools: Arc<KnownPools>,
@@ -140,6 +142,7 @@ impl Idempotency {
             wait: Duration::ZERO,
             limit: RESULT_LIMIT,
             request_limit: REQUEST_LIMIT,
+            seal: Seal::default(),
             retry: Retry::new(),
             resume_policy: ResumePolicy::new(),
             pools: Arc::default(),
@@ -234,10 +237,12 @@ impl Idempotency {
 
     pub(super) fn claim_request(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<Claiming> {
         Error::check_range("a retention", self.retention, RETENTION_RANGE.0, RETENTION_RANGE.1)?;
+        let full_key = key.within(&self.namespace)?;
+        let stored = request.request.as_deref().map(|request| self.encode_request(&full_key.id, request));
         Ok(Claiming {
-            key: key.within(&self.namespace)?,
+            key: full_key,
             fingerprint: request.bytes(),
-            request: request.request.as_deref().map(|request| self.encode_request(request)).transpose()?,
+            request: stored.transpose()?,
             keep: crate::backend::micros(self.retention),
             permanent: self.after_retention == AfterRetention::Refuse,
             issued: key.is_issued(),

@@ -133,7 +133,7 @@
 //! transaction was rolled back; under a lease the outcome is unknown.
 //! ## not-set-up
 //! 500: there is no layer around the handler, or the transaction is not one of the database that
-//! has the records. Or the handler has ignored the key, and succeeded, where one is
+//! has the records, or what is stored cannot be [opened](crate::idempotency::Idempotency::seal). Or the handler has ignored the key, and succeeded, where one is
 //! [required](IdempotencyLayer::required): a repeated request would take effect again.
 //!
 //! # When the client disconnects

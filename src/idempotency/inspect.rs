@@ -144,7 +144,8 @@ impl Idempotency {
         };
         let steps = self.send(Errand::Steps { id: record.key.id.clone(), begun: record.created_at }).await?.steps;
         let request_bytes = match UNFINISHED.contains(&record.state) {
-            true => self.read_request(&record).await?.map(|request| request.len()),
+            // Without the byte of its format.
+            true => self.read_request(&record).await?.map(|request| request.len().saturating_sub(1)),
             false => None,
         };
         Ok(Some(RecordInfo { steps, request_bytes, ..RecordInfo::of(record) }))

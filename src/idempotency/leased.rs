@@ -8,8 +8,7 @@ use serde::de::DeserializeOwned;
 use super::attempt::Attempt;
 use super::handle::Idempotency;
 use super::key::{Fingerprint, IdempotencyKey};
-use super::outcome::{Outcome, Stored, decode_outcome, recorded_outcome};
-use super::request::decode_request;
+use super::outcome::{Outcome, Stored, decode_outcome};
 use crate::backend::records::{Claiming, Errand, State};
 use crate::error::{Error, Result};
 use crate::lease::handle::Lease;
@@ -25,7 +24,7 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::RequestTooLarge`],
+    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::RequestTooLarge`], [`Error::Sealed`],
     /// [`Error::Unavailable`], [`Error::NotMigrated`].
     ///
     /// # Cancel safety
@@ -60,7 +59,7 @@ impl Idempotency {
             None => claim.issued.then_some(Outcome::Expired),
             // The lease shows whether that attempt is in progress or has died.
             Some(record) if record.state == State::Started && record.fingerprint == claim.fingerprint => None,
-            Some(record) => recorded_outcome(claim, record),
+            Some(record) => self.recorded_outcome(claim, record)?,
         })
     }
 
@@ -74,14 +73,22 @@ impl Idempotency {
             return Ok(if issued { Outcome::Expired } else { Outcome::InProgress });
         };
         if record.state == State::Started && record.token == token {
-            let request = match record.attempts {
-                1 => request.map(decode_request),
-                _ => self.read_request(&record).await?,
-            };
-            return Ok(Outcome::New(Attempt::new(self.clone(), record, request, lease)));
+            let column = if record.attempts == 1 { request } else { self.read_request(&record).await? };
+            let request = column.map(|column| self.decode_request(&record.key.id, column)).transpose();
+            let mut attempt = Attempt::new(self.clone(), record, lease);
+            match request {
+                Ok(request) => attempt.request = request,
+                // An earlier attempt may have had an effect.
+                Err(error) => {
+                    attempt.unknown().await?;
+                    attempt.release().await;
+                    return Err(error);
+                }
+            }
+            return Ok(Outcome::New(attempt));
         }
         let claim = Claiming { fingerprint, issued, ..Claiming::of(record.key.clone()) };
-        Ok(recorded_outcome(&claim, record).unwrap_or(Outcome::InProgress))
+        Ok(self.recorded_outcome(&claim, record)?.unwrap_or(Outcome::InProgress))
     }
 
     /// Runs the work [under a lease](Self::attempt), and replays its result to every later request

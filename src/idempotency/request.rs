@@ -6,10 +6,11 @@ use serde::de::DeserializeOwned;
 use super::attempt::Attempt;
 use super::handle::Idempotency;
 use super::key::Fingerprint;
+use super::seal::Content;
 use crate::backend::records::{Errand, Record};
 use crate::error::{Error, Result};
 
-/// The first byte of a stored request that is stored as it is.
+/// The first byte of a request that is not sealed. It may contain any bytes.
 const PLAIN: u8 = 1;
 
 impl Fingerprint {
@@ -49,31 +50,31 @@ impl Attempt {
     ///
     /// [`Error::Json`]: the stored request is not of this type.
     pub fn json_request<T: DeserializeOwned>(&self) -> Result<Option<T>> {
-        let parse = |bytes| {
-            serde_json::from_slice(bytes).map_err(|source| Error::Json { what: "the stored request", source })
-        };
+        let parse =
+            |bytes| serde_json::from_slice(bytes).map_err(|source| Error::Json { what: "the stored request", source });
         self.request().map(parse).transpose()
     }
 }
 
 impl Idempotency {
     /// Returns a request as it stands in its column.
-    pub(super) fn encode_request(&self, request: &[u8]) -> Result<Vec<u8>> {
+    pub(super) fn encode_request(&self, id: &str, request: &[u8]) -> Result<Vec<u8>> {
         let (bytes, limit) = (request.len(), self.request_limit);
         if bytes > limit {
             return Err(Error::RequestTooLarge { bytes, limit });
         }
-        Ok([&[PLAIN], request].concat())
+        self.seal.seal(Content::Request, id, [&[PLAIN], request].concat())
     }
 
-    /// Reads the stored request of a record.
+    /// Returns the request that stands in its column.
+    pub(super) fn decode_request(&self, id: &str, column: Vec<u8>) -> Result<Vec<u8>> {
+        let mut request = self.seal.open(Content::Request, id, column)?;
+        Ok(request.split_off(request.len().min(1)))
+    }
+
+    /// Reads the stored request of a record, as it stands in its column.
     pub(super) async fn read_request(&self, record: &Record) -> Result<Option<Vec<u8>>> {
         let command = Errand::Request { id: record.key.id.clone(), begun: record.created_at };
-        Ok(self.send(command).await?.result.map(decode_request))
+        Ok(self.send(command).await?.result)
     }
-}
-
-/// Returns the request in a column.
-pub(super) fn decode_request(mut column: Vec<u8>) -> Vec<u8> {
-    column.split_off(column.len().min(1))
 }

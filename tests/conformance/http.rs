@@ -711,6 +711,24 @@ async fn under_a_lease_the_answer_decides_what_becomes_of_the_key() {
 }
 
 #[tokio::test]
+async fn answer_that_cannot_be_opened_is_not_set_up() {
+    let (books, server) = shop_with(|payments| {
+        let mirror = |_: &[u8], bytes: &[u8]| Ok::<_, String>(bytes.iter().map(|byte| !byte).collect());
+        usual(payments.seal(mirror, mirror))
+    })
+    .await;
+    for path in ["/charge/receipt", "/provider/receipt", "/layered/receipt"] {
+        assert_eq!(server.post(path, path).await.status, 201);
+        assert!(server.post(path, path).await.is_replay());
+    }
+    let without = Server::on(&books.db, usual).await;
+    for path in ["/charge/receipt", "/provider/receipt", "/layered/receipt"] {
+        without.post(path, path).await.is(500, "not-set-up");
+    }
+    assert_eq!((without.begun(), books.value(1).await), (0, 1));
+}
+
+#[tokio::test]
 async fn stored_body_reaches_the_resumed_attempt() {
     let (books, server) = shop_with(|payments| usual(payments.request_limit(1)).store_request()).await;
     for (mode, body) in [("provider", "500"), ("layered", "\0{5")] {

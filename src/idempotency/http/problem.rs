@@ -60,6 +60,7 @@ impl Problem {
             Error::Lost { .. } => Self::InProgress,
             Error::RequestTooLarge { .. } => Self::RequestTooLarge,
             Error::Json { .. } => Self::NotSetUp("the stored answer cannot be read"),
+            Error::Sealed { .. } => Self::NotSetUp("what is stored cannot be sealed or opened"),
             Error::InvalidKey { .. } => Self::NotSetUp("the namespace or the principal is not one"),
             Error::OutOfRange { .. } => Self::NotSetUp("a duration is out of range"),
             Error::Row { .. } | Error::NotClaimed => Self::NotSetUp("the transaction is not one of this database"),
