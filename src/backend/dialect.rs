@@ -220,7 +220,7 @@ pub struct Unique {
 
 impl Unique {
     /// Makes a usable index.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(feature = "sqlite")]
     pub fn usable(name: String) -> Self {
         Self { name, obstacle: None }
     }

@@ -19,7 +19,9 @@ use crate::error::{Result, RowError};
 /// As [`RowLock`](crate::row::RowLock), except that the row must exist, and a unique index must
 /// cover the column alone: without such an index a database locks other rows as well. The client
 /// checks this once for each table. On MySQL and MariaDB the index must be visible and a B-tree,
-/// and the key of the column's class: a number for a number, text for text.
+/// and the key of the column's class: a number for a number, text for text. On PostgreSQL the table
+/// may be partitioned, but no other table may inherit from it, because the index does not cover that
+/// one's rows.
 ///
 /// The statement is `SELECT … FOR UPDATE`, on PostgreSQL `SELECT … FOR NO KEY UPDATE`: other
 /// transactions may insert rows that refer to this row by a foreign key, unless

@@ -28,7 +28,8 @@ SELECT b.present,
 pub(super) const TOUCH_ROW: &str = "UPDATE sqlock_row SET seen_at = seen_at WHERE name = $1";
 
 // $1 table, $2 column. Not every unique index will do: a partial one leaves rows out, a deferrable
-// constraint may be broken for a while.
+// constraint may be broken for a while. The index of a table that others inherit from does not
+// cover their rows, which its own name selects as well; that of a partitioned table covers all.
 // https://www.postgresql.org/docs/current/catalog-pg-index.html
 pub(super) const COLUMN: &str = "
 SELECT format_type(a.atttypid, a.atttypmod),
@@ -37,10 +38,15 @@ SELECT format_type(a.atttypid, a.atttypmod),
          WHERE x.indrelid = a.attrelid AND x.indnkeyatts = 1 AND x.indkey[0] = a.attnum
            AND x.indisunique AND x.indisvalid AND x.indimmediate AND x.indpred IS NULL
          ORDER BY x.indisprimary DESC
-         LIMIT 1)
+         LIMIT 1),
+       EXISTS (SELECT 1 FROM pg_inherits AS h JOIN pg_class AS c ON c.oid = h.inhparent
+                WHERE h.inhparent = a.attrelid AND c.relkind <> 'p')
   FROM pg_attribute AS a
  WHERE a.attrelid = to_regclass($1) AND a.attname = $2 AND a.attnum > 0 AND NOT a.attisdropped";
 }
+
+/// Why a unique index does not lead to one row.
+const INHERITED: &str = "it does not cover the tables that inherit from this one";
 
 /// How often a rollback to the savepoint is tried: the time limit may interrupt it as well.
 const ROLLBACK_TRIES: usize = 10;
@@ -164,10 +170,12 @@ impl Dialect for Postgres {
             let Some(row) = row else {
                 return Ok(ColumnLookup::NotFound);
             };
-            let unique: Option<String> = row.try_get(1)?;
+            let index: Option<String> = row.try_get(1)?;
+            let is_inherited: bool = row.try_get(2)?;
+            let obstacle = is_inherited.then(|| INHERITED.to_owned());
             Ok(ColumnLookup::Found(Column {
                 type_name: row.try_get(0)?,
-                unique: unique.map(Unique::usable),
+                unique: index.map(|name| Unique { name, obstacle }),
                 engine_without_row_locks: None,
                 collated: None,
             }))
