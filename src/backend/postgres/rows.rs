@@ -27,15 +27,19 @@ SELECT b.present,
 // $1 name
 pub(super) const TOUCH_ROW: &str = "UPDATE sqlock_row SET seen_at = seen_at WHERE name = $1";
 
-// $1 table, $2 column. Not every unique index will do: a partial one leaves rows out, a deferrable
-// constraint may be broken for a while. The index of a table that others inherit from does not
-// cover their rows, which its own name selects as well; that of a partitioned table covers all.
+// $1 table, $2 column, $3 it and the others of its key. Not every unique index will do: a partial
+// one leaves rows out, a deferrable constraint may be broken for a while. The index of a table that
+// others inherit from does not cover their rows, which its own name selects as well; that of a
+// partitioned table covers all.
 // https://www.postgresql.org/docs/current/catalog-pg-index.html
 pub(super) const COLUMN: &str = "
 SELECT format_type(a.atttypid, a.atttypmod),
        (SELECT i.relname::text
           FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid
-         WHERE x.indrelid = a.attrelid AND x.indnkeyatts = 1 AND x.indkey[0] = a.attnum
+         WHERE x.indrelid = a.attrelid AND x.indnkeyatts = cardinality($3::text[])
+           AND (SELECT count(*) FROM pg_attribute AS k
+                 WHERE k.attrelid = x.indrelid AND k.attnum = ANY ((x.indkey::int2[])[0:x.indnkeyatts - 1])
+                   AND k.attname = ANY ($3)) = x.indnkeyatts
            AND x.indisunique AND x.indisvalid AND x.indimmediate AND x.indpred IS NULL
          ORDER BY x.indisprimary DESC
          LIMIT 1),
@@ -164,9 +168,14 @@ impl Dialect for Postgres {
         })
     }
 
-    fn column<'a>(conn: &'a mut PgConnection, table: &'a Table, column: &'a str) -> StoreFuture<'a, ColumnLookup> {
+    fn column<'a>(
+        conn: &'a mut PgConnection,
+        table: &'a Table,
+        columns: &'a [String],
+    ) -> StoreFuture<'a, ColumnLookup> {
         Box::pin(async move {
-            let row = sqlx::query(sql::COLUMN).bind(table.quoted::<Self>()).bind(column).fetch_optional(conn).await?;
+            let query = sqlx::query(sql::COLUMN).bind(table.quoted::<Self>()).bind(columns.first()).bind(columns);
+            let row = query.fetch_optional(conn).await?;
             let Some(row) = row else {
                 return Ok(ColumnLookup::NotFound);
             };

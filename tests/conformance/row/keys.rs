@@ -154,3 +154,45 @@ async fn text_key_locks_what_its_collation_means() {
     run(&books.pool, "INSERT INTO thing VALUES ('alice', 0), ('Bob', 1), ('carol', 2), ('DAVE', 3)").await;
     assert_keys_lock(&books, ["ALICE", "dave", "BOB", "Carol"].map(str::to_owned)).await;
 }
+
+/// A unique index on all columns of a key, and on no others, leads to one row.
+#[tokio::test]
+async fn composite_key_locks_its_row() {
+    let books = books().await;
+    run(&books.pool, "CREATE TABLE thing (id BIGINT NOT NULL, name VARCHAR(20) NOT NULL, day BIGINT NOT NULL, place BIGINT PRIMARY KEY)")
+        .await;
+    run(&books.pool, "CREATE UNIQUE INDEX thing_name ON thing (name, id)").await;
+    run(&books.pool, "CREATE UNIQUE INDEX thing_day ON thing (id, name, day)").await;
+    run(&books.pool, "INSERT INTO thing VALUES (1, 'a', 5, 0), (1, 'b', 5, 1), (2, 'a', 5, 2), (2, 'b', 5, 3)").await;
+    let locks = books.db.locks().await;
+    let mut tx = begin(&books.pool).await;
+    locks.row_of("thing", ("id", "name"), (2_i64, "a".to_owned())).lock(&mut tx).await.expect("lock");
+    assert_free(&books, &[0, 1, 3]).await;
+    locks.row_of("thing", ("name", "id"), ("b", 1_i32)).lock(&mut tx).await.expect("in any order, of any width");
+    assert_free(&books, &[0, 3]).await;
+    locks.row_of("thing", ("id", "name", "day"), (2_i64, "b", 5_i64)).lock(&mut tx).await.expect("three columns");
+    assert_free(&books, &[0]).await;
+    if DATABASE != Database::Sqlite {
+        let mut rival = begin(&books.pool).await;
+        let mut is_free = async |id: i64, name: &'static str| {
+            locks.row_of("thing", ("id", "name"), (id, name)).try_lock(&mut rival).await.expect("try")
+        };
+        assert_eq!((is_free(2, "b").await, is_free(1, "a").await), (false, true));
+        rival.rollback().await.expect("rollback");
+    }
+    let refused = |result: Result<(), Error>, expected: RowError| {
+        assert_eq!(cause(&result.expect_err("refused")), &expected);
+    };
+    let missing = locks.row_of("thing", ("id", "name"), (3_i64, "a")).lock(&mut tx).await;
+    refused(missing, RowError::NoSuchRow);
+    let other_columns = locks.row_of("thing", ("id", "day"), (1_i64, 5_i64)).lock(&mut tx).await;
+    refused(other_columns, RowError::NotUnique { column: "id, day".into() });
+    let twice = locks.row_of("thing", ("place", "place"), (1_i64, 1_i64)).lock(&mut tx).await;
+    refused(twice, RowError::NotUnique { column: "place, place".into() });
+    let unknown = locks.row_of("thing", ("id", "size"), (1_i64, 5_i64)).lock(&mut tx).await;
+    refused(unknown, RowError::NoSuchColumn { column: "size".into() });
+    if DATABASE.is_mysql() {
+        let error = locks.row_of("thing", ("id", "name"), (1_i64, 7_i64)).lock(&mut tx).await.expect_err("all rows");
+        assert!(matches!(cause(&error), RowError::KeyType { .. }), "{error}");
+    }
+}
