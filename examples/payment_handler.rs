@@ -6,16 +6,25 @@
 //! again with the same key until they are answered. The server is killed with `kill -9` twice: once when it has
 //! charged and not yet committed, once when it has committed and not yet answered.
 //!
+//! Two payments are charged by a provider, in `Idempotent::run_leased`. During the first one the server is stopped for
+//! longer than its lease lasts, another server continues, and the first one wakes up. The second one is charged, and
+//! the provider does not say so in time (408): nobody knows what became of it until the next server resumes it. In the
+//! end the ledger has what the provider has charged, and nothing else.
+//!
 //! ```text
 //! cargo run --features axum --example payment_handler
 //! cargo run --features axum --example payment_handler -- --without-key   # as it is often written
+//! cargo run --features axum --example payment_handler -- --new-key       # another key for each call of the provider
 //! DATABASE_URL=postgres://… cargo run --all-features --example payment_handler
 //! ```
 
+#[path = "payment_handler/client.rs"]
+mod client;
+#[path = "payment_handler/provider.rs"]
+mod provider;
 mod shared;
 
 use std::collections::HashSet;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -23,14 +32,15 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, request::Parts};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing::post};
+use client::{Answer, Shop};
+use provider::{Charge, FROZEN, LATE, Provider};
 use serde::{Deserialize, Serialize};
 use shared::*;
-use sqlock::idempotency::Idempotency;
 use sqlock::idempotency::http::{IdempotencyLayer, Idempotent};
+use sqlock::idempotency::{Attempt, Idempotency};
 use sqlock::retry::Retry;
 use sqlx::Transaction;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 /// A payment as it is sent.
@@ -57,14 +67,28 @@ impl Receipt {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("the payment failed: {0}")]
-struct PaymentError(#[from] sqlx::Error);
+enum PaymentError {
+    #[error("the payment failed: {0}")]
+    Database(#[from] sqlx::Error),
+    #[error("the payment failed: {0}")]
+    Lock(#[from] sqlock::Error),
+    #[error("{0}")]
+    Provider(String),
+}
 
 impl IntoResponse for PaymentError {
     fn into_response(self) -> Response {
-        (StatusCode::INTERNAL_SERVER_ERROR, self.to_string()).into_response()
+        let status = match self {
+            // It may have charged.
+            Self::Provider(_) => StatusCode::REQUEST_TIMEOUT,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (status, self.to_string()).into_response()
     }
 }
+
+/// How long a server that stands still keeps its payments to itself.
+const LEASE: Duration = Duration::from_secs(2);
 
 /// Who sends a request. In an application it is the session that tells, never the client.
 fn customer(headers: &HeaderMap) -> Option<String> {
@@ -80,9 +104,11 @@ enum Death {
 
 impl Death {
     fn of(words: &[String]) -> Result<Option<Self>> {
-        let [_, place, at] = words else { return Ok(None) };
-        let at = at.parse()?;
-        Ok(Some(if place == "before-commit" { Self::BeforeCommit(at) } else { Self::BeforeAnswer(at) }))
+        Ok(match words {
+            [_, place, at] if place == "before-commit" => Some(Self::BeforeCommit(at.parse()?)),
+            [_, place, at] if place == "before-answer" => Some(Self::BeforeAnswer(at.parse()?)),
+            _ => None,
+        })
     }
 
     /// Tells the process that has started this one, which kills it.
@@ -97,6 +123,8 @@ any_database! {
     struct Till {
         pool: Pool<Db>,
         death: Option<Death>,
+        /// Where the provider listens.
+        provider: String,
         charged: Arc<AtomicUsize>,
         committed: Arc<AtomicUsize>,
     }
@@ -117,6 +145,28 @@ any_database! {
                 Death::wait().await;
             }
             Ok(())
+        }
+
+        /// Charges at the provider, and writes that into the ledger: each once, whatever happens between.
+        async fn charge_at_provider(
+            &self,
+            attempt: &Attempt,
+            payment: &Payment,
+        ) -> Result<(StatusCode, Json<Receipt>), PaymentError> {
+            let key = match asked_for("--new-key") {
+                true => uuid::Uuid::new_v4().to_string(),
+                false => attempt.provider_key("charge"),
+            };
+            let ask = async || provider::ask(&self.provider, &key, payment).await.map_err(PaymentError::Provider);
+            let number = attempt.step("charge", ask).await?;
+            let receipt = Receipt { number, ..Receipt::new(attempt.principal().map(str::to_owned), payment) };
+            if attempt.recall::<()>("ledger").await?.is_none() {
+                let mut tx = self.pool.begin().await?;
+                self.charge(&mut tx, &receipt).await?;
+                attempt.record_step(&mut tx, "ledger", &()).await?;
+                tx.commit().await?;
+            }
+            Ok((StatusCode::CREATED, Json(receipt)))
         }
 
         async fn committed(&self) {
@@ -146,6 +196,14 @@ any_database! {
         answer
     }
 
+    async fn pay_by_provider(
+        State(till): State<Till>,
+        idempotent: Idempotent,
+        Json(payment): Json<Payment>,
+    ) -> Response {
+        idempotent.run_leased(async |attempt| till.charge_at_provider(attempt, &payment).await).await
+    }
+
     /// As it is often done: every request is a payment.
     async fn pay_again(
         State(till): State<Till>,
@@ -158,19 +216,36 @@ any_database! {
         Ok((StatusCode::CREATED, Json(receipt)).into_response())
     }
 
-    async fn serve(pool: Pool<Db>, death: Option<Death>) -> Result<()> {
+    async fn serve(pool: Pool<Db>, death: Option<Death>, words: &[String]) -> Result<()> {
         let locks = Locks::new(pool.clone());
         // On SQLite whoever writes waits for whoever writes.
         let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(60));
         // The second click waits for the first one, and is told the same.
         let payments = Idempotency::new(&locks).namespace("payments").wait(Duration::from_secs(5)).retry(patiently);
+        let (task, provider) = match words {
+            [_, task, provider] if death.is_none() => (task.as_str(), provider.clone()),
+            _ => ("", String::new()),
+        };
+        let till = Till { pool, death, provider, charged: Arc::default(), committed: Arc::default() };
+        let customer_of = |parts: &Parts| customer(&parts.headers);
+        let charged_elsewhere = payments.clone().namespace("provider payments").lease(LEASE);
+        let by_provider = IdempotencyLayer::new(charged_elsewhere, customer_of).required().store_request();
+        if task == "resume" {
+            // What another server has left.
+            let work = async |attempt: &Attempt| {
+                let payment = attempt.json_request::<Payment>()?.ok_or(PaymentError::Provider("no request".into()))?;
+                till.charge_at_provider(attempt, &payment).await
+            };
+            by_provider.resume(work).await?;
+        }
         let route = if asked_for("--without-key") {
             Router::new().route("/payments", post(pay_again))
         } else {
-            let layer = IdempotencyLayer::new(payments, |parts: &Parts| customer(&parts.headers)).required();
+            let layer = IdempotencyLayer::new(payments, customer_of).required();
             Router::new().route("/payments", post(pay)).layer(layer)
         };
-        let app = route.with_state(Till { pool, death, charged: Arc::default(), committed: Arc::default() });
+        let by_provider = Router::new().route("/provider", post(pay_by_provider)).layer(by_provider);
+        let app = route.merge(by_provider).with_state(till);
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         println!("listening on {}", listener.local_addr()?);
         tokio::select! {
@@ -181,7 +256,7 @@ any_database! {
 
     async fn example(pool: Pool<Db>, database: &Database) -> Result<()> {
         if let Some(words) = arguments() {
-            return serve(pool, Death::of(&words)?).await;
+            return serve(pool, Death::of(&words)?, &words).await;
         }
         let locks = Locks::new(pool.clone());
         let turn = take_turns(&locks, "payment_handler").await?;
@@ -195,7 +270,7 @@ any_database! {
 
         let (server, address) = started(database, "serve").await?;
         let (serving, at) = watch::channel(address);
-        let shop = Shop { at, run: turn.token().to_string() };
+        let shop = Shop { at, path: "/payments", run: turn.token().to_string() };
         let mut told = vec![
             double_click(&shop).await?,
             crowd(&shop).await?,
@@ -203,7 +278,10 @@ any_database! {
             other_amount(&shop).await?,
         ];
         server.kill().await?;
-        told.push(killed(&shop, database, serving).await?);
+        told.push(killed(&shop, database, &serving).await?);
+        let shop = Shop { path: "/provider", ..shop };
+        let provider = Provider::default();
+        told.push(charged_elsewhere(&shop, database, &serving, &provider, &locks).await?);
 
         let ledger = sqlx::query_as("SELECT receipt, customer, order_id, cents FROM sqlock_example_charge");
         let ledger: Vec<(String, String, String, i64)> = ledger.fetch_all(&pool).await?;
@@ -212,7 +290,8 @@ any_database! {
         locks.shutdown().await?;
         let receipt = |(number, customer, order, cents)| Receipt { number, customer, order, cents };
         let ledger: Vec<_> = ledger.into_iter().map(receipt).collect();
-        check(&ledger, &told)
+        check(&ledger, &told)?;
+        check_provider(&ledger, &provider.charges())
     }
 }
 
@@ -266,7 +345,7 @@ async fn other_amount(shop: &Shop) -> Result<Told> {
 }
 
 /// The server dies twice while it serves.
-async fn killed(shop: &Shop, database: &Database, serving: watch::Sender<String>) -> Result<Told> {
+async fn killed(shop: &Shop, database: &Database, serving: &watch::Sender<String>) -> Result<Told> {
     let (mut server, address) = started(database, "serve before-commit 7").await?;
     serving.send_replace(address);
     let payments: Vec<_> = (1..=20).map(|number| shop.payment(&format!("ticket {number}"), 100 + number)).collect();
@@ -286,85 +365,64 @@ async fn killed(shop: &Shop, database: &Database, serving: watch::Sender<String>
     Ok(Told { what: "the server is killed, twice", orders: payments.len(), answers })
 }
 
-/// The shop as its customers know it.
-#[derive(Clone)]
-struct Shop {
-    at: watch::Receiver<String>,
-    /// Orders of an earlier run of this example are others.
-    run: String,
-}
-
-impl Shop {
-    fn payment(&self, item: &str, cents: i64) -> Payment {
-        Payment { order: format!("{item} ({})", self.run), cents }
+/// A provider charges: a server is stopped for longer than its lease, a charge is not confirmed, a server is replaced.
+async fn charged_elsewhere(
+    shop: &Shop,
+    database: &Database,
+    serving: &watch::Sender<String>,
+    provider: &Provider,
+    locks: &Locks,
+) -> Result<Told> {
+    let at = provider.start().await?;
+    let (first, first_address) = started(database, &format!("serve charge {at}")).await?;
+    let frozen = shop.payment(FROZEN, 7_000);
+    let cut_off = tokio::spawn({
+        let (shop, frozen) = (shop.clone(), frozen.clone());
+        async move { shop.sends(&first_address, "erin", &frozen).await }
+    });
+    provider.called.notified().await;
+    stop(&first, locks).await?;
+    let (second, address) = started(database, &format!("serve charge {at}")).await?;
+    serving.send_replace(address.clone());
+    provider.go_on.notify_one();
+    let mut answers = vec![shop.pays("erin", &frozen).await?];
+    // The first server has the provider's answer now, and no lease.
+    first.signal("CONT").await?;
+    let woken = cut_off.await??;
+    if woken.status != 409 {
+        return Err(format!("a server without a lease answered {}: {}", woken.status, woken.body).into());
     }
+    answers.push(shop.pays("erin", &frozen).await?);
+    first.kill().await?;
 
-    /// All of them at once, each several times.
-    async fn pay_all(&self, customer: &'static str, payments: &[Payment], times: usize) -> Result<Vec<Answer>> {
-        let mut clients = JoinSet::new();
-        for payment in (0..times).flat_map(|_| payments) {
-            let (shop, payment) = (self.clone(), payment.clone());
-            clients.spawn(async move { shop.pays(customer, &payment).await });
-        }
-        clients.join_all().await.into_iter().collect()
-    }
-
-    /// Sends the payment until it is answered, with the same key each time.
-    async fn pays(&self, customer: &str, payment: &Payment) -> Result<Answer> {
-        let start = Instant::now();
-        loop {
-            let address = self.at.borrow().clone();
-            let told = match send(&address, customer, payment).await {
-                Ok(answer) if !matches!(answer.status, 409 | 503) => return Ok(answer),
-                Ok(answer) => format!("{}: {}", answer.status, answer.body),
-                Err(error) => error.to_string(),
-            };
-            if start.elapsed() > Duration::from_secs(90) {
-                return Err(format!("no answer for 90 seconds, but {told}").into());
-            }
-            // A client that has the time waits for as long as Retry-After says.
-            tokio::time::sleep(Duration::from_millis(50)).await;
+    let late = shop.payment(LATE, 9_000);
+    for (times, expected) in [("the first time", 408), ("the second time", 409)] {
+        let answer = shop.sends(&address, "erin", &late).await?;
+        if answer.status != expected {
+            return Err(format!("an unknown charge was answered with {} {times}", answer.status).into());
         }
     }
+    second.kill().await?;
+    let (third, address) = started(database, &format!("serve resume {at}")).await?;
+    serving.send_replace(address);
+    answers.push(shop.pays("erin", &late).await?);
+    third.kill().await?;
+    Ok(Told { what: "a provider: freeze, 408, restart", orders: 2, answers })
 }
 
-/// What a client is told.
-struct Answer {
-    status: u16,
-    replayed: bool,
-    body: String,
-}
-
-/// A request over HTTP/1.1. The key is that of the order.
-async fn send(address: &str, customer: &str, payment: &Payment) -> io::Result<Answer> {
-    let body = serde_json::to_string(payment)?;
-    let request = format!(
-        "POST /payments HTTP/1.1\r\nHost: shop\r\nConnection: close\r\nX-Customer: {customer}\r\n\
-         Idempotency-Key: \"{}\"\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-        payment.order,
-        body.len(),
-    );
-    let mut connection = TcpStream::connect(address).await?;
-    connection.write_all(request.as_bytes()).await?;
-    let mut answer = String::new();
-    connection.read_to_string(&mut answer).await?;
-    Answer::parse(&answer).ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "the connection broke"))
+/// Stops a server. On SQLite it might keep everybody from writing: then it goes on for a moment.
+async fn stop(server: &Conversation, locks: &Locks) -> Result<()> {
+    loop {
+        server.signal("STOP").await?;
+        let probe = locks.lease("example/payment_handler/probe").acquire();
+        if let Ok(Ok(lease)) = tokio::time::timeout(Duration::from_secs(3), probe).await {
+            return Ok(lease.release().await?);
+        }
+        server.signal("CONT").await?;
+    }
 }
 
 impl Answer {
-    /// `None`: it is not complete.
-    fn parse(answer: &str) -> Option<Self> {
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        let mut lines = head.lines();
-        let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
-        let header = |wanted: &str| {
-            lines.clone().filter_map(|line| line.split_once(": ")).find(|(name, _)| name.eq_ignore_ascii_case(wanted))
-        };
-        let length: usize = header("Content-Length")?.1.parse().ok()?;
-        let replayed = header("Idempotent-Replayed").is_some_and(|(_, value)| value == "true");
-        (body.len() == length).then(|| Self { status, replayed, body: body.to_owned() })
-    }
-
     fn receipt(&self) -> Option<Receipt> {
         serde_json::from_str(&self.body).ok()
     }
@@ -394,5 +452,17 @@ fn check(ledger: &[Receipt], told: &[Told]) -> Result<()> {
         return Err(format!("{} charges in the ledger, for {orders} orders", ledger.len()).into());
     }
     println!("\n{orders} orders were charged, each of them once, and everybody who asked has its receipt.");
+    Ok(())
+}
+
+/// Whether the ledger has the charges of the provider, and no others.
+fn check_provider(ledger: &[Receipt], charges: &[Charge]) -> Result<()> {
+    let is_elsewhere = |receipt: &&Receipt| receipt.customer == "erin";
+    let entry = |receipt: &Receipt| (receipt.number.clone(), receipt.order.clone(), receipt.cents);
+    let entries: HashSet<Charge> = ledger.iter().filter(is_elsewhere).map(entry).collect();
+    if entries != charges.iter().cloned().collect() {
+        return Err(format!("the provider has charged {charges:?}, and the ledger says {entries:?}").into());
+    }
+    println!("The provider has charged {} of them, as the ledger says.", charges.len());
     Ok(())
 }

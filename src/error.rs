@@ -263,6 +263,29 @@ pub enum Error {
         limit: usize,
     },
 
+    /// The request that is to be [stored](crate::idempotency::Fingerprint::with_request) is longer
+    /// than the [limit](crate::idempotency::Idempotency::request_limit). Nothing was claimed.
+    #[error("the request is too large: {bytes} bytes, at most {limit} are stored")]
+    RequestTooLarge {
+        /// The length of the request.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
+
+    /// A stored result, the result of a step or a stored request cannot be
+    /// [sealed or opened](crate::idempotency::Idempotency::seal). What cannot be opened stays, and
+    /// the request is not run again.
+    #[error("cannot {attempted} {what}")]
+    Sealed {
+        /// `seal` or `open`.
+        attempted: &'static str,
+        /// What is stored.
+        what: &'static str,
+        /// The error of the caller's function.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+
     /// The claim cannot be completed in this transaction: the result is stored already, the claim
     /// was made in another transaction, or a deadlock whose error was ignored has rolled it back.
     #[error(

@@ -15,9 +15,11 @@ mod key;
 mod leased;
 mod outcome;
 mod pools;
+mod request;
 mod resolve;
 mod resume;
 mod run;
+mod seal;
 
 pub use attempt::Attempt;
 pub use claim::Claim;

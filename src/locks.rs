@@ -28,7 +28,7 @@ use crate::protocol::{Amended, Extension, Keeper, Request, Response};
 use crate::session::SessionRequest;
 use crate::sweeper::Sweeper;
 use crate::token::FencingToken;
-use crate::transaction::row::{RowLock, RowOf, RowsOf, RowsWhere};
+use crate::transaction::row::{KeyColumns, RowLock, RowOf, RowsOf, RowsWhere};
 
 pub use builder::LocksBuilder;
 
@@ -176,9 +176,13 @@ impl Locks {
     }
 
     /// Returns a lock on the row of the caller's own `table` whose `column`, which must be uniquely
-    /// indexed, is `key`: `locks.row_of("accounts", "id", 7).lock(&mut tx)`.
-    pub fn row_of<K>(&self, table: impl Into<String>, column: impl Into<String>, key: K) -> RowOf<K> {
-        RowOf::new(Arc::clone(&self.client), table.into(), column.into(), key)
+    /// indexed, is `key`: `locks.row_of("accounts", "id", 7).lock(&mut tx)`. A key may have several
+    /// columns: `locks.row_of("seats", ("hall", "place"), (1, "A7"))`.
+    pub fn row_of<C, K, const N: usize>(&self, table: impl Into<String>, columns: C, key: K) -> RowOf<K, N>
+    where
+        C: KeyColumns<N>,
+    {
+        RowOf::new(Arc::clone(&self.client), table.into(), columns.into_names(), key)
     }
 
     /// Returns a lock on several rows of the caller's own table, by keys, in one order:

@@ -101,8 +101,8 @@ pub(crate) struct Uptime;
 /// Creates the row of a name for row locks.
 pub(crate) struct Ensure(pub(crate) LockName);
 
-/// Looks up a column: schema, table, column.
-pub(crate) struct LookUpColumn(pub(crate) (String, String, String));
+/// Looks up a column: schema, table, the column and the others of its key.
+pub(crate) struct LookUpColumn(pub(crate) (String, String, Vec<String>));
 
 operation!(Connect => "connect", (), |self, session| {
     let _ = session;

@@ -1,5 +1,6 @@
 //! Row locks and conditional writes in the caller's own transactions, and their retry.
 
+mod key;
 pub mod retry;
 pub mod row;
 pub(crate) mod row_cache;

@@ -242,6 +242,13 @@ impl Conversation {
         tokio::time::timeout(Duration::from_secs(60), says).await.map_err(|_| "a process says nothing")?
     }
 
+    /// Sends it a signal, as `kill -STOP` does.
+    pub async fn signal(&self, signal: &str) -> Result<()> {
+        let process = self.child.id().ok_or("the process has ended")?;
+        let sent = Command::new("kill").arg(format!("-{signal}")).arg(process.to_string()).status().await?;
+        if sent.success() { Ok(()) } else { Err(format!("could not send {signal}").into()) }
+    }
+
     /// With `kill -9`.
     pub async fn kill(mut self) -> Result<()> {
         Ok(self.child.kill().await?)

@@ -11,6 +11,8 @@
 -- issued_until 0: it is no token that was issued. Otherwise how long that is good.
 -- permanent    1: once its time has run out, the key is refused instead of being new.
 -- result       what is told to those who ask again.
+-- request      what the attempt that takes an unfinished one up needs of it, if the application stores that: a format byte, then bytes.
+--              It is deleted once the request has ended.
 -- issued_until, created_at, expires_at   microseconds since the Unix epoch, by this database's clock.
 CREATE TABLE IF NOT EXISTS sqlock_idem (
     id          VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
@@ -24,6 +26,7 @@ CREATE TABLE IF NOT EXISTS sqlock_idem (
     issued_until BIGINT NOT NULL,
     permanent   BIGINT NOT NULL,
     result      LONGBLOB,
+    request     LONGBLOB,
     created_at  BIGINT NOT NULL,
     expires_at  BIGINT NOT NULL,
     KEY sqlock_idem_by_expiry (expires_at),

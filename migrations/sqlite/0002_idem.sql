@@ -11,6 +11,8 @@
 -- issued_until 0: it is no token that was issued. Otherwise how long that is good.
 -- permanent    1: once its time has run out, the key is refused instead of being new.
 -- result       what is told to those who ask again.
+-- request      what the attempt that takes an unfinished one up needs of it, if the application stores that: a format byte, then bytes.
+--              It is deleted once the request has ended.
 -- issued_until, created_at, expires_at   microseconds since the Unix epoch, by this database's clock.
 CREATE TABLE IF NOT EXISTS sqlock_idem (
     id          TEXT    NOT NULL PRIMARY KEY COLLATE BINARY,
@@ -24,6 +26,7 @@ CREATE TABLE IF NOT EXISTS sqlock_idem (
     issued_until INTEGER NOT NULL,
     permanent   INTEGER NOT NULL,
     result      BLOB,
+    request     BLOB,
     created_at  INTEGER NOT NULL,
     expires_at  INTEGER NOT NULL
 );

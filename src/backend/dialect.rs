@@ -108,8 +108,12 @@ pub trait Dialect: sqlx::Database {
         Box::pin(async { Ok(()) })
     }
 
-    /// Looks up a column in the catalogue.
-    fn column<'a>(conn: &'a mut Self::Connection, table: &'a Table, column: &'a str) -> StoreFuture<'a, ColumnLookup>;
+    /// Looks up the first of these columns in the catalogue, and a unique index on all of them.
+    fn column<'a>(
+        conn: &'a mut Self::Connection,
+        table: &'a Table,
+        columns: &'a [String],
+    ) -> StoreFuture<'a, ColumnLookup>;
 
     /// Adds the selection of a key column so that it can be read as a key of that type.
     fn push_column(query: &mut sqlx::QueryBuilder<Self>, column: &str, key: &Self::TypeInfo) {
@@ -201,7 +205,7 @@ pub enum ColumnLookup {
 pub struct Column {
     /// The database's name of its type.
     pub type_name: String,
-    /// A unique index on this column alone, preferably a usable one.
+    /// A unique index on this column and the others of its key alone, preferably a usable one.
     pub unique: Option<Unique>,
     /// The storage engine of the table, if that does not lock rows.
     pub engine_without_row_locks: Option<String>,
@@ -220,7 +224,7 @@ pub struct Unique {
 
 impl Unique {
     /// Makes a usable index.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(feature = "sqlite")]
     pub fn usable(name: String) -> Self {
         Self { name, obstacle: None }
     }

@@ -229,7 +229,7 @@ impl RowStore for MySqlStore {
         Box::pin(rows::ensure(&mut self.conn, name))
     }
 
-    fn column<'a>(&'a mut self, path: &'a (String, String, String)) -> StoreFuture<'a, Option<Column>> {
+    fn column<'a>(&'a mut self, path: &'a (String, String, Vec<String>)) -> StoreFuture<'a, Option<Column>> {
         Box::pin(rows::column(&mut self.conn, path))
     }
 }

@@ -2,6 +2,7 @@
 //! and on connections of our own. What one of them has of its own is in `records.rs` under its name.
 
 mod list;
+mod request;
 mod resolution;
 
 use std::time::Duration;
@@ -186,12 +187,21 @@ pub(crate) fn digest<'a>(domain: &[u8], parts: impl IntoIterator<Item = &'a [u8]
 pub struct Claiming {
     pub key: FullKey,
     pub fingerprint: Vec<u8>,
+    /// What an attempt stores with its record, for those that take it up.
+    pub request: Option<Vec<u8>>,
     /// For how long the record is to be kept, in microseconds.
     pub keep: i64,
     /// The key is refused afterwards.
     pub permanent: bool,
     /// The key is a token that must have been issued.
     pub issued: bool,
+}
+
+impl Claiming {
+    /// What is to be claimed under a key, of which nothing else is known.
+    pub(crate) fn of(key: FullKey) -> Self {
+        Self { key, fingerprint: Vec::new(), request: None, keep: 0, permanent: false, issued: false }
+    }
 }
 
 /// What came of a claim.
@@ -292,6 +302,8 @@ pub(crate) enum Errand {
     Issue { key: FullKey, ttl: Duration },
     /// Reads records in order of their creation.
     List(Selection),
+    /// Reads the stored request of a record.
+    Request { id: String, begun: i64 },
     /// Reads the names of the steps of a record.
     Steps { id: String, begun: i64 },
     /// Ends a record whose outcome is unknown, if the attempt with this token is the latest, and keeps who says so.
@@ -310,7 +322,7 @@ impl Errand {
     /// In words.
     pub(crate) fn attempted(&self) -> &'static str {
         match self {
-            Self::Read(_) | Self::Peek(_) => "look a request up",
+            Self::Read(_) | Self::Peek(_) | Self::Request { .. } => "look a request up",
             Self::Start { .. } => "record an attempt",
             Self::End { .. } | Self::Forget { .. } => "record how an attempt ended",
             Self::Step { .. } => "record a step",
@@ -369,6 +381,9 @@ pub(crate) async fn carry<DB: Records>(conn: &mut DB::Connection, errand: &Erran
         Errand::List(selection) => {
             Ok(Findings { records: list::list::<DB>(conn, selection).await?, ..Findings::default() })
         }
+        Errand::Request { id, begun } => {
+            Ok(Findings { result: request::read::<DB>(conn, id, *begun).await?, ..Findings::default() })
+        }
         Errand::Steps { id, begun } => {
             Ok(Findings { steps: steps::<DB>(conn, id, *begun).await?, ..Findings::default() })
         }
@@ -391,7 +406,7 @@ const COLUMNS: &str = "id, namespace, principal, request_key, fingerprint, state
 
 /// Up to the values.
 pub(crate) const INTO: &str = "sqlock_idem (id, namespace, principal, request_key, fingerprint, state, token, attempts, \
-     permanent, issued_until, created_at, expires_at)";
+     permanent, request, issued_until, created_at, expires_at)";
 
 /// What has been done may be done anew once its time has run out: then the key counts as never used. An attempt that has not
 /// ended, or nobody knows how, has no such time. (NOT IN, so that no database looks it up in the index that begins with the state.)
@@ -414,6 +429,8 @@ pub(crate) fn push_values<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Cla
     DB::push_integer(query, token);
     let attempts = i64::from(state == State::Started);
     query.push(", ").push(attempts).push(", ").push(i64::from(claim.permanent)).push(", ");
+    request::push(query, claim, state);
+    query.push(", ");
     if state == State::Issued {
         query.push(DB::NOW).push(" + ");
         DB::push_integer(query, claim.keep);
@@ -445,6 +462,8 @@ pub(crate) fn push_consume<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Cl
     DB::push_integer(query, token);
     let attempts = i64::from(state == State::Started);
     query.push(", attempts = ").push(attempts).push(", permanent = ").push(i64::from(claim.permanent));
+    query.push(", request = ");
+    request::push(query, claim, state);
     query.push(", created_at = ").push(DB::NOW);
     query.push(", expires_at = CASE WHEN state = 'issued' THEN ").push(DB::NOW).push(" + ");
     DB::push_integer(query, claim.keep);
@@ -566,16 +585,6 @@ pub(crate) enum Ending {
     Unknown,
 }
 
-impl Ending {
-    /// Whether a record says the same already.
-    pub(crate) fn is_in(&self, record: &Record) -> bool {
-        match self {
-            Self::Done { result, .. } => record.state == State::Done && record.result.as_ref() == Some(result),
-            Self::Unknown => record.state == State::Unknown,
-        }
-    }
-}
-
 /// Writes how the attempt with this token has ended, if it is still the latest and has not ended.
 pub(crate) async fn end<DB: Records>(
     conn: &mut DB::Connection,
@@ -586,7 +595,7 @@ pub(crate) async fn end<DB: Records>(
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET ");
     let state = match ending {
         Ending::Done { result, keep } => {
-            query.push("result = ");
+            query.push("request = NULL, result = ");
             DB::push_bytes(&mut query, result);
             query.push(", expires_at = ").push(DB::NOW).push(" + ");
             DB::push_integer(&mut query, *keep);
@@ -623,7 +632,7 @@ async fn forget<DB: Records>(
     // A token that was issued is as good as before.
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'issued', fingerprint = ");
     DB::push_bytes(&mut query, &[]);
-    query.push(", attempts = 0, permanent = 0, expires_at = issued_until");
+    query.push(", attempts = 0, permanent = 0, request = NULL, expires_at = issued_until");
     push_latest(&mut query);
     query.push(" AND issued_until > ").push(DB::NOW);
     let mut forgotten = DB::execute(conn, &mut query).await?;
@@ -683,7 +692,7 @@ pub(crate) async fn recall<DB: Records>(
 }
 
 async fn issue<DB: Records>(conn: &mut DB::Connection, key: &FullKey, ttl: i64) -> Result<u64, sqlx::Error> {
-    let claim = Claiming { key: key.clone(), fingerprint: Vec::new(), keep: ttl, permanent: false, issued: true };
+    let claim = Claiming { keep: ttl, issued: true, ..Claiming::of(key.clone()) };
     let mut query = QueryBuilder::new(DB::INSERT_NEW.0);
     query.push(INTO).push(" VALUES (");
     push_values::<DB>(&mut query, &claim, State::Issued, 0);

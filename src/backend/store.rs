@@ -73,9 +73,10 @@ pub(crate) trait RowStore: Send {
         Box::pin(async { Ok(()) })
     }
 
-    /// Looks up a column by schema, table and column, for databases whose transactions
-    /// [cannot](super::dialect::ColumnLookup::ElsewhereInSchema) look it up themselves.
-    fn column<'a>(&'a mut self, path: &'a (String, String, String)) -> StoreFuture<'a, Option<Column>> {
+    /// Looks up a column by schema, table, and itself with the other columns of its key, for
+    /// databases whose transactions [cannot](super::dialect::ColumnLookup::ElsewhereInSchema) look it
+    /// up themselves.
+    fn column<'a>(&'a mut self, path: &'a (String, String, Vec<String>)) -> StoreFuture<'a, Option<Column>> {
         let _ = path;
         Box::pin(async { Ok(None) })
     }

@@ -83,13 +83,13 @@ pub enum RowError {
     /// No unique index covers this column alone, so several rows could be locked.
     #[error("no unique index covers {column} alone, so other rows could be locked as well")]
     NotUnique {
-        /// The column, as the caller named it.
+        /// The column, as the caller named it; of a key of several columns, all with commas between.
         column: String,
     },
     /// The database cannot look up a single row in the unique index on this column.
     #[error("the unique index {index} on {column} cannot be used: {reason}, so other rows could be locked as well")]
     UnusableIndex {
-        /// The column, as the caller named it.
+        /// The column, or the columns, as in [`NotUnique`](Self::NotUnique).
         column: String,
         /// The index.
         index: String,

@@ -57,6 +57,7 @@ mod tests {
                 Error::Conflict { table: "t".into(), expected: Some(1), found: Some(2), cause: Overtaken },
                 "has updated, deleted or inserted the row",
             ),
+            (Error::Sealed { attempted: "open", what: "the stored result", source: "no key".into() }, "no key"),
             (Error::Json { what: "a result", source: json() }, "expected value at line 1 column 1"),
         ]
     }

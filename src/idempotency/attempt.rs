@@ -9,6 +9,7 @@ use sqlx::Transaction;
 
 use super::handle::{Idempotency, claim_error};
 use super::outcome::{decode, encode, encode_legibly};
+use super::seal::Content;
 use crate::backend::Database;
 use crate::backend::micros;
 use crate::backend::records::{self, Ending, Errand, Record, State, Step};
@@ -27,6 +28,7 @@ use crate::token::FencingToken;
 pub struct Attempt {
     idempotency: Idempotency,
     record: Record,
+    pub(super) request: Option<Vec<u8>>,
     lease: Lease,
     token: FencingToken,
     conclusion: Mutex<Conclusion>,
@@ -44,7 +46,7 @@ enum Conclusion {
 impl Attempt {
     pub(super) fn new(idempotency: Idempotency, record: Record, lease: Lease) -> Self {
         let token = lease.token();
-        Self { idempotency, record, lease, token, conclusion: Mutex::new(Conclusion::Open) }
+        Self { idempotency, record, request: None, lease, token, conclusion: Mutex::new(Conclusion::Open) }
     }
 
     /// Returns the principal, or the [digest](crate::idempotency::IdempotencyKey) of a long one.
@@ -98,7 +100,7 @@ impl Attempt {
     /// # Errors
     ///
     /// The step's own; [`Error::Lost`] when another attempt has taken over; [`Error::InvalidKey`],
-    /// [`Error::Json`], [`Error::Unavailable`].
+    /// [`Error::Json`], [`Error::Sealed`], [`Error::Unavailable`].
     ///
     /// # Cancel safety
     ///
@@ -116,7 +118,7 @@ impl Attempt {
             return Err(self.lost_error().into());
         }
         let result = work().await?;
-        let bytes = encode_legibly(&result, self.idempotency.limit)?;
+        let bytes = self.seal(Content::Step(name), encode_legibly(&result, self.idempotency.limit)?)?;
         let command = Errand::Step { step: self.step_key(name)?, token: self.token.get(), result: bytes };
         if self.idempotency.send(command).await?.changed == 0 {
             // A command that is repeated after a lost reply finds its result stored.
@@ -147,7 +149,7 @@ impl Attempt {
         result: &T,
     ) -> Result<()> {
         self.idempotency.check_transaction(tx)?;
-        let bytes = encode(result, self.idempotency.limit)?;
+        let bytes = self.seal(Content::Step(name), encode(result, self.idempotency.limit)?)?;
         let step = self.step_key(name)?;
         // Without this, another attempt could begin before this transaction commits, and not see
         // the step.
@@ -162,14 +164,18 @@ impl Attempt {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`], [`Error::Json`], [`Error::Unavailable`].
+    /// [`Error::InvalidKey`], [`Error::Json`], [`Error::Sealed`], [`Error::Unavailable`].
     ///
     /// # Cancel safety
     ///
     /// It only reads.
     pub async fn recall<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
         let found = self.idempotency.send(Errand::Recall(self.step_key(name)?)).await?.result;
-        found.map(|bytes| decode(Some(&bytes))).transpose()
+        let Some(column) = found else {
+            return Ok(None);
+        };
+        let bytes = self.idempotency.seal.open(Content::Step(name), &self.record.key.id, column)?;
+        decode(Some(&bytes)).map(Some)
     }
 
     /// Completes the request: stores the result, if no other attempt has taken over. A second call
@@ -178,22 +184,25 @@ impl Attempt {
     /// # Errors
     ///
     /// [`Error::Lost`] when another attempt has taken over; [`Error::AlreadyCompleted`] when
-    /// another result is stored, which stays; [`Error::Json`] and [`Error::ResultTooLarge`], after
-    /// which the outcome is unknown; [`Error::Unavailable`].
+    /// another result is stored, which stays; [`Error::Json`], [`Error::ResultTooLarge`] and
+    /// [`Error::Sealed`], after which the outcome is unknown; [`Error::Unavailable`].
     ///
     /// # Cancel safety
     ///
     /// After the future was dropped, the result may be stored. If it is not, the next attempt
     /// continues.
     pub async fn complete<T: Serialize + ?Sized>(&self, result: &T) -> Result<()> {
-        let bytes = match encode(result, self.idempotency.limit) {
-            Ok(bytes) => bytes,
+        self.complete_within(result, self.idempotency.limit).await
+    }
+
+    async fn complete_within<T: Serialize + ?Sized>(&self, result: &T, limit: usize) -> Result<()> {
+        match encode(result, limit).and_then(|bytes| self.done_ending(bytes)) {
+            Ok(ending) => self.end(ending).await,
             Err(error) => {
                 self.unknown().await?;
-                return Err(error);
+                Err(error)
             }
-        };
-        self.end(self.done_ending(bytes)).await
+        }
     }
 
     /// Completes the request as [`complete`](Self::complete), in a transaction of the caller's own,
@@ -203,7 +212,7 @@ impl Attempt {
     /// # Errors
     ///
     /// [`Error::Lost`], [`Error::AlreadyCompleted`], [`Error::Json`], [`Error::ResultTooLarge`],
-    /// [`Error::Row`], those of any statement. After an error, nothing is recorded.
+    /// [`Error::Sealed`], [`Error::Row`], those of any statement. After an error, nothing is recorded.
     ///
     /// # Cancel safety
     ///
@@ -214,7 +223,7 @@ impl Attempt {
         result: &T,
     ) -> Result<()> {
         self.idempotency.check_transaction(tx)?;
-        let ending = self.done_ending(encode(result, self.idempotency.limit)?);
+        let ending = self.done_ending(encode(result, self.idempotency.limit)?)?;
         let ended =
             records::end::<DB>(tx, &self.record.key.id, self.token.get(), &ending).await.map_err(claim_error::<DB>)?;
         if ended == 0 {
@@ -267,8 +276,17 @@ impl Attempt {
         *self.conclusion.lock().unwrap_or_else(PoisonError::into_inner) = conclusion;
     }
 
-    fn done_ending(&self, result: Vec<u8>) -> Ending {
-        Ending::Done { result, keep: micros(self.idempotency.retention) }
+    fn done_ending(&self, result: Vec<u8>) -> Result<Ending> {
+        let result = self.seal(Content::Result, result)?;
+        Ok(Ending::Done { result, keep: micros(self.idempotency.retention) })
+    }
+
+    fn seal(&self, content: Content<'_>, bytes: Vec<u8>) -> Result<Vec<u8>> {
+        self.idempotency.seal.seal(content, &self.record.key.id, bytes)
+    }
+
+    fn open_result(&self, column: &[u8]) -> Result<Vec<u8>> {
+        self.idempotency.seal.open(Content::Result, &self.record.key.id, column.to_vec())
     }
 
     async fn end(&self, ending: Ending) -> Result<()> {
@@ -283,9 +301,18 @@ impl Attempt {
 
     /// Returns an error unless the attempt has ended in this way before.
     fn check_ending(&self, ending: &Ending, found: Option<&Record>) -> Result<()> {
-        match found.filter(|record| record.token == self.token.get()) {
-            Some(record) if ending.is_in(record) => Ok(()),
-            Some(record) if record.state == State::Done => Err(Error::AlreadyCompleted),
+        let Some(record) = found.filter(|record| record.token == self.token.get()) else {
+            return Err(self.lost_error());
+        };
+        match (ending, record.state, &record.result) {
+            (Ending::Unknown, State::Unknown, _) => Ok(()),
+            // Equal results may be sealed differently.
+            (Ending::Done { result, .. }, State::Done, Some(found))
+                if result == found || self.open_result(result)? == self.open_result(found)? =>
+            {
+                Ok(())
+            }
+            (_, State::Done, _) => Err(Error::AlreadyCompleted),
             _ => Err(self.lost_error()),
         }
     }
@@ -303,7 +330,7 @@ impl Attempt {
     /// Completes the request as [`complete`](Self::complete), without a limit of size.
     #[cfg(feature = "axum")]
     pub(super) async fn store<T: Serialize>(&self, result: &T) -> Result<()> {
-        self.end(self.done_ending(encode(result, usize::MAX)?)).await
+        self.complete_within(result, usize::MAX).await
     }
 
     /// Frees the key of a refused request, unless a step, or an earlier attempt, may have had an

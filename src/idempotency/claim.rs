@@ -8,7 +8,8 @@ use sqlx::Transaction;
 
 use super::handle::{Idempotency, claim_error};
 use super::key::{Fingerprint, IdempotencyKey};
-use super::outcome::{Outcome, Stored, encode, recorded_outcome};
+use super::outcome::{Outcome, Stored, encode};
+use super::seal::{Content, Seal};
 use crate::backend::Database;
 use crate::backend::records::{self, Claimed, Claiming, Errand};
 use crate::error::{Error, Result};
@@ -54,8 +55,8 @@ impl Idempotency {
     /// # Errors
     ///
     /// [`Error::Row`] when the transaction cannot be used, or reads an older snapshot;
-    /// [`Error::InvalidKey`], [`Error::OutOfRange`]; [`Error::Database`], [`Error::Unavailable`],
-    /// [`Error::NotMigrated`]. Roll back after any.
+    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::Sealed`]; [`Error::Database`],
+    /// [`Error::Unavailable`], [`Error::NotMigrated`]. Roll back after any.
     ///
     /// # Cancel safety
     ///
@@ -89,13 +90,14 @@ impl Idempotency {
             }
             let claimed = DB::claim(tx, claim).await.map_err(claim_error::<DB>)?;
             if claimed == Claimed::Ours {
-                return Ok(Outcome::New(Claim { id: claim.key.id.clone(), keep: claim.keep, limit: self.limit }));
+                let (id, seal) = (claim.key.id.clone(), self.seal.clone());
+                return Ok(Outcome::New(Claim { id, keep: claim.keep, limit: self.limit, seal }));
             }
             if claimed == Claimed::Not {
                 let record =
                     records::read::<DB>(tx, &claim.key.id, DB::CURRENT_READ).await.map_err(claim_error::<DB>)?;
                 if let Some(record) = record {
-                    if let Some(known) = recorded_outcome(claim, record) {
+                    if let Some(known) = self.recorded_outcome(claim, record)? {
                         return Ok(known);
                     }
                 } else if claim.issued {
@@ -141,7 +143,7 @@ impl Idempotency {
                 self.send(Errand::Bury(claim.key.clone())).await?;
                 Ok(None)
             }
-            Some(record) => Ok(recorded_outcome(claim, record)),
+            Some(record) => self.recorded_outcome(claim, record),
         }
     }
 }
@@ -153,6 +155,7 @@ pub struct Claim {
     id: String,
     keep: i64,
     limit: usize,
+    seal: Seal,
 }
 
 impl Claim {
@@ -160,8 +163,8 @@ impl Claim {
     ///
     /// # Errors
     ///
-    /// [`Error::NotClaimed`] in another transaction; [`Error::ResultTooLarge`], [`Error::Json`];
-    /// those of any statement.
+    /// [`Error::NotClaimed`] in another transaction; [`Error::ResultTooLarge`], [`Error::Json`],
+    /// [`Error::Sealed`]; those of any statement.
     ///
     /// # Cancel safety
     ///
@@ -172,11 +175,12 @@ impl Claim {
         result: &T,
     ) -> Result<()> {
         let result = encode(result, self.limit)?;
-        self.store(tx, &result).await
+        self.store(tx, result).await
     }
 
-    pub(super) async fn store<DB: Database>(self, tx: &mut Transaction<'_, DB>, result: &[u8]) -> Result<()> {
-        if records::complete::<DB>(tx, &self.id, result, self.keep).await.map_err(claim_error::<DB>)? {
+    pub(super) async fn store<DB: Database>(self, tx: &mut Transaction<'_, DB>, result: Vec<u8>) -> Result<()> {
+        let result = self.seal.seal(Content::Result, &self.id, result)?;
+        if records::complete::<DB>(tx, &self.id, &result, self.keep).await.map_err(claim_error::<DB>)? {
             return Ok(());
         }
         Err(Error::NotClaimed)

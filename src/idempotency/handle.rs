@@ -9,6 +9,7 @@ use sqlx::Transaction;
 use super::key::{Fingerprint, IdempotencyKey};
 use super::pools::KnownPools;
 use super::resume::ResumePolicy;
+use super::seal::Seal;
 use crate::backend::Database;
 use crate::backend::dialect::LockFailure;
 use crate::backend::records::{Claiming, Errand, Findings, FullKey};
@@ -36,6 +37,9 @@ const LEASE_TTL: Duration = Duration::from_secs(30);
 
 /// The longest stored result, unless [`Idempotency::result_limit`] sets it.
 const RESULT_LIMIT: usize = 1 << 20;
+
+/// The longest stored request, unless [`Idempotency::request_limit`] sets it.
+const REQUEST_LIMIT: usize = 1 << 20;
 
 /// Lets requests take effect once, however often they are sent.
 ///
@@ -107,6 +111,8 @@ pub struct Idempotency {
     pub(super) lease: Duration,
     pub(super) wait: Duration,
     pub(super) limit: usize,
+    pub(super) request_limit: usize,
+    pub(super) seal: Seal,
     pub(super) retry: Retry,
     pub(super) resume_policy: ResumePolicy,
     pub(super) pools: Arc<KnownPools>,
@@ -135,6 +141,8 @@ impl Idempotency {
             lease: LEASE_TTL,
             wait: Duration::ZERO,
             limit: RESULT_LIMIT,
+            request_limit: REQUEST_LIMIT,
+            seal: Seal::default(),
             retry: Retry::new(),
             resume_policy: ResumePolicy::new(),
             pools: Arc::default(),
@@ -185,6 +193,13 @@ impl Idempotency {
         self
     }
 
+    /// Limits the bytes of a [stored request](Fingerprint::with_request): 1 MiB by default. A longer
+    /// one is refused with [`Error::RequestTooLarge`].
+    pub fn request_limit(mut self, bytes: usize) -> Self {
+        self.request_limit = bytes;
+        self
+    }
+
     /// Sets how transactions of [`run`](Self::run) begin, and how often they are run again after a
     /// concurrent change.
     pub fn retry(mut self, retry: Retry) -> Self {
@@ -222,9 +237,12 @@ impl Idempotency {
 
     pub(super) fn claim_request(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<Claiming> {
         Error::check_range("a retention", self.retention, RETENTION_RANGE.0, RETENTION_RANGE.1)?;
+        let full_key = key.within(&self.namespace)?;
+        let stored = request.request.as_deref().map(|request| self.encode_request(&full_key.id, request));
         Ok(Claiming {
-            key: key.within(&self.namespace)?,
+            key: full_key,
             fingerprint: request.bytes(),
+            request: stored.transpose()?,
             keep: crate::backend::micros(self.retention),
             permanent: self.after_retention == AfterRetention::Refuse,
             issued: key.is_issued(),

@@ -59,16 +59,19 @@
 //!
 //! # Which requests are the same
 //!
-//! There must be exactly one header `Idempotency-Key`: a string of structured fields, `"8e03978e"`,
-//! whose parameters do not count (`"8e03978e";v=1`), or the same without quotes, which is the same
-//! key; 1 to 255 characters of ASCII. Keys of different [principals](IdempotencyLayer::new) are
-//! independent.
+//! There must be exactly one header `Idempotency-Key` (or [another](IdempotencyLayer::header)): a
+//! string of structured fields, `"8e03978e"`, whose parameters do not count (`"8e03978e";v=1`), or
+//! the same without quotes, which is the same key; 1 to 255 characters of ASCII. Keys of different
+//! [principals](IdempotencyLayer::new) are independent.
 //!
 //! A repeated request must be equal to the first: the method, the path and query as the client sent
 //! them, and the body byte for byte ([`json`](IdempotencyLayer::json),
 //! [`json_fields`](IdempotencyLayer::json_fields) and
 //! [`fingerprint`](IdempotencyLayer::fingerprint) change that). Otherwise it is answered with
 //! [`key-reused`](#key-reused), also while the first is in progress.
+//!
+//! The [host](IdempotencyLayer::compare_host) and [headers](IdempotencyLayer::compare_header), such
+//! as the content type or the version of an API, count where the layer says so.
 //!
 //! # What is stored
 //!
@@ -77,7 +80,7 @@
 //! `Content-Encoding`, `Content-Language`, `Content-Location`, `Content-Type`, `ETag`,
 //! `Last-Modified`, `Link`, `Location`, `Retry-After`, `Vary`, and those
 //! [added](IdempotencyLayer::keep_header). `Set-Cookie` is never stored. The first response has all
-//! headers of the handler. The length of a body must be known before it is read, and within the
+//! headers of the handler. A body is read to its end before it is sent, up to the
 //! [limit](IdempotencyLayer::response_limit).
 //!
 //! # Problems
@@ -126,15 +129,55 @@
 //! 503, `Retry-After: 1`: the connection was lost during the commit. A request with the same key
 //! finds out.
 //! ## response-not-storable
-//! 500: the handler's response is a stream, or broke off. The transaction was rolled back; under a
+//! 500: the handler's response broke off. The transaction was rolled back; under a
 //! lease the outcome is unknown.
 //! ## response-too-large
 //! 500: the handler's response is longer than the [limit](IdempotencyLayer::response_limit). The
 //! transaction was rolled back; under a lease the outcome is unknown.
 //! ## not-set-up
 //! 500: there is no layer around the handler, or the transaction is not one of the database that
-//! has the records. Or the handler has ignored the key, and succeeded, where one is
+//! has the records, or what is stored cannot be [opened](crate::idempotency::Idempotency::seal). Or
+//! the handler has ignored the key, and succeeded, where one is
 //! [required](IdempotencyLayer::required): a repeated request would take effect again.
+//!
+//! # Rules met
+//!
+//! Of the [draft](https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/) of the
+//! IETF:
+//!
+//! | rule | met |
+//! |---|---|
+//! | the key is a string of structured fields, sent once | yes; also without quotes |
+//! | keys expire as published | yes, after the [retention](crate::idempotency::Idempotency::retention) |
+//! | another request with the key: 422 | yes |
+//! | a completed request with the key: its result | a success, yes; an error no, because nothing took effect: the request runs again |
+//! | a concurrent request with the key: 409 | yes |
+//! | no key where one is required: 400 | yes, with [`required`](IdempotencyLayer::required) |
+//! | errors are problem details that link to a description | yes |
+//! | keys count together with their client | yes; not with [`global`](IdempotencyLayer::global) |
+//! | keys are checked against a published format, such as UUIDs | no: the layer takes every string |
+//!
+//! Of [Stripe's](https://docs.stripe.com/api/idempotent_requests), with
+//! [`stripe_v1`](IdempotencyLayer::stripe_v1):
+//!
+//! | rule | met |
+//! |---|---|
+//! | the first result is replayed, also a failure and a 500 | yes, after the failed transaction was rolled back; under a lease, too |
+//! | keys have up to 255 characters | yes |
+//! | keys are kept for at least 24 hours, and are new after that | yes |
+//! | other parameters with the key are an error | yes, 400 |
+//! | a refusal before the work, or because of a concurrent request, is not saved | yes, if it does not come from the work |
+//! | keys have no effect on GET and DELETE | yes; [`required`](IdempotencyLayer::required) refuses them with DELETE |
+//! | errors have Stripe's format | no: they are problem details |
+//!
+//! # Other layers
+//!
+//! Layers that compress belong around a [`leased`](IdempotencyLayer::leased) layer. Inside, the
+//! compressed response is stored, and replayed to clients that did not ask for it. Around handlers
+//! with [`Idempotent`] their place does not matter.
+//!
+//! A timeout drops the handler as a disconnecting client does. Inside a leased layer, its status
+//! leaves the outcome unknown: it must be 408 or 504, not one that is stored or counts as a refusal.
 //!
 //! # When the client disconnects
 //!
@@ -143,6 +186,7 @@
 //! key. With [`detached`](IdempotencyLayer::detached), the handler goes on to its end.
 
 mod answer;
+mod comparison;
 mod idempotent;
 mod key_header;
 mod layer;

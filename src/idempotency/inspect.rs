@@ -146,7 +146,12 @@ impl Idempotency {
             return Ok(None);
         };
         let steps = self.send(Errand::Steps { id: record.key.id.clone(), begun: record.created_at }).await?.steps;
-        Ok(Some(RecordInfo { steps, ..RecordInfo::of(record) }))
+        let request_bytes = match UNFINISHED.contains(&record.state) {
+            // Without the byte of its format.
+            true => self.read_request(&record).await?.map(|request| request.len().saturating_sub(1)),
+            false => None,
+        };
+        Ok(Some(RecordInfo { steps, request_bytes, ..RecordInfo::of(record) }))
     }
 
     /// Deletes the record of an attempt that is not done, so that its key is free (and an issued
@@ -197,6 +202,9 @@ pub struct RecordInfo {
     pub lease: String,
     /// The bytes of the stored result. `None`: there is none, or it was not read.
     pub result_bytes: Option<usize>,
+    /// The bytes of the [stored request](crate::idempotency::Fingerprint::with_request). `None`:
+    /// there is none, or no more, or it was not read, as in a list.
+    pub request_bytes: Option<usize>,
     /// The names of the finished steps. Empty in a list.
     pub steps: Vec<String>,
     /// When the record was created, by the database's clock.
@@ -218,6 +226,7 @@ impl RecordInfo {
             token: crate::backend::token(record.token),
             attempts: u32::try_from(record.attempts).unwrap_or(0),
             result_bytes: record.result.map(|result| result.len()),
+            request_bytes: None,
             steps: Vec::new(),
             created_at: time_of_micros(record.created_at),
             expires_at: time_of_micros(record.expires_at),

@@ -106,6 +106,7 @@ fn check_text(what: &'static str, text: &str) -> Result<()> {
 #[derive(Clone)]
 pub struct Fingerprint {
     hash: Sha256,
+    pub(super) request: Option<Vec<u8>>,
 }
 
 /// The first byte of a fingerprint, which names the way of making the digest.
@@ -114,7 +115,7 @@ const VERSION: u8 = 1;
 impl Fingerprint {
     /// Makes the fingerprint of these parts, in this order.
     pub fn of<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
-        parts.into_iter().fold(Self { hash: Sha256::new() }, Self::and)
+        parts.into_iter().fold(Self { hash: Sha256::new(), request: None }, Self::and)
     }
 
     /// Adds a part.

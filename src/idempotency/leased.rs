@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use super::attempt::Attempt;
 use super::handle::Idempotency;
 use super::key::{Fingerprint, IdempotencyKey};
-use super::outcome::{Outcome, Stored, decode_outcome, recorded_outcome};
+use super::outcome::{Outcome, Stored, decode_outcome};
 use crate::backend::records::{Claiming, Errand, State};
 use crate::error::{Error, Result};
 use crate::lease::handle::Lease;
@@ -22,8 +22,8 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::Unavailable`],
-    /// [`Error::NotMigrated`].
+    /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::RequestTooLarge`], [`Error::Sealed`],
+    /// [`Error::Unavailable`], [`Error::NotMigrated`].
     ///
     /// # Cancel safety
     ///
@@ -57,23 +57,36 @@ impl Idempotency {
             None => claim.issued.then_some(Outcome::Expired),
             // The lease shows whether that attempt is in progress or has died.
             Some(record) if record.state == State::Started && record.fingerprint == claim.fingerprint => None,
-            Some(record) => recorded_outcome(claim, record),
+            Some(record) => self.recorded_outcome(claim, record)?,
         })
     }
 
     pub(super) async fn start(&self, claim: Claiming, lease: Lease, resume: bool) -> Result<Outcome<Attempt, Stored>> {
         let fingerprint = claim.fingerprint.clone();
         let issued = claim.issued;
+        let request = claim.request.clone();
         let token = lease.token().get();
         let found = self.send(Errand::Start { claim, token, resume }).await?;
         let Some(record) = found.records.into_iter().next() else {
             return Ok(if issued { Outcome::Expired } else { Outcome::InProgress });
         };
         if record.state == State::Started && record.token == token {
-            return Ok(Outcome::New(Attempt::new(self.clone(), record, lease)));
+            let column = if record.attempts == 1 { request } else { self.read_request(&record).await? };
+            let request = column.map(|column| self.decode_request(&record.key.id, column)).transpose();
+            let mut attempt = Attempt::new(self.clone(), record, lease);
+            match request {
+                Ok(request) => attempt.request = request,
+                // An earlier attempt may have had an effect.
+                Err(error) => {
+                    attempt.unknown().await?;
+                    attempt.release().await;
+                    return Err(error);
+                }
+            }
+            return Ok(Outcome::New(attempt));
         }
-        let claim = Claiming { key: record.key.clone(), fingerprint, keep: 0, permanent: false, issued };
-        Ok(recorded_outcome(&claim, record).unwrap_or(Outcome::InProgress))
+        let claim = Claiming { fingerprint, issued, ..Claiming::of(record.key.clone()) };
+        Ok(self.recorded_outcome(&claim, record)?.unwrap_or(Outcome::InProgress))
     }
 
     /// Runs the work [under a lease](Self::attempt), and replays its result to every later request

@@ -6,6 +6,8 @@ use std::fmt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::handle::Idempotency;
+use super::seal::Content;
 use crate::backend::records::{Claiming, Record, State};
 use crate::error::{Error, Result};
 
@@ -74,20 +76,25 @@ pub(super) fn decode_outcome<T: DeserializeOwned>(known: Outcome<Infallible, Sto
     })
 }
 
-/// Returns the outcome that a record implies for a request. `None`: the key can be claimed.
-pub(super) fn recorded_outcome<N>(claim: &Claiming, record: Record) -> Option<Outcome<N, Stored>> {
-    let expired = record.is_expired();
-    match record.state {
-        // The token has expired, or the key is a token and the request does not say so.
-        State::Issued if claim.issued && !expired => None,
-        State::Issued => Some(Outcome::Expired),
-        State::Done if record.is_forgotten() && !claim.issued => None,
-        State::Done if expired => Some(Outcome::Expired),
-        State::Expired => Some(Outcome::Expired),
-        _ if record.fingerprint != claim.fingerprint => Some(Outcome::Mismatch),
-        State::Done => Some(Outcome::Replay(Stored { bytes: record.result })),
-        State::Started => Some(Outcome::InProgress),
-        State::Unknown => Some(Outcome::Unknown),
+impl Idempotency {
+    /// Returns the outcome that a record implies for a request. `None`: the key can be claimed.
+    pub(super) fn recorded_outcome<N>(&self, claim: &Claiming, record: Record) -> Result<Option<Outcome<N, Stored>>> {
+        let expired = record.is_expired();
+        Ok(match record.state {
+            // The token has expired, or the key is a token and the request does not say so.
+            State::Issued if claim.issued && !expired => None,
+            State::Issued => Some(Outcome::Expired),
+            State::Done if record.is_forgotten() && !claim.issued => None,
+            State::Done if expired => Some(Outcome::Expired),
+            State::Expired => Some(Outcome::Expired),
+            _ if record.fingerprint != claim.fingerprint => Some(Outcome::Mismatch),
+            State::Done => {
+                let open = |result| self.seal.open(Content::Result, &record.key.id, result);
+                Some(Outcome::Replay(Stored { bytes: record.result.map(open).transpose()? }))
+            }
+            State::Started => Some(Outcome::InProgress),
+            State::Unknown => Some(Outcome::Unknown),
+        })
     }
 }
 

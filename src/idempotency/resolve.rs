@@ -6,6 +6,7 @@ use super::handle::Idempotency;
 use super::inspect::time_of_micros;
 use super::key::{self, IdempotencyKey};
 use super::outcome::encode;
+use super::seal::Content;
 use crate::backend::records::{Errand, Resolved, Resolving};
 use crate::error::{Error, Result};
 use crate::token::FencingToken;
@@ -89,6 +90,7 @@ impl Idempotency {
     ///
     /// [`Error::InvalidKey`](crate::Error::InvalidKey), also for the operator's name and the note;
     /// [`Error::ResultTooLarge`](crate::Error::ResultTooLarge),
+    /// [`Error::Sealed`](crate::Error::Sealed),
     /// [`Error::Unavailable`](crate::Error::Unavailable),
     /// [`Error::NotMigrated`](crate::Error::NotMigrated).
     ///
@@ -104,6 +106,7 @@ impl Idempotency {
             return Err(Error::ResultTooLarge { bytes, limit: self.limit });
         }
         let id = self.find_key(key).await?.id;
+        let result = result.map(|result| self.seal.seal(Content::Result, &id, result)).transpose()?;
         let resolving = Resolving { id: id.clone(), token: token.get(), result, by: by.clone(), note: note.clone() };
         let outcome = resolving.outcome();
         let answer = self.client.run_with_answer(Errand::Resolve(resolving)).await;

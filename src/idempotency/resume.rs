@@ -108,7 +108,8 @@ impl Idempotency {
     /// and that are not in progress, the oldest first: call it regularly from a background task.
     /// The [policy](Self::resume_policy) says which ones and how many at a time.
     ///
-    /// The [key](Attempt::key) identifies the request; finished steps are not repeated, and the
+    /// The [key](Attempt::key) identifies the request, and the attempt has what was
+    /// [stored](Attempt::request) of it; finished steps are not repeated, and the
     /// [key for the provider](Attempt::provider_key) is that of the earlier attempts.
     ///
     /// A request that fails or panics does not stop the others. After a panic the attempt counts as
@@ -175,8 +176,7 @@ impl Idempotency {
         let Some(lease) = self.lease_request(&record.key).try_acquire().await? else {
             return Ok(Err(End::AtWork));
         };
-        let claim = Claiming { key: record.key, fingerprint: Vec::new(), keep: 0, permanent: false, issued: false };
-        Ok(match self.start(claim, lease, true).await? {
+        Ok(match self.start(Claiming::of(record.key), lease, true).await? {
             Outcome::New(attempt) => Ok(attempt),
             _ => Err(End::Over),
         })

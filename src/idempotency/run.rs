@@ -45,12 +45,14 @@ impl Idempotency {
     /// The work's own, as it is, or one of this crate in the work's [type](WorkError):
     /// [`Error::Unavailable`] and its like, [`Error::InvalidKey`], [`Error::OutOfRange`],
     /// [`Error::ResultTooLarge`], [`Error::Json`] when the result cannot be read back,
-    /// [`Error::Row`] with [`RowError::OtherPool`](crate::row::RowError::OtherPool) when the pool
-    /// belongs to another database than the client;
+    /// [`Error::Sealed`] when it cannot be sealed, [`Error::Row`] with
+    /// [`RowError::OtherPool`](crate::row::RowError::OtherPool) when the pool belongs to another
+    /// database than the client;
     /// [`Error::NotClaimed`] when a deadlock whose error the work ignored has rolled the claim
     /// back. Nothing took effect. (Also [`Error::Json`] when a stored result is not of the
-    /// requested type: that request did take effect.) [`Error::CommitUnknown`] when the outcome could
-    /// not be found out in time: send the request again with the same key.
+    /// requested type, and [`Error::Sealed`] when it cannot be opened: that request did take
+    /// effect.) [`Error::CommitUnknown`] when the outcome could not be found out in time: send the
+    /// request again with the same key.
     ///
     /// # Cancel safety
     ///
@@ -191,7 +193,7 @@ impl Idempotency {
             Outcome::New(claim) => {
                 let value = work(tx).await?;
                 let result = encode_legibly(&value, self.limit).map_err(RunError::Sqlock)?;
-                claim.store(tx, &result).await.map_err(RunError::Sqlock)?;
+                claim.store(tx, result).await.map_err(RunError::Sqlock)?;
                 Ok(Outcome::New(value))
             }
             known => decode_outcome(known.without_new()).map_err(RunError::Sqlock),

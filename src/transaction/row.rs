@@ -3,6 +3,7 @@
 //!
 //! Each type has an example. Which one when: [the table of calls](crate#which-call).
 
+pub use super::key::{KeyColumns, RowKey};
 pub use super::row_lock::RowLock;
 pub use super::rows_where::RowsWhere;
 pub use super::table_rows::{RowOf, RowsOf};

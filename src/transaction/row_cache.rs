@@ -17,8 +17,8 @@ const MAX_ENSURED: usize = 10_000;
 #[derive(Default)]
 pub(crate) struct RowCache {
     ensured: Mutex<HashMap<LockName, Moment>>,
-    /// By table and column.
-    columns: Mutex<HashMap<(String, String), Column>>,
+    /// By table, column and the other columns of its key.
+    columns: Mutex<HashMap<(String, Vec<String>), Column>>,
 }
 
 impl RowCache {
@@ -42,11 +42,11 @@ impl RowCache {
         lock(&self.ensured).remove(name);
     }
 
-    pub(crate) fn column(&self, key: &(String, String)) -> Option<Column> {
+    pub(crate) fn column(&self, key: &(String, Vec<String>)) -> Option<Column> {
         lock(&self.columns).get(key).cloned()
     }
 
-    pub(crate) fn set_column(&self, key: (String, String), column: Column) {
+    pub(crate) fn set_column(&self, key: (String, Vec<String>), column: Column) {
         lock(&self.columns).insert(key, column);
     }
 }

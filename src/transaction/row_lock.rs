@@ -6,10 +6,10 @@ use std::time::Duration;
 use sqlx::{QueryBuilder, Transaction};
 
 use super::select::{lock_error, no_wait, row_error, row_exists, select, timeout_of_name, wait_mode};
-use super::target::{Target, check_transaction};
+use super::target::{check_transaction, take_write_lock};
 use crate::backend::Database;
 use crate::backend::dialect::{Locking, Wait};
-use crate::backend::table::{Identifier, Table};
+use crate::backend::table::Table;
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::error::{Result, RowError};
@@ -128,8 +128,7 @@ impl RowLock {
         check_transaction(&self.client, tx, &table)?;
         if !DB::LOCKS_ROWS {
             // The database has no row locks. Its write lock can be taken on any table.
-            let any_table = Target { table: Table::new("sqlock_lease")?, column: Identifier::new("name")? };
-            any_table.take_write_lock(tx, self.shared, &table).await?;
+            take_write_lock(tx, self.shared, &Table::new("sqlock_lease")?, &table).await?;
             return Ok(true);
         }
         // On a connection of the client, and before the transaction's SELECT, which may take its

@@ -7,7 +7,7 @@ use sqlx::{Decode, QueryBuilder, Transaction, Type};
 
 use super::select::{read_keys, select, timeout_of_table};
 use super::table_rows::RowsOf;
-use super::target::Target;
+use super::target::{Target, take_write_lock};
 use crate::backend::Database;
 use crate::client::Client;
 use crate::clock::Moment;
@@ -105,7 +105,7 @@ impl RowsWhere {
         let start = Moment::now();
         let rows = &self.rows;
         let (target, _) = Target::find(&rows.client, tx, &rows.table, &rows.column).await?;
-        target.take_write_lock(tx, rows.shared, &target.table).await?;
+        take_write_lock(tx, rows.shared, &target.table, &target.table).await?;
         let Target { table, column } = &target;
         let push_by_condition = |query: &mut QueryBuilder<DB>| {
             query.push(column.quoted::<DB>()).push(" FROM ").push(table.quoted::<DB>()).push(" WHERE ");

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use sqlx::{Decode, Encode, QueryBuilder, Transaction, Type, TypeInfo as _};
 
+use super::key::RowKey;
 use super::select::{no_wait, read_keys, row_error, row_exists, select, statement_error, timeout_of_table, wait_mode};
-use super::target::Target;
+use super::target::{Target, check_transaction, read_column, take_write_lock};
 use crate::backend::Database;
-use crate::backend::dialect::{Locking, Unique, Wait};
-use crate::backend::table::Table;
+use crate::backend::dialect::{Column, Locking, Unique, Wait};
+use crate::backend::table::{Identifier, Table};
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::error::{Result, RowError};
@@ -17,9 +18,11 @@ use crate::error::{Result, RowError};
 /// Locks one row of the caller's own table. Made with [`Locks::row_of`](crate::Locks::row_of).
 ///
 /// As [`RowLock`](crate::row::RowLock), except that the row must exist, and a unique index must
-/// cover the column alone: without such an index a database locks other rows as well. The client
-/// checks this once for each table. On MySQL and MariaDB the index must be visible and a B-tree,
-/// and the key of the column's class: a number for a number, text for text.
+/// cover the column, or the columns of the key, and no others: without such an index a database
+/// locks other rows as well. The client checks this once for each table. On MySQL and MariaDB the
+/// index must be visible and a B-tree, and the key of the column's class: a number for a number,
+/// text for text. On PostgreSQL the table may be partitioned, but no other table may inherit from
+/// it, because the index does not cover that one's rows.
 ///
 /// The statement is `SELECT … FOR UPDATE`, on PostgreSQL `SELECT … FOR NO KEY UPDATE`: other
 /// transactions may insert rows that refer to this row by a foreign key, unless
@@ -39,13 +42,15 @@ use crate::error::{Result, RowError};
 /// write it as in the catalogue.
 #[derive(Clone)]
 #[must_use = "a row is locked when lock or try_lock is called"]
-pub struct RowOf<K> {
+pub struct RowOf<K, const N: usize = 1> {
     rows: RowsOf<K>,
+    columns: Vec<String>,
 }
 
-impl<K> RowOf<K> {
-    pub(crate) fn new(client: Arc<Client>, table: String, column: String, key: K) -> Self {
-        Self { rows: RowsOf::new(client, table, column, vec![key]) }
+impl<K, const N: usize> RowOf<K, N> {
+    pub(crate) fn new(client: Arc<Client>, table: String, columns: Vec<String>, key: K) -> Self {
+        let all = columns.join(", ");
+        Self { rows: RowsOf::new(client, table, all, vec![key]), columns }
     }
 
     /// As [`RowLock::shared`](crate::row::RowLock::shared).
@@ -90,7 +95,7 @@ impl<K> RowOf<K> {
     pub async fn lock<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<()>
     where
         DB: Database,
-        K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
+        K: RowKey<DB, N> + Sync,
     {
         let start = Moment::now();
         let wait = if self.rows.wait == Wait::Never { no_wait::<DB>() } else { self.rows.wait };
@@ -114,7 +119,7 @@ impl<K> RowOf<K> {
     pub async fn try_lock<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<bool>
     where
         DB: Database,
-        K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
+        K: RowKey<DB, N> + Sync,
     {
         self.lock_row(tx, no_wait::<DB>()).await
     }
@@ -122,13 +127,15 @@ impl<K> RowOf<K> {
     async fn lock_row<DB>(&self, tx: &mut Transaction<'_, DB>, wait: Wait) -> Result<bool>
     where
         DB: Database,
-        K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
+        K: RowKey<DB, N> + Sync,
     {
         let rows = &self.rows;
-        let (target, _) = rows.check(tx).await?;
-        let push_by_key =
-            |query: &mut QueryBuilder<DB>| rows.push_keys(query, &target, &rows.keys.iter().collect::<Vec<_>>());
-        let Some(found) = select(tx, &target.table, rows.locking(wait), push_by_key).await? else {
+        let (table, columns) = self.check(tx).await?;
+        let push_by_key = |query: &mut QueryBuilder<DB>| {
+            query.push("1 FROM ").push(table.quoted::<DB>()).push(" WHERE ");
+            rows.keys.iter().for_each(|key| key.push_condition(query, &columns));
+        };
+        let Some(found) = select(tx, &table, rows.locking(wait), push_by_key).await? else {
             return Ok(false);
         };
         if !found.is_empty() {
@@ -137,8 +144,52 @@ impl<K> RowOf<K> {
         if wait == Wait::SkipLocked && row_exists(tx, push_by_key).await? {
             return Ok(false);
         }
-        Err(row_error(&target.table, RowError::NoSuchRow))
+        Err(row_error(&table, RowError::NoSuchRow))
     }
+
+    /// Checks the columns, their index and the types of the key before anything is locked. Returns
+    /// the quoted names of the columns.
+    async fn check<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<(Table, Vec<String>)>
+    where
+        DB: Database,
+        K: RowKey<DB, N>,
+    {
+        let rows = &self.rows;
+        let table = Table::new(&rows.table)?;
+        let names: Vec<Identifier> = self.columns.iter().map(|name| Identifier::new(name)).collect::<Result<_>>()?;
+        check_transaction(&rows.client, tx, &table)?;
+        let is_repeated = |(i, name): (usize, &String)| self.columns[..i].contains(name);
+        if self.columns.iter().enumerate().any(is_repeated) {
+            return Err(row_error(&table, RowError::NotUnique { column: rows.column.clone() }));
+        }
+        let (mut columns, mut found) = (self.columns.clone(), Vec::new());
+        for _ in &self.columns {
+            found.push(read_column(&rows.client, tx, &table, &columns).await?);
+            columns.rotate_left(1);
+        }
+        for (column, key) in found.iter().zip(K::types()) {
+            check_lookup::<DB>(&table, &rows.column, column, &key)?;
+        }
+        take_write_lock(tx, rows.shared, &table, &table).await?;
+        Ok((table, names.iter().map(Identifier::quoted::<DB>).collect()))
+    }
+}
+
+/// Checks that a database can look up a single row by a key of this type.
+fn check_lookup<DB: Database>(table: &Table, columns: &str, column: &Column, key: &DB::TypeInfo) -> Result<()> {
+    let row_error = |cause| Err(row_error(table, cause));
+    match &column.unique {
+        Some(Unique { obstacle: None, .. }) => {}
+        Some(Unique { name, obstacle: Some(reason) }) => {
+            let (column, index, reason) = (columns.to_owned(), name.clone(), reason.clone());
+            return row_error(RowError::UnusableIndex { column, index, reason });
+        }
+        None => return row_error(RowError::NotUnique { column: columns.to_owned() }),
+    }
+    if !DB::can_look_up(key, column) {
+        return row_error(RowError::KeyType { key: key.name().to_owned(), column: column.type_name.clone() });
+    }
+    Ok(())
 }
 
 /// Locks several rows of the caller's own table. Made with
@@ -288,19 +339,8 @@ impl<K> RowsOf<K> {
         K: Type<DB>,
     {
         let (target, column) = Target::find(&self.client, tx, &self.table, &self.column).await?;
-        let row_error = |cause| Err(row_error(&target.table, cause));
-        match column.unique {
-            Some(Unique { obstacle: None, .. }) => {}
-            Some(Unique { name: index, obstacle: Some(reason) }) => {
-                return row_error(RowError::UnusableIndex { column: self.column.clone(), index, reason });
-            }
-            None => return row_error(RowError::NotUnique { column: self.column.clone() }),
-        }
-        let key = K::type_info();
-        if !DB::can_look_up(&key, &column) {
-            return row_error(RowError::KeyType { key: key.name().to_owned(), column: column.type_name });
-        }
-        target.take_write_lock(tx, self.shared, &target.table).await?;
+        check_lookup::<DB>(&target.table, &self.column, &column, &K::type_info())?;
+        take_write_lock(tx, self.shared, &target.table, &target.table).await?;
         Ok((target, column.collated))
     }
 

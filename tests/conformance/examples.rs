@@ -156,11 +156,17 @@ async fn checkout_form_notices_duplicate_orders() {
 #[cfg(feature = "axum")]
 #[tokio::test]
 async fn payment_handler_charges_each_order_once() {
-    let line = "23 orders were charged";
+    let line = "25 orders were charged";
     let db = empty().await;
     // It fails if the second click is not told that it is a replay, or another amount with the same key is taken.
     shows(&db, "payment_handler", line).await;
-    shows(&db, "payment_handler", line).await;
+    shows(&db, "payment_handler", "The provider has charged 2 of them").await;
+}
+
+#[cfg(feature = "axum")]
+#[tokio::test]
+async fn payment_handler_notices_a_second_provider_charge() {
+    notices(&empty().await, "payment_handler", "--new-key", "the provider has charged").await;
 }
 
 #[cfg(feature = "axum")]

@@ -1,6 +1,9 @@
 //! Requests over HTTP that take effect once: through a real server, with a real client, row by row of the table that the
 //! documentation of `sqlock::idempotency::http` has.
 
+mod layers;
+mod rules;
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,7 +16,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{AppendHeaders, IntoResponse, Response};
 use axum::{Router, routing::post};
 use sqlock::idempotency::http::{IdempotencyLayer, Idempotent};
-use sqlock::idempotency::{AfterRetention, Attempt, Idempotency, IdempotencyKey, Resolution};
+use sqlock::idempotency::{AfterRetention, Attempt, Fingerprint, Idempotency, IdempotencyKey, Resolution};
 use sqlock::retry::Retry;
 use sqlock::row::RowError;
 use sqlock::{Error, Locks};
@@ -125,7 +128,9 @@ impl Till {
             }
             "wait-once" => receipt.into_response(),
             "large" => "x".repeat(1001).into_response(),
-            "stream" => Body::new(Chunked(Some(Bytes::from(receipt)))).into_response(),
+            "chunked" => Body::new(Chunked(vec![Ok(Bytes::from(receipt))])).into_response(),
+            "endless" => Body::new(Chunked(vec![Ok(Bytes::from(vec![b'x'; 600])); 3])).into_response(),
+            "stream" => Body::new(Chunked(vec![Err("broken off"), Ok(Bytes::from(receipt))])).into_response(),
             "teapot" | "nothing" => (StatusCode::IM_A_TEAPOT, receipt).into_response(),
             "declined" => return Err(AppError::Declined),
             "elsewhere" => return Err(AppError::Elsewhere),
@@ -142,18 +147,18 @@ impl Till {
     }
 }
 
-/// A body whose length is not known before it is read.
-struct Chunked(Option<Bytes>);
+/// A body whose length is not known before it is read, the last piece first.
+struct Chunked(Vec<Result<Bytes, &'static str>>);
 
 impl axum::body::HttpBody for Chunked {
     type Data = Bytes;
-    type Error = std::convert::Infallible;
+    type Error = &'static str;
 
     fn poll_frame(
         mut self: std::pin::Pin<&mut Self>,
         _: &mut std::task::Context<'_>,
     ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
-        std::task::Poll::Ready(self.0.take().map(|bytes| Ok(http_body::Frame::data(bytes))))
+        std::task::Poll::Ready(self.0.pop().map(|piece| piece.map(http_body::Frame::data)))
     }
 }
 
@@ -214,6 +219,24 @@ impl Server {
     }
 
     async fn with(locks: Locks, pool: Pool<Sql>, layer: impl Fn(Idempotency) -> IdempotencyLayer) -> Self {
+        let routes = |payments: Idempotency| {
+            let nested = Router::new().route("/charge/{what}", post(charge)).layer(layer(payments.clone()));
+            Router::new()
+                .route("/charge/{what}", post(charge).patch(charge).put(charge))
+                .route("/maybe/{what}", post(maybe).get(maybe))
+                .route("/provider/{what}", post(provider))
+                .route("/echo", post(echo))
+                .layer(layer(payments.clone()))
+                .merge(Router::new().route("/layered/{what}", post(layered)).layer(layer(payments.clone()).leased()))
+                .merge(Router::new().route("/twice/{what}", post(charge)).layer(layer(payments.clone()).leased()))
+                .route("/bare/{what}", post(charge))
+                .nest("/one", nested.clone())
+                .nest("/two", nested)
+        };
+        Self::routed(locks, pool, routes).await
+    }
+
+    async fn routed(locks: Locks, pool: Pool<Sql>, routes: impl FnOnce(Idempotency) -> Router<Till>) -> Self {
         // Short leases: one that is given back in the background is waited for no longer than that.
         let payments = Idempotency::new(&locks).namespace("payments").lease(Duration::from_secs(5));
         let till = Till {
@@ -224,19 +247,7 @@ impl Server {
             provider: Arc::default(),
             polls: Arc::default(),
         };
-        let nested = Router::new().route("/charge/{what}", post(charge)).layer(layer(payments.clone()));
-        let router = Router::new()
-            .route("/charge/{what}", post(charge).patch(charge).put(charge))
-            .route("/maybe/{what}", post(maybe).get(maybe))
-            .route("/provider/{what}", post(provider))
-            .route("/echo", post(echo))
-            .layer(layer(payments.clone()))
-            .merge(Router::new().route("/layered/{what}", post(layered)).layer(layer(payments.clone()).leased()))
-            .merge(Router::new().route("/twice/{what}", post(charge)).layer(layer(payments.clone()).leased()))
-            .route("/bare/{what}", post(charge))
-            .nest("/one", nested.clone())
-            .nest("/two", nested)
-            .with_state(till.clone());
+        let router = routes(payments.clone()).with_state(till.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("its address");
         let task = tokio::spawn(async move { axum::serve(listener, router).await.expect("it serves") }).abort_handle();
@@ -514,6 +525,7 @@ async fn request_over_the_limit_is_413_before_anything_is_claimed() {
 async fn answer_that_cannot_be_stored_or_is_a_failure_undoes_the_effect() {
     let (books, server) = shop().await;
     server.post("/charge/large", "a").await.is(500, "response-too-large");
+    server.post("/charge/endless", "a").await.is(500, "response-too-large");
     server.post("/charge/stream", "b").await.is(500, "response-not-storable");
     for (path, status) in [("/charge/declined", 402), ("/charge/teapot", 418)] {
         for _ in 0..2 {
@@ -521,7 +533,7 @@ async fn answer_that_cannot_be_stored_or_is_a_failure_undoes_the_effect() {
             assert_eq!((failed.status, failed.is_replay()), (status, false));
         }
     }
-    assert_eq!(server.begun(), 6);
+    assert_eq!(server.begun(), 7);
     assert_eq!(books.value(1).await, 0);
     for key in ["a", "b", "c"] {
         assert!(is_new(&server, key).await, "{key}");
@@ -710,6 +722,44 @@ async fn under_a_lease_the_answer_decides_what_becomes_of_the_key() {
     }
 }
 
+#[tokio::test]
+async fn answer_that_cannot_be_opened_is_not_set_up() {
+    let (books, server) = shop_with(|payments| {
+        let mirror = |_: &[u8], bytes: &[u8]| Ok::<_, String>(bytes.iter().map(|byte| !byte).collect());
+        usual(payments.seal(mirror, mirror))
+    })
+    .await;
+    for path in ["/charge/receipt", "/provider/receipt", "/layered/receipt"] {
+        assert_eq!(server.post(path, path).await.status, 201);
+        assert!(server.post(path, path).await.is_replay());
+    }
+    let without = Server::on(&books.db, usual).await;
+    for path in ["/charge/receipt", "/provider/receipt", "/layered/receipt"] {
+        without.post(path, path).await.is(500, "not-set-up");
+    }
+    assert_eq!((without.begun(), books.value(1).await), (0, 1));
+}
+
+#[tokio::test]
+async fn stored_body_reaches_the_resumed_attempt() {
+    let (books, server) = shop_with(|payments| usual(payments.request_limit(1)).store_request()).await;
+    for (mode, body) in [("provider", "500"), ("layered", "\0{5")] {
+        assert_eq!(server.post_as("alice", &format!("/{mode}/timeout"), mode, body).await.status, 502);
+    }
+    let layer = usual(server.payments.clone());
+    let work = async |attempt: &Attempt| Ok::<_, AppError>(attempt.request().expect("the body").to_vec());
+    assert_eq!(soon("the resumption", layer.resume(work)).await.expect("resume").done, 2);
+    for (mode, body) in [("provider", "500"), ("layered", "\0{5")] {
+        let replay = server.post_as("alice", &format!("/{mode}/timeout"), mode, body).await;
+        assert_eq!((replay.is_replay(), replay.text().as_str()), (true, body));
+    }
+    // What an application stores itself stays within the limit of the store.
+    let own = |_: &Parts, body: &Bytes| Fingerprint::of([body]).with_request("a\nb");
+    let own = Server::on(&books.db, |payments| usual(payments.request_limit(2)).store_request().fingerprint(own)).await;
+    own.post("/provider/receipt", "own").await.is(413, "request-too-large");
+    assert_eq!(own.begun(), 0);
+}
+
 /// A timeout layer inside, or a provider's answer that is passed on, says nothing of the charge.
 #[tokio::test]
 async fn under_a_lease_ambiguous_statuses_leave_the_outcome_unknown() {
@@ -844,7 +894,7 @@ async fn what_makes_a_request_another_one_can_be_chosen() {
     assert!(post(&fields, "c", r#"{"cents": 5, "at": 2}"#).await.is_replay());
     post(&fields, "c", r#"{"cents": 6, "at": 2}"#).await.is(422, "key-reused");
 
-    let own = |payments| usual(payments).fingerprint(|_, body| sqlock::idempotency::Fingerprint::of([&body[..1]]));
+    let own = |payments| usual(payments).fingerprint(|_, body| Fingerprint::of([&body[..1]]));
     let own = Server::on(&books.db, own).await;
     assert_eq!(post(&own, "d", "5").await.status, 201);
     assert!(post(&own, "d", "55").await.is_replay());
@@ -853,6 +903,71 @@ async fn what_makes_a_request_another_one_can_be_chosen() {
     assert_eq!(server.post("/one/charge/receipt", "e").await.status, 201);
     assert!(server.post("/one/charge/receipt", "e").await.is_replay());
     server.post("/two/charge/receipt", "e").await.is(422, "key-reused");
+}
+
+#[tokio::test]
+async fn host_and_headers_are_compared_where_asked() {
+    let versioned = HeaderName::from_static("x-api-version");
+    let layer = |payments| {
+        let compared = usual(payments).compare_host().compare_header(versioned.clone());
+        compared.compare_header(axum::http::header::CONTENT_TYPE)
+    };
+    let (books, server) = shop_with(layer).await;
+    let post = async |server: &Server, key: &str, more: &[(&str, &str)]| {
+        let headers = [&[("X-User", "alice"), ("Idempotency-Key", key)], more].concat();
+        server.send("POST", "/charge/receipt", &headers, "500").await
+    };
+    let head = [("X-Api-Version", "1"), ("Content-Type", "text/plain"), ("X-Trace", "1")];
+    assert_eq!(post(&server, "a", &head).await.status, 201);
+    assert!(post(&server, "a", &head[..2]).await.is_replay());
+    assert_eq!(post(&server, "b", &[]).await.status, 201);
+    for other in [
+        &[("X-Api-Version", "2"), head[1]][..],
+        &[head[0], ("Content-Type", "application/json")],
+        &head[..1],
+        &[head[0], head[0], head[1]],
+        &[("X-Api-Version", ""), head[1]],
+    ] {
+        post(&server, "a", other).await.is(422, "key-reused");
+    }
+    post(&server, "b", &[("X-Api-Version", "")]).await.is(422, "key-reused");
+    let to = async |server: &Server, host: &str| {
+        let mut connection = TcpStream::connect(server.address).await.expect("the server listens");
+        let request = format!(
+            "POST /charge/receipt HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nX-User: alice\r\n\
+             Idempotency-Key: c\r\nContent-Length: 1\r\n\r\n5"
+        );
+        connection.write_all(request.as_bytes()).await.expect("it reads");
+        told(&mut connection).await
+    };
+    assert_eq!(to(&server, "shop.example").await.status, 201);
+    assert!(to(&server, "Shop.Example").await.is_replay());
+    to(&server, "other.example").await.is(422, "key-reused");
+    // By default neither counts.
+    let usual = Server::on(&books.db, usual).await;
+    assert_eq!(post(&usual, "d", &head).await.status, 201);
+    assert!(post(&usual, "d", &[]).await.is_replay());
+}
+
+#[tokio::test]
+async fn header_of_the_key_can_be_chosen() {
+    let named = |payments| usual(payments).header(HeaderName::from_static("x-request-id"));
+    let (_books, server) = shop_with(named).await;
+    let send = async |method: &str, name: &str, key: &str| {
+        server.send(method, "/charge/receipt", &[("X-User", "alice"), (name, key)], "500").await
+    };
+    assert_eq!(send("POST", "X-Request-Id", "a").await.status, 201);
+    assert!(send("POST", "X-Request-Id", "\"a\"").await.is_replay());
+    let missing = send("POST", "Idempotency-Key", "a").await;
+    missing.is(400, "key-missing");
+    assert!(
+        missing.text().contains("x-request-id") && !missing.text().contains("Idempotency-Key"),
+        "{}",
+        missing.text()
+    );
+    send("POST", "X-Request-Id", "a b").await.is(400, "key-malformed");
+    send("PUT", "X-Request-Id", "a").await.is(400, "key-not-supported");
+    assert_eq!(server.begun(), 1);
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! Requests that take effect once: in one transaction, and under a lease.
 
+mod stored;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

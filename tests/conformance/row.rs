@@ -1,5 +1,7 @@
 //! Row locks in the caller's own transaction: of rows that stand for names, and of rows of the caller's own tables.
 
+mod keys;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey};
+use sqlock::retry::Retry;
 use sqlock::{Error, Lease, Locks};
 use sqlx::{AssertSqlSafe, Executor, Pool, Row, Transaction};
 use tokio::task::JoinSet;
@@ -148,20 +149,29 @@ async fn idempotent_effect_costs_two_more_statements() {
         effect(&mut tx).await.expect("an effect");
         tx.commit().await.expect("commit");
     };
-    let once = async |key: &str| {
-        let (key, request) = (IdempotencyKey::global(key), Fingerprint::of(["pay"]));
-        let replayed = payments.run(&pool, &key, &request, effect).await.expect("run").is_replay();
+    let settled = async || {
         if DATABASE.is_mysql() {
             // The pool has one connection, which it lends again when nothing is on its way there any more.
             drop(pool.acquire().await.expect("the connection"));
         }
+    };
+    let retried = async || {
+        Retry::new().run(&pool, effect).await.expect("commit");
+        settled().await;
+    };
+    let once = async |key: &str| {
+        let (key, request) = (IdempotencyKey::global(key), Fingerprint::of(["pay"]));
+        let replayed = payments.run(&pool, &key, &request, effect).await.expect("run").is_replay();
+        settled().await;
         replayed
     };
     // What is prepared once is prepared.
     bare().await;
+    retried().await;
     assert!(!once("warm").await);
     assert!(once("warm").await);
     let ((), floor) = meter.cost(bare()).await;
+    let ((), guarded) = meter.cost(retried()).await;
     let (replayed, first) = meter.cost(once("a")).await;
     assert!(!replayed);
     let (replayed, replay) = meter.cost(once("a")).await;
@@ -173,6 +183,8 @@ async fn idempotent_effect_costs_two_more_statements() {
     // driver sends behind that finds no transaction, and nobody waits for it.
     let guards = if DATABASE.is_mysql() { 5 } else { 0 };
     assert_eq!(first, floor + 2 + looks + guards);
+    // In its transaction it is the claim and the result, and nothing else that Retry does not need as well.
+    assert!(first <= guarded + 2 + looks, "{first} for {guarded}");
     // The claim and a look at the record, between BEGIN and COMMIT (which the driver does not count).
     let around = if DATABASE == Database::Postgres { 2 } else { 0 };
     assert_eq!(replay, if looks > 0 { looks } else { 2 + around });

@@ -145,7 +145,11 @@ impl Dialect for MySql {
 
     /// MySQL's catalogue consists of InnoDB tables. At REPEATABLE READ, reading it would begin the
     /// snapshot, which must begin when the row is locked.
-    fn column<'a>(conn: &'a mut MySqlConnection, table: &'a Table, _column: &'a str) -> StoreFuture<'a, ColumnLookup> {
+    fn column<'a>(
+        conn: &'a mut MySqlConnection,
+        table: &'a Table,
+        _columns: &'a [String],
+    ) -> StoreFuture<'a, ColumnLookup> {
         Box::pin(async move {
             if let Some(schema) = table.schema() {
                 return Ok(ColumnLookup::ElsewhereInSchema(schema.into()));
@@ -197,9 +201,10 @@ fn greatest_of(type_name: &str) -> Option<i64> {
     Some(i64::MAX >> (63 + signs - bits))
 }
 
-// Returns one row for each unique index on this column alone, the best one first, or one row
-// without an index. An index on an expression has no column. MySQL hides an index as INVISIBLE,
-// MariaDB as IGNORED. Bind order: schema and table twice, column.
+// Returns one row for each unique index on these columns alone, the best one first, or one row
+// without an index. {} is a placeholder for each of them. An index on an expression has no column. MySQL hides an index as INVISIBLE,
+// MariaDB as IGNORED. Bind order: schema and table, the columns,
+// their number twice, schema and table, the first column.
 // https://dev.mysql.com/doc/refman/8.4/en/invisible-indexes.html,
 // https://mariadb.com/kb/en/ignored-indexes/
 #[rustfmt::skip]
@@ -208,7 +213,7 @@ SELECT CAST(c.DATA_TYPE AS CHAR), CAST(t.ENGINE AS CHAR), CAST(i.name AS CHAR), 
        CAST(c.CHARACTER_SET_NAME AS CHAR), CAST(c.COLLATION_NAME AS CHAR)
   FROM information_schema.COLUMNS AS c
   JOIN information_schema.TABLES AS t ON t.TABLE_SCHEMA = c.TABLE_SCHEMA AND t.TABLE_NAME = c.TABLE_NAME
-  LEFT JOIN (SELECT s.TABLE_SCHEMA AS place, s.TABLE_NAME AS home, s.INDEX_NAME AS name, MAX(s.COLUMN_NAME) AS part,
+  LEFT JOIN (SELECT s.TABLE_SCHEMA AS place, s.TABLE_NAME AS home, s.INDEX_NAME AS name,
                     CASE WHEN MAX(s.SUB_PART) IS NOT NULL THEN 'it is on a part of the column'
                          WHEN MAX(s.INDEX_TYPE) <> 'BTREE' THEN CONCAT('it is a ', LOWER(MAX(s.INDEX_TYPE)), ' index')
                          /*!80000 WHEN MAX(s.IS_VISIBLE) = 'NO' THEN 'it is invisible' */
@@ -217,18 +222,24 @@ SELECT CAST(c.DATA_TYPE AS CHAR), CAST(t.ENGINE AS CHAR), CAST(i.name AS CHAR), 
                FROM information_schema.STATISTICS AS s
               WHERE s.NON_UNIQUE = 0 AND s.TABLE_SCHEMA = ? AND s.TABLE_NAME = ?
               GROUP BY s.TABLE_SCHEMA, s.TABLE_NAME, s.INDEX_NAME
-             HAVING COUNT(*) = 1) AS i
-    ON i.place = c.TABLE_SCHEMA AND i.home = c.TABLE_NAME AND i.part = c.COLUMN_NAME
+             HAVING SUM(s.COLUMN_NAME IN ({})) = ? AND COUNT(*) = ?) AS i
+    ON i.place = c.TABLE_SCHEMA AND i.home = c.TABLE_NAME
  WHERE c.TABLE_SCHEMA = ? AND c.TABLE_NAME = ? AND c.COLUMN_NAME = ?
  ORDER BY i.obstacle IS NOT NULL, i.name <> 'PRIMARY'
  LIMIT 1";
 
-/// Looks up a column by schema, table and column.
+/// Looks up a column by schema, table, and itself with the others of its key.
 pub(super) async fn column(
     conn: &mut MySqlConnection,
-    (schema, table, column): &(String, String, String),
+    (schema, table, columns): &(String, String, Vec<String>),
 ) -> Result<Option<Column>, sqlx::Error> {
-    let query = sqlx::query(COLUMN).bind(schema).bind(table).bind(schema).bind(table).bind(column);
+    let sql = COLUMN.replace("{}", &vec!["?"; columns.len()].join(", "));
+    let mut query = sqlx::query(AssertSqlSafe(sql)).bind(schema).bind(table);
+    for column in columns {
+        query = query.bind(column);
+    }
+    let number = i64::try_from(columns.len()).unwrap_or(i64::MAX);
+    query = query.bind(number).bind(number).bind(schema).bind(table).bind(columns.first());
     let Some(row) = query.fetch_optional(conn).await? else {
         return Ok(None);
     };

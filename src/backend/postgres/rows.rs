@@ -27,20 +27,30 @@ SELECT b.present,
 // $1 name
 pub(super) const TOUCH_ROW: &str = "UPDATE sqlock_row SET seen_at = seen_at WHERE name = $1";
 
-// $1 table, $2 column. Not every unique index will do: a partial one leaves rows out, a deferrable
-// constraint may be broken for a while.
+// $1 table, $2 column, $3 it and the others of its key. Not every unique index will do: a partial
+// one leaves rows out, a deferrable constraint may be broken for a while. The index of a table that
+// others inherit from does not cover their rows, which its own name selects as well; that of a
+// partitioned table covers all.
 // https://www.postgresql.org/docs/current/catalog-pg-index.html
 pub(super) const COLUMN: &str = "
 SELECT format_type(a.atttypid, a.atttypmod),
        (SELECT i.relname::text
           FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid
-         WHERE x.indrelid = a.attrelid AND x.indnkeyatts = 1 AND x.indkey[0] = a.attnum
+         WHERE x.indrelid = a.attrelid AND x.indnkeyatts = cardinality($3::text[])
+           AND (SELECT count(*) FROM pg_attribute AS k
+                 WHERE k.attrelid = x.indrelid AND k.attnum = ANY ((x.indkey::int2[])[0:x.indnkeyatts - 1])
+                   AND k.attname = ANY ($3)) = x.indnkeyatts
            AND x.indisunique AND x.indisvalid AND x.indimmediate AND x.indpred IS NULL
          ORDER BY x.indisprimary DESC
-         LIMIT 1)
+         LIMIT 1),
+       EXISTS (SELECT 1 FROM pg_inherits AS h JOIN pg_class AS c ON c.oid = h.inhparent
+                WHERE h.inhparent = a.attrelid AND c.relkind <> 'p')
   FROM pg_attribute AS a
  WHERE a.attrelid = to_regclass($1) AND a.attname = $2 AND a.attnum > 0 AND NOT a.attisdropped";
 }
+
+/// Why a unique index does not lead to one row.
+const INHERITED: &str = "it does not cover the tables that inherit from this one";
 
 /// How often a rollback to the savepoint is tried: the time limit may interrupt it as well.
 const ROLLBACK_TRIES: usize = 10;
@@ -158,16 +168,23 @@ impl Dialect for Postgres {
         })
     }
 
-    fn column<'a>(conn: &'a mut PgConnection, table: &'a Table, column: &'a str) -> StoreFuture<'a, ColumnLookup> {
+    fn column<'a>(
+        conn: &'a mut PgConnection,
+        table: &'a Table,
+        columns: &'a [String],
+    ) -> StoreFuture<'a, ColumnLookup> {
         Box::pin(async move {
-            let row = sqlx::query(sql::COLUMN).bind(table.quoted::<Self>()).bind(column).fetch_optional(conn).await?;
+            let query = sqlx::query(sql::COLUMN).bind(table.quoted::<Self>()).bind(columns.first()).bind(columns);
+            let row = query.fetch_optional(conn).await?;
             let Some(row) = row else {
                 return Ok(ColumnLookup::NotFound);
             };
-            let unique: Option<String> = row.try_get(1)?;
+            let index: Option<String> = row.try_get(1)?;
+            let is_inherited: bool = row.try_get(2)?;
+            let obstacle = is_inherited.then(|| INHERITED.to_owned());
             Ok(ColumnLookup::Found(Column {
                 type_name: row.try_get(0)?,
-                unique: unique.map(Unique::usable),
+                unique: index.map(|name| Unique { name, obstacle }),
                 engine_without_row_locks: None,
                 collated: None,
             }))

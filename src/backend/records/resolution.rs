@@ -62,7 +62,7 @@ pub(super) async fn resolve<DB: Records>(conn: &mut DB::Connection, resolving: &
 
 /// Until its end, a record has the time at which a result of its creation would expire: so the retention is known.
 async fn done<DB: Records>(conn: &mut DB::Connection, id: &str, token: i64, result: &[u8]) -> Result<u64, sqlx::Error> {
-    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'done', result = ");
+    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'done', request = NULL, result = ");
     DB::push_bytes(&mut query, result);
     query.push(", expires_at = ").push(DB::NOW).push(" + expires_at - created_at WHERE id = ");
     DB::push_text(&mut query, id);

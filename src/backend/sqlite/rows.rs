@@ -11,16 +11,19 @@ use crate::backend::table::Table;
 /// The statements.
 #[rustfmt::skip]
 mod sql {
-// An alias of the rowid is unique without an index. Bind order: table, schema, column.
+// An alias of the rowid is unique without an index. Bind order: table, schema, column, it and the
+// others of its key as JSON.
 pub(super) const COLUMN: &str = r#"
 SELECT c.type,
-       CASE WHEN c.pk = 1 AND upper(c.type) = 'INTEGER'
+       CASE WHEN json_array_length(?4) = 1 AND c.pk = 1 AND upper(c.type) = 'INTEGER'
                  AND (SELECT count(*) FROM pragma_table_info(?1, ?2) AS p WHERE p.pk > 0) = 1 THEN 'rowid'
             ELSE (SELECT x.name
                     FROM pragma_index_list(?1, ?2) AS x
                    WHERE x."unique" = 1 AND x.partial = 0
-                     AND (SELECT count(*) FROM pragma_index_info(x.name, ?2)) = 1
-                     AND (SELECT i.name FROM pragma_index_info(x.name, ?2) AS i) = c.name) END
+                     AND (SELECT count(*) FROM pragma_index_info(x.name, ?2)) = json_array_length(?4)
+                     AND (SELECT count(*) FROM pragma_index_info(x.name, ?2) AS i
+                           WHERE i.name IN (SELECT k.value FROM json_each(?4) AS k)) = json_array_length(?4)
+                   LIMIT 1) END
   FROM pragma_table_info(?1, ?2) AS c
  WHERE c.name = ?3"#;
 }
@@ -71,10 +74,15 @@ impl Dialect for Sqlite {
         })
     }
 
-    fn column<'a>(conn: &'a mut SqliteConnection, table: &'a Table, column: &'a str) -> StoreFuture<'a, ColumnLookup> {
+    fn column<'a>(
+        conn: &'a mut SqliteConnection,
+        table: &'a Table,
+        columns: &'a [String],
+    ) -> StoreFuture<'a, ColumnLookup> {
         Box::pin(async move {
             let schema = table.schema().map_or_else(|| "main".to_owned(), str::to_owned);
-            let query = sqlx::query(sql::COLUMN).bind(table.name()).bind(schema).bind(column);
+            let all = serde_json::json!(columns).to_string();
+            let query = sqlx::query(sql::COLUMN).bind(table.name()).bind(schema).bind(columns.first()).bind(all);
             let row = query.fetch_optional(conn).await?;
             let Some(row) = row else {
                 return Ok(ColumnLookup::NotFound);

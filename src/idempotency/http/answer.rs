@@ -8,6 +8,7 @@ use axum::http::{StatusCode, response};
 use axum::response::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -141,11 +142,15 @@ impl Answer {
     /// Reads a response to its end.
     pub(super) async fn of(response: Response, policy: &Policy) -> Result<Self, Problem> {
         let (parts, body) = response.into_parts();
-        let length = body.size_hint().exact().ok_or(Problem::ResponseNotStorable)?;
-        if length > policy.limit as u64 {
+        // A body that announces its length need not be read.
+        if body.size_hint().lower() > policy.limit as u64 {
             return Err(Problem::ResponseTooLarge);
         }
-        let body = axum::body::to_bytes(body, policy.limit).await.map_err(|_| Problem::ResponseNotStorable)?;
+        let body = match Limited::new(body, policy.limit).collect().await {
+            Ok(read) => read.to_bytes(),
+            Err(error) if error.is::<LengthLimitError>() => return Err(Problem::ResponseTooLarge),
+            Err(_) => return Err(Problem::ResponseNotStorable),
+        };
         let headers = parts.headers.iter().filter(|(name, _)| policy.keeps(name));
         let headers =
             headers.map(|(name, value)| (name.to_string(), value.as_bytes().iter().copied().map(char::from).collect()));

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
-use axum::http::StatusCode;
 use axum::http::request::Parts;
+use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use sqlx::{Pool, Transaction};
 
@@ -45,7 +45,8 @@ pub(super) struct Prepared {
 /// The request extension that the layer inserts for the extractors.
 #[derive(Clone)]
 pub(super) enum Slot {
-    NoKey,
+    /// The request has no key in this header.
+    NoKey(HeaderName),
     Key(Arc<Prepared>),
     /// The layer itself runs the request under a lease.
     Leased,
@@ -209,7 +210,10 @@ impl<S: Send + Sync> FromRequestParts<S> for Idempotent {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Response> {
-        slot(parts)?.ok_or_else(|| Problem::KeyMissing.into_response())
+        slot(parts)?.ok_or_else(|| match parts.extensions.get() {
+            Some(Slot::NoKey(header)) => Problem::KeyMissing.into_response_about(header),
+            _ => Problem::KeyMissing.into_response(),
+        })
     }
 }
 
@@ -228,7 +232,7 @@ fn slot(parts: &Parts) -> Result<Option<Idempotent>, Response> {
             prepared.is_extracted.store(true, Ordering::Relaxed);
             return Ok(Some(Idempotent(Arc::clone(prepared))));
         }
-        Some(Slot::NoKey) => return Ok(None),
+        Some(Slot::NoKey(_)) => return Ok(None),
         Some(Slot::Leased) => "the handler runs under a lease already",
         None => "no layer is around the handler",
     };

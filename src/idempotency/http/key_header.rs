@@ -2,7 +2,7 @@
 
 use axum::http::{HeaderMap, HeaderName};
 
-/// The header.
+/// The header, unless the layer has another one.
 pub(super) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// The longest key, in bytes.
@@ -18,18 +18,13 @@ pub(super) enum Reading {
     Literal,
 }
 
-/// Returns whether there is such a header, of whatever value.
-pub(super) fn is_in(headers: &HeaderMap) -> bool {
-    headers.contains_key(IDEMPOTENCY_KEY)
-}
-
 /// Reads the key, without the quotes. Returns `None` without the header.
 ///
 /// # Errors
 ///
 /// What is wrong with the header.
-pub(super) fn read(headers: &HeaderMap, reading: Reading) -> Result<Option<String>, &'static str> {
-    let mut lines = headers.get_all(IDEMPOTENCY_KEY).iter();
+pub(super) fn read(headers: &HeaderMap, name: &HeaderName, reading: Reading) -> Result<Option<String>, &'static str> {
+    let mut lines = headers.get_all(name).iter();
     let Some(line) = lines.next() else {
         return Ok(None);
     };
@@ -117,7 +112,7 @@ mod tests {
         for line in lines {
             headers.append(IDEMPOTENCY_KEY, HeaderValue::from_bytes(line.as_bytes()).expect("a header's value"));
         }
-        read(&headers, reading)
+        read(&headers, &IDEMPOTENCY_KEY, reading)
     }
 
     #[test]

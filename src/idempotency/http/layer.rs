@@ -7,7 +7,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
-use axum::extract::OriginalUri;
 use axum::http::request::Parts;
 use axum::http::{HeaderName, Method, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -19,6 +18,7 @@ use tracing::Instrument as _;
 
 use super::super::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Resumed};
 use super::answer::Policy;
+use super::comparison::{BodyRule, Comparison};
 use super::idempotent::{Prepared, Slot, release_attempt, resume_work};
 use super::key_header::{self, Reading};
 use super::problem::Problem;
@@ -33,7 +33,6 @@ use super::problem::Problem;
 pub struct IdempotencyLayer(Settings);
 
 type PrincipalOf = dyn Fn(&Parts) -> Option<String> + Send + Sync;
-type FingerprintOf = dyn Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync;
 
 #[derive(Clone)]
 struct Settings {
@@ -43,10 +42,12 @@ struct Settings {
     required: bool,
     leased: bool,
     detached: bool,
+    stores_request: bool,
+    header: HeaderName,
     reading: Reading,
     mismatch: StatusCode,
     request_limit: usize,
-    fingerprint: FingerprintRule,
+    comparison: Comparison,
     policy: Policy,
 }
 
@@ -57,15 +58,6 @@ enum KeyScope {
     Principal(Arc<PrincipalOf>),
     /// The keys are tokens that were issued to the principal.
     Issued(Arc<PrincipalOf>),
-}
-
-/// How a request is digested.
-#[derive(Clone)]
-enum FingerprintRule {
-    Bytes,
-    Json,
-    Fields(Vec<String>),
-    Custom(Arc<FingerprintOf>),
 }
 
 impl IdempotencyLayer {
@@ -117,10 +109,12 @@ impl IdempotencyLayer {
             required: false,
             leased: false,
             detached: false,
+            stores_request: false,
+            header: key_header::IDEMPOTENCY_KEY,
             reading: Reading::Draft,
             mismatch: StatusCode::UNPROCESSABLE_ENTITY,
             request_limit: 1 << 20,
-            fingerprint: FingerprintRule::Bytes,
+            comparison: Comparison::new(),
             policy: Policy::new(),
         })
     }
@@ -134,6 +128,12 @@ impl IdempotencyLayer {
     /// key: that is logged, and answered with [`not-set-up`](super#not-set-up).
     pub fn required(mut self) -> Self {
         self.0.required = true;
+        self
+    }
+
+    /// Sets the request header with the key: `Idempotency-Key` by default.
+    pub fn header(mut self, name: HeaderName) -> Self {
+        self.0.header = name;
         self
     }
 
@@ -187,6 +187,15 @@ impl IdempotencyLayer {
         store.resume(async move |attempt: &Attempt| resume_work(policy, attempt, work).await).await
     }
 
+    /// Stores the body of each request under a lease with its record, so that
+    /// [`resume`](Self::resume) gives it to the [attempt](Attempt::request). It is deleted once the
+    /// request has ended. A [fingerprint](Self::fingerprint) of your own that
+    /// [stores](Fingerprint::with_request) something else does so instead.
+    pub fn store_request(mut self) -> Self {
+        self.0.stores_request = true;
+        self
+    }
+
     /// Limits the body of a request with a key, which is read into memory: 1 MiB by default. A
     /// longer body is answered with [`request-too-large`](super#request-too-large), before anything
     /// is claimed.
@@ -233,20 +242,35 @@ impl IdempotencyLayer {
     /// Compares bodies as JSON, as [`Fingerprint::and_json`]. A body that is not JSON counts by its
     /// bytes, as by default.
     pub fn json(mut self) -> Self {
-        self.0.fingerprint = FingerprintRule::Json;
+        self.0.comparison.body = BodyRule::Json;
         self
     }
 
     /// Compares only these parts of JSON bodies, each given as a JSON Pointer: see
     /// [`Fingerprint::and_json_fields`]. A body that is not JSON counts by its bytes.
     pub fn json_fields<P: Into<String>>(mut self, pointers: impl IntoIterator<Item = P>) -> Self {
-        self.0.fingerprint = FingerprintRule::Fields(pointers.into_iter().map(Into::into).collect());
+        self.0.comparison.body = BodyRule::Fields(pointers.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Sets the fingerprint of a request, instead of its method, its path and query, and its body.
+    /// Compares the host of requests as well. By default a request to another name of the server is
+    /// the same.
+    pub fn compare_host(mut self) -> Self {
+        self.0.comparison.host = true;
+        self
+    }
+
+    /// Compares a header of requests as well, byte for byte: for example `Content-Type`, or the
+    /// version of the API that a client asks for.
+    pub fn compare_header(mut self, name: HeaderName) -> Self {
+        self.0.comparison.headers.push(name);
+        self
+    }
+
+    /// Sets the fingerprint of a request, instead of its method, its path and query, its body, and
+    /// what is compared besides.
     pub fn fingerprint(mut self, rule: impl Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync + 'static) -> Self {
-        self.0.fingerprint = FingerprintRule::Custom(Arc::new(rule));
+        self.0.comparison.custom = Some(Arc::new(rule));
         self
     }
 }
@@ -316,19 +340,25 @@ where
     let key = match settings.read_key(&parts) {
         Ok(Some(key)) => key,
         Ok(None) => {
-            parts.extensions.insert(Slot::NoKey);
+            parts.extensions.insert(Slot::NoKey(settings.header.clone()));
             return inner.call(Request::from_parts(parts, body)).await;
         }
-        Err(problem) => return Ok(problem.into_response()),
+        Err(problem) => return Ok(problem.into_response_about(&settings.header)),
     };
     let body = match settings.read_body(body).await {
         Ok(body) => body,
         Err(problem) => return Ok(problem.into_response()),
     };
+    let (mut store, mut fingerprint) = (settings.store.clone(), settings.comparison.fingerprint_of(&parts, &body));
+    if settings.stores_request && fingerprint.request.is_none() {
+        fingerprint = fingerprint.with_request(body.clone());
+        // The body has a limit of its own.
+        store = store.request_limit(usize::MAX);
+    }
     let prepared = Arc::new(Prepared {
-        fingerprint: settings.fingerprint_of(&parts, &body),
+        fingerprint,
         key,
-        store: settings.store.clone(),
+        store,
         policy: settings.policy.clone(),
         mismatch: settings.mismatch,
         is_extracted: AtomicBool::new(false),
@@ -383,10 +413,11 @@ impl Settings {
     /// Returns the key of a request, if there is one.
     fn read_key(&self, parts: &Parts) -> Result<Option<IdempotencyKey>, Problem> {
         if !self.methods.contains(&parts.method) {
-            let is_meant = self.required && !parts.method.is_safe() && key_header::is_in(&parts.headers);
+            let is_meant = self.required && !parts.method.is_safe() && parts.headers.contains_key(&self.header);
             return if is_meant { Err(Problem::KeyNotSupported) } else { Ok(None) };
         }
-        let Some(key) = key_header::read(&parts.headers, self.reading).map_err(Problem::KeyMalformed)? else {
+        let key = key_header::read(&parts.headers, &self.header, self.reading).map_err(Problem::KeyMalformed)?;
+        let Some(key) = key else {
             return if self.required { Err(Problem::KeyMissing) } else { Ok(None) };
         };
         let find_principal = |principal: &PrincipalOf| {
@@ -410,22 +441,6 @@ impl Settings {
             Err(error) if is_too_long(&*error) => Err(Problem::RequestTooLarge),
             Err(_) => Err(Problem::RequestIncomplete),
         }
-    }
-
-    fn fingerprint_of(&self, parts: &Parts, body: &Bytes) -> Fingerprint {
-        // As sent by the client, also in a nested router.
-        let uri = parts.extensions.get().map_or(&parts.uri, |OriginalUri(uri)| uri);
-        let target = uri.path_and_query().map_or("/", |target| target.as_str());
-        let digest = |form: &str| Fingerprint::of([parts.method.as_str(), target, form]);
-        let by_json = match &self.fingerprint {
-            FingerprintRule::Custom(rule) => return rule(parts, body),
-            FingerprintRule::Bytes => None,
-            FingerprintRule::Json => digest("json").and_json(body).ok(),
-            FingerprintRule::Fields(pointers) => {
-                digest("fields").and_json_fields(body, pointers.iter().map(String::as_str)).ok()
-            }
-        };
-        by_json.unwrap_or_else(|| digest("bytes").and(body))
     }
 }
 

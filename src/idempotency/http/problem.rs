@@ -2,10 +2,11 @@
 
 use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 
 use super::super::Outcome;
+use super::key_header::IDEMPOTENCY_KEY;
 use crate::error::Error;
 
 /// The page that describes the types; each is a heading there.
@@ -58,14 +59,16 @@ impl Problem {
     pub(super) fn of_error(error: &Error) -> Self {
         let problem = match error {
             Error::Lost { .. } => Self::InProgress,
+            Error::RequestTooLarge { .. } => Self::RequestTooLarge,
             Error::Json { .. } => Self::NotSetUp("the stored answer cannot be read"),
+            Error::Sealed { .. } => Self::NotSetUp("what is stored cannot be sealed or opened"),
             Error::InvalidKey { .. } => Self::NotSetUp("the namespace or the principal is not one"),
             Error::OutOfRange { .. } => Self::NotSetUp("a duration is out of range"),
             Error::Row { .. } | Error::NotClaimed => Self::NotSetUp("the transaction is not one of this database"),
             _ => Self::StoreUnavailable,
         };
         match problem {
-            Self::InProgress => {}
+            Self::InProgress | Self::RequestTooLarge => {}
             Self::StoreUnavailable => {
                 tracing::warn!(error = %error.report(), "a request with an idempotency key was not run")
             }
@@ -158,7 +161,7 @@ impl Problem {
                 "response-not-storable",
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "The answer cannot be stored",
-                "It is a stream, or broke off.",
+                "It broke off.",
             ),
             Self::ResponseTooLarge => (
                 "response-too-large",
@@ -185,12 +188,23 @@ impl Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
+        self.into_response_about(&IDEMPOTENCY_KEY)
+    }
+}
+
+impl Problem {
+    /// Makes a response whose text names the header of keys.
+    pub(super) fn into_response_about(self, header: &HeaderName) -> Response {
         let (slug, status, title, detail) = self.parts();
+        let named = |text: &str| match *header == IDEMPOTENCY_KEY {
+            true => text.to_owned(),
+            false => text.replace("Idempotency-Key", header.as_str()),
+        };
         let body = serde_json::json!({
             "type": format!("{TYPES}{slug}"),
-            "title": title,
+            "title": named(title),
             "status": status.as_u16(),
-            "detail": detail,
+            "detail": named(detail),
         });
         let mut response = Response::new(Body::from(body.to_string()));
         *response.status_mut() = status;

@@ -191,6 +191,7 @@ async fn show_tells_all_about_one_key_of_one_principal() {
     let attempt = app.attempt(&alice("order-1")).await;
     attempt.step("reserve", async || Ok::<_, Error>(1)).await.expect("step");
     let shown = app.json(&of("alice")).await;
+    assert_eq!(shown["request_bytes"], Value::Null);
     assert_eq!((&shown["state"], &shown["holder"]), (&"started".into(), &"the machine/7".into()));
     assert_eq!((&shown["result_bytes"], &shown["steps"]), (&Value::Null, &Value::from(vec!["reserve"])));
     let text = app.idem(&of("alice")).await.expect(0).stdout;
@@ -203,6 +204,15 @@ async fn show_tells_all_about_one_key_of_one_principal() {
     assert_eq!(shown["result_bytes"], r#""receipt""#.len());
 
     assert_eq!(shown["resolutions"], Value::Array(Vec::new()));
+
+    // That a request is stored, and not its content.
+    let stored = request().with_request("card 4242");
+    let attempt = app.payments.attempt(&alice("order-2"), &stored).await.expect("attempt");
+    let of_two = ["show", "order-2", "--namespace", "payments", "--principal", "alice"];
+    assert_eq!(app.json(&of_two).await["request_bytes"], "card 4242".len());
+    let text = app.idem(&of_two).await.expect(0).stdout;
+    assert!(text.contains("request      9 bytes\n") && !text.contains("4242"), "{text}");
+    drop(attempt);
 
     // Another principal's key, everybody's, and another namespace's are others.
     assert_eq!(app.json(&of("bob")).await, Value::Null);

@@ -67,10 +67,11 @@ struct LsArgs {
 
 /// Show the record of a key.
 ///
-/// With --json the object that ls prints, with three more members: result_bytes, the length of the
-/// stored result (null: none), steps, the names of the steps that are done, and resolutions, how
-/// unknown outcomes were resolved: objects with outcome (done or failed), token, by, note and at. If
-/// the key has no record, prints null, or an object with only the resolutions.
+/// With --json the object that ls prints, with four more members: request_bytes and result_bytes,
+/// the lengths of the stored request and of the stored result (null: none), steps, the names of the
+/// steps that are done, and resolutions, how unknown outcomes were resolved: objects with outcome
+/// (done or failed), token, by, note and at. If the key has no record, prints null, or an object
+/// with only the resolutions.
 #[derive(Args)]
 struct ShowArgs {
     #[command(flatten)]
@@ -297,6 +298,7 @@ async fn show(db: &Database, args: ShowArgs) -> Result<(), Failure> {
     if args.json {
         let mut shown = record.map_or(Value::Null, |record| {
             let mut shown = record_to_json(&record, held);
+            shown["request_bytes"] = record.request_bytes.into();
             shown["result_bytes"] = record.result_bytes.into();
             shown["steps"] = record.steps.into();
             shown
@@ -321,6 +323,11 @@ fn format_resolution(resolution: &ResolutionInfo) -> String {
     format!("resolved     {outcome} by {}, {}{token}{note}\n", escape_line(by), format_time(*at))
 }
 
+/// Formats what is stored by its length alone.
+fn format_bytes(bytes: Option<usize>) -> String {
+    bytes.map_or_else(|| "none".into(), |bytes| format!("{bytes} bytes"))
+}
+
 fn format_record(record: &RecordInfo, held: Option<&LeaseInfo>) -> String {
     let state = match (record.state, held) {
         ("issued", _) => "issued: not used yet".into(),
@@ -338,7 +345,8 @@ fn format_record(record: &RecordInfo, held: Option<&LeaseInfo>) -> String {
         ("state", state),
         ("attempts", record.attempts.to_string()),
         ("token", record.token.map_or_else(|| "none: in one transaction".into(), |token| token.to_string())),
-        ("result", record.result_bytes.map_or_else(|| "none".into(), |bytes| format!("{bytes} bytes"))),
+        ("request", format_bytes(record.request_bytes)),
+        ("result", format_bytes(record.result_bytes)),
         ("steps done", escape_line(&record.steps.join(", "))),
         ("created at", format_time(record.created_at)),
         ("expires at", format_expiry(record).unwrap_or_else(|| never.into())),

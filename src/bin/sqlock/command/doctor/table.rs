@@ -195,10 +195,11 @@ mod tests {
             let defaults = if kind == Kind::Postgres { &["waiting", "lost"][..] } else { &["lost"] };
             let columns = |name: &str| tables.iter().find(|t| t.name == name).map_or(0, |t| t.columns.len());
             assert_eq!(columns("sqlock_lease"), 10 + defaults.len());
-            assert_eq!(columns("sqlock_idem"), 13);
+            assert_eq!(columns("sqlock_idem"), 14);
             for table in &tables {
                 assert!(table.indexes.first().is_some_and(|key| key.unique), "{table:#?}");
-                assert!(table.columns.iter().all(|column| column.not_null || column.name == "result"), "{table:#?}");
+                let may_be_null = |name: &str| matches!(name, "result" | "request");
+                assert!(table.columns.iter().all(|column| column.not_null || may_be_null(&column.name)), "{table:#?}");
             }
             let lease = &tables[tables.iter().position(|table| table.name == "sqlock_lease").unwrap_or(0)];
             assert_eq!(lease.columns.iter().filter(|c| c.has_default).map(|c| &*c.name).collect::<Vec<_>>(), defaults);

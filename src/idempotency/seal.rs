@@ -1,0 +1,133 @@
+//! Functions of the caller that encrypt what is stored.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+
+use super::handle::Idempotency;
+use crate::error::{Error, Result};
+
+/// The first byte of a column that is sealed. No JSON text begins with it.
+const SEALED: u8 = 0;
+
+type BoxError = Box<dyn StdError + Send + Sync>;
+type Function = dyn Fn(&[u8], &[u8]) -> Result<Vec<u8>, BoxError> + Send + Sync;
+
+/// The functions.
+#[derive(Clone)]
+struct Functions {
+    seal: Arc<Function>,
+    open: Arc<Function>,
+}
+
+/// The functions, if there are any.
+#[derive(Clone, Default)]
+pub(super) struct Seal(Option<Functions>);
+
+/// What is sealed.
+#[derive(Clone, Copy)]
+pub(super) enum Content<'c> {
+    Request,
+    Result,
+    /// The result of the step of this name.
+    Step(&'c str),
+}
+
+impl Content<'_> {
+    fn context(self, id: &str) -> Vec<u8> {
+        match self {
+            Self::Request => format!("sqlock-idem/1/request/{id}"),
+            Self::Result => format!("sqlock-idem/1/result/{id}"),
+            Self::Step(name) => format!("sqlock-idem/1/step/{id}/{name}"),
+        }
+        .into_bytes()
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Request => "the stored request",
+            Self::Result => "the stored result",
+            Self::Step(_) => "the stored result of a step",
+        }
+    }
+
+    fn error(self, attempted: &'static str) -> impl FnOnce(BoxError) -> Error {
+        move |source| Error::Sealed { attempted, what: self.name(), source }
+    }
+}
+
+impl Idempotency {
+    /// Encrypts what is stored with records, by two functions of the caller: results, results of
+    /// [steps](crate::idempotency::Attempt::step), and
+    /// [requests](crate::idempotency::Fingerprint::with_request). Keys, principals and fingerprints
+    /// are not encrypted.
+    ///
+    /// Both functions receive a context and the bytes. The context names the record and what is
+    /// stored there: authenticate it as associated data, so that nothing can be put under another
+    /// key. `open` reverses `seal`. For a change of the encryption key, let `seal` write which key it
+    /// used. The limits count before `seal`.
+    ///
+    /// When a function fails, the call returns [`Error::Sealed`], and the handler is not run again:
+    /// the key replays its result as soon as it can be opened. What was stored without `seal`,
+    /// before or by `sqlock idem resolve`, is replayed as it is.
+    ///
+    /// ```
+    /// # fn encrypt(_: &[u8], bytes: &[u8]) -> Result<Vec<u8>, std::io::Error> { Ok(bytes.to_vec()) }
+    /// # fn decrypt(_: &[u8], bytes: &[u8]) -> Result<Vec<u8>, std::io::Error> { Ok(bytes.to_vec()) }
+    /// # fn example(locks: &sqlock::Locks) {
+    /// use sqlock::idempotency::Idempotency;
+    ///
+    /// let payments = Idempotency::new(locks)
+    ///     .seal(|context, bytes| encrypt(context, bytes), |context, sealed| decrypt(context, sealed));
+    /// # }
+    /// ```
+    pub fn seal<S, O>(
+        mut self,
+        seal: impl Fn(&[u8], &[u8]) -> Result<Vec<u8>, S> + Send + Sync + 'static,
+        open: impl Fn(&[u8], &[u8]) -> Result<Vec<u8>, O> + Send + Sync + 'static,
+    ) -> Self
+    where
+        S: Into<Box<dyn StdError + Send + Sync>>,
+        O: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        self.seal = Seal(Some(Functions {
+            seal: Arc::new(move |context, bytes| seal(context, bytes).map_err(Into::into)),
+            open: Arc::new(move |context, sealed| open(context, sealed).map_err(Into::into)),
+        }));
+        self
+    }
+}
+
+impl Seal {
+    /// Returns whether there are functions.
+    pub(super) fn is_set(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Returns bytes as they stand in their column.
+    pub(super) fn seal(&self, content: Content<'_>, id: &str, bytes: Vec<u8>) -> Result<Vec<u8>> {
+        let Some(functions) = &self.0 else {
+            return Ok(bytes);
+        };
+        let mut column = (functions.seal)(&content.context(id), &bytes).map_err(content.error("seal"))?;
+        column.insert(0, SEALED);
+        Ok(column)
+    }
+
+    /// Returns the bytes in a column.
+    pub(super) fn open(&self, content: Content<'_>, id: &str, column: Vec<u8>) -> Result<Vec<u8>> {
+        let Some((&SEALED, sealed)) = column.split_first() else {
+            return Ok(column);
+        };
+        let Some(functions) = &self.0 else {
+            return Err(content.error("open")("it is sealed, and Idempotency::seal is not set".into()));
+        };
+        (functions.open)(&content.context(id), sealed).map_err(content.error("open"))
+    }
+}
+
+impl fmt::Debug for Seal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Seal").field(&self.is_set()).finish()
+    }
+}
