@@ -1,4 +1,4 @@
-//! The bound for the caller's transactions.
+//! The bound for the caller's transactions, and why a database cannot be used.
 //!
 //! [`Database`] is the bound of every method that takes a transaction of the caller:
 //! [`Lease::fence`](crate::Lease::fence), the locks of [`row`](crate::row),
@@ -16,3 +16,4 @@
 //! ```
 
 pub use crate::backend::Database;
+pub use crate::error::AccessError;

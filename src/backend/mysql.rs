@@ -40,6 +40,7 @@ use super::{
 };
 use crate::error::{Error, Result, not_writable};
 use crate::name::LockName;
+use crate::protocol::timing::CONNECT_WITHIN;
 use crate::protocol::{Batch, Request, Response};
 use crate::schema;
 
@@ -101,6 +102,7 @@ impl Backend for MySqlBackend {
 
     fn migrate(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
+            schema::check_connection(&*self.options, CONNECT_WITHIN).await?;
             let one = MySqlPoolOptions::new()
                 .max_connections(1)
                 .connect_with((*self.options).clone())

@@ -39,6 +39,7 @@ use super::{
 };
 use crate::error::Result;
 use crate::name::LockName;
+use crate::protocol::timing::CONNECT_WITHIN;
 use crate::protocol::{Batch, Request, Response};
 use crate::schema;
 
@@ -111,6 +112,7 @@ impl Backend for PostgresBackend {
 
     fn migrate(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
+            schema::check_connection(&*self.options, CONNECT_WITHIN).await?;
             let one = PgPoolOptions::new()
                 .max_connections(1)
                 .connect_with((*self.options).clone())

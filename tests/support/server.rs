@@ -277,6 +277,11 @@ pub struct PgBouncer {
 
 impl PgBouncer {
     pub fn start(upstream: &Server) -> PgBouncer {
+        PgBouncer::start_with(upstream, "ignore_startup_parameters = extra_float_digits,options")
+    }
+
+    /// With this line in its configuration instead of the one about startup parameters.
+    pub fn start_with(upstream: &Server, parameters: &str) -> PgBouncer {
         assert_eq!(upstream.kind, Kind::Postgres, "PgBouncer speaks PostgreSQL only");
         let port = Port::reserve();
         let dir = port.directory();
@@ -297,7 +302,7 @@ impl PgBouncer {
              default_pool_size = 4\n\
              max_client_conn = 300\n\
              max_prepared_statements = 200\n\
-             ignore_startup_parameters = extra_float_digits,options\n",
+             {parameters}\n",
             upstream = upstream.port(),
             port = port.0,
             users = users.display(),

@@ -82,7 +82,11 @@ impl Database {
     pub async fn read<T: Default>(&self, operation: impl AsyncFn() -> sqlock::Result<T>) -> sqlock::Result<T> {
         match operation().await {
             Err(Error::NotMigrated { .. }) => Ok(T::default()),
-            Err(Error::Unavailable { .. }) if self.file.as_ref().is_some_and(|file| !file.exists()) => Ok(T::default()),
+            Err(Error::Unavailable { .. } | Error::Access { .. })
+                if self.file.as_ref().is_some_and(|file| !file.exists()) =>
+            {
+                Ok(T::default())
+            }
             outcome => outcome,
         }
     }

@@ -169,6 +169,10 @@ pub fn resolve_path(url: &str, database: &Path) -> Result<PathBuf, Failure> {
             let directory = directory.canonicalize().map_err(|error| {
                 Failure::configuration(format!("the directory of the SQLite file, {}: {error}", directory.display()))
             })?;
+            if !directory.is_dir() {
+                let directory = directory.display();
+                return Err(Failure::configuration(format!("{directory} is no directory for a SQLite file")));
+            }
             directory.join(name)
         }
     };
