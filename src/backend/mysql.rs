@@ -15,6 +15,7 @@ mod change;
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod differential;
 mod fence;
+mod group;
 mod heartbeat;
 mod queue;
 mod records;
@@ -73,10 +74,13 @@ impl Backend for MySqlBackend {
     fn connect(&self) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(async move {
             let mut conn = (*self.options).clone().disable_statement_logging().connect().await?;
-            let ServerInfo { flavor, is_read_only, may_be_galera } = configure(&mut conn).await?;
+            let ServerInfo { flavor, is_read_only, may_be_galera, is_in_group } = configure(&mut conn).await?;
             // Also if this account may write: other servers would not see the writes of a replica.
             if is_read_only {
                 return Err(not_writable(format!("{} is read-only, as replicas are", self.address())));
+            }
+            if is_in_group {
+                group::check_member(&mut conn, &self.address()).await?;
             }
             let on_galera = may_be_galera && session::is_on_galera(&mut conn).await?;
             if on_galera {
@@ -138,7 +142,8 @@ async fn clear_interrupted(one: &MySqlPool) -> Result<(), sqlx::Error> {
 // Sets the isolation and every other setting of a server or an account that would change the effect
 // of a statement: MariaDB's EMPTY_STRING_IS_NULL and SIMULTANEOUS_ASSIGNMENT are parts of sql_mode.
 // Selects whether the server is MariaDB, whether it is read-only (a number or one of several
-// words), and whether it may be a node of a Galera cluster. /*M! … */ is for MariaDB only.
+// words), and whether it may be a node of a Galera cluster, or has the settings of a replication
+// group. /*M! … */ is for MariaDB only, /*!80000 … */ for MySQL only.
 #[rustfmt::skip]
 const CONFIGURE: &str = "
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
@@ -149,13 +154,16 @@ SELECT 0 /*M! + 1 */,
        CAST(@@GLOBAL.read_only NOT IN ('0', 'OFF') AS SIGNED),
        CAST(@@version_comment LIKE '%wsrep%' OR @@version_comment LIKE '%XtraDB Cluster%'
             /*M! OR EXISTS (SELECT 1 FROM information_schema.GLOBAL_VARIABLES
-                             WHERE VARIABLE_NAME = 'WSREP_ON' AND VARIABLE_VALUE = 'ON') */ AS SIGNED)";
+                             WHERE VARIABLE_NAME = 'WSREP_ON' AND VARIABLE_VALUE = 'ON') */ AS SIGNED),
+       CAST(0 /*!80000 + EXISTS (SELECT 1 FROM performance_schema.global_variables
+                                  WHERE VARIABLE_NAME = 'group_replication_group_name' AND VARIABLE_VALUE <> '') */ AS SIGNED)";
 
 /// The properties of a server.
 struct ServerInfo {
     flavor: Flavor,
     is_read_only: bool,
     may_be_galera: bool,
+    is_in_group: bool,
 }
 
 /// Configures a new session, and reads the properties of its server.
@@ -163,7 +171,7 @@ async fn configure(conn: &mut MySqlConnection) -> Result<ServerInfo, sqlx::Error
     let row = sqlx::raw_sql(CONFIGURE).fetch_one(conn).await?;
     let is = |column: usize| row.try_get::<i64, _>(column).map(|flag| flag != 0);
     let flavor = if is(0)? { Flavor::MariaDb } else { Flavor::MySql };
-    Ok(ServerInfo { flavor, is_read_only: is(1)?, may_be_galera: is(2)? })
+    Ok(ServerInfo { flavor, is_read_only: is(1)?, may_be_galera: is(2)?, is_in_group: is(3)? })
 }
 
 const IS_READY: &str = "SHOW GLOBAL STATUS WHERE Variable_name = 'wsrep_ready' AND Value = 'ON'";

@@ -71,6 +71,8 @@ pub struct Server {
     version: String,
     process: Option<Process>,
     node: Option<Node>,
+    /// Where the members of a replication group meet.
+    group: Option<Port>,
     dir: TempDir,
     port: Port, // last: as long as it is reserved nobody sweeps up the directory
 }
@@ -94,7 +96,7 @@ impl Server {
     fn prepare(kind: Kind, options: Options) -> Server {
         let port = Port::reserve();
         let dir = port.directory();
-        Server { kind, options, version: String::new(), process: None, node: None, dir, port }
+        Server { kind, options, version: String::new(), process: None, node: None, group: None, dir, port }
     }
 
     /// A PostgreSQL server that follows another, of which it has a copy. That one knows it by the `name`.
@@ -134,6 +136,31 @@ impl Server {
             server.launch();
         }
         all
+    }
+
+    /// The only member of a MySQL replication group, which it founds. It is ready a moment after it
+    /// greets.
+    pub fn group_member(settings: &[&str]) -> Server {
+        let group = Port::reserve();
+        let mut all: Vec<String> = [
+            "--plugin-load-add=group_replication.so",
+            "--performance-schema=ON",
+            "--log-bin=binlog",
+            "--server-id=1",
+            "--gtid-mode=ON",
+            "--enforce-gtid-consistency=ON",
+            "--report-host=127.0.0.1",
+            "--group-replication-group-name=aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa",
+            "--group-replication-bootstrap-group=ON",
+            "--group-replication-start-on-boot=ON",
+        ]
+        .map(String::from)
+        .into();
+        all.push(format!("--group-replication-local-address=127.0.0.1:{}", group.0));
+        all.extend(settings.iter().map(|&setting| setting.to_owned()));
+        let mut server = Server::start_with(Kind::MySql, Options { settings: all, ..Options::default() });
+        server.group = Some(group);
+        server
     }
 
     /// Where a client may do anything: create databases and users, end sessions of others.
