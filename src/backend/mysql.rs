@@ -37,9 +37,10 @@ use super::fence::{Check, Fence, Verdict};
 use super::records::{Errand, Findings};
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::{
-    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, SessionLocks, Store, StoreFuture, SweepRange, Swept,
+    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Origin, SessionLocks, Store, StoreFuture, SweepRange,
+    Swept,
 };
-use crate::error::{Error, Result, not_writable};
+use crate::error::{Error, Result, if_readable, not_writable};
 use crate::name::LockName;
 use crate::protocol::timing::CONNECT_WITHIN;
 use crate::protocol::{Batch, Request, Response};
@@ -189,6 +190,12 @@ struct MySqlStore {
 // In whole seconds.
 const UPTIME: &str = "SHOW GLOBAL STATUS LIKE 'Uptime'";
 
+const SERVER: &str = "SELECT CONCAT('MySQL ', @@GLOBAL.server_uuid)";
+
+// The record has whole seconds, rounded down.
+const AGE: &str = "
+SELECT TIMESTAMPDIFF(MICROSECOND, MIN(installed_on), SYSDATE(6)) - 1000000 FROM _sqlock_migrations";
+
 impl LeaseStore for MySqlStore {
     fn execute<'a>(&'a mut self, request: &'a Request) -> StoreFuture<'a, Response> {
         Box::pin(async move {
@@ -221,6 +228,20 @@ impl AdminStore for MySqlStore {
 
     fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> StoreFuture<'a, Swept> {
         Box::pin(admin::sweep(&mut self.conn, range))
+    }
+
+    fn origin(&mut self) -> StoreFuture<'_, Origin> {
+        Box::pin(async move {
+            let server: Option<String> = match self.flavor {
+                Flavor::MySql => Some(sqlx::query_scalar(SERVER).fetch_one(&mut self.conn).await?),
+                // It has no name of its own: the name of its host may be that of another one.
+                Flavor::MariaDb => None,
+            };
+            let age: Option<i64> = if_readable(sqlx::query_scalar(AGE).fetch_one(&mut self.conn).await)?.flatten();
+            // A clock that was set back makes it young.
+            let age = age.map(|age| Duration::from_micros(u64::try_from(age).unwrap_or(0)));
+            Ok(Origin { server, age })
+        })
     }
 
     fn uptime(&mut self) -> StoreFuture<'_, Option<Duration>> {

@@ -57,8 +57,8 @@ pub struct Arguments {
     pub elect: bool,
     /// Hold the name on a majority of the databases that --database-url or DATABASE_URL names,
     /// URL,URL,URL, of any kinds and independent of each other. Goes on while any minority is down.
-    /// Waiters have no order. Each database needs its tables before: one without them may have lost
-    /// its data, and fails (78) until sqlock migrate.
+    /// Waiters have no order. Each database needs its tables before (sqlock migrate), and votes when
+    /// they are older than the TTL: a database with younger ones may have lost its data.
     #[arg(long, conflicts_with_all = ["shared", "permits", "hold_at_least", "max_hold", "elect"])]
     pub quorum: bool,
     /// The command and its arguments, after "--".
