@@ -816,6 +816,29 @@ async fn ctrl_c_ends_a_pipeline() {
     assert!(scene.is_free("a").await);
 }
 
+/// A terminal shows one line about the wait, anew each second, and the list in its width.
+#[tokio::test]
+async fn terminal_shows_wait_in_place_and_narrow_table() {
+    let scene = Scene::new().await;
+    let holder = scene.start(&["--label", "the release of the forty-second week", "a"], OBEDIENT).up().await;
+    let environment = [("DATABASE_URL", scene.db.url.as_str()), ("SQLOCK", program()), ("TERM", "xterm")];
+    let script = "stty rows 24 cols 60; \"$SQLOCK\" --sidecar ls; echo listed; \"$SQLOCK\" --sidecar run a -- true";
+    let terminal = Terminal::start("sh", &["-c", script], &environment);
+    terminal.screen.shows("listed").await;
+    let listed = terminal.screen.text();
+    assert!(listed.lines().all(|line| line.trim_end().chars().count() <= 60), "{listed}");
+    assert!(listed.contains("forty-second") && listed.lines().count() > 3, "{listed}");
+    let shown = |text: &str| text.matches("\r\x1b[K").count() >= 3;
+    assert!(terminal.screen.shows_when(shown).await, "{}", terminal.screen.text());
+    let live = terminal.screen.text();
+    let line = live.rsplit("\r\x1b[K").next().expect("a line");
+    assert!(line.contains("waiting for") && line.contains("next in line") && line.len() < 60, "{line}");
+    holder.order("go");
+    holder.end().await.expect(0);
+    terminal.screen.shows("\"a\" obtained after").await;
+    assert!(terminal.end().await.success());
+}
+
 const CTRL_C: &str = "\x03";
 const CTRL_Z: &str = "\x1a";
 const CTRL_BACKSLASH: &str = "\x1c";
