@@ -155,18 +155,20 @@ where
     O: ConnectOptions<Connection: Sized>,
 {
     let until = Instant::now() + within;
-    loop {
-        let in_time = tokio::time::timeout_at(until, options.connect()).await;
-        let late = || sqlx::Error::Io(std::io::Error::other(format!("no connection within {within:?}")));
-        match in_time.unwrap_or_else(|_| Err(late())) {
+    let mut last = None;
+    while let Ok(connected) = tokio::time::timeout_at(until, options.connect()).await {
+        match connected {
             Ok(conn) => {
                 let _ = tokio::time::timeout(within, conn.close()).await;
                 return Ok(());
             }
-            Err(error) if Fault::of(&error) == Fault::Severed && Instant::now() < until => pause().await,
+            Err(error) if Fault::of(&error) == Fault::Severed => last = Some(error),
             Err(error) => return Err(connect_error(error)),
         }
+        pause().await;
     }
+    let silent = || sqlx::Error::Io(std::io::Error::other(format!("no connection within {within:?}")));
+    Err(connect_error(last.unwrap_or_else(silent)))
 }
 
 /// Makes the error of a connection for the migration that could not be opened.
