@@ -70,7 +70,7 @@ pub struct Server {
     options: Options,
     version: String,
     process: Option<Process>,
-    node: Option<Node>,
+    node: Option<Box<Node>>,
     /// Where the members of a replication group meet.
     group: Option<Port>,
     dir: TempDir,
@@ -86,7 +86,7 @@ impl Server {
         let mut server = Server::prepare(kind, options);
         fill_from_template(kind, server.dir.path());
         if server.options.galera {
-            server.node = Some(Node::alone());
+            server.node = Some(Box::new(Node::alone()));
         }
         server.launch();
         server
@@ -120,13 +120,13 @@ impl Server {
         // when they join (IST): to have everything copied by the servers themselves (SST) would take rsync.
         let first = &mut all[0];
         fill_from_template(Kind::MariaDb, first.dir.path());
-        first.node = Some(Node::alone());
+        first.node = Some(Box::new(Node::alone()));
         first.launch();
         first.process.take().expect("it was started").end();
         let (from, desk) = (first.dir.path().join("data"), first.dir.path().join("ist"));
         for server in &mut all[1..] {
             copy(&from, &server.dir.path().join("data"));
-            server.node = Some(Node::alone());
+            server.node = Some(Box::new(Node::alone()));
         }
         let members: Vec<u16> = all.iter().filter_map(|server| server.node.as_ref()).map(|node| node.group.0).collect();
         for (i, server) in all.iter_mut().enumerate() {

@@ -82,10 +82,8 @@ async fn make_old(db: &Fresh) {
 async fn database_without_tables_is_named_and_has_no_vote() {
     let (lost, two, three) = (empty().await, LeaseFile::with_tables().await, LeaseFile::with_tables().await);
     let urls = format!("{},{},{}", two.url, three.url, lost.url);
-    let script = "echo it runs; read go";
-    let mut command = bare(&["-D", &urls, "run", "--quorum", "job", "--", "sh", "-c", script]);
-    command.stdin(std::process::Stdio::piped());
-    let mut running = Running::start(command);
+    let script = "echo it runs; exec sleep 600";
+    let mut running = Running::start(bare(&["-D", &urls, "run", "--quorum", "job", "--", "sh", "-c", script]));
     running.prints("it runs").await;
     let warning = running.says("has no sqlock tables").await;
     assert!(warning.contains("database 3 of 3") && warning.contains("sqlock migrate"), "{warning}");
