@@ -25,7 +25,7 @@ pub(crate) mod store;
 pub(crate) mod stored;
 pub(crate) mod table;
 
-pub(crate) use self::admin::{ListedHolder, ListedWaiter, Names, SweepRange, Swept};
+pub(crate) use self::admin::{ListedHolder, ListedWaiter, Names, Origin, SweepRange, Swept};
 pub(crate) use self::session::SessionLocks;
 pub(crate) use self::store::{BoxFuture, Store, StoreFuture};
 pub(crate) use self::stored::{hex, micros, token};

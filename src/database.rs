@@ -1,4 +1,4 @@
-//! The bounds for the caller's transactions and pools.
+//! The bounds for the caller's transactions and pools, and why a database cannot be used.
 //!
 //! [`DatabasePool`] is the bound of [`Locks::new`](crate::Locks::new).
 //!
@@ -18,3 +18,4 @@
 //! ```
 
 pub use crate::backend::{Database, DatabasePool};
+pub use crate::error::AccessError;

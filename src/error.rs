@@ -1,5 +1,6 @@
 //! Errors: a timeout, a loss, an unavailable database and bad input are different variants.
 
+mod access;
 mod cause;
 mod convert;
 mod fault;
@@ -11,8 +12,11 @@ use std::time::Duration;
 use crate::name::LockName;
 use crate::token::FencingToken;
 
+pub use access::AccessError;
+#[cfg(feature = "mysql")]
+pub(crate) use access::unusable;
 pub use cause::{FenceError, LossCause, Overtaken, RowError};
-pub(crate) use fault::{Fault, not_writable, reason};
+pub(crate) use fault::{Fault, if_readable, not_writable, reason};
 pub(crate) use report::report;
 
 /// The result of every fallible call of this crate.
@@ -68,6 +72,18 @@ pub enum Error {
         /// The error of the driver, if there is one.
         #[source]
         source: Option<sqlx::Error>,
+    },
+
+    /// The database refuses this client, or cannot be used, for as long as nobody changes the URL,
+    /// the rights of the user, or the set-up of the server.
+    #[error("cannot {attempted}: {cause}")]
+    Access {
+        /// The operation that failed.
+        attempted: &'static str,
+        /// Which of these it is.
+        cause: AccessError,
+        /// The error of the driver.
+        source: sqlx::Error,
     },
 
     /// The caller's pool had no free connection. Leases use that pool only for a SQLite database in
@@ -396,7 +412,14 @@ impl Error {
 
     /// Returns whether the error would be the same for every request to this database.
     pub(crate) fn concerns_all(&self) -> bool {
-        matches!(self, Self::Unavailable { .. } | Self::PoolExhausted { .. } | Self::Closed | Self::Unsupported { .. })
+        matches!(
+            self,
+            Self::Unavailable { .. }
+                | Self::Access { .. }
+                | Self::PoolExhausted { .. }
+                | Self::Closed
+                | Self::Unsupported { .. }
+        )
     }
 
     /// Copies the error for another caller whose request it ends.
@@ -405,6 +428,9 @@ impl Error {
         match self {
             Self::Unavailable { attempted, reason, .. } => {
                 Self::Unavailable { attempted, reason: reason.clone(), source: None }
+            }
+            Self::Access { attempted, cause, source } => {
+                Self::Access { attempted, cause: *cause, source: again(source) }
             }
             Self::PoolExhausted { attempted } => Self::PoolExhausted { attempted },
             Self::NotMigrated { source } => Self::NotMigrated { source: again(source) },

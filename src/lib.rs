@@ -76,7 +76,8 @@
 //! locks](session::SessionLock)).
 //!
 //! An unavailable database ([`Error::Unavailable`]), a lost lease ([`Error::Lost`]), a timeout
-//! ([`Error::Timeout`]) and a refusal (`Ok(None)`) are four different answers.
+//! ([`Error::Timeout`]) and a refusal (`Ok(None)`) are four different answers. So is
+//! [`Error::Access`]: a database that refuses this user, or is not set up, until an operator acts.
 //!
 //! [`guide::limits`] lists what is not promised: pauses longer than the TTL without a fence, effects
 //! elsewhere, asynchronous replicas, jumps of the database host's clock.

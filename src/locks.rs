@@ -96,8 +96,9 @@ impl Locks {
     /// # Errors
     ///
     /// [`Error::InvalidUrl`], [`Error::Unsupported`] for a database whose feature is not enabled,
-    /// and [`Error::Unavailable`](crate::Error::Unavailable), with a reason for each server, when
-    /// no writable one can be reached.
+    /// [`Error::Access`](crate::Error::Access) when a single server refuses this client, and
+    /// [`Error::Unavailable`](crate::Error::Unavailable), with a reason for each server, when no
+    /// writable one can be reached.
     ///
     /// # Cancel safety
     ///
@@ -121,7 +122,7 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Error::Migrate`](crate::Error::Migrate),
+    /// [`Error::Migrate`](crate::Error::Migrate), [`Error::Access`](crate::Error::Access),
     /// [`Error::Unavailable`](crate::Error::Unavailable).
     ///
     /// # Cancel safety

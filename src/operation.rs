@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::backend::dialect::Column;
 use crate::backend::records::{Errand, Findings};
-use crate::backend::{ListedHolder, ListedWaiter, Names, Store, StoreFuture, SweepRange, Swept};
+use crate::backend::{ListedHolder, ListedWaiter, Names, Origin, Store, StoreFuture, SweepRange, Swept};
 use crate::name::LockName;
 use crate::protocol::{Batch, Request, Response};
 
@@ -98,6 +98,9 @@ pub(crate) struct Sweep(pub(crate) SweepRange);
 /// Reads the uptime of the server.
 pub(crate) struct Uptime;
 
+/// Reads which server this is, and the age of the tables.
+pub(crate) struct ReadOrigin;
+
 /// Creates the row of a name for row locks.
 pub(crate) struct Ensure(pub(crate) LockName);
 
@@ -112,6 +115,7 @@ operation!(ListHolders => "list", Vec<ListedHolder>, |self, session| session.lis
 operation!(ListWaiters => "list waiters", Vec<ListedWaiter>, |self, session| session.waiters(&self.0));
 operation!(Sweep => "sweep", Swept, |self, session| session.sweep(&self.0));
 operation!(Uptime => "ask for the uptime", Option<Duration>, |self, session| session.uptime());
+operation!(ReadOrigin => "read the age of the tables", Origin, |self, session| session.origin());
 operation!(Ensure => "create the row of a name", (), |self, session| session.ensure(&self.0));
 operation!(LookUpColumn => "look a table up", Option<Column>, |self, session| session.column(&self.0));
 

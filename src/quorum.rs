@@ -12,7 +12,7 @@ mod request;
 mod round;
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::locks::Locks;
@@ -61,7 +61,7 @@ pub use request::QuorumRequest;
 ///   a name waits for the first.
 /// - **Clocks must run at about the same rate**, as for every lease: the holder counts one percent
 ///   of the TTL less.
-/// - **Cost**: two statements in sequence on each database to acquire, as slow as the slowest
+/// - **Cost**: four short statements in sequence on each database to acquire, as slow as the slowest
 ///   database of the majority; a renewal on each, and a release on each.
 ///
 /// # The token
@@ -78,9 +78,15 @@ pub use request::QuorumRequest;
 ///
 /// A database that has *lost* rows (its disk was replaced, or commits were lost) can break this, as
 /// it can break exclusion: it may grant a lost lease again. Rows are durable, so a restart loses
-/// nothing. A database with relaxed durability must stay out of the quorum until all leases that it
-/// may have lost have expired: [`rejoin_after`](Self::rejoin_after). A new database must stay out
-/// for the longest TTL in use, and its tokens are above all earlier ones if its clock is right.
+/// nothing. A database whose tables are younger than the TTL of a request has no vote in it: it may
+/// be the replacement of one that has granted the name. So a new quorum grants its first leases a
+/// TTL after [`Locks::migrate`](crate::Locks::migrate) has created the tables, and all clients of a
+/// name must use one TTL, or the longest one in [`rejoin_after`](Self::rejoin_after). The age is
+/// that of the record of [`Locks::migrate`](crate::Locks::migrate): tables that the application's own
+/// migrations create have none, and vote at once. The tokens of a replaced database are above all
+/// earlier ones if its clock is right. A database with relaxed durability must stay out of the
+/// quorum until all leases that it may have lost have expired:
+/// [`rejoin_after`](Self::rejoin_after).
 #[derive(Clone)]
 pub struct Quorum {
     nodes: Arc<Nodes>,
@@ -102,20 +108,19 @@ impl Quorum {
 
     fn with_nodes(nodes: impl IntoIterator<Item = Locks>, all: bool) -> Self {
         let locks = nodes.into_iter().collect();
-        Self { nodes: Arc::new(Nodes { locks, all, rejoin_after: None, turns: Mutex::default() }) }
+        Self { nodes: Arc::new(Nodes::new(locks, all, None)) }
     }
 
-    /// Excludes a database whose server has been up for less than this: for servers that may lose
-    /// commits in a crash (`fsync = off` on PostgreSQL, `innodb_flush_log_at_trx_commit` other than
+    /// Excludes a database whose tables are younger than this, or whose server has been up for less
+    /// than this: for requests with different TTLs, and for servers that may lose commits in a crash (`fsync = off` on PostgreSQL, `innodb_flush_log_at_trx_commit` other than
     /// 1 on MySQL and MariaDB). Set it to more than the longest TTL in use.
     ///
-    /// Each acquisition asks the server for its uptime, which depends on its wall clock: a clock
-    /// that jumps ahead makes it too long. SQLite has no server and no uptime: do not use a file
+    /// Each acquisition asks the server for its uptime, which depends on its wall clock, as the age
+    /// of the tables does: a clock that jumps ahead makes it too long. SQLite has no server and no uptime: do not use a file
     /// with `synchronous = OFF` in a quorum.
     pub fn rejoin_after(self, up: Duration) -> Self {
         let Nodes { locks, all, .. } = &*self.nodes;
-        let nodes = Nodes { locks: locks.clone(), all: *all, rejoin_after: Some(up), turns: Mutex::default() };
-        Self { nodes: Arc::new(nodes) }
+        Self { nodes: Arc::new(Nodes::new(locks.clone(), *all, Some(up))) }
     }
 
     /// Requests the lease on a name: 1 to 255 bytes of UTF-8 without NUL.

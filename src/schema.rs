@@ -11,10 +11,12 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+use sqlx::{ConnectOptions, Connection as _};
 use sqlx::{Database, Pool, SqlStr};
 use tokio::time::Instant;
 
-use crate::error::{Error, Fault, Result};
+use crate::error::{AccessError, Error, Fault, Result};
 
 /// The table in which sqlx records the applied migrations of this crate.
 const HISTORY: &str = "_sqlock_migrations";
@@ -148,13 +150,37 @@ fn retry_limit(error: &MigrateError) -> Duration {
     }
 }
 
+/// Opens a connection and closes it, for the reason why it fails: a pool would only report a
+/// timeout, and late.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) async fn check_connection<O>(options: &O, within: Duration) -> Result<()>
+where
+    O: ConnectOptions<Connection: Sized>,
+{
+    let until = Instant::now() + within;
+    let mut last = None;
+    while let Ok(connected) = tokio::time::timeout_at(until, options.connect()).await {
+        match connected {
+            Ok(conn) => {
+                let _ = tokio::time::timeout(within, conn.close()).await;
+                return Ok(());
+            }
+            Err(error) if Fault::of(&error) == Fault::Severed => last = Some(error),
+            Err(error) => return Err(connect_error(error)),
+        }
+        pause().await;
+    }
+    let silent = || sqlx::Error::Io(std::io::Error::other(format!("no connection within {within:?}")));
+    Err(connect_error(last.unwrap_or_else(silent)))
+}
+
 /// Makes the error of a connection for the migration that could not be opened.
 pub(crate) fn connect_error(error: sqlx::Error) -> Error {
-    Error::Unavailable {
-        attempted: "connect for the migration",
-        reason: crate::error::reason(&error),
-        source: Some(error),
+    let attempted = "connect for the migration";
+    if AccessError::of(&error).is_some() {
+        return Error::from_sqlx(attempted, error);
     }
+    Error::Unavailable { attempted, reason: crate::error::reason(&error), source: Some(error) }
 }
 
 fn into_error(error: MigrateError) -> Error {

@@ -7,6 +7,8 @@
 mod failover;
 #[path = "clusters/galera.rs"]
 mod galera;
+#[path = "clusters/group.rs"]
+mod group;
 #[allow(dead_code, reason = "the rest is for other tests")]
 #[path = "support/server.rs"]
 mod server;

@@ -389,18 +389,43 @@ async fn completions_are_valid_for_each_shell() {
 #[tokio::test]
 async fn man_page_is_accepted_by_man() {
     let page = said(&["man"]).await.expect(0).stdout;
+    let example = "  sqlock run -w 5m deploy -- make deploy         wait for 5 minutes at most";
+    for (arguments, words) in [
+        (&["man"][..], &["SQLOCK RUN", "SQLOCK IDEM RELEASE", "--principal", "postgres://…", example][..]),
+        (&["man", "run"], &["sqlock-run", "--kill-after", "126, 127 not executable"]),
+        (&["man", "idem", "ls"], &["sqlock-idem-ls", "--state"]),
+    ] {
+        let page = said(arguments).await.expect(0).stdout;
+        for (program, arguments) in FORMATTERS {
+            let Some(output) = through(program, arguments, &page) else { continue };
+            let shown = without_format(&output.stdout);
+            for word in words {
+                assert!(shown.contains(word), "{program} shows no {word}: {shown}");
+            }
+        }
+    }
+    for subcommand in subcommands(&said(&["--help"]).await.expect(0).stdout) {
+        said(&["man", &subcommand]).await.expect(0);
+    }
+    said(&["man", "nothing"]).await.expect(64);
     assert!(page.lines().any(|line| line.starts_with(".TH")), "it has a title");
-    let format = Regex::new("\u{1b}\\[[0-9;]*m|.\u{8}").expect("a pattern");
-    for (program, arguments) in [("man", &["--warnings", "-l", "-"][..]), ("groff", &["-man", "-Tutf8", "-ww"])] {
+    for (program, arguments) in FORMATTERS {
         let Some(output) = through(program, arguments, &page) else { continue };
         assert!(output.status.success(), "{program}");
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{program} has nothing to complain about");
-        let shown = String::from_utf8_lossy(&output.stdout);
-        let shown = format.replace_all(&shown, "");
+        let shown = without_format(&output.stdout);
         for words in ["SQLOCK RUN", "SQLOCK IDEM RELEASE", "--principal", "--database-url", "postgres://…"] {
             assert!(shown.contains(words), "{program} shows no {words}: {shown}");
         }
     }
+}
+
+const FORMATTERS: [(&str, &[&str]); 2] = [("man", &["--warnings", "-l", "-"]), ("groff", &["-man", "-Tutf8", "-ww"])];
+
+/// The text of a page that was formatted for a terminal.
+fn without_format(page: &[u8]) -> String {
+    let format = Regex::new("\u{1b}\\[[0-9;]*m|.\u{8}").expect("a pattern");
+    format.replace_all(&String::from_utf8_lossy(page), "").into_owned()
 }
 
 /// Runs a program with this on its stdin. `None`: it is not installed here.

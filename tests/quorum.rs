@@ -88,6 +88,7 @@ impl Trio {
                 }
             };
             client(kind, &url).migrate().await.expect("migrate");
+            execute(kind, &url, make_old(kind)).await;
             let authority =
                 server.split("://").nth(1).and_then(|rest| rest.split(['/', '?']).next()).unwrap_or_default();
             let port = authority.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).expect("a URL with a port");
@@ -119,7 +120,11 @@ impl Trio {
 impl Node {
     /// A client through the proxy.
     fn locks(&self) -> Locks {
-        client(self.kind, &self.url.replacen(&format!(":{}", self.port), &format!(":{}", self.proxy.port()), 1))
+        self.locks_through(&self.proxy)
+    }
+
+    fn locks_through(&self, proxy: &Proxy) -> Locks {
+        client(self.kind, &self.url.replacen(&format!(":{}", self.port), &format!(":{}", proxy.port()), 1))
     }
 
     /// A client that no fault of the proxy concerns.
@@ -129,6 +134,14 @@ impl Node {
 
     async fn execute(&self, sql: &str) {
         execute(self.kind, &self.url, sql).await;
+    }
+}
+
+/// Makes the tables older than every TTL.
+fn make_old(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Postgres => "UPDATE _sqlock_migrations SET installed_on = installed_on - interval '1 year'",
+        Kind::MySql | Kind::MariaDb => "UPDATE _sqlock_migrations SET installed_on = installed_on - INTERVAL 1 YEAR",
     }
 }
 
@@ -346,6 +359,8 @@ async fn sqlite_files_form_a_quorum() {
         let pool = SqlitePool::connect(&url(name)).await.expect("a file");
         let locks = Locks::new(pool.clone());
         locks.migrate().await.expect("migrate");
+        let make_old = "UPDATE _sqlock_migrations SET installed_on = datetime(installed_on, '-1 year')";
+        sqlx::query(make_old).execute(&pool).await.expect("the record of the migrations");
         (locks, pool)
     };
     let ((a, pool), (b, _), (c, _)) = (file("a.db").await, file("b.db").await, file("c.db").await);
@@ -499,6 +514,56 @@ async fn recently_started_server_does_not_vote() {
     trio.becomes_free("a").await;
     let old = trio.quorum().rejoin_after(Duration::ZERO);
     patient(&old, "a").acquire().await.expect("all may vote").release().await.expect("it was ours");
+}
+
+/// The second database loses its data while it holds one of two votes of a lease.
+#[tokio::test]
+async fn recreated_database_votes_after_the_ttl() {
+    let trio = Trio::shared().await;
+    for lost in 0..3 {
+        let (kept, other) = (&trio.nodes[(lost + 1) % 3], &trio.nodes[(lost + 2) % 3]);
+        let lost = &trio.nodes[lost];
+        // The holder never reaches the third database.
+        let closed = Proxy::start(other.port);
+        closed.refuse();
+        let holder = Quorum::new([kept.direct(), lost.direct(), other.locks_through(&closed)]);
+        let lease = patient(&holder, "a").renew(false).acquire().await.expect("two are enough");
+        for table in ["sqlock_client", "sqlock_lease", "sqlock_entry", "_sqlock_migrations"] {
+            lost.execute(&format!("DROP TABLE {table}")).await;
+        }
+        lost.direct().migrate().await.expect("migrate");
+        kept.proxy.refuse();
+        let rival = trio.quorum();
+        let refused = rival.lease("a").ttl(LONG).node_timeout(PATIENT).try_acquire().await;
+        let error = refused.expect_err("one of the two has no memory");
+        assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("votes after")), "{error}");
+        assert!(lease.is_held(), "nobody has taken it away");
+        eventually("the vote is given back", async || lost.direct().inspect("a").await.expect("there").is_none()).await;
+
+        lost.execute(make_old(lost.kind)).await;
+        let next = patient(&rival, "a").acquire().await.expect("it votes again");
+        next.release().await.expect("held");
+        kept.proxy.pass();
+        drop(lease);
+        trio.becomes_free("a").await;
+    }
+}
+
+#[tokio::test]
+async fn two_databases_on_one_server_are_refused() {
+    let trio = Trio::shared().await;
+    for node in &trio.nodes {
+        let twice = Quorum::new([node.direct(), trio.nodes[0].locks(), node.direct()]);
+        let error = twice.lease("a").try_acquire().await.expect_err("it would vote twice");
+        assert!(matches!(&error, Error::Unsupported { reason, .. } if reason.contains("one server")), "{error}");
+        // MariaDB has no name of its own by which another address would be recognised.
+        if node.kind != Kind::MariaDb {
+            let hidden = Quorum::new([node.direct(), node.locks()]);
+            let error = hidden.lease("a").node_timeout(PATIENT).try_acquire().await.expect_err("by another address");
+            assert!(matches!(&error, Error::Unsupported { reason, .. } if reason.contains("one server")), "{error}");
+        }
+        trio.becomes_free("a").await;
+    }
 }
 
 #[tokio::test]

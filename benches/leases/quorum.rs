@@ -43,6 +43,9 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
     // In a task, as an application would: the main thread is none of the runtime's workers.
     let rounds = tokio::spawn(async move {
         let quorum = Quorum::new(locks.clone());
+        // New tables vote when they are older than the TTL.
+        let first = quorum.lease("quorum").wait(Duration::from_secs(90)).acquire().await.expect("old enough");
+        first.release().await.expect("release");
         take_turns(&quorum, &locks, Duration::from_millis(200)).await;
         let mut rounds = Vec::new();
         for _ in 0..count {

@@ -62,6 +62,17 @@ pub(crate) struct Swept {
     pub(crate) last: Option<String>,
 }
 
+/// Where the votes of a quorum come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// The server, as it identifies itself on every connection. `None`: it cannot be told from
+    /// others.
+    pub(crate) server: Option<String>,
+    /// For how long the tables have existed, by the database's clock. `None`: the migrations have
+    /// no record.
+    pub(crate) age: Option<Duration>,
+}
+
 /// Returns the first text after all texts with a prefix, in the order of their bytes. `None`: no
 /// text comes after them.
 pub(crate) fn end_of_prefix(prefix: &str) -> Option<String> {

@@ -15,6 +15,7 @@ mod change;
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod differential;
 mod fence;
+mod group;
 mod heartbeat;
 mod queue;
 mod records;
@@ -36,10 +37,12 @@ use super::fence::{Check, Fence, Verdict};
 use super::records::{Errand, Findings};
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::{
-    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, SessionLocks, Store, StoreFuture, SweepRange, Swept,
+    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Origin, SessionLocks, Store, StoreFuture, SweepRange,
+    Swept,
 };
-use crate::error::{Error, Result, not_writable};
+use crate::error::{Error, Result, if_readable, not_writable};
 use crate::name::LockName;
+use crate::protocol::timing::CONNECT_WITHIN;
 use crate::protocol::{Batch, Request, Response};
 use crate::schema;
 
@@ -72,10 +75,13 @@ impl Backend for MySqlBackend {
     fn connect(&self) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(async move {
             let mut conn = (*self.options).clone().disable_statement_logging().connect().await?;
-            let ServerInfo { flavor, is_read_only, may_be_galera } = configure(&mut conn).await?;
+            let ServerInfo { flavor, is_read_only, may_be_galera, is_in_group } = configure(&mut conn).await?;
             // Also if this account may write: other servers would not see the writes of a replica.
             if is_read_only {
                 return Err(not_writable(format!("{} is read-only, as replicas are", self.address())));
+            }
+            if is_in_group {
+                group::check_member(&mut conn, &self.address()).await?;
             }
             let on_galera = may_be_galera && session::is_on_galera(&mut conn).await?;
             if on_galera {
@@ -101,6 +107,7 @@ impl Backend for MySqlBackend {
 
     fn migrate(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
+            schema::check_connection(&*self.options, CONNECT_WITHIN).await?;
             let one = MySqlPoolOptions::new()
                 .max_connections(1)
                 .connect_with((*self.options).clone())
@@ -136,7 +143,8 @@ async fn clear_interrupted(one: &MySqlPool) -> Result<(), sqlx::Error> {
 // Sets the isolation and every other setting of a server or an account that would change the effect
 // of a statement: MariaDB's EMPTY_STRING_IS_NULL and SIMULTANEOUS_ASSIGNMENT are parts of sql_mode.
 // Selects whether the server is MariaDB, whether it is read-only (a number or one of several
-// words), and whether it may be a node of a Galera cluster. /*M! … */ is for MariaDB only.
+// words), and whether it may be a node of a Galera cluster, or has the settings of a replication
+// group. /*M! … */ is for MariaDB only, /*!80000 … */ for MySQL only.
 #[rustfmt::skip]
 const CONFIGURE: &str = "
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
@@ -147,13 +155,16 @@ SELECT 0 /*M! + 1 */,
        CAST(@@GLOBAL.read_only NOT IN ('0', 'OFF') AS SIGNED),
        CAST(@@version_comment LIKE '%wsrep%' OR @@version_comment LIKE '%XtraDB Cluster%'
             /*M! OR EXISTS (SELECT 1 FROM information_schema.GLOBAL_VARIABLES
-                             WHERE VARIABLE_NAME = 'WSREP_ON' AND VARIABLE_VALUE = 'ON') */ AS SIGNED)";
+                             WHERE VARIABLE_NAME = 'WSREP_ON' AND VARIABLE_VALUE = 'ON') */ AS SIGNED),
+       CAST(0 /*!80000 + EXISTS (SELECT 1 FROM performance_schema.global_variables
+                                  WHERE VARIABLE_NAME = 'group_replication_group_name' AND VARIABLE_VALUE <> '') */ AS SIGNED)";
 
 /// The properties of a server.
 struct ServerInfo {
     flavor: Flavor,
     is_read_only: bool,
     may_be_galera: bool,
+    is_in_group: bool,
 }
 
 /// Configures a new session, and reads the properties of its server.
@@ -161,7 +172,7 @@ async fn configure(conn: &mut MySqlConnection) -> Result<ServerInfo, sqlx::Error
     let row = sqlx::raw_sql(CONFIGURE).fetch_one(conn).await?;
     let is = |column: usize| row.try_get::<i64, _>(column).map(|flag| flag != 0);
     let flavor = if is(0)? { Flavor::MariaDb } else { Flavor::MySql };
-    Ok(ServerInfo { flavor, is_read_only: is(1)?, may_be_galera: is(2)? })
+    Ok(ServerInfo { flavor, is_read_only: is(1)?, may_be_galera: is(2)?, is_in_group: is(3)? })
 }
 
 const IS_READY: &str = "SHOW GLOBAL STATUS WHERE Variable_name = 'wsrep_ready' AND Value = 'ON'";
@@ -178,6 +189,12 @@ struct MySqlStore {
 
 // In whole seconds.
 const UPTIME: &str = "SHOW GLOBAL STATUS LIKE 'Uptime'";
+
+const SERVER: &str = "SELECT CONCAT('MySQL ', @@GLOBAL.server_uuid)";
+
+// The record has whole seconds, rounded down.
+const AGE: &str = "
+SELECT TIMESTAMPDIFF(MICROSECOND, MIN(installed_on), SYSDATE(6)) - 1000000 FROM _sqlock_migrations";
 
 impl LeaseStore for MySqlStore {
     fn execute<'a>(&'a mut self, request: &'a Request) -> StoreFuture<'a, Response> {
@@ -211,6 +228,20 @@ impl AdminStore for MySqlStore {
 
     fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> StoreFuture<'a, Swept> {
         Box::pin(admin::sweep(&mut self.conn, range))
+    }
+
+    fn origin(&mut self) -> StoreFuture<'_, Origin> {
+        Box::pin(async move {
+            let server: Option<String> = match self.flavor {
+                Flavor::MySql => Some(sqlx::query_scalar(SERVER).fetch_one(&mut self.conn).await?),
+                // It has no name of its own: the name of its host may be that of another one.
+                Flavor::MariaDb => None,
+            };
+            let age: Option<i64> = if_readable(sqlx::query_scalar(AGE).fetch_one(&mut self.conn).await)?.flatten();
+            // A clock that was set back makes it young.
+            let age = age.map(|age| Duration::from_micros(u64::try_from(age).unwrap_or(0)));
+            Ok(Origin { server, age })
+        })
     }
 
     fn uptime(&mut self) -> StoreFuture<'_, Option<Duration>> {

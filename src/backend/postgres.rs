@@ -34,11 +34,12 @@ use self::settings::Settings;
 use super::fence::{Check, Fence, Verdict};
 use super::store::{AdminStore, LeaseStore, ROW_TOUCH_INTERVAL, RecordStore, RowStore};
 use super::{
-    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, SessionLocks, Store, StoreFuture, SweepRange, Swept,
-    micros,
+    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Origin, SessionLocks, Store, StoreFuture, SweepRange,
+    Swept, micros,
 };
-use crate::error::Result;
+use crate::error::{Result, if_readable};
 use crate::name::LockName;
+use crate::protocol::timing::CONNECT_WITHIN;
 use crate::protocol::{Batch, Request, Response};
 use crate::schema;
 
@@ -111,6 +112,7 @@ impl Backend for PostgresBackend {
 
     fn migrate(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
+            schema::check_connection(&*self.options, CONNECT_WITHIN).await?;
             let one = PgPoolOptions::new()
                 .max_connections(1)
                 .connect_with((*self.options).clone())
@@ -143,6 +145,12 @@ impl PostgresStore {
 
 const UPTIME: &str = "
 SELECT (extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 1000000)::bigint";
+
+// Two servers do not start in the same microsecond. A system identifier is the same in copies.
+const STARTED: &str = "SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint";
+
+const AGE: &str = "
+SELECT (extract(epoch FROM clock_timestamp() - min(installed_on)) * 1000000)::bigint FROM _sqlock_migrations";
 
 // $1 name, $2 how old the time of use may be. The statement never waits for a row and rarely writes
 // one.
@@ -192,6 +200,17 @@ impl AdminStore for PostgresStore {
 
     fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> StoreFuture<'a, Swept> {
         Box::pin(async move { admin::sweep(&mut self.store().await?, range).await })
+    }
+
+    fn origin(&mut self) -> StoreFuture<'_, Origin> {
+        Box::pin(async move {
+            let conn = self.connection.connection().await?;
+            let started: i64 = sqlx::query_scalar(STARTED).fetch_one(&mut *conn).await?;
+            let age: Option<i64> = if_readable(sqlx::query_scalar(AGE).fetch_one(conn).await)?.flatten();
+            // A clock that was set back makes it young.
+            let age = age.map(|age| Duration::from_micros(u64::try_from(age).unwrap_or(0)));
+            Ok(Origin { server: Some(format!("PostgreSQL {started}")), age })
+        })
     }
 
     fn uptime(&mut self) -> StoreFuture<'_, Option<Duration>> {

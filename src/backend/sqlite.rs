@@ -34,9 +34,10 @@ use tokio::time::timeout;
 use super::fence::{Check, Fence, Verdict};
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::{
-    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, SessionLocks, Store, StoreFuture, SweepRange, Swept,
+    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Origin, SessionLocks, Store, StoreFuture, SweepRange,
+    Swept,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, if_readable};
 use crate::name::LockName;
 use crate::protocol::{Batch, Request, Response};
 use crate::schema;
@@ -201,6 +202,10 @@ impl SqliteStore {
     }
 }
 
+// The record has whole seconds, rounded down.
+const AGE: &str = "
+SELECT CAST(strftime('%s', 'now') AS INTEGER) - CAST(strftime('%s', min(installed_on)) AS INTEGER) - 1 FROM _sqlock_migrations";
+
 impl LeaseStore for SqliteStore {
     fn execute<'a>(&'a mut self, request: &'a Request) -> StoreFuture<'a, Response> {
         Box::pin(async move { store::execute(&mut *self.conn().await?, request).await })
@@ -222,6 +227,17 @@ impl AdminStore for SqliteStore {
 
     fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> StoreFuture<'a, Swept> {
         Box::pin(async move { admin::sweep(&mut *self.conn().await?, range).await })
+    }
+
+    fn origin(&mut self) -> StoreFuture<'_, Origin> {
+        Box::pin(async move {
+            let mut conn = self.conn().await?;
+            let file = file_of(&mut conn).await?;
+            let age: Option<i64> = if_readable(sqlx::query_scalar(AGE).fetch_one(&mut *conn).await)?.flatten();
+            // A clock that was set back makes it young.
+            let age = age.map(|age| Duration::from_secs(u64::try_from(age).unwrap_or(0)));
+            Ok(Origin { server: (!file.is_empty()).then(|| format!("SQLite {file}")), age })
+        })
     }
 }
 

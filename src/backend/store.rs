@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use super::admin::{ListedHolder, ListedWaiter, Names, SweepRange, Swept};
+use super::admin::{ListedHolder, ListedWaiter, Names, Origin, SweepRange, Swept};
 use super::dialect::Column;
 use super::records::{Errand, Findings};
 use crate::name::LockName;
@@ -61,6 +61,11 @@ pub(crate) trait AdminStore: Send {
     /// Reads for how long the server has been up, by its own clock. `None`: there is no server.
     fn uptime(&mut self) -> StoreFuture<'_, Option<Duration>> {
         Box::pin(async { Ok(None) })
+    }
+
+    /// Reads which server this is, and for how long the tables have existed there.
+    fn origin(&mut self) -> StoreFuture<'_, Origin> {
+        Box::pin(async { Ok(Origin::default()) })
     }
 }
 

@@ -1,11 +1,14 @@
 //! Converts errors of sqlx into those of this crate, and back.
 
 use super::fault::is_sqlite_busy;
-use super::{Error, Fault, reason};
+use super::{AccessError, Error, Fault, reason};
 
 impl Error {
     /// Makes the error of a statement on the sqlock tables.
     pub(crate) fn from_sqlx(attempted: &'static str, source: sqlx::Error) -> Self {
+        if let Some(cause) = AccessError::of(&source) {
+            return Self::Access { attempted, cause, source };
+        }
         match Fault::of(&source) {
             Fault::NoTable => Self::NotMigrated { source },
             Fault::Exhausted if matches!(source, sqlx::Error::PoolTimedOut) => Self::PoolExhausted { attempted },
@@ -49,7 +52,9 @@ impl From<sqlx::Error> for Error {
 impl From<Error> for sqlx::Error {
     fn from(error: Error) -> Self {
         match error {
-            Error::Database { source, .. } | Error::Unavailable { source: Some(source), .. } => source,
+            Error::Database { source, .. }
+            | Error::Access { source, .. }
+            | Error::Unavailable { source: Some(source), .. } => source,
             Error::PoolExhausted { .. } => Self::PoolTimedOut,
             error => Self::AnyDriverError(Box::new(error)),
         }

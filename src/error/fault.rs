@@ -2,6 +2,8 @@
 
 use sqlx::error::DatabaseError;
 
+use super::access::{AccessError, Unusable};
+
 /// What a driver's error means for the sender of the statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -68,7 +70,11 @@ impl Fault {
     fn of_driver(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
         #[cfg(feature = "postgres")]
         if let Some(error) = error.downcast_ref::<sqlx::postgres::PgDatabaseError>() {
-            return Some(Self::of_postgres(error.code()));
+            return Some(match AccessError::of_database(error) {
+                // A pooler refuses in the class of lost connections what it will refuse again.
+                Some(_) => Self::Final,
+                None => Self::of_postgres(error.code()),
+            });
         }
         #[cfg(feature = "mysql")]
         if let Some(error) = error.downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
@@ -146,6 +152,16 @@ impl Fault {
     }
 }
 
+/// Returns `None` for a table that does not exist or that the user may not read.
+pub(crate) fn if_readable<T>(read: Result<T, sqlx::Error>) -> Result<Option<T>, sqlx::Error> {
+    match read {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if Fault::of(&error) == Fault::NoTable => Ok(None),
+        Err(error) if AccessError::of(&error) == Some(AccessError::NoRight) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// No writable server was found, although some servers may have answered.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -160,6 +176,7 @@ pub(crate) fn not_writable(reason: String) -> sqlx::Error {
 /// Describes an error of the driver.
 pub(crate) fn reason(error: &sqlx::Error) -> String {
     match error {
+        sqlx::Error::Configuration(cause) if cause.is::<Unusable>() => cause.to_string(),
         sqlx::Error::Io(cause) if cause.get_ref().is_some_and(|cause| cause.is::<NotWritable>()) => cause.to_string(),
         error => error.to_string(),
     }

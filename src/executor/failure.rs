@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::error::{Error, Fault};
+use crate::error::{AccessError, Error, Fault};
 
 /// Why a request was not answered.
 pub(super) enum Failure {
@@ -58,6 +58,7 @@ impl Failure {
             }
             Self::Refused(error) => Error::from_sqlx(attempted, error),
             Self::NoAnswer { .. } => Error::Unavailable { attempted, reason, source: None },
+            Self::Unconnected(Some(error)) if AccessError::of(&error).is_some() => Error::from_sqlx(attempted, error),
             Self::Unconnected(source) => Error::Unavailable { attempted, reason, source },
             Self::Panic(_) => Error::Database { attempted, source: sqlx::Error::Protocol(reason) },
         }

@@ -26,7 +26,10 @@
 //!   options.
 //! - **MySQL and MariaDB with `binlog_format=STATEMENT`** are not supported: the client works at READ
 //!   COMMITTED, which the server refuses to log that way. Galera needs its cluster settings to be
-//!   visible, and Group Replication with several writers is not supported: write to one node.
+//!   visible. A Group Replication member is used while it is ONLINE and its group has one primary; a
+//!   group in multi-primary mode is refused with
+//!   [`AccessError::Setup`](crate::database::AccessError::Setup), because its members do not see
+//!   each other's row locks.
 //! - **The order of a queue** is that of the database's clock: after a jump backwards, newcomers
 //!   precede waiting entries. While a process holds a name that no other process wants, its own
 //!   waiters queue inside it; they join the queue in the database, each at the place of its arrival,

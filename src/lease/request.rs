@@ -217,8 +217,8 @@ impl LeaseRequest {
     ///
     /// [`Error::Timeout`] when the limit of [`wait`](Self::wait) was reached;
     /// [`Error::Unavailable`] when the database could not be reached for some seconds, in which the
-    /// client reconnects and repeats its requests; [`Error::NotMigrated`], [`Error::Closed`], or an
-    /// error for bad input.
+    /// client reconnects and repeats its requests; [`Error::Access`], [`Error::NotMigrated`],
+    /// [`Error::Closed`], or an error for bad input.
     ///
     /// # Cancel safety
     ///

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::OwnedMutexGuard;
 
+use crate::backend::Kind;
 use crate::error::{Error, Result};
 use crate::locks::Locks;
 use crate::name::LockName;
@@ -16,10 +17,22 @@ pub(super) struct Nodes {
     pub(super) all: bool,
     pub(super) rejoin_after: Option<Duration>,
     /// One lock for each name, with which the waiters of this process take turns.
-    pub(super) turns: Mutex<HashMap<LockName, Weak<tokio::sync::Mutex<()>>>>,
+    turns: Mutex<HashMap<LockName, Weak<tokio::sync::Mutex<()>>>>,
+    /// The server of each database, once it was asked. It may not know.
+    servers: Mutex<Vec<Option<Option<String>>>>,
 }
 
+const SAME_SERVER: Error = Error::Unsupported {
+    what: "a quorum",
+    reason: "two of its databases are on one server, which would vote twice: use independent servers",
+};
+
 impl Nodes {
+    pub(super) fn new(locks: Vec<Locks>, all: bool, rejoin_after: Option<Duration>) -> Self {
+        let servers = Mutex::new(vec![None; locks.len()]);
+        Self { locks, all, rejoin_after, turns: Mutex::default(), servers }
+    }
+
     /// Returns how many databases must grant a name.
     pub(super) fn needed(&self) -> usize {
         if self.all { self.locks.len() } else { self.locks.len() / 2 + 1 }
@@ -36,7 +49,35 @@ impl Nodes {
         if self.locks.iter().enumerate().any(is_repeated) {
             return refuse("it has the same client twice, which would vote twice");
         }
+        let addresses: Vec<String> = self.locks.iter().filter_map(address).collect();
+        if has_duplicate(&addresses) || has_duplicate(&self.known_servers()) {
+            return Err(SAME_SERVER);
+        }
         Ok(())
+    }
+
+    /// Records the server of a database. Returns an error if another database is on it.
+    pub(super) fn record_server(&self, node: usize, server: Option<String>) -> Result<()> {
+        if let Some(known) = self.servers.lock().unwrap_or_else(PoisonError::into_inner).get_mut(node) {
+            *known = Some(server);
+        }
+        if has_duplicate(&self.known_servers()) { Err(SAME_SERVER) } else { Ok(()) }
+    }
+
+    /// Whether a database was asked for its server.
+    pub(super) fn is_server_known(&self, node: usize) -> bool {
+        let servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
+        servers.get(node).is_some_and(Option::is_some)
+    }
+
+    fn known_servers(&self) -> Vec<String> {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner).iter().flatten().flatten().cloned().collect()
+    }
+
+    /// Names a database in messages: `database 2 of 3 (db2:5432)`.
+    pub(super) fn describe(&self, node: usize) -> String {
+        let address = self.locks[node].client().backend.address();
+        format!("database {} of {} ({address})", node + 1, self.locks.len())
     }
 
     /// Waits until no earlier waiter of this process asks for the name.
@@ -50,6 +91,19 @@ impl Nodes {
         };
         turn.lock_owned().await
     }
+}
+
+/// Returns the address of a server.
+fn address(locks: &Locks) -> Option<String> {
+    let client = locks.client();
+    match client.kind {
+        Kind::Postgres | Kind::MySql => Some(format!("{:?} {}", client.kind, client.backend.address())),
+        _ => None,
+    }
+}
+
+fn has_duplicate(texts: &[String]) -> bool {
+    texts.iter().enumerate().any(|(i, text)| texts[..i].contains(text))
 }
 
 /// The options of the lease on each database.

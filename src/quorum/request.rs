@@ -85,7 +85,7 @@ impl QuorumRequest {
     /// [`Error::Timeout`] when the limit of [`wait`](Self::wait) was reached;
     /// [`Error::Unavailable`] when too few databases for a majority could be reached (for 3
     /// seconds, or until the limit of the wait); [`Error::Unsupported`] when there are no
-    /// databases, or the same client is there twice; an error for bad input or
+    /// databases, or two of them are on one server; an error for bad input or
     /// [`Error::NotMigrated`] when it prevents a majority.
     ///
     /// # Cancel safety

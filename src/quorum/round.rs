@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::lease::handle::Lease;
 use crate::lease::request::LeaseRequest;
 use crate::name::LockName;
-use crate::operation::Uptime;
+use crate::operation::{ReadOrigin, Uptime};
 use crate::owner::Owner;
 use crate::token::FencingToken;
 
@@ -72,10 +72,10 @@ impl Round {
             .renew(self.options.renew)
             .label(&*self.options.label)
             .owner_without_reentry(self.owner);
-        let nodes = Arc::clone(&self.nodes);
+        let (nodes, ttl) = (Arc::clone(&self.nodes), self.options.ttl);
         // Dropping a request at its limit releases a later grant.
         self.answers.spawn(async move {
-            let answer = timeout(within, vote(&nodes, node, request)).await;
+            let answer = timeout(within, vote(&nodes, node, request, ttl)).await;
             (node, answer.unwrap_or_else(|_| Err(no_answer_error(within))))
         });
     }
@@ -153,7 +153,8 @@ impl Round {
             match answer {
                 (node, Ok(Some(lease))) => granted.push((node, lease)),
                 (_, Ok(None)) => refused += 1,
-                (_, Err(error)) => errors.push(error),
+                (_, Err(error @ Error::Unsupported { .. })) => return Outcome::Unreachable(error),
+                (node, Err(error)) => errors.push((node, error)),
             }
         }
     }
@@ -173,15 +174,15 @@ impl Round {
     }
 
     /// Makes the error of a round without enough answers.
-    fn no_majority(&self, answered: usize, errors: Vec<Error>) -> Error {
-        let mut errors = errors;
+    fn no_majority(&self, answered: usize, mut errors: Vec<(usize, Error)>) -> Error {
         // An error that another attempt would not cure comes first.
-        if let Some(i) = errors.iter().position(|error| !error.is_retryable()) {
-            return errors.swap_remove(i);
+        if let Some(i) = errors.iter().position(|(_, error)| !error.is_retryable()) {
+            return errors.swap_remove(i).1;
         }
         let (all, needed) = (self.nodes.locks.len(), self.nodes.needed());
-        let first = errors.first().map(ToString::to_string).unwrap_or_default();
-        let reason = format!("{answered} of {all} databases answered, and {needed} must: {first}");
+        let failed: Vec<String> =
+            errors.iter().map(|(node, error)| format!("{}: {error}", self.nodes.describe(*node))).collect();
+        let reason = format!("{answered} of {all} databases answered, and {needed} must; {}", failed.join("; "));
         Error::Unavailable { attempted: "acquire a majority", reason, source: None }
     }
 }
@@ -192,22 +193,33 @@ fn no_answer_error(within: Duration) -> Error {
 }
 
 /// Returns the vote of a database, if it may vote.
-async fn vote(nodes: &Nodes, node: usize, request: LeaseRequest) -> Result<Option<Lease>> {
+async fn vote(nodes: &Nodes, node: usize, request: LeaseRequest, ttl: Duration) -> Result<Option<Lease>> {
     let asked = Moment::now();
+    let client = nodes.locks[node].client();
     let Some(lease) = request.try_acquire().await? else {
+        // The vote of another database on the same server may be what keeps the name taken.
+        if !nodes.is_server_known(node) {
+            nodes.record_server(node, client.run(ReadOrigin).await?.server)?;
+        }
         return Ok(None);
     };
-    let Some(least) = nodes.rejoin_after else {
-        return Ok(Some(lease));
-    };
-    // After the grant, so a restart in between shows.
-    let up = nodes.locks[node].client().run(Uptime).await?;
-    let before = |up: Duration| up.saturating_sub(Moment::now().since(asked));
-    match up.map(before) {
-        Some(up) if up < least => {
-            let reason = format!("the server has been up for {up:?} only, and votes after {least:?}");
-            Err(Error::Unavailable { attempted: "acquire", reason, source: None })
-        }
-        _ => Ok(Some(lease)),
+    // After the grant: a loss of data or a restart in between shows.
+    let before = |age: Duration| age.saturating_sub(Moment::now().since(asked));
+    let origin = client.run(ReadOrigin).await?;
+    nodes.record_server(node, origin.server)?;
+    let least = ttl.max(nodes.rejoin_after.unwrap_or_default());
+    // One database alone is not the memory of others.
+    if let Some(age) = origin.age.map(before).filter(|age| *age < least && nodes.locks.len() > 1) {
+        return Err(no_vote_error(format!("its tables were created {age:.0?} ago, and it votes after {least:?}")));
     }
+    if let Some(least) = nodes.rejoin_after
+        && let Some(up) = client.run(Uptime).await?.map(before).filter(|up| *up < least)
+    {
+        return Err(no_vote_error(format!("the server has been up for {up:?} only, and votes after {least:?}")));
+    }
+    Ok(Some(lease))
+}
+
+fn no_vote_error(reason: String) -> Error {
+    Error::Unavailable { attempted: "acquire", reason, source: None }
 }

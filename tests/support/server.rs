@@ -70,7 +70,9 @@ pub struct Server {
     options: Options,
     version: String,
     process: Option<Process>,
-    node: Option<Node>,
+    node: Option<Box<Node>>,
+    /// Where the members of a replication group meet.
+    group: Option<Port>,
     dir: TempDir,
     port: Port, // last: as long as it is reserved nobody sweeps up the directory
 }
@@ -84,7 +86,7 @@ impl Server {
         let mut server = Server::prepare(kind, options);
         fill_from_template(kind, server.dir.path());
         if server.options.galera {
-            server.node = Some(Node::alone());
+            server.node = Some(Box::new(Node::alone()));
         }
         server.launch();
         server
@@ -94,7 +96,7 @@ impl Server {
     fn prepare(kind: Kind, options: Options) -> Server {
         let port = Port::reserve();
         let dir = port.directory();
-        Server { kind, options, version: String::new(), process: None, node: None, dir, port }
+        Server { kind, options, version: String::new(), process: None, node: None, group: None, dir, port }
     }
 
     /// A PostgreSQL server that follows another, of which it has a copy. That one knows it by the `name`.
@@ -118,13 +120,13 @@ impl Server {
         // when they join (IST): to have everything copied by the servers themselves (SST) would take rsync.
         let first = &mut all[0];
         fill_from_template(Kind::MariaDb, first.dir.path());
-        first.node = Some(Node::alone());
+        first.node = Some(Box::new(Node::alone()));
         first.launch();
         first.process.take().expect("it was started").end();
         let (from, desk) = (first.dir.path().join("data"), first.dir.path().join("ist"));
         for server in &mut all[1..] {
             copy(&from, &server.dir.path().join("data"));
-            server.node = Some(Node::alone());
+            server.node = Some(Box::new(Node::alone()));
         }
         let members: Vec<u16> = all.iter().filter_map(|server| server.node.as_ref()).map(|node| node.group.0).collect();
         for (i, server) in all.iter_mut().enumerate() {
@@ -134,6 +136,31 @@ impl Server {
             server.launch();
         }
         all
+    }
+
+    /// The only member of a MySQL replication group, which it founds. It is ready a moment after it
+    /// greets.
+    pub fn group_member(settings: &[&str]) -> Server {
+        let group = Port::reserve();
+        let mut all: Vec<String> = [
+            "--plugin-load-add=group_replication.so",
+            "--performance-schema=ON",
+            "--log-bin=binlog",
+            "--server-id=1",
+            "--gtid-mode=ON",
+            "--enforce-gtid-consistency=ON",
+            "--report-host=127.0.0.1",
+            "--group-replication-group-name=aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa",
+            "--group-replication-bootstrap-group=ON",
+            "--group-replication-start-on-boot=ON",
+        ]
+        .map(String::from)
+        .into();
+        all.push(format!("--group-replication-local-address=127.0.0.1:{}", group.0));
+        all.extend(settings.iter().map(|&setting| setting.to_owned()));
+        let mut server = Server::start_with(Kind::MySql, Options { settings: all, ..Options::default() });
+        server.group = Some(group);
+        server
     }
 
     /// Where a client may do anything: create databases and users, end sessions of others.
@@ -277,6 +304,11 @@ pub struct PgBouncer {
 
 impl PgBouncer {
     pub fn start(upstream: &Server) -> PgBouncer {
+        PgBouncer::start_with(upstream, "ignore_startup_parameters = extra_float_digits,options")
+    }
+
+    /// With this line in its configuration instead of the one about startup parameters.
+    pub fn start_with(upstream: &Server, parameters: &str) -> PgBouncer {
         assert_eq!(upstream.kind, Kind::Postgres, "PgBouncer speaks PostgreSQL only");
         let port = Port::reserve();
         let dir = port.directory();
@@ -297,7 +329,7 @@ impl PgBouncer {
              default_pool_size = 4\n\
              max_client_conn = 300\n\
              max_prepared_statements = 200\n\
-             ignore_startup_parameters = extra_float_digits,options\n",
+             {parameters}\n",
             upstream = upstream.port(),
             port = port.0,
             users = users.display(),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use sqlock::inspect::{LeaseInfo, Mode, Waiting};
 use sqlock::{Error, Lease, LeaseRequest, Owner};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::database::Database;
 use crate::describe;
@@ -96,14 +96,22 @@ impl LeaseArgs {
         let wait_limit = if self.nonblock { Some(Duration::ZERO) } else { self.timeout };
         let reached = Cell::new((outages == OutageLimit::Unlimited).then(Instant::now));
         let progress = Progress::default();
+        let start = Instant::now();
         let request = if stderr::is_quiet() { request } else { request.while_waiting(progress.callback()) };
         let outcome = tokio::select! {
             outcome = self.wait_for_lease(db, request, wait_limit, outages, &reached) => outcome,
             () = report_holders(db, &self.name, &reached, &progress), if wait_limit.is_none_or(|limit| !limit.is_zero()) => Ok(None),
             signal = signals.next_termination() => Err(Failure::interrupted(signal)),
         };
+        stderr::clear_live_line();
         match outcome {
-            Ok(Some(lease)) => return Ok(Some(lease)),
+            Ok(Some(lease)) => {
+                if progress.is_reported.get() {
+                    let waited = duration::format(start.elapsed());
+                    stderr::print_note(&format!("{} obtained after {waited}", quote(&self.name)));
+                }
+                return Ok(Some(lease));
+            }
             Ok(None) => {}
             Err(failure) => {
                 // Leaves the queue, and releases a lease that was granted at the last moment.
@@ -258,26 +266,37 @@ fn no_answer_failure(within: Duration) -> Failure {
 
 /// The latest progress of the wait, as the library reports it.
 #[derive(Default)]
-struct Progress(Arc<Mutex<Option<Waiting>>>);
+struct Progress {
+    latest: Arc<Mutex<Option<Waiting>>>,
+    /// Whether a note about the wait was printed.
+    is_reported: Cell<bool>,
+}
 
 impl Progress {
     fn callback(&self) -> impl Fn(&Waiting) + Send + Sync + 'static {
-        let latest = Arc::clone(&self.0);
+        let latest = Arc::clone(&self.latest);
         move |waiting| *latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(waiting.clone())
     }
 
     fn latest(&self) -> Option<Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Prints the holders and the position in the queue: after half a second, when they change, and at
-/// growing intervals.
+/// How often the holders are looked up.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How often a note about the wait is repeated where there is no terminal.
+const NOTE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Prints the holders and the position in the queue: after half a second, and when they change. In
+/// between, a terminal shows a line with the time; elsewhere the note is repeated once a minute.
 async fn report_holders(db: &Database, name: &str, reached: &Cell<Option<Instant>>, progress: &Progress) {
     let enclosing_owners = environment::enclosing_owners();
+    let start = Instant::now();
+    let is_live = stderr::is_terminal() && !stderr::is_quiet();
     let mut reported = None;
-    let mut next_report = Instant::now();
-    let mut pause = Duration::from_secs(60);
+    let mut last_note = Instant::now();
     sleep(Duration::from_millis(500)).await;
     loop {
         let inspected = db.locks.holders(name).await;
@@ -285,26 +304,40 @@ async fn report_holders(db: &Database, name: &str, reached: &Cell<Option<Instant
             reached.set(Some(Instant::now()));
         }
         let holders = inspected.unwrap_or_default();
+        let mut live_line = None;
         if let (Some(held), Some(waiting)) = (describe::describe_holders(&holders), progress.latest()) {
             let now = Some((waiting.ahead, waiting.holder.map(|holder| holder.token)));
-            if now != reported || Instant::now() >= next_report {
-                let ahead = match waiting.ahead {
-                    0 => "next in line".into(),
-                    ahead => format!("{ahead} ahead in line"),
-                };
+            let ahead = match waiting.ahead {
+                0 => "next in line".into(),
+                ahead => format!("{ahead} ahead in line"),
+            };
+            if now != reported || (!is_live && last_note.elapsed() >= NOTE_INTERVAL) {
                 let hint =
                     if reported.is_none() { format_hint(name, &holders, &enclosing_owners) } else { String::new() };
                 stderr::print_note(&format!("waiting for {}, {ahead}, {held}{hint}", quote(name)));
-                next_report = Instant::now() + pause;
-                pause = (pause * 2).min(Duration::from_secs(600));
-                reported = now;
+                progress.is_reported.set(true);
+                (last_note, reported) = (Instant::now(), now);
             }
+            live_line = is_live.then(|| format!("{ahead}, {held}"));
         }
         // The library may not have reported the position yet.
         let soon = reported.is_none() && !holders.is_empty() && !stderr::is_quiet();
-        sleep(Duration::from_millis(if soon { 250 } else { 2000 })).await;
+        let next_look = Instant::now() + if soon { Duration::from_millis(250) } else { LOOK_INTERVAL };
+        while let Some(line) = &live_line
+            && Instant::now() + LIVE_INTERVAL <= next_look
+        {
+            stderr::show_live_line(&format!(
+                "waiting for {}: {line}",
+                duration::format_exact(Duration::from_secs(start.elapsed().as_secs()))
+            ));
+            sleep(LIVE_INTERVAL).await;
+        }
+        sleep_until(next_look).await;
     }
 }
+
+/// How often the line on a terminal is shown anew.
+const LIVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Describes how to end the wait.
 fn format_hint(name: &str, holders: &[LeaseInfo], enclosing_owners: &[Owner]) -> String {

@@ -76,8 +76,7 @@ pub enum Subcommand {
     Doctor(doctor::Arguments),
     Bench(bench::Arguments),
     Completions(completions::Completions),
-    /// Print the manual page, in roff: sqlock man | man -l -
-    Man,
+    Man(completions::Man),
 }
 
 /// Returns the version and the databases: `0.1.0, built for PostgreSQL, SQLite`.

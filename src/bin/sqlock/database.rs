@@ -41,7 +41,9 @@ impl Database {
     /// Opens each of several independent databases. Sends nothing to a server.
     pub async fn open_each(global: &Global) -> Result<Vec<Self>, Failure> {
         let mut all = Vec::new();
-        for url in Url::find_several(global)?.split()? {
+        let urls = Url::find_several(global)?.split()?;
+        exit::set_location(&format!("a majority of {} databases", urls.len()));
+        for url in urls {
             all.push(Self::open_at(url, global, FileUse::Leases { create: true, announce: true }).await?);
         }
         Ok(all)
@@ -84,7 +86,11 @@ impl Database {
     pub async fn read<T: Default>(&self, operation: impl AsyncFn() -> sqlock::Result<T>) -> sqlock::Result<T> {
         match operation().await {
             Err(Error::NotMigrated { .. }) => Ok(T::default()),
-            Err(Error::Unavailable { .. }) if self.file.as_ref().is_some_and(|file| !file.exists()) => Ok(T::default()),
+            Err(Error::Unavailable { .. } | Error::Access { .. })
+                if self.file.as_ref().is_some_and(|file| !file.exists()) =>
+            {
+                Ok(T::default())
+            }
             outcome => outcome,
         }
     }

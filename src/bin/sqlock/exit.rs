@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use clap::error::ErrorKind as UsageError;
 use nix::sys::signal::Signal;
+use sqlock::database::AccessError;
+use sqlx::migrate::MigrateError;
 
 use crate::duration::format_exact;
 use crate::stderr;
@@ -66,9 +68,13 @@ impl Failure {
 /// The location of the database, for messages.
 static LOCATION: OnceLock<String> = OnceLock::new();
 
+fn location() -> &'static str {
+    LOCATION.get().map_or("the database", String::as_str)
+}
+
 /// Says that the database cannot be reached, with its location.
 pub fn describe_unreachable() -> String {
-    format!("cannot reach {}", LOCATION.get().map_or("the database", String::as_str))
+    format!("cannot reach {}", location())
 }
 
 /// Sets the location of the database that messages name.
@@ -89,7 +95,7 @@ pub fn report_usage_error(error: &clap::Error) -> ExitCode {
     }
     // clap repeats the arguments: control characters in them are escaped, together with clap's own
     // colours.
-    let has_control = std::env::args_os().any(|argument| argument.to_string_lossy().contains(char::is_control));
+    let has_control = std::env::args_os().any(|argument| argument.to_string_lossy().contains(stderr::acts_on_terminal));
     let rendered = error.render();
     let text = if has_control { stderr::escape_control(&rendered.to_string()) } else { rendered.ansi().to_string() };
     let text = redact_passwords(&text);
@@ -118,7 +124,12 @@ impl From<sqlock::Error> for Failure {
             E::Timeout { .. } => NOT_OBTAINED,
             E::Lost { .. } => LOST,
             E::Unavailable { source: Some(source), .. } if is_permanent(source) => CONFIGURATION,
-            E::NotMigrated { .. } | E::Migrate(_) | E::Database { .. } => CONFIGURATION,
+            E::NotMigrated { .. }
+            | E::Migrate(_)
+            | E::Database { .. }
+            | E::Access { .. }
+            | E::Unsupported { .. }
+            | E::InvalidUrl { .. } => CONFIGURATION,
             E::InvalidName { .. }
             | E::InvalidOwner
             | E::InvalidExport { .. }
@@ -136,10 +147,8 @@ impl From<sqlock::Error> for Failure {
                  your migrations"
                     .into()
             }
-            E::Migrate(cause) => format!(
-                "the sqlock tables are missing and cannot be created: {cause}\nRun \"sqlock migrate\" once as a user with the \
-                 right to create tables, or add what \"sqlock schema\" prints to your migrations."
-            ),
+            E::Migrate(cause) => describe_migration(cause),
+            E::Access { cause, source, .. } => describe_access(*cause, source),
             E::Unavailable { reason, .. } => {
                 let reason = reason.trim_start_matches("error communicating with database: ");
                 format!("{}: {reason}", describe_unreachable())
@@ -164,23 +173,51 @@ impl From<sqlock::Error> for Failure {
     }
 }
 
-/// Whether a retry cannot help: a wrong password, a certificate that is not accepted, a file of
-/// another program. A server that starts, stops or is full may answer soon.
-fn is_permanent(error: &sqlx::Error) -> bool {
-    let error = match error {
-        sqlx::Error::Configuration(_) | sqlx::Error::Tls(_) => return true,
-        // The error of rustls for a certificate that it does not accept.
-        sqlx::Error::Io(error) => return error.kind() == ErrorKind::InvalidData,
-        sqlx::Error::Database(error) => error,
-        _ => return false,
-    };
-    let code = error.code().unwrap_or_default();
-    #[cfg(feature = "sqlite")]
-    if error.try_downcast_ref::<sqlx::sqlite::SqliteError>().is_some() {
-        // CANTOPEN and NOTADB.
-        return matches!(code.parse::<u32>().map(|code| code & 0xff), Ok(14 | 26));
+/// Describes why the tables could not be created or brought up to date.
+fn describe_migration(cause: &MigrateError) -> String {
+    match cause {
+        MigrateError::VersionMismatch(version) => format!(
+            "migration {version} of the sqlock tables in this database is not the one that this program knows: another \
+             program has made them, or the record in _sqlock_migrations was changed. Compare them with \"sqlock doctor\"."
+        ),
+        MigrateError::Dirty(version) => format!(
+            "migration {version} of the sqlock tables was interrupted. If no other process is migrating, repair the table \
+             and delete its row from _sqlock_migrations."
+        ),
+        cause => format!(
+            "the sqlock tables are missing or old, and cannot be created: {cause}\nRun \"sqlock migrate\" once as a user with \
+             the right to create tables, or add what \"sqlock schema\" prints to your migrations."
+        ),
     }
-    // PostgreSQL: invalid_authorization, invalid_catalog_name, insufficient_privilege. MySQL has
-    // SQLSTATEs of the same classes for them (28000, 42000).
-    code.starts_with("28") || code.starts_with("3D") || code.starts_with("42")
+}
+
+/// Describes a database that refuses this user or cannot be used, and what to do.
+fn describe_access(cause: AccessError, source: &sqlx::Error) -> String {
+    let location = location();
+    let reason = match source {
+        sqlx::Error::Database(error) => error.message().to_owned(),
+        sqlx::Error::Configuration(error) => error.to_string(),
+        error => error.to_string(),
+    };
+    let advice = match cause {
+        AccessError::Credentials => "Check the user and the password of the URL.",
+        AccessError::NoDatabase => "Check the name of the database in the URL, or create it.",
+        AccessError::NoRight => "\"sqlock doctor\" names the rights that this user needs.",
+        AccessError::Pooler => {
+            "PgBouncer: ignore_startup_parameters = extra_float_digits,options, and max_prepared_statements above 0 (since \
+             1.21) or pool_mode = session."
+        }
+        _ => return format!("{location}: {reason}"),
+    };
+    format!("{location}: {cause}: {reason}\n{advice}")
+}
+
+/// Whether a retry cannot help: a certificate that is not accepted.
+fn is_permanent(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Configuration(_) | sqlx::Error::Tls(_) => true,
+        // The error of rustls for a certificate that it does not accept.
+        sqlx::Error::Io(error) => error.kind() == ErrorKind::InvalidData,
+        _ => false,
+    }
 }

@@ -32,6 +32,7 @@ compile_error!("the sqlock command needs a database: enable postgres, mysql or s
 //   command/doctor/postgres/catalog command/doctor/postgres/pooler command/doctor/postgres/replication - the same
 //   command/doctor/mysql/settings command/doctor/postgres/settings - the settings of a server
 //   command/doctor/definitions - compares the tables with what sqlock needs
+//   command/doctor/clocks command/doctor/hooks command/doctor/transport - clocks, triggers and rules, TLS
 //   command/doctor/table - tables, columns, indexes
 //   command/doctor/probe - connections and queries
 //   command/doctor/report - the results of checks
@@ -84,6 +85,7 @@ mod stderr;
 mod stdout;
 mod url;
 
+use std::fs::File;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -93,7 +95,7 @@ use cli::{Cli, Subcommand};
 use command::{
     acquire, bench, completions, doctor, idem, ls, migrate, release, renew, run, schema, show, sweep, unlock,
 };
-use exit::Outcome;
+use exit::{Failure, Outcome};
 
 fn main() -> ExitCode {
     if let Some(code) = run::watchdog::process::run_if_requested() {
@@ -104,11 +106,14 @@ fn main() -> ExitCode {
         Err(error) => return exit::report_usage_error(&error),
     };
     stderr::set_quiet(cli.global.quiet);
+    if let Err(failure) = check_file_limit() {
+        return failure.report();
+    }
     // The command must be started by a thread that lives as long as this process: the kernel sends
     // the parent-death signal when the starting *thread* ends. One thread is enough for all.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return exit::Failure::system(format!("cannot start the runtime: {error}")).report(),
+        Err(error) => return Failure::system(format!("cannot start the runtime: {error}")).report(),
     };
     let outcome = runtime.block_on(dispatch(cli));
     // A hanging connection must not keep the process alive.
@@ -117,6 +122,15 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(failure) => failure.report(),
     }
+}
+
+/// Checks that this process may open as many files as it needs: libraries panic if it may not.
+fn check_file_limit() -> Result<(), Failure> {
+    const FILES: usize = 24;
+    let opened: std::io::Result<Vec<File>> = (0..FILES).map(|_| File::open("/dev/null")).collect();
+    opened.map(drop).map_err(|error| {
+        Failure::system(format!("cannot open {FILES} files: {error} (for this shell, \"ulimit -n\" prints the limit)"))
+    })
 }
 
 async fn dispatch(cli: Cli) -> Outcome {
@@ -136,6 +150,6 @@ async fn dispatch(cli: Cli) -> Outcome {
         Subcommand::Doctor(args) => doctor::run(&global, args).await,
         Subcommand::Bench(args) => bench::run(&global, args).await,
         Subcommand::Completions(args) => completions::completions(&args, Cli::command()),
-        Subcommand::Man => completions::man(Cli::command()),
+        Subcommand::Man(args) => completions::man(&args, Cli::command()),
     }
 }

@@ -10,8 +10,8 @@ use crate::exit::Failure;
 use crate::global::Global;
 #[cfg(feature = "sqlite")]
 use crate::sqlite_file::{
-    create_parent, create_sidecar, has_leases, has_tables, holds_only_leases, lease_file_options, resolve_path,
-    sidecar_path,
+    check_link, create_parent, create_sidecar, has_leases, has_tables, holds_only_leases, lease_file_options,
+    resolve_path, sidecar_path,
 };
 #[cfg(feature = "sqlite")]
 use crate::stderr;
@@ -117,6 +117,7 @@ async fn choose_lease_file(
         return Ok(lease_file_options(&file, create));
     }
     let sidecar = sidecar_path(&file);
+    check_link(&sidecar)?;
     // Leases in the sidecar count as long as they last: the application may have created its tables
     // after they were taken.
     let shared = !global.sidecar && has_tables(&options, &file).await? && !has_leases(&sidecar).await;

@@ -130,6 +130,32 @@ pub fn create_sidecar(database: &Path, sidecar: &Path) {
     }
 }
 
+/// Refuses a symbolic link that another user has put into a directory that everybody may write,
+/// such as /tmp: it could lead to any file that this user may write. The rule is that of Linux with
+/// fs.protected_symlinks.
+pub fn check_link(path: &Path) -> Result<(), Failure> {
+    use std::os::unix::fs::MetadataExt;
+
+    let directory = path.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let (Ok(link), Ok(directory)) = (path.symlink_metadata(), directory.metadata()) else {
+        return Ok(());
+    };
+    let this_user = rustix::process::geteuid().as_raw();
+    if !link.is_symlink() || may_follow(link.uid(), (directory.uid(), directory.mode()), this_user) {
+        return Ok(());
+    }
+    Err(Failure::configuration(format!(
+        "{} is a symbolic link of another user in a directory that everybody may write",
+        path.display()
+    )))
+}
+
+/// Whether a user may follow a link, given its owner and the owner and mode of its directory.
+fn may_follow(link_owner: u32, (directory_owner, mode): (u32, u32), user: u32) -> bool {
+    const STICKY_AND_WRITABLE: u32 = 0o1002;
+    mode & STICKY_AND_WRITABLE != STICKY_AND_WRITABLE || link_owner == user || link_owner == directory_owner
+}
+
 /// Whether the name is that of a file with leases only, which has no sidecar: `sqlock.db`, or a
 /// sidecar itself.
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
@@ -158,6 +184,7 @@ pub fn resolve_path(url: &str, database: &Path) -> Result<PathBuf, Failure> {
         let Ok(target) = database.read_link() else {
             break;
         };
+        check_link(&database)?;
         database = database.parent().unwrap_or(Path::new("")).join(target);
     }
     let file = match database.canonicalize() {
@@ -169,6 +196,10 @@ pub fn resolve_path(url: &str, database: &Path) -> Result<PathBuf, Failure> {
             let directory = directory.canonicalize().map_err(|error| {
                 Failure::configuration(format!("the directory of the SQLite file, {}: {error}", directory.display()))
             })?;
+            if !directory.is_dir() {
+                let directory = directory.display();
+                return Err(Failure::configuration(format!("{directory} is no directory for a SQLite file")));
+            }
             directory.join(name)
         }
     };
@@ -181,6 +212,14 @@ pub fn resolve_path(url: &str, database: &Path) -> Result<PathBuf, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn link_of_another_user_is_refused_in_a_sticky_directory() {
+        let (me, other, root) = (1000, 1001, 0);
+        assert!(!may_follow(other, (root, 0o41777), me));
+        assert!(may_follow(me, (root, 0o41777), me) && may_follow(root, (root, 0o41777), me));
+        assert!(may_follow(other, (me, 0o40755), me));
+    }
 
     #[test]
     fn resolved_path_is_the_same_through_links() -> Result<(), Failure> {

@@ -1,6 +1,6 @@
 //! Messages on stderr: stdout and stdin belong to the command.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static QUIET: AtomicBool = AtomicBool::new(false);
@@ -37,28 +37,73 @@ pub fn print_error(message: &str) {
     print("\x1b[31m", message);
 }
 
+/// Whether a live line is on the terminal, which the next message replaces.
+static LIVE: AtomicBool = AtomicBool::new(false);
+
+/// Moves to the beginning of the live line, and removes it.
+const ERASE: &str = "\r\x1b[K";
+
+/// Whether a live line can be shown.
+pub fn is_terminal() -> bool {
+    std::io::stderr().is_terminal()
+}
+
+/// Shows a line on the terminal, cut to its width, in the place of the last one.
+pub fn show_live_line(message: &str) {
+    if is_quiet() {
+        return;
+    }
+    let width = terminal_size::terminal_size_of(std::io::stderr()).map(|(width, _)| usize::from(width.0));
+    // The last column stays empty: some terminals begin a new line there.
+    let width = width.filter(|width| *width > 0).unwrap_or(80) - 1;
+    let line: String = format!("sqlock: {}", escape_line(message)).chars().take(width).collect();
+    LIVE.store(true, Ordering::Relaxed);
+    let _ = std::io::stderr().write_all(format!("{ERASE}{line}").as_bytes());
+}
+
+/// Removes the live line, if there is one.
+pub fn clear_live_line() {
+    if LIVE.swap(false, Ordering::Relaxed) {
+        let _ = std::io::stderr().write_all(ERASE.as_bytes());
+    }
+}
+
 /// Prints each line with a prefix, in colour where anstream finds a terminal and no NO_COLOR. A
 /// closed stderr loses the lines.
 fn print(colour: &str, message: &str) {
+    clear_live_line();
     let lines: String =
         escape_control(message).lines().map(|line| format!("{colour}sqlock:\x1b[0m {line}\n")).collect();
     let _ = anstream::stderr().write_all(lines.as_bytes());
 }
 
-/// Escapes control characters but newlines: a name or a label must not control the terminal.
+/// Whether a terminal acts on a character instead of showing it: a control character, a format
+/// character such as U+202E, which reverses the text after it, or a separator of lines.
+pub fn acts_on_terminal(c: char) -> bool {
+    // The category Cf of Unicode 16, with U+2028 and U+2029.
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}'..='\u{891}' | '\u{8e2}'
+            | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}' | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}'
+            | '\u{1d173}'..='\u{1d17a}' | '\u{e0001}' | '\u{e0020}'..='\u{e007f}')
+}
+
+/// Escapes control and format characters but newlines: a name or a label must not control the
+/// terminal.
 pub fn escape_control(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
             '\n' => shown.push(c),
-            c if c.is_control() => shown.extend(c.escape_default()),
+            c if acts_on_terminal(c) => shown.extend(c.escape_default()),
             c => shown.push(c),
         }
     }
     shown
 }
 
-/// Escapes control characters and newlines, for cells of a table and values in a text.
+/// Escapes control and format characters and newlines, for cells of a table and values in a text.
 pub fn escape_line(text: &str) -> String {
     escape_control(text).replace('\n', "\\n")
 }
@@ -66,4 +111,15 @@ pub fn escape_line(text: &str) -> String {
 /// Puts a name in quotes.
 pub fn quote(name: &str) -> String {
     format!("\"{}\"", escape_line(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn format_characters_are_escaped() {
+        assert_eq!(escape_line("a\u{202e}b\u{200b}c\n\u{7f}"), "a\\u{202e}b\\u{200b}c\\n\\u{7f}");
+        assert_eq!(escape_line("naïve 名前 🙂"), "naïve 名前 🙂");
+    }
 }

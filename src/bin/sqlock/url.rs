@@ -1,5 +1,6 @@
 //! The URL of the database: its sources, and its kind.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -172,19 +173,32 @@ fn split_list<'a>(urls: &'a str, from: &str) -> Result<Vec<&'a str>, Failure> {
 /// Reads the URL and its variable from the `.env` of this directory: the `.env` of a parent may
 /// belong to another project. Other variables there are neither used nor passed to the command.
 fn read_dotenv() -> Result<Option<(&'static str, String)>, Failure> {
-    let unreadable = |error: dotenvy::Error| match error {
-        dotenvy::Error::LineParse(_, at) => {
-            Failure::configuration(format!("cannot read .env: syntax error at byte {at} of a line"))
+    let file = std::env::current_dir().unwrap_or_default().join(".env");
+    let unreadable = |reason: String| Failure::configuration(format!("cannot read {}: {reason}", file.display()));
+    let text = match std::fs::read_to_string(".env") {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(unreadable(error.to_string())),
+    };
+    // Some editors put a byte order mark there.
+    let text = text.trim_start_matches('\u{feff}');
+    let variables = dotenvy::from_read_iter(text.as_bytes()).collect::<Result<Vec<_>, _>>();
+    let variables = variables.map_err(|error| match error {
+        // The line may contain a password.
+        dotenvy::Error::LineParse(line, _) => {
+            let number = line_number(text, &line).map(|number| format!(" in line {number}")).unwrap_or_default();
+            unreadable(format!("syntax error{number}: expected NAME=value, with quotes around a value with spaces"))
         }
-        error => Failure::configuration(format!("cannot read .env: {error}")),
-    };
-    let variables = match dotenvy::from_path_iter(".env") {
-        Ok(variables) => variables.collect::<Result<Vec<_>, _>>().map_err(unreadable)?,
-        Err(error) if error.not_found() => return Ok(None),
-        Err(error) => return Err(unreadable(error)),
-    };
+        error => unreadable(error.to_string()),
+    })?;
     let value = |wanted| variables.iter().find(|(name, _)| name == wanted).map(|(_, value)| (wanted, value.clone()));
     Ok(VARIABLES.into_iter().find_map(value))
+}
+
+/// Returns the number of the line at which a part of a text begins.
+fn line_number(text: &str, part: &str) -> Option<usize> {
+    let at = text.find(part.trim_end())?;
+    Some(text[..at].matches('\n').count() + 1)
 }
 
 #[cfg(test)]

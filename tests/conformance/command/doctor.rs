@@ -99,7 +99,7 @@ async fn doctor_reports_ok_as_text_and_json() {
     let of_all = ["clock", "definitions", "durability", "reachable", "rights", "server", "tables"];
     let mut expected: BTreeSet<&str> = of_all.into();
     if DATABASE != Database::Sqlite {
-        expected.extend(["pooler", "replication", "role", "settings"]);
+        expected.extend(["pooler", "replication", "role", "settings", "tls"]);
     }
     if DATABASE.is_mysql() {
         expected.insert("cluster");
@@ -257,6 +257,64 @@ async fn unexpected_migration_history_is_a_failure() {
     let told = doctor(&db.url, 1).await;
     told.assert("tables", "fail", "sqlock_entry");
     assert!(told.checks["tables"].2.contains("sqlock schema"), "migrate would find nothing to do");
+}
+
+#[tokio::test]
+async fn trigger_or_rule_on_the_tables_is_named() {
+    let (db, pool) = migrated().await;
+    let trigger = |name: &str, time: &str| match DATABASE {
+        Database::Postgres => {
+            format!("CREATE TRIGGER {name} {time} INSERT ON sqlock_lease FOR EACH ROW EXECUTE FUNCTION swallow()")
+        }
+        Database::MySql | Database::MariaDb => {
+            format!("CREATE TRIGGER {name} {time} INSERT ON sqlock_lease FOR EACH ROW SET @seen = 1")
+        }
+        Database::Sqlite => format!("CREATE TRIGGER {name} {time} INSERT ON sqlock_lease BEGIN SELECT 1; END"),
+    };
+    if DATABASE == Database::Postgres {
+        let function = "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'";
+        execute(&pool, function).await;
+    }
+    // MySQL has no prepared CREATE TRIGGER.
+    let create = async |sql: String| sqlx::raw_sql(AssertSqlSafe(sql)).execute(&pool).await.expect("a trigger");
+    create(trigger("audit", "AFTER")).await;
+    doctor(&db.url, 0).await.assert("definitions", "warn", "sqlock_lease has the trigger audit");
+    create(trigger("swallows", "BEFORE")).await;
+    doctor(&db.url, 1).await.assert("definitions", "fail", "sqlock_lease has the trigger swallows, which runs before");
+    if DATABASE == Database::Postgres {
+        execute(&pool, "DROP TRIGGER swallows ON sqlock_lease").await;
+        execute(&pool, "CREATE RULE ignored AS ON UPDATE TO sqlock_entry DO INSTEAD NOTHING").await;
+        doctor(&db.url, 1).await.assert("definitions", "fail", "sqlock_entry has the rule ignored");
+    }
+}
+
+/// The other databases look for tables in one place only.
+#[tokio::test]
+async fn tables_in_several_schemas_are_a_failure() {
+    let (db, pool) = migrated().await;
+    if DATABASE != Database::Postgres {
+        return drop(doctor(&db.url, 0).await);
+    }
+    let (schema,): (String,) = sqlx::query_as("SELECT current_schema()::text").fetch_one(&pool).await.expect("one");
+    let other = format!("{schema}_other");
+    execute(&pool, &format!("CREATE SCHEMA {other}")).await;
+    let both = db.url.replace(&schema, &format!("{schema},{other}"));
+    execute(&pool, &format!("CREATE TABLE {other}.sqlock_row (LIKE sqlock_row INCLUDING ALL)")).await;
+    doctor(&both, 0).await.assert("definitions", "warn", &format!("another sqlock_row in the schema {other}"));
+    execute(&pool, "DROP TABLE sqlock_row").await;
+    doctor(&both, 1).await.assert("definitions", "fail", "several schemas");
+    execute(&pool, &format!("DROP SCHEMA {other} CASCADE")).await;
+}
+
+#[tokio::test]
+async fn lease_ahead_of_the_clock_is_a_warning() {
+    let (db, pool) = migrated().await;
+    let lease = beside(&db).await.lease("job").acquire().await.expect("acquire");
+    doctor(&db.url, 0).await.assert("clock", "ok", "");
+    execute(&pool, "UPDATE sqlock_lease SET acquired_at = acquired_at + 3600000000").await;
+    doctor(&db.url, 0).await.assert("clock", "warn", "1 leases or heartbeats are up to");
+    lease.release().await.expect("release");
+    doctor(&db.url, 0).await.assert("clock", "ok", "");
 }
 
 // ---- rights
@@ -485,6 +543,20 @@ async fn clock_check_reports_offset_and_ignores_time_zone() {
     for (jump, found) in [(3600, "ahead of this host's"), (-60, "behind this host's")] {
         server.jump_clock(jump);
         doctor(&server.url(), 0).await.assert("clock", "warn", found);
+    }
+    // Against another database, and whichever is named first.
+    let on_time = empty().await;
+    for (urls, found) in [
+        (format!("{},{}", on_time.url, server.url()), "60.0 s behind"),
+        (format!("{},{}", server.url(), on_time.url), "60.0 s ahead of"),
+    ] {
+        let ended = end(bare(&["-D", &urls, "doctor", "--json"])).await.expect(0);
+        let all = reports(&ended);
+        assert_eq!(all.len(), 2, "{}", ended.stdout);
+        let second = read(&all[1], ended);
+        let told = &second.checks["clocks"];
+        let near = found.replace("60.0", "59.9");
+        assert!(told.0 == "warn" && (told.1.contains(found) || told.1.contains(&near)), "{told:?}");
     }
 }
 

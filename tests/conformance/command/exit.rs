@@ -213,7 +213,7 @@ async fn configuration() -> Table {
         .expect("the directory is ours to write");
     let mut command = bare(&["run", "job", "--", "echo", "it ran"]);
     command.current_dir(directory.path());
-    refused("a .env that cannot be parsed", "cannot read .env", end(command).await);
+    refused("a .env that cannot be parsed", ".env: syntax error in line 1", end(command).await);
 
     match DATABASE {
         Database::Sqlite => {
@@ -486,6 +486,33 @@ async fn interrupted_while_waiting() -> Table {
         }
     }
     table
+}
+
+/// Whatever the limit, sqlock runs the command or says what is missing.
+#[tokio::test]
+async fn low_file_limit_is_an_error_and_no_panic() {
+    let db = empty().await;
+    run(&db, &["migrate"]).await.expect(0);
+    let mut codes = Vec::new();
+    for limit in [3, 6, 10, 16, 22, 28, 34, 40, 64] {
+        let script = format!("ulimit -n {limit}; exec \"$0\" \"$@\"");
+        let sqlock = sqlock(&db, &["run", "job", "--", "true"]);
+        let mut command = tokio::process::Command::new("sh");
+        command.args(["-c", &script]).arg(sqlock.as_std().get_program()).args(sqlock.as_std().get_args());
+        for (name, value) in sqlock.as_std().get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let ended = end(command).await;
+        assert!(!ended.stderr.contains("panicked"), "{limit}: {}", ended.stderr);
+        let code = ended.status.code();
+        assert!(code == Some(0) || !ended.stderr.is_empty() || limit < 4, "{limit}: {code:?} without a word");
+        codes.push(code);
+    }
+    assert_eq!(codes.last(), Some(&Some(0)), "{codes:?}");
+    assert!(codes.contains(&Some(71)), "{codes:?}");
 }
 
 /// Exit code 74 is not part of the contract, but every script that reads the token depends on it.

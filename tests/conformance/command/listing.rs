@@ -14,7 +14,7 @@ use crate::support::{builder, empty, soon};
 const LONG: Duration = Duration::from_secs(600);
 
 /// What a name or a label may do to a terminal that is sent it raw: colours, a title, the bell, C1 codes, a new line.
-const NASTY: &str = "a\u{1b}[31mb\u{1b}]0;title\u{7}c\u{9b}31md\u{7f}e\r\nf\u{8}";
+const NASTY: &str = "a\u{1b}[31mb\u{1b}]0;title\u{7}c\u{9b}31md\u{7f}e\r\nf\u{8}\u{202e}g\u{200b}\u{feff}";
 
 fn parse(ended: &Ended) -> Value {
     serde_json::from_str(&ended.stdout).expect("JSON")
@@ -29,7 +29,8 @@ fn names(ended: &Ended) -> Vec<String> {
 /// Nothing that a terminal acts on, apart from the ends of lines.
 #[track_caller]
 fn assert_harmless(text: &str) {
-    assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+    let acts = |c: char| (c.is_control() && c != '\n') || ['\u{202e}', '\u{200b}', '\u{feff}'].contains(&c);
+    assert!(!text.chars().any(acts), "{text:?}");
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! The command `sqlock`, run as real processes.
 
+mod access;
 mod doctor;
 mod exit;
 mod faults;

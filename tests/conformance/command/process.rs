@@ -296,13 +296,60 @@ async fn stubborn_children_are_killed_before_the_release() {
     assert!(scene.is_free("a").await);
 }
 
-/// Background processes of a command that exits by itself do not delay the release, whatever its
-/// exit code.
+/// The command exits by itself, and its child still works.
+const BACKGROUND: &str = r#"
+sh -c 'trap "echo TERM >&3; exit" TERM; echo up >&3; until read go <"$ORDERS"; do :; done; echo done >&3' &
+exit 3
+"#;
+
 #[tokio::test]
-async fn self_exiting_command_releases_lease_at_once() {
+async fn name_stays_held_until_process_group_ends() {
+    let scene = Scene::new().await;
+    let mut holder = scene.start(&["--kill-after", "1", "--ttl", "3", "a"], BACKGROUND).up().await;
+    holder.stderr.shows("stays held until its background processes have ended").await;
+    // It is renewed after the command has ended.
+    scene.renewed("a").await;
+    assert!(!scene.is_free("a").await);
+    holder.order("go");
+    assert_eq!(holder.report.line().await, "done");
+    holder.end().await.expect(3);
+    assert!(scene.is_free("a").await);
+}
+
+#[tokio::test]
+async fn signal_ends_background_processes_of_ended_command() {
+    let scene = Scene::new().await;
+    let mut holder = scene.start(&["--kill-after", "1", "a"], BACKGROUND).up().await;
+    holder.stderr.shows("stays held until its background processes have ended").await;
+    holder.signal(Signal::SIGTERM);
+    assert_eq!(holder.report.line().await, "TERM");
+    holder.end().await.expect(3);
+
+    let stubborn = "(trap '' TERM; echo up >&3; while :; do sleep 1000; done) & exit 4";
+    let mut holder = scene.start(&["--kill-after", "1", "a"], stubborn).up().await;
+    holder.stderr.shows("stays held until its background processes have ended").await;
+    holder.signal(Signal::SIGTERM);
+    holder.report.gone().await;
+    holder.end().await.expect(4);
+    assert!(scene.is_free("a").await);
+}
+
+#[tokio::test]
+async fn lost_lease_kills_background_processes() {
+    let scene = Scene::new().await;
+    let mut holder = scene.start(&["--ttl", "3", "a"], BACKGROUND).up().await;
+    holder.stderr.shows("stays held until its background processes have ended").await;
+    assert!(evict(&scene, "a").await);
+    holder.report.gone().await;
+    holder.end().await.expect(79);
+}
+
+#[tokio::test]
+async fn no_wait_releases_lease_with_the_command() {
     let scene = Scene::new().await;
     let script = "echo up >&3; sleep 60 >/dev/null 2>&1 3>&- & exit 200";
-    let holder = scene.start(&["--kill-after", "1000", "--ttl", "3000", "a"], script).up().await;
+    let options = ["--no-wait", "--kill-after", "1000", "--ttl", "3000", "a"];
+    let holder = scene.start(&options, script).up().await;
     holder.end().await.expect(200);
     assert!(scene.is_free("a").await);
 }
@@ -548,6 +595,18 @@ async fn command_finds_the_lease_in_its_environment() {
     holder.end().await.expect(0);
 }
 
+#[tokio::test]
+async fn command_names_its_database_sessions_after_the_lease() {
+    let db = empty().await;
+    let script = ["run", "nightly report", "--", "sh", "-c", "echo \"$PGAPPNAME\""];
+    let mut command = sqlock(&db, &script);
+    command.env_remove("PGAPPNAME");
+    assert_eq!(end(command).await.expect(0).stdout, "sqlock:nightly report\n");
+    let mut command = sqlock(&db, &script);
+    command.env("PGAPPNAME", "mine");
+    assert_eq!(end(command).await.expect(0).stdout, "mine\n");
+}
+
 // ---- runs inside of runs
 
 #[tokio::test]
@@ -755,6 +814,29 @@ async fn ctrl_c_ends_a_pipeline() {
     shell.terminal.keys(CTRL_C);
     shell.ends_with(130).await;
     assert!(scene.is_free("a").await);
+}
+
+/// A terminal shows one line about the wait, anew each second, and the list in its width.
+#[tokio::test]
+async fn terminal_shows_wait_in_place_and_narrow_table() {
+    let scene = Scene::new().await;
+    let holder = scene.start(&["--label", "the release of the second week of this month", "a"], OBEDIENT).up().await;
+    let environment = [("DATABASE_URL", scene.db.url.as_str()), ("SQLOCK", program()), ("TERM", "xterm")];
+    let script = "stty rows 24 cols 80; \"$SQLOCK\" --sidecar ls; echo listed; \"$SQLOCK\" --sidecar run a -- true";
+    let terminal = Terminal::start("sh", &["-c", script], &environment);
+    terminal.screen.shows("listed").await;
+    let listed = terminal.screen.text();
+    assert!(listed.lines().all(|line| line.trim_end().chars().count() <= 80), "{listed}");
+    assert!(listed.contains("release") && listed.lines().count() > 4, "{listed}");
+    let shown = |text: &str| text.matches("\r\x1b[K").count() >= 3;
+    assert!(terminal.screen.shows_when(shown).await, "{}", terminal.screen.text());
+    let live = terminal.screen.text();
+    let line = live.rsplit("\r\x1b[K").next().expect("a line");
+    assert!(line.contains("waiting for") && line.contains("next in line") && line.len() < 80, "{line}");
+    holder.order("go");
+    holder.end().await.expect(0);
+    terminal.screen.shows("\"a\" obtained after").await;
+    assert!(terminal.end().await.success());
 }
 
 const CTRL_C: &str = "\x03";

@@ -4,23 +4,51 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use sqlock::Locks;
+use sqlx::{AssertSqlSafe, SqlitePool};
 
 use crate::DATABASE;
-use crate::support::command::{ClosedPort, Running, bare, beside, end, held, run};
+use crate::support::command::{ClosedPort, Running, bare, beside, end, held, path, run};
 use crate::support::{Database, Fresh, empty};
 
-/// Two databases that are there, and one that is not.
+/// A database of the kind under test, a SQLite file, and a port where nothing listens.
 struct Three {
-    there: [Fresh; 2],
+    one: Fresh,
+    two: LeaseFile,
     _not_there: ClosedPort,
     urls: String,
 }
 
+/// A SQLite file for leases only.
+struct LeaseFile {
+    _directory: tempfile::TempDir,
+    url: String,
+}
+
+impl LeaseFile {
+    async fn with_tables() -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let url = format!("sqlite://{}?mode=rwc", path(directory.path(), "sqlock.db"));
+        let file = Self { _directory: directory, url };
+        file.locks().await.migrate().await.expect("migrate");
+        let make_old = "UPDATE _sqlock_migrations SET installed_on = datetime(installed_on, '-1 year')";
+        sqlx::query(make_old).execute(&file.pool().await).await.expect("the record of the migrations");
+        file
+    }
+
+    async fn pool(&self) -> SqlitePool {
+        SqlitePool::connect(&self.url).await.expect("the file is there")
+    }
+
+    async fn locks(&self) -> Locks {
+        Locks::new(self.pool().await)
+    }
+}
+
 impl Three {
     async fn with_one_down() -> Self {
-        let (there, down) = ([fresh_for_the_command().await, fresh_for_the_command().await], ClosedPort::reserve());
-        let urls = format!("{},postgres://nobody:secret@127.0.0.1:{}/x,{}", there[0].url, down.number(), there[1].url);
-        Self { there, _not_there: down, urls }
+        let (one, two, down) = (fresh_for_the_command().await, LeaseFile::with_tables().await, ClosedPort::reserve());
+        let urls = format!("{},postgres://nobody:secret@127.0.0.1:{}/x,{}", one.url, down.number(), two.url);
+        Self { one, two, _not_there: down, urls }
     }
 
     fn arguments<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
@@ -28,31 +56,107 @@ impl Three {
     }
 
     async fn locks(&self) -> [Locks; 2] {
-        [beside(&self.there[0]).await, beside(&self.there[1]).await]
+        [beside(&self.one).await, self.two.locks().await]
     }
 }
 
-/// A database with the tables of the command.
+/// A database with the tables of the command, which are old enough to vote.
 async fn fresh_for_the_command() -> Fresh {
     let db = empty().await;
     run(&db, &["migrate"]).await.expect(0);
+    make_old(&db).await;
     db
 }
 
+async fn make_old(db: &Fresh) {
+    let ago = match DATABASE {
+        Database::Postgres => "installed_on - interval '1 year'",
+        Database::MySql | Database::MariaDb => "installed_on - INTERVAL 1 YEAR",
+        Database::Sqlite => "datetime(installed_on, '-1 year')",
+    };
+    let sql = AssertSqlSafe(format!("UPDATE _sqlock_migrations SET installed_on = {ago}"));
+    sqlx::query(sql).execute(&db.of_the_command().pool_of(1).await).await.expect("the record of the migrations");
+}
+
 #[tokio::test]
-async fn quorum_refuses_a_database_without_tables() {
-    let (one, two, lost) = (fresh_for_the_command().await, fresh_for_the_command().await, empty().await);
-    let urls = format!("{},{},{}", one.url, two.url, lost.url);
-    let arguments = ["-D", &urls, "run", "--quorum", "job", "--", "echo", "it ran"];
-    let ended = end(bare(&arguments)).await.expect(78);
+async fn database_without_tables_is_named_and_has_no_vote() {
+    let (lost, two, three) = (empty().await, LeaseFile::with_tables().await, LeaseFile::with_tables().await);
+    let urls = format!("{},{},{}", two.url, three.url, lost.url);
+    let script = "echo it runs; exec sleep 600";
+    let mut running = Running::start(bare(&["-D", &urls, "run", "--quorum", "job", "--", "sh", "-c", script]));
+    running.prints("it runs").await;
+    let warning = running.says("has no sqlock tables").await;
+    assert!(warning.contains("database 3 of 3") && warning.contains("sqlock migrate"), "{warning}");
+    running.signal(Signal::TERM);
+    running.end().await.expect(143);
+
+    // Two of three are needed.
+    let down = ClosedPort::reserve();
+    let urls = format!("{},postgres://u@127.0.0.1:{}/x,{}", two.url, down.number(), lost.url);
+    let ended = end(bare(&["-D", &urls, "run", "--quorum", "-w", "2s", "job", "--", "echo", "it ran"])).await;
+    assert_ne!(ended.code(), 0, "{}", ended.stderr);
     assert_eq!(ended.stdout, "");
-    for words in ["database 3 of 3", "has no sqlock tables", "sqlock migrate"] {
-        assert!(ended.stderr.contains(words), "no {words}: {}", ended.stderr);
-    }
     // It was asked, and not changed.
     run(&lost, &["--no-migrate", "acquire", "job"]).await.expect(78);
-    run(&lost, &["migrate"]).await.expect(0);
+}
+
+#[tokio::test]
+async fn majority_without_tables_is_a_configuration_error() {
+    let (lost, one) = (empty().await, LeaseFile::with_tables().await);
+    let urls = format!("{},{}", one.url, lost.url);
+    let ended = end(bare(&["-D", &urls, "run", "--quorum", "job", "--", "echo", "it ran"])).await.expect(78);
+    assert_eq!(ended.stdout, "");
+    for words in ["database 2 of 2", "has no sqlock tables", "sqlock migrate"] {
+        assert!(ended.stderr.contains(words), "no {words}: {}", ended.stderr);
+    }
+}
+
+#[tokio::test]
+async fn database_with_young_tables_has_no_vote() {
+    let (young, old) = (empty().await, LeaseFile::with_tables().await);
+    run(&young, &["migrate"]).await.expect(0);
+    let urls = format!("{},{}", young.url, old.url);
+    let arguments = ["-D", &urls, "run", "--quorum", "-n", "--ttl", "10m", "job", "--", "echo", "it ran"];
+    let ended = end(bare(&arguments)).await.expect(69);
+    assert_eq!(ended.stdout, "");
+    assert!(ended.stderr.contains("votes after") && ended.stderr.contains("database 1 of 2"), "{}", ended.stderr);
+    make_old(&young).await;
     assert_eq!(end(bare(&arguments)).await.expect(0).stdout, "it ran\n");
+}
+
+#[tokio::test]
+async fn one_server_twice_is_no_quorum() {
+    let (one, other) = (fresh_for_the_command().await, fresh_for_the_command().await);
+    // On a server, another database of the same one; of SQLite, the same file.
+    let other = if DATABASE == Database::Sqlite { &one } else { &other };
+    let urls = format!("{},{}", one.url, other.url);
+    let ended = end(bare(&["-D", &urls, "run", "--quorum", "job", "--", "echo", "it ran"])).await.expect(78);
+    assert_eq!(ended.stdout, "");
+    assert!(ended.stderr.contains("on one server"), "{}", ended.stderr);
+}
+
+/// The third database accepts a connection and says nothing. One start in ten must not have waited
+/// for it: all that wait need four seconds.
+#[tokio::test]
+async fn start_does_not_wait_for_a_silent_minority() {
+    let (one, two) = (fresh_for_the_command().await, LeaseFile::with_tables().await);
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let port = silent.local_addr().expect("it is bound").port();
+    let urls = format!("{},postgres://u@127.0.0.1:{port}/x,{}", one.url, two.url);
+    let mut took = Vec::new();
+    for _ in 0..10 {
+        let start = Instant::now();
+        let script = "echo it runs; exec sleep 600";
+        let mut running = Running::start(bare(&["-D", &urls, "run", "--quorum", "job", "--", "sh", "-c", script]));
+        running.prints("it runs").await;
+        took.push(start.elapsed());
+        running.signal(Signal::TERM);
+        running.end().await.expect(143);
+        if took.last().is_some_and(|took| *took < Duration::from_millis(3500)) {
+            return;
+        }
+    }
+    panic!("every start waited: {took:?}");
 }
 
 #[tokio::test]

@@ -60,6 +60,23 @@ async fn dotenv_of_the_current_directory_names_the_database() {
 }
 
 #[tokio::test]
+async fn dotenv_error_names_file_and_line() {
+    let db = empty().await;
+    let directory = directory(&format!("# secrets\nOTHER=1\ns3cret is no assignment\nDATABASE_URL={}\n", db.url));
+    let ended = end(started_in(directory.path(), &["acquire", "job"])).await.expect(78);
+    let file = directory.path().canonicalize().expect("the directory").join(".env");
+    assert!(ended.stderr.contains(&format!("{}: syntax error in line 3", file.display())), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("s3cret"), "{}", ended.stderr);
+
+    fs::write(directory.path().join(".env"), format!("\u{feff}DATABASE_URL={}\n", db.url)).expect("a file");
+    end(started_in(directory.path(), &["acquire", "job"])).await.expect(0);
+    assert!(is_taken(&db, "job").await);
+    fs::write(directory.path().join(".env"), b"DATABASE_URL=\xff\n").expect("a file");
+    let ended = end(started_in(directory.path(), &["acquire", "job"])).await.expect(78);
+    assert!(ended.stderr.contains("/.env: "), "{}", ended.stderr);
+}
+
+#[tokio::test]
 async fn dotenv_of_a_parent_directory_is_ignored() {
     let db = empty().await;
     let directory = directory(&format!("DATABASE_URL={}\n", db.url));

@@ -3,7 +3,9 @@
 //! Each kind of database has a file with its checks; `definitions.rs` compares the tables. The
 //! checks only read.
 
+mod clocks;
 mod definitions;
+mod hooks;
 #[cfg(feature = "mysql")]
 mod mysql;
 #[cfg(feature = "postgres")]
@@ -13,6 +15,8 @@ mod report;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod table;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod transport;
 
 use clap::Args;
 use serde_json::Value;
@@ -27,10 +31,10 @@ use report::Report;
 /// Check that the database is set up as sqlock needs it.
 ///
 /// Prints a line for each check, with advice: whether the database can be reached, the server and
-/// its role, replication, durability of commits, a pooler in between, the difference of the clocks,
-/// the tables and their definitions, the rights of this user, and harmful settings. Nothing is
-/// written: neither a table nor a SQLite file is created. Several databases are checked one after
-/// the other: -D URL,URL.
+/// its role, replication, durability of commits, TLS, a pooler in between, the difference of the
+/// clocks, the tables and their definitions with triggers and rules, the rights of this user, and
+/// harmful settings. Nothing is written: neither a table nor a SQLite file is created. Several
+/// databases are checked one after the other, and their clocks compared: -D URL,URL.
 ///
 /// ok: as it should be. warn: sqlock works, with a limitation. fail: something that sqlock needs is
 /// missing. n/a: the check was not possible, for the reason given.
@@ -65,6 +69,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
             reports.extend(examine_if_used(&application).await);
         }
     }
+    clocks::compare(&mut reports);
     // The other servers of a failover list may be standbys.
     if urls.len() > 1 && reports.iter().any(|report| !report.is_standby && report.is_ok()) {
         reports.iter_mut().filter(|report| report.is_standby).for_each(Report::accept_standby);

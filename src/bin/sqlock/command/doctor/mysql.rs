@@ -5,19 +5,22 @@ mod catalog;
 mod replication;
 mod settings;
 
-use sqlx::mysql::MySqlConnectOptions;
+use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 use sqlx::{ConnectOptions, Connection, Error, MySql, MySqlConnection};
 use tokio::time::timeout;
 
+use super::clocks::check_future;
 use super::definitions;
+use super::hooks::check_hooks;
 use super::probe::{
     POOLER_ROUNDS, Rows, SHORT_TIMEOUT, check_version, connect, first_cell, format_brief, measure_round_trips, query,
     run_with_timeout,
 };
 use super::report::{Check, Report};
 use super::table;
+use super::transport::{Transport, check_tls};
 use crate::url::Kind;
-use catalog::{check_rights, check_table_kinds, query_tables, read_catalog};
+use catalog::{check_rights, check_table_kinds, query_hooks, query_tables, read_catalog};
 use replication::{check_cluster, check_replication, count_replicas};
 use settings::{Variables, check_settings};
 
@@ -25,6 +28,15 @@ use settings::{Variables, check_settings};
 #[rustfmt::skip]
 mod sql {
 pub(super) const CLOCK: &str = "SELECT UNIX_TIMESTAMP(SYSDATE(6))";
+
+pub(super) const TLS: &str = "SHOW SESSION STATUS LIKE 'Ssl_version'";
+
+// How many are ahead of the clock by more than a statement takes, and by how many seconds.
+pub(super) const AHEAD: &str = "
+SELECT COUNT(*), MAX(a.at - n.us) / 1000000
+  FROM (SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) AS us) AS n,
+       (SELECT acquired_at AS at FROM sqlock_lease WHERE owner <> '' UNION ALL SELECT beat_at FROM sqlock_client) AS a
+ WHERE a.at > n.us + 10000000";
 
 pub(super) const SERVER: &str = "SELECT VERSION(), @@version_comment";
 
@@ -87,7 +99,7 @@ async fn run_checks(
     may_migrate: bool,
     report: &mut Report,
 ) -> Result<(), Error> {
-    let (trip, clock) = measure_round_trips(async || query::<MySql>(&mut *conn, sql::CLOCK).await).await?;
+    let (trip, clock) = measure_round_trips(report, async || query::<MySql>(&mut *conn, sql::CLOCK).await).await?;
     report
         .add("reachable", Ok(Check::new("reachable").ok(format!("yes, a round trip takes {}", format_brief(trip)))))?;
     let rows = query::<MySql>(conn, sql::SERVER).await?;
@@ -110,22 +122,32 @@ async fn run_checks(
     report.add("replication", Ok(check_replication(&variables, &status, &members, replicas)))?;
     report.add("cluster", Ok(check_cluster(&variables, &status, &members)))?;
     report.add("durability", Ok(check_durability(&variables)))?;
+    report.add("tls", check_transport(conn, options).await)?;
     report.add("pooler", check_pooler(conn, options, &comment).await)?;
-    report.add("clock", check_sysdate(conn, clock).await)?;
+    let clock = check_sysdate(conn, clock).await?;
 
     let expected = table::expected_tables(Kind::Mysql);
     let table_rows = match query_tables(conn, &expected).await {
         Ok(table_rows) => table_rows,
         Err(error) => {
+            report.add("clock", Ok(clock))?;
             report.add("tables", Err(error))?;
             return report.add("settings", Ok(check_settings(&variables)));
         }
     };
+    let clock = match query::<MySql>(conn, sql::AHEAD).await {
+        Ok(ahead) => check_future(clock, &ahead),
+        // The tables do not exist, or this user may not read them.
+        Err(Error::Database(_)) => clock,
+        Err(error) => return Err(error),
+    };
+    report.add("clock", Ok(clock))?;
     let missing = expected.iter().any(|table| !table_rows.iter().any(|row| row[0] == table.name));
     match read_catalog(conn, &expected, &table_rows, options.get_database()).await {
         Ok(found) => {
             report.add("tables", Ok(definitions::check_presence(Kind::Mysql, &expected, &found, may_migrate)))?;
             let check = check_table_kinds(&table_rows, Check::new("definitions"));
+            let check = check_hooks(check, &query_hooks(conn, &expected).await?);
             report
                 .add("definitions", Ok(definitions::check_definitions(Kind::Mysql, &expected, &found.tables, check)))?;
             report.add("rights", check_rights(conn, &found.tables, missing).await)?;
@@ -205,6 +227,16 @@ async fn check_pooler(
         true => check.ok("none"),
         false => check.warn("a transaction pooler: each transaction runs in any free session of the server", advice),
     })
+}
+
+async fn check_transport(conn: &mut MySqlConnection, options: &MySqlConnectOptions) -> Result<Check, Error> {
+    let protocol = query::<MySql>(conn, sql::TLS).await?;
+    Ok(check_tls(&Transport {
+        host: options.get_host(),
+        has_socket: options.get_socket().is_some(),
+        protocol: protocol.first().and_then(|row| row.get(1)).map_or("", String::as_str),
+        is_verified: matches!(options.get_ssl_mode(), MySqlSslMode::VerifyIdentity),
+    }))
 }
 
 async fn check_sysdate(conn: &mut MySqlConnection, clock: Check) -> Result<Check, Error> {

@@ -6,18 +6,23 @@ mod pooler;
 mod replication;
 mod settings;
 
-use sqlx::postgres::PgConnectOptions;
+use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::{ConnectOptions, Connection, Error, PgConnection, Postgres};
 use tokio::time::timeout;
 
+use super::clocks::check_future;
 use super::definitions;
+use super::hooks::check_hooks;
 use super::probe::{
     SHORT_TIMEOUT, check_version, connect, first_cell, format_brief, measure_round_trips, query, run_with_timeout,
 };
 use super::report::{Check, Report};
 use super::table::{self, parse_bool};
+use super::transport::{Transport, check_tls};
 use crate::url::Kind;
-use catalog::{check_rights, check_table_kinds, query_tables, read_catalog};
+use catalog::{
+    check_rights, check_schemas, check_table_kinds, query_hooks, query_namesakes, query_tables, read_catalog,
+};
 use pooler::check_pooler;
 use replication::check_replication;
 use settings::{Settings, check_settings};
@@ -26,6 +31,16 @@ use settings::{Settings, check_settings};
 #[rustfmt::skip]
 mod sql {
 pub(super) const CLOCK: &str = "SELECT extract(epoch FROM clock_timestamp())";
+
+// https://www.postgresql.org/docs/current/monitoring-stats.html#MONITORING-PG-STAT-SSL-VIEW
+pub(super) const TLS: &str = "SELECT coalesce(version, '') FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
+
+// How many are ahead of the clock by more than a statement takes, and by how many seconds.
+pub(super) const AHEAD: &str = "
+SELECT count(*), max(a.at - now.us) / 1000000.0
+  FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us) AS now,
+       (SELECT acquired_at AS at FROM sqlock_lease WHERE owner <> '' UNION ALL SELECT beat_at FROM sqlock_client) AS a
+ WHERE a.at > now.us + 10000000";
 
 pub(super) const SERVER: &str = "SELECT current_setting('server_version'), version()";
 
@@ -68,7 +83,7 @@ async fn run_checks(
     may_migrate: bool,
     report: &mut Report,
 ) -> Result<(), Error> {
-    let (trip, clock) = measure_round_trips(async || query::<Postgres>(&mut *conn, sql::CLOCK).await).await?;
+    let (trip, clock) = measure_round_trips(report, async || query::<Postgres>(&mut *conn, sql::CLOCK).await).await?;
     report
         .add("reachable", Ok(Check::new("reachable").ok(format!("yes, a round trip takes {}", format_brief(trip)))))?;
     let settings = Settings(query::<Postgres>(conn, sql::SETTINGS).await.unwrap_or_default());
@@ -79,12 +94,17 @@ async fn run_checks(
     report.add("role", Ok(check_role(report.is_standby, read_only)))?;
     report.add("replication", check_replication(conn, &settings, report.is_standby).await)?;
     report.add("durability", Ok(check_durability(&settings)))?;
+    report.add("tls", check_transport(conn, options).await)?;
     report.add("pooler", check_pooler(conn, options, report.is_standby).await)?;
-    report.add("clock", Ok(clock))?;
-
     let expected = table::expected_tables(Kind::Postgres);
     let table_rows = query_tables(conn, &expected).await?;
     let missing = expected.iter().any(|table| !table_rows.iter().any(|row| row[0] == table.name));
+    let may_read = |table: &str| table_rows.iter().any(|row| row[0] == table && parse_bool(&row[4]));
+    let clock = match may_read("sqlock_lease") && may_read("sqlock_client") {
+        true => check_future(clock, &query::<Postgres>(conn, sql::AHEAD).await?),
+        false => clock,
+    };
+    report.add("clock", Ok(clock))?;
     let place = catalog::query_schema(conn).await?;
     match read_catalog(conn, &expected, &table_rows, first_cell(&place)).await {
         Ok(found) => {
@@ -95,6 +115,8 @@ async fn run_checks(
             }
             report.add("tables", Ok(presence))?;
             let check = check_table_kinds(&table_rows, Check::new("definitions"));
+            let check = check_schemas(&table_rows, &query_namesakes(conn, &expected).await?, check);
+            let check = check_hooks(check, &query_hooks(conn, &expected).await?);
             report.add(
                 "definitions",
                 Ok(definitions::check_definitions(Kind::Postgres, &expected, &found.tables, check)),
@@ -104,6 +126,16 @@ async fn run_checks(
     }
     report.add("rights", Ok(check_rights(&table_rows, missing, &place)))?;
     report.add("settings", Ok(check_settings(&settings)))
+}
+
+async fn check_transport(conn: &mut PgConnection, options: &PgConnectOptions) -> Result<Check, Error> {
+    let protocol = query::<Postgres>(conn, sql::TLS).await?;
+    Ok(check_tls(&Transport {
+        host: options.get_host(),
+        has_socket: options.get_socket().is_some(),
+        protocol: first_cell(&protocol),
+        is_verified: matches!(options.get_ssl_mode(), PgSslMode::VerifyFull),
+    }))
 }
 
 async fn check_server(conn: &mut PgConnection) -> Result<Check, Error> {

@@ -90,6 +90,7 @@ pub fn format_brief(duration: Duration) -> String {
 /// zone.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite is on this host"))]
 pub async fn measure_round_trips(
+    report: &mut Report,
     mut trip: impl AsyncFnMut() -> Result<Rows, sqlx::Error>,
 ) -> Result<(Duration, Check), sqlx::Error> {
     let mut quickest: Option<(Duration, f64)> = None;
@@ -104,6 +105,7 @@ pub async fn measure_round_trips(
         }
     }
     let (took, skew) = quickest.unwrap_or((Duration::ZERO, f64::NAN));
+    report.skew = Some((skew, (took / 2).as_secs_f64()));
     Ok((took, check_clock(skew, took / 2)))
 }
 

@@ -93,11 +93,13 @@ pub struct Report {
     pub checks: Vec<Check>,
     /// Whether the database replicates another one.
     pub is_standby: bool,
+    /// How far its clock is ahead of this host's, and the uncertainty of that, in seconds.
+    pub skew: Option<(f64, f64)>,
 }
 
 impl Report {
     pub fn new(database: String) -> Self {
-        Self { database: escape_line(&database), checks: Vec::new(), is_standby: false }
+        Self { database: escape_line(&database), checks: Vec::new(), is_standby: false, skew: None }
     }
 
     /// Adds a check, or why the database refused to answer it. An error means that the connection

@@ -11,7 +11,9 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, Error, Sqlite, SqliteConnection};
 use tokio::time::Instant;
 
+use super::clocks::check_future;
 use super::definitions;
+use super::hooks::check_hooks;
 use super::probe::{check_version, connect, first_cell, format_brief, query, run_with_timeout};
 use super::report::{Check, Report};
 use super::table::{self, Catalog, HISTORY};
@@ -33,6 +35,19 @@ pub(super) const LOCK: &str = "BEGIN IMMEDIATE; ROLLBACK";
 pub(super) const HISTORY: &str = "SELECT version, success, hex(checksum) FROM _sqlock_migrations ORDER BY version";
 
 pub(super) const TABLES: &str = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name LIKE '%sqlock%'";
+
+// A trigger without a time runs before.
+pub(super) const HOOKS: &str = "
+SELECT tbl_name, iif(upper(sql) LIKE '% AFTER %', 'after', 'before'), name FROM sqlite_schema
+ WHERE type = 'trigger' AND tbl_name LIKE '%sqlock%'
+ ORDER BY 1, 3";
+
+// How many are ahead of the clock by more than a statement takes, and by how many seconds.
+pub(super) const AHEAD: &str = "
+SELECT CAST(count(*) AS TEXT), CAST(max(a.at - n.us) / 1000000.0 AS TEXT)
+  FROM (SELECT CAST(strftime('%s', 'now') AS INTEGER) * 1000000 AS us) AS n,
+       (SELECT acquired_at AS at FROM sqlock_lease WHERE owner <> '' UNION ALL SELECT beat_at FROM sqlock_client) AS a
+ WHERE a.at > n.us + 10000000";
 
 pub(super) const COLUMNS: &str = "
 SELECT t.name, c.name, lower(c.type), '', c.\"notnull\", c.dflt_value IS NOT NULL
@@ -135,7 +150,14 @@ async fn run_checks(
     let rows = query::<Sqlite>(conn, sql::VERSION).await?;
     report.add("server", Ok(check_version("SQLite", first_cell(&rows), (3, 38))))?;
     report.add("durability", check_durability(conn, owner).await)?;
-    report.add("clock", Ok(Check::new("clock").ok("that of this host")))?;
+    let clock = Check::new("clock").ok("that of this host");
+    let clock = match query::<Sqlite>(conn, sql::AHEAD).await {
+        Ok(ahead) => check_future(clock, &ahead),
+        // There are no tables, or the file is locked.
+        Err(Error::Database(_)) => clock,
+        Err(error) => return Err(error),
+    };
+    report.add("clock", Ok(clock))?;
 
     let expected = table::expected_tables(Kind::Sqlite);
     let found = read_catalog(conn).await;
@@ -148,8 +170,10 @@ async fn run_checks(
             |found| Ok(definitions::check_presence(Kind::Sqlite, &expected, found, may_migrate)),
         ),
     )?;
+    let hooks = query::<Sqlite>(conn, sql::HOOKS).await.unwrap_or_default();
     let definitions = |found: Catalog| {
-        definitions::check_definitions(Kind::Sqlite, &expected, &found.tables, Check::new("definitions"))
+        let check = check_hooks(Check::new("definitions"), &hooks);
+        definitions::check_definitions(Kind::Sqlite, &expected, &found.tables, check)
     };
     report.add("definitions", found.map(definitions))?;
     report.add("rights", check_rights(conn, file).await)

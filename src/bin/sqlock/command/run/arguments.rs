@@ -12,14 +12,22 @@ use crate::parse::parse_signal;
 
 /// Hold the lease on a name while a command runs.
 ///
-/// Waits for the lease, runs the command, and frees the name when the command has ended. stdin and
-/// stdout belong to the command; sqlock writes to stderr. Signals sent to sqlock are forwarded. The
-/// command has SQLOCK_NAME, SQLOCK_TOKEN, SQLOCK_OWNER and SQLOCK_EXPIRES_AT in its environment; a
-/// sqlock run of the same name inside it enters at once. (A run that could only wait for the
+/// Waits for the lease, runs the command, and frees the name when the command and its process group
+/// have ended: also the processes that it has left in the background, unless --no-wait is given.
+/// stdin and stdout belong to the command; sqlock writes to stderr. Signals sent to sqlock are
+/// forwarded. The command has SQLOCK_NAME, SQLOCK_TOKEN, SQLOCK_OWNER and SQLOCK_EXPIRES_AT in its
+/// environment, and PGAPPNAME (sqlock:NAME) unless it is set; a sqlock run of the same name inside it
+/// enters at once. (A run that could only wait for the
 /// enclosing one is a usage error, 64: an exclusive one inside of --shared or --permits, and
 /// --permits inside of an exclusive one. --permits inside of --permits takes one more permit, and
 /// may wait.) When a signal has ended the command, its process group has --kill-after to end as
 /// well; the name is free only then.
+///
+/// SQL that the command has sent may run on in the server after the process was killed, and after
+/// the name is free. On PostgreSQL 14 and later the server notices the loss within a second with
+/// PGOPTIONS='-c client_connection_check_interval=1s' in the environment of the command; on any
+/// server, let the command bound its statements (statement_timeout, max_execution_time,
+/// max_statement_time).
 ///
 /// The lease is renewed while the command runs. If that fails, --signal is sent to the command and
 /// all its children --kill-after before the lease ends, and KILL before it ends: nobody else can
@@ -57,10 +65,14 @@ pub struct Arguments {
     pub elect: bool,
     /// Hold the name on a majority of the databases that --database-url or DATABASE_URL names,
     /// URL,URL,URL, of any kinds and independent of each other. Goes on while any minority is down.
-    /// Waiters have no order. Each database needs its tables before: one without them may have lost
-    /// its data, and fails (78) until sqlock migrate.
+    /// Waiters have no order. Each database needs its tables before (sqlock migrate), and votes when
+    /// they are older than the TTL: a database with younger ones may have lost its data.
     #[arg(long, conflicts_with_all = ["shared", "permits", "hold_at_least", "max_hold", "elect"])]
     pub quorum: bool,
+    /// Free the name when the command itself has ended, although processes that it has started in
+    /// the background still run.
+    #[arg(long)]
+    pub no_wait: bool,
     /// The command and its arguments, after "--".
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

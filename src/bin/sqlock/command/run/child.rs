@@ -60,6 +60,10 @@ impl Child {
             .env(OWNER_VARIABLE, lease.owner().to_string())
             .env("SQLOCK_EXPIRES_AT", describe::format_expiry(lease.remaining()))
             .env(ProcessTree::MARKER_VARIABLE, ProcessTree::join_markers(&marker));
+        // An operator finds the sessions of a command that was killed in pg_stat_activity.
+        if std::env::var_os("PGAPPNAME").is_none() {
+            command.env("PGAPPNAME", format!("sqlock:{}", lease.name().as_str()));
+        }
         if !outer.is_empty() {
             command.env(OUTER_OWNERS_VARIABLE, outer);
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlock::LossCause;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::arguments::Arguments;
 use super::child::{self, Child, ChildEvent};
@@ -55,7 +55,9 @@ fn start(args: &Arguments, lease: &HeldLease, signals: &mut Signals) -> Result<S
     child::adopt_orphans();
     let watchdog = Watchdog::start()?;
     match Child::start(&args.command, lease, &watchdog, &terms) {
-        Ok(child) => Ok(Supervisor { terms, max_hold_end, terminal, watchdog, child, period: ttl / 30 }),
+        Ok(child) => {
+            Ok(Supervisor { no_wait: args.no_wait, terms, max_hold_end, terminal, watchdog, child, period: ttl / 30 })
+        }
         Err(failure) => {
             watchdog.stop();
             Err(failure)
@@ -63,8 +65,55 @@ fn start(args: &Arguments, lease: &HeldLease, signals: &mut Signals) -> Result<S
     }
 }
 
+/// The pause between two checks of the process group, at first and at most.
+const SHORT_PAUSE: Duration = Duration::from_millis(10);
+const LONG_PAUSE: Duration = Duration::from_millis(320);
+
+/// How long the process group may outlive its command before a note says so.
+const NOTE_AFTER: Duration = Duration::from_secs(2);
+
+/// The end of the command, while processes of its group may still run.
+struct Ended {
+    code: u8,
+    since: Instant,
+    /// When the group is killed: it was signaled, or the command was.
+    kill_at: Option<Instant>,
+    next_look: Instant,
+    pause: Duration,
+    is_noted: bool,
+}
+
+/// Returns when to look next whether the process group has ended.
+fn next_look(ended: &Option<Ended>) -> Instant {
+    ended.as_ref().map_or_else(Instant::now, |ended| ended.next_look)
+}
+
+impl Ended {
+    /// Looks again soon, and then at growing intervals: each check may read all of /proc.
+    fn look_soon(&mut self) {
+        (self.next_look, self.pause) = (Instant::now() + SHORT_PAUSE, SHORT_PAUSE);
+    }
+
+    /// Kills the group if it is time, or prints a note that sqlock waits for it.
+    fn act_if_due(&mut self, child: &Child, lease: &HeldLease) {
+        self.next_look = Instant::now() + self.pause;
+        self.pause = (self.pause * 2).min(LONG_PAUSE);
+        if self.kill_at.is_some_and(|at| Instant::now() >= at) {
+            child.kill();
+        } else if self.kill_at.is_none() && !self.is_noted && self.since.elapsed() >= NOTE_AFTER {
+            self.is_noted = true;
+            let name = quote(lease.name().as_str());
+            stderr::print_note(&format!(
+                "the command has ended; {name} stays held until its background processes have ended (see --no-wait)"
+            ));
+        }
+    }
+}
+
 /// A running command, its lease and its watchdog.
 struct Supervisor {
+    /// Release the lease when the command has ended, whatever its group does.
+    no_wait: bool,
     terms: KillTerms,
     /// The end of `--max-hold`.
     max_hold_end: Option<Instant>,
@@ -104,31 +153,43 @@ impl Supervisor {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut lost: Option<LossCause> = None;
         let mut is_warned = false;
-        // Set when the command ended by a signal, or after one. Its children got the same signal,
-        // may need a while to end, and still work under the lease.
-        let mut ended: Option<(u8, Instant)> = None;
-        let mut pause = Duration::from_millis(10);
+        // Set when the command has ended. Its children still work under the lease.
+        let mut ended: Option<Ended> = None;
+        let mut is_reaping = true;
         let mut is_terminating = false;
         let code = loop {
             tokio::select! {
-                event = self.child.next_event(), if ended.is_none() => match event {
-                    ChildEvent::Exited(code) if !is_terminating => break code,
-                    ChildEvent::Exited(code) => ended = Some((code, Instant::now() + self.terms.kill_after)),
+                event = self.child.next_event(), if is_reaping => match event {
+                    // The command ends once: now no child is left to be reaped.
+                    ChildEvent::Exited(_) | ChildEvent::Killed(_) if ended.is_some() => is_reaping = false,
+                    ChildEvent::Exited(code) if self.no_wait && !is_terminating => break code,
+                    ChildEvent::Exited(code) => ended = Some(self.wait_for_group(code, is_terminating)),
                     ChildEvent::Killed(signal) => {
-                        ended = Some((exit::from_signal(signal), Instant::now() + self.terms.kill_after));
+                        ended = Some(self.wait_for_group(exit::from_signal(signal), true));
                     }
                     ChildEvent::Stopped(signal) => self.follow_stop(signal, lease),
                     ChildEvent::OtherExited(pid) if pid == self.watchdog.pid() => self.restart_watchdog(lease)?,
-                    ChildEvent::OtherExited(_) => {}
+                    // An orphan of the command: it may have been the last of the group.
+                    ChildEvent::OtherExited(_) => {
+                        if let Some(ended) = &mut ended {
+                            ended.look_soon();
+                        }
+                    }
                 },
-                () = sleep(pause), if ended.is_some() => match ended {
-                    Some((code, _)) if !self.child.has_group() => break code,
-                    Some((_, until)) if Instant::now() >= until => self.child.kill(),
-                                        // Each check of the group may read all of /proc.
-                    _ => pause = (pause * 2).min(Duration::from_millis(160)),
-                },
+                () = sleep_until(next_look(&ended)), if ended.is_some() => {
+                    let Some(ended) = &mut ended else { continue };
+                    if !self.child.has_group() {
+                        break ended.code;
+                    }
+                    ended.act_if_due(&self.child, lease);
+                }
                 signal = signals.next() => {
-                    is_terminating |= signals::is_termination(signal);
+                    if signals::is_termination(signal) {
+                        is_terminating = true;
+                        if let Some(ended) = &mut ended {
+                            ended.kill_at.get_or_insert(Instant::now() + self.terms.kill_after);
+                        }
+                    }
                     self.forward(signal, lease);
                 }
                 _ = tick.tick(), if lost.is_none() => {
@@ -168,6 +229,15 @@ impl Supervisor {
             code,
             stopped: reason.map(|reason| format!("the lease on {name} ended: {reason}; the command was stopped")),
         })
+    }
+
+    /// Waits for the process group from now on, and bounds that if the group was signaled.
+    fn wait_for_group(&self, code: u8, is_terminating: bool) -> Ended {
+        // Ctrl-C must reach sqlock: nothing in the background reads the terminal.
+        self.terminal.reclaim(self.child.group());
+        let now = Instant::now();
+        let kill_at = is_terminating.then(|| now + self.terms.kill_after);
+        Ended { code, since: now, kill_at, next_look: now, pause: SHORT_PAUSE, is_noted: false }
     }
 
     /// Whether `--max-hold` is what stops the command.

@@ -28,6 +28,12 @@ SELECT TABLE_NAME, NON_UNIQUE = 0,
  WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN ({names})
  GROUP BY TABLE_NAME, INDEX_NAME, 2";
 
+// Visible with the right TRIGGER only.
+pub(super) const HOOKS: &str = "
+SELECT EVENT_OBJECT_TABLE, ACTION_TIMING, TRIGGER_NAME FROM information_schema.TRIGGERS
+ WHERE EVENT_OBJECT_SCHEMA = DATABASE() AND EVENT_OBJECT_TABLE IN ({names})
+ ORDER BY 1, 3";
+
 pub(super) const HISTORY: &str = "SELECT version, success, HEX(checksum) FROM _sqlock_migrations ORDER BY version";
 
 // EXPLAIN needs the rights of the statement and does not run it. SHOW GRANTS has roles and
@@ -87,6 +93,11 @@ pub async fn read_catalog(
         None => "here: the URL names no database".into(),
     };
     Ok(Catalog { tables, history, place })
+}
+
+/// Queries triggers: table, time, name.
+pub async fn query_hooks(conn: &mut MySqlConnection, expected: &[Table]) -> Result<Rows, Error> {
+    query::<MySql>(conn, with_table_names(sql::HOOKS, expected)).await
 }
 
 /// Checks that the tables are tables, and of InnoDB.

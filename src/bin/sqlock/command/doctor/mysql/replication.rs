@@ -144,8 +144,9 @@ fn check_group(check: Check, variables: &Variables, members: &Rows) -> Check {
         return check.fail(found, "The majority is lost: commits wait. Bring the other members back.");
     }
     if !single {
-        let advice = "Write to one member only: concurrent writes to two members are rolled back at commit.";
-        return check.warn(found, advice);
+        let advice = "Switch the group to single-primary mode: sqlock refuses a member of several writers, which do not see each \
+                      other's locks.";
+        return check.fail(found, advice);
     }
     check.ok(found)
 }
@@ -197,7 +198,7 @@ mod tests {
         assert_eq!(status_of("ON", &["ONLINE", "ONLINE", "UNREACHABLE"]), Status::Ok);
         assert_eq!(status_of("ON", &["ONLINE", "UNREACHABLE", "UNREACHABLE"]), Status::Fail);
         assert_eq!(status_of("ON", &["RECOVERING", "ONLINE", "ONLINE"]), Status::Fail);
-        assert_eq!(status_of("OFF", &["ONLINE", "ONLINE", "ONLINE"]), Status::Warn);
+        assert_eq!(status_of("OFF", &["ONLINE", "ONLINE", "ONLINE"]), Status::Fail);
         assert_eq!(status_of("ON", &[]), Status::NotApplicable);
     }
 

@@ -45,6 +45,27 @@ SELECT c.relname, i.indisunique AND i.indimmediate, string_agg(a.attname, ',' OR
    AND i.indisvalid AND i.indisready AND i.indpred IS NULL AND i.indexprs IS NULL AND k.n <= i.indnkeyatts
  GROUP BY i.indexrelid, 1, 2");
 
+// Rules, and triggers with their time: bit 1 of the type is BEFORE, bit 6 is INSTEAD OF.
+// https://www.postgresql.org/docs/current/catalog-pg-trigger.html
+pub(super) const HOOKS: &str = concat!("
+SELECT c.relname, CASE WHEN t.tgtype & 64 <> 0 THEN 'instead of' WHEN t.tgtype & 2 <> 0 THEN 'before' ELSE 'after' END,
+       t.tgname
+  FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
+ WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND c.oid IN ", ours!(), "
+ UNION ALL
+SELECT c.relname, 'rule', r.rulename
+  FROM pg_rewrite AS r JOIN pg_class AS c ON c.oid = r.ev_class
+ WHERE r.rulename <> '_RETURN' AND r.ev_enabled <> 'D' AND c.oid IN ", ours!(), "
+ ORDER BY 1, 3");
+
+// Tables of the same names, further down the search path.
+pub(super) const NAMESAKES: &str = concat!("
+SELECT c.relname, n.nspname
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE c.relname IN ({names}) AND n.nspname = ANY (current_schemas(false)) AND c.relkind IN ('r', 'p', 'v', 'f')
+   AND c.oid NOT IN (SELECT o FROM ", ours!(), " AS ours (o) WHERE o IS NOT NULL)
+ ORDER BY 1, 2");
+
 pub(super) const HISTORY: &str = "SELECT version, success, encode(checksum, 'hex') FROM _sqlock_migrations ORDER BY 1";
 }
 
@@ -84,6 +105,34 @@ pub async fn read_catalog(
         schema => format!("in the schema {schema}"),
     };
     Ok(Catalog { tables, history, place })
+}
+
+/// Queries triggers and rules: table, time or "rule", name.
+pub async fn query_hooks(conn: &mut PgConnection, expected: &[Table]) -> Result<Rows, Error> {
+    query::<Postgres>(conn, with_table_names(sql::HOOKS, expected)).await
+}
+
+/// Queries tables that others of the same name hide: name, schema.
+pub async fn query_namesakes(conn: &mut PgConnection, expected: &[Table]) -> Result<Rows, Error> {
+    query::<Postgres>(conn, with_table_names(sql::NAMESAKES, expected)).await
+}
+
+/// Checks that all tables are in one schema, and the only ones of their names: users with another
+/// search_path would share some of the tables.
+pub fn check_schemas(table_rows: &Rows, namesakes: &Rows, mut check: Check) -> Check {
+    let mut schemas: Vec<&str> = table_rows.iter().map(|row| &*row[1]).collect();
+    schemas.sort_unstable();
+    schemas.dedup();
+    if schemas.len() > 1 {
+        let found = format!("the tables are in several schemas: {}", schemas.join(", "));
+        let advice = "Move them into one schema: with another search_path a user does not see the same leases.";
+        check = check.fail(found, advice);
+    }
+    for row in namesakes {
+        let advice = "Drop one of them: with another search_path a user does not see the same leases.";
+        check = check.warn(format!("there is another {} in the schema {}", row[0], row[1]), advice);
+    }
+    check
 }
 
 /// Checks that the tables are tables, and logged.

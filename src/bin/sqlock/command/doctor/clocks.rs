@@ -1,0 +1,88 @@
+//! Clocks: that of a database against its own past, and those of several databases.
+
+use std::time::Duration;
+
+use super::probe::{Rows, format_brief};
+use super::report::{Check, Report};
+
+/// The difference between two databases from which on they disagree about the end of a lease.
+const MAX_DIFFERENCE: f64 = 1.0;
+
+/// Adds a warning if holders are ahead of the clock of their database, which was set back then.
+/// Rows: how many, and by how many seconds at most.
+pub fn check_future(check: Check, ahead: &Rows) -> Check {
+    let Some([count, seconds]) = ahead.first().map(|row| &row[..]) else {
+        return check;
+    };
+    let seconds: f64 = seconds.parse().unwrap_or(0.0);
+    if count == "0" || seconds <= 0.0 {
+        return check;
+    }
+    let by = format_brief(Duration::try_from_secs_f64(seconds).unwrap_or_default());
+    check.warn(
+        format!("{count} leases or heartbeats are up to {by} ahead of it: it was set back"),
+        "Names whose holders are dead stay held for that much longer: find them with \"sqlock ls\", and free them with \
+         \"sqlock unlock\".",
+    )
+}
+
+/// Compares the clocks of several databases, and adds a check to each report but the first.
+pub fn compare(reports: &mut [Report]) {
+    let Some((first, others)) = reports.split_first_mut() else {
+        return;
+    };
+    let Some((first_skew, first_margin)) = first.skew else {
+        return;
+    };
+    for report in others {
+        if let Some((skew, margin)) = report.skew {
+            report.checks.push(check_difference(skew - first_skew, first_margin + margin, &first.database));
+        }
+    }
+}
+
+fn check_difference(difference: f64, margin: f64, first: &str) -> Check {
+    let check = Check::new("clocks");
+    let Ok(off) = Duration::try_from_secs_f64(difference.abs()) else {
+        return check.unknown("a server does not return its time", "");
+    };
+    let side = if difference > 0.0 { "ahead of" } else { "behind" };
+    let margin_text = format_brief(Duration::try_from_secs_f64(margin).unwrap_or_default());
+    let found = format!("{} {side} {first}, give or take {margin_text}", format_brief(off));
+    if difference.abs() - margin <= MAX_DIFFERENCE {
+        return check.ok(found);
+    }
+    check.warn(
+        found,
+        "Correct one of the clocks: after a failover a lease lasts longer or shorter by that much, and the tokens of a quorum \
+         follow the clock that is ahead.",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::doctor::report::Status;
+
+    #[test]
+    fn lease_from_the_future_is_a_warning() {
+        let rows = |count: &str, seconds: &str| vec![vec![count.to_owned(), seconds.to_owned()]];
+        let check = || Check::new("clock").ok("that of this host");
+        assert_eq!(check_future(check(), &rows("0", "")).status, Status::Ok);
+        let check = check_future(check(), &rows("2", "3600.5"));
+        assert_eq!(check.status, Status::Warn);
+        assert!(check.found().contains("2 leases or heartbeats are up to 3600.5 s ahead"), "{}", check.found());
+    }
+
+    #[test]
+    fn databases_with_different_clocks_are_a_warning() {
+        let mut reports: Vec<Report> = ["a", "b", "c", "d"].into_iter().map(|name| Report::new(name.into())).collect();
+        for (report, skew) in reports.iter_mut().zip([Some(10.0), Some(10.4), Some(-3590.0), None]) {
+            report.skew = skew.map(|skew| (skew, 0.01));
+        }
+        compare(&mut reports);
+        let of = |i: usize| reports[i].checks.iter().map(|check| check.status).collect::<Vec<_>>();
+        assert_eq!((of(0), of(1), of(2), of(3)), (vec![], vec![Status::Ok], vec![Status::Warn], vec![]));
+        assert!(reports[2].checks[0].found().starts_with("3600.0 s behind a"), "{}", reports[2].checks[0].found());
+    }
+}

@@ -1,0 +1,126 @@
+//! Recognises a database that refuses a client for as long as neither is set up otherwise.
+
+use sqlx::error::DatabaseError;
+
+/// Why a database cannot be used as it is set up, or with this user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AccessError {
+    /// The server refused the user, the password, or the host of the client.
+    #[error("the server refused the user or the password")]
+    Credentials,
+    /// The database does not exist, or the file cannot be opened as one.
+    #[error("the database does not exist or cannot be opened")]
+    NoDatabase,
+    /// The user may not do this.
+    #[error("the user lacks a right")]
+    NoRight,
+    /// A pooler between client and server refuses the connection, or mixes up prepared statements.
+    #[error("a pooler in between is not set up for this client")]
+    Pooler,
+    /// The server has a role or mode in which its locks would not exclude all clients.
+    #[error("the server cannot be used as it is set up")]
+    Setup,
+}
+
+impl AccessError {
+    /// Classifies an error of sqlx. `None`: it has another cause, or may pass.
+    pub(crate) fn of(error: &sqlx::Error) -> Option<Self> {
+        match error {
+            sqlx::Error::Configuration(cause) if cause.is::<Unusable>() => Some(Self::Setup),
+            sqlx::Error::Database(error) => Self::of_database(error.as_ref()),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn of_database(error: &dyn DatabaseError) -> Option<Self> {
+        #[cfg(feature = "postgres")]
+        if let Some(error) = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>() {
+            return Self::of_postgres(error.code(), error.message());
+        }
+        #[cfg(feature = "mysql")]
+        if let Some(error) = error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
+            return Self::of_mysql(error.number());
+        }
+        #[cfg(feature = "sqlite")]
+        if let Some(error) = error.try_downcast_ref::<sqlx::sqlite::SqliteError>() {
+            return Self::of_sqlite(error.code().and_then(|code| code.parse().ok()).unwrap_or_default());
+        }
+        let _ = error;
+        None
+    }
+
+    /// <https://www.postgresql.org/docs/current/errcodes-appendix.html>
+    #[cfg(feature = "postgres")]
+    fn of_postgres(code: &str, message: &str) -> Option<Self> {
+        match code {
+            // Poolers answer most requests that they do not pass on with protocol_violation.
+            "08P01" if message.starts_with("unsupported startup parameter") => Some(Self::Pooler),
+            "08P01" if message.starts_with("no such database") => Some(Self::NoDatabase),
+            "08P01" if message.starts_with("no such user") => Some(Self::Credentials),
+            // invalid_sql_statement_name, duplicate_prepared_statement: a transaction pooler that
+            // does not follow prepared statements.
+            "26000" | "42P05" => Some(Self::Pooler),
+            c if c.starts_with("28") => Some(Self::Credentials),
+            // invalid_catalog_name.
+            "3D000" => Some(Self::NoDatabase),
+            // insufficient_privilege.
+            "42501" => Some(Self::NoRight),
+            _ => None,
+        }
+    }
+
+    /// <https://dev.mysql.com/doc/mysql-errors/9.0/en/server-error-reference.html>
+    /// <https://mariadb.com/kb/en/mariadb-error-code-reference/>
+    #[cfg(feature = "mysql")]
+    fn of_mysql(number: u16) -> Option<Self> {
+        match number {
+            // Access denied, host not allowed, no such login method, access denied without a
+            // password, password expired, account locked (on MySQL, on MariaDB).
+            1045 | 1130 | 1251 | 1698 | 1820 | 1862 | 3118 | 4151 => Some(Self::Credentials),
+            1049 => Some(Self::NoDatabase),
+            // Denied: a database, a command on a table, on a column, a global right, a routine.
+            1044 | 1142 | 1143 | 1227 | 1370 => Some(Self::NoRight),
+            _ => None,
+        }
+    }
+
+    /// <https://www.sqlite.org/rescode.html>
+    #[cfg(feature = "sqlite")]
+    fn of_sqlite(code: u32) -> Option<Self> {
+        match code & 0xff {
+            // PERM, READONLY.
+            3 | 8 => Some(Self::NoRight),
+            // CANTOPEN, NOTADB.
+            14 | 26 => Some(Self::NoDatabase),
+            _ => None,
+        }
+    }
+}
+
+/// A server cannot be used as it is set up.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Unusable(String);
+
+/// Makes the error of a connection to a server that cannot be used as it is set up.
+#[cfg(feature = "mysql")]
+pub(crate) fn unusable(reason: String) -> sqlx::Error {
+    sqlx::Error::Configuration(Box::new(Unusable(reason)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(feature = "postgres")]
+    fn pooler_refusals_differ_from_lost_connections() {
+        let of = AccessError::of_postgres;
+        assert_eq!(of("08P01", "unsupported startup parameter: extra_float_digits"), Some(AccessError::Pooler));
+        assert_eq!(of("08P01", "no such user: app"), Some(AccessError::Credentials));
+        assert_eq!(of("08P01", "server conn crashed?"), None);
+        assert_eq!(of("26000", "prepared statement \"sqlx_s_1\" does not exist"), Some(AccessError::Pooler));
+        assert_eq!(of("57P03", "the database system is starting up"), None);
+    }
+}
