@@ -56,14 +56,16 @@ pub(crate) enum Request {
     Evict { name: LockName, token: FencingToken },
 }
 
-/// Requests of one kind about different names, which some stores carry out in one statement: each
-/// as it would be carried out alone, or not at all.
+/// Requests of one kind, which some stores carry out in one statement: each as it would be carried
+/// out alone, or not at all. Those that write are about different names.
 #[derive(Clone, Debug)]
 pub(crate) enum Batch {
     /// Exclusive claims.
     Acquire(Vec<Claim>),
     /// Releases that free the name at once.
     Release(Vec<Release>),
+    /// Polls of one acquisition each.
+    Poll(Vec<(LockName, LeaseId)>),
 }
 
 impl Batch {
@@ -74,6 +76,7 @@ impl Batch {
             Request::Release(release) if release.keep_for.is_zero() && release.next.is_none() => {
                 Some(Self::Release(vec![release.clone()]))
             }
+            Request::Poll { name, ids } if ids.len() == 1 => Some(Self::Poll(vec![(name.clone(), ids[0])])),
             _ => None,
         }
     }
@@ -83,6 +86,7 @@ impl Batch {
         match (self, Self::of(request)) {
             (Self::Acquire(claims), Some(Self::Acquire(more))) => claims.extend(more),
             (Self::Release(releases), Some(Self::Release(more))) => releases.extend(more),
+            (Self::Poll(polls), Some(Self::Poll(more))) => polls.extend(more),
             _ => return false,
         }
         true

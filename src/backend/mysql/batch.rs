@@ -10,6 +10,7 @@ use std::collections::{HashMap, HashSet};
 use sqlx::{MySqlConnection, Row as _};
 
 use super::acquire::heartbeat_client;
+use super::queue::poll_many;
 use super::script::{Script, id_literal, name_literal, text_literal};
 use crate::backend::stored::TableRow as _;
 use crate::backend::{micros, token};
@@ -70,6 +71,7 @@ pub(super) async fn execute(conn: &mut MySqlConnection, batch: &Batch) -> Result
     match batch {
         Batch::Acquire(claims) => acquire(conn, claims).await,
         Batch::Release(releases) => release(conn, releases).await,
+        Batch::Poll(polls) => poll_many(conn, polls).await,
     }
 }
 

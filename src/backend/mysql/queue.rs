@@ -1,7 +1,10 @@
 //! The queue of a name: waiting entries and transitions.
 
+use std::collections::HashMap;
+
 use serde_json::{Value, json};
-use sqlx::MySqlConnection;
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, MySqlConnection, Row as _};
 
 use super::acquire::{CREATE_FREE, grant_claim};
 use super::script::{Script, filled, id_literal, name_literal, read_flag};
@@ -11,7 +14,7 @@ use crate::backend::stored::{TableRow as _, holder_now, holder_text, read_entry,
 use crate::name::LockName;
 use crate::protocol::{
     Enqueue, EntryState, Granted, Grantee, Holder, HolderChange, HolderNow, LeaseId, LeaseRow, Mode, Polled, Presence,
-    Queue, Transition,
+    Queue, Response, Transition,
 };
 
 // ---- enqueue
@@ -79,20 +82,39 @@ pub(super) async fn read_row(conn: &mut MySqlConnection, name: &LockName) -> Res
     row.as_ref().map(read_lease).transpose()
 }
 
-// Returns one row for each entry, or a single row without entries. Bind order: JSON ids, name.
+/// Returns one row for each entry of a name, or a single row without entries. `$entries` joins the
+/// entries `e`.
 #[rustfmt::skip]
-const POLL: &str = concat!("
-SELECT ", lease_columns!("l"), ", COALESCE(e.id, '') AS entry_id, COALESCE(e.token, 0) AS entry_token,
+macro_rules! poll {
+    ($entries:literal, $names:literal) => {
+        concat!("
+SELECT l.name, ", lease_columns!("l"), ", COALESCE(e.id, '') AS entry_id, COALESCE(e.token, 0) AS entry_token,
        COALESCE(", entry_until!("e"), " - ", now!(), ", 0) AS entry_remaining,
        IF(e.token = 0, (SELECT COUNT(*) FROM sqlock_entry AS w FORCE INDEX (sqlock_entry_in_order)
                          WHERE w.name = e.name AND w.token = 0
                            AND (w.arrived_at < e.arrived_at OR w.arrived_at = e.arrived_at AND w.id < e.id)
                            AND ", entry_until!("w"), " > ", now!(), "), 0) AS ahead
-  FROM sqlock_lease AS l
-       LEFT JOIN (JSON_TABLE(?, '$[*]' COLUMNS (id VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$')) AS i
-                  JOIN sqlock_entry AS e ON e.id = i.id) ON e.name = l.name
- WHERE l.name = ?");
+  FROM ", $entries, "
+ WHERE ", $names)
+    };
+}
 
+// Bind order: JSON ids, name.
+const POLL: &str = poll!(
+    "sqlock_lease AS l
+       LEFT JOIN (JSON_TABLE(?, '$[*]' COLUMNS (id VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$')) AS i
+                  JOIN sqlock_entry AS e ON e.id = i.id) ON e.name = l.name",
+    "l.name = ?"
+);
+
+// Order of literals: ids, names.
+const POLL_NAMES: &str = poll!(
+    "sqlock_lease AS l FORCE INDEX (PRIMARY)
+       LEFT JOIN sqlock_entry AS e FORCE INDEX (PRIMARY) ON e.name = l.name AND e.id IN (?)",
+    "l.name IN (?)"
+);
+
+/// Reads the row of a name and the state of some acquisitions.
 pub(super) async fn poll(
     conn: &mut MySqlConnection,
     name: &LockName,
@@ -100,12 +122,36 @@ pub(super) async fn poll(
 ) -> Result<Option<Polled>, sqlx::Error> {
     let wanted = Value::from_iter(ids.iter().map(LeaseId::to_string)).to_string();
     let rows = sqlx::query(POLL).bind(wanted).bind(name.as_str().as_bytes()).fetch_all(conn).await?;
+    read_poll(&rows.iter().collect::<Vec<_>>(), ids)
+}
+
+/// Reads rows of names, each with the state of one acquisition.
+pub(super) async fn poll_many(
+    conn: &mut MySqlConnection,
+    polls: &[(LockName, LeaseId)],
+) -> Result<Vec<Option<Response>>, sqlx::Error> {
+    let list = |literal: fn(&(LockName, LeaseId)) -> String| polls.iter().map(literal).collect::<Vec<_>>().join(", ");
+    let text = filled(POLL_NAMES, &[&list(|(_, id)| id_literal(*id)), &list(|(name, _)| name_literal(name))]);
+    let rows = sqlx::raw_sql(AssertSqlSafe(text)).fetch_all(conn).await?;
+    let mut by_name: HashMap<Vec<u8>, Vec<&MySqlRow>> = HashMap::new();
+    for row in &rows {
+        by_name.entry(row.try_get("name")?).or_default().push(row);
+    }
+    let answer = |(name, id): &(LockName, LeaseId)| {
+        let rows = by_name.get(name.as_str().as_bytes()).map_or(&[][..], Vec::as_slice);
+        read_poll(rows, &[*id]).map(|polled| Some(Response::Polled(polled)))
+    };
+    polls.iter().map(answer).collect()
+}
+
+/// Reads the rows of one name that a poll returned.
+fn read_poll(rows: &[&MySqlRow], ids: &[LeaseId]) -> Result<Option<Polled>, sqlx::Error> {
     let Some(first) = rows.first() else {
         return Ok(None);
     };
-    let row = read_lease(first)?;
+    let row = read_lease(*first)?;
     let mut presences: Vec<Presence> = ids.iter().map(|id| Presence::of(*id, &row, None, 0)).collect();
-    for found in &rows {
+    for found in rows {
         let id = found.text("entry_id")?;
         let state = match found.number("entry_token")? {
             0 => EntryState::Waiting,

@@ -10,6 +10,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::acquire::token;
+use super::queue::poll_many;
 use super::store::{Connection, now};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, client_text};
@@ -68,6 +69,7 @@ pub(super) async fn execute(conn: &mut Connection<'_>, batch: &Batch) -> Result<
     match batch {
         Batch::Acquire(claims) => acquire(conn, claims).await,
         Batch::Release(releases) => release(conn, releases).await,
+        Batch::Poll(polls) => poll_many(conn, polls).await,
     }
 }
 

@@ -1,12 +1,15 @@
 //! The queue of a name: waiting entries and transitions.
 
+use sqlx::postgres::PgRow;
+
 use super::acquire::{bind_claim, insert_share, token};
 use super::store::{Connection, grant, lease_columns, notice, notify, now};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, holder_now, holder_text, parse_id, read_entry, read_lease, remaining};
 use crate::name::LockName;
 use crate::protocol::{
-    Enqueue, EntryState, Granted, Grantee, HolderChange, HolderNow, LeaseId, Mode, Polled, Presence, Queue, Transition,
+    Enqueue, EntryState, Granted, Grantee, HolderChange, HolderNow, LeaseId, LeaseRow, Mode, Polled, Presence, Queue,
+    Response, Transition,
 };
 
 // $1 name; arrays: $2 id, $3 owner, $4 client, $5 is_kept, $6 units, $7 permits, $8 ttl, $9 age,
@@ -63,14 +66,15 @@ pub(super) async fn enqueue(conn: &mut Connection<'_>, entries: &[Enqueue]) -> R
     row.map_or(Ok(HolderNow::Unknown), |row| Ok(holder_now(&read_lease(&row)?)))
 }
 
-/// Polls a name. $1 name; `$requested` joins the ids `q.id`, in the order of `q.place`.
+/// Reads rows of names and the state of acquisitions. `$from` names the rows `l`, and the requested
+/// ids `q.id` in the order of `q.place`.
 macro_rules! poll {
-    ($requested:literal) => {
+    ($from:literal) => {
         concat!(
             "
 SELECT ",
             lease_columns!(),
-            ", coalesce(q.id, '') AS requested, coalesce(e.token, -1) AS entry_token,
+            ", q.place, coalesce(q.id, '') AS requested, coalesce(e.token, -1) AS entry_token,
        coalesce(greatest(e.expires_at, k.beat_at + CASE e.token WHEN 0 THEN ",
             grant!(),
             " ELSE e.ttl END)
@@ -87,24 +91,37 @@ SELECT ",
             now!(),
             ")
             ELSE 0 END AS ahead
-  FROM sqlock_lease AS l
+  FROM ",
+            $from,
+            "
   LEFT JOIN sqlock_client AS c ON c.id = l.client
-  LEFT JOIN ",
-            $requested,
-            " ON true
-  LEFT JOIN sqlock_entry AS e ON e.name = l.name AND e.id = q.id
   LEFT JOIN sqlock_client AS k ON k.id = e.client
- WHERE l.name = $1
  ORDER BY q.place"
         )
     };
 }
 
-// $2 id. The statement with an array is planned each time, because its plan depends on the length.
-const POLL: &str = poll!("(SELECT $2::text AS id, 1 AS place) AS q");
+// $1 name, $2 id. The statement with an array is planned each time, because its plan depends on the
+// length.
+const POLL: &str = poll!(
+    "(SELECT * FROM sqlock_lease WHERE name = $1) AS l
+  LEFT JOIN (SELECT $2::text AS id, 1::bigint AS place) AS q ON true
+  LEFT JOIN sqlock_entry AS e ON e.name = l.name AND e.id = q.id"
+);
 
-// $2 ids
-const POLL_MANY: &str = poll!("unnest($2::text[]) WITH ORDINALITY AS q (id, place)");
+// $1 name, $2 ids
+const POLL_IDS: &str = poll!(
+    "(SELECT * FROM sqlock_lease WHERE name = $1) AS l
+  LEFT JOIN unnest($2::text[]) WITH ORDINALITY AS q (id, place) ON true
+  LEFT JOIN sqlock_entry AS e ON e.name = l.name AND e.id = q.id"
+);
+
+// $1 names, $2 ids. LIMIT keeps the plan from joining whole tables.
+const POLL_NAMES: &str = poll!(
+    "unnest($1::text[], $2::text[]) WITH ORDINALITY AS q (name, id, place)
+ CROSS JOIN LATERAL (SELECT * FROM sqlock_lease WHERE name = q.name LIMIT 1) AS l
+  LEFT JOIN LATERAL (SELECT * FROM sqlock_entry WHERE name = q.name AND id = q.id LIMIT 1) AS e ON true"
+);
 
 /// Reads the row of a name and the state of some acquisitions.
 pub(super) async fn poll(
@@ -116,7 +133,7 @@ pub(super) async fn poll(
         [id] => sqlx::query(POLL).bind(name.as_str()).bind(id.to_string()),
         _ => {
             let ids: Vec<String> = ids.iter().map(LeaseId::to_string).collect();
-            sqlx::query(POLL_MANY).bind(name.as_str()).bind(ids)
+            sqlx::query(POLL_IDS).bind(name.as_str()).bind(ids)
         }
     };
     let rows = conn.rows(query).await?;
@@ -126,19 +143,44 @@ pub(super) async fn poll(
     let lease = read_lease(first)?;
     let mut presences = Vec::with_capacity(rows.len());
     for row in &rows {
-        let Some(id) = parse_id::<LeaseId>(&row.text("requested")?)? else {
-            continue;
-        };
-        let state = match row.number("entry_token")? {
-            ..0 => None,
-            0 => Some(EntryState::Waiting),
-            token => Some(EntryState::Holding(token)),
-        };
-        let left = remaining(row.number("entry_remaining")?);
-        let ahead = u32::try_from(row.number("ahead")?).unwrap_or(u32::MAX);
-        presences.push(Presence::of(id, &lease, state.map(|state| (state, left)), ahead));
+        if let Some(id) = parse_id::<LeaseId>(&row.text("requested")?)? {
+            presences.push(read_presence(row, id, &lease)?);
+        }
     }
     Ok(Some(Polled { row: lease, presences }))
+}
+
+/// Reads rows of names, each with the state of one acquisition.
+pub(super) async fn poll_many(
+    conn: &mut Connection<'_>,
+    polls: &[(LockName, LeaseId)],
+) -> Result<Vec<Option<Response>>, sqlx::Error> {
+    let query = sqlx::query(POLL_NAMES)
+        .bind(polls.iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>())
+        .bind(polls.iter().map(|(_, id)| id.to_string()).collect::<Vec<_>>());
+    let mut answers = vec![Some(Response::Polled(None)); polls.len()];
+    for row in conn.rows(query).await? {
+        let place = usize::try_from(row.number("place")?).unwrap_or_default();
+        let Some(((_, id), answer)) = polls.iter().zip(&mut answers).nth(place.wrapping_sub(1)) else {
+            continue;
+        };
+        let lease = read_lease(&row)?;
+        let presences = vec![read_presence(&row, *id, &lease)?];
+        *answer = Some(Response::Polled(Some(Polled { row: lease, presences })));
+    }
+    Ok(answers)
+}
+
+/// Reads the state of an acquisition from a row of a poll.
+fn read_presence(row: &PgRow, id: LeaseId, lease: &LeaseRow) -> Result<Presence, sqlx::Error> {
+    let state = match row.number("entry_token")? {
+        ..0 => None,
+        0 => Some(EntryState::Waiting),
+        token => Some(EntryState::Holding(token)),
+    };
+    let left = remaining(row.number("entry_remaining")?);
+    let ahead = u32::try_from(row.number("ahead")?).unwrap_or(u32::MAX);
+    Ok(Presence::of(id, lease, state.map(|state| (state, left)), ahead))
 }
 
 // $1 name, $2 limit

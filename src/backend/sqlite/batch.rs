@@ -4,10 +4,12 @@
 use sqlx::{Executor as _, SqliteConnection};
 
 use super::acquire::bind_claim;
+use super::queue::poll;
 use super::store::OpenTransaction;
 use crate::backend::stored::TableRow as _;
 use crate::backend::token;
-use crate::protocol::{Batch, Release, Released, Response};
+use crate::name::LockName;
+use crate::protocol::{Batch, LeaseId, Release, Released, Response};
 
 // A name without holder and waiter. $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7
 // label.
@@ -23,6 +25,9 @@ const RELEASE: &str = free_unawaited!();
 ///
 /// A dropped batch takes effect completely or not at all.
 pub(super) async fn execute(conn: &mut SqliteConnection, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
+    if let Batch::Poll(polls) = batch {
+        return poll_many(conn, polls).await;
+    }
     let open = OpenTransaction::new(conn);
     let answers = transaction(open.conn, batch).await;
     open.finish(answers).await
@@ -46,7 +51,21 @@ async fn transaction(conn: &mut SqliteConnection, batch: &Batch) -> Result<Vec<O
                 answers.push(is_ended.then_some(Response::Released(Released::Ended { awaited: false })));
             }
         }
+        // Needs no transaction.
+        Batch::Poll(_) => {}
     }
     conn.execute("COMMIT").await?;
+    Ok(answers)
+}
+
+/// Polls one name after the other. A transaction would save nothing.
+async fn poll_many(
+    conn: &mut SqliteConnection,
+    polls: &[(LockName, LeaseId)],
+) -> Result<Vec<Option<Response>>, sqlx::Error> {
+    let mut answers = Vec::with_capacity(polls.len());
+    for (name, id) in polls {
+        answers.push(Some(Response::Polled(poll(conn, name, &[*id]).await?)));
+    }
     Ok(answers)
 }
