@@ -18,7 +18,6 @@ mod state;
 mod timer;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 use tracing::field::Empty;
@@ -29,7 +28,7 @@ pub(crate) use eviction::Eviction;
 pub(crate) use held::HeldLease;
 
 use crate::clock::Moment;
-use crate::engine::{Answer, Engine, Event, Exported, Failure, Pulse, Refusal, RequestId, WaiterId, Wish};
+use crate::engine::{Answer, Engine, Event, Exported, Failure, Pulse, Refusal, WaiterId, Wish};
 use crate::error::{Error, Result};
 use crate::events::{self, Events, Publisher, RefusalReason};
 use crate::executor::Executor;
@@ -39,7 +38,7 @@ use crate::name::LockName;
 use crate::protocol::{ClientId, LeaseId, Request, Response};
 use crate::token::FencingToken;
 use report::{Report, takeover};
-use state::{AnsweredBeat, HeartbeatReport, Outbox, Phase, State, Waiting};
+use state::{AnsweredBeat, HeartbeatReport, Outbox, Phase, Sending, State, Waiting};
 
 /// See the [module](self).
 pub(crate) struct Coordinator {
@@ -269,8 +268,8 @@ impl Coordinator {
             }
             after(&mut state)
         };
-        for (request, body, answer_within) in outbox.sends {
-            self.send(request, body, answer_within);
+        for sending in outbox.sends {
+            self.send(sending);
         }
         outbox.reports.iter().for_each(Report::write);
         result
@@ -300,7 +299,8 @@ impl Coordinator {
     }
 
     /// Sends a request and feeds its answer back.
-    fn send(self: &Arc<Self>, request: RequestId, body: Request, heartbeat_within: Duration) {
+    fn send(self: &Arc<Self>, sending: Sending) {
+        let Sending { request, body, answer_within, is_urgent } = sending;
         let coordinator = Arc::clone(self);
         let is_heartbeat = matches!(body, Request::Register { .. } | Request::Beat { .. });
         let takeover = takeover(&body);
@@ -323,10 +323,10 @@ impl Coordinator {
             };
             coordinator.feed_with(note, |_| ());
         };
-        if is_heartbeat {
-            self.executor.submit_heartbeat(body, heartbeat_within, reply);
-        } else {
-            self.executor.submit(body, reply);
+        match (is_heartbeat, is_urgent) {
+            (true, _) => self.executor.submit_heartbeat(body, answer_within, reply),
+            (false, true) => self.executor.submit_urgent(body, reply),
+            (false, false) => self.executor.submit(body, reply),
         }
     }
 }

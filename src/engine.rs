@@ -336,7 +336,7 @@ impl Engine {
         }
         let request = self.new_request();
         let body = self.heartbeat.send(now);
-        self.actions.push(Action::Send { request, body });
+        self.actions.push(Action::Send { request, body, is_urgent: true });
     }
 
     /// The shortest TTL that the heartbeat keeps. `None`: it keeps nothing.
@@ -386,8 +386,9 @@ impl Engine {
             state.busy_since = Some(now);
         }
         let epoch = self.heartbeat.epoch();
+        let is_urgent = matches!(step, Step::Verify(_));
         self.in_flight.insert(request, InFlight { name: name.clone(), step, body: body.clone(), epoch });
-        self.actions.push(Action::Send { request, body });
+        self.actions.push(Action::Send { request, body, is_urgent });
     }
 
     /// Sets the timer of a name, or forgets the name when there is nothing left to do.

@@ -81,6 +81,8 @@ struct Suspicion {
 
 #[derive(Default)]
 struct QueueState {
+    /// To be sent before those that are ready.
+    urgent: VecDeque<Box<dyn Pending>>,
     ready: VecDeque<Box<dyn Pending>>,
     /// To be sent again, not before these moments.
     delayed: BTreeMap<(Instant, u64), Box<dyn Pending>>,
@@ -116,7 +118,16 @@ impl Executor {
 
     /// Sends an operation and passes its answer on. When the executor ends first, the answer is [`Error::Closed`].
     pub(crate) fn submit<O: Operation>(&self, operation: O, reply: impl FnOnce(Answer<O::Output>) + Send + 'static) {
-        self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, self.clock(), reply)));
+        self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, self.clock(), reply)), false);
+    }
+
+    /// Sends an operation before those that wait for a connection, and passes its answer on.
+    pub(crate) fn submit_urgent<O: Operation>(
+        &self,
+        operation: O,
+        reply: impl FnOnce(Answer<O::Output>) + Send + 'static,
+    ) {
+        self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, self.clock(), reply)), true);
     }
 
     /// The same for a heartbeat, whose connection is given up when no answer comes in time.
@@ -126,7 +137,7 @@ impl Executor {
         answer_within: Duration,
         reply: impl FnOnce(Answer<O::Output>) + Send + 'static,
     ) {
-        self.heartbeats.push(Box::new(Task::new(operation, answer_within, self.clock(), reply)));
+        self.heartbeats.push(Box::new(Task::new(operation, answer_within, self.clock(), reply)), false);
     }
 
     /// Sends an operation and waits for its answer.
@@ -199,16 +210,27 @@ impl<T> Answer<T> {
     }
 }
 
+impl QueueState {
+    fn has_ready(&self) -> bool {
+        !(self.urgent.is_empty() && self.ready.is_empty())
+    }
+
+    fn next_ready(&mut self) -> Option<Box<dyn Pending>> {
+        self.urgent.pop_front().or_else(|| self.ready.pop_front())
+    }
+}
+
 impl Queue {
     fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, task: Box<dyn Pending>) {
+    fn push(&self, task: Box<dyn Pending>, is_urgent: bool) {
         let mut state = self.state();
         // A task that is dropped answers that the executor is closed.
         if !state.is_closed {
-            state.ready.push_back(task);
+            let list = if is_urgent { &mut state.urgent } else { &mut state.ready };
+            list.push_back(task);
             self.wake(&state);
         }
     }
@@ -233,12 +255,12 @@ impl Queue {
     fn gather(&self, task: Box<dyn Pending>, most: usize) -> Gathered {
         let mut state = self.state();
         let mut batch = None;
-        if most == 1 || state.ready.is_empty() || !task.join(&mut batch) {
+        if most == 1 || !state.has_ready() || !task.join(&mut batch) {
             return Gathered::One(task);
         }
         let (mut tasks, mut others) = (vec![task], Vec::new());
         while tasks.len().max(others.len()) < most
-            && let Some(next) = state.ready.pop_front()
+            && let Some(next) = state.next_ready()
         {
             let list = if next.join(&mut batch) { &mut tasks } else { &mut others };
             list.push(next);
@@ -294,15 +316,15 @@ impl Queue {
                 if has_connection || state.idle == 0 {
                     let is_due = due.is_some_and(|at| at <= Instant::now());
                     let delayed = if is_due { state.delayed.pop_first().map(|(_, task)| task) } else { None };
-                    if let Some(task) = delayed.or_else(|| state.ready.pop_front()) {
+                    if let Some(task) = delayed.or_else(|| state.next_ready()) {
                         // Another worker may be asleep while more than one task is there.
-                        if !(state.ready.is_empty() && state.delayed.is_empty()) {
+                        if state.has_ready() || !state.delayed.is_empty() {
                             self.wake(&state);
                         }
                         return Some(task);
                     }
                 }
-                if state.is_closed && state.ready.is_empty() && state.delayed.is_empty() {
+                if state.is_closed && !state.has_ready() && state.delayed.is_empty() {
                     return None;
                 }
                 state.idle += usize::from(has_connection);

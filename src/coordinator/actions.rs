@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::report::{Report, refusal_reason};
-use super::state::{Ending, HeartbeatReport, Hold, Outbox, Phase, State, Waiting};
+use super::state::{Ending, HeartbeatReport, Hold, Outbox, Phase, Sending, State, Waiting};
 use super::{Coordinator, HeldLease};
 use crate::clock::Moment;
 use crate::engine::{Action, Pulse, Verdict};
@@ -48,9 +48,9 @@ impl Coordinator {
     /// Carries out an action of the engine.
     pub(super) fn act(self: &Arc<Self>, state: &mut State, outbox: &mut Outbox, now: Moment, action: Action) {
         match action {
-            Action::Send { request, body } => {
+            Action::Send { request, body, is_urgent } => {
                 let answer_within = state.engine.heartbeat_patience();
-                outbox.sends.push((request, body, answer_within));
+                outbox.sends.push(Sending { request, body, answer_within, is_urgent });
             }
             Action::Waits { waiter } => {
                 if let Some(Waiting { name, .. }) = state.waiters.get(&waiter) {

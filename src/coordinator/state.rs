@@ -96,10 +96,19 @@ pub(super) struct Ending {
 /// What to do when the lock is open again.
 #[derive(Default)]
 pub(super) struct Outbox {
-    pub(super) sends: Vec<(RequestId, Request, Duration)>,
+    pub(super) sends: Vec<Sending>,
     /// Grants that nobody waits for any more. They give themselves back when they are dropped.
     pub(super) unwanted: Vec<Result<HeldLease, Refusal>>,
     pub(super) reports: Vec<Report>,
+}
+
+/// A request that is to be sent.
+pub(super) struct Sending {
+    pub(super) request: RequestId,
+    pub(super) body: Request,
+    /// How long a heartbeat may take.
+    pub(super) answer_within: Duration,
+    pub(super) is_urgent: bool,
 }
 
 impl State {

@@ -167,9 +167,11 @@ impl Failure {
 /// Something to be done.
 #[derive(Clone, Debug)]
 pub(crate) enum Action {
+    /// Send a request. An urgent one is sent before others: a lease may end before its answer.
     Send {
         request: RequestId,
         body: Request,
+        is_urgent: bool,
     },
     /// The caller waits: another holds the name or is before it. At most once for each caller.
     Waits {

@@ -114,7 +114,7 @@ impl World {
 
     pub(super) fn act_for(&mut self, client: usize, action: Action) {
         match action {
-            Action::Send { request, body } => {
+            Action::Send { request, body, .. } => {
                 let life = self.clients[client].life;
                 self.tell(|| format!("client {client} sends {}: {}", request.0, describe(&body)));
                 let sent_at = self.clients[client].local(self.now);
