@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use sqlx::Transaction;
+use tokio::time::Instant;
 
 use super::handle::{Idempotency, claim_error};
 use super::key::{Fingerprint, IdempotencyKey};
@@ -16,6 +17,10 @@ use crate::error::{Error, Result};
 
 /// How often a claim is read while its state keeps changing.
 const MAX_READS: u32 = 10;
+
+/// How long a lock on a record without a visible claim may last, such as that of the sweeper on a
+/// busy machine.
+const SHORT_LOCK: Duration = Duration::from_secs(1);
 
 impl Idempotency {
     /// Claims a key in a transaction of the caller's own. After `New`, write the effect, call
@@ -125,12 +130,10 @@ impl Idempotency {
     /// claimed.
     pub(super) async fn peek(&self, claim: &Claiming) -> Result<Option<Outcome<Infallible, Stored>>> {
         let mut found = self.send(Errand::Peek(claim.key.clone())).await?;
-        // A lock on the record without a visible claim is short, such as that of the sweeper.
-        let mut looks = 1;
-        while found.busy && found.fingerprint.is_none() && looks < MAX_READS {
+        let start = Instant::now();
+        while found.busy && found.fingerprint.is_none() && start.elapsed() < SHORT_LOCK {
             tokio::time::sleep(Duration::from_millis(5)).await;
             found = self.send(Errand::Peek(claim.key.clone())).await?;
-            looks += 1;
         }
         if found.busy {
             let same = found.fingerprint.is_none_or(|fingerprint| fingerprint == claim.fingerprint);
