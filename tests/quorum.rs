@@ -528,6 +528,7 @@ async fn recreated_database_votes_after_the_ttl() {
         closed.refuse();
         let holder = Quorum::new([kept.direct(), lost.direct(), other.locks_through(&closed)]);
         let lease = patient(&holder, "a").renew(false).acquire().await.expect("two are enough");
+        lost.execute("DROP VIEW sqlock_holders").await;
         for table in ["sqlock_client", "sqlock_lease", "sqlock_entry", "_sqlock_migrations"] {
             lost.execute(&format!("DROP TABLE {table}")).await;
         }

@@ -32,7 +32,7 @@ fn refused<T>(outcome: Result<T, Error>) -> String {
     match outcome {
         Err(error @ Error::Access { cause: AccessError::Setup, .. }) => {
             assert!(!error.is_retryable());
-            error.to_string()
+            error.report().to_string()
         }
         Err(other) => panic!("another error: {other}"),
         Ok(_) => panic!("it was accepted"),

@@ -440,6 +440,7 @@ async fn dropped_migrate_can_be_repeated() {
 }
 
 async fn drop_tables(pool: &Pool<Sql>) {
+    sqlx::query("DROP VIEW IF EXISTS sqlock_holders").execute(pool).await.expect("drop the view");
     for table in ["sqlock_client", "sqlock_lease", "sqlock_entry", "_sqlock_migrations"] {
         let drop = sqlx::AssertSqlSafe(format!("DROP TABLE IF EXISTS {table}"));
         sqlx::query(drop).execute(pool).await.expect("drop the tables");

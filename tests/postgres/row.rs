@@ -68,7 +68,7 @@ async fn row_of_an_inherited_table_is_refused() {
         let error = locks.row_of("account", "id", 2_i64).lock(&mut tx).await.expect_err("two rows have it");
         assert!(matches!(error, Error::Row { cause: RowError::UnusableIndex { .. }, .. }), "{error}");
         let error = locks.rows_of("account", "id", [1_i64, 2]).lock(&mut tx).await.expect_err("as well");
-        assert!(error.to_string().contains("inherit from this one"), "{error}");
+        assert!(error.report().to_string().contains("inherit from this one"), "{error}");
         assert_eq!(free(&pool, "account").await, [1, 2, 2, 3], "nothing is locked");
         locks.row_of("savings", "id", 2_i64).lock(&mut tx).await.expect("nothing inherits from it");
         assert_eq!(free(&pool, "account").await, [1, 2, 3]);

@@ -115,7 +115,8 @@ async fn unreachable_database_and_missing_tables_differ() {
         let locks = sqlock::LocksBuilder::from_urls(&url).expect("a URL").build();
         let error = locks.migrate().await.expect_err("nothing listens");
         assert!(matches!(&error, Error::Unavailable { .. }), "{error:?}");
-        assert!(error.to_string().contains("refused"), "it says why: {error}");
+        let reason = error.report().to_string();
+        assert!(reason.contains("refused"), "it says why: {reason}");
     }
 }
 
