@@ -287,7 +287,7 @@ impl Server {
     }
 }
 
-/// What a client is told.
+/// The answer to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Told {
     status: u16,

@@ -20,7 +20,7 @@ fn charge() -> Charge {
     Charge { cents: 500, card: "4242 \u{1f4b3}".into() }
 }
 
-/// What stands in the column of a record, whoever reads the table.
+/// Reads a column of a record from the table.
 async fn column(app: &App, column: &str) -> Option<Vec<u8>> {
     let sql = sqlx::AssertSqlSafe(format!("SELECT {column} FROM sqlock_idem"));
     sqlx::query_scalar(sql).fetch_one(&app.books.pool).await.expect("one record")
@@ -157,7 +157,7 @@ fn is_sealed<T>(result: Result<T, Error>) {
     assert!(matches!(&result, Err(Error::Sealed { .. })), "{:?}", result.err());
 }
 
-/// The stored columns of all records and steps, as whoever reads the tables sees them.
+/// Reads the stored columns of all records and steps from the tables.
 async fn columns(app: &App) -> Vec<Vec<u8>> {
     let sql = "SELECT result FROM sqlock_idem WHERE result IS NOT NULL
                UNION ALL SELECT request FROM sqlock_idem WHERE request IS NOT NULL
