@@ -4,8 +4,8 @@
 //! [The table of calls](crate#which-call) lists the call for each task. [`cluster`] says what happens
 //! when a server is lost, and which cluster to choose; [`limits`] what is not promised; [`costs`] how
 //! many statements each call sends; [`comparison`] how other systems differ.
-//! [`observability`] lists what an operator sees, and the chapter `testing` (with that feature) how to
-//! test an application that locks.
+//! [`observability`] lists what an operator sees, [`runbook`] what to do when an alert fires, and the
+//! chapter `testing` (with that feature) how to test an application that locks.
 //!
 //! # How long must it hold?
 //!
@@ -160,5 +160,6 @@ pub mod comparison;
 pub mod costs;
 pub mod limits;
 pub mod observability;
+pub mod runbook;
 #[cfg(feature = "testing")]
 pub mod testing;

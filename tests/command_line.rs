@@ -91,6 +91,22 @@ fn subcommands(help: &str) -> Vec<String> {
         .collect()
 }
 
+/// An operator types the commands of the runbook as they stand there.
+#[tokio::test]
+async fn runbook_commands_and_options_exist() {
+    let runbook = include_str!("../src/guide/runbook.rs");
+    let commands: Vec<&str> = runbook.lines().filter_map(|line| line.strip_prefix("//! sqlock ")).collect();
+    assert!(commands.len() >= 8, "{commands:?}");
+    for command in commands {
+        let words: Vec<&str> = command.split('#').next().unwrap_or_default().split_whitespace().collect();
+        let inner = if words[0] == "idem" { 2 } else { 1 };
+        let help = said(&[&words[..inner], &["--help"]].concat()).await.expect(0).stdout;
+        for option in words.iter().filter(|word| word.starts_with("--")) {
+            assert!(help.contains(option), "{command}: {option}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn help_fits_the_requested_width() {
     for (columns, limit) in [("100", 100), ("80", 80), ("500", 100)] {

@@ -109,12 +109,11 @@ pub(crate) fn unusable(reason: String) -> sqlx::Error {
     sqlx::Error::Configuration(Box::new(Unusable(reason)))
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "postgres"))]
 mod tests {
     use super::*;
 
     #[test]
-    #[cfg(feature = "postgres")]
     fn pooler_refusals_differ_from_lost_connections() {
         let of = AccessError::of_postgres;
         assert_eq!(of("08P01", "unsupported startup parameter: extra_float_digits"), Some(AccessError::Pooler));

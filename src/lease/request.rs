@@ -163,7 +163,7 @@ impl LeaseRequest {
         self
     }
 
-    /// Sets whether the lease is renewed in the background, at every third of its TTL. `true` by
+    /// Sets whether the lease is renewed in the background, by the client's heartbeat. `true` by
     /// default. Otherwise it ends after its TTL unless [`extend`](Lease::extend) is called.
     #[doc(alias = "heartbeat")]
     pub fn renew(mut self, renew: bool) -> Self {

@@ -12,8 +12,8 @@ use crate::stderr::{self, quote};
 ///
 /// The token, which "sqlock show" prints, names the holding: a newer holding is never ended by
 /// mistake (exit code 79). The name, or the holder's part of a shared name, is free at once. A
-/// "sqlock run" that holds the name kills its command at its next renewal, after about a third of
-/// its TTL: until then, two commands may run.
+/// "sqlock run" that holds the name kills its command at its next heartbeat, within about a second:
+/// until then, two commands may run.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]

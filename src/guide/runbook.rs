@@ -1,0 +1,126 @@
+//! What to do when an alert fires, or a job did not run.
+//!
+//! Each entry has a sign, its meaning, and the commands to type, which find their database in
+//! `DATABASE_URL` or `-D`. Begin with `sqlock doctor`: it checks the server, its clock, the tables
+//! and the rights, and says what to change.
+//!
+//! | | sign | go to |
+//! |---|---|---|
+//! | 1 | `health().is_ok()` is false, `sqlock_heartbeat_late_total` rises | [late heartbeats](#late-heartbeats) |
+//! | 2 | `lost a lease` with `it expired before it was renewed` | [expired leases](#expired-leases) |
+//! | 3 | `lost a lease` with `it was taken over or evicted` | [leases taken away](#leases-taken-away) |
+//! | 4 | a name is held, and nobody seems to work | [a holder that hangs](#a-holder-that-hangs) |
+//! | 5 | `sqlock_waiting` grows, callers time out | [a long queue](#a-long-queue) |
+//! | 6 | a nightly job did not run, or `sqlock run` failed | [a job that did not run](#a-job-that-did-not-run) |
+//! | 7 | an application does not start: [`Error::Access`], [`Error::NotMigrated`] | [a database that refuses](#a-database-that-refuses) |
+//! | 8 | the database failed over | [a failover](#a-failover) |
+//! | 9 | a customer asks whether a payment went through | [an unknown outcome](#an-unknown-outcome) |
+//! | 10 | the tables grow | [tables that grow](#tables-that-grow) |
+//! | 11 | a release is to be rolled out | [a deployment](#a-deployment) |
+//!
+//! # Late heartbeats
+//!
+//! A heartbeat had no answer for a second. Every lease of that client is lost when its TTL has
+//! passed without one. The database is overloaded or away, or the process gets no processor time.
+//!
+//! ```sh
+//! sqlock doctor                 # is the database reachable, and how long does it take to answer?
+//! ```
+//!
+//! If one process reports it, look at that process: a runtime that is blocked by work without an
+//! await point sends no heartbeats. If all report it, look at the database and the network. Do not
+//! restart the processes: that drops what they hold and lets them all connect at once.
+//!
+//! # Expired leases
+//!
+//! The client did not reach the database for a whole TTL: an outage, a paused process, a machine
+//! that slept. The holder knew before another client could be granted the name, and fenced
+//! transactions of the old holder cannot commit. Work without a fence may have been done twice:
+//! look at what was running at that moment. A TTL of the length of usual pauses and failovers avoids
+//! most of these; a crash then blocks the name for as long.
+//!
+//! # Leases taken away
+//!
+//! Another client owns the name by now, or an operator has evicted the holder. Ask for `sqlock
+//! unlock` in the shell histories first. If nobody ran it, the database was restored from an older
+//! copy, or rows were deleted by hand.
+//!
+//! # A holder that hangs
+//!
+//! ```sh
+//! sqlock show deploy            # the holder, since when, the token, and the waiters
+//! sqlock unlock deploy --token 1795257707293005
+//! ```
+//!
+//! `show` names host and process of the holder. A holder that is dead needs no help: the name is
+//! free after the TTL. `EXPIRES IN` that never sinks means that its client lives and renews.
+//! `unlock` takes the name away; the token protects a newer holder. The old holder learns of it with
+//! its next heartbeat, within a second, and until then two may work: a fence protects the data.
+//! [`max_hold`] ends such a lease by itself.
+//!
+//! # A long queue
+//!
+//! ```sh
+//! sqlock ls invoice/            # holders under a prefix, how long they hold, how many wait
+//! sqlock show invoice/42        # who waits, in order
+//! ```
+//!
+//! One name with many waiters: its holders work for too long, or the name covers too much; split it.
+//! Many names with few waiters each: the database is slow; `sqlock bench` compares it with a bare
+//! write on the same connection.
+//!
+//! # A job that did not run
+//!
+//! The exit code of `sqlock run` says why:
+//!
+//! | code | meaning | do |
+//! |---|---|---|
+//! | 75 | another host held the name until `-w` ran out, or `-n` was given | nothing, if that host did the job: `--skip-ok` makes it a success |
+//! | 69 | the database could not be reached | run it again; `-w 10m` waits for the database as well |
+//! | 78 | wrong URL, password, rights or set-up; the message says which | `sqlock doctor` |
+//! | 79 | the lease was lost, and the command was killed | look at the database, then run it again |
+//! | 126, 127 | the command cannot be executed, or does not exist | |
+//! | others | the exit code of the command itself | |
+//!
+//! # A database that refuses
+//!
+//! [`Error::Access`] does not go away by itself: the password, the database, a right, the pooler or
+//! the server's role is wrong. [`Error::NotMigrated`]: `sqlock migrate`, with a user that may create
+//! tables, or the statements of `sqlock schema` among your own migrations.
+//!
+//! # A failover
+//!
+//! Clients reconnect by themselves and look their leases up. Of an asynchronous replica the last
+//! grants may be missing: these leases are lost, their holders are informed, and tokens still rise.
+//! See [`cluster`](super::cluster). Nothing is to be done but to read the log for `lost a lease`.
+//!
+//! # An unknown outcome
+//!
+//! A handler ended, or its lease was lost, after it may have called the provider. The key stays
+//! `unknown`, and the request is not run again, until its outcome is recorded.
+//!
+//! ```sh
+//! sqlock idem ls --state unknown --namespace payments
+//! sqlock idem show order-17 --principal alice --namespace payments    # the token, the steps
+//! sqlock idem resolve order-17 --principal alice --namespace payments --token 7 --done
+//! ```
+//!
+//! Ask the provider first. `--done` replays the result of `--result` from then on, `--failed` makes
+//! the key new. [`resume`] settles all of them in the application.
+//!
+//! # Tables that grow
+//!
+//! Free names and ended requests stay until a sweeper purges them: [`Locks::sweeper`], or `sqlock
+//! sweep` from cron. A sweep deletes in small batches and blocks nobody.
+//!
+//! # A deployment
+//!
+//! [`Locks::drain`] refuses new requests, lets what is held finish for some time, and shuts down. A
+//! process that is killed instead blocks its names for their TTL.
+//!
+//! [`Error::Access`]: crate::Error::Access
+//! [`Error::NotMigrated`]: crate::Error::NotMigrated
+//! [`Locks::drain`]: crate::Locks::drain
+//! [`Locks::sweeper`]: crate::Locks::sweeper
+//! [`max_hold`]: crate::LeaseRequest::max_hold
+//! [`resume`]: crate::idempotency::Idempotency::resume
