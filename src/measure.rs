@@ -32,6 +32,7 @@ pub(crate) fn describe() {
         metrics::describe_counter!("sqlock_heartbeat_late_total", "Heartbeats without an answer for a second.");
         metrics::describe_counter!("sqlock_statements_total", "Requests to the database, by what they do.");
         metrics::describe_histogram!("sqlock_batch_size", "Leases in one request to the database.");
+        metrics::describe_counter!("sqlock_idempotency_total", "Requests with an idempotency key, by outcome.");
     }
 }
 
@@ -81,4 +82,9 @@ pub(crate) fn statement(verb: &'static str, operations: usize) {
         metrics::counter!("sqlock_statements_total", "verb" => verb).increment(1);
         metrics::histogram!("sqlock_batch_size").record(operations as f64);
     }
+}
+
+/// A request with an idempotency key has an outcome.
+pub(crate) fn idempotency(outcome: &'static str) {
+    record! { metrics::counter!("sqlock_idempotency_total", "outcome" => outcome).increment(1); }
 }

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use metrics::{Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder};
 use metrics::{SharedString, Unit};
+use sqlock::Locks;
+use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
 use sqlock::testing::Memory;
 
 /// Every value by its metric and labels: `name{label=value}`.
@@ -150,5 +152,55 @@ async fn metrics_count_what_happens_and_name_no_lock() {
     for key in figures.keys() {
         let name = key.split('{').next().expect("a name");
         assert!(described.iter().any(|other| other == name), "{name} is not described");
+    }
+}
+
+#[tokio::test]
+async fn outcomes_of_keys_are_counted() {
+    let figures = Figures::default();
+    let _guard = metrics::set_default_local_recorder(&figures);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let url = format!("sqlite://{}?mode=rwc", directory.path().join("test.db").display());
+    let pool = sqlx::SqlitePool::connect(&url).await.expect("a file");
+    let locks = Locks::new(pool.clone());
+    locks.migrate().await.expect("migrate");
+    let payments = Idempotency::new(&locks);
+    let key = IdempotencyKey::new("alice", "order-17");
+    for (request, expected) in
+        [("charge", Outcome::New(1)), ("charge", Outcome::Replay(1)), ("refund", Outcome::Mismatch)]
+    {
+        let request = Fingerprint::of([request]);
+        let outcome =
+            payments.run(&pool, &key, &request, async |_| Ok::<_, sqlock::Error>(1)).await.expect("an outcome");
+        assert_eq!(outcome, expected);
+    }
+    let attempt = payments.attempt(&key, &Fingerprint::of(["refund"])).await.expect("an outcome");
+    assert!(matches!(attempt, Outcome::Mismatch));
+    for (outcome, count) in [("new", 1.0), ("replay", 1.0), ("mismatch", 2.0)] {
+        assert_eq!(figures.value(&format!("sqlock_idempotency_total{{outcome={outcome}}}")), count, "{outcome}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn dashboard_and_alerts_name_existing_metrics() {
+    let figures = Figures::default();
+    let _guard = metrics::set_default_local_recorder(&figures);
+    let _lease = Memory::new().locks().lease("a").acquire().await.expect("acquire");
+    let described = figures.described.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let dashboard = include_str!("../examples/observability/grafana.json");
+    serde_json::from_str::<serde_json::Value>(dashboard).expect("JSON");
+    let alerts = include_str!("../examples/observability/alerts.yml");
+    let metric = regex::Regex::new(r"sqlock_[a-z_]+").expect("a pattern");
+    for name in [dashboard, alerts].into_iter().flat_map(|text| metric.find_iter(text)) {
+        let name = name.as_str();
+        let base = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
+        assert!(described.iter().any(|other| other == base), "there is no metric {name}");
+    }
+    for name in described {
+        assert!(dashboard.contains(&name), "the dashboard does not show {name}");
+    }
+    let runbook = include_str!("../src/guide/runbook.rs");
+    for entry in alerts.lines().filter_map(|line| line.trim().strip_prefix("runbook: ")) {
+        assert!(runbook.contains(&format!("(#{entry})")), "the runbook has no entry {entry}");
     }
 }

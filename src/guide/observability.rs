@@ -88,6 +88,10 @@
 //! | `sqlock_heartbeat_late_total` | counter | |
 //! | `sqlock_statements_total` | counter of requests to the database | `verb`: what they do |
 //! | `sqlock_batch_size` | histogram of leases in one request | |
+//! | `sqlock_idempotency_total` | counter of requests with a key | `outcome`: `new`, `replay`, `in_progress`, `mismatch`, `expired`, `unknown` |
+//!
+//! `examples/observability` has a dashboard for Grafana and alerts for Prometheus;
+//! [`runbook`](super::runbook) says what to do when one fires.
 //!
 //! [`Locks::events`]: crate::Locks::events
 //! [`Locks::health`]: crate::Locks::health

@@ -4,6 +4,8 @@
 //! `DATABASE_URL` or `-D`. Begin with `sqlock doctor`: it checks the server, its clock, the tables
 //! and the rights, and says what to change.
 //!
+//! The alerts of `examples/observability/alerts.yml` have the names of the entries.
+//!
 //! | | sign | go to |
 //! |---|---|---|
 //! | 1 | `health().is_ok()` is false, `sqlock_heartbeat_late_total` rises | [late heartbeats](#late-heartbeats) |

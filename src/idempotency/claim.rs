@@ -77,9 +77,9 @@ impl Idempotency {
         if DB::PEEKS
             && let Some(outcome) = self.peek(&claim).await?
         {
-            return Ok(outcome.without_new());
+            return Ok(outcome.without_new().measured());
         }
-        self.claim_key(tx, &claim).await
+        Ok(self.claim_key(tx, &claim).await?.measured())
     }
 
     pub(super) async fn claim_key<DB: Database>(

@@ -30,6 +30,10 @@ impl Idempotency {
     /// Dropping the future releases the lease. The next attempt continues from the record, if there
     /// is one.
     pub async fn attempt(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<Outcome<Attempt, Stored>> {
+        self.begin_attempt(key, request).await.map(Outcome::measured)
+    }
+
+    async fn begin_attempt(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<Outcome<Attempt, Stored>> {
         let claim = self.claim_request(key, request)?;
         if let Some(known) = self.read_outcome(&claim).await? {
             return Ok(known);

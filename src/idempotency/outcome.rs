@@ -10,6 +10,7 @@ use super::handle::Idempotency;
 use super::seal::Content;
 use crate::backend::records::{Claiming, Record, State};
 use crate::error::{Error, Result};
+use crate::measure;
 
 /// The outcome of a request with a key. `N` is the value of the first request; `R` that of later
 /// ones.
@@ -50,6 +51,19 @@ impl<N, R> Outcome<N, R> {
     /// Returns whether the result is that of an earlier request.
     pub fn is_replay(&self) -> bool {
         matches!(self, Self::Replay(_))
+    }
+
+    /// Counts the outcome for dashboards.
+    pub(super) fn measured(self) -> Self {
+        measure::idempotency(match self {
+            Self::New(_) => "new",
+            Self::Replay(_) => "replay",
+            Self::InProgress => "in_progress",
+            Self::Mismatch => "mismatch",
+            Self::Expired => "expired",
+            Self::Unknown => "unknown",
+        });
+        self
     }
 
     /// Converts the type of a new request's value. A new request becomes one in progress.

@@ -77,7 +77,7 @@ impl Idempotency {
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
     {
         let work = async move |tx: &mut Transaction<'_, DB>| work(tx).await.map_err(RunError::of_work);
-        self.run_once(pool, key, request, work).await.map_err(RunEnd::into_error)
+        self.run_once(pool, key, request, work).await.map(Outcome::measured).map_err(RunEnd::into_error)
     }
 
     /// Runs the work once, as [`run`](Self::run).
