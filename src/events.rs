@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slow_reader_is_told_how_many_events_it_missed() {
+    async fn slow_reader_receives_number_of_missed_events() {
         let publisher = Publisher::default();
         publisher.publish(&late(0));
         let mut events = publisher.subscribe();

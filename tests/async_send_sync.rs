@@ -70,7 +70,7 @@ fn every_type_may_be_sent_shared_and_moved() {
 }
 
 #[test]
-fn handles_and_values_are_clone_and_guards_are_not() {
+fn handles_are_clone_and_guards_are_not() {
     is_clone::<Locks>();
     is_clone::<LeaseRequest>();
     is_clone::<SessionRequest>();
@@ -265,7 +265,7 @@ async fn run_with_a_function_may_be_spawned() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_may_be_held_across_an_await_and_dropped_on_another_thread() {
+async fn lease_may_be_dropped_on_another_thread() {
     let locks = locks_in_memory().await;
     let lease = locks.lease("a").acquire().await.expect("acquire");
     let held = tokio::spawn(async move {

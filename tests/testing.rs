@@ -23,7 +23,7 @@ async fn is_waiting(events: &mut Events) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn clients_of_one_memory_exclude_each_other_in_order() {
+async fn clients_of_one_memory_exclude_each_other() {
     let memory = Memory::new();
     let clients = [memory.locks(), memory.locks(), memory.locks()];
     let first = clients[0].lease("a").acquire().await.expect("acquire");
@@ -57,7 +57,7 @@ async fn lease_is_renewed_for_hours_of_virtual_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ttl_of_an_unrenewed_lease_passes_in_virtual_time() {
+async fn unrenewed_lease_expires_in_virtual_time() {
     let memory = Memory::new();
     let (here, there) = (memory.locks(), memory.locks());
     let start = Instant::now();
@@ -99,7 +99,7 @@ async fn evicted_holder_learns_within_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn expired_holder_loses_the_lease_before_another_gets_it() {
+async fn expired_holder_learns_before_the_next_grant() {
     let memory = Memory::new();
     let (here, there) = (memory.locks(), memory.locks());
     let lease = here.lease("a").ttl(TTL).acquire().await.expect("acquire");

@@ -12,7 +12,7 @@ use crate::support::{fresh, soon};
 const LONG: Duration = Duration::from_secs(600);
 
 #[tokio::test]
-async fn drain_refuses_the_rest_and_lets_what_is_held_finish() {
+async fn drain_refuses_requests_and_lets_leases_finish() {
     let db = fresh().await;
     let (log, _guard) = Log::capture();
     let (locks, other) = (db.locks().await, db.locks().await);
@@ -79,7 +79,7 @@ async fn drain_of_an_idle_client_ends_at_once() {
 }
 
 #[tokio::test]
-async fn drain_waits_for_session_locks_and_refuses_new_ones() {
+async fn drain_waits_for_session_locks() {
     let db = fresh().await;
     let (locks, other) = (db.locks().await, db.locks().await);
     let held = locks.session("held").acquire().await.expect("acquire");

@@ -372,7 +372,7 @@ async fn is_new(server: &Server, key: &str) -> bool {
 }
 
 #[tokio::test]
-async fn replay_has_status_body_and_listed_headers_of_the_first_answer_and_never_its_cookies() {
+async fn replay_has_listed_headers_and_no_cookies() {
     let kept = |payments| {
         usual(payments)
             .keep_header(HeaderName::from_static("x-kept"))
@@ -415,7 +415,7 @@ async fn quoted_and_bare_keys_are_the_same_key() {
 }
 
 #[tokio::test]
-async fn what_has_no_key_no_good_key_or_no_principal_does_not_reach_the_handler() {
+async fn invalid_request_does_not_reach_the_handler() {
     let (books, server) = shop().await;
     let path = "/charge/receipt";
     for method in ["POST", "PATCH"] {
@@ -434,7 +434,7 @@ async fn what_has_no_key_no_good_key_or_no_principal_does_not_reach_the_handler(
 }
 
 #[tokio::test]
-async fn without_a_key_a_request_passes_unless_one_is_required_and_other_methods_always_do() {
+async fn request_without_key_passes_unless_required() {
     let (books, server) = shop_with(|payments| IdempotencyLayer::new(payments, user)).await;
     let nothing = [("X-User", "alice")];
     assert_eq!(server.send("POST", "/maybe/receipt", &nothing, "").await.text(), "without a key");
@@ -457,7 +457,7 @@ async fn without_a_key_a_request_passes_unless_one_is_required_and_other_methods
 }
 
 #[tokio::test]
-async fn key_of_another_request_is_422_whether_that_is_done_or_in_progress() {
+async fn key_of_another_request_is_422() {
     let (books, server) = shop().await;
     assert_eq!(server.post("/charge/receipt", "a").await.status, 201);
     server.post_as("alice", "/charge/receipt", "a", "501").await.is(422, "key-reused");
@@ -489,7 +489,7 @@ async fn key_of_another_request_is_422_whether_that_is_done_or_in_progress() {
 }
 
 #[tokio::test]
-async fn key_of_one_principal_is_not_that_of_another() {
+async fn principals_have_separate_keys() {
     let (books, server) = shop().await;
     assert_eq!(server.post_as("alice", "/charge/receipt", "a", "500").await.text(), "receipt 1");
     let bobs = server.post_as("bob", "/charge/receipt", "a", "501").await;
@@ -503,7 +503,7 @@ async fn key_of_one_principal_is_not_that_of_another() {
 }
 
 #[tokio::test]
-async fn request_over_the_limit_is_413_before_anything_is_claimed() {
+async fn oversized_request_is_413_and_claims_nothing() {
     let (books, server) = shop().await;
     let headers = [("X-User", "alice"), ("Idempotency-Key", "a")];
     let with = |header| [headers[0], headers[1], header];
@@ -522,7 +522,7 @@ async fn request_over_the_limit_is_413_before_anything_is_claimed() {
 }
 
 #[tokio::test]
-async fn answer_that_cannot_be_stored_or_is_a_failure_undoes_the_effect() {
+async fn failed_or_unstorable_answer_undoes_the_effect() {
     let (books, server) = shop().await;
     server.post("/charge/large", "a").await.is(500, "response-too-large");
     server.post("/charge/endless", "a").await.is(500, "response-too-large");
@@ -581,7 +581,7 @@ async fn without_the_store_nothing_runs() {
 }
 
 #[tokio::test]
-async fn client_that_goes_away_leaves_the_key_as_good_as_new() {
+async fn disconnected_client_leaves_the_key_new() {
     let (books, server) = shop().await;
     let headers = [("X-User", "alice"), ("Idempotency-Key", "a")];
     let first = server.begin("POST", "/charge/wait-once", &headers, "500").await;
@@ -594,7 +594,7 @@ async fn client_that_goes_away_leaves_the_key_as_good_as_new() {
 }
 
 #[tokio::test]
-async fn required_route_refuses_keys_with_methods_that_ignore_them() {
+async fn required_route_refuses_keys_on_other_methods() {
     let (books, server) = shop().await;
     let with_key = [("X-User", "alice"), ("Idempotency-Key", "a")];
     for method in ["PUT", "DELETE"] {
@@ -610,7 +610,7 @@ async fn required_route_refuses_keys_with_methods_that_ignore_them() {
 }
 
 #[tokio::test]
-async fn handler_that_ignores_a_required_key_is_not_set_up() {
+async fn handler_ignoring_a_required_key_is_reported() {
     let (_books, server) = shop().await;
     server.post("/echo", "a").await.is(500, "not-set-up");
     // Nor does one count as ignoring it that is not reached.
@@ -649,7 +649,7 @@ async fn until_not_in_progress(server: &Server, path: &str, key: &str) -> Told {
 }
 
 #[tokio::test]
-async fn under_a_lease_who_comes_after_a_client_that_went_away_takes_the_attempt_up() {
+async fn repeated_request_continues_a_disconnected_attempt() {
     for path in ["/provider/wait-once", "/layered/wait-once"] {
         let (_books, server) = shop().await;
         let headers = [("X-User", "alice"), ("Idempotency-Key", "a")];
@@ -667,7 +667,7 @@ async fn under_a_lease_who_comes_after_a_client_that_went_away_takes_the_attempt
 }
 
 #[tokio::test]
-async fn under_a_lease_no_handler_is_polled_after_the_deadline() {
+async fn leased_handler_is_not_polled_after_deadline() {
     for path in ["/provider/block", "/layered/block"] {
         let (_books, server) = shop().await;
         server.post(path, "a").await.is(409, "in-progress");
@@ -676,7 +676,7 @@ async fn under_a_lease_no_handler_is_polled_after_the_deadline() {
 }
 
 #[tokio::test]
-async fn under_a_lease_the_answer_decides_what_becomes_of_the_key() {
+async fn leased_answer_decides_the_state_of_key() {
     for mode in ["provider", "layered"] {
         let (_books, server) = shop().await;
         let path = |what| format!("/{mode}/{what}");
@@ -723,7 +723,7 @@ async fn under_a_lease_the_answer_decides_what_becomes_of_the_key() {
 }
 
 #[tokio::test]
-async fn answer_that_cannot_be_opened_is_not_set_up() {
+async fn answer_that_cannot_be_opened_is_500() {
     let (books, server) = shop_with(|payments| {
         let mirror = |_: &[u8], bytes: &[u8]| Ok::<_, String>(bytes.iter().map(|byte| !byte).collect());
         usual(payments.seal(mirror, mirror))
@@ -762,7 +762,7 @@ async fn stored_body_reaches_the_resumed_attempt() {
 
 /// A timeout layer inside, or a provider's answer that is passed on, says nothing of the charge.
 #[tokio::test]
-async fn under_a_lease_ambiguous_statuses_leave_the_outcome_unknown() {
+async fn leased_ambiguous_statuses_are_unknown() {
     for mode in ["provider", "layered"] {
         let (_books, server) = shop().await;
         for status in [408, 409, 423, 425, 429, 499, 500, 502, 503, 504] {
@@ -815,7 +815,7 @@ async fn ambiguous_statuses_cannot_be_named_as_refusals() {
 
 /// Whatever it looks like, nothing took effect.
 #[tokio::test]
-async fn error_that_looks_like_a_success_is_not_stored() {
+async fn error_with_success_status_is_not_stored() {
     let (books, server) = shop().await;
     for _ in 0..2 {
         let told = server.post("/charge/elsewhere", "k").await;
@@ -827,7 +827,7 @@ async fn error_that_looks_like_a_success_is_not_stored() {
 }
 
 #[tokio::test]
-async fn issued_token_is_good_once_for_whom_it_was_issued_to() {
+async fn issued_token_is_valid_once_for_its_principal() {
     let (books, server) = shop_with(|payments| IdempotencyLayer::issued(payments, user)).await;
     let token = server.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
     server.post_as("bob", "/charge/receipt", &token, "500").await.is(422, "token-not-valid");
@@ -843,7 +843,7 @@ async fn issued_token_is_good_once_for_whom_it_was_issued_to() {
 }
 
 #[tokio::test]
-async fn expired_key_is_refused_where_keys_are_used_once_for_ever() {
+async fn expired_key_is_refused_when_configured() {
     let strict = |payments: Idempotency| usual(payments.after_retention(AfterRetention::Refuse));
     let (books, server) = shop_with(strict).await;
     assert_eq!(server.post("/charge/receipt", "a").await.status, 201);
@@ -878,7 +878,7 @@ async fn stripe_v1_stores_failures_whose_effect_is_undone() {
 }
 
 #[tokio::test]
-async fn what_makes_a_request_another_one_can_be_chosen() {
+async fn fingerprint_of_requests_can_be_chosen() {
     let (books, server) = shop_with(|payments| usual(payments).json()).await;
     let post =
         async |server: &Server, key: &str, body: &str| server.post_as("alice", "/charge/receipt", key, body).await;
@@ -971,7 +971,7 @@ async fn header_of_the_key_can_be_chosen() {
 }
 
 #[tokio::test]
-async fn fifty_clicks_charge_once_and_all_have_one_receipt() {
+async fn fifty_clicks_charge_once_with_one_receipt() {
     let (books, one) = shop().await;
     let servers = [Arc::new(one), Arc::new(Server::on(&books.db, usual).await)];
     for path in ["/charge/receipt", "/provider/receipt"] {

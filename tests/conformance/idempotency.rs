@@ -104,7 +104,7 @@ async fn effect(tx: &mut Tx<'_>) -> Result<i64, AppError> {
 }
 
 #[tokio::test]
-async fn first_takes_effect_and_each_further_one_is_told_its_result() {
+async fn first_request_takes_effect_and_others_replay() {
     let app = app().await;
     assert_eq!(app.charge(&alice("a")).await, Outcome::New(1));
     for _ in 0..3 {
@@ -116,7 +116,7 @@ async fn first_takes_effect_and_each_further_one_is_told_its_result() {
 }
 
 #[tokio::test]
-async fn keys_are_compared_byte_for_byte_and_belong_to_their_principal_and_namespace() {
+async fn keys_are_bytes_of_principal_and_namespace() {
     let app = app().await;
     let keys = [
         alice("a"),
@@ -140,7 +140,7 @@ async fn keys_are_compared_byte_for_byte_and_belong_to_their_principal_and_names
 }
 
 #[tokio::test]
-async fn what_fails_leaves_the_key_as_good_as_new() {
+async fn failed_work_leaves_the_key_new() {
     let app = app().await;
     let failed = app
         .payments
@@ -157,7 +157,7 @@ async fn what_fails_leaves_the_key_as_good_as_new() {
 }
 
 #[tokio::test]
-async fn another_request_under_the_same_key_is_a_mismatch_whether_it_is_done_or_in_progress() {
+async fn different_request_with_same_key_is_a_mismatch() {
     let app = app().await;
     let other = app.other().await;
     assert_eq!(app.charge(&alice("a")).await, Outcome::New(1));
@@ -205,7 +205,7 @@ fn claimed(
 }
 
 #[tokio::test]
-async fn duplicate_in_the_same_process_is_told_at_once_that_it_is_in_progress() {
+async fn local_duplicate_is_in_progress_at_once() {
     let app = app().await;
     let (inside, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let first = tokio::spawn({
@@ -236,7 +236,7 @@ async fn duplicate_in_the_same_process_is_told_at_once_that_it_is_in_progress() 
 }
 
 #[tokio::test]
-async fn of_200_concurrent_duplicates_one_takes_effect_and_all_are_told_the_same() {
+async fn one_of_200_concurrent_duplicates_takes_effect() {
     const DUPLICATES: usize = 200;
     let app = app().await;
     let processes = [app.payments.clone(), app.other().await, app.other().await, app.other().await];
@@ -253,7 +253,7 @@ async fn of_200_concurrent_duplicates_one_takes_effect_and_all_are_told_the_same
 }
 
 #[tokio::test]
-async fn transaction_of_the_callers_own_works_at_every_isolation_level_or_is_refused() {
+async fn callers_transaction_works_at_every_isolation() {
     for level in levels() {
         let app = app().await;
         let business = app.books.at(level).await;
@@ -302,7 +302,7 @@ async fn transaction_of_the_callers_own_works_at_every_isolation_level_or_is_ref
 
 /// At every level of the application's own, whatever the database's default.
 #[tokio::test]
-async fn concurrent_duplicates_take_effect_once_at_every_isolation_level() {
+async fn duplicates_take_effect_once_at_every_isolation() {
     const KEYS: usize = 6;
     for level in levels() {
         let app = app().await;
@@ -415,7 +415,7 @@ async fn pool_of_another_database_is_refused() {
 
 /// Nothing can be stuck: what was committed without its result has taken effect.
 #[tokio::test]
-async fn claim_that_is_committed_without_a_result_is_replayed_as_null() {
+async fn claim_committed_without_result_replays_null() {
     let app = app().await;
     let mut tx = app.begin().await;
     let _claim = claimed(app.payments.begin(&mut tx, &alice("a"), &request()).await);
@@ -429,7 +429,7 @@ async fn claim_that_is_committed_without_a_result_is_replayed_as_null() {
 }
 
 #[tokio::test]
-async fn result_that_is_too_large_or_of_another_type_is_told_and_nothing_took_effect() {
+async fn unstorable_result_is_an_error_without_effect() {
     let app = app().await;
     let small = app.payments.clone().result_limit(10);
     let large = async |tx: &mut Tx<'_>| {
@@ -446,7 +446,7 @@ async fn result_that_is_too_large_or_of_another_type_is_told_and_nothing_took_ef
 }
 
 #[tokio::test]
-async fn key_counts_as_new_after_the_retention_whether_it_was_purged_or_not() {
+async fn key_is_new_after_the_retention() {
     let app = app().await;
     for purged in [false, true] {
         let before = app.effects().await;
@@ -486,7 +486,7 @@ async fn retention_counts_from_the_end_of_long_work() {
 }
 
 #[tokio::test]
-async fn used_key_is_refused_for_ever_where_the_application_says_so() {
+async fn used_key_is_refused_when_configured() {
     let app = app().await;
     let strict = app.payments.clone().after_retention(AfterRetention::Refuse);
     assert_eq!(app.charge_by(&strict, &alice("a"), &request()).await, Outcome::New(1));
@@ -530,7 +530,7 @@ async fn used_key_is_refused_for_ever_where_the_application_says_so() {
 
 /// However long that takes.
 #[tokio::test]
-async fn sweeper_does_not_wait_for_whoever_uses_an_expired_key_anew() {
+async fn sweeper_skips_expired_keys_in_use() {
     let app = app().await;
     assert_eq!(app.charge(&alice("a")).await, Outcome::New(1));
     assert_eq!(app.charge(&alice("b")).await, Outcome::New(2));
@@ -557,7 +557,7 @@ async fn expire(app: &App, key: &str) {
 }
 
 #[tokio::test]
-async fn issued_token_is_used_up_with_the_transaction_and_not_before() {
+async fn issued_token_is_consumed_by_the_commit() {
     let app = app().await;
     let token = app.payments.issue("alice", Duration::from_secs(60)).await.expect("issue");
     let key = IdempotencyKey::issued("alice", token.as_str());
@@ -593,7 +593,7 @@ async fn issued_token_is_used_up_with_the_transaction_and_not_before() {
 }
 
 #[tokio::test]
-async fn issued_token_that_comes_many_times_at_once_takes_effect_once() {
+async fn concurrent_uses_of_issued_token_take_effect_once() {
     const TOKENS: usize = 8;
     let app = app().await;
     let processes = [app.payments.clone(), app.other().await];
@@ -615,7 +615,7 @@ async fn issued_token_that_comes_many_times_at_once_takes_effect_once() {
 }
 
 #[tokio::test]
-async fn dropped_wherever_it_stands_a_run_leaves_all_or_nothing() {
+async fn dropped_run_leaves_all_or_nothing() {
     let app = app().await;
     for i in 0..60_u64 {
         let key = alice(&i.to_string());
@@ -631,7 +631,7 @@ async fn dropped_wherever_it_stands_a_run_leaves_all_or_nothing() {
 
 /// The connection is lost at any moment, also while it commits.
 #[tokio::test]
-async fn no_connection_that_is_cut_at_any_moment_doubles_or_loses_an_effect() {
+async fn cut_connections_neither_double_nor_lose_effects() {
     const KEYS: usize = 40;
     let app = app().await;
     let cut = Arc::new(AtomicBool::new(true));
@@ -774,7 +774,7 @@ async fn error_ignored_by_the_work_doubles_no_effect() {
 
 /// On MySQL and MariaDB DDL commits what was done before it, the claim included.
 #[tokio::test]
-async fn work_committed_by_its_own_ddl_is_kept_as_unknown() {
+async fn work_committed_by_ddl_is_unknown() {
     let app = app().await;
     let (key, asked) = (alice("a"), request());
     let work = async |tx: &mut Tx<'_>| {
@@ -813,7 +813,7 @@ async fn state(app: &App, key: &str) -> Option<(&'static str, u32)> {
 }
 
 #[tokio::test]
-async fn attempt_that_is_at_work_is_in_progress_for_all_others_and_then_replayed() {
+async fn running_attempt_is_in_progress_and_then_replayed() {
     let app = app().await;
     let other = app.other().await;
     let first = attempt(app.payments.attempt(&alice("a"), &request()).await).await;
@@ -837,7 +837,7 @@ async fn attempt_that_is_at_work_is_in_progress_for_all_others_and_then_replayed
 }
 
 #[tokio::test]
-async fn what_a_dead_attempt_has_left_is_taken_up_with_its_steps_and_its_provider_key() {
+async fn dead_attempt_is_continued_with_its_steps() {
     let app = app().await;
     let first = attempt(app.payments.attempt(&alice("a"), &request()).await).await;
     let charged = first.step("charge", async || Ok::<_, Error>("receipt".to_owned())).await.expect("step");
@@ -923,7 +923,7 @@ async fn names_of_steps_are_compared_byte_for_byte() {
 
 /// Its lease ran out while it was held up, and another one has taken over.
 #[tokio::test]
-async fn attempt_that_was_overtaken_can_write_nothing_any_more() {
+async fn overtaken_attempt_can_write_nothing() {
     let app = app().await;
     let first = attempt(app.payments.attempt(&alice("a"), &request()).await).await;
     let name = first.lease().name().to_string();
@@ -954,7 +954,7 @@ async fn attempt_that_was_overtaken_can_write_nothing_any_more() {
 }
 
 #[tokio::test]
-async fn outcome_that_is_not_known_is_kept_and_told_until_it_is_resumed_or_forgotten() {
+async fn unknown_outcome_stays_until_resumed_or_forgotten() {
     let app = app().await;
     let fail = async |_: &Attempt| Err::<i64, _>(AppError::Declined);
     let failed = app.payments.run_leased(&alice("a"), &request(), fail).await;
@@ -1017,7 +1017,7 @@ impl App {
 }
 
 #[tokio::test]
-async fn unknown_outcome_is_resolved_by_its_token_and_recorded() {
+async fn unknown_outcome_is_resolved_by_its_token() {
     let app = app().await;
     let done = || Resolution::done("receipt").expect("JSON");
     let by_ann = |outcome, token| (outcome, Some(token), "ann".to_owned(), "in the books".to_owned());
@@ -1147,7 +1147,7 @@ fn counts(resumed: Resumed) -> (u64, u64, u64) {
 }
 
 #[tokio::test]
-async fn resume_goes_on_after_a_panic_and_an_error() {
+async fn resume_continues_after_panic_and_error() {
     let app = app().await;
     for key in ["panics", "fails", "b", "c"] {
         app.unknown(&alice(key)).await;
@@ -1173,7 +1173,7 @@ async fn resume_goes_on_after_a_panic_and_an_error() {
 }
 
 #[tokio::test]
-async fn resume_runs_as_many_requests_at_a_time_as_the_policy_says() {
+async fn resume_bounds_parallel_requests() {
     let app = app().await;
     for key in ["a", "b", "c", "d", "e", "f"] {
         app.unknown(&alice(key)).await;
@@ -1191,7 +1191,7 @@ async fn resume_runs_as_many_requests_at_a_time_as_the_policy_says() {
 }
 
 #[tokio::test]
-async fn resume_passes_over_requests_that_are_too_young_or_were_tried_too_often() {
+async fn resume_skips_young_and_exhausted_requests() {
     let app = app().await;
     for key in ["old", "young"] {
         app.unknown(&alice(key)).await;
@@ -1228,7 +1228,7 @@ async fn fill(app: &App, state: &str, count: usize) {
 }
 
 #[tokio::test]
-async fn unfinished_records_are_listed_by_an_index_page_by_page() {
+async fn unfinished_records_are_listed_in_pages() {
     let app = app().await;
     fill(&app, "done", 4000).await;
     fill(&app, "unknown", 1100).await;
@@ -1280,7 +1280,7 @@ async fn duplicates_of_one_owner_do_not_enter_together() {
 }
 
 #[tokio::test]
-async fn result_that_was_completed_in_a_transaction_counts_once_that_is_committed() {
+async fn completed_result_counts_once_committed() {
     let app = app().await;
     for (key, succeeds) in [("a", true), ("b", false)] {
         let (name, asked) = (alice(key), request());
@@ -1308,7 +1308,7 @@ async fn result_that_was_completed_in_a_transaction_counts_once_that_is_committe
 }
 
 #[tokio::test]
-async fn result_that_could_not_be_read_again_is_not_stored() {
+async fn unreadable_result_is_not_stored() {
     let app = app().await;
     let (name, asked) = (alice("a"), request());
     let nan = app.payments.run(&app.books.pool, &name, &asked, async |tx| {
@@ -1340,7 +1340,7 @@ async fn retention_and_ttl_out_of_range_are_refused() {
 
 /// Nobody who sends the same request is told that it is another one, whatever becomes of those before.
 #[tokio::test]
-async fn token_that_is_used_and_given_back_by_many_is_never_a_mismatch() {
+async fn contended_issued_token_is_never_a_mismatch() {
     const TOKENS: usize = 12;
     let app = app().await;
     let mut tasks = JoinSet::new();
@@ -1366,7 +1366,7 @@ async fn token_that_is_used_and_given_back_by_many_is_never_a_mismatch() {
 }
 
 #[tokio::test]
-async fn issued_token_is_as_good_as_before_when_nothing_happened_under_a_lease() {
+async fn forgotten_attempt_leaves_issued_token_valid() {
     let app = app().await;
     let token = app.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
     let key = IdempotencyKey::issued("alice", token.as_str());
@@ -1388,7 +1388,7 @@ async fn issued_token_is_as_good_as_before_when_nothing_happened_under_a_lease()
 
 /// Or it would not see what is about to be written.
 #[tokio::test]
-async fn no_attempt_begins_while_a_step_of_the_one_before_is_being_committed() {
+async fn attempt_waits_for_step_of_its_predecessor() {
     let app = app().await;
     let first = attempt(app.payments.attempt(&alice("a"), &request()).await).await;
     let mut tx = app.begin().await;
@@ -1486,14 +1486,14 @@ async fn storm_of_kills(mode: &str, provider: Option<&str>) -> (App, u32) {
 }
 
 #[tokio::test]
-async fn whenever_servers_are_killed_each_key_takes_effect_once_and_none_is_stuck() {
+async fn killed_servers_apply_each_key_once() {
     let (app, kills) = storm_of_kills("once", None).await;
     assert!(kills > 3, "{kills} kills prove nothing");
     assert!(app.payments.unfinished(10).await.expect("list").is_empty());
 }
 
 #[tokio::test]
-async fn whenever_servers_are_killed_the_provider_charges_each_key_once() {
+async fn killed_servers_charge_each_key_once() {
     let (mut provider, port) = Worker::provider().await;
     let (app, _) = storm_of_kills("leased", Some(&port)).await;
     let count = provider.ask("count").await;
@@ -1502,7 +1502,7 @@ async fn whenever_servers_are_killed_the_provider_charges_each_key_once() {
 }
 
 #[tokio::test]
-async fn after_a_server_has_died_between_the_charge_and_its_record_there_is_one_charge_and_the_record_tells_it() {
+async fn charge_without_record_is_found_by_repetition() {
     let app = ledger().await;
     let (mut provider, port) = Worker::provider().await;
     let mut till = Worker::till(&app.books.db.url, Some(&port));

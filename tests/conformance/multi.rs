@@ -99,7 +99,7 @@ async fn all_names_are_taken_or_none() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_asked_for_is_refused_before_anything_is_sent() {
+async fn invalid_requests_are_refused_before_any_statement() {
     let db = fresh().await;
     let locks = db.locks().await;
     let none = all(&locks, &[]).try_acquire().await;
@@ -118,7 +118,7 @@ async fn what_cannot_be_asked_for_is_refused_before_anything_is_sent() {
 }
 
 #[tokio::test]
-async fn request_that_waits_for_a_name_holds_the_names_before_it_and_none_behind_it() {
+async fn waiting_request_holds_only_names_before_it() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let b = theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
@@ -145,7 +145,7 @@ async fn request_that_waits_for_a_name_holds_the_names_before_it_and_none_behind
 }
 
 #[tokio::test]
-async fn requests_are_served_in_the_order_of_their_arrival_at_a_name() {
+async fn requests_for_several_names_keep_arrival_order() {
     let db = fresh().await;
     let ours = db.locks().await;
     let (one, two, three) = (db.locks().await, db.locks().await, db.locks().await);
@@ -172,7 +172,7 @@ async fn requests_are_served_in_the_order_of_their_arrival_at_a_name() {
 
 /// Each of two has a name that the other wants next, whenever names are taken as they were named.
 #[tokio::test]
-async fn callers_that_name_the_same_names_in_opposite_orders_do_not_wait_for_ever() {
+async fn opposite_name_orders_do_not_deadlock() {
     let db = fresh().await;
     let mut callers = Vec::new();
     for names in [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]] {
@@ -190,7 +190,7 @@ async fn callers_that_name_the_same_names_in_opposite_orders_do_not_wait_for_eve
 }
 
 #[tokio::test]
-async fn eight_processes_that_take_some_of_twenty_names_never_meet_inside_and_never_wait_for_ever() {
+async fn eight_processes_on_twenty_names_never_overlap() {
     const NAMES: usize = 20;
     const TASKS: usize = 2;
     const COUNT: usize = 12;
@@ -216,7 +216,7 @@ async fn eight_processes_that_take_some_of_twenty_names_never_meet_inside_and_ne
 }
 
 #[tokio::test]
-async fn one_deadline_counts_for_all_names_and_nothing_is_left_when_it_has_passed() {
+async fn deadline_covers_all_names_and_leaves_nothing() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let held = taken(all(&theirs, &["b", "c"])).await;
@@ -233,7 +233,7 @@ async fn one_deadline_counts_for_all_names_and_nothing_is_left_when_it_has_passe
 }
 
 #[tokio::test]
-async fn request_that_is_dropped_while_it_waits_leaves_the_queue_and_releases_its_names() {
+async fn dropped_waiting_request_releases_its_names() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let held = taken(all(&theirs, &["b"])).await;
@@ -252,7 +252,7 @@ async fn request_that_is_dropped_while_it_waits_leaves_the_queue_and_releases_it
 }
 
 #[tokio::test]
-async fn no_dropped_future_leaves_a_lease_or_a_place() {
+async fn dropped_futures_leave_no_lease_or_entry() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     for i in 0..60_u64 {
@@ -271,7 +271,7 @@ async fn no_dropped_future_leaves_a_lease_or_a_place() {
 }
 
 #[tokio::test]
-async fn a_process_that_is_killed_while_it_waits_is_passed_over_and_frees_what_it_has_after_the_ttl() {
+async fn killed_waiting_process_frees_its_names_after_ttl() {
     let db = fresh().await;
     let (locks, others) = (db.locks().await, db.locks().await);
     let b = locks.lease("b").ttl(LONG).acquire().await.expect("acquire");
@@ -290,7 +290,7 @@ async fn a_process_that_is_killed_while_it_waits_is_passed_over_and_frees_what_i
 }
 
 #[tokio::test]
-async fn a_process_that_is_killed_while_it_holds_frees_all_its_names_after_the_ttl() {
+async fn killed_holder_frees_all_names_after_ttl() {
     let db = fresh().await;
     let locks = db.locks().await;
     let mut worker = Worker::start(&db.url);
@@ -305,7 +305,7 @@ async fn a_process_that_is_killed_while_it_holds_frees_all_its_names_after_the_t
 }
 
 #[tokio::test]
-async fn the_loss_of_one_is_the_loss_of_all() {
+async fn loss_of_one_lease_loses_all() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let held = taken(all(&ours, &["a", "b"]).ttl(Duration::from_secs(9))).await;
@@ -328,7 +328,7 @@ async fn the_loss_of_one_is_the_loss_of_all() {
 }
 
 #[tokio::test]
-async fn run_on_several_names_polls_no_work_after_the_deadline() {
+async fn run_polls_no_work_after_the_deadline() {
     let db = fresh().await;
     let (ours, polls) = (db.locks().await, AtomicU32::new(0));
     let request = all(&ours, &["a", "b"]).ttl(Duration::from_secs(2));
@@ -397,7 +397,7 @@ async fn an_owner_enters_again_what_it_holds_already() {
 }
 
 #[tokio::test]
-async fn several_names_wait_for_readers_and_keep_later_readers_out() {
+async fn several_names_keep_later_readers_out() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let reads = theirs.lease("a").ttl(LONG).shared().acquire().await.expect("acquire");
@@ -410,7 +410,7 @@ async fn several_names_wait_for_readers_and_keep_later_readers_out() {
 }
 
 #[tokio::test]
-async fn who_waits_when_its_client_is_shut_down_is_told_and_leaves_nothing() {
+async fn shutdown_refuses_waiting_requests_and_leaves_nothing() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let b = theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
@@ -427,7 +427,7 @@ async fn who_waits_when_its_client_is_shut_down_is_told_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn leases_on_several_names_are_renewed_until_they_are_given_back() {
+async fn several_leases_are_renewed_until_released() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let ttl = Duration::from_secs(4);
@@ -448,7 +448,7 @@ async fn leases_on_several_names_are_renewed_until_they_are_given_back() {
 
 /// What a crash leaves behind: nobody serves the name any more.
 #[tokio::test]
-async fn what_the_dead_have_left_behind_is_cleared_away_by_one_who_only_tries() {
+async fn try_acquire_clears_entries_of_dead_clients() {
     const BRIEF: Duration = Duration::from_secs(3);
     let db = fresh().await;
     let locks = db.locks().await;
@@ -474,7 +474,7 @@ async fn what_the_dead_have_left_behind_is_cleared_away_by_one_who_only_tries() 
 }
 
 #[tokio::test]
-async fn who_shares_one_of_its_names_is_told_instead_of_waiting_for_itself() {
+async fn shared_holder_is_refused_instead_of_deadlocking() {
     let db = fresh().await;
     let locks = db.locks().await;
     let owner = Owner::random();
@@ -493,7 +493,7 @@ async fn who_shares_one_of_its_names_is_told_instead_of_waiting_for_itself() {
 /// A reader keeps a SQLite file without a write-ahead log from being written: COMMIT is refused. Elsewhere readers are in nobody's
 /// way.
 #[tokio::test]
-async fn a_commit_that_is_refused_leaves_no_transaction_open() {
+async fn refused_commit_leaves_no_open_transaction() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let pool = db.pool_of(2).await;
@@ -519,7 +519,7 @@ async fn a_commit_that_is_refused_leaves_no_transaction_open() {
 
 /// A grant lasts from when the database made it, not from when it was asked for again.
 #[tokio::test]
-async fn leases_whose_grant_was_not_heard_of_last_no_longer_than_the_database_says() {
+async fn grants_with_lost_replies_end_on_time() {
     const TTL: Duration = Duration::from_secs(20);
     let db = fresh().await;
     let theirs = db.locks().await;

@@ -45,7 +45,7 @@ fn count(counter: &AtomicU32) -> u32 {
 }
 
 #[tokio::test]
-async fn of_many_who_read_modify_and_write_by_version_nobody_loses_an_update() {
+async fn versioned_retries_lose_no_update() {
     const TASKS: i64 = 8;
     const ROUNDS: i64 = 25;
     let bank = bank().await;
@@ -143,7 +143,7 @@ pub(super) async fn fail_and_go_on(books: &Books, tx: &mut Tx<'_>) {
 }
 
 #[tokio::test]
-async fn transaction_ended_by_an_ignored_error_is_not_told_as_committed() {
+async fn ignored_deadlock_is_not_reported_as_committed() {
     let books = books().await;
     let runs = AtomicU32::new(0);
     let done = Retry::new().run(&books.pool, async |tx| {
@@ -177,7 +177,7 @@ async fn transaction_ended_by_an_ignored_error_is_not_told_as_committed() {
 
 /// Two doctors on call, of whom one may leave: each sees that there are two.
 #[tokio::test]
-async fn a_serialization_failure_is_rerun_and_the_rule_that_both_kept_is_kept() {
+async fn serialization_failure_is_rerun_without_write_skew() {
     let books = books().await;
     let (business, retry) = match DATABASE {
         Database::Postgres => (books.pool.clone(), patiently().begin_with("BEGIN ISOLATION LEVEL SERIALIZABLE")),
@@ -264,7 +264,7 @@ fn code(error: &dyn sqlx::error::DatabaseError) -> String {
 
 /// Nobody else can come between the reading and the writing, where that takes a lock on the whole file.
 #[tokio::test]
-async fn on_sqlite_a_transaction_begins_with_the_write_lock_in_hand_and_elsewhere_locks_nothing() {
+async fn transaction_begins_with_write_lock_on_sqlite() {
     let books = books().await;
     let other = connect(&books.db.url, 1).await;
     if DATABASE == Database::Sqlite {
@@ -282,7 +282,7 @@ async fn on_sqlite_a_transaction_begins_with_the_write_lock_in_hand_and_elsewher
 }
 
 #[tokio::test]
-async fn what_another_attempt_would_not_cure_ends_it_at_once() {
+async fn permanent_error_ends_the_run_at_once() {
     let books = books().await;
     let runs = AtomicU32::new(0);
 
@@ -330,7 +330,7 @@ async fn what_another_attempt_would_not_cure_ends_it_at_once() {
 /// The caller has said for how long to wait. On SQLite that is the busy timeout, and the lock that of all: there, what was
 /// waited for in vain is worth another attempt.
 #[tokio::test]
-async fn a_lock_that_was_waited_for_in_vain_is_not_waited_for_again() {
+async fn lock_wait_timeout_is_not_retried() {
     let books = books().await;
     let mut rival = books.pool.begin_with(begin_to_write()).await.expect("begin");
     add_one(&mut rival, 1).await.expect("write");
@@ -383,7 +383,7 @@ fn begin_to_write() -> &'static str {
 }
 
 #[tokio::test]
-async fn attempts_and_time_are_bounded_and_the_last_error_is_told() {
+async fn bounded_attempts_return_the_last_error() {
     let bank = bank().await;
     let runs = AtomicU32::new(0);
     let in_vain = async |tx: &mut Tx<'_>| {
@@ -415,7 +415,7 @@ async fn attempts_and_time_are_bounded_and_the_last_error_is_told() {
 
 /// An error that the closure keeps to itself. PostgreSQL undoes the transaction then, and answers the COMMIT as if all were well.
 #[tokio::test]
-async fn a_transaction_that_the_database_has_given_up_is_not_taken_for_committed() {
+async fn aborted_transaction_is_not_reported_as_committed() {
     let books = books().await;
     let runs = AtomicU32::new(0);
     let done = patiently().run(&books.pool, async |tx| {
@@ -450,7 +450,7 @@ async fn a_transaction_that_the_database_has_given_up_is_not_taken_for_committed
 
 /// MySQL checks every constraint with the statement.
 #[tokio::test]
-async fn a_commit_that_is_refused_for_good_has_failed() {
+async fn refused_commit_is_reported_as_failed() {
     let books = books().await;
     run(
         &books.pool,
@@ -481,7 +481,7 @@ async fn a_commit_that_is_refused_for_good_has_failed() {
 
 /// The server commits, and its answer is lost.
 #[tokio::test]
-async fn a_commit_whose_answer_was_lost_is_told_and_not_run_again() {
+async fn commit_with_lost_reply_is_not_rerun() {
     let books = books().await;
     if DATABASE == Database::Sqlite {
         return a_commit_that_must_wait_for_readers_is_run_again(&books).await;
@@ -570,7 +570,7 @@ async fn a_commit_that_must_wait_for_readers_is_run_again(books: &Books) {
 
 /// The connection is lost before the COMMIT is sent: it is known that nothing was written.
 #[tokio::test]
-async fn a_connection_that_is_lost_before_the_commit_has_failed() {
+async fn connection_lost_before_commit_is_a_failure() {
     let books = books().await;
     let runs = AtomicU32::new(0);
     if DATABASE == Database::Sqlite {
@@ -605,7 +605,7 @@ async fn a_connection_that_is_lost_before_the_commit_has_failed() {
 }
 
 #[tokio::test]
-async fn dropping_the_future_rolls_the_transaction_back_at_once() {
+async fn dropped_future_rolls_back_at_once() {
     let books = books().await;
     let small = connect(&books.db.url, 1).await;
     let inside = Arc::new(Notify::new());

@@ -109,7 +109,7 @@ async fn named_row_is_locked_until_commit_or_rollback() {
 }
 
 #[tokio::test]
-async fn whoever_waits_for_a_named_row_gets_it_when_the_holder_commits() {
+async fn waiter_gets_named_row_when_holder_commits() {
     let books = books().await;
     let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
     let mut tx = begin(&books.pool).await;
@@ -125,7 +125,7 @@ async fn whoever_waits_for_a_named_row_gets_it_when_the_holder_commits() {
 }
 
 #[tokio::test]
-async fn many_creators_of_one_missing_row_get_it_one_after_the_other() {
+async fn concurrent_creators_of_a_row_take_turns() {
     let books = books().await;
     let mut creators = JoinSet::new();
     for _ in 0..8 {
@@ -247,7 +247,7 @@ async fn settings(tx: &mut Transaction<'static, Sql>) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn bounded_wait_ends_in_time_with_the_transaction_usable_and_the_settings_as_they_were() {
+async fn bounded_wait_leaves_transaction_and_settings_intact() {
     let books = books().await;
     let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
     let mut holder = begin(&books.pool).await;
@@ -324,7 +324,7 @@ async fn wait_goes_on_past_the_sessions_own_limit() {
 }
 
 #[tokio::test]
-async fn transactions_that_lock_rows_in_opposite_order_do_not_deadlock() {
+async fn opposite_lock_orders_do_not_deadlock() {
     let books = books().await;
     let locks = books.db.locks().await;
     let mut transfers = JoinSet::new();
@@ -457,7 +457,7 @@ async fn increment(business: &Business, locks: &Locks, named: bool) {
 }
 
 #[tokio::test]
-async fn nothing_is_lost_under_a_row_lock_at_any_isolation_level() {
+async fn row_lock_prevents_lost_updates_at_every_isolation() {
     let books = books().await;
     let mut expected = 0;
     for level in levels() {
@@ -480,7 +480,7 @@ async fn nothing_is_lost_under_a_row_lock_at_any_isolation_level() {
 }
 
 #[tokio::test]
-async fn row_of_ones_own_table_is_locked_and_its_neighbours_are_not() {
+async fn row_lock_spares_neighbouring_rows() {
     let books = books().await;
     let (ours, rival) = (books.db.locks().await, Rival::on(&books).await);
     for level in levels() {
@@ -509,7 +509,7 @@ fn cause(error: &Error) -> &RowError {
 }
 
 #[tokio::test]
-async fn column_without_a_unique_index_of_its_own_is_refused() {
+async fn column_without_unique_index_is_refused() {
     let books = books().await;
     run(&books.pool, "CREATE TABLE seat (id INTEGER PRIMARY KEY, hall INTEGER NOT NULL, place INTEGER NOT NULL, code VARCHAR(20) NOT NULL)").await;
     run(&books.pool, "CREATE INDEX seat_hall ON seat (hall)").await;
@@ -758,7 +758,7 @@ async fn odd_names_of_tables_and_columns_are_quoted() {
 }
 
 #[tokio::test]
-async fn workers_that_skip_locked_rows_share_a_queue_of_jobs() {
+async fn skip_locked_workers_share_a_queue() {
     let books = books().await;
     run(&books.pool, "CREATE TABLE job (id BIGINT PRIMARY KEY, tenant BIGINT NOT NULL, done BIGINT NOT NULL)").await;
     for id in 0..60 {
@@ -802,7 +802,7 @@ async fn workers_that_skip_locked_rows_share_a_queue_of_jobs() {
 }
 
 #[tokio::test]
-async fn locked_rows_are_skipped_and_the_limit_counts_the_others() {
+async fn limit_counts_rows_that_are_not_locked() {
     let books = books().await;
     let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
     let mut holder = begin(&books.pool).await;
@@ -822,7 +822,7 @@ async fn locked_rows_are_skipped_and_the_limit_counts_the_others() {
 }
 
 #[tokio::test]
-async fn shared_locks_keep_out_those_who_want_the_row_alone() {
+async fn shared_row_locks_exclude_exclusive_ones() {
     let books = books().await;
     let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
     let mut first = begin(&books.pool).await;
@@ -892,7 +892,7 @@ async fn transaction_that_reads_from_before_is_refused() {
 }
 
 #[tokio::test]
-async fn transaction_of_a_deferred_kind_that_can_have_the_write_lock_gets_it() {
+async fn deferred_transaction_takes_a_free_write_lock() {
     let books = books().await;
     let (ours, rival) = (books.db.locks().await, Rival::on(&books).await);
     let business = books.at(levels()[0]).await; // DEFERRED, or READ UNCOMMITTED
@@ -904,7 +904,7 @@ async fn transaction_of_a_deferred_kind_that_can_have_the_write_lock_gets_it() {
 }
 
 #[tokio::test]
-async fn sweeper_purges_rows_that_nobody_asks_for_and_none_that_is_locked() {
+async fn sweeper_purges_unused_rows_and_spares_locked() {
     if DATABASE == Database::Sqlite {
         return one_writer_locks_everything().await; // and no rows to purge
     }
@@ -932,7 +932,7 @@ async fn sweeper_purges_rows_that_nobody_asks_for_and_none_that_is_locked() {
 }
 
 #[tokio::test]
-async fn use_is_noted_down_seldom_and_waits_for_nobody() {
+async fn use_of_a_row_is_recorded_without_waiting() {
     if DATABASE == Database::Sqlite {
         return one_writer_locks_everything().await;
     }
@@ -960,7 +960,7 @@ async fn use_is_noted_down_seldom_and_waits_for_nobody() {
 }
 
 #[tokio::test]
-async fn dropped_wait_leaves_no_lock_and_no_open_transaction() {
+async fn dropped_wait_leaves_no_lock_or_transaction() {
     if DATABASE == Database::Sqlite {
         return one_writer_locks_everything().await;
     }
@@ -990,7 +990,7 @@ async fn dropped_wait_leaves_no_lock_and_no_open_transaction() {
 
 /// A lock of one row looks at one row, by the unique index, and locks nothing beside it: what the server itself counts.
 #[tokio::test]
-async fn row_lock_touches_the_rows_that_are_meant_by_a_unique_index() {
+async fn row_lock_uses_the_unique_index() {
     let books = books().await;
     if DATABASE == Database::Sqlite {
         // Which rows are looked at: the plan says it.
@@ -1095,7 +1095,7 @@ async fn shortest_wait_leaves_the_transaction_usable_too() {
 
 /// What one has written, the next one must see, or be told that it does not.
 #[tokio::test]
-async fn name_that_was_waited_for_is_not_had_with_a_view_from_before() {
+async fn awaited_row_is_refused_with_older_snapshot() {
     let books = books().await;
     for level in levels() {
         run(&books.pool, "DELETE FROM counter WHERE id > 2").await;
@@ -1136,7 +1136,7 @@ async fn name_that_was_waited_for_is_not_had_with_a_view_from_before() {
 }
 
 #[tokio::test]
-async fn condition_that_ends_in_a_comment_locks_all_the_same() {
+async fn condition_ending_in_a_comment_locks() {
     let books = books().await;
     let (locks, rival) = (books.db.locks().await, Rival::on(&books).await);
     let mut tx = begin(&books.pool).await;
@@ -1153,7 +1153,7 @@ async fn condition_that_ends_in_a_comment_locks_all_the_same() {
 
 /// InnoDB may scan a table of which many rows are wanted.
 #[tokio::test]
-async fn several_rows_of_a_small_table_are_locked_and_no_others() {
+async fn several_row_locks_spare_other_rows() {
     if DATABASE == Database::Sqlite {
         return one_writer_locks_everything().await;
     }
@@ -1207,7 +1207,7 @@ async fn orders(books: &Books) {
 /// The insert of a child locks its parent against a change of the key. MySQL and MariaDB have no lock on a row that leaves room
 /// for that: there the transactions deadlock, and are run again.
 #[tokio::test]
-async fn parent_is_locked_after_insert_of_child_without_deadlock() {
+async fn parent_lock_after_child_insert_does_not_deadlock() {
     const TASKS: i64 = 8;
     let books = books().await;
     orders(&books).await;
@@ -1289,7 +1289,7 @@ async fn key_update_keeps_children_out() {
 
 /// Whatever the case in which the keys are given: otherwise two transactions deadlock that lock ("a", "B") and ("A", "b").
 #[tokio::test]
-async fn rows_are_locked_in_the_order_of_the_columns_collation() {
+async fn rows_are_locked_in_collation_order() {
     if !DATABASE.is_mysql() {
         return; // There the statement itself sorts, by the column's collation.
     }

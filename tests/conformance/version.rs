@@ -90,7 +90,7 @@ fn versions(error: &Error) -> (Option<i64>, Option<i64>) {
 }
 
 #[tokio::test]
-async fn a_row_is_read_with_its_version_and_written_by_it() {
+async fn row_is_updated_by_the_version_read() {
     let bank = bank().await;
     assert_eq!(bank.row(2).await, None);
     assert_eq!(bank.row(1).await, Some((1, 1, "ann".into(), 100)));
@@ -106,7 +106,7 @@ async fn a_row_is_read_with_its_version_and_written_by_it() {
 }
 
 #[tokio::test]
-async fn a_conflict_names_the_version_expected_and_the_one_found_and_nothing_is_written() {
+async fn conflict_names_both_versions_and_writes_nothing() {
     let bank = bank().await;
     for expected in 1..=3 {
         bank.accounts.update(&bank.pool, 1, expected, |_| {}).await.expect("update");
@@ -127,7 +127,7 @@ async fn a_conflict_names_the_version_expected_and_the_one_found_and_nothing_is_
 }
 
 #[tokio::test]
-async fn of_many_who_write_what_they_read_one_wins() {
+async fn one_of_many_stale_writers_wins() {
     let bank = bank().await;
     let mut writers = tokio::task::JoinSet::new();
     for writer in 1..=8 {
@@ -156,7 +156,7 @@ async fn nothing_set_raises_the_version_alone() {
 }
 
 #[tokio::test]
-async fn a_row_is_deleted_only_as_it_was_read() {
+async fn row_is_deleted_only_as_read() {
     let bank = bank().await;
     bank.disturb(1, 1).await.expect("update");
     let error = bank.accounts.delete(&bank.pool, 1, 1).await.expect_err("changed since");
@@ -166,7 +166,7 @@ async fn a_row_is_deleted_only_as_it_was_read() {
 }
 
 #[tokio::test]
-async fn a_row_is_inserted_once_and_at_version_one() {
+async fn row_is_inserted_once_at_version_one() {
     let bank = bank().await;
     bank.disturb(1, 1).await.expect("update");
     let error = bank.open(1, "bob").await.expect_err("it exists");
@@ -196,7 +196,7 @@ async fn a_row_may_consist_of_key_and_version() {
 }
 
 #[tokio::test]
-async fn what_is_done_in_a_transaction_of_the_callers_goes_with_it() {
+async fn changes_are_rolled_back_with_the_callers_transaction() {
     let bank = bank().await;
     bank.open(2, "bob").await.expect("insert");
     for commit in [false, true] {
@@ -250,7 +250,7 @@ async fn a_conflict_leaves_the_callers_transaction_usable() {
 
 /// The rival's write comes between the reading and the writing, or waits until that is over where the reading has locked.
 #[tokio::test]
-async fn of_two_writers_one_wins_at_every_isolation_level_and_the_other_has_a_conflict() {
+async fn one_of_two_writers_wins_at_every_isolation() {
     for &level in levels() {
         let bank = bank().await;
         let business = Business::at(&bank.db.url, level).await;
@@ -300,7 +300,7 @@ async fn of_two_writers_one_wins_at_every_isolation_level_and_the_other_has_a_co
 
 /// The same for a row that both want to create.
 #[tokio::test]
-async fn of_two_creators_of_a_row_one_wins_at_every_isolation_level_and_the_other_has_a_conflict() {
+async fn one_of_two_inserts_wins_at_every_isolation() {
     for &level in levels() {
         let bank = bank().await;
         let business = Business::at(&bank.db.url, level).await;
@@ -404,7 +404,7 @@ async fn tables_and_columns_may_have_any_name() {
 }
 
 #[tokio::test]
-async fn what_can_be_no_name_is_refused_before_anything_is_sent() {
+async fn invalid_names_are_refused_before_any_statement() {
     let pool = connect(&empty().await.url, 1).await;
     pool.close().await;
     for (odd, name) in [
@@ -427,7 +427,7 @@ async fn what_can_be_no_name_is_refused_before_anything_is_sent() {
 }
 
 #[tokio::test]
-async fn a_version_may_be_of_any_integer_type_and_a_key_of_any_type() {
+async fn versions_and_keys_have_many_types() {
     let bank = bank().await;
     let mut types = vec!["SMALLINT", "INTEGER", "BIGINT"];
     match DATABASE {
@@ -467,7 +467,7 @@ async fn lenient(url: &str) -> Pool<Sql> {
 }
 
 #[tokio::test]
-async fn version_at_the_maximum_of_its_type_is_not_raised() {
+async fn maximum_version_is_not_raised() {
     let bank = bank().await;
     let pool = lenient(&bank.db.url).await;
     let mut types = vec![("BIGINT", i64::MAX)];
@@ -513,7 +513,7 @@ async fn version_at_the_maximum_of_its_type_is_not_raised() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_not_unique_is_told_in_time_to_roll_back() {
+async fn ambiguous_key_is_reported_before_the_commit() {
     let bank = bank().await;
     run(&bank.pool, "CREATE TABLE twins (id BIGINT, version BIGINT)").await;
     run(&bank.pool, "INSERT INTO twins (id, version) VALUES (1, 1), (1, 1)").await;
@@ -538,7 +538,7 @@ async fn a_key_that_is_not_unique_is_told_in_time_to_roll_back() {
 
 /// PostgreSQL prepares statements for the types of their parameters, sqlx for their text alone.
 #[tokio::test]
-async fn keys_of_several_types_may_be_used_on_one_connection() {
+async fn one_connection_takes_keys_of_several_types() {
     let bank = bank().await;
     let mut conn = bank.pool.acquire().await.expect("a connection");
     for round in 0..3 {

@@ -77,7 +77,7 @@ mod tests {
 
     /// Without statistics, as in most databases. The server's plans: `tests/conformance/idempotency.rs`.
     #[tokio::test]
-    async fn list_of_a_state_needs_no_scan_and_no_sort() {
+    async fn list_of_a_state_uses_the_index() {
         let mut conn = SqliteConnection::connect("sqlite::memory:").await.expect("connect");
         conn.execute(include_str!("../../../migrations/sqlite/0002_idem.sql")).await.expect("tables");
         for after in [None, Some((17, "id".to_owned()))] {

@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn link_of_another_user_is_refused_in_a_sticky_directory() {
+    fn foreign_link_in_sticky_directory_is_refused() {
         let (me, other, root) = (1000, 1001, 0);
         assert!(!may_follow(other, (root, 0o41777), me));
         assert!(may_follow(me, (root, 0o41777), me) && may_follow(root, (root, 0o41777), me));

@@ -490,7 +490,7 @@ async fn interrupted_while_waiting() -> Table {
 
 /// Whatever the limit, sqlock runs the command or says what is missing.
 #[tokio::test]
-async fn low_file_limit_is_an_error_and_no_panic() {
+async fn low_file_limit_is_an_error() {
     let db = empty().await;
     run(&db, &["migrate"]).await.expect(0);
     let mut codes = Vec::new();

@@ -100,7 +100,7 @@ impl App {
 }
 
 #[tokio::test]
-async fn ls_tells_how_far_each_request_has_come_and_who_is_at_work() {
+async fn ls_shows_state_and_holder_of_each_request() {
     let app = app().await;
     let heading = "NAMESPACE  PRINCIPAL  KEY  STATE  ATTEMPTS  TOKEN  CREATED AT  EXPIRES AT  WHO\n";
     assert_eq!(app.idem(&["ls"]).await.expect(0).stdout, heading);
@@ -164,7 +164,7 @@ async fn ls_tells_how_far_each_request_has_come_and_who_is_at_work() {
 }
 
 #[tokio::test]
-async fn ls_shows_no_more_than_its_limit_and_says_so() {
+async fn ls_reports_when_its_limit_is_reached() {
     let app = app().await;
     for key in ["a", "b", "c"] {
         app.done(&app.payments, &alice(key)).await;
@@ -181,7 +181,7 @@ async fn ls_shows_no_more_than_its_limit_and_says_so() {
 }
 
 #[tokio::test]
-async fn show_tells_all_about_one_key_of_one_principal() {
+async fn show_prints_one_key_of_one_principal() {
     let app = app().await;
     let key = ["show", "order-1", "--namespace", "payments", "--principal"];
     let of = |who| [&key[..], &[who]].concat();
@@ -227,7 +227,7 @@ async fn show_tells_all_about_one_key_of_one_principal() {
 }
 
 #[tokio::test]
-async fn release_takes_the_token_of_the_latest_attempt_and_changes_nothing_with_another() {
+async fn release_requires_the_token_of_latest_attempt() {
     let app = app().await;
     let release = async |key: &str, token: &str, code: i32| {
         let of = ["release", key, "--namespace", "payments", "--principal", "alice", "--token", token];
@@ -263,7 +263,7 @@ async fn release_takes_the_token_of_the_latest_attempt_and_changes_nothing_with_
 }
 
 #[tokio::test]
-async fn release_never_means_a_newer_attempt_and_says_who_is_still_at_work() {
+async fn release_spares_newer_attempt_and_names_its_holder() {
     let app = app().await;
     let stale = app.unknown(&alice("order-1")).await;
     let release = ["release", "order-1", "--namespace", "payments", "--principal", "alice", "--token"];
@@ -395,7 +395,7 @@ async fn idem_makes_neither_tables_nor_files() {
 }
 
 #[tokio::test]
-async fn what_a_key_does_to_a_terminal_never_reaches_one() {
+async fn control_characters_of_keys_are_escaped() {
     let app = app().await;
     let nasty = "a\u{1b}[31mb\u{1b}]0;title\u{7}c\u{9b}31md\u{7f}e\r\nf\u{8}";
     let by = Idempotency::new(&app.locks).namespace(nasty);

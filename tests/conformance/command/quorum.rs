@@ -79,7 +79,7 @@ async fn make_old(db: &Fresh) {
 }
 
 #[tokio::test]
-async fn database_without_tables_is_named_and_has_no_vote() {
+async fn database_without_tables_has_no_vote() {
     let (lost, two, three) = (empty().await, LeaseFile::with_tables().await, LeaseFile::with_tables().await);
     let urls = format!("{},{},{}", two.url, three.url, lost.url);
     let script = "echo it runs; exec sleep 600";

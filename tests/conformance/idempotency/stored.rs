@@ -74,7 +74,7 @@ async fn continued_attempt_has_the_request_of_the_first() {
 }
 
 #[tokio::test]
-async fn stored_request_is_deleted_once_the_request_has_ended() {
+async fn stored_request_is_deleted_at_the_end() {
     let stored = request().with_request("card 4242");
     let has_request = async |app: &App, key: &str| {
         let shown = app.payments.inspect(&alice(key)).await.expect("inspect").and_then(|info| info.request_bytes);
@@ -272,7 +272,7 @@ async fn result_that_cannot_be_sealed_is_not_stored() {
 }
 
 #[tokio::test]
-async fn plain_results_are_replayed_where_new_ones_are_sealed() {
+async fn plain_results_still_replay_with_a_seal() {
     let app = app().await;
     assert_eq!(app.charge(&alice("before")).await, Outcome::New(1));
     let token = app.unknown(&alice("resolved")).await;

@@ -164,7 +164,7 @@ async fn dropped_request_leaves_no_transaction() {
 }
 
 #[tokio::test]
-async fn entries_of_one_millisecond_wait_in_the_order_of_their_arrival() {
+async fn entries_of_one_millisecond_keep_arrival_order() {
     let (_directory, mut conn, mut other) = two_connections().await;
     let mut ids: Vec<u128> = (1..=60).collect();
     ids.reverse();
