@@ -261,6 +261,10 @@ impl Engine {
         };
         let mut refused: Vec<WaiterId> = Vec::new();
         match (step, &body) {
+            // The other waiters would fail in the same way, one after the other.
+            (Step::Acquire(_) | Step::Join(_), _) if failure.0.concerns_all() => {
+                refused.extend(state.waiters.iter().map(|waiter| waiter.id));
+            }
             (Step::Acquire(id) | Step::Join(id), _) => refused.extend(state.waiter(id).map(|waiter| waiter.id)),
             (Step::Withdraw(id), _) => {
                 self.refuse_timed_out(now, name, Some(id));

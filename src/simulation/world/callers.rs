@@ -338,7 +338,10 @@ impl World {
             self.summary.unknown += 1;
         }
         let end = self.store.ends.get(&(name.clone(), token.get())).copied();
-        let is_forgotten = self.failover.has_happened() && end.is_none();
+        // An older copy may know the lease by the identity that it had before it was resumed here,
+        // and the withdrawal of that one releases it.
+        let is_lost = matches!(verdict, Verdict::Lost(_));
+        let is_forgotten = self.failover.has_happened() && end.is_none_or(|(end, _)| is_lost && end == End::Released);
         if let Err(violation) = checker::verdict(&name, token, verdict, end, asked_at)
             && !is_forgotten
         {
