@@ -167,7 +167,8 @@ impl Coordinator {
         self.feed(Event::Doubted { name });
     }
 
-    /// Refuses every waiter, and every request from now on. The future completes when nothing is held.
+    /// Refuses every waiter, and every request from now on. The future completes when nothing is
+    /// held.
     pub(crate) fn drain(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
         let mut is_waiting = true;
         while is_waiting {

@@ -1,14 +1,21 @@
-//! Sends operations to the database on a bounded number of connections: one for heartbeats, and one or two for everything else.
+//! Sends operations to the database on a bounded number of connections: one for heartbeats, and one
+//! or two for everything else.
 //!
 //! A connection is opened when all that are open are at work.
 //!
-//! An operation runs to its end whatever becomes of the future that asked for it. It is sent again when its connection is lost or the
-//! database rolled it back on account of others; while it waits for that, its connection serves others. An operation that panics costs
-//! itself and the connection.
+//! An operation runs to its end whatever becomes of the future that asked for it. It is sent again
+//! when its connection is lost or the database rolled it back because of a conflict; while it waits
+//! for that, its connection serves other operations. An operation that panics costs itself and the
+//! connection.
 //!
-//! Operations that are ready together may be sent in one [`Batch`]. What a batch leaves undone is sent alone.
+//! When the heartbeat's connection is lost, the other connections are suspect, because they lead
+//! through the same network. Idle ones are given up, and busy ones as soon as the heartbeat's was.
 //!
-//! The queue has no bound of its own: each caller waits for its answer, and the engine sends one statement per name.
+//! Operations that are ready together may be sent in one [`Batch`]. What a batch leaves undone is
+//! sent alone.
+//!
+//! The queue has no bound of its own: each caller waits for its answer, and the engine sends one
+//! statement per name.
 
 mod failure;
 mod worker;
@@ -29,8 +36,8 @@ use crate::operation::Operation;
 use crate::protocol::Batch;
 use worker::{Pending, Task, Worker};
 
-/// How long an answer may take. An operation waits for a locked row for a second at most, so only a frozen server or a broken network
-/// takes longer.
+/// How long an answer may take. An operation waits for a locked row for a second at most, so only a
+/// frozen server or a broken network takes longer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 
 /// What came of an operation.
@@ -40,7 +47,8 @@ pub(crate) struct Answer<T> {
     pub(crate) sent_at: Moment,
     /// A request was not answered, and may take effect later.
     pub(crate) may_linger: bool,
-    /// An earlier attempt failed. Of one that was rolled back in its last statement, it is not known what it did before.
+    /// An earlier attempt failed. Of one that was rolled back in its last statement, it is not
+    /// known what it did before.
     pub(crate) is_repeated: bool,
 }
 
@@ -97,15 +105,16 @@ struct QueueState {
 }
 
 impl Executor {
-    /// An executor whose connections are opened when they are first needed. `connections`: how many do work, beside the one for
-    /// heartbeats. `publisher` receives an event for each connection that is opened again.
+    /// An executor whose connections are opened when they are first needed. `connections`: how many
+    /// do work, beside the one for heartbeats. `publisher` receives an event for each connection
+    /// that is opened again.
     pub(crate) fn new(backend: Arc<dyn Backend>, connections: usize, publisher: Arc<Publisher>) -> Self {
         let (work, heartbeats, workers) = (Arc::default(), Arc::default(), Mutex::default());
         Self { work, heartbeats, backend, connections, publisher, workers }
     }
 
-    /// Starts the tasks on the present runtime, the first time. `on_grant` takes the names that other clients are heard to grant to this
-    /// one.
+    /// Starts the tasks on the present runtime, the first time. `on_grant` takes the names that
+    /// other clients are heard to grant to this one.
     pub(crate) fn start(&self, on_grant: impl Fn(&str) + Send + Sync + 'static) {
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         if !workers.is_empty() {
@@ -116,7 +125,8 @@ impl Executor {
         workers.extend((0..self.connections).map(|_| tokio::spawn(worker(&self.work).run())));
     }
 
-    /// Sends an operation and passes its answer on. When the executor ends first, the answer is [`Error::Closed`].
+    /// Sends an operation and passes its answer on. When the executor ends first, the answer is
+    /// [`Error::Closed`].
     pub(crate) fn submit<O: Operation>(&self, operation: O, reply: impl FnOnce(Answer<O::Output>) + Send + 'static) {
         self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, self.clock(), reply)), false);
     }
@@ -283,7 +293,8 @@ impl Queue {
         self.spare.notify_waiters();
     }
 
-    /// Counts a worker that has a connection as one without a task, for as long as the result lives.
+    /// Counts a worker that has a connection as one without a task, for as long as the result
+    /// lives.
     fn idle(&self) -> Idle<'_> {
         self.state().idle += 1;
         Idle(self)
@@ -304,7 +315,8 @@ impl Queue {
         self.state().trouble = trouble;
     }
 
-    /// The next task, for a worker with a connection or without. `None`: the queue is closed and empty.
+    /// The next task, for a worker with a connection or without. `None`: the queue is closed and
+    /// empty.
     async fn pop(&self, has_connection: bool) -> Option<Box<dyn Pending>> {
         loop {
             let changed = if has_connection { &self.changed } else { &self.spare }.notified();

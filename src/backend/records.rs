@@ -1,5 +1,6 @@
-//! The records of requests that must take effect once: statements that all databases take alike, in the caller's transactions
-//! and on connections of our own. What one of them has of its own is in `records.rs` under its name.
+//! The records of requests that must take effect once: statements that all databases take alike, in
+//! the caller's transactions and on connections of our own. What one of them has of its own is in
+//! `records.rs` under its name.
 
 mod list;
 mod request;
@@ -23,16 +24,19 @@ pub trait Records: Dialect {
     const INSERT_NEW: (&'static str, &'static str);
     /// What makes a SELECT lock what it finds, and pass over what others have locked.
     const SKIPPING: &'static str = "";
-    /// Whether a DELETE may have such a SELECT in it. Otherwise one goes before it, in a transaction.
+    /// Whether a DELETE may have such a SELECT in it. Otherwise one goes before it, in a
+    /// transaction.
     const SKIPS_IN_DELETE: bool = false;
     /// What makes a SELECT from the records use the index by expiry, and lock nothing else.
     const BY_EXPIRY: &'static str = "";
     /// The name of a step, to be read as text.
     const STEP: &'static str;
-    /// Whether a claim may wait for one that is not committed yet, so that another connection looks for that first.
+    /// Whether a claim may wait for one that is not committed yet, so that another connection looks
+    /// for that first.
     const PEEKS: bool;
 
-    /// Selects a text that differs between databases, as far as the servers can tell: not between nodes of one cluster.
+    /// Selects a text that differs between databases, as far as the servers can tell: not between
+    /// nodes of one cluster.
     const IDENTITY: &'static str;
 
     /// What that text stands for. `None`: for nothing that could be compared.
@@ -57,17 +61,20 @@ pub trait Records: Dialect {
     /// Reads bytes.
     fn bytes(row: &Self::Row, column: usize) -> Result<Option<Vec<u8>>, sqlx::Error>;
 
-    /// Claims a key in the caller's transaction. Does not wait for a rival, as far as the database can do that.
+    /// Claims a key in the caller's transaction. Does not wait for a rival, as far as the database
+    /// can do that.
     fn claim<'a>(conn: &'a mut Self::Connection, claim: &'a Claiming) -> StoreFuture<'a, Claimed>;
 
-    /// Who has claimed a key in a transaction that is still open, where that is not told by reading the record.
+    /// Who has claimed a key in a transaction that is still open, where that is not told by reading
+    /// the record.
     fn rival<'a>(conn: &'a mut Self::Connection, claim: &'a Claiming) -> StoreFuture<'a, Option<Rival>> {
         let _ = (conn, claim);
         Box::pin(async { Ok(None) })
     }
 }
 
-/// How a text and bytes are bound and read: the same words for each database, whose types are its own.
+/// How a text and bytes are bound and read: the same words for each database, whose types are its
+/// own.
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 macro_rules! as_usual {
     () => {
@@ -111,8 +118,9 @@ impl FullKey {
         Self::of_columns(namespace, Column::of(principal), Column::of(key))
     }
 
-    /// The key whose principal and key stand in their columns like this, if one of them looks like a digest: for an operator, who
-    /// knows a long text by its digest only. A client never gets at a long key by its digest.
+    /// The key whose principal and key stand in their columns like this, if one of them looks like
+    /// a digest: for an operator, who knows a long text by its digest only. A client never gets at
+    /// a long key by its digest.
     pub(crate) fn of_digests(namespace: String, principal: String, key: String) -> Option<Self> {
         let (principal, key) = (Column::as_shown(principal), Column::as_shown(key));
         let is_digest = matches!(principal, Column::Digest(_)) || matches!(key, Column::Digest(_));
@@ -288,11 +296,14 @@ pub(crate) enum Errand {
     Read(FullKey),
     /// Reads a record, and what of it a transaction has not committed yet.
     Peek(FullKey),
-    /// Makes an attempt, under a lease with this token, the latest one of a record. `resume`: also of one whose outcome is not known.
+    /// Makes an attempt, under a lease with this token, the latest one of a record. `resume`: also
+    /// of one whose outcome is not known.
     Start { claim: Claiming, token: i64, resume: bool },
-    /// Writes how the attempt with this token has ended, if it is still the latest and has not ended.
+    /// Writes how the attempt with this token has ended, if it is still the latest and has not
+    /// ended.
     End { id: String, token: i64, ending: Ending },
-    /// Deletes the record of the attempt with this token, if it is still the latest and has not ended well.
+    /// Deletes the record of the attempt with this token, if it is still the latest and has not
+    /// ended well.
     Forget { id: String, token: i64 },
     /// Stores the result of a step of the attempt with this token, if it is still the latest.
     Step { step: Step, token: i64, result: Vec<u8> },
@@ -306,7 +317,8 @@ pub(crate) enum Errand {
     Request { id: String, begun: i64 },
     /// Reads the names of the steps of a record.
     Steps { id: String, begun: i64 },
-    /// Ends a record whose outcome is unknown, if the attempt with this token is the latest, and keeps who says so.
+    /// Ends a record whose outcome is unknown, if the attempt with this token is the latest, and
+    /// keeps who says so.
     Resolve(Resolving),
     /// Reads how the outcomes of a key were resolved.
     Resolutions { id: String },
@@ -349,7 +361,8 @@ pub(crate) struct Step {
 #[derive(Default)]
 pub(crate) struct Findings {
     pub(crate) records: Vec<Record>,
-    /// A transaction has the record that is not committed yet; with what fingerprint, if it can be seen that it has claimed it.
+    /// A transaction has the record that is not committed yet; with what fingerprint, if it can be
+    /// seen that it has claimed it.
     pub(crate) busy: bool,
     pub(crate) fingerprint: Option<Vec<u8>>,
     /// How many rows were changed.
@@ -408,13 +421,15 @@ const COLUMNS: &str = "id, namespace, principal, request_key, fingerprint, state
 pub(crate) const INTO: &str = "sqlock_idem (id, namespace, principal, request_key, fingerprint, state, token, attempts, \
      permanent, request, issued_until, created_at, expires_at)";
 
-/// What has been done may be done anew once its time has run out: then the key counts as never used. An attempt that has not
-/// ended, or nobody knows how, has no such time. (NOT IN, so that no database looks it up in the index that begins with the state.)
+/// What has been done may be done anew once its time has run out: then the key counts as never
+/// used. An attempt that has not ended, or nobody knows how, has no such time. (NOT IN, so that no
+/// database looks it up in the index that begins with the state.)
 const EXPIRED: &str = "state NOT IN ('started', 'unknown', 'expired') AND expires_at <= ";
 
 const MICROS_PER_SECOND: i64 = 1_000_000;
 
-/// When a key that is refused for ever expires: the last moment of the year 9999. So the index by expiry does not lead to it.
+/// When a key that is refused for ever expires: the last moment of the year 9999. So the index by
+/// expiry does not lead to it.
 const NEVER: i64 = 253_402_300_799_999_999;
 
 /// The values of a new record.
@@ -506,7 +521,8 @@ fn record<DB: Records>(row: &DB::Row) -> Result<Record, sqlx::Error> {
     })
 }
 
-/// Stores the result of what was claimed in this transaction, and for how long it is to be kept from now on, in microseconds.
+/// Stores the result of what was claimed in this transaction, and for how long it is to be kept
+/// from now on, in microseconds.
 pub(crate) async fn complete<DB: Records>(
     conn: &mut DB::Connection,
     id: &str,
@@ -515,7 +531,8 @@ pub(crate) async fn complete<DB: Records>(
 ) -> Result<bool, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET result = ");
     DB::push_bytes(&mut query, result);
-    // After short work the time of the claim is good enough: to change it costs an entry in each index.
+    // After short work the time of the claim is good enough: to change it costs an entry in each
+    // index.
     query.push(", expires_at = CASE WHEN ").push(DB::NOW).push(" - created_at > ");
     query.push((keep / 100).min(MICROS_PER_SECOND)).push(" THEN ").push(DB::NOW).push(" + ");
     DB::push_integer(&mut query, keep);
@@ -525,8 +542,8 @@ pub(crate) async fn complete<DB: Records>(
     Ok(DB::execute(conn, &mut query).await? > 0)
 }
 
-/// Of what was claimed in a transaction that committed without a result, nobody knows how far it came. The token is there for an
-/// operator to name, and lower than that of any attempt.
+/// Of what was claimed in a transaction that committed without a result, nobody knows how far it
+/// came. The token is there for an operator to name, and lower than that of any attempt.
 pub(crate) async fn mark_unknown<DB: Records>(conn: &mut DB::Connection, id: &str) -> Result<(), sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'unknown', token = 1 WHERE id = ");
     DB::push_text(&mut query, id);
@@ -577,7 +594,8 @@ async fn start<DB: Records>(
 /// How an attempt has ended.
 #[derive(Clone)]
 pub(crate) enum Ending {
-    /// The result, and for how long it is to be kept from now on, in microseconds: how long the attempt took does not count.
+    /// The result, and for how long it is to be kept from now on, in microseconds: how long the
+    /// attempt took does not count.
     Done {
         result: Vec<u8>,
         keep: i64,
@@ -645,7 +663,8 @@ async fn forget<DB: Records>(
     Ok(forgotten)
 }
 
-/// Keeps any other attempt from being made until this transaction has ended, if the attempt with this token is the latest.
+/// Keeps any other attempt from being made until this transaction has ended, if the attempt with
+/// this token is the latest.
 pub(crate) async fn hold_up<DB: Records>(conn: &mut DB::Connection, id: &str, token: i64) -> Result<bool, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET token = token WHERE id = ");
     DB::push_text(&mut query, id);
@@ -654,7 +673,8 @@ pub(crate) async fn hold_up<DB: Records>(conn: &mut DB::Connection, id: &str, to
     Ok(DB::execute(conn, &mut query).await? > 0)
 }
 
-/// Stores the result of a step, if the attempt with this token is still the latest. A step that is stored stays as it is.
+/// Stores the result of a step, if the attempt with this token is still the latest. A step that is
+/// stored stays as it is.
 pub(crate) async fn put_step<DB: Records>(
     conn: &mut DB::Connection,
     step: &Step,
@@ -716,7 +736,8 @@ async fn steps<DB: Records>(conn: &mut DB::Connection, id: &str, begun: i64) -> 
     texts::<DB>(conn, &mut query).await
 }
 
-/// Forgets the results, and the steps, of those of these records whose time has run out and whose keys are refused from then on.
+/// Forgets the results, and the steps, of those of these records whose time has run out and whose
+/// keys are refused from then on.
 async fn entomb<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET result = NULL, state = 'expired', expires_at = ");
     query.push(NEVER).push(" WHERE ");
@@ -725,8 +746,8 @@ async fn entomb<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Resul
     DB::execute(conn, &mut query).await
 }
 
-/// Deletes those of these records whose time has run out, with their steps. One that is being used, or used anew, is passed over:
-/// its transaction may take its time.
+/// Deletes those of these records whose time has run out, with their steps. One that is being used,
+/// or used anew, is passed over: its transaction may take its time.
 async fn bury<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
     let mut free = QueryBuilder::new("SELECT id FROM sqlock_idem WHERE ");
     push_ids::<DB>(&mut free, ids);

@@ -78,7 +78,8 @@ impl Drop for Acquisition {
         if !self.is_answered {
             let waiter = self.waiter;
             self.answer.close();
-            // In one step: a grant in between would reach neither the caller nor the engine's waiter.
+            // In one step: a grant in between would reach neither the caller nor the engine's
+            // waiter.
             let mut waiting = None;
             self.record(RefusalReason::Cancelled.as_str());
             let cancel = |state: &mut State| {

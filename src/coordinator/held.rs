@@ -125,7 +125,8 @@ impl HeldLease {
                 if let Some(cause) = ending.cause.get() {
                     return *cause;
                 }
-                // The task that keeps the time tells. Where it has ended with its runtime, the clock does.
+                // The task that keeps the time tells. Where it has ended with its runtime, the
+                // clock does.
                 let deadline = coordinator.state().engine.deadline(lease);
                 if deadline.is_none_or(|deadline| deadline <= coordinator.now()) {
                     coordinator.feed(Event::Tick);
@@ -159,7 +160,8 @@ impl HeldLease {
         async move { answer.await.unwrap_or(Err(NotAmended::Lost(LossCause::Shutdown))) }
     }
 
-    /// Lets go of the lease, for another process to resume it. `Err`: it is not held, or its owner has entered more than once.
+    /// Lets go of the lease, for another process to resume it. `Err`: it is not held, or its owner
+    /// has entered more than once.
     pub(crate) fn export(mut self) -> Result<Exported, Box<Self>> {
         let lease = self.key();
         let exported = self.coordinator.feed_with(

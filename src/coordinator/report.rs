@@ -104,7 +104,8 @@ pub(super) fn refusal_reason(refusal: &Refusal, has_trouble: bool) -> RefusalRea
     }
 }
 
-/// What to report if a request grants a name: it takes the name over from a holder that has expired.
+/// What to report if a request grants a name: it takes the name over from a holder that has
+/// expired.
 pub(super) fn takeover(request: &Request) -> Option<Event> {
     let Request::Transition(transition) = request else {
         return None;

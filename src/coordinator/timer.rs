@@ -11,12 +11,12 @@ use crate::engine::Event;
 /// The longest time between two looks at the clock. Timers stand still while the machine sleeps.
 pub(super) const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
-/// How long a client without users goes on releasing when the store does not answer. The leases that
-/// are left end with their TTL.
+/// How long a client without users goes on releasing when the store does not answer. The leases
+/// that are left end with their TTL.
 const GIVES_UP_AFTER: Duration = Duration::from_secs(60);
 
-/// Wakes the engine when it is due, while the coordinator has users or has something to release to a
-/// store that answers.
+/// Wakes the engine when it is due, while the coordinator has users or has something to release to
+/// a store that answers.
 pub(super) async fn keep_time(coordinator: Weak<Coordinator>) {
     let mut kept = None;
     loop {

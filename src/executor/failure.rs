@@ -19,7 +19,8 @@ impl Failure {
     pub(super) fn fault(&self) -> Fault {
         match self {
             Self::Refused(error) => match Fault::of(error) {
-                // The server was another one at the time of the connect. There may be a better one by now, here or elsewhere.
+                // The server was another one at the time of the connect. There may be a better one
+                // by now, here or elsewhere.
                 Fault::ReadOnly => Fault::Severed,
                 fault => fault,
             },

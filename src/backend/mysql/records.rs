@@ -1,5 +1,6 @@
-//! How a key is claimed: an INSERT that meets one which is not committed waits for it. MariaDB can be told not to. For MySQL
-//! another connection looks first, and an INSERT waits only for a rival that came in the same moment.
+//! How a key is claimed: an INSERT that meets one which is not committed waits for it. MariaDB can
+//! be told not to. For MySQL another connection looks first, and an INSERT waits only for a rival
+//! that came in the same moment.
 
 use sqlx::{Executor as _, MySql, MySqlConnection, QueryBuilder, Row as _};
 
@@ -37,7 +38,8 @@ impl Records for MySql {
             if claim.issued {
                 push_consume::<Self>(&mut query, claim, State::Done, 0);
             } else {
-                // What has expired was deleted before: to change it behind an INSERT that met it would make rivals deadlock.
+                // What has expired was deleted before: to change it behind an INSERT that met it
+                // would make rivals deadlock.
                 query.push("INSERT IGNORE INTO ").push(INTO).push(" VALUES (");
                 push_values::<Self>(&mut query, claim, State::Done, 0);
                 query.push(")");
@@ -58,7 +60,8 @@ impl Records for MySql {
 pub(super) async fn record(conn: &mut MySqlConnection, errand: &Errand) -> Result<Findings, sqlx::Error> {
     let key = match errand {
         Errand::Peek(key) => key,
-        // What is found not to be locked stays so until it is deleted; a record is not resolved without a word of who did.
+        // What is found not to be locked stays so until it is deleted; a record is not resolved
+        // without a word of who did.
         Errand::Bury(_) | Errand::Purge { .. } | Errand::Resolve(_) => {
             conn.execute("START TRANSACTION").await?;
             let found = carry::<MySql>(&mut *conn, errand).await;
@@ -73,7 +76,8 @@ pub(super) async fn record(conn: &mut MySqlConnection, errand: &Errand) -> Resul
         Ok(record) => Ok(Findings { records: record.into_iter().collect(), ..Findings::default() }),
         Err(error) if MySql::lock_failure(&error) == Some(LockFailure::Locked) => {
             sqlx::query(DIRTY).execute(&mut *conn).await?;
-            // Only what has been claimed and has no result yet has the fingerprint of one who is at work.
+            // Only what has been claimed and has no result yet has the fingerprint of one who is at
+            // work.
             let dirty = read::<MySql>(&mut *conn, &key.id, "").await?;
             let is_claimed = |record: &Record| record.state == State::Done && record.result.is_none();
             let dirty = dirty.filter(|record| is_claimed(record) && !record.is_expired());
