@@ -181,7 +181,7 @@ impl Round {
         }
         let (all, needed) = (self.nodes.locks.len(), self.nodes.needed());
         let failed: Vec<String> =
-            errors.iter().map(|(node, error)| format!("{}: {error}", self.nodes.describe(*node))).collect();
+            errors.iter().map(|(node, error)| format!("{}: {}", self.nodes.describe(*node), error.report())).collect();
         let reason = format!("{answered} of {all} databases answered, and {needed} must; {}", failed.join("; "));
         Error::Unavailable { attempted: "acquire a majority", reason, source: None }
     }
