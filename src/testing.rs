@@ -1,7 +1,7 @@
 //! Locks without a database, for the tests of applications.
 //!
-//! [`Memory`] is a database that is a model: it keeps leases as the databases do, and fails when it
-//! is told to. The [chapter on testing](crate::guide::testing) has an example for each of its
+//! [`Memory`] is a database that is a model: it keeps leases as the databases do, and fails on
+//! demand. The [chapter on testing](crate::guide::testing) has an example for each of its
 //! faults.
 
 use std::sync::Arc;

@@ -11,7 +11,7 @@ use sqlx::{MySqlConnection, Row as _};
 
 use super::acquire::heartbeat_client;
 use super::queue::poll_many;
-use super::script::{Script, id_literal, name_literal, text_literal};
+use super::script::{Script, id_literal, list, name_literal, text_literal};
 use crate::backend::stored::TableRow as _;
 use crate::backend::{micros, token};
 use crate::protocol::{Batch, Claim, Release, Released, Response};
@@ -133,9 +133,4 @@ async fn release(conn: &mut MySqlConnection, releases: &[Release]) -> Result<Vec
         is_ended.then_some(Response::Released(Released::Ended { awaited: false }))
     };
     Ok(releases.iter().map(answer).collect())
-}
-
-/// Joins literals for IN.
-fn list<T>(of: &[T], literal: fn(&T) -> String) -> String {
-    of.iter().map(literal).collect::<Vec<_>>().join(", ")
 }

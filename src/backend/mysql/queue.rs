@@ -7,7 +7,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row as _};
 
 use super::acquire::{CREATE_FREE, grant_claim};
-use super::script::{Script, filled, id_literal, name_literal, read_flag};
+use super::script::{Script, filled, id_literal, list, name_literal, read_flag};
 use super::store::{is_timeout, token};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, holder_now, holder_text, read_entry, read_lease, remaining};
@@ -130,8 +130,9 @@ pub(super) async fn poll_many(
     conn: &mut MySqlConnection,
     polls: &[(LockName, LeaseId)],
 ) -> Result<Vec<Option<Response>>, sqlx::Error> {
-    let list = |literal: fn(&(LockName, LeaseId)) -> String| polls.iter().map(literal).collect::<Vec<_>>().join(", ");
-    let text = filled(POLL_NAMES, &[&list(|(_, id)| id_literal(*id)), &list(|(name, _)| name_literal(name))]);
+    let ids = list(polls, |(_, id)| id_literal(*id));
+    let names = list(polls, |(name, _)| name_literal(name));
+    let text = filled(POLL_NAMES, &[&ids, &names]);
     let rows = sqlx::raw_sql(AssertSqlSafe(text)).fetch_all(conn).await?;
     let mut by_name: HashMap<Vec<u8>, Vec<&MySqlRow>> = HashMap::new();
     for row in &rows {
@@ -342,9 +343,9 @@ pub(super) async fn transition(
         HolderChange::None | HolderChange::Free | HolderChange::Claim(_) => &[],
     };
     let names = &*name_literal(&transition.name);
-    let gone = &*list(expired.iter().copied());
-    let granted = &*list(grantees.iter().map(|grantee| grantee.id));
-    let all = &*list(expired.iter().copied().chain(grantees.iter().map(|grantee| grantee.id)));
+    let gone = &*list_ids(expired.iter().copied());
+    let granted = &*list_ids(grantees.iter().map(|grantee| grantee.id));
+    let all = &*list_ids(expired.iter().copied().chain(grantees.iter().map(|grantee| grantee.id)));
     let is_taken = is_alone && given_up.is_none();
     let losers = [names, if is_taken { "1" } else { "0" }, names, gone];
 
@@ -417,6 +418,6 @@ pub(super) async fn transition(
 }
 
 /// Joins ids as literals for IN. The list is never empty: it begins with an id that no row has.
-fn list(ids: impl Iterator<Item = LeaseId>) -> String {
+fn list_ids(ids: impl Iterator<Item = LeaseId>) -> String {
     ids.fold(String::from("''"), |list, id| format!("{list}, '{id}'"))
 }

@@ -68,6 +68,11 @@ pub(super) fn filled(sql: &str, literals: &[&str]) -> String {
     text
 }
 
+/// Joins literals for IN.
+pub(super) fn list<T>(of: &[T], literal: fn(&T) -> String) -> String {
+    of.iter().map(literal).collect::<Vec<_>>().join(", ")
+}
+
 /// A name as a literal of bytes.
 pub(super) fn name_literal(name: &LockName) -> String {
     format!("X'{}'", hex(name.as_str().as_bytes()))

@@ -101,15 +101,15 @@ SELECT ",
     };
 }
 
-// $1 name, $2 id. The statement with an array is planned each time, because its plan depends on the
-// length.
+// $1 name, $2 id
 const POLL: &str = poll!(
     "(SELECT * FROM sqlock_lease WHERE name = $1) AS l
   LEFT JOIN (SELECT $2::text AS id, 1::bigint AS place) AS q ON true
   LEFT JOIN sqlock_entry AS e ON e.name = l.name AND e.id = q.id"
 );
 
-// $1 name, $2 ids
+// $1 name, $2 ids. A statement with an array is planned each time, because its plan depends on the
+// length.
 const POLL_IDS: &str = poll!(
     "(SELECT * FROM sqlock_lease WHERE name = $1) AS l
   LEFT JOIN unnest($2::text[]) WITH ORDINALITY AS q (id, place) ON true

@@ -348,7 +348,7 @@ impl World {
             self.violate(violation);
         }
         if self.profile.is_quick() && !matches!(verdict, Verdict::Kept | Verdict::Lost(LossCause::Expired)) {
-            self.violate(format!("client {client}: the release of {name} is told {verdict:?}"));
+            self.violate(format!("client {client}: the release of {name} ended with {verdict:?}"));
         }
         self.rest(actor);
     }

@@ -1,4 +1,4 @@
-//! Clients: engines, what they are told, and what they do.
+//! Clients: the events and the actions of their engines.
 
 use super::super::checker;
 use super::{Actor, ActorState, Happening, Pending, World, describe};
