@@ -27,7 +27,7 @@ pub(crate) mod table;
 
 pub(crate) use self::admin::{ListedHolder, ListedWaiter, Names, Origin, SweepRange, Swept};
 pub(crate) use self::session::SessionLocks;
-pub(crate) use self::store::{BoxFuture, Store, StoreFuture};
+pub(crate) use self::store::{BoxFuture, IsWaiting, Notification, Store, StoreFuture};
 pub(crate) use self::stored::{hex, micros, token};
 use crate::clock::Clock;
 use crate::error::Result;
@@ -38,8 +38,9 @@ pub(crate) trait Backend: Send + Sync {
     fn connect(&self) -> StoreFuture<'_, Box<dyn Store>>;
 
     /// Opens a connection that sends heartbeats. It receives notifications of grants by other
-    /// clients if the database supports them.
-    fn connect_for_heartbeats(&self) -> StoreFuture<'_, Box<dyn Store>> {
+    /// clients if the database supports them, at least while the client waits for one.
+    fn connect_for_heartbeats(&self, is_waiting: IsWaiting) -> StoreFuture<'_, Box<dyn Store>> {
+        let _ = is_waiting;
         self.connect()
     }
 
@@ -48,7 +49,8 @@ pub(crate) trait Backend: Send + Sync {
         Clock::Host
     }
 
-    /// Returns whether connections for heartbeats receive notifications, as far as is known.
+    /// Returns whether a client whose heartbeat was answered receives notifications, as far as is
+    /// known.
     fn can_notify(&self) -> bool {
         false
     }

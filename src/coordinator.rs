@@ -27,6 +27,7 @@ pub(crate) use acquisition::Acquisition;
 pub(crate) use eviction::Eviction;
 pub(crate) use held::HeldLease;
 
+use crate::backend::Notification;
 use crate::clock::Moment;
 use crate::engine::{Answer, Engine, Event, Exported, Failure, Pulse, Refusal, WaiterId, Wish};
 use crate::error::{Error, Result};
@@ -79,8 +80,12 @@ impl Coordinator {
         }
         tokio::spawn(timer::keep_time(Arc::downgrade(self)));
         let coordinator = Arc::downgrade(self);
-        self.executor.start(move |name| {
-            if let (Some(coordinator), Ok(name)) = (coordinator.upgrade(), LockName::new(name)) {
+        self.executor.start(move |notification| {
+            let name = match notification {
+                Notification::Name(name) => LockName::new(name).map(Some),
+                Notification::AnyName => Ok(None),
+            };
+            if let (Some(coordinator), Ok(name)) = (coordinator.upgrade(), name) {
                 coordinator.feed(Event::Notified { name });
             }
         });
@@ -260,6 +265,7 @@ impl Coordinator {
                 self.act(&mut state, &mut outbox, now, action);
             }
             self.record_late_heartbeat(&mut state, &mut outbox, now);
+            self.executor.set_waiting(state.engine.is_queued());
             let wakes_at = state.engine.wakes_at();
             if wakes_at.is_some_and(|at| state.asleep_until.is_some_and(|until| at < until)) {
                 self.rearmed.notify_one();

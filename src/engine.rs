@@ -65,6 +65,10 @@ use crate::token::FencingToken;
 const POLL_FIRST: Duration = Duration::from_millis(100);
 const POLL_OTHERS: Duration = Duration::from_millis(250);
 
+/// How long the entries of one name are not polled again because of a notification without a name,
+/// for each name that has entries: with 1 000 names, as often as without notifications.
+const POLL_EACH: Duration = Duration::from_micros(100);
+
 /// How often a release is repeated that the store leaves without effect.
 pub(crate) const IGNORED: u32 = 16;
 
@@ -115,6 +119,12 @@ pub(crate) struct Engine {
     ttls: BTreeMap<Duration, usize>,
     /// How many names need attention.
     unsettled: usize,
+    /// How many names have an entry that waits.
+    queued: usize,
+    /// When the entries of all names are polled after a notification without a name, and not
+    /// before which moment again.
+    poll_all_at: Option<Moment>,
+    polled_all_until: Moment,
     wakes: HashMap<LockName, Moment>,
     /// When the last acquisition of this client ended on each name that has nothing else to do.
     ended: HashMap<LockName, Moment>,
@@ -158,6 +168,9 @@ impl Engine {
             timers: BTreeSet::new(),
             ttls: BTreeMap::new(),
             unsettled: 0,
+            queued: 0,
+            poll_all_at: None,
+            polled_all_until: Moment::default(),
             wakes: HashMap::new(),
             ended: HashMap::new(),
             patience: BTreeSet::new(),
@@ -190,14 +203,17 @@ impl Engine {
             Event::Answer { request, answer } => self.answered(now, request, answer),
             Event::Evicted { name, token } => self.evicted(now, &name, token),
             Event::Doubted { name } => self.doubt(now, &name),
-            Event::Notified { name } => self.notified(now, &name),
+            Event::Notified { name: Some(name) } => self.notified(now, &name),
+            Event::Notified { name: None } => self.poll_all_at = Some(now.max(self.polled_all_until)),
             Event::Tick => {}
             Event::Close => self.close(now),
         }
+        self.poll_all(now);
         self.beat(now);
         if self.is_closing && self.is_settled() {
             self.names.clear();
             self.ttls.clear();
+            self.queued = 0;
             self.actions.push(Action::Closed);
         }
         std::mem::take(&mut self.actions)
@@ -207,7 +223,7 @@ impl Engine {
     pub(crate) fn wakes_at(&self) -> Option<Moment> {
         let timer = self.timers.first().map(|(at, _)| *at);
         let patience = self.patience.first().map(|(at, _)| *at);
-        timer.into_iter().chain(patience).chain(self.heartbeat.due()).min()
+        timer.into_iter().chain(patience).chain(self.poll_all_at).chain(self.heartbeat.due()).min()
     }
 
     /// How long the answer to a heartbeat may take: there must be time for another one before any
@@ -219,6 +235,11 @@ impl Engine {
     /// How many leases are in the hands of callers.
     pub(crate) fn held(&self) -> usize {
         self.leases.len()
+    }
+
+    /// Whether an entry waits that another client may grant a name to.
+    pub(crate) fn is_queued(&self) -> bool {
+        self.queued > 0
     }
 
     /// How the heartbeat is.
@@ -272,6 +293,17 @@ impl Engine {
             state.is_notified = true;
         }
         self.advance(now, name);
+    }
+
+    /// Polls the entries of every name, if that is due.
+    fn poll_all(&mut self, now: Moment) {
+        if self.poll_all_at.is_none_or(|at| at > now) {
+            return;
+        }
+        self.poll_all_at = None;
+        self.polled_all_until = now + POLL_EACH * u32::try_from(self.queued).unwrap_or(u32::MAX);
+        let names: BTreeSet<LockName> = self.waiters.values().cloned().collect();
+        names.iter().for_each(|name| self.notified(now, name));
     }
 
     fn release(&mut self, now: Moment, lease: LeaseKey, keep_for: Duration) {
@@ -359,6 +391,8 @@ impl Engine {
         }
         self.unsettled += usize::from(after.attention);
         self.unsettled -= usize::from(before.attention);
+        self.queued += usize::from(after.grant);
+        self.queued -= usize::from(before.grant);
     }
 
     // ---- statements

@@ -28,13 +28,13 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Notification};
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, Result};
 use crate::events::Publisher;
 use crate::operation::Operation;
 use crate::protocol::Batch;
-use worker::{Pending, Task, Worker};
+use worker::{Grants, Pending, Task, Worker};
 
 /// How long an answer may take. An operation waits for a locked row for a second at most, so only a
 /// frozen server or a broken network takes longer.
@@ -59,6 +59,8 @@ pub(crate) struct Executor {
     backend: Arc<dyn Backend>,
     connections: usize,
     publisher: Arc<Publisher>,
+    /// Whether the client waits for a name that another client may grant it.
+    is_waiting: watch::Sender<bool>,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -110,18 +112,20 @@ impl Executor {
     /// that is opened again.
     pub(crate) fn new(backend: Arc<dyn Backend>, connections: usize, publisher: Arc<Publisher>) -> Self {
         let (work, heartbeats, workers) = (Arc::default(), Arc::default(), Mutex::default());
-        Self { work, heartbeats, backend, connections, publisher, workers }
+        let is_waiting = watch::Sender::new(false);
+        Self { work, heartbeats, backend, connections, publisher, is_waiting, workers }
     }
 
-    /// Starts the tasks on the present runtime, the first time. `on_grant` takes the names that
-    /// other clients are heard to grant to this one.
-    pub(crate) fn start(&self, on_grant: impl Fn(&str) + Send + Sync + 'static) {
+    /// Starts the tasks on the present runtime, the first time. `on_grant` takes the notifications
+    /// of grants by other clients.
+    pub(crate) fn start(&self, on_grant: impl Fn(Notification) + Send + Sync + 'static) {
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         if !workers.is_empty() {
             return;
         }
         let worker = |queue| Worker::new(Arc::clone(&self.backend), Arc::clone(queue), Arc::clone(&self.publisher));
-        workers.push(tokio::spawn(worker(&self.heartbeats).for_heartbeats(Box::new(on_grant), &self.work).run()));
+        let grants = Grants { on_grant: Box::new(on_grant), is_waiting: self.is_waiting.subscribe() };
+        workers.push(tokio::spawn(worker(&self.heartbeats).for_heartbeats(grants, &self.work).run()));
         workers.extend((0..self.connections).map(|_| tokio::spawn(worker(&self.work).run())));
     }
 
@@ -163,7 +167,12 @@ impl Executor {
         answered.await.unwrap_or_else(|_| Answer::closed(self.clock().now()))
     }
 
-    /// Whether grants by other clients are heard of, once a heartbeat was answered.
+    /// Notes whether the client waits for a name that another client may grant it.
+    pub(crate) fn set_waiting(&self, is_waiting: bool) {
+        self.is_waiting.send_if_modified(|before| std::mem::replace(before, is_waiting) != is_waiting);
+    }
+
+    /// Whether a client whose heartbeat was answered receives notifications of grants.
     pub(crate) fn can_notify(&self) -> bool {
         self.backend.can_notify()
     }

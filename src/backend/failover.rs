@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::{Backend, BoxFuture, SessionLocks, Store, StoreFuture};
+use super::{Backend, BoxFuture, IsWaiting, SessionLocks, Store, StoreFuture};
 use crate::error::{Error, Result, not_writable, reason};
 use crate::protocol::timing::CONNECT_WITHIN;
 
@@ -93,8 +93,8 @@ impl Backend for Failover {
         self.chosen().can_notify()
     }
 
-    fn connect_for_heartbeats(&self) -> StoreFuture<'_, Box<dyn Store>> {
-        Box::pin(self.connect_with(|server| server.connect_for_heartbeats()))
+    fn connect_for_heartbeats(&self, is_waiting: IsWaiting) -> StoreFuture<'_, Box<dyn Store>> {
+        Box::pin(self.connect_with(move |server| server.connect_for_heartbeats(is_waiting.clone())))
     }
 
     fn max_connections_used(&self) -> usize {

@@ -34,8 +34,8 @@ use self::settings::Settings;
 use super::fence::{Check, Fence, Verdict};
 use super::store::{AdminStore, LeaseStore, ROW_TOUCH_INTERVAL, RecordStore, RowStore};
 use super::{
-    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Origin, SessionLocks, Store, StoreFuture, SweepRange,
-    Swept, micros,
+    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Notification, Origin, SessionLocks, Store,
+    StoreFuture, SweepRange, Swept, micros,
 };
 use crate::error::{Result, if_readable};
 use crate::name::LockName;
@@ -94,7 +94,8 @@ impl Backend for PostgresBackend {
         self.can_listen.load(Ordering::Relaxed)
     }
 
-    fn connect_for_heartbeats(&self) -> StoreFuture<'_, Box<dyn Store>> {
+    /// It listens also while the client waits for nothing: that costs the server nothing.
+    fn connect_for_heartbeats(&self, _is_waiting: IsWaiting) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(async move {
             let options = self.quiet_options();
             let upgrade = Some(Upgrade { options, can_listen: Arc::clone(&self.can_listen), client: None });
@@ -181,7 +182,7 @@ impl LeaseStore for PostgresStore {
         Box::pin(async move { batch::execute(&mut self.store().await?, batch).await })
     }
 
-    fn notified(&mut self) -> StoreFuture<'_, String> {
+    fn notified(&mut self) -> StoreFuture<'_, Notification> {
         match &self.upgrade {
             Some(upgrade) => Box::pin(self.connection.notified(upgrade)),
             None => Box::pin(std::future::pending()),

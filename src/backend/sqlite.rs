@@ -14,6 +14,7 @@ mod change;
 mod differential;
 mod fence;
 mod heartbeat;
+mod listener;
 mod queue;
 mod records;
 mod release;
@@ -31,11 +32,12 @@ use sqlx::{ConnectOptions, Connection, Executor as _, Row as _, Sqlite, SqliteCo
 use sqlx_core::transaction::{TransactionManager as _, begin_ansi_transaction_sql};
 use tokio::time::timeout;
 
+use self::listener::Listener;
 use super::fence::{Check, Fence, Verdict};
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::{
-    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Origin, SessionLocks, Store, StoreFuture, SweepRange,
-    Swept,
+    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Notification, Origin, SessionLocks, Store,
+    StoreFuture, SweepRange, Swept,
 };
 use crate::error::{Error, Result, if_readable};
 use crate::name::LockName;
@@ -60,9 +62,9 @@ impl SqliteBackend {
         let mut own = options.disable_statement_logging().connect().await?;
         if is_in_memory(&mut own).await? {
             own.close().await?;
-            return Ok(SqliteStore::Pooled(self.pool.clone()));
+            return Ok(SqliteStore { connection: StoreConnection::Pooled(self.pool.clone()), listener: None });
         }
-        Ok(SqliteStore::Dedicated(own))
+        Ok(SqliteStore { connection: StoreConnection::Dedicated(own), listener: None })
     }
 }
 
@@ -79,13 +81,18 @@ impl Backend for SqliteBackend {
         Box::pin(async move { Ok(Box::new(self.connect_store().await?) as Box<dyn Store>) })
     }
 
-    fn connect_for_heartbeats(&self) -> StoreFuture<'_, Box<dyn Store>> {
+    fn can_notify(&self) -> bool {
+        true
+    }
+
+    fn connect_for_heartbeats(&self, is_waiting: IsWaiting) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(async move {
-            let mut session = self.connect_store().await?;
-            if let SqliteStore::Dedicated(own) = &mut session {
+            let mut store = self.connect_store().await?;
+            if let StoreConnection::Dedicated(own) = &mut store.connection {
                 own.execute(heartbeat::SHORT_BUSY_TIMEOUT).await?;
+                store.listener = Some(Listener::new(is_waiting));
             }
-            Ok(Box::new(session) as Box<dyn Store>)
+            Ok(Box::new(store) as Box<dyn Store>)
         })
     }
 
@@ -159,9 +166,16 @@ async fn reset(conn: &mut SqliteConnection) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
-/// A connection of the executor. For a database in memory, the caller's pool, which lends a
-/// connection for each operation.
-enum SqliteStore {
+/// A connection of the executor.
+struct SqliteStore {
+    connection: StoreConnection,
+    /// On a connection for heartbeats. In a database in memory, no other client grants names.
+    listener: Option<Listener>,
+}
+
+/// A connection to a file. For a database in memory, the caller's pool, which lends a connection
+/// for each operation.
+enum StoreConnection {
     Dedicated(SqliteConnection),
     Pooled(SqlitePool),
 }
@@ -195,9 +209,9 @@ impl DerefMut for BorrowedConnection<'_> {
 impl SqliteStore {
     /// Returns the connection. A pool must lend one within [`ACQUIRE_TIMEOUT`].
     async fn conn(&mut self) -> Result<BorrowedConnection<'_>, sqlx::Error> {
-        Ok(match self {
-            Self::Dedicated(conn) => BorrowedConnection::Dedicated(conn),
-            Self::Pooled(pool) => BorrowedConnection::Pooled(acquire_from(pool).await?),
+        Ok(match &mut self.connection {
+            StoreConnection::Dedicated(conn) => BorrowedConnection::Dedicated(conn),
+            StoreConnection::Pooled(pool) => BorrowedConnection::Pooled(acquire_from(pool).await?),
         })
     }
 }
@@ -213,6 +227,17 @@ impl LeaseStore for SqliteStore {
 
     fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> StoreFuture<'a, Vec<Option<Response>>> {
         Box::pin(async move { batch::execute(&mut *self.conn().await?, batch).await })
+    }
+
+    fn notified(&mut self) -> StoreFuture<'_, Notification> {
+        Box::pin(async move {
+            match (&mut self.connection, &mut self.listener) {
+                (StoreConnection::Dedicated(conn), Some(listener)) => {
+                    listener.notified(conn).await.map(|()| Notification::AnyName)
+                }
+                _ => std::future::pending().await,
+            }
+        })
     }
 }
 
@@ -252,9 +277,9 @@ impl RecordStore for SqliteStore {
 impl Store for SqliteStore {
     fn close(self: Box<Self>) -> StoreFuture<'static, ()> {
         Box::pin(async move {
-            match *self {
-                Self::Dedicated(conn) => conn.close().await,
-                Self::Pooled(_) => Ok(()),
+            match self.connection {
+                StoreConnection::Dedicated(conn) => conn.close().await,
+                StoreConnection::Pooled(_) => Ok(()),
             }
         })
     }

@@ -3,6 +3,8 @@
 use std::pin::Pin;
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 use super::admin::{ListedHolder, ListedWaiter, Names, Origin, SweepRange, Swept};
 use super::dialect::Column;
 use super::records::{Errand, Findings};
@@ -21,6 +23,17 @@ pub(crate) trait Store: LeaseStore + AdminStore + RowStore + RecordStore {
     fn close(self: Box<Self>) -> StoreFuture<'static, ()>;
 }
 
+/// A notification of a grant by another client.
+pub(crate) enum Notification {
+    /// This name was granted.
+    Name(String),
+    /// One of the names for which the client waits may have been granted.
+    AnyName,
+}
+
+/// Whether the client waits for a name that another client may grant it.
+pub(crate) type IsWaiting = watch::Receiver<bool>;
+
 /// Carries out requests about leases.
 pub(crate) trait LeaseStore: Send {
     /// Carries out a request.
@@ -33,13 +46,13 @@ pub(crate) trait LeaseStore: Send {
         Box::pin(async { Ok(Vec::new()) })
     }
 
-    /// Waits until another client grants a name to this one. Returns the name. An error means that
-    /// the connection is lost.
+    /// Waits until another client may have granted a name to this one. An error means that the
+    /// connection is lost.
     ///
     /// # Cancel safety
     ///
     /// No notification is missed when the future is dropped.
-    fn notified(&mut self) -> StoreFuture<'_, String> {
+    fn notified(&mut self) -> StoreFuture<'_, Notification> {
         Box::pin(std::future::pending())
     }
 }

@@ -103,9 +103,9 @@ pub(crate) enum Event {
     Doubted {
         name: LockName,
     },
-    /// Another client has granted this one a name.
+    /// Another client has granted this one a name. `None`: one of those for which it waits.
     Notified {
-        name: LockName,
+        name: Option<LockName>,
     },
     /// Time has passed.
     Tick,

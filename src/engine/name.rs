@@ -38,6 +38,8 @@ pub(super) struct Needs {
     pub(super) ttl: Option<Duration>,
     /// Something is held, wanted or on its way, or is withdrawn for the first time.
     pub(super) attention: bool,
+    /// An entry waits for a grant, perhaps by another client.
+    pub(super) grant: bool,
 }
 
 #[derive(Default)]
@@ -206,12 +208,13 @@ impl Name {
     pub(super) fn needs_now(&self) -> Needs {
         let held = self.holdings.iter().filter(|holding| holding.is_kept).map(|holding| holding.ttl).min();
         let detaching = self.detachments.iter().map(|detachment| detachment.ttl);
-        let ttl = held.into_iter().chain(self.has_entries().then_some(GRANT)).chain(detaching).min();
+        let grant = self.has_entries();
+        let ttl = held.into_iter().chain(grant.then_some(GRANT)).chain(detaching).min();
         let rests = self.waiters.is_empty() && self.holdings.is_empty() && !self.is_busy();
         let is_settled = rests
             && self.withdrawals.iter().all(|withdrawal| withdrawal.until.is_some() && withdrawal.pause > FIRST_PAUSE)
             && self.detachments.iter().all(|detachment| detachment.pause > FIRST_PAUSE);
-        Needs { ttl, attention: !is_settled }
+        Needs { ttl, attention: !is_settled, grant }
     }
 
     /// Deletes every trace of an acquisition from the store, now and, if a request may take effect

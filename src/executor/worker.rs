@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::failure::Failure;
 use super::{Answer, Gathered, Open, Queue, Suspicion};
-use crate::backend::{Backend, Store, StoreFuture};
+use crate::backend::{Backend, IsWaiting, Notification, Store, StoreFuture};
 use crate::backoff::Backoff;
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, Fault};
@@ -28,8 +28,11 @@ const PATIENCE_WITH_CONFLICTS: Duration = Duration::from_secs(10);
 /// Where an answer goes.
 type Reply<T> = Box<dyn FnOnce(Answer<T>) + Send>;
 
-/// Takes the name that another client has granted to this one.
-pub(super) type OnGrant = Box<dyn Fn(&str) + Send + Sync>;
+/// The notifications of grants by other clients, on a connection for heartbeats.
+pub(super) struct Grants {
+    pub(super) on_grant: Box<dyn Fn(Notification) + Send + Sync>,
+    pub(super) is_waiting: IsWaiting,
+}
 
 /// How an operation travels: what it is, and how its attempts went so far.
 pub(super) struct Task<O: Operation> {
@@ -147,8 +150,7 @@ pub(super) struct Worker {
     connection: Option<Connection>,
     /// The last connection was lost.
     has_lost: bool,
-    /// Hears of grants by other clients, on a connection for heartbeats.
-    on_grant: Option<OnGrant>,
+    grants: Option<Grants>,
     /// The connection hears nothing any more. The next heartbeat on it fails.
     is_deaf: bool,
     /// Whether the connection may be dead.
@@ -175,7 +177,7 @@ impl Worker {
             publisher,
             connection: None,
             has_lost: false,
-            on_grant: None,
+            grants: None,
             is_deaf: false,
             suspicion,
             suspects: None,
@@ -185,8 +187,8 @@ impl Worker {
 
     /// The worker for heartbeats, which receives the notifications of grants by other clients. When
     /// it loses its connection, those of the workers of `suspects` are suspect.
-    pub(super) fn for_heartbeats(self, on_grant: OnGrant, suspects: &Arc<Queue>) -> Self {
-        Self { on_grant: Some(on_grant), suspects: Some(Arc::clone(suspects)), ..self }
+    pub(super) fn for_heartbeats(self, grants: Grants, suspects: &Arc<Queue>) -> Self {
+        Self { grants: Some(grants), suspects: Some(Arc::clone(suspects)), ..self }
     }
 
     /// Returns the next task. Passes notifications on and gives a suspect connection up meanwhile.
@@ -194,15 +196,15 @@ impl Worker {
         loop {
             let has_connection = self.connection.is_some();
             let notified = async {
-                match (&mut self.connection, &self.on_grant) {
+                match (&mut self.connection, &self.grants) {
                     (Some(connection), Some(_)) if !self.is_deaf => connection.session.notified().await,
                     _ => std::future::pending().await,
                 }
             };
             tokio::select! {
                 task = self.queue.pop(has_connection) => return task,
-                notified = notified => match (notified, &self.on_grant) {
-                    (Ok(name), Some(on_grant)) => drop(panics::caught(|| on_grant(&name))),
+                notified = notified => match (notified, &self.grants) {
+                    (Ok(notification), Some(grants)) => drop(panics::caught(|| (grants.on_grant)(notification))),
                     _ => self.is_deaf = true,
                 },
                 _ = suspected(&mut self.suspicion), if has_connection => self.connection = None,
@@ -273,8 +275,10 @@ impl Worker {
     async fn attempt(&mut self, task: &mut dyn Pending) -> Result<(), Failure> {
         if self.connection.is_none() {
             let within = CONNECT_WITHIN.min(task.attempts().answer_within);
-            let connecting =
-                if self.on_grant.is_some() { self.backend.connect_for_heartbeats() } else { self.backend.connect() };
+            let connecting = match &self.grants {
+                Some(grants) => self.backend.connect_for_heartbeats(grants.is_waiting.clone()),
+                None => self.backend.connect(),
+            };
             let session = match timeout(within, panics::caught_in(connecting)).await {
                 Ok(Ok(connected)) => connected.map_err(|error| Failure::Unconnected(Some(error)))?,
                 Ok(Err(panic)) => return Err(Failure::Panic(panic)),

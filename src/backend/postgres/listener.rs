@@ -14,6 +14,7 @@ use sqlx::{Acquire as _, ConnectOptions as _, Connection as _, PgConnection, PgP
 use uuid::Uuid;
 
 use super::settings::started_at;
+use crate::backend::Notification;
 use crate::protocol::ClientId;
 use crate::protocol::timing::CONNECT_WITHIN;
 
@@ -65,11 +66,11 @@ impl HeartbeatConnection {
         }
     }
 
-    /// Waits for the name of the next grant. A plain connection begins to listen after its first
+    /// Waits for the next grant. A plain connection begins to listen after its first
     /// answered heartbeat.
     ///
     /// The next statement fails if the future is dropped while the connection begins to listen.
-    pub(super) async fn notified(&mut self, upgrade: &Upgrade) -> Result<String, sqlx::Error> {
+    pub(super) async fn notified(&mut self, upgrade: &Upgrade) -> Result<Notification, sqlx::Error> {
         if let Some(client) = upgrade.client.filter(|_| upgrade.can_listen.load(Ordering::Relaxed)) {
             self.listen(upgrade, client).await?;
         }
@@ -77,7 +78,7 @@ impl HeartbeatConnection {
             return std::future::pending().await;
         };
         match listener.try_recv().await {
-            Ok(Some(notification)) => Ok(notification.payload().to_owned()),
+            Ok(Some(notification)) => Ok(Notification::Name(notification.payload().to_owned())),
             failed => {
                 // The listener would open another connection, on which the heartbeat would not
                 // notice the interruption.

@@ -41,11 +41,11 @@ pub(super) enum Happening {
         actor: usize,
         turn: u32,
     },
-    /// A client hears that it may have been granted a name.
+    /// A client hears that it may have been granted a name. `None`: one of those for which it waits.
     Notify {
         client: usize,
         life: u32,
-        name: LockName,
+        name: Option<LockName>,
     },
     EndFence {
         transaction: TransactionId,

@@ -127,7 +127,8 @@ impl World {
         for client in 0..self.clients.len() {
             if self.random.permille(300) {
                 let (life, delay) = (self.clients[client].life, self.delay());
-                self.after(delay, Happening::Notify { client, life, name: name.clone() });
+                let name = (!self.random.permille(300)).then(|| name.clone());
+                self.after(delay, Happening::Notify { client, life, name });
             }
         }
     }
