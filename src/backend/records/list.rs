@@ -2,7 +2,8 @@
 
 use sqlx::QueryBuilder;
 
-use super::{COLUMNS, Record, Records, State, record};
+use super::Records;
+use super::record::{COLUMNS, Record, State, record};
 
 /// Which records to list.
 #[derive(Clone, Default)]

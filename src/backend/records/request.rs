@@ -2,7 +2,9 @@
 
 use sqlx::QueryBuilder;
 
-use super::{Claiming, Records, State};
+use super::Records;
+use super::claim::Claiming;
+use super::record::State;
 
 /// The request of a new record. Only an attempt is ever taken up.
 pub(super) fn push<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Claiming, state: State) {

@@ -2,7 +2,9 @@
 
 use sqlx::QueryBuilder;
 
-use super::{Records, State, forget};
+use super::Records;
+use super::attempt::forget;
+use super::record::State;
 
 /// What an operator has found out about the attempt with this token.
 pub(crate) struct Resolving {
