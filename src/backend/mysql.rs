@@ -22,6 +22,7 @@ mod records;
 mod release;
 mod rows;
 mod session;
+mod transition;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -21,6 +21,7 @@ mod rows;
 mod session;
 mod settings;
 mod store;
+mod transition;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -20,6 +20,7 @@ mod release;
 mod rows;
 mod session;
 mod store;
+mod transition;
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;

@@ -50,7 +50,11 @@ pub(super) async fn recall<DB: Records>(
     rows.first().map_or(Ok(None), |row| DB::bytes(row, 0))
 }
 
-pub(super) async fn steps<DB: Records>(conn: &mut DB::Connection, id: &str, begun: i64) -> Result<Vec<String>, sqlx::Error> {
+pub(super) async fn steps<DB: Records>(
+    conn: &mut DB::Connection,
+    id: &str,
+    begun: i64,
+) -> Result<Vec<String>, sqlx::Error> {
     let mut query = QueryBuilder::new("SELECT ");
     query.push(DB::STEP).push(" FROM sqlock_idem_step WHERE id = ");
     DB::push_text(&mut query, id);
