@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::Kind;
-use crate::backend::memory::server::{MemoryBackend, MemoryServer};
+use crate::backend::memory::connection::MemoryBackend;
+use crate::backend::memory::server::MemoryServer;
 use crate::error::Result;
 use crate::locks::{Locks, LocksBuilder};
 use crate::name::LockName;
