@@ -1,5 +1,7 @@
 //! An attempt to have an effect elsewhere: a lease on the key, and a record of its progress.
 
+mod step;
+
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
@@ -8,11 +10,11 @@ use serde::de::DeserializeOwned;
 use sqlx::Transaction;
 
 use super::handle::{Idempotency, claim_error};
-use super::outcome::{decode, encode, encode_legibly};
+use super::outcome::{encode, encode_legibly};
 use super::seal::Content;
 use crate::backend::Database;
 use crate::backend::micros;
-use crate::backend::records::{self, Ending, Errand, Record, State, Step};
+use crate::backend::records::{self, Ending, Errand, Record, State};
 use crate::error::{Error, LossCause, Result};
 use crate::lease::handle::Lease;
 use crate::lease::run::while_held;
@@ -90,92 +92,6 @@ impl Attempt {
     pub fn provider_key(&self, step: &str) -> String {
         let parts = [self.record.key.id.as_bytes(), step.as_bytes()];
         crate::backend::hex(&records::digest(b"sqlock/idem/provider/2", parts))
-    }
-
-    /// Runs a step of the work and stores its result, or returns the result that an earlier attempt
-    /// has stored under this name: a recovery point. The step may run more than once, when a
-    /// process dies before its result is stored: so call providers with a
-    /// [key](Self::provider_key).
-    ///
-    /// # Errors
-    ///
-    /// The step's own; [`Error::Lost`] when another attempt has taken over; [`Error::InvalidKey`],
-    /// [`Error::Json`], [`Error::Sealed`], [`Error::Unavailable`].
-    ///
-    /// # Cancel safety
-    ///
-    /// After the future was dropped, the step may have run without its result being stored.
-    pub async fn step<T, E, F>(&self, name: &str, work: F) -> Result<T, E>
-    where
-        T: Serialize + DeserializeOwned,
-        E: From<Error>,
-        F: AsyncFnOnce() -> Result<T, E>,
-    {
-        if let Some(done) = self.recall(name).await? {
-            return Ok(done);
-        }
-        if !self.lease.is_held() {
-            return Err(self.lost_error().into());
-        }
-        let result = work().await?;
-        let bytes = self.seal(Content::Step(name), encode_legibly(&result, self.idempotency.limit)?)?;
-        let command = Errand::Step { step: self.step_key(name)?, token: self.token.get(), result: bytes };
-        if self.idempotency.send(command).await?.changed == 0 {
-            // A command that is repeated after a lost reply finds its result stored.
-            return match self.recall(name).await? {
-                Some(done) if self.lease.is_held() => Ok(done),
-                _ => Err(self.lost_error().into()),
-            };
-        }
-        Ok(result)
-    }
-
-    /// Stores the result of a step, together with its writes, in a transaction of the caller's own,
-    /// unless a result is stored already. No other attempt begins before that transaction has
-    /// ended.
-    ///
-    /// # Errors
-    ///
-    /// As [`step`](Self::step). The transaction stays usable; roll it back when the attempt was
-    /// lost.
-    ///
-    /// # Cancel safety
-    ///
-    /// As any statement of a transaction.
-    pub async fn record_step<DB: Database, T: Serialize + ?Sized>(
-        &self,
-        tx: &mut Transaction<'_, DB>,
-        name: &str,
-        result: &T,
-    ) -> Result<()> {
-        self.idempotency.check_transaction(tx)?;
-        let bytes = self.seal(Content::Step(name), encode(result, self.idempotency.limit)?)?;
-        let step = self.step_key(name)?;
-        // Without this, another attempt could begin before this transaction commits, and not see
-        // the step.
-        if !records::hold_up::<DB>(tx, &step.id, self.token.get()).await.map_err(claim_error::<DB>)? {
-            return Err(self.lost_error());
-        }
-        records::put_step::<DB>(tx, &step, self.token.get(), &bytes).await.map_err(claim_error::<DB>)?;
-        Ok(())
-    }
-
-    /// Returns the result of a step that this attempt, or an earlier one, has stored.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidKey`], [`Error::Json`], [`Error::Sealed`], [`Error::Unavailable`].
-    ///
-    /// # Cancel safety
-    ///
-    /// It only reads.
-    pub async fn recall<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
-        let found = self.idempotency.send(Errand::Recall(self.step_key(name)?)).await?.result;
-        let Some(column) = found else {
-            return Ok(None);
-        };
-        let bytes = self.idempotency.seal.open(Content::Step(name), &self.record.key.id, column)?;
-        decode(Some(&bytes)).map(Some)
     }
 
     /// Completes the request: stores the result, if no other attempt has taken over. A second call
@@ -405,11 +321,6 @@ impl Attempt {
         if let Err(error) = self.lease.release().await {
             tracing::debug!(error = %error.report(), "could not release the lease of an attempt");
         }
-    }
-
-    fn step_key(&self, name: &str) -> Result<Step> {
-        super::key::check("step name", name)?;
-        Ok(Step { id: self.record.key.id.clone(), begun: self.record.created_at, name: name.to_owned() })
     }
 
     fn lost_error(&self) -> Error {
