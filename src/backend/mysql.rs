@@ -35,7 +35,7 @@ use sqlx::{ConnectOptions, Connection, Executor, MySql, MySqlConnection, MySqlPo
 use self::store::Flavor;
 use super::dialect::Column;
 use super::fence::{Check, Fence, Verdict};
-use super::records::{Errand, Findings};
+use super::records::{RecordCommand, RecordResponse};
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::{
     Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Origin, SessionLocks, Store, StoreFuture, SweepRange,
@@ -267,8 +267,8 @@ impl RowStore for MySqlStore {
 }
 
 impl RecordStore for MySqlStore {
-    fn record<'a>(&'a mut self, errand: &'a Errand) -> StoreFuture<'a, Findings> {
-        Box::pin(records::record(&mut self.conn, errand))
+    fn execute_command<'a>(&'a mut self, command: &'a RecordCommand) -> StoreFuture<'a, RecordResponse> {
+        Box::pin(records::execute_command(&mut self.conn, command))
     }
 }
 

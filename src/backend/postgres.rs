@@ -232,8 +232,11 @@ impl RowStore for PostgresStore {
 }
 
 impl RecordStore for PostgresStore {
-    fn record<'a>(&'a mut self, errand: &'a super::records::Errand) -> StoreFuture<'a, super::records::Findings> {
-        Box::pin(self.carry(errand))
+    fn execute_command<'a>(
+        &'a mut self,
+        command: &'a super::records::RecordCommand,
+    ) -> StoreFuture<'a, super::records::RecordResponse> {
+        Box::pin(self.execute_command(command))
     }
 }
 

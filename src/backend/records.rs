@@ -18,48 +18,50 @@ use sqlx::QueryBuilder;
 use super::StoreFuture;
 use super::dialect::Dialect;
 
-pub(crate) use attempt::{Ending, end, hold_up};
+pub(crate) use attempt::{Ending, end, lock_attempt};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) use claim::push_or_anew;
-pub(crate) use claim::{Claimed, Claiming, Rival};
+pub(crate) use claim::push_replace_expired;
+pub(crate) use claim::{ClaimOutcome, ClaimRequest, Rival};
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
-pub(crate) use claim::{INTO, push_consume, push_values};
+pub(crate) use claim::{INTO, push_use_token, push_values};
 pub(crate) use claim::{complete, mark_unknown};
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
-pub(crate) use command::carry;
-pub(crate) use command::{Errand, Findings};
+pub(crate) use command::execute_command;
+pub(crate) use command::{RecordCommand, RecordResponse};
 pub(crate) use key::FullKey;
 pub(crate) use key::{MAX_BYTES, digest};
-pub(crate) use list::{Place, Selection};
+pub(crate) use list::{Position, Selection};
 pub(crate) use record::{Record, State, read};
-pub(crate) use resolution::{Resolved, Resolving};
-pub(crate) use step::{Step, put_step};
+pub(crate) use resolution::{ResolveRequest, StoredResolution};
+pub(crate) use step::{Step, store_step};
 
-/// The part of [`Database`](super::Database) that knows of records. Nobody's business outside.
-pub trait Records: Dialect {
-    /// This moment, by the database's clock, in microseconds.
+/// The syntax and the behaviour of statements on records. Part of the sealed
+/// [`Database`](super::Database).
+pub trait RecordDialect: Dialect {
+    /// The current time by the database's clock, in microseconds.
     const NOW: &'static str;
-    /// What makes an INSERT leave alone what is there already: what stands before and what behind.
+    /// The beginning and the end of an INSERT that skips existing rows.
     const INSERT_NEW: (&'static str, &'static str);
-    /// What makes a SELECT lock what it finds, and pass over what others have locked.
-    const SKIPPING: &'static str = "";
-    /// Whether a DELETE may have such a SELECT in it. Otherwise one goes before it, in a
+    /// The clause with which a SELECT locks its rows, and skips those that other transactions have
+    /// locked.
+    const SKIP_LOCKED: &'static str = "";
+    /// Whether a DELETE can contain such a SELECT. Otherwise the SELECT runs before it, in the same
     /// transaction.
-    const SKIPS_IN_DELETE: bool = false;
-    /// What makes a SELECT from the records use the index by expiry, and lock nothing else.
-    const BY_EXPIRY: &'static str = "";
-    /// The name of a step, to be read as text.
-    const STEP: &'static str;
-    /// Whether a claim may wait for one that is not committed yet, so that another connection looks
-    /// for that first.
-    const PEEKS: bool;
+    const SKIPS_LOCKED_IN_DELETE: bool = false;
+    /// The hint with which a SELECT reads the index by expiry, and locks no other rows.
+    const EXPIRY_INDEX_HINT: &'static str = "";
+    /// The column with the name of a step, as text.
+    const STEP_COLUMN: &'static str;
+    /// Whether a claim may wait for another one that is not committed. Another connection then looks
+    /// for such a claim first.
+    const CLAIM_MAY_WAIT: bool;
 
-    /// Selects a text that differs between databases, as far as the servers can tell: not between
-    /// nodes of one cluster.
-    const IDENTITY: &'static str;
+    /// Selects a text that identifies the database: the same on all nodes of a cluster, and
+    /// different on other databases, as far as the server has such a text.
+    const SELECT_IDENTITY: &'static str;
 
-    /// What that text stands for. `None`: for nothing that could be compared.
-    fn identify(text: String) -> Option<String> {
+    /// Converts that text to one that can be compared. `None`: the database has no identity.
+    fn parse_identity(text: String) -> Option<String> {
         Some(text)
     }
 
@@ -75,27 +77,26 @@ pub trait Records: Dialect {
     fn push_bytes(query: &mut QueryBuilder<Self>, bytes: &[u8]);
 
     /// Reads a text.
-    fn text(row: &Self::Row, column: usize) -> Result<String, sqlx::Error>;
+    fn read_text(row: &Self::Row, column: usize) -> Result<String, sqlx::Error>;
 
     /// Reads bytes.
-    fn bytes(row: &Self::Row, column: usize) -> Result<Option<Vec<u8>>, sqlx::Error>;
+    fn read_bytes(row: &Self::Row, column: usize) -> Result<Option<Vec<u8>>, sqlx::Error>;
 
-    /// Claims a key in the caller's transaction. Does not wait for a rival, as far as the database
-    /// can do that.
-    fn claim<'a>(conn: &'a mut Self::Connection, claim: &'a Claiming) -> StoreFuture<'a, Claimed>;
+    /// Claims a key in the caller's transaction. Does not wait for another transaction with a claim
+    /// on the key, where the database can avoid it.
+    fn claim<'a>(conn: &'a mut Self::Connection, claim: &'a ClaimRequest) -> StoreFuture<'a, ClaimOutcome>;
 
-    /// Who has claimed a key in a transaction that is still open, where that is not told by reading
-    /// the record.
-    fn rival<'a>(conn: &'a mut Self::Connection, claim: &'a Claiming) -> StoreFuture<'a, Option<Rival>> {
+    /// Returns the open transaction that has claimed a key, on databases where reading the record
+    /// does not show it.
+    fn rival<'a>(conn: &'a mut Self::Connection, claim: &'a ClaimRequest) -> StoreFuture<'a, Option<Rival>> {
         let _ = (conn, claim);
         Box::pin(async { Ok(None) })
     }
 }
 
-/// How a text and bytes are bound and read: the same words for each database, whose types are its
-/// own.
+/// Implements the binding and reading of texts and bytes, with the types of each database.
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
-macro_rules! as_usual {
+macro_rules! text_and_bytes {
     () => {
         fn push_text(query: &mut QueryBuilder<Self>, text: &str) {
             query.push_bind(text.to_owned());
@@ -105,28 +106,28 @@ macro_rules! as_usual {
             query.push_bind(bytes.to_vec());
         }
 
-        fn text(row: &Self::Row, column: usize) -> Result<String, sqlx::Error> {
+        fn read_text(row: &Self::Row, column: usize) -> Result<String, sqlx::Error> {
             row.try_get(column)
         }
 
-        fn bytes(row: &Self::Row, column: usize) -> Result<Option<Vec<u8>>, sqlx::Error> {
+        fn read_bytes(row: &Self::Row, column: usize) -> Result<Option<Vec<u8>>, sqlx::Error> {
             row.try_get(column)
         }
     };
 }
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
-pub(super) use as_usual;
+pub(super) use text_and_bytes;
 
-/// Tells which database the records are in. `None`: that cannot be said.
-pub(crate) async fn identity<DB: Records>(conn: &mut DB::Connection) -> Result<Option<String>, sqlx::Error> {
-    let found = texts::<DB>(conn, &mut QueryBuilder::new(DB::IDENTITY)).await?;
-    Ok(found.into_iter().next().and_then(DB::identify))
+/// Returns the identity of the database. `None`: it has none.
+pub(crate) async fn identity<DB: RecordDialect>(conn: &mut DB::Connection) -> Result<Option<String>, sqlx::Error> {
+    let found = fetch_texts::<DB>(conn, &mut QueryBuilder::new(DB::SELECT_IDENTITY)).await?;
+    Ok(found.into_iter().next().and_then(DB::parse_identity))
 }
 
-/// The texts in the first column.
-async fn texts<DB: Records>(
+/// Fetches the texts in the first column.
+async fn fetch_texts<DB: RecordDialect>(
     conn: &mut DB::Connection,
     query: &mut QueryBuilder<DB>,
 ) -> Result<Vec<String>, sqlx::Error> {
-    DB::fetch(conn, query).await?.iter().map(|row| DB::text(row, 0)).collect()
+    DB::fetch(conn, query).await?.iter().map(|row| DB::read_text(row, 0)).collect()
 }

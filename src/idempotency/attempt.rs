@@ -14,7 +14,7 @@ use super::outcome::{encode, encode_legibly};
 use super::seal::Content;
 use crate::backend::Database;
 use crate::backend::micros;
-use crate::backend::records::{self, Ending, Errand, Record, State};
+use crate::backend::records::{self, Ending, Record, RecordCommand, State};
 use crate::error::{Error, LossCause, Result};
 use crate::lease::handle::Lease;
 use crate::lease::run::while_held;
@@ -180,7 +180,7 @@ impl Attempt {
     pub async fn forget(&self) -> Result<()> {
         self.set_conclusion(Conclusion::Recorded);
         let id = self.record.key.id.clone();
-        self.idempotency.send(Errand::Forget { id, token: self.token.get() }).await?;
+        self.idempotency.send(RecordCommand::Forget { id, token: self.token.get() }).await?;
         Ok(())
     }
 
@@ -207,11 +207,12 @@ impl Attempt {
 
     async fn end(&self, ending: Ending) -> Result<()> {
         self.set_conclusion(Conclusion::Recorded);
-        let command = Errand::End { id: self.record.key.id.clone(), token: self.token.get(), ending: ending.clone() };
+        let command =
+            RecordCommand::End { id: self.record.key.id.clone(), token: self.token.get(), ending: ending.clone() };
         if self.idempotency.send(command).await?.changed > 0 {
             return Ok(());
         }
-        let found = self.idempotency.send(Errand::Read(self.record.key.clone())).await?;
+        let found = self.idempotency.send(RecordCommand::Read(self.record.key.clone())).await?;
         self.check_ending(&ending, found.records.first())
     }
 
@@ -253,7 +254,7 @@ impl Attempt {
     /// effect.
     #[cfg(feature = "axum")]
     pub(super) async fn refuse(&self) -> Result<()> {
-        let steps = Errand::Steps { id: self.record.key.id.clone(), begun: self.record.created_at };
+        let steps = RecordCommand::ListSteps { id: self.record.key.id.clone(), begun: self.record.created_at };
         if self.number() == 1 && self.idempotency.send(steps).await?.steps.is_empty() {
             return self.forget().await;
         }
@@ -263,7 +264,7 @@ impl Attempt {
     /// Checks that the transaction of [`complete_in`](Self::complete_in) was committed. Otherwise
     /// records that the effect is unknown.
     async fn check_committed(&self) -> Result<()> {
-        let found = self.idempotency.send(Errand::Read(self.record.key.clone())).await?;
+        let found = self.idempotency.send(RecordCommand::Read(self.record.key.clone())).await?;
         let token = self.token.get();
         if found.records.iter().any(|record| record.state == State::Done && record.token == token) {
             return Ok(());

@@ -58,7 +58,7 @@ impl IdempotencyKey {
 impl IdempotencyKey {
     /// Returns the long key that an operator names by its digest, if this can be one.
     pub(super) fn as_digest(&self, namespace: &str) -> Option<FullKey> {
-        FullKey::of_digests(namespace.to_owned(), self.principal.clone().unwrap_or_default(), self.key.clone())
+        FullKey::from_digests(namespace.to_owned(), self.principal.clone().unwrap_or_default(), self.key.clone())
     }
 }
 

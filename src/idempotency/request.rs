@@ -7,7 +7,7 @@ use super::attempt::Attempt;
 use super::handle::Idempotency;
 use super::key::Fingerprint;
 use super::seal::Content;
-use crate::backend::records::{Errand, Record};
+use crate::backend::records::{Record, RecordCommand};
 use crate::error::{Error, Result};
 
 /// The first byte of a request that is not sealed. It may contain any bytes.
@@ -74,7 +74,7 @@ impl Idempotency {
 
     /// Reads the stored request of a record, as it stands in its column.
     pub(super) async fn read_request(&self, record: &Record) -> Result<Option<Vec<u8>>> {
-        let command = Errand::Request { id: record.key.id.clone(), begun: record.created_at };
+        let command = RecordCommand::ReadRequest { id: record.key.id.clone(), begun: record.created_at };
         Ok(self.send(command).await?.result)
     }
 }

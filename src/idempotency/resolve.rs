@@ -7,7 +7,7 @@ use super::inspect::time_of_micros;
 use super::key::{self, IdempotencyKey};
 use super::outcome::encode;
 use super::seal::Content;
-use crate::backend::records::{Errand, Resolved, Resolving};
+use crate::backend::records::{RecordCommand, ResolveRequest, StoredResolution};
 use crate::error::{Error, Result};
 use crate::token::FencingToken;
 
@@ -107,18 +107,19 @@ impl Idempotency {
         }
         let id = self.find_key(key).await?.id;
         let result = result.map(|result| self.seal.seal(Content::Result, &id, result)).transpose()?;
-        let resolving = Resolving { id: id.clone(), token: token.get(), result, by: by.clone(), note: note.clone() };
+        let resolving =
+            ResolveRequest { id: id.clone(), token: token.get(), result, by: by.clone(), note: note.clone() };
         let outcome = resolving.outcome();
-        let answer = self.client.run_with_answer(Errand::Resolve(resolving)).await;
+        let answer = self.client.run_with_answer(RecordCommand::Resolve(resolving)).await;
         let changed = answer.result?.changed > 0;
         if changed || !answer.may_linger {
             return Ok(changed);
         }
         // A command that is repeated after a lost reply finds its own resolution.
-        let is_ours = |resolved: &Resolved| {
+        let is_ours = |resolved: &StoredResolution| {
             resolved.token == token.get() && resolved.outcome == outcome && resolved.by == by && resolved.note == note
         };
-        let found = self.send(Errand::Resolutions { id }).await?.resolutions;
+        let found = self.send(RecordCommand::ListResolutions { id }).await?.resolutions;
         Ok(found.last().is_some_and(is_ours))
     }
 
@@ -135,7 +136,7 @@ impl Idempotency {
     /// It only reads.
     pub async fn resolutions(&self, key: &IdempotencyKey) -> Result<Vec<ResolutionInfo>> {
         let id = self.find_key(key).await?.id;
-        let found = self.send(Errand::Resolutions { id }).await?.resolutions;
+        let found = self.send(RecordCommand::ListResolutions { id }).await?.resolutions;
         Ok(found.into_iter().map(ResolutionInfo::of).collect())
     }
 }
@@ -167,7 +168,7 @@ pub struct ResolutionInfo {
 }
 
 impl ResolutionInfo {
-    fn of(resolved: Resolved) -> Self {
+    fn of(resolved: StoredResolution) -> Self {
         Self {
             outcome: resolved.outcome,
             token: crate::backend::token(resolved.token),

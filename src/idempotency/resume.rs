@@ -15,7 +15,7 @@ use super::handle::Idempotency;
 use super::inspect::UNFINISHED;
 use super::outcome::Outcome;
 use crate::backend::micros;
-use crate::backend::records::{Claiming, Place, Record, Selection};
+use crate::backend::records::{ClaimRequest, Position, Record, Selection};
 use crate::error::{Error, Result};
 use crate::panics;
 
@@ -176,7 +176,7 @@ impl Idempotency {
         let Some(lease) = self.lease_request(&record.key).try_acquire().await? else {
             return Ok(Err(End::AtWork));
         };
-        Ok(match self.start(Claiming::of(record.key), lease, true).await? {
+        Ok(match self.start(ClaimRequest::for_key(record.key), lease, true).await? {
             Outcome::New(attempt) => Ok(attempt),
             _ => Err(End::Over),
         })
@@ -193,7 +193,7 @@ fn failed(error: impl Display) -> End {
 #[derive(Default)]
 struct Unfinished {
     page: VecDeque<Record>,
-    after: Option<Place>,
+    after: Option<Position>,
     /// When the youngest one was begun, at the latest: later ones are not waited for.
     until: Option<i64>,
     is_last: bool,
@@ -205,7 +205,7 @@ impl Unfinished {
             let (states, after) = (UNFINISHED.into(), self.after.take());
             let found = idempotency.select(Selection { states, after, limit: PAGE, ..Selection::default() }).await?;
             self.is_last = found.len() < PAGE as usize;
-            self.after = found.last().map(Record::place);
+            self.after = found.last().map(Record::position);
             self.page = found.into();
         }
         let Some(record) = self.page.pop_front() else {

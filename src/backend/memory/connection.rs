@@ -7,7 +7,7 @@ use tokio::time::{sleep, sleep_until};
 
 use super::Entry;
 use super::server::{MemoryServer, State};
-use crate::backend::records::{Errand, Findings};
+use crate::backend::records::{RecordCommand, RecordResponse};
 use crate::backend::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use crate::backend::{
     Backend, BoxFuture, ListedHolder, ListedWaiter, Names, SessionLocks, Store, StoreFuture, SweepRange, Swept,
@@ -155,11 +155,11 @@ impl AdminStore for MemoryConnection {
 impl RowStore for MemoryConnection {}
 
 impl RecordStore for MemoryConnection {
-    fn record<'a>(&'a mut self, errand: &'a Errand) -> StoreFuture<'a, Findings> {
+    fn execute_command<'a>(&'a mut self, command: &'a RecordCommand) -> StoreFuture<'a, RecordResponse> {
         Box::pin(async move {
             self.reach().await?;
-            match errand {
-                Errand::Purge { .. } => Ok(Findings::default()),
+            match command {
+                RecordCommand::Purge { .. } => Ok(RecordResponse::default()),
                 _ => Err(refused("testing::Memory has no records of requests")),
             }
         })

@@ -2,26 +2,28 @@
 
 use sqlx::QueryBuilder;
 
-use super::Records;
-use super::claim::{Claiming, INTO, push_consume, push_values};
-use super::purge::{bury, bury_steps};
+use super::RecordDialect;
+use super::claim::{ClaimRequest, INTO, push_use_token, push_values};
+use super::purge::{delete_expired, delete_orphaned_steps};
 use super::record::{Record, State, read};
 
-pub(super) async fn start<DB: Records>(
+/// Makes the attempt with this token the latest one of a record, which is created if it is missing.
+/// Returns the record, which may be that of another attempt or request.
+pub(super) async fn start<DB: RecordDialect>(
     conn: &mut DB::Connection,
-    claim: &Claiming,
+    claim: &ClaimRequest,
     token: i64,
     resume: bool,
 ) -> Result<Option<Record>, sqlx::Error> {
     let id = std::slice::from_ref(&claim.key.id);
     let changed = if claim.issued {
         let mut query = QueryBuilder::new("");
-        push_consume::<DB>(&mut query, claim, State::Started, token);
+        push_use_token::<DB>(&mut query, claim, State::Started, token);
         DB::execute(conn, &mut query).await?
     } else if resume {
         0
     } else {
-        bury::<DB>(conn, id).await?;
+        delete_expired::<DB>(conn, id).await?;
         let mut query = QueryBuilder::new(DB::INSERT_NEW.0);
         query.push(INTO).push(" VALUES (");
         push_values::<DB>(&mut query, claim, State::Started, token);
@@ -47,11 +49,11 @@ pub(super) async fn start<DB: Records>(
     read::<DB>(conn, &claim.key.id, "").await
 }
 
-/// How an attempt has ended.
+/// The ending of an attempt.
 #[derive(Clone)]
 pub(crate) enum Ending {
-    /// The result, and for how long it is to be kept from now on, in microseconds: how long the
-    /// attempt took does not count.
+    /// The result, and its retention from now on, in microseconds. The duration of the attempt does
+    /// not count.
     Done {
         result: Vec<u8>,
         keep: i64,
@@ -59,8 +61,8 @@ pub(crate) enum Ending {
     Unknown,
 }
 
-/// Writes how the attempt with this token has ended, if it is still the latest and has not ended.
-pub(crate) async fn end<DB: Records>(
+/// Stores the ending of the attempt with this token, if it is the latest and has not ended.
+pub(crate) async fn end<DB: RecordDialect>(
     conn: &mut DB::Connection,
     id: &str,
     token: i64,
@@ -85,8 +87,9 @@ pub(crate) async fn end<DB: Records>(
     DB::execute(conn, &mut query).await
 }
 
-/// Deletes the record of the attempt with this token, if it is in one of these states.
-pub(super) async fn forget<DB: Records>(
+/// Deletes the record of the attempt with this token, if it is in one of these states. An issued
+/// token becomes valid again instead.
+pub(super) async fn forget<DB: RecordDialect>(
     conn: &mut DB::Connection,
     id: &str,
     states: &[State],
@@ -103,7 +106,6 @@ pub(super) async fn forget<DB: Records>(
         query.push(") AND token = ");
         DB::push_integer(query, token);
     };
-    // A token that was issued is as good as before.
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'issued', fingerprint = ");
     DB::push_bytes(&mut query, &[]);
     query.push(", attempts = 0, permanent = 0, request = NULL, expires_at = issued_until");
@@ -115,13 +117,17 @@ pub(super) async fn forget<DB: Records>(
         push_latest(&mut query);
         forgotten = DB::execute(conn, &mut query).await?;
     }
-    bury_steps::<DB>(conn, &[id.to_owned()]).await?;
+    delete_orphaned_steps::<DB>(conn, &[id.to_owned()]).await?;
     Ok(forgotten)
 }
 
-/// Keeps any other attempt from being made until this transaction has ended, if the attempt with
-/// this token is the latest.
-pub(crate) async fn hold_up<DB: Records>(conn: &mut DB::Connection, id: &str, token: i64) -> Result<bool, sqlx::Error> {
+/// Locks the record for this transaction, so that no other attempt begins before it ends. Returns
+/// `false` if the attempt with this token is not the latest.
+pub(crate) async fn lock_attempt<DB: RecordDialect>(
+    conn: &mut DB::Connection,
+    id: &str,
+    token: i64,
+) -> Result<bool, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET token = token WHERE id = ");
     DB::push_text(&mut query, id);
     query.push(" AND state = 'started' AND token = ");

@@ -4,55 +4,60 @@ use sqlx::QueryBuilder;
 
 use super::key::FullKey;
 use super::record::State;
-use super::{Records, request};
+use super::{RecordDialect, request};
 
-/// What is to be claimed.
-pub struct Claiming {
+/// A request to claim a key.
+pub struct ClaimRequest {
     pub key: FullKey,
     pub fingerprint: Vec<u8>,
-    /// What an attempt stores with its record, for those that take it up.
+    /// The request that an attempt stores with its record, for attempts that resume it.
     pub request: Option<Vec<u8>>,
-    /// For how long the record is to be kept, in microseconds.
+    /// The retention of the record, in microseconds.
     pub keep: i64,
-    /// The key is refused afterwards.
+    /// Whether the key is refused after the retention.
     pub permanent: bool,
-    /// The key is a token that must have been issued.
+    /// Whether the key is a token that must have been issued.
     pub issued: bool,
 }
 
-impl Claiming {
-    /// What is to be claimed under a key, of which nothing else is known.
-    pub(crate) fn of(key: FullKey) -> Self {
+impl ClaimRequest {
+    /// Makes a request for a key, without its fingerprint and retention.
+    pub(crate) fn for_key(key: FullKey) -> Self {
         Self { key, fingerprint: Vec::new(), request: None, keep: 0, permanent: false, issued: false }
     }
 }
 
-/// What came of a claim.
+/// The outcome of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claimed {
-    /// It is this transaction's.
-    Ours,
-    /// There is a record, or somebody is about to write one.
-    Not,
-    /// Somebody else's transaction is in the way.
-    Taken,
+pub enum ClaimOutcome {
+    /// This transaction has claimed the key.
+    Claimed,
+    /// The key has a record, or another transaction is about to commit one.
+    RecordExists,
+    /// Another transaction has locked the record.
+    Locked,
 }
 
 /// Another transaction that has claimed the same key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rival {
-    /// Which one, as the database calls it.
-    pub who: i64,
-    /// Whether it is about the same request.
-    pub same: bool,
+    /// The number of its server process.
+    pub process_id: i64,
+    /// Whether its request has the same fingerprint.
+    pub is_same_request: bool,
 }
 
-/// Up to the values.
+/// The table and the columns of an INSERT, up to the values.
 pub(crate) const INTO: &str = "sqlock_idem (id, namespace, principal, request_key, fingerprint, state, token, attempts, \
      permanent, request, issued_until, created_at, expires_at)";
 
-/// The values of a new record.
-pub(crate) fn push_values<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Claiming, state: State, token: i64) {
+/// Adds the values of a new record.
+pub(crate) fn push_values<DB: RecordDialect>(
+    query: &mut QueryBuilder<DB>,
+    claim: &ClaimRequest,
+    state: State,
+    token: i64,
+) {
     let FullKey { namespace, principal, key, id } = &claim.key;
     for text in [id, namespace, principal, key] {
         DB::push_text(query, text);
@@ -75,9 +80,9 @@ pub(crate) fn push_values<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Cla
     DB::push_integer(query, claim.keep);
 }
 
-/// Behind the insertion of a new record: one whose time has run out becomes it.
+/// Adds the clause with which the INSERT of a new record replaces an expired one.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) fn push_or_anew<DB: Records>(query: &mut QueryBuilder<DB>) {
+pub(crate) fn push_replace_expired<DB: RecordDialect>(query: &mut QueryBuilder<DB>) {
     query
         .push(
             " ON CONFLICT (id) DO UPDATE SET fingerprint = excluded.fingerprint, token = excluded.token,
@@ -88,8 +93,13 @@ pub(crate) fn push_or_anew<DB: Records>(query: &mut QueryBuilder<DB>) {
         .push(DB::NOW);
 }
 
-/// Uses a token up, up to conditions of a database's own.
-pub(crate) fn push_consume<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Claiming, state: State, token: i64) {
+/// Adds the statement that uses an issued token. The caller may add conditions of its database.
+pub(crate) fn push_use_token<DB: RecordDialect>(
+    query: &mut QueryBuilder<DB>,
+    claim: &ClaimRequest,
+    state: State,
+    token: i64,
+) {
     query.push("UPDATE sqlock_idem SET fingerprint = ");
     DB::push_bytes(query, &claim.fingerprint);
     query.push(", token = ");
@@ -109,9 +119,9 @@ pub(crate) fn push_consume<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Cl
 
 const MICROS_PER_SECOND: i64 = 1_000_000;
 
-/// Stores the result of what was claimed in this transaction, and for how long it is to be kept
-/// from now on, in microseconds.
-pub(crate) async fn complete<DB: Records>(
+/// Stores the result of the claim of this transaction, and the retention from now on, in
+/// microseconds. Returns `false` if this transaction has no open claim.
+pub(crate) async fn complete<DB: RecordDialect>(
     conn: &mut DB::Connection,
     id: &str,
     result: &[u8],
@@ -119,8 +129,7 @@ pub(crate) async fn complete<DB: Records>(
 ) -> Result<bool, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET result = ");
     DB::push_bytes(&mut query, result);
-    // After short work the time of the claim is good enough: to change it costs an entry in each
-    // index.
+    // After short work the expiry of the claim stays: a change would cost an entry in each index.
     query.push(", expires_at = CASE WHEN ").push(DB::NOW).push(" - created_at > ");
     query.push((keep / 100).min(MICROS_PER_SECOND)).push(" THEN ").push(DB::NOW).push(" + ");
     DB::push_integer(&mut query, keep);
@@ -130,17 +139,22 @@ pub(crate) async fn complete<DB: Records>(
     Ok(DB::execute(conn, &mut query).await? > 0)
 }
 
-/// Of what was claimed in a transaction that committed without a result, nobody knows how far it
-/// came. The token is there for an operator to name, and lower than that of any attempt.
-pub(crate) async fn mark_unknown<DB: Records>(conn: &mut DB::Connection, id: &str) -> Result<(), sqlx::Error> {
+/// Marks the outcome of a claim as unknown, in a transaction that will commit without a result. The
+/// token, which operators need to resolve it, is lower than that of any attempt.
+pub(crate) async fn mark_unknown<DB: RecordDialect>(conn: &mut DB::Connection, id: &str) -> Result<(), sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'unknown', token = 1 WHERE id = ");
     DB::push_text(&mut query, id);
     query.push(" AND state = 'done' AND token = 0 AND result IS NULL");
     DB::execute(conn, &mut query).await.map(|_| ())
 }
 
-pub(super) async fn issue<DB: Records>(conn: &mut DB::Connection, key: &FullKey, ttl: i64) -> Result<u64, sqlx::Error> {
-    let claim = Claiming { keep: ttl, issued: true, ..Claiming::of(key.clone()) };
+/// Stores a token that a client may use once.
+pub(super) async fn issue<DB: RecordDialect>(
+    conn: &mut DB::Connection,
+    key: &FullKey,
+    ttl: i64,
+) -> Result<u64, sqlx::Error> {
+    let claim = ClaimRequest { keep: ttl, issued: true, ..ClaimRequest::for_key(key.clone()) };
     let mut query = QueryBuilder::new(DB::INSERT_NEW.0);
     query.push(INTO).push(" VALUES (");
     push_values::<DB>(&mut query, &claim, State::Issued, 0);

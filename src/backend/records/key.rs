@@ -2,39 +2,39 @@
 
 use crate::backend::hex;
 
-/// The longest text that a column of the records takes, in bytes.
+/// The longest text in a column of a record, in bytes.
 pub(crate) const MAX_BYTES: usize = 255;
 
-/// A key with all that makes it one of its own.
+/// A key with its namespace and its principal.
 #[derive(Clone)]
 pub struct FullKey {
     pub namespace: String,
-    /// Empty: everybody's.
+    /// Empty: the key is global. A principal that is too long for its column is a digest.
     pub principal: String,
-    /// This and the principal: their digests, where they are too long for their columns.
+    /// A key that is too long for its column is a digest.
     pub key: String,
-    /// SHA-256 of these.
+    /// SHA-256 over these three.
     pub id: String,
 }
 
 impl FullKey {
     pub(crate) fn new(namespace: String, principal: String, key: String) -> Self {
-        Self::of_columns(namespace, Column::of(principal), Column::of(key))
+        Self::from_columns(namespace, StoredText::new(principal), StoredText::new(key))
     }
 
-    /// The key whose principal and key stand in their columns like this, if one of them looks like
-    /// a digest: for an operator, who knows a long text by its digest only. A client never gets at
-    /// a long key by its digest.
-    pub(crate) fn of_digests(namespace: String, principal: String, key: String) -> Option<Self> {
-        let (principal, key) = (Column::as_shown(principal), Column::as_shown(key));
-        let is_digest = matches!(principal, Column::Digest(_)) || matches!(key, Column::Digest(_));
-        is_digest.then(|| Self::of_columns(namespace, principal, key))
+    /// Makes the key whose columns have these texts, if one of them looks like a digest. For
+    /// operators, who know a long text by its digest only: a client cannot use a long key by its
+    /// digest.
+    pub(crate) fn from_digests(namespace: String, principal: String, key: String) -> Option<Self> {
+        let (principal, key) = (StoredText::from_shown(principal), StoredText::from_shown(key));
+        let is_digest = matches!(principal, StoredText::Digest(_)) || matches!(key, StoredText::Digest(_));
+        is_digest.then(|| Self::from_columns(namespace, principal, key))
     }
 
-    fn of_columns(namespace: String, principal: Column, key: Column) -> Self {
+    fn from_columns(namespace: String, principal: StoredText, key: StoredText) -> Self {
         let id = {
-            let (of_principal, principal) = principal.part();
-            let (of_key, key) = key.part();
+            let (of_principal, principal) = principal.domain_and_text();
+            let (of_key, key) = key.domain_and_text();
             let domain = [&b"sqlock/idem/1"[..], b"/principal", of_principal, b"/key", of_key].concat();
             hex(&digest(&domain, [namespace.as_bytes(), principal.as_bytes(), key.as_bytes()]))
         };
@@ -42,17 +42,17 @@ impl FullKey {
     }
 }
 
-/// What stands in a column for a text of any length.
-enum Column {
+/// A text of any length, as it is stored in a column.
+enum StoredText {
     Text(String),
-    /// Of a text that is too long.
+    /// The digest of a text that is too long.
     Digest(String),
 }
 
-impl Column {
+impl StoredText {
     const DIGEST: &str = "sha256:";
 
-    fn of(text: String) -> Self {
+    fn new(text: String) -> Self {
         use sha2::{Digest, Sha256};
         if text.len() <= MAX_BYTES {
             return Self::Text(text);
@@ -60,16 +60,16 @@ impl Column {
         Self::Digest(format!("{}{}", Self::DIGEST, hex(&Sha256::digest(text))))
     }
 
-    fn as_shown(text: String) -> Self {
+    fn from_shown(text: String) -> Self {
         let is_digit = |digit: u8| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit);
         match text.strip_prefix(Self::DIGEST) {
             Some(digits) if digits.len() == 64 && digits.bytes().all(is_digit) => Self::Digest(text),
-            _ => Self::of(text),
+            _ => Self::new(text),
         }
     }
 
-    /// What tells a text from a digest, and either.
-    fn part(&self) -> (&'static [u8], &str) {
+    /// Returns the part of the hash domain that separates digests from texts, and the stored text.
+    fn domain_and_text(&self) -> (&'static [u8], &str) {
         match self {
             Self::Text(text) => (b"", text),
             Self::Digest(text) => (b"/digest", text),
@@ -83,7 +83,7 @@ impl Column {
     }
 }
 
-/// SHA-256 over parts with their lengths, so that no two lists of parts are alike.
+/// Hashes parts with their lengths, so that different lists of parts have different digests.
 pub(crate) fn digest<'a>(domain: &[u8], parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
     use sha2::{Digest, Sha256};
     let mut hash = Sha256::new();

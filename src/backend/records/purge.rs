@@ -2,20 +2,20 @@
 
 use sqlx::QueryBuilder;
 
-use super::{Records, texts};
+use super::{RecordDialect, fetch_texts};
 
-/// What has been done may be done anew once its time has run out: then the key counts as never
-/// used. An attempt that has not ended, or nobody knows how, has no such time. (NOT IN, so that no
-/// database looks it up in the index that begins with the state.)
+/// The condition of an expired record, up to the current time: its key counts as new. A record that
+/// has not ended, or whose outcome is unknown, does not expire. (NOT IN keeps databases from using
+/// the index that begins with the state.)
 const EXPIRED: &str = "state NOT IN ('started', 'unknown', 'expired') AND expires_at <= ";
 
-/// When a key that is refused for ever expires: the last moment of the year 9999. So the index by
-/// expiry does not lead to it.
+/// The expiry of a key that is refused for ever: the end of the year 9999. A purge by the index on
+/// the expiry does not reach it.
 const NEVER: i64 = 253_402_300_799_999_999;
 
-/// Forgets the results, and the steps, of those of these records whose time has run out and whose
-/// keys are refused from then on.
-async fn entomb<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
+/// Deletes the results of those of these records that have expired and whose keys are refused from
+/// then on.
+async fn expire_permanent<DB: RecordDialect>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET result = NULL, state = 'expired', expires_at = ");
     query.push(NEVER).push(" WHERE ");
     push_ids::<DB>(&mut query, ids);
@@ -23,34 +23,40 @@ async fn entomb<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Resul
     DB::execute(conn, &mut query).await
 }
 
-/// Deletes those of these records whose time has run out, with their steps. One that is being used,
-/// or used anew, is passed over: its transaction may take its time.
-pub(super) async fn bury<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
+/// Deletes those of these records that have expired, with their steps. Skips locked records: the
+/// transaction that uses one may be long.
+pub(super) async fn delete_expired<DB: RecordDialect>(
+    conn: &mut DB::Connection,
+    ids: &[String],
+) -> Result<u64, sqlx::Error> {
     let mut free = QueryBuilder::new("SELECT id FROM sqlock_idem WHERE ");
     push_ids::<DB>(&mut free, ids);
-    free.push(" AND permanent = 0 AND ").push(EXPIRED).push(DB::NOW).push(DB::SKIPPING);
-    let ids = if DB::SKIPS_IN_DELETE { ids.to_vec() } else { texts::<DB>(conn, &mut free).await? };
+    free.push(" AND permanent = 0 AND ").push(EXPIRED).push(DB::NOW).push(DB::SKIP_LOCKED);
+    let ids = if DB::SKIPS_LOCKED_IN_DELETE { ids.to_vec() } else { fetch_texts::<DB>(conn, &mut free).await? };
     if ids.is_empty() {
         return Ok(0);
     }
     let mut query = QueryBuilder::new("DELETE FROM sqlock_idem WHERE ");
     push_ids::<DB>(&mut query, &ids);
-    if DB::SKIPS_IN_DELETE {
+    if DB::SKIPS_LOCKED_IN_DELETE {
         query.push(" AND id IN (SELECT id FROM sqlock_idem WHERE ");
         push_ids::<DB>(&mut query, &ids);
-        query.push(DB::SKIPPING).push(")");
+        query.push(DB::SKIP_LOCKED).push(")");
     }
-    // Again: somebody may have used the key anew since it was looked up.
+    // The condition is repeated, because another request may have used the key since the SELECT.
     query.push(" AND permanent = 0 AND ").push(EXPIRED).push(DB::NOW);
-    let buried = DB::execute(conn, &mut query).await?;
-    if buried > 0 {
-        bury_steps::<DB>(conn, &ids).await?;
+    let deleted = DB::execute(conn, &mut query).await?;
+    if deleted > 0 {
+        delete_orphaned_steps::<DB>(conn, &ids).await?;
     }
-    Ok(buried)
+    Ok(deleted)
 }
 
-/// Deletes the steps of records that are not there any more, or whose results are forgotten.
-pub(super) async fn bury_steps<DB: Records>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
+/// Deletes the steps under these ids that have no record, or whose record is in the state `expired`.
+pub(super) async fn delete_orphaned_steps<DB: RecordDialect>(
+    conn: &mut DB::Connection,
+    ids: &[String],
+) -> Result<u64, sqlx::Error> {
     let mut query = QueryBuilder::new("DELETE FROM sqlock_idem_step WHERE ");
     push_ids::<DB>(&mut query, ids);
     query.push(
@@ -61,7 +67,7 @@ pub(super) async fn bury_steps<DB: Records>(conn: &mut DB::Connection, ids: &[St
     DB::execute(conn, &mut query).await
 }
 
-fn push_ids<DB: Records>(query: &mut QueryBuilder<DB>, ids: &[String]) {
+fn push_ids<DB: RecordDialect>(query: &mut QueryBuilder<DB>, ids: &[String]) {
     query.push("id IN (");
     for (i, id) in ids.iter().enumerate() {
         if i > 0 {
@@ -72,25 +78,27 @@ fn push_ids<DB: Records>(query: &mut QueryBuilder<DB>, ids: &[String]) {
     query.push(")");
 }
 
-pub(super) async fn purge<DB: Records>(conn: &mut DB::Connection, limit: u32) -> Result<u64, sqlx::Error> {
+/// Purges expired records, at most `limit`, and returns how many. If there are none, deletes
+/// orphaned steps.
+pub(super) async fn purge<DB: RecordDialect>(conn: &mut DB::Connection, limit: u32) -> Result<u64, sqlx::Error> {
     let mut query = QueryBuilder::new("SELECT id FROM sqlock_idem");
     query
-        .push(DB::BY_EXPIRY)
+        .push(DB::EXPIRY_INDEX_HINT)
         .push(" WHERE ")
         .push(EXPIRED)
         .push(DB::NOW)
         .push(" ORDER BY expires_at LIMIT ")
         .push(limit)
-        .push(DB::SKIPPING);
-    let ids = texts::<DB>(conn, &mut query).await?;
+        .push(DB::SKIP_LOCKED);
+    let ids = fetch_texts::<DB>(conn, &mut query).await?;
     if !ids.is_empty() {
-        let entombed = entomb::<DB>(conn, &ids).await?;
-        if entombed > 0 {
-            bury_steps::<DB>(conn, &ids).await?;
+        let expired = expire_permanent::<DB>(conn, &ids).await?;
+        if expired > 0 {
+            delete_orphaned_steps::<DB>(conn, &ids).await?;
         }
-        return Ok(entombed + bury::<DB>(conn, &ids).await?);
+        return Ok(expired + delete_expired::<DB>(conn, &ids).await?);
     }
-    // What a process has left that died between the deletion of a record and that of its steps.
+    // Steps are orphaned when a process dies between the deletion of a record and that of its steps.
     let mut query = QueryBuilder::new(
         "SELECT DISTINCT id FROM sqlock_idem_step
           WHERE NOT EXISTS (SELECT 1 FROM sqlock_idem AS r
@@ -99,9 +107,9 @@ pub(super) async fn purge<DB: Records>(conn: &mut DB::Connection, limit: u32) ->
           LIMIT ",
     );
     query.push(limit);
-    let orphaned = texts::<DB>(conn, &mut query).await?;
+    let orphaned = fetch_texts::<DB>(conn, &mut query).await?;
     if !orphaned.is_empty() {
-        bury_steps::<DB>(conn, &orphaned).await?;
+        delete_orphaned_steps::<DB>(conn, &orphaned).await?;
     }
     Ok(0)
 }

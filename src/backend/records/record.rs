@@ -1,11 +1,11 @@
-//! A record as it stands in its table.
+//! The record of a request.
 
 use sqlx::QueryBuilder;
 
-use super::Records;
+use super::RecordDialect;
 use super::key::FullKey;
 
-/// A record as it stands in its table.
+/// A record as it is stored.
 #[derive(Clone)]
 pub(crate) struct Record {
     pub(crate) key: FullKey,
@@ -26,13 +26,13 @@ impl Record {
         self.expires_at <= self.now
     }
 
-    /// Whether the key is new again.
-    pub(crate) fn is_forgotten(&self) -> bool {
+    /// Returns whether the key counts as new.
+    pub(crate) fn is_key_new(&self) -> bool {
         self.state == State::Done && self.is_expired() && !self.permanent
     }
 }
 
-/// How far a request has come.
+/// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Issued,
@@ -59,40 +59,43 @@ impl State {
         Self::ALL
             .into_iter()
             .find(|state| state.as_str() == text)
-            .ok_or_else(|| sqlx::Error::Decode(format!("{text:?} is no state of a record").into()))
+            .ok_or_else(|| sqlx::Error::Decode(format!("{text:?} is not a state of a record").into()))
     }
 }
 
-pub(super) const COLUMNS: &str = "id, namespace, principal, request_key, fingerprint, state, token, attempts, permanent, result, created_at, \
-     expires_at, ";
+/// The columns of [`decode`], up to the current time.
+pub(super) const COLUMNS: &str = "id, namespace, principal, request_key, fingerprint, state, token, attempts, permanent, \
+     result, created_at, expires_at, ";
 
-/// Reads a record; `present`: as it is now, not as it was when the transaction began to read.
-pub(crate) async fn read<DB: Records>(
+/// Reads a record. `clause` is empty, or a clause of the SELECT, such as one that reads the latest
+/// committed record instead of the snapshot.
+pub(crate) async fn read<DB: RecordDialect>(
     conn: &mut DB::Connection,
     id: &str,
-    present: &str,
+    clause: &str,
 ) -> Result<Option<Record>, sqlx::Error> {
     let mut query = QueryBuilder::new("SELECT ");
     query.push(COLUMNS).push(DB::NOW).push(" FROM sqlock_idem WHERE id = ");
     DB::push_text(&mut query, id);
-    query.push(present);
-    DB::fetch(conn, &mut query).await?.first().map(record::<DB>).transpose()
+    query.push(clause);
+    DB::fetch(conn, &mut query).await?.first().map(decode::<DB>).transpose()
 }
 
-pub(super) fn record<DB: Records>(row: &DB::Row) -> Result<Record, sqlx::Error> {
+/// Reads a record from [`COLUMNS`] and the current time.
+pub(super) fn decode<DB: RecordDialect>(row: &DB::Row) -> Result<Record, sqlx::Error> {
     Ok(Record {
         key: FullKey {
-            id: DB::text(row, 0)?,
-            namespace: DB::text(row, 1)?,
-            principal: DB::text(row, 2)?,
-            key: DB::text(row, 3)?,
+            id: DB::read_text(row, 0)?,
+            namespace: DB::read_text(row, 1)?,
+            principal: DB::read_text(row, 2)?,
+            key: DB::read_text(row, 3)?,
         },
-        fingerprint: DB::bytes(row, 4)?.unwrap_or_default(),
-        state: State::parse(&DB::text(row, 5)?)?,
+        fingerprint: DB::read_bytes(row, 4)?.unwrap_or_default(),
+        state: State::parse(&DB::read_text(row, 5)?)?,
         token: DB::integer(row, 6)?,
         attempts: DB::integer(row, 7)?,
         permanent: DB::integer(row, 8)? != 0,
-        result: DB::bytes(row, 9)?,
+        result: DB::read_bytes(row, 9)?,
         created_at: DB::integer(row, 10)?,
         expires_at: DB::integer(row, 11)?,
         now: DB::integer(row, 12)?,

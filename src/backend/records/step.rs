@@ -2,19 +2,20 @@
 
 use sqlx::QueryBuilder;
 
-use super::{Records, texts};
+use super::{RecordDialect, fetch_texts};
 
-/// Where the result of a step is kept.
+/// The primary key of a step.
 #[derive(Clone)]
 pub(crate) struct Step {
     pub(crate) id: String,
+    /// The creation time of the record.
     pub(crate) begun: i64,
     pub(crate) name: String,
 }
 
-/// Stores the result of a step, if the attempt with this token is still the latest. A step that is
-/// stored stays as it is.
-pub(crate) async fn put_step<DB: Records>(
+/// Stores the result of a step, if the attempt with this token is the latest. A stored result is not
+/// changed.
+pub(crate) async fn store_step<DB: RecordDialect>(
     conn: &mut DB::Connection,
     step: &Step,
     token: i64,
@@ -36,7 +37,7 @@ pub(crate) async fn put_step<DB: Records>(
 }
 
 /// Reads the result of a step.
-pub(super) async fn recall<DB: Records>(
+pub(super) async fn read_step<DB: RecordDialect>(
     conn: &mut DB::Connection,
     step: &Step,
 ) -> Result<Option<Vec<u8>>, sqlx::Error> {
@@ -47,19 +48,20 @@ pub(super) async fn recall<DB: Records>(
     query.push(" AND step = ");
     DB::push_step(&mut query, &step.name);
     let rows = DB::fetch(conn, &mut query).await?;
-    rows.first().map_or(Ok(None), |row| DB::bytes(row, 0))
+    rows.first().map_or(Ok(None), |row| DB::read_bytes(row, 0))
 }
 
-pub(super) async fn steps<DB: Records>(
+/// Reads the names of the steps of a record.
+pub(super) async fn list_steps<DB: RecordDialect>(
     conn: &mut DB::Connection,
     id: &str,
     begun: i64,
 ) -> Result<Vec<String>, sqlx::Error> {
     let mut query = QueryBuilder::new("SELECT ");
-    query.push(DB::STEP).push(" FROM sqlock_idem_step WHERE id = ");
+    query.push(DB::STEP_COLUMN).push(" FROM sqlock_idem_step WHERE id = ");
     DB::push_text(&mut query, id);
     query.push(" AND begun = ");
     DB::push_integer(&mut query, begun);
     query.push(" ORDER BY step");
-    texts::<DB>(conn, &mut query).await
+    fetch_texts::<DB>(conn, &mut query).await
 }

@@ -6,7 +6,7 @@ use sqlx::Transaction;
 
 use super::Attempt;
 use crate::backend::Database;
-use crate::backend::records::{self, Errand, Step};
+use crate::backend::records::{self, RecordCommand, Step};
 use crate::error::{Error, Result};
 use crate::idempotency::handle::claim_error;
 use crate::idempotency::outcome::{decode, encode, encode_legibly};
@@ -40,7 +40,7 @@ impl Attempt {
         }
         let result = work().await?;
         let bytes = self.seal(Content::Step(name), encode_legibly(&result, self.idempotency.limit)?)?;
-        let command = Errand::Step { step: self.step_key(name)?, token: self.token.get(), result: bytes };
+        let command = RecordCommand::StoreStep { step: self.step_key(name)?, token: self.token.get(), result: bytes };
         if self.idempotency.send(command).await?.changed == 0 {
             // A command that is repeated after a lost reply finds its result stored.
             return match self.recall(name).await? {
@@ -74,10 +74,10 @@ impl Attempt {
         let step = self.step_key(name)?;
         // Without this, another attempt could begin before this transaction commits, and not see
         // the step.
-        if !records::hold_up::<DB>(tx, &step.id, self.token.get()).await.map_err(claim_error::<DB>)? {
+        if !records::lock_attempt::<DB>(tx, &step.id, self.token.get()).await.map_err(claim_error::<DB>)? {
             return Err(self.lost_error());
         }
-        records::put_step::<DB>(tx, &step, self.token.get(), &bytes).await.map_err(claim_error::<DB>)?;
+        records::store_step::<DB>(tx, &step, self.token.get(), &bytes).await.map_err(claim_error::<DB>)?;
         Ok(())
     }
 
@@ -91,7 +91,7 @@ impl Attempt {
     ///
     /// It only reads.
     pub async fn recall<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
-        let found = self.idempotency.send(Errand::Recall(self.step_key(name)?)).await?.result;
+        let found = self.idempotency.send(RecordCommand::ReadStep(self.step_key(name)?)).await?.result;
         let Some(column) = found else {
             return Ok(None);
         };
