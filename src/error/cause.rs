@@ -37,7 +37,7 @@ impl LossCause {
         }
     }
 
-    /// Whether the application itself has ended the lease.
+    /// Returns whether the application itself has ended the lease.
     pub(crate) fn is_ordered(self) -> bool {
         matches!(self, Self::MaxHold | Self::Shutdown)
     }

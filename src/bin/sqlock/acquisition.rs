@@ -198,7 +198,7 @@ impl LeaseArgs {
         Ok(lease.await?)
     }
 
-    /// Whether to wait for a database that cannot be reached.
+    /// Returns whether to wait for a database that cannot be reached.
     fn can_retry(&self, left: Option<Duration>, reached: Option<Instant>, outages: OutageLimit) -> bool {
         match left {
             Some(left) => !left.is_zero(),

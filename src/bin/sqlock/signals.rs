@@ -15,7 +15,7 @@ const TERMINATION: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUI
 const FORWARDED: [Signal; 6] =
     [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGALRM, Signal::SIGWINCH, Signal::SIGTSTP, Signal::SIGCONT];
 
-/// Whether the signal asks for an end.
+/// Returns whether the signal asks for an end.
 pub fn is_termination(signal: Signal) -> bool {
     TERMINATION.contains(&signal)
 }

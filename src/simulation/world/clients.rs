@@ -106,7 +106,7 @@ impl World {
         }
     }
 
-    /// Whether nothing has taken a lease from its holder that the holder hears of later: an
+    /// Returns whether nothing has taken a lease from its holder that the holder hears of later: an
     /// eviction or a failover.
     pub(super) fn is_undisputed(&self, key: &(usize, LeaseKey)) -> bool {
         !self.evicted.contains_key(key) && !self.failover.may_overlap(key, self.now)

@@ -43,7 +43,7 @@ impl Failover {
         self.may_overlap.get(key).is_some_and(|until| now < *until)
     }
 
-    /// Whether the present store has never known a lease with this token.
+    /// Returns whether the present store has never known a lease with this token.
     fn has_lost(&self, name: &LockName, token: FencingToken) -> bool {
         self.latest
             .as_ref()
