@@ -62,9 +62,9 @@ impl Sweeper {
         self
     }
 
-    /// For how long a name must have been free. One hour by default, at most 100 years. Keep it
-    /// well above any step that the database's clock may make backwards: a token could go back by
-    /// as much as the step exceeds it. (For records it has no meaning.)
+    /// Sets for how long a name must have been free. One hour by default, at most 100 years. Keep
+    /// it well above any step that the database's clock may make backwards: a token could go back
+    /// by as much as the step exceeds it. (For records it has no meaning.)
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = retention;
         self

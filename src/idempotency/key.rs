@@ -68,7 +68,7 @@ impl fmt::Debug for IdempotencyKey {
     }
 }
 
-/// Checks a text that stands in its column as it is.
+/// Checks a text that is stored unchanged.
 pub(super) fn check(what: &'static str, text: &str) -> Result<()> {
     if text.len() > MAX_BYTES {
         return Err(Error::InvalidKey { what, reason: "it is longer than 255 bytes" });

@@ -83,13 +83,13 @@ pub struct Resumed {
     pub dead_letters: u64,
 }
 
-/// What became of one request.
+/// The outcome of one resumed request.
 enum End {
     Done,
     Failed,
     AtWork,
-    /// Another process has ended it meanwhile.
-    Over,
+    /// Another process has ended it in the meantime.
+    EndedElsewhere,
 }
 
 impl Resumed {
@@ -98,7 +98,7 @@ impl Resumed {
             End::Done => self.done += 1,
             End::Failed => self.failed += 1,
             End::AtWork => self.at_work += 1,
-            End::Over => {}
+            End::EndedElsewhere => {}
         }
     }
 }
@@ -109,8 +109,8 @@ impl Idempotency {
     /// The [policy](Self::resume_policy) says which ones and how many at a time.
     ///
     /// The [key](Attempt::key) identifies the request, and the attempt has what was
-    /// [stored](Attempt::request) of it; finished steps are not repeated, and the
-    /// [key for the provider](Attempt::provider_key) is that of the earlier attempts.
+    /// [stored](Attempt::request) of it; finished steps are not repeated, and the [key for the
+    /// provider](Attempt::provider_key) is that of the earlier attempts.
     ///
     /// A request that fails or panics does not stop the others. After a panic the attempt counts as
     /// died, and the next call resumes it. `IdempotencyLayer::resume` resumes requests that came
@@ -178,7 +178,7 @@ impl Idempotency {
         };
         Ok(match self.start(ClaimRequest::for_key(record.key), lease, true).await? {
             Outcome::New(attempt) => Ok(attempt),
-            _ => Err(End::Over),
+            _ => Err(End::EndedElsewhere),
         })
     }
 }

@@ -22,11 +22,11 @@ pub(crate) struct MemoryBackend(pub(crate) Arc<MemoryServer>);
 
 struct MemoryConnection {
     server: Arc<MemoryServer>,
-    /// How often the server had gone away when it was opened.
+    /// The number of outages of the server when the connection was opened.
     outages: u64,
 }
 
-/// An error that another attempt would not cure.
+/// Makes an error that is not repeated.
 fn refused(reason: &'static str) -> sqlx::Error {
     sqlx::Error::Configuration(reason.into())
 }
@@ -70,7 +70,7 @@ impl Backend for MemoryBackend {
 }
 
 impl MemoryConnection {
-    /// Lets the time pass that an answer takes, and fails if it is to fail.
+    /// Waits for the delay of the server, and fails on demand or during an outage.
     async fn reach(&self) -> Result<(), sqlx::Error> {
         self.check()?;
         let delay = self.server.state().delay;
@@ -94,7 +94,7 @@ impl MemoryConnection {
         Ok(())
     }
 
-    /// Waits for as long as a client is cut off.
+    /// Waits until a client is not cut off any more.
     async fn cut_off(&self, client: ClientId) {
         let until = self.server.state().cut_off.get(&client).copied();
         if let Some(until) = until {
@@ -182,7 +182,7 @@ impl State {
         self.model.entries_named(name).filter(move |(_, e)| e.state == EntryState::Waiting && is_live(e))
     }
 
-    /// The holders of a name.
+    /// Lists the holders of a name.
     fn list(&self, name: &LockName, now: i64) -> Vec<ListedHolder> {
         let waiters = i64::try_from(self.waiting(name, now).count()).unwrap_or(i64::MAX);
         let listed = |id, mode, owner, token: i64, expires_at| {

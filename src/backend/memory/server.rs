@@ -14,10 +14,10 @@ use crate::owner::Owner;
 use crate::protocol::{Claim, ClientId, EntryState, Holder, HolderChange, LeaseId, Mode, Request, Response};
 use crate::token::FencingToken;
 
-/// What the clock shows when the server starts: microseconds since the Unix epoch.
+/// The clock when the server starts: microseconds since the Unix epoch.
 const EPOCH: i64 = 1_700_000_000_000_000;
 
-/// The stranger, for people.
+/// The holder in lists of a refused name.
 const STRANGER: &str = "a stranger";
 
 /// See the [module](self). Its clock is that of tokio.
@@ -29,17 +29,17 @@ pub(crate) struct MemoryServer {
 pub(super) struct State {
     pub(super) model: Memory,
     transactions: TransactionId,
-    /// What people read about acquisitions: the holder and the label.
+    /// The holder and the label of acquisitions, for lists.
     pub(super) texts: HashMap<LeaseId, (Arc<str>, Arc<str>)>,
-    /// The names that a stranger holds, and with which token.
-    strangers: BTreeMap<LockName, FencingToken>,
+    /// The refused names, with the tokens of their holder.
+    refused: BTreeMap<LockName, FencingToken>,
     pub(super) is_away: bool,
-    /// How often it has gone away. Connections from before are dead.
+    /// The number of outages. Earlier connections are dead.
     pub(super) outages: u64,
-    /// How many requests fail from now on.
+    /// The number of requests that will fail.
     pub(super) failing: u32,
     pub(super) delay: Duration,
-    /// Until when the heartbeats of a client are not answered.
+    /// The moments until which the heartbeats of clients are not answered.
     pub(super) cut_off: HashMap<ClientId, Instant>,
 }
 
@@ -49,7 +49,7 @@ impl MemoryServer {
             model: Memory::new(false),
             transactions: 0,
             texts: HashMap::new(),
-            strangers: BTreeMap::new(),
+            refused: BTreeMap::new(),
             is_away: false,
             outages: 0,
             failing: 0,
@@ -69,7 +69,7 @@ impl MemoryServer {
 
     // ---- faults
 
-    /// Lets a stranger hold a name. `false`: another holds it or waits for it.
+    /// Makes another owner hold a name. Returns `false` if a client holds the name or waits for it.
     pub(crate) fn refuse(&self, name: &LockName) -> bool {
         let (random, now) = (Owner::random(), self.now());
         let claim = Claim {
@@ -86,22 +86,22 @@ impl MemoryServer {
         let mut state = self.state();
         match state.execute(now, &Request::Acquire(claim)) {
             Some(Response::Acquired(Ok(token))) => {
-                state.strangers.insert(name.clone(), token);
+                state.refused.insert(name.clone(), token);
                 true
             }
-            _ => state.strangers.contains_key(name),
+            _ => state.refused.contains_key(name),
         }
     }
 
-    /// Lets the stranger give the name up.
+    /// Releases a refused name.
     pub(crate) fn allow(&self, name: &LockName) {
         let (now, mut state) = (self.now(), self.state());
-        if let Some(token) = state.strangers.remove(name) {
+        if let Some(token) = state.refused.remove(name) {
             state.execute(now, &Request::Evict { name: name.clone(), token });
         }
     }
 
-    /// Evicts every holder of a name. Returns how many holdings have ended.
+    /// Evicts every holder of a name, and returns their number.
     pub(crate) fn evict(&self, name: &LockName) -> usize {
         let (now, mut state) = (self.now(), self.state());
         let tokens = state.model.tokens(name);
@@ -111,16 +111,16 @@ impl MemoryServer {
         tokens.len()
     }
 
-    /// Leaves the heartbeats of every client that holds a name unanswered until its lease has expired. Returns how many clients
-    /// these are.
+    /// Leaves the heartbeats of the clients that hold a name unanswered until their leases have
+    /// expired. Returns the number of these clients.
     pub(crate) fn expire(&self, name: &LockName) -> usize {
         let (now, mut state) = (self.now(), self.state());
-        let keepers = state.model.keepers(name);
-        for (client, until) in &keepers {
+        let clients = state.model.renewing_clients(name);
+        for (client, until) in &clients {
             let left = u64::try_from(until - now).unwrap_or(0);
             state.cut_off.insert(*client, Instant::now() + Duration::from_micros(left + 1));
         }
-        keepers.len()
+        clients.len()
     }
 
     pub(crate) fn delay(&self, delay: Duration) {
@@ -143,7 +143,8 @@ impl MemoryServer {
 }
 
 impl State {
-    /// Carries out a request in one transaction. `None`: it would wait for another, of which there are none.
+    /// Executes a request in one transaction. `None`: a row is locked, which no transaction does
+    /// here.
     pub(super) fn execute(&mut self, now: i64, request: &Request) -> Option<Response> {
         for claim in claims(request) {
             self.texts.insert(claim.id, (Arc::clone(&claim.holder), Arc::clone(&claim.label)));
@@ -155,7 +156,7 @@ impl State {
 }
 
 impl Memory {
-    /// The tokens of all holdings of a name.
+    /// Returns the tokens of all holdings of a name.
     fn tokens(&self, name: &LockName) -> Vec<FencingToken> {
         let alone = self.leases.get(name).filter(|row| matches!(row.holder, Holder::Lease(_))).map(|row| row.token);
         let shared = self.entries_named(name).filter_map(|(_, entry)| match entry.state {
@@ -165,8 +166,9 @@ impl Memory {
         alone.into_iter().chain(shared).filter_map(FencingToken::new).collect()
     }
 
-    /// The clients whose heartbeats keep holdings of a name, and until when those last without another.
-    fn keepers(&self, name: &LockName) -> Vec<(ClientId, i64)> {
+    /// Returns the clients whose heartbeats renew holdings of a name, with the expiry of each
+    /// holding.
+    fn renewing_clients(&self, name: &LockName) -> Vec<(ClientId, i64)> {
         let row = self.leases.get(name).filter(|row| matches!(row.holder, Holder::Lease(_)));
         let alone = row.and_then(|row| Some((row.client?, self.valid_until(row.expires_at, row.client, row.ttl))));
         let shared = self.entries_named(name).filter(|(_, entry)| entry.state != EntryState::Waiting);
@@ -175,7 +177,7 @@ impl Memory {
     }
 }
 
-/// The claims that a request may turn into holdings or entries.
+/// Returns the claims that a request may turn into holdings or entries.
 fn claims(request: &Request) -> Vec<&Claim> {
     match request {
         Request::Acquire(claim) | Request::Join(claim) => vec![claim],

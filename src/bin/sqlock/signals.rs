@@ -99,8 +99,8 @@ fn open_stream(signal: Signal) -> Result<unix::Signal, Failure> {
         .map_err(|error| Failure::system(format!("cannot handle {signal}: {error}")))
 }
 
-/// Reads which signals were ignored when this process started. Only Linux tells; elsewhere the list
-/// is empty.
+/// Reads which signals were ignored when this process started. Only Linux shows them; elsewhere the
+/// list is empty.
 fn read_ignored() -> Vec<Signal> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,4 +1,5 @@
-//! `sqlock idem`: lists, shows, resolves, releases and purges the idempotency records of an application.
+//! `sqlock idem`: lists, shows, resolves, releases and purges the idempotency records of an
+//! application.
 
 mod describe;
 
@@ -37,8 +38,8 @@ enum Subcommand {
     Release(ReleaseArgs),
     /// Purge expired records.
     ///
-    /// This only saves space: an expired key is new, or refused, without it. Records that are started or unknown
-    /// are never touched.
+    /// This only saves space: an expired key is new, or refused, without it. Records that are
+    /// started or unknown are never touched.
     Purge,
 }
 
@@ -85,8 +86,8 @@ struct ShowArgs {
 /// Record whether a request with an unknown outcome took effect.
 ///
 /// The record must be unknown. The token, which "sqlock idem show" prints, names the attempt: the
-/// outcome of a newer attempt is never resolved by mistake (exit code 79). Who has resolved it, when
-/// and why is kept, also when the record is gone, and printed by "sqlock idem show".
+/// outcome of a newer attempt is never resolved by mistake (exit code 79). The operator, the time
+/// and the note are stored, also when the record is deleted, and printed by "sqlock idem show".
 #[derive(Args)]
 struct ResolveArgs {
     #[command(flatten)]
@@ -102,10 +103,10 @@ struct ResolveArgs {
     /// "/charges/1"]], "body": {"text": "charged"}}, or null for a response without content.
     #[arg(long, value_name = "JSON", default_value = "null", conflicts_with = "failed", value_parser = parse_json)]
     result: Value,
-    /// Who has found out the outcome. By default USER@HOST.
+    /// The operator who found out the outcome. By default USER@HOST.
     #[arg(long, value_name = "WHO")]
     by: Option<String>,
-    /// How it was found out.
+    /// How the outcome was found out.
     #[arg(long, value_name = "TEXT", default_value = "")]
     note: String,
 }
