@@ -70,7 +70,7 @@ async fn ticket_sale_notices_when_it_oversells() {
 
 #[tokio::test]
 async fn stock_of_one_sells_the_item_once() {
-    let line = "1 bought it, 9 were told it is sold out, 0 left in stock.";
+    let line = "1 bought it, 9 found it sold out, 0 left in stock.";
     shows(&empty().await, "stock_of_one", line).await;
 }
 
@@ -150,7 +150,7 @@ async fn checkout_form_leads_to_one_order_at_most() {
 
 #[tokio::test]
 async fn checkout_form_notices_duplicate_orders() {
-    notices(&empty().await, "checkout_form", "--without-token", "one order, told to all").await;
+    notices(&empty().await, "checkout_form", "--without-token", "one order for all").await;
 }
 
 #[cfg(feature = "axum")]
@@ -197,7 +197,7 @@ async fn leader_election_survives_the_death_of_the_leader() {
 async fn concurrent_runs_of_an_example_take_turns() {
     let db = empty().await;
     tokio::join!(
-        shows(&db, "stock_of_one", "1 bought it, 9 were told"),
-        shows(&db, "stock_of_one", "1 bought it, 9 were told"),
+        shows(&db, "stock_of_one", "1 bought it, 9 found"),
+        shows(&db, "stock_of_one", "1 bought it, 9 found"),
     );
 }
