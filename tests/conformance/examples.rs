@@ -8,7 +8,8 @@ use tokio::process::Command;
 
 use crate::support::{Fresh, empty};
 
-/// An example beside this test: `target/<profile>/examples/<name>`, which cargo builds with the tests.
+/// An example beside this test: `target/<profile>/examples/<name>`, which cargo builds with the
+/// tests.
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let profile = test.parent().and_then(|deps| deps.parent()).expect("target/<profile>/deps/<test>");
@@ -91,7 +92,8 @@ async fn flash_sale_oversells_only_by_the_naive_strategy() {
 async fn bank_transfer_balances_without_deadlock() {
     let line = "The books are in order";
     let db = empty().await;
-    // It fails if locking both rows in one order has met a deadlock, or had to begin anything again.
+    // It fails if locking both rows in one order has met a deadlock, or had to begin anything
+    // again.
     shows(&db, "bank_transfer", line).await;
     shows(&db, "bank_transfer", line).await;
 }
@@ -158,7 +160,8 @@ async fn checkout_form_notices_duplicate_orders() {
 async fn payment_handler_charges_each_order_once() {
     let line = "25 orders were charged";
     let db = empty().await;
-    // It fails if the second click is not told that it is a replay, or another amount with the same key is taken.
+    // It fails if the second click is not told that it is a replay, or another amount with the same
+    // key is taken.
     shows(&db, "payment_handler", line).await;
     shows(&db, "payment_handler", "The provider has charged 2 of them").await;
 }
