@@ -11,8 +11,8 @@
 //! When the heartbeat's connection is lost, the other connections are suspect, because they use the
 //! same network: idle ones are closed, and busy ones after the time that the heartbeat had.
 //!
-//! Operations that are ready together may be sent in one [`Batch`]. Operations that the batch leaves
-//! undone are sent alone.
+//! Operations that are ready together may be sent in one [`Batch`]. Operations that the batch
+//! leaves undone are sent alone.
 //!
 //! The queue has no bound of its own: each caller waits for its answer, and the engine sends one
 //! statement per name.
@@ -105,8 +105,8 @@ struct QueueState {
 }
 
 impl Executor {
-    /// Creates an executor, which opens connections when they are first needed: `connections` of them
-    /// beside the one for heartbeats. `publisher` receives an event for each reconnection.
+    /// Creates an executor, which opens connections when they are first needed: `connections` of
+    /// them beside the one for heartbeats. `publisher` receives an event for each reconnection.
     pub(crate) fn new(backend: Arc<dyn Backend>, connections: usize, publisher: Arc<Publisher>) -> Self {
         let (work, heartbeats, workers) = (Arc::default(), Arc::default(), Mutex::default());
         Self { work, heartbeats, backend, connections, publisher, workers }
@@ -124,13 +124,15 @@ impl Executor {
         workers.extend((0..self.connections).map(|_| tokio::spawn(worker(&self.work).run())));
     }
 
-    /// Sends an operation and passes its answer to `reply`. If the executor ends first, the answer is
+    /// Sends an operation and passes its answer to `reply`. If the executor ends first, the answer
+    /// is
     /// [`Error::Closed`].
     pub(crate) fn submit<O: Operation>(&self, operation: O, reply: impl FnOnce(Answer<O::Output>) + Send + 'static) {
         self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, self.clock(), reply)), false);
     }
 
-    /// Sends an operation before those that wait for a connection, and passes its answer to `reply`.
+    /// Sends an operation before those that wait for a connection, and passes its answer to
+    /// `reply`.
     pub(crate) fn submit_urgent<O: Operation>(
         &self,
         operation: O,
@@ -139,8 +141,8 @@ impl Executor {
         self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, self.clock(), reply)), true);
     }
 
-    /// Sends a heartbeat and passes its answer to `reply`. Without an answer in time, its connection is
-    /// closed.
+    /// Sends a heartbeat and passes its answer to `reply`. Without an answer in time, its
+    /// connection is closed.
     pub(crate) fn submit_heartbeat<O: Operation>(
         &self,
         operation: O,
@@ -314,8 +316,8 @@ impl Queue {
         self.state().failure = failure;
     }
 
-    /// Waits for the next task of a worker with or without a connection. `None`: the queue is closed
-    /// and empty.
+    /// Waits for the next task of a worker with or without a connection. `None`: the queue is
+    /// closed and empty.
     async fn pop(&self, has_connection: bool) -> Option<Box<dyn Pending>> {
         loop {
             let changed = if has_connection { &self.changed } else { &self.spare }.notified();

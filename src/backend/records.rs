@@ -52,8 +52,8 @@ pub trait RecordDialect: Dialect {
     const EXPIRY_INDEX_HINT: &'static str = "";
     /// The column with the name of a step, as text.
     const STEP_COLUMN: &'static str;
-    /// Whether a claim may wait for another one that is not committed. Another connection then looks
-    /// for such a claim first.
+    /// Whether a claim may wait for another one that is not committed. Another connection then
+    /// looks for such a claim first.
     const CLAIM_MAY_WAIT: bool;
 
     /// Selects a text that identifies the database: the same on all nodes of a cluster, and

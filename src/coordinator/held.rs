@@ -161,8 +161,8 @@ impl HeldLease {
         async move { answer.await.unwrap_or(Err(NotAmended::Lost(LossCause::Shutdown))) }
     }
 
-    /// Exports the lease, for another process to resume it. `Err`: the lease is not held, or its owner
-    /// has entered more than once.
+    /// Exports the lease, for another process to resume it. `Err`: the lease is not held, or its
+    /// owner has entered more than once.
     pub(crate) fn export(mut self) -> Result<Exported, Box<Self>> {
         let lease = self.key();
         let exported = self.coordinator.feed_with(

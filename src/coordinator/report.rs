@@ -104,8 +104,8 @@ pub(super) fn refusal_reason(refusal: &Refusal, is_unavailable: bool) -> Refusal
     }
 }
 
-/// Returns the event to publish if a request grants a name: the request takes it over from an expired
-/// holder.
+/// Returns the event to publish if a request grants a name: the request takes it over from an
+/// expired holder.
 pub(super) fn takeover(request: &Request) -> Option<Event> {
     let Request::Transition(transition) = request else {
         return None;

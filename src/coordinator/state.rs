@@ -133,8 +133,8 @@ impl State {
         }
     }
 
-    /// Returns whether an eviction by this application has caused the loss. A heartbeat may report the
-    /// loss before the eviction is answered.
+    /// Returns whether an eviction by this application has caused the loss. A heartbeat may report
+    /// the loss before the eviction is answered.
     pub(super) fn is_eviction(&self, event: &Event) -> bool {
         let Event::Lost { name, token, cause: LossCause::Superseded, .. } = event else {
             return false;

@@ -15,8 +15,8 @@ pub(super) const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 /// remaining leases end with their TTL.
 const GIVES_UP_AFTER: Duration = Duration::from_secs(60);
 
-/// Calls the engine when a timer is due, while the coordinator has handles, or has leases to release
-/// and a store that answers.
+/// Calls the engine when a timer is due, while the coordinator has handles, or has leases to
+/// release and a store that answers.
 pub(super) async fn keep_time(coordinator: Weak<Coordinator>) {
     let mut kept = None;
     loop {

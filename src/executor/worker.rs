@@ -183,8 +183,8 @@ impl Worker {
         }
     }
 
-    /// Makes this the worker for heartbeats, which receives the notifications of grants by other clients. When
-    /// it loses its connection, those of the workers of `suspects` are suspect.
+    /// Makes this the worker for heartbeats, which receives the notifications of grants by other
+    /// clients. When it loses its connection, those of the workers of `suspects` are suspect.
     pub(super) fn for_heartbeats(self, on_grant: OnGrant, suspects: &Arc<Queue>) -> Self {
         Self { on_grant: Some(on_grant), suspects: Some(Arc::clone(suspects)), ..self }
     }

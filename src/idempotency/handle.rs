@@ -125,8 +125,9 @@ pub enum AfterRetention {
     /// The key counts as new: the request would take effect again.
     #[default]
     Forget,
-    /// Requests with the key receive [`Outcome::Expired`](crate::idempotency::Outcome::Expired), for
-    /// ever. The sweeper purges the result and the steps, and keeps a row without them for each key.
+    /// Requests with the key receive [`Outcome::Expired`](crate::idempotency::Outcome::Expired),
+    /// for ever. The sweeper purges the result and the steps, and keeps a row without them for each
+    /// key.
     Refuse,
 }
 
@@ -193,8 +194,8 @@ impl Idempotency {
         self
     }
 
-    /// Limits the bytes of a [stored request](Fingerprint::with_request): 1 MiB by default. A longer
-    /// one is refused with [`Error::RequestTooLarge`].
+    /// Limits the bytes of a [stored request](Fingerprint::with_request): 1 MiB by default. A
+    /// longer one is refused with [`Error::RequestTooLarge`].
     pub fn request_limit(mut self, bytes: usize) -> Self {
         self.request_limit = bytes;
         self

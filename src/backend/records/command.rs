@@ -18,13 +18,13 @@ pub(crate) enum RecordCommand {
     Read(FullKey),
     /// Reads a record, also if its transaction is not committed.
     ReadUncommitted(FullKey),
-    /// Makes the attempt under a lease with this token the latest one of a record. `resume`: also if
-    /// the outcome of the record is unknown.
+    /// Makes the attempt under a lease with this token the latest one of a record. `resume`: also
+    /// if the outcome of the record is unknown.
     Start { claim: ClaimRequest, token: i64, resume: bool },
     /// Stores the ending of the attempt with this token, if it is the latest and has not ended.
     End { id: String, token: i64, ending: Ending },
-    /// Deletes the record of the attempt with this token, if it is the latest and the request is not
-    /// done.
+    /// Deletes the record of the attempt with this token, if it is the latest and the request is
+    /// not done.
     Forget { id: String, token: i64 },
     /// Stores the result of a step of the attempt with this token, if it is the latest.
     StoreStep { step: Step, token: i64, result: Vec<u8> },
@@ -38,8 +38,8 @@ pub(crate) enum RecordCommand {
     ReadRequest { id: String, begun: i64 },
     /// Reads the names of the steps of a record.
     ListSteps { id: String, begun: i64 },
-    /// Ends a record whose outcome is unknown, if the attempt with the token is the latest, and stores
-    /// the resolution.
+    /// Ends a record whose outcome is unknown, if the attempt with the token is the latest, and
+    /// stores the resolution.
     Resolve(ResolveRequest),
     /// Reads how the outcomes of a key were resolved.
     ListResolutions { id: String },

@@ -77,7 +77,8 @@ mod tests {
 
     use super::*;
 
-    /// Without statistics, as in most databases. The server's plans: `tests/conformance/idempotency.rs`.
+    /// Without statistics, as in most databases. The server's plans:
+    /// `tests/conformance/idempotency.rs`.
     #[tokio::test]
     async fn list_of_a_state_uses_the_index() {
         let mut conn = SqliteConnection::connect("sqlite::memory:").await.expect("connect");

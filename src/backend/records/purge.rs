@@ -52,7 +52,8 @@ pub(super) async fn delete_expired<DB: RecordDialect>(
     Ok(deleted)
 }
 
-/// Deletes the steps under these ids that have no record, or whose record is in the state `expired`.
+/// Deletes the steps under these ids that have no record, or whose record is in the state
+/// `expired`.
 pub(super) async fn delete_orphaned_steps<DB: RecordDialect>(
     conn: &mut DB::Connection,
     ids: &[String],
@@ -98,7 +99,8 @@ pub(super) async fn purge<DB: RecordDialect>(conn: &mut DB::Connection, limit: u
         }
         return Ok(expired + delete_expired::<DB>(conn, &ids).await?);
     }
-    // Steps are orphaned when a process dies between the deletion of a record and that of its steps.
+    // Steps are orphaned when a process dies between the deletion of a record and that of its
+    // steps.
     let mut query = QueryBuilder::new(
         "SELECT DISTINCT id FROM sqlock_idem_step
           WHERE NOT EXISTS (SELECT 1 FROM sqlock_idem AS r

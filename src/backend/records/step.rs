@@ -13,8 +13,8 @@ pub(crate) struct Step {
     pub(crate) name: String,
 }
 
-/// Stores the result of a step, if the attempt with this token is the latest. A stored result is not
-/// changed.
+/// Stores the result of a step, if the attempt with this token is the latest. A stored result is
+/// not changed.
 pub(crate) async fn store_step<DB: RecordDialect>(
     conn: &mut DB::Connection,
     step: &Step,
