@@ -125,8 +125,7 @@ impl Executor {
     }
 
     /// Sends an operation and passes its answer to `reply`. If the executor ends first, the answer
-    /// is
-    /// [`Error::Closed`].
+    /// is [`Error::Closed`].
     pub(crate) fn submit<O: Operation>(&self, operation: O, reply: impl FnOnce(Answer<O::Output>) + Send + 'static) {
         self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, self.clock(), reply)), false);
     }
