@@ -1,17 +1,19 @@
-//! Money is moved between accounts, by 8 clerks at the same time and in opposite directions. Four ways to do it, side by side:
-//! locking both rows, version columns, serializable transactions and conditional updates. How fast is each, how much of it has to
-//! be done again, and who meets deadlocks?
+//! 8 clerks transfer money between accounts at the same time, in opposite directions. The example
+//! compares four strategies: row locks on both accounts, version columns, serializable
+//! transactions, and conditional updates. How fast is each, how many transactions are run again,
+//! and which strategies deadlock?
 //!
-//! A deadlock comes from two that each wait for what the other has. Only the first way never meets one: it locks both rows, in one
-//! order, before it does anything else. The conditional updates lock in the order in which the money goes. (PostgreSQL looks for
-//! deadlocks after `deadlock_timeout`, a second: each costs that long.)
+//! In a deadlock two transactions wait for each other's rows. Only row locks avoid it: both rows
+//! are locked in one order, before anything else. The conditional updates lock in the direction of
+//! the money. (PostgreSQL looks for deadlocks after `deadlock_timeout`, a second, so each deadlock
+//! takes that long.)
 //!
-//! None loses an update, which the books prove: the balances add up to what they were, none is negative, and each is what the
-//! ledger of transfers says.
+//! No strategy loses an update: the balances keep their sum, none is negative, and each equals the
+//! transfers in the ledger.
 //!
 //! ```text
 //! cargo run --example bank_transfer
-//! cargo run --example bank_transfer -- --without-lock               # to see what the locks are good for
+//! cargo run --example bank_transfer -- --without-lock               # shows the lost updates
 //! DATABASE_URL=postgres://… cargo run --all-features --example bank_transfer
 //! ```
 
@@ -31,19 +33,19 @@ const OPENING: i64 = 100;
 const CLERKS: i64 = 8;
 const ORDERS: i64 = 25;
 
-/// What a clerk does between the look at the balances and the booking.
+/// The time between reading the balances and booking.
 const THINKING: Duration = Duration::from_millis(1);
 
-/// The ways to transfer. Each has accounts of its own.
+/// The strategies. Each has accounts of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Strategy {
-    /// Both rows are locked before anything is read, in one order whichever way the money goes.
+    /// Locks both rows before reading, in one order for both directions.
     RowLocks,
-    /// Nothing is locked; whoever finds a version changed begins again.
+    /// Locks nothing; a transfer that finds a changed version begins again.
     Versions,
-    /// The database finds out which transactions could not have run one after the other.
+    /// Lets the database reject transactions that could not have run one after the other.
     Serializable,
-    /// The condition is in the UPDATE, which locks one row, and then the other.
+    /// Puts the condition into the UPDATE, which locks one row, and then the other.
     Conditional,
     /// For `--without-lock`.
     Nothing,
@@ -73,7 +75,7 @@ struct Order {
 }
 
 impl Order {
-    /// Clerks work in pairs: what one moves from A to B at some time, the other moves from B to A.
+    /// Clerks work in pairs: one transfers from A to B, and the other from B to A.
     fn of(clerk: i64, nth: i64) -> Self {
         let (a, b) = (nth % ACCOUNTS + 1, (nth + 1 + clerk / 2 % (ACCOUNTS - 1)) % ACCOUNTS + 1);
         let (from, to) = if clerk % 2 == 0 { (a, b) } else { (b, a) };
@@ -90,7 +92,8 @@ any_database! {
             .await
     }
 
-    /// Writes what was computed from an earlier look. Correct only if nobody could write in between.
+    /// Writes balances that were computed from an earlier read. Correct only if no other
+    /// transaction can write in between.
     async fn set_balance(conn: &mut Connection, account: i64, balance: i64) -> Result<(), sqlx::Error> {
         let mut update = QueryBuilder::<Db>::new("UPDATE sqlock_example_account SET balance = ");
         update.push_bind(balance).push(" WHERE id = ").push_bind(account).build().execute(conn).await?;
@@ -109,7 +112,7 @@ any_database! {
         Ok(())
     }
 
-    /// `false`: the account is not covered.
+    /// Returns `false` if the balance is too low.
     async fn look_then_book(conn: &mut Connection, order: Order) -> Result<bool, sqlx::Error> {
         let (from, to) = (balance(conn, order.from).await?, balance(conn, order.to).await?);
         tokio::time::sleep(THINKING).await;
@@ -160,7 +163,7 @@ any_database! {
         if draw.build().execute(&mut **tx).await?.rows_affected() == 0 {
             return Ok(false);
         }
-        // In the order of the money. To draw first is what tells whether the account is covered.
+        // In the direction of the money: the first UPDATE shows whether the balance suffices.
         let mut credit = QueryBuilder::<Db>::new("UPDATE sqlock_example_account SET balance = balance + ");
         credit.push_bind(order.amount).push(" WHERE id = ").push_bind(order.to).build().execute(&mut **tx).await?;
         enter(tx, order).await?;
@@ -178,17 +181,18 @@ any_database! {
     }
 
     async fn transfer(pool: &Pool<Db>, locks: &Locks, by: Strategy, order: Order, tally: &Tally) -> Result<bool> {
-        // Retry::run begins each transaction as its database needs it, and begins another one for those that met a rival.
+        // Retry::run begins each transaction as its database needs it, and runs it again after a
+        // conflict.
         let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(60));
         match by {
-            // Once: whoever waits for both rows in one order meets nothing that would have to be done again.
+            // One attempt: row locks in one order cause no conflicts.
             Strategy::RowLocks => {
                 let booked = Retry::new().attempts(1).run(pool, async |tx| {
                     tally.attempt(with_rows_locked(tx, locks, order).await)
                 });
                 Ok(booked.await?)
             }
-            // On SQLite, too, nothing is to be locked while the clerk thinks.
+            // Also on SQLite, no lock is held while the clerk thinks.
             Strategy::Versions => {
                 let booked = patiently.begin_with("BEGIN").run(pool, async |tx| {
                     tally.attempt(with_versions(tx, order).await)
@@ -271,7 +275,7 @@ any_database! {
     }
 }
 
-/// What all clerks of a day count in.
+/// The counters of all clerks.
 struct Tally {
     at_once: Barrier,
     attempts: AtomicU32,
@@ -283,7 +287,7 @@ impl Tally {
         Self { at_once: Barrier::new(CLERKS as usize), attempts: AtomicU32::new(0), deadlocks: AtomicU32::new(0) }
     }
 
-    /// Counts how one transaction went.
+    /// Counts the outcome of a transaction.
     fn attempt<T>(&self, went: Result<T, sqlock::Error>) -> Result<T, sqlock::Error> {
         self.attempts.fetch_add(1, Ordering::Relaxed);
         if went.as_ref().is_err_and(is_deadlock) {
@@ -293,7 +297,8 @@ impl Tally {
     }
 }
 
-/// PostgreSQL has a code for it, and 40001 for what is not serializable; MySQL has 40001 for deadlocks alone.
+/// PostgreSQL has a code for it, and 40001 for what is not serializable; MySQL has 40001 for
+/// deadlocks alone.
 fn is_deadlock(error: &sqlock::Error) -> bool {
     let sqlock::Error::Database { source: sqlx::Error::Database(error), .. } = error else {
         return false;
@@ -301,7 +306,7 @@ fn is_deadlock(error: &sqlock::Error) -> bool {
     error.code().is_some_and(|code| code == "40P01") || error.message().starts_with("Deadlock")
 }
 
-/// What a day left behind.
+/// The result of a strategy.
 struct Day {
     by: Strategy,
     booked: i64,
@@ -315,7 +320,7 @@ struct Day {
 }
 
 impl Day {
-    /// Whether the books are in order.
+    /// Compares the balances with the ledger.
     fn audit(&self) -> Result<(), String> {
         let total: i64 = self.balances.iter().map(|(_, balance)| balance).sum();
         if total != ACCOUNTS * OPENING {
@@ -344,7 +349,7 @@ impl Day {
     }
 }
 
-/// Shows the days, and whether they are as they should be.
+/// Prints and checks the results.
 fn check(days: &[Day]) -> Result<()> {
     println!("{CLERKS} clerks with {ORDERS} orders each, {ACCOUNTS} accounts, in opposite directions:\n");
     println!("  {:<20} {:>6} {:>12} {:>7} {:>10}", "strategy", "booked", "transfers/s", "reruns", "deadlocks");

@@ -1,12 +1,14 @@
-//! A checkout form is sent twice, or sent again after an error, or long after it was shown. How does each form lead to one order?
+//! A customer sends a checkout form twice, or again after an error, or hours after it was shown.
+//! How does each form lead to one order?
 //!
-//! The form carries a token that was issued to the customer when it was rendered. The token is used up in the transaction that
-//! takes the order: when that is rolled back, it is as good as before; when it has committed, whoever sends the form again is told
-//! the same order. A token that has expired, that somebody else was given, or that nobody was, are all refused alike.
+//! The form contains a token, which was issued to the customer when the form was rendered. The
+//! transaction that takes the order uses the token. After a rollback the token is valid again;
+//! after the commit, a repeated form receives the same order. A token that has expired, belongs to
+//! another customer, or was never issued is refused.
 //!
 //! ```text
 //! cargo run --example checkout_form
-//! cargo run --example checkout_form -- --without-token              # to see what the token is good for
+//! cargo run --example checkout_form -- --without-token              # shows the double order
 //! DATABASE_URL=postgres://… cargo run --all-features --example checkout_form
 //! ```
 
@@ -17,10 +19,10 @@ use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
 use sqlock::retry::Retry;
 use sqlx::Transaction;
 
-/// For how long a form can be sent.
+/// How long a form can be sent.
 const FORM: Duration = Duration::from_secs(600);
 
-/// What the shop makes of a form.
+/// The outcome of a form.
 #[derive(Debug, thiserror::Error)]
 enum OrderError {
     #[error(transparent)]
@@ -44,7 +46,8 @@ any_database! {
         sqlx::query_scalar("SELECT count(*) FROM sqlock_example_order").fetch_one(conn).await
     }
 
-    /// Takes the order, and tells its number. The card is looked at last, when the order has been written.
+    /// Takes the order, and returns its number. The card is checked last, after the order is
+    /// written.
     async fn order(conn: &mut Connection, form: &Form<'_>) -> Result<i64, OrderError> {
         QueryBuilder::<Db>::new("INSERT INTO sqlock_example_order (customer, item) ")
             .push_values([form], |mut row, form| {
@@ -61,7 +64,7 @@ any_database! {
             let number = Retry::new().run(pool, async |tx: &mut Transaction<'_, Db>| order(tx, &form).await).await?;
             return Ok(Outcome::New(number));
         }
-        // Who it is comes from the session, never from the form.
+        // The customer comes from the session, never from the form.
         let key = IdempotencyKey::issued(form.customer, form.token);
         let request = Fingerprint::of(["order", form.item, form.card]);
         shop.run(pool, &key, &request, async |tx: &mut Transaction<'_, Db>| order(tx, &form).await).await
@@ -71,7 +74,7 @@ any_database! {
         Ok(orders(&mut *pool.acquire().await?).await?)
     }
 
-    /// Sent twice at the same moment, to two servers, and once more from a tab that was left open.
+    /// Sends a form twice at the same moment, to two servers, and once more from another tab.
     async fn double_click(pool: &Pool<Db>, servers: &[Idempotency; 2]) -> Result<()> {
         let token = servers[0].issue("alice", FORM).await?;
         let form = || Form { customer: "alice", token: &token, item: "book", card: "full" };
@@ -81,11 +84,12 @@ any_database! {
         println!("sent twice at once:             {} and {}", said(&one), said(&other));
         let later = submit(pool, second, form()).await?;
         println!("sent once more:                 {}", said(&later));
-        expect("one order, told to all", (count(pool).await?, one.into_value(), other.into_value()), (1, Some(1), Some(1)))?;
+        expect("one order for all", (count(pool).await?, one.into_value(), other.into_value()), (1, Some(1), Some(1)))?;
         expect("the same order", later, Outcome::Replay(1))
     }
 
-    /// Refused by the bank, and sent again with another card: the transaction was rolled back, and the token's use with it.
+    /// Sends a form that the bank refuses, and again with another card: the rollback has freed the
+    /// token.
     async fn declined(pool: &Pool<Db>, shop: &Idempotency) -> Result<()> {
         let token = shop.issue("bob", FORM).await?;
         let form = |card| Form { customer: "bob", token: &token, item: "lamp", card };
@@ -97,13 +101,13 @@ any_database! {
         expect("no order without money", count(pool).await?, 1)?;
         let again = submit(pool, shop, form("full")).await?;
         println!("sent again with another card:   {}", said(&again));
-        expect("the token is as good as before", again, Outcome::New(2))?;
+        expect("the token is valid again", again, Outcome::New(2))?;
         let changed = submit(pool, shop, form("another")).await?;
         println!("sent again, and it was changed: {}", said(&changed));
         expect("a form is not two", changed, Outcome::Mismatch)
     }
 
-    /// None of these tells whether there is such a token.
+    /// Sends invalid tokens. The answers do not show whether a token exists.
     async fn refused(pool: &Pool<Db>, shop: &Idempotency) -> Result<()> {
         let (old, foreign) = (shop.issue("carol", Duration::from_millis(1)).await?, shop.issue("dave", FORM).await?);
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -146,7 +150,7 @@ any_database! {
     }
 }
 
-/// What the customer is shown.
+/// Formats the page for the customer.
 fn said(outcome: &Outcome<i64>) -> String {
     match outcome {
         Outcome::New(number) => format!("thank you, this is order {number}"),

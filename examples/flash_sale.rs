@@ -1,5 +1,6 @@
-//! 100 items in stock and 16 buyers who come back until they are sold out. Five ways to sell, side by side: to look and then to
-//! write sells more than there is; a row lock, a version column, a conditional update and a lease do not.
+//! 16 buyers buy from a stock of 100 items until it is sold out. The example compares five
+//! strategies: reading and then writing oversells; a row lock, a version column, a conditional
+//! update and a lease do not.
 //!
 //! ```text
 //! cargo run --example flash_sale
@@ -19,10 +20,10 @@ use tokio::sync::Barrier;
 const STOCK: i64 = 100;
 const BUYERS: usize = 16;
 
-/// What a buyer does between the look at the stock and the purchase.
+/// The time between reading the stock and buying.
 const THINKING: Duration = Duration::from_millis(1);
 
-/// The ways to sell. Each is tried on a stock of its own.
+/// The strategies. Each has a stock of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Strategy {
     Naive,
@@ -47,12 +48,13 @@ impl Strategy {
 }
 
 any_database! {
-    /// The stock as a look at it tells.
+    /// Reads the stock.
     async fn stock(conn: &mut Connection) -> Result<i64, sqlx::Error> {
         sqlx::query_scalar("SELECT stock FROM sqlock_example_item WHERE id = 1").fetch_one(conn).await
     }
 
-    /// Writes what was computed from an earlier look. Correct only if nobody could write in between.
+    /// Writes a stock that was computed from an earlier read. Correct only if no other transaction
+    /// can write in between.
     async fn set_stock(conn: &mut Connection, stock: i64) -> Result<(), sqlx::Error> {
         let mut update = QueryBuilder::<Db>::new("UPDATE sqlock_example_item SET stock = ");
         update.push_bind(stock).push(" WHERE id = 1").build().execute(conn).await?;
@@ -69,18 +71,18 @@ any_database! {
         Ok(true)
     }
 
-    /// Sells one item. `false`: sold out.
+    /// Sells one item. Returns `false` if it is sold out.
     async fn sell(pool: &Pool<Db>, locks: &Locks, by: Strategy, attempts: &AtomicU32) -> Result<bool> {
-        // Retry::run begins each transaction as its database needs it, and begins another one for those that met a rival.
+        // Retry::run begins each transaction as its database needs it, and runs it again after a
+        // conflict.
         let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(60));
         match by {
             Strategy::Naive => {
                 attempts.fetch_add(1, Ordering::Relaxed);
                 Ok(look_then_write(&mut *pool.acquire().await?).await?)
             }
-            // On SQLite this is slower than it need be: BEGIN IMMEDIATE waits for the write lock by sleeping, 1 to 100 ms at a
-            // time, and who sleeps does not notice that it is free. A pool of one connection for what writes would wait in the
-            // pool instead.
+            // On SQLite, BEGIN IMMEDIATE polls for the write lock every 1 to 100 ms. A pool of one
+            // connection for writes would be faster, because its waiters wait in the pool instead.
             Strategy::RowLock => {
                 let sold = patiently.run(pool, async |tx| {
                     attempts.fetch_add(1, Ordering::Relaxed);
@@ -126,7 +128,7 @@ any_database! {
         }
     }
 
-    /// Buys until it is sold out. How often it got an item.
+    /// Buys until it is sold out, and returns the number of items.
     async fn buyer(pool: Pool<Db>, locks: Locks, by: Strategy, tally: Arc<Tally>) -> Result<i64> {
         tally.at_once.wait().await;
         let mut bought = 0;
@@ -156,7 +158,7 @@ any_database! {
         let took = start.elapsed();
         let left = stock(&mut *pool.acquire().await?).await?;
         sqlx::query("DROP TABLE sqlock_example_item").execute(pool).await?;
-        // Each attempt beyond the sales and the one in which each buyer is told that it is sold out.
+        // All attempts but the sales, and the last one of each buyer, which finds no stock.
         let attempts = i64::from(tally.attempts.load(Ordering::Relaxed));
         let retries = (attempts - sold - BUYERS as i64).max(0);
         Ok(Sale { by, sold, left, retries, took })
@@ -175,23 +177,23 @@ any_database! {
     }
 }
 
-/// What all buyers of a sale count in.
+/// The counters of all buyers.
 struct Tally {
     at_once: Barrier,
     attempts: AtomicU32,
 }
 
-/// How a sale went.
+/// The result of a strategy.
 struct Sale {
     by: Strategy,
     sold: i64,
-    /// In stock afterwards, as the table says.
+    /// The stock in the table after the sale.
     left: i64,
     retries: i64,
     took: Duration,
 }
 
-/// Shows the sales, and whether they are as they should be.
+/// Prints and checks the results.
 fn check(sales: &[Sale]) -> Result<()> {
     println!("{STOCK} items in stock, {BUYERS} buyers who come back until they are sold out:\n");
     println!("  {:<20} {:>6} {:>9} {:>8} {:>8}", "strategy", "sold", "oversold", "sales/s", "retries");

@@ -1,15 +1,18 @@
-//! How do several workers share a table of jobs, so that each job is done once, even when a worker dies in the middle?
+//! How do several workers share a table of jobs, so that each job is done once, even when a worker
+//! dies in the middle?
 //!
-//! 4 worker processes take jobs with `SKIP LOCKED` and do them in the transaction that has them locked. One is killed with `kill -9`
-//! while it holds some: its transaction ends with it, and the others find those jobs as if nobody had ever had them.
+//! 4 worker processes take jobs with `SKIP LOCKED` and do them in the transaction that has locked
+//! them. One worker is killed with `kill -9` while it has jobs: its transaction ends, and the other
+//! workers take these jobs.
 //!
 //! ```text
 //! cargo run --example job_queue
-//! cargo run --example job_queue -- --without-lock                   # to see what the locks are good for
+//! cargo run --example job_queue -- --without-lock                   # shows jobs that are done twice
 //! DATABASE_URL=postgres://… cargo run --all-features --example job_queue
 //! ```
 //!
-//! What a job does must be in the same database for that. For effects elsewhere, see leases and fencing tokens.
+//! This needs jobs whose effects are in the same database. For effects elsewhere, see leases and
+//! fencing tokens.
 
 mod shared;
 
@@ -25,7 +28,7 @@ const WORKERS: [&str; 3] = ["alice", "bob", "carol"];
 const UNLUCKY: &str = "mallory";
 
 any_database! {
-    /// Takes the next jobs that nobody else has, and does them. How many.
+    /// Takes the next jobs that no other worker has, does them, and returns their number.
     async fn take_and_do(tx: &mut Transaction<'_, Db>, locks: &Locks, worker: &str) -> Result<usize, sqlock::Error> {
         let ready = locks.rows_where("sqlock_example_job", "id").skip_locked().limit(BATCH);
         let jobs: Vec<i64> = ready
@@ -37,7 +40,7 @@ any_database! {
         Ok(jobs.len())
     }
 
-    /// As it is often done, in no transaction: looks for jobs, does them, and says so.
+    /// Does the same without a lock: reads jobs, does them, and marks them as done.
     async fn look_and_do(conn: &mut Connection, worker: &str) -> Result<usize, sqlx::Error> {
         let jobs: Vec<i64> = QueryBuilder::<Db>::new("SELECT id FROM sqlock_example_job WHERE state = 'ready' ORDER BY id LIMIT ")
             .push(BATCH)
@@ -48,7 +51,7 @@ any_database! {
         Ok(jobs.len())
     }
 
-    /// The jobs themselves: each leaves an entry in the journal. Nothing there keeps two from doing the same one.
+    /// Does the jobs: each adds an entry to the journal, which does not prevent duplicates.
     async fn work_on(conn: &mut Connection, jobs: &[i64], worker: &str) -> Result<(), sqlx::Error> {
         for job in jobs {
             tokio::time::sleep(Duration::from_millis(1)).await; // it takes a while
@@ -74,7 +77,8 @@ any_database! {
         Ok(())
     }
 
-    /// How a transaction begins. On MySQL and MariaDB, at REPEATABLE READ, it would lock more rows than those it takes.
+    /// How a transaction begins. On MySQL and MariaDB, at REPEATABLE READ, it would lock more rows
+    /// than those it takes.
     fn begin() -> &'static str {
         match <Db as sqlx::Database>::NAME {
             "MySQL" => "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; BEGIN",
@@ -83,7 +87,7 @@ any_database! {
         }
     }
 
-    /// A worker is a process. It works until all jobs are done.
+    /// Runs a worker process until all jobs are done.
     async fn worker(pool: Pool<Db>, name: &str) -> Result<()> {
         let locks = Locks::new(pool.clone());
         all_are_ready().await?;
@@ -149,7 +153,7 @@ any_database! {
         for worker in &mut workers {
             worker.begin().await?;
         }
-        // On SQLite who holds some jobs holds them all, and the others wait.
+        // On SQLite a worker with jobs locks all jobs, and the others wait.
         if database.kind() != "sqlite" && !asked_for("--without-lock") {
             for worker in &mut workers {
                 worker.hears("idle").await?;
@@ -176,12 +180,12 @@ any_database! {
     }
 }
 
-/// Tells the process that has started this one.
+/// Prints a line for the parent process.
 fn say(line: &str) {
     println!("{line}");
 }
 
-/// Shows who did how many, and whether each was done once.
+/// Prints the jobs of each worker, and checks that each job was done once.
 fn check(journal: &[(i64, String)]) -> Result<()> {
     println!();
     for name in WORKERS.into_iter().chain([UNLUCKY]) {

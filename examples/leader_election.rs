@@ -1,7 +1,8 @@
-//! Three nodes, one leader. The leader is killed with `kill -9`, and another one takes over; then that one resigns.
+//! Three nodes elect a leader. The leader is killed with `kill -9`, and another node takes over;
+//! then that one resigns.
 //!
-//! Whoever leads writes a journal, each entry in a fenced transaction. The journal shows that no two have led at a time:
-//! the fencing tokens in it only rise.
+//! The leader writes a journal, each entry in a fenced transaction. The journal shows that no two
+//! nodes led at the same time: its fencing tokens only rise.
 //!
 //! ```text
 //! cargo run --example leader_election
@@ -15,7 +16,8 @@ use shared::*;
 const TTL: Duration = Duration::from_secs(2);
 
 any_database! {
-    /// A node: stands for election, leads until it is deposed, and stands again. It resigns when its stdin ends.
+    /// Runs a node: it joins the election, leads until it loses the lease, and joins again. It
+    /// resigns when its stdin ends.
     async fn node(pool: Pool<Db>, name: &str) -> Result<()> {
         let locks = Locks::new(pool.clone());
         let election = locks.election("leader_election/node").ttl(TTL).label(name);
@@ -37,7 +39,7 @@ any_database! {
         }
     }
 
-    /// The leader's work, until a fence says that it is none any more.
+    /// Does the leader's work until a fence fails.
     async fn lead(pool: &Pool<Db>, leadership: &Lease, name: &str) -> Result<()> {
         loop {
             let mut tx = pool.begin().await?;
@@ -109,7 +111,7 @@ any_database! {
         Ok(nodes.iter_mut().find(|node| node.name == name).ok_or("a leader that is no candidate")?)
     }
 
-    /// Waits until somebody leads who did not before.
+    /// Waits for a new leader.
     async fn next_leader(changes: &mut sqlock::election::Changes) -> Result<String> {
         loop {
             let change = tokio::time::timeout(Duration::from_secs(60), changes.next());

@@ -1,12 +1,14 @@
-//! A job that every host starts, for fear that one host is down: one instance runs it, the others skip.
+//! Every host starts a nightly job, in case one host is down: one instance runs it, and the others
+//! skip it.
 //!
-//! Two instances are started twice. The first night at the same moment: the lease is held when the second one tries.
-//! The second night one host's clock is late, and the job is over before that host starts it. The lease has been released
-//! by then; what makes the late one skip is `hold_at_least`.
+//! In the first night, two instances start at the same moment: the lease is held when the second
+//! one tries. In the second night the clock of one host is late, and the job has ended before that
+//! host starts it. The lease is released by then, and the late host skips the job because of
+//! `hold_at_least`.
 //!
 //! ```text
 //! cargo run --example nightly_job
-//! cargo run --example nightly_job -- --without-hold                 # to see what hold_at_least is good for
+//! cargo run --example nightly_job -- --without-hold                 # shows the second run
 //! DATABASE_URL=postgres://… cargo run --all-features --example nightly_job
 //! ```
 
@@ -17,7 +19,7 @@ use shared::*;
 const JOB: &str = "nightly_job/report";
 
 any_database! {
-    /// What runs on every host at 2 o'clock.
+    /// Runs on every host at 2 o'clock.
     async fn instance(pool: Pool<Db>, host: &str) -> Result<()> {
         let locks = Locks::new(pool.clone());
         all_are_ready().await?;
@@ -48,7 +50,8 @@ any_database! {
         })
     }
 
-    /// The next day: nobody keeps the name any more. `evict` is how an operator frees one, here to save us the wait.
+    /// The next day: nobody keeps the name any more. `evict` is how an operator frees one, here to
+    /// save us the wait.
     async fn a_day_passes(pool: &Pool<Db>, locks: &Locks) -> Result<()> {
         if let Some(kept) = locks.inspect(JOB).await? {
             locks.evict(JOB, kept.token).await?;

@@ -1,19 +1,22 @@
-//! A customer clicks "Pay" twice, or a client sends a payment again when no answer came, or the server dies in the
-//! middle. How is each payment made once, and how is everybody who asked told the same receipt?
+//! A customer clicks "Pay" twice, or a client sends a payment again when no answer came, or the
+//! server dies in the middle. How is each payment made once, and how does every request receive the
+//! same receipt?
 //!
-//! The server, an application of axum, is a process of its own. It charges in `Idempotent::run`: the claim on the
-//! key, the charge and the answer are one transaction. Its clients send each payment with an `Idempotency-Key`, and
-//! again with the same key until they are answered. The server is killed with `kill -9` twice: once when it has
-//! charged and not yet committed, once when it has committed and not yet answered.
+//! The server, an application of axum, is a process of its own. It charges in `Idempotent::run`:
+//! the claim on the key, the charge and the answer are one transaction. Its clients send each
+//! payment with an `Idempotency-Key`, and again with the same key until they are answered. The
+//! server is killed with `kill -9` twice: once when it has charged and not yet committed, once when
+//! it has committed and not yet answered.
 //!
-//! Two payments are charged by a provider, in `Idempotent::run_leased`. During the first one the server is stopped for
-//! longer than its lease lasts, another server continues, and the first one wakes up. The second one is charged, and
-//! the provider does not say so in time (408): nobody knows what became of it until the next server resumes it. In the
-//! end the ledger has what the provider has charged, and nothing else.
+//! Two payments are charged by a provider, in `Idempotent::run_leased`. During the first one the
+//! server is stopped for longer than its lease lasts, another server continues, and the first one
+//! wakes up. The provider charges the second payment, and does not answer in time (408): its
+//! outcome is unknown until the next server resumes it. In the end the ledger has the charges of
+//! the provider, and no others.
 //!
 //! ```text
 //! cargo run --features axum --example payment_handler
-//! cargo run --features axum --example payment_handler -- --without-key   # as it is often written
+//! cargo run --features axum --example payment_handler -- --without-key   # without idempotency
 //! cargo run --features axum --example payment_handler -- --new-key       # another key for each call of the provider
 //! DATABASE_URL=postgres://… cargo run --all-features --example payment_handler
 //! ```
@@ -87,10 +90,10 @@ impl IntoResponse for PaymentError {
     }
 }
 
-/// How long a server that stands still keeps its payments to itself.
+/// The TTL of an attempt: how long a stopped server keeps its payments.
 const LEASE: Duration = Duration::from_secs(2);
 
-/// Who sends a request. In an application it is the session that tells, never the client.
+/// The header with the sender. In an application, the session has it, never the client.
 fn customer(headers: &HeaderMap) -> Option<String> {
     Some(headers.get("x-customer")?.to_str().ok()?.to_owned())
 }
@@ -111,7 +114,7 @@ impl Death {
         })
     }
 
-    /// Tells the process that has started this one, which kills it.
+    /// Prints a line for the parent process, which kills this one.
     async fn wait() {
         println!("in the middle");
         until_stdin_ends().await;
@@ -130,7 +133,7 @@ any_database! {
     }
 
     impl Till {
-        /// Nothing here keeps a charge from being made twice.
+        /// Does not prevent a second charge.
         async fn charge(&self, conn: &mut Connection, receipt: &Receipt) -> Result<(), PaymentError> {
             QueryBuilder::<Db>::new("INSERT INTO sqlock_example_charge (receipt, customer, order_id, cents) ")
                 .push_values([receipt.clone()], |mut row, receipt| {
@@ -147,7 +150,8 @@ any_database! {
             Ok(())
         }
 
-        /// Charges at the provider, and writes that into the ledger: each once, whatever happens between.
+        /// Charges at the provider, and writes that into the ledger: each once, whatever happens
+        /// between.
         async fn charge_at_provider(
             &self,
             attempt: &Attempt,
@@ -204,7 +208,7 @@ any_database! {
         idempotent.run_leased(async |attempt| till.charge_at_provider(attempt, &payment).await).await
     }
 
-    /// As it is often done: every request is a payment.
+    /// Charges for every request, without a key.
     async fn pay_again(
         State(till): State<Till>,
         headers: HeaderMap,
@@ -218,9 +222,9 @@ any_database! {
 
     async fn serve(pool: Pool<Db>, death: Option<Death>, words: &[String]) -> Result<()> {
         let locks = Locks::new(pool.clone());
-        // On SQLite whoever writes waits for whoever writes.
+        // On SQLite, writers wait for each other.
         let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(60));
-        // The second click waits for the first one, and is told the same.
+        // The second click waits for the first one, and receives the same answer.
         let payments = Idempotency::new(&locks).namespace("payments").wait(Duration::from_secs(5)).retry(patiently);
         let (task, provider) = match words {
             [_, task, provider] if death.is_none() => (task.as_str(), provider.clone()),
@@ -231,7 +235,7 @@ any_database! {
         let charged_elsewhere = payments.clone().namespace("provider payments").lease(LEASE);
         let by_provider = IdempotencyLayer::new(charged_elsewhere, customer_of).required().store_request();
         if task == "resume" {
-            // What another server has left.
+            // Resumes the payments of a dead server.
             let work = async |attempt: &Attempt| {
                 let payment = attempt.json_request::<Payment>()?.ok_or(PaymentError::Provider("no request".into()))?;
                 till.charge_at_provider(attempt, &payment).await
@@ -295,14 +299,14 @@ any_database! {
     }
 }
 
-/// Starts a server, and tells where it listens.
+/// Starts a server, and returns its address.
 async fn started(database: &Database, arguments: &str) -> Result<(Conversation, String)> {
     let mut server = database.conversation(arguments)?;
     let address = server.hears("listening on ").await?;
     Ok((server, address))
 }
 
-/// What clients did, and what they were told.
+/// The payments of the clients, and the answers.
 struct Told {
     what: &'static str,
     orders: usize,
@@ -327,7 +331,8 @@ async fn crowd(shop: &Shop) -> Result<Told> {
     Ok(Told { what: "50 duplicates at once", orders: 1, answers: shop.pay_all("bob", &[payment], 50).await? })
 }
 
-/// Keys belong to customers: the same key is another one, and nobody is told the receipt of somebody else.
+/// Sends one key for two customers: keys belong to customers, so neither receives the other's
+/// receipt.
 async fn other_customer(shop: &Shop) -> Result<Told> {
     let payment = shop.payment("book", 1_999);
     let answers = vec![shop.pays("carol", &payment).await?, shop.pays("carol", &payment).await?];
@@ -365,7 +370,8 @@ async fn killed(shop: &Shop, database: &Database, serving: &watch::Sender<String
     Ok(Told { what: "the server is killed, twice", orders: payments.len(), answers })
 }
 
-/// A provider charges: a server is stopped for longer than its lease, a charge is not confirmed, a server is replaced.
+/// A provider charges: a server is stopped for longer than its lease, a charge is not confirmed, a
+/// server is replaced.
 async fn charged_elsewhere(
     shop: &Shop,
     database: &Database,
@@ -428,7 +434,7 @@ impl Answer {
     }
 }
 
-/// Whether each order was charged once, and everybody was told the receipt of that charge.
+/// Checks that each order was charged once, and that every answer has the receipt of that charge.
 fn check(ledger: &[Receipt], told: &[Told]) -> Result<()> {
     println!("{:<32} answers  orders  charges  receipts", "");
     let mut wrong = Vec::new();
@@ -455,7 +461,7 @@ fn check(ledger: &[Receipt], told: &[Told]) -> Result<()> {
     Ok(())
 }
 
-/// Whether the ledger has the charges of the provider, and no others.
+/// Checks that the ledger has the charges of the provider, and no others.
 fn check_provider(ledger: &[Receipt], charges: &[Charge]) -> Result<()> {
     let is_elsewhere = |receipt: &&Receipt| receipt.customer == "erin";
     let entry = |receipt: &Receipt| (receipt.number.clone(), receipt.order.clone(), receipt.cents);

@@ -15,16 +15,17 @@ any_database! {
         locks.migrate().await?; // its own tables, beside those of your migrations
         let turn = prepare(&pool, &locks).await?;
 
-        // Waits its turn. Renewed in the background until it is released or dropped.
+        // Waits in the queue. The lease is renewed in the background until it is released or
+        // dropped.
         let lease = locks.lease("invoice/42").ttl(Duration::from_secs(30)).acquire().await?;
         println!("We hold {}, with the fencing token {}.", lease.name(), lease.token());
 
-        // Somebody else, who does not want to wait. Contention is not an error.
+        // Another client, which does not wait. Contention is not an error.
         let elsewhere = Locks::new(pool.clone());
         if elsewhere.lease("invoice/42").try_acquire().await?.is_some() {
             return Err("two hold the name at the same time".into());
         }
-        println!("Another client is told that it is taken.");
+        println!("Another client finds it taken.");
 
         let mut tx = pool.begin().await?;
         lease.fence(&mut tx).await?; // this transaction can commit only while the lease is still ours
@@ -36,7 +37,7 @@ any_database! {
         lease.release().await?; // Ok: it was ours to the end. Err(Lost): it was not.
         println!("Released, and it was ours to the end.");
 
-        // Or let sqlock hold, watch and cancel: the work is dropped at the moment the lease is lost.
+        // Or let sqlock hold the lease around the work, which is dropped when the lease is lost.
         let next = elsewhere.lease("invoice/42").run(async |lease| lease.token()).await?;
         println!("The other client had its turn, with the greater token {next}.");
 

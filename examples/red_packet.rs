@@ -1,12 +1,14 @@
-//! A red packet: a pot that is shared out among those who grab first, in parts that chance decides. Each may grab once, and many
-//! grab at the same moment, most of them with more than one click. Is it shared out to the last cent, and has nobody two parts?
+//! A red packet: users grab random parts of a pot until it is empty. Each user may grab once, and
+//! many grab at the same moment, most of them with more than one click. Is the pot shared out to
+//! the last cent, and does no user get two parts?
 //!
-//! Three server processes are sent the clicks of all users at once. A grab is made in a transaction that has the row of the packet
-//! locked, under the key (user, packet): whoever clicks again is told what the first click brought, whichever server it reaches.
+//! Three server processes receive the clicks of all users at once. A grab is a transaction that
+//! locks the row of the packet, under the key (user, packet): a second click receives the part of
+//! the first one, on every server.
 //!
 //! ```text
 //! cargo run --example red_packet
-//! cargo run --example red_packet -- --without-lock                  # to see what locks and keys are good for
+//! cargo run --example red_packet -- --without-lock                  # shows the double parts
 //! DATABASE_URL=postgres://… cargo run --all-features --example red_packet
 //! ```
 
@@ -41,7 +43,7 @@ any_database! {
             .await
     }
 
-    /// A user's part. `None`: came too late.
+    /// Returns a user's part. `None`: the packet is empty.
     async fn grab(conn: &mut Connection, packet: i64, user: i64) -> Result<Option<i64>, sqlx::Error> {
         let (cents, parts) = left(conn, packet).await?;
         if parts == 0 {
@@ -82,7 +84,7 @@ any_database! {
         }
     }
 
-    /// As it is often done: looks whether the user has grabbed, and does it if not.
+    /// Does the same without locks: checks whether the user has grabbed, and grabs if not.
     async fn look_and_grab(pool: Pool<Db>, packet: i64, user: i64) -> Result<Option<i64>> {
         let mut conn = pool.acquire().await?;
         let mut grabbed = QueryBuilder::<Db>::new("SELECT cents FROM sqlock_example_grab WHERE customer = ");
@@ -92,7 +94,8 @@ any_database! {
         }
     }
 
-    /// How a transaction begins. What is read under a lock is to be what stands there now, on MySQL and MariaDB too.
+    /// How a transaction begins. What is read under a lock is to be what stands there now, on MySQL
+    /// and MariaDB too.
     fn begin() -> &'static str {
         match <Db as sqlx::Database>::NAME {
             "MySQL" => "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; BEGIN",
@@ -101,7 +104,7 @@ any_database! {
         }
     }
 
-    /// One click. What the user was told is noted.
+    /// Carries out a click, and notes the answer.
     async fn click(pool: Pool<Db>, locks: Locks, packet: i64, user: i64) -> Result<()> {
         let part = if asked_for("--without-lock") {
             look_and_grab(pool.clone(), packet, user).await?
@@ -112,7 +115,7 @@ any_database! {
         Ok(note(&mut conn, "INSERT INTO sqlock_example_told (customer, cents) ", user, part.unwrap_or(0)).await?)
     }
 
-    /// A server is a process. All clicks reach it at once; those of every other user twice.
+    /// Runs a server process. All clicks reach it at once; those of every other user twice.
     async fn server(pool: Pool<Db>, packet: i64) -> Result<()> {
         let locks = Locks::new(pool.clone());
         all_are_ready().await?;
@@ -132,7 +135,7 @@ any_database! {
         }
         let locks = Locks::new(pool.clone());
         let turn = take_turns(&locks, "red_packet").await?;
-        // Another packet in each run.
+        // Each run has a new packet.
         let packet = turn.token().get();
         for sql in [
             "DROP TABLE IF EXISTS sqlock_example_packet",

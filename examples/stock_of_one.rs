@@ -1,8 +1,9 @@
-//! The last item in stock, and ten buyers who want it at the same moment: one gets it, nine are told that it is gone.
+//! Ten buyers want the last item in stock at the same moment: one gets it, and nine find it sold
+//! out.
 //!
 //! ```text
 //! cargo run --example stock_of_one
-//! cargo run --example stock_of_one -- --without-lock                # to see what the lease is good for
+//! cargo run --example stock_of_one -- --without-lock                # shows the overselling
 //! DATABASE_URL=mysql://… cargo run --all-features --example stock_of_one
 //! ```
 
@@ -16,9 +17,9 @@ use tokio::sync::Barrier;
 const BUYERS: usize = 10;
 
 any_database! {
-    /// Buys the item. `false`: it is sold out.
+    /// Buys the item. Returns `false` if it is sold out.
     async fn buy(pool: &Pool<Db>, locks: &Locks) -> Result<bool> {
-        let lease = locks.lease("stock/last-item").acquire().await?; // waits its turn
+        let lease = locks.lease("stock/last-item").acquire().await?; // waits in the queue
         let mut tx = pool.begin().await?;
         lease.fence(&mut tx).await?; // from here on, only a lease that is still ours lets this transaction commit
         let bought = look_then_take(&mut tx).await?;
@@ -27,7 +28,7 @@ any_database! {
         Ok(bought)
     }
 
-    /// The business itself. All who look before the first of them takes would find the item there.
+    /// Sells the item without a lock: all buyers that read before the first sale would find it.
     async fn look_then_take(conn: &mut Connection) -> Result<bool> {
         let stock: i64 = sqlx::query_scalar("SELECT stock FROM sqlock_example_item").fetch_one(&mut *conn).await?;
         if stock == 0 {
@@ -42,7 +43,7 @@ any_database! {
         look_then_take(&mut *pool.acquire().await?).await
     }
 
-    /// Every buyer has a client of its own, as if each request had come in on another host.
+    /// Runs the buyers, each with a client of its own, as on different hosts.
     async fn buyer(pool: Pool<Db>, at_once: Arc<Barrier>) -> Result<bool> {
         let locks = Locks::new(pool.clone());
         at_once.wait().await;
@@ -75,14 +76,14 @@ any_database! {
     }
 }
 
-/// Shows who got the item, and whether that is as it should be.
+/// Prints and checks the result.
 fn check(bought: &[bool], stock: i64) -> Result<()> {
     println!("One item in stock, {BUYERS} buyers at the same moment:\n");
     for (buyer, bought) in (1..).zip(bought) {
         println!("  buyer {buyer:2}  {}", if *bought { "bought it" } else { "sold out, sorry" });
     }
     let buyers = bought.iter().filter(|bought| **bought).count();
-    println!("\n{buyers} bought it, {} were told it is sold out, {stock} left in stock.", BUYERS - buyers);
+    println!("\n{buyers} bought it, {} found it sold out, {stock} left in stock.", BUYERS - buyers);
     if (buyers, stock) != (1, 0) {
         return Err("there was one item for one buyer".into());
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --example ticket_sale
-//! cargo run --example ticket_sale -- --without-lock                 # to see what the lease is good for
+//! cargo run --example ticket_sale -- --without-lock                 # shows the double sales
 //! DATABASE_URL=postgres://… cargo run --all-features --example ticket_sale
 //! ```
 
@@ -14,9 +14,9 @@ const TICKETS: i64 = 100;
 const WORKERS: [usize; 4] = [8, 8, 7, 7];
 
 any_database! {
-    /// Sells the next ticket. `None`: all are sold.
+    /// Sells the next ticket. Returns `None` if all are sold.
     async fn sell(pool: &Pool<Db>, locks: &Locks, seller: i64) -> Result<Option<i64>> {
-        let lease = locks.lease("ticket_sale").acquire().await?; // waits its turn
+        let lease = locks.lease("ticket_sale").acquire().await?; // waits in the queue
         let mut tx = pool.begin().await?;
         lease.fence(&mut tx).await?; // from here on, only a lease that is still ours lets this transaction commit
         let ticket = look_then_sell(&mut tx, seller).await?;
@@ -25,7 +25,8 @@ any_database! {
         Ok(ticket)
     }
 
-    /// The business itself. Two who look before either of them sells would sell the same ticket.
+    /// Sells without a lock: two workers that read before either of them writes sell the same
+    /// ticket.
     async fn look_then_sell(conn: &mut Connection, seller: i64) -> Result<Option<i64>> {
         let sold: i64 = sqlx::query_scalar("SELECT count(*) FROM sqlock_example_sale").fetch_one(&mut *conn).await?;
         if sold >= TICKETS {
@@ -46,7 +47,7 @@ any_database! {
         look_then_sell(&mut *pool.acquire().await?, seller).await
     }
 
-    /// A worker serves one customer after the other until all is sold.
+    /// Runs a worker, which serves one customer after the other until all tickets are sold.
     async fn worker(pool: Pool<Db>, locks: Locks, seller: i64) -> Result<()> {
         loop {
             let sold = if asked_for("--without-lock") {
@@ -62,7 +63,7 @@ any_database! {
         }
     }
 
-    /// A seller is a process. Its workers share a pool of 4 connections; those who wait for their turn need none.
+    /// Runs a seller process. Its workers share a pool of 4 connections; waiting workers need none.
     async fn seller(pool: Pool<Db>, seller: i64, workers: usize) -> Result<()> {
         let locks = Locks::new(pool.clone());
         all_are_ready().await?;
@@ -95,7 +96,7 @@ any_database! {
     }
 }
 
-/// Shows who sold which ticket, and whether that is as it should be.
+/// Prints the seller of each ticket, and checks the result.
 fn check(sales: &[(i64, i64)], took: Duration) -> Result<()> {
     println!("The hall. Each seat shows which seller sold it:\n");
     let mut sold_once = 0;

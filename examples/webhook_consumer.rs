@@ -1,9 +1,10 @@
-//! A payment service sends events, each at least once: again when no answer came, and in no order. How does each take effect once,
-//! with several instances to which they are sent, one of which dies in the middle?
+//! A payment service delivers events at least once: again when no answer came, and in no order. How
+//! does each event take effect once, with several instances, one of which dies in the middle?
 //!
-//! The identifier of an event is the key under which its effect, an entry in the ledger, is made. `mallory` is killed with
-//! `kill -9` when it has made an entry and not yet committed. What it has not acknowledged is sent again, to `carol`, while `alice` is sent
-//! the same events in another order, some twice.
+//! The identifier of an event is the key of its effect, an entry in the ledger. `mallory` is killed
+//! with `kill -9` after it has written an entry and before it commits. Its unacknowledged events
+//! are delivered again, to `carol`, while `alice` receives the same events in another order, some
+//! of them twice.
 //!
 //! ```text
 //! cargo run --example webhook_consumer
@@ -45,13 +46,13 @@ impl Event {
     }
 }
 
-/// What is delivered to an instance, in this order: all events, every third one twice.
+/// The deliveries to an instance, in this order: all events, every third one twice.
 fn deliveries(instance: &str, run: &str) -> VecDeque<Event> {
     let step = if instance == UNLUCKY { 13 } else { 7 };
     let mut all: VecDeque<Event> = (0..EVENTS).map(|i| Event::of(run, i * step % EVENTS + 1)).collect();
     let again: Vec<Event> = all.iter().step_by(3).cloned().collect();
     all.extend(again);
-    // What was not acknowledged by the one that died.
+    // The events that the dead instance has not acknowledged.
     if instance == "carol" {
         all = deliveries(UNLUCKY, run).into_iter().skip(AT).collect();
     }
@@ -59,7 +60,7 @@ fn deliveries(instance: &str, run: &str) -> VecDeque<Event> {
 }
 
 any_database! {
-    /// The effect: nothing here keeps it from being made twice.
+    /// Takes effect, without preventing duplicates.
     async fn enter(conn: &mut Connection, event: &Event) -> Result<(), sqlx::Error> {
         QueryBuilder::<Db>::new("INSERT INTO sqlock_example_ledger (event, cents) ")
             .push_values([event], |mut row, event| {
@@ -71,7 +72,7 @@ any_database! {
         Ok(())
     }
 
-    /// `None`: not now, send it again.
+    /// Returns `None` if the event must be sent again.
     async fn consume(pool: &Pool<Db>, events: &Idempotency, event: &Event, dies: bool) -> Result<Option<bool>> {
         let key = IdempotencyKey::global(&event.id);
         let body = Fingerprint::of([event.body()]);
@@ -90,7 +91,8 @@ any_database! {
         }
     }
 
-    /// As it is often done: looks whether it was done, does it, and remembers that.
+    /// Does the same without locks: checks whether the event is known, takes effect, and stores the
+    /// event.
     async fn look_and_consume(pool: &Pool<Db>, event: &Event, dies: bool) -> Result<Option<bool>> {
         let mut conn = pool.acquire().await?;
         let mut seen = QueryBuilder::<Db>::new("SELECT count(*) FROM sqlock_example_seen WHERE event = ");
@@ -107,10 +109,10 @@ any_database! {
         Ok(Some(true))
     }
 
-    /// An instance is a process. It answers each delivery, and is sent again what it does not acknowledge.
+    /// Runs an instance process, which answers each delivery.
     async fn instance(pool: Pool<Db>, name: &str, run: &str) -> Result<()> {
         let locks = Locks::new(pool.clone());
-        // On SQLite whoever writes waits for whoever writes.
+        // On SQLite, writers wait for each other.
         let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(60));
         let events = Idempotency::new(&locks).namespace("webhooks").retry(patiently);
         all_are_ready().await?;
@@ -183,13 +185,13 @@ any_database! {
     }
 }
 
-/// Tells the process that has started this one, which kills it.
+/// Prints a line for the parent process, which kills this one.
 async fn wait_for_death() {
     println!("in the middle");
     until_stdin_ends().await;
 }
 
-/// Whether each event has taken effect once.
+/// Checks that each event has taken effect once.
 fn check(ledger: &[(i64, i64)]) -> Result<()> {
     let times = |number| ledger.iter().filter(|(event, _)| *event == number).count();
     let wrong: Vec<_> = (1..=EVENTS)

@@ -84,8 +84,8 @@ pub(crate) trait Backend: Send + Sync {
     fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>>;
 }
 
-/// The databases whose transactions can be fenced: [`sqlx::Postgres`], [`sqlx::MySql`] (also
-/// MariaDB), [`sqlx::Sqlite`].
+/// The databases whose transactions can be fenced: `sqlx::Postgres`, `sqlx::MySql` (also MariaDB) and
+/// `sqlx::Sqlite`.
 ///
 /// This trait is sealed: no other crate can implement it.
 #[diagnostic::on_unimplemented(
@@ -94,7 +94,7 @@ pub(crate) trait Backend: Send + Sync {
     note = "`sqlx::Any` hides which database it is: use a `Transaction` or `Pool` of the database itself",
     note = "the feature of the database must be enabled: `sqlock = {{ features = [\"postgres\"] }}` (or \"mysql\", \"sqlite\")"
 )]
-pub trait Database: sqlx::Database + fence::Fence + dialect::Dialect + records::Records {}
+pub trait Database: sqlx::Database + fence::Fence + dialect::Dialect + records::RecordDialect {}
 
 /// A pool of connections to a database with locks: `sqlx::PgPool`, `sqlx::MySqlPool` (also MariaDB)
 /// or `sqlx::SqlitePool`, by value. A clone of a pool shares its connections.

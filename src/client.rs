@@ -54,7 +54,7 @@ impl Client {
         })
     }
 
-    /// The time on the clock of the client.
+    /// Returns the time of the client's clock.
     pub(crate) fn now(&self) -> Moment {
         self.backend.clock().now()
     }
@@ -68,13 +68,14 @@ impl Client {
         self.run_with_answer(operation).await.result
     }
 
-    /// Runs an operation, and returns how the request went beside its result.
+    /// Runs an operation, and returns the whole answer.
     pub(crate) async fn run_with_answer<O: Operation>(&self, operation: O) -> Answer<O::Output> {
         self.coordinator.start();
         self.coordinator.executor().run(operation).await
     }
 
-    /// Ends every wait and refuses every request, waits until nothing is held, and shuts down. `false`: the time ran out first.
+    /// Ends every wait and refuses every request, waits until no lease is held, and shuts down.
+    /// Returns `false` if the time runs out first.
     pub(crate) async fn drain(&self, within: Duration) -> Result<bool> {
         let (leases, sessions) = (self.coordinator.drain(), self.sessions.drain());
         let drained = async {

@@ -45,20 +45,20 @@ use state::{AnsweredBeat, HeartbeatReport, Outbox, Phase, Sending, State, Waitin
 pub(crate) struct Coordinator {
     executor: Executor,
     publisher: Arc<Publisher>,
-    /// The client in words.
+    /// The name of the client for people.
     holder: Arc<str>,
     state: Mutex<State>,
-    /// The engine wants to be woken earlier than the timer sleeps.
+    /// Notified when the engine must be called before the timer wakes.
     rearmed: Notify,
-    /// Nothing is held any more, while no request is taken.
+    /// Notified when a client that takes no requests holds no lease any more.
     drained: Notify,
 }
 
 impl Coordinator {
-    /// A coordinator for a new client, which `holder` names for people.
+    /// Creates the coordinator of a new client, which `holder` names for people.
     pub(crate) fn new(executor: Executor, publisher: Arc<Publisher>, holder: Arc<str>) -> Arc<Self> {
         let random = || Uuid::new_v4().as_u128();
-        // The identities of one client are counted up from the first.
+        // The ids of one client count up from the first.
         let first = LeaseId::from_u128(random() & !u128::from(u32::MAX));
         let (can_notify, clock) = (executor.can_notify(), executor.clock());
         let engine = Engine::new(ClientId::from_u128(random()), Arc::clone(&holder), first, can_notify);
@@ -72,7 +72,7 @@ impl Coordinator {
         })
     }
 
-    /// Starts the tasks on the present runtime, the first time.
+    /// Starts the tasks on the current runtime, on the first call.
     pub(crate) fn start(self: &Arc<Self>) {
         let mut state = self.state();
         if state.is_started {
@@ -92,15 +92,15 @@ impl Coordinator {
         state.is_started = true;
         drop(state);
         measure::describe();
-        tracing::info!(holder = %self.holder, place = self.executor.place(), "started a client for locks");
+        tracing::info!(holder = %self.holder, address = self.executor.address(), "started a client for locks");
     }
 
-    /// Returns the events from now on.
+    /// Subscribes to the events from now on.
     pub(crate) fn events(&self) -> Events {
         self.publisher.subscribe()
     }
 
-    /// Returns how the client is. Does no I/O.
+    /// Returns the health of the client. Does no I/O.
     pub(crate) fn health(&self) -> Health {
         let unavailable = self.executor.last_failure();
         let connections = self.executor.open_connections();
@@ -167,7 +167,7 @@ impl Coordinator {
         Eviction { coordinator: Arc::clone(self), name, token }
     }
 
-    /// What this client holds of a name may have been taken away.
+    /// Reads a name again, on which this client may have lost its lease.
     pub(crate) fn doubt(self: &Arc<Self>, name: LockName) {
         self.feed(Event::Doubted { name });
     }
@@ -178,7 +178,7 @@ impl Coordinator {
         let mut is_waiting = true;
         while is_waiting {
             let mut refused = None;
-            // In one step for each: a grant in between would reach nobody.
+            // Under one lock for each waiter: a grant in between would have no receiver.
             let drain = |state: &mut State| {
                 if state.phase == Phase::Open {
                     state.phase = Phase::Draining;
@@ -213,7 +213,7 @@ impl Coordinator {
         let _ = waiting.reply.send(Err(Refusal::Closed));
     }
 
-    /// Gives everything back, refuses every waiter, and closes the connections.
+    /// Releases every lease, refuses every waiter, and closes the connections.
     pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
         self.start();
         let (closed, is_closed) = oneshot::channel();
@@ -222,10 +222,10 @@ impl Coordinator {
             self.feed(Event::Close);
             let _ = is_closed.await;
         }
-        let trouble = self.executor.trouble();
+        let failure = self.executor.failure();
         self.executor.close().await;
         self.publisher.close();
-        match trouble {
+        match failure {
             Some(reason) => Err(Error::Unavailable { attempted: "release", reason, source: None }),
             None => Ok(()),
         }
@@ -235,7 +235,7 @@ impl Coordinator {
         &self.executor
     }
 
-    /// The time on the clock of the client.
+    /// Returns the time of the client's clock.
     pub(crate) fn now(&self) -> Moment {
         self.executor.clock().now()
     }
@@ -244,12 +244,13 @@ impl Coordinator {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Passes an event to the engine and carries out what follows from it.
+    /// Passes an event to the engine and carries out its actions.
     fn feed(self: &Arc<Self>, event: Event) {
         self.feed_with(|_| event, |_| ());
     }
 
-    /// The same, with something done to the state before and after, in one step.
+    /// Makes an event from the state, passes it to the engine, carries out its actions, and reads a
+    /// result from the state, all under one lock.
     fn feed_with<T>(
         self: &Arc<Self>,
         before: impl FnOnce(&mut State) -> Event,
@@ -282,7 +283,7 @@ impl Coordinator {
         result
     }
 
-    /// Notes and reports what came of a heartbeat.
+    /// Stores and publishes the result of a heartbeat.
     fn note_heartbeat(&self, sent_at: Moment, result: Result<(), &Error>) {
         let mut measured = None;
         let mut state = self.state();

@@ -29,6 +29,8 @@ mod holding;
 mod loss;
 mod name;
 pub(crate) mod policy;
+mod recheck;
+mod schedule;
 mod step;
 #[cfg(test)]
 #[allow(clippy::expect_used, reason = "tests")]
@@ -49,14 +51,13 @@ pub(crate) use action::{
 pub(crate) use heartbeat::Pulse;
 use heartbeat::{Epoch, Heartbeat};
 use holding::{Holding, HoldingState, LocalLease};
-use name::{Name, Needs};
+use name::Name;
 use step::Step;
 
 use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::timing::BEAT;
 use crate::protocol::{ClientId, LeaseId, Request};
 use crate::token::FencingToken;
 
@@ -65,8 +66,8 @@ use crate::token::FencingToken;
 const POLL_FIRST: Duration = Duration::from_millis(100);
 const POLL_OTHERS: Duration = Duration::from_millis(250);
 
-/// How long the entries of one name are not polled again because of a notification without a name,
-/// for each name that has entries: with 1 000 names, as often as without notifications.
+/// The pause between two polls after notifications without a name, for each name with entries: with
+/// 1 000 names, they are polled as often as without notifications.
 const POLL_EACH: Duration = Duration::from_micros(100);
 
 /// How often a release is repeated that the store leaves without effect.
@@ -121,9 +122,9 @@ pub(crate) struct Engine {
     unsettled: usize,
     /// How many names have an entry that waits.
     queued: usize,
-    /// When the entries of all names are polled after a notification without a name, and not
-    /// before which moment again.
+    /// When the entries of all names are polled, after a notification without a name.
     poll_all_at: Option<Moment>,
+    /// Until then they are not polled again.
     polled_all_until: Moment,
     wakes: HashMap<LockName, Moment>,
     /// When the last acquisition of this client ended on each name that has nothing else to do.
@@ -219,25 +220,12 @@ impl Engine {
         std::mem::take(&mut self.actions)
     }
 
-    /// When [`handle`](Self::handle) must be called again, if nothing happens before.
-    pub(crate) fn wakes_at(&self) -> Option<Moment> {
-        let timer = self.timers.first().map(|(at, _)| *at);
-        let patience = self.patience.first().map(|(at, _)| *at);
-        timer.into_iter().chain(patience).chain(self.poll_all_at).chain(self.heartbeat.due()).min()
-    }
-
-    /// How long the answer to a heartbeat may take: there must be time for another one before any
-    /// lease ends.
-    pub(crate) fn heartbeat_patience(&self) -> Duration {
-        (self.shortest().unwrap_or(BEAT) / 4).clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE)
-    }
-
     /// How many leases are in the hands of callers.
     pub(crate) fn held(&self) -> usize {
         self.leases.len()
     }
 
-    /// Whether an entry waits that another client may grant a name to.
+    /// Returns whether an entry waits for a name that another client may grant it.
     pub(crate) fn is_queued(&self) -> bool {
         self.queued > 0
     }
@@ -371,30 +359,6 @@ impl Engine {
         self.actions.push(Action::Send { request, body, is_urgent: true });
     }
 
-    /// The shortest TTL that the heartbeat keeps. `None`: it keeps nothing.
-    fn shortest(&self) -> Option<Duration> {
-        self.ttls.first_key_value().map(|(ttl, _)| *ttl)
-    }
-
-    /// Counts what a name needs from now on instead of what it needed before.
-    fn count(&mut self, before: Needs, after: Needs) {
-        if let Some(ttl) = after.ttl {
-            *self.ttls.entry(ttl).or_default() += 1;
-        }
-        if let Some(ttl) = before.ttl
-            && let Some(count) = self.ttls.get_mut(&ttl)
-        {
-            *count -= 1;
-            if *count == 0 {
-                self.ttls.remove(&ttl);
-            }
-        }
-        self.unsettled += usize::from(after.attention);
-        self.unsettled -= usize::from(before.attention);
-        self.queued += usize::from(after.grant);
-        self.queued -= usize::from(before.grant);
-    }
-
     // ---- statements
 
     /// Sends the statements about a name that are due: one that changes it, and looks.
@@ -423,71 +387,6 @@ impl Engine {
         let is_urgent = matches!(step, Step::Verify(_));
         self.in_flight.insert(request, InFlight { name: name.clone(), step, body: body.clone(), epoch });
         self.actions.push(Action::Send { request, body, is_urgent });
-    }
-
-    /// Sets the timer of a name, or forgets the name when there is nothing left to do.
-    fn touch(&mut self, now: Moment, name: &LockName) {
-        if let Some(before) = self.wakes.remove(name) {
-            self.timers.remove(&(before, name.clone()));
-        }
-        let Some(state) = self.names.get_mut(name) else {
-            return;
-        };
-        let is_idle = state.is_idle();
-        let needs = if is_idle { Needs::default() } else { state.needs_now() };
-        let before = std::mem::replace(&mut state.needs, needs);
-        if needs != before {
-            self.count(before, needs);
-        }
-        if is_idle {
-            let ended_at = self.names.remove(name).and_then(|state| state.ended_at);
-            if let Some(ended_at) = ended_at {
-                self.note_end(now, name, ended_at);
-            }
-            return;
-        }
-        let Some(state) = self.names.get(name) else {
-            return;
-        };
-        let of_holding = |holding: &Holding| {
-            let ends = match &holding.state {
-                HoldingState::Held(leases) => leases.iter().filter_map(|lease| lease.ends).min(),
-                HoldingState::Releasing { .. } => None,
-            };
-            [Some(holding.deadline(&self.heartbeat)), ends]
-        };
-        let deadlines = state.holdings.iter().flat_map(of_holding).flatten();
-        // What is due already waits for something else to happen.
-        if let Some(at) = deadlines.chain(state.wakes_at()).filter(|at| *at > now).min() {
-            self.timers.insert((at, name.clone()));
-            self.wakes.insert(name.clone(), at);
-        }
-    }
-
-    /// Notes when an acquisition ended on a name that is forgotten. Old notes are dropped when
-    /// there are many.
-    fn note_end(&mut self, now: Moment, name: &LockName, ended_at: Moment) {
-        if self.ended.len() == self.ended.capacity() {
-            let answered_at = self.heartbeat.answered_at();
-            self.ended.retain(|_, at| answered_at < *at + LONGEST_LAG && now < *at + NOTED_FOR);
-        }
-        self.ended.insert(name.clone(), ended_at);
-    }
-
-    /// Reads each name on which something has ended since the store was known to be the same, or
-    /// shortly before. One that has missed the end still believes in the acquisition.
-    fn recheck_ended(&mut self, now: Moment, same_until: Moment) {
-        if is_on(Mutation::ForgetEnded) {
-            return;
-        }
-        for (name, ended_at) in std::mem::take(&mut self.ended) {
-            self.names.entry(name).or_default().ended_at.get_or_insert(ended_at);
-        }
-        for state in self.names.values_mut() {
-            if state.ended_at.is_some_and(|ended_at| same_until < ended_at + LONGEST_LAG) {
-                (state.read_at, state.is_rechecked) = (Some(now), true);
-            }
-        }
     }
 
     fn new_request(&mut self) -> RequestId {

@@ -2,11 +2,11 @@
 
 mod access;
 mod cause;
+mod classify;
 mod convert;
 mod fault;
 mod report;
 
-use std::fmt;
 use std::time::Duration;
 
 use crate::name::LockName;
@@ -351,92 +351,5 @@ fn unless_repeated(reason: &str, source: Option<&sqlx::Error>) -> String {
     match source {
         Some(source) if source.to_string().ends_with(reason) => String::new(),
         _ => format!(": {reason}"),
-    }
-}
-
-impl Error {
-    /// Returns the message and those of all sources in one line, each of them once.
-    ///
-    /// ```
-    /// # let error = sqlock::Error::from(sqlx::Error::PoolClosed);
-    /// eprintln!("{}", error.report());
-    /// ```
-    pub fn report(&self) -> impl fmt::Display {
-        report(self)
-    }
-
-    /// Returns whether the limit set with `wait` was reached.
-    pub fn is_timeout(&self) -> bool {
-        matches!(self, Self::Timeout { .. })
-    }
-
-    /// Returns whether the lease or session lock is not, or no longer, held.
-    pub fn is_lost(&self) -> bool {
-        matches!(self, Self::Lost { .. } | Self::SessionLost { .. })
-    }
-
-    /// Returns whether the transaction met a concurrent change and must be rerun from its
-    /// beginning, which [`Retry`](crate::retry::Retry) does.
-    ///
-    /// A lock wait timeout is not a conflict, unless the database rolled the transaction back to
-    /// break a deadlock.
-    pub fn is_conflict(&self) -> bool {
-        match self {
-            Self::Fence(cause) => *cause == FenceError::StaleSnapshot,
-            Self::Row { cause, .. } => *cause == RowError::StaleSnapshot,
-            Self::Conflict { .. } => true,
-            Self::Database { source, .. } => Fault::of(source) == Fault::Again,
-            _ => false,
-        }
-    }
-
-    /// Returns whether the same call may succeed later.
-    pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Timeout { .. } | Self::Unavailable { .. } | Self::PoolExhausted { .. })
-            || self.is_conflict()
-            || self.is_blocked()
-    }
-
-    /// Returns whether a statement waited too long for another transaction's lock.
-    pub(crate) fn is_blocked(&self) -> bool {
-        matches!(self, Self::Database { source, .. } if Fault::of(source) == Fault::Blocked)
-    }
-
-    /// Returns an error if a duration is out of range.
-    pub(crate) fn check_range(what: &'static str, given: Duration, min: Duration, max: Duration) -> Result<()> {
-        if given < min || given > max {
-            return Err(Self::OutOfRange { what, given, min, max });
-        }
-        Ok(())
-    }
-
-    /// Returns whether the error would be the same for every request to this database.
-    pub(crate) fn concerns_all(&self) -> bool {
-        matches!(
-            self,
-            Self::Unavailable { .. }
-                | Self::Access { .. }
-                | Self::PoolExhausted { .. }
-                | Self::Closed
-                | Self::Unsupported { .. }
-        )
-    }
-
-    /// Copies the error for another caller whose request it ends.
-    pub(crate) fn repeated(&self) -> Self {
-        let again = |source: &sqlx::Error| sqlx::Error::Protocol(reason(source));
-        match self {
-            Self::Unavailable { attempted, reason, .. } => {
-                Self::Unavailable { attempted, reason: reason.clone(), source: None }
-            }
-            Self::Access { attempted, cause, source } => {
-                Self::Access { attempted, cause: *cause, source: again(source) }
-            }
-            Self::PoolExhausted { attempted } => Self::PoolExhausted { attempted },
-            Self::NotMigrated { source } => Self::NotMigrated { source: again(source) },
-            Self::Database { attempted, source } => Self::Database { attempted, source: again(source) },
-            Self::Unsupported { what, reason } => Self::Unsupported { what, reason },
-            _ => Self::Closed,
-        }
     }
 }

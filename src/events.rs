@@ -1,4 +1,4 @@
-//! What happens to the leases of a client, as a stream.
+//! The events of a client, as a stream.
 //!
 //! ```
 //! use sqlock::events::Event;
@@ -26,10 +26,10 @@ use crate::error::LossCause;
 use crate::name::LockName;
 use crate::token::FencingToken;
 
-/// How many events a reader may be behind.
+/// The number of events that a reader may be behind.
 const CAPACITY: usize = 1024;
 
-/// Something that happened to the leases of a client, or to its connections.
+/// An event of a lease or a connection of a client.
 ///
 /// Shared leases, permits and the members of [`lease_all`](crate::Locks::lease_all) are leases,
 /// too. Session locks and row locks have no events.
@@ -60,9 +60,9 @@ pub enum Event {
         /// The time since the request.
         waited: Duration,
     },
-    /// This client granted a name whose holder had died, or had lost its connection for longer
-    /// than its TTL. The name may have gone to a waiter of another client. Expired shared leases
-    /// and permits are not told of.
+    /// This client granted a name whose holder had died, or had lost its connection for longer than
+    /// its TTL. The name may be granted to a waiter of another client. Expired shared leases and
+    /// permits cause no event.
     TakenOver {
         /// The name that changed hands.
         name: LockName,
@@ -75,8 +75,8 @@ pub enum Event {
         token: FencingToken,
         /// The time since it was acquired.
         held: Duration,
-        /// Whether the database confirmed the release. Otherwise the name is free after the TTL
-        /// at the latest.
+        /// Whether the database confirmed the release. Otherwise the name is free after the TTL at
+        /// the latest.
         is_confirmed: bool,
     },
     /// A lease ended before it was released.
@@ -134,7 +134,7 @@ pub enum RefusalReason {
     Closed,
     /// The database did not answer, or not in time.
     Unavailable,
-    /// The request failed for another reason, which its error tells.
+    /// The request failed for another reason: see its error.
     Failed,
 }
 
@@ -191,7 +191,7 @@ pub(crate) struct Publisher {
 
 #[derive(Default)]
 enum Channel {
-    /// Nobody has read yet.
+    /// There was no reader yet.
     #[default]
     Unused,
     Open(broadcast::Sender<Event>),

@@ -1,18 +1,18 @@
 //! Sends operations to the database on a bounded number of connections: one for heartbeats, and one
 //! or two for everything else.
 //!
-//! A connection is opened when all that are open are at work.
+//! A connection is opened when all open ones are busy.
 //!
-//! An operation runs to its end whatever becomes of the future that asked for it. It is sent again
-//! when its connection is lost or the database rolled it back because of a conflict; while it waits
-//! for that, its connection serves other operations. An operation that panics costs itself and the
+//! An operation runs to its end even if the future of its caller is dropped. It is sent again when
+//! its connection is lost or the database rolled it back because of a conflict; during the pause
+//! before that, its connection serves other operations. A panic ends the operation and its
 //! connection.
 //!
-//! When the heartbeat's connection is lost, the other connections are suspect, because they lead
-//! through the same network. Idle ones are given up, and busy ones as soon as the heartbeat's was.
+//! When the heartbeat's connection is lost, the other connections are suspect, because they use the
+//! same network: idle ones are closed, and busy ones after the time that the heartbeat had.
 //!
-//! Operations that are ready together may be sent in one [`Batch`]. What a batch leaves undone is
-//! sent alone.
+//! Operations that are ready together may be sent in one [`Batch`]. Operations that the batch
+//! leaves undone are sent alone.
 //!
 //! The queue has no bound of its own: each caller waits for its answer, and the engine sends one
 //! statement per name.
@@ -40,15 +40,15 @@ use worker::{Grants, Pending, Task, Worker};
 /// frozen server or a broken network takes longer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 
-/// What came of an operation.
+/// The answer to an operation.
 pub(crate) struct Answer<T> {
     pub(crate) result: Result<T>,
-    /// A moment before the request was sent that was answered.
+    /// A moment before the answered request was sent.
     pub(crate) sent_at: Moment,
-    /// A request was not answered, and may take effect later.
+    /// Whether an unanswered request may take effect later.
     pub(crate) may_linger: bool,
-    /// An earlier attempt failed. Of one that was rolled back in its last statement, it is not
-    /// known what it did before.
+    /// Whether an earlier attempt failed. After a rollback in its last statement, the effect of its
+    /// earlier statements is unknown.
     pub(crate) is_repeated: bool,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct Executor {
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What a worker does next.
+/// The next work of a worker.
 enum Gathered {
     One(Box<dyn Pending>),
     Several(Batch, Vec<Box<dyn Pending>>),
@@ -76,48 +76,47 @@ struct Queue {
     state: Mutex<QueueState>,
     /// Wakes workers that have a connection.
     changed: Notify,
-    /// Wakes workers that have none.
+    /// Wakes workers without a connection.
     spare: Notify,
-    /// Changes when the connections of the workers may be dead.
+    /// Changes when the workers' connections may be dead.
     suspicion: watch::Sender<Suspicion>,
 }
 
-/// Why connections may be dead: one to the same server was.
+/// A reason to believe that connections are dead: one to the same server was.
 #[derive(Clone, Copy, Default)]
 struct Suspicion {
-    /// How long that connection was given for its answer.
+    /// How long that connection was without an answer.
     patience: Duration,
 }
 
 #[derive(Default)]
 struct QueueState {
-    /// To be sent before those that are ready.
+    /// Tasks that are sent before the ready ones.
     urgent: VecDeque<Box<dyn Pending>>,
     ready: VecDeque<Box<dyn Pending>>,
-    /// To be sent again, not before these moments.
+    /// Tasks that are sent again at these moments.
     delayed: BTreeMap<(Instant, u64), Box<dyn Pending>>,
     next: u64,
-    /// How many workers have a connection and nothing to do.
+    /// The number of workers with a connection and without a task.
     idle: usize,
-    /// How many workers have a connection.
+    /// The number of workers with a connection.
     open: usize,
     is_closed: bool,
-    /// Why the database is out of reach at present, if it is.
-    trouble: Option<String>,
+    /// Why the database is unavailable now, if it is.
+    failure: Option<String>,
 }
 
 impl Executor {
-    /// An executor whose connections are opened when they are first needed. `connections`: how many
-    /// do work, beside the one for heartbeats. `publisher` receives an event for each connection
-    /// that is opened again.
+    /// Creates an executor, which opens connections when they are first needed: `connections` of
+    /// them beside the one for heartbeats. `publisher` receives an event for each reconnection.
     pub(crate) fn new(backend: Arc<dyn Backend>, connections: usize, publisher: Arc<Publisher>) -> Self {
         let (work, heartbeats, workers) = (Arc::default(), Arc::default(), Mutex::default());
         let is_waiting = watch::Sender::new(false);
         Self { work, heartbeats, backend, connections, publisher, is_waiting, workers }
     }
 
-    /// Starts the tasks on the present runtime, the first time. `on_grant` takes the notifications
-    /// of grants by other clients.
+    /// Starts the tasks on the current runtime, on the first call. `on_grant` receives the
+    /// notifications of grants by other clients.
     pub(crate) fn start(&self, on_grant: impl Fn(Notification) + Send + Sync + 'static) {
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         if !workers.is_empty() {
@@ -129,13 +128,14 @@ impl Executor {
         workers.extend((0..self.connections).map(|_| tokio::spawn(worker(&self.work).run())));
     }
 
-    /// Sends an operation and passes its answer on. When the executor ends first, the answer is
-    /// [`Error::Closed`].
+    /// Sends an operation and passes its answer to `reply`. If the executor ends first, the answer
+    /// is [`Error::Closed`].
     pub(crate) fn submit<O: Operation>(&self, operation: O, reply: impl FnOnce(Answer<O::Output>) + Send + 'static) {
         self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, self.clock(), reply)), false);
     }
 
-    /// Sends an operation before those that wait for a connection, and passes its answer on.
+    /// Sends an operation before those that wait for a connection, and passes its answer to
+    /// `reply`.
     pub(crate) fn submit_urgent<O: Operation>(
         &self,
         operation: O,
@@ -144,7 +144,8 @@ impl Executor {
         self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, self.clock(), reply)), true);
     }
 
-    /// The same for a heartbeat, whose connection is given up when no answer comes in time.
+    /// Sends a heartbeat and passes its answer to `reply`. Without an answer in time, its
+    /// connection is closed.
     pub(crate) fn submit_heartbeat<O: Operation>(
         &self,
         operation: O,
@@ -167,42 +168,42 @@ impl Executor {
         answered.await.unwrap_or_else(|_| Answer::closed(self.clock().now()))
     }
 
-    /// Notes whether the client waits for a name that another client may grant it.
+    /// Sets whether the client waits for a name that another client may grant it.
     pub(crate) fn set_waiting(&self, is_waiting: bool) {
         self.is_waiting.send_if_modified(|before| std::mem::replace(before, is_waiting) != is_waiting);
     }
 
-    /// Whether a client whose heartbeat was answered receives notifications of grants.
+    /// Returns whether a client is notified of grants by other clients, after its first heartbeat.
     pub(crate) fn can_notify(&self) -> bool {
         self.backend.can_notify()
     }
 
-    /// Why the database is out of reach at present, if it is.
-    pub(crate) fn trouble(&self) -> Option<String> {
-        self.work.state().trouble.clone()
+    /// Returns why the database is unavailable now, if it is.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.work.state().failure.clone()
     }
 
-    /// Why a connection could not be opened or was lost, until the next one is opened.
+    /// Returns why a connection could not be opened or was lost, until the next one is opened.
     pub(crate) fn last_failure(&self) -> Option<String> {
-        self.trouble().or_else(|| self.heartbeats.state().trouble.clone())
+        self.failure().or_else(|| self.heartbeats.state().failure.clone())
     }
 
-    /// How many connections are open.
+    /// Returns the number of open connections.
     pub(crate) fn open_connections(&self) -> usize {
         self.work.state().open + self.heartbeats.state().open
     }
 
-    /// The clock of the client.
+    /// Returns the clock of the client.
     pub(crate) fn clock(&self) -> Clock {
         self.backend.clock()
     }
 
-    /// Where the database is, for people.
-    pub(crate) fn place(&self) -> String {
+    /// Returns the address of the database, for messages.
+    pub(crate) fn address(&self) -> String {
         self.backend.address()
     }
 
-    /// Carries out what has been submitted, and closes the connections.
+    /// Executes the submitted operations, and closes the connections.
     pub(crate) async fn close(&self) {
         for queue in [&self.work, &self.heartbeats] {
             queue.close();
@@ -215,7 +216,7 @@ impl Executor {
 }
 
 impl Drop for Executor {
-    /// The tasks end when they have carried out what was submitted.
+    /// Lets the tasks end after the submitted operations.
     fn drop(&mut self) {
         for queue in [&self.work, &self.heartbeats] {
             queue.close();
@@ -246,7 +247,7 @@ impl Queue {
 
     fn push(&self, task: Box<dyn Pending>, is_urgent: bool) {
         let mut state = self.state();
-        // A task that is dropped answers that the executor is closed.
+        // Dropping a task answers `Error::Closed`.
         if !state.is_closed {
             let list = if is_urgent { &mut state.urgent } else { &mut state.ready };
             list.push_back(task);
@@ -254,7 +255,7 @@ impl Queue {
         }
     }
 
-    /// Puts a task back that is to be tried again after a pause.
+    /// Puts a task back, to be sent again after a pause.
     fn put_back(&self, task: Box<dyn Pending>, pause: Duration) {
         let mut state = self.state();
         let key = (Instant::now() + pause, state.next);
@@ -263,7 +264,7 @@ impl Queue {
         self.wake(&state);
     }
 
-    /// Puts a task back that is to be sent next.
+    /// Puts a task back, to be sent next.
     fn put_first(&self, task: Box<dyn Pending>) {
         let mut state = self.state();
         state.ready.push_front(task);
@@ -291,7 +292,7 @@ impl Queue {
         }
     }
 
-    /// Wakes a worker: one without a connection only if all that have one are at work.
+    /// Wakes a worker: one without a connection only if all connected ones are busy.
     fn wake(&self, state: &QueueState) {
         if state.idle > 0 { self.changed.notify_one() } else { self.spare.notify_one() }
     }
@@ -302,30 +303,29 @@ impl Queue {
         self.spare.notify_waiters();
     }
 
-    /// Counts a worker that has a connection as one without a task, for as long as the result
-    /// lives.
+    /// Counts a worker with a connection as idle until the result is dropped.
     fn idle(&self) -> Idle<'_> {
         self.state().idle += 1;
         Idle(self)
     }
 
-    /// Counts a worker as one that has a connection, for as long as the result lives.
+    /// Counts a worker as connected until the result is dropped.
     fn open(self: &Arc<Self>) -> Open {
         self.state().open += 1;
         Open(Arc::clone(self))
     }
 
-    /// Has the workers give up idle connections, and busy ones on which no answer comes in time.
+    /// Lets the workers close idle connections, and busy ones without an answer in time.
     fn suspect_connections(&self, patience: Duration) {
         self.suspicion.send_replace(Suspicion { patience });
     }
 
-    fn set_trouble(&self, trouble: Option<String>) {
-        self.state().trouble = trouble;
+    fn set_failure(&self, failure: Option<String>) {
+        self.state().failure = failure;
     }
 
-    /// The next task, for a worker with a connection or without. `None`: the queue is closed and
-    /// empty.
+    /// Waits for the next task of a worker with or without a connection. `None`: the queue is
+    /// closed and empty.
     async fn pop(&self, has_connection: bool) -> Option<Box<dyn Pending>> {
         loop {
             let changed = if has_connection { &self.changed } else { &self.spare }.notified();

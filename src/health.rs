@@ -1,10 +1,10 @@
-//! How a client is, for probes and dashboards.
+//! The health of a client, for probes and dashboards.
 
 use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
-/// How a client is. Made with [`Locks::health`](crate::Locks::health).
+/// The health of a client. Made with [`Locks::health`](crate::Locks::health).
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks) -> bool {

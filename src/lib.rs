@@ -145,16 +145,16 @@
 //   session sweeper transaction - session locks, the purge, and work in the caller's transactions
 //   inspect - holders and waiters
 //   client - the state that all handles of a client share
-//   transaction/row_cache idempotency/in_flight - what a client remembers
+//   transaction/row_cache idempotency/in_flight - the caches of a client
 //   session/manager session/task session/connection session/message session/name session/liveness - the session task
 //   coordinator - the only part that feeds the engine and runs its actions
 //   executor - connections: sends, repeats, reconnects
-//   operation - what a connection can be asked to do
+//   operation - the operations of a connection
 //   simulation - engines against the model, in virtual time
 //   database - the bounds for the caller's transactions and pools
 //   backend - the stores: SQL, and the model that gives each request its meaning
-//   engine - who holds and who is next: pure code
-//   protocol - what a store is asked and answers: plain data
+//   engine - decides the next holder and the next statement: pure code
+//   protocol - the requests to a store and their responses: plain data
 //   schema - the tables
 //   measure - counts for dashboards
 //   events health - observation of a client: plain data, and a channel

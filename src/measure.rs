@@ -1,4 +1,4 @@
-//! Counts and measures for the facade `metrics`, with the feature of that name; otherwise nothing.
+//! Metrics for the facade `metrics`. Without the feature of that name, nothing is counted.
 //!
 //! No name of a lock is a label: the values of every label are few.
 
@@ -56,7 +56,7 @@ pub(crate) fn refused(kind: &'static str, reason: RefusalReason) {
     }
 }
 
-/// A lease has ended, or was handed to another process.
+/// Counts a lease that has ended, or was exported.
 pub(crate) fn ended(held: Duration) {
     record! {
         metrics::gauge!("sqlock_held").decrement(1);
@@ -76,7 +76,7 @@ pub(crate) fn heartbeat_late() {
     record! { metrics::counter!("sqlock_heartbeat_late_total").increment(1); }
 }
 
-/// A request is sent, for so many operations together.
+/// Counts a statement, and the operations in it.
 pub(crate) fn statement(verb: &'static str, operations: usize) {
     record! {
         metrics::counter!("sqlock_statements_total", "verb" => verb).increment(1);
@@ -84,7 +84,7 @@ pub(crate) fn statement(verb: &'static str, operations: usize) {
     }
 }
 
-/// A request with an idempotency key has an outcome.
+/// Counts the outcome of a request with an idempotency key.
 pub(crate) fn idempotency(outcome: &'static str) {
     record! { metrics::counter!("sqlock_idempotency_total", "outcome" => outcome).increment(1); }
 }

@@ -98,13 +98,13 @@ pub(crate) fn activate(mutation: Option<Mutation>) {
     ACTIVE.set(mutation);
 }
 
-/// Whether a mistake is to be made: never but in tests.
+/// Returns whether a mistake is to be made: never but in tests.
 #[cfg(not(test))]
 pub(crate) const fn is_on(_: Mutation) -> bool {
     false
 }
 
-/// Whether a mistake is to be made.
+/// Returns whether a mistake is to be made.
 #[cfg(test)]
 pub(crate) fn is_on(mutation: Mutation) -> bool {
     ACTIVE.get() == Some(mutation)

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::backend::dialect::Column;
-use crate::backend::records::{Errand, Findings};
+use crate::backend::records::{RecordCommand, RecordResponse};
 use crate::backend::{ListedHolder, ListedWaiter, Names, Origin, Store, StoreFuture, SweepRange, Swept};
 use crate::name::LockName;
 use crate::protocol::{Batch, Request, Response};
@@ -119,14 +119,14 @@ operation!(ReadOrigin => "read the age of the tables", Origin, |self, session| s
 operation!(Ensure => "create the row of a name", (), |self, session| session.ensure(&self.0));
 operation!(LookUpColumn => "look a table up", Option<Column>, |self, session| session.column(&self.0));
 
-impl Operation for Errand {
-    type Output = Findings;
+impl Operation for RecordCommand {
+    type Output = RecordResponse;
 
     fn attempted(&self) -> &'static str {
-        Errand::attempted(self)
+        RecordCommand::attempted(self)
     }
 
-    fn run<'a>(&'a self, session: &'a mut dyn Store) -> StoreFuture<'a, Findings> {
-        session.record(self)
+    fn run<'a>(&'a self, session: &'a mut dyn Store) -> StoreFuture<'a, RecordResponse> {
+        session.execute_command(self)
     }
 }

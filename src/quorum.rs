@@ -61,8 +61,8 @@ pub use request::QuorumRequest;
 ///   a name waits for the first.
 /// - **Clocks must run at about the same rate**, as for every lease: the holder counts one percent
 ///   of the TTL less.
-/// - **Cost**: four short statements in sequence on each database to acquire, as slow as the slowest
-///   database of the majority; a renewal on each, and a release on each.
+/// - **Cost**: four short statements in sequence on each database to acquire, as slow as the
+///   slowest database of the majority; a renewal on each, and a release on each.
 ///
 /// # The token
 ///
@@ -82,9 +82,9 @@ pub use request::QuorumRequest;
 /// be the replacement of one that has granted the name. So a new quorum grants its first leases a
 /// TTL after [`Locks::migrate`](crate::Locks::migrate) has created the tables, and all clients of a
 /// name must use one TTL, or the longest one in [`rejoin_after`](Self::rejoin_after). The age is
-/// that of the record of [`Locks::migrate`](crate::Locks::migrate): tables that the application's own
-/// migrations create have none, and vote at once. The tokens of a replaced database are above all
-/// earlier ones if its clock is right. A database with relaxed durability must stay out of the
+/// that of the record of [`Locks::migrate`](crate::Locks::migrate): tables that the application's
+/// own migrations create have none, and vote at once. The tokens of a replaced database are above
+/// all earlier ones if its clock is right. A database with relaxed durability must stay out of the
 /// quorum until all leases that it may have lost have expired:
 /// [`rejoin_after`](Self::rejoin_after).
 #[derive(Clone)]
@@ -112,12 +112,13 @@ impl Quorum {
     }
 
     /// Excludes a database whose tables are younger than this, or whose server has been up for less
-    /// than this: for requests with different TTLs, and for servers that may lose commits in a crash (`fsync = off` on PostgreSQL, `innodb_flush_log_at_trx_commit` other than
-    /// 1 on MySQL and MariaDB). Set it to more than the longest TTL in use.
+    /// than this: for requests with different TTLs, and for servers that may lose commits in a
+    /// crash (`fsync = off` on PostgreSQL, `innodb_flush_log_at_trx_commit` other than 1 on MySQL
+    /// and MariaDB). Set it to more than the longest TTL in use.
     ///
     /// Each acquisition asks the server for its uptime, which depends on its wall clock, as the age
-    /// of the tables does: a clock that jumps ahead makes it too long. SQLite has no server and no uptime: do not use a file
-    /// with `synchronous = OFF` in a quorum.
+    /// of the tables does: a clock that jumps ahead makes it too long. SQLite has no server and no
+    /// uptime: do not use a file with `synchronous = OFF` in a quorum.
     pub fn rejoin_after(self, up: Duration) -> Self {
         let Nodes { locks, all, .. } = &*self.nodes;
         Self { nodes: Arc::new(Nodes::new(locks.clone(), *all, Some(up))) }

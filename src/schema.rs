@@ -37,7 +37,7 @@ pub(crate) const POSTGRES: Files = &[
 
 #[cfg(feature = "mysql")]
 pub(crate) const MYSQL: Files = &[
-    // DDL commits by itself on MySQL: each file is one table, or such that can be created again.
+    // DDL commits by itself on MySQL: each file is one table, or tables that can be created again.
     (1, "client", include_str!("../migrations/mysql/0001_client.sql")),
     (2, "lease", include_str!("../migrations/mysql/0002_lease.sql")),
     (3, "entry", include_str!("../migrations/mysql/0003_entry.sql")),

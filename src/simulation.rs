@@ -1,5 +1,5 @@
-//! Whole schedules in virtual time, from a seed: several engines, one model of a store, callers,
-//! and every fault.
+//! Simulated runs in virtual time, from a seed: several engines, one model of a store, callers, and
+//! faults of all kinds.
 //!
 //! `scripts/simulate SEED` replays a seed and prints its story. A failing run prints the shortest
 //! command to repeat it.
@@ -15,7 +15,7 @@ use crate::mutation::{self, Mutation};
 use profile::Profile;
 use world::World;
 
-/// Runs one seed. `Err`: what was violated.
+/// Runs one seed. `Err`: the violated invariant.
 fn run(seed: u64, mutation: Option<Mutation>, tells: bool) -> Result<world::Summary, String> {
     mutation::activate(mutation);
     let result = World::new(seed, Profile::of(seed), tells).run();
@@ -27,8 +27,8 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// Seeds of the unit tier. `SQLOCK_SEEDS` asks for another number, `SQLOCK_FIRST_SEED` for another
-/// beginning.
+/// The number of seeds in the unit tier. `SQLOCK_SEEDS` sets another number, `SQLOCK_FIRST_SEED`
+/// another first seed.
 #[test]
 fn seeds_violate_nothing() {
     let first = number("SQLOCK_FIRST_SEED").unwrap_or(0);
@@ -64,7 +64,7 @@ fn seeds_violate_nothing() {
     assert!(!failed.load(Ordering::Relaxed), "a seed violates a promise: see above");
 }
 
-/// A failing seed can be replayed.
+/// So a failing seed can be replayed.
 #[test]
 fn seed_repeats_its_run_exactly() {
     // Outages choose among open transactions, so their order must be the same each time.
@@ -86,7 +86,7 @@ fn story_of_a_seed() {
     }
 }
 
-/// Every known mistake is found within so many seeds.
+/// Each known mistake must be found within a limited number of seeds.
 #[test]
 #[ignore = "scripts/simulate mutations runs it"]
 fn mutations_are_found() {

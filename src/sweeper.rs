@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use crate::backend::SweepRange;
-use crate::backend::records::Errand;
+use crate::backend::records::RecordCommand;
 use crate::backoff::jittered;
 use crate::client::Client;
 use crate::clock::CENTURY;
@@ -62,9 +62,9 @@ impl Sweeper {
         self
     }
 
-    /// For how long a name must have been free. One hour by default, at most 100 years. Keep it
-    /// well above any step that the database's clock may make backwards: a token could go back by
-    /// as much as the step exceeds it. (For records it has no meaning.)
+    /// Sets for how long a name must have been free. One hour by default, at most 100 years. Keep
+    /// it well above any step that the database's clock may make backwards: a token could go back
+    /// by as much as the step exceeds it. (For records it has no meaning.)
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = retention;
         self
@@ -137,7 +137,7 @@ async fn sweep(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<
 pub(crate) async fn purge_records(client: &Arc<Client>, limit: u32) -> Result<u64> {
     let mut purged = 0;
     loop {
-        let batch = client.run(Errand::Purge { limit }).await?.changed;
+        let batch = client.run(RecordCommand::Purge { limit }).await?.changed;
         purged += batch;
         if batch == 0 {
             return Ok(purged);

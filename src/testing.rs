@@ -1,25 +1,25 @@
 //! Locks without a database, for the tests of applications.
 //!
-//! [`Memory`] is a database that is a model: it keeps leases as the databases do, and fails on
-//! demand. The [chapter on testing](crate::guide::testing) has an example for each of its
+//! [`Memory`] is the model of a database: it stores leases as the databases do, and fails on demand. The [chapter on testing](crate::guide::testing) has an example for each of its
 //! faults.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::Kind;
-use crate::backend::memory::server::{MemoryBackend, MemoryServer};
+use crate::backend::memory::connection::MemoryBackend;
+use crate::backend::memory::server::MemoryServer;
 use crate::error::Result;
 use crate::locks::{Locks, LocksBuilder};
 use crate::name::LockName;
 
 /// A database in memory, for leases alone. Clones are the same database.
 ///
-/// Its clients are the ones of the databases, with another store below them, whose clock is that of
-/// tokio: in a test with `#[tokio::test(start_paused = true)]`, a TTL passes at once. They know
-/// leases with all options, shared leases, semaphores, [`lease_all`](Locks::lease_all), elections
-/// and inspection. Whatever runs in a transaction or on a connection of its own needs a database:
-/// fences, row locks, session locks and records of requests.
+/// Its clients are those of the databases, on another store, whose clock is that of tokio: in a
+/// test with `#[tokio::test(start_paused = true)]`, a TTL passes at once. They support leases with
+/// all options, shared leases, semaphores, [`lease_all`](Locks::lease_all), elections and
+/// inspection. Features on a transaction or a connection of their own need a database: fences, row
+/// locks, session locks and idempotency.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -54,8 +54,9 @@ impl Memory {
         LocksBuilder::over(Arc::new(MemoryBackend(Arc::clone(&self.server))), Kind::Memory)
     }
 
-    /// Lets a stranger hold the name, until [`allow`](Self::allow): tries are refused, and requests
-    /// wait. Returns `false`, and changes nothing, when a client holds the name or waits for it.
+    /// Makes another owner hold the name until [`allow`](Self::allow): tries are refused, and
+    /// requests wait. Returns `false`, and changes nothing, when a client holds the name or waits
+    /// for it.
     ///
     /// # Errors
     ///
@@ -64,7 +65,7 @@ impl Memory {
         Ok(self.server.refuse(&LockName::new(name)?))
     }
 
-    /// Lets the stranger give the name up. The first waiter gets it within 0.1 seconds.
+    /// Releases a [refused](Self::refuse) name. The first waiter acquires it within 0.1 seconds.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The fencing token, which tells an old holder from a new one.
+//! The fencing token, which separates an old holder from a new one.
 
 use std::fmt;
 use std::num::NonZeroI64;

@@ -1,4 +1,5 @@
-//! What may cross threads. Nothing here runs against a database; that it compiles is most of the proof.
+//! Types and futures that may cross threads. Compiling is most of the proof; nothing runs against a
+//! database.
 #![allow(clippy::expect_used)]
 
 use std::time::Duration;
@@ -101,7 +102,7 @@ fn handles_are_clone_and_guards_are_not() {
     <Sweeping as NotClone<_>>::check();
 }
 
-/// Never called. Each future is made with what a caller has in hand.
+/// Makes each future with the values of a caller. Never called.
 #[allow(dead_code, unreachable_code, clippy::diverging_sub_expression)]
 async fn every_future_may_be_sent(
     locks: Locks,
@@ -153,7 +154,7 @@ async fn every_future_of_a_quorum_may_be_sent(quorum: Quorum, lease: QuorumLease
     is_send_value(&lease.release());
 }
 
-/// Never called. The same for what goes in the caller's own transaction, or on its pool or connection.
+/// Makes the futures on the caller's transaction, pool or connection. Never called.
 #[allow(dead_code)]
 async fn every_future_on_rows_may_be_sent(
     pool: SqlitePool,
@@ -247,7 +248,8 @@ async fn run_may_be_spawned() {
     assert_eq!(tokens.len(), 4);
 }
 
-/// The same with what people write: a function that takes the lease, captured values, a fence inside.
+/// The same with what people write: a function that takes the lease, captured values, a fence
+/// inside.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn run_with_a_function_may_be_spawned() {
     async fn build_report(lease: &Lease) -> FencingToken {
@@ -279,8 +281,8 @@ async fn lease_may_be_dropped_on_another_thread() {
     next.expect("acquire").release().await.expect("release");
 }
 
-/// Transactions are rerun in tasks of their own: with a closure that captures, with one that borrows what the task owns, and with
-/// a function of the application's.
+/// Transactions are rerun in tasks of their own: with a closure that captures, with one that
+/// borrows what the task owns, and with a function of the application's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn retry_and_versions_may_be_spawned() {
     async fn deposit(tx: &mut Transaction<'_, Sqlite>, accounts: &Versioned, amount: i64) -> Result<i64, Error> {
@@ -352,8 +354,8 @@ fn locks_are_made_from_a_pool() {
     from::<sqlx::MySqlPool>();
 }
 
-/// Handlers with what people write: a function of the application's, captured values, both modes. That they are handlers proves
-/// that their futures are Send.
+/// Handlers with what people write: a function of the application's, captured values, both modes.
+/// That they are handlers proves that their futures are Send.
 #[cfg(feature = "axum")]
 #[allow(dead_code)]
 fn work_that_takes_effect_once_may_be_done_in_handlers(

@@ -1,4 +1,4 @@
-//! Clusters of the engines themselves: what fails over, what is lost, and that what was promised still holds.
+//! Clusters of the databases: failovers, losses, and the promises that still hold.
 //!
 //! Every test has servers of its own, which it kills, stops and promotes.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
@@ -46,7 +46,7 @@ fn on(urls: &str) -> LocksBuilder {
     LocksBuilder::from_urls(urls).expect("the URLs can be read")
 }
 
-/// What is said about a database that cannot be used.
+/// Returns the error about an unusable database.
 #[track_caller]
 fn unavailable<T>(outcome: Result<T, Error>) -> String {
     match outcome {

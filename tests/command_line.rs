@@ -120,7 +120,7 @@ async fn help_fits_the_requested_width() {
 
 // ---- errors, waiting, conflicts
 
-/// A place where somebody with a name that does not change holds "deploy".
+/// Makes a database in which a holder with a fixed name holds "deploy".
 async fn busy() -> (Fresh, Locks, sqlock::Lease) {
     let db = empty().await;
     let locks = builder(db.of_the_command().pool_of(2).await).holder("ci-7/4711").build();
@@ -129,14 +129,14 @@ async fn busy() -> (Fresh, Locks, sqlock::Lease) {
     (db, locks, lease)
 }
 
-/// Two who share "deploy".
+/// Makes two holders that share "deploy".
 async fn shared(locks: &Locks) -> [sqlock::Lease; 2] {
     let request = locks.lease("deploy").shared().ttl(LONG);
     let first = request.clone().label("search").acquire().await.expect("acquire");
     [first, request.acquire().await.expect("acquire")]
 }
 
-/// What was said on stderr, after what was asked.
+/// Returns stderr after the prompt.
 fn answer(text: &mut String, shown: &str, ended: &Ended) {
     let said = [&*ended.stdout, &*ended.stderr].concat();
     // Said before or not at all, as time would have it.

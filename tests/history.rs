@@ -431,9 +431,9 @@ fn violation_message_names_process_operation_and_time() {
         deadline_ns: Some(3_000 * MS),
         ..event("p1", Op::Acquire, "job", "o7", 1_000 * MS, 1_500 * MS)
     };
-    let told = Violation::LateGrant(event).to_string();
+    let answer = Violation::LateGrant(event).to_string();
     let expected = "1s .. 1.5s p1: Acquire \"job\" by o7, token 5: Ok until 3s";
-    assert!(told.ends_with(expected), "{told}");
+    assert!(answer.ends_with(expected), "{answer}");
 }
 
 #[test]
@@ -547,8 +547,8 @@ fn nonsense(rng: &mut Rng) -> Vec<Event> {
     events
 }
 
-/// What four processes see of three names whose lock keeps its promises, while holders crash,
-/// sleep past their deadline, lose replies and get them late.
+/// What four processes see of three names whose lock keeps its promises, while holders crash, sleep
+/// past their deadline, lose replies and get them late.
 fn simulated(seed: u64) -> History {
     let mut rng = Rng::new(seed);
     let mut history = History::default();
@@ -647,7 +647,7 @@ impl Lock<'_> {
         };
     }
 
-    /// Somebody else tries for a while, in vain.
+    /// Tries as another owner for a while, without success.
     fn refuse_another(&mut self, holder: &Holder) {
         let proc = format!("p{}", self.rng.below(4));
         let returned = holder.now + self.rng.below(300 * MS);
@@ -694,7 +694,7 @@ impl Lock<'_> {
     }
 
     /// Sleeps past its deadline, perhaps inside a fenced transaction, which keeps others out. When
-    /// it wakes it is told, and all that it tries is refused, until it acquires anew.
+    /// it wakes it notices the loss, and every call fails until it acquires again.
     fn sleep(&mut self, holder: &mut Holder) -> u64 {
         let fenced = self.rng.one_in(2);
         if fenced {
@@ -736,7 +736,7 @@ impl Lock<'_> {
         holder.now
     }
 
-    /// Somebody has waited for this news since the lease was granted.
+    /// A task has waited for the loss since the lease was granted.
     fn told_of_the_loss(&mut self, holder: &mut Holder) {
         let (since, now) = (self.waiting_since, holder.now);
         holder.now = since;
@@ -758,10 +758,10 @@ impl Lock<'_> {
     fn record(&mut self, holder: &mut Holder, op: Op, outcome: Outcome, took: u64) {
         let (from, to) = (holder.now, holder.now + took);
         let known = op != Op::Acquire || outcome != Outcome::Unknown;
-        let told = matches!(op, Op::Acquire | Op::Renew | Op::Held) && outcome != Outcome::Refused;
+        let answer = matches!(op, Op::Acquire | Op::Renew | Op::Held) && outcome != Outcome::Refused;
         self.events.push(Event {
             token: known.then_some(self.token),
-            deadline_ns: (known && told).then_some(holder.deadline),
+            deadline_ns: (known && answer).then_some(holder.deadline),
             outcome,
             ..event(&holder.proc, op, self.name, &holder.owner, from, to)
         });

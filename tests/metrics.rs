@@ -1,4 +1,4 @@
-//! What is counted and measured with the facade `metrics`.
+//! The metrics of the facade `metrics`.
 #![allow(clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ impl Figures {
         Arc::new(Figure { key: format!("{}{{{}}}", key.name(), labels.join(",")), figures: self.clone() })
     }
 
-    /// A counter or gauge, or how often a histogram was written.
+    /// The value of a counter or gauge, or the number of values in a histogram.
     fn value(&self, key: &str) -> f64 {
         self.values.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied().unwrap_or_default()
     }

@@ -28,15 +28,15 @@ use tokio::time::{sleep, timeout};
 /// The longest that anything which must happen may take here before a test fails.
 const SOON: Duration = Duration::from_secs(60);
 
-/// Longer than any test: what is free before this has run out was given back.
+/// Longer than any test: a name that is free before that was released.
 const LONG: Duration = Duration::from_secs(600);
 
-/// How long one database may take: nothing here is to fail because the machine is busy.
+/// How long one database may take: no test fails because the machine is busy.
 const PATIENT: Duration = Duration::from_secs(15);
 
 // ---- the servers
 
-/// A place of its own on one of the servers, and the way to it.
+/// A database on one of the servers, and the proxy before it.
 struct Node {
     kind: Kind,
     url: String,
@@ -102,7 +102,7 @@ impl Trio {
         Quorum::new(self.nodes.iter().map(Node::locks))
     }
 
-    /// The tokens of those who hold a name, on each of them.
+    /// Returns the tokens of the holders of a name, on each database.
     async fn tokens(&self, name: &str) -> Vec<Option<i64>> {
         let mut tokens = Vec::new();
         for node in &self.nodes {
@@ -583,7 +583,8 @@ async fn invalid_quorum_is_refused() {
 
 // ---- under faults
 
-/// What the lease guards, elsewhere than in any of the databases. Whoever comes claims first, then reads, then writes.
+/// The resource that the lease guards, outside of the databases. A holder claims first, then reads,
+/// then writes.
 #[derive(Default)]
 struct Resource {
     state: Mutex<State>,
@@ -594,7 +595,7 @@ struct Resource {
 struct State {
     highest: i64,
     value: u64,
-    /// Who is inside.
+    /// The current holders.
     inside: HashMap<usize, Arc<QuorumLease>>,
     faults: Vec<String>,
 }
@@ -655,7 +656,8 @@ async fn contend(who: usize, quorum: Quorum, resource: Arc<Resource>, end: Arc<A
             resource.leave(who);
         }
         let lease = Arc::into_inner(lease).expect("nobody else has it now");
-        // Where a database is out of reach the others confirm it, and a lease that was lost is lost.
+        // Where a database is out of reach the others confirm it, and a lease that was lost is
+        // lost.
         if let Err(error) = lease.release().await {
             assert!(error.is_lost() || matches!(error, Error::Unavailable { .. }), "{error}");
         }
@@ -693,7 +695,7 @@ async fn single_server_faults_keep_mutual_exclusion() {
         resource.goes_on("with one cut off").await;
         cut_off.pass();
     }
-    // Two at once: whoever is inside may finish, and nobody comes in until one is back.
+    // Two at once: the holder may finish, and no request is granted until one database is back.
     block_in_place(|| servers[0].kill());
     trio.nodes[2].proxy.blackhole(Direction::Both);
     sleep(Duration::from_secs(4)).await;

@@ -1,4 +1,5 @@
-//! The database in memory for the tests of applications: its faults, and the clients on it, in virtual time.
+//! The database in memory for the tests of applications: its faults, and the clients on it, in
+//! virtual time.
 #![allow(clippy::expect_used, clippy::panic)]
 
 use std::time::Duration;
@@ -172,9 +173,9 @@ async fn holders_and_waiters_can_be_inspected() {
     is_waiting(&mut events).await;
     tokio::time::sleep(Duration::from_millis(10)).await;
     let listed = there.list("").await.expect("list");
-    let told: Vec<_> =
+    let answer: Vec<_> =
         listed.iter().map(|info| (info.name.as_str(), &*info.holder, &*info.label, info.waiters)).collect();
-    assert_eq!(told, [("a", "here", "first", 1), ("b", "here", "", 0)]);
+    assert_eq!(answer, [("a", "here", "first", 1), ("b", "here", "", 0)]);
     assert_eq!((listed[0].token, listed[0].owner), (lease.token(), Some(lease.owner())));
     let waiters = here.waiters("a").await.expect("waiters");
     assert_eq!(

@@ -1,7 +1,7 @@
 //! The floor: the simplest correct SQL for a lease, one row a statement, on a bare connection.
 //!
-//! A row is kept and updated in place; a lease is free when it has expired; tokens rise. There are no waiters, no
-//! re-entrance, no labels, no recovery of lost replies.
+//! A row is kept and updated in place; a lease is free when it has expired; tokens rise. There are
+//! no waiters, no re-entrance, no labels, no recovery of lost replies.
 
 use sqlx::mysql::MySqlConnection;
 use sqlx::postgres::{PgConnection, PgListener, PgPool};
@@ -146,7 +146,7 @@ CREATE TABLE floor_lease (name TEXT PRIMARY KEY NOT NULL, owner TEXT NOT NULL, t
     );
 }
 
-/// A connection that is told.
+/// A connection that receives notifications.
 pub(crate) struct Ear(PgListener);
 
 impl Ear {
@@ -243,7 +243,7 @@ impl Bare {
     pub(crate) async fn look(&mut self, name: &str, owner: &str) -> Option<i64> {
         let sql = "SELECT token FROM floor_lease WHERE name = ? AND owner = ?";
         match self {
-            Self::Postgres(_) => unreachable!("PostgreSQL tells"),
+            Self::Postgres(_) => unreachable!("PostgreSQL notifies"),
             Self::MySql(conn) => {
                 let query = sqlx::query_scalar(sql).bind(name.as_bytes()).bind(owner);
                 query.fetch_optional(conn).await.expect("look")
@@ -303,8 +303,8 @@ impl Bare {
         }
     }
 
-    /// How many statements the server has carried out so far, for whomever: on PostgreSQL those that wrote. `None` where
-    /// nobody counts.
+    /// How many statements the server has carried out so far, for whomever: on PostgreSQL those
+    /// that wrote. `None` where nobody counts.
     pub(crate) async fn statements(&mut self) -> Option<i64> {
         match self {
             Self::Postgres(conn) => {
@@ -320,8 +320,8 @@ impl Bare {
         }
     }
 
-    /// How many statements the server has carried out so far: on PostgreSQL in one database, also those that only read, as
-    /// far as connections have ended; elsewhere, for whomever.
+    /// How many statements the server has carried out so far: on PostgreSQL in one database, also
+    /// those that only read, as far as connections have ended; elsewhere, for whomever.
     pub(crate) async fn total(&mut self, database: &str) -> i64 {
         let Self::Postgres(conn) = self else {
             return self.statements().await.expect("servers count");
@@ -360,7 +360,8 @@ impl Bare {
             }
             Self::MySql(conn) => {
                 conn.execute("ANALYZE TABLE sqlock_lease, sqlock_entry").await.expect("ANALYZE");
-                // MySQL shows sizes of up to a day ago unless told otherwise; MariaDB does not know the setting.
+                // By default MySQL shows sizes of up to a day ago; MariaDB does not have the
+                // setting.
                 let _ = conn.execute("SET SESSION information_schema_stats_expiry = 0").await;
                 let sql = "SELECT CAST(SUM(data_length + index_length) AS SIGNED) FROM information_schema.tables
                             WHERE table_schema = DATABASE() AND table_name IN ('sqlock_lease', 'sqlock_entry')";

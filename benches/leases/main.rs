@@ -1,16 +1,17 @@
 //! What a lease costs, as ratios to a floor measured in the same run.
 //!
-//! The floor is the least that any correct lease needs: the simplest SQL, one row at a time, prepared, on bare connections,
-//! on the same server with the same durability. Machines differ and are noisy; the ratio of two neighbours in one run is
-//! what stays. So contender and floor take turns in short rounds, and the table tells the median of the rounds' ratios
-//! and how far they spread.
+//! The floor is the least that any correct lease needs: the simplest SQL, one row at a time,
+//! prepared, on bare connections, on the same server with the same durability. Machines differ and
+//! are noisy; the ratio of two neighbours in one run is what stays. So contender and floor take
+//! turns in short rounds, and the table tells the median of the rounds' ratios and how far they
+//! spread.
 //!
 //! ```text
 //! cargo bench --all-features --bench leases -- [--only A,B,…] [--quick] [--json [FILE]]
 //! ```
 //!
-//! It runs on the database that `DATABASE_URL` names, in a database of its own that is dropped afterwards; without one, on
-//! SQLite in a temporary file, with `synchronous` FULL and NORMAL.
+//! It runs on the database that `DATABASE_URL` names, in a database of its own that is dropped
+//! afterwards; without one, on SQLite in a temporary file, with `synchronous` FULL and NORMAL.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a bench that cannot measure has nothing to recover to")]
 

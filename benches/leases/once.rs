@@ -63,7 +63,8 @@ macro_rules! on {
                 sqlx::query(ROW).execute(&pool).await.expect("a row");
                 let mut till = Till { payments: Idempotency::new(&locks).namespace("bench"), pool, served: 0 };
                 let (rounds, turn) = (pace.rounds, pace.turn);
-                // In a task, as an application would: the main thread is none of the runtime's workers.
+                // In a task, as an application would: the main thread is none of the runtime's
+                // workers.
                 let measured = tokio::spawn(async move {
                     till.round(Duration::from_millis(400)).await;
                     let mut measured = Vec::new();

@@ -1,7 +1,8 @@
 //! F, G, H. One name that several processes want.
 //!
-//! The floor is what any hand-off between processes needs: one commit, and the word of it. Two bare connections pass a row to
-//! and fro; on PostgreSQL each is notified in a statement of its own after the commit, elsewhere it looks every millisecond.
+//! The floor is what any hand-off between processes needs: one commit, and the word of it. Two bare
+//! connections pass a row to and fro; on PostgreSQL each is notified in a statement of its own
+//! after the commit, elsewhere it looks every millisecond.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,10 +16,11 @@ use crate::measure::{Aim, Line, Pace, median, percentile};
 use crate::place::{Kind, Place};
 use crate::worker::{Done, Turn, Worker, clock};
 
-/// How often the floor looks, where nobody tells it.
+/// How often the floor polls, without notifications.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// F. How long it takes from the call of a release until another process holds the name, when that waits already.
+/// F. How long it takes from the call of a release until another process holds the name, when that
+/// waits already.
 pub(crate) async fn latency(place: &Place, pace: &Pace) -> Vec<Line> {
     let mut lines = Vec::new();
     for (hold, most) in [(5, 4), (100, 20)] {
@@ -98,7 +100,7 @@ pub(crate) async fn contention(place: &Place, pace: &Pace) -> Vec<Line> {
     lines
 }
 
-/// H. What the server is sent for each hand-off, whoever waits.
+/// H. The statements that the server receives for each hand-off.
 pub(crate) async fn statements(place: &Place, pace: &Pace) -> Vec<Line> {
     let mut lines = Vec::new();
     for (processes, tasks) in [(2, 1), (16, 1), (4, 4), (4, 32), (4, 256)] {
@@ -124,7 +126,8 @@ pub(crate) async fn statements(place: &Place, pace: &Pace) -> Vec<Line> {
     lines
 }
 
-/// What the server counts from the first worker to the end of the last, and how many turns they took.
+/// What the server counts from the first worker to the end of the last, and how many turns they
+/// took.
 async fn bill(place: &Place, processes: usize, tasks: usize, time: Duration) -> Option<(i64, u64)> {
     let mut meter = place.monitor().await?;
     let before = meter.total(place.database()).await;
@@ -145,7 +148,8 @@ fn turns(done: Vec<Done>) -> Vec<u64> {
     done.into_iter().map(|done| done.turns.into_iter().sum()).collect()
 }
 
-/// For how long each name lay between two holders, in microseconds, when the later one waited for it.
+/// For how long each name lay between two holders, in microseconds, when the later one waited for
+/// it.
 fn waits(log: &[Turn]) -> Vec<f64> {
     let mut turns: Vec<&Turn> = log.iter().collect();
     turns.sort_by_key(|turn| turn.token);
@@ -200,7 +204,7 @@ async fn to_and_fro(place: &Place, time: Duration, hold: Duration) -> Vec<Turn> 
     log.drain().map(|(_, turn)| turn).collect()
 }
 
-/// Waits until a party is told that the row is its own, or sees it.
+/// Waits until a party is notified that the row is its own, or reads it.
 async fn wait(ear: &mut Option<Ear>, bare: &mut Bare, me: &str) -> Held {
     let held = |token| Held { name: "to and fro".into(), owner: me.into(), token };
     if let Some(ear) = ear {

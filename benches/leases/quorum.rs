@@ -8,7 +8,7 @@ use sqlock::quorum::Quorum;
 use crate::measure::{Line, Pace, median, percentile};
 use crate::place::{Kind, Place};
 
-/// Those who are compared take turns after so many cycles, so that they meet the same noise.
+/// After this many cycles, the compared parties take turns, so that they meet the same noise.
 const TURN: usize = 10;
 
 const SERVERS: [&str; 3] = ["SQLOCK_TEST_POSTGRES_URL", "SQLOCK_TEST_MYSQL_URL", "SQLOCK_TEST_MARIADB_URL"];

@@ -1,7 +1,8 @@
 //! I. Locks and versions in the caller's own transactions, next to the same SQL written by hand.
 //!
-//! Both sides use the same pool, the same rows, and prepared statements. What is not the same is not hidden: on SQLite a
-//! row by hand is locked by BEGIN IMMEDIATE alone, and the statement with which sqlock makes sure of that is ours to pay.
+//! Both sides use the same pool, the same rows, and prepared statements. What is not the same is
+//! not hidden: on SQLite a row by hand is locked by BEGIN IMMEDIATE alone, and the statement with
+//! which sqlock makes sure of that is ours to pay.
 
 use std::time::{Duration, Instant};
 
@@ -126,7 +127,8 @@ macro_rules! on {
                 insert.await.expect("a row");
                 let mut bench = Bench { pool, locks, accounts, version: 1 };
                 let (rounds, turn) = (pace.rounds, pace.turn);
-                // In a task, as an application would: the main thread is none of the runtime's workers.
+                // In a task, as an application would: the main thread is none of the runtime's
+                // workers.
                 let measured = tokio::spawn(async move {
                     bench.round(Duration::from_millis(400)).await;
                     let mut measured = Vec::new();

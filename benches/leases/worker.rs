@@ -1,7 +1,7 @@
 //! A process among those that want one name: this program, started again, with a client of its own.
 //!
-//! It is told on its standard input where to go and how to behave, as JSON; then, a line each, how long to take turns, and
-//! it answers each with a line of JSON. It ends when its input does.
+//! Its standard input has the database and the behaviour, as JSON; then, a line each, how long to
+//! take turns, and it answers each with a line of JSON. It ends when its input does.
 
 use std::io::BufRead;
 use std::process::Stdio;
@@ -42,7 +42,8 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts a worker, which is connected when this returns. `hold`: for how long it keeps the name, more or less.
+    /// Starts a worker, which is connected when this returns. `hold`: for how long it keeps the
+    /// name, more or less.
     pub(crate) async fn start(place: &Place, tasks: usize, hold: Duration) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("this program has a path"))
             .arg(WORKER)
@@ -123,7 +124,7 @@ pub(crate) async fn run() {
                     let acquired = clock();
                     turns += 1;
                     if !hold.is_zero() {
-                        // Not in step with whoever looks at intervals.
+                        // Out of step with parties that poll.
                         tokio::time::sleep(hold.mul_f64(0.75 + (acquired / 1000 % 1000) as f64 / 2000.0)).await;
                         log.push((lease.token().get(), called, acquired, clock()));
                     }

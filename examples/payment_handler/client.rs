@@ -64,7 +64,7 @@ impl Shop {
     }
 }
 
-/// What a client is told.
+/// An answer to a client.
 pub(super) struct Answer {
     pub(super) status: u16,
     pub(super) replayed: bool,

@@ -1,4 +1,5 @@
-//! A payment provider, as its customers know them: it charges once for each key, and is not always in time.
+//! A payment provider, as its customers know them: it charges once for each key, and is not always
+//! in time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -45,8 +46,8 @@ impl Provider {
         self.charges.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// Charges, unless it has done so with this key. Returns the number of the charge, and whether it is the first for
-    /// the order.
+    /// Charges, unless it has done so with this key. Returns the number of the charge, and whether
+    /// it is the first for the order.
     fn charge(&self, key: &str, payment: &Payment) -> (String, bool) {
         let mut charges = self.charges.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((number, ..)) = charges.get(key) {

@@ -1,4 +1,5 @@
-//! What the examples share. None of it is needed to use sqlock: an application has one database and knows its type.
+//! What the examples share. None of it is needed to use sqlock: an application has one database and
+//! knows its type.
 
 #![allow(dead_code, unused_imports, unused_macros, unreachable_pub, reason = "each example uses its part")]
 
@@ -17,8 +18,9 @@ use tokio::process::{Child, ChildStdout, Command};
 
 pub type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// Compiles the code once for each database (`Db` is sqlx's type for it), and makes a `main` that opens a pool on the
-/// database of `DATABASE_URL`, or else on a SQLite file of its own, and calls `example(pool, database)`.
+/// Compiles the code once for each database (`Db` is sqlx's type for it), and makes a `main` that
+/// opens a pool on the database of `DATABASE_URL`, or else on a SQLite file of its own, and calls
+/// `example(pool, database)`.
 macro_rules! any_database {
     (@one $feature:literal $module:ident $db:ty: $($code:item)*) => {
         #[cfg(feature = $feature)]
@@ -146,7 +148,8 @@ pub async fn mysql(url: &str) -> Result<sqlx::MySqlPool> {
     Ok(sqlx::mysql::MySqlPoolOptions::new().max_connections(4).connect(&url).await?)
 }
 
-/// Runs of one example share its tables, so they take turns. (What keeps them apart is a lease, of course.)
+/// Runs of one example share its tables, so they take turns. (What keeps them apart is a lease, of
+/// course.)
 pub async fn take_turns(locks: &Locks, example: &str) -> Result<Lease> {
     locks.migrate().await?;
     let turn = locks.lease(format!("example/{example}")).ttl(Duration::from_secs(10));
@@ -158,8 +161,8 @@ pub async fn take_turns(locks: &Locks, example: &str) -> Result<Lease> {
 }
 
 impl Database {
-    /// Starts this example again as another process on this database. It ends with the handle, and can be told to by
-    /// closing its stdin.
+    /// Starts this example again as another process on this database. It ends with the handle, and
+    /// can be ended by closing its stdin.
     pub fn process(&self, arguments: &str) -> Result<Child> {
         Ok(self.again(arguments)?.spawn()?)
     }
@@ -178,7 +181,8 @@ impl Database {
         Ok(command)
     }
 
-    /// Starts this example again as another process on this database, to be talked with. It waits for
+    /// Starts this example again as another process on this database, to be talked with. It waits
+    /// for
     /// [`begin`](Conversation::begin).
     pub fn conversation(&self, arguments: &str) -> Result<Conversation> {
         let mut child = self.again(arguments)?.stdout(Stdio::piped()).spawn()?;
@@ -186,8 +190,8 @@ impl Database {
         Ok(Conversation { child, output: BufReader::new(output).lines() })
     }
 
-    /// Runs this example again as other processes on this database, one for each line of arguments. They begin at the
-    /// same moment, and what they print is printed here.
+    /// Runs this example again as other processes on this database, one for each line of arguments.
+    /// They begin at the same moment, and what they print is printed here.
     pub async fn processes(&self, lines: impl IntoIterator<Item = String>) -> Result<()> {
         let mut ready = Vec::new();
         for line in lines {

@@ -1,6 +1,6 @@
--- What a request in sqlock_idem has done on its way, so that it is not done again by the attempt that takes it up.
+-- The results of the steps of requests in sqlock_idem: a later attempt does not repeat these steps.
 --
--- begun        created_at of the request: a key that is used anew begins anew.
+-- begun        created_at of the record. A key that is used again has new steps.
 CREATE TABLE IF NOT EXISTS sqlock_idem_step (
     id     text COLLATE "C" NOT NULL,
     begun  bigint NOT NULL,
@@ -9,11 +9,12 @@ CREATE TABLE IF NOT EXISTS sqlock_idem_step (
     PRIMARY KEY (id, begun, step)
 );
 
--- What operators have found out about requests of sqlock_idem whose outcome was unknown. A row stays also when the request's is gone.
+-- How operators have resolved unknown outcomes in sqlock_idem. A resolution stays when the record is
+-- deleted.
 --
--- token        of the attempt whose outcome was unknown.
--- outcome      'done' or 'failed': nothing took effect.
--- resolved_by, note   who has found that out, and how: in the operator's words.
+-- token        the token of the attempt whose outcome was unknown.
+-- outcome      'done': the request took effect. 'failed': it did not.
+-- resolved_by, note   the operator, and how the outcome was found out.
 -- resolved_at  microseconds since the Unix epoch, by this database's clock.
 CREATE TABLE IF NOT EXISTS sqlock_idem_resolution (
     id          text COLLATE "C" NOT NULL,

@@ -1,18 +1,20 @@
--- Requests that must take effect once: one row for each key under which one was made.
+-- The records of idempotent requests: one row for each key.
 --
--- id           SHA-256 of namespace, principal and key, in 64 digits: so these are compared byte for byte on every database.
--- principal    whose key it is. Empty: it is the same for everybody.
--- fingerprint  of the request: one byte for how it was made, then SHA-256. Empty: there was no request yet.
--- state        'issued': a token that nobody has used so far. 'started': an attempt is at work, or has died. 'unknown': an attempt
---              has ended, and nobody knows whether it took effect. 'done'. 'expired': it was done, its result is forgotten, and its
---              key is refused.
--- token        the fencing token of the latest attempt. 0: there was none, it was done in one transaction.
--- attempts     how many there were.
--- issued_until 0: it is no token that was issued. Otherwise how long that is good.
--- permanent    1: once its time has run out, the key is refused instead of being new.
--- result       what is told to those who ask again.
--- request      what the attempt that takes an unfinished one up needs of it, if the application stores that: a format byte, then bytes.
---              It is deleted once the request has ended.
+-- id           SHA-256 over the namespace, the principal and the key, 64 digits, so that every
+--              database compares keys byte for byte.
+-- principal    the owner of the key. Empty: the key is global.
+-- fingerprint  the fingerprint of the request: a format byte, then SHA-256. Empty: a token that is
+--              not used yet.
+-- state        'issued': a token that is not used yet. 'started': an attempt is in progress, or has
+--              died. 'unknown': an attempt has ended, and its effect is unknown. 'done': the request
+--              took effect. 'expired': it was done, its result is deleted, and its key is refused.
+-- token        the fencing token of the latest attempt. 0: the request ran in one transaction.
+-- attempts     the number of attempts under a lease.
+-- issued_until the expiry of an issued token. 0: the key is not an issued token.
+-- permanent    1: the key is refused after its expiry. 0: it is new again.
+-- result       the result that later requests with the key receive.
+-- request      the stored request, for an attempt that resumes it: a format byte, then bytes. It is
+--              deleted when the request has ended.
 -- issued_until, created_at, expires_at   microseconds since the Unix epoch, by this database's clock.
 CREATE TABLE IF NOT EXISTS sqlock_idem (
     id          TEXT    NOT NULL PRIMARY KEY COLLATE BINARY,
@@ -35,9 +37,9 @@ CREATE INDEX IF NOT EXISTS sqlock_idem_by_expiry ON sqlock_idem (expires_at);
 
 CREATE INDEX IF NOT EXISTS sqlock_idem_by_state ON sqlock_idem (state, created_at, id);
 
--- What a request in sqlock_idem has done on its way, so that it is not done again by the attempt that takes it up.
+-- The results of the steps of requests in sqlock_idem: a later attempt does not repeat these steps.
 --
--- begun        created_at of the request: a key that is used anew begins anew.
+-- begun        created_at of the record. A key that is used again has new steps.
 CREATE TABLE IF NOT EXISTS sqlock_idem_step (
     id     TEXT    NOT NULL COLLATE BINARY,
     begun  INTEGER NOT NULL,
@@ -46,11 +48,12 @@ CREATE TABLE IF NOT EXISTS sqlock_idem_step (
     PRIMARY KEY (id, begun, step)
 ) WITHOUT ROWID;
 
--- What operators have found out about requests of sqlock_idem whose outcome was unknown. A row stays also when the request's is gone.
+-- How operators have resolved unknown outcomes in sqlock_idem. A resolution stays when the record is
+-- deleted.
 --
--- token        of the attempt whose outcome was unknown.
--- outcome      'done' or 'failed': nothing took effect.
--- resolved_by, note   who has found that out, and how: in the operator's words.
+-- token        the token of the attempt whose outcome was unknown.
+-- outcome      'done': the request took effect. 'failed': it did not.
+-- resolved_by, note   the operator, and how the outcome was found out.
 -- resolved_at  microseconds since the Unix epoch, by this database's clock.
 CREATE TABLE IF NOT EXISTS sqlock_idem_resolution (
     id          TEXT    NOT NULL COLLATE BINARY,

@@ -9,6 +9,8 @@
 
 mod acquire;
 mod change;
+#[cfg(feature = "testing")]
+pub(crate) mod connection;
 mod heartbeat;
 mod queue;
 mod release;

@@ -23,6 +23,7 @@ mod records;
 mod release;
 mod rows;
 mod session;
+mod transition;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +37,7 @@ use self::listener::Listener;
 use self::store::Flavor;
 use super::dialect::Column;
 use super::fence::{Check, Fence, Verdict};
-use super::records::{Errand, Findings};
+use super::records::{RecordCommand, RecordResponse};
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::{
     Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Notification, Origin, SessionLocks, Store,
@@ -311,8 +312,8 @@ impl RowStore for MySqlStore {
 }
 
 impl RecordStore for MySqlStore {
-    fn record<'a>(&'a mut self, errand: &'a Errand) -> StoreFuture<'a, Findings> {
-        Box::pin(async move { records::record(self.conn().await?, errand).await })
+    fn execute_command<'a>(&'a mut self, command: &'a RecordCommand) -> StoreFuture<'a, RecordResponse> {
+        Box::pin(async move { records::execute_command(self.conn().await?, command).await })
     }
 }
 

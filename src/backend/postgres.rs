@@ -21,6 +21,7 @@ mod rows;
 mod session;
 mod settings;
 mod store;
+mod transition;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -232,8 +233,11 @@ impl RowStore for PostgresStore {
 }
 
 impl RecordStore for PostgresStore {
-    fn record<'a>(&'a mut self, errand: &'a super::records::Errand) -> StoreFuture<'a, super::records::Findings> {
-        Box::pin(self.carry(errand))
+    fn execute_command<'a>(
+        &'a mut self,
+        command: &'a super::records::RecordCommand,
+    ) -> StoreFuture<'a, super::records::RecordResponse> {
+        Box::pin(self.execute_command(command))
     }
 }
 

@@ -21,6 +21,7 @@ mod release;
 mod rows;
 mod session;
 mod store;
+mod transition;
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -269,8 +270,11 @@ impl AdminStore for SqliteStore {
 impl RowStore for SqliteStore {}
 
 impl RecordStore for SqliteStore {
-    fn record<'a>(&'a mut self, errand: &'a super::records::Errand) -> StoreFuture<'a, super::records::Findings> {
-        Box::pin(self.carry(errand))
+    fn execute_command<'a>(
+        &'a mut self,
+        command: &'a super::records::RecordCommand,
+    ) -> StoreFuture<'a, super::records::RecordResponse> {
+        Box::pin(self.execute_command(command))
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use super::admin::{ListedHolder, ListedWaiter, Names, Origin, SweepRange, Swept};
 use super::dialect::Column;
-use super::records::{Errand, Findings};
+use super::records::{RecordCommand, RecordResponse};
 use crate::name::LockName;
 use crate::protocol::{Batch, Request, Response};
 
@@ -103,7 +103,7 @@ pub(crate) trait RowStore: Send {
 /// Maintains the records of idempotent requests.
 pub(crate) trait RecordStore: Send {
     /// Runs a maintenance command.
-    fn record<'a>(&'a mut self, errand: &'a Errand) -> StoreFuture<'a, Findings>;
+    fn execute_command<'a>(&'a mut self, command: &'a RecordCommand) -> StoreFuture<'a, RecordResponse>;
 }
 
 /// How long the row of a name stays without use. Clients ensure a row that they use every

@@ -15,11 +15,11 @@ use crate::engine::{Event, Refusal, WaiterId};
 use crate::events::RefusalReason;
 use crate::protocol::LeaseId;
 
-/// A wait for a lease. Dropped, it leaves the queue; a grant that is on its way is given back.
+/// A wait for a lease. When it is dropped, it leaves the queue, and a grant in transit is released.
 pub(crate) struct Acquisition {
     coordinator: Arc<Coordinator>,
     waiter: WaiterId,
-    /// The request, for those who trace it.
+    /// The tracing span of the request.
     span: Span,
     since: Moment,
     answer: oneshot::Receiver<Result<HeldLease, Refusal>>,
@@ -45,7 +45,7 @@ impl Acquisition {
 }
 
 impl Acquisition {
-    /// The identity of its claim, and how many wait before it in this process.
+    /// Returns the id of the claim, and the number of waiters before it in this process.
     pub(crate) fn position(&self) -> Option<(LeaseId, usize)> {
         self.coordinator.state().engine.position(self.waiter)
     }
@@ -64,8 +64,8 @@ impl Future for Acquisition {
                     self.record("acquired");
                 }
                 Err(refusal) => {
-                    let has_trouble = self.coordinator.executor.trouble().is_some();
-                    self.record(refusal_reason(refusal, has_trouble).as_str());
+                    let is_unavailable = self.coordinator.executor.failure().is_some();
+                    self.record(refusal_reason(refusal, is_unavailable).as_str());
                 }
             }
             answer
@@ -78,7 +78,7 @@ impl Drop for Acquisition {
         if !self.is_answered {
             let waiter = self.waiter;
             self.answer.close();
-            // In one step: a grant in between would reach neither the caller nor the engine's
+            // Under one lock: a grant in between would reach neither the caller nor the engine's
             // waiter.
             let mut waiting = None;
             self.record(RefusalReason::Cancelled.as_str());

@@ -1,4 +1,4 @@
-//! Carries out the actions of the engine and publishes what they mean for the users of the client.
+//! Carries out the actions of the engine and publishes the events that they cause.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ impl Coordinator {
             }
             Action::Refused { waiter, refusal } => {
                 if let Some(waiting) = state.waiters.remove(&waiter) {
-                    let reason = refusal_reason(&refusal, self.executor.trouble().is_some());
+                    let reason = refusal_reason(&refusal, self.executor.failure().is_some());
                     self.record_request(state, outbox, waiting.mode.as_str(), waiting.refused(now, reason));
                     let _ = waiting.reply.send(Err(refusal));
                 }

@@ -1,4 +1,4 @@
-//! An eviction that the application has ordered.
+//! An eviction by this application.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::engine::Event;
 use crate::name::LockName;
 use crate::token::FencingToken;
 
-/// While it exists, the loss that the eviction causes is no surprise.
+/// An eviction in progress. While it exists, the loss that it causes is logged as intended.
 pub(crate) struct Eviction {
     pub(super) coordinator: Arc<Coordinator>,
     pub(super) name: LockName,
@@ -15,7 +15,7 @@ pub(crate) struct Eviction {
 }
 
 impl Eviction {
-    /// Ends the lease here, after the database has ended it.
+    /// Ends the lease in this client, after the database has ended it.
     pub(crate) fn confirm(self) {
         self.coordinator.feed(Event::Evicted { name: self.name.clone(), token: self.token });
     }

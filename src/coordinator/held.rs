@@ -20,16 +20,16 @@ use crate::owner::Owner;
 use crate::protocol::LeaseId;
 use crate::token::FencingToken;
 
-/// A lease. Dropped, it is given back in the background.
+/// A lease that its holder has received. When it is dropped, it is released in the background.
 pub(crate) struct HeldLease {
     coordinator: Arc<Coordinator>,
     grant: Grant,
     owner: Owner,
     ending: Arc<Ending>,
-    /// It was exported, and its caller has not got it yet.
+    /// The exported lease that it resumes, until the caller has received it.
     resumes: Option<Exported>,
-    is_given_back: bool,
-    /// The holding, for those who trace it.
+    is_released: bool,
+    /// The tracing span of the holding.
     span: Span,
     since: Moment,
 }
@@ -43,7 +43,7 @@ impl HeldLease {
         resumes: Option<Exported>,
     ) -> Self {
         let (span, since) = (Span::none(), coordinator.now());
-        Self { coordinator, grant, owner, ending, resumes, is_given_back: false, span, since }
+        Self { coordinator, grant, owner, ending, resumes, is_released: false, span, since }
     }
 
     /// Begins the span of the holding, which may outlive the request and its span.
@@ -59,7 +59,7 @@ impl HeldLease {
         end_span(&mut self.span, "held", held, outcome);
     }
 
-    /// Its caller has got it.
+    /// Confirms that the caller has received the lease.
     pub(crate) fn deliver(&mut self) {
         if let Some(exported) = self.resumes.take() {
             let lease = self.key();
@@ -87,13 +87,14 @@ impl HeldLease {
         self.grant.lease
     }
 
-    /// Until when the holder may rely on it. `None`: it has ended. Reads the clock and does no I/O.
+    /// Returns the time until which the holder may rely on the lease. `None`: the lease has ended.
+    /// Reads the clock and does no I/O.
     fn deadline(&self) -> Option<Moment> {
         let deadline = self.coordinator.state().engine.deadline(self.key());
         deadline.filter(|deadline| *deadline > self.coordinator.now())
     }
 
-    /// How long the holder may still rely on it. Zero: it has ended.
+    /// Returns for how long the holder may rely on the lease. Zero: it has ended.
     pub(crate) fn remaining(&self) -> Duration {
         self.deadline().map_or(Duration::ZERO, |deadline| deadline.since(self.coordinator.now()))
     }
@@ -102,7 +103,7 @@ impl HeldLease {
         self.deadline().is_some()
     }
 
-    /// Why it ended, if it has ended.
+    /// Returns why the lease ended, if it has ended.
     pub(crate) fn loss(&self) -> Option<LossCause> {
         if !self.is_held() {
             self.coordinator.feed(Event::Tick);
@@ -125,8 +126,8 @@ impl HeldLease {
                 if let Some(cause) = ending.cause.get() {
                     return *cause;
                 }
-                // The task that keeps the time tells. Where it has ended with its runtime, the
-                // clock does.
+                // The timer reports the loss. If the timer has ended with its runtime, the clock
+                // shows it.
                 let deadline = coordinator.state().engine.deadline(lease);
                 if deadline.is_none_or(|deadline| deadline <= coordinator.now()) {
                     coordinator.feed(Event::Tick);
@@ -139,7 +140,7 @@ impl HeldLease {
         }
     }
 
-    /// Has the lease looked up: it may have been taken away.
+    /// Reads the name again, because the lease may have been lost.
     pub(crate) fn doubt(&self) {
         self.coordinator.doubt(self.name().clone());
     }
@@ -148,7 +149,7 @@ impl HeldLease {
     ///
     /// # Cancel safety
     ///
-    /// The change takes place when the future is dropped after it was made.
+    /// The change takes place even if the future is dropped before its first poll.
     pub(crate) fn amend(&self, amendment: Amendment) -> impl Future<Output = Result<(), NotAmended>> + Send + use<> {
         let (reply, answer) = oneshot::channel();
         let lease = self.key();
@@ -160,8 +161,8 @@ impl HeldLease {
         async move { answer.await.unwrap_or(Err(NotAmended::Lost(LossCause::Shutdown))) }
     }
 
-    /// Lets go of the lease, for another process to resume it. `Err`: it is not held, or its owner
-    /// has entered more than once.
+    /// Exports the lease, for another process to resume it. `Err`: the lease is not held, or its
+    /// owner has entered more than once.
     pub(crate) fn export(mut self) -> Result<Exported, Box<Self>> {
         let lease = self.key();
         let exported = self.coordinator.feed_with(
@@ -176,7 +177,7 @@ impl HeldLease {
         );
         match exported {
             Some(exported) => {
-                self.is_given_back = true;
+                self.is_released = true;
                 self.record("exported");
                 Ok(exported)
             }
@@ -184,14 +185,14 @@ impl HeldLease {
         }
     }
 
-    /// Gives the lease back. The name stays kept from others for `keep_for`.
+    /// Releases the lease. Other owners cannot acquire the name for `keep_for`.
     ///
     /// # Cancel safety
     ///
-    /// The lease is given back also when the future is dropped.
+    /// The lease is released even if the future is dropped.
     pub(crate) fn release(mut self, keep_for: Duration) -> impl Future<Output = Verdict> + Send + use<> {
         let (reply, answer) = oneshot::channel();
-        self.is_given_back = true;
+        self.is_released = true;
         let lost = self.loss();
         self.record(if lost.is_some() { "lost" } else { "released" });
         let lease = self.key();
@@ -210,7 +211,7 @@ impl HeldLease {
 }
 
 impl State {
-    /// Nobody asks any more what becomes of a lease.
+    /// Removes the state of a lease whose handle is gone.
     fn forget(&mut self, lease: LeaseKey) {
         self.leases.remove(&lease);
         self.amendments.remove(&lease);
@@ -219,7 +220,7 @@ impl State {
 
 impl Drop for HeldLease {
     fn drop(&mut self) {
-        if !self.is_given_back {
+        if !self.is_released {
             self.record("dropped");
             let (lease, keep_for) = (self.key(), Duration::ZERO);
             let event = match self.resumes {

@@ -14,9 +14,9 @@ use crate::protocol::{Holder, Request};
 /// An event, with the fields that only the log has.
 pub(super) struct Report {
     pub(super) event: Event,
-    /// How the name was requested, where the event is about a request.
+    /// The kind of the request, if the event is about one.
     pub(super) kind: &'static str,
-    /// The application has evicted this holder.
+    /// Whether this application has evicted the holder.
     pub(super) is_eviction: bool,
 }
 
@@ -28,7 +28,7 @@ impl Report {
         self.measure();
     }
 
-    /// Whether the application itself has ended the lease.
+    /// Returns whether the application itself has ended the lease.
     fn is_ordered(&self, cause: LossCause) -> bool {
         cause.is_ordered() || self.is_eviction
     }
@@ -70,7 +70,7 @@ impl Report {
             Event::HeartbeatLate { unanswered_for } => warn!(?unanswered_for, "a heartbeat is late"),
             Event::HeartbeatFailed { reason } => warn!(reason, "a heartbeat failed; leases are lost if none succeeds"),
             Event::HeartbeatRestored => info!("heartbeats are answered again"),
-            // The executor tells of its connections.
+            // The executor logs its connections.
             Event::Reconnected | Event::Missed { .. } => {}
         }
     }
@@ -86,11 +86,11 @@ pub(super) fn end_span(span: &mut Span, time: &'static str, took: Duration, outc
     });
 }
 
-/// Why a request ended. `has_trouble`: the database is out of reach at present.
-pub(super) fn refusal_reason(refusal: &Refusal, has_trouble: bool) -> RefusalReason {
+/// Returns why a request ended. `is_unavailable`: the database is unavailable now.
+pub(super) fn refusal_reason(refusal: &Refusal, is_unavailable: bool) -> RefusalReason {
     match refusal {
         // Without an answer of the database, no holder of the name is known.
-        Refusal::Held | Refusal::Timeout if has_trouble => RefusalReason::Unavailable,
+        Refusal::Held | Refusal::Timeout if is_unavailable => RefusalReason::Unavailable,
         Refusal::Held => RefusalReason::Held,
         Refusal::Timeout => RefusalReason::TimedOut,
         Refusal::NoAnswer | Refusal::TooLate => RefusalReason::Unavailable,
@@ -104,8 +104,8 @@ pub(super) fn refusal_reason(refusal: &Refusal, has_trouble: bool) -> RefusalRea
     }
 }
 
-/// What to report if a request grants a name: it takes the name over from a holder that has
-/// expired.
+/// Returns the event to publish if a request grants a name: the request takes it over from an
+/// expired holder.
 pub(super) fn takeover(request: &Request) -> Option<Event> {
     let Request::Transition(transition) = request else {
         return None;

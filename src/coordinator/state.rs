@@ -1,4 +1,4 @@
-//! What a coordinator keeps behind its lock.
+//! The state of a coordinator.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
@@ -17,22 +17,22 @@ use crate::owner::Owner;
 use crate::protocol::{Mode, Request};
 use crate::token::FencingToken;
 
-/// What the coordinator keeps behind its lock.
+/// The state of a coordinator, behind its lock.
 pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) next_waiter: u64,
     pub(super) waiters: HashMap<WaiterId, Waiting>,
     pub(super) leases: HashMap<LeaseKey, Arc<Ending>>,
-    /// The leases of which the end was not reported yet.
+    /// The leases whose end is not reported yet.
     pub(super) holds: HashMap<LeaseKey, Hold>,
     pub(super) releases: HashMap<LeaseKey, oneshot::Sender<Verdict>>,
     pub(super) amendments: HashMap<LeaseKey, VecDeque<oneshot::Sender<Result<(), NotAmended>>>>,
-    /// The evictions by the application that are under way.
+    /// The evictions by this application that are in progress.
     pub(super) evictions: Vec<(LockName, FencingToken)>,
     pub(super) exported: Option<(LeaseKey, Exported)>,
     pub(super) closed: Vec<oneshot::Sender<()>>,
     pub(super) phase: Phase,
-    /// Until when the timer sleeps.
+    /// When the timer wakes.
     pub(super) asleep_until: Option<Moment>,
     /// When the store last answered a request.
     pub(super) answered_at: Moment,
@@ -46,26 +46,26 @@ pub(super) struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Open,
-    /// Every request is refused. What is held stays.
+    /// Every request is refused. Leases stay held.
     Draining,
-    /// Everything is given back.
+    /// Every lease is released.
     Closed,
 }
 
-/// A lease, for what is reported of it.
+/// The fields of a lease that its events have.
 pub(super) struct Hold {
     pub(super) name: LockName,
     pub(super) token: FencingToken,
     pub(super) since: Moment,
 }
 
-/// What was reported last of the heartbeat.
+/// The last reported state of the heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeartbeatReport {
     Fine,
-    /// The one on its way is late.
+    /// The heartbeat in flight is late.
     Late,
-    /// One has failed, and the one on its way is not late.
+    /// A heartbeat has failed, and the one in flight is not late.
     Failed,
 }
 
@@ -86,23 +86,23 @@ pub(super) struct Waiting {
     pub(super) reply: oneshot::Sender<Result<HeldLease, Refusal>>,
 }
 
-/// How a lease ended, if it has ended without being given back.
+/// The loss of a lease, which its handles wait for.
 #[derive(Default)]
 pub(super) struct Ending {
     pub(super) cause: OnceLock<LossCause>,
     pub(super) ended: Notify,
 }
 
-/// What to do when the lock is open again.
+/// The work to do after the lock is released.
 #[derive(Default)]
 pub(super) struct Outbox {
     pub(super) sends: Vec<Sending>,
-    /// Grants that nobody waits for any more. They give themselves back when they are dropped.
+    /// Grants without a waiter. Dropping them releases them.
     pub(super) unwanted: Vec<Result<HeldLease, Refusal>>,
     pub(super) reports: Vec<Report>,
 }
 
-/// A request that is to be sent.
+/// A request to send.
 pub(super) struct Sending {
     pub(super) request: RequestId,
     pub(super) body: Request,
@@ -133,8 +133,8 @@ impl State {
         }
     }
 
-    /// Whether the application has ordered this loss by an eviction. A heartbeat may learn of the
-    /// loss before the eviction is answered.
+    /// Returns whether an eviction by this application has caused the loss. A heartbeat may report
+    /// the loss before the eviction is answered.
     pub(super) fn is_eviction(&self, event: &Event) -> bool {
         let Event::Lost { name, token, cause: LossCause::Superseded, .. } = event else {
             return false;

@@ -1,4 +1,4 @@
-//! The task that passes the time to the engine.
+//! The task that calls the engine when a timer is due.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use crate::engine::Event;
 /// The longest time between two looks at the clock. Timers stand still while the machine sleeps.
 pub(super) const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
-/// How long a client without users goes on releasing when the store does not answer. The leases
-/// that are left end with their TTL.
+/// How long a client without handles goes on releasing leases while the store does not answer. The
+/// remaining leases end with their TTL.
 const GIVES_UP_AFTER: Duration = Duration::from_secs(60);
 
-/// Wakes the engine when it is due, while the coordinator has users or has something to release to
-/// a store that answers.
+/// Calls the engine when a timer is due, while the coordinator has handles, or has leases to
+/// release and a store that answers.
 pub(super) async fn keep_time(coordinator: Weak<Coordinator>) {
     let mut kept = None;
     loop {

@@ -25,7 +25,7 @@ pub enum LossCause {
 }
 
 impl LossCause {
-    /// One word for dashboards.
+    /// Returns the cause as one word.
     #[cfg(feature = "metrics")]
     pub(crate) fn as_str(self) -> &'static str {
         match self {
@@ -37,7 +37,7 @@ impl LossCause {
         }
     }
 
-    /// Whether the application itself has ended the lease.
+    /// Returns whether the application itself has ended the lease.
     pub(crate) fn is_ordered(self) -> bool {
         matches!(self, Self::MaxHold | Self::Shutdown)
     }
@@ -83,7 +83,8 @@ pub enum RowError {
     /// No unique index covers this column alone, so several rows could be locked.
     #[error("no unique index covers {column} alone, so other rows could be locked as well")]
     NotUnique {
-        /// The column, as the caller named it; of a key of several columns, all with commas between.
+        /// The column, as the caller named it; of a key of several columns, all with commas
+        /// between.
         column: String,
     },
     /// The database cannot look up a single row in the unique index on this column.

@@ -33,7 +33,7 @@ impl Failure {
         }
     }
 
-    /// Whether the request may have been received, and may take effect.
+    /// Returns whether the request may have been received, and may take effect.
     pub(super) fn may_linger(&self) -> bool {
         match self {
             Self::Refused(error) => Fault::of(error) == Fault::Severed,

@@ -19,22 +19,22 @@ use crate::panics;
 use crate::protocol::timing::CONNECT_WITHIN;
 use crate::protocol::{Batch, Response};
 
-/// How long an operation is sent again while the database is out of reach.
+/// How long an operation is repeated while the database is unavailable.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// How long an operation is sent again that the database rolled back on account of others.
+/// How long an operation is repeated after conflicts with other transactions.
 const PATIENCE_WITH_CONFLICTS: Duration = Duration::from_secs(10);
 
-/// Where an answer goes.
+/// The receiver of an answer.
 type Reply<T> = Box<dyn FnOnce(Answer<T>) + Send>;
 
-/// The notifications of grants by other clients, on a connection for heartbeats.
+/// The notifications of grants by other clients, on the connection for heartbeats.
 pub(super) struct Grants {
     pub(super) on_grant: Box<dyn Fn(Notification) + Send + Sync>,
     pub(super) is_waiting: IsWaiting,
 }
 
-/// How an operation travels: what it is, and how its attempts went so far.
+/// An operation in the queue, with its attempts so far.
 pub(super) struct Task<O: Operation> {
     operation: O,
     output: Option<O::Output>,
@@ -42,7 +42,7 @@ pub(super) struct Task<O: Operation> {
     attempts: Attempts,
 }
 
-/// How the attempts of one operation went.
+/// The attempts of one operation.
 pub(super) struct Attempts {
     answer_within: Duration,
     since: Instant,
@@ -51,7 +51,7 @@ pub(super) struct Attempts {
     is_repeated: bool,
     backoff: Backoff,
     has_reconnected: bool,
-    /// Nothing came of it in a batch.
+    /// A batch has left it undone.
     is_alone: bool,
 }
 
@@ -67,8 +67,8 @@ pub(super) trait Pending: Send {
     /// Joins a batch, or begins one. `false`: it is sent alone.
     fn join(&self, batch: &mut Option<Batch>) -> bool;
 
-    /// Keeps what came of it in a batch.
-    fn keep(&mut self, response: Response);
+    /// Stores its response from a batch.
+    fn set_response(&mut self, response: Response);
 
     /// Passes the output on, or the error.
     fn finish(self: Box<Self>, error: Option<Error>);
@@ -129,7 +129,7 @@ impl<O: Operation> Pending for Task<O> {
         !self.attempts.is_alone && self.operation.join(batch)
     }
 
-    fn keep(&mut self, response: Response) {
+    fn set_response(&mut self, response: Response) {
         self.output = O::output(response);
     }
 
@@ -148,11 +148,11 @@ pub(super) struct Worker {
     queue: Arc<Queue>,
     publisher: Arc<Publisher>,
     connection: Option<Connection>,
-    /// The last connection was lost.
+    /// Whether the last connection was lost.
     has_lost: bool,
     grants: Option<Grants>,
-    /// The connection hears nothing any more. The next heartbeat on it fails.
-    is_deaf: bool,
+    /// The connection receives no notifications any more. The next heartbeat on it fails.
+    is_listener_lost: bool,
     /// Whether the connection may be dead.
     suspicion: watch::Receiver<Suspicion>,
     /// The queue of the workers whose connections are suspect when a heartbeat's is lost.
@@ -168,7 +168,7 @@ struct Connection {
 }
 
 impl Worker {
-    /// A worker for everything but heartbeats.
+    /// Creates a worker for all operations but heartbeats.
     pub(super) fn new(backend: Arc<dyn Backend>, queue: Arc<Queue>, publisher: Arc<Publisher>) -> Self {
         let suspicion = queue.suspicion.subscribe();
         Self {
@@ -178,15 +178,15 @@ impl Worker {
             connection: None,
             has_lost: false,
             grants: None,
-            is_deaf: false,
+            is_listener_lost: false,
             suspicion,
             suspects: None,
             backoff: reconnecting(),
         }
     }
 
-    /// The worker for heartbeats, which receives the notifications of grants by other clients. When
-    /// it loses its connection, those of the workers of `suspects` are suspect.
+    /// Makes this the worker for heartbeats, which receives the notifications of grants by other
+    /// clients. When it loses its connection, those of the workers of `suspects` are suspect.
     pub(super) fn for_heartbeats(self, grants: Grants, suspects: &Arc<Queue>) -> Self {
         Self { grants: Some(grants), suspects: Some(Arc::clone(suspects)), ..self }
     }
@@ -197,7 +197,7 @@ impl Worker {
             let has_connection = self.connection.is_some();
             let notified = async {
                 match (&mut self.connection, &self.grants) {
-                    (Some(connection), Some(_)) if !self.is_deaf => connection.session.notified().await,
+                    (Some(connection), Some(_)) if !self.is_listener_lost => connection.session.notified().await,
                     _ => std::future::pending().await,
                 }
             };
@@ -205,7 +205,7 @@ impl Worker {
                 task = self.queue.pop(has_connection) => return task,
                 notified = notified => match (notified, &self.grants) {
                     (Ok(notification), Some(grants)) => drop(panics::caught(|| (grants.on_grant)(notification))),
-                    _ => self.is_deaf = true,
+                    _ => self.is_listener_lost = true,
                 },
                 _ = suspected(&mut self.suspicion), if has_connection => self.connection = None,
             }
@@ -258,7 +258,7 @@ impl Worker {
         let mut alone = Vec::new();
         for (mut task, answer) in tasks.into_iter().zip(answers) {
             if let Some(response) = answer {
-                task.keep(response);
+                task.set_response(response);
                 task.finish(None);
                 continue;
             }
@@ -285,9 +285,9 @@ impl Worker {
                 Err(_) => return Err(Failure::Unconnected(None)),
             };
             self.backoff = reconnecting();
-            self.queue.set_trouble(None);
+            self.queue.set_failure(None);
             self.connection = Some(Connection { session, _open: self.queue.open() });
-            self.is_deaf = false;
+            self.is_listener_lost = false;
             self.suspicion.mark_unchanged();
             if std::mem::take(&mut self.has_lost) {
                 self.publisher.publish(&Event::Reconnected);
@@ -309,7 +309,7 @@ impl Worker {
         if failure.fault() == Fault::Severed || matches!(failure, Failure::Panic(_)) {
             // It is not closed in order: that would wait for the answer that did not come.
             self.has_lost |= self.connection.take().is_some();
-            self.queue.set_trouble(Some(failure.reason()));
+            self.queue.set_failure(Some(failure.reason()));
         }
     }
 
@@ -342,7 +342,7 @@ impl Worker {
             // A subscriber of the application that panics does not end the worker.
             let _ = panics::caught(|| tracing::debug!(attempted, reason = failure.reason(), "trying again"));
         }
-        // Without a connection this worker serves nobody. Another worker may have one.
+        // A worker without a connection serves no task. Another worker may have a connection.
         if !had_connection {
             sleep(self.backoff.step()).await;
         }

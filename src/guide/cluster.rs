@@ -73,8 +73,8 @@
 //! the effects must check [`QuorumLease::token`](crate::quorum::QuorumLease::token).
 //!
 //! A database that has lost its data, and whose tables were created again, has no vote until they
-//! are older than the TTL: it may have granted a name that is still held. So a new quorum grants its
-//! first leases a TTL after its tables were created. Two databases on one server are refused.
+//! are older than the TTL: it may have granted a name that is still held. So a new quorum grants
+//! its first leases a TTL after its tables were created. Two databases on one server are refused.
 //!
 //! # PostgreSQL
 //!

@@ -12,9 +12,9 @@
 //! - **Asynchronous replicas.** After a failover to a replica that missed the last grants, the old
 //!   and a new holder can both rely on the name until the old holder's next heartbeat. Tokens still
 //!   rise. Use synchronous replication, or a fence; [`cluster`](super::cluster) has the details.
-//! - **Jumps of the database host's clock** by more than the TTL end leases early (forwards), or make
-//!   them outlast a crash (backwards). Holders measure with a clock that does not jump: they may be
-//!   wrong about the database, and fenced transactions are not.
+//! - **Jumps of the database host's clock** by more than the TTL end leases early (forwards), or
+//!   make them outlast a crash (backwards). Holders measure with a clock that does not jump: they
+//!   may be wrong about the database, and fenced transactions are not.
 //! - **SQLite has one writer.** While a fenced transaction is open, no name in the same file can be
 //!   acquired, renewed or released: keep the transaction far shorter than the TTL. All processes
 //!   must run on one host, and the file must not be on a network file system. A database in memory
@@ -24,17 +24,17 @@
 //! - **Hooks of the caller's pool are not applied.** The client's connections are made from the
 //!   pool's connect options; `after_connect` does not run on them. Put a `search_path` into the
 //!   options.
-//! - **MySQL and MariaDB with `binlog_format=STATEMENT`** are not supported: the client works at READ
-//!   COMMITTED, which the server refuses to log that way. Galera needs its cluster settings to be
-//!   visible. A Group Replication member is used while it is ONLINE and its group has one primary; a
-//!   group in multi-primary mode is refused with
+//! - **MySQL and MariaDB with `binlog_format=STATEMENT`** are not supported: the client works at
+//!   READ COMMITTED, which the server refuses to log that way. Galera needs its cluster settings to
+//!   be visible. A Group Replication member is used while it is ONLINE and its group has one
+//!   primary; a group in multi-primary mode is refused with
 //!   [`AccessError::Setup`](crate::database::AccessError::Setup), because its members do not see
 //!   each other's row locks.
 //! - **The order of a queue** is that of the database's clock: after a jump backwards, newcomers
 //!   precede waiting entries. While a process holds a name that no other process wants, its own
-//!   waiters queue inside it; they join the queue in the database, each at the place of its arrival,
-//!   as soon as another process waits.
-//! - **A shared lease or a permit costs more** than an exclusive lease: it always has an entry of its
-//!   own.
-//! - **A waiter or new holder that has died** is noticed after 3 seconds. A lease that another process
-//!   handed over therefore lasts 3 seconds at first, and its TTL 0.2 seconds later.
+//!   waiters queue inside it; they join the queue in the database, each at the place of its
+//!   arrival, as soon as another process waits.
+//! - **A shared lease or a permit costs more** than an exclusive lease: it always has an entry of
+//!   its own.
+//! - **A waiter or new holder that has died** is noticed after 3 seconds. A lease that another
+//!   process handed over therefore lasts 3 seconds at first, and its TTL 0.2 seconds later.

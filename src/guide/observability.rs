@@ -49,8 +49,8 @@
 //!
 //! # In SQL
 //!
-//! The view `sqlock_holders` shows what is held and waited for, by the database's clock: one row for
-//! each holder and for each waiter.
+//! The view `sqlock_holders` shows what is held and waited for, by the database's clock: one row
+//! for each holder and for each waiter.
 //!
 //! | column | |
 //! |---|---|
@@ -68,9 +68,9 @@
 //! SELECT name, count(*) AS waiters, min(waiting_since) FROM sqlock_holders WHERE state = 'waiting' GROUP BY name;
 //! ```
 //!
-//! Times are `timestamptz` on PostgreSQL, in the session's time zone on MySQL and MariaDB, and text in
-//! UTC on SQLite. On PostgreSQL a reader needs SELECT on the view alone, elsewhere on the tables too.
-//! Drop the view before you alter the tables by hand; `sqlock schema` prints it.
+//! Times are `timestamptz` on PostgreSQL, in the session's time zone on MySQL and MariaDB, and text
+//! in UTC on SQLite. On PostgreSQL a reader needs SELECT on the view alone, elsewhere on the tables
+//! too. Drop the view before you alter the tables by hand; `sqlock schema` prints it.
 //!
 //! # Metrics
 //!

@@ -38,8 +38,8 @@
 //! The client did not reach the database for a whole TTL: an outage, a paused process, a machine
 //! that slept. The holder knew before another client could be granted the name, and fenced
 //! transactions of the old holder cannot commit. Work without a fence may have been done twice:
-//! look at what was running at that moment. A TTL of the length of usual pauses and failovers avoids
-//! most of these; a crash then blocks the name for as long.
+//! look at what was running at that moment. A TTL of the length of usual pauses and failovers
+//! avoids most of these; a crash then blocks the name for as long.
 //!
 //! # Leases taken away
 //!
@@ -56,8 +56,9 @@
 //!
 //! `show` names host and process of the holder. A holder that is dead needs no help: the name is
 //! free after the TTL. `EXPIRES IN` that never sinks means that its client lives and renews.
-//! `unlock` takes the name away; the token protects a newer holder. The old holder learns of it with
-//! its next heartbeat, within a second, and until then two may work: a fence protects the data.
+//! `unlock` takes the name away; the token protects a newer holder. The old holder learns of it
+//! with its next heartbeat, within a second, and until then two may work: a fence protects the
+//! data.
 //! [`max_hold`] ends such a lease by itself.
 //!
 //! # A long queue
@@ -67,9 +68,9 @@
 //! sqlock show invoice/42        # who waits, in order
 //! ```
 //!
-//! One name with many waiters: its holders work for too long, or the name covers too much; split it.
-//! Many names with few waiters each: the database is slow; `sqlock bench` compares it with a bare
-//! write on the same connection.
+//! One name with many waiters: its holders work for too long, or the name covers too much; split
+//! it. Many names with few waiters each: the database is slow; `sqlock bench` compares it with a
+//! bare write on the same connection.
 //!
 //! # A job that did not run
 //!
@@ -87,8 +88,8 @@
 //! # A database that refuses
 //!
 //! [`Error::Access`] does not go away by itself: the password, the database, a right, the pooler or
-//! the server's role is wrong. [`Error::NotMigrated`]: `sqlock migrate`, with a user that may create
-//! tables, or the statements of `sqlock schema` among your own migrations.
+//! the server's role is wrong. [`Error::NotMigrated`]: `sqlock migrate`, with a user that may
+//! create tables, or the statements of `sqlock schema` among your own migrations.
 //!
 //! # A failover
 //!

@@ -1,5 +1,7 @@
 //! An attempt to have an effect elsewhere: a lease on the key, and a record of its progress.
 
+mod step;
+
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
@@ -8,11 +10,11 @@ use serde::de::DeserializeOwned;
 use sqlx::Transaction;
 
 use super::handle::{Idempotency, claim_error};
-use super::outcome::{decode, encode, encode_legibly};
+use super::outcome::{encode, encode_legibly};
 use super::seal::Content;
 use crate::backend::Database;
 use crate::backend::micros;
-use crate::backend::records::{self, Ending, Errand, Record, State, Step};
+use crate::backend::records::{self, Ending, Record, RecordCommand, State};
 use crate::error::{Error, LossCause, Result};
 use crate::lease::handle::Lease;
 use crate::lease::run::while_held;
@@ -90,92 +92,6 @@ impl Attempt {
     pub fn provider_key(&self, step: &str) -> String {
         let parts = [self.record.key.id.as_bytes(), step.as_bytes()];
         crate::backend::hex(&records::digest(b"sqlock/idem/provider/2", parts))
-    }
-
-    /// Runs a step of the work and stores its result, or returns the result that an earlier attempt
-    /// has stored under this name: a recovery point. The step may run more than once, when a
-    /// process dies before its result is stored: so call providers with a
-    /// [key](Self::provider_key).
-    ///
-    /// # Errors
-    ///
-    /// The step's own; [`Error::Lost`] when another attempt has taken over; [`Error::InvalidKey`],
-    /// [`Error::Json`], [`Error::Sealed`], [`Error::Unavailable`].
-    ///
-    /// # Cancel safety
-    ///
-    /// After the future was dropped, the step may have run without its result being stored.
-    pub async fn step<T, E, F>(&self, name: &str, work: F) -> Result<T, E>
-    where
-        T: Serialize + DeserializeOwned,
-        E: From<Error>,
-        F: AsyncFnOnce() -> Result<T, E>,
-    {
-        if let Some(done) = self.recall(name).await? {
-            return Ok(done);
-        }
-        if !self.lease.is_held() {
-            return Err(self.lost_error().into());
-        }
-        let result = work().await?;
-        let bytes = self.seal(Content::Step(name), encode_legibly(&result, self.idempotency.limit)?)?;
-        let command = Errand::Step { step: self.step_key(name)?, token: self.token.get(), result: bytes };
-        if self.idempotency.send(command).await?.changed == 0 {
-            // A command that is repeated after a lost reply finds its result stored.
-            return match self.recall(name).await? {
-                Some(done) if self.lease.is_held() => Ok(done),
-                _ => Err(self.lost_error().into()),
-            };
-        }
-        Ok(result)
-    }
-
-    /// Stores the result of a step, together with its writes, in a transaction of the caller's own,
-    /// unless a result is stored already. No other attempt begins before that transaction has
-    /// ended.
-    ///
-    /// # Errors
-    ///
-    /// As [`step`](Self::step). The transaction stays usable; roll it back when the attempt was
-    /// lost.
-    ///
-    /// # Cancel safety
-    ///
-    /// As any statement of a transaction.
-    pub async fn record_step<DB: Database, T: Serialize + ?Sized>(
-        &self,
-        tx: &mut Transaction<'_, DB>,
-        name: &str,
-        result: &T,
-    ) -> Result<()> {
-        self.idempotency.check_transaction(tx)?;
-        let bytes = self.seal(Content::Step(name), encode(result, self.idempotency.limit)?)?;
-        let step = self.step_key(name)?;
-        // Without this, another attempt could begin before this transaction commits, and not see
-        // the step.
-        if !records::hold_up::<DB>(tx, &step.id, self.token.get()).await.map_err(claim_error::<DB>)? {
-            return Err(self.lost_error());
-        }
-        records::put_step::<DB>(tx, &step, self.token.get(), &bytes).await.map_err(claim_error::<DB>)?;
-        Ok(())
-    }
-
-    /// Returns the result of a step that this attempt, or an earlier one, has stored.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidKey`], [`Error::Json`], [`Error::Sealed`], [`Error::Unavailable`].
-    ///
-    /// # Cancel safety
-    ///
-    /// It only reads.
-    pub async fn recall<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
-        let found = self.idempotency.send(Errand::Recall(self.step_key(name)?)).await?.result;
-        let Some(column) = found else {
-            return Ok(None);
-        };
-        let bytes = self.idempotency.seal.open(Content::Step(name), &self.record.key.id, column)?;
-        decode(Some(&bytes)).map(Some)
     }
 
     /// Completes the request: stores the result, if no other attempt has taken over. A second call
@@ -264,7 +180,7 @@ impl Attempt {
     pub async fn forget(&self) -> Result<()> {
         self.set_conclusion(Conclusion::Recorded);
         let id = self.record.key.id.clone();
-        self.idempotency.send(Errand::Forget { id, token: self.token.get() }).await?;
+        self.idempotency.send(RecordCommand::Forget { id, token: self.token.get() }).await?;
         Ok(())
     }
 
@@ -291,11 +207,12 @@ impl Attempt {
 
     async fn end(&self, ending: Ending) -> Result<()> {
         self.set_conclusion(Conclusion::Recorded);
-        let command = Errand::End { id: self.record.key.id.clone(), token: self.token.get(), ending: ending.clone() };
+        let command =
+            RecordCommand::End { id: self.record.key.id.clone(), token: self.token.get(), ending: ending.clone() };
         if self.idempotency.send(command).await?.changed > 0 {
             return Ok(());
         }
-        let found = self.idempotency.send(Errand::Read(self.record.key.clone())).await?;
+        let found = self.idempotency.send(RecordCommand::Read(self.record.key.clone())).await?;
         self.check_ending(&ending, found.records.first())
     }
 
@@ -337,7 +254,7 @@ impl Attempt {
     /// effect.
     #[cfg(feature = "axum")]
     pub(super) async fn refuse(&self) -> Result<()> {
-        let steps = Errand::Steps { id: self.record.key.id.clone(), begun: self.record.created_at };
+        let steps = RecordCommand::ListSteps { id: self.record.key.id.clone(), begun: self.record.created_at };
         if self.number() == 1 && self.idempotency.send(steps).await?.steps.is_empty() {
             return self.forget().await;
         }
@@ -347,7 +264,7 @@ impl Attempt {
     /// Checks that the transaction of [`complete_in`](Self::complete_in) was committed. Otherwise
     /// records that the effect is unknown.
     async fn check_committed(&self) -> Result<()> {
-        let found = self.idempotency.send(Errand::Read(self.record.key.clone())).await?;
+        let found = self.idempotency.send(RecordCommand::Read(self.record.key.clone())).await?;
         let token = self.token.get();
         if found.records.iter().any(|record| record.state == State::Done && record.token == token) {
             return Ok(());
@@ -405,11 +322,6 @@ impl Attempt {
         if let Err(error) = self.lease.release().await {
             tracing::debug!(error = %error.report(), "could not release the lease of an attempt");
         }
-    }
-
-    fn step_key(&self, name: &str) -> Result<Step> {
-        super::key::check("step name", name)?;
-        Ok(Step { id: self.record.key.id.clone(), begun: self.record.created_at, name: name.to_owned() })
     }
 
     fn lost_error(&self) -> Error {

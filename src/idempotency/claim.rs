@@ -12,7 +12,7 @@ use super::key::{Fingerprint, IdempotencyKey};
 use super::outcome::{Outcome, Stored, encode};
 use super::seal::{Content, Seal};
 use crate::backend::Database;
-use crate::backend::records::{self, Claimed, Claiming, Errand};
+use crate::backend::records::{self, ClaimOutcome, ClaimRequest, RecordCommand};
 use crate::error::{Error, Result};
 
 /// How often a claim is read while its state keeps changing.
@@ -74,7 +74,7 @@ impl Idempotency {
         request: &Fingerprint,
     ) -> Result<Outcome<Claim, Stored>> {
         let claim = self.claim_request(key, request)?;
-        if DB::PEEKS
+        if DB::CLAIM_MAY_WAIT
             && let Some(outcome) = self.peek(&claim).await?
         {
             return Ok(outcome.without_new().measured());
@@ -85,7 +85,7 @@ impl Idempotency {
     pub(super) async fn claim_key<DB: Database>(
         &self,
         tx: &mut Transaction<'_, DB>,
-        claim: &Claiming,
+        claim: &ClaimRequest,
     ) -> Result<Outcome<Claim, Stored>> {
         self.check_transaction(tx)?;
         let mut rival = None;
@@ -94,11 +94,11 @@ impl Idempotency {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             let claimed = DB::claim(tx, claim).await.map_err(claim_error::<DB>)?;
-            if claimed == Claimed::Ours {
+            if claimed == ClaimOutcome::Claimed {
                 let (id, seal) = (claim.key.id.clone(), self.seal.clone());
                 return Ok(Outcome::New(Claim { id, keep: claim.keep, limit: self.limit, seal }));
             }
-            if claimed == Claimed::Not {
+            if claimed == ClaimOutcome::RecordExists {
                 let record =
                     records::read::<DB>(tx, &claim.key.id, DB::CURRENT_READ).await.map_err(claim_error::<DB>)?;
                 if let Some(record) = record {
@@ -111,13 +111,13 @@ impl Idempotency {
                 let before = rival;
                 rival = DB::rival(tx, claim).await.map_err(claim_error::<DB>)?;
                 match rival {
-                    Some(found) if found.same => return Ok(Outcome::InProgress),
+                    Some(found) if found.is_same_request => return Ok(Outcome::InProgress),
                     // A rival that is ending may have released one lock and not the other.
                     found if found.is_some() && found == before => return Ok(Outcome::Mismatch),
                     _ => {}
                 }
             }
-            if DB::PEEKS
+            if DB::CLAIM_MAY_WAIT
                 && let Some(outcome) = self.peek(claim).await?
             {
                 return Ok(outcome.without_new());
@@ -128,22 +128,22 @@ impl Idempotency {
 
     /// Reads the record on another connection before the claim. Returns `None` when the key can be
     /// claimed.
-    pub(super) async fn peek(&self, claim: &Claiming) -> Result<Option<Outcome<Infallible, Stored>>> {
-        let mut found = self.send(Errand::Peek(claim.key.clone())).await?;
+    pub(super) async fn peek(&self, claim: &ClaimRequest) -> Result<Option<Outcome<Infallible, Stored>>> {
+        let mut found = self.send(RecordCommand::ReadUncommitted(claim.key.clone())).await?;
         let start = Instant::now();
-        while found.busy && found.fingerprint.is_none() && start.elapsed() < SHORT_LOCK {
+        while found.is_locked && found.fingerprint.is_none() && start.elapsed() < SHORT_LOCK {
             tokio::time::sleep(Duration::from_millis(5)).await;
-            found = self.send(Errand::Peek(claim.key.clone())).await?;
+            found = self.send(RecordCommand::ReadUncommitted(claim.key.clone())).await?;
         }
-        if found.busy {
+        if found.is_locked {
             let same = found.fingerprint.is_none_or(|fingerprint| fingerprint == claim.fingerprint);
             return Ok(Some(if same { Outcome::InProgress } else { Outcome::Mismatch }));
         }
         match found.records.into_iter().next() {
             None if claim.issued => Ok(Some(Outcome::Expired)),
             None => Ok(None),
-            Some(record) if record.is_forgotten() && !claim.issued => {
-                self.send(Errand::Bury(claim.key.clone())).await?;
+            Some(record) if record.is_key_new() && !claim.issued => {
+                self.send(RecordCommand::DeleteExpired(claim.key.clone())).await?;
                 Ok(None)
             }
             Some(record) => self.recorded_outcome(claim, record),

@@ -12,7 +12,7 @@ use super::resume::ResumePolicy;
 use super::seal::Seal;
 use crate::backend::Database;
 use crate::backend::dialect::LockFailure;
-use crate::backend::records::{Claiming, Errand, Findings, FullKey};
+use crate::backend::records::{ClaimRequest, FullKey, RecordCommand, RecordResponse};
 use crate::backend::table::Table;
 use crate::client::Client;
 use crate::clock::CENTURY;
@@ -125,8 +125,9 @@ pub enum AfterRetention {
     /// The key counts as new: the request would take effect again.
     #[default]
     Forget,
-    /// Requests with the key receive [`Outcome::Expired`](crate::idempotency::Outcome::Expired), for
-    /// ever. The sweeper purges the result and the steps, and keeps a row without them for each key.
+    /// Requests with the key receive [`Outcome::Expired`](crate::idempotency::Outcome::Expired),
+    /// for ever. The sweeper purges the result and the steps, and keeps a row without them for each
+    /// key.
     Refuse,
 }
 
@@ -193,8 +194,8 @@ impl Idempotency {
         self
     }
 
-    /// Limits the bytes of a [stored request](Fingerprint::with_request): 1 MiB by default. A longer
-    /// one is refused with [`Error::RequestTooLarge`].
+    /// Limits the bytes of a [stored request](Fingerprint::with_request): 1 MiB by default. A
+    /// longer one is refused with [`Error::RequestTooLarge`].
     pub fn request_limit(mut self, bytes: usize) -> Self {
         self.request_limit = bytes;
         self
@@ -231,15 +232,15 @@ impl Idempotency {
         Error::check_range("the TTL of a token", ttl, RETENTION_RANGE.0, RETENTION_RANGE.1)?;
         let token = uuid::Uuid::new_v4().simple().to_string();
         let key = IdempotencyKey::issued(principal, token.as_str()).within(&self.namespace)?;
-        self.send(Errand::Issue { key, ttl }).await?;
+        self.send(RecordCommand::Issue { key, ttl }).await?;
         Ok(token)
     }
 
-    pub(super) fn claim_request(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<Claiming> {
+    pub(super) fn claim_request(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<ClaimRequest> {
         Error::check_range("a retention", self.retention, RETENTION_RANGE.0, RETENTION_RANGE.1)?;
         let full_key = key.within(&self.namespace)?;
         let stored = request.request.as_deref().map(|request| self.encode_request(&full_key.id, request));
-        Ok(Claiming {
+        Ok(ClaimRequest {
             key: full_key,
             fingerprint: request.bytes(),
             request: stored.transpose()?,
@@ -253,7 +254,7 @@ impl Idempotency {
         check_transaction(&self.client, tx, &Table::new(TABLE)?)
     }
 
-    pub(super) async fn send(&self, command: Errand) -> Result<Findings> {
+    pub(super) async fn send(&self, command: RecordCommand) -> Result<RecordResponse> {
         self.client.run(command).await
     }
 

@@ -192,6 +192,8 @@ mod key_header;
 mod layer;
 mod problem;
 mod rollback;
+mod service;
 
 pub use idempotent::Idempotent;
-pub use layer::{IdempotencyLayer, IdempotencyService};
+pub use layer::IdempotencyLayer;
+pub use service::IdempotencyService;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use crate::backend::records::Claiming;
+use crate::backend::records::ClaimRequest;
 
 /// The keys in progress, with the fingerprint of each request: a duplicate in the same process is
 /// found without a connection.
@@ -16,7 +16,7 @@ pub(super) struct Duplicate {
 }
 
 impl InFlight {
-    pub(super) fn insert(&self, claim: &Claiming) -> Result<InFlightGuard<'_>, Duplicate> {
+    pub(super) fn insert(&self, claim: &ClaimRequest) -> Result<InFlightGuard<'_>, Duplicate> {
         let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match keys.get(&claim.key.id) {
             Some(fingerprint) => Err(Duplicate { is_same_request: *fingerprint == claim.fingerprint }),

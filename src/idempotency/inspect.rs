@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 use super::handle::{Idempotency, lease_name};
 use super::key::{self, IdempotencyKey};
-use crate::backend::records::{Errand, FullKey, Record, Selection, State};
+use crate::backend::records::{FullKey, Record, RecordCommand, Selection, State};
 use crate::error::Result;
 use crate::token::FencingToken;
 
@@ -88,7 +88,8 @@ impl Idempotency {
             return Ok(Vec::new());
         };
         let (namespace, states) = (namespace.map(str::to_owned), state.into_iter().collect());
-        let found = self.send(Errand::List(Selection { namespace, states, limit, ..Selection::default() })).await?;
+        let found =
+            self.send(RecordCommand::List(Selection { namespace, states, limit, ..Selection::default() })).await?;
         Ok(found.records.into_iter().map(RecordInfo::of).collect())
     }
 
@@ -98,7 +99,7 @@ impl Idempotency {
         let Some(long) = key.as_digest(&self.namespace) else {
             return Ok(plain);
         };
-        let found = self.send(Errand::Read(plain.clone())).await?.records;
+        let found = self.send(RecordCommand::Read(plain.clone())).await?.records;
         Ok(if found.is_empty() { long } else { plain })
     }
 
@@ -110,7 +111,7 @@ impl Idempotency {
     pub(super) async fn select(&self, selection: Selection) -> Result<Vec<Record>> {
         key::check("namespace", &self.namespace)?;
         let selection = Selection { namespace: Some(self.namespace.clone()), ..selection };
-        Ok(self.send(Errand::List(selection)).await?.records)
+        Ok(self.send(RecordCommand::List(selection)).await?.records)
     }
 
     /// Deletes the expired records of all namespaces, in batches, and returns how many: results
@@ -141,11 +142,12 @@ impl Idempotency {
     ///
     /// It only reads.
     pub async fn inspect(&self, key: &IdempotencyKey) -> Result<Option<RecordInfo>> {
-        let found = self.send(Errand::Read(self.find_key(key).await?)).await?;
+        let found = self.send(RecordCommand::Read(self.find_key(key).await?)).await?;
         let Some(record) = found.records.into_iter().next() else {
             return Ok(None);
         };
-        let steps = self.send(Errand::Steps { id: record.key.id.clone(), begun: record.created_at }).await?.steps;
+        let steps =
+            self.send(RecordCommand::ListSteps { id: record.key.id.clone(), begun: record.created_at }).await?.steps;
         let request_bytes = match UNFINISHED.contains(&record.state) {
             // Without the byte of its format.
             true => self.read_request(&record).await?.map(|request| request.len().saturating_sub(1)),
@@ -171,10 +173,10 @@ impl Idempotency {
     /// After the future was dropped, the record may be deleted. The call can be repeated.
     pub async fn forget(&self, key: &IdempotencyKey, token: FencingToken) -> Result<bool> {
         let key = self.find_key(key).await?;
-        let command = Errand::Forget { id: key.id.clone(), token: token.get() };
+        let command = RecordCommand::Forget { id: key.id.clone(), token: token.get() };
         let answer = self.client.run_with_answer(command).await;
         // A request that is repeated after a lost reply finds no record any more.
-        let gone = answer.may_linger && self.send(Errand::Read(key)).await?.records.is_empty();
+        let gone = answer.may_linger && self.send(RecordCommand::Read(key)).await?.records.is_empty();
         Ok(answer.result?.changed > 0 || gone)
     }
 }

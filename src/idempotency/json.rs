@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde_json::Value;
 
-/// A JSON value. White space, the order of members, and the notation of texts are gone.
+/// A JSON value, without its white space, the order of its members, and the notation of its texts.
 pub(super) enum Json<'t> {
     /// A number, `true`, `false` or `null`, as written: parsing a number could change it.
     Literal(&'t str),
@@ -18,7 +18,7 @@ pub(super) enum Json<'t> {
 impl<'t> Json<'t> {
     /// Reads a JSON text that is nested at most 127 deep.
     pub(super) fn parse(text: &'t [u8]) -> serde_json::Result<Self> {
-        // Checks the text, and its depth. What follows reads a text that is known to be right.
+        // Checks the text and its depth. The code below reads a valid text.
         serde_json::from_slice::<Value>(text)?;
         let text = std::str::from_utf8(text).map_err(serde::de::Error::custom)?;
         Reader { rest: text }.value()
@@ -54,7 +54,7 @@ fn write_text(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
     f.write_str(&serde_json::to_string(text).map_err(|_| fmt::Error)?)
 }
 
-/// What is left of a text.
+/// The rest of a text.
 struct Reader<'t> {
     rest: &'t str,
 }
@@ -100,7 +100,7 @@ impl<'t> Reader<'t> {
         serde_json::from_str(quoted)
     }
 
-    /// Passes over white space, and this character, if it comes next.
+    /// Skips white space, and this character if it comes next.
     fn skip(&mut self, next: char) -> bool {
         self.rest = self.rest.trim_ascii_start();
         let behind = self.rest.strip_prefix(next);

@@ -58,7 +58,7 @@ impl IdempotencyKey {
 impl IdempotencyKey {
     /// Returns the long key that an operator names by its digest, if this can be one.
     pub(super) fn as_digest(&self, namespace: &str) -> Option<FullKey> {
-        FullKey::of_digests(namespace.to_owned(), self.principal.clone().unwrap_or_default(), self.key.clone())
+        FullKey::from_digests(namespace.to_owned(), self.principal.clone().unwrap_or_default(), self.key.clone())
     }
 }
 
@@ -68,7 +68,7 @@ impl fmt::Debug for IdempotencyKey {
     }
 }
 
-/// Checks a text that stands in its column as it is.
+/// Checks a text that is stored unchanged.
 pub(super) fn check(what: &'static str, text: &str) -> Result<()> {
     if text.len() > MAX_BYTES {
         return Err(Error::InvalidKey { what, reason: "it is longer than 255 bytes" });

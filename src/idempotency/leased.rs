@@ -7,7 +7,7 @@ use super::attempt::Attempt;
 use super::handle::Idempotency;
 use super::key::{Fingerprint, IdempotencyKey};
 use super::outcome::{Outcome, Stored, decode_outcome};
-use crate::backend::records::{Claiming, Errand, State};
+use crate::backend::records::{ClaimRequest, RecordCommand, State};
 use crate::error::{Error, Result};
 use crate::lease::handle::Lease;
 
@@ -55,8 +55,8 @@ impl Idempotency {
     }
 
     /// Reads the outcome of a key without a lease. Returns `None` when the key may be claimed.
-    pub(super) async fn read_outcome<N>(&self, claim: &Claiming) -> Result<Option<Outcome<N, Stored>>> {
-        let found = self.send(Errand::Read(claim.key.clone())).await?;
+    pub(super) async fn read_outcome<N>(&self, claim: &ClaimRequest) -> Result<Option<Outcome<N, Stored>>> {
+        let found = self.send(RecordCommand::Read(claim.key.clone())).await?;
         Ok(match found.records.into_iter().next() {
             None => claim.issued.then_some(Outcome::Expired),
             // The lease shows whether that attempt is in progress or has died.
@@ -65,12 +65,17 @@ impl Idempotency {
         })
     }
 
-    pub(super) async fn start(&self, claim: Claiming, lease: Lease, resume: bool) -> Result<Outcome<Attempt, Stored>> {
+    pub(super) async fn start(
+        &self,
+        claim: ClaimRequest,
+        lease: Lease,
+        resume: bool,
+    ) -> Result<Outcome<Attempt, Stored>> {
         let fingerprint = claim.fingerprint.clone();
         let issued = claim.issued;
         let request = claim.request.clone();
         let token = lease.token().get();
-        let found = self.send(Errand::Start { claim, token, resume }).await?;
+        let found = self.send(RecordCommand::Start { claim, token, resume }).await?;
         let Some(record) = found.records.into_iter().next() else {
             return Ok(if issued { Outcome::Expired } else { Outcome::InProgress });
         };
@@ -89,7 +94,7 @@ impl Idempotency {
             }
             return Ok(Outcome::New(attempt));
         }
-        let claim = Claiming { fingerprint, issued, ..Claiming::of(record.key.clone()) };
+        let claim = ClaimRequest { fingerprint, issued, ..ClaimRequest::for_key(record.key.clone()) };
         Ok(self.recorded_outcome(&claim, record)?.unwrap_or(Outcome::InProgress))
     }
 

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::handle::Idempotency;
 use super::seal::Content;
-use crate::backend::records::{Claiming, Record, State};
+use crate::backend::records::{ClaimRequest, Record, State};
 use crate::error::{Error, Result};
 use crate::measure;
 
@@ -92,13 +92,17 @@ pub(super) fn decode_outcome<T: DeserializeOwned>(known: Outcome<Infallible, Sto
 
 impl Idempotency {
     /// Returns the outcome that a record implies for a request. `None`: the key can be claimed.
-    pub(super) fn recorded_outcome<N>(&self, claim: &Claiming, record: Record) -> Result<Option<Outcome<N, Stored>>> {
+    pub(super) fn recorded_outcome<N>(
+        &self,
+        claim: &ClaimRequest,
+        record: Record,
+    ) -> Result<Option<Outcome<N, Stored>>> {
         let expired = record.is_expired();
         Ok(match record.state {
             // The token has expired, or the key is a token and the request does not say so.
             State::Issued if claim.issued && !expired => None,
             State::Issued => Some(Outcome::Expired),
-            State::Done if record.is_forgotten() && !claim.issued => None,
+            State::Done if record.is_key_new() && !claim.issued => None,
             State::Done if expired => Some(Outcome::Expired),
             State::Expired => Some(Outcome::Expired),
             _ if record.fingerprint != claim.fingerprint => Some(Outcome::Mismatch),

@@ -7,7 +7,7 @@ use sqlx::Pool;
 
 use super::handle::{Idempotency, TABLE};
 use crate::backend::Database;
-use crate::backend::records::{self, Errand};
+use crate::backend::records::{self, RecordCommand};
 use crate::error::{Error, Result, RowError};
 
 /// How many pools are remembered.
@@ -51,7 +51,7 @@ impl Idempotency {
         let mut conn = pool.acquire().await.map_err(|error| Error::of_caller(attempted, error))?;
         let theirs = records::identity::<DB>(&mut conn).await.map_err(|error| Error::of_caller(attempted, error))?;
         drop(conn);
-        let ours = self.send(Errand::Identity).await?.identity;
+        let ours = self.send(RecordCommand::ReadIdentity).await?.identity;
         if theirs.is_some() && ours.is_some() && theirs != ours {
             return other(RowError::OtherPool);
         }

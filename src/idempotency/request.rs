@@ -7,7 +7,7 @@ use super::attempt::Attempt;
 use super::handle::Idempotency;
 use super::key::Fingerprint;
 use super::seal::Content;
-use crate::backend::records::{Errand, Record};
+use crate::backend::records::{Record, RecordCommand};
 use crate::error::{Error, Result};
 
 /// The first byte of a request that is not sealed. It may contain any bytes.
@@ -57,7 +57,7 @@ impl Attempt {
 }
 
 impl Idempotency {
-    /// Returns a request as it stands in its column.
+    /// Returns a request as it is stored.
     pub(super) fn encode_request(&self, id: &str, request: &[u8]) -> Result<Vec<u8>> {
         let (bytes, limit) = (request.len(), self.request_limit);
         if bytes > limit {
@@ -72,9 +72,9 @@ impl Idempotency {
         Ok(request.split_off(request.len().min(1)))
     }
 
-    /// Reads the stored request of a record, as it stands in its column.
+    /// Reads the stored request of a record, without opening it.
     pub(super) async fn read_request(&self, record: &Record) -> Result<Option<Vec<u8>>> {
-        let command = Errand::Request { id: record.key.id.clone(), begun: record.created_at };
+        let command = RecordCommand::ReadRequest { id: record.key.id.clone(), begun: record.created_at };
         Ok(self.send(command).await?.result)
     }
 }

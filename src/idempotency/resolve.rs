@@ -7,7 +7,7 @@ use super::inspect::time_of_micros;
 use super::key::{self, IdempotencyKey};
 use super::outcome::encode;
 use super::seal::Content;
-use crate::backend::records::{Errand, Resolved, Resolving};
+use crate::backend::records::{RecordCommand, ResolveRequest, StoredResolution};
 use crate::error::{Error, Result};
 use crate::token::FencingToken;
 
@@ -55,7 +55,7 @@ impl Resolution {
         Self { result, by: String::new(), note: String::new() }
     }
 
-    /// Sets who has found this out: 1 to 255 bytes, required.
+    /// Sets the operator who found this out: 1 to 255 bytes, required.
     pub fn by(mut self, operator: impl Into<String>) -> Self {
         self.by = operator.into();
         self
@@ -96,8 +96,8 @@ impl Idempotency {
     ///
     /// # Cancel safety
     ///
-    /// After the future was dropped, the outcome may be resolved; [`resolutions`](Self::resolutions)
-    /// shows it.
+    /// After the future was dropped, the outcome may be resolved;
+    /// [`resolutions`](Self::resolutions) shows it.
     pub async fn resolve(&self, key: &IdempotencyKey, token: FencingToken, resolution: Resolution) -> Result<bool> {
         let Resolution { result, by, note } = resolution;
         key::check("operator", &by)?;
@@ -107,22 +107,22 @@ impl Idempotency {
         }
         let id = self.find_key(key).await?.id;
         let result = result.map(|result| self.seal.seal(Content::Result, &id, result)).transpose()?;
-        let resolving = Resolving { id: id.clone(), token: token.get(), result, by: by.clone(), note: note.clone() };
-        let outcome = resolving.outcome();
-        let answer = self.client.run_with_answer(Errand::Resolve(resolving)).await;
+        let request = ResolveRequest { id: id.clone(), token: token.get(), result, by: by.clone(), note: note.clone() };
+        let outcome = request.outcome();
+        let answer = self.client.run_with_answer(RecordCommand::Resolve(request)).await;
         let changed = answer.result?.changed > 0;
         if changed || !answer.may_linger {
             return Ok(changed);
         }
         // A command that is repeated after a lost reply finds its own resolution.
-        let is_ours = |resolved: &Resolved| {
-            resolved.token == token.get() && resolved.outcome == outcome && resolved.by == by && resolved.note == note
+        let is_own = |found: &StoredResolution| {
+            found.token == token.get() && found.outcome == outcome && found.by == by && found.note == note
         };
-        let found = self.send(Errand::Resolutions { id }).await?.resolutions;
-        Ok(found.last().is_some_and(is_ours))
+        let found = self.send(RecordCommand::ListResolutions { id }).await?.resolutions;
+        Ok(found.last().is_some_and(is_own))
     }
 
-    /// Lists how unknown outcomes under a key were resolved, in order: also when its record is gone.
+    /// Lists the resolutions of a key, the oldest first, also when its record is deleted.
     ///
     /// # Errors
     ///
@@ -135,8 +135,8 @@ impl Idempotency {
     /// It only reads.
     pub async fn resolutions(&self, key: &IdempotencyKey) -> Result<Vec<ResolutionInfo>> {
         let id = self.find_key(key).await?.id;
-        let found = self.send(Errand::Resolutions { id }).await?.resolutions;
-        Ok(found.into_iter().map(ResolutionInfo::of).collect())
+        let found = self.send(RecordCommand::ListResolutions { id }).await?.resolutions;
+        Ok(found.into_iter().map(ResolutionInfo::from_stored).collect())
     }
 }
 
@@ -149,7 +149,7 @@ fn check_note(note: &str) -> Result<()> {
     Err(Error::InvalidKey { what: "note", reason })
 }
 
-/// How an unknown outcome was resolved.
+/// The resolution of an unknown outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ResolutionInfo {
@@ -157,7 +157,7 @@ pub struct ResolutionInfo {
     pub outcome: &'static str,
     /// The token of the attempt.
     pub token: Option<FencingToken>,
-    /// Who has resolved it.
+    /// The operator who resolved it.
     pub by: String,
     /// How it was found out. May be empty.
     pub note: String,
@@ -167,13 +167,13 @@ pub struct ResolutionInfo {
 }
 
 impl ResolutionInfo {
-    fn of(resolved: Resolved) -> Self {
+    fn from_stored(stored: StoredResolution) -> Self {
         Self {
-            outcome: resolved.outcome,
-            token: crate::backend::token(resolved.token),
-            by: resolved.by,
-            note: resolved.note,
-            at: time_of_micros(resolved.at),
+            outcome: stored.outcome,
+            token: crate::backend::token(stored.token),
+            by: stored.by,
+            note: stored.note,
+            at: time_of_micros(stored.at),
         }
     }
 }

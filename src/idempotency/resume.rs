@@ -15,7 +15,7 @@ use super::handle::Idempotency;
 use super::inspect::UNFINISHED;
 use super::outcome::Outcome;
 use crate::backend::micros;
-use crate::backend::records::{Claiming, Place, Record, Selection};
+use crate::backend::records::{ClaimRequest, Position, Record, Selection};
 use crate::error::{Error, Result};
 use crate::panics;
 
@@ -83,13 +83,13 @@ pub struct Resumed {
     pub dead_letters: u64,
 }
 
-/// What became of one request.
+/// The outcome of one resumed request.
 enum End {
     Done,
     Failed,
     AtWork,
-    /// Another process has ended it meanwhile.
-    Over,
+    /// Another process has ended it in the meantime.
+    EndedElsewhere,
 }
 
 impl Resumed {
@@ -98,7 +98,7 @@ impl Resumed {
             End::Done => self.done += 1,
             End::Failed => self.failed += 1,
             End::AtWork => self.at_work += 1,
-            End::Over => {}
+            End::EndedElsewhere => {}
         }
     }
 }
@@ -109,8 +109,8 @@ impl Idempotency {
     /// The [policy](Self::resume_policy) says which ones and how many at a time.
     ///
     /// The [key](Attempt::key) identifies the request, and the attempt has what was
-    /// [stored](Attempt::request) of it; finished steps are not repeated, and the
-    /// [key for the provider](Attempt::provider_key) is that of the earlier attempts.
+    /// [stored](Attempt::request) of it; finished steps are not repeated, and the [key for the
+    /// provider](Attempt::provider_key) is that of the earlier attempts.
     ///
     /// A request that fails or panics does not stop the others. After a panic the attempt counts as
     /// died, and the next call resumes it. `IdempotencyLayer::resume` resumes requests that came
@@ -176,9 +176,9 @@ impl Idempotency {
         let Some(lease) = self.lease_request(&record.key).try_acquire().await? else {
             return Ok(Err(End::AtWork));
         };
-        Ok(match self.start(Claiming::of(record.key), lease, true).await? {
+        Ok(match self.start(ClaimRequest::for_key(record.key), lease, true).await? {
             Outcome::New(attempt) => Ok(attempt),
-            _ => Err(End::Over),
+            _ => Err(End::EndedElsewhere),
         })
     }
 }
@@ -193,7 +193,7 @@ fn failed(error: impl Display) -> End {
 #[derive(Default)]
 struct Unfinished {
     page: VecDeque<Record>,
-    after: Option<Place>,
+    after: Option<Position>,
     /// When the youngest one was begun, at the latest: later ones are not waited for.
     until: Option<i64>,
     is_last: bool,
@@ -205,7 +205,7 @@ impl Unfinished {
             let (states, after) = (UNFINISHED.into(), self.after.take());
             let found = idempotency.select(Selection { states, after, limit: PAGE, ..Selection::default() }).await?;
             self.is_last = found.len() < PAGE as usize;
-            self.after = found.last().map(Record::place);
+            self.after = found.last().map(Record::position);
             self.page = found.into();
         }
         let Some(record) = self.page.pop_front() else {

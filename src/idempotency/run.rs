@@ -13,7 +13,7 @@ use super::in_flight::Duplicate;
 use super::key::{Fingerprint, IdempotencyKey};
 use super::outcome::{Outcome, Stored, decode_outcome, encode_legibly};
 use crate::backend::Database;
-use crate::backend::records::{self, Claiming};
+use crate::backend::records::{self, ClaimRequest};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result, report};
 use crate::transaction::retry::AttemptEnd;
@@ -120,7 +120,7 @@ impl Idempotency {
     async fn run_until_decided<DB, T, E, F>(
         &self,
         pool: &Pool<DB>,
-        claim: &Claiming,
+        claim: &ClaimRequest,
         work: &F,
         doubt: &CommitDoubt,
     ) -> Result<Outcome<T>, RunEnd<E>>
@@ -129,7 +129,7 @@ impl Idempotency {
         T: Serialize + DeserializeOwned,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, RunError<E>> + Clone,
     {
-        if DB::PEEKS
+        if DB::CLAIM_MAY_WAIT
             && let Some(outcome) = self.peek(claim).await?
         {
             return Ok(decode_outcome(outcome)?);
@@ -166,7 +166,7 @@ impl Idempotency {
     async fn run_in_transaction<DB, T, E, F>(
         &self,
         tx: &mut Transaction<'_, DB>,
-        claim: &Claiming,
+        claim: &ClaimRequest,
         work: F,
         doubt: &CommitDoubt,
     ) -> Result<Outcome<T>, RunError<E>>

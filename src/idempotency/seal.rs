@@ -1,4 +1,4 @@
-//! Functions of the caller that encrypt what is stored.
+//! Functions of the caller that encrypt stored results and requests.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -24,7 +24,7 @@ struct Functions {
 #[derive(Clone, Default)]
 pub(super) struct Seal(Option<Functions>);
 
-/// What is sealed.
+/// The content of a sealed column.
 #[derive(Clone, Copy)]
 pub(super) enum Content<'c> {
     Request,
@@ -57,15 +57,15 @@ impl Content<'_> {
 }
 
 impl Idempotency {
-    /// Encrypts what is stored with records, by two functions of the caller: results, results of
+    /// Encrypts the contents of records, by two functions of the caller: results, results of
     /// [steps](crate::idempotency::Attempt::step), and
     /// [requests](crate::idempotency::Fingerprint::with_request). Keys, principals and fingerprints
     /// are not encrypted.
     ///
     /// Both functions receive a context and the bytes. The context names the record and what is
     /// stored there: authenticate it as associated data, so that nothing can be put under another
-    /// key. `open` reverses `seal`. For a change of the encryption key, let `seal` write which key it
-    /// used. The limits count before `seal`.
+    /// key. `open` reverses `seal`. For a change of the encryption key, let `seal` write which key
+    /// it used. The limits count before `seal`.
     ///
     /// When a function fails, the call returns [`Error::Sealed`], and the handler is not run again:
     /// the key replays its result as soon as it can be opened. What was stored without `seal`,
@@ -104,7 +104,7 @@ impl Seal {
         self.0.is_some()
     }
 
-    /// Returns bytes as they stand in their column.
+    /// Returns the bytes for a column.
     pub(super) fn seal(&self, content: Content<'_>, id: &str, bytes: Vec<u8>) -> Result<Vec<u8>> {
         let Some(functions) = &self.0 else {
             return Ok(bytes);

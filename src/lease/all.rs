@@ -60,37 +60,38 @@ impl LeaseAllRequest {
         Self { request, names }
     }
 
-    /// As [`LeaseRequest::ttl`], for each lease.
+    /// Sets the TTL of each lease, as [`LeaseRequest::ttl`].
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.request = self.request.ttl(ttl);
         self
     }
 
-    /// As [`LeaseRequest::wait`], with one limit for all names together.
+    /// Limits the wait for all names together, as [`LeaseRequest::wait`].
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.request = self.request.wait(at_most);
         self
     }
 
-    /// As [`LeaseRequest::renew`].
+    /// Sets whether the leases are renewed, as [`LeaseRequest::renew`].
     pub fn renew(mut self, renew: bool) -> Self {
         self.request = self.request.renew(renew);
         self
     }
 
-    /// As [`LeaseRequest::max_hold`].
+    /// Limits the holding, as [`LeaseRequest::max_hold`].
     pub fn max_hold(mut self, at_most: Duration) -> Self {
         self.request = self.request.max_hold(at_most);
         self
     }
 
-    /// As [`LeaseRequest::label`].
+    /// Sets the label, as [`LeaseRequest::label`].
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.request = self.request.label(label);
         self
     }
 
-    /// As [`LeaseRequest::owner`]: names that this owner holds already are re-entered.
+    /// Sets the owner, as [`LeaseRequest::owner`]: names that this owner holds already are
+    /// re-entered.
     pub fn owner(mut self, owner: Owner) -> Self {
         self.request = self.request.owner(owner);
         self

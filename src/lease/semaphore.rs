@@ -47,37 +47,37 @@ impl Semaphore {
         Self { request, permits }
     }
 
-    /// As [`LeaseRequest::ttl`].
+    /// Sets the TTL of a permit, as [`LeaseRequest::ttl`].
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.request = self.request.ttl(ttl);
         self
     }
 
-    /// As [`LeaseRequest::wait`].
+    /// Limits the wait, as [`LeaseRequest::wait`].
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.request = self.request.wait(at_most);
         self
     }
 
-    /// As [`LeaseRequest::max_hold`].
+    /// Limits the holding, as [`LeaseRequest::max_hold`].
     pub fn max_hold(mut self, at_most: Duration) -> Self {
         self.request = self.request.max_hold(at_most);
         self
     }
 
-    /// As [`LeaseRequest::hold_at_least`].
+    /// Sets the shortest holding, as [`LeaseRequest::hold_at_least`].
     pub fn hold_at_least(mut self, at_least: Duration) -> Self {
         self.request = self.request.hold_at_least(at_least);
         self
     }
 
-    /// As [`LeaseRequest::label`].
+    /// Sets the label, as [`LeaseRequest::label`].
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.request = self.request.label(label);
         self
     }
 
-    /// As [`LeaseRequest::while_waiting`].
+    /// Calls a function during the wait, as [`LeaseRequest::while_waiting`].
     pub fn while_waiting(mut self, callback: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {
         self.request = self.request.while_waiting(callback);
         self
@@ -136,7 +136,7 @@ impl Semaphore {
         self.request(permits)?.try_acquire().await
     }
 
-    /// As [`LeaseRequest::run`], with a permit.
+    /// Runs work with a permit, as [`LeaseRequest::run`].
     ///
     /// # Errors
     ///

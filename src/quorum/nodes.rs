@@ -64,7 +64,7 @@ impl Nodes {
         if has_duplicate(&self.known_servers()) { Err(SAME_SERVER) } else { Ok(()) }
     }
 
-    /// Whether a database was asked for its server.
+    /// Returns whether a database was asked for its server.
     pub(super) fn is_server_known(&self, node: usize) -> bool {
         let servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
         servers.get(node).is_some_and(Option::is_some)

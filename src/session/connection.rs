@@ -72,7 +72,7 @@ impl SessionConnection {
         self.idle_since = now;
     }
 
-    /// When the connection must prove that it is alive, or close because it is idle.
+    /// Returns when the connection must prove that it is alive, or close because it is idle.
     pub(super) fn due(&self) -> Instant {
         if self.locked == 0 { self.idle_since + LINGER } else { self.confirmed_at + KEEP_ALIVE }
     }

@@ -69,7 +69,7 @@ impl Liveness {
         }
     }
 
-    /// How long the locks are safe without another answer.
+    /// Returns for how long the locks are safe without another answer.
     pub(super) fn remaining(&self) -> Duration {
         self.deadline().remaining()
     }
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn paused_process_knows_of_the_loss_first() {
-        // The server cannot have heard of this client before.
+        // The server cannot have received the statement before it was sent.
         let sent_at = ago(reliance(MAX_SILENCE));
         let liveness = Liveness::new(Some(MAX_SILENCE), sent_at);
         assert_eq!(liveness.loss(), Some(LossCause::Disconnected), "although no task has run");

@@ -11,11 +11,11 @@ use crate::error::{LossCause, Result};
 use crate::name::LockName;
 
 pub(super) enum Message {
-    /// A caller wants a name.
+    /// A caller requests a name.
     Acquire(LockName, Waiter),
-    /// A caller has given up waiting for a name.
+    /// A caller has stopped waiting for a name.
     Cancel(LockName),
-    /// A holder gives a lock back.
+    /// A holder releases a lock.
     Release { name: LockName, liveness: Arc<Liveness>, outcome: Option<oneshot::Sender<Result<(), LossCause>>> },
     /// The client takes no more requests. The sender is used when no lock is held.
     Drain(oneshot::Sender<()>),

@@ -1,4 +1,4 @@
-//! What must be true whatever happens.
+//! The invariants of a run.
 
 use crate::backend::memory::End;
 use crate::engine::Verdict;
@@ -16,13 +16,14 @@ pub(super) struct Belief {
     pub(super) owner: Owner,
     pub(super) mode: Mode,
     pub(super) token: FencingToken,
-    /// A heartbeat keeps it.
+    /// Whether a heartbeat renews it.
     pub(super) is_kept: bool,
     /// Until when the caller believes in it, in virtual time.
     pub(super) until: u64,
 }
 
-/// Two beliefs in one name that exclude each other, or more units than there are permits.
+/// Checks that no two beliefs in one name exclude each other, and that no more permits are held
+/// than there are.
 pub(super) fn exclusion<'a>(now: u64, beliefs: impl Iterator<Item = &'a Belief>) -> Result<(), String> {
     let held: Vec<&Belief> = beliefs.filter(|belief| belief.until > now).collect();
     for (i, a) in held.iter().enumerate() {
@@ -47,8 +48,8 @@ pub(super) fn exclusion<'a>(now: u64, beliefs: impl Iterator<Item = &'a Belief>)
     Ok(())
 }
 
-/// A verdict against what the store did with the holding, and when. `asked_at`: when the caller
-/// gave the lease back.
+/// Compares the verdict of a release with how and when the holding ended in the store. `asked_at`:
+/// when the caller released the lease.
 pub(super) fn verdict(
     name: &LockName,
     token: FencingToken,

@@ -1,4 +1,4 @@
-//! Which faults a seed may meet.
+//! The faults of a seed.
 
 /// Chances in a thousand, per request or per step of the world.
 #[derive(Clone, Copy, Debug)]
@@ -9,32 +9,31 @@ pub(super) struct Profile {
     pub(super) marks: bool,
     pub(super) lost_requests: u64,
     pub(super) lost_replies: u64,
-    /// Statements that take effect long after their client gave up.
+    /// Statements that take effect long after their client stopped waiting.
     pub(super) late_requests: u64,
     pub(super) slow_commits: u64,
     pub(super) rollbacks: u64,
     pub(super) pauses: u64,
     pub(super) crashes: u64,
-    pub(super) strangers: u64,
+    pub(super) foreign_locks: u64,
     pub(super) evictions: u64,
     pub(super) fences: u64,
-    /// Leases that are extended, shared, given a higher token, or handed to another process, while
-    /// they are held.
+    /// Held leases that are extended, downgraded, given a higher token, or exported.
     pub(super) changes: u64,
     pub(super) outages: u64,
     /// The store is replaced by an older copy of itself.
     pub(super) failovers: u64,
-    /// Clients that shut down in order.
+    /// Clients that shut down.
     pub(super) closes: u64,
     pub(super) given_owners: u64,
     pub(super) shared: u64,
-    /// Clocks run at rates that differ by up to so many thousandths.
+    /// The greatest difference between the rates of two clocks, in thousandths.
     pub(super) drift: u64,
 }
 
 impl Profile {
-    /// A sixth of the seeds meets no fault but delay, a sixth only strangers who lock the rows of
-    /// names, and a sixth failovers.
+    /// Chooses the faults of a seed: a sixth of the seeds has delays only, a sixth has only foreign
+    /// transactions that lock rows, and a sixth has failovers.
     pub(super) fn of(seed: u64) -> Self {
         let calm = Self {
             clients: 1 + seed % 3,
@@ -47,7 +46,7 @@ impl Profile {
             rollbacks: 0,
             pauses: 0,
             crashes: 0,
-            strangers: 0,
+            foreign_locks: 0,
             evictions: 0,
             fences: 100,
             changes: 100,
@@ -61,8 +60,8 @@ impl Profile {
         match (seed / 24) % 6 {
             0 => Self { given_owners: 150 * ((seed / 144) % 2), ..calm },
             1 => Self { lost_requests: 30, lost_replies: 40, late_requests: 20, rollbacks: 10, ..calm },
-            2 => Self { pauses: 8, crashes: 4, evictions: 10, outages: 3, closes: 4, strangers: 10, ..calm },
-            3 => Self { strangers: 60, fences: 300, given_owners: 600 * ((seed / 144) % 2), ..calm },
+            2 => Self { pauses: 8, crashes: 4, evictions: 10, outages: 3, closes: 4, foreign_locks: 10, ..calm },
+            3 => Self { foreign_locks: 60, fences: 300, given_owners: 600 * ((seed / 144) % 2), ..calm },
             4 => Self { failovers: 6, lost_replies: 10, fences: 200, given_owners: 150 * ((seed / 144) % 2), ..calm },
             _ => Self {
                 lost_requests: 20,
@@ -72,7 +71,7 @@ impl Profile {
                 rollbacks: 10,
                 pauses: 6,
                 crashes: 3,
-                strangers: 8,
+                foreign_locks: 8,
                 evictions: 8,
                 outages: 2,
                 closes: 3,
@@ -82,7 +81,7 @@ impl Profile {
         }
     }
 
-    /// Nothing fails: no lease may be lost.
+    /// Returns whether nothing fails, so that no lease may be lost.
     pub(super) fn is_calm(&self) -> bool {
         self.lost_requests
             + self.lost_replies
@@ -95,9 +94,9 @@ impl Profile {
             == 0
     }
 
-    /// Nothing delays a statement either: the order of arrival is exact, and every request
-    /// succeeds.
+    /// Returns whether no statement is delayed either, so that the order of arrival is exact, and
+    /// every request succeeds.
     pub(super) fn is_quick(&self) -> bool {
-        self.is_calm() && self.strangers == 0
+        self.is_calm() && self.foreign_locks == 0
     }
 }

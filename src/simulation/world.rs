@@ -5,8 +5,8 @@ mod checks;
 mod clients;
 mod failover;
 mod faults;
-mod happening;
 mod requests;
+mod schedule;
 mod summary;
 
 use std::cmp::Reverse;
@@ -25,17 +25,17 @@ use crate::protocol::{ClientId, LeaseId, Mode, Request};
 use crate::random::Random;
 use crate::token::FencingToken;
 use failover::Failover;
-use happening::{Happening, Scheduled};
+use schedule::{Scheduled, WorldEvent};
 pub(crate) use summary::Summary;
 
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MILLISECOND;
 
-/// The faults of a run end then.
+/// When the faults of a run end.
 const FAULTS_END: u64 = 10 * SECOND;
-/// Every wait without a deadline ends so long after the last fault.
+/// How long after the last fault every wait without a limit must have ended.
 const SERVED_WITHIN: u64 = 40 * SECOND;
-/// A run ends so long after the last caller has.
+/// How long a run goes on after its last caller.
 const FLUSH: u64 = 100 * SECOND;
 const LONGEST_RUN: u64 = 400 * SECOND;
 /// The store's clock at the beginning, in microseconds.
@@ -43,20 +43,20 @@ const EPOCH: i64 = 1_700_000_000_000_000;
 /// How long an attempt to send a request waits for its answer, and how many attempts there are.
 const ATTEMPT: u64 = 400 * MILLISECOND;
 const ATTEMPTS: u32 = 3;
-/// The longest TTL, fence and `keep_for` of the callers, a grant to a client that has died, and an
-/// entry that joins late.
+/// How long a name may be free while a caller waits: the longest TTL, fence and `keep_for` of the
+/// callers, a grant to a dead client, and an entry that is added late.
 const IDLE_FOR: u64 = 5 * SECOND + 3 * SECOND + 1_500 * MILLISECOND + 2 * 3 * SECOND + SECOND;
 /// How long a statement waits for a locked row.
 const LOCK_WAIT: u64 = SECOND;
-/// An eviction is told to its holder within this time, if nothing disturbs its client.
-const TOLD_WITHIN: u64 = 2_500 * MILLISECOND;
+/// How long the client of an evicted holder may take to notice, without faults.
+const NOTICED_WITHIN: u64 = 2_500 * MILLISECOND;
 
 struct Pending {
     body: Request,
     sent_at: Moment,
     attempts: u32,
     life: u32,
-    /// Its connection was found dead before it was sent.
+    /// Whether an earlier attempt failed before it was sent.
     is_repeated: bool,
 }
 
@@ -65,13 +65,13 @@ struct Client {
     id: ClientId,
     life: u32,
     paused_until: u64,
-    /// The latest moment at which something may have delayed it.
+    /// The latest moment at which a fault may have delayed it.
     disturbed_at: u64,
     offset: u64,
-    /// By how many millionths its clock is fast.
+    /// The rate of its clock, in millionths above that of the store.
     drift: i64,
     requests: BTreeMap<RequestId, Pending>,
-    /// The connection of its heartbeat is dead.
+    /// Whether the connection of its heartbeat is dead.
     is_cut: bool,
     wake_at: Option<u64>,
 }
@@ -103,7 +103,7 @@ enum ActorState {
         /// The exported lease that it resumes.
         resumes: Option<Exported>,
     },
-    /// It waits for a change of its lease.
+    /// The caller waits for a change of its lease.
     Changing {
         lease: LeaseKey,
         amendment: Amendment,
@@ -138,7 +138,7 @@ pub(super) struct World {
     profile: Profile,
     now: u64,
     order: u64,
-    happenings: BinaryHeap<Reverse<Scheduled>>,
+    schedule: BinaryHeap<Reverse<Scheduled>>,
     store: Memory,
     transactions: BTreeMap<TransactionId, (Prepared, usize, u32, RequestId, bool)>,
     next_transaction: TransactionId,
@@ -153,7 +153,7 @@ pub(super) struct World {
     /// Exported leases that no client has resumed, and when they were exported.
     resumable: BTreeMap<LeaseId, u64>,
     handed_back: std::collections::BTreeSet<(usize, LeaseKey)>,
-    /// Resumed leases that their callers are about to get.
+    /// Resumed leases that are not delivered to their callers yet.
     delivered: Vec<(usize, LeaseKey, Exported)>,
     releasing: BTreeMap<(usize, LeaseKey), (LockName, FencingToken, usize, i64)>,
     fenced: BTreeMap<TransactionId, Fenced>,
@@ -173,7 +173,7 @@ impl World {
             profile,
             now: 0,
             order: 0,
-            happenings: BinaryHeap::new(),
+            schedule: BinaryHeap::new(),
             store: Memory::new(profile.marks),
             transactions: BTreeMap::new(),
             next_transaction: 1,
@@ -221,19 +221,19 @@ impl World {
                 let actor = world.actors.len();
                 world.actors.push(Actor { client, state: ActorState::Idle, turn: 0, left });
                 let at = world.random.below(2 * SECOND);
-                world.at(at, Happening::Actor { actor, turn: 0 });
+                world.at(at, WorldEvent::Actor { actor, turn: 0 });
             }
         }
         if !profile.is_quick() {
-            world.at(50 * MILLISECOND, Happening::Fault);
+            world.at(50 * MILLISECOND, WorldEvent::Fault);
         }
         world
     }
 
-    /// Runs until everything is quiet. `Err`: what was violated.
+    /// Runs until no caller is left. `Err`: the violated invariant.
     pub(super) fn run(mut self) -> Result<Summary, String> {
         let mut quiet_since = None;
-        while let Some(Reverse(Scheduled { at, happening, .. })) = self.happenings.pop() {
+        while let Some(Reverse(Scheduled { at, event, .. })) = self.schedule.pop() {
             self.now = at;
             let is_done = self.actors.iter().all(|actor| actor.left == 0 && matches!(actor.state, ActorState::Idle));
             let is_quiet = is_done && self.now > FAULTS_END;
@@ -241,7 +241,7 @@ impl World {
             if quiet_since.is_some_and(|since| self.now > since + FLUSH) {
                 break;
             }
-            self.happen(happening);
+            self.dispatch(event);
             self.check_waits();
             self.check_idle();
             if self.now > LONGEST_RUN {
@@ -257,17 +257,17 @@ impl World {
 
     // ---- time
 
-    fn at(&mut self, at: u64, happening: Happening) {
+    fn at(&mut self, at: u64, event: WorldEvent) {
         self.order += 1;
         let at = at.max(self.now);
-        self.happenings.push(Reverse(Scheduled { at, order: self.order, happening }));
+        self.schedule.push(Reverse(Scheduled { at, order: self.order, event }));
     }
 
-    fn after(&mut self, delay: u64, happening: Happening) {
-        self.at(self.now + delay, happening);
+    fn after(&mut self, delay: u64, event: WorldEvent) {
+        self.at(self.now + delay, event);
     }
 
-    /// How long a message is under way.
+    /// Chooses how long a message is in transit.
     fn delay(&mut self) -> u64 {
         let usual = self.random.range(100_000..3 * MILLISECOND);
         if self.faults() && self.random.permille(10) { usual + self.random.below(600 * MILLISECOND) } else { usual }
@@ -296,9 +296,9 @@ impl World {
         self.violation.get_or_insert(format!("at {:.3} s: {what}", self.now as f64 / 1e9));
     }
 
-    // ---- what happens
+    // ---- events
 
-    /// Notes that something may delay a client until then.
+    /// Notes that a fault may delay a client until then.
     fn disturb(&mut self, client: usize, until: u64) {
         let disturbed_at = &mut self.clients[client].disturbed_at;
         *disturbed_at = until.max(*disturbed_at);
@@ -308,51 +308,51 @@ impl World {
         (0..self.clients.len()).for_each(|client| self.disturb(client, until));
     }
 
-    fn happen(&mut self, happening: Happening) {
-        let client = match &happening {
-            Happening::Reply { client, .. }
-            | Happening::Overdue { client, .. }
-            | Happening::Wake { client, .. }
-            | Happening::Notify { client, .. } => Some(*client),
-            Happening::Actor { actor, .. } => Some(self.actors[*actor].client),
+    fn dispatch(&mut self, event: WorldEvent) {
+        let client = match &event {
+            WorldEvent::Reply { client, .. }
+            | WorldEvent::Overdue { client, .. }
+            | WorldEvent::Wake { client, .. }
+            | WorldEvent::Notify { client, .. } => Some(*client),
+            WorldEvent::Actor { actor, .. } => Some(self.actors[*actor].client),
             _ => None,
         };
         if let Some(paused_until) =
             client.map(|client| self.clients[client].paused_until).filter(|until| *until > self.now)
         {
-            return self.at(paused_until, happening);
+            return self.at(paused_until, event);
         }
-        match happening {
-            Happening::Arrive { client, life, request, attempt, body, since } => {
+        match event {
+            WorldEvent::Arrive { client, life, request, attempt, body, since } => {
                 self.arrive(client, life, request, attempt, body, since)
             }
-            Happening::Commit { transaction } => self.commit(transaction),
-            Happening::Reply { client, life, request, response } => self.reply(client, life, request, response),
-            Happening::Overdue { client, life, request, attempt } => self.overdue(client, life, request, attempt),
-            Happening::Wake { client, life } => {
+            WorldEvent::Commit { transaction } => self.commit(transaction),
+            WorldEvent::Reply { client, life, request, response } => self.reply(client, life, request, response),
+            WorldEvent::Overdue { client, life, request, attempt } => self.overdue(client, life, request, attempt),
+            WorldEvent::Wake { client, life } => {
                 if self.clients[client].life == life && self.clients[client].wake_at == Some(self.now) {
                     self.clients[client].wake_at = None;
                 }
                 self.event(client, life, Event::Tick);
             }
-            Happening::Actor { actor, turn } => self.act(actor, turn),
-            Happening::Notify { client, life, name } => self.event(client, life, Event::Notified { name }),
-            Happening::EndFence { transaction } => self.end_fence(transaction),
-            Happening::Unlock { transaction } => self.store.unlock(transaction),
-            Happening::Restart { client } => self.start(client),
-            Happening::CheckEvicted { client, life, lease, at } => {
+            WorldEvent::Actor { actor, turn } => self.act(actor, turn),
+            WorldEvent::Notify { client, life, name } => self.event(client, life, Event::Notified { name }),
+            WorldEvent::EndFence { transaction } => self.end_fence(transaction),
+            WorldEvent::Unlock { transaction } => self.store.unlock(transaction),
+            WorldEvent::Restart { client } => self.start(client),
+            WorldEvent::CheckEvicted { client, life, lease, at } => {
                 let believes =
                     self.beliefs.get(&(client, lease)).is_some_and(|belief| belief.is_kept && belief.until > self.now);
                 let is_told = self.clients[client].life != life || !believes;
                 if !is_told && self.clients[client].disturbed_at < at && self.store_is_away_until < at {
                     self.violate(format!(
-                        "client {client} was not told of an eviction within {} ms",
-                        TOLD_WITHIN / MILLISECOND
+                        "client {client} did not notice an eviction within {} ms",
+                        NOTICED_WITHIN / MILLISECOND
                     ));
                 }
             }
-            Happening::CheckForgotten { client, life, at } => self.check_forgotten(client, life, at),
-            Happening::Fault => self.fault(),
+            WorldEvent::CheckForgotten { client, life, at } => self.check_forgotten(client, life, at),
+            WorldEvent::Fault => self.fault(),
         }
     }
 }
@@ -361,7 +361,7 @@ fn owner(n: u64) -> Owner {
     format!("{n:032x}").parse().expect("an owner")
 }
 
-/// A request in a few words.
+/// Describes a request in a few words.
 fn describe(body: &Request) -> String {
     match body {
         Request::Acquire(claim) => format!("acquire {} as {}", claim.name, claim.id),

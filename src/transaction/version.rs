@@ -3,6 +3,8 @@
 //!
 //! [`Versioned`] has an example. Which one when: [the table of calls](crate#which-call).
 
+mod statement;
+
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -10,7 +12,8 @@ use std::sync::Arc;
 use sqlx::query_builder::Separated;
 use sqlx::{Acquire, Encode, FromRow, QueryBuilder, Row, Type};
 
-use crate::backend::table::{Identifier, Table, push_key};
+use self::statement::{QuotedNames, is_duplicate, read_version};
+use crate::backend::table::Table;
 use crate::backend::{Database, Kind};
 use crate::error::{Error, Result, RowError};
 
@@ -145,15 +148,7 @@ impl Versioned {
         T: for<'r> FromRow<'r, DB::Row> + Send,
     {
         let connection = db.acquire();
-        let statement = self.quote_names::<DB>().map(|names| {
-            let QuotedNames { table, key: column, version } = &names;
-            let mut query = QueryBuilder::new(format!(
-                "SELECT t.*, CAST(t.{version} AS {}) AS sqlock_version FROM {table} AS t WHERE t.{column} = ",
-                DB::INTEGER,
-            ));
-            push_key(&mut query, key);
-            query
-        });
+        let statement = self.quote_names::<DB>().map(|names| names.select_row(key));
         let this = self.clone();
         async move {
             let mut query = statement?;
@@ -213,18 +208,7 @@ impl Versioned {
         DB: Database,
         K: Encode<'q, DB> + Type<DB> + Send,
     {
-        let statement = self.quote_names::<DB>().map(|names| {
-            let QuotedNames { table, key: column, version } = &names;
-            let mut query = QueryBuilder::new(format!("UPDATE {table} SET "));
-            let empty = query.sql().as_str().len();
-            set(&mut query);
-            // On a new line, because the caller's text may end in a comment. After it, because
-            // MySQL assigns from left to right, and the caller may use the old version.
-            let comma = if query.sql().as_str().len() > empty { "\n, " } else { "" };
-            push_key(query.push(format_args!("{comma}{version} = {version} + 1 WHERE {column} = ")), &key);
-            DB::push_integer(query.push(format_args!(" AND {version} = ")), expected);
-            (query, names)
-        });
+        let statement = self.quote_names::<DB>().map(|names| (names.update(&key, expected, set), names));
         let change = self.change("update a row", db, key, expected, statement, Raises::Yes);
         async move { change.await.map(|()| expected.saturating_add(1)) }
     }
@@ -248,13 +232,7 @@ impl Versioned {
         DB: Database,
         K: Encode<'q, DB> + Type<DB> + Send,
     {
-        let statement = self.quote_names::<DB>().map(|names| {
-            let QuotedNames { table, key: column, version } = &names;
-            let mut query = QueryBuilder::new(format!("DELETE FROM {table} WHERE {column} = "));
-            push_key(&mut query, &key);
-            DB::push_integer(query.push(format_args!(" AND {version} = ")), expected);
-            (query, names)
-        });
+        let statement = self.quote_names::<DB>().map(|names| (names.delete(&key, expected), names));
         self.change("delete a row", db, key, expected, statement, Raises::No)
     }
 
@@ -290,7 +268,7 @@ impl Versioned {
         DB: Database,
         K: Encode<'q, DB> + Type<DB> + Send,
     {
-        let statement = self.insert_statement(&key, columns, values);
+        let statement = self.quote_names::<DB>().and_then(|names| Ok((names.insert(&key, columns, values)?, names)));
         let connection = db.acquire();
         let this = self.clone();
         async move {
@@ -308,37 +286,6 @@ impl Versioned {
                 (found, _) => Err(this.conflict_error(None, found)),
             }
         }
-    }
-
-    fn insert_statement<'q, DB, K>(
-        &self,
-        key: &K,
-        columns: &[&str],
-        values: impl FnOnce(&mut Separated<'_, DB, &'static str>),
-    ) -> Result<(QueryBuilder<DB>, QuotedNames)>
-    where
-        DB: Database,
-        K: Encode<'q, DB> + Type<DB>,
-    {
-        let names = self.quote_names::<DB>()?;
-        let QuotedNames { table, key: column, version } = &names;
-        let mut query = QueryBuilder::new(format!("INSERT INTO {table} ({column}, {version}"));
-        for column in columns {
-            query.push(format_args!(", {}", Identifier::new(column)?.quoted::<DB>()));
-        }
-        push_key(query.push(") VALUES ("), key);
-        query.push(", 1");
-        if !columns.is_empty() {
-            query.push(", ");
-            values(&mut query.separated(", "));
-        }
-        query.push(")");
-        if DB::KIND != Kind::MySql {
-            // On PostgreSQL an error would end the caller's transaction. (MySQL has INSERT IGNORE,
-            // which ignores far more.)
-            query.push(format_args!(" ON CONFLICT ({column}) DO NOTHING"));
-        }
-        Ok((query, names))
     }
 
     /// Sends a change of the row with that key and version, and checks how many rows it changed.
@@ -388,11 +335,7 @@ impl Versioned {
     }
 
     fn quote_names<DB: Database>(&self) -> Result<QuotedNames> {
-        Ok(QuotedNames {
-            table: Table::new(&self.table)?.quoted::<DB>(),
-            key: Identifier::new(&self.key)?.quoted::<DB>(),
-            version: Identifier::new(&self.version)?.quoted::<DB>(),
-        })
+        QuotedNames::new::<DB>(&self.table, &self.key, &self.version)
     }
 
     fn conflict_error(&self, expected: Option<i64>, found: Option<i64>) -> Error {
@@ -422,37 +365,4 @@ enum Raises {
 /// type is looked for.
 fn may_be_greatest(version: i64) -> bool {
     [7, 8, 15, 16, 23, 24, 31, 32, 63].into_iter().any(|bits| version == i64::MAX >> (63 - bits))
-}
-
-/// The quoted names of the table and its columns.
-struct QuotedNames {
-    table: String,
-    key: String,
-    version: String,
-}
-
-impl QuotedNames {
-    /// Selects the current version of a row, not that of the transaction's snapshot.
-    fn select_version<'q, DB, K>(&self, key: K) -> QueryBuilder<DB>
-    where
-        DB: Database,
-        K: Encode<'q, DB> + Type<DB>,
-    {
-        let Self { table, key: column, version } = self;
-        let sql = format!("SELECT CAST({version} AS {}) FROM {table} WHERE {column} = ", DB::INTEGER);
-        let mut query = QueryBuilder::new(sql);
-        push_key(&mut query, key);
-        query.push(DB::CURRENT_READ);
-        query
-    }
-}
-
-async fn read_version<DB: Database>(conn: &mut DB::Connection, mut query: QueryBuilder<DB>) -> Result<Option<i64>> {
-    let read = DB::fetch(conn, &mut query).await;
-    let version = read.and_then(|rows| rows.first().map(|row| DB::integer(row, 0)).transpose());
-    version.map_err(|e| Error::of_caller("look for the version of a row", e))
-}
-
-fn is_duplicate(error: &sqlx::Error) -> bool {
-    matches!(error, sqlx::Error::Database(error) if error.is_unique_violation())
 }

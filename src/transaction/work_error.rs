@@ -1,4 +1,5 @@
-//! The errors that end a transaction: of the closure, in any type of the application, or of this crate.
+//! The errors that end a transaction: of the closure, in any type of the application, or of this
+//! crate.
 
 use std::error::Error as StdError;
 
@@ -15,7 +16,7 @@ use crate::error::{Error, Fault, FenceError, Overtaken, RowError};
 /// - `anyhow::Error`, `eyre::Report` and `Box<dyn std::error::Error + Send + Sync>`: types that are
 ///   no `std::error::Error`, but can be borrowed as one with [`AsRef`].
 ///
-/// `Kind` tells the two apart, and is inferred.
+/// `Kind` separates the two, and is inferred.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]

@@ -31,7 +31,8 @@ async fn client_leaves_read_only_server(kind: Kind) {
         on(&server.url()).build().migrate().await.expect("migrate");
     }
     execute(&b, "SET GLOBAL read_only = 1").await;
-    // The second of the two cannot be written, and then the first cannot be any more, on a connection that goes on.
+    // The second of the two cannot be written, and then the first cannot be any more, on a
+    // connection that goes on.
     let locks = Locks::connect(&format!("{url_b},{url_a}")).await.expect("one can be written");
     locks.lease("a").acquire().await.expect("acquired").release().await.expect("held");
     let on_a = on(&a.url()).build();
@@ -45,11 +46,11 @@ async fn client_leaves_read_only_server(kind: Kind) {
     assert_eq!(on(&b.url()).build().list("").await.expect("there").len(), 1);
     held.release().await.expect("held");
 
-    // A client without alternatives is told why.
+    // A client with one server receives the reason.
     let reason = unavailable(on(&url_a).connect().await);
     assert!(reason.contains("is read-only") && !reason.contains("secret"), "{reason}");
     let reason = unavailable(on(&a.url()).connect().await);
-    assert!(reason.contains("is read-only"), "also whoever may write all the same: {reason}");
+    assert!(reason.contains("is read-only"), "also for a user with the right to write: {reason}");
     b.kill();
     let reason = unavailable(soon("an answer", Locks::connect(&format!("{url_b},{url_a}"))).await);
     assert!(reason.contains("none of the 2") && reason.contains("is read-only"), "{reason}");

@@ -56,7 +56,7 @@ async fn number(pool: &MySqlPool, sql: &str) -> i64 {
     sqlx::Row::get(&row, 0)
 }
 
-/// One of those who raise the counter.
+/// A process that raises the counter.
 struct Clerk {
     locks: Locks,
     pools: Vec<MySqlPool>,
@@ -93,7 +93,7 @@ trait Raise {
 }
 
 impl Raise for Lease {
-    /// Reads the counter and writes it, one greater: whoever else writes in between is lost.
+    /// Reads the counter and writes the next number: a write in between would be lost.
     async fn raise(&self, pool: &MySqlPool) -> Result<(), Error> {
         let mut tx = pool.begin().await?;
         self.fence(&mut tx).await?;
@@ -119,7 +119,8 @@ async fn counter_stays_exact_while_galera_node_is_killed() {
     let _turn = ONE_AT_A_TIME.lock().await;
     let mut nodes = cluster().await;
     let pools: Vec<MySqlPool> = nodes.iter().map(pool).collect();
-    // Not one row that all agree about by accident: it would be an error to raise it twice from the same value.
+    // Not one row that all agree about by accident: it would be an error to raise it twice from the
+    // same value.
     execute(
         &pools[0],
         "CREATE TABLE counter (id INT PRIMARY KEY, value BIGINT NOT NULL); INSERT INTO counter VALUES (1, 0);
@@ -153,7 +154,8 @@ async fn counter_stays_exact_while_galera_node_is_killed() {
     );
     for pool in &pools {
         let value = number(pool, "SELECT value FROM counter").await;
-        // Each that was told to be done was, and each that was done was one of its own. (Of some, nobody was told.)
+        // Every confirmed write took effect, and every write is one of the processes'. (Some were
+        // not confirmed.)
         assert_eq!(number(pool, "SELECT COUNT(*) FROM audit").await, value);
         assert_eq!(number(pool, "SELECT CAST(MAX(value) AS SIGNED) FROM audit").await, value);
         let done = done.load(Ordering::Relaxed).cast_signed();
@@ -192,7 +194,7 @@ async fn fenced_commit_fails_after_takeover_on_another_node() {
             .execute(&mut *tx)
             .await
             .expect("written");
-        // The lease runs out, and whoever takes the name on another node knows nothing of the transaction.
+        // The lease expires, and a new holder on another node does not see the transaction.
         let next = soon("the next holder", third.lease("a").acquire()).await.expect("acquired");
         assert!(next.token() > lease.token());
         assert!(tx.commit().await.is_err(), "{level}: committed by a holder that was superseded");
@@ -226,7 +228,7 @@ async fn lagging_node_does_not_report_lease_as_lost() {
         let lease = second.resume(lease.export().expect("held")).await.unwrap_or_else(|e| panic!("{i}: resumed: {e}"));
         lease.release().await.unwrap_or_else(|e| panic!("{i}: released: {e}"));
     }
-    println!("{behind} of 150 fenced transactions came to a node before it had been told of the lease");
+    println!("{behind} of 150 fenced transactions reached a node before the lease did");
 }
 
 #[tokio::test]

@@ -26,7 +26,7 @@ async fn member(single_primary: bool) -> (Server, MySqlPool) {
     (server, pool)
 }
 
-/// What is said about a member whose set-up must be changed.
+/// Returns the error about a member with the wrong settings.
 #[track_caller]
 fn refused<T>(outcome: Result<T, Error>) -> String {
     match outcome {

@@ -70,10 +70,10 @@ async fn promote(standby: &Server) {
     execute(standby, "SELECT pg_promote(true, 60)").await;
 }
 
-/// What the clients have been told.
+/// The answers to the clients.
 #[derive(Default)]
-struct Told {
-    /// What was granted, and not given back.
+struct Answers {
+    /// The grants that are not released.
     held: Mutex<HashMap<String, i64>>,
     /// The greatest token of the name that all want.
     greatest: AtomicI64,
@@ -84,7 +84,7 @@ struct Told {
     over: AtomicBool,
 }
 
-impl Told {
+impl Answers {
     fn granted(&self, asked: Instant) {
         self.grants.fetch_add(1, Ordering::Relaxed);
         if let Some(killed) = *self.killed.lock().unwrap()
@@ -96,30 +96,30 @@ impl Told {
 }
 
 /// Takes names, keeps some and gives some back, until it is over.
-async fn work(locks: Locks, told: Arc<Told>, who: usize) -> Vec<Lease> {
+async fn work(locks: Locks, answers: Arc<Answers>, who: usize) -> Vec<Lease> {
     let mut kept = Vec::new();
     for i in 0.. {
-        if told.over.load(Ordering::Relaxed) {
+        if answers.over.load(Ordering::Relaxed) {
             break;
         }
         let asked = Instant::now();
         if i % 4 == 0 {
             // Everybody wants this one.
             let Ok(lease) = locks.lease("hot").ttl(TTL).acquire().await else { continue };
-            told.granted(asked);
+            answers.granted(asked);
             let token = lease.token().get();
-            let before = told.greatest.fetch_max(token, Ordering::Relaxed);
+            let before = answers.greatest.fetch_max(token, Ordering::Relaxed);
             assert!(token > before, "token {token} after {before}");
             let _ = lease.release().await;
             continue;
         }
         let name = format!("{who}/{i}");
         let Ok(lease) = locks.lease(&name).ttl(TTL).acquire().await else { continue };
-        told.granted(asked);
+        answers.granted(asked);
         if i % 4 == 1 {
             let _ = lease.release().await;
         } else {
-            told.held.lock().unwrap().insert(name, lease.token().get());
+            answers.held.lock().unwrap().insert(name, lease.token().get());
             kept.push(lease);
         }
     }
@@ -129,22 +129,22 @@ async fn work(locks: Locks, told: Arc<Told>, who: usize) -> Vec<Lease> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acknowledged_lease_survives_failover_to_synchronous_standby() {
     let mut cluster = Cluster::synchronous().await;
-    let told = Arc::new(Told::default());
+    let answers = Arc::new(Answers::default());
     let mut tasks = JoinSet::new();
     cluster.locks().await.migrate().await.expect("migrate");
     for client in 0..3 {
         let locks = cluster.locks().await;
         for task in 0..4 {
-            tasks.spawn(work(locks.clone(), Arc::clone(&told), client * 10 + task));
+            tasks.spawn(work(locks.clone(), Arc::clone(&answers), client * 10 + task));
         }
     }
-    until("some work", async || told.grants.load(Ordering::Relaxed) >= 300).await;
+    until("some work", async || answers.grants.load(Ordering::Relaxed) >= 300).await;
 
     cluster.a.kill();
     let killed = Instant::now();
-    *told.killed.lock().unwrap() = Some(killed);
-    let held = told.held.lock().unwrap().clone();
-    let grants = told.grants.load(Ordering::Relaxed);
+    *answers.killed.lock().unwrap() = Some(killed);
+    let held = answers.held.lock().unwrap().clone();
+    let grants = answers.grants.load(Ordering::Relaxed);
     promote(&cluster.b).await;
     let promoted = killed.elapsed();
 
@@ -154,10 +154,10 @@ async fn acknowledged_lease_survives_failover_to_synchronous_standby() {
         let info = direct.inspect(name).await.expect("it can be looked at");
         assert_eq!(info.map(|info| info.token.get()), Some(*token), "the lease on {name} that was acknowledged");
     }
-    // And it goes on from there. (That tokens rise is seen to by those who work.)
-    let before = told.grants.load(Ordering::Relaxed);
-    until("more work", async || told.grants.load(Ordering::Relaxed) >= before + 100).await;
-    told.over.store(true, Ordering::Relaxed);
+    // The work goes on. (The workers check that tokens rise.)
+    let before = answers.grants.load(Ordering::Relaxed);
+    until("more work", async || answers.grants.load(Ordering::Relaxed) >= before + 100).await;
+    answers.over.store(true, Ordering::Relaxed);
     let mut kept = Vec::new();
     while let Some(ended) = soon("the end of the work", tasks.join_next()).await {
         kept.extend(ended.expect("nobody has seen a token go back"));
@@ -171,7 +171,7 @@ async fn acknowledged_lease_survives_failover_to_synchronous_standby() {
         "{grants} grants before the primary was killed, {} held, none lost; the standby had taken over after {promoted:.1?}, \
          the first new grant came after {:.1?}",
         held.len(),
-        told.first.lock().unwrap().expect("there was one"),
+        answers.first.lock().unwrap().expect("there was one"),
     );
 }
 
@@ -251,7 +251,7 @@ async fn acquire_is_unavailable_while_synchronous_standby_is_paused() {
         assert!(!reason.contains("standby"), "it is there, and says nothing: {reason}");
     }
     cluster.b.resume();
-    // What was asked for in vain may be granted now, and runs out.
+    // An unanswered request may be granted now, and expires.
     let lease = soon("the lease", locks.lease("a").ttl(TTL).acquire()).await.expect("the standby is back");
     assert!(lease.token() > first);
     lease.release().await.expect("held");
@@ -268,7 +268,7 @@ async fn retried_grant_is_not_acknowledged_before_standby_confirms() {
     let stands = async |but: i64| -> i64 {
         let sql =
             "SELECT coalesce(max(pid), 0)::bigint FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND pid <> $1";
-        sqlx::query_scalar(sql).bind(but).fetch_one(&admin).await.expect("the server tells of its sessions")
+        sqlx::query_scalar(sql).bind(but).fetch_one(&admin).await.expect("the sessions of the server")
     };
 
     cluster.b.pause();
@@ -308,7 +308,7 @@ async fn leases_lost_in_asynchronous_failover_stay_fenced() {
     }
     let released = locks.lease("released").ttl(TTL).acquire().await.expect("acquired");
     let (pool_a, pool_b) = (pool(&a).await, pool(&b).await);
-    // A release is told before it is on the disk here.
+    // A release is confirmed before it is on the disk of the standby.
     until("the standby to have that", async || {
         let sql =
             "SELECT (SELECT count(*) FROM sqlock_lease WHERE name LIKE 'known/%' AND id = '' OR name = 'released')
@@ -317,7 +317,7 @@ async fn leases_lost_in_asynchronous_failover_stay_fenced() {
     })
     .await;
 
-    // The standby hears no more, and nobody notices.
+    // The standby receives nothing any more, and the primary does not notice.
     execute(&b, "ALTER SYSTEM SET primary_conninfo = ''").await;
     execute(&b, "SELECT pg_reload_conf()").await;
     until("the cut", async || number(&pool_b, "SELECT count(*) FROM pg_stat_wal_receiver").await == 0).await;

@@ -20,7 +20,8 @@ const LONG: Duration = Duration::from_secs(600);
 /// No future here is polled so often.
 const ENOUGH: usize = 500;
 
-/// Where a future is dropped: after so many polls, at once or when it has been woken for the next one.
+/// Where a future is dropped: after a number of polls, at once or when it has been woken for the
+/// next one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Point {
     polls: usize,
@@ -45,7 +46,8 @@ pub(super) async fn until<F: Future>(point: Point, future: F) -> Option<F::Outpu
     soon("the next wake-up", polled).await
 }
 
-/// Plays a scene for every point, until it tells that its future was done before it could be dropped.
+/// Runs a case for every point at which its future can be dropped, until the future completes
+/// before.
 pub(super) async fn everywhere(mut scene: impl AsyncFnMut(Point) -> bool) {
     for polls in 0..ENOUGH {
         let done = scene(Point { polls, woken: false }).await;
@@ -77,7 +79,8 @@ impl Stage {
         Self { ours, theirs, pool, witness, db }
     }
 
-    /// Nothing is left behind: the name is free, nobody waits for it, no transaction is open, the pool works.
+    /// Checks that nothing is left: the name is free, has no waiters, no transaction is open, and
+    /// the pool works.
     pub(super) async fn is_clean(&self) {
         let lease = soon("the name", self.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
         lease.release().await.expect("release");
@@ -246,7 +249,8 @@ async fn dropped_run_releases_the_name() {
             tx.rollback().await.expect("rollback");
         });
         let done = until(point, work).await.map(|outcome| outcome.expect("run")).is_some();
-        // The begin of the work itself is not ours, and sqlx's may leave a transaction open when it is dropped.
+        // The begin of the work itself is not ours, and sqlx's may leave a transaction open when it
+        // is dropped.
         let lease = soon("the name", stage.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
         lease.release().await.expect("release");
         stage.nothing_is_held().await;
@@ -289,7 +293,8 @@ async fn dropped_extend_and_lost_keep_the_lease() {
     everywhere(async |point| {
         let lease = stage.lease().await;
         let done = until(point, lease.extend(LONG)).await.map(|extended| extended.expect("extend")).is_some();
-        // It stays pending while the lease is held, so it is dropped without waiting for the next wake-up.
+        // It stays pending while the lease is held, so it is dropped without waiting for the next
+        // wake-up.
         let held = until(Point { woken: false, ..point }, lease.lost());
         let _ = tokio::time::timeout(Duration::from_millis(1), held).await;
         assert!(lease.is_held());

@@ -16,7 +16,7 @@ use crate::support::{Database, Fresh, fresh, fresh_on, soon};
 /// How late anything may be on a busy machine. Nothing may be early.
 const SLACK: Duration = Duration::from_secs(10);
 
-/// A TTL that nobody waits for.
+/// A TTL that no test waits for.
 const LONG: Duration = Duration::from_secs(120);
 
 const HOUR: i64 = 3600;
@@ -52,7 +52,8 @@ async fn client_whose_clock_is_wrong(ahead: i64) {
 
 async fn client_of_a_server(locks: &Locks, wrong: &mut Worker) {
     const TTL: Duration = Duration::from_secs(5);
-    // Its holding begins between two of ours, by the one clock that counts, and in the order of tokens.
+    // Its holding begins between two of ours, by the one clock that counts, and in the order of
+    // tokens.
     let (_earlier, its_token, _later) = (
         locks.lease("earlier").acquire().await.expect("acquire"),
         wrong.hold("a", TTL).await,
@@ -90,13 +91,14 @@ async fn client_of_a_server(locks: &Locks, wrong: &mut Worker) {
 async fn sqlite_client_ahead(db: &Fresh, locks: &Locks, wrong: &mut Worker) {
     let guarded = Guarded::create(db, &["a"]).await;
     let mut right = Worker::start(&db.url);
-    // The holder's time has run out long ago, for one who lives an hour later.
+    // To a clock that is an hour ahead, the lease has expired long ago.
     let first = right.hold("a", Duration::from_secs(6)).await;
     let second = wrong.try_hold("a", LONG).await.expect("expired by its clock");
     assert!(second > first);
     let info = held(locks, "a").await;
     assert!(info.remaining > Duration::from_secs(3000), "by our clock: {:?}", info.remaining);
-    // The holder's transaction is refused, and it learns of the loss at its next renewal or its deadline.
+    // The holder's transaction is refused, and it learns of the loss at its next renewal or its
+    // deadline.
     let fenced = right.ask("fenced").await;
     assert!(fenced.starts_with("lost"), "{fenced}");
     let cause = right.ask("lost").await;
@@ -104,7 +106,8 @@ async fn sqlite_client_ahead(db: &Fresh, locks: &Locks, wrong: &mut Worker) {
     assert_eq!(wrong.ask("fenced").await, "committed");
     assert_eq!(right.try_hold("a", LONG).await, None);
     assert_eq!(wrong.ask("release").await, "released");
-    // A release is one by any clock, and the next token is higher although the clock that it is made from is behind.
+    // A release is one by any clock, and the next token is higher although the clock that it is
+    // made from is behind.
     let third = right.try_hold("a", LONG).await.expect("free");
     assert!(third > second);
     assert_eq!(right.ask("fenced").await, "committed");
@@ -145,7 +148,8 @@ async fn tokens_rise_and_fences_hold_across_clock_jumps() {
     let mut tokens = vec![first.hold("a", TTL).await];
     assert_eq!(first.ask("fenced").await, "committed");
 
-    // An hour forward: the lease has expired. (Unless it is renewed in this very moment, before anybody has asked.)
+    // An hour forward: the lease has expired. (Unless it is renewed in this very moment, before
+    // anybody has asked.)
     let mut ahead = 0;
     let token = loop {
         ahead += HOUR;
@@ -156,7 +160,7 @@ async fn tokens_rise_and_fences_hold_across_clock_jumps() {
         }
     };
     tokens.push(token);
-    // The first one cannot know yet, and can do no harm. It is told soon.
+    // The first holder does not know of the loss yet, and its fence fails. It notices soon.
     let fenced = first.ask("fenced").await;
     assert!(fenced.starts_with("lost"), "{fenced}");
     assert_eq!(second.ask("fenced").await, "committed");

@@ -1,4 +1,4 @@
-//! The error types that closures may return, and what tells them from the errors of this crate.
+//! The error types that closures may return, and how they differ from the errors of this crate.
 
 use std::error::Error as StdError;
 use std::fmt;

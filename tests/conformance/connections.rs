@@ -22,14 +22,16 @@ async fn leases_survive_a_fully_used_application_pool() {
     let db = fresh().await;
     let pool = db.pool_of(1).await;
     if DATABASE == Database::Sqlite {
-        // Otherwise one reader keeps every writer out, and no lease in the same file can be renewed.
+        // Otherwise one reader keeps every writer out, and no lease in the same file can be
+        // renewed.
         sqlx::query("PRAGMA journal_mode = WAL").execute(&pool).await.expect("WAL");
     }
     let (ours, theirs) = (builder(pool.clone()).build(), db.locks().await);
     let ttl = Duration::from_secs(6);
 
-    // The business transaction takes the pool's only connection. It reads and does not write: SQLite has one writer for
-    // the whole file, and a write transaction of the application keeps ours out as it keeps everybody out.
+    // The business transaction takes the pool's only connection. It reads and does not write:
+    // SQLite has one writer for the whole file, and a write transaction of the application keeps
+    // ours out as it keeps everybody out.
     let mut business = pool.begin().await.expect("begin");
     sqlx::query("SELECT count(*) FROM sqlock_lease").fetch_one(&mut *business).await.expect("select");
     assert!(pool.try_acquire().is_none(), "nothing is left in the pool");

@@ -18,7 +18,7 @@ use crate::support::{SOON, fresh, soon};
 /// How late anything may be on a busy machine. Nothing may be early.
 const SLACK: Duration = Duration::from_secs(10);
 
-/// A TTL that nobody waits for.
+/// A TTL that no test waits for.
 const LONG: Duration = Duration::from_secs(120);
 
 #[tokio::test]
@@ -85,7 +85,8 @@ async fn paused_holder_finds_its_lease_lost() {
     let released = sleeper.ask("release").await;
     assert!(released.starts_with("lost"), "{released}");
 
-    // Whatever the sleeper still has to say is said when another command has been answered on its connections.
+    // Whatever the sleeper still has to say is said when another command has been answered on its
+    // connections.
     assert_eq!(sleeper.try_hold("a", TTL).await, None);
     assert!(successor.is_held());
     assert_eq!(held(&locks, "a").await.token, successor.token());
@@ -121,15 +122,15 @@ async fn attempt_stopped_past_its_lease_takes_no_effect() {
     let payments = Idempotency::new(&db.locks().await).namespace("payments").wait(SOON);
     let orders = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = orders.local_addr().expect("its address").port();
-    let mut sleeper = Worker::till(&db.url, None);
+    let mut sleeper = Worker::payment_server(&db.url, None);
     sleeper.tell(&format!("1 ordered a {port}"));
     let work = Ordered::accept(&orders).await;
     sleeper.until_it_sleeps().await;
     sleeper.stop();
     let (key, request) = (IdempotencyKey::new("alice", "a"), Fingerprint::of(["a"]));
     let takeover = payments.run_leased(&key, &request, async |_| Ok::<_, Error>("charged".to_owned()));
-    let told = soon("the takeover", takeover).await.expect("run");
-    assert_eq!(told, Outcome::New("charged".to_owned()));
+    let outcome = soon("the takeover", takeover).await.expect("run");
+    assert_eq!(outcome, Outcome::New("charged".to_owned()));
     let effect = work.go_on().await;
     sleeper.resume();
     let answer = sleeper.answer().await;
@@ -155,7 +156,8 @@ impl Ordered {
         self
     }
 
-    /// All that was written until the work ended. Work that is dropped before it has read its order resets the connection.
+    /// All that was written until the work ended. Work that is dropped before it has read its order
+    /// resets the connection.
     async fn read(mut self) -> String {
         let mut effect = Vec::new();
         match soon("the end of the work", self.0.read_to_end(&mut effect)).await {
@@ -179,7 +181,7 @@ async fn killed_waiters_delay_nobody() {
     for waiter in &mut waiters {
         assert_eq!(waiter.answer().await, "waiting");
     }
-    // Those who came first as well as those who came last.
+    // The first workers as well as the last ones.
     waiters[0].kill();
     waiters[1].kill();
     waiters[3].kill();

@@ -19,8 +19,8 @@ use crate::{DATABASE, Sql};
 
 const LONGEST: [Duration; 3] = [Duration::MAX, Duration::from_secs(u64::MAX / 2), Duration::from_secs(1 << 40)];
 
-/// Counts the panics on this thread, on which also the tasks of the library run. It is the panics of tasks that nobody awaits
-/// which matter here.
+/// Counts the panics on this thread, on which also the tasks of the library run. It is the panics
+/// of tasks that nobody awaits which matter here.
 fn panics() -> Arc<AtomicUsize> {
     let count = Arc::new(AtomicUsize::new(0));
     let (counted, here, others) = (Arc::clone(&count), std::thread::current().id(), panic::take_hook());
@@ -38,7 +38,7 @@ async fn unlimited(books: &Books) -> Locks {
     builder.build()
 }
 
-/// Either it works, or the error tells the range.
+/// Either the call succeeds, or the error has the range.
 fn is_in_order<T>(what: &str, outcome: Result<T, Error>) -> Option<T> {
     match outcome {
         Ok(value) => Some(value),

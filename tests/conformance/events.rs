@@ -1,4 +1,4 @@
-//! What a client tells of its leases, as it happens.
+//! The events of a client.
 
 use std::time::Duration;
 
@@ -172,7 +172,7 @@ async fn blocked_heartbeat_is_late_until_it_is_answered() {
     lease.release().await.expect("held to the end");
 }
 
-/// No event tells of a heartbeat that is answered in time.
+/// A heartbeat that is answered in time causes no event.
 async fn first_heartbeat(locks: &Locks) {
     while locks.health().last_heartbeat.is_none() {
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -8,7 +8,8 @@ use tokio::process::Command;
 
 use crate::support::{Fresh, empty};
 
-/// An example beside this test: `target/<profile>/examples/<name>`, which cargo builds with the tests.
+/// An example beside this test: `target/<profile>/examples/<name>`, which cargo builds with the
+/// tests.
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let profile = test.parent().and_then(|deps| deps.parent()).expect("target/<profile>/deps/<test>");
@@ -70,7 +71,7 @@ async fn ticket_sale_notices_when_it_oversells() {
 
 #[tokio::test]
 async fn stock_of_one_sells_the_item_once() {
-    let line = "1 bought it, 9 were told it is sold out, 0 left in stock.";
+    let line = "1 bought it, 9 found it sold out, 0 left in stock.";
     shows(&empty().await, "stock_of_one", line).await;
 }
 
@@ -91,7 +92,8 @@ async fn flash_sale_oversells_only_by_the_naive_strategy() {
 async fn bank_transfer_balances_without_deadlock() {
     let line = "The books are in order";
     let db = empty().await;
-    // It fails if locking both rows in one order has met a deadlock, or had to begin anything again.
+    // It fails if locking both rows in one order has met a deadlock, or had to begin anything
+    // again.
     shows(&db, "bank_transfer", line).await;
     shows(&db, "bank_transfer", line).await;
 }
@@ -150,7 +152,7 @@ async fn checkout_form_leads_to_one_order_at_most() {
 
 #[tokio::test]
 async fn checkout_form_notices_duplicate_orders() {
-    notices(&empty().await, "checkout_form", "--without-token", "one order, told to all").await;
+    notices(&empty().await, "checkout_form", "--without-token", "one order for all").await;
 }
 
 #[cfg(feature = "axum")]
@@ -158,7 +160,8 @@ async fn checkout_form_notices_duplicate_orders() {
 async fn payment_handler_charges_each_order_once() {
     let line = "25 orders were charged";
     let db = empty().await;
-    // It fails if the second click is not told that it is a replay, or another amount with the same key is taken.
+    // It fails if the second click is not told that it is a replay, or another amount with the same
+    // key is taken.
     shows(&db, "payment_handler", line).await;
     shows(&db, "payment_handler", "The provider has charged 2 of them").await;
 }
@@ -197,7 +200,7 @@ async fn leader_election_survives_the_death_of_the_leader() {
 async fn concurrent_runs_of_an_example_take_turns() {
     let db = empty().await;
     tokio::join!(
-        shows(&db, "stock_of_one", "1 bought it, 9 were told"),
-        shows(&db, "stock_of_one", "1 bought it, 9 were told"),
+        shows(&db, "stock_of_one", "1 bought it, 9 found"),
+        shows(&db, "stock_of_one", "1 bought it, 9 found"),
     );
 }

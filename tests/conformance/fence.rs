@@ -17,7 +17,7 @@ use crate::{DATABASE, Sql};
 /// Long enough to begin a fenced transaction on a busy machine, short enough to wait for its end.
 const BRIEF: Duration = Duration::from_secs(3);
 
-/// A database with our tables and one business table, of a counter.
+/// A database with the tables of this crate, and a table of counters.
 pub(super) struct Books {
     pub(super) db: Fresh,
     pub(super) pool: Pool<Sql>,
@@ -44,13 +44,14 @@ impl Books {
         sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.pool).await.expect("the counter can be read")
     }
 
-    /// What an application has that works at this isolation level.
+    /// Makes a pool with this isolation level.
     pub(super) async fn at(&self, level: &'static str) -> Business {
         Business::at(&self.db.url, level).await
     }
 }
 
-/// The isolation levels that a transaction can have. SQLite knows only the moment at which it takes the write lock.
+/// The isolation levels that a transaction can have. SQLite knows only the moment at which it takes
+/// the write lock.
 pub(super) fn levels() -> &'static [&'static str] {
     match DATABASE {
         Database::Sqlite => &["DEFERRED", "IMMEDIATE", "EXCLUSIVE"],
@@ -107,8 +108,9 @@ pub(super) async fn add_one(tx: &mut Transaction<'_, Sql>, id: u8) -> Result<(),
     sqlx::query(AssertSqlSafe(sql)).execute(&mut **tx).await.map(|_| ())
 }
 
-/// Proves that nobody gets in. A server answers that at once; SQLite, whose only write lock the fenced transaction has,
-/// answers when that has ended, so there it is the answer that must not come.
+/// Proves that no other client acquires the name. A server answers that at once; SQLite, whose only
+/// write lock the fenced transaction has, answers when that has ended, so there it is the answer
+/// that must not come.
 pub(super) async fn assert_kept_out(rival: &Locks, name: &str) {
     for _ in 0..3 {
         let asked = timeout(Duration::from_millis(300), rival.lease(name).try_acquire()).await;
@@ -122,8 +124,8 @@ pub(super) async fn assert_kept_out(rival: &Locks, name: &str) {
     }
 }
 
-/// The next holder, who waits in another process.
-pub(super) fn in_line(rival: &Locks, name: &'static str) -> tokio::task::JoinHandle<Lease> {
+/// Spawns a waiter of another client.
+pub(super) fn spawn_waiter(rival: &Locks, name: &'static str) -> tokio::task::JoinHandle<Lease> {
     let request = rival.lease(name).wait(SOON);
     tokio::spawn(async move { request.acquire().await.expect("the next one gets the lease") })
 }
@@ -142,7 +144,7 @@ async fn takeover_after_the_fence_waits_for(end: End) {
     let mut tx = books.pool.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
     add_one(&mut tx, 1).await.expect("write");
-    let next = in_line(&theirs, "a");
+    let next = spawn_waiter(&theirs, "a");
     assert_eq!(soon("the expiry", lease.lost()).await, LossCause::Expired);
     sleep(Duration::from_millis(100)).await; // the margin, after which the name would be free to the database
     assert_kept_out(&others, "a").await;
@@ -228,7 +230,7 @@ async fn eviction_waits_for_the_open_fence() {
     let mut evicted = tokio::spawn(async move { operator.evict("a", token).await.expect("evict") });
     timeout(Duration::from_millis(500), &mut evicted).await.expect_err("it waits for the fenced transaction");
     assert_kept_out(&theirs, "a").await;
-    let next = in_line(&theirs, "a");
+    let next = spawn_waiter(&theirs, "a");
     tx.commit().await.expect("who is fenced may commit");
     assert!(soon("the eviction", &mut evicted).await.expect("no panic"));
     let next = soon("the takeover", next).await.expect("no panic");
@@ -249,7 +251,7 @@ async fn release_during_open_fence_grants_nobody() {
     if DATABASE != Database::Sqlite {
         soon("the release", &mut released).await.expect("no panic").expect("it was ours");
     }
-    let next = in_line(&theirs, "a");
+    let next = spawn_waiter(&theirs, "a");
     assert_kept_out(&others, "a").await;
     assert!(!next.is_finished(), "somebody got in before the fenced transaction had ended");
     tx.commit().await.expect("commit");
@@ -270,8 +272,8 @@ async fn local_handover_waits_for_the_fenced_transaction() {
     let token = lease.token();
     let mut tx = books.pool.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
-    let next = in_line(&ours, "a");
-    // On this runtime of one thread, it stands in line when we run again.
+    let next = spawn_waiter(&ours, "a");
+    // On this runtime of one thread, it has joined the queue when this task runs again.
     tokio::task::yield_now().await;
     let mut released = tokio::spawn(lease.release());
     if DATABASE != Database::Sqlite {
@@ -316,7 +318,7 @@ async fn takeover_waits_for_both_fenced_transactions() {
         first.commit().await.expect("commit");
         second
     };
-    let next = in_line(&theirs, "a");
+    let next = spawn_waiter(&theirs, "a");
     soon("the expiry", lease.lost()).await;
     sleep(Duration::from_millis(100)).await;
     assert_kept_out(&others, "a").await;
@@ -333,7 +335,7 @@ async fn takeover_waits_for_both_fenced_transactions() {
 const TINY: Duration = Duration::from_millis(40);
 const WORKERS: usize = 6;
 
-/// What came of it.
+/// The counts of a storm.
 #[derive(Default)]
 struct Tally {
     commits: AtomicU64,
@@ -341,7 +343,7 @@ struct Tally {
     refused: AtomicU64,
     /// Transactions that the database itself would not have.
     conflicts: AtomicU64,
-    /// How often a worker found another one between the fence and the commit.
+    /// How often a worker met another one between the fence and the commit.
     overlaps: AtomicU64,
     inside: AtomicUsize,
 }
@@ -361,8 +363,8 @@ struct Stress {
 }
 
 impl Stress {
-    /// One worker, a client of its own, until `enough`. Where a statement takes longer than the lease lasts, it asks for longer
-    /// ones, and is late in proportion.
+    /// One worker, a client of its own, until `enough`. Where a statement takes longer than the
+    /// lease lasts, it asks for longer ones, and is late in proportion.
     async fn work(&self, locks: Locks, mut dice: Dice, enough: impl Fn(&Tally) -> bool) {
         let mut ttl = TINY;
         let mut late = 0;
@@ -428,7 +430,8 @@ impl Stress {
         true
     }
 
-    /// All workers, and an operator who evicts whoever holds, so that fences also fail in the database.
+    /// Runs all workers, and an operator that evicts the holder, so that fences also fail in the
+    /// database.
     async fn run(self: Arc<Self>, db: &Fresh, enough: impl Fn(&Tally) -> bool + Copy + Send + Sync + 'static) -> u64 {
         let mut workers = tokio::task::JoinSet::new();
         for seed in 0..WORKERS {
@@ -534,7 +537,8 @@ async fn stress_loses_no_update_at_read_committed() {
 #[tokio::test]
 async fn stress_loses_no_update_at_repeatable_read() {
     match DATABASE {
-        // BEGIN IMMEDIATE excludes others with or without a fence, so the control is one that does not.
+        // BEGIN IMMEDIATE excludes others with or without a fence, so the control is one that does
+        // not.
         Database::Sqlite => no_update_is_lost("IMMEDIATE", "DEFERRED", false).await,
         // PostgreSQL notices the collisions; see how often they are counted.
         Database::Postgres => no_update_is_lost("REPEATABLE READ", "REPEATABLE READ", false).await,
@@ -543,7 +547,7 @@ async fn stress_loses_no_update_at_repeatable_read() {
     }
 }
 
-/// Whether InnoDB refuses to write over what a transaction does not see: a setting of MariaDB.
+/// Whether InnoDB refuses to write a row that is newer than the snapshot: a setting of MariaDB.
 pub(super) async fn keeps_to_snapshots() -> bool {
     let db = crate::support::empty().await;
     let row: Option<(String, String)> = sqlx::query_as("SHOW VARIABLES LIKE 'innodb_snapshot_isolation'")

@@ -1,5 +1,5 @@
-//! Transactions of another kind of database than the client's. The suite of SQLite opens one on PostgreSQL and the others
-//! open one on SQLite, so these tests need both features.
+//! Transactions of another kind of database than the client's. The suite of SQLite opens one on
+//! PostgreSQL and the others open one on SQLite, so these tests need both features.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

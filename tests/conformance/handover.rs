@@ -25,7 +25,7 @@ async fn exported_lease_continues_in_another_process() {
     let lease = ours.lease("a:b").ttl(ttl).label("on the road").acquire().await.expect("acquire");
     let (token, owner) = (lease.token(), lease.owner());
     let text = lease.export().expect("export").to_string();
-    assert!(others.lease("a:b").try_acquire().await.expect("try").is_none(), "held by the one who is on the way");
+    assert!(others.lease("a:b").try_acquire().await.expect("try").is_none(), "held by the next client");
 
     let exported: ExportedLease = text.parse().expect("what was printed can be read");
     assert_eq!((exported.name().as_str(), exported.token()), ("a:b", token));

@@ -52,7 +52,7 @@ async fn health_tells_of_the_last_heartbeat() {
             if health.last_heartbeat.is_some() {
                 return health;
             }
-            // No event tells of a heartbeat that is answered in time.
+            // A heartbeat that is answered in time causes no event.
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })

@@ -1,5 +1,5 @@
-//! Requests over HTTP that take effect once: through a real server, with a real client, row by row of the table that the
-//! documentation of `sqlock::idempotency::http` has.
+//! Requests over HTTP that take effect once: through a real server, with a real client, row by row
+//! of the table that the documentation of `sqlock::idempotency::http` has.
 
 mod layers;
 mod rules;
@@ -59,11 +59,11 @@ impl IntoResponse for AppError {
     }
 }
 
-/// What the handlers of one process have.
+/// The state of the handlers of one process.
 #[derive(Clone)]
-struct Till {
+struct AppState {
     pool: Pool<Sql>,
-    /// How often the work was begun.
+    /// The number of begun runs of the work.
     begun: Arc<AtomicU32>,
     inside: Arc<Notify>,
     go_on: Arc<Notify>,
@@ -73,8 +73,8 @@ struct Till {
     polls: Arc<AtomicU32>,
 }
 
-impl Till {
-    /// In a transaction. How it goes is in the path.
+impl AppState {
+    /// Works in a transaction, as the path says.
     async fn work(&self, tx: &mut Transaction<'_, Sql>, what: &str) -> Result<Response, AppError> {
         self.begun.fetch_add(1, Ordering::Relaxed);
         add_one(tx, 1).await?;
@@ -162,27 +162,32 @@ impl axum::body::HttpBody for Chunked {
     }
 }
 
-async fn charge(State(till): State<Till>, Path(what): Path<String>, idempotent: Idempotent, _body: String) -> Response {
-    idempotent.run(&till.pool, async |tx| till.work(tx, &what).await).await
+async fn charge(
+    State(state): State<AppState>,
+    Path(what): Path<String>,
+    idempotent: Idempotent,
+    _body: String,
+) -> Response {
+    idempotent.run(&state.pool, async |tx| state.work(tx, &what).await).await
 }
 
-async fn maybe(State(till): State<Till>, Path(what): Path<String>, idempotent: Option<Idempotent>) -> Response {
+async fn maybe(State(state): State<AppState>, Path(what): Path<String>, idempotent: Option<Idempotent>) -> Response {
     match idempotent {
-        Some(idempotent) => idempotent.run(&till.pool, async |tx| till.work(tx, &what).await).await,
+        Some(idempotent) => idempotent.run(&state.pool, async |tx| state.work(tx, &what).await).await,
         None => "without a key".into_response(),
     }
 }
 
-async fn provider(State(till): State<Till>, Path(what): Path<String>, idempotent: Idempotent) -> Response {
-    idempotent.run_leased(async |attempt| till.call(attempt, &what).await).await
+async fn provider(State(state): State<AppState>, Path(what): Path<String>, idempotent: Idempotent) -> Response {
+    idempotent.run_leased(async |attempt| state.call(attempt, &what).await).await
 }
 
 async fn layered(
-    State(till): State<Till>,
+    State(state): State<AppState>,
     Path(what): Path<String>,
     Extension(attempt): Extension<Arc<Attempt>>,
 ) -> Result<Response, AppError> {
-    till.call(&attempt, &what).await
+    state.call(&attempt, &what).await
 }
 
 async fn echo(body: String) -> String {
@@ -191,7 +196,7 @@ async fn echo(body: String) -> String {
 
 /// A process of the application.
 struct Server {
-    till: Till,
+    state: AppState,
     payments: Idempotency,
     address: SocketAddr,
     task: AbortHandle,
@@ -204,7 +209,7 @@ impl Drop for Server {
     }
 }
 
-/// Whoever a header says it is: tests need no passwords.
+/// The sender that a header names: tests need no passwords.
 fn user(parts: &Parts) -> Option<String> {
     Some(parts.headers.get("x-user")?.to_str().ok()?.to_owned())
 }
@@ -236,10 +241,10 @@ impl Server {
         Self::routed(locks, pool, routes).await
     }
 
-    async fn routed(locks: Locks, pool: Pool<Sql>, routes: impl FnOnce(Idempotency) -> Router<Till>) -> Self {
+    async fn routed(locks: Locks, pool: Pool<Sql>, routes: impl FnOnce(Idempotency) -> Router<AppState>) -> Self {
         // Short leases: one that is given back in the background is waited for no longer than that.
         let payments = Idempotency::new(&locks).namespace("payments").lease(Duration::from_secs(5));
-        let till = Till {
+        let state = AppState {
             pool,
             begun: Arc::default(),
             inside: Arc::default(),
@@ -247,32 +252,32 @@ impl Server {
             provider: Arc::default(),
             polls: Arc::default(),
         };
-        let router = routes(payments.clone()).with_state(till.clone());
+        let router = routes(payments.clone()).with_state(state.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("its address");
         let task = tokio::spawn(async move { axum::serve(listener, router).await.expect("it serves") }).abort_handle();
-        Self { till, payments, address, task, _locks: locks }
+        Self { state, payments, address, task, _locks: locks }
     }
 
-    /// Whether, and how often, the work was begun.
+    /// The number of begun runs of the work.
     fn begun(&self) -> u32 {
-        self.till.begun.load(Ordering::Relaxed)
+        self.state.begun.load(Ordering::Relaxed)
     }
 
-    async fn post(&self, path: &str, key: &str) -> Told {
+    async fn post(&self, path: &str, key: &str) -> TestResponse {
         self.post_as("alice", path, key, "500").await
     }
 
-    async fn post_as(&self, user: &str, path: &str, key: &str, body: &str) -> Told {
+    async fn post_as(&self, user: &str, path: &str, key: &str, body: &str) -> TestResponse {
         self.send("POST", path, &[("X-User", user), ("Idempotency-Key", key)], body).await
     }
 
-    async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Told {
+    async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> TestResponse {
         let mut connection = self.begin(method, path, headers, body).await;
-        told(&mut connection).await
+        read_response(&mut connection).await
     }
 
-    /// Sends a request, and does not wait for what comes of it.
+    /// Sends a request, and does not wait for the response.
     async fn begin(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> TcpStream {
         let mut head = format!("{method} {path} HTTP/1.1\r\nHost: shop\r\nConnection: close\r\n");
         for (name, value) in headers {
@@ -289,13 +294,13 @@ impl Server {
 
 /// The answer to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Told {
+struct TestResponse {
     status: u16,
     headers: Vec<(String, Vec<u8>)>,
     body: Vec<u8>,
 }
 
-async fn told(connection: &mut TcpStream) -> Told {
+async fn read_response(connection: &mut TcpStream) -> TestResponse {
     let mut all = Vec::new();
     soon("the response", connection.read_to_end(&mut all)).await.expect("a response");
     let end = all.windows(4).position(|window| window == b"\r\n\r\n").expect("the end of the head");
@@ -306,10 +311,10 @@ async fn told(connection: &mut TcpStream) -> Told {
         let colon = line.iter().position(|&byte| byte == b':').expect("a header");
         (String::from_utf8_lossy(&line[..colon]).to_lowercase(), line[colon + 1..].trim_ascii().to_vec())
     });
-    Told { status, headers: headers.collect(), body: all[end + 4..].to_vec() }
+    TestResponse { status, headers: headers.collect(), body: all[end + 4..].to_vec() }
 }
 
-impl Told {
+impl TestResponse {
     fn all(&self, name: &str) -> Vec<&[u8]> {
         self.headers.iter().filter(|(n, _)| n == name).map(|(_, value)| value.as_slice()).collect()
     }
@@ -326,7 +331,7 @@ impl Told {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// What both a first answer and its replay must have.
+    /// Checks a first response or its replay.
     fn essence(&self, names: &[&str]) -> (u16, Vec<u8>, Vec<Vec<&[u8]>>) {
         (self.status, self.body.clone(), names.iter().map(|name| self.all(name)).collect())
     }
@@ -468,21 +473,21 @@ async fn key_of_another_request_is_422() {
 
     let headers = [("X-User", "alice"), ("Idempotency-Key", "b")];
     let mut first = server.begin("POST", "/charge/wait", &headers, "500").await;
-    soon("the first one", server.till.inside.notified()).await;
+    soon("the first one", server.state.inside.notified()).await;
     server.post("/charge/wait", "b").await.is(409, "in-progress");
     let mut another = server.begin("POST", "/charge/wait", &headers, "501").await;
     if DATABASE == Database::Sqlite {
-        // There is one writer: it waits for that, and is told then.
-        server.till.go_on.notify_one();
-        told(&mut another).await.is(422, "key-reused");
+        // There is one writer: the request waits for it.
+        server.state.go_on.notify_one();
+        read_response(&mut another).await.is(422, "key-reused");
     } else {
-        told(&mut another).await.is(422, "key-reused");
+        read_response(&mut another).await.is(422, "key-reused");
         let other = Server::on(&books.db, usual).await;
         other.post("/charge/wait", "b").await.is(409, "in-progress");
         other.post_as("alice", "/charge/wait", "b", "501").await.is(422, "key-reused");
-        server.till.go_on.notify_one();
+        server.state.go_on.notify_one();
     }
-    assert_eq!(told(&mut first).await.text(), "receipt 2");
+    assert_eq!(read_response(&mut first).await.text(), "receipt 2");
     let replay = server.post("/charge/wait", "b").await;
     assert_eq!((replay.is_replay(), replay.text().as_str()), (true, "receipt 2"));
     assert_eq!(books.value(1).await, 2);
@@ -585,7 +590,7 @@ async fn disconnected_client_leaves_the_key_new() {
     let (books, server) = shop().await;
     let headers = [("X-User", "alice"), ("Idempotency-Key", "a")];
     let first = server.begin("POST", "/charge/wait-once", &headers, "500").await;
-    soon("the first one", server.till.inside.notified()).await;
+    soon("the first one", server.state.inside.notified()).await;
     drop(first);
     let answer = soon("the retry", until_not_in_progress(&server, "/charge/wait-once", "a")).await;
     assert_eq!((answer.is_replay(), answer.text().as_str()), (false, "receipt 1"));
@@ -625,25 +630,25 @@ async fn detached_request_ends_without_its_client() {
         let (_books, server) = shop_with(|payments| usual(payments).detached()).await;
         let headers = [("X-User", "alice"), ("Idempotency-Key", "a")];
         let first = server.begin("POST", path, &headers, "500").await;
-        soon("the first one", server.till.inside.notified()).await;
+        soon("the first one", server.state.inside.notified()).await;
         drop(first);
         // Until the server has noticed.
         tokio::time::sleep(Duration::from_millis(300)).await;
-        server.till.go_on.notify_one();
+        server.state.go_on.notify_one();
         let answer = soon("the answer", until_not_in_progress(&server, path, "a")).await;
         assert_eq!((answer.is_replay(), answer.text().as_str()), (true, "receipt 1"), "{path}");
         assert_eq!(server.begun(), 1, "{path}");
     }
 }
 
-/// As a client does that is told to come again.
-async fn until_not_in_progress(server: &Server, path: &str, key: &str) -> Told {
+/// Sends a request again as long as the response says so.
+async fn until_not_in_progress(server: &Server, path: &str, key: &str) -> TestResponse {
     loop {
-        let told = server.post(path, key).await;
-        if told.status != 409 {
-            return told;
+        let reply = server.post(path, key).await;
+        if reply.status != 409 {
+            return reply;
         }
-        told.is(409, "in-progress");
+        reply.is(409, "in-progress");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -654,13 +659,13 @@ async fn repeated_request_continues_a_disconnected_attempt() {
         let (_books, server) = shop().await;
         let headers = [("X-User", "alice"), ("Idempotency-Key", "a")];
         let first = server.begin("POST", path, &headers, "500").await;
-        soon("the first one", server.till.inside.notified()).await;
+        soon("the first one", server.state.inside.notified()).await;
         server.post(path, "a").await.is(409, "in-progress");
         server.post_as("alice", path, "a", "501").await.is(422, "key-reused");
         drop(first);
         let answer = soon("the retry", until_not_in_progress(&server, path, "a")).await;
         assert_eq!((answer.is_replay(), answer.text().as_str()), (false, "receipt 2"));
-        let calls = server.till.provider.lock().expect("no panic").clone();
+        let calls = server.state.provider.lock().expect("no panic").clone();
         assert_eq!(calls.iter().map(|(_, number)| *number).collect::<Vec<_>>(), [1, 2]);
         assert_eq!(calls[0].0, calls[1].0, "the provider can tell that it is the same charge");
     }
@@ -671,7 +676,7 @@ async fn leased_handler_is_not_polled_after_deadline() {
     for path in ["/provider/block", "/layered/block"] {
         let (_books, server) = shop().await;
         server.post(path, "a").await.is(409, "in-progress");
-        assert_eq!(server.till.polls.load(Ordering::SeqCst), 2, "{path}");
+        assert_eq!(server.state.polls.load(Ordering::SeqCst), 2, "{path}");
     }
 }
 
@@ -680,7 +685,7 @@ async fn leased_answer_decides_the_state_of_key() {
     for mode in ["provider", "layered"] {
         let (_books, server) = shop().await;
         let path = |what| format!("/{mode}/{what}");
-        let calls = || server.till.provider.lock().expect("no panic").clone();
+        let calls = || server.state.provider.lock().expect("no panic").clone();
         let first = server.post(&path("receipt"), "done").await;
         assert_eq!((first.status, first.text().as_str()), (201, "receipt 1"));
         let replay = server.post(&path("receipt"), "done").await;
@@ -689,7 +694,7 @@ async fn leased_answer_decides_the_state_of_key() {
         server.post_as("alice", &path("receipt"), "done", "501").await.is(422, "key-reused");
         assert_eq!(calls().len(), 1);
 
-        // A refusal leaves nothing that could be resumed, and the key is as good as new, also for another request.
+        // A refusal leaves no record to resume, and the key is new, also for another request.
         for cents in ["500", "500", "501"] {
             assert_eq!(server.post_as("alice", &path("declined"), "refused", cents).await.status, 402);
             assert_eq!(calls().last().map(|(_, number)| *number), Some(1));
@@ -709,7 +714,7 @@ async fn leased_answer_decides_the_state_of_key() {
         }
         assert_eq!(calls().len(), before + 3);
 
-        // What is resumed is told as any other response.
+        // The response of a resumed request is replayed as any other.
         let layer = usual(server.payments.clone());
         let resumed =
             layer.resume(async |attempt: &Attempt| Ok::<_, AppError>((StatusCode::CREATED, attempt.key().to_owned())));
@@ -781,8 +786,8 @@ async fn request_resolved_as_done_is_answered_without_content() {
     let record = server.payments.inspect(&alice("a")).await.expect("inspect").expect("a record");
     let done = Resolution::done(&()).expect("JSON").by("ann");
     assert!(server.payments.resolve(&alice("a"), record.token.expect("a token"), done).await.expect("resolve"));
-    let told = until_not_in_progress(&server, "/provider/timeout", "a").await;
-    assert_eq!((told.status, told.is_replay(), told.text().as_str()), (204, true, ""));
+    let reply = until_not_in_progress(&server, "/provider/timeout", "a").await;
+    assert_eq!((reply.status, reply.is_replay(), reply.text().as_str()), (204, true, ""));
 }
 
 #[tokio::test]
@@ -809,7 +814,7 @@ async fn ambiguous_statuses_cannot_be_named_as_refusals() {
     for status in [100, 200, 303, 408, 409, 425, 429, 499, 500, 503] {
         let named = [StatusCode::NOT_FOUND, StatusCode::from_u16(status).expect("a status")];
         let refused = usual(server.payments.clone()).refusals(named);
-        assert!(matches!(refused, Err(Error::NoRefusal { status: told }) if told == status), "{status}");
+        assert!(matches!(refused, Err(Error::NoRefusal { status: reply }) if reply == status), "{status}");
     }
 }
 
@@ -818,8 +823,8 @@ async fn ambiguous_statuses_cannot_be_named_as_refusals() {
 async fn error_with_success_status_is_not_stored() {
     let (books, server) = shop().await;
     for _ in 0..2 {
-        let told = server.post("/charge/elsewhere", "k").await;
-        assert_eq!((told.status, told.is_replay()), (303, false));
+        let reply = server.post("/charge/elsewhere", "k").await;
+        assert_eq!((reply.status, reply.is_replay()), (303, false));
         assert!(is_new(&server, "k").await);
     }
     assert_eq!(books.value(1).await, 0);
@@ -938,7 +943,7 @@ async fn host_and_headers_are_compared_where_asked() {
              Idempotency-Key: c\r\nContent-Length: 1\r\n\r\n5"
         );
         connection.write_all(request.as_bytes()).await.expect("it reads");
-        told(&mut connection).await
+        read_response(&mut connection).await
     };
     assert_eq!(to(&server, "shop.example").await.status, 201);
     assert!(to(&server, "Shop.Example").await.is_replay());
@@ -980,11 +985,11 @@ async fn fifty_clicks_charge_once_with_one_receipt() {
             let server = Arc::clone(&servers[i % 2]);
             clicks.spawn(async move { until_not_in_progress(&server, path, path).await });
         }
-        let told = tokio::time::timeout(SOON * 2, clicks.join_all()).await.expect("all are told");
-        assert!(told.iter().all(|told| (told.status, told.text().as_str()) == (201, "receipt 1")), "{path}");
-        assert_eq!(told.iter().filter(|told| !told.is_replay()).count(), 1, "{path}");
+        let reply = tokio::time::timeout(SOON * 2, clicks.join_all()).await.expect("all are told");
+        assert!(reply.iter().all(|reply| (reply.status, reply.text().as_str()) == (201, "receipt 1")), "{path}");
+        assert_eq!(reply.iter().filter(|reply| !reply.is_replay()).count(), 1, "{path}");
     }
     assert_eq!(books.value(1).await, 1);
-    let calls: usize = servers.iter().map(|server| server.till.provider.lock().expect("no panic").len()).sum();
+    let calls: usize = servers.iter().map(|server| server.state.provider.lock().expect("no panic").len()).sum();
     assert_eq!(calls, 1);
 }

@@ -97,7 +97,7 @@ async fn begin(pool: &sqlx::Pool<Sql>) -> Tx<'static> {
     }
 }
 
-/// Counts, and tells the count.
+/// Counts, and returns the count.
 async fn effect(tx: &mut Tx<'_>) -> Result<i64, AppError> {
     add_one(tx, 1).await?;
     Ok(sqlx::query_scalar("SELECT value FROM counter WHERE id = 1").fetch_one(&mut **tx).await?)
@@ -167,25 +167,25 @@ async fn different_request_with_same_key_is_a_mismatch() {
     let mut tx = app.begin().await;
     let claim = claimed(app.payments.begin(&mut tx, &alice("b"), &request()).await);
     if DATABASE == Database::Sqlite {
-        // There is one writer: whoever comes waits for it, and is told then.
+        // There is one writer: a request waits for it.
         let waiting = tokio::spawn({
             let (pool, other) = (app.books.pool.clone(), other.clone());
             async move { other.run(&pool, &alice("b"), &another(), effect).await }
         });
         claim.complete(&mut tx, &7).await.expect("complete");
         tx.commit().await.expect("commit");
-        let told = soon("the answer", waiting).await.expect("no panic").expect("run");
-        assert_eq!(told, Outcome::Mismatch);
+        let reply = soon("the answer", waiting).await.expect("no panic").expect("run");
+        assert_eq!(reply, Outcome::Mismatch);
         return;
     }
     for by in [&app.payments, &other] {
-        let told = soon("the answer", app.charge_by(by, &alice("b"), &another())).await;
-        assert_eq!(told, Outcome::Mismatch, "while it is in progress");
-        let told = soon("the answer", app.charge_by(by, &alice("b"), &request())).await;
-        assert_eq!(told, Outcome::InProgress);
+        let reply = soon("the answer", app.charge_by(by, &alice("b"), &another())).await;
+        assert_eq!(reply, Outcome::Mismatch, "while it is in progress");
+        let reply = soon("the answer", app.charge_by(by, &alice("b"), &request())).await;
+        assert_eq!(reply, Outcome::InProgress);
         let mut theirs = app.begin().await;
-        let told = soon("the answer", by.begin(&mut theirs, &alice("b"), &another())).await.expect("begin");
-        assert!(matches!(told, Outcome::Mismatch), "{told:?}");
+        let reply = soon("the answer", by.begin(&mut theirs, &alice("b"), &another())).await.expect("begin");
+        assert!(matches!(reply, Outcome::Mismatch), "{reply:?}");
         theirs.rollback().await.expect("rollback");
     }
     claim.complete(&mut tx, &7).await.expect("complete");
@@ -247,8 +247,8 @@ async fn one_of_200_concurrent_duplicates_takes_effect() {
             async move { payments.run(&pool, &alice("a"), &request(), effect).await.expect("run").into_value() },
         );
     }
-    let told = soon("all of them", tasks.join_all()).await;
-    assert_eq!(told, vec![Some(1); DUPLICATES]);
+    let reply = soon("all of them", tasks.join_all()).await;
+    assert_eq!(reply, vec![Some(1); DUPLICATES]);
     assert_eq!(app.effects().await, 1);
 }
 
@@ -266,23 +266,23 @@ async fn callers_transaction_works_at_every_isolation() {
             sqlx::raw_sql("SELECT value FROM counter WHERE id = 2").fetch_all(&mut *late).await.expect("read");
             assert_eq!(app.charge(&alice("a")).await, Outcome::New(1), "{level}");
         }
-        let told = soon("the answer", app.payments.begin(&mut late, &alice("a"), &request())).await;
+        let reply = soon("the answer", app.payments.begin(&mut late, &alice("a"), &request())).await;
         match (DATABASE, *level) {
             (Database::Postgres, "REPEATABLE READ" | "SERIALIZABLE") => {
                 let stale = Error::Row { table: "sqlock_idem".into(), cause: RowError::StaleSnapshot };
-                let error = told.expect_err("it cannot see what is there");
+                let error = reply.expect_err("it cannot see what is there");
                 assert_eq!(error.report().to_string(), stale.report().to_string(), "{level}");
                 assert!(error.is_conflict());
             }
             (Database::Sqlite, "DEFERRED") => {
-                let error = told.expect_err("it has read what is not true any more");
+                let error = reply.expect_err("it has read what is not true any more");
                 assert!(matches!(error, Error::Row { cause: RowError::Deferred, .. }), "{error:?}");
             }
             (Database::Sqlite, _) => {
-                assert!(matches!(told.expect("begin"), Outcome::New(_)));
+                assert!(matches!(reply.expect("begin"), Outcome::New(_)));
             }
             _ => {
-                let Outcome::Replay(stored) = told.expect("begin") else { panic!("{level}: it was done") };
+                let Outcome::Replay(stored) = reply.expect("begin") else { panic!("{level}: it was done") };
                 assert_eq!(stored.get::<i64>().expect("a number"), 1);
             }
         }
@@ -293,8 +293,8 @@ async fn callers_transaction_works_at_every_isolation() {
         claim.complete(&mut tx, "done").await.expect("complete");
         tx.commit().await.expect("commit");
         let mut tx = business.begin().await;
-        let told = app.payments.begin(&mut tx, &alice("b"), &request()).await.expect("begin");
-        let Outcome::Replay(stored) = told else { panic!("{level}: it was done") };
+        let reply = app.payments.begin(&mut tx, &alice("b"), &request()).await.expect("begin");
+        let Outcome::Replay(stored) = reply else { panic!("{level}: it was done") };
         assert_eq!(stored.get::<String>().expect("a text"), "done");
         tx.rollback().await.expect("rollback");
     }
@@ -327,8 +327,8 @@ async fn duplicates_take_effect_once_at_every_isolation() {
                 (i / 5, done.expect("run").into_value().expect("a result"))
             });
         }
-        let told: BTreeSet<_> = soon("all of them", tasks.join_all()).await.into_iter().collect();
-        assert_eq!(told.len(), KEYS, "{level}: {told:?}");
+        let reply: BTreeSet<_> = soon("all of them", tasks.join_all()).await.into_iter().collect();
+        assert_eq!(reply.len(), KEYS, "{level}: {reply:?}");
         assert_eq!(app.effects().await, KEYS as i64, "{level}");
     }
 }
@@ -393,8 +393,8 @@ async fn keys_and_principals_may_be_of_any_length() {
     app.unknown(&key).await;
     let shown = async |attempt: &Attempt| Ok::<_, AppError>(attempt.key().to_owned());
     assert_eq!(app.payments.resume(shown).await.expect("resume").done, 1);
-    let told = app.payments.run_leased(&key, &request(), shown).await.expect("run").into_value().expect("a result");
-    assert!(told.starts_with("sha256:"), "{told}");
+    let reply = app.payments.run_leased(&key, &request(), shown).await.expect("run").into_value().expect("a result");
+    assert!(reply.starts_with("sha256:"), "{reply}");
 }
 
 #[tokio::test]
@@ -406,26 +406,26 @@ async fn pool_of_another_database_is_refused() {
         assert!(is_typed, "{refused:?}");
     }
     assert_eq!(elsewhere.effects().await, 0);
-    // Another pool of the same database is as good as any.
+    // Another pool of the same database works as well.
     let another = app.books.db.pool().await;
     for (pool, outcome) in [(&another, Outcome::New(1)), (&app.books.pool, Outcome::Replay(1))] {
         assert_eq!(app.payments.run(pool, &alice("a"), &request(), effect).await.expect("run"), outcome);
     }
 }
 
-/// Nothing can be stuck: what was committed without its result has taken effect.
+/// A claim that was committed without its result has taken effect.
 #[tokio::test]
 async fn claim_committed_without_result_replays_null() {
     let app = app().await;
     let mut tx = app.begin().await;
     let _claim = claimed(app.payments.begin(&mut tx, &alice("a"), &request()).await);
     tx.commit().await.expect("commit");
-    let told: Outcome<Option<i64>> = app
+    let reply: Outcome<Option<i64>> = app
         .payments
         .run(&app.books.pool, &alice("a"), &request(), async |_| Ok::<_, AppError>(Some(1)))
         .await
         .expect("run");
-    assert_eq!(told, Outcome::Replay(None));
+    assert_eq!(reply, Outcome::Replay(None));
 }
 
 #[tokio::test]
@@ -461,7 +461,7 @@ async fn key_is_new_after_the_retention() {
         assert_eq!(app.charge_by(&app.payments, &alice("a"), &another()).await, Outcome::Replay(before + 2));
         run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
     }
-    // The retention is that of the one who runs it.
+    // The retention is that of the running handle.
     let brief = app.payments.clone().retention(Duration::from_secs(3));
     let _ = app.charge_by(&brief, &alice("b"), &request()).await;
     let info = app.payments.inspect(&alice("b")).await.expect("inspect").expect("a record");
@@ -513,8 +513,8 @@ async fn used_key_is_refused_when_configured() {
                 }
             }
             let mut tx = app.begin().await;
-            let told = by.begin(&mut tx, &alice("c"), &request()).await.expect("begin");
-            assert!(matches!(told, Outcome::Expired), "{told:?}");
+            let reply = by.begin(&mut tx, &alice("c"), &request()).await.expect("begin");
+            assert!(matches!(reply, Outcome::Expired), "{reply:?}");
             tx.rollback().await.expect("rollback");
             let again = by.run_leased(&alice("c"), &request(), async |_| Ok::<_, Error>(9)).await.expect("run");
             assert_eq!(again, Outcome::Expired);
@@ -561,7 +561,7 @@ async fn issued_token_is_consumed_by_the_commit() {
     let app = app().await;
     let token = app.payments.issue("alice", Duration::from_secs(60)).await.expect("issue");
     let key = IdempotencyKey::issued("alice", token.as_str());
-    // Rolled back: as good as before, also for another request.
+    // After the rollback the token is valid, also for another request.
     let mut tx = app.begin().await;
     let _claim = claimed(app.payments.begin(&mut tx, &key, &another()).await);
     tx.rollback().await.expect("rollback");
@@ -580,11 +580,11 @@ async fn issued_token_is_consumed_by_the_commit() {
     ] {
         assert_eq!(app.charge(&key).await, Outcome::Expired);
         let mut tx = app.begin().await;
-        let told = app.payments.begin(&mut tx, &key, &request()).await.expect("begin");
-        assert!(matches!(told, Outcome::Expired), "{told:?}");
+        let reply = app.payments.begin(&mut tx, &key, &request()).await.expect("begin");
+        assert!(matches!(reply, Outcome::Expired), "{reply:?}");
         tx.rollback().await.expect("rollback");
-        let told = app.payments.attempt(&key, &request()).await.expect("attempt");
-        assert!(matches!(told, Outcome::Expired), "{told:?}");
+        let reply = app.payments.attempt(&key, &request()).await.expect("attempt");
+        assert!(matches!(reply, Outcome::Expired), "{reply:?}");
     }
     // What was used and is kept no longer is not good a second time.
     expire(&app, &token).await;
@@ -609,8 +609,8 @@ async fn concurrent_uses_of_issued_token_take_effect_once() {
             });
         }
     }
-    let told: BTreeSet<_> = soon("all of them", tasks.join_all()).await.into_iter().collect();
-    assert_eq!(told.len(), TOKENS, "{told:?}");
+    let reply: BTreeSet<_> = soon("all of them", tasks.join_all()).await.into_iter().collect();
+    assert_eq!(reply.len(), TOKENS, "{reply:?}");
     assert_eq!(app.effects().await, TOKENS as i64);
 }
 
@@ -677,7 +677,7 @@ async fn cut_connections_neither_double_nor_lose_effects() {
             let key = alice(&(i / 3).to_string());
             loop {
                 match payments.run(&pool, &key, &request(), effect).await.map(Outcome::into_value) {
-                    Ok(Some(told)) => return (i / 3, told),
+                    Ok(Some(reply)) => return (i / 3, reply),
                     // Another attempt has been at work for all the time that this one waits.
                     Ok(None) => {}
                     Err(_) => drop(lost.fetch_add(1, Ordering::SeqCst)),
@@ -686,17 +686,17 @@ async fn cut_connections_neither_double_nor_lose_effects() {
             }
         });
     }
-    let told = tokio::time::timeout(SOON * 10, tasks.join_all()).await.expect("all get through");
+    let reply = tokio::time::timeout(SOON * 10, tasks.join_all()).await.expect("all get through");
     cut.store(false, Ordering::SeqCst);
-    let told: BTreeSet<_> = told.into_iter().collect();
-    assert_eq!(told.len(), KEYS, "{told:?}");
+    let reply: BTreeSet<_> = reply.into_iter().collect();
+    assert_eq!(reply.len(), KEYS, "{reply:?}");
     assert_eq!(app.effects().await, KEYS as i64);
     println!("{DATABASE:?}: {} errors on the way", lost.load(Ordering::SeqCst));
     soon("the end", cutting).await.expect("no panic");
 }
 
-/// The server commits, the reply is lost, and nobody can be asked. SQLite has no network between: whatever it answers to a COMMIT
-/// is what happened.
+/// The server commits, and the reply is lost. SQLite has no network: its answer to a COMMIT is
+/// always true.
 #[tokio::test]
 async fn run_tells_its_doubt_when_nothing_settles_it() {
     let app = app().await;
@@ -756,23 +756,23 @@ async fn error_ignored_by_the_work_doubles_no_effect() {
         Ok::<_, AppError>(1)
     };
     let run = async || app.payments.run(&app.books.pool, &key, &asked, ignoring).await;
-    let told = match run().await {
+    let reply = match run().await {
         // Nothing took effect, and the client asks again.
         Err(error) if DATABASE != Database::Sqlite => {
             assert!(!matches!(error, AppError::Lock(Error::CommitUnknown { .. })), "{error:?}");
             assert_eq!((app.effects().await, app.books.value(2).await), (0, 0));
             run().await
         }
-        told => told,
+        reply => reply,
     };
-    assert_eq!(told.expect("run"), Outcome::New(1));
+    assert_eq!(reply.expect("run"), Outcome::New(1));
     assert_eq!(run().await.expect("run"), Outcome::Replay(1));
     let other = i64::from(DATABASE == Database::Sqlite);
     assert_eq!((app.effects().await, app.books.value(2).await), (1, other));
     assert_eq!(begun.load(Ordering::SeqCst), if DATABASE == Database::Sqlite { 1 } else { 2 });
 }
 
-/// On MySQL and MariaDB DDL commits what was done before it, the claim included.
+/// On MySQL and MariaDB, DDL commits the statements before it, the claim included.
 #[tokio::test]
 async fn work_committed_by_ddl_is_unknown() {
     let app = app().await;
@@ -828,10 +828,10 @@ async fn running_attempt_is_in_progress_and_then_replayed() {
     });
     first.complete(&7).await.expect("complete");
     drop(first);
-    let told = soon("the replay", waiting).await.expect("no panic").expect("run");
-    assert_eq!(told, Outcome::Replay(7));
-    let told = other.attempt(&alice("a"), &another()).await.expect("attempt");
-    assert!(matches!(told, Outcome::Mismatch));
+    let reply = soon("the replay", waiting).await.expect("no panic").expect("run");
+    assert_eq!(reply, Outcome::Replay(7));
+    let reply = other.attempt(&alice("a"), &another()).await.expect("attempt");
+    assert!(matches!(reply, Outcome::Mismatch));
     assert_eq!(state(&app, "a").await, Some(("done", 1)));
     assert!(app.payments.unfinished(10).await.expect("list").is_empty());
 }
@@ -905,8 +905,8 @@ async fn stored_result_stays_when_an_attempt_completes_again() {
     tx.commit().await.expect("commit");
     drop(first);
     let again = async |_: &Attempt| Ok::<_, Error>("again".to_owned());
-    let told = app.payments.clone().wait(SOON).run_leased(&alice("a"), &request(), again).await.expect("run");
-    assert_eq!(told, Outcome::Replay("receipt".to_owned()));
+    let reply = app.payments.clone().wait(SOON).run_leased(&alice("a"), &request(), again).await.expect("run");
+    assert_eq!(reply, Outcome::Replay("receipt".to_owned()));
 }
 
 #[tokio::test]
@@ -948,8 +948,8 @@ async fn overtaken_attempt_can_write_nothing() {
     tx.commit().await.expect("commit");
     assert_eq!(second.recall::<i64>("ledger").await.expect("recall"), Some(5));
     assert_eq!(state(&app, "a").await, Some(("done", 2)));
-    let told = app.payments.run_leased(&alice("a"), &request(), async |_| Ok::<_, Error>(9)).await.expect("run");
-    assert_eq!(told, Outcome::Replay(2));
+    let reply = app.payments.run_leased(&alice("a"), &request(), async |_| Ok::<_, Error>(9)).await.expect("run");
+    assert_eq!(reply, Outcome::Replay(2));
     assert_eq!(app.effects().await, 1);
 }
 
@@ -960,8 +960,8 @@ async fn unknown_outcome_stays_until_resumed_or_forgotten() {
     let failed = app.payments.run_leased(&alice("a"), &request(), fail).await;
     assert!(matches!(failed, Err(AppError::Declined)));
     for by in [&app.payments, &app.other().await] {
-        let told = by.run_leased(&alice("a"), &request(), fail).await.expect("run");
-        assert_eq!(told, Outcome::Unknown);
+        let reply = by.run_leased(&alice("a"), &request(), fail).await.expect("run");
+        assert_eq!(reply, Outcome::Unknown);
         assert!(matches!(by.attempt(&alice("a"), &another()).await.expect("attempt"), Outcome::Mismatch));
     }
     let kept = app.payments.unfinished(10).await.expect("list");
@@ -987,8 +987,8 @@ async fn unknown_outcome_stays_until_resumed_or_forgotten() {
     assert!(!app.payments.forget(&alice("b"), other).await.expect("forget"), "another attempt");
     assert!(app.payments.forget(&alice("b"), token).await.expect("forget"));
     assert!(!app.payments.forget(&alice("b"), token).await.expect("forget"), "there is nothing any more");
-    let told = app.payments.run_leased(&alice("b"), &request(), async |_| Ok::<_, AppError>(1)).await.expect("run");
-    assert_eq!(told, Outcome::New(1));
+    let reply = app.payments.run_leased(&alice("b"), &request(), async |_| Ok::<_, AppError>(1)).await.expect("run");
+    assert_eq!(reply, Outcome::New(1));
     let done = app.payments.inspect(&alice("b")).await.expect("inspect").expect("a record").token.expect("a token");
     assert!(!app.payments.forget(&alice("b"), done).await.expect("forget"), "it has taken effect");
 }
@@ -1092,8 +1092,8 @@ async fn handler_that_knows_that_nothing_happened_says_so() {
     let failed = app.payments.run_leased(&alice("a"), &request(), declined).await;
     assert!(matches!(failed, Err(AppError::Declined)));
     assert_eq!(state(&app, "a").await, None);
-    let told = app.payments.run_leased(&alice("a"), &another(), async |_| Ok::<_, AppError>(1)).await.expect("run");
-    assert_eq!(told, Outcome::New(1));
+    let reply = app.payments.run_leased(&alice("a"), &another(), async |_| Ok::<_, AppError>(1)).await.expect("run");
+    assert_eq!(reply, Outcome::New(1));
 }
 
 #[tokio::test]
@@ -1106,7 +1106,7 @@ async fn issued_token_can_be_used_under_a_lease() {
     assert_eq!(run().await, Outcome::Replay(1));
 }
 
-/// However long an attempt takes, its result is told for as long as any other.
+/// The retention of a result does not depend on the duration of its attempt.
 #[tokio::test]
 async fn result_is_kept_from_when_it_is_there() {
     let app = app().await;
@@ -1117,8 +1117,8 @@ async fn result_is_kept_from_when_it_is_there() {
     let resumed = app.payments.resume(async |_: &Attempt| Ok::<_, AppError>(7)).await.expect("resume");
     assert_eq!(resumed.done, 1);
     app.locks.sweeper().sweep().await.expect("sweep");
-    let told = app.payments.run_leased(&alice("a"), &request(), async |_| Ok::<_, AppError>(8)).await.expect("run");
-    assert_eq!(told, Outcome::Replay(7));
+    let reply = app.payments.run_leased(&alice("a"), &request(), async |_| Ok::<_, AppError>(8)).await.expect("run");
+    assert_eq!(reply, Outcome::Replay(7));
 }
 
 #[tokio::test]
@@ -1132,11 +1132,11 @@ async fn attempt_polls_no_work_after_its_deadline() {
             Ok::<_, AppError>(1)
         };
         if resumed {
-            let told = soon("the resumption", brief.resume(&work)).await.expect("resume");
-            assert_eq!((told.done, told.failed), (0, 1));
+            let reply = soon("the resumption", brief.resume(&work)).await.expect("resume");
+            assert_eq!((reply.done, reply.failed), (0, 1));
         } else {
-            let told = soon("the loss", brief.run_leased(&alice("a"), &request(), &work)).await;
-            assert!(matches!(&told, Err(AppError::Lock(error)) if error.is_lost()), "{told:?}");
+            let reply = soon("the loss", brief.run_leased(&alice("a"), &request(), &work)).await;
+            assert!(matches!(&reply, Err(AppError::Lock(error)) if error.is_lost()), "{reply:?}");
         }
         assert_eq!(polls.into_inner(), 2);
     }
@@ -1270,8 +1270,8 @@ async fn duplicates_of_one_owner_do_not_enter_together() {
     let app = app().await;
     let both = async {
         let first = attempt(app.payments.attempt(&alice("a"), &request()).await).await;
-        let told = app.payments.attempt(&alice("a"), &request()).await.expect("attempt");
-        assert!(matches!(told, Outcome::InProgress), "{told:?}");
+        let reply = app.payments.attempt(&alice("a"), &request()).await.expect("attempt");
+        assert!(matches!(reply, Outcome::InProgress), "{reply:?}");
         let resumed = app.payments.resume(async |_: &Attempt| Ok::<_, AppError>(7)).await.expect("resume");
         assert_eq!((resumed.done, resumed.at_work), (0, 1));
         first.complete(&1).await.expect("complete");
@@ -1293,8 +1293,9 @@ async fn completed_result_counts_once_committed() {
         let error = rolled_back.await.expect_err("nobody knows");
         assert_eq!(succeeds, matches!(error, AppError::Lock(Error::Unknown { .. })), "{error:?}");
         assert_eq!(state(&app, key).await, Some(("unknown", 1)));
-        let told = app.payments.run_leased(&alice(key), &request(), async |_| Ok::<_, AppError>(2)).await.expect("run");
-        assert_eq!(told, Outcome::Unknown);
+        let reply =
+            app.payments.run_leased(&alice(key), &request(), async |_| Ok::<_, AppError>(2)).await.expect("run");
+        assert_eq!(reply, Outcome::Unknown);
     }
     let (name, asked) = (alice("c"), request());
     let committed = app.payments.run_leased(&name, &asked, async |attempt| {
@@ -1338,7 +1339,7 @@ async fn retention_and_ttl_out_of_range_are_refused() {
     assert_eq!(app.payments.records(10).await.expect("list").len(), 1);
 }
 
-/// Nobody who sends the same request is told that it is another one, whatever becomes of those before.
+/// A repeated request is never a mismatch, whatever the outcome of earlier ones.
 #[tokio::test]
 async fn contended_issued_token_is_never_a_mismatch() {
     const TOKENS: usize = 12;
@@ -1355,7 +1356,7 @@ async fn contended_issued_token_is_never_a_mismatch() {
                     if i < 4 { Err(AppError::Declined) } else { Ok(i) }
                 };
                 match payments.run(&pool, &key, &request(), work).await {
-                    Ok(told) => assert!(told.clone().into_value().is_some(), "{told:?}"),
+                    Ok(reply) => assert!(reply.clone().into_value().is_some(), "{reply:?}"),
                     Err(error) => assert!(matches!(error, AppError::Declined), "{error:?}"),
                 }
             });
@@ -1375,8 +1376,8 @@ async fn forgotten_attempt_leaves_issued_token_valid() {
         assert_eq!(first.number(), 1);
         first.forget().await.expect("forget");
     }
-    let told = app.payments.clone().wait(SOON).run_leased(&key, &request(), async |_| Ok::<_, Error>(1)).await;
-    assert_eq!(told.expect("run"), Outcome::New(1));
+    let reply = app.payments.clone().wait(SOON).run_leased(&key, &request(), async |_| Ok::<_, Error>(1)).await;
+    assert_eq!(reply.expect("run"), Outcome::New(1));
     // Once its own time has run out, it is not good any more.
     let late = app.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
     let key = IdempotencyKey::issued("alice", late.as_str());
@@ -1386,7 +1387,7 @@ async fn forgotten_attempt_leaves_issued_token_valid() {
     assert!(matches!(app.payments.attempt(&key, &request()).await.expect("attempt"), Outcome::Expired));
 }
 
-/// Or it would not see what is about to be written.
+/// Otherwise it would not see the step that is being written.
 #[tokio::test]
 async fn attempt_waits_for_step_of_its_predecessor() {
     let app = app().await;
@@ -1413,7 +1414,8 @@ async fn attempt_waits_for_step_of_its_predecessor() {
 
 // ---- processes that die
 
-/// Tables of the application's own, with nothing in them that would keep an effect from being doubled.
+/// Tables of the application's own, with nothing in them that would keep an effect from being
+/// doubled.
 async fn ledger() -> App {
     let books = books_in(fresh().await).await;
     run(&books.pool, "CREATE TABLE charge (request_key VARCHAR(64) NOT NULL, receipt VARCHAR(64) NOT NULL)").await;
@@ -1435,7 +1437,8 @@ impl App {
     }
 }
 
-/// A till that is killed at random and started again, and whoever sent it a request sends that again until it is answered.
+/// Payment servers are killed at random and started again, and every request is repeated until it
+/// is answered.
 async fn storm_of_kills(mode: &str, provider: Option<&str>) -> (App, u32) {
     const KEYS: usize = 50;
     const DUPLICATES: usize = 20;
@@ -1447,39 +1450,40 @@ async fn storm_of_kills(mode: &str, provider: Option<&str>) -> (App, u32) {
     while !open.is_empty() {
         assert!(tokio::time::Instant::now() < deadline, "{} requests are not answered; {kills} kills", open.len());
         // Two servers, so that duplicates meet in different processes as well.
-        let mut tills = [Worker::till(&app.books.db.url, provider), Worker::till(&app.books.db.url, provider)];
+        let mut servers =
+            [Worker::payment_server(&app.books.db.url, provider), Worker::payment_server(&app.books.db.url, provider)];
         for request in &open {
             // In an order of its own: first all keys once, then all of them again.
-            tills[request % 2].tell(&format!("{request} {mode} {}", request / DUPLICATES));
+            servers[request % 2].tell(&format!("{request} {mode} {}", request / DUPLICATES));
         }
         // So that it goes on in the end, however slow this machine is.
         let patience = Duration::from_millis(60 + u64::from(kills * kills) * 2);
         let until = tokio::time::Instant::now() + patience.min(SOON);
-        for till in &mut tills {
-            while let Ok(Some(answer)) = tokio::time::timeout_at(until, till.last_words()).await {
-                let (request, told) = answer.split_once(' ').expect("an answer to a request");
+        for server in &mut servers {
+            while let Ok(Some(answer)) = tokio::time::timeout_at(until, server.last_words()).await {
+                let (request, reply) = answer.split_once(' ').expect("an answer to a request");
                 let request: usize = request.parse().expect("a number");
-                match told.split_once(' ') {
+                match reply.split_once(' ') {
                     Some(("new" | "replay", receipt)) => {
                         receipts.entry(request / DUPLICATES).or_default().insert(receipt.to_owned());
                         open.remove(&request);
                     }
-                    _ if told == "in-progress" => {}
-                    other => assert!(told.starts_with("error"), "{other:?}"),
+                    _ if reply == "in-progress" => {}
+                    other => assert!(reply.starts_with("error"), "{other:?}"),
                 }
             }
         }
         kills += 1;
-        for till in &mut tills {
-            till.kill();
+        for server in &mut servers {
+            server.kill();
         }
     }
     let charges = app.charges().await;
     assert_eq!(charges.len(), KEYS);
-    for (key, told) in &receipts {
+    for (key, reply) in &receipts {
         let charged = &charges[&key.to_string()];
         assert_eq!(charged.len(), 1, "{key} was charged {} times", charged.len());
-        assert_eq!(told.iter().collect::<Vec<_>>(), charged.iter().collect::<Vec<_>>(), "{key}");
+        assert_eq!(reply.iter().collect::<Vec<_>>(), charged.iter().collect::<Vec<_>>(), "{key}");
     }
     println!("{DATABASE:?}, {mode}: {KEYS} keys, {} requests, {kills} kills", KEYS * DUPLICATES);
     (app, kills)
@@ -1505,23 +1509,23 @@ async fn killed_servers_charge_each_key_once() {
 async fn charge_without_record_is_found_by_repetition() {
     let app = ledger().await;
     let (mut provider, port) = Worker::provider().await;
-    let mut till = Worker::till(&app.books.db.url, Some(&port));
+    let mut server = Worker::payment_server(&app.books.db.url, Some(&port));
     assert_eq!(provider.ask("hold").await, "held");
-    till.tell("1 leased a");
+    server.tell("1 leased a");
     soon("the charge", async {
         while provider.ask("count").await != "1 1" {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     })
     .await;
-    till.kill();
+    server.kill();
     assert_eq!(provider.ask("go").await, "gone");
     assert_eq!(state(&app, "a").await, Some(("started", 1)));
     assert!(app.charges().await.is_empty());
-    let mut till = Worker::till(&app.books.db.url, Some(&port));
+    let mut server = Worker::payment_server(&app.books.db.url, Some(&port));
     soon("the resumption", async {
         // Its lease has to run out.
-        while till.ask("2 resume").await != "2 resumed 1 0" {
+        while server.ask("2 resume").await != "2 resumed 1 0" {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     })
@@ -1530,7 +1534,7 @@ async fn charge_without_record_is_found_by_repetition() {
     assert_eq!(state(&app, "a").await, Some(("done", 2)));
     let charges = app.charges().await;
     assert_eq!(charges["a"].len(), 1);
-    assert_eq!(till.ask("3 leased a").await, format!("3 replay {}", charges["a"][0]));
+    assert_eq!(server.ask("3 leased a").await, format!("3 replay {}", charges["a"][0]));
     assert_eq!(provider.ask("count").await, "1 2");
 }
 

@@ -127,7 +127,7 @@ async fn evicted_holder_learns_it_at_next_renewal() {
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = ours.lease("a").ttl(Duration::from_secs(6)).acquire().await.expect("acquire");
     assert!(theirs.evict("a", lease.token()).await.expect("evict"));
-    assert!(lease.is_held(), "it is not told by anybody else");
+    assert!(lease.is_held(), "its client has not noticed yet");
     // By the renewal, not by the end of its time.
     assert_eq!(soon("the loss", lease.lost()).await, LossCause::Superseded);
     assert!(!lease.is_held());
@@ -160,7 +160,8 @@ async fn fenced_transaction_excludes_others_after_eviction() {
     let token = lease.token();
     let mut tx = pool.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
-    // Where the fence is the database's only write lock, the eviction waits for it; elsewhere the takeover does.
+    // Where the fence is the database's only write lock, the eviction waits for it; elsewhere the
+    // takeover does.
     let operator = theirs.clone();
     let evicted = tokio::spawn(async move { operator.evict("a", token).await });
     let mut next = std::pin::pin!(theirs.lease("a").acquire());

@@ -14,7 +14,7 @@ use sqlx_core::transaction::TransactionManager;
 use tokio::time::{Instant, sleep};
 
 use super::fence::{
-    Books, Business, add_one, assert_kept_out, books, books_in, in_line, keeps_to_snapshots, levels, run,
+    Books, Business, add_one, assert_kept_out, books, books_in, keeps_to_snapshots, levels, run, spawn_waiter,
 };
 use crate::support::server::{Options, Server};
 use crate::support::{Database, SOON, builder, connect, fresh, fresh_on, soon};
@@ -76,7 +76,7 @@ async fn verbs(locks: &Locks) {
     renewed.release().await.expect("release");
 }
 
-/// What a connection of the application has by default.
+/// The default of the application's connections.
 async fn default_isolation(url: &str) -> String {
     let sql = match DATABASE {
         Database::Postgres => "SELECT upper(current_setting('default_transaction_isolation'))",
@@ -87,8 +87,8 @@ async fn default_isolation(url: &str) -> String {
     sqlx::query_scalar(sql).fetch_one(&connect(url, 1).await).await.expect("settings can be read")
 }
 
-/// The server's own default. SQLite has no isolation levels to choose from: what changes there how transactions exclude
-/// one another is the journal.
+/// The server's own default. SQLite has no isolation levels to choose from: what changes there how
+/// transactions exclude one another is the journal.
 async fn storm_at_the_servers_default(level: &str, journal: &'static str) {
     let Some(kind) = DATABASE.server() else {
         let db = fresh().await;
@@ -173,8 +173,9 @@ async fn storm_succeeds_with_defaults_of_the_caller() {
 #[tokio::test]
 async fn grant_survives_a_crash_with_asynchronous_commits() {
     if DATABASE != Database::Postgres {
-        // MySQL and MariaDB have no such setting of a session or user; SQLite's `synchronous` is the caller's, and a
-        // process that dies loses nothing by it. What there is: a grant is committed when it is handed out.
+        // MySQL and MariaDB have no such setting of a session or user; SQLite's `synchronous` is
+        // the caller's, and a process that dies loses nothing by it. What there is: a grant is
+        // committed when it is handed out.
         let db = fresh().await;
         let lease = db.locks().await.lease("a").acquire().await.expect("acquire");
         let seen = db.locks().await.inspect("a").await.expect("inspect").expect("held");
@@ -213,7 +214,7 @@ async fn fence_works_at_every_isolation_level() {
         let mut tx = business.begin().await;
         lease.fence(&mut tx).await.unwrap_or_else(|e| panic!("{level}: {e}"));
         add_one(&mut tx, 1).await.expect("write");
-        let next = in_line(&theirs, level);
+        let next = spawn_waiter(&theirs, level);
         soon("the expiry", lease.lost()).await;
         sleep(Duration::from_millis(50)).await;
         assert_kept_out(&others, level).await;
@@ -248,7 +249,7 @@ async fn renewals_continue_during_a_long_fenced_transaction() {
             let mut tx = business.begin().await;
             lease.fence(&mut tx).await.expect("fence");
             assert_eq!(soon("the loss", lease.lost()).await, LossCause::Expired);
-            let next = in_line(&theirs, level);
+            let next = spawn_waiter(&theirs, level);
             sleep(ttl / 3).await;
             assert!(!next.is_finished());
             add_one(&mut tx, 1).await.expect("write");
@@ -287,14 +288,15 @@ async fn renewals_continue_during_a_long_fenced_transaction() {
     .await;
 }
 
-/// What a fence says to a transaction that has read before the lease was granted and somebody wrote in between.
+/// The answer of a fence to a transaction whose snapshot is older than the lease, with a write in
+/// between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
-    /// It reads what is, not what was.
+    /// The transaction reads the latest rows.
     Fenced,
-    /// It reads what was.
+    /// The transaction reads its snapshot.
     Stale,
-    /// While it is open, nobody could write what it has read: it keeps them waiting.
+    /// The open transaction blocks writes to the rows that it has read.
     Excludes,
 }
 
@@ -309,8 +311,8 @@ fn answer_at(level: &str) -> Answer {
     }
 }
 
-/// The holder before us writes after our transaction has begun to read: at the levels that keep to a snapshot, we would
-/// write over that. `new`: the name had never been locked before.
+/// The holder before us writes after our transaction has begun to read: at the levels that keep to
+/// a snapshot, we would write over that. `new`: the name had never been locked before.
 async fn transaction_that_read_before_the_grant(books: &Books, level: &'static str, name: &str, new: bool) {
     let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
     if !new {
@@ -360,7 +362,7 @@ async fn transaction_that_read_before_the_grant(books: &Books, level: &'static s
         assert!(matches!(error, Error::Fence(FenceError::StaleSnapshot)), "{level}, new name {new}: {error:?}");
         assert!(error.is_conflict() && error.is_retryable() && !error.is_lost());
         tx.rollback().await.expect("rollback");
-        // As told: again, with the fence first.
+        // As the error says: again, with the fence first.
         let mut tx = books.at(level).await.begin().await;
         lease.fence(&mut tx).await.unwrap_or_else(|e| panic!("{level}: {e}"));
         let now: i64 = sqlx::query_scalar(read).fetch_one(&mut *tx).await.expect("read");

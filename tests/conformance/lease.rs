@@ -15,13 +15,15 @@ use crate::support::blocked::block_past;
 use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon};
 use crate::{DATABASE, Sql};
 
-/// Longer than any test takes: whoever gets a name that was held for so long got it from a release, not from an expiry.
+/// Longer than any test takes: a name that was held for so long becomes free by a release, not by
+/// an expiry.
 const LONG: Duration = Duration::from_secs(600);
 
 /// Of a lease that is meant to expire.
 const SHORT: Duration = Duration::from_millis(500);
 
-/// Of one who is not meant to get the name: long enough for the database to say so, or the answer is that it is silent.
+/// The limit of a wait that must fail: long enough for an answer of the database, because the error
+/// would be another one without it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 fn ms(ms: u64) -> Duration {
@@ -108,7 +110,7 @@ async fn expired_wait_is_a_timeout() {
     }
     assert!(lease.is_held());
     lease.release().await.expect("release");
-    assert!(is_free(&theirs, "a").await, "those who timed out have left the line");
+    assert!(is_free(&theirs, "a").await, "waiters that timed out have left the queue");
 }
 
 #[tokio::test]
@@ -665,7 +667,8 @@ async fn local_deadline_precedes_database_after_long_extension() {
     let lease = locks.lease("a").ttl(Duration::from_secs(3)).acquire().await.expect("acquire");
     lease.extend(Duration::from_secs(3600)).await.expect("extend");
     let info = locks.inspect("a").await.expect("inspect").expect("held");
-    // The margin is one percent; what has passed between the two readings makes the difference smaller.
+    // The margin is one percent; what has passed between the two readings makes the difference
+    // smaller.
     assert!(info.remaining > lease.remaining() + Duration::from_secs(30), "{info:?}, {:?}", lease.remaining());
     lease.release().await.expect("release");
 }
@@ -754,7 +757,8 @@ async fn concurrent_tries_grant_a_free_name_once() {
     }
 }
 
-/// A trigger of somebody else's that undoes every change of a row, or refuses it where the database has no such triggers.
+/// A trigger of the application that reverts every change of a row, or refuses it where the
+/// database has no such triggers.
 const SABOTAGE: &[&str] = match DATABASE {
     Database::Postgres => &[
         "CREATE FUNCTION sabotage() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
@@ -779,5 +783,5 @@ async fn release_undone_by_database_is_an_error() {
     let drop_trigger =
         if DATABASE == Database::Postgres { "DROP TRIGGER sabotage ON sqlock_lease" } else { "DROP TRIGGER sabotage" };
     pool.execute(drop_trigger).await.expect("no trigger");
-    locks.lease("b").acquire().await.expect("the client is as good as before").release().await.expect("release");
+    locks.lease("b").acquire().await.expect("the client works again").release().await.expect("release");
 }

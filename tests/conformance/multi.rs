@@ -1,5 +1,6 @@
-//! Several names at once: the caller gets all or none, and callers do not wait for each other in a circle, in whatever order they
-//! name them. The names are acquired in the order of their bytes, each in its queue; those before the one that is waited for are held.
+//! Several names at once: the caller gets all or none, and callers do not wait for each other in a
+//! circle, in whatever order they name them. The names are acquired in the order of their bytes,
+//! each in its queue; those before the one that is waited for are held.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
@@ -12,9 +13,9 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use crate::support::blocked::block_past;
-use crate::support::inside::Visits;
+use crate::support::critical_section::Visits;
 use crate::support::worker::Worker;
-use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon};
+use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon, until_waiters};
 use crate::{DATABASE, Sql};
 
 /// Longer than any test lasts: whatever is free before that was given back.
@@ -28,7 +29,7 @@ async fn taken(request: LeaseAllRequest) -> LeaseAll {
     soon("the grants", request.acquire()).await.expect("acquire")
 }
 
-/// Whether somebody else could have it.
+/// Returns whether another owner can acquire a name.
 async fn is_free(locks: &Locks, name: &str) -> bool {
     let lease = locks.lease(name).ttl(LONG).owner(Owner::random()).try_acquire().await.expect("try");
     let free = lease.is_some();
@@ -38,23 +39,15 @@ async fn is_free(locks: &Locks, name: &str) -> bool {
     free
 }
 
-/// Somebody who wants several names, and waits for one of them as the one after so many.
-async fn in_line(witness: &Locks, request: LeaseAllRequest, name: &str, before: usize) -> JoinHandle<LeaseAll> {
+/// Spawns a request for several names, and waits until it has joined the queue of one of them,
+/// behind `before` waiters.
+async fn enqueue(witness: &Locks, request: LeaseAllRequest, name: &str, before: usize) -> JoinHandle<LeaseAll> {
     let waits = tokio::spawn(async move { request.acquire().await.expect("its turn comes") });
-    line_of(witness, name, before + 1).await;
+    until_waiters(witness, name, before + 1).await;
     waits
 }
 
-async fn line_of(witness: &Locks, name: &str, waiters: usize) {
-    let line = async {
-        while witness.waiters(name).await.expect("waiters").len() != waiters {
-            sleep(Duration::from_millis(2)).await;
-        }
-    };
-    soon(&format!("a line of {waiters} before {name}"), line).await;
-}
-
-async fn its_turn<T>(waits: JoinHandle<T>) -> T {
+async fn granted<T>(waits: JoinHandle<T>) -> T {
     soon("its turn", waits).await.expect("no panic")
 }
 
@@ -122,22 +115,22 @@ async fn waiting_request_holds_only_names_before_it() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let b = theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
-    let waits = in_line(&theirs, all(&ours, &["c", "a", "b"]), "b", 0).await;
+    let waits = enqueue(&theirs, all(&ours, &["c", "a", "b"]), "b", 0).await;
     // It waits for no other, and the last is free for others meanwhile.
     let a = theirs.inspect("a").await.expect("inspect").expect("held");
-    line_of(&theirs, "a", 0).await;
-    line_of(&theirs, "c", 0).await;
+    until_waiters(&theirs, "a", 0).await;
+    until_waiters(&theirs, "c", 0).await;
     assert!(is_free(&theirs, "c").await);
     let later = tokio::spawn(others.lease("a").ttl(LONG).acquire());
-    line_of(&theirs, "a", 1).await;
+    until_waiters(&theirs, "a", 1).await;
 
     b.release().await.expect("release");
-    let held = its_turn(waits).await;
+    let held = granted(waits).await;
     assert!(!later.is_finished());
     let token = held.token("a").expect("a token");
     assert_eq!((token, Some(held.owner())), (a.token, a.owner), "held all the time");
     held.release().await.expect("release");
-    let later = its_turn(later).await.expect("acquire");
+    let later = granted(later).await.expect("acquire");
     assert!(later.token() > token);
     later.release().await.expect("release");
     until_no_place_is_left(&db).await;
@@ -150,21 +143,21 @@ async fn requests_for_several_names_keep_arrival_order() {
     let ours = db.locks().await;
     let (one, two, three) = (db.locks().await, db.locks().await, db.locks().await);
     let held = taken(all(&ours, &["a", "b", "c"])).await;
-    let first = in_line(&ours, all(&one, &["c", "b"]), "b", 0).await;
-    let second = in_line(&ours, all(&two, &["b", "a"]), "a", 0).await;
-    let third = in_line(&ours, all(&three, &["c", "a"]), "a", 1).await;
+    let first = enqueue(&ours, all(&one, &["c", "b"]), "b", 0).await;
+    let second = enqueue(&ours, all(&two, &["b", "a"]), "a", 0).await;
+    let third = enqueue(&ours, all(&three, &["c", "a"]), "a", 1).await;
     held.release().await.expect("release");
     // The second gets `a`, and waits for `b`.
-    let first = its_turn(first).await;
-    line_of(&ours, "b", 1).await;
-    line_of(&ours, "a", 1).await;
+    let first = granted(first).await;
+    until_waiters(&ours, "b", 1).await;
+    until_waiters(&ours, "a", 1).await;
     assert!(!second.is_finished() && !third.is_finished());
     first.release().await.expect("release");
-    let second = its_turn(second).await;
+    let second = granted(second).await;
     assert!(!third.is_finished());
     let token = second.token("a").expect("a token");
     second.release().await.expect("release");
-    let third = its_turn(third).await;
+    let third = granted(third).await;
     assert!(third.token("a").expect("a token") > token);
     third.release().await.expect("release");
     until_no_place_is_left(&db).await;
@@ -184,7 +177,7 @@ async fn opposite_name_orders_do_not_deadlock() {
         }));
     }
     for caller in callers {
-        its_turn(caller).await;
+        granted(caller).await;
     }
     until_no_place_is_left(&db).await;
 }
@@ -237,16 +230,16 @@ async fn dropped_waiting_request_releases_its_names() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let held = taken(all(&theirs, &["b"])).await;
-    let waits = in_line(&theirs, all(&ours, &["a", "b"]), "b", 0).await;
+    let waits = enqueue(&theirs, all(&ours, &["a", "b"]), "b", 0).await;
     let behind_a = tokio::spawn(others.lease("a").ttl(LONG).acquire());
-    line_of(&theirs, "a", 1).await;
+    until_waiters(&theirs, "a", 1).await;
     let behind_b = tokio::spawn(others.lease("b").ttl(LONG).acquire());
-    line_of(&theirs, "b", 2).await;
+    until_waiters(&theirs, "b", 2).await;
     waits.abort();
     // It is not in the way any more.
-    its_turn(behind_a).await.expect("acquire").release().await.expect("release");
+    granted(behind_a).await.expect("acquire").release().await.expect("release");
     held.release().await.expect("release");
-    its_turn(behind_b).await.expect("acquire").release().await.expect("release");
+    granted(behind_b).await.expect("acquire").release().await.expect("release");
     until_no_place_is_left(&db).await;
     assert!(is_free(&theirs, "a").await && is_free(&theirs, "b").await);
 }
@@ -277,15 +270,15 @@ async fn killed_waiting_process_frees_its_names_after_ttl() {
     let b = locks.lease("b").ttl(LONG).acquire().await.expect("acquire");
     let mut worker = Worker::start(&db.url);
     worker.tell("gather a,b,c 3000");
-    line_of(&locks, "b", 1).await;
+    until_waiters(&locks, "b", 1).await;
     let behind_a = tokio::spawn(all(&others, &["a", "c"]).acquire());
-    line_of(&locks, "a", 1).await;
+    until_waiters(&locks, "a", 1).await;
     let behind_b = tokio::spawn(others.lease("b").ttl(LONG).acquire());
-    line_of(&locks, "b", 2).await;
+    until_waiters(&locks, "b", 2).await;
     worker.kill();
-    its_turn(behind_a).await.expect("acquire").release().await.expect("release");
+    granted(behind_a).await.expect("acquire").release().await.expect("release");
     b.release().await.expect("release");
-    its_turn(behind_b).await.expect("acquire").release().await.expect("release");
+    granted(behind_b).await.expect("acquire").release().await.expect("release");
     until_no_place_is_left(&db).await;
 }
 
@@ -383,9 +376,9 @@ async fn an_owner_enters_again_what_it_holds_already() {
             // Also when it has to wait for the others.
             let b = theirs.lease("b").ttl(LONG).owner(Owner::random()).acquire().await.expect("acquire");
             let request = all(&ours, &["a", "b"]);
-            let waits = in_line(&theirs, request, "b", 0).await;
+            let waits = enqueue(&theirs, request, "b", 0).await;
             b.release().await.expect("release");
-            let both = its_turn(waits).await;
+            let both = granted(waits).await;
             assert_eq!(both.token("a"), Some(a.token()));
             a.release().await.expect("release");
             assert!(!is_free(&theirs, "a").await);
@@ -401,10 +394,10 @@ async fn several_names_keep_later_readers_out() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let reads = theirs.lease("a").ttl(LONG).shared().acquire().await.expect("acquire");
-    let waits = in_line(&theirs, all(&ours, &["a", "b"]), "a", 0).await;
+    let waits = enqueue(&theirs, all(&ours, &["a", "b"]), "a", 0).await;
     assert!(theirs.lease("a").ttl(LONG).shared().try_acquire().await.expect("try").is_none());
     reads.release().await.expect("release");
-    its_turn(waits).await.release().await.expect("release");
+    granted(waits).await.release().await.expect("release");
     let reads = theirs.lease("a").ttl(LONG).shared().acquire().await.expect("acquire");
     reads.release().await.expect("release");
 }
@@ -415,10 +408,10 @@ async fn shutdown_refuses_waiting_requests_and_leaves_nothing() {
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let b = theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
     let waits = tokio::spawn(all(&ours, &["a", "b"]).acquire());
-    line_of(&theirs, "b", 1).await;
+    until_waiters(&theirs, "b", 1).await;
     ours.shutdown().await.expect("shutdown");
     assert_eq!(places(&db).await, 0);
-    let answer = its_turn(waits).await;
+    let answer = granted(waits).await;
     assert!(matches!(answer, Err(Error::Closed)), "{answer:?}");
     let answer = all(&ours, &["a", "b"]).acquire().await;
     assert!(matches!(answer, Err(Error::Closed)), "{answer:?}");
@@ -446,7 +439,7 @@ async fn several_leases_are_renewed_until_released() {
     .await;
 }
 
-/// What a crash leaves behind: nobody serves the name any more.
+/// Entries of a crashed client, which no client serves any more.
 #[tokio::test]
 async fn try_acquire_clears_entries_of_dead_clients() {
     const BRIEF: Duration = Duration::from_secs(3);
@@ -490,8 +483,8 @@ async fn shared_holder_is_refused_instead_of_deadlocking() {
     assert!(is_free(&locks, "b").await);
 }
 
-/// A reader keeps a SQLite file without a write-ahead log from being written: COMMIT is refused. Elsewhere readers are in nobody's
-/// way.
+/// A reader keeps a SQLite file without a write-ahead log from being written: COMMIT is refused.
+/// Elsewhere readers are in nobody's way.
 #[tokio::test]
 async fn refused_commit_leaves_no_open_transaction() {
     let db = fresh().await;
@@ -534,7 +527,7 @@ async fn grants_with_lost_replies_end_on_time() {
     let ours = builder(connect(&url, 1).await).build();
     let b = theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
     let request = all(&ours, &["a", "b"]).ttl(TTL).renew(false);
-    let waits = in_line(&theirs, request, "b", 0).await;
+    let waits = enqueue(&theirs, request, "b", 0).await;
     let cut = proxy.as_ref().map(|proxy| proxy.cut_next_reply());
     b.release().await.expect("release");
     if let (Some(proxy), Some(cut)) = (&proxy, cut) {
@@ -543,7 +536,7 @@ async fn grants_with_lost_replies_end_on_time() {
         sleep(Duration::from_millis(1500)).await;
         proxy.pass();
     }
-    let both = its_turn(waits).await;
+    let both = granted(waits).await;
     for name in ["a", "b"] {
         let info = theirs.inspect(name).await.expect("inspect").expect("held");
         let believed = both.remaining();

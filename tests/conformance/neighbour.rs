@@ -1,5 +1,5 @@
-//! A fault beside the leases of a client costs none of these leases. `scripts/soak neighbours` makes
-//! each fault twenty times, with the shortest TTL.
+//! A fault beside the leases of a client costs none of these leases. `scripts/soak neighbours`
+//! makes each fault twenty times, with the shortest TTL.
 //!
 //! Promises: 17.
 
@@ -15,14 +15,14 @@ use crate::DATABASE;
 use crate::support::worker::Worker;
 use crate::support::{Database, Fresh, builder, connect, fresh, soon};
 
-/// How many leases are held beside the fault, and their TTL.
+/// The number of leases held during the fault, and their TTL.
 const LEASES: usize = 50;
 const TTL: Duration = Duration::from_secs(3);
 
 /// Longer than any test lasts.
 const LONG: Duration = Duration::from_secs(600);
 
-/// How many names change hands at the same time.
+/// The number of names that are handed over at the same time.
 const HANDOVERS: usize = 300;
 
 /// How long a row stays locked. SQLite has one lock for all rows, which stops heartbeats as well.

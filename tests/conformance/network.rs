@@ -21,10 +21,11 @@ use crate::support::proxy::{Direction, Proxy};
 use crate::support::{Database, Fresh, SOON, builder, connect, fresh, held, of_processes, soon};
 use crate::{DATABASE, Sql};
 
-/// Longer than any test lasts: what is free before that was released.
+/// Longer than any test lasts: a name that is free before that was released.
 const LONG: Duration = Duration::from_secs(600);
 
-/// After so long, a statement that waits for SQLite's write lock has been refused once, and is waiting again.
+/// After so long, a statement that waits for SQLite's write lock has been refused once, and is
+/// waiting again.
 const REFUSED_ONCE: Duration = Duration::from_millis(2300);
 
 /// A database behind a network that the test commands.
@@ -35,18 +36,18 @@ struct Wire {
     proxy: Option<Proxy>,
     /// How the server knows the sessions that came through the proxy.
     mark: String,
-    /// Past the proxy. One connection, to be told from the others.
+    /// A pool of one connection that bypasses the proxy.
     direct: Pool<Sql>,
     blocker: Pool<Sql>,
     blocking: Option<Transaction<'static, Sql>>,
 }
 
-/// What may be wrong with a network.
+/// The faults of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     /// The server's port answers with a reset.
     Refused,
-    /// Nothing comes through, and nobody is told.
+    /// Bytes are swallowed without an error.
     Frozen,
     /// Requests come through, replies do not.
     Mute,
@@ -72,7 +73,8 @@ impl Wire {
         Self { db, url, proxy, mark, direct, blocker, blocking: None }
     }
 
-    /// A client whose traffic takes the bad way, with both connections open and its statements prepared.
+    /// A client whose traffic takes the bad way, with both connections open and its statements
+    /// prepared.
     async fn locks(&self) -> Locks {
         let locks = self.cold_locks().await;
         for name in ["warm", "a"] {
@@ -127,8 +129,8 @@ impl Wire {
         }
     }
 
-    /// Cuts the connections at the moment when the server has done what it was asked and the reply was swallowed: `done`
-    /// tells it from the row.
+    /// Cuts the connections at the moment when the server has done what it was asked and the reply
+    /// was swallowed: `done` tells it from the row.
     async fn cut_when(&mut self, name: &str, done: impl Fn(&Row) -> bool) {
         let Some(proxy) = &self.proxy else {
             // There is no reply to lose. What can happen is that a statement has to be sent again.
@@ -161,7 +163,8 @@ impl Wire {
         soon(what, seen).await;
     }
 
-    /// How many sessions the server still has for clients behind the proxy, and how many of them in a transaction.
+    /// How many sessions the server still has for clients behind the proxy, and how many of them in
+    /// a transaction.
     async fn sessions(&self) -> (i64, i64) {
         let sql = match DATABASE {
             Database::Postgres => format!(
@@ -183,7 +186,7 @@ impl Wire {
         .await
     }
 
-    /// After everybody has gone: no connection, no transaction and no held name is left.
+    /// Checks that no connection, no transaction and no held name is left in the end.
     async fn assert_nothing_left(mut self, clients: Vec<Locks>) {
         self.mend().await;
         for locks in clients {
@@ -221,7 +224,7 @@ impl Wire {
     }
 }
 
-/// What stands in the table.
+/// A row of the table.
 struct Row {
     id: String,
     token: i64,
@@ -241,7 +244,7 @@ pub(super) fn behind_a_proxy(url: &str) -> (Proxy, String) {
     (proxy, url)
 }
 
-/// As [`behind_a_proxy`], without TLS, which would keep the proxy from reading what goes by.
+/// As [`behind_a_proxy`], without TLS, so that the proxy can read the bytes.
 pub(super) fn behind_a_reading_proxy(url: &str) -> (Proxy, String) {
     let (proxy, url) = behind_a_proxy(url);
     let plain = if DATABASE == Database::Postgres { "sslmode=disable" } else { "ssl-mode=DISABLED" };
@@ -300,7 +303,8 @@ async fn renewal_with_lost_reply_keeps_the_lease() {
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     let ttl = Duration::from_secs(9);
     let lease = locks.lease("a").ttl(ttl).acquire().await.expect("acquire");
-    // When two heartbeats were answered, their connection is open and their statements are prepared.
+    // When two heartbeats were answered, their connection is open and their statements are
+    // prepared.
     let deadline = || Instant::now() + lease.remaining();
     for _ in 0..2 {
         let before = deadline();
@@ -493,7 +497,8 @@ async fn acquire_continues_after_a_late_grant() {
     let waited = locks.lease("b").wait(Duration::from_millis(300)).acquire().await;
     assert!(waited.expect_err("it is held").is_timeout());
     held.release().await.expect("release");
-    // Nothing is on its way when the network gets slow: a connection that is given up then is not replaced in time.
+    // Nothing is on its way when the network gets slow: a connection that is given up then is not
+    // replaced in time.
     locks.lease("b").acquire().await.expect("acquire").release().await.expect("release");
     let before = wire.row("a").await.expect("the row").token;
     wire.strike(Fault::Slow(ttl * 2)).await;
@@ -721,10 +726,11 @@ async fn calls_into_frozen_network_become_unavailable() {
     // It was sent, and nobody knows whether it arrived.
     let error = released.expect_err("no answer");
     assert!(matches!(error, Error::Unknown { .. } | Error::Unavailable { .. }), "release: {error}");
-    assert!(extended.is_held(), "as good as before");
+    assert!(extended.is_held(), "extended by the repeated request");
     wire.mend().await;
     soon("the release", extended.release()).await.expect("it was ours to the end");
-    // The release that got no answer was never made, as far as the database knows: the holding is for the TTL to end.
+    // The release that got no answer was never made, as far as the database knows: the holding is
+    // for the TTL to end.
     let orphan = wire.row("r").await.expect("the row").token;
     let rival = wire.rival().await;
     if let Some(left) = rival.inspect("r").await.expect("inspect") {
@@ -805,7 +811,8 @@ async fn acquire_dropped_before_arrival_takes_nothing() {
     acquiring.abort();
     assert!(acquiring.await.expect_err("it was dropped").is_cancelled());
     wire.mend().await;
-    // The client works again, and what it asks for now comes after whatever it still did for the one that has gone.
+    // The client works again, and what it asks for now comes after whatever it still did for the
+    // one that has gone.
     let lease = soon("an answer", async {
         loop {
             match locks.lease("a").ttl(LONG).acquire().await {

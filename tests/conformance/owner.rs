@@ -20,7 +20,7 @@ async fn holds(locks: &Locks, name: &str) -> usize {
     locks.inspect(name).await.expect("inspect").map_or(0, |info| info.holds)
 }
 
-/// Asked by somebody else, also inside a scope.
+/// Tries with another owner, also inside a scope.
 async fn is_free(locks: &Locks, name: &str) -> bool {
     locks.lease(name).owner(Owner::random()).try_acquire().await.expect("try").is_some()
 }
@@ -221,7 +221,8 @@ async fn eviction_ends_all_holds_of_an_owner() {
     let owner = Owner::random();
     let (outer, inner) = (enter(&ours, "a", owner).await, enter(&theirs, "a", owner).await);
     assert!(others.evict("a", outer.token()).await.expect("evict"));
-    // From a third process: in the other two, whoever asks stands behind a holder that does not know yet.
+    // From a third process: in the other two, a request waits for a holder that has not noticed its
+    // loss.
     let next = enter(&others, "a", owner).await;
     assert!(next.token() > outer.token());
     for lease in [outer, inner] {

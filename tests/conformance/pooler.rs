@@ -16,7 +16,7 @@ use sqlock::{Error, Locks};
 use sqlx::{Executor, Pool, Row};
 use tokio::time::sleep;
 
-use super::fence::{add_one, assert_kept_out, in_line, run};
+use super::fence::{add_one, assert_kept_out, run, spawn_waiter};
 use crate::support::server::{Kind, Options, PgBouncer, Server};
 use crate::support::{Database, Fresh, SOON, builder, connect, empty, soon};
 use crate::{DATABASE, Sql};
@@ -51,7 +51,7 @@ impl Pooled {
         builder(connect(&self.url, 2).await).build()
     }
 
-    /// What the sessions of the pooler, or those of the application, have set for themselves.
+    /// Reads the settings of the pooler's sessions, or of the application's.
     async fn session_settings(&self) -> Vec<BTreeMap<String, String>> {
         // As many transactions at once as the pooler has server connections: each is looked into.
         let pool = connect(&self.url, 4).await;
@@ -60,7 +60,8 @@ impl Pooled {
             open.push(pool.begin().await.expect("begin"));
         }
         let sql = match DATABASE {
-            // Those that PgBouncer itself sets for each client, and the pool of this test with it, are not ours.
+            // Those that PgBouncer itself sets for each client, and the pool of this test with it,
+            // are not ours.
             Database::Postgres => {
                 "SELECT name, setting FROM pg_settings
                   WHERE (source = 'session' OR name IN ('default_transaction_isolation', 'lock_timeout',
@@ -109,7 +110,8 @@ impl Pooled {
                 let count = "SELECT count(*) FROM information_schema.innodb_trx AS t
                                JOIN information_schema.processlist AS p ON p.id = t.trx_mysql_thread_id
                               WHERE p.db = DATABASE() AND p.id <> CONNECTION_ID()";
-                // MySQL cannot show a statement of another test while that has bytes in it that are no text.
+                // MySQL cannot show a statement of another test while that has bytes in it that are
+                // no text.
                 let read = async || loop {
                     match sqlx::query_scalar::<_, i64>(count).fetch_one(&self.direct).await {
                         Err(error) if error.to_string().contains("Cannot convert string") => {}
@@ -244,7 +246,7 @@ async fn fence_holds_behind_a_transaction_pooler() {
     let lease = locks.lease("a").ttl(Duration::from_secs(4)).renew(false).acquire().await.expect("acquire");
     let mut tx = business.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
-    let next = in_line(&rival, "a");
+    let next = spawn_waiter(&rival, "a");
     soon("the expiry", lease.lost()).await;
     sleep(Duration::from_millis(100)).await;
     assert_kept_out(&locks, "a").await;

@@ -1,4 +1,5 @@
-//! Transactions that are rerun: what is, what is not, how it ends, and that nothing is left of one that was dropped.
+//! Transactions that are rerun: which errors rerun them, how they end, and that a dropped one
+//! leaves nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,12 +20,12 @@ use crate::{DATABASE, Sql};
 
 type Tx<'c> = Transaction<'c, Sql>;
 
-/// As many attempts as it takes: what ends it is the test.
+/// An unlimited number of attempts: the test ends them.
 fn patiently() -> Retry {
     Retry::new().attempts(u32::MAX).within(SOON * 4)
 }
 
-/// An error of an application, as people write them: nothing of its own beside what it stands for.
+/// An error type of an application, with transparent variants only.
 #[derive(Debug, thiserror::Error)]
 enum AppError {
     #[error(transparent)]
@@ -81,7 +82,8 @@ async fn versioned_retries_lose_no_update() {
     }
 }
 
-/// Two transfers in opposite directions. SQLite, with its one writer, knows no deadlock: there they run one after the other.
+/// Two transfers in opposite directions. SQLite, with its one writer, knows no deadlock: there they
+/// run one after the other.
 #[tokio::test]
 async fn a_deadlock_is_rerun_and_both_get_through() {
     let books = books().await;
@@ -112,9 +114,10 @@ async fn a_deadlock_is_rerun_and_both_get_through() {
     assert!(if DATABASE == Database::Sqlite { runs == 2 } else { runs > 2 }, "{runs} runs");
 }
 
-/// Makes a statement fail in a transaction that has changed row 1, and ignores the error: on MySQL and MariaDB a deadlock, which rolls
-/// the transaction back; on PostgreSQL any error, after which it can only be rolled back; on SQLite, which has no deadlocks and
-/// keeps the transaction, a constraint.
+/// Makes a statement fail in a transaction that has changed row 1, and ignores the error: on MySQL
+/// and MariaDB a deadlock, which rolls the transaction back; on PostgreSQL any error, after which
+/// it can only be rolled back; on SQLite, which has no deadlocks and keeps the transaction, a
+/// constraint.
 pub(super) async fn fail_and_go_on(books: &Books, tx: &mut Tx<'_>) {
     let sql = match DATABASE {
         Database::Postgres => "SELECT 1 / 0",
@@ -211,7 +214,8 @@ async fn serialization_failure_is_rerun_without_write_skew() {
     assert!(count(&runs) > 2, "somebody was run again");
 }
 
-/// Somebody else commits between its reading and its writing. At this level only MySQL lets it go on as if nothing were.
+/// Another transaction commits between its read and its write. At this level only MySQL accepts the
+/// write.
 #[tokio::test]
 async fn a_snapshot_that_was_overtaken_is_rerun() {
     let books = books().await;
@@ -253,7 +257,7 @@ async fn a_snapshot_that_was_overtaken_is_rerun() {
     assert_eq!(books.value(1).await, 11);
 }
 
-/// What the database said: MySQL has numbers that tell more than its states.
+/// Returns the code of a database error: the numbers of MySQL say more than its states.
 fn code(error: &dyn sqlx::error::DatabaseError) -> String {
     #[cfg(feature = "mysql")]
     if let Some(error) = error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
@@ -262,7 +266,8 @@ fn code(error: &dyn sqlx::error::DatabaseError) -> String {
     error.code().unwrap_or_default().into_owned()
 }
 
-/// Nobody else can come between the reading and the writing, where that takes a lock on the whole file.
+/// No other transaction can write between the read and the write, where a write locks the whole
+/// file.
 #[tokio::test]
 async fn transaction_begins_with_write_lock_on_sqlite() {
     let books = books().await;
@@ -327,8 +332,8 @@ async fn permanent_error_ends_the_run_at_once() {
     assert_eq!(rows, 2);
 }
 
-/// The caller has said for how long to wait. On SQLite that is the busy timeout, and the lock that of all: there, what was
-/// waited for in vain is worth another attempt.
+/// The caller has said for how long to wait. On SQLite that is the busy timeout, and the lock that
+/// of all: there, what was waited for until the timeout is worth another attempt.
 #[tokio::test]
 async fn lock_wait_timeout_is_not_retried() {
     let books = books().await;
@@ -402,7 +407,7 @@ async fn bounded_attempts_return_the_last_error() {
         (Retry::new().attempts(u32::MAX).within(Duration::from_millis(300)), 1, u32::MAX),
     ] {
         let start = Instant::now();
-        let error = soon("the end", retry.clone().run(&bank.pool, in_vain)).await.expect_err("always in vain");
+        let error = soon("the end", retry.clone().run(&bank.pool, in_vain)).await.expect_err("always a conflict");
         let attempts = count(&runs) - total;
         total += attempts;
         assert!((least..=most).contains(&attempts), "{retry:?}: {attempts}");
@@ -413,7 +418,8 @@ async fn bounded_attempts_return_the_last_error() {
     assert_eq!(bank.balance(1).await, 100, "all were rolled back");
 }
 
-/// An error that the closure keeps to itself. PostgreSQL undoes the transaction then, and answers the COMMIT as if all were well.
+/// An error that the closure keeps to itself. PostgreSQL undoes the transaction then, and answers
+/// the COMMIT as if all were well.
 #[tokio::test]
 async fn aborted_transaction_is_not_reported_as_committed() {
     let books = books().await;
@@ -541,8 +547,8 @@ async fn commit_with_lost_reply_is_not_rerun() {
     );
 }
 
-/// SQLite has no network between: whatever it answers to a COMMIT, the outcome is known. In a file without a WAL readers hold
-/// a commit up, and that passes.
+/// SQLite has no network between: whatever it answers to a COMMIT, the outcome is known. In a file
+/// without a WAL readers hold a commit up, and that passes.
 async fn a_commit_that_must_wait_for_readers_is_run_again(books: &Books) {
     let db = crate::support::empty().await;
     let pool = db.pool_of(1).await;
@@ -629,8 +635,8 @@ async fn dropped_future_rolls_back_at_once() {
     soon("the pool", run(&small, "UPDATE counter SET value = value + 10 WHERE id = 1")).await;
 }
 
-/// Wherever it is dropped, and whatever was being prepared there: the pool has its connection again, no transaction is left
-/// open, and what is written is written whole.
+/// Wherever it is dropped, and whatever was being prepared there: the pool has its connection
+/// again, no transaction is left open, and what is written is written whole.
 #[tokio::test]
 async fn run_may_be_dropped_anywhere() {
     let books = books().await;
@@ -639,7 +645,8 @@ async fn run_may_be_dropped_anywhere() {
     everywhere(async |point| {
         let transfer = Retry::new().run(&pool, async |tx| {
             begun.fetch_add(1, Ordering::SeqCst);
-            // Prepared anew each time, as on a connection that is new, with parameters and columns to be told of.
+            // Prepared anew each time, as on a connection that is new, with parameters and columns
+            // to be told of.
             let mut update = QueryBuilder::<Sql>::new(format!("UPDATE counter /* {point:?} */ SET value = value + "));
             update.push_bind(1_i64).push(" WHERE id = ").push_bind(1_i32).build().execute(&mut **tx).await?;
             let mut look =
@@ -677,8 +684,8 @@ async fn pools_of_one(books: &Books) -> Vec<Pool<Sql>> {
     pools
 }
 
-/// Statements that end the transaction they are sent in: `ROLLBACK` and `COMMIT` by hand, and on SQLite also a conflict clause
-/// and a full disk.
+/// Statements that end the transaction they are sent in: `ROLLBACK` and `COMMIT` by hand, and on
+/// SQLite also a conflict clause and a full disk.
 pub(super) fn statements_that_end_a_transaction() -> &'static [&'static [&'static str]] {
     match DATABASE {
         Database::Sqlite => &[
@@ -748,8 +755,8 @@ async fn run_dropped_after(pool: &Pool<Sql>, statements: &'static [&'static str]
     }
 }
 
-/// The pool of one has its connection again, and what is written on it is not part of a transaction that somebody left: others
-/// can write the same at once.
+/// The pool of one has its connection again, and what is written on it is not part of a transaction
+/// that somebody left: others can write the same at once.
 async fn free(pool: &Pool<Sql>, others: &Pool<Sql>) {
     let write = "UPDATE counter SET value = value";
     soon("a connection that is free", run(pool, write)).await;

@@ -1,4 +1,5 @@
-//! Row locks in the caller's own transaction: of rows that stand for names, and of rows of the caller's own tables.
+//! Row locks in the caller's own transaction: of rows that stand for names, and of rows of the
+//! caller's own tables.
 
 mod keys;
 
@@ -72,7 +73,8 @@ impl Rival {
     }
 }
 
-/// A pool whose connections do not wait for SQLite's write lock: whether it is free is the question.
+/// A pool whose connections do not wait for SQLite's write lock: whether it is free is the
+/// question.
 async fn impatient(url: &str) -> Pool<Sql> {
     let set = if DATABASE == Database::Sqlite { "PRAGMA busy_timeout = 0" } else { "SELECT 1" };
     sqlx::pool::PoolOptions::<Sql>::new()
@@ -158,7 +160,8 @@ async fn missing_row_hinders_nobody_who_wants_another_name() {
         let business = books.at(level).await;
         let mut first = business.begin().await;
         ours.row(format!("m/{level}")).lock(&mut first).await.expect("lock");
-        // At REPEATABLE READ, InnoDB would lock the gap in which a row was looked for and not found.
+        // At REPEATABLE READ, InnoDB would lock the gap in which a row was looked for and not
+        // found.
         for name in ["a", "l", "m", "n", "z"] {
             let mut second = business.begin().await;
             let lock = theirs.row(format!("{name}/{level}/other")).wait(SOON);
@@ -346,7 +349,8 @@ async fn opposite_lock_orders_do_not_deadlock() {
     assert_eq!((books.value(1).await, books.value(2).await), (150, 150));
 }
 
-/// Two names in opposite order do deadlock; the database ends one of them, and it is told to run again.
+/// Two names in opposite order do deadlock; the database ends one of them, and it is told to run
+/// again.
 #[tokio::test]
 async fn deadlock_is_a_conflict() {
     if DATABASE == Database::Sqlite {
@@ -438,7 +442,8 @@ async fn increment(business: &Business, locks: &Locks, named: bool) {
             sqlx::query(AssertSqlSafe(sql)).execute(&mut *tx).await?;
             Ok::<_, sqlx::Error>(())
         };
-        // PostgreSQL above READ COMMITTED: the snapshot is older than the wait, and the write is refused.
+        // PostgreSQL above READ COMMITTED: the snapshot is older than the wait, and the write is
+        // refused.
         let again = |e: &sqlx::Error| e.as_database_error().is_some_and(|e| e.code().as_deref() == Some("40001"));
         match written.await {
             Ok(()) => {}
@@ -663,7 +668,8 @@ async fn key_of_the_columns_class_locks_one_row() {
     assert_locks_one!("tag", b"tag7".to_vec());
 }
 
-/// Each statement makes a unique index that does not lead to one row alone, or that the database does not use.
+/// Each statement makes a unique index that does not lead to one row alone, or that the database
+/// does not use.
 #[tokio::test]
 async fn unique_index_that_cannot_be_used_is_refused() {
     let books = books().await;
@@ -851,8 +857,8 @@ async fn shared_row_locks_exclude_exclusive_ones() {
     assert!(rival.finds_free("a").await);
 }
 
-/// On SQLite a transaction has to begin as one that writes. Elsewhere, what corresponds to it is a snapshot that is older than
-/// the row's last change.
+/// On SQLite a transaction has to begin as one that writes. Elsewhere, what corresponds to it is a
+/// snapshot that is older than the row's last change.
 #[tokio::test]
 async fn transaction_that_reads_from_before_is_refused() {
     let books = books().await;
@@ -979,7 +985,8 @@ async fn dropped_wait_leaves_no_lock_or_transaction() {
         timeout(A_WHILE, lock.lock(&mut tx)).await.expect_err("taken");
         drop(tx);
         holder.commit().await.expect("commit");
-        // The same connection again: the statement that was abandoned has ended, and so has its transaction.
+        // The same connection again: the statement that was abandoned has ended, and so has its
+        // transaction.
         let mut tx = soon("the connection", begin(&one)).await;
         assert_eq!(settings(&mut tx).await, before);
         tx.commit().await.expect("commit");
@@ -988,7 +995,8 @@ async fn dropped_wait_leaves_no_lock_or_transaction() {
     }
 }
 
-/// A lock of one row looks at one row, by the unique index, and locks nothing beside it: what the server itself counts.
+/// A lock of one row looks at one row, by the unique index, and locks nothing beside it: what the
+/// server itself counts.
 #[tokio::test]
 async fn row_lock_uses_the_unique_index() {
     let books = books().await;
@@ -1032,7 +1040,8 @@ async fn row_lock_uses_the_unique_index() {
         let mut tx = business.begin().await;
         let before = self::before(&mut tx, "sqlock_row").await;
         locks.row("n/1010").lock(&mut tx).await.expect("lock");
-        // Where PostgreSQL would not tell those who wait that somebody was there before them, the row is written as well.
+        // Where PostgreSQL would not tell those who wait that somebody was there before them, the
+        // row is written as well.
         let marked = DATABASE == Database::Postgres && ["REPEATABLE READ", "SERIALIZABLE"].contains(level);
         assert_eq!(touched(&mut tx, "sqlock_row").await, before + 1 + i64::from(marked), "{level}: by name");
         tx.rollback().await.expect("rollback");
@@ -1052,7 +1061,8 @@ async fn before(tx: &mut Transaction<'static, Sql>, table: &str) -> i64 {
 /// How many rows the transaction has locked, or looked up in the index of a table.
 async fn touched(tx: &mut Transaction<'static, Sql>, table: &str) -> i64 {
     if DATABASE == Database::Postgres {
-        // The numbers are those of this session since it last reported them, and go up from transaction to transaction.
+        // The numbers are those of this session since it last reported them, and go up from
+        // transaction to transaction.
         let sql = format!(
             "SELECT CASE WHEN seq_scan > 0 THEN -1000 ELSE coalesce(idx_tup_fetch, 0) END
                FROM pg_stat_xact_user_tables WHERE relid = '{table}'::regclass"
@@ -1204,8 +1214,8 @@ async fn orders(books: &Books) {
     run(&books.pool, "INSERT INTO orders VALUES (1, 0)").await;
 }
 
-/// The insert of a child locks its parent against a change of the key. MySQL and MariaDB have no lock on a row that leaves room
-/// for that: there the transactions deadlock, and are run again.
+/// The insert of a child locks its parent against a change of the key. MySQL and MariaDB have no
+/// lock on a row that leaves room for that: there the transactions deadlock, and are run again.
 #[tokio::test]
 async fn parent_lock_after_child_insert_does_not_deadlock() {
     const TASKS: i64 = 8;
@@ -1287,7 +1297,8 @@ async fn key_update_keeps_children_out() {
     }
 }
 
-/// Whatever the case in which the keys are given: otherwise two transactions deadlock that lock ("a", "B") and ("A", "b").
+/// Whatever the case in which the keys are given: otherwise two transactions deadlock that lock
+/// ("a", "B") and ("A", "b").
 #[tokio::test]
 async fn rows_are_locked_in_collation_order() {
     if !DATABASE.is_mysql() {

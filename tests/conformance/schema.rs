@@ -95,7 +95,8 @@ async fn repeated_migration_changes_nothing() {
     lease.release().await.expect("ours to the end");
 }
 
-/// An application's migrations, with the default history table and the same version numbers as ours.
+/// An application's migrations, with the default history table and the same version numbers as
+/// ours.
 fn application(migrations: usize) -> Migrator {
     const FILES: [&str; 2] = ["CREATE TABLE application (id INT)", "ALTER TABLE application ADD COLUMN note TEXT"];
     let migrations = (1..)
@@ -186,7 +187,8 @@ impl Restricted {
             run(&admin, &format!("CREATE ROLE {name} LOGIN PASSWORD '{name}'")).await;
             run(&admin, &format!("GRANT USAGE ON SCHEMA {place} TO {name}")).await;
         } else {
-            // No password: a longer way to log in than TCP without TLS has is not what is tested here.
+            // No password: a longer way to log in than TCP without TLS has is not what is tested
+            // here.
             run(&admin, &format!("CREATE USER {name}@'%'")).await;
         }
         let (scheme, rest) = db.url.split_once("://").expect("a URL");
@@ -226,7 +228,8 @@ async fn run(pool: &Pool<Sql>, sql: &str) {
 #[tokio::test]
 async fn existing_tables_need_no_create_right() {
     if DATABASE == Database::Sqlite {
-        // There are no users; the nearest is a connection that may only read. Nothing to do is found out by reading.
+        // There are no users; the nearest is a connection that may only read. Nothing to do is
+        // found out by reading.
         let db = empty().await;
         db.locks().await.migrate().await.expect("migrate");
         let url = db.url.replace("mode=rwc", "mode=ro");
@@ -309,7 +312,8 @@ async fn interrupted_migration_is_repaired() {
     let locks = db.locks().await;
     locks.migrate().await.expect("migrate");
     if DATABASE.is_mysql() {
-        // As a migrator leaves it that was killed between its record and its table: DDL commits by itself.
+        // As a migrator leaves it that was killed between its record and its table: DDL commits by
+        // itself.
         run(&pool, "DROP TABLE sqlock_entry").await;
         run(
             &pool,

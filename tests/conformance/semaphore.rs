@@ -10,11 +10,11 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
 use super::cancel::{Stage, everywhere, until};
-use super::shared::{assert_nothing_is_left, holders, line_of};
+use super::shared::{assert_nothing_is_left, holders};
 use crate::DATABASE;
-use crate::support::inside::{Inside, Manner, Visits};
+use crate::support::critical_section::{AccessMode, CriticalSection, Visits};
 use crate::support::worker::Worker;
-use crate::support::{SOON, fresh, soon};
+use crate::support::{SOON, fresh, soon, until_waiters};
 
 /// A lease of this length that was left behind is still there when a test gives up.
 const LONG: Duration = Duration::from_secs(600);
@@ -28,22 +28,22 @@ async fn taken(semaphore: &Semaphore, permits: u32) -> Lease {
     soon("the grant", semaphore.acquire_many(permits)).await.expect("acquire")
 }
 
-/// Somebody who waits, and has joined the line as the one after so many.
-async fn in_line(semaphore: &Semaphore, permits: u32, witness: &Locks, before: usize) -> JoinHandle<Lease> {
+/// Spawns a request, and waits until it has joined the queue behind `before` waiters.
+async fn enqueue(semaphore: &Semaphore, permits: u32, witness: &Locks, before: usize) -> JoinHandle<Lease> {
     let semaphore = semaphore.clone();
     let waits = tokio::spawn(async move { semaphore.acquire_many(permits).await.expect("its turn comes") });
-    line_of(witness, before + 1).await;
+    until_waiters(witness, "a", before + 1).await;
     waits
 }
 
-async fn its_turn(waits: JoinHandle<Lease>) -> Lease {
+async fn granted(waits: JoinHandle<Lease>) -> Lease {
     soon("its turn", waits).await.expect("no panic")
 }
 
-/// Whoever tries looks after the line first: who is in it and could come in would be in after this.
+/// Checks that a try is refused, and that no waiter is granted: a try serves the queue first.
 async fn assert_full(semaphore: &Semaphore, witness: &Locks, waiters: usize) {
     assert!(semaphore.try_acquire().await.expect("try").is_none());
-    line_of(witness, waiters).await;
+    until_waiters(witness, "a", waiters).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -51,18 +51,18 @@ async fn holders_never_exceed_the_permits() {
     const PERMITS: u32 = 3;
     let db = fresh().await;
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let inside = Inside::of(dir.path());
+    let inside = CriticalSection::of(dir.path());
     // Two clients here and two processes, of four tasks each; and one that wants two permits.
     let stay = Duration::from_millis(10);
     let mut here = JoinSet::new();
     for _ in 0..2 {
         let locks = db.locks().await;
         for _ in 0..4 {
-            here.spawn(inside.clone().come_and_go(locks.clone(), "a".into(), Manner::Permits(1, PERMITS), stay));
+            here.spawn(inside.clone().come_and_go(locks.clone(), "a".into(), AccessMode::Permits(1, PERMITS), stay));
         }
     }
     let locks = db.locks().await;
-    here.spawn(inside.clone().come_and_go(locks.clone(), "a".into(), Manner::Permits(2, PERMITS), stay));
+    here.spawn(inside.clone().come_and_go(locks.clone(), "a".into(), AccessMode::Permits(2, PERMITS), stay));
     let mut there = [Worker::start(&db.url), Worker::start(&db.url)];
     for worker in &mut there {
         worker.tell(&format!("visit a 1/{PERMITS} 4 {} {}", stay.as_millis(), dir.path().display()));
@@ -115,10 +115,10 @@ async fn free_permit_is_granted_when_nobody_waits() {
     }
     two.release().await.expect("ours to the end");
     // One is still taken. Who waits for all of them keeps the others out, although two are free.
-    let all = in_line(&there, 3, &ours, 0).await;
+    let all = enqueue(&there, 3, &ours, 0).await;
     assert_full(&here, &ours, 1).await;
     drop(one);
-    let all = its_turn(all).await;
+    let all = granted(all).await;
     assert_full(&here, &ours, 0).await;
     all.release().await.expect("ours to the end");
     let done = here.run(async |permit| permit.is_held()).await.expect("run");
@@ -132,22 +132,22 @@ async fn request_for_all_permits_keeps_its_turn() {
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let (here, there) = (semaphore(&ours, 3), semaphore(&theirs, 3));
     let mut first = vec![taken(&here, 1).await, taken(&there, 1).await, taken(&here, 1).await];
-    let before = in_line(&there, 1, &ours, 0).await;
-    let all = in_line(&here, 3, &ours, 1).await;
-    let after = [in_line(&there, 1, &ours, 2).await, in_line(&here, 1, &ours, 3).await];
+    let before = enqueue(&there, 1, &ours, 0).await;
+    let all = enqueue(&here, 3, &ours, 1).await;
+    let after = [enqueue(&there, 1, &ours, 2).await, enqueue(&here, 1, &ours, 3).await];
     first.pop().expect("three").release().await.expect("ours to the end");
-    let before = its_turn(before).await;
+    let before = granted(before).await;
     first.pop().expect("two").release().await.expect("ours to the end");
     first.pop().expect("one").release().await.expect("ours to the end");
-    // Two are free, and those who came later want one each.
+    // Two permits are free, and the later requests are for one each.
     assert_full(&there, &ours, 3).await;
     assert!(after.iter().all(|waits| !waits.is_finished()) && !all.is_finished());
     before.release().await.expect("ours to the end");
-    let all = its_turn(all).await;
+    let all = granted(all).await;
     assert_full(&there, &ours, 2).await;
     all.release().await.expect("ours to the end");
     for one in after {
-        its_turn(one).await.release().await.expect("ours to the end");
+        granted(one).await.release().await.expect("ours to the end");
     }
     assert_nothing_is_left(&db).await;
 }
@@ -156,13 +156,13 @@ async fn request_for_all_permits_keeps_its_turn() {
 async fn single_permit_stream_does_not_starve_larger_request() {
     let db = fresh().await;
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let inside = Inside::of(dir.path());
+    let inside = CriticalSection::of(dir.path());
     let mut stream = JoinSet::new();
     for _ in 0..3 {
         let locks = db.locks().await;
         for _ in 0..4 {
             let stay = Duration::from_millis(10);
-            stream.spawn(inside.clone().come_and_go(locks.clone(), "a".into(), Manner::Permits(1, 3), stay));
+            stream.spawn(inside.clone().come_and_go(locks.clone(), "a".into(), AccessMode::Permits(1, 3), stay));
         }
     }
     let locks = db.locks().await;
@@ -172,7 +172,7 @@ async fn single_permit_stream_does_not_starve_larger_request() {
         let came = std::time::Instant::now();
         let all = taken(&semaphore(&locks, 3), 3).await;
         waits.push(came.elapsed());
-        let presence = inside.enter(Manner::Permits(3, 3)).expect("nobody else has a permit");
+        let presence = inside.enter(AccessMode::Permits(3, 3)).expect("nobody else has a permit");
         sleep(Duration::from_millis(10)).await;
         drop(presence);
         all.release().await.expect("ours to the end");
@@ -214,19 +214,19 @@ async fn smaller_permit_count_only_blocks_new_holders() {
     let four = semaphore(&ours, 4).ttl(BRIEF);
     let mut holding = vec![taken(&four, 1).await, taken(&four, 1).await, taken(&four, 1).await, taken(&four, 1).await];
     let two = semaphore(&theirs, 2);
-    let waits = in_line(&two, 1, &ours, 0).await;
+    let waits = enqueue(&two, 1, &ours, 0).await;
     for left in [3, 2] {
         holding.pop().expect("somebody holds").release().await.expect("ours to the end");
         assert_full(&two, &ours, 1).await;
         assert_eq!(holders(&theirs).await.len(), left);
     }
     assert!(!waits.is_finished());
-    // Those who hold are renewed as ever.
+    // Held permits are renewed.
     let before = holders(&theirs).await;
     soon("a renewal", async { while holders(&theirs).await[0].expires_at <= before[0].expires_at {} }).await;
     assert!(holding.iter().all(Lease::is_held));
     holding.pop().expect("somebody holds").release().await.expect("ours to the end");
-    let new = its_turn(waits).await;
+    let new = granted(waits).await;
     assert_full(&two, &ours, 0).await;
     new.release().await.expect("ours to the end");
     holding.pop().expect("the last one").release().await.expect("ours to the end");
@@ -259,15 +259,15 @@ async fn larger_permit_count_admits_its_requester() {
     let two = semaphore(&theirs, 2).try_acquire().await.expect("try").expect("there are more now");
     let more = taken(&semaphore(&theirs, 5), 3).await;
     assert_eq!(holders(&ours).await.iter().map(permits_of).sum::<u32>(), 5);
-    // In order all the same: not past one who was told of fewer.
-    let told_of_one = in_line(&semaphore(&ours, 1), 1, &ours, 0).await;
-    let told_of_ten = in_line(&semaphore(&theirs, 10), 1, &ours, 1).await;
+    // In the order of arrival: not past a request with fewer permits.
+    let told_of_one = enqueue(&semaphore(&ours, 1), 1, &ours, 0).await;
+    let told_of_ten = enqueue(&semaphore(&theirs, 10), 1, &ours, 1).await;
     assert_full(&semaphore(&theirs, 10), &ours, 2).await;
     for lease in [one, two, more] {
         assert!(!told_of_one.is_finished() && !told_of_ten.is_finished());
         lease.release().await.expect("ours to the end");
     }
-    let (told_of_one, told_of_ten) = (its_turn(told_of_one).await, its_turn(told_of_ten).await);
+    let (told_of_one, told_of_ten) = (granted(told_of_one).await, granted(told_of_ten).await);
     assert_eq!(holders(&ours).await.len(), 2);
     told_of_one.release().await.expect("ours to the end");
     told_of_ten.release().await.expect("ours to the end");
@@ -281,23 +281,23 @@ async fn exclusive_lease_and_permits_exclude_each_other() {
     let there = semaphore(&theirs, 3);
     let alone = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
     assert!(there.try_acquire().await.expect("try").is_none());
-    let waits = in_line(&there, 2, &ours, 0).await;
+    let waits = enqueue(&there, 2, &ours, 0).await;
     alone.release().await.expect("ours to the end");
-    let two = its_turn(waits).await;
+    let two = granted(waits).await;
     for locks in [&ours, &theirs] {
         assert!(locks.lease("a").try_acquire().await.expect("try").is_none());
     }
     let request = ours.lease("a").ttl(LONG);
     let alone = tokio::spawn(request.acquire());
-    line_of(&theirs, 1).await;
+    until_waiters(&theirs, "a", 1).await;
     // One permit is free, and who wants the name alone came first.
     assert_full(&there, &theirs, 1).await;
-    let waits = in_line(&there, 1, &theirs, 1).await;
+    let waits = enqueue(&there, 1, &theirs, 1).await;
     two.release().await.expect("ours to the end");
     let alone = soon("its turn", alone).await.expect("no panic").expect("acquire");
     assert!(!waits.is_finished());
     alone.release().await.expect("ours to the end");
-    its_turn(waits).await.release().await.expect("ours to the end");
+    granted(waits).await.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;
 }
 
@@ -310,11 +310,11 @@ async fn killed_permit_holder_frees_permits_after_ttl() {
     let mut dying = Worker::start(&db.url);
     let answer = dying.ask(&format!("as 2/3 a {}", BRIEF.as_millis())).await;
     assert!(answer.starts_with("token "), "{answer}");
-    let waits = [in_line(&three, 1, &locks, 0).await, in_line(&three, 1, &locks, 1).await];
+    let waits = [enqueue(&three, 1, &locks, 0).await, enqueue(&three, 1, &locks, 1).await];
     dying.kill();
     let last = holders(&locks).await[1].expires_at;
     for one in waits {
-        let one = its_turn(one).await;
+        let one = granted(one).await;
         let granted = holders(&locks).await.into_iter().find(|info| info.token == one.token()).expect("it holds");
         assert!(granted.acquired_at >= last, "granted at {}, taken until {last}", granted.acquired_at);
         one.release().await.expect("ours to the end");
@@ -389,11 +389,11 @@ async fn timed_out_waiter_unblocks_waiters_behind_it() {
     let one = taken(&semaphore(&ours, 3), 1).await;
     let greedy = semaphore(&theirs, 3).wait(Duration::from_secs(2));
     let greedy = tokio::spawn(async move { greedy.acquire_many(3).await });
-    line_of(&ours, 1).await;
-    let modest = in_line(&semaphore(&ours, 3).wait(SOON), 1, &ours, 1).await;
+    until_waiters(&ours, "a", 1).await;
+    let modest = enqueue(&semaphore(&ours, 3).wait(SOON), 1, &ours, 1).await;
     let error = soon("its end", greedy).await.expect("no panic").expect_err("one is taken");
     assert!(error.is_timeout(), "{error}");
-    its_turn(modest).await.release().await.expect("ours to the end");
+    granted(modest).await.release().await.expect("ours to the end");
     assert!(one.is_held());
     one.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;

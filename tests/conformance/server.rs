@@ -15,17 +15,17 @@ use crate::support::server::Server;
 use crate::support::worker::Worker;
 use crate::support::{Fresh, fresh, fresh_on, soon};
 
-/// A TTL that nobody waits for.
+/// A TTL that no test waits for.
 const LONG: Duration = Duration::from_secs(120);
 
-/// A database of this test's own that can be put out of order.
-enum Patient {
+/// A database of a single test, with faults on demand.
+enum ServerFixture {
     Server(Server, Fresh),
     File(Fresh, Option<Worker>),
 }
 
-impl Patient {
-    async fn admit() -> Self {
+impl ServerFixture {
+    async fn start() -> Self {
         match DATABASE.server().map(Server::start) {
             Some(server) => {
                 let db = fresh_on(&server.url()).await;
@@ -41,7 +41,7 @@ impl Patient {
         }
     }
 
-    /// From now on nothing is written, until it is brought back to life.
+    /// Crashes the database, or blocks all writes to the file.
     async fn crash(&mut self) {
         match self {
             Self::Server(server, _) => server.kill(),
@@ -49,7 +49,7 @@ impl Patient {
         }
     }
 
-    /// Ends the crash, with the repairs that are then due.
+    /// Restarts the database, which recovers.
     fn revive(&mut self) {
         match self {
             Self::Server(server, _) => server.restart(),
@@ -57,7 +57,7 @@ impl Patient {
         }
     }
 
-    /// From now on everything stands still, until it thaws.
+    /// Stops the processes of the database until [`thaw`](Self::thaw).
     async fn freeze(&mut self) {
         match self {
             Self::Server(server, _) => server.pause(),
@@ -90,13 +90,13 @@ async fn seize(db: &Fresh) -> Worker {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_survives_server_crash_within_ttl() {
     const TTL: Duration = Duration::from_secs(15);
-    let mut patient = Patient::admit().await;
-    let (ours, theirs) = (patient.db().locks().await, patient.db().locks().await);
+    let mut fixture = ServerFixture::start().await;
+    let (ours, theirs) = (fixture.db().locks().await, fixture.db().locks().await);
     let lease = ours.lease("a").ttl(TTL).acquire().await.expect("acquire");
     let deadline = deadline(&lease);
-    patient.crash().await;
+    fixture.crash().await;
     assert!(lease.is_held());
-    patient.revive();
+    fixture.revive();
 
     // It is there, as it was, and keeps others out.
     let info = theirs.inspect("a").await.expect("inspect").expect("held");
@@ -121,13 +121,13 @@ async fn lease_survives_server_crash_within_ttl() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_crash_beyond_ttl_ends_lease_on_time() {
-    let mut patient = Patient::admit().await;
-    let (ours, theirs) = (patient.db().locks().await, patient.db().locks().await);
+    let mut fixture = ServerFixture::start().await;
+    let (ours, theirs) = (fixture.db().locks().await, fixture.db().locks().await);
     let lease = ours.lease("a").ttl(Duration::from_secs(2)).acquire().await.expect("acquire");
-    patient.crash().await;
+    fixture.crash().await;
     // Nothing can move it from here on.
     ends_at_its_deadline(&lease).await;
-    patient.revive();
+    fixture.revive();
 
     let next = soon("the next grant", theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
     assert!(next.token() > lease.token());
@@ -142,23 +142,23 @@ async fn server_crash_beyond_ttl_ends_lease_on_time() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crashed_server_is_unavailable_not_held() {
-    let mut patient = Patient::admit().await;
-    let clients = Clients::of(patient.db()).await;
-    patient.crash().await;
+    let mut fixture = ServerFixture::start().await;
+    let clients = Clients::of(fixture.db()).await;
+    fixture.crash().await;
     let clients = clients.find_it_unavailable().await;
-    patient.revive();
+    fixture.revive();
     all_find_it_back(clients).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frozen_server_is_unavailable_until_it_thaws() {
-    let mut patient = Patient::admit().await;
-    let clients = Clients::of(patient.db()).await;
-    let ours = patient.db().locks().await;
+    let mut fixture = ServerFixture::start().await;
+    let clients = Clients::of(fixture.db()).await;
+    let ours = fixture.db().locks().await;
     let lease = ours.lease("ours").ttl(Duration::from_secs(3)).acquire().await.expect("acquire");
-    patient.freeze().await;
+    fixture.freeze().await;
     let ((), clients) = tokio::join!(ends_at_its_deadline(&lease), clients.find_it_unavailable());
-    patient.thaw().await;
+    fixture.thaw().await;
     all_find_it_back(clients).await;
 
     let token = lease.token();
@@ -173,7 +173,8 @@ fn deadline(lease: &Lease) -> Instant {
     Instant::now() + lease.remaining()
 }
 
-/// The holder of a lease that can no longer be renewed is told of its end, neither before its deadline nor after it.
+/// The loss of a lease that cannot be renewed is reported at its deadline, neither before nor
+/// after.
 async fn ends_at_its_deadline(lease: &Lease) {
     // For a reply that has arrived but was not read yet.
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -184,16 +185,17 @@ async fn ends_at_its_deadline(lease: &Lease) {
         sleep_until(after).await;
         assert!(!lease.is_held());
     };
-    let told = async {
+    let answer = async {
         let cause = soon("the loss", lease.lost()).await;
         assert_eq!(cause, LossCause::Expired);
-        assert!(Instant::now() >= before, "told too early");
+        assert!(Instant::now() >= before, "too early");
     };
     assert!(lease.is_held() || Instant::now() >= before);
-    tokio::join!(held, told);
+    tokio::join!(held, answer);
 }
 
-/// Clients that have spoken to the database and are going to need it again, one for each call, and one that has not yet.
+/// Clients that have spoken to the database and are going to need it again, one for each call, and
+/// one that has not yet.
 struct Clients {
     trying: Locks,
     waiting: Locks,
@@ -217,7 +219,8 @@ impl Clients {
     async fn find_it_unavailable(self) -> [Locks; 5] {
         let Self { trying, waiting, looking, releasing, lease, new } = self;
         let short = Duration::from_millis(300);
-        // What a frozen server has been asked it does when it thaws, for nobody, and then only the TTL ends it.
+        // What a frozen server has been asked it does when it thaws, for nobody, and then only the
+        // TTL ends it.
         let ask = |locks: &Locks, name| locks.lease(name).ttl(Duration::from_secs(2));
         let calls = async {
             tokio::join!(

@@ -153,7 +153,7 @@ async fn wait_times_out_at_its_limit() {
         let error = soon("the end", locks.session("a").wait(Duration::ZERO).acquire()).await.expect_err("held");
         assert!(error.is_timeout(), "{error}");
     }
-    // Those who gave up are in nobody's way.
+    // Cancelled requests block no other request.
     lock.release().await.expect("ours to the end");
     assert!(is_free(&theirs, "a").await);
     assert!(is_free(&ours, "a").await);
@@ -202,7 +202,7 @@ async fn dropped_waiter_blocks_nobody() {
     let db = empty().await;
     let locks = db.locks().await;
     if DATABASE.is_mysql() {
-        // Without sharing there is nobody who could come in earlier for it; but the next in line can.
+        // Without sharing, only the next waiter can be granted the name.
         let lock = hold(&locks, "a").await;
         let dropped = tokio::spawn(locks.session("a").acquire());
         tokio::task::yield_now().await;
@@ -386,7 +386,8 @@ async fn killed_holder_frees_the_name() {
     assert_eq!(other.ask("session-release").await, "released");
 }
 
-/// Ends the connection of a client that has locked something, from outside. On MySQL all others in this database, too.
+/// Ends the connection of a client that has locked something, from outside. On MySQL all others in
+/// this database, too.
 async fn end_the_connection(pool: &Pool<Sql>) {
     let (find, end) = match DATABASE {
         Database::Postgres => (
@@ -430,7 +431,7 @@ async fn ended_connection_loses_all_its_session_locks() {
     let error = a.release().await.expect_err("lost");
     assert!(matches!(&error, Error::SessionLost { cause: LossCause::Disconnected, .. }) && error.is_lost(), "{error}");
     drop(b);
-    assert!(!is_free(&ours, "a").await, "those who lost theirs have not freed another's");
+    assert!(!is_free(&ours, "a").await, "lost locks have not freed the lock of another client");
     taken.release().await.expect("ours to the end");
     comes_free(&ours, "a").await;
     comes_free(&theirs, "b").await;
@@ -506,7 +507,8 @@ fn place(db: &Fresh) -> String {
     format!("{path}-sqlock-session")
 }
 
-/// On SQLite, an unlock cannot fail. What is to be seen from outside is a file for each name that is locked.
+/// On SQLite, an unlock cannot fail. What is to be seen from outside is a file for each name that
+/// is locked.
 async fn lock_file_exists_while_name_is_locked(db: &Fresh) {
     let files = || std::fs::read_dir(place(db)).map_or(0, Iterator::count);
     let (ours, theirs) = (db.locks().await, db.locks().await);
@@ -652,7 +654,8 @@ async fn behind_pgbouncer() {
     let server = Server::start(crate::support::server::Kind::Postgres);
     let direct = builder(connect(&server.url(), 1).await).build();
     comes_free(&direct, "a").await;
-    // An idle pooler, whose first session is as young as our connection; then one whose sessions are not.
+    // An idle pooler, whose first session is as young as our connection; then one whose sessions
+    // are not.
     for _ in 0..3 {
         let bouncer = PgBouncer::start(&server);
         for _ in 0..3 {

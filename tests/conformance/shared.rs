@@ -16,9 +16,9 @@ use tokio::time::{sleep, timeout};
 
 use super::cancel::{Stage, everywhere, until};
 use super::fence::{add_one, assert_kept_out, books};
-use crate::support::inside::{Inside, Manner, Visits};
+use crate::support::critical_section::{AccessMode, CriticalSection, Visits};
 use crate::support::worker::Worker;
-use crate::support::{Database, Fresh, SOON, fresh, soon};
+use crate::support::{Database, Fresh, SOON, fresh, soon, until_waiters};
 use crate::{DATABASE, Sql};
 
 /// A lease of this length that was left behind is still there when a test gives up.
@@ -38,29 +38,20 @@ fn writing(locks: &Locks) -> LeaseRequest {
     locks.lease("a").ttl(LONG)
 }
 
-/// A lease that is there for the taking.
+/// Acquires a lease that is free.
 async fn taken(request: LeaseRequest) -> Lease {
     soon("the grant", request.acquire()).await.expect("acquire")
 }
 
-/// Somebody who waits for a name, and has joined the line as the one after so many.
-pub(super) async fn in_line(request: LeaseRequest, witness: &Locks, before: usize) -> JoinHandle<Lease> {
+/// Spawns a request, and waits until it has joined the queue behind `before` waiters.
+pub(super) async fn enqueue(request: LeaseRequest, witness: &Locks, before: usize) -> JoinHandle<Lease> {
     let waits = tokio::spawn(async move { request.acquire().await.expect("its turn comes") });
-    line_of(witness, before + 1).await;
+    until_waiters(witness, "a", before + 1).await;
     waits
 }
 
-/// Waits until so many stand in line.
-pub(super) async fn line_of(witness: &Locks, waiters: usize) {
-    soon("the line", async {
-        while witness.waiters("a").await.expect("waiters").len() != waiters {
-            sleep(Duration::from_millis(2)).await;
-        }
-    })
-    .await;
-}
-
-/// Somebody who waits behind a holder or a writer of its own client: the database does not know of it yet.
+/// Spawns a request that waits behind a holder or a writer of its own client, without an entry in
+/// the database.
 async fn waits_locally(request: LeaseRequest) -> JoinHandle<Lease> {
     let waits = tokio::spawn(async move { request.acquire().await.expect("its turn comes") });
     // More than a statement may take: others know when it came by how long it has waited.
@@ -69,17 +60,17 @@ async fn waits_locally(request: LeaseRequest) -> JoinHandle<Lease> {
     waits
 }
 
-async fn its_turn(waits: JoinHandle<Lease>) -> Lease {
+async fn granted(waits: JoinHandle<Lease>) -> Lease {
     soon("its turn", waits).await.expect("no panic")
 }
 
-/// Longer than it takes a waiter to look at the name again when nobody tells it.
+/// Longer than the interval at which a waiter polls the name.
 const A_LOOK: Duration = Duration::from_millis(400);
 
-/// A reader that comes now is refused, and of those who wait nobody comes in.
+/// Checks that a new reader is refused, and that no waiter is granted.
 async fn assert_closed_to_readers(witness: &Locks, waiters: usize) {
     assert!(reading(witness).try_acquire().await.expect("try").is_none());
-    line_of(witness, waiters).await;
+    until_waiters(witness, "a", waiters).await;
     sleep(A_LOOK).await;
     assert_eq!(witness.waiters("a").await.expect("waiters").len(), waiters, "somebody came in");
 }
@@ -141,19 +132,19 @@ async fn waiting_writer_blocks_later_readers() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let first = taken(reading(&ours)).await;
-    let writer = in_line(writing(&theirs), &ours, 0).await;
+    let writer = enqueue(writing(&theirs), &ours, 0).await;
     let mut readers = Vec::new();
     for i in 0..5 {
         // Of clients of their own, and of the one that shares the name already.
         let locks = if i == 0 { ours.clone() } else { db.locks().await };
-        readers.push(in_line(reading(&locks), &ours, i + 1).await);
+        readers.push(enqueue(reading(&locks), &ours, i + 1).await);
     }
-    let last = in_line(writing(&db.locks().await), &ours, 6).await;
+    let last = enqueue(writing(&db.locks().await), &ours, 6).await;
     assert_closed_to_readers(&others, 7).await;
     assert_eq!(holders(&ours).await.len(), 1);
 
     first.release().await.expect("ours to the end");
-    let writer = its_turn(writer).await;
+    let writer = granted(writer).await;
     assert_closed_to_readers(&others, 6).await;
     assert_eq!(holders(&ours).await.len(), 1);
 
@@ -162,7 +153,7 @@ async fn waiting_writer_blocks_later_readers() {
     let mut tokens = BTreeSet::new();
     let mut inside = Vec::new();
     for reader in readers {
-        let reader = its_turn(reader).await;
+        let reader = granted(reader).await;
         assert!(reader.token() > written, "tokens only rise");
         tokens.insert(reader.token().get());
         inside.push(reader);
@@ -176,7 +167,7 @@ async fn waiting_writer_blocks_later_readers() {
         assert!(!last.is_finished());
         reader.release().await.expect("ours to the end");
     }
-    its_turn(last).await.release().await.expect("ours to the end");
+    granted(last).await.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;
 }
 
@@ -221,15 +212,15 @@ async fn holders_and_waiters_are_listed_individually() {
     let theirs = db.locks().await;
     let first = taken(reading(&ours).label("first")).await;
     let second = taken(reading(&theirs).label("second")).await;
-    let writer = in_line(writing(&theirs).label("the writer"), &ours, 0).await;
-    let reader = in_line(reading(&ours).label("late"), &ours, 1).await;
+    let writer = enqueue(writing(&theirs).label("the writer"), &ours, 0).await;
+    let reader = enqueue(reading(&ours).label("late"), &ours, 1).await;
     let listed = theirs.list("").await.expect("list");
     assert_eq!(listed.iter().map(|info| info.token).collect::<Vec<_>>(), [first.token(), second.token()]);
     assert!(listed.iter().all(|info| info.name.as_str() == "a" && info.mode == Mode::Shared && info.waiters == 2));
     assert_eq!((&*listed[0].holder, &*listed[0].label), ("the library", "first"));
     assert!(listed[0].acquired_at <= listed[1].acquired_at);
     let one = theirs.inspect("a").await.expect("inspect").expect("held");
-    assert_eq!(one.token, first.token(), "of several, the one who came first");
+    assert_eq!(one.token, first.token(), "the first of several holders");
     let waiting = theirs.waiters("a").await.expect("waiters");
     assert_eq!(
         waiting.iter().map(|w| (w.ahead, w.mode, &*w.label)).collect::<Vec<_>>(),
@@ -237,8 +228,8 @@ async fn holders_and_waiters_are_listed_individually() {
     );
     assert!(waiting[0].since <= waiting[1].since);
     drop((first, second));
-    its_turn(writer).await.release().await.expect("ours to the end");
-    its_turn(reader).await.release().await.expect("ours to the end");
+    granted(writer).await.release().await.expect("ours to the end");
+    granted(reader).await.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;
 }
 
@@ -251,13 +242,20 @@ struct Crowd {
 }
 
 impl Crowd {
-    async fn gather(db: &Fresh, manner: &str, inside: &Inside, dir: &str, clients: usize, tasks: usize) -> Self {
+    async fn gather(
+        db: &Fresh,
+        manner: &str,
+        inside: &CriticalSection,
+        dir: &str,
+        clients: usize,
+        tasks: usize,
+    ) -> Self {
         let mut here = JoinSet::new();
         let stay = Duration::from_millis(10);
         for _ in 0..clients {
             let locks = db.locks().await;
             for _ in 0..tasks {
-                let manner: Manner = manner.parse().expect("a manner");
+                let manner: AccessMode = manner.parse().expect("a manner");
                 here.spawn(inside.clone().come_and_go(locks.clone(), "a".into(), manner, stay));
             }
         }
@@ -280,12 +278,12 @@ impl Crowd {
     }
 }
 
-/// Somebody wants to get in again and again among those who come and go all the time. How long each took.
-async fn somebody_among_many(alone: Manner, many: &str, clients: usize, tasks: usize) {
+/// Acquires the name again and again among busy readers, and returns the waits.
+async fn somebody_among_many(alone: AccessMode, many: &str, clients: usize, tasks: usize) {
     let db = fresh().await;
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().to_str().expect("a path of text");
-    let inside = Inside::of(dir.path());
+    let inside = CriticalSection::of(dir.path());
     let crowd = Crowd::gather(&db, many, &inside, path, clients, tasks).await;
     let locks = db.locks().await;
     let mut waits = Vec::new();
@@ -314,12 +312,12 @@ async fn somebody_among_many(alone: Manner, many: &str, clients: usize, tasks: u
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writer_is_granted_among_fifty_readers() {
-    somebody_among_many(Manner::Alone, "shared", 3, 10).await;
+    somebody_among_many(AccessMode::Alone, "shared", 3, 10).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reader_is_granted_among_many_writers() {
-    somebody_among_many(Manner::Shared, "alone", 3, 2).await;
+    somebody_among_many(AccessMode::Shared, "alone", 3, 2).await;
 }
 
 // ---- who dies
@@ -332,14 +330,14 @@ async fn killed_reader_frees_only_its_share() {
     let mut dying = Worker::start(&db.url);
     let answer = dying.ask(&format!("as shared a {}", BRIEF.as_millis())).await;
     assert!(answer.starts_with("token "), "{answer}");
-    let writer = in_line(writing(&db.locks().await), &locks, 0).await;
+    let writer = enqueue(writing(&db.locks().await), &locks, 0).await;
     dying.kill();
     soon("the end of its part", async { while holders(&locks).await.len() > 1 {} }).await;
     assert_eq!(holders(&locks).await[0].token, ours.token());
     assert_closed_to_readers(&locks, 1).await;
     assert!(!writer.is_finished() && ours.is_held());
     ours.release().await.expect("ours to the end");
-    its_turn(writer).await.release().await.expect("ours to the end");
+    granted(writer).await.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;
 }
 
@@ -349,7 +347,7 @@ async fn writer_follows_last_killed_reader_after_ttl() {
     let locks = db.locks().await;
     let mut dying = Worker::start(&db.url);
     dying.ask(&format!("as shared a {}", BRIEF.as_millis())).await;
-    let writer = in_line(writing(&db.locks().await), &locks, 0).await;
+    let writer = enqueue(writing(&db.locks().await), &locks, 0).await;
     dying.kill();
     // One that was on its way may still arrive: the last expiry seen is the one that counts.
     let mut last = None;
@@ -366,7 +364,7 @@ async fn writer_follows_last_killed_reader_after_ttl() {
     let last = last.expect("it was seen alive");
     assert!(next.acquired_at >= last, "granted at {}, shared until {last}", next.acquired_at);
     assert!(next.acquired_at <= last + SLACK);
-    its_turn(writer).await.release().await.expect("ours to the end");
+    granted(writer).await.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;
 }
 
@@ -376,9 +374,9 @@ async fn unrenewed_reader_knows_before_the_writer_is_granted() {
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let reader = taken(reading(&ours).ttl(BRIEF).renew(false)).await;
     let until = holders(&theirs).await[0].expires_at;
-    let writer = in_line(writing(&theirs), &ours, 0).await;
+    let writer = enqueue(writing(&theirs), &ours, 0).await;
     assert_eq!(soon("its end", reader.lost()).await, LossCause::Expired);
-    let writer = its_turn(writer).await;
+    let writer = granted(writer).await;
     assert!(!reader.is_held() && writer.token() > reader.token());
     assert!(holders(&ours).await[0].acquired_at >= until);
     let error = reader.release().await.expect_err("it was lost");
@@ -411,8 +409,8 @@ async fn abandoned_writer_unblocks_readers_at_once() {
                 End::TimedOut => writing(&theirs).wait(Duration::from_secs(2)),
             };
             let writer = tokio::spawn(request.acquire());
-            line_of(&ours, 1).await;
-            let readers = [in_line(reading(&others), &ours, 1).await, in_line(reading(&ours), &ours, 2).await];
+            until_waiters(&ours, "a", 1).await;
+            let readers = [enqueue(reading(&others), &ours, 1).await, enqueue(reading(&ours), &ours, 2).await];
             if matches!(end, End::Dropped) {
                 assert_closed_to_readers(&ours, 3).await;
                 writer.abort();
@@ -423,7 +421,7 @@ async fn abandoned_writer_unblocks_readers_at_once() {
             }
             let gone = Instant::now();
             for reader in readers {
-                its_turn(reader).await.release().await.expect("ours to the end");
+                granted(reader).await.release().await.expect("ours to the end");
             }
             delays.push(gone.elapsed());
             assert!(inside.is_held());
@@ -445,13 +443,13 @@ async fn killed_waiting_writer_unblocks_readers() {
     let inside = taken(reading(&ours)).await;
     let mut writer = Worker::start(&db.url);
     writer.tell(&format!("as alone a {}", LONG.as_millis()));
-    line_of(&ours, 1).await;
-    let readers = [in_line(reading(&theirs), &ours, 1).await, in_line(reading(&ours), &ours, 2).await];
+    until_waiters(&ours, "a", 1).await;
+    let readers = [enqueue(reading(&theirs), &ours, 1).await, enqueue(reading(&ours), &ours, 2).await];
     assert_closed_to_readers(&ours, 3).await;
     writer.kill();
     let killed = Instant::now();
     for reader in readers {
-        its_turn(reader).await.release().await.expect("ours to the end");
+        granted(reader).await.release().await.expect("ours to the end");
     }
     println!("{DATABASE:?}: readers behind a writer that was killed came in after {:.1?}", killed.elapsed());
     inside.release().await.expect("ours to the end");
@@ -466,8 +464,8 @@ async fn sharing_owner_reenters_past_waiting_writer() {
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let owner = Owner::random();
     let outer = taken(reading(&ours).owner(owner)).await;
-    let writer = in_line(writing(&theirs), &ours, 0).await;
-    let stranger = in_line(reading(&others), &ours, 1).await;
+    let writer = enqueue(writing(&theirs), &ours, 0).await;
+    let stranger = enqueue(reading(&others), &ours, 1).await;
     // From the same process, from another one, and without waiting.
     let inner = taken(reading(&ours).owner(owner)).await;
     let elsewhere = taken(reading(&others).owner(owner)).await;
@@ -477,7 +475,7 @@ async fn sharing_owner_reenters_past_waiting_writer() {
     assert!(inside.iter().all(|info| info.owner == Some(owner) && info.mode == Mode::Shared), "{inside:?}");
     assert_eq!((inner.token(), scoped.token()), (outer.token(), outer.token()), "of one process, one acquisition");
     assert!([&outer, &inner, &elsewhere, &tried, &scoped].into_iter().all(Lease::is_held));
-    line_of(&ours, 2).await;
+    until_waiters(&ours, "a", 2).await;
     assert!(!writer.is_finished() && !stranger.is_finished());
     for lease in [outer, elsewhere, scoped, tried] {
         lease.release().await.expect("ours to the end");
@@ -485,8 +483,8 @@ async fn sharing_owner_reenters_past_waiting_writer() {
     }
     assert!(!writer.is_finished(), "its owner has one left");
     inner.release().await.expect("ours to the end");
-    its_turn(writer).await.release().await.expect("ours to the end");
-    its_turn(stranger).await.release().await.expect("ours to the end");
+    granted(writer).await.release().await.expect("ours to the end");
+    granted(stranger).await.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;
 }
 
@@ -497,14 +495,14 @@ async fn sharing_owner_reenters_through_client_of_waiter() {
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let owner = Owner::random();
     let outer = taken(reading(&ours).owner(owner)).await;
-    let writer = in_line(writing(&theirs), &ours, 0).await;
+    let writer = enqueue(writing(&theirs), &ours, 0).await;
     let inner = taken(reading(&theirs).owner(owner)).await;
     assert!(!writer.is_finished() && outer.is_held() && inner.is_held());
     outer.release().await.expect("ours to the end");
     assert_closed_to_readers(&ours, 1).await;
     assert!(!writer.is_finished(), "its owner has one left");
     inner.release().await.expect("ours to the end");
-    its_turn(writer).await.release().await.expect("ours to the end");
+    granted(writer).await.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;
 }
 
@@ -515,12 +513,12 @@ async fn upgrade_is_refused_through_client_of_waiter() {
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let owner = Owner::random();
     let share = taken(reading(&ours).owner(owner)).await;
-    let writer = in_line(writing(&theirs), &ours, 0).await;
+    let writer = enqueue(writing(&theirs), &ours, 0).await;
     assert!(is_conversion(soon("a refusal", writing(&theirs).owner(owner).acquire()).await));
     let tried = soon("a refusal", writing(&theirs).owner(owner).try_acquire()).await;
     assert!(is_conversion(tried.map(|lease| lease.expect("not merely taken"))));
     share.release().await.expect("ours to the end");
-    its_turn(writer).await.release().await.expect("ours to the end");
+    granted(writer).await.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;
 }
 
@@ -528,7 +526,7 @@ async fn upgrade_is_refused_through_client_of_waiter() {
 #[tokio::test]
 async fn sharing_owner_reenters_past_forty_waiters() {
     const CROWD: usize = 40;
-    // So many readers of one client may stand in line at once.
+    // This many readers of one client may queue at once.
     const OF_ONE_CLIENT: usize = 13;
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
@@ -536,16 +534,16 @@ async fn sharing_owner_reenters_past_forty_waiters() {
     let outer = taken(reading(&ours).owner(owner)).await;
     let mut crowd = JoinSet::new();
     crowd.spawn(writing(&theirs).acquire());
-    line_of(&ours, 1).await;
+    until_waiters(&ours, "a", 1).await;
     for _ in 0..(CROWD - 1) / OF_ONE_CLIENT {
         let others = db.locks().await;
         for _ in 0..OF_ONE_CLIENT {
             crowd.spawn(reading(&others).acquire());
         }
     }
-    line_of(&ours, CROWD).await;
+    until_waiters(&ours, "a", CROWD).await;
     let inner = taken(reading(&ours).owner(owner)).await;
-    line_of(&ours, CROWD).await;
+    until_waiters(&ours, "a", CROWD).await;
     crowd.shutdown().await;
     inner.release().await.expect("ours to the end");
     outer.release().await.expect("ours to the end");
@@ -563,14 +561,14 @@ async fn exclusive_owner_may_also_share_the_name() {
     let tried = reading(&ours).owner(owner).try_acquire().await.expect("try").expect("its owner has it");
     assert_eq!([&here, &elsewhere, &tried].map(Lease::token), [alone.token(); 3]);
     assert!(reading(&theirs).try_acquire().await.expect("try").is_none(), "strangers do not come in with it");
-    let waits = in_line(reading(&db.locks().await), &ours, 0).await;
+    let waits = enqueue(reading(&db.locks().await), &ours, 0).await;
     for lease in [alone, elsewhere, tried] {
         lease.release().await.expect("ours to the end");
         assert!(writing(&theirs).try_acquire().await.expect("try").is_none());
     }
     assert!(!waits.is_finished(), "its owner has one hold left");
     here.release().await.expect("ours to the end");
-    its_turn(waits).await.release().await.expect("ours to the end");
+    granted(waits).await.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;
 }
 
@@ -582,15 +580,15 @@ async fn waiting_reader_enters_with_its_exclusive_owner() {
     for reader_is_elsewhere in [false, true] {
         let owner = Owner::random();
         let holder = taken(writing(&theirs)).await;
-        let alone = in_line(writing(&ours).owner(owner), &theirs, 0).await;
+        let alone = enqueue(writing(&ours).owner(owner), &theirs, 0).await;
         let read = if reader_is_elsewhere {
-            in_line(reading(&db.locks().await).owner(owner), &theirs, 1).await
+            enqueue(reading(&db.locks().await).owner(owner), &theirs, 1).await
         } else {
             waits_locally(reading(&ours).owner(owner)).await
         };
         holder.release().await.expect("ours to the end");
-        let alone = its_turn(alone).await;
-        let read = its_turn(read).await;
+        let alone = granted(alone).await;
+        let read = granted(read).await;
         assert_eq!(read.token(), alone.token());
         alone.release().await.expect("ours to the end");
         assert!(writing(&theirs).try_acquire().await.expect("try").is_none());
@@ -624,19 +622,19 @@ async fn upgrade_of_a_share_is_refused_at_once() {
         }
     };
     refused().await;
-    // Nothing of it stays in line, and to others the name is just taken.
-    line_of(&others, 0).await;
+    // It leaves no entry, and to other clients the name is held.
+    until_waiters(&others, "a", 0).await;
     assert!(writing(&theirs).try_acquire().await.expect("try").is_none());
     // Beside other readers, and behind a writer that waits.
     let beside = taken(reading(&theirs)).await;
     refused().await;
-    let writer = in_line(writing(&others), &others, 0).await;
+    let writer = enqueue(writing(&others), &others, 0).await;
     refused().await;
-    line_of(&others, 1).await;
+    until_waiters(&others, "a", 1).await;
     assert!(share.is_held() && beside.is_held() && !writer.is_finished());
     share.release().await.expect("ours to the end");
     beside.release().await.expect("ours to the end");
-    its_turn(writer).await.release().await.expect("ours to the end");
+    granted(writer).await.release().await.expect("ours to the end");
     // What was given back can be had alone.
     taken(writing(&ours).owner(owner)).await.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;
@@ -650,15 +648,15 @@ async fn downgrade_admits_next_readers_but_no_writer() {
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let mut lease = taken(writing(&ours).label("mine")).await;
     let token = lease.token();
-    let readers = [in_line(reading(&theirs), &others, 0).await, waits_locally(reading(&ours)).await];
-    let writer = in_line(writing(&others), &theirs, 1).await;
-    let late = in_line(reading(&db.locks().await), &theirs, 2).await;
+    let readers = [enqueue(reading(&theirs), &others, 0).await, waits_locally(reading(&ours)).await];
+    let writer = enqueue(writing(&others), &theirs, 1).await;
+    let late = enqueue(reading(&db.locks().await), &theirs, 2).await;
     lease.downgrade().await.expect("downgrade");
     assert!(lease.is_held());
     assert_eq!(lease.token(), token, "it is still the same holding");
     let mut inside = Vec::new();
     for reader in readers {
-        inside.push(its_turn(reader).await);
+        inside.push(granted(reader).await);
     }
     assert_closed_to_readers(&theirs, 2).await;
     assert!(!writer.is_finished() && !late.is_finished());
@@ -673,11 +671,11 @@ async fn downgrade_admits_next_readers_but_no_writer() {
         assert!(!writer.is_finished());
         reader.release().await.expect("ours to the end");
     }
-    let writer = its_turn(writer).await;
+    let writer = granted(writer).await;
     assert!(writer.token() > token);
     assert!(!late.is_finished());
     writer.release().await.expect("ours to the end");
-    its_turn(late).await.release().await.expect("ours to the end");
+    granted(late).await.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;
 }
 
@@ -704,7 +702,7 @@ async fn downgrade_leaves_no_gap_for_a_writer() {
             }
         })
         .await;
-        line_of(&ours, 1).await;
+        until_waiters(&ours, "a", 1).await;
         assert!(!waits.is_finished() && lease.is_held());
         lease.release().await.expect("ours to the end");
         soon("its turn", waits).await.expect("no panic").expect("acquire").release().await.expect("ours to the end");
@@ -786,7 +784,7 @@ async fn reader_fence_blocks_writers_until_commit() {
     let books = books().await;
     let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
     for first in [true, false] {
-        // Of the first who shares the name, and of one who came in beside it.
+        // Of the first holder, and of one that joined it.
         let beside = if first { None } else { Some(taken(reading(&ours).ttl(BRIEF).renew(false)).await) };
         let reader = taken(reading(&ours).ttl(BRIEF).renew(false)).await;
         let mut tx = books.pool.begin().await.expect("begin");
@@ -952,7 +950,8 @@ async fn two_readers_can_fence_at_once() {
         drop((one, two));
         return assert_nothing_is_left(&books.db).await;
     }
-    // One that was granted before the first fence would do; one that comes while it is open must not wait for it either.
+    // One that was granted before the first fence would do; one that comes while it is open must
+    // not wait for it either.
     let two = taken(reading(&theirs)).await;
     let mut second = books.pool.begin().await.expect("begin");
     soon("the second fence", two.fence(&mut second)).await.expect("fence");
@@ -981,7 +980,7 @@ async fn exported_share_continues_in_another_process() {
     let lease = taken(reading(&ours).ttl(BRIEF).label("on the road")).await;
     let (token, owner) = (lease.token(), lease.owner());
     let text = lease.export().expect("export").to_string();
-    assert!(writing(&others).try_acquire().await.expect("try").is_none(), "held by the one who is on the way");
+    assert!(writing(&others).try_acquire().await.expect("try").is_none(), "held by the next client");
     let lease = theirs.resume(text.parse().expect("what was printed can be read")).await.expect("resume");
     assert_eq!((lease.token(), lease.owner()), (token, owner));
     ours.shutdown().await.expect("shutdown");
@@ -1009,7 +1008,7 @@ async fn eviction_by_token_ends_one_share() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let (first, second) = (taken(reading(&ours).ttl(BRIEF)).await, taken(reading(&ours)).await);
-    let writer = in_line(writing(&theirs), &ours, 0).await;
+    let writer = enqueue(writing(&theirs), &ours, 0).await;
     assert!(theirs.evict("a", first.token()).await.expect("evict"));
     assert!(!theirs.evict("a", first.token()).await.expect("evict"), "it holds no more");
     assert_eq!(soon("it learns of it", first.lost()).await, LossCause::Superseded);
@@ -1020,7 +1019,7 @@ async fn eviction_by_token_ends_one_share() {
     // Through its own client it learns of it at once, and the writer comes in.
     assert!(ours.evict("a", second.token()).await.expect("evict"));
     assert!(!second.is_held());
-    let writer = its_turn(writer).await;
+    let writer = granted(writer).await;
     assert!(!theirs.evict("a", second.token()).await.expect("evict"), "an old token ends nobody's holding");
     writer.release().await.expect("ours to the end");
     drop(second);
@@ -1059,9 +1058,9 @@ async fn max_hold_ends_a_renewed_share() {
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let reader = taken(reading(&ours).max_hold(BRIEF)).await;
     let since = holders(&theirs).await[0].acquired_at;
-    let writer = in_line(writing(&theirs), &ours, 0).await;
+    let writer = enqueue(writing(&theirs), &ours, 0).await;
     // It hangs: nobody drops the lease.
-    let writer = its_turn(writer).await;
+    let writer = granted(writer).await;
     assert_eq!(soon("its end", reader.lost()).await, LossCause::MaxHold);
     let granted = holders(&ours).await[0].acquired_at;
     assert!(granted >= since + BRIEF - Duration::from_millis(500), "{granted} after {since}");
@@ -1157,7 +1156,8 @@ async fn hold_at_least_of_share_blocks_writers() {
     drop(taken(reading(&ours)).await);
     let writer = soon("its turn", writing(&theirs).acquire()).await.expect("acquire");
     let granted = holders(&ours).await[0].acquired_at;
-    // The holder counts from when it learned of the grant, the database from when it made it: rather longer than shorter.
+    // The holder counts from when it learned of the grant, the database from when it made it:
+    // rather longer than shorter.
     assert!(granted >= since + LEAST, "{granted}, and not before {}", since + LEAST);
     assert!(granted <= since + LEAST + SLACK);
     writer.release().await.expect("ours to the end");
@@ -1203,11 +1203,11 @@ async fn sweeper_keeps_live_shares_and_purges_dead_ones() {
     living.fence(&mut tx).await.expect("fence");
     tx.commit().await.expect("commit");
     // Nor are those swept away who wait.
-    let waits = in_line(writing(&theirs), &ours, 0).await;
+    let waits = enqueue(writing(&theirs), &ours, 0).await;
     theirs.sweeper().retention(Duration::ZERO).sweep().await.expect("sweep");
-    line_of(&ours, 1).await;
+    until_waiters(&ours, "a", 1).await;
     living.release().await.expect("ours to the end");
-    its_turn(waits).await.release().await.expect("ours to the end");
+    granted(waits).await.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;
 }
 
@@ -1216,17 +1216,17 @@ async fn shutdown_releases_shares_and_refuses_waiters() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let shares = [taken(reading(&ours)).await, taken(reading(&ours)).await];
-    let writer = in_line(writing(&theirs), &theirs, 0).await;
+    let writer = enqueue(writing(&theirs), &theirs, 0).await;
     let request = reading(&ours);
     let refused = tokio::spawn(request.acquire());
-    line_of(&theirs, 2).await;
+    until_waiters(&theirs, "a", 2).await;
     soon("the shutdown", ours.shutdown()).await.expect("shutdown");
     for share in shares {
         assert_eq!(soon("the loss", share.lost()).await, LossCause::Shutdown);
     }
     let error = soon("the refusal", refused).await.expect("no panic").expect_err("shut down");
     assert!(matches!(error, Error::Closed), "{error}");
-    its_turn(writer).await.release().await.expect("ours to the end");
+    granted(writer).await.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;
 }
 

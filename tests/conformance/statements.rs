@@ -71,7 +71,8 @@ async fn operations_cost_the_promised_statements() {
 #[tokio::test]
 async fn operations_cost_one_file_commit_each() {
     if DATABASE != Database::Sqlite {
-        // A statement of these is a commit: the servers run them in autocommit, as the application's settings are.
+        // A statement of these is a commit: the servers run them in autocommit, as the
+        // application's settings are.
         let db = fresh().await;
         let lease = db.locks().await.lease("a").acquire().await.expect("acquire");
         let seen: i64 = sqlx::query_scalar("SELECT count(*) FROM sqlock_lease WHERE id <> ''")
@@ -151,7 +152,8 @@ async fn idempotent_effect_costs_two_more_statements() {
     };
     let settled = async || {
         if DATABASE.is_mysql() {
-            // The pool has one connection, which it lends again when nothing is on its way there any more.
+            // The pool has one connection, which it lends again when nothing is on its way there
+            // any more.
             drop(pool.acquire().await.expect("the connection"));
         }
     };
@@ -179,13 +181,16 @@ async fn idempotent_effect_costs_two_more_statements() {
     println!("{DATABASE:?}: statements: bare {floor}, once {first}, replay {replay}");
     // On MySQL and MariaDB another connection looks for a rival, and finds what is done already.
     let looks = u64::from(DATABASE.is_mysql());
-    // There, too, autocommit is set and restored, and a savepoint set and released, in the packets of BEGIN and COMMIT. What the
-    // driver sends behind that finds no transaction, and nobody waits for it.
+    // There, too, autocommit is set and restored, and a savepoint set and released, in the packets
+    // of BEGIN and COMMIT. What the driver sends behind that finds no transaction, and nobody waits
+    // for it.
     let guards = if DATABASE.is_mysql() { 5 } else { 0 };
     assert_eq!(first, floor + 2 + looks + guards);
-    // In its transaction it is the claim and the result, and nothing else that Retry does not need as well.
+    // In its transaction it is the claim and the result, and nothing else that Retry does not need
+    // as well.
     assert!(first <= guarded + 2 + looks, "{first} for {guarded}");
-    // The claim and a look at the record, between BEGIN and COMMIT (which the driver does not count).
+    // The claim and a look at the record, between BEGIN and COMMIT (which the driver does not
+    // count).
     let around = if DATABASE == Database::Postgres { 2 } else { 0 };
     assert_eq!(replay, if looks > 0 { looks } else { 2 + around });
 }
@@ -202,14 +207,15 @@ async fn handover_cost_is_independent_of_waiter_count() {
     let many = cost_of_passing(&meter, "many", 64).await;
     println!("{DATABASE:?}: statements of a hand-off with 2 waiting: {few}, with 64: {many}");
     assert!(few > 0);
-    // Where nobody is told, the next one looks once or oftener.
+    // Without notifications, the next waiter polls at least once.
     assert!(many <= few + 2, "{few} with 2 waiting, {many} with 64");
 }
 
 /// The least that a hand-off costs of some between two clients, in turn, while so many wait.
 async fn cost_of_passing(meter: &Meter, name: &'static str, waiting: usize) -> u64 {
     let clients = [meter.locks().await, meter.locks().await, meter.locks().await];
-    // A waiter in the process of the holder has no entry in the database until another process waits.
+    // A waiter in the process of the holder has no entry in the database until another process
+    // waits.
     let mut lease = clients[2].lease(name).ttl(LONG).acquire().await.expect("acquire");
     let mut line = JoinSet::new();
     let mut least = u64::MAX;
@@ -263,7 +269,8 @@ async fn waiters_of_one_client_cost_one_entry() {
     let (looks, cost) = meter.cost(meter.beats(BEATS)).await;
     let cost = cost - looks * meter.look;
     println!("{DATABASE:?}: statements of 64 waiters and a holder in {BEATS} heartbeats: {cost}");
-    // Every second two heartbeats, and four looks at the entry, which are two statements each on MySQL and MariaDB.
+    // Every second two heartbeats, and four looks at the entry, which are two statements each on
+    // MySQL and MariaDB.
     assert!((BEATS..=10 * BEATS + 10).contains(&cost), "{cost}");
     waiting.shutdown().await;
     lease.release().await.expect("release");
@@ -275,7 +282,7 @@ async fn bill(meter: &Meter) -> Bill {
     for locks in [&ours, &theirs] {
         for name in ["known", "other"] {
             let lease = locks.lease(name).ttl(LONG).acquire().await.expect("acquire");
-            let next = in_line(locks, name).await;
+            let next = spawn_waiter(locks, name).await;
             lease.release().await.expect("hand over");
             next.await.expect("no panic").release().await.expect("release");
         }
@@ -292,7 +299,7 @@ async fn bill(meter: &Meter) -> Bill {
         let new;
         (new, bill.acquire_new) = meter.cost(ours.lease(format!("new/{round}")).ttl(LONG).acquire()).await;
         new.expect("acquire").release().await.expect("release");
-        let waiting = in_line(&ours, "known").await;
+        let waiting = spawn_waiter(&ours, "known").await;
         let next;
         (next, bill.hand_off) = meter
             .cost(async {
@@ -345,8 +352,8 @@ async fn a_thousand(locks: &Locks) -> Vec<Lease> {
     leases
 }
 
-/// A waiter in the same process, who is in line when this returns.
-async fn in_line(locks: &Locks, name: &'static str) -> tokio::task::JoinHandle<Lease> {
+/// Spawns a waiter of the same process, which has queued when this returns.
+async fn spawn_waiter(locks: &Locks, name: &'static str) -> tokio::task::JoinHandle<Lease> {
     let request = locks.lease(name).ttl(LONG).wait(SOON);
     let waiting = tokio::spawn(async move { request.acquire().await.expect("acquire") });
     for _ in 0..3 {
@@ -355,7 +362,7 @@ async fn in_line(locks: &Locks, name: &'static str) -> tokio::task::JoinHandle<L
     waiting
 }
 
-/// A database that nobody else uses, and its count of what our clients send.
+/// A database of a single test, and the count of the statements of its clients.
 struct Meter {
     ours: Pool<Sql>,
     monitor: Pool<Sql>,
@@ -429,7 +436,7 @@ impl Meter {
         builder(self.ours.clone()).build()
     }
 
-    /// Runs something, and tells what our clients sent meanwhile.
+    /// Runs a future, and returns the statements that the clients sent during it.
     async fn cost<T>(&self, work: impl Future<Output = T>) -> (T, u64) {
         let before = self.count().await;
         let done = soon("what is measured", work).await;
@@ -452,7 +459,8 @@ impl Meter {
         }
     }
 
-    /// The log is written by a process of its own, in order: what precedes our mark is complete when the mark is there.
+    /// The log is written by a process of its own, in order: what precedes our mark is complete
+    /// when the mark is there.
     async fn count_log(&self) -> u64 {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         let mark = format!("mark {}.", SERIAL.fetch_add(1, Ordering::SeqCst));
@@ -548,7 +556,8 @@ fn is_alone() -> bool {
     std::env::var_os(ALONE).is_some()
 }
 
-/// Runs one test of this program in a process of its own: what counts in the whole process must have it to itself.
+/// Runs one test of this program in a process of its own: what counts in the whole process must
+/// have it to itself.
 fn alone(test: &str) {
     let program = std::env::current_exe().expect("this program has a path");
     let status = std::process::Command::new(program)

@@ -57,7 +57,7 @@ async fn storm_with_killed_holders_breaks_no_promise() {
     let record = tempfile::tempdir().expect("a temporary directory");
     let mut workers = storm(&db, &record, CYCLES, TTL);
     written(&guarded, 20, &mut workers).await;
-    // Whoever holds at this moment.
+    // The current holder.
     let victim = stop_the_holder(&locks, &workers).await;
     workers[victim].kill();
     workers.remove(victim);
@@ -119,8 +119,9 @@ async fn stop_the_holder(locks: &Locks, workers: &[Worker]) -> usize {
         assert!(start.elapsed() < SOON, "nobody holds for long enough to be stopped");
         let Some(worker) = holder(locks, workers).await else { continue };
         workers[worker].stop();
-        // What was under way is done soon. If it still holds then, it will for as long as it is stopped. (If nobody
-        // answers, it was stopped while it had the whole SQLite file to itself: that would be the end of the storm.)
+        // What was under way is done soon. If it still holds then, it will for as long as it is
+        // stopped. (If nobody answers, it was stopped while it had the whole SQLite file to itself:
+        // that would be the end of the storm.)
         tokio::time::sleep(Duration::from_millis(20)).await;
         if let Ok(holder) = timeout(Duration::from_secs(1), holder(locks, workers)).await
             && holder == Some(worker)
@@ -147,7 +148,8 @@ fn contended(history: &History) -> usize {
     grants.iter().filter(has_rival).count()
 }
 
-/// What is left when everybody has gone, and those who were killed have had the time that is theirs.
+/// Returns the rows that are left when all clients have ended, and the leases of killed ones have
+/// expired.
 async fn residue(locks: &Locks, pool: &Pool<Sql>, ttl: Duration) -> Residue {
     let patience = Instant::now() + ttl + Duration::from_secs(10);
     loop {

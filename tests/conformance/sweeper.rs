@@ -248,7 +248,7 @@ async fn expired_requests_are_purged_with_their_steps() {
             requests.by.issue("alice", LONG).await.expect("issue");
         }
         // Nor do the leases of the attempts, which have just been free.
-        assert_eq!(locks.sweeper().batch(batch).sweep().await.expect("sweep"), 0, "all are still told");
+        assert_eq!(locks.sweeper().batch(batch).sweep().await.expect("sweep"), 0, "all are still replayed");
         assert_eq!(requests.rows().await, (10, 3));
         assert_eq!(requests.run(0).await, Outcome::Replay(0));
         requests.grow_old().await;
@@ -321,8 +321,8 @@ async fn sweepers_spare_new_requests_of_purged_keys() {
     }
     for round in 0..30 {
         for number in 0..4 {
-            let told = soon("the request", requests.run(number)).await;
-            assert_eq!(told, Outcome::New(number), "round {round}: it was told what had run out");
+            let answer = soon("the request", requests.run(number)).await;
+            assert_eq!(answer, Outcome::New(number), "round {round}: an expired result was replayed");
             assert_eq!(soon("the request", requests.run(number)).await, Outcome::Replay(number), "round {round}");
         }
         requests.grow_old().await;

@@ -50,7 +50,7 @@ async fn loss_warns_unless_the_application_ordered_it() {
     let evicted = locks.lease("c").ttl(LONG).acquire().await.expect("acquire");
     assert!(operator.evict("c", evicted.token()).await.expect("evict"));
     evicted.lost().await;
-    // The line is written after the holder was told.
+    // The line is written after the holder has its answer.
     soon("the line", async {
         while log.messages(Level::WARN).is_empty() {
             tokio::task::yield_now().await;
@@ -76,8 +76,8 @@ async fn spans_tell_name_mode_wait_and_outcome() {
     held.release().await.expect("held to the end");
 
     let requests = log.spans("acquire");
-    let told: Vec<_> = requests.iter().map(|span| (&*span["mode"], &*span["outcome"])).collect();
-    assert_eq!(told, [("exclusive", "acquired"), ("shared", "held"), ("permits", "cancelled")]);
+    let answer: Vec<_> = requests.iter().map(|span| (&*span["mode"], &*span["outcome"])).collect();
+    assert_eq!(answer, [("exclusive", "acquired"), ("shared", "held"), ("permits", "cancelled")]);
     assert!(requests.iter().all(|span| span["name"] == "a" && span.contains_key("waited")), "{requests:?}");
     let holds = log.spans("hold");
     assert_eq!(holds.len(), 1);

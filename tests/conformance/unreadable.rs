@@ -17,8 +17,8 @@ const BRIEF: Duration = Duration::from_secs(3);
 /// Long enough to be renewed in time on a busy machine.
 const TTL: Duration = Duration::from_secs(9);
 
-/// What an operator, a restored dump or an overflow may leave in a row. Only SQLite keeps a value of another type than the
-/// column has.
+/// What an operator, a restored dump or an overflow may leave in a row. Only SQLite keeps a value
+/// of another type than the column has.
 fn damages() -> &'static [&'static str] {
     match DATABASE {
         Database::Sqlite => &[

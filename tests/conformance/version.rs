@@ -1,5 +1,5 @@
-//! A version column: what was changed meanwhile is not written over, in a transaction of the caller's and outside of one, on
-//! tables and columns of any name and type.
+//! A version column: what was changed meanwhile is not written over, in a transaction of the
+//! caller's and outside of one, on tables and columns of any name and type.
 
 use sqlock::Error;
 use sqlock::row::RowError;
@@ -248,7 +248,8 @@ async fn a_conflict_leaves_the_callers_transaction_usable() {
     assert_eq!(bank.row(1).await, Some((1, 2, "ann".into(), 5)));
 }
 
-/// The rival's write comes between the reading and the writing, or waits until that is over where the reading has locked.
+/// The rival's write comes between the reading and the writing, or waits until that is over where
+/// the reading has locked.
 #[tokio::test]
 async fn one_of_two_writers_wins_at_every_isolation() {
     for &level in levels() {

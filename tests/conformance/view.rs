@@ -84,7 +84,7 @@ async fn assert_agrees(pool: &Pool<Sql>, locks: &Locks, name: &str) {
     let after = locks.holders(name).await.expect("holders");
     let (held, waiting): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.position.is_none());
     let near =
-        |shown: Option<i64>, told: DateTime<Utc>| shown.is_some_and(|at| (at - told.timestamp_millis()).abs() <= 1);
+        |shown: Option<i64>, answer: DateTime<Utc>| shown.is_some_and(|at| (at - answer.timestamp_millis()).abs() <= 1);
     assert_eq!((held.len(), before.len()), (after.len(), after.len()), "{rows:?}");
     for (row, (before, after)) in held.iter().zip(before.iter().zip(&after)) {
         assert_eq!((row.token, &row.label, &row.holder), (Some(after.token.get()), &after.label, &after.holder));
@@ -95,10 +95,10 @@ async fn assert_agrees(pool: &Pool<Sql>, locks: &Locks, name: &str) {
     }
     let waiters = locks.waiters(name).await.expect("waiters");
     assert_eq!(waiting.len(), waiters.len(), "{rows:?}");
-    for (row, told) in waiting.iter().zip(&waiters) {
-        assert_eq!((row.token, &row.label, &row.holder), (None, &told.label, &told.holder));
-        assert_eq!((row.position, row.acquired_at), (Some(told.ahead as i64 + 1), None));
-        assert!(near(row.waiting_since, told.since), "{row:?}, {told:?}");
+    for (row, answer) in waiting.iter().zip(&waiters) {
+        assert_eq!((row.token, &row.label, &row.holder), (None, &answer.label, &answer.holder));
+        assert_eq!((row.position, row.acquired_at), (Some(answer.ahead as i64 + 1), None));
+        assert!(near(row.waiting_since, answer.since), "{row:?}, {answer:?}");
     }
 }
 

@@ -22,17 +22,18 @@ use crate::support::worker::Worker;
 use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon};
 use crate::{DATABASE, Sql};
 
-/// Longer than any test lasts: whatever is free before that was given back.
+/// Longer than any test lasts: a name that is free before that was released.
 const LONG: Duration = Duration::from_secs(600);
 
-/// For how long a grant to another process stands until that has confirmed it, and a place without a sign of life.
+/// How long a grant to another process lasts until its client has confirmed it, and an entry
+/// without a heartbeat.
 const CLAIM: Duration = Duration::from_secs(3);
 
 /// How late anything may be on a busy machine. Nothing may be early.
 const SLACK: Duration = Duration::from_secs(10);
 
-/// A line before the name `a`, and somebody who looks at it from outside.
-struct Line {
+/// The queue of the name `a`, with a client that observes it.
+struct WaitQueue {
     db: Fresh,
     outside: Locks,
     table: Pool<Sql>,
@@ -40,31 +41,31 @@ struct Line {
 
 type Waiting = JoinHandle<Result<Lease, Error>>;
 
-impl Line {
+impl WaitQueue {
     async fn new() -> Self {
-        Self::in_front_of(fresh().await).await
+        Self::on(fresh().await).await
     }
 
-    async fn in_front_of(db: Fresh) -> Self {
+    async fn on(db: Fresh) -> Self {
         let (outside, table) = (db.locks().await, db.pool_of(1).await);
         Self { db, outside, table }
     }
 
-    /// A client of its own, as another process would have one.
+    /// Creates a client, as another process would have one.
     async fn client(&self) -> Locks {
         self.db.locks().await
     }
 
-    /// Somebody joins the line: who, is its label.
+    /// Spawns a request with a label, and waits until it has joined the queue.
     async fn join(&self, request: LeaseRequest, label: &str) -> Waiting {
         let waiting = tokio::spawn(request.ttl(LONG).label(label).acquire());
-        self.until(&format!("{label} in line"), |line| line.iter().any(|l| l == label)).await;
+        self.until(&format!("{label} in the queue"), |queue| queue.iter().any(|l| l == label)).await;
         waiting
     }
 
-    /// The labels of those who wait, in order.
+    /// Returns the labels of the waiters, in order.
     async fn labels(&self) -> Vec<String> {
-        let waiters = self.outside.waiters("a").await.expect("the line can be read");
+        let waiters = self.outside.waiters("a").await.expect("waiters");
         assert!(waiters.iter().enumerate().all(|(i, waiter)| waiter.ahead == i));
         waiters.into_iter().map(|waiter| waiter.label).collect()
     }
@@ -79,23 +80,23 @@ impl Line {
     }
 
     async fn held(&self) -> LeaseInfo {
-        self.outside.inspect("a").await.expect("inspect").expect("held by somebody")
+        self.outside.inspect("a").await.expect("inspect").expect("a holder")
     }
 
-    /// How many places are in the table, the dead included.
-    async fn places(&self) -> i64 {
+    /// Counts the entries in the table, including those of dead clients.
+    async fn entries(&self) -> i64 {
         let count = sqlx::query_scalar("SELECT count(*) FROM sqlock_entry").fetch_one(&self.table);
-        count.await.expect("places can be counted")
+        count.await.expect("the number of entries")
     }
 
-    /// Nobody holds the name, and nobody's place is left. What is deleted in the background may take a moment.
+    /// Waits until the name is free and has no entries: some are deleted in the background.
     async fn assert_empty(&self) {
         let empty = async {
-            while self.places().await > 0 || self.outside.inspect("a").await.expect("inspect").is_some() {
+            while self.entries().await > 0 || self.outside.inspect("a").await.expect("inspect").is_some() {
                 sleep(Duration::from_millis(5)).await;
             }
         };
-        soon("the end of the line", empty).await;
+        soon("an empty queue", empty).await;
         let lease = self.outside.lease("a").try_acquire().await.expect("try").expect("free");
         lease.release().await.expect("release");
     }
@@ -105,44 +106,45 @@ async fn turn(waiting: Waiting) -> Lease {
     soon("the turn", waiting).await.expect("no panic").expect("acquire")
 }
 
-/// They get the name in this order, and nobody before the one before has given it back.
+/// Checks that the waiters are granted the name in this order, each after the release of the one
+/// before.
 async fn assert_served(first: Lease, waiting: Vec<Waiting>) {
     let mut held = first;
     for next in waiting {
         assert!(!next.is_finished(), "granted before its turn");
         let token = held.token();
-        held.release().await.expect("it was ours to the end");
+        held.release().await.expect("held to the end");
         held = turn(next).await;
         assert!(held.token() > token);
     }
-    held.release().await.expect("it was ours to the end");
+    held.release().await.expect("held to the end");
 }
 
 // ---- clients of one process, each with its own connections
 
 #[tokio::test]
 async fn clients_are_granted_in_arrival_order() {
-    let line = Line::new().await;
-    let first = line.client().await.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let queue = WaitQueue::new().await;
+    let first = queue.client().await.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let (mut clients, mut waiting) = (Vec::new(), Vec::new());
     for i in 0..8 {
-        let client = line.client().await;
-        waiting.push(line.join(client.lease("a"), &format!("w{i}")).await);
+        let client = queue.client().await;
+        waiting.push(queue.join(client.lease("a"), &format!("w{i}")).await);
         clients.push(client);
     }
-    assert_eq!(line.labels().await, ["w0", "w1", "w2", "w3", "w4", "w5", "w6", "w7"]);
+    assert_eq!(queue.labels().await, ["w0", "w1", "w2", "w3", "w4", "w5", "w6", "w7"]);
     assert_served(first, waiting).await;
-    line.assert_empty().await;
+    queue.assert_empty().await;
 }
 
 /// A waiter behind another one of its process has no entry in the database until the order needs
 /// it.
 #[tokio::test]
 async fn local_and_remote_waiters_share_arrival_order() {
-    // More than a statement may take: the line knows when somebody came by how long it has waited.
+    // Longer than a statement may take: the order follows from how long a waiter has waited.
     const APART: Duration = Duration::from_millis(500);
-    let line = Line::new().await;
-    let (ours, theirs) = (line.client().await, line.client().await);
+    let queue = WaitQueue::new().await;
+    let (ours, theirs) = (queue.client().await, queue.client().await);
     let first = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let mut waiting = Vec::new();
     for i in 0..6 {
@@ -150,31 +152,31 @@ async fn local_and_remote_waiters_share_arrival_order() {
         waiting.push(tokio::spawn(client.lease("a").ttl(LONG).label(format!("w{i}")).acquire()));
         sleep(APART).await;
     }
-    assert_eq!(line.labels().await, ["w1"], "nobody who cannot be next is known there");
+    assert_eq!(queue.labels().await, ["w1"], "nobody who cannot be next is known there");
     assert_served(first, waiting).await;
-    line.assert_empty().await;
+    queue.assert_empty().await;
 }
 
 #[tokio::test]
 async fn try_acquire_never_jumps_the_queue() {
-    let line = Line::new().await;
-    let first = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let queue = WaitQueue::new().await;
+    let first = queue.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let (mut clients, mut waiting) = (Vec::new(), Vec::new());
     for i in 0..6 {
-        let client = line.client().await;
-        waiting.push(line.join(client.lease("a"), &format!("w{i}")).await);
+        let client = queue.client().await;
+        waiting.push(queue.join(client.lease("a"), &format!("w{i}")).await);
         clients.push(client);
     }
     // From here on somebody waits or holds, until the last of them has the name.
     let over = Arc::new(AtomicBool::new(false));
-    let tries: Vec<_> = [line.client().await, clients[0].clone(), clients[5].clone()]
+    let tries: Vec<_> = [queue.client().await, clients[0].clone(), clients[5].clone()]
         .into_iter()
         .map(|locks| {
             let over = Arc::clone(&over);
             tokio::spawn(async move {
                 let mut tries = 0;
                 while !over.load(Ordering::SeqCst) {
-                    assert!(locks.lease("a").try_acquire().await.expect("try").is_none(), "it jumped the line");
+                    assert!(locks.lease("a").try_acquire().await.expect("try").is_none(), "a try overtook the queue");
                     tries += 1;
                 }
                 tries
@@ -189,25 +191,25 @@ async fn try_acquire_never_jumps_the_queue() {
     }
     over.store(true, Ordering::SeqCst);
     for tries in tries {
-        assert!(soon("the tries", tries).await.expect("nobody jumped the line") > 0);
+        assert!(soon("the tries", tries).await.expect("no try overtook the queue") > 0);
     }
     held.release().await.expect("release");
-    line.assert_empty().await;
+    queue.assert_empty().await;
 }
 
 /// Covers requests between a release and the following grant, and requests just before the release.
 #[tokio::test]
 async fn newcomer_during_handover_queues_behind_waiters() {
-    let line = Line::new().await;
-    let (holder, waiter) = (line.client().await, line.client().await);
+    let queue = WaitQueue::new().await;
+    let (holder, waiter) = (queue.client().await, queue.client().await);
     let mut newcomers = Vec::new();
     for _ in 0..3 {
-        newcomers.push(line.client().await);
+        newcomers.push(queue.client().await);
     }
     newcomers.push(holder.clone());
     for round in 0..15 {
         let held = holder.lease("a").ttl(LONG).acquire().await.expect("acquire");
-        let next = line.join(waiter.lease("a"), "next").await;
+        let next = queue.join(waiter.lease("a"), "next").await;
         let came: Vec<Waiting> = newcomers
             .iter()
             .enumerate()
@@ -242,90 +244,91 @@ async fn newcomer_during_handover_queues_behind_waiters() {
             lease.release().await.expect("release");
         }
     }
-    line.assert_empty().await;
+    queue.assert_empty().await;
 }
 
 /// The row looks free, but the statement that takes a free name must not take it past a waiter.
 #[tokio::test]
 async fn expired_name_goes_to_the_first_waiter() {
-    let line = Line::new().await;
-    let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
+    let queue = WaitQueue::new().await;
+    let (ours, theirs, others) = (queue.client().await, queue.client().await, queue.client().await);
     let held = ours.lease("a").ttl(Duration::from_secs(3)).renew(false).acquire().await.expect("acquire");
-    let next = line.join(theirs.lease("a"), "next").await;
+    let next = queue.join(theirs.lease("a"), "next").await;
     let over = Arc::new(AtomicBool::new(false));
     let trying = tokio::spawn({
         let over = Arc::clone(&over);
         async move {
             while !over.load(Ordering::SeqCst) {
-                assert!(others.lease("a").try_acquire().await.expect("try").is_none(), "it jumped the line");
+                assert!(others.lease("a").try_acquire().await.expect("try").is_none(), "a try overtook the queue");
             }
         }
     });
     let next = turn(next).await;
-    let now = line.held().await;
+    let now = queue.held().await;
     assert_eq!(now.token, next.token());
-    // The client of the holder may have given the name back between its own deadline and the expiry in the database.
+    // The client of the holder may have given the name back between its own deadline and the expiry
+    // in the database.
     assert!(!held.is_held(), "two holders");
     over.store(true, Ordering::SeqCst);
-    soon("the tries", trying).await.expect("nobody jumped the line");
+    soon("the tries", trying).await.expect("no try overtook the queue");
     assert!(held.release().await.expect_err("it has expired").is_lost());
     next.release().await.expect("release");
-    line.assert_empty().await;
+    queue.assert_empty().await;
 }
 
-// ---- what holders can ask for
+// ---- options of holders
 
 #[tokio::test]
 async fn hold_at_least_delays_the_next_grant() {
-    let line = Line::new().await;
-    let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
+    let queue = WaitQueue::new().await;
+    let (ours, theirs, others) = (queue.client().await, queue.client().await, queue.client().await);
     let least = chrono::TimeDelta::seconds(4);
     let held = ours.lease("a").ttl(LONG).hold_at_least(least.to_std().expect("positive")).acquire();
     let held = held.await.expect("acquire");
-    let before = line.held().await;
-    let waiting = [line.join(theirs.lease("a"), "w0").await, line.join(others.lease("a"), "w1").await];
+    let before = queue.held().await;
+    let waiting = [queue.join(theirs.lease("a"), "w0").await, queue.join(others.lease("a"), "w1").await];
     held.release().await.expect("release");
     let mut last = before.token;
     for (i, next) in waiting.into_iter().enumerate() {
         let next = turn(next).await;
-        let now = line.held().await;
+        let now = queue.held().await;
         assert_eq!(now.label, format!("w{i}"));
         assert!(now.acquired_at >= before.acquired_at + least, "{} after {}", now.acquired_at, before.acquired_at);
         assert!(next.token() > last);
         last = next.token();
         next.release().await.expect("release");
     }
-    line.assert_empty().await;
+    queue.assert_empty().await;
 }
 
 #[tokio::test]
 async fn eviction_grants_the_first_waiter_at_once() {
-    let line = Line::new().await;
-    let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
+    let queue = WaitQueue::new().await;
+    let (ours, theirs, others) = (queue.client().await, queue.client().await, queue.client().await);
     let held = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    let waiting = [line.join(theirs.lease("a"), "w0").await, line.join(others.lease("a"), "w1").await];
+    let waiting = [queue.join(theirs.lease("a"), "w0").await, queue.join(others.lease("a"), "w1").await];
     let [first, second] = waiting;
-    // Nobody would have got it before the TTL.
+    // Without the eviction, the waiter would wait for the TTL.
     const { assert!(LONG.as_secs() > SOON.as_secs()) };
-    assert!(line.outside.evict("a", held.token()).await.expect("evict"));
+    assert!(queue.outside.evict("a", held.token()).await.expect("evict"));
     let first = turn(first).await;
     assert!(!second.is_finished());
     assert!(held.release().await.expect_err("evicted").is_lost());
-    assert!(line.outside.evict("a", first.token()).await.expect("evict"));
+    assert!(queue.outside.evict("a", first.token()).await.expect("evict"));
     let second = turn(second).await;
     assert!(second.token() > first.token());
     assert!(first.release().await.expect_err("evicted").is_lost());
     second.release().await.expect("release");
-    line.assert_empty().await;
+    queue.assert_empty().await;
 }
 
 #[tokio::test]
 async fn owner_reenters_past_waiters_and_last_release_grants() {
-    let line = Line::new().await;
-    let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
+    let queue = WaitQueue::new().await;
+    let (ours, theirs, others) = (queue.client().await, queue.client().await, queue.client().await);
     let owner = Owner::random();
     let outer = ours.lease("a").ttl(LONG).owner(owner).acquire().await.expect("acquire");
-    let stranger = line.join(others.lease("a"), "stranger").await;
+    let stranger = queue.join(others.lease("a"), "stranger").await;
     let mut holds = vec![outer];
     for locks in [&ours, &theirs] {
         let inner = soon("the entry", locks.lease("a").ttl(LONG).owner(owner).acquire()).await.expect("acquire");
@@ -334,25 +337,26 @@ async fn owner_reenters_past_waiters_and_last_release_grants() {
     }
     for hold in holds.drain(..).rev() {
         assert!(!stranger.is_finished(), "it is still held");
-        assert_eq!(line.held().await.owner, Some(owner));
+        assert_eq!(queue.held().await.owner, Some(owner));
         hold.release().await.expect("release");
     }
     let stranger = turn(stranger).await;
     assert_ne!(stranger.owner(), owner);
     stranger.release().await.expect("release");
-    line.assert_empty().await;
+    queue.assert_empty().await;
 }
 
-/// The second request of the owner would otherwise wait behind a stranger, who waits for the owner.
+/// Otherwise the second request of the owner would wait behind another one, which waits for the
+/// owner.
 #[tokio::test]
 async fn owner_waiting_in_two_processes_enters_in_both() {
-    let line = Line::new().await;
-    let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
+    let queue = WaitQueue::new().await;
+    let (ours, theirs, others) = (queue.client().await, queue.client().await, queue.client().await);
     let owner = Owner::random();
-    let held = line.client().await.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    let first = line.join(ours.lease("a").owner(owner), "first").await;
-    let stranger = line.join(others.lease("a"), "stranger").await;
-    let second = line.join(theirs.lease("a").owner(owner), "second").await;
+    let held = queue.client().await.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let first = queue.join(ours.lease("a").owner(owner), "first").await;
+    let stranger = queue.join(others.lease("a"), "stranger").await;
+    let second = queue.join(theirs.lease("a").owner(owner), "second").await;
     held.release().await.expect("release");
     let (first, second) = (turn(first).await, turn(second).await);
     assert_eq!((first.owner(), first.token()), (second.owner(), second.token()));
@@ -360,19 +364,19 @@ async fn owner_waiting_in_two_processes_enters_in_both() {
     second.release().await.expect("release");
     first.release().await.expect("release");
     turn(stranger).await.release().await.expect("release");
-    line.assert_empty().await;
+    queue.assert_empty().await;
 }
 
 /// The owner holds the name before its waiting process learns of the grant.
 #[tokio::test]
 async fn reentry_during_the_grant_loses_nothing() {
-    let line = Line::new().await;
-    let (ours, theirs, others) = (line.client().await, line.client().await, line.client().await);
+    let queue = WaitQueue::new().await;
+    let (ours, theirs, others) = (queue.client().await, queue.client().await, queue.client().await);
     for _ in 0..4 {
         let owner = Owner::random();
-        let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
-        let first = line.join(ours.lease("a").owner(owner), "first").await;
-        let stranger = line.join(others.lease("a"), "stranger").await;
+        let held = queue.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+        let first = queue.join(ours.lease("a").owner(owner), "first").await;
+        let stranger = queue.join(others.lease("a"), "stranger").await;
         let entering = tokio::spawn({
             let theirs = theirs.clone();
             async move {
@@ -392,49 +396,50 @@ async fn reentry_during_the_grant_loses_nothing() {
             assert!(!stranger.is_finished());
             hold.release().await.expect("release");
         }
-        // At once: no hold is left that nobody has.
+        // At once: no holding without a lease is left.
         turn(stranger).await.release().await.expect("release");
     }
-    line.assert_empty().await;
+    queue.assert_empty().await;
 }
 
 #[tokio::test]
 async fn shutdown_removes_entries_and_others_move_up() {
-    let line = Line::new().await;
-    let ours = line.client().await;
-    let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let queue = WaitQueue::new().await;
+    let ours = queue.client().await;
+    let held = queue.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let mut leaving = Vec::new();
     let mut staying = Vec::new();
     for i in 0..4 {
-        // Readers of one client stand in line together.
-        leaving.push(line.join(ours.lease("a").shared(), &format!("leaves{i}")).await);
-        staying.push(line.join(line.client().await.lease("a"), &format!("stays{i}")).await);
+        // Readers of one client queue together.
+        leaving.push(queue.join(ours.lease("a").shared(), &format!("leaves{i}")).await);
+        staying.push(queue.join(queue.client().await.lease("a"), &format!("stays{i}")).await);
     }
-    // Behind them a writer, and one more, of which the database does not know yet.
+    // Behind them a writer, and one more request, without an entry in the database.
     leaving.push(tokio::spawn(ours.lease("a").ttl(LONG).acquire()));
     leaving.push(tokio::spawn(ours.lease("a").ttl(LONG).acquire()));
-    line.until("the writer of the client that leaves", |labels| labels.len() == 9).await;
+    queue.until("the writer of the client that leaves", |labels| labels.len() == 9).await;
     soon("the shutdown", ours.shutdown()).await.expect("shutdown");
-    assert_eq!(line.labels().await, ["stays0", "stays1", "stays2", "stays3"]);
-    assert_eq!(line.places().await, 4);
+    assert_eq!(queue.labels().await, ["stays0", "stays1", "stays2", "stays3"]);
+    assert_eq!(queue.entries().await, 4);
     for waiting in leaving {
         let answer = soon("an answer", waiting).await.expect("no panic");
         assert!(matches!(answer, Err(Error::Closed)), "{answer:?}");
     }
     assert_served(held, staying).await;
-    line.assert_empty().await;
+    queue.assert_empty().await;
 }
 
 #[tokio::test]
 async fn abandoned_wait_leaves_no_entry_or_delay() {
-    let line = Line::new().await;
-    let (ours, theirs) = (line.client().await, line.client().await);
-    let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    let dropped = [line.join(ours.lease("a").shared(), "d0").await, line.join(theirs.lease("a").shared(), "d1").await];
+    let queue = WaitQueue::new().await;
+    let (ours, theirs) = (queue.client().await, queue.client().await);
+    let held = queue.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let dropped =
+        [queue.join(ours.lease("a").shared(), "d0").await, queue.join(theirs.lease("a").shared(), "d1").await];
     let wait = Duration::from_secs(2);
     // Behind those of their own clients.
-    let impatient = line.join(ours.lease("a").wait(wait), "impatient").await;
-    let next = line.join(theirs.lease("a"), "next").await;
+    let impatient = queue.join(ours.lease("a").wait(wait), "impatient").await;
+    let next = queue.join(theirs.lease("a"), "next").await;
     for waiting in dropped {
         waiting.abort();
         assert!(waiting.await.expect_err("aborted").is_cancelled());
@@ -443,50 +448,50 @@ async fn abandoned_wait_leaves_no_entry_or_delay() {
         Err(Error::Timeout { waited, .. }) => assert!(waited >= wait, "{waited:?}"),
         other => panic!("{other:?}"),
     }
-    line.until("the departures", |labels| labels == ["next"]).await;
+    queue.until("the departures", |labels| labels == ["next"]).await;
     soon("their deletion", async {
-        while line.places().await > 1 {
+        while queue.entries().await > 1 {
             sleep(Duration::from_millis(5)).await;
         }
     })
     .await;
     assert_served(held, vec![next]).await;
-    line.assert_empty().await;
+    queue.assert_empty().await;
 }
 
-// ---- being told
+// ---- inspection
 
 #[tokio::test]
 async fn waiters_learn_their_position_and_the_holders() {
-    let line = Line::new().await;
-    let held = line.client().await.lease("a").ttl(LONG).label("h").acquire().await.expect("acquire");
-    assert_eq!(line.held().await.waiters, 0);
-    assert!(line.outside.waiters("a").await.expect("asked").is_empty());
-    assert!(line.outside.waiters("unknown").await.expect("asked").is_empty());
-    let reader = line.db.builder().await.holder("the reader").build();
-    let before = database_clock(&line).await;
-    let first = line.join(line.client().await.lease("a"), "w0").await;
-    let second = line.join(reader.lease("a").shared(), "w1").await;
-    let (told, mut hears) = tokio::sync::mpsc::unbounded_channel();
-    let third = line.client().await;
+    let queue = WaitQueue::new().await;
+    let held = queue.client().await.lease("a").ttl(LONG).label("h").acquire().await.expect("acquire");
+    assert_eq!(queue.held().await.waiters, 0);
+    assert!(queue.outside.waiters("a").await.expect("asked").is_empty());
+    assert!(queue.outside.waiters("unknown").await.expect("asked").is_empty());
+    let reader = queue.db.builder().await.holder("the reader").build();
+    let before = database_clock(&queue).await;
+    let first = queue.join(queue.client().await.lease("a"), "w0").await;
+    let second = queue.join(reader.lease("a").shared(), "w1").await;
+    let (reports, mut progress) = tokio::sync::mpsc::unbounded_channel();
+    let third = queue.client().await;
     let tell = move |w: &sqlock::inspect::Waiting| {
         let holder = w.holder.as_ref().map(|holder| (holder.token, holder.label.clone(), holder.waiters));
-        let _ = told.send((w.ahead, holder, w.waited));
+        let _ = reports.send((w.ahead, holder, w.waited));
     };
-    let third = line.join(third.lease("a").while_waiting(tell), "w2").await;
+    let third = queue.join(third.lease("a").while_waiting(tell), "w2").await;
 
-    let waiters = line.outside.waiters("a").await.expect("asked");
+    let waiters = queue.outside.waiters("a").await.expect("asked");
     let seen: Vec<_> = waiters.iter().map(|w| (w.ahead, w.label.as_str(), w.mode)).collect();
     use sqlock::inspect::Mode::{Exclusive, Shared};
     assert_eq!(seen, [(0, "w0", Exclusive), (1, "w1", Shared), (2, "w2", Exclusive)]);
     assert_eq!(waiters[1].holder, "the reader");
     assert!(waiters.is_sorted_by_key(|w| w.since) && waiters[0].since >= before);
-    let listed = line.outside.list("").await.expect("list");
+    let listed = queue.outside.list("").await.expect("list");
     assert_eq!(listed.iter().map(|info| (info.token, info.waiters)).collect::<Vec<_>>(), [(held.token(), 3)]);
-    assert_eq!(line.held().await.waiters, 3);
+    assert_eq!(queue.held().await.waiters, 3);
 
     let mut hear = async |what: &str| {
-        let (ahead, holder, waited) = soon(what, hears.recv()).await.expect("it goes on");
+        let (ahead, holder, waited) = soon(what, progress.recv()).await.expect("it goes on");
         let (token, label, waiters) = holder.expect("somebody holds it");
         (ahead, token, label, waiters, waited)
     };
@@ -494,7 +499,7 @@ async fn waiters_learn_their_position_and_the_holders() {
     assert_eq!((ahead, token, label.as_str(), waiters), (2, held.token(), "h", 3));
     held.release().await.expect("release");
     let first = turn(first).await;
-    // What is between the holders is told as well, if it is met.
+    // The time between two holders is reported as well, if it is observed.
     let next = async {
         loop {
             let (ahead, token, label, _, later) = hear("a word of the next").await;
@@ -509,13 +514,13 @@ async fn waiters_learn_their_position_and_the_holders() {
     first.release().await.expect("release");
     turn(second).await.release().await.expect("release");
     turn(third).await.release().await.expect("release");
-    line.assert_empty().await;
+    queue.assert_empty().await;
 }
 
-/// The database's clock, which every place is stamped with.
-async fn database_clock(line: &Line) -> chrono::DateTime<chrono::Utc> {
-    let lease = line.outside.lease("clock").acquire().await.expect("acquire");
-    let now = line.outside.inspect("clock").await.expect("inspect").expect("held").acquired_at;
+/// Reads the database's clock.
+async fn database_clock(queue: &WaitQueue) -> chrono::DateTime<chrono::Utc> {
+    let lease = queue.outside.lease("clock").acquire().await.expect("acquire");
+    let now = queue.outside.inspect("clock").await.expect("inspect").expect("held").acquired_at;
     lease.release().await.expect("release");
     now
 }
@@ -523,8 +528,8 @@ async fn database_clock(line: &Line) -> chrono::DateTime<chrono::Utc> {
 // ---- processes
 
 /// Processes that wait, 300 ms apart.
-async fn queue(line: &Line, processes: usize) -> Vec<Worker> {
-    let mut workers: Vec<Worker> = (0..processes).map(|_| Worker::start(&line.db.url)).collect();
+async fn waiting_workers(queue: &WaitQueue, processes: usize) -> Vec<Worker> {
+    let mut workers: Vec<Worker> = (0..processes).map(|_| Worker::start(&queue.db.url)).collect();
     for worker in &mut workers {
         // Connected, so that none is late for that reason.
         assert_ne!(worker.ask("inspect a").await, "free");
@@ -535,18 +540,19 @@ async fn queue(line: &Line, processes: usize) -> Vec<Worker> {
     workers
 }
 
-/// Puts a process in line, and lets 300 ms pass.
+/// Lets a process queue, and waits 300 ms.
 async fn wait(worker: &mut Worker, at_most: &str) {
     let came = Instant::now();
     assert_eq!(worker.ask(format!("wait a {} {at_most}", LONG.as_millis()).trim_end()).await, "waiting");
     sleep(Duration::from_millis(300).saturating_sub(came.elapsed())).await;
 }
 
-/// They get the name in this order, and each gives it back. The longest time between a release and the next entry.
+/// Checks that the processes are granted the name in this order, and returns the longest time
+/// between a release and the next grant.
 async fn enter_in_order<'w>(mut token: i64, workers: impl IntoIterator<Item = &'w mut Worker>) -> Duration {
     let mut released = Instant::now();
     let mut longest = Duration::ZERO;
-    // All wait for their turn: whoever is granted the name before it keeps it, and the one who is asked gets nothing.
+    // A process that is granted the name out of order keeps it, so the expected one would get none.
     let mut workers: Vec<&mut Worker> = workers.into_iter().collect();
     for worker in &mut workers {
         worker.tell("turn");
@@ -566,48 +572,48 @@ async fn enter_in_order<'w>(mut token: i64, workers: impl IntoIterator<Item = &'
 
 #[tokio::test]
 async fn processes_are_granted_in_arrival_order() {
-    let line = Line::new().await;
-    let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    let mut workers = queue(&line, 6).await;
+    let queue = WaitQueue::new().await;
+    let held = queue.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let mut workers = waiting_workers(&queue, 6).await;
     let token = held.token().get();
     held.release().await.expect("release");
     let longest = enter_in_order(token, &mut workers).await;
     println!("{DATABASE:?}: 6 processes in order; the longest hand-over took {longest:?}");
-    assert_eq!(line.places().await, 0);
-    line.assert_empty().await;
+    assert_eq!(queue.entries().await, 0);
+    queue.assert_empty().await;
 }
 
 /// The order of waiters in a process differs from the database's when one of them queued again or
 /// was slow to queue.
 #[tokio::test]
 async fn waiter_is_granted_in_database_order() {
-    let line = Line::new().await;
-    let ours = line.client().await;
-    let mut holder = Worker::start(&line.db.url);
+    let queue = WaitQueue::new().await;
+    let ours = queue.client().await;
+    let mut holder = Worker::start(&queue.db.url);
     holder.hold("a", Duration::from_secs(6)).await;
     // A reader and the writer behind it: both may be next.
-    let first = line.join(ours.lease("a").shared(), "first").await;
-    let second = line.join(ours.lease("a"), "second").await;
+    let first = queue.join(ours.lease("a").shared(), "first").await;
+    let second = queue.join(ours.lease("a"), "second").await;
     let sql = "UPDATE sqlock_entry SET arrived_at = arrived_at - 60000000 WHERE label = 'second'";
-    sqlx::query(sql).execute(&line.table).await.expect("another order");
+    sqlx::query(sql).execute(&queue.table).await.expect("another order");
     holder.kill();
     turn(second).await.release().await.expect("release");
     turn(first).await.release().await.expect("release");
-    line.assert_empty().await;
+    queue.assert_empty().await;
 }
 
 #[tokio::test]
 async fn dead_waiters_delay_others_by_one_claim() {
-    let line = Line::new().await;
-    let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    let mut workers = queue(&line, 2).await;
-    let mut killed = queue(&line, 1).await;
-    let mut cancelled = queue(&line, 1).await;
-    let mut impatient = Worker::start(&line.db.url);
+    let queue = WaitQueue::new().await;
+    let held = queue.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let mut workers = waiting_workers(&queue, 2).await;
+    let mut killed = waiting_workers(&queue, 1).await;
+    let mut cancelled = waiting_workers(&queue, 1).await;
+    let mut impatient = Worker::start(&queue.db.url);
     wait(&mut impatient, "2000").await;
-    workers.extend(queue(&line, 2).await);
-    killed.extend(queue(&line, 2).await);
-    workers.extend(queue(&line, 2).await);
+    workers.extend(waiting_workers(&queue, 2).await);
+    killed.extend(waiting_workers(&queue, 2).await);
+    workers.extend(waiting_workers(&queue, 2).await);
     let timeout = impatient.ask("turn").await;
     assert!(timeout.starts_with("timeout"), "{timeout}");
     assert_eq!(cancelled[0].ask("cancel").await, "cancelled");
@@ -619,17 +625,17 @@ async fn dead_waiters_delay_others_by_one_claim() {
     let longest = enter_in_order(token, &mut workers).await;
     println!("{DATABASE:?}: 6 processes in order past 3 dead and 2 gone; the longest hand-over took {longest:?}");
     assert!(longest < CLAIM + SLACK, "{longest:?}");
-    assert_eq!(line.places().await, 0);
-    line.assert_empty().await;
+    assert_eq!(queue.entries().await, 0);
+    queue.assert_empty().await;
 }
 
 /// All dead processes together cost one grant, because their entries expire with it.
 #[tokio::test]
 async fn dead_queue_head_costs_one_claim() {
-    let line = Line::new().await;
-    let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    let mut dead = queue(&line, 4).await;
-    let mut alive = queue(&line, 2).await;
+    let queue = WaitQueue::new().await;
+    let held = queue.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let mut dead = waiting_workers(&queue, 4).await;
+    let mut alive = waiting_workers(&queue, 2).await;
     for worker in &mut dead {
         worker.kill();
     }
@@ -638,24 +644,24 @@ async fn dead_queue_head_costs_one_claim() {
     let longest = enter_in_order(token, &mut alive).await;
     println!("{DATABASE:?}: past 4 dead at the head in {longest:?}");
     assert!(longest < CLAIM + SLACK, "{longest:?}");
-    assert_eq!(line.places().await, 0);
-    line.assert_empty().await;
+    assert_eq!(queue.entries().await, 0);
+    queue.assert_empty().await;
 }
 
 #[tokio::test]
 async fn killed_holder_grants_first_waiter_after_ttl() {
-    let line = Line::new().await;
-    let mut holder = Worker::start(&line.db.url);
+    let queue = WaitQueue::new().await;
+    let mut holder = Worker::start(&queue.db.url);
     let token = holder.hold("a", Duration::from_secs(5)).await;
-    let clients = [line.client().await, line.client().await];
+    let clients = [queue.client().await, queue.client().await];
     let (first, second) =
-        (line.join(clients[0].lease("a"), "first").await, line.join(clients[1].lease("a"), "second").await);
+        (queue.join(clients[0].lease("a"), "first").await, queue.join(clients[1].lease("a"), "second").await);
     holder.kill();
     // A renewal that was on its way may still arrive: the last expiry seen is the one that counts.
-    let mut last = line.held().await;
+    let mut last = queue.held().await;
     let next = soon("the grant", async {
         loop {
-            match line.outside.inspect("a").await.expect("inspect") {
+            match queue.outside.inspect("a").await.expect("inspect") {
                 Some(now) if now.token.get() != token => break now,
                 Some(now) => last = now,
                 None => {}
@@ -667,29 +673,30 @@ async fn killed_holder_grants_first_waiter_after_ttl() {
     assert!(next.acquired_at >= last.expires_at, "granted at {}, held until {}", next.acquired_at, last.expires_at);
     println!("{DATABASE:?}: granted {} after the expiry", next.acquired_at - last.expires_at);
     assert_served(turn(first).await, vec![second]).await;
-    line.assert_empty().await;
+    queue.assert_empty().await;
 }
 
 /// The name then goes to the next waiter. The paused process does not believe that it holds the
 /// name, and keeps its position.
 #[tokio::test]
 async fn grant_to_paused_process_lasts_one_claim() {
-    let line = Line::new().await;
-    let client = line.client().await;
-    // The place of a process that was stopped lasts for a while. On a busy machine that may be over before the grant.
+    let queue = WaitQueue::new().await;
+    let client = queue.client().await;
+    // The place of a process that was stopped lasts for a while. On a busy machine that may be over
+    // before the grant.
     let tries = 5;
     for _ in 0..tries {
-        let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
-        let mut sleeper = queue(&line, 1).await.remove(0);
-        let awake = line.join(client.lease("a"), "awake").await;
-        let last = line.join(line.client().await.lease("a"), "last").await;
+        let held = queue.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+        let mut sleeper = waiting_workers(&queue, 1).await.remove(0);
+        let awake = queue.join(client.lease("a"), "awake").await;
+        let last = queue.join(queue.client().await.lease("a"), "last").await;
         sleeper.stop();
         // Should it stand still in mid-statement on SQLite, nobody could write.
         let released = tokio::time::timeout(Duration::from_secs(1), held.release()).await;
         let granted = match released {
             Ok(released) => {
                 released.expect("release");
-                line.held().await
+                queue.held().await
             }
             Err(_) => {
                 sleeper.kill();
@@ -703,7 +710,7 @@ async fn grant_to_paused_process_lasts_one_claim() {
             drop((awake, last, sleeper));
             continue;
         }
-        let now = line.held().await;
+        let now = queue.held().await;
         assert_eq!(now.token, awake.token());
         assert!(now.acquired_at >= granted.expires_at, "not before the claim has run out");
         let lasted = (granted.expires_at - granted.acquired_at).to_std().expect("it goes on");
@@ -712,11 +719,11 @@ async fn grant_to_paused_process_lasts_one_claim() {
 
         sleeper.resume();
         sleeper.tell("turn");
-        // It comes back to where it stood: before the one who came later.
+        // It keeps its position before a later request.
         let pid = sleeper.pid().as_raw_pid();
         soon("its return", async {
             loop {
-                let waiters = line.outside.waiters("a").await.expect("asked");
+                let waiters = queue.outside.waiters("a").await.expect("asked");
                 let is_back = waiters.len() == 2 && waiters[0].holder.ends_with(&format!("/{pid}"));
                 if is_back && waiters[1].label == "last" {
                     return;
@@ -725,16 +732,16 @@ async fn grant_to_paused_process_lasts_one_claim() {
             }
         })
         .await;
-        assert!(line.held().await.token == awake.token() && awake.is_held(), "it took nothing from its successor");
+        assert!(queue.held().await.token == awake.token() && awake.is_held(), "its successor holds the name");
         let token = awake.token().get();
-        awake.release().await.expect("it was ours to the end");
+        awake.release().await.expect("held to the end");
         let answer = sleeper.answer().await;
         let its: i64 = answer.strip_prefix("token ").and_then(|t| t.parse().ok()).unwrap_or_else(|| panic!("{answer}"));
         assert!(its > token && its > granted.token.get(), "the grant that it slept through is over");
         assert!(!last.is_finished());
         assert_eq!(sleeper.ask("release").await, "released");
         turn(last).await.release().await.expect("release");
-        line.assert_empty().await;
+        queue.assert_empty().await;
         return;
     }
     panic!("in {tries} tries no grant was made to a process that stood still");
@@ -742,29 +749,29 @@ async fn grant_to_paused_process_lasts_one_claim() {
 
 #[tokio::test]
 async fn paused_process_regains_its_deleted_queue_entry() {
-    let line = Line::new().await;
-    let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    let (one, other) = (line.client().await, line.client().await);
+    let queue = WaitQueue::new().await;
+    let held = queue.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let (one, other) = (queue.client().await, queue.client().await);
     let mut sleeper = loop {
-        let sleeper = queue(&line, 1).await.remove(0);
+        let sleeper = waiting_workers(&queue, 1).await.remove(0);
         sleeper.stop();
         // Should it stand still in mid-statement on SQLite, it has the file to itself.
-        let written = line.client().await.lease("b").wait(Duration::from_secs(1)).acquire().await;
+        let written = queue.client().await.lease("b").wait(Duration::from_secs(1)).acquire().await;
         if written.is_ok() {
             break sleeper;
         }
         drop(sleeper);
-        line.until("its end", |labels| labels.is_empty()).await;
+        queue.until("its end", |labels| labels.is_empty()).await;
     };
-    let second = line.join(one.lease("a"), "second").await;
-    line.until("the end of its place", |labels| labels == ["second"]).await;
-    let third = line.join(other.lease("a"), "third").await;
-    // As those do who pass the name on, and on SQLite those who join.
-    let cleared = sqlx::query("DELETE FROM sqlock_entry WHERE label = ''").execute(&line.table).await;
-    cleared.expect("what has run out can be deleted");
-    assert_eq!(line.places().await, 2);
+    let second = queue.join(one.lease("a"), "second").await;
+    queue.until("the end of its place", |labels| labels == ["second"]).await;
+    let third = queue.join(other.lease("a"), "third").await;
+    // As clients do that hand the name over, and on SQLite those that queue.
+    let cleared = sqlx::query("DELETE FROM sqlock_entry WHERE label = ''").execute(&queue.table).await;
+    cleared.expect("expired entries can be deleted");
+    assert_eq!(queue.entries().await, 2);
     sleeper.resume();
-    line.until("its return", |labels| labels == ["", "second", "third"]).await;
+    queue.until("its return", |labels| labels == ["", "second", "third"]).await;
     let token = held.token().get();
     held.release().await.expect("release");
     let answer = sleeper.ask("turn").await;
@@ -774,60 +781,59 @@ async fn paused_process_regains_its_deleted_queue_entry() {
     assert_eq!(sleeper.ask("release").await, "released");
     let second = turn(second).await;
     assert_served(second, vec![third]).await;
-    line.assert_empty().await;
+    queue.assert_empty().await;
 }
 
 // ---- databases and networks
 
-/// The standstill outlasts an entry without a heartbeat: the waiters are alive but cannot write
-/// one.
+/// The lock outlasts an entry without a heartbeat: the waiters are alive but cannot write one.
 #[tokio::test]
 async fn database_standstill_preserves_queue_order() {
-    let line = Line::new().await;
-    let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    let (one, other, late) = (line.client().await, line.client().await, line.client().await);
-    let first = line.join(one.lease("a"), "first").await;
-    let second = line.join(other.lease("a"), "second").await;
-    let pool = line.db.pool_of(1).await;
+    let queue = WaitQueue::new().await;
+    let held = queue.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let (one, other, late) = (queue.client().await, queue.client().await, queue.client().await);
+    let first = queue.join(one.lease("a"), "first").await;
+    let second = queue.join(other.lease("a"), "second").await;
+    let pool = queue.db.pool_of(1).await;
     let mut standstill = pool.acquire().await.expect("a connection");
     let (begin, end) = match DATABASE {
         Database::Sqlite => ("BEGIN IMMEDIATE", "COMMIT"),
         Database::Postgres => ("BEGIN; LOCK TABLE sqlock_entry IN EXCLUSIVE MODE", "COMMIT"),
         Database::MySql | Database::MariaDb => ("LOCK TABLES sqlock_entry READ", "UNLOCK TABLES"),
     };
-    sqlx::raw_sql(begin).execute(&mut *standstill).await.expect("a lock on everybody's places");
+    sqlx::raw_sql(begin).execute(&mut *standstill).await.expect("a lock on all entries");
     sleep(CLAIM + Duration::from_millis(500)).await;
     let newcomer = tokio::spawn(late.lease("a").ttl(LONG).acquire());
     sleep(Duration::from_millis(200)).await;
     let releasing = tokio::spawn(held.release());
     sqlx::raw_sql(end).execute(&mut *standstill).await.expect("the end of the lock");
-    soon("the release", releasing).await.expect("no panic").expect("it was ours to the end");
+    soon("the release", releasing).await.expect("no panic").expect("held to the end");
     let first = turn(first).await;
-    assert!(!second.is_finished() && !newcomer.is_finished(), "somebody has lost its place");
+    assert!(!second.is_finished() && !newcomer.is_finished(), "a waiter has lost its position");
     let token = first.token();
-    first.release().await.expect("it was ours to the end");
+    first.release().await.expect("held to the end");
     let second = turn(second).await;
-    assert!(second.token() > token && !newcomer.is_finished(), "somebody has lost its place");
-    second.release().await.expect("it was ours to the end");
-    turn(newcomer).await.release().await.expect("it was ours to the end");
-    line.assert_empty().await;
+    assert!(second.token() > token && !newcomer.is_finished(), "a waiter has lost its position");
+    second.release().await.expect("held to the end");
+    turn(newcomer).await.release().await.expect("held to the end");
+    queue.assert_empty().await;
 }
 
 /// On SQLite, which has no network, another process keeps the write lock.
 #[tokio::test]
 async fn waiter_without_database_fails_as_unavailable() {
-    let line = Line::new().await;
-    let held = line.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let queue = WaitQueue::new().await;
+    let held = queue.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let (proxy, url) = match DATABASE {
-        Database::Sqlite => (None, line.db.url.clone()),
+        Database::Sqlite => (None, queue.db.url.clone()),
         _ => {
-            let (proxy, url) = behind_a_proxy(&line.db.url);
+            let (proxy, url) = behind_a_proxy(&queue.db.url);
             (Some(proxy), url)
         }
     };
     let theirs = builder(connect(&url, 1).await).build();
-    let patient = line.join(theirs.lease("a").shared(), "patient").await;
-    let impatient = line.join(theirs.lease("a").wait(Duration::from_secs(6)), "impatient").await;
+    let patient = queue.join(theirs.lease("a").shared(), "patient").await;
+    let impatient = queue.join(theirs.lease("a").wait(Duration::from_secs(6)), "impatient").await;
     let mut blocker = None;
     match &proxy {
         Some(proxy) => {
@@ -835,7 +841,7 @@ async fn waiter_without_database_fails_as_unavailable() {
             proxy.reset();
         }
         None => {
-            let mut worker = Worker::start(&line.db.url);
+            let mut worker = Worker::start(&queue.db.url);
             assert_eq!(worker.ask("seize").await, "seized");
             blocker = Some(worker);
         }
@@ -846,17 +852,17 @@ async fn waiter_without_database_fails_as_unavailable() {
             other => panic!("{other:?}"),
         }
     }
-    // It comes back, and nothing is left of those waits.
+    // The database is available again, and the waits have left nothing.
     if let Some(mut worker) = blocker {
         assert_eq!(worker.ask("yield").await, "yielded");
     }
     if let Some(proxy) = &proxy {
         proxy.pass();
     }
-    let again = line.join(theirs.lease("a"), "again").await;
-    line.until("the end of the old places", |labels| labels == ["again"]).await;
+    let again = queue.join(theirs.lease("a"), "again").await;
+    queue.until("the end of the old places", |labels| labels == ["again"]).await;
     assert_served(held, vec![again]).await;
-    line.assert_empty().await;
+    queue.assert_empty().await;
 }
 
 /// A proxy in front of a server on this machine, and the URL that leads through it.
@@ -872,12 +878,13 @@ fn behind_a_proxy(url: &str) -> (Proxy, String) {
     (proxy, url)
 }
 
-/// The name goes to and fro between two clients, each waiting for the other. How long the slowest hand-over took.
-async fn to_and_fro(line: &Line, clients: [&Locks; 2], times: usize, mut between: impl AsyncFnMut()) -> Duration {
+/// Hands the name over between two clients, each waiting for the other, and returns the slowest
+/// hand-over.
+async fn to_and_fro(queue: &WaitQueue, clients: [&Locks; 2], times: usize, mut between: impl AsyncFnMut()) -> Duration {
     let mut held = clients[1].lease("a").ttl(LONG).acquire().await.expect("acquire");
     let mut slowest = Duration::ZERO;
     for i in 0..times {
-        let next = line.join(clients[i % 2].lease("a"), &format!("turn {i}")).await;
+        let next = queue.join(clients[i % 2].lease("a"), &format!("turn {i}")).await;
         between().await;
         let token = held.token();
         let released = boot_ns();
@@ -894,10 +901,10 @@ async fn to_and_fro(line: &Line, clients: [&Locks; 2], times: usize, mut between
 #[tokio::test]
 async fn waiters_behind_pooler_are_granted() {
     if DATABASE != Database::Postgres {
-        let line = Line::new().await;
-        let clients = [line.client().await, line.client().await];
-        to_and_fro(&line, [&clients[0], &clients[1]], 6, async || {}).await;
-        return line.assert_empty().await;
+        let queue = WaitQueue::new().await;
+        let clients = [queue.client().await, queue.client().await];
+        to_and_fro(&queue, [&clients[0], &clients[1]], 6, async || {}).await;
+        return queue.assert_empty().await;
     }
     let server = Server::start(Kind::Postgres);
     let pooler = PgBouncer::start(&server);
@@ -909,7 +916,7 @@ async fn waiters_behind_pooler_are_granted() {
     for i in 0..6 {
         let next = tokio::spawn(pooled[i % 2].lease("a").ttl(LONG).acquire());
         let in_line = async { while direct.waiters("a").await.expect("asked").is_empty() {} };
-        soon("a place in line", in_line).await;
+        soon("an entry", in_line).await;
         // Long enough for it to have tried to listen.
         sleep(Duration::from_millis(700)).await;
         let (token, released) = (held.token(), Instant::now());

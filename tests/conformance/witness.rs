@@ -11,13 +11,13 @@ use crate::{DATABASE, Sql};
 /// Watches the connections that are made with the URL of one test's database.
 pub(super) struct Witness {
     pool: Pool<Sql>,
-    /// By which the server tells the test's connections from others: application name, or database.
+    /// The mark of the test's connections on the server: application name, or database.
     mark: String,
     file: PathBuf,
 }
 
 impl Witness {
-    /// Marks the connections that will be made in this database, so that they can be told from all others.
+    /// Marks the connections that will be opened to this database.
     pub(super) async fn of(db: &mut Fresh) -> Self {
         let pool = connect(&db.url, 1).await;
         let (mark, file) = match DATABASE {
@@ -36,8 +36,8 @@ impl Witness {
         Self { pool, mark, file }
     }
 
-    /// How many connections are open. On SQLite: how many times this process has the file open; the witness's own
-    /// connection is not counted.
+    /// Counts the open connections. On SQLite: how many times this process has the file open; the
+    /// witness's own connection is not counted.
     pub(super) async fn connections(&self) -> i64 {
         let mark = &self.mark;
         match DATABASE {
@@ -62,8 +62,8 @@ impl Witness {
         }
     }
 
-    /// Waits until no connection is in a transaction. A rollback is sent when a connection goes back to its pool, so it
-    /// may come a moment after the transaction was dropped.
+    /// Waits until no connection is in a transaction. A rollback is sent when a connection goes
+    /// back to its pool, so it may come a moment after the transaction was dropped.
     pub(super) async fn no_transactions(&self) {
         let mark = &self.mark;
         match DATABASE {
@@ -93,7 +93,7 @@ impl Witness {
         }
     }
 
-    /// How many user-level locks, as sqlx's own migrator takes them, are held in this database.
+    /// Counts the user-level locks, as sqlx's own migrator takes them, are held in this database.
     pub(super) async fn advisory_locks(&self) -> i64 {
         let mark = &self.mark;
         match DATABASE {
@@ -117,8 +117,9 @@ impl Witness {
         }
     }
 
-    /// How many connections to this database InnoDB sees in a transaction. Not by information_schema.innodb_trx: that is
-    /// a copy, made anew only when nobody has read it for a tenth of a second, and several tests at once read it for ever.
+    /// How many connections to this database InnoDB sees in a transaction. Not by
+    /// information_schema.innodb_trx: that is a copy, made anew only when nobody has read it for a
+    /// tenth of a second, and several tests at once read it for ever.
     /// <https://dev.mysql.com/doc/refman/8.4/en/innodb-information-schema-internal-data.html>
     async fn open_in_innodb(&self) -> usize {
         let mark = &self.mark;

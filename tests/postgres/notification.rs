@@ -1,4 +1,4 @@
-//! Notifications of PostgreSQL: a client hears at once that another one has granted it a name. Promises: 7, 14.
+//! Notifications of PostgreSQL: a client learns at once of a grant by another one. Promises: 7, 14.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ async fn until(what: &str, pool: &PgPool, query: &'static str) {
     soon(what, holds).await;
 }
 
-/// The client that waits tells that it listens, and a release that hands the name over to it notifies it and nobody else.
+/// A waiting client listens, and a release that hands the name over notifies that client only.
 #[tokio::test]
 async fn release_notifies_the_client_that_is_next() {
     let db = fresh().await;
@@ -57,7 +57,8 @@ async fn release_notifies_the_client_that_is_next() {
     assert_eq!(heard.payload(), "end");
 }
 
-/// A server that refuses the listening connection for a while is no pooler: the client listens later.
+/// A server that refuses the listening connection for a while is no pooler: the client listens
+/// later.
 #[tokio::test]
 async fn client_listens_after_a_temporary_refusal() {
     let shared = DATABASE.shared_url();

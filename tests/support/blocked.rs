@@ -1,4 +1,5 @@
-//! Work whose thread stands still while a lease runs out, as in a paused virtual machine or on a disk that does not answer.
+//! Work whose thread is blocked past the deadline of a lease, as in a paused virtual machine or on
+//! a slow disk.
 
 #![allow(unreachable_pub, reason = "included by several tests")]
 
@@ -6,7 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-/// Blocks the thread at its second poll for longer than the lease is safe, and completes at the third. Counts the polls.
+/// Blocks the thread at its second poll for longer than the lease is safe, and completes at the
+/// third. Counts the polls.
 pub async fn block_past(remaining: impl Fn() -> Duration, polls: &AtomicU32) {
     std::future::poll_fn(|context| {
         match polls.fetch_add(1, Ordering::SeqCst) {

@@ -14,7 +14,7 @@ use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use super::{Fresh, soon};
 use crate::DATABASE;
 
-/// What it has said and how it ended.
+/// The output and the exit status of a command.
 pub struct Ended {
     pub status: ExitStatus,
     pub stdout: String,
@@ -40,7 +40,8 @@ pub fn program() -> &'static str {
     env!("CARGO_BIN_EXE_sqlock")
 }
 
-/// `sqlock ARGUMENTS` on a database, with nothing else of this process's environment that it looks at.
+/// `sqlock ARGUMENTS` on a database, with nothing else of this process's environment that it looks
+/// at.
 ///
 /// On SQLite the leases are in the sidecar file: chosen, so that nothing is said of it.
 pub fn sqlock(db: &Fresh, arguments: &[&str]) -> Command {
@@ -135,7 +136,7 @@ impl Running {
     }
 }
 
-/// What a process writes, and what of it was read.
+/// The output of a process, and the position of the reader.
 struct Stream<R> {
     reader: Option<BufReader<R>>,
     read: String,
@@ -184,26 +185,26 @@ impl ClosedPort {
     }
 }
 
-/// A client on the place where the command keeps its leases, with our tables in it.
+/// Creates a client on the database in which the command keeps its leases, with the tables.
 pub async fn beside(db: &Fresh) -> Locks {
     let locks = db.of_the_command().locks().await;
     locks.migrate().await.expect("migrate");
     locks
 }
 
-/// Who holds a name, as the database has it.
+/// Reads the holder of a name.
 pub async fn held(locks: &Locks, name: &str) -> Option<LeaseInfo> {
     locks.inspect(name).await.expect("inspect")
 }
 
 impl Fresh {
-    /// The place behind a URL, which somebody else looks after.
+    /// Wraps the database of a URL, which another part of the test drops.
     pub fn at(url: String) -> Fresh {
         Fresh { url, _file: None }
     }
 
-    /// The place where the command keeps its leases: on SQLite the sidecar file, else the same. For looking at them with
-    /// the library.
+    /// Returns the database in which the command keeps its leases: on SQLite the sidecar file, else
+    /// the same. For looking at them with the library.
     pub fn of_the_command(&self) -> Fresh {
         match DATABASE {
             super::Database::Sqlite => Fresh { url: self.url.replace("test.db", "test.db-sqlock"), _file: None },

@@ -1,5 +1,5 @@
-//! Tasks that want several of some names at once, again and again, each in an order of its own, and find out whether anybody
-//! is inside one of them with them.
+//! Tasks that take several names at once, again and again, each in an order of its own, and check
+//! that they are alone in the critical sections of these names.
 
 #![allow(dead_code, unreachable_pub, reason = "included by several tests")]
 
@@ -11,22 +11,22 @@ use sqlock::Locks;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::inside::{Inside, Manner, Visits};
+use super::critical_section::{AccessMode, CriticalSection, Visits};
 
-/// How many names are taken at once.
+/// The number of names taken together.
 const FEWEST: usize = 2;
 const MOST: usize = 4;
 
-/// How somebody takes several names.
+/// How several names are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum Strategy {
     /// By one request for all of them, in random order.
     Together,
     /// One after the other, in order of names: the order that all have agreed upon by hand.
     InTurn,
 }
 
-impl How {
+impl Strategy {
     pub fn of(word: &str) -> Self {
         match word {
             "together" => Self::Together,
@@ -43,10 +43,11 @@ impl How {
     }
 }
 
-/// So many tasks go in and out so often, of some of so many names. The directory has one for each name.
+/// Runs tasks that take some of the names and visit their critical sections, `count` times each.
+/// The directory has a critical section for each name.
 pub async fn gather(
     locks: &Locks,
-    how: How,
+    how: Strategy,
     names: usize,
     tasks: usize,
     count: usize,
@@ -63,7 +64,7 @@ pub async fn gather(
                 let held = take(&locks, how, &wanted).await.map_err(|error| format!("error {error}"))?;
                 visits.longest_wait = visits.longest_wait.max(came.elapsed());
                 visits.count += 1;
-                let enter = |name: &String| Inside::of(dir.join(name)).enter(Manner::Alone);
+                let enter = |name: &String| CriticalSection::of(dir.join(name)).enter(AccessMode::Alone);
                 let inside = wanted.iter().map(enter).collect::<Result<Vec<_>, _>>()?;
                 drop(inside);
                 held.release().await.map_err(|error| format!("error {error}"))?;
@@ -104,9 +105,9 @@ impl Held {
     }
 }
 
-async fn take(locks: &Locks, how: How, wanted: &[String]) -> sqlock::Result<Held> {
+async fn take(locks: &Locks, how: Strategy, wanted: &[String]) -> sqlock::Result<Held> {
     const TTL: Duration = Duration::from_secs(600);
-    if how == How::Together {
+    if how == Strategy::Together {
         let all = locks.lease_all(wanted.iter().cloned()).ttl(TTL).acquire().await?;
         assert_eq!(all.tokens().len(), wanted.len());
         return Ok(Held::Together(all));

@@ -1,4 +1,4 @@
-//! Many leases of one client, held and otherwise left alone: what keeping them costs the server, and whether any is lost.
+//! Many held leases of one client: the cost of keeping them, and whether any is lost.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,13 +10,13 @@ use super::{Database, Place};
 
 const TTL: Duration = Duration::from_secs(10);
 
-/// How many tasks acquire and release at the same time.
+/// The number of tasks that acquire and release.
 const TASKS: usize = 256;
 
-/// How often a lease is looked at, each time another one.
+/// The interval at which another lease is checked.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Whether every lease was held to the end.
+/// Returns whether every lease was held to the end.
 pub(super) async fn soak(place: &Place, count: usize, time: Duration) -> bool {
     let locks = place.database.locks().build();
     locks.migrate().await.expect("migrate");
@@ -113,7 +113,7 @@ impl Database {
         Some(Duration::from_secs_f64(ticks as f64 / TICKS_PER_SECOND))
     }
 
-    /// How many statements the server has carried out, and how many bytes of its log it has written.
+    /// Reads the number of executed statements, and of bytes written to the log.
     async fn work(&self) -> Option<(i64, i64)> {
         match self {
             Self::Postgres(pool) => {

@@ -1,4 +1,4 @@
-//! Decides whether what a lock did was right, from the record of what its users saw.
+//! Checks a lock by the record of what its users saw.
 //!
 //! Every process of a test writes one line per finished call with a [`Recorder`]; the test merges
 //! them, adds what the guarded database says, and asks [`History::check`]. Times are taken just
@@ -13,7 +13,7 @@
 //! | release       | it was ours to the end       | `refused`: lost; `unknown`: the guard was dropped  |
 //! | fenced_begin  | the fence let us in          | `refused`: it did not                              |
 //! | fenced_commit | committed; one for each begin that was ok | `refused`: rolled back                |
-//! | lost          | the holder was told          |                                                    |
+//! | lost          | the holder noticed the loss  |                                                    |
 //! | held          | `is_held()` said yes         | `refused`: it said no                              |
 //!
 //! `unknown` is any call whose reply never came. Renewals in the background leave no record, so a
@@ -32,7 +32,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// The merged record, and what the guarded resource looks like afterwards.
+/// The merged record, and the final state of the guarded resource.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     pub events: Vec<Event>,
@@ -42,13 +42,13 @@ pub struct History {
     pub residue: Residue,
 }
 
-/// What may be demanded, given the faults that were injected.
+/// The rules that hold with the injected faults.
 #[derive(Clone, Debug)]
 pub struct Rules {
     /// Off where a client may sleep past its deadline or the database's clock may jump: then two
     /// can believe at the same time that they hold, and only the fence keeps them apart.
     pub client_exclusion: bool,
-    /// How long a name may lie free while somebody waits for it. Where processes are killed or
+    /// How long a name may be free while a caller waits for it. Where processes are killed or
     /// replies are lost this includes the TTL, since their last grant may be on no record.
     pub liveness: Option<Duration>,
 }
@@ -57,7 +57,7 @@ pub struct Rules {
 /// of [`boot_ns`].
 ///
 /// Owner and token name a holding. Where one owner is shared by several processes, what one of them
-/// was told it lost counts as lost for all.
+/// noticed as lost counts as lost for all.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Event {
     pub proc: String,
@@ -92,7 +92,8 @@ pub enum Outcome {
     Late,
 }
 
-/// The row that a fenced transaction appends beside its other writes; `seq` is the order of commits.
+/// The row that a fenced transaction appends beside its other writes; `seq` is the order of
+/// commits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Audit {
     pub seq: i64,
@@ -101,7 +102,7 @@ pub struct Audit {
     pub proc: String,
 }
 
-/// What the database still holds after everybody has gone home.
+/// The rows that are left in the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Residue {
     pub live_leases: u64,
@@ -133,7 +134,7 @@ pub enum Violation {
     Starved(Event, Duration),
     #[error("handed over after its own deadline:\n    {0}")]
     LateGrant(Event),
-    #[error("the holder was told that it lost, and then that it did not:\n    {0}\n    {1}")]
+    #[error("the holder noticed a loss, and then none:\n    {0}\n    {1}")]
     SuccessAfterLost(Event, Event),
     #[error("said to be held, although the deadline {1:?} had passed:\n    {0}")]
     HeldPastDeadline(Event, Duration),
@@ -283,18 +284,18 @@ fn reuse(holding: &Holding<'_>, found: &mut Found) {
     }
 }
 
-/// Nothing succeeds once the holder was told that it lost, unless it acquired anew or commits a
-/// transaction that it had fenced before; and a lease is not held past its deadline.
+/// Checks that no call succeeds after the holder noticed its loss, unless it acquired again or
+/// commits a transaction that it had fenced before; and a lease is not held past its deadline.
 fn honesty(holding: &Holding<'_>, found: &mut Found) {
-    let mut told: Option<&Event> = None;
+    let mut noticed: Option<&Event> = None;
     let mut fenced = 0_u64;
     let mut deadline = 0;
     let matters = |e: &&&Event| e.outcome == Outcome::Ok || e.op == Op::FencedCommit;
     for event in holding.iter().filter(matters) {
-        let lost = told.filter(|lost| lost.before(event));
+        let lost = noticed.filter(|lost| lost.before(event));
         match (event.op, lost) {
-            (Op::Lost, _) => told = told.or(Some(event)),
-            (Op::Acquire, Some(_)) => told = None,
+            (Op::Lost, _) => noticed = noticed.or(Some(event)),
+            (Op::Acquire, Some(_)) => noticed = None,
             (Op::FencedBegin, None) => fenced += 1,
             (Op::FencedCommit, _) if fenced > 0 => fenced -= 1,
             (_, Some(lost)) if event.outcome == Outcome::Ok => {
@@ -324,21 +325,21 @@ fn client_exclusion(holdings: &[Holding<'_>], found: &mut Found) {
 }
 
 /// The first grant, from whose return on the holder may act, and when it stops: when it asks for
-/// the last release, is told of the loss, or reaches its deadline.
+/// the last release, notices the loss, or reaches its deadline.
 fn claim<'a>(holding: &[&'a Event]) -> Option<(&'a Event, u64)> {
     let grants = select(holding, Op::Acquire, SUCCESS);
     let start = *grants.iter().min_by_key(|grant| grant.return_ns)?;
     let releases = select(holding, Op::Release, ANY);
     let release = releases.get(grants.len() - 1).map(|e| e.invoke_ns);
-    let told = select(holding, Op::Lost, ANY);
-    let told = told.iter().map(|e| e.return_ns).min();
+    let noticed = select(holding, Op::Lost, ANY);
+    let noticed = noticed.iter().map(|e| e.return_ns).min();
     let successes = holding.iter().filter(|e| e.outcome == Outcome::Ok);
     let deadline = successes.filter_map(|e| e.deadline_ns).max();
-    let end = [release, told, deadline].into_iter().flatten().min()?;
+    let end = [release, noticed, deadline].into_iter().flatten().min()?;
     (start.return_ns < end).then_some((start, end))
 }
 
-/// Nobody waits for longer than the bound while the name lies free.
+/// Checks that no caller waits for longer than the bound while the name is free.
 fn liveness(events: &[&Event], holdings: &[Holding<'_>], bound: Duration, found: &mut Found) {
     let unknown = select(events, Op::Acquire, &[Unknown]);
     let mut busy: Vec<_> = holdings.iter().filter_map(|h| occupied(h)).collect();
@@ -406,7 +407,7 @@ impl Event {
         !matches!(self.op, Op::Acquire | Op::Lost | Op::Held) && self.outcome == Outcome::Ok
     }
 
-    /// The caller was told yes when no time was left.
+    /// The answer was yes although no time was left.
     fn is_late(&self) -> bool {
         let given = self.is(Op::Acquire, SUCCESS) || self.is(Op::Renew, SUCCESS);
         given && self.deadline_ns.is_some_and(|deadline| deadline <= self.return_ns)

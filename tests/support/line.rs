@@ -1,8 +1,8 @@
-//! The line under fire: processes that come at random, wait for some names, give up, are stopped and are killed; and a check
-//! of everything that they have put on record.
+//! A storm on the queue: processes wait for some names at random, cancel, are stopped and are
+//! killed; and a check of everything that they have recorded.
 //!
-//! Nobody may hold a name while another can believe that it does, tokens rise, nobody waits for long while the name is free,
-//! and when all have gone no row is left that tells of them.
+//! No two holders may believe in one name, tokens rise, no caller waits for long while the name is
+//! free, and no row is left in the end.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -25,23 +25,23 @@ const NAMES: usize = 3;
 
 const TTL: Duration = Duration::from_secs(4);
 
-/// How long a grant stands that its new holder does not confirm.
+/// How long a grant lasts without a confirmation.
 const CLAIM: Duration = Duration::from_secs(3);
 
-/// For how long at most a process is stopped: its leases and its places run out meanwhile.
+/// The longest stop of a process, during which its leases and its entries expire.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// How long a name may seem free to somebody who waits: one that holds it is killed before it has put that on record, two
-/// more are granted it while they stand still, and then the machine is busy.
+/// How long a name may seem free to a waiter: a holder is killed before it has recorded its grant,
+/// two stopped processes are granted the name, and the machine is busy.
 const BOUND: Duration = Duration::from_secs(4 + 3 + 3 + 4);
 
 fn up_to(most: Duration) -> Duration {
     Duration::from_micros(random(most.as_micros() as usize) as u64)
 }
 
-// ---- the one that watches
+// ---- the observer
 
-/// Whether nothing was wrong.
+/// Returns whether no violation was found.
 pub(super) async fn soak(place: &Place, time: Duration) -> bool {
     let locks = place.database.locks().build();
     locks.migrate().await.expect("migrate");
@@ -79,7 +79,7 @@ pub(super) async fn soak(place: &Place, time: Duration) -> bool {
     for process in processes {
         clean &= process.end(&mut said).await;
     }
-    // The time of those who were killed runs out, and then one who comes clears away what is left of them.
+    // The leases of killed processes expire, and the next request deletes their entries.
     sleep(TTL + CLAIM).await;
     for i in 0..NAMES {
         match timeout(Duration::from_secs(30), locks.lease(name(i)).acquire()).await {
@@ -143,7 +143,7 @@ impl Process {
         let _ = self.child.wait();
     }
 
-    /// What it has counted, when it has come to its end.
+    /// Returns the counts of the process, at its end.
     async fn end(mut self, said: &mut BTreeMap<String, u64>) -> bool {
         let patience = Instant::now() + Duration::from_secs(60);
         while !matches!(self.child.try_wait(), Ok(Some(_))) {
@@ -174,7 +174,7 @@ fn judge(history: &History) -> (bool, String) {
     let grants: Vec<&Event> =
         history.events.iter().filter(|e| e.op == Op::Acquire && e.outcome == Outcome::Ok).collect();
     let mut text = format!("    {:<34} {}\n", "grants on record", grants.len());
-    // From the call that gives a name back to the next who holds it, of those who had come before that.
+    // From the call of a release to the next grant, of requests that came before the release.
     let mut hand_overs = Vec::new();
     for release in history.events.iter().filter(|e| e.op == Op::Release && e.outcome == Outcome::Ok) {
         let next = grants.iter().filter(|g| g.name == release.name && g.token > release.token).min_by_key(|g| g.token);
@@ -202,7 +202,7 @@ fn judge(history: &History) -> (bool, String) {
     (violations.is_empty() && !grants.is_empty(), text)
 }
 
-// ---- those who stand in it
+// ---- the waiters
 
 /// `soak stand URL RECORD`: until its standard input ends.
 pub(super) async fn stand(url: &str, record: &Path) {
@@ -269,7 +269,7 @@ impl Stander {
         };
         match answer {
             Ok(Some(lease)) => self.hold(lease, invoked).await,
-            // What it waited in vain counts, unless it could not have been told.
+            // A wait without a grant counts, unless the grant could not be reported.
             Ok(None) => self.waited(&name, invoked),
             Err(Error::Timeout { .. }) => {
                 self.count("timed out");
@@ -334,7 +334,7 @@ impl Stander {
         }
     }
 
-    /// Somebody has waited and got nothing.
+    /// A wait ended without a grant.
     fn waited(&self, name: &str, invoke_ns: u64) {
         self.recorder.record(&Event {
             proc: self.proc.clone(),

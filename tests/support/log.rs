@@ -1,4 +1,4 @@
-//! What the library logs, and the spans that it opens.
+//! The log of the library, and its spans.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,7 +20,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// Captures what this thread logs until the guard is dropped. The runtime of a test has one thread.
+    /// Captures what this thread logs until the guard is dropped. The runtime of a test has one
+    /// thread.
     pub fn capture() -> (Self, DefaultGuard) {
         let log = Self::default();
         (log.clone(), tracing::subscriber::set_default(log))

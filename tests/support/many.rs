@@ -1,12 +1,12 @@
-//! Several names at once, by many processes: whether all come through, and how that compares with taking the same names one
-//! after the other in an order that all have agreed upon.
+//! Several names at once, by many processes: whether all are granted, compared with taking the same
+//! names one after the other in a common order.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::gather::{self, How};
-use super::inside::Visits;
+use super::critical_section::Visits;
+use super::gather::{self, Strategy};
 use super::{Database, Place};
 
 const PROCESSES: usize = 8;
@@ -20,7 +20,7 @@ pub(super) async fn soak(place: &Place, count: usize) -> bool {
     let each = count.div_ceil(PROCESSES * TASKS);
     println!("  {PROCESSES} processes of {TASKS} tasks, 2 to 4 of {NAMES} names, {} times", each * PROCESSES * TASKS);
     let mut clean = true;
-    for how in [How::Together, How::InTurn] {
+    for how in [Strategy::Together, Strategy::InTurn] {
         let dir = tempfile::tempdir().expect("a temporary directory");
         gather::make_room(dir.path(), NAMES);
         let deadlocks = place.database.deadlocks().await;
@@ -55,7 +55,7 @@ pub(super) async fn soak(place: &Place, count: usize) -> bool {
         );
         clean &= left == 0 && visits.count == (each * PROCESSES * TASKS) as u64;
     }
-    // Places that were left in the background may take a moment.
+    // Some entries are deleted in the background.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let rows = place.database.leftovers().await;
     println!("    rows left behind {rows}");
@@ -67,6 +67,6 @@ pub(super) async fn soak(place: &Place, count: usize) -> bool {
 pub(super) async fn gather(url: &str, how: &str, count: &str, dir: &Path) {
     let locks = Database::open(url).locks().build();
     let count = count.parse().expect("a number");
-    let gathered = gather::gather(&locks, How::of(how), NAMES, TASKS, count, dir).await;
+    let gathered = gather::gather(&locks, Strategy::of(how), NAMES, TASKS, count, dir).await;
     println!("{}", gathered.map_or_else(|failure| failure, Visits::to_line));
 }

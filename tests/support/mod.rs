@@ -1,16 +1,16 @@
-//! What every test needs: a database of its own, clients on it, and other processes.
+//! The fixtures of all tests: databases, clients, and other processes.
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
 pub mod blocked;
 #[cfg(feature = "cli")]
 pub mod command;
+#[cfg(feature = "cli")]
+pub mod command_fixture;
+pub mod critical_section;
 pub mod history;
-pub mod inside;
 pub mod log;
 pub mod proxy;
-#[cfg(feature = "cli")]
-pub mod scene;
 pub mod server;
 pub mod worker;
 
@@ -80,7 +80,7 @@ pub struct Fresh {
     _file: Option<tempfile::TempDir>,
 }
 
-/// A place of its own on the shared server, without tables.
+/// Creates a database on the shared server, without tables.
 pub async fn empty() -> Fresh {
     match DATABASE {
         Database::Sqlite => {
@@ -92,10 +92,11 @@ pub async fn empty() -> Fresh {
     }
 }
 
-/// A place of its own on a server, without tables.
+/// Creates a database on a server, without tables.
 pub async fn empty_on(server: &str) -> Fresh {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
-    // The start of the process is part of it: places outlive their process on a server that is used again, and ids recur.
+    // The start of the process is part of it: places outlive their process on a server that is used
+    // again, and ids recur.
     static START: LazyLock<u128> =
         LazyLock::new(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis()));
     let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
@@ -119,7 +120,7 @@ pub async fn empty_on(server: &str) -> Fresh {
     Fresh { url, _file: None }
 }
 
-/// A place of its own with our tables.
+/// Creates a database with the tables of this crate.
 pub async fn fresh() -> Fresh {
     let fresh = empty().await;
     fresh.locks().await.migrate().await.expect("migrate");
@@ -143,7 +144,8 @@ impl Fresh {
         connect(&self.url, connections).await
     }
 
-    /// A client of its own, as another process would have one, that also allows the short TTLs of tests.
+    /// A client of its own, as another process would have one, that also allows the short TTLs of
+    /// tests.
     pub async fn locks(&self) -> Locks {
         self.builder().await.build()
     }
@@ -170,8 +172,8 @@ fn options(url: &str) -> <<Sql as sqlx::Database>::Connection as sqlx::Connectio
     url.parse().unwrap()
 }
 
-/// Asks the server about its processes. MySQL lists the statements that are running too, and stumbles over bytes in them
-/// that are not text: then it is asked again.
+/// Asks the server about its processes. MySQL lists the statements that are running too, and
+/// stumbles over bytes in them that are not text: then it is asked again.
 pub async fn of_processes<T>(ask: impl AsyncFn() -> Result<T, sqlx::Error>) -> T {
     let until = tokio::time::Instant::now() + SOON;
     loop {
@@ -187,7 +189,8 @@ pub async fn of_processes<T>(ask: impl AsyncFn() -> Result<T, sqlx::Error>) -> T
 /// The longest that anything which must happen may take here before a test fails.
 pub const SOON: Duration = Duration::from_secs(30);
 
-/// A query for columns of the row `l` of a name, and for its expiry: by itself, or by the heartbeat of its client.
+/// A query for columns of the row `l` of a name, and for its expiry: by itself, or by the heartbeat
+/// of its client.
 pub fn held(columns: &str, name: &str) -> String {
     format!(
         "SELECT {columns}, CASE WHEN c.beat_at + l.ttl > l.expires_at THEN c.beat_at + l.ttl ELSE l.expires_at END
@@ -198,4 +201,14 @@ pub fn held(columns: &str, name: &str) -> String {
 /// Fails the test, instead of hanging it, when something does not happen.
 pub async fn soon<F: Future>(what: &str, future: F) -> F::Output {
     tokio::time::timeout(SOON, future).await.unwrap_or_else(|_| panic!("{what} did not happen within {SOON:?}"))
+}
+
+/// Waits until a name has this number of waiters.
+pub async fn until_waiters(locks: &Locks, name: &str, count: usize) {
+    let queued = async {
+        while locks.waiters(name).await.expect("waiters").len() != count {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    soon(&format!("{count} waiters for {name}"), queued).await;
 }

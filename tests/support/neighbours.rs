@@ -12,17 +12,17 @@ use tokio::time::sleep;
 use super::proxy::Proxy;
 use super::{Database, Place};
 
-/// How many leases are held beside the fault.
+/// The number of leases held during the fault.
 const LEASES: usize = 100;
 
-/// How many names change hands at the same time.
+/// The number of names that are handed over at the same time.
 const HANDOVERS: usize = 1_000;
 
 /// The lowest TTL that a client takes by default.
 const TTL: Duration = Duration::from_secs(1);
 
-/// How long a row stays locked, and a connection deaf. SQLite has one lock for all rows, which stops
-/// heartbeats as well.
+/// How long a row stays locked, and a connection deaf. SQLite has one lock for all rows, which
+/// stops heartbeats as well.
 fn length_of_fault(database: &Database) -> Duration {
     if matches!(database, Database::Sqlite(_)) { TTL / 2 } else { 3 * TTL }
 }
@@ -72,7 +72,7 @@ pub(super) async fn soak(place: &Place, runs: u64) -> bool {
     lost_ever == 0
 }
 
-/// Returns how many leases were lost.
+/// Returns the number of lost leases.
 async fn run(place: &Place, fault: Fault) -> usize {
     let proxy = matches!(fault, Fault::DeafConnections).then(|| place.behind_a_proxy());
     let locks = match &proxy {
@@ -178,13 +178,13 @@ async fn until_waited_for(locks: &Locks, name: &str) {
 }
 
 /// A transaction that locks a row.
-enum Stranger {
+enum ForeignTransaction {
     Postgres(sqlx::Transaction<'static, sqlx::Postgres>),
     MySql(sqlx::Transaction<'static, sqlx::MySql>),
     Sqlite(sqlx::Transaction<'static, sqlx::Sqlite>),
 }
 
-impl Stranger {
+impl ForeignTransaction {
     async fn end(self) {
         let ended = match self {
             Self::Postgres(transaction) => transaction.rollback().await,
@@ -196,21 +196,23 @@ impl Stranger {
 }
 
 impl Database {
-    async fn lock_row(&self, name: &str) -> Stranger {
+    async fn lock_row(&self, name: &str) -> ForeignTransaction {
         let lock =
             || sqlx::raw_sql(AssertSqlSafe(format!("SELECT token FROM sqlock_lease WHERE name = '{name}' FOR UPDATE")));
         match self {
             Self::Postgres(pool) => {
                 let mut transaction = pool.begin().await.expect("begin");
                 transaction.execute(lock()).await.expect("a row lock");
-                Stranger::Postgres(transaction)
+                ForeignTransaction::Postgres(transaction)
             }
             Self::MySql(pool) => {
                 let mut transaction = pool.begin().await.expect("begin");
                 transaction.execute(lock()).await.expect("a row lock");
-                Stranger::MySql(transaction)
+                ForeignTransaction::MySql(transaction)
             }
-            Self::Sqlite(pool) => Stranger::Sqlite(pool.begin_with("BEGIN IMMEDIATE").await.expect("the write lock")),
+            Self::Sqlite(pool) => {
+                ForeignTransaction::Sqlite(pool.begin_with("BEGIN IMMEDIATE").await.expect("the write lock"))
+            }
         }
     }
 }

@@ -99,7 +99,8 @@ impl Server {
         Server { kind, options, version: String::new(), process: None, node: None, group: None, dir, port }
     }
 
-    /// A PostgreSQL server that follows another, of which it has a copy. That one knows it by the `name`.
+    /// A PostgreSQL server that follows another, of which it has a copy. That one knows it by the
+    /// `name`.
     pub fn standby_of(primary: &Server, name: &str, options: Options) -> Server {
         assert_eq!(primary.kind, Kind::Postgres, "the standbys of others are not made like this");
         let mut standby = Server::prepare(Kind::Postgres, options);
@@ -112,12 +113,13 @@ impl Server {
         standby
     }
 
-    /// A Galera cluster of MariaDB servers on which everything is written everywhere. [`Server::restart`] brings back
-    /// a node that was killed, if others have stayed.
+    /// A Galera cluster of MariaDB servers on which everything is written everywhere.
+    /// [`Server::restart`] brings back a node that was killed, if others have stayed.
     pub fn galera(nodes: usize, options: Options) -> Vec<Server> {
         let mut all: Vec<Server> = (0..nodes).map(|_| Server::prepare(Kind::MariaDb, options.clone())).collect();
-        // One is a cluster of its own, for a moment, and the others begin as its copies. What they miss then they are told
-        // when they join (IST): to have everything copied by the servers themselves (SST) would take rsync.
+        // One is a cluster of its own, for a moment, and the others begin as its copies. What they
+        // miss then they are told when they join (IST): to have everything copied by the servers
+        // themselves (SST) would take rsync.
         let first = &mut all[0];
         fill_from_template(Kind::MariaDb, first.dir.path());
         first.node = Some(Box::new(Node::alone()));
@@ -475,7 +477,8 @@ impl Node {
         Node { group, ist, members: Vec::new(), desk: PathBuf::new(), founds: true }
     }
 
-    /// Finds out how far a node had come that was killed, so that it needs to be told the rest only.
+    /// Finds out how far a node had come that was killed, so that it needs to be told the rest
+    /// only.
     fn prepare(&self, dir: &Path, arguments: &[String]) {
         let state = dir.join("data/grastate.dat");
         if self.members.is_empty() {
@@ -528,8 +531,9 @@ impl Node {
     }
 }
 
-/// What the nodes of a cluster call to bring another one up to date; they name it by how they are told to do that. All it does is
-/// to tell from where on the rest is to be sent. A node for which that is not enough cannot be helped.
+/// What the nodes of a cluster call to bring another one up to date; they name it by how they are
+/// told to do that. All it does is to tell from where on the rest is to be sent. A node for which
+/// that is not enough cannot be helped.
 const IST: &str = r#"#!/bin/sh
 while [ $# -gt 0 ]; do
     case $1 in

@@ -1,28 +1,31 @@
-//! Storms, to see whether anything surfaces that a caller should not have to know of. `soak [SECONDS]` runs two, each for so
-//! long (60) and with
+//! Storms, to see whether anything surfaces that a caller should not have to know of. `soak
+//! [SECONDS]` runs two, each for so long (60) and with
 //!
 //! - 64 clients that all want one name and wait their turn;
-//! - 64 clients that take several of 64 names at once, each in its own random order. Every few seconds the names are new
-//!   ones, so that rows are created all along, and swept as soon as they are free.
+//! - 64 clients that take several of 64 names at once, each in its own random order. Every few
+//!   seconds the names are new ones, so that rows are created all along, and swept as soon as they
+//!   are free.
 //!
-//! Each client has connections of its own, as if it were a process. `soak line [SECONDS]` (600) has real processes stand in
-//! line and be killed and stopped: see `line.rs`. `soak many [COUNT]` (10000) has them take several names at once: see `many.rs`.
-//! `soak held [COUNT] [SECONDS]` (100000, 120) keeps leases of one client: see `held.rs`. `soak neighbours [RUNS]` (20) makes
+//! Each client has connections of its own, as if it were a process. `soak line [SECONDS]` (600) has
+//! real processes stand in line and be killed and stopped: see `line.rs`. `soak many [COUNT]`
+//! (10000) has them take several names at once: see `many.rs`. `soak held [COUNT] [SECONDS]`
+//! (100000, 120) keeps leases of one client: see `held.rs`. `soak neighbours [RUNS]` (20) makes
 //! faults beside leases: see `neighbours.rs`.
 //!
-//! The database is that of `DATABASE_URL` (else SQLite in a temporary file). What happened is printed, and what the server
-//! saw of it; it is a failure when an error surfaced or two held one name.
+//! The database is that of `DATABASE_URL` (else SQLite in a temporary file). What happened is
+//! printed, and what the server saw of it; it is a failure when an error surfaced or two held one
+//! name.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a program for tests")]
 
+#[path = "critical_section.rs"]
+mod critical_section;
 #[path = "gather.rs"]
 mod gather;
 #[path = "held.rs"]
 mod held;
 #[path = "history.rs"]
 mod history;
-#[path = "inside.rs"]
-mod inside;
 #[path = "line.rs"]
 mod line;
 #[path = "many.rs"]
@@ -52,10 +55,11 @@ use uuid::Uuid;
 const CLIENTS: usize = 64;
 const NAMES: usize = 64;
 
-/// How many names one client holds at most.
+/// The most names that one client holds.
 const AT_ONCE: usize = 4;
 
-/// How long a client that holds some names waits for another: not long, since somebody may wait the other way round.
+/// How long a client that holds some names waits for another: not long, since a client may wait the
+/// other way round.
 const IMPATIENCE: Duration = Duration::from_millis(500);
 
 /// How long the names of the second storm are in use.
@@ -127,7 +131,7 @@ fn usage() -> ! {
     exit(2)
 }
 
-/// Runs both and tells whether nothing surfaced.
+/// Runs both, and returns whether no violation was found.
 async fn storms(place: &Place, journal: &Arc<Journal>, time: Duration) -> bool {
     place.database.locks().build().migrate().await.expect("migrate");
     let mut clean = true;
@@ -197,7 +201,7 @@ impl Client {
                     tokio::time::sleep(Duration::from_micros(random(1000) as u64)).await;
                     self.give_back(lease, presence).await;
                 }
-                Err(error) if error.is_timeout() => self.report.count("waited in vain"),
+                Err(error) if error.is_timeout() => self.report.count("timed out"),
                 Err(error) => self.report.error(&error),
             }
         }
@@ -224,8 +228,9 @@ impl Client {
                         held.push((lease, presence));
                     }
                     Ok(None) => self.report.count("refused"),
-                    Err(error) if error.is_timeout() => self.report.count("waited in vain"),
-                    // The database was too busy for somebody so impatient. Trouble of any other kind has another reason.
+                    Err(error) if error.is_timeout() => self.report.count("timed out"),
+                    // The database was too busy for somebody so impatient. Trouble of any other
+                    // kind has another reason.
                     Err(Error::Unavailable { reason, .. }) if reason.starts_with("no answer came within 5") => {
                         self.report.count("had no answer in time");
                     }
@@ -255,7 +260,7 @@ fn random(below: usize) -> usize {
     (Uuid::new_v4().as_u128() % below as u128) as usize
 }
 
-/// What the clients saw.
+/// The observations of the clients.
 #[derive(Default)]
 struct Report {
     counts: Mutex<BTreeMap<&'static str, u64>>,
@@ -263,7 +268,7 @@ struct Report {
     occupied: Mutex<BTreeMap<String, Arc<AtomicBool>>>,
 }
 
-/// Somebody believes to hold a name.
+/// A client believes that it holds a name.
 struct Presence(Arc<AtomicBool>);
 
 impl Drop for Presence {
@@ -385,7 +390,8 @@ struct Place {
     _file: Option<tempfile::TempDir>,
 }
 
-/// Connections are made when they are needed: a pool that is only there for its options costs nothing.
+/// Connections are made when they are needed: a pool that is only there for its options costs
+/// nothing.
 enum Database {
     Postgres(PgPool),
     MySql(MySqlPool),
@@ -441,7 +447,7 @@ impl Database {
         }
     }
 
-    /// The rows that tell of somebody who waits or holds.
+    /// Counts the rows of holders and waiters.
     async fn leftovers(&self) -> i64 {
         const ROWS: &str = "SELECT (SELECT count(*) FROM sqlock_entry)
                                  + (SELECT count(*) FROM sqlock_lease WHERE id <> '')";

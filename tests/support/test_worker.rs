@@ -1,13 +1,13 @@
-//! A process for tests to kill, stop and mislead: it holds leases and writes what they guard.
+//! A process for tests to kill and stop: it holds leases and writes the rows that they guard.
 //!
-//! `test_worker URL` takes commands on its standard input, one a line, and answers each with one line on its standard
-//! output. (`queue` is `wait` and `turn` in one, and answers with two.)
+//! `test_worker URL` takes commands on its standard input, one a line, and answers each with one
+//! line on its standard output. (`queue` is `wait` and `turn` in one, and answers with two.)
 //!
 //! | command                                   | answer                                                         |
 //! |-------------------------------------------|----------------------------------------------------------------|
 //! | `hold NAME TTL_MS`                        | `token N`, when it has the lease                               |
-//! | `queue NAME TTL_MS`                       | `waiting` once it stands in line, and then as `hold`           |
-//! | `wait NAME TTL_MS [AT_MOST_MS]`           | `waiting` once it stands in line                               |
+//! | `queue NAME TTL_MS`                       | `waiting` once it is in the queue, and then as `hold`          |
+//! | `wait NAME TTL_MS [AT_MOST_MS]`           | `waiting` once it is in the queue                              |
 //! | `turn`                                    | as `hold`, when that wait has ended                            |
 //! | `cancel`                                  | `cancelled`: that wait was given up                            |
 //! | `try NAME TTL_MS`                         | `token N` or `taken`                                           |
@@ -35,12 +35,12 @@
 
 #[path = "any_pool.rs"]
 mod any_pool;
+#[path = "critical_section.rs"]
+mod critical_section;
 #[path = "gather.rs"]
 mod gather;
 #[path = "history.rs"]
 mod history;
-#[path = "inside.rs"]
-mod inside;
 
 use std::collections::hash_map::RandomState;
 use std::fmt::Display;
@@ -63,9 +63,9 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 use any_pool::{AnyPool, on_pool};
-use gather::How;
+use critical_section::{AccessMode, CriticalSection, Visits};
+use gather::Strategy;
 use history::{Event, Op, Outcome, Recorder, boot_ns};
-use inside::{Inside, Manner, Visits};
 
 fn main() {
     // A worker that was stopped would not notice that its standard input has ended.
@@ -106,8 +106,8 @@ fn say(answer: &str) {
 }
 
 impl AnyPool {
-    /// Adds one to the counter that the lease guards, and a line to the audit, in a fenced transaction. The counter is
-    /// read and written back: whoever else writes in between is lost.
+    /// Adds one to the counter that the lease guards, and a line to the audit, in a fenced
+    /// transaction. The counter is read and written back: a write in between would be lost.
     async fn write(&self, lease: &Lease, proc: &str, log: impl Fn(Op, u64, Outcome)) -> Result<(), Failure> {
         let (name, token) = (lease.name(), lease.token());
         on_pool!(self, pool => {
@@ -124,7 +124,8 @@ impl AnyPool {
                 let read = format!("SELECT value FROM guarded WHERE name = '{name}'");
                 let value: i64 = sqlx::query_scalar(AssertSqlSafe(read)).fetch_one(&mut *tx).await?;
                 let value = value + 1;
-                // Not prepared: each is another text, and closing what is no longer needed costs MySQL 40 ms a time.
+                // Not prepared: each is another text, and closing what is no longer needed costs
+                // MySQL 40 ms a time.
                 let write = format!("UPDATE guarded SET value = {value} WHERE name = '{name}'");
                 sqlx::raw_sql(AssertSqlSafe(write)).execute(&mut *tx).await?;
                 let audit = format!("INSERT INTO audit VALUES ('{name}', {value}, {token}, '{proc}')");
@@ -143,7 +144,7 @@ impl AnyPool {
     }
 }
 
-/// Why a fenced write did not take place.
+/// Why a fenced write failed.
 struct Failure {
     lost: bool,
     text: String,
@@ -161,7 +162,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// What the parent is told.
+/// An answer to the parent.
 fn failed(error: Error) -> String {
     let word = match error {
         Error::Lost { .. } | Error::SessionLost { .. } => "lost",
@@ -173,7 +174,7 @@ fn failed(error: Error) -> String {
     format!("{word} {error}")
 }
 
-/// What goes on record.
+/// An event of the record.
 fn outcome<T>(result: &Result<T, Error>) -> Outcome {
     match result {
         Ok(_) => Outcome::Ok,
@@ -222,7 +223,7 @@ impl Worker {
                 Err(error) => failed(error),
             },
             ["as", manner, name, ttl] => {
-                let manner: Manner = manner.parse()?;
+                let manner: AccessMode = manner.parse()?;
                 match self.runtime.block_on(manner.acquire(&self.locks, name, millis(ttl))) {
                     Ok(lease) => self.keep(lease),
                     Err(error) => failed(error),
@@ -294,7 +295,7 @@ impl Worker {
             ["gather", how, names, tasks, count, dir] => {
                 let dir = Path::new(dir);
                 let (names, tasks, count) = (number(names), number(tasks), number(count));
-                let gathering = gather::gather(&self.locks, How::of(how), names, tasks, count, dir);
+                let gathering = gather::gather(&self.locks, Strategy::of(how), names, tasks, count, dir);
                 self.runtime.block_on(gathering).map_or_else(|failure| failure, Visits::to_line)
             }
             ["gather", all, ttl] => {
@@ -326,7 +327,7 @@ impl Worker {
         }
     }
 
-    /// Stands in line, and says so when the line has it.
+    /// Waits in the queue, and reports when it has joined.
     fn wait(&mut self, name: &str, request: LeaseRequest) -> String {
         let waiting = self.runtime.spawn(request.acquire());
         let us = format!("/{}", std::process::id());
@@ -371,14 +372,14 @@ impl Worker {
 async fn visit(
     locks: &Locks,
     name: &str,
-    manner: Manner,
+    manner: AccessMode,
     tasks: usize,
     stay: Duration,
     dir: &str,
 ) -> Result<String, String> {
     let mut all = JoinSet::new();
     for _ in 0..tasks {
-        all.spawn(Inside::of(dir).come_and_go(locks.clone(), name.into(), manner, stay));
+        all.spawn(CriticalSection::of(dir).come_and_go(locks.clone(), name.into(), manner, stay));
     }
     let mut visits = Visits::default();
     while let Some(ended) = all.join_next().await {
@@ -399,8 +400,8 @@ fn proc() -> String {
     std::process::id().to_string()
 }
 
-/// A lease, and a thread that looks at it all the time: it knows when `is_held` last said yes, also when all threads were
-/// stopped in between and nothing else has run since.
+/// A lease, and a thread that looks at it all the time: it knows when `is_held` last said yes, also
+/// when all threads were stopped in between and nothing else has run since.
 struct Held {
     lease: Arc<Lease>,
     last: Arc<AtomicU64>,
@@ -438,8 +439,8 @@ impl Held {
     }
 }
 
-/// Says that it is there, waits to be told to go on, and takes effect: all on one connection, so that nothing is to be waited for
-/// between the order and the effect.
+/// Says that it is there, waits to be told to go on, and takes effect: all on one connection, so
+/// that nothing is to be waited for between the order and the effect.
 async fn wait_and_write(port: u16) -> std::io::Result<()> {
     let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", port)).await?);
     stream.write_all(b"ready\n").await?;
@@ -447,7 +448,8 @@ async fn wait_and_write(port: u16) -> std::io::Result<()> {
     stream.write_all(b"effect\n").await
 }
 
-/// Takes the only write lock, readers shut out as well, and writes so much that a part of it reaches the file.
+/// Takes the only write lock, readers shut out as well, and writes so much that a part of it
+/// reaches the file.
 async fn seize(url: &str) -> sqlx::Result<SqliteConnection> {
     let options: SqliteConnectOptions = url.parse()?;
     let mut conn = SqliteConnection::connect_with(&options.busy_timeout(Duration::from_secs(20))).await?;
@@ -491,7 +493,8 @@ impl Storm {
             all.spawn(async move {
                 let mut lost = 0;
                 for _ in 0..cycles {
-                    // So long that the line of this process empties now and then, and the name goes to another one.
+                    // So long that the line of this process empties now and then, and the name goes
+                    // to another one.
                     tokio::time::sleep(up_to(Duration::from_millis(500))).await;
                     lost += usize::from(storm.cycle().await?);
                 }

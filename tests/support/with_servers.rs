@@ -42,8 +42,9 @@ async fn main() {
     let mut signals = signals(); // from here on none ends this program before its servers
     let mut command = Command::new(&request.command[0]);
     command.args(&request.command[1..]);
-    // The command may be cargo itself. Build scripts of dependencies watch these variables: with the values that the outer cargo
-    // sets for this package, the inner one would build those dependencies, and all that use them, anew.
+    // The command may be cargo itself. Build scripts of dependencies watch these variables: with
+    // the values that the outer cargo sets for this package, the inner one would build those
+    // dependencies, and all that use them, anew.
     for (variable, _) in std::env::vars_os() {
         let is_of_this_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
         if variable.to_str().is_some_and(is_of_this_package) {
@@ -120,9 +121,9 @@ fn named(name: &str) -> Result<Kind, String> {
     Ok(*kind)
 }
 
-/// The signals that ask a program to end, as they arrive. Whoever started this may have had them ignored, as a shell does for
-/// what it starts in the background, and that would be passed on to the command and to all tests. One that is handled here
-/// is not ignored there.
+/// The signals that ask a program to end, as they arrive. Whoever started this may have had them
+/// ignored, as a shell does for what it starts in the background, and that would be passed on to
+/// the command and to all tests. One that is handled here is not ignored there.
 fn signals() -> mpsc::UnboundedReceiver<Signal> {
     let (sender, receiver) = mpsc::unbounded_channel();
     for wanted in [Signal::INT, Signal::QUIT, Signal::TERM, Signal::HUP] {

@@ -1,5 +1,5 @@
-//! Other processes: started, spoken to, killed, stopped and put under another clock. What they are is in
-//! `test_worker.rs`.
+//! Other processes: started, spoken to, killed, stopped and put under another clock. What they are
+//! is in `test_worker.rs`.
 
 #![allow(unreachable_pub, reason = "included by several tests")]
 
@@ -32,14 +32,14 @@ impl Worker {
         Self::launch(Command::new(program("test_worker")).arg(url))
     }
 
-    /// A process that takes charges: see `till.rs`.
-    pub fn till(url: &str, provider: Option<&str>) -> Self {
-        Self::launch(Command::new(program("till")).arg(url).args(provider))
+    /// Starts a payment server: see `payment_server.rs`.
+    pub fn payment_server(url: &str, provider: Option<&str>) -> Self {
+        Self::launch(Command::new(program("payment_server")).arg(url).args(provider))
     }
 
     /// A process at which charges are made, and its port.
     pub async fn provider() -> (Self, String) {
-        let mut provider = Self::launch(Command::new(program("till")).arg("provider"));
+        let mut provider = Self::launch(Command::new(program("payment_server")).arg("provider"));
         let port = provider.answer().await;
         (provider, port)
     }
@@ -49,7 +49,7 @@ impl Worker {
         soon("an answer of the worker", self.answers.next_line()).await.expect("the worker can be read")
     }
 
-    /// A process that reads the time from a clock of ours. What it measures with the monotonic clock stays true.
+    /// Starts a process whose wall clock is set by the test. Its monotonic clock is not changed.
     pub fn start_under(clock: &Clock, url: &str) -> Self {
         let library = std::env::var("SQLOCK_FAKETIME")
             .unwrap_or_else(|_| panic!("SQLOCK_FAKETIME is not set: run scripts/test, or eval \"$(scripts/servers)\""));
@@ -88,7 +88,7 @@ impl Worker {
         soon("an answer of the worker", self.answer_some_time()).await
     }
 
-    /// The same, for what may take its time.
+    /// Waits for an answer that may take long.
     pub async fn answer_some_time(&mut self) -> String {
         let answer = self.answers.next_line().await;
         answer.expect("the worker can be read").expect("the worker is alive")
@@ -117,7 +117,7 @@ impl Worker {
         (held == "held", last.parse().unwrap_or_else(|_| panic!("status: {answer}")))
     }
 
-    /// The token of whoever holds the name, and for how much longer.
+    /// Returns the token of the holder, and its remaining time.
     pub async fn inspect(&mut self, name: &str) -> Option<(i64, Duration)> {
         let answer = self.ask(&format!("inspect {name}")).await;
         if answer == "free" {
@@ -137,7 +137,7 @@ impl Worker {
         let _ = self.child.wait();
     }
 
-    /// Waits until all its threads sleep: then what it has to do waits for something.
+    /// Waits until all its threads sleep, so that its work is blocked.
     pub async fn until_it_sleeps(&self) {
         let tasks = format!("/proc/{}/task", self.pid().as_raw_nonzero());
         let sleeps = |task: std::io::Result<std::fs::DirEntry>| {
@@ -152,7 +152,7 @@ impl Worker {
         crate::support::soon("a moment in which the worker sleeps", all_sleep).await;
     }
 
-    /// Returns when all its threads stand still.
+    /// Stops the process, and waits until all its threads have stopped.
     pub fn stop(&self) {
         kill_process(self.pid(), Signal::STOP).expect("the worker can be stopped");
         waitid(WaitId::Pid(self.pid()), WaitIdOptions::STOPPED).expect("the worker stops");
@@ -215,7 +215,7 @@ impl Clock {
     }
 }
 
-/// What the workers write in fenced transactions: a counter for each name, and who has written.
+/// The table that workers write in fenced transactions: a counter for each name, and its writers.
 pub struct Guarded {
     pool: Pool<Sql>,
 }
@@ -255,7 +255,7 @@ impl Guarded {
         rows.into_iter().map(audit).collect()
     }
 
-    /// What the workers have recorded in a directory, beside what they have written under a name.
+    /// Reads the records of the workers in a directory, and their writes under a name.
     pub async fn history(&self, dir: &Path, name: &str) -> History {
         let value = u64::try_from(self.value(name).await).expect("the counter counts up");
         History {

@@ -1,9 +1,11 @@
-//! A customer clicks twice, or ten times: what becomes of it with axum-idempotent, and what with sqlock?
+//! A customer clicks twice, or ten times: what becomes of it with axum-idempotent, and what with
+//! sqlock?
 //!
-//! In each round the same request is sent several times at once, over HTTP, with one key, and once more when all are
-//! answered. The handler works for 10 ms and enters a charge into a ledger, a table of SQLite without any unique
-//! constraint. Each crate is set up as its documentation shows; that of axum-idempotent says that requests which
-//! arrive concurrently can both reach the handler, and this is how often.
+//! In each round the same request is sent several times at once, over HTTP, with one key, and once
+//! more when all are answered. The handler works for 10 ms and enters a charge into a ledger, a
+//! table of SQLite without any unique constraint. Each crate is set up as its documentation shows;
+//! that of axum-idempotent says that requests which arrive concurrently can both reach the handler,
+//! and this is how often.
 //!
 //! Run by `scripts/contrast`.
 
@@ -94,7 +96,7 @@ async fn charge(conn: &mut SqliteConnection, order: &str) -> Result<String, AppE
     Ok(receipt)
 }
 
-/// Its answers are kept in the session of whoever asks, so the customer has one before the first click.
+/// It stores its answers in the session of the customer, who has one before the first click.
 async fn with_axum_idempotent() -> Result<Tally> {
     async fn pay(State(pool): State<SqlitePool>, order: String) -> Result<String, AppError> {
         charge(&mut *pool.acquire().await?, &order).await
@@ -157,7 +159,7 @@ async fn serve(app: Router) -> Result<SocketAddr> {
     Ok(address)
 }
 
-/// What came of all rounds.
+/// The results of all rounds.
 struct Tally {
     requests: usize,
     effects: usize,
@@ -183,7 +185,8 @@ impl Tally {
                 }
                 told.insert(answer.body);
             }
-            // Each crate knows a request that comes later: otherwise it would not be set up as it should be.
+            // Each crate knows a request that comes later: otherwise it would not be set up as it
+            // should be.
             let headers = format!("{who}Idempotency-Key: {order}\r\n");
             let later = send(address, "/payments", &headers, &order).await?;
             if !told.contains(&later.body) {

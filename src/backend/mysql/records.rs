@@ -1,54 +1,56 @@
-//! How a key is claimed: an INSERT that meets one which is not committed waits for it. MariaDB can
-//! be told not to. For MySQL another connection looks first, and an INSERT waits only for a rival
-//! that came in the same moment.
+//! Claims of keys: an INSERT waits for another one of the same key that is not committed. On MariaDB
+//! a setting avoids the wait. On MySQL another connection reads the record first, so an INSERT waits
+//! only for a rival of the same moment.
 
 use sqlx::{Executor as _, MySql, MySqlConnection, QueryBuilder, Row as _};
 
 use crate::backend::StoreFuture;
 use crate::backend::dialect::{Dialect as _, LockFailure, Locking, Wait};
 use crate::backend::records::{
-    Claimed, Claiming, Errand, Findings, INTO, Record, Records, State, as_usual, carry, push_consume, push_values, read,
+    self, ClaimOutcome, ClaimRequest, INTO, Record, RecordCommand, RecordDialect, RecordResponse, State,
+    push_use_token, push_values, read, text_and_bytes,
 };
 
 /// https://mariadb.com/kb/en/set-statement/
 const WITHOUT_WAITING: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */ ";
 
-/// For the next transaction only, which is the next statement.
-const DIRTY: &str = "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED";
+/// Applies to the next transaction only, which is the next statement.
+const READ_UNCOMMITTED: &str = "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED";
 
-impl Records for MySql {
+impl RecordDialect for MySql {
     const NOW: &'static str = now!();
     const INSERT_NEW: (&'static str, &'static str) = ("INSERT IGNORE INTO ", "");
-    const SKIPPING: &'static str = " FOR UPDATE SKIP LOCKED";
-    const BY_EXPIRY: &'static str = " FORCE INDEX (sqlock_idem_by_expiry)";
-    // Nodes of a cluster have names and numbers of their own, and the case of a name may not count.
-    const IDENTITY: &'static str = "SELECT COALESCE(CAST(LOWER(DATABASE()) AS CHAR), '')";
-    const STEP: &'static str = "CONVERT(step USING utf8mb4)";
-    const PEEKS: bool = true;
+    const SKIP_LOCKED: &'static str = " FOR UPDATE SKIP LOCKED";
+    const EXPIRY_INDEX_HINT: &'static str = " FORCE INDEX (sqlock_idem_by_expiry)";
+    // The names and numbers of servers differ between the nodes of a cluster, and the case of a
+    // database's name may not count.
+    const SELECT_IDENTITY: &'static str = "SELECT COALESCE(CAST(LOWER(DATABASE()) AS CHAR), '')";
+    const STEP_COLUMN: &'static str = "CONVERT(step USING utf8mb4)";
+    const CLAIM_MAY_WAIT: bool = true;
 
     fn push_step(query: &mut QueryBuilder<Self>, name: &str) {
         query.push_bind(name.as_bytes().to_vec());
     }
 
-    as_usual!();
+    text_and_bytes!();
 
-    fn claim<'a>(conn: &'a mut MySqlConnection, claim: &'a Claiming) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(conn: &'a mut MySqlConnection, claim: &'a ClaimRequest) -> StoreFuture<'a, ClaimOutcome> {
         Box::pin(async move {
             let mut query = QueryBuilder::new(WITHOUT_WAITING);
             if claim.issued {
-                push_consume::<Self>(&mut query, claim, State::Done, 0);
+                push_use_token::<Self>(&mut query, claim, State::Done, 0);
             } else {
-                // What has expired was deleted before: to change it behind an INSERT that met it
-                // would make rivals deadlock.
+                // Expired records were deleted before: an update after an INSERT that found one
+                // would deadlock with rivals.
                 query.push("INSERT IGNORE INTO ").push(INTO).push(" VALUES (");
                 push_values::<Self>(&mut query, claim, State::Done, 0);
                 query.push(")");
             }
             match query.build().execute(&mut *conn).await {
-                Ok(done) if done.rows_affected() > 0 => Ok(Claimed::Ours),
-                Ok(_) => Ok(Claimed::Not),
+                Ok(done) if done.rows_affected() > 0 => Ok(ClaimOutcome::Claimed),
+                Ok(_) => Ok(ClaimOutcome::RecordExists),
                 Err(error) if Self::lock_failure(&error) == Some(LockFailure::Locked) => {
-                    if Self::has_rolled_back(conn, &error).await? { Err(error) } else { Ok(Claimed::Taken) }
+                    if Self::has_rolled_back(conn, &error).await? { Err(error) } else { Ok(ClaimOutcome::Locked) }
                 }
                 Err(error) => Err(error),
             }
@@ -57,31 +59,38 @@ impl Records for MySql {
 }
 
 /// Runs a maintenance command on records of requests.
-pub(super) async fn record(conn: &mut MySqlConnection, errand: &Errand) -> Result<Findings, sqlx::Error> {
-    let key = match errand {
-        Errand::Peek(key) => key,
-        // What is found not to be locked stays so until it is deleted; a record is not resolved
-        // without a word of who did.
-        Errand::Bury(_) | Errand::Purge { .. } | Errand::Resolve(_) => {
+pub(super) async fn execute_command(
+    conn: &mut MySqlConnection,
+    command: &RecordCommand,
+) -> Result<RecordResponse, sqlx::Error> {
+    let key = match command {
+        RecordCommand::ReadUncommitted(key) => key,
+        // A transaction keeps the rows that were not locked until they are deleted, and resolves a
+        // record together with its resolution.
+        RecordCommand::DeleteExpired(_) | RecordCommand::Purge { .. } | RecordCommand::Resolve(_) => {
             conn.execute("START TRANSACTION").await?;
-            let found = carry::<MySql>(&mut *conn, errand).await;
+            let found = records::execute_command::<MySql>(&mut *conn, command).await;
             conn.execute(if found.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
             return found;
         }
-        _ => return carry::<MySql>(&mut *conn, errand).await,
+        _ => return records::execute_command::<MySql>(&mut *conn, command).await,
     };
-    // Who has written it and not committed has it locked; who has only read it does not mind.
+    // A transaction that has written the record and not committed has locked it. A shared lock
+    // does not conflict with transactions that have only read it.
     let clauses = MySql::clauses(Locking { shared: true, key_update: false, wait: Wait::Never });
     match read::<MySql>(&mut *conn, &key.id, &clauses.after).await {
-        Ok(record) => Ok(Findings { records: record.into_iter().collect(), ..Findings::default() }),
+        Ok(record) => Ok(RecordResponse { records: record.into_iter().collect(), ..RecordResponse::default() }),
         Err(error) if MySql::lock_failure(&error) == Some(LockFailure::Locked) => {
-            sqlx::query(DIRTY).execute(&mut *conn).await?;
-            // Only what has been claimed and has no result yet has the fingerprint of one who is at
-            // work.
+            sqlx::query(READ_UNCOMMITTED).execute(&mut *conn).await?;
+            // Only a claim without a result has the fingerprint of the request in progress.
             let dirty = read::<MySql>(&mut *conn, &key.id, "").await?;
             let is_claimed = |record: &Record| record.state == State::Done && record.result.is_none();
             let dirty = dirty.filter(|record| is_claimed(record) && !record.is_expired());
-            Ok(Findings { busy: true, fingerprint: dirty.map(|record| record.fingerprint), ..Findings::default() })
+            Ok(RecordResponse {
+                is_locked: true,
+                fingerprint: dirty.map(|record| record.fingerprint),
+                ..RecordResponse::default()
+            })
         }
         Err(error) => Err(error),
     }

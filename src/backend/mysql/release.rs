@@ -6,7 +6,7 @@ use super::acquire::Grant;
 use super::listener;
 use super::queue::read_row;
 use super::script::{AMENDED, Script, amended, filled, id_literal, name_literal, read_flag};
-use super::store::{Attempt, Flavor, Nowait, attempt, is_locked, is_timeout, token};
+use super::store::{Attempt, Flavor, Nowait, attempt, is_timeout, token};
 use crate::backend::micros;
 use crate::backend::stored::{KEPT, NO_ID, TableRow as _, parse_id};
 use crate::name::LockName;

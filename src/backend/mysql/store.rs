@@ -14,7 +14,7 @@ use sqlx::mysql::{MySqlArguments, MySqlDatabaseError};
 use sqlx::query::Query;
 use sqlx::{MySql, MySqlConnection};
 
-use super::{acquire, change, heartbeat, queue, release};
+use super::{acquire, change, heartbeat, queue, release, transition};
 use crate::protocol::timing::GRANT;
 use crate::protocol::{Request, Response};
 use crate::token::FencingToken;
@@ -220,7 +220,7 @@ pub(crate) async fn execute(
         }
         Request::Poll { name, ids } => queue::poll(conn, name, ids).await.map(Response::Polled),
         Request::Read { name, limit } => queue::read(conn, name, *limit).await.map(Response::Read),
-        Request::Transition(transition) => queue::transition(conn, transition).await.map(Response::Transitioned),
+        Request::Transition(transition) => transition::transition(conn, transition).await.map(Response::Transitioned),
         Request::Extend(extension) => change::extend(conn, flavor, extension).await.map(Response::Extended),
         Request::Downgrade { name, id, token } => {
             change::downgrade(conn, name, *id, *token).await.map(Response::Downgraded)

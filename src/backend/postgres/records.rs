@@ -1,4 +1,4 @@
-//! How a key is claimed: whoever is about to holds a lock that ends with its transaction, so that a rival is told at once.
+//! Claims of keys: a claim takes an advisory lock of its transaction, so a rival claim fails at once.
 
 use sqlx::{PgConnection, Postgres, QueryBuilder, Row as _};
 
@@ -6,14 +6,15 @@ use super::PostgresStore;
 use super::store::now;
 use crate::backend::StoreFuture;
 use crate::backend::records::{
-    Claimed, Claiming, Errand, Findings, INTO, Records, Rival, State, as_usual, carry, digest, push_consume,
-    push_or_anew, push_values,
+    ClaimOutcome, ClaimRequest, INTO, RecordCommand, RecordDialect, RecordResponse, Rival, State, digest,
+    execute_command, push_replace_expired, push_use_token, push_values, text_and_bytes,
 };
 
 /// The statements, laid out to be read.
 #[rustfmt::skip]
 mod sql {
-// $1 the key's lock, $2 the request's. Looked at once: what one transaction holds is to be seen together.
+// $1 the lock of the key, $2 the lock of the request. Both are read from one copy of pg_locks, so
+// that the locks of a transaction are seen together.
 pub(super) const RIVAL: &str = "
 WITH held AS MATERIALIZED (
      SELECT pid, mode, (classid::bigint << 32 | objid::bigint) # 'sqlock_idem'::regclass::oid::bigint AS id
@@ -25,8 +26,8 @@ SELECT k.pid::bigint, (SELECT count(*) FROM held AS f WHERE f.pid = k.pid AND f.
  WHERE k.id = $1 AND k.mode = 'ExclusiveLock'";
 }
 
-/// What stands for the key, and for this request under it, among the advisory locks.
-fn locks(claim: &Claiming) -> (i64, i64) {
+/// Returns the numbers of the advisory locks of the key and of this request with the key.
+fn locks(claim: &ClaimRequest) -> (i64, i64) {
     let number = |parts: &[&[u8]]| {
         let digest = digest(b"sqlock/idem/lock/1", parts.iter().copied());
         i64::from_be_bytes(std::array::from_fn(|i| digest[i]))
@@ -34,33 +35,35 @@ fn locks(claim: &Claiming) -> (i64, i64) {
     (number(&[claim.key.id.as_bytes()]), number(&[claim.key.id.as_bytes(), &claim.fingerprint]))
 }
 
-/// There may be such a table in several schemas of a database, whose advisory locks are the same.
+/// Separates the locks of several schemas with these tables, which share the advisory locks of the
+/// database.
 const HERE: &str = " # 'sqlock_idem'::regclass::oid::bigint";
 
-/// Who holds the first lock always holds the second one, too.
-fn push_locks(query: &mut QueryBuilder<Postgres>, claim: &Claiming) {
+/// Adds the condition that takes both locks: a transaction with the lock of the key also has that of
+/// its request.
+fn push_locks(query: &mut QueryBuilder<Postgres>, claim: &ClaimRequest) {
     let (key, request) = locks(claim);
     query.push("CASE WHEN pg_try_advisory_xact_lock_shared(").push_bind(request).push(HERE);
     query.push(") THEN pg_try_advisory_xact_lock(").push_bind(key).push(HERE).push(") ELSE false END");
 }
 
-impl Records for Postgres {
+impl RecordDialect for Postgres {
     const NOW: &'static str = now!();
     const INSERT_NEW: (&'static str, &'static str) = ("INSERT INTO ", " ON CONFLICT DO NOTHING");
-    const SKIPPING: &'static str = " FOR UPDATE SKIP LOCKED";
-    const SKIPS_IN_DELETE: bool = true;
-    const IDENTITY: &'static str = "SELECT concat_ws('/', oid, to_regclass('sqlock_idem')::oid) FROM pg_database
+    const SKIP_LOCKED: &'static str = " FOR UPDATE SKIP LOCKED";
+    const SKIPS_LOCKED_IN_DELETE: bool = true;
+    const SELECT_IDENTITY: &'static str = "SELECT concat_ws('/', oid, to_regclass('sqlock_idem')::oid) FROM pg_database
                                      WHERE datname = current_database()";
-    const STEP: &'static str = "step";
-    const PEEKS: bool = false;
+    const STEP_COLUMN: &'static str = "step";
+    const CLAIM_MAY_WAIT: bool = false;
 
-    as_usual!();
+    text_and_bytes!();
 
-    fn claim<'a>(conn: &'a mut PgConnection, claim: &'a Claiming) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(conn: &'a mut PgConnection, claim: &'a ClaimRequest) -> StoreFuture<'a, ClaimOutcome> {
         Box::pin(async move {
             let mut query = QueryBuilder::new("");
             if claim.issued {
-                push_consume::<Self>(&mut query, claim, State::Done, 0);
+                push_use_token::<Self>(&mut query, claim, State::Done, 0);
                 query.push(" AND ");
                 push_locks(&mut query, claim);
             } else {
@@ -68,27 +71,29 @@ impl Records for Postgres {
                 push_values::<Self>(&mut query, claim, State::Done, 0);
                 query.push(" WHERE ");
                 push_locks(&mut query, claim);
-                push_or_anew::<Self>(&mut query);
+                push_replace_expired::<Self>(&mut query);
             }
             let claimed = query.build().execute(conn).await?.rows_affected();
-            Ok(if claimed > 0 { Claimed::Ours } else { Claimed::Not })
+            Ok(if claimed > 0 { ClaimOutcome::Claimed } else { ClaimOutcome::RecordExists })
         })
     }
 
-    fn rival<'a>(conn: &'a mut PgConnection, claim: &'a Claiming) -> StoreFuture<'a, Option<Rival>> {
+    fn rival<'a>(conn: &'a mut PgConnection, claim: &'a ClaimRequest) -> StoreFuture<'a, Option<Rival>> {
         Box::pin(async move {
             let (key, request) = locks(claim);
             let found = sqlx::query(sql::RIVAL).bind(key).bind(request).fetch_optional(conn).await?;
-            found.map(|row| Ok(Rival { who: row.try_get(0)?, same: row.try_get::<i64, _>(1)? > 0 })).transpose()
+            found
+                .map(|row| Ok(Rival { process_id: row.try_get(0)?, is_same_request: row.try_get::<i64, _>(1)? > 0 }))
+                .transpose()
         })
     }
 }
 
 impl PostgresStore {
-    pub(super) async fn carry(&mut self, errand: &Errand) -> Result<Findings, sqlx::Error> {
+    pub(super) async fn execute_command(&mut self, command: &RecordCommand) -> Result<RecordResponse, sqlx::Error> {
         let connection = self.connection.connection().await?;
         self.settings.begin(connection).await?;
-        let found = carry::<Postgres>(connection, errand).await;
+        let found = execute_command::<Postgres>(connection, command).await;
         self.settings.end(connection, found.is_ok()).await?;
         found
     }

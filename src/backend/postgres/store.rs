@@ -20,7 +20,7 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{PgConnection, Postgres};
 
 use super::settings::Settings;
-use super::{acquire, change, heartbeat, queue, release};
+use super::{acquire, change, heartbeat, queue, release, transition};
 use crate::protocol::timing::GRANT;
 use crate::protocol::{Request, Response};
 
@@ -127,7 +127,7 @@ pub(super) async fn execute(conn: &mut Connection<'_>, request: &Request) -> Res
         }
         Request::Poll { name, ids } => Response::Polled(queue::poll(conn, name, ids).await?),
         Request::Read { name, limit } => Response::Read(queue::read(conn, name, *limit).await?),
-        Request::Transition(transition) => Response::Transitioned(queue::transition(conn, transition).await?),
+        Request::Transition(transition) => Response::Transitioned(transition::transition(conn, transition).await?),
         Request::Extend(extension) => Response::Extended(change::extend(conn, extension).await?),
         Request::Downgrade { name, id, token } => {
             Response::Downgraded(change::downgrade(conn, name, *id, *token).await?)

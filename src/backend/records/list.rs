@@ -1,32 +1,34 @@
-//! Lists records, in order of their creation.
+//! Lists records, in order of creation.
 
 use sqlx::QueryBuilder;
 
-use super::{COLUMNS, Record, Records, State, record};
+use super::RecordDialect;
+use super::record::{COLUMNS, Record, State, decode};
 
 /// Which records to list.
 #[derive(Clone, Default)]
 pub(crate) struct Selection {
     pub(crate) namespace: Option<String>,
-    /// None: in every state.
+    /// Empty: all states.
     pub(crate) states: Vec<State>,
     pub(crate) min_attempts: u32,
-    /// Only those that stand behind this place.
-    pub(crate) after: Option<Place>,
+    /// Only records after this position.
+    pub(crate) after: Option<Position>,
     pub(crate) limit: u32,
 }
 
-/// The place of a record in the order: its creation and its id.
-pub(crate) type Place = (i64, String);
+/// The position of a record in the order: its creation time and its id.
+pub(crate) type Position = (i64, String);
 
 impl Record {
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn position(&self) -> Position {
         (self.created_at, self.key.id.clone())
     }
 }
 
-/// Reads the records of each state by themselves, because the index has the state before the time.
-pub(super) async fn list<DB: Records>(
+/// Reads the records of each state with a statement of its own, because the index has the state
+/// before the time.
+pub(super) async fn list<DB: RecordDialect>(
     conn: &mut DB::Connection,
     selection: &Selection,
 ) -> Result<Vec<Record>, sqlx::Error> {
@@ -36,15 +38,15 @@ pub(super) async fn list<DB: Records>(
         let mut query = QueryBuilder::new("");
         push_select::<DB>(&mut query, selection, *state);
         for row in &DB::fetch(conn, &mut query).await? {
-            records.push(record::<DB>(row)?);
+            records.push(decode::<DB>(row)?);
         }
     }
-    records.sort_by_cached_key(Record::place);
+    records.sort_by_cached_key(Record::position);
     records.truncate(selection.limit as usize);
     Ok(records)
 }
 
-fn push_select<DB: Records>(query: &mut QueryBuilder<DB>, selection: &Selection, state: State) {
+fn push_select<DB: RecordDialect>(query: &mut QueryBuilder<DB>, selection: &Selection, state: State) {
     let Selection { namespace, min_attempts, after, limit, .. } = selection;
     // Not the results: they may be long.
     query.push("SELECT ").push(COLUMNS.replace(" result,", " NULL,")).push(DB::NOW);
@@ -75,7 +77,8 @@ mod tests {
 
     use super::*;
 
-    /// Without statistics, as in most databases. The server's plans: `tests/conformance/idempotency.rs`.
+    /// Without statistics, as in most databases. The server's plans:
+    /// `tests/conformance/idempotency.rs`.
     #[tokio::test]
     async fn list_of_a_state_uses_the_index() {
         let mut conn = SqliteConnection::connect("sqlite::memory:").await.expect("connect");

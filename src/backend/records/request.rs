@@ -1,11 +1,13 @@
-//! Requests that attempts store with their records, for the attempts that take them up.
+//! Requests that attempts store with their records, for attempts that resume them.
 
 use sqlx::QueryBuilder;
 
-use super::{Claiming, Records, State};
+use super::RecordDialect;
+use super::claim::ClaimRequest;
+use super::record::State;
 
-/// The request of a new record. Only an attempt is ever taken up.
-pub(super) fn push<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Claiming, state: State) {
+/// Adds the stored request of a new record, or NULL. Only attempts are resumed.
+pub(super) fn push<DB: RecordDialect>(query: &mut QueryBuilder<DB>, claim: &ClaimRequest, state: State) {
     match claim.request.as_ref().filter(|_| state == State::Started) {
         Some(request) => DB::push_bytes(query, request),
         None => {
@@ -15,7 +17,7 @@ pub(super) fn push<DB: Records>(query: &mut QueryBuilder<DB>, claim: &Claiming, 
 }
 
 /// Reads the stored request of a record.
-pub(super) async fn read<DB: Records>(
+pub(super) async fn read<DB: RecordDialect>(
     conn: &mut DB::Connection,
     id: &str,
     begun: i64,
@@ -25,5 +27,5 @@ pub(super) async fn read<DB: Records>(
     query.push(" AND created_at = ");
     DB::push_integer(&mut query, begun);
     let rows = DB::fetch(conn, &mut query).await?;
-    rows.first().map_or(Ok(None), |row| DB::bytes(row, 0))
+    rows.first().map_or(Ok(None), |row| DB::read_bytes(row, 0))
 }

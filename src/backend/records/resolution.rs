@@ -1,11 +1,14 @@
-//! Unknown outcomes that an operator resolves. What was found out is kept in a table of its own, also when the record is deleted.
+//! Unknown outcomes that an operator resolves. A resolution stays in a table of its own when the
+//! record is deleted.
 
 use sqlx::QueryBuilder;
 
-use super::{Records, State, forget};
+use super::RecordDialect;
+use super::attempt::forget;
+use super::record::State;
 
-/// What an operator has found out about the attempt with this token.
-pub(crate) struct Resolving {
+/// A request to resolve the outcome of the attempt with this token.
+pub(crate) struct ResolveRequest {
     pub(crate) id: String,
     pub(crate) token: i64,
     /// The result, if the request took effect.
@@ -14,7 +17,7 @@ pub(crate) struct Resolving {
     pub(crate) note: String,
 }
 
-impl Resolving {
+impl ResolveRequest {
     pub(crate) fn outcome(&self) -> &'static str {
         if self.result.is_some() { DONE } else { FAILED }
     }
@@ -26,8 +29,8 @@ const DONE: &str = "done";
 /// Nothing took effect.
 const FAILED: &str = "failed";
 
-/// A resolution as it stands in its table.
-pub(crate) struct Resolved {
+/// A resolution as it is stored.
+pub(crate) struct StoredResolution {
     pub(crate) token: i64,
     pub(crate) outcome: &'static str,
     pub(crate) by: String,
@@ -36,11 +39,15 @@ pub(crate) struct Resolved {
     pub(crate) at: i64,
 }
 
-/// Ends a record whose outcome is unknown, and keeps who says so: in one transaction, which the caller begins.
-pub(super) async fn resolve<DB: Records>(conn: &mut DB::Connection, resolving: &Resolving) -> Result<u64, sqlx::Error> {
-    let Resolving { id, token, result, by, note } = resolving;
+/// Ends a record whose outcome is unknown, and stores the resolution. The caller begins and commits
+/// the transaction of these statements.
+pub(super) async fn resolve<DB: RecordDialect>(
+    conn: &mut DB::Connection,
+    request: &ResolveRequest,
+) -> Result<u64, sqlx::Error> {
+    let ResolveRequest { id, token, result, by, note } = request;
     let changed = match result {
-        Some(result) => done::<DB>(conn, id, *token, result).await?,
+        Some(result) => store_result::<DB>(conn, id, *token, result).await?,
         None => forget::<DB>(conn, id, &[State::Unknown], *token).await?,
     };
     if changed > 0 {
@@ -50,7 +57,7 @@ pub(super) async fn resolve<DB: Records>(conn: &mut DB::Connection, resolving: &
         DB::push_text(&mut query, id);
         query.push(", ").push(DB::NOW).push(", ");
         DB::push_integer(&mut query, *token);
-        query.push(", '").push(resolving.outcome()).push("', ");
+        query.push(", '").push(request.outcome()).push("', ");
         DB::push_text(&mut query, by);
         query.push(", ");
         DB::push_text(&mut query, note);
@@ -60,8 +67,14 @@ pub(super) async fn resolve<DB: Records>(conn: &mut DB::Connection, resolving: &
     Ok(changed)
 }
 
-/// Until its end, a record has the time at which a result of its creation would expire: so the retention is known.
-async fn done<DB: Records>(conn: &mut DB::Connection, id: &str, token: i64, result: &[u8]) -> Result<u64, sqlx::Error> {
+/// Stores the result of a request that took effect. Until its end, the expiry of a record is its
+/// creation time and the retention, so their difference is the retention.
+async fn store_result<DB: RecordDialect>(
+    conn: &mut DB::Connection,
+    id: &str,
+    token: i64,
+    result: &[u8],
+) -> Result<u64, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'done', request = NULL, result = ");
     DB::push_bytes(&mut query, result);
     query.push(", expires_at = ").push(DB::NOW).push(" + expires_at - created_at WHERE id = ");
@@ -71,28 +84,31 @@ async fn done<DB: Records>(conn: &mut DB::Connection, id: &str, token: i64, resu
     DB::execute(conn, &mut query).await
 }
 
-/// Reads how the outcomes of a key were resolved, in order.
-pub(super) async fn list<DB: Records>(conn: &mut DB::Connection, id: &str) -> Result<Vec<Resolved>, sqlx::Error> {
+/// Reads the resolutions of a key, the oldest first.
+pub(super) async fn list<DB: RecordDialect>(
+    conn: &mut DB::Connection,
+    id: &str,
+) -> Result<Vec<StoredResolution>, sqlx::Error> {
     let mut query = QueryBuilder::new(
         "SELECT token, outcome, resolved_by, note, resolved_at FROM sqlock_idem_resolution WHERE id = ",
     );
     DB::push_text(&mut query, id);
     query.push(" ORDER BY resolved_at, token");
     let rows = DB::fetch(conn, &mut query).await?;
-    rows.iter().map(resolved::<DB>).collect()
+    rows.iter().map(decode::<DB>).collect()
 }
 
-fn resolved<DB: Records>(row: &DB::Row) -> Result<Resolved, sqlx::Error> {
-    let outcome = match DB::text(row, 1)?.as_str() {
+fn decode<DB: RecordDialect>(row: &DB::Row) -> Result<StoredResolution, sqlx::Error> {
+    let outcome = match DB::read_text(row, 1)?.as_str() {
         DONE => DONE,
         FAILED => FAILED,
-        other => return Err(sqlx::Error::Decode(format!("{other:?} is no outcome of a request").into())),
+        other => return Err(sqlx::Error::Decode(format!("{other:?} is not an outcome of a request").into())),
     };
-    Ok(Resolved {
+    Ok(StoredResolution {
         token: DB::integer(row, 0)?,
         outcome,
-        by: DB::text(row, 2)?,
-        note: DB::text(row, 3)?,
+        by: DB::read_text(row, 2)?,
+        note: DB::read_text(row, 3)?,
         at: DB::integer(row, 4)?,
     })
 }

@@ -1,22 +1,23 @@
-//! How a key is claimed: the transaction has the write lock, so there is no rival.
+//! Claims of keys: the transaction has the write lock, so there is no rival.
 
 use sqlx::{Connection as _, QueryBuilder, Row as _, Sqlite, SqliteConnection};
 
 use super::SqliteStore;
 use crate::backend::StoreFuture;
 use crate::backend::records::{
-    Claimed, Claiming, Errand, Findings, INTO, Records, State, as_usual, carry, push_consume, push_or_anew, push_values,
+    ClaimOutcome, ClaimRequest, INTO, RecordCommand, RecordDialect, RecordResponse, State, execute_command,
+    push_replace_expired, push_use_token, push_values, text_and_bytes,
 };
 
-impl Records for Sqlite {
+impl RecordDialect for Sqlite {
     const NOW: &'static str = now!();
     const INSERT_NEW: (&'static str, &'static str) = ("INSERT OR IGNORE INTO ", "");
-    const IDENTITY: &'static str = "SELECT file FROM pragma_database_list WHERE name = 'main'";
-    const STEP: &'static str = "step";
-    const PEEKS: bool = false;
+    const SELECT_IDENTITY: &'static str = "SELECT file FROM pragma_database_list WHERE name = 'main'";
+    const STEP_COLUMN: &'static str = "step";
+    const CLAIM_MAY_WAIT: bool = false;
 
     /// A file may have several paths. A database in memory has none.
-    fn identify(path: String) -> Option<String> {
+    fn parse_identity(path: String) -> Option<String> {
         #[cfg(unix)]
         {
             use std::os::unix::fs::MetadataExt as _;
@@ -27,34 +28,34 @@ impl Records for Sqlite {
         Some(std::fs::canonicalize(path).ok()?.display().to_string())
     }
 
-    as_usual!();
+    text_and_bytes!();
 
-    fn claim<'a>(conn: &'a mut SqliteConnection, claim: &'a Claiming) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(conn: &'a mut SqliteConnection, claim: &'a ClaimRequest) -> StoreFuture<'a, ClaimOutcome> {
         Box::pin(async move {
             let mut query = QueryBuilder::new("");
             if claim.issued {
-                push_consume::<Self>(&mut query, claim, State::Done, 0);
+                push_use_token::<Self>(&mut query, claim, State::Done, 0);
             } else {
                 query.push("INSERT INTO ").push(INTO).push(" VALUES (");
                 push_values::<Self>(&mut query, claim, State::Done, 0);
                 query.push(")");
-                push_or_anew::<Self>(&mut query);
+                push_replace_expired::<Self>(&mut query);
             }
             let claimed = query.build().execute(conn).await?.rows_affected();
-            Ok(if claimed > 0 { Claimed::Ours } else { Claimed::Not })
+            Ok(if claimed > 0 { ClaimOutcome::Claimed } else { ClaimOutcome::RecordExists })
         })
     }
 }
 
 impl SqliteStore {
-    pub(super) async fn carry(&mut self, errand: &Errand) -> Result<Findings, sqlx::Error> {
+    pub(super) async fn execute_command(&mut self, command: &RecordCommand) -> Result<RecordResponse, sqlx::Error> {
         let mut conn = self.conn().await?;
-        if !matches!(errand, Errand::Resolve(_)) {
-            return carry::<Sqlite>(&mut conn, errand).await;
+        if !matches!(command, RecordCommand::Resolve(_)) {
+            return execute_command::<Sqlite>(&mut conn, command).await;
         }
-        // Several statements, of which none may be left out.
+        // The record and its resolution are written together.
         let mut tx = conn.begin_with("BEGIN IMMEDIATE").await?;
-        let found = carry::<Sqlite>(&mut tx, errand).await?;
+        let found = execute_command::<Sqlite>(&mut tx, command).await?;
         tx.commit().await?;
         Ok(found)
     }

@@ -24,7 +24,7 @@ use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{Executor as _, Sqlite, SqliteConnection};
 
-use super::{acquire, change, heartbeat, queue, release};
+use super::{acquire, change, heartbeat, queue, release, transition};
 use crate::protocol::timing::GRANT;
 use crate::protocol::{Request, Response};
 
@@ -54,7 +54,7 @@ pub(crate) async fn execute(conn: &mut SqliteConnection, request: &Request) -> R
         }
         Request::Poll { name, ids } => Response::Polled(queue::poll(conn, name, ids).await?),
         Request::Read { name, limit } => Response::Read(queue::read(conn, name, *limit).await?),
-        Request::Transition(transition) => Response::Transitioned(queue::transition(conn, transition).await?),
+        Request::Transition(transition) => Response::Transitioned(transition::transition(conn, transition).await?),
         Request::Extend(extension) => Response::Extended(change::extend(conn, extension).await?),
         Request::Downgrade { name, id, token } => {
             Response::Downgraded(change::downgrade(conn, name, *id, *token).await?)

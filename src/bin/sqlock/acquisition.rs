@@ -21,7 +21,7 @@ use crate::stderr::{self, quote};
 /// How much longer than --timeout an attempt may take if the database does not answer.
 const ANSWER_GRACE: Duration = Duration::from_secs(3);
 
-/// How long a database may take to tell the holders of a name that was not obtained.
+/// How long a database may take to list the holders of a name that was not obtained.
 const HOLDERS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long a wait without --timeout lasts through an outage.
@@ -198,7 +198,7 @@ impl LeaseArgs {
         Ok(lease.await?)
     }
 
-    /// Whether to wait for a database that cannot be reached.
+    /// Returns whether to wait for a database that cannot be reached.
     fn can_retry(&self, left: Option<Duration>, reached: Option<Instant>, outages: OutageLimit) -> bool {
         match left {
             Some(left) => !left.is_zero(),
@@ -242,8 +242,8 @@ pub struct Outage {
 }
 
 impl Outage {
-    /// Prints a new failure as a warning, and waits until the next attempt. Fails if no time is left
-    /// for one.
+    /// Prints a new failure as a warning, and waits until the next attempt. Fails if no time is
+    /// left for one.
     pub async fn wait_for_retry(&mut self, failure: Failure, left: Option<Duration>) -> Result<(), Failure> {
         const RETRY_INTERVAL: Duration = Duration::from_secs(1);
         if let Some(left) = left.filter(|left| *left <= RETRY_INTERVAL) {
@@ -336,7 +336,7 @@ async fn report_holders(db: &Database, name: &str, reached: &Cell<Option<Instant
     }
 }
 
-/// How often the line on a terminal is shown anew.
+/// How often the line on a terminal is updated.
 const LIVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Describes how to end the wait.

@@ -212,7 +212,7 @@ fn describe_access(cause: AccessError, source: &sqlx::Error) -> String {
     format!("{location}: {cause}: {reason}\n{advice}")
 }
 
-/// Whether a retry cannot help: a certificate that is not accepted.
+/// Returns whether a retry cannot help: a certificate that is not accepted.
 fn is_permanent(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Configuration(_) | sqlx::Error::Tls(_) => true,

@@ -38,6 +38,7 @@ compile_error!("the sqlock command needs a database: enable postgres, mysql or s
 //   command/doctor/report - the results of checks
 //   command/acquire command/release command/renew command/unlock command/ls command/show - one lease, or all of them
 //   command/bench command/completions command/idem command/migrate command/schema command/sweep - the other subcommands
+//   command/idem/describe - records as text and JSON
 //   acquisition holding - takes a lease, ends a holding
 //   describe lease - leases as text and JSON, and in one type
 //   database - the client of a database

@@ -15,7 +15,7 @@ const TERMINATION: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUI
 const FORWARDED: [Signal; 6] =
     [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGALRM, Signal::SIGWINCH, Signal::SIGTSTP, Signal::SIGCONT];
 
-/// Whether the signal asks for an end.
+/// Returns whether the signal asks for an end.
 pub fn is_termination(signal: Signal) -> bool {
     TERMINATION.contains(&signal)
 }
@@ -99,8 +99,8 @@ fn open_stream(signal: Signal) -> Result<unix::Signal, Failure> {
         .map_err(|error| Failure::system(format!("cannot handle {signal}: {error}")))
 }
 
-/// Reads which signals were ignored when this process started. Only Linux tells; elsewhere the list
-/// is empty.
+/// Reads which signals were ignored when this process started. Only Linux shows them; elsewhere the
+/// list is empty.
 fn read_ignored() -> Vec<Signal> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -62,7 +62,7 @@ pub fn lease_file_options(file: &Path, create: bool) -> SqliteConnectOptions {
 #[cfg(feature = "sqlite")]
 const INSPECT_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Whether a SQLite file has sqlock's tables.
+/// Returns whether a SQLite file has sqlock's tables.
 #[cfg(feature = "sqlite")]
 pub async fn has_tables(options: &SqliteConnectOptions, file: &Path) -> Result<bool, Failure> {
     use sqlx::{ConnectOptions, Connection};
@@ -99,7 +99,7 @@ pub async fn has_tables(options: &SqliteConnectOptions, file: &Path) -> Result<b
     })
 }
 
-/// Whether a name is held in a sidecar. A sidecar that cannot be read has none.
+/// Returns whether a name is held in a sidecar. A sidecar that cannot be read has none.
 #[cfg(feature = "sqlite")]
 pub async fn has_leases(sidecar: &Path) -> bool {
     if !sidecar.exists() {
@@ -150,13 +150,13 @@ pub fn check_link(path: &Path) -> Result<(), Failure> {
     )))
 }
 
-/// Whether a user may follow a link, given its owner and the owner and mode of its directory.
+/// Returns whether a user may follow a link, given its owner and the owner and mode of its directory.
 fn may_follow(link_owner: u32, (directory_owner, mode): (u32, u32), user: u32) -> bool {
     const STICKY_AND_WRITABLE: u32 = 0o1002;
     mode & STICKY_AND_WRITABLE != STICKY_AND_WRITABLE || link_owner == user || link_owner == directory_owner
 }
 
-/// Whether the name is that of a file with leases only, which has no sidecar: `sqlock.db`, or a
+/// Returns whether the name is that of a file with leases only, which has no sidecar: `sqlock.db`, or a
 /// sidecar itself.
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
 pub fn holds_only_leases(file: &Path) -> bool {

@@ -43,7 +43,7 @@ static LIVE: AtomicBool = AtomicBool::new(false);
 /// Moves to the beginning of the live line, and removes it.
 const ERASE: &str = "\r\x1b[K";
 
-/// Whether a live line can be shown.
+/// Returns whether a live line can be shown.
 pub fn is_terminal() -> bool {
     std::io::stderr().is_terminal()
 }
@@ -77,7 +77,7 @@ fn print(colour: &str, message: &str) {
     let _ = anstream::stderr().write_all(lines.as_bytes());
 }
 
-/// Whether a terminal acts on a character instead of showing it: a control character, a format
+/// Returns whether a terminal acts on a character instead of showing it: a control character, a format
 /// character such as U+202E, which reverses the text after it, or a separator of lines.
 pub fn acts_on_terminal(c: char) -> bool {
     // The category Cf of Unicode 16, with U+2028 and U+2029.

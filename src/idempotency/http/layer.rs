@@ -1,27 +1,21 @@
-//! The layer, which reads the key and the request before the handler runs.
+//! The layer, and its settings.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::Bytes;
 use axum::http::request::Parts;
-use axum::http::{HeaderName, Method, Request, StatusCode};
-use axum::response::{IntoResponse, Response};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
-use tokio::task::JoinError;
+use axum::http::{HeaderName, Method, StatusCode};
+use axum::response::IntoResponse;
 use tower_layer::Layer;
-use tower_service::Service;
-use tracing::Instrument as _;
 
-use super::super::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Resumed};
+use super::super::{Attempt, Fingerprint, Idempotency, Resumed};
 use super::answer::Policy;
 use super::comparison::{BodyRule, Comparison};
-use super::idempotent::{Prepared, Slot, release_attempt, resume_work};
+use super::idempotent::resume_work;
 use super::key_header::{self, Reading};
-use super::problem::Problem;
+use super::service::{IdempotencyService, KeyScope, Settings};
 
 /// Reads the `Idempotency-Key` of requests, for handlers that take effect once. See the
 /// [module](super).
@@ -31,34 +25,6 @@ use super::problem::Problem;
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is put around a handler"]
 pub struct IdempotencyLayer(Settings);
-
-type PrincipalOf = dyn Fn(&Parts) -> Option<String> + Send + Sync;
-
-#[derive(Clone)]
-struct Settings {
-    store: Idempotency,
-    key_scope: KeyScope,
-    methods: Vec<Method>,
-    required: bool,
-    leased: bool,
-    detached: bool,
-    stores_request: bool,
-    header: HeaderName,
-    reading: Reading,
-    mismatch: StatusCode,
-    request_limit: usize,
-    comparison: Comparison,
-    policy: Policy,
-}
-
-/// The principals that keys belong to.
-#[derive(Clone)]
-enum KeyScope {
-    Global,
-    Principal(Arc<PrincipalOf>),
-    /// The keys are tokens that were issued to the principal.
-    Issued(Arc<PrincipalOf>),
-}
 
 impl IdempotencyLayer {
     /// Creates a layer whose keys belong to principals: the closure returns the sender of a
@@ -291,160 +257,6 @@ impl<S> Layer<S> for IdempotencyLayer {
     type Service = IdempotencyService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        IdempotencyService { settings: Arc::new(self.0.clone()), inner }
+        IdempotencyService::new(Arc::new(self.0.clone()), inner)
     }
-}
-
-/// A service inside an [`IdempotencyLayer`].
-#[derive(Clone)]
-pub struct IdempotencyService<S> {
-    settings: Arc<Settings>,
-    inner: S,
-}
-
-impl<S> fmt::Debug for IdempotencyService<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IdempotencyService").field("store", &self.settings.store).finish_non_exhaustive()
-    }
-}
-
-impl<S> Service<Request<Body>> for IdempotencyService<S>
-where
-    S: Service<Request<Body>, Response = Response> + Clone + Send + 'static,
-    S::Future: Send,
-    S::Error: Send + 'static,
-{
-    type Response = Response;
-    type Error = S::Error;
-    type Future = std::pin::Pin<Box<dyn Future<Output = Result<Response, S::Error>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // Calls the service that is ready, and leaves a clone in its place.
-        let clone = self.inner.clone();
-        let inner = std::mem::replace(&mut self.inner, clone);
-        Box::pin(handle(Arc::clone(&self.settings), inner, request))
-    }
-}
-
-async fn handle<S>(settings: Arc<Settings>, mut inner: S, request: Request<Body>) -> Result<Response, S::Error>
-where
-    S: Service<Request<Body>, Response = Response> + Send + 'static,
-    S::Future: Send,
-    S::Error: Send + 'static,
-{
-    let (mut parts, body) = request.into_parts();
-    let key = match settings.read_key(&parts) {
-        Ok(Some(key)) => key,
-        Ok(None) => {
-            parts.extensions.insert(Slot::NoKey(settings.header.clone()));
-            return inner.call(Request::from_parts(parts, body)).await;
-        }
-        Err(problem) => return Ok(problem.into_response_about(&settings.header)),
-    };
-    let body = match settings.read_body(body).await {
-        Ok(body) => body,
-        Err(problem) => return Ok(problem.into_response()),
-    };
-    let (mut store, mut fingerprint) = (settings.store.clone(), settings.comparison.fingerprint_of(&parts, &body));
-    if settings.stores_request && fingerprint.request.is_none() {
-        fingerprint = fingerprint.with_request(body.clone());
-        // The body has a limit of its own.
-        store = store.request_limit(usize::MAX);
-    }
-    let prepared = Arc::new(Prepared {
-        fingerprint,
-        key,
-        store,
-        policy: settings.policy.clone(),
-        mismatch: settings.mismatch,
-        is_extracted: AtomicBool::new(false),
-    });
-    let request = Request::from_parts(parts, Body::from(body));
-    let is_detached = settings.detached;
-    let answered = answer(settings, inner, request, prepared);
-    if !is_detached {
-        return answered.await;
-    }
-    match tokio::spawn(answered.in_current_span()).await.map_err(JoinError::try_into_panic) {
-        Ok(answered) => answered,
-        Err(Ok(panic)) => std::panic::resume_unwind(panic),
-        // The runtime is ending.
-        Err(Err(_)) => Ok(Problem::CommitUnknown.into_response()),
-    }
-}
-
-/// Calls the service, under a lease where the layer says so.
-async fn answer<S>(
-    settings: Arc<Settings>,
-    mut inner: S,
-    mut request: Request<Body>,
-    prepared: Arc<Prepared>,
-) -> Result<Response, S::Error>
-where
-    S: Service<Request<Body>, Response = Response>,
-{
-    if !settings.leased {
-        request.extensions_mut().insert(Slot::Key(Arc::clone(&prepared)));
-        let response = inner.call(request).await?;
-        return Ok(match settings.required && prepared.is_ignored_by(&response) {
-            true => Problem::key_ignored().into_response(),
-            false => response,
-        });
-    }
-    let attempt = match prepared.attempt().await {
-        Ok(attempt) => attempt,
-        Err(response) => return Ok(response),
-    };
-    request.extensions_mut().insert(Slot::Leased);
-    request.extensions_mut().insert(Arc::clone(&attempt));
-    let answered = inner.call(request);
-    // The status says whether the handler succeeded.
-    let answered = async { answered.await.map(|response| (response, true)) };
-    let answered = prepared.record(&attempt, answered).await;
-    release_attempt(attempt).await;
-    answered
-}
-
-impl Settings {
-    /// Returns the key of a request, if there is one.
-    fn read_key(&self, parts: &Parts) -> Result<Option<IdempotencyKey>, Problem> {
-        if !self.methods.contains(&parts.method) {
-            let is_meant = self.required && !parts.method.is_safe() && parts.headers.contains_key(&self.header);
-            return if is_meant { Err(Problem::KeyNotSupported) } else { Ok(None) };
-        }
-        let key = key_header::read(&parts.headers, &self.header, self.reading).map_err(Problem::KeyMalformed)?;
-        let Some(key) = key else {
-            return if self.required { Err(Problem::KeyMissing) } else { Ok(None) };
-        };
-        let find_principal = |principal: &PrincipalOf| {
-            principal(parts).filter(|principal| !principal.is_empty()).ok_or(Problem::PrincipalMissing)
-        };
-        Ok(Some(match &self.key_scope {
-            KeyScope::Global => IdempotencyKey::global(key),
-            KeyScope::Principal(principal) => IdempotencyKey::new(find_principal(&**principal)?, key),
-            KeyScope::Issued(principal) => IdempotencyKey::issued(find_principal(&**principal)?, key),
-        }))
-    }
-
-    /// Reads a body to its end.
-    async fn read_body(&self, body: Body) -> Result<Bytes, Problem> {
-        // A body that announces its length need not be read.
-        if body.size_hint().lower() > self.request_limit as u64 {
-            return Err(Problem::RequestTooLarge);
-        }
-        match Limited::new(body, self.request_limit).collect().await {
-            Ok(read) => Ok(read.to_bytes()),
-            Err(error) if is_too_long(&*error) => Err(Problem::RequestTooLarge),
-            Err(_) => Err(Problem::RequestIncomplete),
-        }
-    }
-}
-
-/// Returns whether this layer's limit, or that of an outer layer, was exceeded.
-fn is_too_long(error: &(dyn std::error::Error + 'static)) -> bool {
-    std::iter::successors(Some(error), |error| error.source()).any(|error| error.is::<LengthLimitError>())
 }

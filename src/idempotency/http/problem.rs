@@ -97,8 +97,8 @@ impl Problem {
             Self::PrincipalMissing => (
                 "principal-missing",
                 StatusCode::UNAUTHORIZED,
-                "It is not known who sends this",
-                "Keys belong to whoever sends them: this request needs authentication.",
+                "The sender is not known",
+                "A key belongs to its sender: this request needs authentication.",
             ),
             Self::RequestIncomplete => (
                 "request-incomplete",
@@ -116,13 +116,13 @@ impl Problem {
                 "in-progress",
                 StatusCode::CONFLICT,
                 "A request with this key is in progress",
-                "Send it again with the same key to be told what came of it.",
+                "Send it again with the same key to receive its result.",
             ),
             Self::OutcomeUnknown => (
                 "outcome-unknown",
                 StatusCode::CONFLICT,
                 "It is not known whether a request with this key took effect",
-                "That is being found out. Send it again with the same key, and with no other one.",
+                "Send it again with the same key, and with no other one, until the outcome is resolved.",
             ),
             Self::KeyReused(status) => {
                 ("key-reused", status, "This key was used for another request", "Use a new key for a new request.")

@@ -1,9 +1,9 @@
-//! Callers: they want names, hold, fence, change and give back.
+//! Callers, which acquire, hold, fence, change and release leases.
 
 use std::time::Duration;
 
 use super::super::checker::{self, Belief};
-use super::{Actor, ActorState, FAULTS_END, Fenced, Happening, MILLISECOND, SECOND, World, owner};
+use super::{Actor, ActorState, FAULTS_END, Fenced, MILLISECOND, SECOND, World, WorldEvent, owner};
 use crate::backend::memory::{End, TransactionId};
 use crate::engine::{
     Amendment, Event, Exported, Grant, LeaseKey, NotAmended, Patience, Refusal, Verdict, WaiterId, Wish,
@@ -22,7 +22,7 @@ impl World {
         let life = self.clients[client].life;
         match self.actors[actor].state {
             ActorState::Idle => self.wish(actor),
-            // It gives up.
+            // It stops waiting.
             ActorState::Waiting { waiter, .. } => {
                 self.tell(|| format!("client {client} cancels {waiter:?}"));
                 self.rest(actor);
@@ -54,8 +54,8 @@ impl World {
         let name = LockName::new(["a", "b"][number as usize]).expect("a name");
         let reenters = self.random.permille(self.profile.given_owners);
         let owner = if reenters { self.owners[self.random.below(2) as usize] } else { owner(self.random.next()) };
-        // Permits and shared leases of one name do not know of each other's limits, and permits are
-        // not entered again.
+        // Permits and shared leases of one name count with different limits, and permits are not
+        // re-entered.
         let mode = if self.random.permille(self.profile.shared) && !(number == 1 && reenters) {
             let units = 1 + self.random.below(2) as u32;
             if number == 0 { Mode::READ } else { Mode::Shared { units, permits: 3 } }
@@ -85,7 +85,7 @@ impl World {
             patience,
         };
         let text = format!("{name} {mode:?} ttl {ttl} {patience:?} kept {} reenters {reenters}", wish.is_kept);
-        self.tell(|| format!("client {client} wants {waiter:?}: {text}"));
+        self.tell(|| format!("client {client} requests {waiter:?}: {text}"));
         let patient = patience == Patience::Wait(None);
         let (is_try, since) = (kind < 3, self.now);
         let resumes = None;
@@ -94,18 +94,18 @@ impl World {
         self.actors[actor].turn += 1;
         if patient && self.random.permille(200) && self.now < FAULTS_END {
             let (turn, delay) = (self.actors[actor].turn, self.random.below(3 * SECOND));
-            self.after(delay, Happening::Actor { actor, turn });
+            self.after(delay, WorldEvent::Actor { actor, turn });
         }
         let life = self.clients[client].life;
         self.event(client, life, Event::Acquire { waiter, wish });
     }
 
-    /// The actor has a pause before it wants something again.
+    /// Pauses an actor before its next request.
     pub(super) fn rest(&mut self, actor: usize) {
         self.actors[actor].state = ActorState::Idle;
         self.actors[actor].turn += 1;
         let (turn, pause) = (self.actors[actor].turn, self.random.below(1_500 * MILLISECOND));
-        self.after(pause, Happening::Actor { actor, turn });
+        self.after(pause, WorldEvent::Actor { actor, turn });
     }
 
     pub(super) fn waiting(&self, client: usize, waiter: WaiterId) -> Option<usize> {
@@ -117,7 +117,7 @@ impl World {
 
     pub(super) fn granted(&mut self, client: usize, waiter: WaiterId, grant: &Grant) {
         let Some(actor) = self.waiting(client, waiter) else {
-            return self.violate(format!("client {client}: {waiter:?} is granted a name and does not wait"));
+            return self.violate(format!("client {client}: {waiter:?} is granted a name without waiting for it"));
         };
         let ActorState::Waiting { name, owner, mode, is_kept, since, resumes, .. } = &self.actors[actor].state else {
             return;
@@ -164,12 +164,12 @@ impl World {
         self.actors[actor].state = ActorState::Holding { lease: grant.lease, id: grant.id, releases_at, fences };
         self.actors[actor].turn += 1;
         let (turn, at) = (self.actors[actor].turn, if fences { self.now + held / 2 } else { releases_at });
-        self.at(at, Happening::Actor { actor, turn });
+        self.at(at, WorldEvent::Actor { actor, turn });
     }
 
     pub(super) fn refused(&mut self, client: usize, waiter: WaiterId, refusal: &Refusal) {
         let Some(actor) = self.waiting(client, waiter) else {
-            return self.violate(format!("client {client}: {waiter:?} is refused and does not wait"));
+            return self.violate(format!("client {client}: {waiter:?} is refused without waiting"));
         };
         let ActorState::Waiting { is_try, patient, resumes, .. } = self.actors[actor].state else {
             return;
@@ -186,7 +186,7 @@ impl World {
                 self.violate(format!("client {client}: {waiter:?} would wait for ever, and timed out"))
             }
             Refusal::Failed(_) | Refusal::NoAnswer if self.profile.is_quick() => {
-                self.violate(format!("client {client}: {waiter:?} fails for nothing: {refusal:?}"));
+                self.violate(format!("client {client}: {waiter:?} fails without a reason: {refusal:?}"));
             }
             Refusal::Held => self.summary.refused += 1,
             Refusal::Timeout => self.summary.timeouts += 1,
@@ -199,7 +199,7 @@ impl World {
         self.random.permille(self.profile.changes)
     }
 
-    /// The holder changes its lease instead of giving it back.
+    /// Changes a lease instead of releasing it.
     pub(super) fn change(&mut self, actor: usize, lease: LeaseKey) {
         let client = self.actors[actor].client;
         let life = self.clients[client].life;
@@ -211,7 +211,7 @@ impl World {
         let amendment = match self.random.below(6) {
             0 => Amendment::Extend(lasts),
             1 if belief.mode == Mode::Exclusive && belief.name.as_str() == "a" => {
-                // The store may let other readers in before the holder hears of it.
+                // The store may grant other readers the name before the holder has the answer.
                 belief.mode = Mode::READ;
                 Amendment::Downgrade
             }
@@ -253,7 +253,7 @@ impl World {
         self.actors[actor].state = ActorState::Holding { lease, id, releases_at, fences: false };
         self.actors[actor].turn += 1;
         let turn = self.actors[actor].turn;
-        self.at(releases_at, Happening::Actor { actor, turn });
+        self.at(releases_at, WorldEvent::Actor { actor, turn });
     }
 
     pub(super) fn was_exported(&mut self, client: usize, lease: LeaseKey, exported: Option<Exported>) {
@@ -266,7 +266,7 @@ impl World {
             // It has just been lost.
             (None, None) => return,
             (None, Some(_)) => {
-                return self.violate(format!("client {client}: {lease:?} is exported, and nobody has asked for that"));
+                return self.violate(format!("client {client}: {lease:?} is exported without a request"));
             }
         };
         self.evicted.remove(&(client, lease));
@@ -279,7 +279,7 @@ impl World {
         self.rest(actor);
     }
 
-    /// The actor takes over an exported lease. Seldom it can be resumed once more after that.
+    /// Resumes an exported lease. In rare cases it can be resumed once more after that.
     pub(super) fn resume(&mut self, actor: usize) {
         let client = self.actors[actor].client;
         let chosen = self.random.below(self.exported.len() as u64) as usize;
@@ -325,7 +325,7 @@ impl World {
         let asked_at = self.store_clock();
         self.releasing.insert((client, lease), (belief.name, belief.token, actor, asked_at));
         let keep_for = Duration::from_millis(if self.random.permille(100) { self.random.below(1_500) } else { 0 });
-        self.tell(|| format!("client {client} gives {lease:?} back, kept for {keep_for:?}"));
+        self.tell(|| format!("client {client} releases {lease:?}, kept for {keep_for:?}"));
         self.event(client, life, Event::Release { lease, keep_for });
     }
 
@@ -338,8 +338,8 @@ impl World {
             self.summary.unknown += 1;
         }
         let end = self.store.ends.get(&(name.clone(), token.get())).copied();
-        // An older copy may know the lease by the identity that it had before it was resumed here,
-        // and the withdrawal of that one releases it.
+        // An older copy may have the lease under its id before it was resumed here, and the
+        // withdrawal of that id releases it.
         let is_lost = matches!(verdict, Verdict::Lost(_));
         let is_forgotten = self.failover.has_happened() && end.is_none_or(|(end, _)| is_lost && end == End::Released);
         if let Err(violation) = checker::verdict(&name, token, verdict, end, asked_at)
@@ -353,12 +353,12 @@ impl World {
         self.rest(actor);
     }
 
-    /// A caller begins a fenced transaction.
+    /// Begins a fenced transaction of a caller.
     pub(super) fn fence(&mut self, actor: usize, lease: LeaseKey, id: LeaseId, releases_at: u64) {
         let client = self.actors[actor].client;
         self.actors[actor].state = ActorState::Holding { lease, id, releases_at, fences: false };
         let turn = self.actors[actor].turn;
-        self.at(releases_at, Happening::Actor { actor, turn });
+        self.at(releases_at, WorldEvent::Actor { actor, turn });
         let Some(Belief { name, owner, mode, token, until, .. }) = self.beliefs.get(&(client, lease)).cloned() else {
             return;
         };
@@ -370,7 +370,7 @@ impl World {
                 self.fenced.insert(transaction, Fenced { name, owner, mode, token, client });
                 let longest = if self.random.permille(200) { 3 * SECOND } else { 30 * MILLISECOND };
                 let takes = self.random.below(longest);
-                self.after(takes, Happening::EndFence { transaction });
+                self.after(takes, WorldEvent::EndFence { transaction });
             }
             Ok(false) if until > self.now && self.is_undisputed(&(client, lease)) => {
                 self.violate(format!(

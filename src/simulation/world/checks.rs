@@ -7,7 +7,8 @@ use crate::owner::Owner;
 use crate::protocol::{ClientId, EntryState, Holder, HolderChange, Mode, Request, Response};
 
 impl World {
-    /// No other owner is granted a name while a transaction is open that its holder has fenced.
+    /// Checks that no other owner is granted a name while a transaction is open that its holder has
+    /// fenced.
     pub(super) fn check_fences(&mut self) {
         let excludes = |fenced: &Fenced, owner: Option<Owner>, mode: Mode| {
             owner.is_some_and(|owner| owner != fenced.owner)
@@ -26,8 +27,7 @@ impl World {
         }
     }
 
-    /// A name is taken over only from a holder that is not valid any more, and granted to live
-    /// clients.
+    /// Checks that a name is taken over only from an expired holder, and granted to live clients.
     pub(super) fn check_takeover(&mut self, client: usize, body: &Request, prepared: &Prepared, clock: i64) {
         let Request::Transition(transition) = body else {
             return;
@@ -37,8 +37,8 @@ impl World {
         if takes_over && self.store.is_held(name, clock) {
             return self.violate(format!("{name} was taken over from a valid holder"));
         }
-        // Where neither a request comes late nor the client that decides has been held up, a client
-        // that has been dead for long is passed over. (The one that decides lives.)
+        // Without late requests, and if the deciding client was not delayed, a client that has been
+        // dead for long is skipped. (The deciding client is alive.)
         let grantees = match &transition.change {
             HolderChange::Exclusive(grantee) => std::slice::from_ref(grantee),
             HolderChange::Shared(grantees) => grantees,
@@ -54,8 +54,8 @@ impl World {
         }
     }
 
-    /// No name stands idle while a caller waits for it, but for the time that its last holder, its
-    /// fence and one dead grantee may take.
+    /// Checks that no name stays free while a caller waits for it, except for the time of its last
+    /// holder, its fence and one dead grantee.
     pub(super) fn check_idle(&mut self) {
         for name in ["a", "b"] {
             let is_held = self.beliefs.values().any(|belief| belief.name.as_str() == name && belief.until > self.now);
@@ -64,14 +64,14 @@ impl World {
             if is_held || !self.actors.iter().any(waits) || self.now < FAULTS_END {
                 *since = self.now;
             } else if self.now > *since + IDLE_FOR {
-                let violation = format!("{name} has stood idle for {} s while somebody waits", IDLE_FOR / SECOND);
+                let violation = format!("{name} was free for {} s while a caller waited", IDLE_FOR / SECOND);
                 self.violate(violation);
                 return;
             }
         }
     }
 
-    /// No caller waits for ever.
+    /// Checks that no caller waits for ever.
     pub(super) fn check_waits(&mut self) {
         let late = |since: u64| self.now > since.max(FAULTS_END) + SERVED_WITHIN;
         let stuck = self.actors.iter().find_map(|actor| match &actor.state {
@@ -88,8 +88,8 @@ impl World {
         }
     }
 
-    /// Without faults, the order of arrival is exact, but for waiters whose time may have run out.
-    /// (An owner that is given may enter where it holds already.)
+    /// Checks that, without faults, names are granted in the order of arrival, except to waiters
+    /// that may have timed out. (An owner of the caller's may re-enter a name that it holds.)
     pub(super) fn check_order(&mut self, client: usize, name: &LockName, mode: Mode, since: u64) {
         if !self.profile.is_quick() || self.profile.given_owners > 0 {
             return;
@@ -107,18 +107,18 @@ impl World {
         }
     }
 
-    /// At the end nothing is left of clients that live.
+    /// Checks that live clients leave no rows at the end.
     pub(super) fn check_residue(&mut self) {
         let lives =
             |id: Option<ClientId>| self.clients.iter().find(|client| client.engine.is_some() && Some(client.id) == id);
-        // What a failover brings back stays until it is overtaken, unless a heartbeat keeps it.
+        // A row that a failover brings back stays until it expires, unless a heartbeat renews it.
         let is_left = |client| lives(client).is_some() && !self.failover.has_happened();
         let row =
             self.store.leases.iter().find(|(_, row)| matches!(row.holder, Holder::Lease(_)) && is_left(row.client));
         let entry = self.store.entries.iter().find(|(_, entry)| is_left(entry.client));
         let left = match (row, entry) {
-            (Some((name, row)), _) => Some(format!("{name} is held by nobody: {row:?}")),
-            (None, Some((key, entry))) => Some(format!("an entry of nobody is left: {key:?} {entry:?}")),
+            (Some((name, row)), _) => Some(format!("{name} is held without a lease: {row:?}")),
+            (None, Some((key, entry))) => Some(format!("an entry without a caller is left: {key:?} {entry:?}")),
             _ => None,
         };
         let busy =

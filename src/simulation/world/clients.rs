@@ -1,7 +1,7 @@
 //! Clients: the events and the actions of their engines.
 
 use super::super::checker;
-use super::{Actor, ActorState, Happening, Pending, World, describe};
+use super::{Actor, ActorState, Pending, World, WorldEvent, describe};
 use crate::engine::{Action, Engine, Event, Exported, Grant, LeaseKey};
 use crate::error::LossCause;
 use crate::protocol::{ClientId, LeaseId, Mode, Request};
@@ -46,7 +46,7 @@ impl World {
             && state.wake_at.is_none_or(|before| before > at || before <= self.now)
         {
             self.clients[client].wake_at = Some(at);
-            self.at(at, Happening::Wake { client, life });
+            self.at(at, WorldEvent::Wake { client, life });
         }
         self.believe(client);
         while let Some((client, lease, exported)) = self.delivered.pop() {
@@ -54,7 +54,7 @@ impl World {
         }
     }
 
-    /// A caller gets a lease that it resumes, or has gone.
+    /// Delivers a resumed lease to its caller, or releases it if the caller has left.
     pub(super) fn deliver(&mut self, client: usize, lease: LeaseKey, exported: Exported) {
         let life = self.clients[client].life;
         if !self.random.permille(150) {
@@ -67,7 +67,7 @@ impl World {
         let Some(actor) = self.actors.iter().position(holds) else {
             return;
         };
-        self.tell(|| format!("client {client} hands {lease:?} back: nobody waits for it"));
+        self.tell(|| format!("client {client} returns {lease:?}: no caller waits for it"));
         self.evicted.remove(&(client, lease));
         let Some(belief) = self.beliefs.remove(&(client, lease)) else {
             return;
@@ -83,8 +83,8 @@ impl World {
         self.event(client, life, Event::HandBack { lease, exported });
     }
 
-    /// Takes in how far the leases of a client reach now, and checks that no two holders believe in
-    /// one name.
+    /// Updates the deadlines of a client's leases, and checks that no two holders believe in one
+    /// name.
     pub(super) fn believe(&mut self, client: usize) {
         let Some(engine) = &self.clients[client].engine else {
             return;
@@ -106,8 +106,8 @@ impl World {
         }
     }
 
-    /// Whether nothing has taken a lease from its holder that the holder hears of later: an
-    /// eviction or a failover.
+    /// Returns whether no eviction and no failover has ended a lease without its holder's
+    /// knowledge.
     pub(super) fn is_undisputed(&self, key: &(usize, LeaseKey)) -> bool {
         !self.evicted.contains_key(key) && !self.failover.may_overlap(key, self.now)
     }
@@ -147,7 +147,7 @@ impl World {
                 self.evicted.remove(&(client, lease));
                 let was_kept = self.beliefs.remove(&(client, lease)).is_some_and(|belief| belief.is_kept);
                 if self.profile.is_calm() && was_kept && cause != LossCause::MaxHold {
-                    self.violate(format!("client {client} lost a lease for nothing: {cause:?}"));
+                    self.violate(format!("client {client} lost a lease without a reason: {cause:?}"));
                 }
                 let holder = |actor: &Actor| {
                     let held = match actor.state {

@@ -1,12 +1,11 @@
-//! A store that is replaced by an older copy of itself, as an asynchronous standby is promoted.
+//! A failover: an older copy replaces the store, as a promoted asynchronous standby does.
 //!
-//! What the copy has missed is lost: leases that it does not know, and releases. Two holders cannot
-//! be excluded then. The holder of a lease that is gone must hear of it soon, and nothing may be
-//! left of what was released.
+//! Writes that the copy has missed are lost: grants and releases. Exclusion cannot hold then. The
+//! holder of a lost lease must notice it soon, and a released lease must not stay held.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{Happening, MILLISECOND, SECOND, TOLD_WITHIN, World};
+use super::{MILLISECOND, NOTICED_WITHIN, SECOND, World, WorldEvent};
 use crate::backend::memory::Memory;
 use crate::engine::LeaseKey;
 use crate::name::LockName;
@@ -28,7 +27,7 @@ pub(super) struct Failover {
     copies: VecDeque<Memory>,
     /// The store's clock at the latest failover, and what the copy knew.
     latest: Option<(i64, BTreeSet<(LockName, i64)>)>,
-    /// Leases that the copy knows, and until when others may hold their names.
+    /// Leases that the copy has, and until when other owners may hold their names.
     may_overlap: BTreeMap<(usize, LeaseKey), u64>,
     /// When the new store answers.
     until: u64,
@@ -43,7 +42,7 @@ impl Failover {
         self.may_overlap.get(key).is_some_and(|until| now < *until)
     }
 
-    /// Whether the present store has never known a lease with this token.
+    /// Returns whether the current store never had a lease with this token.
     fn has_lost(&self, name: &LockName, token: FencingToken) -> bool {
         self.latest
             .as_ref()
@@ -52,7 +51,7 @@ impl Failover {
 }
 
 impl World {
-    /// Keeps a copy of the store as it is, and sometimes puts one in its place.
+    /// Keeps a copy of the current store, and sometimes replaces the store by an older one.
     pub(super) fn may_fail_over(&mut self) {
         if self.profile.failovers == 0 {
             return;
@@ -83,7 +82,7 @@ impl World {
         for client in 0..self.clients.len() {
             self.clients[client].is_cut = true;
             let life = self.clients[client].life;
-            self.at(at + TOLD_WITHIN, Happening::CheckForgotten { client, life, at });
+            self.at(at + NOTICED_WITHIN, WorldEvent::CheckForgotten { client, life, at });
         }
         let rows = self.store.leases.iter().map(|(name, row)| (name.clone(), row.token));
         let entries = self.store.entries.iter().filter_map(|((name, _), entry)| match entry.state {
@@ -96,15 +95,15 @@ impl World {
         }
     }
 
-    /// Checks that the heartbeat of a client, which nothing has delayed since `at`, keeps nothing
-    /// that the client does not know.
+    /// Checks that the heartbeat of a client, which no fault has delayed since `at`, renews no
+    /// lease that the client does not have.
     pub(super) fn check_forgotten(&mut self, client: usize, life: u32, at: u64) {
         let state = &self.clients[client];
         let is_delayed = state.life != life || state.disturbed_at >= at || self.store_is_away_until >= at;
         let Some(engine) = state.engine.as_ref().filter(|_| !is_delayed) else {
             return;
         };
-        // A client that beats no more keeps nothing for long.
+        // Without heartbeats, leases expire soon.
         let is_kept = |keeper: Option<ClientId>, ttl: i64| {
             keeper == Some(state.id) && self.store.valid_until(0, keeper, ttl.min(LATEST_BEAT)) > self.store_clock()
         };
@@ -115,15 +114,14 @@ impl World {
         let entries = self.store.entries.iter().filter(|(_, entry)| is_kept(entry.client, entry.ttl));
         let entries = entries.map(|((name, id), entry)| (name, *id, entry.state));
         if let Some((name, id, _)) = rows.chain(entries).find(|(name, id, state)| !engine.knows(name, *id, *state)) {
-            let violation = format!("client {client} keeps {id} of {name}, and does not know it");
+            let violation = format!("client {client} renews {id} of {name}, and does not have it");
             self.violate(violation);
         }
     }
 
-    /// Notes a lease that the present store does not know, or may not know. Its holder must hear of
-    /// that.
+    /// Notes a lease that the current store does not have, or may not have. Its holder must notice.
     pub(super) fn note_if_lost(&mut self, (client, lease): (usize, LeaseKey)) {
-        // An answer of the old store may be on its way.
+        // An answer of the old store may be in transit.
         if self.now < self.failover.until {
             self.failover.may_overlap.insert((client, lease), self.now + MAY_OVERLAP);
         }
@@ -133,6 +131,6 @@ impl World {
         }
         self.evicted.insert((client, lease), self.now);
         let (life, at) = (self.clients[client].life, self.now.max(self.failover.until) + 1);
-        self.at(at + TOLD_WITHIN, Happening::CheckEvicted { client, life, lease, at });
+        self.at(at + NOTICED_WITHIN, WorldEvent::CheckEvicted { client, life, lease, at });
     }
 }

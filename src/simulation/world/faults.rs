@@ -1,6 +1,6 @@
-//! Faults: pauses, crashes, outages, strangers, evictions.
+//! Faults: pauses, crashes, outages, locks of other transactions, evictions.
 
-use super::{ActorState, FAULTS_END, Happening, MILLISECOND, SECOND, TOLD_WITHIN, World};
+use super::{ActorState, FAULTS_END, MILLISECOND, NOTICED_WITHIN, SECOND, World, WorldEvent};
 use crate::backend::memory::{Key, TransactionId};
 use crate::engine::{Event, LeaseKey};
 use crate::name::LockName;
@@ -11,7 +11,7 @@ impl World {
         if self.now >= FAULTS_END {
             return;
         }
-        self.after(50 * MILLISECOND, Happening::Fault);
+        self.after(50 * MILLISECOND, WorldEvent::Fault);
         let client = self.random.below(self.profile.clients) as usize;
         if self.random.permille(self.profile.pauses) {
             let pause = self.random.range(200 * MILLISECOND..6 * SECOND);
@@ -30,7 +30,7 @@ impl World {
         }
         if self.random.permille(self.profile.outages) {
             let lasts = self.random.range(200 * MILLISECOND..4 * SECOND);
-            self.tell(|| format!("the store is away for {} ms", lasts / MILLISECOND));
+            self.tell(|| format!("the store is unavailable for {} ms", lasts / MILLISECOND));
             self.store_is_away_until = self.now + lasts;
             let open: Vec<TransactionId> = self.transactions.keys().copied().collect();
             for transaction in open {
@@ -41,8 +41,8 @@ impl World {
             }
         }
         self.may_fail_over();
-        if self.random.permille(self.profile.strangers) {
-            self.stranger(client);
+        if self.random.permille(self.profile.foreign_locks) {
+            self.lock_row(client);
         }
         if self.random.permille(self.profile.evictions) {
             self.evict();
@@ -54,7 +54,7 @@ impl World {
         self.stop(client);
     }
 
-    /// Nothing is left of a client in its own process, and another takes its place.
+    /// Ends a client without a shutdown, and schedules its restart.
     pub(super) fn stop(&mut self, client: usize) {
         let state = &mut self.clients[client];
         state.engine = None;
@@ -68,11 +68,11 @@ impl World {
             actor.turn += 1;
         }
         let pause = self.random.below(2 * SECOND);
-        self.after(pause, Happening::Restart { client });
+        self.after(pause, WorldEvent::Restart { client });
     }
 
-    /// A stranger locks a row for a while.
-    pub(super) fn stranger(&mut self, client: usize) {
+    /// Locks a row for a while, in a transaction of the application.
+    pub(super) fn lock_row(&mut self, client: usize) {
         let names: Vec<LockName> = self.store.leases.keys().cloned().collect();
         let key = match self.random.below(3) {
             0 if !self.profile.is_calm() && self.store.clients.contains_key(&self.clients[client].id) => {
@@ -84,9 +84,9 @@ impl World {
         let transaction = self.next_transaction();
         if self.store.lock(transaction, key.clone()) {
             let lasts = self.random.range(50 * MILLISECOND..1_500 * MILLISECOND);
-            self.tell(|| format!("a stranger locks {key:?} for {} ms", lasts / MILLISECOND));
+            self.tell(|| format!("a transaction locks {key:?} for {} ms", lasts / MILLISECOND));
             self.disturb_all(self.now + lasts);
-            self.after(lasts, Happening::Unlock { transaction });
+            self.after(lasts, WorldEvent::Unlock { transaction });
         }
     }
 
@@ -119,7 +119,7 @@ impl World {
         for (client, lease) in ended {
             self.evicted.insert((client, lease), self.now);
             let life = self.clients[client].life;
-            self.after(TOLD_WITHIN, Happening::CheckEvicted { client, life, lease, at: self.now });
+            self.after(NOTICED_WITHIN, WorldEvent::CheckEvicted { client, life, lease, at: self.now });
         }
         self.check_fences();
     }

@@ -1,6 +1,6 @@
-//! Requests on their way: lost, late, answered, and tried again.
+//! Requests in transit: lost, late, answered and repeated ones.
 
-use super::{ATTEMPT, ATTEMPTS, Happening, LOCK_WAIT, MILLISECOND, SECOND, World};
+use super::{ATTEMPT, ATTEMPTS, LOCK_WAIT, MILLISECOND, SECOND, World, WorldEvent};
 use crate::backend::memory::TransactionId;
 use crate::engine::{Answer, Event, Failure, RequestId};
 use crate::protocol::{Released, Request, Response};
@@ -13,7 +13,7 @@ impl World {
         };
         pending.attempts += 1;
         let (attempt, body) = (pending.attempts, pending.body.clone());
-        self.after(ATTEMPT, Happening::Overdue { client, life, request, attempt });
+        self.after(ATTEMPT, WorldEvent::Overdue { client, life, request, attempt });
         if self.chance(self.profile.lost_requests) {
             self.disturb(client, self.now);
             return self.tell(|| format!("  the request {} is lost", request.0));
@@ -24,7 +24,7 @@ impl World {
             self.disturb(client, self.now + delay);
         }
         let since = self.now + delay;
-        self.after(delay, Happening::Arrive { client, life, request, attempt, body, since });
+        self.after(delay, WorldEvent::Arrive { client, life, request, attempt, body, since });
     }
 
     pub(super) fn overdue(&mut self, client: usize, life: u32, request: RequestId, attempt: u32) {
@@ -69,13 +69,13 @@ impl World {
         match self.store.prepare(transaction, clock, &body) {
             Err(_) if self.now - since < LOCK_WAIT => {
                 let pause = self.random.range(MILLISECOND..10 * MILLISECOND);
-                self.after(pause, Happening::Arrive { client, life, request, attempt, body, since });
+                self.after(pause, WorldEvent::Arrive { client, life, request, attempt, body, since });
             }
             Err(_) => {
                 self.disturb(client, self.now);
                 self.tell(|| format!("  {} waits for a locked row too long", request.0));
                 let delay = self.delay();
-                self.after(delay, Happening::Reply { client, life, request, response: Err(()) });
+                self.after(delay, WorldEvent::Reply { client, life, request, response: Err(()) });
             }
             Ok(prepared) => {
                 self.check_takeover(client, &body, &prepared, clock);
@@ -90,7 +90,7 @@ impl World {
                     self.disturb_all(self.now + takes);
                 }
                 self.transactions.insert(transaction, (prepared, client, life, request, is_rolled_back));
-                self.after(takes, Happening::Commit { transaction });
+                self.after(takes, WorldEvent::Commit { transaction });
             }
         }
     }
@@ -114,10 +114,10 @@ impl World {
             return self.tell(|| format!("  the reply to {} is lost", request.0));
         }
         let delay = self.delay();
-        self.after(delay, Happening::Reply { client, life, request, response: Ok(response) });
+        self.after(delay, WorldEvent::Reply { client, life, request, response: Ok(response) });
     }
 
-    /// Tells clients of a grant, whether it was to them or not. Some notifications are lost.
+    /// Notifies clients of a grant, which may be for another client. Some notifications are lost.
     pub(super) fn notify(&mut self, body: &Request, response: &Response) {
         let name = match (body, response) {
             (Request::Release(release), Response::Released(Released::ToEntry(_))) => &release.name,
@@ -128,7 +128,7 @@ impl World {
             if self.random.permille(300) {
                 let (life, delay) = (self.clients[client].life, self.delay());
                 let name = (!self.random.permille(300)).then(|| name.clone());
-                self.after(delay, Happening::Notify { client, life, name });
+                self.after(delay, WorldEvent::Notify { client, life, name });
             }
         }
     }

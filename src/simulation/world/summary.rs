@@ -1,8 +1,8 @@
-//! What came of runs.
+//! The statistics of runs.
 
 use std::fmt;
 
-/// Counts what happened in some runs.
+/// The number of events in some runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
     pub(super) grants: u64,

@@ -10,7 +10,7 @@ use crate::support::command::{ClosedPort, bare, end, path, run};
 use crate::support::server::{PgBouncer, Server};
 use crate::support::{Database, empty};
 
-/// What the library answers to the first request.
+/// Returns the error of the library's first request.
 async fn answer(url: &str) -> Error {
     let asked = async {
         let locks = Locks::connect(url).await?;

@@ -14,10 +14,10 @@ use crate::support::server::{Options, PgBouncer, Server};
 use crate::support::{Database, Fresh, empty, empty_on};
 use crate::{DATABASE, Sql};
 
-// ---- what it says
+// ---- reports
 
-/// What it tells about one database.
-struct Told {
+/// The report about one database.
+struct Report {
     ended: Ended,
     database: String,
     ok: bool,
@@ -25,21 +25,21 @@ struct Told {
     checks: BTreeMap<String, (String, String, String)>,
 }
 
-impl Told {
+impl Report {
     #[track_caller]
     fn assert(&self, check: &str, status: &str, found: &str) -> &Self {
-        let Some(told) = self.checks.get(check) else { panic!("no {check} in {}", self.ended.stdout) };
-        assert!(told.0 == status && told.1.contains(found), "{check}: {status}, {found:?}? It is {told:?}");
-        assert!(matches!(status, "ok" | "n/a") || !told.2.is_empty(), "{check}: it says what to do");
+        let Some(report) = self.checks.get(check) else { panic!("no {check} in {}", self.ended.stdout) };
+        assert!(report.0 == status && report.1.contains(found), "{check}: {status}, {found:?}? It is {report:?}");
+        assert!(matches!(status, "ok" | "n/a") || !report.2.is_empty(), "{check}: no advice");
         self
     }
 
     fn statuses(&self) -> Vec<(&str, &str)> {
-        self.checks.iter().map(|(check, told)| (&**check, &*told.0)).collect()
+        self.checks.iter().map(|(check, report)| (&**check, &*report.0)).collect()
     }
 }
 
-fn read(report: &Value, ended: Ended) -> Told {
+fn read(report: &Value, ended: Ended) -> Report {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let checks = report["checks"].as_array().expect("checks").iter().map(|check| {
         assert!(check["advice"].is_null() || check["advice"].is_string(), "{check}");
@@ -47,8 +47,8 @@ fn read(report: &Value, ended: Ended) -> Told {
     });
     let checks: BTreeMap<_, _> = checks.collect();
     let ok = report["ok"].as_bool().expect("ok");
-    assert_eq!(ok, checks.values().all(|told| told.0 != "fail"));
-    Told { database: text(&report["database"]), ok, checks, ended }
+    assert_eq!(ok, checks.values().all(|report| report.0 != "fail"));
+    Report { database: text(&report["database"]), ok, checks, ended }
 }
 
 fn reports(ended: &Ended) -> Vec<Value> {
@@ -57,21 +57,21 @@ fn reports(ended: &Ended) -> Vec<Value> {
 }
 
 /// Runs it on one database, to this exit code.
-async fn doctor(url: &str, code: i32) -> Told {
+async fn doctor(url: &str, code: i32) -> Report {
     let ended = end(bare(&["-D", url, "doctor", "--json"])).await.expect(code);
     assert_eq!(ended.stderr, "");
     let reports = reports(&ended);
     assert_eq!(reports.len(), 1, "{}", ended.stdout);
-    let told = read(&reports[0], ended);
-    assert_eq!(told.ok, code == 0);
-    told
+    let report = read(&reports[0], ended);
+    assert_eq!(report.ok, code == 0);
+    report
 }
 
 async fn execute(pool: &Pool<Sql>, sql: &str) {
     pool.execute(AssertSqlSafe(sql.to_owned())).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
 }
 
-/// A place with tables, and the way to alter them.
+/// A database with tables, and a connection that alters them.
 async fn migrated() -> (Fresh, Pool<Sql>) {
     let db = empty().await;
     run(&db, &["migrate"]).await.expect(0);
@@ -95,7 +95,7 @@ async fn doctor_reports_ok_as_text_and_json() {
         None => empty().await,
     };
     run(&db, &["migrate"]).await.expect(0);
-    let told = doctor(&db.url, 0).await;
+    let report = doctor(&db.url, 0).await;
     let of_all = ["clock", "definitions", "durability", "reachable", "rights", "server", "tables"];
     let mut expected: BTreeSet<&str> = of_all.into();
     if DATABASE != Database::Sqlite {
@@ -104,22 +104,22 @@ async fn doctor_reports_ok_as_text_and_json() {
     if DATABASE.is_mysql() {
         expected.insert("cluster");
     }
-    assert_eq!(told.statuses(), expected.into_iter().map(|check| (check, "ok")).collect::<Vec<_>>());
-    told.assert("reachable", "ok", " ms").assert("tables", "ok", "up to date");
+    assert_eq!(report.statuses(), expected.into_iter().map(|check| (check, "ok")).collect::<Vec<_>>());
+    report.assert("reachable", "ok", " ms").assert("tables", "ok", "up to date");
     let name = match DATABASE {
         Database::Postgres => "PostgreSQL",
         Database::MySql => "MySQL",
         Database::MariaDb => "MariaDB",
         Database::Sqlite => "SQLite",
     };
-    assert!(told.database.starts_with(name), "{}", told.database);
-    told.assert("server", "ok", server.as_ref().map_or("3.", Server::version));
+    assert!(report.database.starts_with(name), "{}", report.database);
+    report.assert("server", "ok", server.as_ref().map_or("3.", Server::version));
 
     let text = run(&db, &["doctor"]).await.expect(0);
     assert_eq!(text.stderr, "");
-    assert!(text.stdout.starts_with(&format!("{}\n", told.database)), "{}", text.stdout);
+    assert!(text.stdout.starts_with(&format!("{}\n", report.database)), "{}", text.stdout);
     assert!(text.stdout.ends_with("everything that sqlock needs is in order\n"), "{}", text.stdout);
-    for (check, (status, found, _)) in &told.checks {
+    for (check, (status, found, _)) in &report.checks {
         // Two measurements are two.
         let found = if matches!(&**check, "reachable" | "clock") { "" } else { found };
         let line = |line: &&str| line.split_whitespace().take(2).eq([&**status, &**check]) && line.ends_with(found);
@@ -130,10 +130,10 @@ async fn doctor_reports_ok_as_text_and_json() {
 #[tokio::test]
 async fn missing_tables_are_a_warning_and_stay_missing() {
     let db = empty().await;
-    let told = doctor(&db.url, 0).await;
+    let report = doctor(&db.url, 0).await;
     let check = if DATABASE == Database::Sqlite { "reachable" } else { "tables" };
-    told.assert(check, "warn", "there").assert("rights", "ok", "");
-    let advice = &told.checks[check].2;
+    report.assert(check, "warn", "there").assert("rights", "ok", "");
+    let advice = &report.checks[check].2;
     assert!(advice.contains("first use") && advice.contains("sqlock migrate"), "{advice}");
     // Where they may not be made later either, nothing works.
     let ended = run(&db, &["--no-migrate", "doctor"]).await.expect(1);
@@ -191,8 +191,8 @@ async fn wrong_table_definition_is_named_with_its_fault() {
     assert!(!doctor(&db.url, 1).await.checks["definitions"].1.contains("mine"), "it is in nobody's way");
 
     execute(&pool, "DROP TABLE sqlock_idem").await;
-    let told = doctor(&db.url, 1).await;
-    told.assert("tables", "fail", "sqlock_idem");
+    let report = doctor(&db.url, 1).await;
+    report.assert("tables", "fail", "sqlock_idem");
     let text = run(&db, &["doctor"]).await.expect(1).stdout;
     assert!(text.contains("2 checks failed"), "{text}");
 }
@@ -254,9 +254,9 @@ async fn unexpected_migration_history_is_a_failure() {
     for table in ["sqlock_lease", "sqlock_entry", "sqlock_idem", "sqlock_idem_step", "sqlock_idem_resolution"] {
         execute(&pool, &format!("DROP TABLE {table}")).await;
     }
-    let told = doctor(&db.url, 1).await;
-    told.assert("tables", "fail", "sqlock_entry");
-    assert!(told.checks["tables"].2.contains("sqlock schema"), "migrate would find nothing to do");
+    let report = doctor(&db.url, 1).await;
+    report.assert("tables", "fail", "sqlock_entry");
+    assert!(report.checks["tables"].2.contains("sqlock schema"), "migrate would find nothing to do");
 }
 
 #[tokio::test]
@@ -288,7 +288,7 @@ async fn trigger_or_rule_on_the_tables_is_named() {
     }
 }
 
-/// The other databases look for tables in one place only.
+/// The other databases have one schema for tables.
 #[tokio::test]
 async fn tables_in_several_schemas_are_a_failure() {
     let (db, pool) = migrated().await;
@@ -335,16 +335,16 @@ async fn missing_rights_are_named_with_their_table() {
         // Nobody sees a database there in which he has no right at all.
         user.grant("SELECT").await;
     }
-    let told = doctor(&user.url, 1).await;
-    told.assert("tables", "warn", "none").assert("rights", "fail", "CREATE");
+    let report = doctor(&user.url, 1).await;
+    report.assert("tables", "warn", "none").assert("rights", "fail", "CREATE");
     run(&user.db, &["migrate"]).await.expect(0);
     user.grant("SELECT").await;
-    let told = doctor(&user.url, 1).await;
-    told.assert("tables", "ok", "up to date");
+    let report = doctor(&user.url, 1).await;
+    report.assert("tables", "ok", "up to date");
     for table in
         ["sqlock_lease", "sqlock_entry", "sqlock_row", "sqlock_idem", "sqlock_idem_step", "sqlock_idem_resolution"]
     {
-        told.assert("rights", "fail", &format!("no INSERT, UPDATE, DELETE on {table}"));
+        report.assert("rights", "fail", &format!("no INSERT, UPDATE, DELETE on {table}"));
     }
     user.grant("INSERT, DELETE").await;
     doctor(&user.url, 1).await.assert("rights", "fail", "no UPDATE on sqlock_lease");
@@ -390,11 +390,11 @@ async fn unreachable_database_fails_without_showing_the_password() {
         tried.push(server.url());
     }
     for url in &tried {
-        let told = doctor(url, 1).await;
-        told.assert("reachable", "fail", "no: ");
-        assert_eq!(told.checks.len(), 1, "nothing else was found out: {}", told.ended.stdout);
+        let report = doctor(url, 1).await;
+        report.assert("reachable", "fail", "no: ");
+        assert_eq!(report.checks.len(), 1, "more checks than one: {}", report.ended.stdout);
         let text = end(bare(&["-D", url, "doctor"])).await.expect(1);
-        for said in [&told.ended.stdout, &text.stdout, &text.stderr] {
+        for said in [&report.ended.stdout, &text.stdout, &text.stderr] {
             assert!(!said.contains("s3cret"), "{said}");
         }
     }
@@ -466,15 +466,15 @@ async fn primary_without_synchronous_standby_is_a_failure() {
         return doctor(&empty().await.url, 0).await.assert_no_replicas();
     }
     let server = server(&["synchronous_standby_names=b"]).expect("a server");
-    let told = doctor(&server.url(), 1).await;
-    told.assert("replication", "fail", "no standby of synchronous_standby_names (b)").assert(
+    let report = doctor(&server.url(), 1).await;
+    report.assert("replication", "fail", "no standby of synchronous_standby_names (b)").assert(
         "pooler",
         "ok",
         "LISTEN works",
     );
 }
 
-impl Told {
+impl Report {
     fn assert_no_replicas(self) {
         if DATABASE != Database::Sqlite {
             self.assert("replication", "ok", "none").assert("cluster", "ok", "none");
@@ -489,20 +489,20 @@ async fn galera_node_is_reported_as_cluster_member() {
     }
     let kind = DATABASE.server().expect("MariaDB has servers");
     let node = Server::start_with(kind, Options { galera: true, ..Options::default() });
-    let told = crate::support::soon("the node to be ready", async {
+    let report = crate::support::soon("the node to be ready", async {
         loop {
-            let told = end(bare(&["-D", &node.url(), "doctor", "--json"])).await;
-            if told.code() == 0 {
-                break read(&reports(&told)[0], told);
+            let report = end(bare(&["-D", &node.url(), "doctor", "--json"])).await;
+            if report.code() == 0 {
+                break read(&reports(&report)[0], report);
             }
         }
     });
-    let told = told.await;
-    told.assert("cluster", "warn", "Galera, 1 nodes, component Primary, this node Synced");
-    told.assert("cluster", "warn", "it is the only node").assert("replication", "ok", "that of the cluster");
+    let report = report.await;
+    report.assert("cluster", "warn", "Galera, 1 nodes, component Primary, this node Synced");
+    report.assert("cluster", "warn", "it is the only node").assert("replication", "ok", "that of the cluster");
 }
 
-impl Told {
+impl Report {
     fn assert_no_cluster(self) {
         match DATABASE.is_mysql() {
             true => drop(self.assert("cluster", "ok", "none").ok),
@@ -514,9 +514,9 @@ impl Told {
 #[tokio::test]
 async fn transaction_pooler_is_reported() {
     if DATABASE != Database::Postgres {
-        let told = doctor(&empty().await.url, 0).await;
+        let report = doctor(&empty().await.url, 0).await;
         if DATABASE.is_mysql() {
-            told.assert("pooler", "ok", "none");
+            report.assert("pooler", "ok", "none");
         }
         return;
     }
@@ -554,9 +554,9 @@ async fn clock_check_reports_offset_and_ignores_time_zone() {
         let all = reports(&ended);
         assert_eq!(all.len(), 2, "{}", ended.stdout);
         let second = read(&all[1], ended);
-        let told = &second.checks["clocks"];
+        let report = &second.checks["clocks"];
         let near = found.replace("60.0", "59.9");
-        assert!(told.0 == "warn" && (told.1.contains(found) || told.1.contains(&near)), "{told:?}");
+        assert!(report.0 == "warn" && (report.1.contains(found) || report.1.contains(&near)), "{report:?}");
     }
 }
 
@@ -566,28 +566,28 @@ async fn harmful_settings_are_reported() {
         Database::Postgres => {
             let db = empty().await;
             let with = |options: &str| format!("{}%20-c{}", db.url, options.replace('=', "%3D"));
-            let told = doctor(&with("statement_timeout=200"), 0).await;
-            told.assert("settings", "warn", "statement_timeout is 200 ms");
+            let report = doctor(&with("statement_timeout=200"), 0).await;
+            report.assert("settings", "warn", "statement_timeout is 200 ms");
             doctor(&with("idle_session_timeout=3s"), 0).await.assert(
                 "settings",
                 "warn",
                 "idle_session_timeout is 3.0 s",
             );
-            let told = doctor(&with("default_transaction_isolation=serializable"), 0).await;
-            told.assert("settings", "ok", "default_transaction_isolation is serializable");
+            let report = doctor(&with("default_transaction_isolation=serializable"), 0).await;
+            report.assert("settings", "ok", "default_transaction_isolation is serializable");
             doctor(&with("synchronous_commit=off"), 0).await.assert("durability", "warn", "fsync is off");
         }
         Database::MySql | Database::MariaDb => {
             let settings =
                 ["--log-bin=log", "--server-id=1", "--binlog-format=STATEMENT", "--sysdate-is-now", "--wait-timeout=5"];
             let server = server(&settings).expect("a server");
-            let told = doctor(&server.url(), 1).await;
-            told.assert("settings", "fail", "binlog_format is STATEMENT").assert(
+            let report = doctor(&server.url(), 1).await;
+            report.assert("settings", "fail", "binlog_format is STATEMENT").assert(
                 "settings",
                 "fail",
                 "wait_timeout is 5 s",
             );
-            told.assert("clock", "warn", "stands still").assert("replication", "ok", "no replica");
+            report.assert("clock", "warn", "stands still").assert("replication", "ok", "no replica");
             // It is not for nothing.
             assert_ne!(run(&Fresh::at(server.url()), &["run", "job", "--", "true"]).await.code(), 0);
         }

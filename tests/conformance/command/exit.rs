@@ -15,7 +15,7 @@ use crate::{DATABASE, Sql};
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// Codes, and how they were provoked.
+/// Exit codes, and their causes.
 #[derive(Default)]
 struct Table(Vec<(i32, String)>);
 
@@ -488,7 +488,7 @@ async fn interrupted_while_waiting() -> Table {
     table
 }
 
-/// Whatever the limit, sqlock runs the command or says what is missing.
+/// With every limit, sqlock runs the command or names the missing resource.
 #[tokio::test]
 async fn low_file_limit_is_an_error() {
     let db = empty().await;

@@ -15,12 +15,12 @@ use tokio::time::sleep;
 
 use crate::DATABASE;
 use crate::support::command::run;
+use crate::support::command_fixture::{CommandFixture, Row, Run, now};
 use crate::support::history::boot_ns;
-use crate::support::scene::{Row, Run, Scene, now};
 use crate::support::server::PgBouncer;
 use crate::support::soon;
 
-/// It ignores the signal that tells it to stop, and has children that have left its process group.
+/// A command that ignores TERM, and has children outside its process group.
 const DEFIANT: &str = r#"
 trap '' TERM
 sleep 1000 &
@@ -33,7 +33,7 @@ while :; do sleep 1000; done
 /// It says when it has begun.
 const NEXT: &str = "date +%s%6N >&3";
 
-/// How many holders suffer a fault together.
+/// The number of holders of a fault.
 const AT_ONCE: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ enum Fault {
 }
 
 impl Fault {
-    /// Whether the database is there for others, so that they get the names meanwhile.
+    /// Whether other clients reach the database, and acquire the names during the fault.
     fn spares_others(self) -> bool {
         match self {
             Self::Killed | Self::Stopped => true,
@@ -57,30 +57,30 @@ impl Fault {
         }
     }
 
-    async fn scene(self) -> Scene {
+    async fn fixture(self) -> CommandFixture {
         match self {
-            Self::Killed | Self::Stopped => Scene::new().await,
-            Self::ServerKilled | Self::ServerFrozen => Scene::with_server().await,
-            Self::NetworkCut => Scene::wired().await,
+            Self::Killed | Self::Stopped => CommandFixture::new().await,
+            Self::ServerKilled | Self::ServerFrozen => CommandFixture::with_server().await,
+            Self::NetworkCut => CommandFixture::wired().await,
         }
     }
 
-    async fn strike(self, scene: &mut Scene, holders: &[Holder]) {
+    async fn strike(self, fixture: &mut CommandFixture, holders: &[Holder]) {
         match self {
             Self::Killed => holders.iter().for_each(|holder| holder.run.signal(Signal::SIGKILL)),
             Self::Stopped => holders.iter().for_each(|holder| holder.run.signal(Signal::SIGSTOP)),
-            Self::ServerKilled => scene.crash().await,
-            Self::ServerFrozen => scene.freeze().await,
-            Self::NetworkCut => scene.cut().await,
+            Self::ServerKilled => fixture.crash().await,
+            Self::ServerFrozen => fixture.freeze().await,
+            Self::NetworkCut => fixture.cut().await,
         }
     }
 
-    async fn end(self, scene: &mut Scene) {
+    async fn end(self, fixture: &mut CommandFixture) {
         match self {
             Self::Killed | Self::Stopped => {}
-            Self::ServerKilled => scene.restart(),
-            Self::ServerFrozen => scene.thaw().await,
-            Self::NetworkCut => scene.mend().await,
+            Self::ServerKilled => fixture.restart(),
+            Self::ServerFrozen => fixture.thaw().await,
+            Self::NetworkCut => fixture.mend().await,
         }
     }
 }
@@ -119,14 +119,14 @@ async fn command_dies_before_handover_when_network_is_cut() {
 
 async fn dead_before_anyone_else_can_hold(fault: Fault) {
     let runs = std::env::var("SQLOCK_RUNS").map_or(1, |runs| runs.parse().expect("SQLOCK_RUNS is a number"));
-    // What is measured is measured with a TTL that leaves little time. Among the other tests, a machine that is busy with
-    // all of them is not to be mistaken for a command that lives on.
+    // What is measured is measured with a TTL that leaves little time. Among the other tests, a
+    // machine that is busy with all of them is not to be mistaken for a command that lives on.
     let ttl = Duration::from_secs(if runs > 1 { 2 } else { 5 });
-    let mut scene = fault.scene().await;
+    let mut fixture = fault.fixture().await;
     let mut early = Vec::new();
     while early.len() < runs {
         let first = early.len();
-        early.extend(round(&mut scene, fault, ttl, first..runs.min(first + AT_ONCE)).await);
+        early.extend(round(&mut fixture, fault, ttl, first..runs.min(first + AT_ONCE)).await);
     }
     early.sort_unstable();
     let ms = |i: usize| early.get(i).map_or(0, |micros| micros / 1000);
@@ -141,32 +141,33 @@ async fn dead_before_anyone_else_can_hold(fault: Fault) {
     );
 }
 
-/// Some holders, each with a waiter, and one fault: by how many microseconds the commands were dead before the ends of
-/// their leases.
-async fn round(scene: &mut Scene, fault: Fault, ttl: Duration, numbers: std::ops::Range<usize>) -> Vec<i64> {
+/// Some holders, each with a waiter, and one fault: by how many microseconds the commands were dead
+/// before the ends of their leases.
+async fn round(fixture: &mut CommandFixture, fault: Fault, ttl: Duration, numbers: std::ops::Range<usize>) -> Vec<i64> {
     let seconds = ttl.as_secs().to_string();
     let (mut holders, mut waiters) = (Vec::new(), Vec::new());
     for number in numbers.clone() {
         let name = format!("n{number}");
-        let run = scene.start(&["--ttl", &seconds, &name], DEFIANT).up().await;
-        let row = scene.row(&name).await;
-        let waiter = scene.start_beside(&[&name], NEXT);
+        let run = fixture.start(&["--ttl", &seconds, &name], DEFIANT).up().await;
+        let row = fixture.row(&name).await;
+        let waiter = fixture.start_beside(&[&name], NEXT);
         waiter.stderr.shows("waiting for").await;
         holders.push(Holder { name, run, row });
         waiters.push(waiter);
     }
     // Not always at the same time after a renewal.
     sleep(ttl / 3 * u32::try_from(numbers.start % 7).expect("below 7") / 7).await;
-    between_renewals(scene, &mut holders, ttl).await;
-    fault.strike(scene, &holders).await;
+    between_renewals(fixture, &mut holders, ttl).await;
+    fault.strike(fixture, &holders).await;
     let struck = now();
     // What a server executes when it thaws was not in force before.
     let in_force = |row: &Row| row.expires_at <= struck + micros(ttl);
 
     let mut deaths = Vec::new();
     if fault.spares_others() {
-        // A statement that was on its way may still arrive: the rows are read until somebody else has the names.
-        until_others_hold(scene, &mut holders, in_force).await;
+        // A statement that was on its way may still arrive: the rows are read until somebody else
+        // has the names.
+        until_others_hold(fixture, &mut holders, in_force).await;
         for holder in &mut holders {
             deaths.push(Death { row: holder.row.clone(), at: holder.run.report.gone().await.0 });
         }
@@ -178,7 +179,7 @@ async fn round(scene: &mut Scene, fault: Fault, ttl: Duration, numbers: std::ops
                 holder.run.end().await.expect(79);
             }
         }
-        fault.end(scene).await;
+        fault.end(fixture).await;
     } else {
         let mut names = Vec::new();
         for mut holder in holders {
@@ -190,9 +191,9 @@ async fn round(scene: &mut Scene, fault: Fault, ttl: Duration, numbers: std::ops
         for waiter in &waiters {
             waiter.stop().await;
         }
-        fault.end(scene).await;
+        fault.end(fixture).await;
         for (death, name) in deaths.iter_mut().zip(&names) {
-            let row = scene.row(name).await;
+            let row = fixture.row(name).await;
             if row.token == death.row.token && in_force(&row) {
                 death.row = row;
             }
@@ -224,16 +225,16 @@ fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).expect("a short time")
 }
 
-/// Reads the rows at a moment when no renewal is on its way, so that they are those which the fault will find. Leases of
-/// one TTL are renewed together, at the multiples of a third of it.
-async fn between_renewals(scene: &Scene, holders: &mut [Holder], ttl: Duration) {
+/// Reads the rows at a moment when no renewal is on its way, so that they are those which the fault
+/// will find. Leases of one TTL are renewed together, at the multiples of a third of it.
+async fn between_renewals(fixture: &CommandFixture, holders: &mut [Holder], ttl: Duration) {
     let period = u64::try_from((ttl / 3).as_nanos()).expect("a short time");
     let phase = || boot_ns() % period * 100 / period;
     let quiet = async {
         loop {
             if (20..60).contains(&phase()) {
                 for holder in &mut *holders {
-                    holder.row = scene.row(&holder.name).await;
+                    holder.row = fixture.row(&holder.name).await;
                 }
                 if (20..75).contains(&phase()) {
                     return;
@@ -246,13 +247,13 @@ async fn between_renewals(scene: &Scene, holders: &mut [Holder], ttl: Duration) 
 }
 
 /// Keeps the last row of each holder that was in force.
-async fn until_others_hold(scene: &Scene, holders: &mut [Holder], in_force: impl Fn(&Row) -> bool) {
+async fn until_others_hold(fixture: &CommandFixture, holders: &mut [Holder], in_force: impl Fn(&Row) -> bool) {
     let taken = async {
         let mut left = holders.len();
         while left > 0 {
             left = 0;
             for holder in &mut *holders {
-                let row = scene.row(&holder.name).await;
+                let row = fixture.row(&holder.name).await;
                 if row.token != holder.row.token {
                     continue;
                 }
@@ -269,70 +270,70 @@ async fn until_others_hold(scene: &Scene, holders: &mut [Holder], in_force: impl
 
 // ---- what a lease survives
 
-/// It says when it is up, and ends when it is told to.
+/// A command that reports its start, and ends on an order.
 const OBEDIENT: &str = r#"echo up >&3; read go <"$ORDERS"; echo "$go" >&3"#;
 
 #[tokio::test]
 async fn command_survives_database_restart_within_ttl() {
-    let mut scene = Scene::with_server().await;
-    let mut holder = scene.start(&["--ttl", "25", "a"], OBEDIENT).up().await;
-    let before = scene.row("a").await;
-    scene.crash().await;
-    scene.restart();
+    let mut fixture = CommandFixture::with_server().await;
+    let mut holder = fixture.start(&["--ttl", "25", "a"], OBEDIENT).up().await;
+    let before = fixture.row("a").await;
+    fixture.crash().await;
+    fixture.restart();
     let renewed = |row: &Row| row.expires_at > before.expires_at;
-    let after = scene.row_when("a renewal", "a", renewed).await;
+    let after = fixture.row_when("a renewal", "a", renewed).await;
     assert_eq!((after.token, &after.owner), (before.token, &before.owner));
-    assert!(!scene.is_free("a").await);
+    assert!(!fixture.is_free("a").await);
     holder.order("go");
     assert_eq!(holder.report.line().await, "go");
     holder.end().await.expect(0);
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 #[tokio::test]
 async fn command_survives_server_pause_within_ttl() {
-    let mut scene = Scene::with_server().await;
-    let holder = scene.start(&["--ttl", "15", "a"], OBEDIENT).up().await;
-    let before = scene.row("a").await;
-    scene.freeze().await;
+    let mut fixture = CommandFixture::with_server().await;
+    let holder = fixture.start(&["--ttl", "15", "a"], OBEDIENT).up().await;
+    let before = fixture.row("a").await;
+    fixture.freeze().await;
     // A renewal is due by now, and does not get through.
     sleep(Duration::from_secs(7)).await;
-    scene.thaw().await;
+    fixture.thaw().await;
     let renewed = |row: &Row| row.expires_at > before.expires_at;
-    assert_eq!(scene.row_when("a renewal", "a", renewed).await.token, before.token);
+    assert_eq!(fixture.row_when("a renewal", "a", renewed).await.token, before.token);
     holder.order("go");
     holder.end().await.expect(0);
 }
 
 #[tokio::test]
 async fn command_survives_lost_renewal_replies() {
-    let mut scene = Scene::wired().await;
-    let holder = scene.start(&["--ttl", "9", "a"], OBEDIENT).up().await;
-    let before = scene.row("a").await;
+    let mut fixture = CommandFixture::wired().await;
+    let holder = fixture.start(&["--ttl", "9", "a"], OBEDIENT).up().await;
+    let before = fixture.row("a").await;
     for _ in 0..3 {
-        scene.cut_a_reply().await;
-        assert_eq!(scene.renewed("a").await.token, before.token);
+        fixture.cut_a_reply().await;
+        assert_eq!(fixture.renewed("a").await.token, before.token);
     }
     holder.order("go");
     holder.end().await.expect(0);
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 /// Only PostgreSQL has a transaction pooler; the other databases run the same steps without one.
 #[tokio::test]
 async fn lease_works_behind_transaction_pooler() {
-    let mut scene = Scene::with_server().await;
+    let mut fixture = CommandFixture::with_server().await;
     let mut _bouncer = None;
     if DATABASE == crate::support::Database::Postgres {
-        let bouncer = PgBouncer::start(scene.server().expect("PostgreSQL has one"));
+        let bouncer = PgBouncer::start(fixture.server().expect("PostgreSQL has one"));
         // No search_path goes through it.
-        scene.lead_through(bouncer.url());
-        run(&scene.db, &["ls"]).await.expect(0);
+        fixture.lead_through(bouncer.url());
+        run(&fixture.db, &["ls"]).await.expect(0);
         _bouncer = Some(bouncer);
     }
     let script = format!("{OBEDIENT}; exit 7");
-    let first = scene.start(&["--ttl", "3", "a"], &script).up().await;
-    let waiter = scene.start(&["--ttl", "3", "a"], OBEDIENT);
+    let first = fixture.start(&["--ttl", "3", "a"], &script).up().await;
+    let waiter = fixture.start(&["--ttl", "3", "a"], OBEDIENT);
     waiter.stderr.shows("waiting for").await;
     let held = async {
         // Longer than the TTL.
@@ -346,25 +347,25 @@ async fn lease_works_behind_transaction_pooler() {
     let waiter = waiter.up().await;
     waiter.order("go");
     waiter.end().await.expect(0);
-    assert_eq!(scene.sqlock(&["run", "-n", "a", "--", "true"]).status().await.expect("sqlock").code(), Some(0));
+    assert_eq!(fixture.sqlock(&["run", "-n", "a", "--", "true"]).status().await.expect("sqlock").code(), Some(0));
 }
 
 #[tokio::test]
 async fn waiter_gets_the_name_after_database_restart() {
-    let mut scene = Scene::with_server().await;
-    let holder = scene.start(&["--ttl", "25", "a"], OBEDIENT).up().await;
-    let waiter = scene.start(&["--ttl", "25", "a"], OBEDIENT);
+    let mut fixture = CommandFixture::with_server().await;
+    let holder = fixture.start(&["--ttl", "25", "a"], OBEDIENT).up().await;
+    let waiter = fixture.start(&["--ttl", "25", "a"], OBEDIENT);
     waiter.stderr.shows("waiting for").await;
-    let before = scene.row("a").await;
-    scene.crash().await;
+    let before = fixture.row("a").await;
+    fixture.crash().await;
     // Long enough for it to notice.
     sleep(Duration::from_secs(2)).await;
-    scene.restart();
-    scene.row_when("a renewal", "a", |row| row.expires_at > before.expires_at).await;
+    fixture.restart();
+    fixture.row_when("a renewal", "a", |row| row.expires_at > before.expires_at).await;
     holder.order("go");
     holder.end().await.expect(0);
     let waiter = waiter.up().await;
-    assert!(scene.row("a").await.token > before.token);
+    assert!(fixture.row("a").await.token > before.token);
     waiter.order("go");
     waiter.end().await.expect(0);
 }

@@ -1,4 +1,4 @@
-//! `sqlock idem`: what stands under which key, for people and their tools, and nothing released by mistake.
+//! `sqlock idem`: lists and shows records, and releases no record by mistake.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ use crate::{DATABASE, Sql};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A database of an application that takes requests. On SQLite, that is not the file with the command's leases.
+/// A database of an application that takes requests. On SQLite, that is not the file with the
+/// command's leases.
 struct App {
     db: Fresh,
     pool: Pool<Sql>,
@@ -53,7 +54,7 @@ impl App {
         }
     }
 
-    /// Ended, and nobody knows how. Its token.
+    /// Ends an attempt with an unknown outcome, and returns its token.
     async fn unknown(&self, key: &IdempotencyKey) -> String {
         let attempt = self.attempt(key).await;
         attempt.unknown().await.expect("unknown");
@@ -416,5 +417,5 @@ async fn control_characters_of_keys_are_escaped() {
         assert!(!said.chars().any(|c| c.is_control() && c != '\n'), "{said:?}");
         assert!(said.contains("title"), "{said:?}");
     }
-    assert_eq!(app.json(&[&["show"], &of[..]].concat()).await["key"], nasty, "programs are told what it is");
+    assert_eq!(app.json(&[&["show"], &of[..]].concat()).await["key"], nasty, "JSON has the text itself");
 }

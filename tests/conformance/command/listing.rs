@@ -13,7 +13,8 @@ use crate::support::{builder, empty, soon};
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// What a name or a label may do to a terminal that is sent it raw: colours, a title, the bell, C1 codes, a new line.
+/// What a name or a label may do to a terminal that is sent it raw: colours, a title, the bell, C1
+/// codes, a new line.
 const NASTY: &str = "a\u{1b}[31mb\u{1b}]0;title\u{7}c\u{9b}31md\u{7f}e\r\nf\u{8}\u{202e}g\u{200b}\u{feff}";
 
 fn parse(ended: &Ended) -> Value {

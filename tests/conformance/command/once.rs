@@ -10,7 +10,7 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 
 use crate::support::command::{Ended, end, sqlock};
-use crate::support::scene::until;
+use crate::support::command_fixture::until;
 use crate::support::{empty, soon};
 
 /// A migration: it makes the mark that a second one stumbles over, does its work, and counts.
@@ -79,8 +79,9 @@ async fn same_scripts_overlap_without_sqlock() {
         command.spawn().expect("sh can be started")
     };
     let in_the_middle = async |n| until("they are in the middle", || lines(&dir.path().join("middle")) == n).await;
-    // As many words as there are who wait for one: what is left over would let somebody through later.
-    // A file of tokio's may be closed a moment after it is dropped, and would let a later script through.
+    // As many words as there are who wait for one: what is left over would let somebody through
+    // later. A file of tokio's may be closed a moment after it is dropped, and would let a later
+    // script through.
     let open_for = async |n| {
         let path = gate.clone();
         let opening = tokio::task::spawn_blocking(|| std::fs::OpenOptions::new().write(true).open(path));

@@ -7,9 +7,9 @@ use nix::unistd::Pid;
 use tokio::process::Command;
 
 use crate::support::command::{program, run};
-use crate::support::scene::{Run, Scene, state, until};
+use crate::support::command_fixture::{CommandFixture, Run, state, until};
 
-/// It has a child and a grandchild. When it is told to, it sends TERM to sqlock, its parent.
+/// A command with a child and a grandchild. On an order, it sends TERM to sqlock, its parent.
 const PARENT: &str = r#"
 sleep 1000 &
 sh -c 'sleep 1000 & wait' &
@@ -21,44 +21,44 @@ wait
 
 #[tokio::test]
 async fn run_ends_by_term_where_init_reaps_nothing() {
-    let scene = Scene::new().await;
-    let holder = start_below_a_lazy_init(&scene, &["--kill-after", "1", "a"]).await.up().await;
+    let fixture = CommandFixture::new().await;
+    let holder = start_below_a_lazy_init(&fixture, &["--kill-after", "1", "a"]).await.up().await;
     holder.order("go");
     holder.stdout.shows("sqlock ended with 143").await;
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 #[tokio::test]
 async fn run_ends_by_loss_where_init_reaps_nothing() {
-    let scene = Scene::new().await;
-    let holder = start_below_a_lazy_init(&scene, &["--ttl", "3", "a"]).await.up().await;
-    let token = scene.row("a").await.token.to_string();
-    run(&scene.db, &["unlock", "a", "--token", &token]).await.expect(0);
+    let fixture = CommandFixture::new().await;
+    let holder = start_below_a_lazy_init(&fixture, &["--ttl", "3", "a"]).await.up().await;
+    let token = fixture.row("a").await.token.to_string();
+    run(&fixture.db, &["unlock", "a", "--token", &token]).await.expect(0);
     holder.stdout.shows("sqlock ended with 79").await;
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 /// The parent of the zombie is alive, has left the process group, cannot be found by its
 /// environment, and never waits.
 #[tokio::test]
 async fn run_ends_when_only_zombies_remain() {
-    let scene = Scene::new().await;
+    let fixture = CommandFixture::new().await;
     let script = r#"
         sh -c 'sh -c "read go <\"$ORDERS\"" & echo $! $$ >&3; exec env -i setsid sleep 1000 3>&- >/dev/null 2>&1' &
         wait
     "#;
-    let mut holder = scene.start(&["--kill-after", "1", "a"], script);
+    let mut holder = fixture.start(&["--kill-after", "1", "a"], script);
     let line = holder.report.line().await;
     let (zombie, parent) = line.split_once(' ').expect("two process ids");
     let pid = |text: &str| Pid::from_raw(text.parse().expect("a process id"));
     let (zombie, parent) = (pid(zombie), Stray(pid(parent)));
-    until("the parent sleeps", || crate::support::scene::name(parent.0) == "sleep").await;
+    until("the parent sleeps", || crate::support::command_fixture::name(parent.0) == "sleep").await;
     holder.order("go");
     until("a zombie", || state(zombie) == Some('Z')).await;
     holder.signal(Signal::SIGTERM);
     holder.end().await.expect(143);
     assert_eq!(state(zombie), Some('Z'), "nobody has waited for it");
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 /// A process that nothing but this test ends.
@@ -70,10 +70,10 @@ impl Drop for Stray {
     }
 }
 
-/// `sqlock run ARGUMENTS -- sh -c PARENT` in a PID namespace, the first process of which waits for nobody, as in many
-/// containers. It says on stdout how sqlock has ended.
-async fn start_below_a_lazy_init(scene: &Scene, arguments: &[&str]) -> Run {
-    let sqlock = scene.sqlock(&[]);
+/// `sqlock run ARGUMENTS -- sh -c PARENT` in a PID namespace whose first process reaps no children,
+/// as in many containers. It says on stdout how sqlock has ended.
+async fn start_below_a_lazy_init(fixture: &CommandFixture, arguments: &[&str]) -> Run {
+    let sqlock = fixture.sqlock(&[]);
     let mut command = Command::new("unshare");
     command
         .args(namespace().await)
@@ -89,10 +89,11 @@ async fn start_below_a_lazy_init(scene: &Scene, arguments: &[&str]) -> Run {
             None => command.env_remove(name),
         };
     }
-    scene.start_as(command, PARENT)
+    fixture.start_as(command, PARENT)
 }
 
-/// The options by which `unshare` makes a PID namespace here: root needs none, others need a user namespace too.
+/// The options by which `unshare` makes a PID namespace here: root needs none, others need a user
+/// namespace too.
 async fn namespace() -> &'static [&'static str] {
     let all: [&[&str]; 2] = [&[], &["--user", "--map-root-user"]];
     for options in all {

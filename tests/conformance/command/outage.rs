@@ -5,41 +5,42 @@ use std::time::{Duration, Instant};
 
 use crate::DATABASE;
 use crate::support::Database;
-use crate::support::scene::Scene;
+use crate::support::command_fixture::CommandFixture;
 
-/// It says when it is up, and ends when it is told to.
+/// A command that reports its start, and ends on an order.
 const OBEDIENT: &str = r#"echo up >&3; read go <"$ORDERS"; echo "$go" >&3"#;
 
 /// A TTL within which no test ends.
 const LONG: [&str; 2] = ["--ttl", "10m"];
 
-/// The end of a wait in which the database went away. A SQLite file can still be read, and tells that the name is held.
+/// Ends a wait during which the database became unavailable. A SQLite file can still be read, and
+/// shows the holder.
 fn ends_with(code: i32) -> bool {
     code == 69 || (code == 75 && DATABASE == Database::Sqlite)
 }
 
 #[tokio::test]
 async fn timeout_bounds_wait_cut_off_from_database() {
-    let mut scene = Scene::wired().await;
-    let holder = scene.start_beside(&[LONG[0], LONG[1], "a"], OBEDIENT).up().await;
-    let waiter = scene.start(&[LONG[0], LONG[1], "-w", "8s", "a"], "echo it ran");
+    let mut fixture = CommandFixture::wired().await;
+    let holder = fixture.start_beside(&[LONG[0], LONG[1], "a"], OBEDIENT).up().await;
+    let waiter = fixture.start(&[LONG[0], LONG[1], "-w", "8s", "a"], "echo it ran");
     waiter.stderr.shows("waiting for").await;
-    scene.cut().await;
+    fixture.cut().await;
     let ended = waiter.end().await;
     assert!(ends_with(ended.code()), "{}: {}", ended.code(), ended.stderr);
     assert_eq!(ended.stdout, "");
-    scene.mend().await;
+    fixture.mend().await;
     holder.order("go");
     holder.end().await.expect(0);
 }
 
 #[tokio::test]
 async fn timeout_bounds_wait_after_server_is_killed() {
-    let mut scene = Scene::with_server().await;
-    let _holder = scene.start(&[LONG[0], LONG[1], "a"], OBEDIENT).up().await;
-    let waiter = scene.start(&[LONG[0], LONG[1], "-w", "8s", "a"], "echo it ran");
+    let mut fixture = CommandFixture::with_server().await;
+    let _holder = fixture.start(&[LONG[0], LONG[1], "a"], OBEDIENT).up().await;
+    let waiter = fixture.start(&[LONG[0], LONG[1], "-w", "8s", "a"], "echo it ran");
     waiter.stderr.shows("waiting for").await;
-    scene.crash().await;
+    fixture.crash().await;
     let ended = waiter.end().await;
     assert!(ends_with(ended.code()), "{}: {}", ended.code(), ended.stderr);
     assert_eq!(ended.stdout, "");
@@ -47,11 +48,11 @@ async fn timeout_bounds_wait_after_server_is_killed() {
 
 #[tokio::test]
 async fn wait_with_timeout_survives_database_outage() {
-    let mut scene = Scene::with_server().await;
-    scene.crash().await;
-    let waiter = scene.start(&["-w", "10m", "a"], OBEDIENT);
+    let mut fixture = CommandFixture::with_server().await;
+    fixture.crash().await;
+    let waiter = fixture.start(&["-w", "10m", "a"], OBEDIENT);
     waiter.stderr.shows("still waiting").await;
-    scene.restart();
+    fixture.restart();
     let waiter = waiter.up().await;
     waiter.order("go");
     waiter.end().await.expect(0);
@@ -60,10 +61,10 @@ async fn wait_with_timeout_survives_database_outage() {
 #[tokio::test]
 async fn timeout_runs_out_before_unreachable_is_reported() {
     const WAIT: Duration = Duration::from_secs(7);
-    let mut scene = Scene::with_server().await;
-    scene.crash().await;
+    let mut fixture = CommandFixture::with_server().await;
+    fixture.crash().await;
     let start = Instant::now();
-    let ended = scene.start(&["-w", "7s", "a"], "echo it ran").end().await.expect(69);
+    let ended = fixture.start(&["-w", "7s", "a"], "echo it ran").end().await.expect(69);
     assert!(start.elapsed() >= WAIT, "it gave up after {:?}: {}", start.elapsed(), ended.stderr);
     assert_eq!(ended.stdout, "");
 }

@@ -11,15 +11,16 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
 use crate::support::command::{Running, beside, end, held, program, run, sqlock};
-use crate::support::scene::{
-    Report, Row, Scene, Terminal, children, group, name, now, shell_of, state, until, until_some,
+use crate::support::command_fixture::{
+    CommandFixture, Report, Row, Terminal, children, group, name, now, shell_of, state, until, until_some,
 };
 use crate::support::{empty, soon};
 
-/// It says when it is up, and ends when it is told to.
+/// A command that reports its start, and ends on an order.
 const OBEDIENT: &str = r#"echo up >&3; read go <"$ORDERS"; echo "$go" >&3"#;
 
-/// It has children and grandchildren, one of which has left its process group, and none of them ends by itself.
+/// It has children and grandchildren, one of which has left its process group, and none of them
+/// ends by itself.
 const FAMILY: &str = r#"
 trap '' TERM
 sleep 1000 &
@@ -37,8 +38,8 @@ echo up >&3
 while :; do sleep 0.05; done
 "#;
 
-/// It counts until it is told to end. (A shell that starts a program with vfork cannot be stopped while the child, stopped
-/// too, has not begun: hence the parentheses.)
+/// A command that counts until it is ordered to end. (A shell that starts a program with vfork
+/// cannot be stopped while the child, stopped too, has not begun: hence the parentheses.)
 const COUNTER: &str = r#"
 trap 'exit 0' USR1
 echo up >&3
@@ -49,8 +50,8 @@ while :; do echo >>"$COUNT"; (sleep 0.05); done
 
 #[tokio::test]
 async fn command_has_its_own_process_group() {
-    let scene = Scene::new().await;
-    let holder = scene.start(&["a"], OBEDIENT).up().await;
+    let fixture = CommandFixture::new().await;
+    let holder = fixture.start(&["a"], OBEDIENT).up().await;
     let command = holder.command().await;
     assert_eq!(group(command), Some(command));
     assert_ne!(group(holder.pid()), Some(command));
@@ -62,31 +63,31 @@ async fn command_has_its_own_process_group() {
 
 #[tokio::test]
 async fn process_tree_dies_when_lease_is_lost() {
-    let scene = Scene::new().await;
-    let mut holder = scene.start(&["--ttl", "3", "a"], FAMILY).up().await;
-    assert!(evict(&scene, "a").await);
+    let fixture = CommandFixture::new().await;
+    let mut holder = fixture.start(&["--ttl", "3", "a"], FAMILY).up().await;
+    assert!(evict(&fixture, "a").await);
     holder.report.gone().await;
     let ended = holder.end().await.expect(79);
     assert!(ended.stderr.contains("\"a\""), "{}", ended.stderr);
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 #[tokio::test]
 async fn process_tree_dies_when_sqlock_is_killed() {
-    let scene = Scene::new().await;
-    let mut holder = scene.start(&["--ttl", "1000", "a"], FAMILY).up().await;
+    let fixture = CommandFixture::new().await;
+    let mut holder = fixture.start(&["--ttl", "1000", "a"], FAMILY).up().await;
     holder.signal(Signal::SIGKILL);
     holder.report.gone().await;
     // Nobody gave the name back: it is for the TTL to free it.
-    assert!(!scene.is_free("a").await);
+    assert!(!fixture.is_free("a").await);
 }
 
 #[tokio::test]
 async fn nested_run_dies_with_the_outer_run() {
     let nested = format!("inner=$(cat <<'END'\n{FAMILY}\nEND\n)\n{} run --ttl 1000 b -- sh -c \"$inner\"\n", program());
     for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
-        let scene = Scene::new().await;
-        let mut holder = scene.start(&["--ttl", "3", "a"], &nested).up().await;
+        let fixture = CommandFixture::new().await;
+        let mut holder = fixture.start(&["--ttl", "3", "a"], &nested).up().await;
         holder.signal(signal);
         holder.report.gone().await;
     }
@@ -95,8 +96,8 @@ async fn nested_run_dies_with_the_outer_run() {
 /// Neither sqlock nor the watchdog is left to kill the command.
 #[tokio::test]
 async fn command_dies_when_sqlock_and_watchdog_are_killed() {
-    let scene = Scene::new().await;
-    let mut holder = scene.start(&["--ttl", "1000", "a"], "echo up >&3; exec sleep 1000").up().await;
+    let fixture = CommandFixture::new().await;
+    let mut holder = fixture.start(&["--ttl", "1000", "a"], "echo up >&3; exec sleep 1000").up().await;
     let guard = holder.guard().await;
     holder.stop().await;
     kill(guard, Signal::SIGSTOP).expect("the guard can be stopped");
@@ -109,19 +110,19 @@ async fn command_dies_when_sqlock_and_watchdog_are_killed() {
 #[tokio::test]
 async fn killed_watchdog_is_replaced_and_command_stays_protected() {
     const TTL: Duration = Duration::from_secs(5);
-    let scene = Scene::new().await;
-    let mut holder = scene.start(&["--ttl", "5", "a"], FAMILY).up().await;
+    let fixture = CommandFixture::new().await;
+    let mut holder = fixture.start(&["--ttl", "5", "a"], FAMILY).up().await;
     for _ in 0..3 {
         let first = holder.guard().await;
         kill(first, Signal::SIGKILL).expect("the guard can be killed");
         holder.guard_after(Some(first)).await;
     }
-    scene.renewed("a").await;
-    scene.renewed("a").await;
+    fixture.renewed("a").await;
+    fixture.renewed("a").await;
     // sqlock cannot kill it now, and the last renewal counts.
     holder.stop().await;
     tokio::time::sleep(TTL / 10).await;
-    let row = scene.row("a").await;
+    let row = fixture.row("a").await;
     let (died, _) = holder.report.gone().await;
     assert!(died <= row.expires_at, "{} µs late", died - row.expires_at);
     holder.signal(Signal::SIGCONT);
@@ -130,14 +131,14 @@ async fn killed_watchdog_is_replaced_and_command_stays_protected() {
 
 #[tokio::test]
 async fn sqlock_kills_command_while_watchdog_is_stopped() {
-    let mut scene = Scene::wired().await;
-    let mut holder = scene.start(&["--ttl", "5", "a"], FAMILY).up().await;
+    let mut fixture = CommandFixture::wired().await;
+    let mut holder = fixture.start(&["--ttl", "5", "a"], FAMILY).up().await;
     let guard = holder.guard().await;
     kill(guard, Signal::SIGSTOP).expect("the guard can be stopped");
-    scene.renewed("a").await;
-    scene.cut().await;
+    fixture.renewed("a").await;
+    fixture.cut().await;
     tokio::time::sleep(Duration::from_millis(500)).await;
-    let row = scene.row("a").await;
+    let row = fixture.row("a").await;
     let (died, _) = holder.report.gone().await;
     assert!(died <= row.expires_at, "{} µs late", died - row.expires_at);
     holder.end().await.expect(79);
@@ -146,8 +147,8 @@ async fn sqlock_kills_command_while_watchdog_is_stopped() {
 
 #[tokio::test]
 async fn no_process_remains_after_the_end() {
-    let scene = Scene::new().await;
-    let holder = scene.start(&["a"], OBEDIENT).up().await;
+    let fixture = CommandFixture::new().await;
+    let holder = fixture.start(&["a"], OBEDIENT).up().await;
     let family = [holder.guard().await, holder.command().await];
     holder.order("go");
     holder.end().await.expect(0);
@@ -159,7 +160,7 @@ async fn no_process_remains_after_the_end() {
 /// The first process of a container inherits every orphan.
 #[tokio::test]
 async fn sqlock_reaps_orphans_as_first_process() {
-    let scene = Scene::new().await;
+    let fixture = CommandFixture::new().await;
     let mut command = Command::new("unshare");
     // Without root, one has to become it.
     if !geteuid().is_root() {
@@ -167,7 +168,7 @@ async fn sqlock_reaps_orphans_as_first_process() {
     }
     command
         .args(["--fork", "--kill-child", "--pid", "--mount-proc", program(), "run", "a"])
-        .env("DATABASE_URL", &scene.db.url)
+        .env("DATABASE_URL", &fixture.db.url)
         .stdin(Stdio::null())
         .kill_on_drop(true);
     let script = r#"
@@ -177,7 +178,7 @@ async fn sqlock_reaps_orphans_as_first_process() {
         echo reaped >&3
         exit 5
     "#;
-    let mut holder = scene.start_as(command, script);
+    let mut holder = fixture.start_as(command, script);
     assert_eq!(holder.report.line().await, "sqlock");
     assert_eq!(holder.report.line().await, "reaped");
     holder.end().await.expect(5);
@@ -195,8 +196,8 @@ async fn unstartable_command_leaves_the_name_free() {
 
 #[tokio::test]
 async fn every_signal_reaches_the_command_exactly_once() {
-    let scene = Scene::new().await;
-    let mut holder = scene.start(&["a"], LISTENER).up().await;
+    let fixture = CommandFixture::new().await;
+    let mut holder = fixture.start(&["a"], LISTENER).up().await;
     for (signal, name) in FORWARDED {
         holder.signal(signal);
         assert_eq!(holder.report.line().await, name);
@@ -210,10 +211,10 @@ async fn every_signal_reaches_the_command_exactly_once() {
 /// A shell signals its jobs by process group.
 #[tokio::test]
 async fn signal_to_process_group_reaches_command_once() {
-    let scene = Scene::new().await;
-    let mut command = scene.sqlock(&["run", "a"]);
+    let fixture = CommandFixture::new().await;
+    let mut command = fixture.sqlock(&["run", "a"]);
     command.process_group(0);
-    let mut holder = scene.start_as(command, LISTENER).up().await;
+    let mut holder = fixture.start_as(command, LISTENER).up().await;
     for (signal, name) in FORWARDED {
         killpg(holder.pid(), signal).expect("the group can be signalled");
         assert_eq!(holder.report.line().await, name);
@@ -236,64 +237,64 @@ const FORWARDED: [(Signal, &str); 7] = [
 
 #[tokio::test]
 async fn fatal_signal_gives_exit_code_128_plus_number() {
-    let scene = Scene::new().await;
+    let fixture = CommandFixture::new().await;
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1] {
-        let holder = scene.start(&["a"], "echo up >&3; exec sleep 1000").up().await;
+        let holder = fixture.start(&["a"], "echo up >&3; exec sleep 1000").up().await;
         holder.signal(signal);
         holder.end().await.expect(128 + signal as i32);
     }
     for signal in [Signal::SIGKILL, Signal::SIGSEGV] {
         let script = format!("kill -{} $$; sleep 1000", signal as i32);
-        run(&scene.db, &["run", "a", "--", "sh", "-c", &script]).await.expect(128 + signal as i32);
+        run(&fixture.db, &["run", "a", "--", "sh", "-c", &script]).await.expect(128 + signal as i32);
     }
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 #[tokio::test]
 async fn command_ignoring_term_keeps_lease_until_its_end() {
-    let scene = Scene::new().await;
+    let fixture = CommandFixture::new().await;
     let script = "trap 'echo TERM >&3' TERM; echo up >&3; until read go <\"$ORDERS\"; do :; done; exit 4";
-    let mut holder = scene.start(&["--ttl", "9", "a"], script).up().await;
-    let before = scene.row("a").await;
+    let mut holder = fixture.start(&["--ttl", "9", "a"], script).up().await;
+    let before = fixture.row("a").await;
     holder.signal(Signal::SIGTERM);
     assert_eq!(holder.report.line().await, "TERM");
     // It is renewed still, beyond the end that it had.
     let beyond = |row: &Row| now() > before.expires_at && row.expires_at > now();
-    let after = scene.row_when("the end it had", "a", beyond).await;
+    let after = fixture.row_when("the end it had", "a", beyond).await;
     assert_eq!(after.token, before.token);
-    assert!(!scene.is_free("a").await);
+    assert!(!fixture.is_free("a").await);
     holder.order("go");
     holder.end().await.expect(4);
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 /// A stopped service may be a script: the shell ends at once, and its children still have work to
 /// finish.
 #[tokio::test]
 async fn lease_is_kept_while_children_finish_after_term() {
-    let scene = Scene::new().await;
+    let fixture = CommandFixture::new().await;
     let child = "trap 'echo TERM >&3' TERM; echo up >&3; until read go <\"$ORDERS\"; do :; done; echo done >&3";
     let script = format!("sh -c '{}' & wait", child.replace('\'', "'\\''"));
-    let mut holder = scene.start(&["a"], &script).up().await;
+    let mut holder = fixture.start(&["a"], &script).up().await;
     let command = holder.command().await;
     holder.signal(Signal::SIGTERM);
     assert_eq!(holder.report.line().await, "TERM");
     until("the shell ends", || state(command).is_none()).await;
-    assert!(!scene.is_free("a").await);
+    assert!(!fixture.is_free("a").await);
     holder.order("go");
     assert_eq!(holder.report.line().await, "done");
     holder.end().await.expect(143);
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 #[tokio::test]
 async fn stubborn_children_are_killed_before_the_release() {
-    let scene = Scene::new().await;
-    let mut holder = scene.start(&["--kill-after", "1", "a"], &format!("({FAMILY}) & wait")).up().await;
+    let fixture = CommandFixture::new().await;
+    let mut holder = fixture.start(&["--kill-after", "1", "a"], &format!("({FAMILY}) & wait")).up().await;
     holder.signal(Signal::SIGTERM);
     holder.report.gone().await;
     holder.end().await.expect(143);
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 /// The command exits by itself, and its child still works.
@@ -304,54 +305,54 @@ exit 3
 
 #[tokio::test]
 async fn name_stays_held_until_process_group_ends() {
-    let scene = Scene::new().await;
-    let mut holder = scene.start(&["--kill-after", "1", "--ttl", "3", "a"], BACKGROUND).up().await;
+    let fixture = CommandFixture::new().await;
+    let mut holder = fixture.start(&["--kill-after", "1", "--ttl", "3", "a"], BACKGROUND).up().await;
     holder.stderr.shows("stays held until its background processes have ended").await;
     // It is renewed after the command has ended.
-    scene.renewed("a").await;
-    assert!(!scene.is_free("a").await);
+    fixture.renewed("a").await;
+    assert!(!fixture.is_free("a").await);
     holder.order("go");
     assert_eq!(holder.report.line().await, "done");
     holder.end().await.expect(3);
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 #[tokio::test]
 async fn signal_ends_background_processes_of_ended_command() {
-    let scene = Scene::new().await;
-    let mut holder = scene.start(&["--kill-after", "1", "a"], BACKGROUND).up().await;
+    let fixture = CommandFixture::new().await;
+    let mut holder = fixture.start(&["--kill-after", "1", "a"], BACKGROUND).up().await;
     holder.stderr.shows("stays held until its background processes have ended").await;
     holder.signal(Signal::SIGTERM);
     assert_eq!(holder.report.line().await, "TERM");
     holder.end().await.expect(3);
 
     let stubborn = "(trap '' TERM; echo up >&3; while :; do sleep 1000; done) & exit 4";
-    let mut holder = scene.start(&["--kill-after", "1", "a"], stubborn).up().await;
+    let mut holder = fixture.start(&["--kill-after", "1", "a"], stubborn).up().await;
     holder.stderr.shows("stays held until its background processes have ended").await;
     holder.signal(Signal::SIGTERM);
     holder.report.gone().await;
     holder.end().await.expect(4);
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 #[tokio::test]
 async fn lost_lease_kills_background_processes() {
-    let scene = Scene::new().await;
-    let mut holder = scene.start(&["--ttl", "3", "a"], BACKGROUND).up().await;
+    let fixture = CommandFixture::new().await;
+    let mut holder = fixture.start(&["--ttl", "3", "a"], BACKGROUND).up().await;
     holder.stderr.shows("stays held until its background processes have ended").await;
-    assert!(evict(&scene, "a").await);
+    assert!(evict(&fixture, "a").await);
     holder.report.gone().await;
     holder.end().await.expect(79);
 }
 
 #[tokio::test]
 async fn no_wait_releases_lease_with_the_command() {
-    let scene = Scene::new().await;
+    let fixture = CommandFixture::new().await;
     let script = "echo up >&3; sleep 60 >/dev/null 2>&1 3>&- & exit 200";
     let options = ["--no-wait", "--kill-after", "1000", "--ttl", "3000", "a"];
-    let holder = scene.start(&options, script).up().await;
+    let holder = fixture.start(&options, script).up().await;
     holder.end().await.expect(200);
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 /// Some supervisors ignore SIGCHLD, and the processes they start inherit that.
@@ -371,17 +372,17 @@ async fn parent_ignoring_sigchld_does_not_break_sqlock() {
 
 #[tokio::test]
 async fn paused_watchdog_does_not_kill_after_resuming() {
-    let scene = Scene::new().await;
-    let holder = scene.start(&["--ttl", "2", "a"], OBEDIENT).up().await;
+    let fixture = CommandFixture::new().await;
+    let holder = fixture.start(&["--ttl", "2", "a"], OBEDIENT).up().await;
     let guard = holder.guard().await;
     kill(guard, Signal::SIGSTOP).expect("the guard can be stopped");
     until("the guard stops", || state(guard) == Some('T')).await;
-    let before = scene.row("a").await;
+    let before = fixture.row("a").await;
     // Longer than all that the guard knew of.
-    scene.row_when("a renewal after that", "a", |row| now() > before.expires_at && row.expires_at > now()).await;
+    fixture.row_when("a renewal after that", "a", |row| now() > before.expires_at && row.expires_at > now()).await;
     kill(guard, Signal::SIGCONT).expect("the guard can be continued");
     until("the guard is up to date", || state(guard) == Some('S')).await;
-    scene.renewed("a").await;
+    fixture.renewed("a").await;
     holder.order("go");
     holder.end().await.expect(0);
 }
@@ -410,8 +411,8 @@ async fn signals_do_not_end_a_standby_candidate() {
 
 #[tokio::test]
 async fn stopped_command_continues_when_sqlock_gets_sigcont() {
-    let scene = Scene::new().await;
-    let holder = scene.start(&["a"], OBEDIENT).up().await;
+    let fixture = CommandFixture::new().await;
+    let holder = fixture.start(&["a"], OBEDIENT).up().await;
     let command = holder.command().await;
     holder.signal(Signal::SIGTSTP);
     until("the command stops", || state(command) == Some('T')).await;
@@ -423,33 +424,34 @@ async fn stopped_command_continues_when_sqlock_gets_sigcont() {
 
 // ---- the end of a lease
 
-/// How much earlier than in the row a lease of 6 s is taken to end, with something for a busy machine.
+/// How much earlier than in the row a lease of 6 s is taken to end, with something for a busy
+/// machine.
 const SLACK: i64 = 1_000_000;
 
 /// How far the latest heartbeat can be from the one before it.
 const HEARTBEAT: i64 = 1_000_000;
 
-/// Cuts the holder of "a" off, and returns when its lease ends: as it stood before and as it stands now, for the answer to a
-/// renewal that was on its way may have been lost.
-async fn cut_off(scene: &mut Scene) -> [i64; 2] {
-    let before = scene.row("a").await.expires_at;
-    scene.cut().await;
+/// Cuts the holder of "a" off, and returns when its lease ends: as it stood before and as it stands
+/// now, for the answer to a renewal that was on its way may have been lost.
+async fn cut_off(fixture: &mut CommandFixture) -> [i64; 2] {
+    let before = fixture.row("a").await.expires_at;
+    fixture.cut().await;
     tokio::time::sleep(Duration::from_millis(500)).await;
-    [before, scene.row("a").await.expires_at]
+    [before, fixture.row("a").await.expires_at]
 }
 
 #[tokio::test]
 async fn command_gets_requested_signal_and_notice_before_deadline() {
     let script =
         "trap 'echo TERM >&3' TERM; trap 'date +%s%6N >&3; exit 0' INT; echo up >&3; while :; do sleep 0.02; done";
-    let mut scene = Scene::wired().await;
+    let mut fixture = CommandFixture::wired().await;
     let options = ["--ttl", "6", "--signal", "INT", "--kill-after", "800ms", "a"];
-    let mut holder = scene.start(&options, script).up().await;
-    scene.renewed("a").await;
-    let ends = cut_off(&mut scene).await;
+    let mut holder = fixture.start(&options, script).up().await;
+    fixture.renewed("a").await;
+    let ends = cut_off(&mut fixture).await;
     let (_, lines) = holder.report.gone().await;
-    let [told] = &lines[..] else { panic!("{lines:?}") };
-    let left = ends.map(|end| end - told.parse::<i64>().expect("a time"));
+    let [reported] = &lines[..] else { panic!("{lines:?}") };
+    let left = ends.map(|end| end - reported.parse::<i64>().expect("a time"));
     // The reply to the last heartbeat may have been cut off as well.
     let latest = 800_000 + HEARTBEAT + SLACK;
     assert!(left.iter().any(|left| (0..=latest).contains(left)), "{left:?} µs before the end");
@@ -460,46 +462,46 @@ async fn command_gets_requested_signal_and_notice_before_deadline() {
 #[tokio::test]
 async fn notice_is_capped_at_third_of_ttl() {
     let script = "trap 'date +%s%6N >&3; exit 0' TERM; echo up >&3; while :; do sleep 0.02; done";
-    let mut scene = Scene::wired().await;
-    let mut holder = scene.start(&["--ttl", "6", "--kill-after", "10m", "a"], script).up().await;
-    // It is not told as long as renewals go on.
+    let mut fixture = CommandFixture::wired().await;
+    let mut holder = fixture.start(&["--ttl", "6", "--kill-after", "10m", "a"], script).up().await;
+    // The command gets no signal as long as renewals succeed.
     for _ in 0..3 {
-        scene.renewed("a").await;
+        fixture.renewed("a").await;
     }
     assert_eq!(holder.report.so_far(), [""; 0]);
-    let ends = cut_off(&mut scene).await;
+    let ends = cut_off(&mut fixture).await;
     let (_, lines) = holder.report.gone().await;
-    let [told] = &lines[..] else { panic!("{lines:?}") };
-    let left = ends.map(|end| end - told.parse::<i64>().expect("a time"));
+    let [reported] = &lines[..] else { panic!("{lines:?}") };
+    let left = ends.map(|end| end - reported.parse::<i64>().expect("a time"));
     assert!(left.iter().any(|left| (0..=2_000_000 + SLACK).contains(left)), "{left:?} µs before the end");
     holder.end().await.expect(79);
 }
 
 #[tokio::test]
 async fn max_hold_stops_the_command() {
-    let scene = Scene::new().await;
-    let mut holder = scene.start(&["--max-hold", "3", "a"], FAMILY).up().await;
-    let row = scene.row("a").await;
+    let fixture = CommandFixture::new().await;
+    let mut holder = fixture.start(&["--max-hold", "3", "a"], FAMILY).up().await;
+    let row = fixture.row("a").await;
     let (died, _) = holder.report.gone().await;
     assert!(died <= row.acquired_at + 3_000_000, "{} µs late", died - row.acquired_at - 3_000_000);
     let ended = holder.end().await.expect(79);
     assert!(ended.stderr.contains("max-hold") || ended.stderr.contains("max_hold"), "{}", ended.stderr);
     // Given back, not left to its TTL of 30 s.
-    let waiter = scene.start(&["a"], OBEDIENT).up().await;
-    assert!(scene.row("a").await.acquired_at < row.acquired_at + 30_000_000);
+    let waiter = fixture.start(&["a"], OBEDIENT).up().await;
+    assert!(fixture.row("a").await.acquired_at < row.acquired_at + 30_000_000);
     waiter.order("go");
     waiter.end().await.expect(0);
 }
 
 #[tokio::test]
 async fn hold_at_least_keeps_name_taken_after_release() {
-    let scene = Scene::new().await;
-    run(&scene.db, &["run", "--hold-at-least", "4", "a", "--", "true"]).await.expect(0);
-    let kept = scene.row("a").await;
+    let fixture = CommandFixture::new().await;
+    run(&fixture.db, &["run", "--hold-at-least", "4", "a", "--", "true"]).await.expect(0);
+    let kept = fixture.row("a").await;
     assert!(kept.expires_at >= kept.acquired_at + 4_000_000);
     assert_eq!(kept.id, "kept");
-    let waiter = scene.start(&["a"], OBEDIENT).up().await;
-    let next = scene.row("a").await;
+    let waiter = fixture.start(&["a"], OBEDIENT).up().await;
+    let next = fixture.row("a").await;
     assert!(next.acquired_at >= kept.acquired_at + 4_000_000, "{} µs early", kept.expires_at - next.acquired_at);
     waiter.order("go");
     waiter.end().await.expect(0);
@@ -509,15 +511,15 @@ async fn hold_at_least_keeps_name_taken_after_release() {
 
 #[tokio::test]
 async fn signal_ignored_at_start_stays_ignored_by_command() {
-    let scene = Scene::new().await;
+    let fixture = CommandFixture::new().await;
     // As nohup does it, and a shell with the jobs of a script that it puts in the background.
     let mut command = Command::new("sh");
     command
         .args(["-c", "trap '' HUP INT; exec \"$@\"", "sh", program(), "run", "a"])
-        .env("DATABASE_URL", &scene.db.url)
+        .env("DATABASE_URL", &fixture.db.url)
         .stdin(Stdio::null())
         .kill_on_drop(true);
-    let mut holder = scene.start_as(command, LISTENER).up().await;
+    let mut holder = fixture.start_as(command, LISTENER).up().await;
     let status =
         std::fs::read_to_string(format!("/proc/{}/status", holder.command().await)).expect("the command is up");
     let ignored = mask(&status, "SigIgn");
@@ -577,14 +579,14 @@ async fn unread_stdin_is_left_to_later_readers() {
 
 #[tokio::test]
 async fn command_finds_the_lease_in_its_environment() {
-    let scene = Scene::new().await;
+    let fixture = CommandFixture::new().await;
     let script = format!(r#"for v in NAME TOKEN OWNER EXPIRES_AT; do eval "echo \$SQLOCK_$v" >&3; done; {OBEDIENT}"#);
-    let mut holder = scene.start(&["a b"], &script);
+    let mut holder = fixture.start(&["a b"], &script);
     assert_eq!(holder.report.line().await, "a b");
     let token: i64 = holder.report.line().await.parse().expect("a number");
     let owner = holder.report.line().await;
     let expires_at = holder.report.line().await;
-    let row = scene.row("a b").await;
+    let row = fixture.row("a b").await;
     assert_eq!((token, owner), (row.token, row.owner));
     let expires_at = humantime::parse_rfc3339(&expires_at).expect("a time");
     let expires_at = expires_at.duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_micros();
@@ -611,29 +613,29 @@ async fn command_names_its_database_sessions_after_the_lease() {
 
 #[tokio::test]
 async fn nested_run_of_same_name_enters_without_freeing() {
-    let scene = Scene::new().await;
+    let fixture = CommandFixture::new().await;
     let script = format!(r#""$SQLOCK" run -n a -- "$SQLOCK" run -n a -- true && {OBEDIENT}"#);
-    let holder = scene.start_as(nesting(&scene, &["run", "a"]), &script).up().await;
-    assert!(!scene.is_free("a").await);
+    let holder = fixture.start_as(nesting(&fixture, &["run", "a"]), &script).up().await;
+    assert!(!fixture.is_free("a").await);
     holder.order("go");
     holder.end().await.expect(0);
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 #[tokio::test]
 async fn nested_run_enters_name_of_any_outer_run() {
-    let scene = Scene::new().await;
+    let fixture = CommandFixture::new().await;
     let script = format!(r#""$SQLOCK" run -n b -- "$SQLOCK" run -n a -- "$SQLOCK" run -n b -- true && {OBEDIENT}"#);
-    let holder = scene.start_as(nesting(&scene, &["run", "a"]), &script).up().await;
-    assert!(scene.is_free("b").await);
-    assert!(!scene.is_free("a").await);
+    let holder = fixture.start_as(nesting(&fixture, &["run", "a"]), &script).up().await;
+    assert!(fixture.is_free("b").await);
+    assert!(!fixture.is_free("a").await);
     holder.order("go");
     holder.end().await.expect(0);
 }
 
 #[tokio::test]
 async fn siblings_inside_run_exclude_on_another_name() {
-    let scene = Scene::new().await;
+    let fixture = CommandFixture::new().await;
     let script = r#"
         "$SQLOCK" run b -- sh -c 'echo up >&3; read go <"$ORDERS"' &
         read go <"$SECOND"
@@ -643,10 +645,10 @@ async fn siblings_inside_run_exclude_on_another_name() {
         "$SQLOCK" run -n b -- true
         echo "$?" >&3
     "#;
-    let second = scene.fifo("second");
-    let mut command = nesting(&scene, &["run", "a"]);
+    let second = fixture.fifo("second");
+    let mut command = nesting(&fixture, &["run", "a"]);
     command.env("SECOND", &second);
-    let mut holder = scene.start_as(command, script).up().await;
+    let mut holder = fixture.start_as(command, script).up().await;
     soon("the second", tokio::fs::write(&second, "go\n")).await.expect("a FIFO can be written");
     assert_eq!(holder.report.line().await, "75");
     holder.order("go");
@@ -654,8 +656,8 @@ async fn siblings_inside_run_exclude_on_another_name() {
     holder.end().await.expect(0);
 }
 
-fn nesting(scene: &Scene, arguments: &[&str]) -> Command {
-    let mut command = scene.sqlock(arguments);
+fn nesting(fixture: &CommandFixture, arguments: &[&str]) -> Command {
+    let mut command = fixture.sqlock(arguments);
     command.env("SQLOCK", program());
     command
 }
@@ -664,8 +666,8 @@ fn nesting(scene: &Scene, arguments: &[&str]) -> Command {
 
 #[tokio::test]
 async fn ctrl_c_reaches_the_command_exactly_once() {
-    let scene = Scene::new().await;
-    let mut shell = Shell::start(&scene, "", LISTENER);
+    let fixture = CommandFixture::new().await;
+    let mut shell = Shell::start(&fixture, "", LISTENER);
     assert_eq!(shell.report.line().await, "up");
     shell.terminal.keys(CTRL_C);
     assert_eq!(shell.report.line().await, "INT");
@@ -677,23 +679,23 @@ async fn ctrl_c_reaches_the_command_exactly_once() {
 
 #[tokio::test]
 async fn ctrl_c_ends_default_command_with_130() {
-    let scene = Scene::new().await;
-    let mut shell = Shell::start(&scene, "", "echo up >&3; exec sleep 1000");
+    let fixture = CommandFixture::new().await;
+    let mut shell = Shell::start(&fixture, "", "echo up >&3; exec sleep 1000");
     assert_eq!(shell.report.line().await, "up");
     shell.terminal.keys(CTRL_C);
     shell.ends_with(130).await;
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 /// `docker run -it` and `ssh -t` start sqlock without a shell around it.
 #[tokio::test]
 async fn ctrl_c_reaches_command_without_a_shell() {
-    let scene = Scene::new().await;
-    let lines = scene.fifo("lines");
+    let fixture = CommandFixture::new().await;
+    let lines = fixture.fifo("lines");
     let mut report = Report::of(lines.clone());
     let script = format!("exec 3>'{}'; {LISTENER}", lines.display());
     let arguments = ["run", "a", "--", "sh", "-c", &script];
-    let terminal = Terminal::start(program(), &arguments, &[("DATABASE_URL", &scene.db.url)]);
+    let terminal = Terminal::start(program(), &arguments, &[("DATABASE_URL", &fixture.db.url)]);
     assert_eq!(report.line().await, "up");
     terminal.keys(CTRL_C);
     assert_eq!(report.line().await, "INT");
@@ -704,9 +706,9 @@ async fn ctrl_c_reaches_command_without_a_shell() {
 
 #[tokio::test]
 async fn command_reads_terminal_and_gets_ctrl_c_once() {
-    let scene = Scene::new().await;
+    let fixture = CommandFixture::new().await;
     let script = format!("read line; echo \"got $line\" >&3; {LISTENER}");
-    let mut shell = Shell::start(&scene, "", &script);
+    let mut shell = Shell::start(&fixture, "", &script);
     shell.terminal.keys("something\n");
     assert_eq!(shell.report.line().await, "got something");
     assert_eq!(shell.report.line().await, "up");
@@ -732,8 +734,8 @@ async fn ctrl_z_and_fg_resume_terminal_reading_command() {
 }
 
 async fn ctrl_z_and_fg_within_the_ttl(first: &str) {
-    let scene = Scene::new().await;
-    let mut shell = Shell::start(&scene, "--ttl 1000", &format!("{first}{COUNTER}"));
+    let fixture = CommandFixture::new().await;
+    let mut shell = Shell::start(&fixture, "--ttl 1000", &format!("{first}{COUNTER}"));
     if !first.is_empty() {
         shell.terminal.keys("something\n");
     }
@@ -748,10 +750,10 @@ async fn ctrl_z_and_fg_within_the_ttl(first: &str) {
         until("the command goes on", || shell.count() > count).await;
         assert_ne!(state(sqlock), Some('T'));
     }
-    assert!(!scene.is_free("a").await);
+    assert!(!fixture.is_free("a").await);
     kill(sqlock, Signal::SIGUSR1).expect("sqlock can be signalled");
     shell.ends_with(0).await;
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 #[tokio::test]
@@ -765,8 +767,8 @@ async fn ctrl_z_past_ttl_never_resumes_terminal_reader() {
 }
 
 async fn ctrl_z_past_the_ttl(first: &str) {
-    let scene = Scene::new().await;
-    let mut shell = Shell::start(&scene, "--ttl 4", &format!("{first}{COUNTER}"));
+    let fixture = CommandFixture::new().await;
+    let mut shell = Shell::start(&fixture, "--ttl 4", &format!("{first}{COUNTER}"));
     if !first.is_empty() {
         shell.terminal.keys("something\n");
     }
@@ -776,27 +778,28 @@ async fn ctrl_z_past_the_ttl(first: &str) {
     shell.terminal.keys(CTRL_Z);
     shell.says_stopped(1, sqlock, command).await;
     let count = shell.count();
-    let row = scene.row("a").await;
+    let row = fixture.row("a").await;
     let (died, _) = shell.report.gone().await;
     assert!(died <= row.expires_at, "{} µs late", died - row.expires_at);
     // Somebody else gets it, and keeps it.
-    let next = scene.start(&["a"], OBEDIENT).up().await;
+    let next = fixture.start(&["a"], OBEDIENT).up().await;
     shell.terminal.keys("fg\n");
     shell.ends_with(79).await;
     assert_eq!(shell.count(), count);
-    assert!(!scene.is_free("a").await);
+    assert!(!fixture.is_free("a").await);
     next.order("go");
     next.end().await.expect(0);
 }
 
 #[tokio::test]
 async fn pipeline_behaves_as_without_sqlock() {
-    let scene = Scene::new().await;
+    let fixture = CommandFixture::new().await;
     let script = format!("echo through the pipe; {LISTENER}");
-    let mut shell = Shell::start_in(&scene, "", &script, "| cat");
+    let mut shell = Shell::start_in(&fixture, "", &script, "| cat");
     assert_eq!(shell.report.line().await, "up");
     shell.terminal.screen.shows("through the pipe").await;
-    // As long as the command does not read from the terminal, a reader of its output can: it is in the foreground.
+    // As long as the command does not read from the terminal, a reader of its output can: it is in
+    // the foreground.
     let sqlock = shell.sqlock().await;
     let cat = until_some("cat", || children(shell.terminal.pid()).into_iter().find(|pid| name(*pid) == "cat")).await;
     assert_eq!(group(cat), group(sqlock));
@@ -808,20 +811,20 @@ async fn pipeline_behaves_as_without_sqlock() {
 
 #[tokio::test]
 async fn ctrl_c_ends_a_pipeline() {
-    let scene = Scene::new().await;
-    let mut shell = Shell::start_in(&scene, "", "echo up >&3; exec sleep 1000", "| cat");
+    let fixture = CommandFixture::new().await;
+    let mut shell = Shell::start_in(&fixture, "", "echo up >&3; exec sleep 1000", "| cat");
     assert_eq!(shell.report.line().await, "up");
     shell.terminal.keys(CTRL_C);
     shell.ends_with(130).await;
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 /// A terminal shows one line about the wait, anew each second, and the list in its width.
 #[tokio::test]
 async fn terminal_shows_wait_in_place_and_narrow_table() {
-    let scene = Scene::new().await;
-    let holder = scene.start(&["--label", "the release of the second week of this month", "a"], OBEDIENT).up().await;
-    let environment = [("DATABASE_URL", scene.db.url.as_str()), ("SQLOCK", program()), ("TERM", "xterm")];
+    let fixture = CommandFixture::new().await;
+    let holder = fixture.start(&["--label", "the release of the second week of this month", "a"], OBEDIENT).up().await;
+    let environment = [("DATABASE_URL", fixture.db.url.as_str()), ("SQLOCK", program()), ("TERM", "xterm")];
     let script = "stty rows 24 cols 80; \"$SQLOCK\" --sidecar ls; echo listed; \"$SQLOCK\" --sidecar run a -- true";
     let terminal = Terminal::start("sh", &["-c", script], &environment);
     terminal.screen.shows("listed").await;
@@ -851,18 +854,18 @@ struct Shell {
 }
 
 impl Shell {
-    fn start(scene: &Scene, options: &str, script: &str) -> Self {
-        Self::start_in(scene, options, script, "")
+    fn start(fixture: &CommandFixture, options: &str, script: &str) -> Self {
+        Self::start_in(fixture, options, script, "")
     }
 
     /// `sqlock run OPTIONS a -- sh SCRIPT REST`.
-    fn start_in(scene: &Scene, options: &str, script: &str, rest: &str) -> Self {
-        let lines = scene.fifo("lines");
+    fn start_in(fixture: &CommandFixture, options: &str, script: &str, rest: &str) -> Self {
+        let lines = fixture.fifo("lines");
         let report = Report::of(lines.clone());
-        let (file, count) = (scene.path("script"), scene.path("count"));
+        let (file, count) = (fixture.path("script"), fixture.path("count"));
         std::fs::write(&file, format!("exec 3>'{}'\n{script}", lines.display())).expect("a file can be written");
         let environment = [
-            ("DATABASE_URL", scene.db.url.as_str()),
+            ("DATABASE_URL", fixture.db.url.as_str()),
             ("SQLOCK", program()),
             ("SCRIPT", &file),
             ("COUNT", &count),
@@ -891,7 +894,7 @@ impl Shell {
         assert!(said && states == (Some('T'), Some('T')), "sqlock, command: {states:?}\n{}", screen.text());
     }
 
-    /// The shell has a prompt again, and says how it ended.
+    /// Waits for the prompt of the shell, and returns the exit code that it shows.
     async fn ends_with(&mut self, code: i32) {
         self.terminal.keys("echo \"code=${PIPESTATUS[0]}.\"\n");
         self.terminal.screen.shows(&format!("code={code}.")).await;
@@ -900,15 +903,15 @@ impl Shell {
 
 // ---- more eyes
 
-async fn evict(scene: &Scene, name: &str) -> bool {
-    let token = u64::try_from(scene.row(name).await.token).expect("tokens are positive");
-    run(&scene.db, &["unlock", name, "--token", &token.to_string()]).await.code() == 0
+async fn evict(fixture: &CommandFixture, name: &str) -> bool {
+    let token = u64::try_from(fixture.row(name).await.token).expect("tokens are positive");
+    run(&fixture.db, &["unlock", name, "--token", &token.to_string()]).await.code() == 0
 }
 
 /// One of the sets of signals in a `/proc/PID/status`.
 fn mask(status: &str, which: &str) -> u64 {
     let mask = status.lines().find_map(|line| line.strip_prefix(which)?.strip_prefix(':'));
-    u64::from_str_radix(mask.expect("the kernel tells").trim(), 16).expect("a number")
+    u64::from_str_radix(mask.expect("the mask of signals").trim(), 16).expect("a number")
 }
 
 fn bit(signal: Signal) -> u64 {

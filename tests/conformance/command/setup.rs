@@ -260,7 +260,8 @@ async fn printed_schema_creates_the_tables() {
     assert_eq!(ended.stderr, "");
     let acquired = run(&db, &["--no-migrate", "acquire", "job"]).await.expect(0);
     let token = serde_json::from_str::<Value>(&acquired.stdout).expect("JSON")["token"].to_string();
-    // And they are the same as those that migrate makes: it finds nothing to change, and nothing is lost.
+    // And they are the same as those that migrate makes: it finds nothing to change, and nothing is
+    // lost.
     run(&db, &["migrate"]).await.expect(0);
     run(&db, &["--no-migrate", "release", "job", "--token", &token]).await.expect(0);
 }
@@ -268,7 +269,8 @@ async fn printed_schema_creates_the_tables() {
 #[tokio::test]
 async fn user_without_create_right_needs_existing_tables() {
     if DATABASE == Database::Sqlite {
-        // There are no rights in SQLite but those of the file system. A file that cannot be made is its counterpart.
+        // There are no rights in SQLite but those of the file system. A file that cannot be made is
+        // its counterpart.
         let directory = tempfile::tempdir().expect("a temporary directory");
         fs::create_dir(directory.path().join("app.db-sqlock")).expect("the directory is ours to write");
         let url = format!("sqlite://{}/app.db", directory.path().display());
@@ -336,7 +338,7 @@ async fn serializable_default_isolation_changes_nothing() {
     works_for_four_at_once(&db).await;
 }
 
-/// In a place without tables, or with them.
+/// In a database without tables, or with them.
 async fn works_for_four_at_once(db: &Fresh) {
     let mut clients = JoinSet::new();
     for client in 0..4 {
@@ -419,7 +421,7 @@ fn contents(file: &str) -> (Vec<u8>, std::time::SystemTime) {
 
 // ---- bench
 
-/// How many rows of ours there are, of names that are held or free.
+/// Counts the rows of names, held or free.
 async fn rows(pool: &Pool<Sql>) -> i64 {
     let mut rows = 0;
     let tables: &[&'static str] = match DATABASE {
@@ -557,7 +559,8 @@ async fn password_never_appears_in_output() {
     for (attempt, ended) in soon("the end of all", running.join_all()).await {
         assert!(ended.code() != 0 || DATABASE == Database::Sqlite, "{attempt}");
         for text in [&ended.stdout, &ended.stderr] {
-            // SQLite has no passwords: what looks like one is the name of a file, and that is told.
+            // SQLite has no passwords: a text that looks like one is the name of a file, and is
+            // shown.
             assert!(!text.contains("s3cret") || DATABASE == Database::Sqlite, "{attempt}: {text}");
         }
     }

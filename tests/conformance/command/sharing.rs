@@ -8,23 +8,13 @@ use sqlock::inspect::Mode;
 use sqlock::{FencingToken, Locks};
 
 use crate::support::command::{Ended, Running, beside, end, program, run, sqlock};
-use crate::support::scene::{Scene, now};
-use crate::support::{Fresh, empty, soon};
+use crate::support::command_fixture::{CommandFixture, now};
+use crate::support::{Fresh, empty, soon, until_waiters};
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// It says when it is up, and ends when it is told to; a TERM would spoil that.
+/// A command that reports its start, and ends on an order; TERM ends it with another exit code.
 const OBEDIENT: &str = r#"trap 'exit 9' TERM; echo up >&3; read go <"$ORDERS"; echo "$go" >&3"#;
-
-/// Waits until so many stand in line.
-async fn in_line(locks: &Locks, name: &str, n: usize) {
-    let all = async {
-        while locks.waiters(name).await.expect("waiters").len() != n {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    soon("so many in line", all).await;
-}
 
 async fn tokens(locks: &Locks, name: &str) -> Vec<FencingToken> {
     locks.holders(name).await.expect("holders").iter().map(|held| held.token).collect()
@@ -34,23 +24,23 @@ async fn tokens(locks: &Locks, name: &str) -> Vec<FencingToken> {
 
 #[tokio::test]
 async fn exclusive_run_waits_for_all_shared_runs() {
-    let scene = Scene::new().await;
-    let locks = beside(&scene.db).await;
-    let first = scene.start(&["--shared", "a"], OBEDIENT).up().await;
-    let second = scene.start(&["-s", "a"], OBEDIENT).up().await;
+    let fixture = CommandFixture::new().await;
+    let locks = beside(&fixture.db).await;
+    let first = fixture.start(&["--shared", "a"], OBEDIENT).up().await;
+    let second = fixture.start(&["-s", "a"], OBEDIENT).up().await;
     assert!(locks.holders("a").await.expect("holders").iter().all(|held| held.mode == Mode::Shared));
 
-    let mut writer = scene.start(&["a"], OBEDIENT);
-    in_line(&locks, "a", 1).await;
-    // Whoever comes now would come before it.
-    run(&scene.db, &["run", "-n", "--shared", "a", "--", "true"]).await.expect(75);
-    let reader = scene.start(&["--shared", "a"], OBEDIENT);
-    in_line(&locks, "a", 2).await;
+    let mut writer = fixture.start(&["a"], OBEDIENT);
+    until_waiters(&locks, "a", 1).await;
+    // A new reader would overtake it.
+    run(&fixture.db, &["run", "-n", "--shared", "a", "--", "true"]).await.expect(75);
+    let reader = fixture.start(&["--shared", "a"], OBEDIENT);
+    until_waiters(&locks, "a", 2).await;
 
     first.order("go");
     first.end().await.expect(0);
     assert_eq!(tokens(&locks, "a").await.len(), 1);
-    in_line(&locks, "a", 2).await;
+    until_waiters(&locks, "a", 2).await;
     assert_eq!(writer.report.so_far(), [""; 0]);
     second.order("go");
     second.end().await.expect(0);
@@ -58,28 +48,28 @@ async fn exclusive_run_waits_for_all_shared_runs() {
     let writer = writer.up().await;
     let held = locks.holders("a").await.expect("holders");
     assert_eq!(held.iter().map(|held| held.mode).collect::<Vec<_>>(), [Mode::Exclusive]);
-    in_line(&locks, "a", 1).await;
+    until_waiters(&locks, "a", 1).await;
     writer.order("go");
     writer.end().await.expect(0);
     let reader = reader.up().await;
     reader.order("go");
     reader.end().await.expect(0);
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 #[tokio::test]
 async fn permits_bound_the_number_of_concurrent_runs() {
-    let scene = Scene::new().await;
-    let locks = beside(&scene.db).await;
-    let log = scene.path("log");
+    let fixture = CommandFixture::new().await;
+    let locks = beside(&fixture.db).await;
+    let log = fixture.path("log");
     let script = format!("echo in >>'{log}'; {OBEDIENT}; echo out >>'{log}'");
     let options = ["--permits", "2", "a"];
-    let first = scene.start(&options, &script).up().await;
-    let second = scene.start(&options, &script).up().await;
-    let others: Vec<_> = (0..4).map(|_| scene.start(&options, &script)).collect();
-    in_line(&locks, "a", 4).await;
+    let first = fixture.start(&options, &script).up().await;
+    let second = fixture.start(&options, &script).up().await;
+    let others: Vec<_> = (0..4).map(|_| fixture.start(&options, &script)).collect();
+    until_waiters(&locks, "a", 4).await;
     assert_eq!(tokens(&locks, "a").await.len(), 2);
-    run(&scene.db, &["run", "-n", "--permits", "2", "a", "--", "true"]).await.expect(75);
+    run(&fixture.db, &["run", "-n", "--permits", "2", "a", "--", "true"]).await.expect(75);
     // Each goes on when it is up, whenever that is.
     let all: Vec<_> = [first, second].into_iter().chain(others).collect();
     for one in &all {
@@ -97,32 +87,32 @@ async fn permits_bound_the_number_of_concurrent_runs() {
     });
     let counts: Vec<i32> = counts.collect();
     assert_eq!((counts.len(), counts.iter().max(), counts.last()), (12, Some(&2), Some(&0)), "{log}");
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 #[tokio::test]
 async fn permit_count_is_set_by_each_request() {
-    let scene = Scene::new().await;
-    let first = scene.start(&["--permits", "1", "a"], OBEDIENT).up().await;
-    run(&scene.db, &["run", "-n", "--permits", "1", "a", "--", "true"]).await.expect(75);
-    run(&scene.db, &["run", "-n", "--permits", "2", "a", "--", "true"]).await.expect(0);
-    run(&scene.db, &["run", "-n", "a", "--", "true"]).await.expect(75);
+    let fixture = CommandFixture::new().await;
+    let first = fixture.start(&["--permits", "1", "a"], OBEDIENT).up().await;
+    run(&fixture.db, &["run", "-n", "--permits", "1", "a", "--", "true"]).await.expect(75);
+    run(&fixture.db, &["run", "-n", "--permits", "2", "a", "--", "true"]).await.expect(0);
+    run(&fixture.db, &["run", "-n", "a", "--", "true"]).await.expect(75);
     first.order("go");
     first.end().await.expect(0);
-    run(&scene.db, &["run", "-n", "a", "--", "true"]).await.expect(0);
+    run(&fixture.db, &["run", "-n", "a", "--", "true"]).await.expect(0);
 }
 
 #[tokio::test]
 async fn killed_shared_run_frees_only_its_share() {
-    let scene = Scene::new().await;
-    let locks = beside(&scene.db).await;
+    let fixture = CommandFixture::new().await;
+    let locks = beside(&fixture.db).await;
     for options in [&["--shared"][..], &["--permits", "2"]] {
         let name = options[0].trim_start_matches('-');
-        let start = |ttl| scene.start(&[options, &["--ttl", ttl, name]].concat(), OBEDIENT);
+        let start = |ttl| fixture.start(&[options, &["--ttl", ttl, name]].concat(), OBEDIENT);
         let mut killed = start("2").up().await;
         let lasting = start("30").up().await;
-        let next = scene.start(&[name], OBEDIENT);
-        in_line(&locks, name, 1).await;
+        let next = fixture.start(&[name], OBEDIENT);
+        until_waiters(&locks, name, 1).await;
         let both = locks.holders(name).await.expect("holders");
         let [_, second] = both.as_slice() else { panic!("{both:?}") };
 
@@ -135,7 +125,7 @@ async fn killed_shared_run_frees_only_its_share() {
         };
         soon("the end of what it had", alone).await;
         // The other one works on, and nobody has come in.
-        in_line(&locks, name, 1).await;
+        until_waiters(&locks, name, 1).await;
         lasting.order("go");
         lasting.end().await.expect(0);
         let next = next.up().await;
@@ -164,20 +154,20 @@ async fn hold_limits_apply_to_shared_runs() {
 /// a lease that cannot be renewed.
 #[tokio::test]
 async fn command_granted_by_another_process_has_whole_ttl() {
-    let scene = Scene::new().await;
-    let locks = beside(&scene.db).await;
+    let fixture = CommandFixture::new().await;
+    let locks = beside(&fixture.db).await;
     for options in [&[][..], &["--shared"], &["--permits", "1"]] {
         let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
         let options = [options, &["--ttl", "1000", "--kill-after", "300", "a"]].concat();
-        let next = scene.start(&options, &format!("{OBEDIENT}; echo $SQLOCK_EXPIRES_AT"));
-        in_line(&locks, "a", 1).await;
+        let next = fixture.start(&options, &format!("{OBEDIENT}; echo $SQLOCK_EXPIRES_AT"));
+        until_waiters(&locks, "a", 1).await;
         lease.release().await.expect("ours to the end");
         let before = now();
         let next = next.up().await;
         next.order("go");
         let ended = next.end().await.expect(0);
-        let told = chrono::DateTime::parse_from_rfc3339(ended.stdout.trim()).expect("RFC 3339");
-        assert!(told.timestamp_micros() - before > 600_000_000, "{told}");
+        let answer = chrono::DateTime::parse_from_rfc3339(ended.stdout.trim()).expect("RFC 3339");
+        assert!(answer.timestamp_micros() - before > 600_000_000, "{answer}");
     }
 }
 
@@ -263,13 +253,13 @@ async fn nested_run_gets_its_own_share() {
 
 #[tokio::test]
 async fn nested_reader_overtakes_a_waiting_writer() {
-    let scene = Scene::new().await;
-    let locks = beside(&scene.db).await;
+    let fixture = CommandFixture::new().await;
+    let locks = beside(&fixture.db).await;
     let script =
         format!(r#"echo up >&3; read go <"$ORDERS"; exec {} run --shared a -- sh -c 'echo in >&3'"#, program());
-    let mut reader = scene.start(&["--shared", "a"], &script).up().await;
-    let writer = scene.start(&["a"], OBEDIENT);
-    in_line(&locks, "a", 1).await;
+    let mut reader = fixture.start(&["--shared", "a"], &script).up().await;
+    let writer = fixture.start(&["a"], OBEDIENT);
+    until_waiters(&locks, "a", 1).await;
     reader.order("go");
     assert_eq!(reader.report.line().await, "in");
     reader.end().await.expect(0);
@@ -357,17 +347,17 @@ async fn share_is_renewed_and_released_by_its_token() {
 
 #[tokio::test]
 async fn unlock_of_one_share_keeps_the_others() {
-    let scene = Scene::new().await;
-    let locks = beside(&scene.db).await;
+    let fixture = CommandFixture::new().await;
+    let locks = beside(&fixture.db).await;
     let options = ["--shared", "--ttl", "3", "a"];
-    let first = scene.start(&options, OBEDIENT).up().await;
-    let second = scene.start(&options, OBEDIENT).up().await;
-    let next = scene.start(&["a"], OBEDIENT);
-    in_line(&locks, "a", 1).await;
+    let first = fixture.start(&options, OBEDIENT).up().await;
+    let second = fixture.start(&options, OBEDIENT).up().await;
+    let next = fixture.start(&["a"], OBEDIENT);
+    until_waiters(&locks, "a", 1).await;
     let both = tokens(&locks, "a").await;
     let [one, other] = both.as_slice() else { panic!("{both:?}") };
 
-    let ended = run(&scene.db, &["unlock", "a", "--token", &other.to_string()]).await.expect(0);
+    let ended = run(&fixture.db, &["unlock", "a", "--token", &other.to_string()]).await.expect(0);
     assert_eq!(ended.stdout, "");
     let said = format!("sqlock: token {other} does not hold \"a\" any more: it is shared by ");
     assert!(ended.stderr.starts_with(&said), "{}", ended.stderr);
@@ -375,7 +365,7 @@ async fn unlock_of_one_share_keeps_the_others() {
     let ended = second.end().await.expect(79);
     assert!(ended.stderr.contains("the command was stopped"), "{}", ended.stderr);
     // The first one is as it was, and nobody has come in.
-    in_line(&locks, "a", 1).await;
+    until_waiters(&locks, "a", 1).await;
     first.order("go");
     first.end().await.expect(0);
     let next = next.up().await;
@@ -390,13 +380,14 @@ async fn waited_acquire_prints_the_end_of_its_lease() {
     for options in [&[][..], &["--shared"]] {
         let lease = locks.lease("job").ttl(LONG).acquire().await.expect("acquire");
         let waiter = Running::start(sqlock(&db, &[&["acquire", "--ttl", "1h", "job"], options].concat()));
-        in_line(&locks, "job", 1).await;
+        until_waiters(&locks, "job", 1).await;
         lease.release().await.expect("ours to the end");
         let printed = object(&waiter.end().await.expect(0));
         let held = locks.inspect("job").await.expect("inspect").expect("held");
         assert!(held.remaining > Duration::from_secs(3000), "{:?}", held.remaining);
         let printed_end = chrono::DateTime::parse_from_rfc3339(printed["expires_at"].as_str().expect("a text"));
-        // What is printed is cut off to milliseconds, and the clock of the database is read a second time.
+        // What is printed is cut off to milliseconds, and the clock of the database is read a
+        // second time.
         let apart = printed_end.expect("RFC 3339").timestamp_millis() - held.expires_at.timestamp_millis();
         assert!(apart.abs() <= 1, "{apart} ms apart");
         run(&db, &["release", "job", "--token", &held.token.to_string()]).await.expect(0);

@@ -1,5 +1,5 @@
 //! Choice of the SQLite file for leases: the application's own file if programs use the library on
-//! it, else a sidecar. On the other databases, library and command share one place and always
+//! it, else a sidecar. On the other databases, library and command share one database and always
 //! exclude each other.
 
 use std::fs;

@@ -10,7 +10,7 @@ use sqlock::FencingToken;
 use crate::support::command::{Ended, Running, beside, end, held, program, run, sqlock};
 use crate::support::{Fresh, empty, soon};
 
-/// What was printed: one line, one object.
+/// Parses the output: one line, one object.
 fn object(ended: &Ended) -> Value {
     assert_eq!(ended.stdout.lines().count(), 1, "{}", ended.stdout);
     serde_json::from_str(&ended.stdout).expect("JSON")

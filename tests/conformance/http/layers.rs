@@ -6,8 +6,9 @@ use tower_http::timeout::TimeoutLayer;
 
 use super::*;
 
-/// The four places of one layer: around the handlers in a transaction and under a lease, outside and inside.
-async fn sandwiched(books: &Books, add: impl Fn(Router<Till>) -> Router<Till>) -> Server {
+/// The four positions of a layer: around the handlers in a transaction and under a lease, outside
+/// and inside.
+async fn sandwiched(books: &Books, add: impl Fn(Router<AppState>) -> Router<AppState>) -> Server {
     let (locks, pool) = (books.db.locks().await, books.db.pool().await);
     let plain = || Router::new().route("/charge/{what}", post(charge)).route("/provider/{what}", post(provider));
     let leased = || Router::new().route("/layered/{what}", post(layered));
@@ -25,7 +26,7 @@ const GZIP: (&str, &str) = ("Accept-Encoding", "gzip");
 #[tokio::test]
 async fn compressed_answers_are_stored_and_replayed() {
     let books = books().await;
-    let compress = |router: Router<Till>| router.layer(CompressionLayer::new().compress_when(SizeAbove::new(0)));
+    let compress = |router: Router<AppState>| router.layer(CompressionLayer::new().compress_when(SizeAbove::new(0)));
     let server = sandwiched(&books, compress).await;
     for place in ["/outside", "/inside"] {
         for mode in ["charge", "provider", "layered"] {
@@ -49,12 +50,12 @@ async fn compressed_answers_are_stored_and_replayed() {
 /// The answer to a request in time, from a process that waits for its handlers.
 async fn next_answer(books: &Books, path: &str) -> (u16, bool, u32) {
     let patient = sandwiched(books, |router| router).await;
-    patient.till.go_on.notify_one();
+    patient.state.go_on.notify_one();
     let answer = soon("the next one", until_not_in_progress(&patient, path, path)).await;
     (answer.status, answer.is_replay(), patient.begun())
 }
 
-fn limit(router: Router<Till>) -> Router<Till> {
+fn limit(router: Router<AppState>) -> Router<AppState> {
     router.layer(TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_millis(500)))
 }
 

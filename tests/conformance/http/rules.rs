@@ -1,4 +1,5 @@
-//! The table of rules in the documentation of `sqlock::idempotency::http`: one test for each row, by its name.
+//! The table of rules in the documentation of `sqlock::idempotency::http`: one test for each row,
+//! by its name.
 
 use super::*;
 
@@ -8,7 +9,7 @@ async fn stripe() -> (Books, Server) {
     shop_with(|payments| IdempotencyLayer::stripe_v1(payments, user).response_limit(1000)).await
 }
 
-async fn post_lines(server: &Server, lines: &[&str]) -> Told {
+async fn post_lines(server: &Server, lines: &[&str]) -> TestResponse {
     let headers: Vec<_> = [KEY].into_iter().chain(lines.iter().map(|line| ("Idempotency-Key", *line))).collect();
     server.send("POST", "/charge/receipt", &headers, "500").await
 }
@@ -66,10 +67,10 @@ async fn draft_concurrent_request_is_a_conflict() {
     let (_books, server) = shop().await;
     let headers = [KEY, ("Idempotency-Key", "a")];
     let mut first = server.begin("POST", "/charge/wait", &headers, "500").await;
-    soon("the first one", server.till.inside.notified()).await;
+    soon("the first one", server.state.inside.notified()).await;
     server.post("/charge/wait", "a").await.is(409, "in-progress");
-    server.till.go_on.notify_one();
-    assert_eq!(told(&mut first).await.status, 200);
+    server.state.go_on.notify_one();
+    assert_eq!(read_response(&mut first).await.status, 200);
 }
 
 #[tokio::test]
@@ -94,8 +95,8 @@ async fn stripe_result_is_saved_whatever_its_status() {
     let (_books, server) = stripe().await;
     for (path, status) in [("/charge/receipt", 201), ("/charge/declined", 402), ("/charge/timeout", 502)] {
         for is_replay in [false, true] {
-            let told = server.post(path, path).await;
-            assert_eq!((told.status, told.is_replay()), (status, is_replay));
+            let answer = server.post(path, path).await;
+            assert_eq!((answer.status, answer.is_replay()), (status, is_replay));
         }
     }
 }
@@ -132,10 +133,10 @@ async fn stripe_result_before_the_work_is_not_saved() {
     assert!(is_new(&server, "a").await);
     let headers = [KEY, ("Idempotency-Key", "b")];
     let mut first = server.begin("POST", "/charge/wait", &headers, "500").await;
-    soon("the first one", server.till.inside.notified()).await;
+    soon("the first one", server.state.inside.notified()).await;
     server.post("/charge/wait", "b").await.is(409, "in-progress");
-    server.till.go_on.notify_one();
-    assert_eq!(told(&mut first).await.status, 200);
+    server.state.go_on.notify_one();
+    assert_eq!(read_response(&mut first).await.status, 200);
     assert!(server.post("/charge/wait", "b").await.is_replay(), "the conflict was not saved");
 }
 
@@ -143,8 +144,8 @@ async fn stripe_result_before_the_work_is_not_saved() {
 async fn stripe_keys_have_no_effect_on_other_methods() {
     let (_books, server) = stripe().await;
     for key in ["a", "not a key"] {
-        let told = server.send("GET", "/maybe/receipt", &[KEY, ("Idempotency-Key", key)], "").await;
-        assert_eq!(told.text(), "without a key");
+        let answer = server.send("GET", "/maybe/receipt", &[KEY, ("Idempotency-Key", key)], "").await;
+        assert_eq!(answer.text(), "without a key");
     }
     assert_eq!(server.send("POST", "/maybe/receipt", &[KEY, ("Idempotency-Key", "a")], "").await.status, 201);
 }

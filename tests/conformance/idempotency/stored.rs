@@ -1,4 +1,4 @@
-//! What is stored with a record: the request, for those that resume it, and what is sealed of it.
+//! Stored requests, for attempts that resume them, and sealed contents.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -26,7 +26,7 @@ async fn column(app: &App, column: &str) -> Option<Vec<u8>> {
     sqlx::query_scalar(sql).fetch_one(&app.books.pool).await.expect("one record")
 }
 
-/// Makes an attempt, and gives its lease back.
+/// Makes an attempt, and releases its lease.
 async fn begin(payments: &Idempotency, app: &App, key: &str, request: &Fingerprint) -> FencingToken {
     let begun = attempt(payments.attempt(&alice(key), request).await).await;
     let (name, token) = (begun.lease().name().clone(), begun.token());
@@ -69,8 +69,8 @@ async fn continued_attempt_has_the_request_of_the_first() {
     let (key, changed) = (alice("a"), request().with_request("two"));
     let second = attempt(soon("the takeover", other.attempt(&key, &changed)).await).await;
     assert_eq!((second.number(), second.request()), (2, Some(&b"one"[..])));
-    let told = other.attempt(&alice("a"), &another().with_request("one")).await.expect("attempt");
-    assert!(matches!(told, Outcome::Mismatch), "{told:?}");
+    let answer = other.attempt(&alice("a"), &another().with_request("one")).await.expect("attempt");
+    assert!(matches!(answer, Outcome::Mismatch), "{answer:?}");
 }
 
 #[tokio::test]
@@ -111,8 +111,8 @@ async fn stored_request_is_deleted_at_the_end() {
 #[tokio::test]
 async fn request_in_one_transaction_is_not_stored() {
     let app = app().await;
-    let told = app.charge_by(&app.payments, &alice("a"), &request().with_request("card 4242")).await;
-    assert_eq!(told, Outcome::New(1));
+    let answer = app.charge_by(&app.payments, &alice("a"), &request().with_request("card 4242")).await;
+    assert_eq!(answer, Outcome::New(1));
     assert_eq!(column(&app, "request").await, None);
     // After its retention the key is used anew, under a lease.
     run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
@@ -171,8 +171,8 @@ async fn sealed_contents_are_replayed_and_not_readable() {
     let payments = sealed(&app.payments, 7);
     let receipt = async |tx: &mut Tx<'_>| effect(tx).await.map(|count| format!("receipt {count}"));
     for is_replay in [false, true] {
-        let told = payments.run(&app.books.pool, &alice("a"), &request(), receipt).await.expect("run");
-        assert_eq!((told.is_replay(), told.into_value().as_deref()), (is_replay, Some("receipt 1")));
+        let answer = payments.run(&app.books.pool, &alice("a"), &request(), receipt).await.expect("run");
+        assert_eq!((answer.is_replay(), answer.into_value().as_deref()), (is_replay, Some("receipt 1")));
     }
     let stored = request().with_request("receipt for a card");
     let first = attempt(payments.attempt(&alice("b"), &stored).await).await;
@@ -209,9 +209,9 @@ async fn sealed_contents_are_replayed_and_not_readable() {
     })
     .await;
     assert_eq!((resumed.done, resumed.failed), (1, 0));
-    let told = payments.attempt(&alice("b"), &request()).await.expect("attempt");
-    let Outcome::Replay(told) = told else { panic!("it is done: {told:?}") };
-    assert_eq!(told.get::<String>().expect("a text"), "receipt 4");
+    let answer = payments.attempt(&alice("b"), &request()).await.expect("attempt");
+    let Outcome::Replay(answer) = answer else { panic!("it is done: {answer:?}") };
+    assert_eq!(answer.get::<String>().expect("a text"), "receipt 4");
 }
 
 #[tokio::test]
@@ -227,14 +227,14 @@ async fn result_that_cannot_be_opened_runs_nothing() {
     app.locks.lease(lease.as_str()).wait(SOON).acquire().await.expect("acquire").release().await.expect("release");
     let never = async |_: &Attempt| -> Result<i64, AppError> { panic!("it must not run") };
     for by in [app.payments.clone(), sealed(&app.other().await, 8)] {
-        let told = by.run(&app.books.pool, &alice("a"), &request(), effect).await;
-        assert!(matches!(&told, Err(AppError::Lock(Error::Sealed { .. }))), "{told:?}");
+        let answer = by.run(&app.books.pool, &alice("a"), &request(), effect).await;
+        assert!(matches!(&answer, Err(AppError::Lock(Error::Sealed { .. }))), "{answer:?}");
         let mut tx = app.begin().await;
         is_sealed(by.begin(&mut tx, &alice("a"), &request()).await);
         tx.rollback().await.expect("rollback");
         is_sealed(by.attempt(&alice("a"), &request()).await);
-        let told = by.run_leased(&alice("a"), &request(), never).await;
-        assert!(matches!(told, Err(AppError::Lock(Error::Sealed { .. }))), "{told:?}");
+        let answer = by.run_leased(&alice("a"), &request(), never).await;
+        assert!(matches!(answer, Err(AppError::Lock(Error::Sealed { .. }))), "{answer:?}");
         // Nor can what is resumed be done without its request.
         assert_eq!(by.resume(never).await.expect("resume").failed, 1);
         assert_eq!(state(&app, "b").await.map(|(state, _)| state), Some("unknown"));
@@ -260,8 +260,8 @@ async fn result_that_cannot_be_opened_runs_nothing() {
 async fn result_that_cannot_be_sealed_is_not_stored() {
     let app = app().await;
     let broken = app.payments.clone().seal(|_, _| Err("no key"), |_, _| Err("no key"));
-    let told = broken.run(&app.books.pool, &alice("a"), &request(), effect).await;
-    let Err(AppError::Lock(error)) = told else { panic!("it cannot be sealed: {told:?}") };
+    let answer = broken.run(&app.books.pool, &alice("a"), &request(), effect).await;
+    let Err(AppError::Lock(error)) = answer else { panic!("it cannot be sealed: {answer:?}") };
     assert_eq!(error.report().to_string(), "cannot seal the stored result: no key");
     assert_eq!((app.effects().await, state(&app, "a").await), (0, None), "nothing took effect");
     is_sealed(broken.attempt(&alice("a"), &request().with_request("card")).await);

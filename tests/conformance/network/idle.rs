@@ -1,5 +1,5 @@
-//! Idle connections that die, and requests that are sent twice: neither changes who holds a name.
-//! Promises: 1, 12, 18.
+//! Idle connections that die, and requests that are sent twice: neither changes the holder of a
+//! name. Promises: 1, 12, 18.
 //!
 //! SQLite has no connection that could die; the assertions are the same there.
 
@@ -14,7 +14,8 @@ async fn assert_stays_held(
     let (locks, rival) = (wire.locks().await, wire.rival().await);
     wire.kill_idle();
     let held = soon("the lease", acquire(&locks)).await.expect("acquire");
-    // Whatever the client cleans up after the acquisition goes out before this release, on the same connection.
+    // Whatever the client cleans up after the acquisition goes out before this release, on the same
+    // connection.
     locks.lease("other").acquire().await.expect("acquire").release().await.expect("release");
     assert!(is_taken(&rival).await.expect("try"), "a second holder was let in");
     held.release().await.expect("held to the end");
@@ -94,14 +95,15 @@ async fn lease_granted_before_repeated_request_ends_on_time() {
     if let Some(cut) = cut {
         soon("the cut", cut.happened()).await;
         holder.release().await.expect("release");
-        // A grant that its waiter does not confirm lasts 3 s. By so much would a count from the second request be off; after
-        // its end the waiter has to ask anew, which is right as well.
+        // A grant that its waiter does not confirm lasts 3 s. By so much would a count from the
+        // second request be off; after its end the waiter has to ask anew, which is right as well.
         sleep(Duration::from_millis(1_500)).await;
-        // The connection that listens for grants has died as well: nothing else tells the waiter of its grant.
+        // The connection with the notifications has died as well, so the waiter must poll.
         wire.kill_idle();
         wire.mend().await;
         let lease = soon("the lease", waiting).await.expect("no panic").expect("acquire");
-        // From here on the client reaches nobody: the database's clock alone decides when the name is free.
+        // From here on the client reaches nobody: the database's clock alone decides when the name
+        // is free.
         wire.strike(Fault::Frozen).await;
         let taking = async {
             loop {
@@ -122,7 +124,7 @@ async fn lease_granted_before_repeated_request_ends_on_time() {
     wire.assert_nothing_left(vec![locks, rival]).await;
 }
 
-/// What an application's own code does inside one of our tasks: a subscriber of `tracing` that panics, once.
+/// A subscriber of `tracing` that panics once, inside a task of this crate.
 struct PanicsOnce(Arc<AtomicBool>);
 
 impl tracing::Subscriber for PanicsOnce {
@@ -157,8 +159,9 @@ async fn panic_in_client_task_costs_no_lease() {
     let panicked = Arc::new(AtomicBool::new(false));
     {
         let _subscriber = tracing::subscriber::set_default(PanicsOnce(Arc::clone(&panicked)));
-        // That a request is sent again is an event. A test on another thread, which has no subscriber, may just have met it
-        // for the first time, and `tracing` remembers that nobody is interested: it has to ask again.
+        // That a request is sent again is an event. A test on another thread, which has no
+        // subscriber, may just have met it for the first time, and `tracing` remembers that nobody
+        // is interested: it has to ask again.
         let panic = async {
             while !panicked.load(Ordering::SeqCst) {
                 tracing::callsite::rebuild_interest_cache();

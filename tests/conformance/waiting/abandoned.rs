@@ -8,7 +8,8 @@ use tokio::sync::mpsc as orders;
 
 use super::*;
 
-/// A client on a thread of its own, which can be stopped there: to everybody else it looks like a stopped process.
+/// A client on a thread of its own, which can be blocked: to other clients it looks like a stopped
+/// process.
 struct Stoppable {
     orders: orders::UnboundedSender<Order>,
     thread: Option<thread::JoinHandle<()>>,
@@ -36,7 +37,7 @@ impl Stoppable {
                 while let Some(order) = inbox.recv().await {
                     match order {
                         Order::Wait { name, times } => {
-                            // Readers of one client stand in line together.
+                            // Readers of one client queue together.
                             let request = || locks.lease(name).ttl(LONG).shared();
                             waits.extend((0..times).map(|_| tokio::spawn(request().acquire())));
                         }
@@ -83,7 +84,7 @@ async fn waits_abandoned_after_a_stall_are_removed() {
     let (go_on, stopped) = mpsc::channel();
     client.order(Order::Stop(stopped));
     until_so_many_wait(&rival, 0).await;
-    // Given to nobody: that purges the places.
+    // A release without a live waiter purges the entries.
     holder.release().await.expect("release");
     let holder = soon("the name", rival.lease("a").ttl(LONG).acquire()).await.expect("acquire");
     drop(go_on);
@@ -109,7 +110,7 @@ async fn owner_request_dropped_at_once_is_not_queued() {
     // Whatever follows from those questions comes before this on the client's connections.
     for _ in 0..10 {
         locks.lease("b").ttl(LONG).acquire().await.expect("acquire").release().await.expect("release");
-        assert!(rival.waiters("a").await.expect("waiters").is_empty(), "nobody stands there");
+        assert!(rival.waiters("a").await.expect("waiters").is_empty(), "no entry");
     }
     holder.release().await.expect("release");
 }

@@ -58,7 +58,7 @@ async fn acquire(conn: &mut SqliteConnection, claim: &Claim) -> FencingToken {
     token
 }
 
-/// Whether a connection gets the write lock at once.
+/// Returns whether a connection gets the write lock at once.
 async fn can_write(conn: &mut SqliteConnection) -> bool {
     conn.execute("PRAGMA busy_timeout = 0").await.expect("the setting");
     let begun = conn.execute("BEGIN IMMEDIATE; ROLLBACK").await.is_ok();

@@ -1,13 +1,15 @@
-//! `sqlock idem`: lists, shows, resolves, releases and purges the idempotency records of an application.
+//! `sqlock idem`: lists, shows, resolves, releases and purges the idempotency records of an
+//! application.
+
+mod describe;
 
 use clap::Args;
 use serde_json::{Value, json};
 use sqlock::FencingToken;
-use sqlock::idempotency::{Idempotency, IdempotencyKey, RecordInfo, Resolution, ResolutionInfo};
-use sqlock::inspect::LeaseInfo;
+use sqlock::idempotency::{Idempotency, IdempotencyKey, RecordInfo, Resolution};
 
+use self::describe::{find_worker, format_record, format_records, format_resolution, record_to_json};
 use crate::database::Database;
-use crate::describe::format_time;
 use crate::exit::{self, Failure, Outcome};
 use crate::global::Global;
 use crate::parse::parse_token;
@@ -36,8 +38,8 @@ enum Subcommand {
     Release(ReleaseArgs),
     /// Purge expired records.
     ///
-    /// This only saves space: an expired key is new, or refused, without it. Records that are started or unknown
-    /// are never touched.
+    /// This only saves space: an expired key is new, or refused, without it. Records that are
+    /// started or unknown are never touched.
     Purge,
 }
 
@@ -84,8 +86,8 @@ struct ShowArgs {
 /// Record whether a request with an unknown outcome took effect.
 ///
 /// The record must be unknown. The token, which "sqlock idem show" prints, names the attempt: the
-/// outcome of a newer attempt is never resolved by mistake (exit code 79). Who has resolved it, when
-/// and why is kept, also when the record is gone, and printed by "sqlock idem show".
+/// outcome of a newer attempt is never resolved by mistake (exit code 79). The operator, the time
+/// and the note are stored, also when the record is deleted, and printed by "sqlock idem show".
 #[derive(Args)]
 struct ResolveArgs {
     #[command(flatten)]
@@ -101,10 +103,10 @@ struct ResolveArgs {
     /// "/charges/1"]], "body": {"text": "charged"}}, or null for a response without content.
     #[arg(long, value_name = "JSON", default_value = "null", conflicts_with = "failed", value_parser = parse_json)]
     result: Value,
-    /// Who has found out the outcome. By default USER@HOST.
+    /// The operator who found out the outcome. By default USER@HOST.
     #[arg(long, value_name = "WHO")]
     by: Option<String>,
-    /// How it was found out.
+    /// How the outcome was found out.
     #[arg(long, value_name = "TEXT", default_value = "")]
     note: String,
 }
@@ -236,56 +238,6 @@ async fn ls(db: &Database, args: LsArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn format_records(records: &[RecordInfo], held: &[LeaseInfo]) -> String {
-    let rows: Vec<Vec<String>> = records
-        .iter()
-        .map(|record| {
-            vec![
-                escape_line(&record.namespace),
-                format_principal(record),
-                escape_line(&record.key),
-                record.state.into(),
-                record.attempts.to_string(),
-                record.token.map_or_else(|| "-".into(), |token| token.to_string()),
-                format_time(record.created_at),
-                format_expiry(record).unwrap_or_else(|| "never".into()),
-                find_worker(record, held).map_or_else(String::new, |held| escape_line(&held.holder)),
-            ]
-        })
-        .collect();
-    let heading = ["NAMESPACE", "PRINCIPAL", "KEY", "STATE", "ATTEMPTS", "TOKEN", "CREATED AT", "EXPIRES AT", "WHO"];
-    stdout::format_table(&heading, &rows)
-}
-
-/// Finds the lease of the running attempt.
-fn find_worker<'h>(record: &RecordInfo, held: &'h [LeaseInfo]) -> Option<&'h LeaseInfo> {
-    held.iter().find(|held| record.state == "started" && held.name.as_str() == record.lease)
-}
-
-/// Formats the expiry. `None`: never, since the request has not ended, or its key is refused.
-fn format_expiry(record: &RecordInfo) -> Option<String> {
-    matches!(record.state, "done" | "issued").then(|| format_time(record.expires_at))
-}
-
-fn format_principal(record: &RecordInfo) -> String {
-    record.principal.as_deref().map_or_else(|| "(global)".into(), escape_line)
-}
-
-/// Makes an object of `ls --json`.
-fn record_to_json(record: &RecordInfo, held: Option<&LeaseInfo>) -> Value {
-    json!({
-        "namespace": record.namespace,
-        "principal": record.principal,
-        "key": record.key,
-        "state": record.state,
-        "token": record.token.map(FencingToken::get),
-        "attempts": record.attempts,
-        "created_at": format_time(record.created_at),
-        "expires_at": format_expiry(record),
-        "holder": held.map(|held| &held.holder),
-    })
-}
-
 async fn show(db: &Database, args: ShowArgs) -> Result<(), Failure> {
     let (idempotency, key) = (args.key.idempotency(db), args.key.key());
     let record = db.read(async || idempotency.inspect(&key).await).await?;
@@ -314,45 +266,6 @@ async fn show(db: &Database, args: ShowArgs) -> Result<(), Failure> {
     };
     shown.extend(resolutions.iter().map(format_resolution));
     stdout::print(&shown)
-}
-
-fn format_resolution(resolution: &ResolutionInfo) -> String {
-    let ResolutionInfo { outcome, token, by, note, at, .. } = resolution;
-    let token = token.map_or_else(String::new, |token| format!(", token {token}"));
-    let note = if note.is_empty() { String::new() } else { format!(": {}", escape_line(note)) };
-    format!("resolved     {outcome} by {}, {}{token}{note}\n", escape_line(by), format_time(*at))
-}
-
-/// Formats what is stored by its length alone.
-fn format_bytes(bytes: Option<usize>) -> String {
-    bytes.map_or_else(|| "none".into(), |bytes| format!("{bytes} bytes"))
-}
-
-fn format_record(record: &RecordInfo, held: Option<&LeaseInfo>) -> String {
-    let state = match (record.state, held) {
-        ("issued", _) => "issued: not used yet".into(),
-        ("started", Some(held)) => format!("started: held by {}", escape_line(&held.holder)),
-        ("started", None) => "started: the attempt has died".into(),
-        ("unknown", _) => "unknown: the effect may have happened".into(),
-        ("expired", _) => "expired: the key is refused".into(),
-        (state, _) => state.into(),
-    };
-    let never = if record.state == "expired" { "never" } else { "never, since it has not ended" };
-    let lines = [
-        ("namespace", escape_line(&record.namespace)),
-        ("principal", format_principal(record)),
-        ("key", escape_line(&record.key)),
-        ("state", state),
-        ("attempts", record.attempts.to_string()),
-        ("token", record.token.map_or_else(|| "none: in one transaction".into(), |token| token.to_string())),
-        ("request", format_bytes(record.request_bytes)),
-        ("result", format_bytes(record.result_bytes)),
-        ("steps done", escape_line(&record.steps.join(", "))),
-        ("created at", format_time(record.created_at)),
-        ("expires at", format_expiry(record).unwrap_or_else(|| never.into())),
-    ];
-    let lines = lines.iter().filter(|(_, value)| !value.is_empty());
-    lines.map(|(what, value)| format!("{what:<11}  {value}\n")).collect()
 }
 
 async fn resolve(db: &Database, args: ResolveArgs) -> Result<(), Failure> {

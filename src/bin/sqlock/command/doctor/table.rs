@@ -114,18 +114,18 @@ impl Table {
         self.columns.iter().find(|column| column.name.eq_ignore_ascii_case(name))
     }
 
-    /// Whether a column is part of a key.
+    /// Returns whether a column is part of a key.
     pub fn is_key(&self, column: &str) -> bool {
         self.indexes.iter().any(|index| index.unique && index.columns.iter().any(|c| c == column))
     }
 
-    /// Whether there is a unique index on exactly these columns, in any order.
+    /// Returns whether there is a unique index on exactly these columns, in any order.
     pub fn has_key(&self, columns: &[String]) -> bool {
         let wanted: BTreeSet<&String> = columns.iter().collect();
         self.indexes.iter().any(|index| index.unique && index.columns.iter().collect::<BTreeSet<_>>() == wanted)
     }
 
-    /// Whether there is an index that begins with these columns.
+    /// Returns whether there is an index that begins with these columns.
     pub fn has_index(&self, columns: &[String]) -> bool {
         self.indexes.iter().any(|index| index.columns.starts_with(columns))
     }

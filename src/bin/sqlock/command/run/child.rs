@@ -125,7 +125,7 @@ impl Child {
         let _ = killpg(self.pid, signal);
     }
 
-    /// Whether any process of the group is alive. Zombies do not count: their parent may never reap
+    /// Returns whether any process of the group is alive. Zombies do not count: their parent may never reap
     /// them.
     pub fn has_group(&self) -> bool {
         killpg(self.pid, None) != Err(Errno::ESRCH) && !self.process_tree.is_defunct()

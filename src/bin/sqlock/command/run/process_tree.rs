@@ -46,7 +46,7 @@ impl ProcessTree {
         }
     }
 
-    /// Whether the group has processes and all of them are zombies. `false` where this cannot be
+    /// Returns whether the group has processes and all of them are zombies. `false` where this cannot be
     /// known.
     #[cfg(target_os = "linux")]
     pub fn is_defunct(&self) -> bool {
@@ -99,7 +99,7 @@ impl ProcessTree {
     }
 }
 
-/// Whether `/proc` shows all processes of this PID namespace: a container may have the `/proc` of
+/// Returns whether `/proc` shows all processes of this PID namespace: a container may have the `/proc` of
 /// another one, and `/proc` may hide the processes of other users.
 #[cfg(target_os = "linux")]
 fn can_see_all_processes() -> bool {

@@ -77,7 +77,7 @@ async fn acquire(args: &Arguments, databases: Vec<Database>, quorum: &Quorum) ->
         (Err(error), Some(at_most)) if error.is_timeout() => format!(" within {}", duration::format_exact(at_most)),
         _ => return Ok(acquired?),
     };
-    stderr::print_note(&format!("{} not obtained{within}: somebody else was at it", quote(&name)));
+    stderr::print_note(&format!("{} not obtained{within}: another process requested it", quote(&name)));
     Ok(None)
 }
 

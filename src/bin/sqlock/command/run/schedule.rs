@@ -53,12 +53,12 @@ impl KillSchedule {
         Self { signal: terms.signal as i32, signal_at: at(terms.signal_lead()), kill_at: at(terms.kill_lead) }
     }
 
-    /// Whether it is time for the signal.
+    /// Returns whether it is time for the signal.
     pub fn is_signal_due(&self) -> bool {
         now() >= self.signal_at
     }
 
-    /// Whether it is time for KILL.
+    /// Returns whether it is time for KILL.
     pub fn is_kill_due(&self) -> bool {
         now() >= self.kill_at
     }

@@ -240,7 +240,7 @@ impl Supervisor {
         Ended { code, since: now, kill_at, next_look: now, pause: SHORT_PAUSE, is_noted: false }
     }
 
-    /// Whether `--max-hold` is what stops the command.
+    /// Returns whether `--max-hold` is what stops the command.
     fn is_near_max_hold(&self) -> bool {
         self.max_hold_end.is_some_and(|end| Instant::now() + self.terms.signal_lead() >= end)
     }

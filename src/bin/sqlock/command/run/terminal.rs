@@ -22,7 +22,7 @@ impl Terminal {
         self.0.is_some()
     }
 
-    /// Whether sqlock's process group is in the foreground.
+    /// Returns whether sqlock's process group is in the foreground.
     pub fn is_foreground(&self) -> bool {
         self.foreground_group() == Some(getpgrp())
     }

@@ -40,13 +40,13 @@ impl Variables {
         self.0.iter().find(|row| row[0].eq_ignore_ascii_case(name)).map_or("", |row| &row[1])
     }
 
-    /// Whether a variable is on. read_only has more than two values since MariaDB 12.
+    /// Returns whether a variable is on. read_only has more than two values since MariaDB 12.
     /// <https://mariadb.com/kb/en/server-system-variables/#read_only>
     pub fn is_on(&self, name: &str) -> bool {
         !matches!(self.text(name), "" | "OFF" | "0")
     }
 
-    /// Whether Galera has a provider and is switched on.
+    /// Returns whether Galera has a provider and is switched on.
     pub fn is_galera(&self) -> bool {
         self.is_on("wsrep_on") && !matches!(self.text("wsrep_provider"), "" | "none")
     }

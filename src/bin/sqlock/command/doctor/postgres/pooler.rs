@@ -54,7 +54,7 @@ pub async fn check_pooler(
     })
 }
 
-/// Whether this connection keeps its session while another one is in a transaction: a pooler would
+/// Returns whether this connection keeps its session while another one is in a transaction: a pooler would
 /// give it another one.
 async fn has_own_session(conn: &mut PgConnection, options: &PgConnectOptions, pid: &str) -> Result<bool, Error> {
     let mut other = options.connect().await?;
@@ -72,7 +72,7 @@ async fn has_own_session(conn: &mut PgConnection, options: &PgConnectOptions, pi
     Ok(is_direct)
 }
 
-/// Whether a notification arrives, on a channel of its own. The commit waits neither for the disk
+/// Returns whether a notification arrives, on a channel of its own. The commit waits neither for the disk
 /// nor for a standby.
 async fn receives_notifications(options: &PgConnectOptions) -> bool {
     let heard = async {

@@ -1,8 +1,9 @@
-//! A `sqlock run` seen from outside: its processes, what its command reports, and the moment when all of them are gone;
-//! and between it and its database, the faults that a test makes.
+//! A `sqlock run` seen from outside: its processes, what its command reports, and the moment when
+//! all of them are gone; and between it and its database, the faults that a test makes.
 //!
-//! A script that runs under sqlock has file descriptor 3 open on a FIFO: what it writes there is a line for the test,
-//! and the end of the file is the death of the last process that inherited it. It is told to go on through another.
+//! A script that runs under sqlock has file descriptor 3 open on a FIFO: it writes lines for the
+//! test there, and the end of the file is the death of the last process that inherited it. Its
+//! orders arrive on another one.
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
@@ -31,10 +32,10 @@ use super::{Fresh, SOON, empty, empty_on, held, soon};
 use crate::{DATABASE, Sql};
 
 /// A database with sqlock's tables, the way to it, and a directory for the test's files.
-pub struct Scene {
+pub struct CommandFixture {
     /// Past all faults of the network.
     pub db: Fresh,
-    /// What the processes under test are given.
+    /// The arguments of the processes under test.
     url: String,
     leases: Pool<Sql>,
     dir: tempfile::TempDir,
@@ -44,7 +45,7 @@ pub struct Scene {
     writer: Option<Worker>,
 }
 
-/// What stands in the table.
+/// A row of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     pub owner: String,
@@ -61,7 +62,7 @@ pub fn now() -> i64 {
     i64::try_from(now.as_micros()).expect("a time of this era")
 }
 
-impl Scene {
+impl CommandFixture {
     pub async fn new() -> Self {
         Self::on(empty().await, None, None).await
     }
@@ -129,8 +130,8 @@ impl Scene {
             .stderr(Stdio::piped());
         let mut sqlock = command.spawn().expect("sqlock can be started");
         let pid = pid_of(&sqlock);
-        let stdout = Screen::of(sqlock.stdout.take().expect("a pipe was asked for"));
-        let stderr = Screen::of(sqlock.stderr.take().expect("a pipe was asked for"));
+        let stdout = CapturedOutput::of(sqlock.stdout.take().expect("a pipe was asked for"));
+        let stderr = CapturedOutput::of(sqlock.stderr.take().expect("a pipe was asked for"));
         Run { sqlock, pid, report, orders, stdout, stderr }
     }
 
@@ -156,7 +157,8 @@ impl Scene {
         Ok(row.map(|(owner, id, token, acquired_at, expires_at)| Row { owner, id, token, acquired_at, expires_at }))
     }
 
-    /// The row of a name that was taken before. A database that has just been restarted is asked again.
+    /// The row of a name that was taken before. A database that has just been restarted is asked
+    /// again.
     pub async fn row(&self, name: &str) -> Row {
         let read = async {
             loop {
@@ -205,7 +207,7 @@ impl Scene {
     // ---- faults. SQLite has neither network nor server: there, what comes between is another process that writes in the
     // sidecar file and does not let go.
 
-    /// Nothing comes through any more, and nobody is told.
+    /// Swallows all bytes of the connections, without an error.
     pub async fn cut(&mut self) {
         match &self.proxy {
             Some(proxy) => proxy.blackhole(Direction::Both),
@@ -310,8 +312,8 @@ pub struct Run {
     pid: Pid,
     pub report: Report,
     orders: PathBuf,
-    pub stdout: Screen,
-    pub stderr: Screen,
+    pub stdout: CapturedOutput,
+    pub stderr: CapturedOutput,
 }
 
 impl Run {
@@ -325,7 +327,7 @@ impl Run {
         self.guard_after(None).await
     }
 
-    /// The one that takes the place of another.
+    /// Waits for the watchdog that replaces another one.
     pub async fn guard_after(&self, first: Option<Pid>) -> Pid {
         let is_one = |child: &Pid| name(*child) == "lease-guard" && Some(*child) != first;
         until_some("the guard", || children(self.pid).into_iter().find(is_one)).await
@@ -340,7 +342,7 @@ impl Run {
         kill(self.pid, signal).expect("sqlock can be signalled");
     }
 
-    /// Returns when all its threads stand still.
+    /// Stops the process, and waits until all its threads have stopped.
     pub async fn stop(&self) {
         self.signal(Signal::SIGSTOP);
         until("sqlock stops", || state(self.pid) == Some('T')).await;
@@ -352,7 +354,7 @@ impl Run {
         self
     }
 
-    /// What a `read … <"$ORDERS"` of the command gets.
+    /// Sends an order, which the command reads with `read … <"$ORDERS"`.
     pub fn order(&self, word: &str) {
         let (orders, word) = (self.orders.clone(), format!("{word}\n"));
         // Opening blocks until somebody reads.
@@ -368,7 +370,7 @@ impl Run {
     }
 }
 
-/// What the command and its children report, and when the last of them died.
+/// The reports of the command and its children, and the death of the last of them.
 pub struct Report(mpsc::UnboundedReceiver<Event>);
 
 enum Event {
@@ -380,7 +382,8 @@ enum Event {
 impl Report {
     pub fn of(fifo: PathBuf) -> Self {
         let (sender, events) = mpsc::unbounded_channel();
-        // Opening blocks until somebody writes. A thread of its own, so that the time is right and no runtime waits for it.
+        // Opening blocks until somebody writes. A thread of its own, so that the time is right and
+        // no runtime waits for it.
         thread::spawn(move || {
             let mut lines = BufReader::new(File::open(fifo).expect("the FIFO can be read")).lines();
             while let Some(Ok(line)) = lines.next() {
@@ -423,11 +426,11 @@ impl Report {
     }
 }
 
-/// What somebody has written, as far as it has come.
+/// The output of a program so far.
 #[derive(Clone)]
-pub struct Screen(watch::Receiver<String>);
+pub struct CapturedOutput(watch::Receiver<String>);
 
-impl Screen {
+impl CapturedOutput {
     /// Of a pipe.
     fn of(mut pipe: impl tokio::io::AsyncRead + Unpin + Send + 'static) -> Self {
         let (sender, text) = watch::channel(String::new());
@@ -470,7 +473,7 @@ impl Screen {
         matches!(seen, Ok(Ok(_)))
     }
 
-    /// All of it, when nobody can write any more.
+    /// Waits until the output is closed, and returns it.
     pub async fn closed(&self) -> String {
         let mut text = self.0.clone();
         let _ = soon("the end of the output", text.wait_for(|_| false)).await;
@@ -481,7 +484,7 @@ impl Screen {
 /// A terminal with a session of its own in it.
 pub struct Terminal {
     keyboard: File,
-    pub screen: Screen,
+    pub screen: CapturedOutput,
     session: Child,
 }
 
@@ -507,7 +510,7 @@ impl Terminal {
             .spawn()
             .expect("setsid of util-linux");
         let keyboard = File::from(std::os::fd::OwnedFd::from(master));
-        let screen = Screen::of_terminal(keyboard.try_clone().expect("a second handle"));
+        let screen = CapturedOutput::of_terminal(keyboard.try_clone().expect("a second handle"));
         Self { keyboard, screen, session }
     }
 
@@ -531,7 +534,7 @@ fn pid_of(child: &Child) -> Pid {
     Pid::from_raw(i32::try_from(pid).expect("a process id"))
 }
 
-/// Waits for what no signal tells of.
+/// Polls until a condition holds that has no signal.
 pub async fn until(what: &str, is_so: impl Fn() -> bool) {
     let wait = async {
         while !is_so() {
@@ -541,7 +544,7 @@ pub async fn until(what: &str, is_so: impl Fn() -> bool) {
     soon(what, wait).await;
 }
 
-/// The same for what is found.
+/// Polls until a value is found.
 pub async fn until_some<T>(what: &str, find: impl Fn() -> Option<T>) -> T {
     let wait = async {
         loop {
@@ -559,7 +562,7 @@ pub async fn shell_of(sqlock: Pid) -> Pid {
     until_some("the command", || children(sqlock).into_iter().find(|child| name(*child) == "sh")).await
 }
 
-/// What `/proc/PID/stat` says after the name: the state, the parent, the process group, …
+/// Reads the fields of `/proc/PID/stat` after the name: the state, the parent, the process group, …
 fn stat(pid: Pid) -> Option<Vec<String>> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())

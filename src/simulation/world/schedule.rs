@@ -1,13 +1,13 @@
-//! What is scheduled in a run.
+//! The scheduled events of a run.
 
 use crate::backend::memory::TransactionId;
 use crate::engine::{LeaseKey, RequestId};
 use crate::name::LockName;
 use crate::protocol::{Request, Response};
 
-/// Something that happens at a moment.
+/// An event of a run.
 #[derive(Debug)]
-pub(super) enum Happening {
+pub(super) enum WorldEvent {
     /// A request arrives at the store.
     Arrive {
         client: usize,
@@ -41,7 +41,8 @@ pub(super) enum Happening {
         actor: usize,
         turn: u32,
     },
-    /// A client hears that it may have been granted a name. `None`: one of those for which it waits.
+    /// A client receives the notification of a grant, which may be for another client, and which
+    /// may not say the name.
     Notify {
         client: usize,
         life: u32,
@@ -70,11 +71,11 @@ pub(super) enum Happening {
     Fault,
 }
 
-/// A happening, ordered by its moment.
+/// An event with its moment, by which it is ordered.
 pub(super) struct Scheduled {
     pub(super) at: u64,
     pub(super) order: u64,
-    pub(super) happening: Happening,
+    pub(super) event: WorldEvent,
 }
 
 impl PartialEq for Scheduled {

@@ -1,6 +1,8 @@
-//! Processes for tests to kill: a till that takes charges, each once under its key, and a provider at which charges are made.
+//! Processes for tests to kill: a server that makes charges, each once under its key, and a
+//! provider.
 //!
-//! `till URL [PROVIDER_PORT]` takes requests on its standard input, one a line, and answers in any order.
+//! `payment_server URL [PROVIDER_PORT]` reads requests from its standard input, one a line, and
+//! answers in any order.
 //!
 //! | request             | answer                                                                           |
 //! |---------------------|----------------------------------------------------------------------------------|
@@ -9,7 +11,8 @@
 //! | `N ordered KEY PORT` | as `leased`; the charge is made at PORT, as soon as that sends a line              |
 //! | `N resume`          | `N resumed DONE FAILED`                                                           |
 //!
-//! `till provider` says on which port it listens. It charges once for each key it is sent, and answers with the receipt.
+//! `payment_server provider` prints its port. It charges once for each key, and answers with the
+//! receipt.
 //!
 //! | command | answer                                                      |
 //! |---------|-------------------------------------------------------------|
@@ -39,14 +42,14 @@ use any_pool::{AnyPool, on_pool};
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {
-    set_parent_process_death_signal(Some(Signal::KILL)).expect("a process may say when it wants to die");
+    set_parent_process_death_signal(Some(Signal::KILL)).expect("the parent-death signal");
     let mut arguments = std::env::args().skip(1);
-    let url = arguments.next().expect("usage: till URL [PROVIDER_PORT]");
+    let url = arguments.next().expect("usage: payment_server URL [PROVIDER_PORT]");
     if url == "provider" {
         return provide().await;
     }
     let port = arguments.next().map(|port| port.parse().expect("a port"));
-    let till = Arc::new(Till::open(&url, port));
+    let server = Arc::new(PaymentServer::open(&url, port));
     let (requests, mut inbox) = tokio::sync::mpsc::unbounded_channel();
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines() {
@@ -54,16 +57,16 @@ async fn main() {
         }
     });
     while let Some(request) = inbox.recv().await {
-        let till = Arc::clone(&till);
+        let server = Arc::clone(&server);
         tokio::spawn(async move {
             let words: Vec<&str> = request.split(' ').collect();
             let answer = match words[..] {
-                [n, "once", key] => format!("{n} {}", told(till.once(key).await)),
-                [n, "leased", key] => format!("{n} {}", told(till.leased(key).await)),
+                [n, "once", key] => format!("{n} {}", reply(server.once(key).await)),
+                [n, "leased", key] => format!("{n} {}", reply(server.leased(key).await)),
                 [n, "ordered", key, port] => {
-                    format!("{n} {}", told(till.ordered(key, port.parse().expect("a port")).await))
+                    format!("{n} {}", reply(server.ordered(key, port.parse().expect("a port")).await))
                 }
-                [n, "resume"] => match till.resume().await {
+                [n, "resume"] => match server.resume().await {
                     Ok((done, failed)) => format!("{n} resumed {done} {failed}"),
                     Err(error) => format!("{n} error {error}"),
                 },
@@ -80,7 +83,7 @@ fn say(answer: &str) {
     let _ = writeln!(out, "{}", answer.replace('\n', " ")).and_then(|()| out.flush());
 }
 
-fn told(outcome: Result<Outcome<String>, String>) -> String {
+fn reply(outcome: Result<Outcome<String>, String>) -> String {
     match outcome {
         Ok(Outcome::New(receipt)) => format!("new {receipt}"),
         Ok(Outcome::Replay(receipt)) => format!("replay {receipt}"),
@@ -91,13 +94,13 @@ fn told(outcome: Result<Outcome<String>, String>) -> String {
     }
 }
 
-struct Till {
+struct PaymentServer {
     pool: AnyPool,
     payments: Idempotency,
     provider: Option<u16>,
 }
 
-impl Till {
+impl PaymentServer {
     fn open(url: &str, provider: Option<u16>) -> Self {
         let pool = AnyPool::open(url, 6);
         let locks = pool.builder().build();
@@ -150,7 +153,7 @@ impl Till {
 
     /// Charges at the provider, and writes the receipt down with the result.
     async fn charge(&self, attempt: &Attempt) -> Result<String, Error> {
-        let port = self.provider.expect("a till that charges elsewhere is told where");
+        let port = self.provider.expect("the port of the provider");
         let receipt: String = attempt
             .step("charge", async || {
                 let answer = ask(port, &attempt.provider_key("charge")).await;
@@ -174,7 +177,7 @@ async fn ask(port: u16, key: &str) -> std::io::Result<String> {
     provider.lines().next_line().await?.ok_or_else(|| std::io::ErrorKind::UnexpectedEof.into())
 }
 
-/// The receipts by the keys of the charges, and how often one was asked for.
+/// The receipts by key, and the number of requests.
 #[derive(Default)]
 struct Ledger {
     receipts: BTreeMap<String, String>,

@@ -1,5 +1,5 @@
-//! A place that leases guard, and that knows itself who is in it: a directory with a file for each. So those of several
-//! processes are counted together. Included by the tests and by the worker.
+//! A critical section that leases guard, and that counts its occupants itself, over all processes:
+//! a directory with a file for each occupant. Included by the tests and by the worker.
 
 #![allow(dead_code, unreachable_pub, reason = "included by several tests")]
 #![allow(clippy::expect_used, clippy::panic, reason = "for tests")]
@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 
 use sqlock::{Lease, Locks};
 
-/// How somebody wants to be in there.
+/// How an occupant shares the critical section.
 #[derive(Clone, Copy, Debug)]
-pub enum Manner {
+pub enum AccessMode {
     Alone,
     Shared,
-    /// So many permits, of so many.
+    /// A number of permits, and the limit.
     Permits(u32, u32),
 }
 
-impl FromStr for Manner {
+impl FromStr for AccessMode {
     type Err = String;
 
     /// `alone`, `shared` or `2/3`.
@@ -30,12 +30,12 @@ impl FromStr for Manner {
             Some((n, of)) => Ok(Self::Permits(n.parse().expect("a number"), of.parse().expect("a number"))),
             None if text == "alone" => Ok(Self::Alone),
             None if text == "shared" => Ok(Self::Shared),
-            None => Err(format!("error {text} is no manner")),
+            None => Err(format!("error {text} is not an access mode")),
         }
     }
 }
 
-impl Manner {
+impl AccessMode {
     pub async fn acquire(self, locks: &Locks, name: &str, ttl: Duration) -> sqlock::Result<Lease> {
         match self {
             Self::Alone => locks.lease(name).ttl(ttl).acquire().await,
@@ -44,7 +44,7 @@ impl Manner {
         }
     }
 
-    /// How much room it takes. Nothing: all.
+    /// The permits of an occupant. 0: exclusive.
     fn units(self) -> u32 {
         match self {
             Self::Alone => 0,
@@ -63,32 +63,32 @@ impl Manner {
 }
 
 #[derive(Clone, Debug)]
-pub struct Inside(PathBuf);
+pub struct CriticalSection(PathBuf);
 
-/// Somebody who is in there. Dropped, it goes.
-pub struct Presence(PathBuf);
+/// An occupant. It leaves when it is dropped.
+pub struct Occupant(PathBuf);
 
-impl Drop for Presence {
+impl Drop for Occupant {
     fn drop(&mut self) {
         fs::remove_file(&self.0).expect("it was there");
     }
 }
 
-impl Inside {
+impl CriticalSection {
     pub fn of(dir: impl Into<PathBuf>) -> Self {
         Self(dir.into())
     }
 
-    /// Goes in. `Err`: those who are in there must not be there together.
-    pub fn enter(&self, manner: Manner) -> Result<(Presence, u32), String> {
+    /// Enters. `Err`: the occupants must exclude each other.
+    pub fn enter(&self, manner: AccessMode) -> Result<(Occupant, u32), String> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let own = self.0.join(format!("{}-{}-{serial}", manner.units(), std::process::id()));
         fs::write(&own, "").expect("a file can be made");
-        let presence = Presence(own);
+        let presence = Occupant(own);
         let seen: Vec<PathBuf> =
             fs::read_dir(&self.0).expect("the directory").map(|entry| entry.expect("an entry").path()).collect();
-        // Whoever is still there now was there when the last one was seen: all of them at once.
+        // Occupants that are still there were there when the last one was seen: all at once.
         let units = |path: &PathBuf| path.file_name()?.to_str()?.split_once('-')?.0.parse::<u32>().ok();
         let together: Vec<u32> = seen.iter().filter(|path| path.exists()).filter_map(units).collect();
         let taken: u32 = together.iter().sum();
@@ -99,7 +99,7 @@ impl Inside {
         Ok((presence, taken))
     }
 
-    /// Tells all who come and go, in whichever process, that it is enough.
+    /// Ends the visits of all processes.
     pub fn close(&self) {
         fs::write(self.0.join("closed"), "").expect("a file can be made");
     }
@@ -113,7 +113,7 @@ impl Inside {
         self,
         locks: Locks,
         name: String,
-        manner: Manner,
+        manner: AccessMode,
         stay: Duration,
     ) -> Result<Visits, String> {
         const TTL: Duration = Duration::from_secs(600);
@@ -133,12 +133,12 @@ impl Inside {
     }
 }
 
-/// What came of coming and going.
+/// The counts of visits.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Visits {
     pub count: u64,
     pub longest_wait: Duration,
-    /// How many were seen inside at once: permits, or readers.
+    /// The most occupants at once: permits, or readers.
     pub together: u32,
 }
 

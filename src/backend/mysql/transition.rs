@@ -1,0 +1,237 @@
+//! Transitions: changes of the holder of a name.
+
+use sqlx::MySqlConnection;
+
+use super::acquire::grant_claim;
+use super::listener;
+use super::script::{Script, filled, id_literal, name_literal, read_flag};
+use super::store::token;
+use crate::backend::micros;
+use crate::backend::stored::holder_text;
+use crate::protocol::{Granted, Grantee, Holder, HolderChange, LeaseId, Mode, Transition};
+
+// Bind order: name, holder, token.
+#[rustfmt::skip]
+const LOCK_LEASE: &str = "
+SELECT COUNT(*) INTO @sqlock_leases FROM sqlock_lease AS s WHERE s.name = ? AND s.id = ? AND s.token = ? FOR UPDATE SKIP LOCKED";
+
+// The expired entries and the grantees. Bind order: name, ids.
+#[rustfmt::skip]
+const LOCK_ENTRIES: &str = "
+SELECT COUNT(*) INTO @sqlock_entries FROM sqlock_entry AS s FORCE INDEX (PRIMARY) WHERE s.name = ? AND s.id IN (?) FOR UPDATE SKIP LOCKED";
+
+/// The clients that lose a holding. Bind order: name, whether the holder of the row expires, name,
+/// ids of expired entries.
+#[rustfmt::skip]
+macro_rules! losers {
+    () => {
+        "(SELECT t.client AS id FROM sqlock_lease AS t WHERE t.name = ? AND ? AND t.client <> ''
+         UNION
+        SELECT h.client FROM sqlock_entry AS h WHERE h.name = ? AND h.id IN (?) AND h.token > 0 AND h.client <> '') AS n"
+    };
+}
+
+#[rustfmt::skip]
+const LOCK_CLIENTS: &str = concat!("
+SELECT COUNT(*) INTO @sqlock_clients FROM ", losers!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id
+   FOR UPDATE SKIP LOCKED");
+
+/// The conditions of a transition, each with its literals.
+mod condition {
+    // Every row is locked. Bind order: how many entries, losers.
+    #[rustfmt::skip]
+    pub(super) const IS_LOCKED: &str = concat!("
+       @sqlock_leases = 1 AND @sqlock_entries = ?
+       AND @sqlock_clients = (SELECT COUNT(*) FROM ", losers!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id)");
+
+    // Bind order: name.
+    #[rustfmt::skip]
+    pub(super) const HOLDER_HAS_EXPIRED: &str = concat!("
+       EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = ? AND ", lease_until!("l"), " <= ", now!(), ")");
+
+    // Bind order: name, ids, how many.
+    #[rustfmt::skip]
+    pub(super) const ENTRIES_HAVE_EXPIRED: &str = concat!("
+       (SELECT COUNT(*) FROM sqlock_entry AS e WHERE e.name = ? AND e.id IN (?) AND ", entry_until!("e"), " <= ", now!(), ") = ?");
+
+    // Bind order: name, ids, how many.
+    #[rustfmt::skip]
+    pub(super) const ENTRIES_WAIT: &str = "
+       (SELECT COUNT(*) FROM sqlock_entry AS e WHERE e.name = ? AND e.id IN (?) AND e.token = 0) = ?";
+
+    // An acquisition may have joined since the queue was read: joining does not raise the token.
+    // Bind order: name, ids of expired entries.
+    #[rustfmt::skip]
+    pub(super) const NO_HOLDER: &str = "
+       NOT EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = ? AND e.id NOT IN (?) AND e.token > 0)";
+    #[rustfmt::skip]
+    pub(super) const NO_EXCLUSIVE_HOLDER: &str = "
+       NOT EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = ? AND e.id NOT IN (?) AND e.token > 0 AND e.units = 0)";
+    #[rustfmt::skip]
+    pub(super) const NO_WAITER: &str = "
+       NOT EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = ? AND e.id NOT IN (?) AND e.token = 0)";
+}
+
+// Bind order: conditions, name, token.
+#[rustfmt::skip]
+const DECIDE: &str = concat!("
+SELECT IF(?, ?, NULL), GREATEST(? + 1, ", now!(), ") INTO @sqlock_name, @sqlock_token");
+
+// A client without a row gets one: a registration under way must wait for this transaction and read
+// the notice. Bind order: losers.
+#[rustfmt::skip]
+const NOTICE: &str = concat!("
+INSERT INTO sqlock_client (id, beat_at, notice)
+SELECT n.id, 0, 1 FROM ", losers!(), " WHERE @sqlock_name IS NOT NULL ORDER BY n.id
+    ON DUPLICATE KEY UPDATE notice = sqlock_client.notice + 1");
+
+// A token shared by several acquisitions of one owner is lost with the last of them. Bind order:
+// whether the holder of the row expires, ids of expired entries, the same.
+#[rustfmt::skip]
+const WRITE_LOSS: &str = "
+UPDATE sqlock_lease AS l
+   SET l.lost = GREATEST(l.lost, IF(?, l.token, 0),
+                COALESCE((SELECT MAX(h.token) FROM sqlock_entry AS h
+                           WHERE h.name = l.name AND h.id IN (?) AND h.token > 0 AND h.owner <> ''
+                             AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS o
+                                              WHERE o.name = h.name AND o.token = h.token AND o.id NOT IN (?))), 0))
+ WHERE l.name = @sqlock_name";
+
+#[rustfmt::skip]
+const FREE: &str = "
+UPDATE sqlock_lease SET id = '', owner = '', client = '', expires_at = 0, holder = '', label = '' WHERE name = @sqlock_name";
+
+// Bind order: id, ttl, ttl.
+#[rustfmt::skip]
+const GRANT_ALONE: &str = concat!("
+UPDATE sqlock_lease AS l STRAIGHT_JOIN sqlock_entry AS e ON e.name = l.name AND e.id = ?
+   SET l.id = e.id, l.owner = e.owner, l.client = IF(e.is_kept, e.client, ''), l.token = @sqlock_token, l.ttl = ?,
+       l.expires_at = ", now!(), " + ?, l.acquired_at = ", now!(), ", l.holder = e.holder, l.label = e.label
+ WHERE l.name = @sqlock_name");
+
+// Bind order: the difference between the last and the first token, or NULL to leave the token.
+#[rustfmt::skip]
+const GRANT_SHARED: &str = "
+UPDATE sqlock_lease
+   SET id = 'entries', owner = '', client = '', token = COALESCE(@sqlock_token + ?, token), holder = '', label = ''
+ WHERE name = @sqlock_name";
+
+// Bind order: number, ttl, ttl, id.
+#[rustfmt::skip]
+const GRANT_SHARE: &str = concat!("
+UPDATE sqlock_entry
+   SET client = IF(is_kept, client, ''), token = @sqlock_token + ?, ttl = ?, expires_at = ", now!(), " + ?, acquired_at = ", now!(), "
+ WHERE name = @sqlock_name AND id = ?");
+
+// Bind order: id.
+const DELETE: &str = "DELETE FROM sqlock_entry WHERE name = @sqlock_name AND id = ?";
+
+// The clients that get the name and listen. Bind order: name, ids of the grantees.
+#[rustfmt::skip]
+const LISTENERS: &str = "
+SELECT GROUP_CONCAT(DISTINCT c.id) INTO @sqlock_listeners
+  FROM sqlock_entry AS e STRAIGHT_JOIN sqlock_client AS c ON c.id = e.client
+ WHERE e.name = ? AND e.id IN (?) AND c.listens";
+
+#[rustfmt::skip]
+const RESULT: &str = "
+SELECT CAST(@sqlock_name IS NOT NULL AS SIGNED), CAST(@sqlock_token AS UNSIGNED), CAST(COALESCE(@sqlock_listeners, '') AS CHAR)";
+
+pub(super) async fn transition(
+    conn: &mut MySqlConnection,
+    transition: &Transition,
+) -> Result<Option<Vec<Granted>>, sqlx::Error> {
+    let Transition { seen, given_up, expired, change, is_last, .. } = transition;
+    let is_alone = matches!(seen.holder, Holder::Lease(_));
+    let ends_row = is_alone || seen.holder == Holder::Kept;
+    // This store sets no marks, so no queue was read with one.
+    if (*is_last && seen.waiting != 0) || (ends_row && matches!(change, HolderChange::None)) {
+        return Ok(None);
+    }
+    let grantees: &[Grantee] = match change {
+        HolderChange::Exclusive(grantee) => std::slice::from_ref(grantee),
+        HolderChange::Shared(grantees) => grantees,
+        HolderChange::None | HolderChange::Free | HolderChange::Claim(_) => &[],
+    };
+    let names = &*name_literal(&transition.name);
+    let gone = &*list_ids(expired.iter().copied());
+    let granted = &*list_ids(grantees.iter().map(|grantee| grantee.id));
+    let all = &*list_ids(expired.iter().copied().chain(grantees.iter().map(|grantee| grantee.id)));
+    let is_taken = is_alone && given_up.is_none();
+    let losers = [names, if is_taken { "1" } else { "0" }, names, gone];
+
+    let mut conditions = {
+        let count = (expired.len() + grantees.len()).to_string();
+        filled(condition::IS_LOCKED, &[&count, losers[0], losers[1], losers[2], losers[3]])
+    };
+    let mut require = |sql: &str, literals: &[&str]| {
+        conditions.push_str(" AND");
+        conditions.push_str(&filled(sql, literals));
+    };
+    if ends_row && (given_up.is_none() || !is_alone) {
+        require(condition::HOLDER_HAS_EXPIRED, &[names]);
+    }
+    require(condition::ENTRIES_HAVE_EXPIRED, &[names, gone, &expired.len().to_string()]);
+    require(condition::ENTRIES_WAIT, &[names, granted, &grantees.len().to_string()]);
+    match change {
+        HolderChange::None => {}
+        HolderChange::Free | HolderChange::Exclusive(_) => require(condition::NO_HOLDER, &[names, gone]),
+        HolderChange::Shared(_) => require(condition::NO_EXCLUSIVE_HOLDER, &[names, gone]),
+        HolderChange::Claim(claim) => {
+            let is_exclusive = claim.mode == Mode::Exclusive;
+            let free = if is_exclusive { condition::NO_HOLDER } else { condition::NO_EXCLUSIVE_HOLDER };
+            require(free, &[names, gone]);
+            require(condition::NO_WAITER, &[names, gone]);
+        }
+    }
+
+    let mut script = Script::new();
+    script.add(LOCK_LEASE, &[names, &id_literal(holder_text(seen.holder)), &seen.token.to_string()]);
+    script.add(LOCK_ENTRIES, &[names, all]);
+    script.add(LOCK_CLIENTS, &losers);
+    script.add(DECIDE, &[&conditions, names, &seen.token.to_string()]);
+    script.add(NOTICE, &losers);
+    script.add(WRITE_LOSS, &[losers[1], gone, gone]);
+    script.add(LISTENERS, &[names, granted]);
+    for id in expired {
+        script.add(DELETE, &[&id_literal(id)]);
+    }
+    let mut ids: Vec<LeaseId> = Vec::new();
+    match change {
+        HolderChange::None => {}
+        HolderChange::Free => script.add(FREE, &[]),
+        HolderChange::Exclusive(Grantee { id, ttl }) => {
+            let ttl = &*micros(*ttl).to_string();
+            script.add(GRANT_ALONE, &[&id_literal(id), ttl, ttl]);
+            script.add(DELETE, &[&id_literal(id)]);
+            ids.push(*id);
+        }
+        HolderChange::Shared(grantees) => {
+            let above = grantees.len().checked_sub(1).map_or_else(|| "NULL".into(), |above| above.to_string());
+            script.add(GRANT_SHARED, &[&above]);
+            for (number, Grantee { id, ttl }) in grantees.iter().enumerate() {
+                let ttl = &*micros(*ttl).to_string();
+                script.add(GRANT_SHARE, &[&number.to_string(), ttl, ttl, &id_literal(id)]);
+                ids.push(*id);
+            }
+        }
+        HolderChange::Claim(claim) => {
+            grant_claim(&mut script, claim);
+            ids.push(claim.id);
+        }
+    }
+    let row = script.run(&mut *conn, RESULT).await?;
+    if !read_flag(&row, 0)? {
+        return Ok(None);
+    }
+    let listeners: String = sqlx::Row::try_get(&row, 2)?;
+    listener::wake(conn, &listeners.split_terminator(',').map(str::to_owned).collect::<Vec<_>>()).await;
+    let first: u64 = sqlx::Row::try_get(&row, 1)?;
+    let grant = |(id, token_of): (LeaseId, u64)| Ok(Granted { id, token: token(token_of)? });
+    ids.into_iter().zip(first..).map(grant).collect::<Result<_, sqlx::Error>>().map(Some)
+}
+
+/// Joins ids as literals for IN. The list is never empty: it begins with an id that no row has.
+fn list_ids(ids: impl Iterator<Item = LeaseId>) -> String {
+    ids.fold(String::from("''"), |list, id| format!("{list}, '{id}'"))
+}

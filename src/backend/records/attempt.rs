@@ -1,0 +1,136 @@
+//! Attempts under a lease: how they begin and how they end.
+
+use sqlx::QueryBuilder;
+
+use super::RecordDialect;
+use super::claim::{ClaimRequest, INTO, push_use_token, push_values};
+use super::purge::{delete_expired, delete_orphaned_steps};
+use super::record::{Record, State, read};
+
+/// Makes the attempt with this token the latest one of a record, which is created if it is missing.
+/// Returns the record, which may be that of another attempt or request.
+pub(super) async fn start<DB: RecordDialect>(
+    conn: &mut DB::Connection,
+    claim: &ClaimRequest,
+    token: i64,
+    resume: bool,
+) -> Result<Option<Record>, sqlx::Error> {
+    let id = std::slice::from_ref(&claim.key.id);
+    let changed = if claim.issued {
+        let mut query = QueryBuilder::new("");
+        push_use_token::<DB>(&mut query, claim, State::Started, token);
+        DB::execute(conn, &mut query).await?
+    } else if resume {
+        0
+    } else {
+        delete_expired::<DB>(conn, id).await?;
+        let mut query = QueryBuilder::new(DB::INSERT_NEW.0);
+        query.push(INTO).push(" VALUES (");
+        push_values::<DB>(&mut query, claim, State::Started, token);
+        query.push(")").push(DB::INSERT_NEW.1);
+        DB::execute(conn, &mut query).await?
+    };
+    if changed == 0 {
+        let mut query =
+            QueryBuilder::new("UPDATE sqlock_idem SET state = 'started', attempts = attempts + 1, token = ");
+        DB::push_integer(&mut query, token);
+        query.push(" WHERE id = ");
+        DB::push_text(&mut query, &claim.key.id);
+        query.push(" AND token < ");
+        DB::push_integer(&mut query, token);
+        if resume {
+            query.push(" AND state IN ('started', 'unknown')");
+        } else {
+            query.push(" AND state = 'started' AND fingerprint = ");
+            DB::push_bytes(&mut query, &claim.fingerprint);
+        }
+        DB::execute(conn, &mut query).await?;
+    }
+    read::<DB>(conn, &claim.key.id, "").await
+}
+
+/// The ending of an attempt.
+#[derive(Clone)]
+pub(crate) enum Ending {
+    /// The result, and its retention from now on, in microseconds. The duration of the attempt does
+    /// not count.
+    Done {
+        result: Vec<u8>,
+        keep: i64,
+    },
+    Unknown,
+}
+
+/// Stores the ending of the attempt with this token, if it is the latest and has not ended.
+pub(crate) async fn end<DB: RecordDialect>(
+    conn: &mut DB::Connection,
+    id: &str,
+    token: i64,
+    ending: &Ending,
+) -> Result<u64, sqlx::Error> {
+    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET ");
+    let state = match ending {
+        Ending::Done { result, keep } => {
+            query.push("request = NULL, result = ");
+            DB::push_bytes(&mut query, result);
+            query.push(", expires_at = ").push(DB::NOW).push(" + ");
+            DB::push_integer(&mut query, *keep);
+            query.push(", ");
+            State::Done
+        }
+        Ending::Unknown => State::Unknown,
+    };
+    query.push("state = '").push(state.as_str()).push("' WHERE id = ");
+    DB::push_text(&mut query, id);
+    query.push(" AND state = 'started' AND token = ");
+    DB::push_integer(&mut query, token);
+    DB::execute(conn, &mut query).await
+}
+
+/// Deletes the record of the attempt with this token, if it is in one of these states. An issued
+/// token becomes valid again instead.
+pub(super) async fn forget<DB: RecordDialect>(
+    conn: &mut DB::Connection,
+    id: &str,
+    states: &[State],
+    token: i64,
+) -> Result<u64, sqlx::Error> {
+    let push_latest = |query: &mut QueryBuilder<DB>| {
+        query.push(" WHERE id = ");
+        DB::push_text(query, id);
+        query.push(" AND state IN (");
+        let mut list = query.separated(", ");
+        for state in states {
+            list.push(format_args!("'{}'", state.as_str()));
+        }
+        query.push(") AND token = ");
+        DB::push_integer(query, token);
+    };
+    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'issued', fingerprint = ");
+    DB::push_bytes(&mut query, &[]);
+    query.push(", attempts = 0, permanent = 0, request = NULL, expires_at = issued_until");
+    push_latest(&mut query);
+    query.push(" AND issued_until > ").push(DB::NOW);
+    let mut forgotten = DB::execute(conn, &mut query).await?;
+    if forgotten == 0 {
+        let mut query = QueryBuilder::new("DELETE FROM sqlock_idem");
+        push_latest(&mut query);
+        forgotten = DB::execute(conn, &mut query).await?;
+    }
+    delete_orphaned_steps::<DB>(conn, &[id.to_owned()]).await?;
+    Ok(forgotten)
+}
+
+/// Locks the record for this transaction, so that no other attempt begins before it ends. Returns
+/// `false` if the attempt with this token is not the latest.
+pub(crate) async fn lock_attempt<DB: RecordDialect>(
+    conn: &mut DB::Connection,
+    id: &str,
+    token: i64,
+) -> Result<bool, sqlx::Error> {
+    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET token = token WHERE id = ");
+    DB::push_text(&mut query, id);
+    query.push(" AND state = 'started' AND token = ");
+    DB::push_integer(&mut query, token);
+    Ok(DB::execute(conn, &mut query).await? > 0)
+}

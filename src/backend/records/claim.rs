@@ -1,0 +1,163 @@
+//! Claims of keys in the caller's transactions, and their results.
+
+use sqlx::QueryBuilder;
+
+use super::key::FullKey;
+use super::record::State;
+use super::{RecordDialect, request};
+
+/// A request to claim a key.
+pub struct ClaimRequest {
+    pub key: FullKey,
+    pub fingerprint: Vec<u8>,
+    /// The request that an attempt stores with its record, for attempts that resume it.
+    pub request: Option<Vec<u8>>,
+    /// The retention of the record, in microseconds.
+    pub keep: i64,
+    /// Whether the key is refused after the retention.
+    pub permanent: bool,
+    /// Whether the key is a token that must have been issued.
+    pub issued: bool,
+}
+
+impl ClaimRequest {
+    /// Makes a request for a key, without its fingerprint and retention.
+    pub(crate) fn for_key(key: FullKey) -> Self {
+        Self { key, fingerprint: Vec::new(), request: None, keep: 0, permanent: false, issued: false }
+    }
+}
+
+/// The outcome of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClaimOutcome {
+    /// This transaction has claimed the key.
+    Claimed,
+    /// The key has a record, or another transaction is about to commit one.
+    RecordExists,
+    /// Another transaction has locked the record.
+    Locked,
+}
+
+/// Another transaction that has claimed the same key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rival {
+    /// The number of its server process.
+    pub process_id: i64,
+    /// Whether its request has the same fingerprint.
+    pub is_same_request: bool,
+}
+
+/// The table and the columns of an INSERT, up to the values.
+pub(crate) const INTO: &str = "sqlock_idem (id, namespace, principal, request_key, fingerprint, state, token, attempts, \
+     permanent, request, issued_until, created_at, expires_at)";
+
+/// Adds the values of a new record.
+pub(crate) fn push_values<DB: RecordDialect>(
+    query: &mut QueryBuilder<DB>,
+    claim: &ClaimRequest,
+    state: State,
+    token: i64,
+) {
+    let FullKey { namespace, principal, key, id } = &claim.key;
+    for text in [id, namespace, principal, key] {
+        DB::push_text(query, text);
+        query.push(", ");
+    }
+    DB::push_bytes(query, &claim.fingerprint);
+    query.push(", '").push(state.as_str()).push("', ");
+    DB::push_integer(query, token);
+    let attempts = i64::from(state == State::Started);
+    query.push(", ").push(attempts).push(", ").push(i64::from(claim.permanent)).push(", ");
+    request::push(query, claim, state);
+    query.push(", ");
+    if state == State::Issued {
+        query.push(DB::NOW).push(" + ");
+        DB::push_integer(query, claim.keep);
+    } else {
+        query.push("0");
+    }
+    query.push(", ").push(DB::NOW).push(", ").push(DB::NOW).push(" + ");
+    DB::push_integer(query, claim.keep);
+}
+
+/// Adds the clause with which the INSERT of a new record replaces an expired one.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) fn push_replace_expired<DB: RecordDialect>(query: &mut QueryBuilder<DB>) {
+    query
+        .push(
+            " ON CONFLICT (id) DO UPDATE SET fingerprint = excluded.fingerprint, token = excluded.token,
+                attempts = excluded.attempts, permanent = excluded.permanent, result = NULL,
+                created_at = excluded.created_at, expires_at = excluded.expires_at
+              WHERE sqlock_idem.state = 'done' AND sqlock_idem.permanent = 0 AND sqlock_idem.expires_at <= ",
+        )
+        .push(DB::NOW);
+}
+
+/// Adds the statement that uses an issued token. The caller may add conditions of its database.
+pub(crate) fn push_use_token<DB: RecordDialect>(
+    query: &mut QueryBuilder<DB>,
+    claim: &ClaimRequest,
+    state: State,
+    token: i64,
+) {
+    query.push("UPDATE sqlock_idem SET fingerprint = ");
+    DB::push_bytes(query, &claim.fingerprint);
+    query.push(", token = ");
+    DB::push_integer(query, token);
+    let attempts = i64::from(state == State::Started);
+    query.push(", attempts = ").push(attempts).push(", permanent = ").push(i64::from(claim.permanent));
+    query.push(", request = ");
+    request::push(query, claim, state);
+    query.push(", created_at = ").push(DB::NOW);
+    query.push(", expires_at = CASE WHEN state = 'issued' THEN ").push(DB::NOW).push(" + ");
+    DB::push_integer(query, claim.keep);
+    // MySQL assigns from left to right.
+    query.push(" ELSE expires_at END, state = '").push(state.as_str()).push("' WHERE id = ");
+    DB::push_text(query, &claim.key.id);
+    query.push(" AND state = 'issued' AND expires_at > ").push(DB::NOW);
+}
+
+const MICROS_PER_SECOND: i64 = 1_000_000;
+
+/// Stores the result of the claim of this transaction, and the retention from now on, in
+/// microseconds. Returns `false` if this transaction has no open claim.
+pub(crate) async fn complete<DB: RecordDialect>(
+    conn: &mut DB::Connection,
+    id: &str,
+    result: &[u8],
+    keep: i64,
+) -> Result<bool, sqlx::Error> {
+    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET result = ");
+    DB::push_bytes(&mut query, result);
+    // After short work the expiry of the claim stays: a change would cost an entry in each index.
+    query.push(", expires_at = CASE WHEN ").push(DB::NOW).push(" - created_at > ");
+    query.push((keep / 100).min(MICROS_PER_SECOND)).push(" THEN ").push(DB::NOW).push(" + ");
+    DB::push_integer(&mut query, keep);
+    query.push(" ELSE expires_at END WHERE id = ");
+    DB::push_text(&mut query, id);
+    query.push(" AND state = 'done' AND token = 0 AND result IS NULL");
+    Ok(DB::execute(conn, &mut query).await? > 0)
+}
+
+/// Marks the outcome of a claim as unknown, in a transaction that will commit without a result. The
+/// token, which operators need to resolve it, is lower than that of any attempt.
+pub(crate) async fn mark_unknown<DB: RecordDialect>(conn: &mut DB::Connection, id: &str) -> Result<(), sqlx::Error> {
+    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'unknown', token = 1 WHERE id = ");
+    DB::push_text(&mut query, id);
+    query.push(" AND state = 'done' AND token = 0 AND result IS NULL");
+    DB::execute(conn, &mut query).await.map(|_| ())
+}
+
+/// Stores a token that a client may use once.
+pub(super) async fn issue<DB: RecordDialect>(
+    conn: &mut DB::Connection,
+    key: &FullKey,
+    ttl: i64,
+) -> Result<u64, sqlx::Error> {
+    let claim = ClaimRequest { keep: ttl, issued: true, ..ClaimRequest::for_key(key.clone()) };
+    let mut query = QueryBuilder::new(DB::INSERT_NEW.0);
+    query.push(INTO).push(" VALUES (");
+    push_values::<DB>(&mut query, &claim, State::Issued, 0);
+    query.push(")").push(DB::INSERT_NEW.1);
+    DB::execute(conn, &mut query).await
+}

@@ -1,0 +1,117 @@
+//! Deletes expired records and their steps.
+
+use sqlx::QueryBuilder;
+
+use super::{RecordDialect, fetch_texts};
+
+/// The condition of an expired record, up to the current time: its key counts as new. A record that
+/// has not ended, or whose outcome is unknown, does not expire. (NOT IN keeps databases from using
+/// the index that begins with the state.)
+const EXPIRED: &str = "state NOT IN ('started', 'unknown', 'expired') AND expires_at <= ";
+
+/// The expiry of a key that is refused for ever: the end of the year 9999. A purge by the index on
+/// the expiry does not reach it.
+const NEVER: i64 = 253_402_300_799_999_999;
+
+/// Deletes the results of those of these records that have expired and whose keys are refused from
+/// then on.
+async fn expire_permanent<DB: RecordDialect>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
+    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET result = NULL, state = 'expired', expires_at = ");
+    query.push(NEVER).push(" WHERE ");
+    push_ids::<DB>(&mut query, ids);
+    query.push(" AND state = 'done' AND permanent = 1 AND expires_at <= ").push(DB::NOW);
+    DB::execute(conn, &mut query).await
+}
+
+/// Deletes those of these records that have expired, with their steps. Skips locked records: the
+/// transaction that uses one may be long.
+pub(super) async fn delete_expired<DB: RecordDialect>(
+    conn: &mut DB::Connection,
+    ids: &[String],
+) -> Result<u64, sqlx::Error> {
+    let mut free = QueryBuilder::new("SELECT id FROM sqlock_idem WHERE ");
+    push_ids::<DB>(&mut free, ids);
+    free.push(" AND permanent = 0 AND ").push(EXPIRED).push(DB::NOW).push(DB::SKIP_LOCKED);
+    let ids = if DB::SKIPS_LOCKED_IN_DELETE { ids.to_vec() } else { fetch_texts::<DB>(conn, &mut free).await? };
+    if ids.is_empty() {
+        return Ok(0);
+    }
+    let mut query = QueryBuilder::new("DELETE FROM sqlock_idem WHERE ");
+    push_ids::<DB>(&mut query, &ids);
+    if DB::SKIPS_LOCKED_IN_DELETE {
+        query.push(" AND id IN (SELECT id FROM sqlock_idem WHERE ");
+        push_ids::<DB>(&mut query, &ids);
+        query.push(DB::SKIP_LOCKED).push(")");
+    }
+    // The condition is repeated, because another request may have used the key since the SELECT.
+    query.push(" AND permanent = 0 AND ").push(EXPIRED).push(DB::NOW);
+    let deleted = DB::execute(conn, &mut query).await?;
+    if deleted > 0 {
+        delete_orphaned_steps::<DB>(conn, &ids).await?;
+    }
+    Ok(deleted)
+}
+
+/// Deletes the steps under these ids that have no record, or whose record is in the state
+/// `expired`.
+pub(super) async fn delete_orphaned_steps<DB: RecordDialect>(
+    conn: &mut DB::Connection,
+    ids: &[String],
+) -> Result<u64, sqlx::Error> {
+    let mut query = QueryBuilder::new("DELETE FROM sqlock_idem_step WHERE ");
+    push_ids::<DB>(&mut query, ids);
+    query.push(
+        " AND NOT EXISTS (SELECT 1 FROM sqlock_idem AS r
+                           WHERE r.id = sqlock_idem_step.id AND r.created_at = sqlock_idem_step.begun
+                             AND r.state <> 'expired')",
+    );
+    DB::execute(conn, &mut query).await
+}
+
+fn push_ids<DB: RecordDialect>(query: &mut QueryBuilder<DB>, ids: &[String]) {
+    query.push("id IN (");
+    for (i, id) in ids.iter().enumerate() {
+        if i > 0 {
+            query.push(", ");
+        }
+        DB::push_text(query, id);
+    }
+    query.push(")");
+}
+
+/// Purges expired records, at most `limit`, and returns how many. If there are none, deletes
+/// orphaned steps.
+pub(super) async fn purge<DB: RecordDialect>(conn: &mut DB::Connection, limit: u32) -> Result<u64, sqlx::Error> {
+    let mut query = QueryBuilder::new("SELECT id FROM sqlock_idem");
+    query
+        .push(DB::EXPIRY_INDEX_HINT)
+        .push(" WHERE ")
+        .push(EXPIRED)
+        .push(DB::NOW)
+        .push(" ORDER BY expires_at LIMIT ")
+        .push(limit)
+        .push(DB::SKIP_LOCKED);
+    let ids = fetch_texts::<DB>(conn, &mut query).await?;
+    if !ids.is_empty() {
+        let expired = expire_permanent::<DB>(conn, &ids).await?;
+        if expired > 0 {
+            delete_orphaned_steps::<DB>(conn, &ids).await?;
+        }
+        return Ok(expired + delete_expired::<DB>(conn, &ids).await?);
+    }
+    // Steps are orphaned when a process dies between the deletion of a record and that of its
+    // steps.
+    let mut query = QueryBuilder::new(
+        "SELECT DISTINCT id FROM sqlock_idem_step
+          WHERE NOT EXISTS (SELECT 1 FROM sqlock_idem AS r
+                             WHERE r.id = sqlock_idem_step.id AND r.created_at = sqlock_idem_step.begun
+                             AND r.state <> 'expired')
+          LIMIT ",
+    );
+    query.push(limit);
+    let orphaned = fetch_texts::<DB>(conn, &mut query).await?;
+    if !orphaned.is_empty() {
+        delete_orphaned_steps::<DB>(conn, &orphaned).await?;
+    }
+    Ok(0)
+}

@@ -1,0 +1,88 @@
+//! When the engine must be called again, and which names need the heartbeat.
+
+use std::time::Duration;
+
+use super::holding::{Holding, HoldingState};
+use super::name::Needs;
+use super::{Engine, LONGEST_PATIENCE, SHORTEST_PATIENCE};
+use crate::clock::Moment;
+use crate::name::LockName;
+use crate::protocol::timing::BEAT;
+
+impl Engine {
+    /// When [`handle`](Self::handle) must be called again, if nothing happens before.
+    pub(crate) fn wakes_at(&self) -> Option<Moment> {
+        let timer = self.timers.first().map(|(at, _)| *at);
+        let patience = self.patience.first().map(|(at, _)| *at);
+        timer.into_iter().chain(patience).chain(self.poll_all_at).chain(self.heartbeat.due()).min()
+    }
+
+    /// How long the answer to a heartbeat may take: there must be time for another one before any
+    /// lease ends.
+    pub(crate) fn heartbeat_patience(&self) -> Duration {
+        (self.shortest().unwrap_or(BEAT) / 4).clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE)
+    }
+
+    /// The shortest TTL that the heartbeat keeps. `None`: it keeps nothing.
+    pub(super) fn shortest(&self) -> Option<Duration> {
+        self.ttls.first_key_value().map(|(ttl, _)| *ttl)
+    }
+
+    /// Counts what a name needs from now on instead of what it needed before.
+    fn count(&mut self, before: Needs, after: Needs) {
+        if let Some(ttl) = after.ttl {
+            *self.ttls.entry(ttl).or_default() += 1;
+        }
+        if let Some(ttl) = before.ttl
+            && let Some(count) = self.ttls.get_mut(&ttl)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.ttls.remove(&ttl);
+            }
+        }
+        self.unsettled += usize::from(after.attention);
+        self.unsettled -= usize::from(before.attention);
+        self.queued += usize::from(after.grant);
+        self.queued -= usize::from(before.grant);
+    }
+
+    /// Sets the timer of a name, or forgets the name when there is nothing left to do.
+    pub(super) fn touch(&mut self, now: Moment, name: &LockName) {
+        if let Some(before) = self.wakes.remove(name) {
+            self.timers.remove(&(before, name.clone()));
+        }
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let is_idle = state.is_idle();
+        let needs = if is_idle { Needs::default() } else { state.needs_now() };
+        let before = std::mem::replace(&mut state.needs, needs);
+        if needs != before {
+            self.count(before, needs);
+        }
+        if is_idle {
+            let ended_at = self.names.remove(name).and_then(|state| state.ended_at);
+            if let Some(ended_at) = ended_at {
+                self.note_end(now, name, ended_at);
+            }
+            return;
+        }
+        let Some(state) = self.names.get(name) else {
+            return;
+        };
+        let of_holding = |holding: &Holding| {
+            let ends = match &holding.state {
+                HoldingState::Held(leases) => leases.iter().filter_map(|lease| lease.ends).min(),
+                HoldingState::Releasing { .. } => None,
+            };
+            [Some(holding.deadline(&self.heartbeat)), ends]
+        };
+        let deadlines = state.holdings.iter().flat_map(of_holding).flatten();
+        // What is due already waits for something else to happen.
+        if let Some(at) = deadlines.chain(state.wakes_at()).filter(|at| *at > now).min() {
+            self.timers.insert((at, name.clone()));
+            self.wakes.insert(name.clone(), at);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The steps of an attempt, whose results later attempts find.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::Transaction;
+
+use super::Attempt;
+use crate::backend::Database;
+use crate::backend::records::{self, RecordCommand, Step};
+use crate::error::{Error, Result};
+use crate::idempotency::handle::claim_error;
+use crate::idempotency::outcome::{decode, encode, encode_legibly};
+use crate::idempotency::seal::Content;
+
+impl Attempt {
+    /// Runs a step of the work and stores its result, or returns the result that an earlier attempt
+    /// has stored under this name: a recovery point. The step may run more than once, when a
+    /// process dies before its result is stored: so call providers with a
+    /// [key](Self::provider_key).
+    ///
+    /// # Errors
+    ///
+    /// The step's own; [`Error::Lost`] when another attempt has taken over; [`Error::InvalidKey`],
+    /// [`Error::Json`], [`Error::Sealed`], [`Error::Unavailable`].
+    ///
+    /// # Cancel safety
+    ///
+    /// After the future was dropped, the step may have run without its result being stored.
+    pub async fn step<T, E, F>(&self, name: &str, work: F) -> Result<T, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error>,
+        F: AsyncFnOnce() -> Result<T, E>,
+    {
+        if let Some(done) = self.recall(name).await? {
+            return Ok(done);
+        }
+        if !self.lease.is_held() {
+            return Err(self.lost_error().into());
+        }
+        let result = work().await?;
+        let bytes = self.seal(Content::Step(name), encode_legibly(&result, self.idempotency.limit)?)?;
+        let command = RecordCommand::StoreStep { step: self.step_key(name)?, token: self.token.get(), result: bytes };
+        if self.idempotency.send(command).await?.changed == 0 {
+            // A command that is repeated after a lost reply finds its result stored.
+            return match self.recall(name).await? {
+                Some(done) if self.lease.is_held() => Ok(done),
+                _ => Err(self.lost_error().into()),
+            };
+        }
+        Ok(result)
+    }
+
+    /// Stores the result of a step, together with its writes, in a transaction of the caller's own,
+    /// unless a result is stored already. No other attempt begins before that transaction has
+    /// ended.
+    ///
+    /// # Errors
+    ///
+    /// As [`step`](Self::step). The transaction stays usable; roll it back when the attempt was
+    /// lost.
+    ///
+    /// # Cancel safety
+    ///
+    /// As any statement of a transaction.
+    pub async fn record_step<DB: Database, T: Serialize + ?Sized>(
+        &self,
+        tx: &mut Transaction<'_, DB>,
+        name: &str,
+        result: &T,
+    ) -> Result<()> {
+        self.idempotency.check_transaction(tx)?;
+        let bytes = self.seal(Content::Step(name), encode(result, self.idempotency.limit)?)?;
+        let step = self.step_key(name)?;
+        // Without this, another attempt could begin before this transaction commits, and not see
+        // the step.
+        if !records::lock_attempt::<DB>(tx, &step.id, self.token.get()).await.map_err(claim_error::<DB>)? {
+            return Err(self.lost_error());
+        }
+        records::store_step::<DB>(tx, &step, self.token.get(), &bytes).await.map_err(claim_error::<DB>)?;
+        Ok(())
+    }
+
+    /// Returns the result of a step that this attempt, or an earlier one, has stored.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::Json`], [`Error::Sealed`], [`Error::Unavailable`].
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn recall<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        let found = self.idempotency.send(RecordCommand::ReadStep(self.step_key(name)?)).await?.result;
+        let Some(column) = found else {
+            return Ok(None);
+        };
+        let bytes = self.idempotency.seal.open(Content::Step(name), &self.record.key.id, column)?;
+        decode(Some(&bytes)).map(Some)
+    }
+
+    fn step_key(&self, name: &str) -> Result<Step> {
+        crate::idempotency::key::check("step name", name)?;
+        Ok(Step { id: self.record.key.id.clone(), begun: self.record.created_at, name: name.to_owned() })
+    }
+}
