@@ -201,26 +201,32 @@ async fn nap(
     client: ClientId,
     has_lock: bool,
 ) -> (MySqlConnection, Result<Wake, sqlx::Error>) {
-    let wake = try_nap(&mut conn, client, has_lock).await;
+    let wake = match try_nap(&mut conn, client, has_lock).await {
+        Err(error) if is_woken(&error) => Ok(Wake::Woken),
+        wake => wake,
+    };
     (conn, wake)
 }
 
 async fn try_nap(conn: &mut MySqlConnection, client: ClientId, has_lock: bool) -> Result<Wake, sqlx::Error> {
     let lock = lock_of(client);
     if !has_lock {
-        let locked: i64 = sqlx::query_scalar(LOCK).bind(&lock).fetch_one(&mut *conn).await?;
-        if locked == 0 {
-            return Ok(Wake::NoLock);
+        match sqlx::query_scalar(LOCK).bind(&lock).fetch_one(&mut *conn).await {
+            Ok(1) => {}
+            Err(error) if !is_woken(&error) => return Err(error),
+            _ => return Ok(Wake::NoLock),
         }
-        sqlx::query(LISTENS).bind(client.to_string()).bind(&lock).execute(&mut *conn).await?;
+        match sqlx::query(LISTENS).bind(client.to_string()).bind(&lock).execute(&mut *conn).await {
+            // The next heartbeat marks the client.
+            Err(sqlx::Error::Database(_)) => {}
+            marked => drop(marked?),
+        }
     }
-    match sqlx::query_scalar::<_, i64>(SLEEP).bind(&lock).fetch_one(conn).await {
-        Ok(-1) => Ok(Wake::LockLost),
-        Ok(0) => Ok(Wake::TimeOver),
-        Ok(_) => Ok(Wake::Woken),
-        Err(error) if is_woken(&error) => Ok(Wake::Woken),
-        Err(error) => Err(error),
-    }
+    Ok(match sqlx::query_scalar(SLEEP).bind(&lock).fetch_one(conn).await? {
+        -1 => Wake::LockLost,
+        0 => Wake::TimeOver,
+        _ => Wake::Woken,
+    })
 }
 
 /// Wakes the sessions of clients that listen. One that has ended since, or belongs to another
