@@ -114,9 +114,9 @@
 //! its actions; `executor` sends them on a few connections, one of which is for heartbeats alone.
 //! `lease` has what users hold: the request, the handle, and several leases, permits and the
 //! leadership as forms of it. Under `backend`, each database has the same files: `acquire`,
-//! `change`, `release`, `queue`, `heartbeat`, `batch`, `fence`, `rows`, `session`, `admin`,
-//! `records`. `backend/memory` is a model of them: tests compare the databases with it, and run
-//! whole clients on it in `simulation`.
+//! `change`, `release`, `queue`, `transition`, `heartbeat`, `batch`, `fence`, `rows`, `session`,
+//! `admin`, `records`. `backend/memory` is a model of them: tests compare the databases with it,
+//! and run whole clients on it in `simulation`.
 //!
 //! `transaction` has what works in the caller's own transactions: row locks, versions and their
 //! retry. `session` has the task that owns the connection of session locks. `quorum/round` asks a

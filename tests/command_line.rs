@@ -91,7 +91,7 @@ fn subcommands(help: &str) -> Vec<String> {
         .collect()
 }
 
-/// An operator types the commands of the runbook as they stand there.
+/// The commands of the runbook work as written.
 #[tokio::test]
 async fn runbook_commands_and_options_exist() {
     let runbook = include_str!("../src/guide/runbook.rs");
@@ -372,7 +372,7 @@ async fn on_a_terminal(mut command: Command, code: i32) -> String {
     let mut child = command.stdout(Stdio::null()).stderr(terminal.slave).spawn().expect("sqlock can be started");
     drop(command); // or the terminal would stay open on its account
     let master = std::fs::File::from(terminal.master);
-    // Reading fails when nobody has the terminal open any more.
+    // Reading fails when no process has the terminal open any more.
     let shown = tokio::task::spawn_blocking(move || {
         let (mut shown, mut buffer) = (Vec::new(), [0; 4096]);
         while let Ok(read @ 1..) = std::io::Read::read(&mut &master, &mut buffer) {

@@ -9,12 +9,12 @@ pub trait Fence: sqlx::Database {
     const KIND: Kind;
 
     /// Checks a holding and keeps it from ending until the transaction ends.
-    fn fence<'a>(conn: &'a mut Self::Connection, check: &'a Check) -> StoreFuture<'a, Verdict>;
+    fn fence<'a>(conn: &'a mut Self::Connection, check: &'a FenceCheck) -> StoreFuture<'a, FenceOutcome>;
 }
 
 /// The holding to check, as in its row.
 #[derive(Debug)]
-pub struct Check {
+pub struct FenceCheck {
     pub name: String,
     pub id: String,
     pub token: i64,
@@ -25,7 +25,7 @@ pub struct Check {
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum FenceOutcome {
     /// The holding lasts until the transaction ends.
     Fenced,
     /// The holding has ended.

@@ -36,7 +36,7 @@ use sqlx::{ConnectOptions, Executor, MySql, MySqlConnection, MySqlPool, Row as _
 use self::listener::Listener;
 use self::store::Flavor;
 use super::dialect::Column;
-use super::fence::{Check, Fence, Verdict};
+use super::fence::{Fence, FenceCheck, FenceOutcome};
 use super::records::{RecordCommand, RecordResponse};
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::{
@@ -328,7 +328,7 @@ impl super::Database for MySql {}
 impl Fence for MySql {
     const KIND: Kind = Kind::MySql;
 
-    fn fence<'a>(conn: &'a mut MySqlConnection, check: &'a Check) -> StoreFuture<'a, Verdict> {
+    fn fence<'a>(conn: &'a mut MySqlConnection, check: &'a FenceCheck) -> StoreFuture<'a, FenceOutcome> {
         Box::pin(fence::fence(conn, check))
     }
 }

@@ -32,7 +32,7 @@ use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
 
 use self::listener::{HeartbeatConnection, Upgrade};
 use self::settings::Settings;
-use super::fence::{Check, Fence, Verdict};
+use super::fence::{Fence, FenceCheck, FenceOutcome};
 use super::store::{AdminStore, LeaseStore, ROW_TOUCH_INTERVAL, RecordStore, RowStore};
 use super::{
     Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Notification, Origin, SessionLocks, Store,
@@ -252,7 +252,7 @@ impl super::Database for Postgres {}
 impl Fence for Postgres {
     const KIND: Kind = Kind::Postgres;
 
-    fn fence<'a>(conn: &'a mut PgConnection, check: &'a Check) -> StoreFuture<'a, Verdict> {
+    fn fence<'a>(conn: &'a mut PgConnection, check: &'a FenceCheck) -> StoreFuture<'a, FenceOutcome> {
         Box::pin(fence::fence(conn, check))
     }
 }

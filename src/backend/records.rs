@@ -18,7 +18,7 @@ use sqlx::QueryBuilder;
 use super::StoreFuture;
 use super::dialect::Dialect;
 
-pub(crate) use attempt::{Ending, end, lock_attempt};
+pub(crate) use attempt::{AttemptEnding, end, lock_attempt};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use claim::push_replace_expired;
 pub(crate) use claim::{ClaimOutcome, ClaimRequest, Rival};

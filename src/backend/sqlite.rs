@@ -34,7 +34,7 @@ use sqlx_core::transaction::{TransactionManager as _, begin_ansi_transaction_sql
 use tokio::time::timeout;
 
 use self::listener::Listener;
-use super::fence::{Check, Fence, Verdict};
+use super::fence::{Fence, FenceCheck, FenceOutcome};
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::{
     Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Notification, Origin, SessionLocks, Store,
@@ -308,7 +308,7 @@ impl super::Database for Sqlite {}
 impl Fence for Sqlite {
     const KIND: Kind = Kind::Sqlite;
 
-    fn fence<'a>(conn: &'a mut SqliteConnection, check: &'a Check) -> StoreFuture<'a, Verdict> {
+    fn fence<'a>(conn: &'a mut SqliteConnection, check: &'a FenceCheck) -> StoreFuture<'a, FenceOutcome> {
         Box::pin(fence::fence(conn, check))
     }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::report::{Report, refusal_reason};
-use super::state::{Ending, HeartbeatReport, Hold, Outbox, Phase, Sending, State, Waiting};
+use super::state::{HeartbeatReport, Hold, LossSignal, Outbox, Phase, Sending, State, Waiting};
 use super::{Coordinator, HeldLease};
 use crate::clock::Moment;
 use crate::engine::{Action, Pulse, Verdict};
@@ -65,7 +65,7 @@ impl Coordinator {
                 state.holds.insert(grant.lease, Hold { name: name.clone(), token, since: now });
                 let kind = waiting.mode.as_str();
                 self.record_request(state, outbox, kind, Event::Acquired { name, token, waited });
-                let ending = Arc::<Ending>::default();
+                let ending = Arc::<LossSignal>::default();
                 state.leases.insert(grant.lease, Arc::clone(&ending));
                 let lease = HeldLease::new(Arc::clone(self), grant, waiting.owner, ending, waiting.resumes);
                 outbox.unwanted.extend(waiting.reply.send(Ok(lease)).err());

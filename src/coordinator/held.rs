@@ -10,7 +10,7 @@ use tracing::field::Empty;
 
 use super::Coordinator;
 use super::report::end_span;
-use super::state::{Ending, State};
+use super::state::{LossSignal, State};
 use super::timer::LONGEST_SLEEP;
 use crate::clock::Moment;
 use crate::engine::{Amendment, Event, Exported, Grant, LeaseKey, NotAmended, Verdict};
@@ -25,7 +25,7 @@ pub(crate) struct HeldLease {
     coordinator: Arc<Coordinator>,
     grant: Grant,
     owner: Owner,
-    ending: Arc<Ending>,
+    ending: Arc<LossSignal>,
     /// The exported lease that it resumes, until the caller has received it.
     resumes: Option<Exported>,
     is_released: bool,
@@ -39,7 +39,7 @@ impl HeldLease {
         coordinator: Arc<Coordinator>,
         grant: Grant,
         owner: Owner,
-        ending: Arc<Ending>,
+        ending: Arc<LossSignal>,
         resumes: Option<Exported>,
     ) -> Self {
         let (span, since) = (Span::none(), coordinator.now());

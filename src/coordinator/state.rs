@@ -22,7 +22,7 @@ pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) next_waiter: u64,
     pub(super) waiters: HashMap<WaiterId, Waiting>,
-    pub(super) leases: HashMap<LeaseKey, Arc<Ending>>,
+    pub(super) leases: HashMap<LeaseKey, Arc<LossSignal>>,
     /// The leases whose end is not reported yet.
     pub(super) holds: HashMap<LeaseKey, Hold>,
     pub(super) releases: HashMap<LeaseKey, oneshot::Sender<Verdict>>,
@@ -88,7 +88,7 @@ pub(super) struct Waiting {
 
 /// The loss of a lease, which its handles wait for.
 #[derive(Default)]
-pub(super) struct Ending {
+pub(super) struct LossSignal {
     pub(super) cause: OnceLock<LossCause>,
     pub(super) ended: Notify,
 }

@@ -14,7 +14,7 @@ use super::outcome::{encode, encode_legibly};
 use super::seal::Content;
 use crate::backend::Database;
 use crate::backend::micros;
-use crate::backend::records::{self, Ending, Record, RecordCommand, State};
+use crate::backend::records::{self, AttemptEnding, Record, RecordCommand, State};
 use crate::error::{Error, LossCause, Result};
 use crate::lease::handle::Lease;
 use crate::lease::run::while_held;
@@ -163,7 +163,7 @@ impl Attempt {
     /// After the future was dropped, the outcome may be recorded. If it is not, the attempt counts
     /// as died.
     pub async fn unknown(&self) -> Result<()> {
-        self.end(Ending::Unknown).await
+        self.end(AttemptEnding::Unknown).await
     }
 
     /// Deletes the record, because the request certainly had no effect: the key is free, and an
@@ -192,9 +192,9 @@ impl Attempt {
         *self.conclusion.lock().unwrap_or_else(PoisonError::into_inner) = conclusion;
     }
 
-    fn done_ending(&self, result: Vec<u8>) -> Result<Ending> {
+    fn done_ending(&self, result: Vec<u8>) -> Result<AttemptEnding> {
         let result = self.seal(Content::Result, result)?;
-        Ok(Ending::Done { result, keep: micros(self.idempotency.retention) })
+        Ok(AttemptEnding::Done { result, keep: micros(self.idempotency.retention) })
     }
 
     fn seal(&self, content: Content<'_>, bytes: Vec<u8>) -> Result<Vec<u8>> {
@@ -205,7 +205,7 @@ impl Attempt {
         self.idempotency.seal.open(Content::Result, &self.record.key.id, column.to_vec())
     }
 
-    async fn end(&self, ending: Ending) -> Result<()> {
+    async fn end(&self, ending: AttemptEnding) -> Result<()> {
         self.set_conclusion(Conclusion::Recorded);
         let command =
             RecordCommand::End { id: self.record.key.id.clone(), token: self.token.get(), ending: ending.clone() };
@@ -217,14 +217,14 @@ impl Attempt {
     }
 
     /// Returns an error unless the attempt has ended in this way before.
-    fn check_ending(&self, ending: &Ending, found: Option<&Record>) -> Result<()> {
+    fn check_ending(&self, ending: &AttemptEnding, found: Option<&Record>) -> Result<()> {
         let Some(record) = found.filter(|record| record.token == self.token.get()) else {
             return Err(self.lost_error());
         };
         match (ending, record.state, &record.result) {
-            (Ending::Unknown, State::Unknown, _) => Ok(()),
+            (AttemptEnding::Unknown, State::Unknown, _) => Ok(()),
             // Equal results may be sealed differently.
-            (Ending::Done { result, .. }, State::Done, Some(found))
+            (AttemptEnding::Done { result, .. }, State::Done, Some(found))
                 if result == found || self.open_result(result)? == self.open_result(found)? =>
             {
                 Ok(())

@@ -5,7 +5,7 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::handle::Lease;
 use crate::backend::Database;
-use crate::backend::fence::{Check, Verdict};
+use crate::backend::fence::{FenceCheck, FenceOutcome};
 use crate::error::{Error, FenceError, LossCause, Result};
 
 impl Lease {
@@ -59,20 +59,20 @@ impl Lease {
             _ => return Err(Error::Fence(FenceError::InSavepoint)),
         }
         let held = self.held()?;
-        let check = Check {
+        let check = FenceCheck {
             name: self.name().as_str().to_owned(),
             id: held.id().to_string(),
             token: self.token().get(),
             is_multi_primary: self.client.backend.is_multi_primary(),
         };
         match DB::fence(tx, &check).await {
-            Ok(Verdict::Fenced) => Ok(()),
-            Ok(Verdict::Superseded) => {
+            Ok(FenceOutcome::Fenced) => Ok(()),
+            Ok(FenceOutcome::Superseded) => {
                 // Looks the lease up at once, so that its other users learn of the loss.
                 held.doubt();
                 Err(self.loss_error(LossCause::Superseded))
             }
-            Ok(Verdict::StaleSnapshot) => Err(Error::Fence(FenceError::StaleSnapshot)),
+            Ok(FenceOutcome::StaleSnapshot) => Err(Error::Fence(FenceError::StaleSnapshot)),
             Err(error) => Err(Error::from_sqlx("fence a transaction", error)),
         }
     }

@@ -105,7 +105,7 @@ impl Raise for Lease {
     }
 }
 
-/// Waits until so much has been done, as long as it goes on.
+/// Waits until this many increments are done, as long as there is progress.
 async fn reach(done: &AtomicU64, times: u64) {
     while done.load(Ordering::Relaxed) < times {
         let seen = done.load(Ordering::Relaxed);
@@ -242,7 +242,7 @@ async fn galera_refuses_session_locks_and_minority_grants_nothing() {
     let held = locks(&nodes, 0).await;
     let lease = held.lease("a").ttl(Duration::from_secs(60)).acquire().await.expect("acquired");
     nodes[0].kill();
-    // Its client goes on with another one.
+    // Its client continues on another node.
     soon("a renewal elsewhere", async {
         while lease.extend(Duration::from_secs(60)).await.is_err() {
             assert!(lease.is_held());

@@ -104,7 +104,7 @@ async fn work(locks: Locks, answers: Arc<Answers>, who: usize) -> Vec<Lease> {
         }
         let asked = Instant::now();
         if i % 4 == 0 {
-            // Everybody wants this one.
+            // All clients request this name.
             let Ok(lease) = locks.lease("hot").ttl(TTL).acquire().await else { continue };
             answers.granted(asked);
             let token = lease.token().get();

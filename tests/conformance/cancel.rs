@@ -14,7 +14,7 @@ use super::witness::Witness;
 use crate::Sql;
 use crate::support::{Fresh, SOON, empty, fresh, soon};
 
-/// A lease of this length that was left behind is still there when a test gives up.
+/// A leaked lease of this length is still held when a test times out.
 const LONG: Duration = Duration::from_secs(600);
 
 /// No future here is polled so often.
@@ -60,7 +60,7 @@ pub(super) async fn everywhere(mut scene: impl AsyncFnMut(Point) -> bool) {
     panic!("not done after {ENOUGH} polls");
 }
 
-pub(super) struct Stage {
+pub(super) struct CancelFixture {
     pub(super) db: Fresh,
     witness: Witness,
     /// The client whose futures are dropped, and the application's pool that it was made from.
@@ -69,8 +69,8 @@ pub(super) struct Stage {
     pub(super) theirs: Locks,
 }
 
-impl Stage {
-    pub(super) async fn set() -> Self {
+impl CancelFixture {
+    pub(super) async fn new() -> Self {
         let mut db = fresh().await;
         let witness = Witness::of(&mut db).await;
         let pool = db.pool_of(2).await;
@@ -91,7 +91,7 @@ impl Stage {
 
     async fn nothing_is_held(&self) {
         let until = Instant::now() + SOON;
-        // A grant that nobody received goes back a moment later.
+        // A grant without a receiver is released a moment later.
         while let listed = self.theirs.list("").await.expect("list")
             && !listed.is_empty()
         {
@@ -116,11 +116,11 @@ impl Stage {
 
 #[tokio::test]
 async fn dropped_acquire_leaves_nothing_behind() {
-    let stage = Stage::set().await;
+    let fixture = CancelFixture::new().await;
     everywhere(async |point| {
-        let done = until(point, stage.ours.lease("a").ttl(LONG).acquire()).await;
+        let done = until(point, fixture.ours.lease("a").ttl(LONG).acquire()).await;
         let done = done.map(|lease| lease.expect("acquire")).is_some();
-        stage.is_clean().await;
+        fixture.is_clean().await;
         done
     })
     .await;
@@ -128,82 +128,72 @@ async fn dropped_acquire_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn dropped_acquire_by_owner_keeps_outer_hold() {
-    let stage = Stage::set().await;
+    let fixture = CancelFixture::new().await;
     let owner = Owner::random();
     everywhere(async |point| {
-        let done = until(point, stage.ours.lease("a").ttl(LONG).owner(owner).acquire()).await;
+        let done = until(point, fixture.ours.lease("a").ttl(LONG).owner(owner).acquire()).await;
         let done = done.map(|lease| lease.expect("acquire")).is_some();
-        stage.is_clean().await;
+        fixture.is_clean().await;
         done
     })
     .await;
     // Entering again: the outer hold is not harmed, and ends with its own release.
     everywhere(async |point| {
-        let outer = stage.ours.lease("a").ttl(LONG).owner(owner).acquire().await.expect("acquire");
-        let done = until(point, stage.ours.lease("a").ttl(LONG).owner(owner).acquire()).await;
+        let outer = fixture.ours.lease("a").ttl(LONG).owner(owner).acquire().await.expect("acquire");
+        let done = until(point, fixture.ours.lease("a").ttl(LONG).owner(owner).acquire()).await;
         let done = done.map(|lease| lease.expect("acquire")).is_some();
         outer.extend(LONG).await.expect("still held");
         outer.release().await.expect("ours to the end");
-        stage.is_clean().await;
+        fixture.is_clean().await;
         done
     })
     .await;
 }
 
-#[tokio::test]
-async fn dropped_local_waiter_leaves_nothing_behind() {
-    let stage = Stage::set().await;
+/// Drops a waiter everywhere, with and without a limit, while another holder releases the name.
+async fn drop_waiter_everywhere(fixture: &CancelFixture, hold: impl AsyncFn() -> Lease) {
     for wait in [None, Some(SOON)] {
         everywhere(async |point| {
-            let holder = stage.lease().await;
+            let holder = hold().await;
             let leaves = tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 holder.release().await
             });
-            let request = stage.ours.lease("a").ttl(LONG);
+            let request = fixture.ours.lease("a").ttl(LONG);
             let request = if let Some(wait) = wait { request.wait(wait) } else { request };
             let done = until(point, request.acquire()).await;
             let done = done.map(|lease| lease.expect("acquire")).is_some();
             leaves.await.expect("no panic").expect("release");
-            stage.is_clean().await;
+            fixture.is_clean().await;
             done
         })
         .await;
     }
+}
+
+#[tokio::test]
+async fn dropped_local_waiter_leaves_nothing_behind() {
+    let fixture = CancelFixture::new().await;
+    drop_waiter_everywhere(&fixture, async || fixture.lease().await).await;
 }
 
 #[tokio::test]
 async fn dropped_remote_waiter_leaves_nothing_behind() {
-    let stage = Stage::set().await;
-    for wait in [None, Some(SOON)] {
-        everywhere(async |point| {
-            let holder = soon("the grant", stage.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
-            let leaves = tokio::spawn(async move {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-                holder.release().await
-            });
-            let request = stage.ours.lease("a").ttl(LONG);
-            let request = if let Some(wait) = wait { request.wait(wait) } else { request };
-            let done = until(point, request.acquire()).await;
-            let done = done.map(|lease| lease.expect("acquire")).is_some();
-            leaves.await.expect("no panic").expect("release");
-            stage.is_clean().await;
-            done
-        })
-        .await;
-    }
+    let fixture = CancelFixture::new().await;
+    let hold = async || soon("the grant", fixture.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+    drop_waiter_everywhere(&fixture, hold).await;
 }
 
 #[tokio::test]
 async fn dropped_timed_acquire_leaves_nothing_behind() {
-    let stage = Stage::set().await;
+    let fixture = CancelFixture::new().await;
     everywhere(async |point| {
-        let holder = soon("the grant", stage.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
-        let request = stage.ours.lease("a").ttl(LONG).wait(Duration::from_millis(30));
+        let holder = soon("the grant", fixture.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+        let request = fixture.ours.lease("a").ttl(LONG).wait(Duration::from_millis(30));
         let done = until(point, request.acquire()).await;
         let done = done.map(|lease| lease.expect_err("held")).is_some_and(|error| error.is_timeout());
         holder.release().await.expect("release");
-        stage.is_clean().await;
+        fixture.is_clean().await;
         done
     })
     .await;
@@ -211,11 +201,11 @@ async fn dropped_timed_acquire_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn dropped_try_acquire_leaves_nothing_behind() {
-    let stage = Stage::set().await;
+    let fixture = CancelFixture::new().await;
     everywhere(async |point| {
-        let done = until(point, stage.ours.lease("a").ttl(LONG).try_acquire()).await;
+        let done = until(point, fixture.ours.lease("a").ttl(LONG).try_acquire()).await;
         let done = done.map(|lease| lease.expect("try").expect("free")).is_some();
-        stage.is_clean().await;
+        fixture.is_clean().await;
         done
     })
     .await;
@@ -223,15 +213,15 @@ async fn dropped_try_acquire_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn dropped_try_acquire_does_not_disturb_the_holder() {
-    let stage = Stage::set().await;
+    let fixture = CancelFixture::new().await;
     everywhere(async |point| {
-        let holder = stage.lease().await;
-        let here = until(point, stage.ours.lease("a").try_acquire()).await;
-        let there = until(point, stage.theirs.lease("a").try_acquire()).await;
+        let holder = fixture.lease().await;
+        let here = until(point, fixture.ours.lease("a").try_acquire()).await;
+        let there = until(point, fixture.theirs.lease("a").try_acquire()).await;
         let done = [here, there].map(|tried| tried.map(|lease| assert!(lease.expect("try").is_none())).is_some());
         holder.extend(LONG).await.expect("still held");
         holder.release().await.expect("ours to the end");
-        stage.is_clean().await;
+        fixture.is_clean().await;
         done == [true, true]
     })
     .await;
@@ -239,21 +229,21 @@ async fn dropped_try_acquire_does_not_disturb_the_holder() {
 
 #[tokio::test]
 async fn dropped_run_releases_the_name() {
-    let stage = Stage::set().await;
+    let fixture = CancelFixture::new().await;
     everywhere(async |point| {
-        let work = stage.ours.lease("a").ttl(LONG).run(async |lease| {
+        let work = fixture.ours.lease("a").ttl(LONG).run(async |lease| {
             tokio::task::yield_now().await;
             lease.extend(LONG).await.expect("extend");
-            let tx = stage.pool.begin().await.expect("begin");
+            let tx = fixture.pool.begin().await.expect("begin");
             tokio::task::yield_now().await;
             tx.rollback().await.expect("rollback");
         });
         let done = until(point, work).await.map(|outcome| outcome.expect("run")).is_some();
         // The begin of the work itself is not ours, and sqlx's may leave a transaction open when it
         // is dropped.
-        let lease = soon("the name", stage.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+        let lease = soon("the name", fixture.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
         lease.release().await.expect("release");
-        stage.nothing_is_held().await;
+        fixture.nothing_is_held().await;
         done
     })
     .await;
@@ -261,11 +251,11 @@ async fn dropped_run_releases_the_name() {
 
 #[tokio::test]
 async fn dropped_release_still_frees_the_name() {
-    let stage = Stage::set().await;
+    let fixture = CancelFixture::new().await;
     everywhere(async |point| {
-        let lease = stage.lease().await;
+        let lease = fixture.lease().await;
         let done = until(point, lease.release()).await.map(|verdict| verdict.expect("release")).is_some();
-        stage.is_clean().await;
+        fixture.is_clean().await;
         done
     })
     .await;
@@ -273,15 +263,15 @@ async fn dropped_release_still_frees_the_name() {
 
 #[tokio::test]
 async fn dropped_release_still_grants_local_waiter() {
-    let stage = Stage::set().await;
+    let fixture = CancelFixture::new().await;
     everywhere(async |point| {
-        let lease = stage.lease().await;
-        let mut next = std::pin::pin!(stage.ours.lease("a").ttl(LONG).acquire());
+        let lease = fixture.lease().await;
+        let mut next = std::pin::pin!(fixture.ours.lease("a").ttl(LONG).acquire());
         tokio::time::timeout(Duration::from_millis(5), &mut next).await.expect_err("held");
         let done = until(point, lease.release()).await.map(|verdict| verdict.expect("release")).is_some();
         let next = soon("the turn", next).await.expect("acquire");
         next.release().await.expect("ours to the end");
-        stage.is_clean().await;
+        fixture.is_clean().await;
         done
     })
     .await;
@@ -289,9 +279,9 @@ async fn dropped_release_still_grants_local_waiter() {
 
 #[tokio::test]
 async fn dropped_extend_and_lost_keep_the_lease() {
-    let stage = Stage::set().await;
+    let fixture = CancelFixture::new().await;
     everywhere(async |point| {
-        let lease = stage.lease().await;
+        let lease = fixture.lease().await;
         let done = until(point, lease.extend(LONG)).await.map(|extended| extended.expect("extend")).is_some();
         // It stays pending while the lease is held, so it is dropped without waiting for the next
         // wake-up.
@@ -299,7 +289,7 @@ async fn dropped_extend_and_lost_keep_the_lease() {
         let _ = tokio::time::timeout(Duration::from_millis(1), held).await;
         assert!(lease.is_held());
         lease.release().await.expect("ours to the end");
-        stage.is_clean().await;
+        fixture.is_clean().await;
         done
     })
     .await;
@@ -307,14 +297,14 @@ async fn dropped_extend_and_lost_keep_the_lease() {
 
 #[tokio::test]
 async fn dropped_fence_leaves_no_open_transaction() {
-    let stage = Stage::set().await;
+    let fixture = CancelFixture::new().await;
     everywhere(async |point| {
-        let lease = stage.lease().await;
-        let mut tx = stage.pool.begin().await.expect("begin");
+        let lease = fixture.lease().await;
+        let mut tx = fixture.pool.begin().await.expect("begin");
         let done = until(point, lease.fence(&mut tx)).await.map(|fenced| fenced.expect("fence")).is_some();
         drop(tx);
         lease.release().await.expect("ours to the end");
-        stage.is_clean().await;
+        fixture.is_clean().await;
         done
     })
     .await;
@@ -322,36 +312,36 @@ async fn dropped_fence_leaves_no_open_transaction() {
 
 #[tokio::test]
 async fn dropped_list_and_inspect_leave_no_transaction() {
-    let stage = Stage::set().await;
-    let held = stage.ours.lease("b").ttl(LONG).acquire().await.expect("acquire");
+    let fixture = CancelFixture::new().await;
+    let held = fixture.ours.lease("b").ttl(LONG).acquire().await.expect("acquire");
     everywhere(async |point| {
-        let listed = until(point, stage.ours.list("")).await;
-        let inspected = until(point, stage.ours.inspect("b")).await;
+        let listed = until(point, fixture.ours.list("")).await;
+        let inspected = until(point, fixture.ours.inspect("b")).await;
         let done = [
             listed.map(|listed| assert_eq!(listed.expect("list").len(), 1)).is_some(),
             inspected.map(|info| assert!(info.expect("inspect").is_some())).is_some(),
         ];
         held.extend(LONG).await.expect("still held");
-        stage.witness.no_transactions().await;
-        stage.pool_works().await;
+        fixture.witness.no_transactions().await;
+        fixture.pool_works().await;
         done == [true, true]
     })
     .await;
     held.release().await.expect("release");
-    stage.is_clean().await;
+    fixture.is_clean().await;
 }
 
 #[tokio::test]
 async fn dropped_evict_can_be_repeated() {
-    let stage = Stage::set().await;
+    let fixture = CancelFixture::new().await;
     everywhere(async |point| {
-        let lease = soon("the grant", stage.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
-        let done = until(point, stage.ours.evict("a", lease.token())).await;
+        let lease = soon("the grant", fixture.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+        let done = until(point, fixture.ours.evict("a", lease.token())).await;
         let done = done.map(|evicted| assert!(evicted.expect("evict"))).is_some();
         // It can be repeated: either this one ends the holding, or the first one has.
-        stage.ours.evict("a", lease.token()).await.expect("evict");
+        fixture.ours.evict("a", lease.token()).await.expect("evict");
         assert!(lease.release().await.expect_err("evicted").is_lost());
-        stage.is_clean().await;
+        fixture.is_clean().await;
         done
     })
     .await;
@@ -359,43 +349,43 @@ async fn dropped_evict_can_be_repeated() {
 
 #[tokio::test]
 async fn dropped_sweep_keeps_held_names() {
-    let stage = Stage::set().await;
-    let held = stage.theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
+    let fixture = CancelFixture::new().await;
+    let held = fixture.theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
     everywhere(async |point| {
         for name in ["c", "d", "e"] {
-            let lease = soon("the grant", stage.theirs.lease(name).acquire()).await.expect("acquire");
+            let lease = soon("the grant", fixture.theirs.lease(name).acquire()).await.expect("acquire");
             lease.release().await.expect("release");
         }
-        let sweeper = stage.ours.sweeper().retention(Duration::ZERO).batch(1);
+        let sweeper = fixture.ours.sweeper().retention(Duration::ZERO).batch(1);
         let done = until(point, sweeper.sweep()).await.map(|purged| purged.expect("sweep")).is_some();
         held.extend(LONG).await.expect("still held");
-        stage.witness.no_transactions().await;
-        stage.pool_works().await;
+        fixture.witness.no_transactions().await;
+        fixture.pool_works().await;
         done
     })
     .await;
     held.release().await.expect("release");
-    stage.is_clean().await;
+    fixture.is_clean().await;
 }
 
 #[tokio::test]
 async fn dropped_resume_can_be_repeated() {
-    let stage = Stage::set().await;
+    let fixture = CancelFixture::new().await;
     everywhere(async |point| {
-        let lease = soon("the grant", stage.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+        let lease = soon("the grant", fixture.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
         let exported = lease.export().expect("export");
-        let done = until(point, stage.ours.resume(exported.clone())).await;
+        let done = until(point, fixture.ours.resume(exported.clone())).await;
         match done {
             Some(lease) => lease.expect("resume").release().await.expect("ours to the end"),
             // It can be resumed again.
             None => {
-                let lease = stage.ours.resume(exported).await.expect("resume");
+                let lease = fixture.ours.resume(exported).await.expect("resume");
                 lease.release().await.expect("ours to the end");
-                stage.is_clean().await;
+                fixture.is_clean().await;
                 return false;
             }
         }
-        stage.is_clean().await;
+        fixture.is_clean().await;
         true
     })
     .await;
@@ -403,19 +393,19 @@ async fn dropped_resume_can_be_repeated() {
 
 #[tokio::test]
 async fn dropped_shutdown_still_releases_leases() {
-    let stage = Stage::set().await;
+    let fixture = CancelFixture::new().await;
     everywhere(async |point| {
-        let locks = stage.db.locks().await;
+        let locks = fixture.db.locks().await;
         let lease = soon("the grant", locks.lease("a").ttl(LONG).acquire()).await.expect("acquire");
         let other = soon("the grant", locks.lease("b").ttl(LONG).acquire()).await.expect("acquire");
         let done = until(point, locks.shutdown()).await.map(|outcome| outcome.expect("shutdown")).is_some();
         if point.polls > 0 {
             // The leases are on their way back although they are still in our hands.
-            let next = soon("the name", stage.theirs.lease("b").ttl(LONG).acquire()).await.expect("acquire");
+            let next = soon("the name", fixture.theirs.lease("b").ttl(LONG).acquire()).await.expect("acquire");
             next.release().await.expect("release");
         }
         drop((lease, other));
-        stage.is_clean().await;
+        fixture.is_clean().await;
         done
     })
     .await;

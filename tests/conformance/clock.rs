@@ -52,8 +52,8 @@ async fn client_whose_clock_is_wrong(ahead: i64) {
 
 async fn client_of_a_server(locks: &Locks, wrong: &mut Worker) {
     const TTL: Duration = Duration::from_secs(5);
-    // Its holding begins between two of ours, by the one clock that counts, and in the order of
-    // tokens.
+    // Its holding begins between two of this process, by the one clock that counts, and in the
+    // order of tokens.
     let (_earlier, its_token, _later) = (
         locks.lease("earlier").acquire().await.expect("acquire"),
         wrong.hold("a", TTL).await,

@@ -44,7 +44,7 @@ async fn leases_survive_a_fully_used_application_pool() {
     let mut leases = taken.join_all().await;
     leases.sort_by(|a, b| a.name().cmp(b.name()));
 
-    // Behind every second one somebody waits, here or elsewhere.
+    // Every second name has a waiter, in this process or in another one.
     let arrived = Arc::new(AtomicUsize::new(0));
     let mut waiters = JoinSet::new();
     for (i, lease) in leases.iter().enumerate().filter(|(i, _)| i % 2 == 0) {

@@ -130,7 +130,7 @@ async fn loss_tells_its_cause() {
 async fn takeover_from_an_expired_holder_is_told() {
     let db = fresh().await;
     let (dead, locks) = (db.locks().await, db.locks().await);
-    // No client keeps an exported lease, nor gives it back.
+    // No client renews an exported lease, or releases it.
     let abandoned = dead.lease("a").ttl(Duration::from_millis(200)).renew(false).acquire().await.expect("acquire");
     let mut exports = dead.events();
     let _exported = abandoned.export().expect("export");

@@ -60,7 +60,7 @@ async fn four_sellers_sell_every_ticket_once() {
     let line = "each of them once.";
     let db = empty().await;
     shows(&db, "ticket_sale", line).await;
-    // What the first run left behind is not in the way of the next.
+    // The rows of the first run do not disturb the next one.
     shows(&db, "ticket_sale", line).await;
 }
 

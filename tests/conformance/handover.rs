@@ -86,7 +86,7 @@ async fn ended_lease_cannot_be_resumed() {
         let lease = ours.lease(name).ttl(ttl).acquire().await.expect("acquire");
         lease.export().expect("export")
     };
-    // Expired, and nobody has come since.
+    // Expired, and not acquired since.
     let late = exported("late", SHORT).await;
     // Expired and taken over.
     let taken = exported("taken", SHORT).await;
@@ -202,7 +202,7 @@ async fn shutdown_releases_every_lease() {
     }
     let kept = theirs.lease("theirs").ttl(LONG).acquire().await.expect("acquire");
     soon("the shutdown", ours.shutdown()).await.expect("shutdown");
-    // At once, although every guard is still in somebody's hands.
+    // At once, although no handle is dropped.
     let listed = theirs.list("").await.expect("list");
     assert_eq!(listed.iter().map(|info| info.name.as_str()).collect::<Vec<_>>(), ["theirs"]);
     for lease in leases {

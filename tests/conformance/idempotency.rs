@@ -657,7 +657,7 @@ async fn cut_connections_neither_double_nor_lose_effects() {
                 if !cut.load(Ordering::SeqCst) {
                     break;
                 }
-                // Less and less often, so that it goes on in the end, however slow this machine is.
+                // At growing intervals, so that slow machines make progress, too.
                 tokio::time::sleep(Duration::from_millis(20 + i * 7 % 20 + 2 * i)).await;
                 if i % 2 == 0 { proxy.reset() } else { drop(proxy.cut_next_reply()) }
             }
@@ -721,7 +721,7 @@ async fn run_tells_its_doubt_when_nothing_settles_it() {
     let doubtful = payments.run(&far, &key, &asked, async |tx| {
         begun.fetch_add(1, Ordering::SeqCst);
         let done = effect(tx).await?;
-        // No other connection is made. Nobody listens on port 1.
+        // No other connection is opened: port 1 is closed.
         far.set_connect_options(with_port(&url, 1).parse()?);
         proxy.cut_reply_to("COMMIT");
         Ok::<_, AppError>(done)
@@ -1210,7 +1210,7 @@ async fn resume_skips_young_and_exhausted_requests() {
     assert_eq!(state(&app, "young").await, Some(("unknown", 1)));
 }
 
-/// Writes records as they would stand there, whatever the application.
+/// Writes records as applications do.
 async fn fill(app: &App, state: &str, count: usize) {
     for rows in (0..count).collect::<Vec<_>>().chunks(500) {
         let zero = if DATABASE == Database::Postgres { "'\\x00'" } else { "X'00'" };
@@ -1456,7 +1456,7 @@ async fn storm_of_kills(mode: &str, provider: Option<&str>) -> (App, u32) {
             // In an order of its own: first all keys once, then all of them again.
             servers[request % 2].tell(&format!("{request} {mode} {}", request / DUPLICATES));
         }
-        // So that it goes on in the end, however slow this machine is.
+        // So that slow machines make progress, too.
         let patience = Duration::from_millis(60 + u64::from(kills * kills) * 2);
         let until = tokio::time::Instant::now() + patience.min(SOON);
         for server in &mut servers {

@@ -264,7 +264,7 @@ async fn extension_requires_the_token_of_the_lease() {
     assert_eq!((after.token, after.expires_at, after.holds), (before.token, before.expires_at, 1));
     lease.release().await.expect("ours to the end");
 
-    // Kept for nobody: there is no holding any more that could last longer.
+    // A released name has no holding that could be extended.
     let kept = ours.lease("b").hold_at_least(LONG).acquire().await.expect("acquire");
     let token = kept.token();
     kept.release().await.expect("release");

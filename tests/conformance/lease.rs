@@ -223,7 +223,7 @@ async fn max_hold_ends_a_renewed_lease() {
     let lease = ours.lease("a").ttl(ms(3000)).max_hold(ms(7000)).acquire().await.expect("acquire");
     assert_eq!(soon("the loss", lease.lost()).await, LossCause::MaxHold);
     assert!(start.elapsed() >= ms(7000));
-    // A holder that hangs keeps its guard, and still the name goes on.
+    // A hanging holder keeps its handle, and the name is granted to the next client.
     let next = soon("the turn", theirs.lease("a").acquire()).await.expect("acquire");
     lost_by(lease.extend(LONG).await.expect_err("lost"), LossCause::MaxHold);
     lost_by(lease.release().await.expect_err("lost"), LossCause::MaxHold);
@@ -489,7 +489,7 @@ async fn fence_excludes_others_until_transaction_ends() {
     let token = lease.token();
     let mut tx = pool.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
-    // It expires, and still nobody gets in.
+    // It expires, and no other client is granted the name.
     lease.lost().await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     let next = theirs.lease("a").wait(Duration::from_secs(20)).acquire();

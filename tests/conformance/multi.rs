@@ -116,7 +116,7 @@ async fn waiting_request_holds_only_names_before_it() {
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let b = theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
     let waits = enqueue(&theirs, all(&ours, &["c", "a", "b"]), "b", 0).await;
-    // It waits for no other, and the last is free for others meanwhile.
+    // It waits for this name only, and other clients can acquire the last one.
     let a = theirs.inspect("a").await.expect("inspect").expect("held");
     until_waiters(&theirs, "a", 0).await;
     until_waiters(&theirs, "c", 0).await;
@@ -236,7 +236,7 @@ async fn dropped_waiting_request_releases_its_names() {
     let behind_b = tokio::spawn(others.lease("b").ttl(LONG).acquire());
     until_waiters(&theirs, "b", 2).await;
     waits.abort();
-    // It is not in the way any more.
+    // It does not block the queue any more.
     granted(behind_a).await.expect("acquire").release().await.expect("release");
     held.release().await.expect("release");
     granted(behind_b).await.expect("acquire").release().await.expect("release");
@@ -494,7 +494,7 @@ async fn refused_commit_leaves_no_open_transaction() {
     let mut reader = pool.begin().await.expect("begin");
     sqlx::query_scalar::<Sql, i64>("SELECT count(*) FROM sqlock_lease").fetch_one(&mut *reader).await.expect("a count");
     let taking = tokio::spawn(all(&ours, &["a", "b"]).acquire());
-    // Longer than a connection of ours has patience with others.
+    // Longer than the busy timeout of the client.
     sleep(Duration::from_millis(3500)).await;
     reader.rollback().await.expect("rollback");
     match soon("an answer", taking).await.expect("no panic") {

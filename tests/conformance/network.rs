@@ -29,7 +29,7 @@ const LONG: Duration = Duration::from_secs(600);
 const REFUSED_ONCE: Duration = Duration::from_millis(2300);
 
 /// A database behind a network that the test commands.
-struct Wire {
+struct NetworkFixture {
     db: Fresh,
     /// The way with the proxy in it; on SQLite the only one.
     url: String,
@@ -55,11 +55,11 @@ enum Fault {
     Slow(Duration),
 }
 
-impl Wire {
+impl NetworkFixture {
     async fn new() -> Self {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let db = fresh().await;
-        let mark = format!("sqlock-wire-{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
+        let mark = format!("sqlock-network-{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
         let (proxy, url) = match DATABASE {
             Database::Sqlite => (None, db.url.clone()),
             _ => {
@@ -130,7 +130,7 @@ impl Wire {
     }
 
     /// Cuts the connections at the moment when the server has done what it was asked and the reply
-    /// was swallowed: `done` tells it from the row.
+    /// was swallowed: `done` checks the row.
     async fn cut_when(&mut self, name: &str, done: impl Fn(&Row) -> bool) {
         let Some(proxy) = &self.proxy else {
             // There is no reply to lose. What can happen is that a statement has to be sent again.
@@ -271,20 +271,20 @@ async fn yield_to_others() {
 
 #[tokio::test]
 async fn acquire_with_lost_reply_yields_one_lease() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     // The row exists, so that the first statement is the one that grants.
-    wire.strike(Fault::Mute).await;
+    network.strike(Fault::Mute).await;
     let asking = tokio::spawn(locks.lease("a").ttl(LONG).acquire());
     let mut granted = None;
-    if wire.proxy.is_some() {
-        wire.until("the grant", "a", |row| !row.id.is_empty()).await;
-        granted = wire.row("a").await.map(|row| row.token);
+    if network.proxy.is_some() {
+        network.until("the grant", "a", |row| !row.id.is_empty()).await;
+        granted = network.row("a").await.map(|row| row.token);
     }
-    wire.cut_when("a", |row| !row.id.is_empty()).await;
+    network.cut_when("a", |row| !row.id.is_empty()).await;
     let lease = soon("the lease", asking).await.expect("no panic").expect("acquire");
     assert!(lease.is_held());
-    let row = wire.row("a").await.expect("the row");
+    let row = network.row("a").await.expect("the row");
     assert_eq!(row.token, lease.token().get());
     if let Some(granted) = granted {
         assert_eq!(row.token, granted, "the holding that was committed first, not a second one");
@@ -294,13 +294,13 @@ async fn acquire_with_lost_reply_yields_one_lease() {
     lease.release().await.expect("release");
     let next = rival.lease("a").try_acquire().await.expect("try").expect("no orphan keeps it");
     next.release().await.expect("release");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 #[tokio::test]
 async fn renewal_with_lost_reply_keeps_the_lease() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let ttl = Duration::from_secs(9);
     let lease = locks.lease("a").ttl(ttl).acquire().await.expect("acquire");
     // When two heartbeats were answered, their connection is open and their statements are
@@ -315,77 +315,77 @@ async fn renewal_with_lost_reply_keeps_the_lease() {
         };
         soon("a heartbeat", answered).await;
     }
-    let (acquired, granted) = (Instant::now(), wire.row("a").await.expect("the row"));
-    wire.strike(Fault::Mute).await;
-    if wire.proxy.is_none() {
+    let (acquired, granted) = (Instant::now(), network.row("a").await.expect("the row"));
+    network.strike(Fault::Mute).await;
+    if network.proxy.is_none() {
         sleep(ttl / 3).await; // until the heartbeat is due
     }
-    wire.cut_when("a", |row| row.expires_at > granted.expires_at).await;
+    network.cut_when("a", |row| row.expires_at > granted.expires_at).await;
     let lost = timeout((acquired + ttl + ttl / 3).saturating_duration_since(Instant::now()), lease.lost()).await;
     assert!(lost.is_err(), "lost: {lost:?}");
     assert!(lease.is_held());
-    let row = wire.row("a").await.expect("the row");
+    let row = network.row("a").await.expect("the row");
     assert_eq!((row.token, row.id), (granted.token, granted.id));
     assert!(rival.lease("a").try_acquire().await.expect("try").is_none());
     lease.release().await.expect("release");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 #[tokio::test]
 async fn release_with_lost_reply_succeeds() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    wire.strike(Fault::Mute).await;
+    network.strike(Fault::Mute).await;
     let releasing = tokio::spawn(lease.release());
-    wire.cut_when("a", |row| row.id.is_empty()).await;
+    network.cut_when("a", |row| row.id.is_empty()).await;
     soon("the release", releasing).await.expect("no panic").expect("it was ours to the end");
     let next = rival.lease("a").try_acquire().await.expect("try").expect("free");
     next.release().await.expect("release");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 /// The release is sent again when another client holds the name; it still succeeds and does not
 /// touch the successor's lease.
 #[tokio::test]
 async fn repeated_release_succeeds_and_spares_the_successor() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    wire.strike(Fault::Mute).await;
+    network.strike(Fault::Mute).await;
     let releasing = tokio::spawn(lease.release());
-    if wire.proxy.is_some() {
-        // Nobody waits yet: then it is one statement, whose answer nobody needs.
-        wire.until("the release", "a", |row| row.id.is_empty()).await;
+    if network.proxy.is_some() {
+        // Without a waiter it is one statement, whose answer is not needed.
+        network.until("the release", "a", |row| row.id.is_empty()).await;
     }
     let taking = tokio::spawn(rival.lease("a").wait(SOON).acquire());
-    let token = wire.row("a").await.expect("the row").token;
-    wire.cut_when("a", |row| !row.id.is_empty() && row.token > token).await;
+    let token = network.row("a").await.expect("the row").token;
+    network.cut_when("a", |row| !row.id.is_empty() && row.token > token).await;
     soon("the release", releasing).await.expect("no panic").expect("it was ours to the end");
     let next = soon("the successor", taking).await.expect("no panic").expect("acquire");
-    let row = wire.row("a").await.expect("the row");
+    let row = network.row("a").await.expect("the row");
     assert_eq!(row.token, next.token().get());
     assert!(!row.id.is_empty());
     next.release().await.expect("the successor's is its own");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 #[tokio::test]
 async fn handover_with_lost_reply_grants_the_waiter_once() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let first = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let token = first.token();
     let waiting = tokio::spawn(locks.lease("a").ttl(LONG).acquire());
     yield_to_others().await;
-    wire.strike(Fault::Mute).await;
+    network.strike(Fault::Mute).await;
     let releasing = tokio::spawn(first.release());
     let mut handed = None;
-    if wire.proxy.is_some() {
-        wire.until("the hand-off", "a", |row| row.token > token.get()).await;
-        handed = wire.row("a").await.map(|row| row.token);
+    if network.proxy.is_some() {
+        network.until("the hand-off", "a", |row| row.token > token.get()).await;
+        handed = network.row("a").await.map(|row| row.token);
     }
-    wire.cut_when("a", |row| row.token > token.get()).await;
+    network.cut_when("a", |row| row.token > token.get()).await;
     soon("the release", releasing).await.expect("no panic").expect("it was ours to the end");
     let second = soon("the turn", waiting).await.expect("no panic").expect("acquire");
     assert!(second.is_held());
@@ -395,61 +395,61 @@ async fn handover_with_lost_reply_grants_the_waiter_once() {
     }
     assert!(rival.lease("a").try_acquire().await.expect("try").is_none());
     second.release().await.expect("release");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 #[tokio::test]
 async fn extension_with_lost_reply_counts() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let ttl = Duration::from_secs(60);
     let lease = locks.lease("a").ttl(ttl).renew(false).acquire().await.expect("acquire");
-    let granted = wire.row("a").await.expect("the row");
-    wire.strike(Fault::Mute).await;
+    let granted = network.row("a").await.expect("the row");
+    network.strike(Fault::Mute).await;
     let extending = async {
         let extended = lease.extend(LONG).await;
         (extended, lease.remaining())
     };
-    let cutting = wire.cut_when("a", |row| row.expires_at > granted.expires_at);
+    let cutting = network.cut_when("a", |row| row.expires_at > granted.expires_at);
     let ((extended, remaining), ()) = soon("the extension", async { tokio::join!(extending, cutting) }).await;
     extended.expect("extend");
     assert!(remaining > ttl, "{remaining:?}");
-    let row = wire.row("a").await.expect("the row");
+    let row = network.row("a").await.expect("the row");
     assert_eq!((row.token, row.id), (granted.token, granted.id));
     lease.release().await.expect("release");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 /// Every operation of every round loses one reply, including operations on new names and new
 /// connections.
 #[tokio::test]
 async fn many_lost_replies_leave_nothing_behind() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.cold_locks().await, wire.rival().await);
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.cold_locks().await, network.rival().await);
     let mut last = None;
-    let rounds = if wire.proxy.is_some() { 15 } else { 1 };
+    let rounds = if network.proxy.is_some() { 15 } else { 1 };
     for round in 0..rounds {
         let fresh_name = format!("n{round}");
-        let new = wire.losing_a_reply(locks.lease(&fresh_name).ttl(LONG).acquire()).await.expect("a new name");
-        let first = wire.losing_a_reply(locks.lease("a").ttl(LONG).acquire()).await.expect("a known name");
+        let new = network.losing_a_reply(locks.lease(&fresh_name).ttl(LONG).acquire()).await.expect("a new name");
+        let first = network.losing_a_reply(locks.lease("a").ttl(LONG).acquire()).await.expect("a known name");
         assert!(Some(first.token()) > last);
         let second = tokio::spawn(locks.lease("a").ttl(LONG).acquire());
         yield_to_others().await;
-        wire.losing_a_reply(first.extend(LONG)).await.expect("extend");
-        wire.losing_a_reply(first.release()).await.expect("it was ours to the end");
+        network.losing_a_reply(first.extend(LONG)).await.expect("extend");
+        network.losing_a_reply(first.release()).await.expect("it was ours to the end");
         let second = soon("the turn", second).await.expect("no panic").expect("acquire");
         let held = rival.inspect("a").await.expect("inspect").expect("held");
         assert_eq!(held.token, second.token());
         last = Some(second.token());
-        wire.losing_a_reply(second.release()).await.expect("it was ours to the end");
-        wire.losing_a_reply(new.release()).await.expect("it was ours to the end");
+        network.losing_a_reply(second.release()).await.expect("it was ours to the end");
+        network.losing_a_reply(new.release()).await.expect("it was ours to the end");
         assert!(rival.inspect("a").await.expect("inspect").is_none());
         assert!(rival.inspect(&fresh_name).await.expect("inspect").is_none());
     }
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
-impl Wire {
+impl NetworkFixture {
     /// Runs a call whose first reply is lost together with the connection.
     async fn losing_a_reply<T>(&mut self, call: impl Future<Output = T>) -> T {
         let Some(proxy) = &self.proxy else {
@@ -468,29 +468,29 @@ impl Wire {
 
 #[tokio::test]
 async fn grant_after_its_deadline_is_refused_and_released() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let ttl = Duration::from_millis(1200);
-    wire.strike(Fault::Slow(ttl * 2)).await;
+    network.strike(Fault::Slow(ttl * 2)).await;
     let trying = tokio::spawn(locks.lease("a").ttl(ttl).try_acquire());
-    if wire.proxy.is_none() {
+    if network.proxy.is_none() {
         sleep(ttl * 3 / 2).await;
-        wire.mend().await;
+        network.mend().await;
     }
     let error = soon("an answer", trying).await.expect("no panic").expect_err("too late to be a lease");
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(error.is_retryable(), "{error}");
     // Its expiry would leave the hold in the row: it was given back.
-    wire.until("the release", "a", |row| row.id.is_empty()).await;
+    network.until("the release", "a", |row| row.id.is_empty()).await;
     let next = rival.lease("a").try_acquire().await.expect("try").expect("free");
     next.release().await.expect("release");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 #[tokio::test]
 async fn acquire_continues_after_a_late_grant() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let ttl = Duration::from_millis(700);
     // The statements of a wait and of its end are prepared.
     let held = rival.lease("b").acquire().await.expect("acquire");
@@ -500,37 +500,37 @@ async fn acquire_continues_after_a_late_grant() {
     // Nothing is on its way when the network gets slow: a connection that is given up then is not
     // replaced in time.
     locks.lease("b").acquire().await.expect("acquire").release().await.expect("release");
-    let before = wire.row("a").await.expect("the row").token;
-    wire.strike(Fault::Slow(ttl * 2)).await;
+    let before = network.row("a").await.expect("the row").token;
+    network.strike(Fault::Slow(ttl * 2)).await;
     let acquiring = tokio::spawn(locks.lease("a").ttl(ttl).acquire());
     let mut late = before;
-    if wire.proxy.is_some() {
-        wire.until("the late grant", "a", |row| row.token > before).await;
-        late = wire.row("a").await.expect("the row").token;
-        wire.until("its end", "a", |row| row.id.is_empty() || row.token > late).await;
+    if network.proxy.is_some() {
+        network.until("the late grant", "a", |row| row.token > before).await;
+        late = network.row("a").await.expect("the row").token;
+        network.until("its end", "a", |row| row.id.is_empty() || row.token > late).await;
         assert!(!acquiring.is_finished(), "the late grant was handed out");
     } else {
         sleep(ttl * 3 / 2).await;
     }
-    wire.mend().await;
+    network.mend().await;
     let lease = soon("the lease", acquiring).await.expect("no panic").expect("acquire");
     assert!(lease.is_held());
     assert!(lease.token().get() > late, "another holding than the late one");
     lease.release().await.expect("release");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 #[tokio::test]
 async fn renewal_after_the_deadline_is_lost() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let ttl = Duration::from_millis(1500);
     let lease = locks.lease("a").ttl(ttl).acquire().await.expect("acquire");
     let token = lease.token();
-    wire.strike(Fault::Slow(ttl * 2)).await;
+    network.strike(Fault::Slow(ttl * 2)).await;
     assert_eq!(soon("the loss", lease.lost()).await, LossCause::Expired);
     assert!(!lease.is_held());
-    wire.mend().await; // what is delayed arrives now: a confirmation that comes too late
+    network.mend().await; // what is delayed arrives now: a confirmation that comes too late
     sleep(ttl / 3).await;
     assert!(!lease.is_held(), "lost is lost");
     let error = lease.release().await.expect_err("it was not ours to the end");
@@ -538,31 +538,31 @@ async fn renewal_after_the_deadline_is_lost() {
     let next = soon("the name", rival.lease("a").acquire()).await.expect("acquire");
     assert!(next.token() > token);
     next.release().await.expect("release");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 // ---- connections that are refused, frozen and reset
 
 #[tokio::test]
 async fn lease_survives_refused_connections_within_ttl() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let ttl = Duration::from_secs(9);
     let lease = locks.lease("a").ttl(ttl).acquire().await.expect("acquire");
     let acquired = Instant::now();
-    let granted = wire.row("a").await.expect("the row");
-    wire.strike(Fault::Refused).await;
+    let granted = network.row("a").await.expect("the row");
+    network.strike(Fault::Refused).await;
     sleep(ttl / 2).await; // the renewal at a third of the TTL fails, and what is tried after it
-    assert_eq!(wire.row("a").await.expect("the row").expires_at, granted.expires_at, "a renewal came through");
+    assert_eq!(network.row("a").await.expect("the row").expires_at, granted.expires_at, "a renewal came through");
     assert!(lease.is_held());
-    wire.mend().await;
-    wire.until("a renewal", "a", |row| row.expires_at > granted.expires_at).await;
+    network.mend().await;
+    network.until("a renewal", "a", |row| row.expires_at > granted.expires_at).await;
     let lost = timeout((acquired + ttl + ttl / 3).saturating_duration_since(Instant::now()), lease.lost()).await;
     assert!(lost.is_err(), "lost: {lost:?}");
     assert!(lease.is_held());
     assert!(rival.lease("a").try_acquire().await.expect("try").is_none());
     lease.release().await.expect("release");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 /// Waits until the client of a lease is registered: a second heartbeat was answered.
@@ -580,65 +580,65 @@ async fn registered(lease: &Lease) {
 }
 
 /// Interrupts the heartbeat of a client that holds this lease.
-async fn interrupt(wire: &mut Wire, lease: &Lease) {
-    wire.strike(Fault::Refused).await;
-    wire.kill_idle();
+async fn interrupt(network: &mut NetworkFixture, lease: &Lease) {
+    network.strike(Fault::Refused).await;
+    network.kill_idle();
     // A heartbeat is due once a second.
     sleep(Duration::from_secs(1) + REFUSED_ONCE).await;
     assert!(lease.is_held(), "nothing has been heard");
-    wire.mend().await;
+    network.mend().await;
 }
 
 /// After a failover to a copy with the client and without the lease, the heartbeats of the client
 /// are still answered.
 #[tokio::test]
 async fn lease_missing_after_interruption_is_lost() {
-    let mut wire = Wire::new().await;
-    let locks = wire.locks().await;
+    let mut network = NetworkFixture::new().await;
+    let locks = network.locks().await;
     let lease = locks.lease("a").acquire().await.expect("acquire");
     registered(&lease).await;
-    wire.direct.execute("DELETE FROM sqlock_lease WHERE name = 'a'").await.expect("delete");
-    interrupt(&mut wire, &lease).await;
+    network.direct.execute("DELETE FROM sqlock_lease WHERE name = 'a'").await.expect("delete");
+    interrupt(&mut network, &lease).await;
     assert_eq!(soon("the loss", lease.lost()).await, LossCause::Superseded);
     let _ = lease.release().await;
-    wire.assert_nothing_left(vec![locks]).await;
+    network.assert_nothing_left(vec![locks]).await;
 }
 
 /// After a failover to a copy that missed the release, the heartbeats of the client would keep the
 /// lease alive.
 #[tokio::test]
 async fn restored_lease_is_released_again_after_interruption() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let lease = locks.lease("a").acquire().await.expect("acquire");
     registered(&lease).await;
     let released = locks.lease("b").acquire().await.expect("acquire");
-    wire.direct.execute("CREATE TABLE copy AS SELECT * FROM sqlock_lease WHERE name = 'b'").await.expect("copy");
+    network.direct.execute("CREATE TABLE copy AS SELECT * FROM sqlock_lease WHERE name = 'b'").await.expect("copy");
     released.release().await.expect("release");
-    wire.direct.execute("DELETE FROM sqlock_lease WHERE name = 'b'").await.expect("delete");
-    wire.direct.execute("INSERT INTO sqlock_lease SELECT * FROM copy").await.expect("restore");
+    network.direct.execute("DELETE FROM sqlock_lease WHERE name = 'b'").await.expect("delete");
+    network.direct.execute("INSERT INTO sqlock_lease SELECT * FROM copy").await.expect("restore");
     assert!(rival.lease("b").try_acquire().await.expect("answered").is_none(), "it is back");
-    interrupt(&mut wire, &lease).await;
+    interrupt(&mut network, &lease).await;
     let next = soon("the name", rival.lease("b").acquire()).await.expect("acquire");
     next.release().await.expect("release");
     lease.release().await.expect("release");
-    wire.direct.execute("DROP TABLE copy").await.expect("drop");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.direct.execute("DROP TABLE copy").await.expect("drop");
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 #[tokio::test]
 async fn lease_is_lost_when_refusals_outlast_ttl() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let lease = locks.lease("a").ttl(Duration::from_millis(1200)).acquire().await.expect("acquire");
     let token = lease.token();
-    wire.strike(Fault::Refused).await;
+    network.strike(Fault::Refused).await;
     assert_eq!(soon("the loss", lease.lost()).await, LossCause::Expired);
     // Nothing is said about who holds the name: the database could not be asked.
     let error = soon("an answer", locks.lease("b").try_acquire()).await.expect_err("no database");
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(error.is_retryable() && !error.is_timeout() && !error.is_lost(), "{error}");
-    wire.mend().await;
+    network.mend().await;
     let again = soon("the name", locks.lease("a").ttl(LONG).acquire()).await.expect("acquire");
     assert!(again.token() > token);
     let error = lease.release().await.expect_err("it was lost");
@@ -646,16 +646,16 @@ async fn lease_is_lost_when_refusals_outlast_ttl() {
     assert!(again.is_held());
     assert!(rival.lease("a").try_acquire().await.expect("try").is_none(), "the old lease's end touched the new one");
     again.release().await.expect("release");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 #[tokio::test]
 async fn frozen_holder_knows_before_another_can_hold() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let lease = locks.lease("a").ttl(Duration::from_millis(1500)).acquire().await.expect("acquire");
-    wire.strike(Fault::Frozen).await;
-    if wire.proxy.is_some() {
+    network.strike(Fault::Frozen).await;
+    if network.proxy.is_some() {
         let taken = async {
             loop {
                 match rival.lease("a").ttl(LONG).try_acquire().await.expect("try") {
@@ -674,18 +674,18 @@ async fn frozen_holder_knows_before_another_can_hold() {
         assert_eq!(soon("the loss", lease.lost()).await, LossCause::Expired);
         assert!(!lease.is_held());
     }
-    wire.mend().await;
+    network.mend().await;
     drop(lease);
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 /// Every call ends in bounded time, and a call without a reply reports no result.
 #[tokio::test]
 async fn calls_into_frozen_network_become_unavailable() {
-    let mut wire = Wire::new().await;
+    let mut network = NetworkFixture::new().await;
     let mut clients = Vec::new();
     for _ in 0..7 {
-        clients.push(wire.locks().await);
+        clients.push(network.locks().await);
     }
     let [try_a, wait_a, inspects, lists, evicts, releases, extends] = &clients[..] else {
         unreachable!("there are seven");
@@ -693,7 +693,7 @@ async fn calls_into_frozen_network_become_unavailable() {
     let released = releases.lease("r").ttl(LONG).acquire().await.expect("acquire");
     let extended = extends.lease("e").ttl(LONG).acquire().await.expect("acquire");
     let token = extended.token();
-    wire.strike(Fault::Frozen).await;
+    network.strike(Fault::Frozen).await;
     let start = Instant::now();
     let (tried, waited, inspected, listed, evicted, released, prolonged) = soon("an end of every call", async {
         tokio::join!(
@@ -715,7 +715,7 @@ async fn calls_into_frozen_network_become_unavailable() {
     unavailable("acquire with a limit", waited.err());
     unavailable("evict", evicted.err());
     unavailable("extend", prolonged.err());
-    if wire.proxy.is_some() {
+    if network.proxy.is_some() {
         unavailable("inspect", inspected.err());
         unavailable("list", listed.err());
     } else {
@@ -723,29 +723,29 @@ async fn calls_into_frozen_network_become_unavailable() {
         assert_eq!(inspected.expect("inspect").expect("held").token, token);
         assert_eq!(listed.expect("list").len(), 2);
     }
-    // It was sent, and nobody knows whether it arrived.
+    // It was sent, and may have arrived.
     let error = released.expect_err("no answer");
     assert!(matches!(error, Error::Unknown { .. } | Error::Unavailable { .. }), "release: {error}");
     assert!(extended.is_held(), "extended by the repeated request");
-    wire.mend().await;
+    network.mend().await;
     soon("the release", extended.release()).await.expect("it was ours to the end");
     // The release that got no answer was never made, as far as the database knows: the holding is
     // for the TTL to end.
-    let orphan = wire.row("r").await.expect("the row").token;
-    let rival = wire.rival().await;
+    let orphan = network.row("r").await.expect("the row").token;
+    let rival = network.rival().await;
     if let Some(left) = rival.inspect("r").await.expect("inspect") {
         assert_eq!(left.token.get(), orphan);
         let is_evicted = rival.evict("r", left.token).await.expect("evict");
         assert!(is_evicted || rival.inspect("r").await.expect("inspect").is_none(), "it has neither ended nor expired");
     }
     clients.push(rival);
-    wire.assert_nothing_left(clients).await;
+    network.assert_nothing_left(clients).await;
 }
 
 #[tokio::test]
 async fn storm_of_resets_loses_no_lease() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let ttl = Duration::from_secs(6);
     let mut leases: Vec<Lease> = Vec::new();
     for i in 0..50 {
@@ -754,13 +754,13 @@ async fn storm_of_resets_loses_no_lease() {
     let until = Instant::now() + ttl * 3 / 2;
     let mut storms = 0;
     while Instant::now() < until {
-        if let Some(proxy) = &wire.proxy {
+        if let Some(proxy) = &network.proxy {
             proxy.reset();
             sleep(Duration::from_millis(150)).await;
         } else {
-            wire.strike(Fault::Refused).await;
+            network.strike(Fault::Refused).await;
             sleep(Duration::from_millis(150)).await;
-            wire.mend().await;
+            network.mend().await;
             sleep(Duration::from_millis(50)).await;
         }
         storms += 1;
@@ -774,43 +774,43 @@ async fn storm_of_resets_loses_no_lease() {
     for lease in leases {
         soon("a release", lease.release()).await.expect("it was ours to the end");
     }
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 #[tokio::test]
 async fn acquire_dropped_without_reply_leaves_nothing() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
-    let before = wire.row("a").await.expect("the row").token;
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
+    let before = network.row("a").await.expect("the row").token;
     // The request arrives, the reply does not.
-    wire.strike(Fault::Mute).await;
+    network.strike(Fault::Mute).await;
     let acquiring = tokio::spawn(locks.lease("a").ttl(LONG).acquire());
-    if wire.proxy.is_some() {
-        wire.until("the grant", "a", |row| !row.id.is_empty()).await;
+    if network.proxy.is_some() {
+        network.until("the grant", "a", |row| !row.id.is_empty()).await;
     } else {
         sleep(Duration::from_millis(300)).await;
     }
     acquiring.abort();
     assert!(acquiring.await.expect_err("it was dropped").is_cancelled());
-    wire.mend().await;
-    // Its TTL is long: somebody has released it.
-    wire.until("the grant and its release", "a", |row| row.token > before && row.id.is_empty()).await;
+    network.mend().await;
+    // Its TTL is long, so it was released.
+    network.until("the grant and its release", "a", |row| row.token > before && row.id.is_empty()).await;
     let next = rival.lease("a").try_acquire().await.expect("try").expect("free");
     next.release().await.expect("release");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 /// Neither the request nor the reply arrives.
 #[tokio::test]
 async fn acquire_dropped_before_arrival_takes_nothing() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
-    wire.strike(Fault::Frozen).await;
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
+    network.strike(Fault::Frozen).await;
     let acquiring = tokio::spawn(locks.lease("a").ttl(LONG).acquire());
     sleep(Duration::from_millis(200)).await;
     acquiring.abort();
     assert!(acquiring.await.expect_err("it was dropped").is_cancelled());
-    wire.mend().await;
+    network.mend().await;
     // The client works again, and what it asks for now comes after whatever it still did for the
     // one that has gone.
     let lease = soon("an answer", async {
@@ -822,25 +822,25 @@ async fn acquire_dropped_before_arrival_takes_nothing() {
         }
     })
     .await;
-    assert_eq!(wire.row("a").await.expect("the row").token, lease.token().get());
+    assert_eq!(network.row("a").await.expect("the row").token, lease.token().get());
     lease.release().await.expect("release");
     let next = rival.lease("a").try_acquire().await.expect("try").expect("free");
     next.release().await.expect("release");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 /// The caller sees the cut of its own transaction; the lease continues on its own connections.
 #[tokio::test]
 async fn cut_fenced_transaction_writes_nothing() {
-    let wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
-    wire.direct.execute("CREATE TABLE work (id INTEGER NOT NULL PRIMARY KEY)").await.expect("a table");
-    let business = connect(&wire.url, 1).await;
+    let network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
+    network.direct.execute("CREATE TABLE work (id INTEGER NOT NULL PRIMARY KEY)").await.expect("a table");
+    let business = connect(&network.url, 1).await;
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let mut tx = business.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
     sqlx::query("INSERT INTO work (id) VALUES (1)").execute(&mut *tx).await.expect("write");
-    match &wire.proxy {
+    match &network.proxy {
         Some(proxy) => {
             proxy.reset();
             let committed = tx.commit().await;
@@ -852,8 +852,8 @@ async fn cut_fenced_transaction_writes_nothing() {
     business.close().await;
     lease.release().await.expect("the lease had its own connections");
     let next = soon("the name", rival.lease("a").acquire()).await.expect("acquire");
-    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM work").fetch_one(&wire.direct).await.expect("count");
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM work").fetch_one(&network.direct).await.expect("count");
     assert_eq!(rows, 0);
     next.release().await.expect("release");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }

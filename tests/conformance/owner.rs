@@ -106,7 +106,7 @@ async fn inner_hold_never_shortens_the_outer() {
     assert!(left().await > LONG / 2, "not by renewing");
     inner.release().await.expect("release");
     assert!(left().await > LONG / 2, "not by leaving");
-    // Not by expiring either: the inner hold is over, the outer goes on.
+    // Not by expiry either: the inner lease has ended, and the outer one lasts.
     let inner = theirs.lease("a").owner(owner).ttl(SHORT).renew(false).acquire().await.expect("acquire");
     soon("the loss", inner.lost()).await;
     drop(inner);
@@ -137,7 +137,7 @@ async fn reentry_overtakes_waiters() {
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let owner = Owner::random();
     let outer = enter(&ours, "a", owner).await;
-    // Somebody waits in this process and in another.
+    // A waiter in this process, and one in another.
     let mut here = std::pin::pin!(ours.lease("a").acquire());
     let mut there = std::pin::pin!(theirs.lease("a").acquire());
     tokio::time::timeout(Duration::from_millis(30), &mut here).await.expect_err("held");

@@ -61,7 +61,7 @@ impl Pooled {
         }
         let sql = match DATABASE {
             // Those that PgBouncer itself sets for each client, and the pool of this test with it,
-            // are not ours.
+            // are not the test's.
             Database::Postgres => {
                 "SELECT name, setting FROM pg_settings
                   WHERE (source = 'session' OR name IN ('default_transaction_isolation', 'lock_timeout',

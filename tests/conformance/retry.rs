@@ -76,7 +76,7 @@ async fn versioned_retries_lose_no_update() {
     let reruns = i64::from(count(&runs)) - total;
     println!("{DATABASE:?}: {total} updates, {reruns} reruns");
     match DATABASE {
-        // Begun with the write lock in hand, nobody can be overtaken.
+        // A transaction that begins with the write lock meets no conflict.
         Database::Sqlite => assert_eq!(reruns, 0),
         _ => assert!(reruns > 0, "nobody met anybody: this proves nothing"),
     }
@@ -172,7 +172,7 @@ async fn ignored_deadlock_is_not_reported_as_committed() {
         }
     };
     assert_eq!((books.value(1).await, books.value(2).await, count(&runs)), (kept, kept, 1));
-    // The connection goes on as before: every statement by itself.
+    // The connection is usable: every statement commits by itself.
     run(&books.pool, "UPDATE counter SET value = 7 WHERE id = 1").await;
     books.pool.close().await;
     assert_eq!(Books { pool: books.db.pool().await, ..books }.value(1).await, 7);

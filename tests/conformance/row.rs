@@ -19,7 +19,7 @@ use super::fence::{Books, Business, add_one, books, levels, run};
 use crate::support::{Database, SOON, connect, soon};
 use crate::{DATABASE, Sql};
 
-/// Long enough that whoever does not wait has answered.
+/// Long enough for the answer of a statement that does not wait.
 const A_WHILE: Duration = Duration::from_millis(300);
 
 /// As an application begins a transaction that is going to lock.
@@ -82,7 +82,7 @@ async fn impatient(url: &str) -> Pool<Sql> {
         .connect_lazy_with((*connect(url, 1).await.connect_options()).clone())
 }
 
-/// A transaction elsewhere that locks the name as soon as it can, and tells when it has.
+/// A transaction of another client that locks the name as soon as it can, and reports it.
 fn locks_when_it_can(books: &Books, locks: &Locks, name: &'static str) -> JoinHandle<Transaction<'static, Sql>> {
     let (pool, locks) = (books.pool.clone(), locks.clone());
     tokio::spawn(async move {
@@ -394,7 +394,7 @@ async fn lock_ends_with_the_holders_connection() {
                 sqlx::query_scalar("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(&mut *tx).await.expect("an id");
             sqlx::raw_sql(AssertSqlSafe(format!("KILL {id}"))).execute(&books.pool).await.expect("kill");
         }
-        // Nobody kills a connection there but its process.
+        // Only its process can end a connection there.
         Database::Sqlite => drop(tx.rollback().await),
     }
     soon("the next one's turn", next).await.expect("no panic");
@@ -882,7 +882,7 @@ async fn transaction_that_reads_from_before_is_refused() {
             assert_eq!(cause(&error), &RowError::StaleSnapshot);
             assert!(error.is_conflict(), "{error}");
             tx.rollback().await.expect("rollback");
-            // A name that nobody has locked before: its row is younger than the snapshot.
+            // A new name, whose row is younger than the snapshot.
             let mut tx = business.begin().await;
             let _: i64 =
                 sqlx::query_scalar("SELECT value FROM counter WHERE id = 1").fetch_one(&mut *tx).await.expect("read");
@@ -1053,7 +1053,7 @@ async fn row_lock_uses_the_unique_index() {
     }
 }
 
-/// What [`touched`] tells before anything was.
+/// The value of [`touched`] before the first write.
 async fn before(tx: &mut Transaction<'static, Sql>, table: &str) -> i64 {
     if DATABASE == Database::Postgres { touched(tx, table).await } else { 0 }
 }
@@ -1103,7 +1103,7 @@ async fn shortest_wait_leaves_the_transaction_usable_too() {
     }
 }
 
-/// What one has written, the next one must see, or be told that it does not.
+/// A transaction must see the writes of the one before, or fail.
 #[tokio::test]
 async fn awaited_row_is_refused_with_older_snapshot() {
     let books = books().await;
@@ -1235,7 +1235,7 @@ async fn parent_lock_after_child_insert_does_not_deadlock() {
                 let item = format!("INSERT INTO item VALUES ({id}, 1)");
                 sqlx::query(AssertSqlSafe(item)).execute(&mut **tx).await?;
                 if first.swap(false, Ordering::SeqCst) && DATABASE != Database::Sqlite {
-                    // All have inserted, and nobody has locked.
+                    // All have inserted, and none has locked.
                     inserted.wait().await;
                 }
                 locks.row_of("orders", "id", 1_i64).lock(&mut *tx).await?;

@@ -281,7 +281,7 @@ async fn failed_migration_leaves_no_lock_behind() {
         return;
     }
     let user = Restricted::on(db).await;
-    // On MySQL nobody sees a database in which he has no right at all.
+    // On MySQL a user without any right to a database does not see it.
     if DATABASE.is_mysql() {
         user.grant("SELECT").await;
     }
@@ -294,7 +294,7 @@ async fn failed_migration_leaves_no_lock_behind() {
     }
     assert_eq!(witness.advisory_locks().await, 0);
     witness.no_transactions().await;
-    // Not in the way of those who have the right, with their own sqlx migrations or ours.
+    // Users with the right can migrate, with sqlx's migrations or those of this crate.
     let admin = user.db.pool_of(1).await;
     soon("the application's migration", application(2).run(&admin)).await.expect("nobody holds the migrator's lock");
     let admin = user.db.locks().await;
@@ -327,7 +327,7 @@ async fn interrupted_migration_is_repaired() {
         run(&pool, "DELETE FROM _sqlock_migrations").await;
     }
     assert!(matches!(locks.lease("a").acquire().await, Err(Error::NotMigrated { .. })));
-    // Two at once, since everybody restarts after an accident.
+    // Two at once, since all processes restart after an incident.
     let other = db.locks().await;
     let (one, two) = soon("the repair", async { tokio::join!(locks.migrate(), other.migrate()) }).await;
     one.and(two).expect("migrate");

@@ -9,14 +9,14 @@ use sqlock::{Error, Lease, Locks, LossCause, Semaphore};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
-use super::cancel::{Stage, everywhere, until};
+use super::cancel::{CancelFixture, everywhere, until};
 use super::shared::{assert_nothing_is_left, holders};
 use crate::DATABASE;
 use crate::support::critical_section::{AccessMode, CriticalSection, Visits};
 use crate::support::worker::Worker;
 use crate::support::{SOON, fresh, soon, until_waiters};
 
-/// A lease of this length that was left behind is still there when a test gives up.
+/// A leaked lease of this length is still held when a test times out.
 const LONG: Duration = Duration::from_secs(600);
 const BRIEF: Duration = Duration::from_secs(4);
 
@@ -358,27 +358,27 @@ async fn permit_behaves_like_a_lease() {
 
 #[tokio::test]
 async fn dropped_permit_request_leaves_nothing_behind() {
-    let stage = Stage::set().await;
-    let three = semaphore(&stage.ours, 3);
+    let fixture = CancelFixture::new().await;
+    let three = semaphore(&fixture.ours, 3);
     everywhere(async |point| {
         let done = until(point, three.acquire_many(2)).await.map(|lease| lease.expect("acquire")).is_some();
-        stage.is_clean().await;
+        fixture.is_clean().await;
         done
     })
     .await;
     everywhere(async |point| {
-        let taken = taken(&semaphore(&stage.theirs, 3), 2).await;
+        let taken = taken(&semaphore(&fixture.theirs, 3), 2).await;
         let leaves = tokio::spawn(async move {
             sleep(Duration::from_millis(20)).await;
             taken.release().await
         });
         let done = until(point, three.acquire_many(2)).await.map(|lease| lease.expect("acquire")).is_some();
         leaves.await.expect("no panic").expect("ours to the end");
-        stage.is_clean().await;
+        fixture.is_clean().await;
         done
     })
     .await;
-    assert_nothing_is_left(&stage.db).await;
+    assert_nothing_is_left(&fixture.db).await;
 }
 
 /// The request for all permits times out while one is taken; the request behind it is then granted.

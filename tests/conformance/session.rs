@@ -181,7 +181,7 @@ async fn shared_session_locks_exclude_an_exclusive_one() {
     assert!(!is_free(&theirs, "a").await, "one of two that share through one client is still in");
     let alone = tokio::spawn(ours.session("a").acquire());
     tokio::task::yield_now().await;
-    // Who came later does not come in before.
+    // A later request does not overtake an earlier one.
     assert!(share(&ours).await.expect("try").is_none());
     let later = tokio::spawn(ours.session("a").shared().acquire());
     tokio::task::yield_now().await;
@@ -521,7 +521,7 @@ async fn lock_file_exists_while_name_is_locked(db: &Fresh) {
     assert_eq!(files(), 1, "somebody still shares it");
     with_b.release().await.expect("ours to the end");
     assert_eq!(files(), 0);
-    // What a killed process leaves is nobody's.
+    // The locks of a killed process are free.
     let mut killed = Worker::start(&db.url);
     assert_eq!(killed.ask("session a").await, "locked");
     killed.kill();
@@ -534,7 +534,7 @@ async fn lock_file_exists_while_name_is_locked(db: &Fresh) {
 async fn unreachable_database_is_unavailable_not_held() {
     let db = empty().await;
     if DATABASE == Database::Sqlite {
-        // It does not even matter that somebody writes.
+        // A concurrent writer does not matter.
         let pool = db.pool_of(1).await;
         let writing = pool.begin_with("BEGIN EXCLUSIVE").await.expect("begin");
         let locks = db.locks().await;

@@ -14,14 +14,14 @@ use sqlx::Pool;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-use super::cancel::{Stage, everywhere, until};
+use super::cancel::{CancelFixture, everywhere, until};
 use super::fence::{add_one, assert_kept_out, books};
 use crate::support::critical_section::{AccessMode, CriticalSection, Visits};
 use crate::support::worker::Worker;
 use crate::support::{Database, Fresh, SOON, fresh, soon, until_waiters};
 use crate::{DATABASE, Sql};
 
-/// A lease of this length that was left behind is still there when a test gives up.
+/// A leaked lease of this length is still held when a test times out.
 const LONG: Duration = Duration::from_secs(600);
 
 /// Long enough to do something while it lasts on a busy machine, short enough to wait for its end.
@@ -79,7 +79,7 @@ pub(super) async fn holders(witness: &Locks) -> Vec<LeaseInfo> {
     witness.holders("a").await.expect("holders")
 }
 
-/// Waits until nobody holds the name or waits for it, and no place is left in the table.
+/// Waits until the name has no holder, no waiter, and no entry in the table.
 pub(super) async fn assert_nothing_is_left(db: &Fresh) {
     let pool = db.pool_of(1).await;
     let next = taken(writing(&db.locks().await)).await;
@@ -393,7 +393,7 @@ enum End {
     TimedOut,
 }
 
-/// A writer that gives up announces it, so the readers behind it do not wait for its entry to
+/// A writer that cancels deletes its entry, so the readers behind it do not wait for the entry to
 /// expire. A busy machine can slow the announcement down, but cannot make an expiry this fast.
 #[tokio::test]
 async fn abandoned_writer_unblocks_readers_at_once() {
@@ -938,7 +938,7 @@ async fn two_readers_can_fence_at_once() {
     let mut first = books.pool.begin().await.expect("begin");
     one.fence(&mut first).await.expect("fence");
     if DATABASE == Database::Sqlite {
-        // One writer: not even a share is granted meanwhile.
+        // One writer: not even a share is granted.
         add_one(&mut first, 1).await.expect("write");
         timeout(Duration::from_millis(300), reading(&theirs).acquire()).await.expect_err("the write lock is taken");
         first.commit().await.expect("commit");
@@ -1016,7 +1016,7 @@ async fn eviction_by_token_ends_one_share() {
     assert!(second.is_held() && !writer.is_finished());
     assert!(first.release().await.expect_err("it was evicted").is_lost());
     second.extend(LONG).await.expect("still held");
-    // Through its own client it learns of it at once, and the writer comes in.
+    // Its own client notices at once, and the writer is granted the name.
     assert!(ours.evict("a", second.token()).await.expect("evict"));
     assert!(!second.is_held());
     let writer = granted(writer).await;
@@ -1059,7 +1059,7 @@ async fn max_hold_ends_a_renewed_share() {
     let reader = taken(reading(&ours).max_hold(BRIEF)).await;
     let since = holders(&theirs).await[0].acquired_at;
     let writer = enqueue(writing(&theirs), &ours, 0).await;
-    // It hangs: nobody drops the lease.
+    // The holder hangs, and the lease is not dropped.
     let writer = granted(writer).await;
     assert_eq!(soon("its end", reader.lost()).await, LossCause::MaxHold);
     let granted = holders(&ours).await[0].acquired_at;
@@ -1233,12 +1233,12 @@ async fn shutdown_releases_shares_and_refuses_waiters() {
 // ---- dropped futures
 
 /// Nothing is left of a future that was dropped at any point: no share, no place.
-async fn leaves_nothing(what: &str, act: impl AsyncFn(&Stage, super::cancel::Point) -> bool) {
-    let stage = Stage::set().await;
-    let pool = stage.db.pool_of(1).await;
+async fn leaves_nothing(what: &str, act: impl AsyncFn(&CancelFixture, super::cancel::Point) -> bool) {
+    let fixture = CancelFixture::new().await;
+    let pool = fixture.db.pool_of(1).await;
     everywhere(async |point| {
-        let done = act(&stage, point).await;
-        stage.is_clean().await;
+        let done = act(&fixture, point).await;
+        fixture.is_clean().await;
         soon(what, async { while places(&pool).await > 0 {} }).await;
         done
     })
@@ -1247,12 +1247,12 @@ async fn leaves_nothing(what: &str, act: impl AsyncFn(&Stage, super::cancel::Poi
 
 #[tokio::test]
 async fn dropped_share_request_leaves_nothing_behind() {
-    leaves_nothing("the end of its place", async |stage, point| {
-        until(point, reading(&stage.ours).acquire()).await.map(|lease| lease.expect("acquire")).is_some()
+    leaves_nothing("the end of its place", async |fixture, point| {
+        until(point, reading(&fixture.ours).acquire()).await.map(|lease| lease.expect("acquire")).is_some()
     })
     .await;
-    leaves_nothing("the end of its place", async |stage, point| {
-        let tried = until(point, reading(&stage.ours).try_acquire()).await;
+    leaves_nothing("the end of its place", async |fixture, point| {
+        let tried = until(point, reading(&fixture.ours).try_acquire()).await;
         tried.map(|lease| lease.expect("try").expect("free")).is_some()
     })
     .await;
@@ -1260,20 +1260,20 @@ async fn dropped_share_request_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn dropped_waiting_share_request_leaves_nothing_behind() {
-    leaves_nothing("the end of its place", async |stage, point| {
-        let holder = taken(writing(&stage.theirs)).await;
+    leaves_nothing("the end of its place", async |fixture, point| {
+        let holder = taken(writing(&fixture.theirs)).await;
         let leaves = tokio::spawn(async move {
             sleep(Duration::from_millis(20)).await;
             holder.release().await
         });
-        let done = until(point, reading(&stage.ours).acquire()).await.map(|lease| lease.expect("acquire")).is_some();
+        let done = until(point, reading(&fixture.ours).acquire()).await.map(|lease| lease.expect("acquire")).is_some();
         leaves.await.expect("no panic").expect("ours to the end");
         done
     })
     .await;
-    leaves_nothing("the end of its place", async |stage, point| {
-        let holder = taken(writing(&stage.theirs)).await;
-        let request = reading(&stage.ours).wait(Duration::from_millis(30));
+    leaves_nothing("the end of its place", async |fixture, point| {
+        let holder = taken(writing(&fixture.theirs)).await;
+        let request = reading(&fixture.ours).wait(Duration::from_millis(30));
         let done = until(point, request.acquire()).await.map(|lease| lease.expect_err("held")).is_some();
         holder.release().await.expect("ours to the end");
         done
@@ -1283,25 +1283,25 @@ async fn dropped_waiting_share_request_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn dropped_release_downgrade_or_resume_leaves_nothing() {
-    leaves_nothing("the end of the share", async |stage, point| {
-        let lease = taken(reading(&stage.ours)).await;
+    leaves_nothing("the end of the share", async |fixture, point| {
+        let lease = taken(reading(&fixture.ours)).await;
         until(point, lease.release()).await.map(|verdict| verdict.expect("ours to the end")).is_some()
     })
     .await;
-    leaves_nothing("the end of the share", async |stage, point| {
-        let mut lease = taken(writing(&stage.ours)).await;
+    leaves_nothing("the end of the share", async |fixture, point| {
+        let mut lease = taken(writing(&fixture.ours)).await;
         let done = until(point, lease.downgrade()).await.map(|verdict| verdict.expect("downgrade")).is_some();
         drop(lease);
         done
     })
     .await;
-    leaves_nothing("the end of the share", async |stage, point| {
-        let exported = taken(reading(&stage.theirs)).await.export().expect("export");
-        let done = match until(point, stage.ours.resume(exported.clone())).await {
+    leaves_nothing("the end of the share", async |fixture, point| {
+        let exported = taken(reading(&fixture.theirs)).await.export().expect("export");
+        let done = match until(point, fixture.ours.resume(exported.clone())).await {
             Some(lease) => return lease.expect("resume").release().await.is_ok(),
             None => false,
         };
-        stage.ours.resume(exported).await.expect("it can be resumed again").release().await.expect("ours to the end");
+        fixture.ours.resume(exported).await.expect("it can be resumed again").release().await.expect("ours to the end");
         done
     })
     .await;

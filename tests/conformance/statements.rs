@@ -138,7 +138,7 @@ async fn idempotent_effect_costs_two_more_statements() {
         .expect("a table");
     pool.execute("INSERT INTO counter (id, value) VALUES (1, 0)").await.expect("a row");
     let locks = meter.locks().await;
-    // As nobody else is there to be named.
+    // Because there is no other holder to name.
     let payments = Idempotency::new(&locks);
     let effect = async |tx: &mut Transaction<'_, Sql>| {
         sqlx::query("UPDATE counter SET value = value + 1 WHERE id = 1").execute(&mut **tx).await?;
@@ -389,7 +389,7 @@ impl Meter {
     async fn new() -> Self {
         let Some(kind) = DATABASE.server() else {
             tracing::subscriber::set_global_default(DriverLog).expect("this process has no other");
-            // In memory there is one connection, which everybody borrows.
+            // A database in memory has one connection, which all clients borrow.
             let ours = connect("sqlite::memory:", 1).await;
             builder(ours.clone()).build().migrate().await.expect("migrate");
             return Self::calibrated(ours.clone(), ours, Gauge::Driver, None, None).await;
@@ -482,7 +482,7 @@ impl Meter {
         soon("the log", written).await as u64
     }
 
-    /// Waits until so many stand in line.
+    /// Waits until a name has this number of waiters.
     async fn until_in_line(&self, name: &str, many: i64) {
         let standing = async {
             let sql = format!("SELECT count(*) FROM sqlock_entry WHERE name = '{name}' AND token = 0");

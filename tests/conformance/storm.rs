@@ -22,7 +22,7 @@ const NAME: &str = "a";
 
 #[tokio::test]
 async fn storm_of_processes_keeps_mutual_exclusion() {
-    // A server of its own, whose deadlocks are ours.
+    // A separate server, whose deadlocks are those of the storm.
     let server = DATABASE.server().map(Server::start);
     let db = match &server {
         Some(server) => fresh_on(&server.url()).await,
@@ -138,7 +138,7 @@ async fn holder(locks: &Locks, workers: &[Worker]) -> Option<usize> {
     workers.iter().position(|worker| worker.pid().as_raw_pid() == pid)
 }
 
-/// How many grants somebody in another process would have liked to have at the same moment.
+/// The number of grants during which a request of another process waited.
 fn contended(history: &History) -> usize {
     let grants: Vec<&Event> = history.events.iter().filter(|e| e.op == Op::Acquire).collect();
     let has_rival = |grant: &&&Event| {

@@ -120,7 +120,7 @@ async fn costs_only_its_own_name(damage_done: &'static str) {
     is_an_answer(damage_done, soon("a look", locks.inspect("bad")).await);
     is_an_answer(damage_done, soon("a look", locks.waiters("bad")).await);
 
-    // What else this client does goes on.
+    // The other requests of this client continue.
     let listed = soon("a list", locks.list("")).await.unwrap_or_else(|e| panic!("{damage_done}: {e}"));
     assert!(listed.iter().any(|lease| lease.name.as_str() == "kept"), "{damage_done}: {listed:?}");
     theirs.release().await.expect("release");

@@ -68,7 +68,7 @@ impl Bank {
         self.row(id).await.expect("there is such an account").3
     }
 
-    /// A write by somebody else.
+    /// A write by another client.
     async fn disturb(&self, id: i64, expected: i64) -> sqlock::Result<i64> {
         let update = self.accounts.update(&self.pool, id, expected, |set| {
             set.push("balance = ").push_bind(-1_i64);
@@ -555,7 +555,7 @@ async fn one_connection_takes_keys_of_several_types() {
     }
 }
 
-/// None of them is taken for a missing table of ours.
+/// None of them is reported as a missing table of this crate.
 #[tokio::test]
 async fn errors_of_the_database_are_told_as_such() {
     let bank = bank().await;

@@ -5,9 +5,8 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use sqlock::Locks;
 use sqlx::{AssertSqlSafe, Pool};
-use tokio::time::sleep;
 
-use crate::support::{Database, fresh, soon};
+use crate::support::{Database, fresh, soon, until};
 use crate::{DATABASE, Sql};
 
 const LONG: Duration = Duration::from_secs(600);
@@ -65,15 +64,6 @@ async fn rows(pool: &Pool<Sql>, name: &str) -> Vec<Row> {
             Row { state, position, mode, permits, holder, owner, token, label, acquired_at, waiting_since, expires_at }
         })
         .collect()
-}
-
-async fn until(what: &str, condition: impl AsyncFn() -> bool) {
-    let waiting = async {
-        while !condition().await {
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
-    soon(what, waiting).await;
 }
 
 /// Compares the view with what the library says about a name.

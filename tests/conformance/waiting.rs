@@ -1,5 +1,5 @@
 //! Promise 7: first come, first served, across tasks, clients and processes, despite waiters that
-//! die or give up.
+//! die or cancel.
 //!
 //! Promises: 7.
 
@@ -167,7 +167,7 @@ async fn try_acquire_never_jumps_the_queue() {
         waiting.push(queue.join(client.lease("a"), &format!("w{i}")).await);
         clients.push(client);
     }
-    // From here on somebody waits or holds, until the last of them has the name.
+    // From here on the name has a waiter or a holder, until the last one has the name.
     let over = Arc::new(AtomicBool::new(false));
     let tries: Vec<_> = [queue.client().await, clients[0].clone(), clients[5].clone()]
         .into_iter()
@@ -691,7 +691,7 @@ async fn grant_to_paused_process_lasts_one_claim() {
         let awake = queue.join(client.lease("a"), "awake").await;
         let last = queue.join(queue.client().await.lease("a"), "last").await;
         sleeper.stop();
-        // Should it stand still in mid-statement on SQLite, nobody could write.
+        // If it is stopped during a statement on SQLite, no process can write.
         let released = tokio::time::timeout(Duration::from_secs(1), held.release()).await;
         let granted = match released {
             Ok(released) => {
@@ -755,7 +755,7 @@ async fn paused_process_regains_its_deleted_queue_entry() {
     let mut sleeper = loop {
         let sleeper = waiting_workers(&queue, 1).await.remove(0);
         sleeper.stop();
-        // Should it stand still in mid-statement on SQLite, it has the file to itself.
+        // If it is stopped during a statement on SQLite, it keeps the file locked.
         let written = queue.client().await.lease("b").wait(Duration::from_secs(1)).acquire().await;
         if written.is_ok() {
             break sleeper;

@@ -50,7 +50,7 @@ async fn release_notifies_the_client_that_is_next() {
     let heard = soon("the notification", listener.recv()).await.expect("connected");
     assert_eq!((heard.channel(), heard.payload()), (&*format!("sqlock_{waits}"), "a"));
     let lease = soon("the lease", next).await.expect("no panic").expect("acquire");
-    // A release that nobody waits for notifies nobody.
+    // A release without a waiter sends no notification.
     lease.release().await.expect("release");
     sqlx::query("SELECT pg_notify($1, 'end')").bind(&channels[0]).execute(&pool).await.expect("notify");
     let heard = soon("the end", listener.recv()).await.expect("connected");

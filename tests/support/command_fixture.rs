@@ -357,7 +357,7 @@ impl Run {
     /// Sends an order, which the command reads with `read … <"$ORDERS"`.
     pub fn order(&self, word: &str) {
         let (orders, word) = (self.orders.clone(), format!("{word}\n"));
-        // Opening blocks until somebody reads.
+        // Opening blocks until a reader opens the FIFO.
         thread::spawn(move || {
             let _ = OpenOptions::new().write(true).open(orders).and_then(|mut fifo| fifo.write_all(word.as_bytes()));
         });
@@ -382,8 +382,8 @@ enum Event {
 impl Report {
     pub fn of(fifo: PathBuf) -> Self {
         let (sender, events) = mpsc::unbounded_channel();
-        // Opening blocks until somebody writes. A thread of its own, so that the time is right and
-        // no runtime waits for it.
+        // Opening blocks until a writer opens the FIFO. A thread of its own, so that the time is
+        // right and no runtime waits for it.
         thread::spawn(move || {
             let mut lines = BufReader::new(File::open(fifo).expect("the FIFO can be read")).lines();
             while let Some(Ok(line)) = lines.next() {
@@ -493,7 +493,7 @@ impl Terminal {
     pub fn start(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         use nix::fcntl::OFlag;
         use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
-        // Not inherited by the programs that other tests are starting meanwhile.
+        // Not inherited by the programs that other tests start.
         let master = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC).expect("a terminal can be had");
         grantpt(&master).and_then(|()| unlockpt(&master)).expect("it is ours");
         let path = ptsname_r(&master).expect("it has a name");

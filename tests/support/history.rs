@@ -3,14 +3,14 @@
 //! Every process of a test writes one line per finished call with a [`Recorder`]; the test merges
 //! them, adds what the guarded database says, and asks [`History::check`]. Times are taken just
 //! before a call and just after it, so it took effect somewhere in between: two calls are ordered
-//! only if one returned before the other was invoked, and nobody is accused on less. For exclusive
-//! leases; O(n log n).
+//! only if one returned before the other was invoked; otherwise no violation is reported. For
+//! exclusive leases; O(n log n).
 //!
 //! | op            | `ok` means                   | otherwise                                          |
 //! |---------------|------------------------------|----------------------------------------------------|
 //! | acquire       | the caller has the lease     | `late`: given back, its deadline had passed        |
-//! | renew         | it was still ours            | `refused`: lost                                    |
-//! | release       | it was ours to the end       | `refused`: lost; `unknown`: the guard was dropped  |
+//! | renew         | it was still held            | `refused`: lost                                    |
+//! | release       | it was held to the end       | `refused`: lost; `unknown`: the guard was dropped  |
 //! | fenced_begin  | the fence let us in          | `refused`: it did not                              |
 //! | fenced_commit | committed; one for each begin that was ok | `refused`: rolled back                |
 //! | lost          | the holder noticed the loss  |                                                    |

@@ -212,3 +212,13 @@ pub async fn until_waiters(locks: &Locks, name: &str, count: usize) {
     };
     soon(&format!("{count} waiters for {name}"), queued).await;
 }
+
+/// Polls until a condition holds.
+pub async fn until(what: &str, condition: impl AsyncFn() -> bool) {
+    let holds = async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(what, holds).await;
+}

@@ -31,7 +31,7 @@ fn length_of_fault(database: &Database) -> Duration {
 enum Fault {
     /// A thousand names go to another client at once.
     Handovers,
-    /// A stranger's transaction has locked the row of a name that is being released and wanted.
+    /// A foreign transaction has locked the row of a name that is released and requested.
     LockedRow,
     /// All open connections of the client swallow what is sent.
     DeafConnections,
@@ -139,7 +139,7 @@ async fn release_all(leases: Vec<Lease>) {
     }
 }
 
-/// Releases a name and wants it again while a stranger has locked its row.
+/// Releases a name and requests it again while a foreign transaction has locked its row.
 async fn lock_row(place: &Place, locks: &Locks) {
     let lease = locks.lease("locked").acquire().await.expect("acquire");
     let stranger = place.database.lock_row("locked").await;

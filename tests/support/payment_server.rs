@@ -79,7 +79,7 @@ async fn main() {
 
 fn say(answer: &str) {
     let mut out = std::io::stdout().lock();
-    // When nobody listens any more, the end is near.
+    // Without a reader, the process is about to end.
     let _ = writeln!(out, "{}", answer.replace('\n', " ")).and_then(|()| out.flush());
 }
 

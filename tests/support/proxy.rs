@@ -46,7 +46,7 @@ pub struct Proxy {
 pub struct CutWatch(watch::Receiver<bool>);
 
 impl Proxy {
-    /// The server need not run yet, and may be restarted meanwhile.
+    /// The server need not run yet, and may be restarted.
     pub fn start(upstream_port: u16) -> Proxy {
         let (orders, inbox) = mpsc::unbounded_channel();
         let (started, port) = blocking::channel();
@@ -204,7 +204,7 @@ struct Faults {
 /// The order to cut a reply.
 #[derive(Clone)]
 struct Cut {
-    /// Is told when that has been done.
+    /// Notified when that is done.
     happened: Arc<watch::Sender<bool>>,
     /// What the request must contain.
     text: &'static str,
@@ -251,7 +251,7 @@ impl Hub {
         })
     }
 
-    /// Carries out orders and takes connections, until nobody can give orders any more.
+    /// Carries out orders and accepts connections until the proxy is dropped.
     async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<(Order, blocking::Sender<()>)>) {
         loop {
             tokio::select! {

@@ -7,10 +7,10 @@
 //!   are free.
 //!
 //! Each client has connections of its own, as if it were a process. `soak line [SECONDS]` (600) has
-//! real processes stand in line and be killed and stopped: see `line.rs`. `soak many [COUNT]`
-//! (10000) has them take several names at once: see `many.rs`. `soak held [COUNT] [SECONDS]`
-//! (100000, 120) keeps leases of one client: see `held.rs`. `soak neighbours [RUNS]` (20) makes
-//! faults beside leases: see `neighbours.rs`.
+//! real processes queue and be killed and stopped: see `line.rs`. `soak many [COUNT]` (10000) has
+//! them take several names at once: see `many.rs`. `soak held [COUNT] [SECONDS]` (100000, 120)
+//! keeps leases of one client: see `held.rs`. `soak neighbours [RUNS]` (20) makes faults beside
+//! leases: see `neighbours.rs`.
 //!
 //! The database is that of `DATABASE_URL` (else SQLite in a temporary file). What happened is
 //! printed, and what the server saw of it; it is a failure when an error surfaced or two held one
@@ -207,7 +207,8 @@ impl Client {
         }
     }
 
-    /// Takes some names in random order, waiting a little for each, and gives them back in another.
+    /// Acquires some names in random order, waiting a little for each, and releases them in
+    /// another.
     async fn take_several(&self) {
         while self.goes_on() {
             let generation = self.start.elapsed().as_secs() / GENERATION.as_secs();
@@ -229,8 +230,8 @@ impl Client {
                     }
                     Ok(None) => self.report.count("refused"),
                     Err(error) if error.is_timeout() => self.report.count("timed out"),
-                    // The database was too busy for somebody so impatient. Trouble of any other
-                    // kind has another reason.
+                    // The database was too busy for such a short limit. Trouble of any other kind
+                    // has another reason.
                     Err(Error::Unavailable { reason, .. }) if reason.starts_with("no answer came within 5") => {
                         self.report.count("had no answer in time");
                     }

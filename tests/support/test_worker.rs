@@ -17,7 +17,7 @@
 //! | `lost`                                    | `expired`, `superseded`, …, when the lease is lost             |
 //! | `fenced`                                  | `committed`: one more in the guarded counter                   |
 //! | `release`                                 | `released`                                                     |
-//! | `run NAME TTL_MS PORT`                    | `ran`: under a lease, it wrote `effect` to PORT, as it was told |
+//! | `run NAME TTL_MS PORT`                    | `ran`: under a lease, it wrote `effect` to PORT on an order     |
 //! | `inspect NAME`                            | `free`, or the token and the milliseconds that remain          |
 //! | `clock`                                   | milliseconds since 1970, as this process sees it               |
 //! | `seize`                                   | `seized`: SQLite's write lock, in mid-transaction              |
@@ -101,7 +101,7 @@ fn main() {
 
 fn say(answer: &str) {
     let mut out = std::io::stdout().lock();
-    // When nobody listens any more, the end is near.
+    // Without a reader, the process is about to end.
     let _ = writeln!(out, "{}", answer.replace('\n', " ")).and_then(|()| out.flush());
 }
 
@@ -439,8 +439,8 @@ impl Held {
     }
 }
 
-/// Says that it is there, waits to be told to go on, and takes effect: all on one connection, so
-/// that nothing is to be waited for between the order and the effect.
+/// Reports its start, waits for an order, and takes effect: all on one connection, so that nothing
+/// delays the effect after the order.
 async fn wait_and_write(port: u16) -> std::io::Result<()> {
     let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", port)).await?);
     stream.write_all(b"ready\n").await?;
@@ -493,8 +493,8 @@ impl Storm {
             all.spawn(async move {
                 let mut lost = 0;
                 for _ in 0..cycles {
-                    // So long that the line of this process empties now and then, and the name goes
-                    // to another one.
+                    // So long that the local queue of this process is empty now and then, and the
+                    // name is granted to another process.
                     tokio::time::sleep(up_to(Duration::from_millis(500))).await;
                     lost += usize::from(storm.cycle().await?);
                 }

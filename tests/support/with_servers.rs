@@ -68,7 +68,7 @@ async fn main() {
         servers.push(server);
     }
 
-    // The moment is for signals that came meanwhile: they are received while this waits.
+    // Signals that have arrived are received while this waits.
     let code = match timeout(Duration::from_millis(1), signals.recv()).await {
         Ok(Some(signal)) => 128 + signal.as_raw(),
         _ => match command.spawn() {

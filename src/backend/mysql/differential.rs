@@ -10,7 +10,7 @@ use super::configure;
 use super::fence::fence;
 use super::store::{self, Flavor};
 use crate::backend::differential::{Database, Tables, compare, read_client, read_entry, read_lease};
-use crate::backend::fence::{Check, Verdict};
+use crate::backend::fence::{FenceCheck, FenceOutcome};
 use crate::backend::memory::Key;
 use crate::backend::micros;
 use crate::name::LockName;
@@ -90,8 +90,9 @@ impl Database for Server {
     }
 
     async fn fence(&mut self, name: &LockName, id: LeaseId, token: FencingToken) -> bool {
-        let check = Check { name: name.to_string(), id: id.to_string(), token: token.get(), is_multi_primary: false };
-        fence(self.begin().await, &check).await.expect("an answer") == Verdict::Fenced
+        let check =
+            FenceCheck { name: name.to_string(), id: id.to_string(), token: token.get(), is_multi_primary: false };
+        fence(self.begin().await, &check).await.expect("an answer") == FenceOutcome::Fenced
     }
 
     async fn lock(&mut self, key: &Key) {

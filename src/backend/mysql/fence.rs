@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row as _};
 
 use super::script::filled;
 use super::store::number;
-use crate::backend::fence::{Check, Verdict};
+use crate::backend::fence::{FenceCheck, FenceOutcome};
 use crate::backend::hex;
 use crate::backend::stored::ENTRIES;
 
@@ -30,7 +30,7 @@ struct Literals {
 
 /// Checks that a holding is valid, alone or shared, and keeps it from ending until the transaction
 /// on this connection ends.
-pub(super) async fn fence(conn: &mut MySqlConnection, check: &Check) -> Result<Verdict, sqlx::Error> {
+pub(super) async fn fence(conn: &mut MySqlConnection, check: &FenceCheck) -> Result<FenceOutcome, sqlx::Error> {
     let holding = Literals {
         name: format!("X'{}'", hex(check.name.as_bytes())),
         id: format!("'{}'", check.id),
@@ -45,7 +45,7 @@ pub(super) async fn fence(conn: &mut MySqlConnection, check: &Check) -> Result<V
     };
     match verdict {
         // MariaDB with innodb_snapshot_isolation: the row has changed since the snapshot.
-        Err(error) if number(&error) == Some(1020) => Ok(Verdict::StaleSnapshot),
+        Err(error) if number(&error) == Some(1020) => Ok(FenceOutcome::StaleSnapshot),
         verdict => verdict,
     }
 }
@@ -86,15 +86,15 @@ const PRESENT: &str = "
 async fn fence_by_locking(
     conn: &mut MySqlConnection,
     Literals { name, id, token, name_end, id_end }: &Literals,
-) -> Result<Verdict, sqlx::Error> {
+) -> Result<FenceOutcome, sqlx::Error> {
     if first_row(conn, FENCE, &[name, id, token, id, token, name, id, token, id, token]).await?.is_some() {
-        return Ok(Verdict::Fenced);
+        return Ok(FenceOutcome::Fenced);
     }
     match first_row(conn, PRESENT, &[name, name_end, id, token, name, id, id_end, token]).await {
-        Ok(None) => Ok(Verdict::Superseded),
-        Ok(Some(_)) => Ok(Verdict::StaleSnapshot),
+        Ok(None) => Ok(FenceOutcome::Superseded),
+        Ok(Some(_)) => Ok(FenceOutcome::StaleSnapshot),
         // The row is locked, so its state is unknown. A new transaction may read it.
-        Err(error) if matches!(number(&error), Some(3572 | 1205)) => Ok(Verdict::StaleSnapshot),
+        Err(error) if matches!(number(&error), Some(3572 | 1205)) => Ok(FenceOutcome::StaleSnapshot),
         Err(error) => Err(error),
     }
 }
@@ -133,8 +133,8 @@ UPDATE sqlock_entry SET token = -token WHERE name = ? AND id = ? AND token = -? 
 async fn fence_by_writing(
     conn: &mut MySqlConnection,
     Literals { name, id, token, .. }: &Literals,
-) -> Result<Verdict, sqlx::Error> {
-    let verdict = |is_seen: i64| if is_seen != 0 { Verdict::Fenced } else { Verdict::StaleSnapshot };
+) -> Result<FenceOutcome, sqlx::Error> {
+    let verdict = |is_seen: i64| if is_seen != 0 { FenceOutcome::Fenced } else { FenceOutcome::StaleSnapshot };
     for _ in 0..POLLS {
         let row =
             first_row(conn, WRITE_LEASE, &[id, token, token, token, name, name, id, token, name, id, token]).await?;
@@ -150,11 +150,11 @@ async fn fence_by_writing(
                 }
             }
             if row.try_get::<i64, _>(3)? != 0 {
-                return Ok(Verdict::Superseded);
+                return Ok(FenceOutcome::Superseded);
             }
         }
         // This node has not received the holding yet, or the holding was released.
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-    Ok(Verdict::StaleSnapshot)
+    Ok(FenceOutcome::StaleSnapshot)
 }

@@ -11,7 +11,7 @@ use super::fence::fence;
 use super::settings::Settings;
 use super::store::{Connection, execute};
 use crate::backend::differential::{Database, Tables, compare};
-use crate::backend::fence::{Check, Verdict};
+use crate::backend::fence::{FenceCheck, FenceOutcome};
 use crate::backend::memory::{Client, Entry, Key, Lease};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, holder, parse_id};
@@ -168,10 +168,11 @@ impl Database for PostgresDatabase {
 
     async fn fence(&mut self, name: &LockName, id: LeaseId, token: FencingToken) -> bool {
         let mut connection = self.begin().await;
-        let check = Check { name: name.to_string(), id: id.to_string(), token: token.get(), is_multi_primary: false };
+        let check =
+            FenceCheck { name: name.to_string(), id: id.to_string(), token: token.get(), is_multi_primary: false };
         let verdict = fence(&mut connection, &check).await.expect("an answer");
         self.open.push(connection);
-        verdict == Verdict::Fenced
+        verdict == FenceOutcome::Fenced
     }
 
     async fn lock(&mut self, key: &Key) {

@@ -2,7 +2,7 @@
 
 use sqlx::{PgConnection, Row as _};
 
-use crate::backend::fence::{Check, Verdict};
+use crate::backend::fence::{FenceCheck, FenceOutcome};
 
 // $1 name, $2 id, $3 token. FOR KEY SHARE blocks every statement that ends a holding until the
 // transaction ends. Statements that leave the holder unchanged pass.
@@ -26,7 +26,7 @@ SELECT EXISTS (SELECT FROM alone) OR EXISTS (SELECT FROM share) AS is_held,
 
 /// Checks that a holding is valid, alone or shared, and keeps it from ending until the transaction
 /// on this connection ends.
-pub(super) async fn fence(connection: &mut PgConnection, check: &Check) -> Result<Verdict, sqlx::Error> {
+pub(super) async fn fence(connection: &mut PgConnection, check: &FenceCheck) -> Result<FenceOutcome, sqlx::Error> {
     // A holding may become a share of its name, with the same token, between the snapshot of a
     // statement and the lock. The next statement sees that.
     for _ in 0..2 {
@@ -36,17 +36,17 @@ pub(super) async fn fence(connection: &mut PgConnection, check: &Check) -> Resul
             // The row has changed since the snapshot of a REPEATABLE READ or SERIALIZABLE
             // transaction was taken.
             Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("40001") => {
-                return Ok(Verdict::StaleSnapshot);
+                return Ok(FenceOutcome::StaleSnapshot);
             }
             Err(error) => return Err(error),
         };
         if row.try_get("is_held")? {
-            return Ok(Verdict::Fenced);
+            return Ok(FenceOutcome::Fenced);
         }
         if !row.try_get::<bool, _>("reads_latest")? {
             let has_begun: bool = row.try_get("has_begun")?;
-            return Ok(if has_begun { Verdict::Superseded } else { Verdict::StaleSnapshot });
+            return Ok(if has_begun { FenceOutcome::Superseded } else { FenceOutcome::StaleSnapshot });
         }
     }
-    Ok(Verdict::Superseded)
+    Ok(FenceOutcome::Superseded)
 }

@@ -51,7 +51,7 @@ pub(super) async fn start<DB: RecordDialect>(
 
 /// The ending of an attempt.
 #[derive(Clone)]
-pub(crate) enum Ending {
+pub(crate) enum AttemptEnding {
     /// The result, and its retention from now on, in microseconds. The duration of the attempt does
     /// not count.
     Done {
@@ -66,11 +66,11 @@ pub(crate) async fn end<DB: RecordDialect>(
     conn: &mut DB::Connection,
     id: &str,
     token: i64,
-    ending: &Ending,
+    ending: &AttemptEnding,
 ) -> Result<u64, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET ");
     let state = match ending {
-        Ending::Done { result, keep } => {
+        AttemptEnding::Done { result, keep } => {
             query.push("request = NULL, result = ");
             DB::push_bytes(&mut query, result);
             query.push(", expires_at = ").push(DB::NOW).push(" + ");
@@ -78,7 +78,7 @@ pub(crate) async fn end<DB: RecordDialect>(
             query.push(", ");
             State::Done
         }
-        Ending::Unknown => State::Unknown,
+        AttemptEnding::Unknown => State::Unknown,
     };
     query.push("state = '").push(state.as_str()).push("' WHERE id = ");
     DB::push_text(&mut query, id);

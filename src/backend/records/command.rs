@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::attempt::{self, Ending};
+use super::attempt::{self, AttemptEnding};
 use super::claim::{self, ClaimRequest};
 use super::key::FullKey;
 use super::list::{self, Selection};
@@ -22,7 +22,7 @@ pub(crate) enum RecordCommand {
     /// if the outcome of the record is unknown.
     Start { claim: ClaimRequest, token: i64, resume: bool },
     /// Stores the ending of the attempt with this token, if it is the latest and has not ended.
-    End { id: String, token: i64, ending: Ending },
+    End { id: String, token: i64, ending: AttemptEnding },
     /// Deletes the record of the attempt with this token, if it is the latest and the request is
     /// not done.
     Forget { id: String, token: i64 },

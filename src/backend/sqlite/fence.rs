@@ -2,7 +2,7 @@
 
 use sqlx::SqliteConnection;
 
-use crate::backend::fence::{Check, Verdict};
+use crate::backend::fence::{FenceCheck, FenceOutcome};
 
 /// SQLITE_BUSY_SNAPSHOT: another transaction has committed since this one read.
 const BUSY_SNAPSHOT: &str = "517";
@@ -18,12 +18,12 @@ UPDATE sqlock_lease SET token = token
 
 /// Checks that a holding is valid, alone or shared, and keeps it from ending until the transaction
 /// on this connection ends.
-pub(super) async fn fence(conn: &mut SqliteConnection, check: &Check) -> Result<Verdict, sqlx::Error> {
+pub(super) async fn fence(conn: &mut SqliteConnection, check: &FenceCheck) -> Result<FenceOutcome, sqlx::Error> {
     let query = sqlx::query(FENCE).bind(&check.name).bind(&check.id).bind(check.token);
     match query.execute(conn).await {
-        Ok(done) if done.rows_affected() == 1 => Ok(Verdict::Fenced),
-        Ok(_) => Ok(Verdict::Superseded),
-        Err(sqlx::Error::Database(e)) if e.code().as_deref() == Some(BUSY_SNAPSHOT) => Ok(Verdict::StaleSnapshot),
+        Ok(done) if done.rows_affected() == 1 => Ok(FenceOutcome::Fenced),
+        Ok(_) => Ok(FenceOutcome::Superseded),
+        Err(sqlx::Error::Database(e)) if e.code().as_deref() == Some(BUSY_SNAPSHOT) => Ok(FenceOutcome::StaleSnapshot),
         Err(error) => Err(error),
     }
 }

@@ -95,7 +95,7 @@ async fn missing_rights_are_no_outage() {
     let user = Restricted::on(empty().await).await;
     run(&user.db, &["migrate"]).await.expect(0);
     if DATABASE.is_mysql() {
-        // Nobody sees a database there in which he has no right at all.
+        // A user without any right to a database does not see it there.
         user.grant("SHOW VIEW").await;
     }
     assert_answer(&user.url, AccessError::NoRight, &["lacks a right", "denied", "sqlock doctor"]).await;

@@ -169,7 +169,7 @@ async fn wrong_table_definition_is_named_with_its_fault() {
         "sqlock_entry has no index on (name, token, arrived_at, id)",
     );
 
-    // The view would be in the way.
+    // The view would prevent the change.
     execute(&pool, "DROP VIEW sqlock_holders").await;
     execute(&pool, "ALTER TABLE sqlock_lease DROP COLUMN label").await;
     doctor(&db.url, 1).await.assert("definitions", "fail", "sqlock_lease.label is missing");
@@ -322,7 +322,7 @@ async fn lease_ahead_of_the_clock_is_a_warning() {
 #[tokio::test]
 async fn missing_rights_are_named_with_their_table() {
     if DATABASE == Database::Sqlite {
-        // What is in the way of writing there is somebody who writes.
+        // Another writer blocks writes there.
         let (db, pool) = migrated().await;
         let writing = pool.begin_with("BEGIN IMMEDIATE").await.expect("the file is there");
         doctor(&db.url, 0).await.assert("rights", "warn", "another process has been writing");
@@ -332,7 +332,7 @@ async fn missing_rights_are_named_with_their_table() {
     }
     let user = Restricted::on(empty().await).await;
     if DATABASE.is_mysql() {
-        // Nobody sees a database there in which he has no right at all.
+        // A user without any right to a database does not see it there.
         user.grant("SELECT").await;
     }
     let report = doctor(&user.url, 1).await;
@@ -411,7 +411,7 @@ async fn unreachable_database_fails_without_showing_the_password() {
 #[tokio::test]
 async fn read_only_server_fails_unless_another_is_writable() {
     let Some(kind) = DATABASE.server() else {
-        // One file is nobody's replica. Of several, each is checked.
+        // A file is not a replica. Of several files, each is checked.
         let (one, two) = (empty().await, empty().await);
         run(&one, &["migrate"]).await.expect(0);
         let ended = end(bare(&["-D", &format!("{},{}", one.url, two.url), "doctor", "--json"])).await.expect(0);
@@ -446,7 +446,7 @@ async fn read_only_server_fails_unless_another_is_writable() {
 #[tokio::test]
 async fn read_only_transaction_default_is_a_warning() {
     if DATABASE != Database::Postgres {
-        // The others are asked for read_only alone, which stands for the server: see above.
+        // On the other databases, only read_only is read, as above.
         doctor(&empty().await.url, 0).await;
         return;
     }

@@ -266,7 +266,7 @@ impl Guarded {
             execute(&admin, &format!("GRANT ALL ON {place}.* TO {user}@'%'")).await;
             return Self { user, admin, url: db.url.replacen("root@", "USER:PASSWORD@", 1), _server: None };
         }
-        // The shared server trusts everybody.
+        // The shared server needs no password.
         let directory = tempfile::Builder::new()
             .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o755))
             .tempdir()

@@ -187,7 +187,7 @@ async fn round(fixture: &mut CommandFixture, fault: Fault, ttl: Duration, number
             holder.run.end().await.expect(79);
             names.push(holder.name);
         }
-        // The waiters stand still for a look at the rows as the holders have left them.
+        // The waiters are stopped while the rows of the dead holders are read.
         for waiter in &waiters {
             waiter.stop().await;
         }

@@ -159,7 +159,7 @@ async fn ls_shows_state_and_holder_of_each_request() {
     app.idem(&["ls", "--state", "lost"]).await.expect(64);
     app.idem(&["ls", "--namespace", ""]).await.expect(64);
 
-    // The record stays, and nobody is at work.
+    // The record stays, and no attempt is in progress.
     app.leave(attempt, &alice("order-2")).await;
     assert_eq!(app.json(&["ls", "--state", "started"]).await[0]["holder"], Value::Null);
 }
@@ -215,7 +215,7 @@ async fn show_prints_one_key_of_one_principal() {
     assert!(text.contains("request      9 bytes\n") && !text.contains("4242"), "{text}");
     drop(attempt);
 
-    // Another principal's key, everybody's, and another namespace's are others.
+    // A key of another principal, a global key, and a key in another namespace are different keys.
     assert_eq!(app.json(&of("bob")).await, Value::Null);
     assert_eq!(app.json(&["show", "order-1", "--namespace", "payments", "--global"]).await, Value::Null);
     assert_eq!(app.json(&["show", "order-1", "--principal", "alice"]).await, Value::Null);
@@ -239,7 +239,7 @@ async fn release_requires_the_token_of_latest_attempt() {
     let latest = format!("it is unknown, by token {token}");
     assert!(release("order-1", "17", 79).await.contains(&latest));
     assert_eq!(app.state(&alice("order-1")).await, Some("unknown"));
-    // The key of somebody else is another one.
+    // The key of another principal is a different key.
     let of_bob = ["release", "order-1", "--namespace", "payments", "--principal", "bob", "--token", &token];
     app.idem(&of_bob).await.expect(79);
     app.idem(&["release", "order-1", "--namespace", "payments", "--global", "--token", &token]).await.expect(79);
@@ -249,7 +249,7 @@ async fn release_requires_the_token_of_latest_attempt() {
     assert_eq!(app.state(&alice("order-1")).await, None);
     assert_eq!(app.attempt(&alice("order-1")).await.number(), 1);
 
-    // What has taken effect stays, and so does a token that nobody has used.
+    // A done request stays, and so does an unused token.
     app.done(&app.payments, &alice("order-2")).await;
     assert!(release("order-2", "17", 79).await.contains("it is done"));
     let attempt = app.attempt(&alice("order-3")).await;
@@ -268,7 +268,7 @@ async fn release_spares_newer_attempt_and_names_its_holder() {
     let app = app().await;
     let stale = app.unknown(&alice("order-1")).await;
     let release = ["release", "order-1", "--namespace", "payments", "--principal", "alice", "--token"];
-    // Somebody else has taken it up since the operator looked.
+    // Another attempt has resumed it since the operator read the record.
     let at_work = std::sync::Arc::new(tokio::sync::Notify::new());
     let (payments, entered) = (app.payments.clone(), at_work.clone());
     let resuming = tokio::spawn(async move {
@@ -383,7 +383,7 @@ async fn idem_makes_neither_tables_nor_files() {
             assert!(!std::fs::exists(&file).expect("it can be looked for"), "{file}");
         }
     }
-    // With a table of the application's, and none of ours.
+    // With a table of the application, and none of this crate.
     let pool = db.pool().await;
     execute(&pool, "CREATE TABLE counter (id INTEGER NOT NULL PRIMARY KEY)").await;
     look().await;

@@ -78,7 +78,7 @@ async fn process_tree_dies_when_sqlock_is_killed() {
     let mut holder = fixture.start(&["--ttl", "1000", "a"], FAMILY).up().await;
     holder.signal(Signal::SIGKILL);
     holder.report.gone().await;
-    // Nobody gave the name back: it is for the TTL to free it.
+    // The lease was not released: the name becomes free after the TTL.
     assert!(!fixture.is_free("a").await);
 }
 
@@ -781,7 +781,7 @@ async fn ctrl_z_past_the_ttl(first: &str) {
     let row = fixture.row("a").await;
     let (died, _) = shell.report.gone().await;
     assert!(died <= row.expires_at, "{} µs late", died - row.expires_at);
-    // Somebody else gets it, and keeps it.
+    // Another client acquires it, and keeps it.
     let next = fixture.start(&["a"], OBEDIENT).up().await;
     shell.terminal.keys("fg\n");
     shell.ends_with(79).await;

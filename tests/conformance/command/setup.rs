@@ -280,7 +280,7 @@ async fn user_without_create_right_needs_existing_tables() {
     }
     let user = Restricted::on(empty().await).await;
     if DATABASE.is_mysql() {
-        // Nobody sees a database there in which he has no right at all.
+        // A user without any right to a database does not see it there.
         user.grant("SELECT").await;
     }
     let as_user = |arguments: &[&str]| {
@@ -295,7 +295,7 @@ async fn user_without_create_right_needs_existing_tables() {
             assert!(ended.stderr.contains(advice), "{arguments:?}: {}", ended.stderr);
         }
     }
-    // Somebody else makes them.
+    // Another process creates them.
     run(&user.db, &["migrate"]).await.expect(0);
     user.grant("SELECT, INSERT, UPDATE, DELETE").await;
     let ended = as_user(&["run", "job", "--", "echo", "it ran"]).await.expect(0);
@@ -373,7 +373,7 @@ async fn application_transaction_does_not_block_a_run() {
     let begin = if DATABASE == Database::Sqlite { "BEGIN IMMEDIATE" } else { "BEGIN" };
     let mut migration = pool.begin_with(begin).await.expect("begin");
     migration.execute("INSERT INTO business VALUES (1)").await.expect("insert");
-    // Longer than the TTL: it must be renewed meanwhile.
+    // Longer than the TTL, so it must be renewed.
     let ended = run(&db, &["run", "--ttl", "2s", "job", "--", "sleep", "5"]).await.expect(0);
     assert_eq!(ended.stderr, "");
     migration.commit().await.expect("commit");

@@ -70,7 +70,7 @@ async fn permits_bound_the_number_of_concurrent_runs() {
     until_waiters(&locks, "a", 4).await;
     assert_eq!(tokens(&locks, "a").await.len(), 2);
     run(&fixture.db, &["run", "-n", "--permits", "2", "a", "--", "true"]).await.expect(75);
-    // Each goes on when it is up, whenever that is.
+    // Each continues once it has started.
     let all: Vec<_> = [first, second].into_iter().chain(others).collect();
     for one in &all {
         one.order("go");
@@ -124,7 +124,7 @@ async fn killed_shared_run_frees_only_its_share() {
             }
         };
         soon("the end of what it had", alone).await;
-        // The other one works on, and nobody has come in.
+        // The other holder continues, and no waiter was granted.
         until_waiters(&locks, name, 1).await;
         lasting.order("go");
         lasting.end().await.expect(0);
@@ -364,7 +364,7 @@ async fn unlock_of_one_share_keeps_the_others() {
     assert_eq!(tokens(&locks, "a").await, [*one]);
     let ended = second.end().await.expect(79);
     assert!(ended.stderr.contains("the command was stopped"), "{}", ended.stderr);
-    // The first one is as it was, and nobody has come in.
+    // The first holder is unchanged, and no waiter was granted.
     until_waiters(&locks, "a", 1).await;
     first.order("go");
     first.end().await.expect(0);

@@ -87,7 +87,7 @@ async fn renew_does_not_shorten_a_running_lease() {
     let after = held(&locks, "job").await.expect("held");
     // Its heartbeat moves the end, too.
     assert!(after.expires_at >= before.expires_at && after.holds == 1, "{before:?}, {after:?}");
-    // It goes on as if nothing had been.
+    // It continues as before.
     holder.signal(rustix::process::Signal::TERM);
     holder.end().await.expect(143);
     assert_eq!(held(&locks, "job").await, None);

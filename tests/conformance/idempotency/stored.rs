@@ -97,7 +97,7 @@ async fn stored_request_is_deleted_at_the_end() {
     assert!(resolved.resolve(&alice("a"), unknown.token(), Resolution::done(&1).expect("JSON")).await);
     assert!(!has_request(&resolved, "a").await);
 
-    // A token that nobody has used has no request either.
+    // An unused token has no request either.
     let issued = app().await;
     let token = issued.payments.issue("alice", SOON).await.expect("issue");
     let key = sqlock::idempotency::IdempotencyKey::issued("alice", token.as_str());

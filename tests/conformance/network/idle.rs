@@ -10,16 +10,16 @@ async fn assert_stays_held(
     acquire: impl AsyncFnOnce(&Locks) -> sqlock::Result<Lease>,
     is_taken: impl AsyncFnOnce(&Locks) -> sqlock::Result<bool>,
 ) {
-    let wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
-    wire.kill_idle();
+    let network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
+    network.kill_idle();
     let held = soon("the lease", acquire(&locks)).await.expect("acquire");
     // Whatever the client cleans up after the acquisition goes out before this release, on the same
     // connection.
     locks.lease("other").acquire().await.expect("acquire").release().await.expect("release");
     assert!(is_taken(&rival).await.expect("try"), "a second holder was let in");
     held.release().await.expect("held to the end");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 #[tokio::test]
@@ -36,36 +36,36 @@ async fn share_taken_over_a_dead_connection_is_kept() {
 
 #[tokio::test]
 async fn release_after_eviction_is_lost_on_reconnect() {
-    let wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
     assert!(rival.evict("a", lease.token()).await.expect("evict"));
     let next = rival.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    wire.kill_idle();
+    network.kill_idle();
     let verdict = soon("the verdict", lease.release()).await;
     assert!(matches!(verdict, Err(Error::Lost { cause: LossCause::Superseded, .. })), "{verdict:?}");
     next.release().await.expect("the successor held to the end");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 #[tokio::test]
 async fn release_of_evicted_permit_is_lost_on_reconnect() {
-    let wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let permit = locks.semaphore("s", 2).ttl(LONG).acquire().await.expect("acquire");
     assert!(rival.evict("s", permit.token()).await.expect("evict"));
-    wire.kill_idle();
+    network.kill_idle();
     let verdict = soon("the verdict", permit.release()).await;
     assert!(matches!(verdict, Err(Error::Lost { cause: LossCause::Superseded, .. })), "{verdict:?}");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 /// The row of a name records only the last eviction. A lease ended by an earlier eviction must not
 /// count as released.
 #[tokio::test]
 async fn release_fails_after_two_evictions() {
-    let wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let permits = [
         locks.semaphore("s", 2).ttl(LONG).acquire().await.expect("acquire"),
         locks.semaphore("s", 2).ttl(LONG).acquire().await.expect("acquire"),
@@ -73,24 +73,23 @@ async fn release_fails_after_two_evictions() {
     for permit in permits.iter().rev() {
         assert!(rival.evict("s", permit.token()).await.expect("evict"));
     }
-    wire.kill_idle();
+    network.kill_idle();
     for permit in permits {
         let verdict = soon("the verdict", permit.release()).await;
         assert!(matches!(verdict, Err(Error::Lost { .. } | Error::Unknown { .. })), "{verdict:?}");
     }
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
-/// The reply to a wait request is lost, the name is granted meanwhile, and the request is repeated
-/// much later: the waiter must count its lease from before the grant, not from the repeated
-/// request.
+/// The reply to a wait request is lost, the name is granted, and the request is repeated much
+/// later: the waiter must count its lease from before the grant, not from the repeated request.
 #[tokio::test]
 async fn lease_granted_before_repeated_request_ends_on_time() {
     const LABEL: &str = "a text to be found in the request";
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let holder = rival.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    let cut = wire.proxy.as_ref().map(|proxy| proxy.cut_reply_to_and_freeze(LABEL));
+    let cut = network.proxy.as_ref().map(|proxy| proxy.cut_reply_to_and_freeze(LABEL));
     let waiting = tokio::spawn(locks.lease("a").ttl(Duration::from_secs(8)).label(LABEL).shared().acquire());
     if let Some(cut) = cut {
         soon("the cut", cut.happened()).await;
@@ -99,12 +98,12 @@ async fn lease_granted_before_repeated_request_ends_on_time() {
         // second request be off; after its end the waiter has to ask anew, which is right as well.
         sleep(Duration::from_millis(1_500)).await;
         // The connection with the notifications has died as well, so the waiter must poll.
-        wire.kill_idle();
-        wire.mend().await;
+        network.kill_idle();
+        network.mend().await;
         let lease = soon("the lease", waiting).await.expect("no panic").expect("acquire");
         // From here on the client reaches nobody: the database's clock alone decides when the name
         // is free.
-        wire.strike(Fault::Frozen).await;
+        network.strike(Fault::Frozen).await;
         let taking = async {
             loop {
                 if let Some(lease) = rival.lease("a").ttl(LONG).try_acquire().await.expect("try") {
@@ -121,7 +120,7 @@ async fn lease_granted_before_repeated_request_ends_on_time() {
         holder.release().await.expect("release");
         soon("the lease", waiting).await.expect("no panic").expect("acquire").release().await.expect("release");
     }
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }
 
 /// A subscriber of `tracing` that panics once, inside a task of this crate.
@@ -152,10 +151,10 @@ impl tracing::Subscriber for PanicsOnce {
 
 #[tokio::test]
 async fn panic_in_client_task_costs_no_lease() {
-    let mut wire = Wire::new().await;
-    let (locks, rival) = (wire.locks().await, wire.rival().await);
+    let mut network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
     let kept = locks.lease("kept").ttl(LONG).acquire().await.expect("acquire");
-    wire.strike(Fault::Refused).await;
+    network.strike(Fault::Refused).await;
     let panicked = Arc::new(AtomicBool::new(false));
     {
         let _subscriber = tracing::subscriber::set_default(PanicsOnce(Arc::clone(&panicked)));
@@ -171,11 +170,11 @@ async fn panic_in_client_task_costs_no_lease() {
         };
         soon("the panic", panic).await;
     }
-    wire.mend().await;
+    network.mend().await;
     let next = soon("the next lease", locks.lease("c").acquire()).await.expect("acquire");
     next.release().await.expect("release");
     assert!(kept.is_held());
     assert!(rival.lease("kept").try_acquire().await.expect("try").is_none());
     soon("the release", kept.release()).await.expect("held to the end");
-    wire.assert_nothing_left(vec![locks, rival]).await;
+    network.assert_nothing_left(vec![locks, rival]).await;
 }

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::super::differential::open;
 use super::super::fence::fence;
 use super::execute;
-use crate::backend::fence::{Check, Verdict};
+use crate::backend::fence::{FenceCheck, FenceOutcome};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{
@@ -203,9 +203,9 @@ async fn fenced_holding_stays_until_the_transaction_ends() {
         let claim = claim(&format!("{mode:?}"), 1, mode);
         let token = acquire(&mut conn, &claim).await;
         let (name, id) = (claim.name.to_string(), claim.id.to_string());
-        let check = Check { name, id, token: token.get(), is_multi_primary: false };
+        let check = FenceCheck { name, id, token: token.get(), is_multi_primary: false };
         fenced.execute("BEGIN").await.expect("a transaction");
-        assert_eq!(fence(&mut fenced, &check).await.expect("an answer"), Verdict::Fenced);
+        assert_eq!(fence(&mut fenced, &check).await.expect("an answer"), FenceOutcome::Fenced);
         assert!(!can_write(&mut conn).await, "nobody else writes");
         fenced.execute("COMMIT").await.expect("the end of it");
         // A transaction that has read before another has committed.
@@ -213,8 +213,8 @@ async fn fenced_holding_stays_until_the_transaction_ends() {
         fenced.fetch_all("SELECT 1 FROM sqlock_lease").await.expect("rows");
         let response = execute(&mut conn, &release(&claim, token)).await.expect("an answer");
         assert_eq!(response, Response::Released(Released::Ended { awaited: false }));
-        assert_eq!(fence(&mut fenced, &check).await.expect("an answer"), Verdict::StaleSnapshot);
+        assert_eq!(fence(&mut fenced, &check).await.expect("an answer"), FenceOutcome::StaleSnapshot);
         fenced.execute("ROLLBACK").await.expect("the end of it");
-        assert_eq!(fence(&mut fenced, &check).await.expect("an answer"), Verdict::Superseded);
+        assert_eq!(fence(&mut fenced, &check).await.expect("an answer"), FenceOutcome::Superseded);
     }
 }
