@@ -56,6 +56,7 @@
 //! | prolong a lease by its token | [`Locks::extend`] |
 //! | learn of acquisitions, losses and late heartbeats as they happen | [`Locks::events`] |
 //! | answer a liveness probe, show figures | [`Locks::health`] |
+//! | ask a holder to release a name | [`Locks::ask_to_release`], [`Lease::revoke_requested`] |
 //! | list holders, or evict one | [`Locks::list`], [`Locks::inspect`], [`Locks::evict`] |
 //! | hold a lock that writes nothing and ends with its connection | [`Locks::session`] |
 //! | purge unused names | [`Locks::sweeper`] |

@@ -44,6 +44,7 @@ impl Operation for Request {
             Self::Downgrade { .. } => "downgrade",
             Self::Raise { .. } => "raise a token",
             Self::Evict { .. } => "evict",
+            Self::Ask { .. } => "ask for a release",
         }
     }
 

@@ -7,6 +7,7 @@
 -- token        the fencing token of the latest holding. It only rises.
 -- ttl          how long the lease lasts after a heartbeat.
 -- lost         the highest token whose holding was taken away: expired and taken over, or evicted.
+-- asked        the holders of tokens up to this one were asked to release the name.
 -- holder       the client in words, for people.
 CREATE TABLE IF NOT EXISTS sqlock_lease (
     name        VARBINARY(255) NOT NULL PRIMARY KEY,
@@ -17,6 +18,7 @@ CREATE TABLE IF NOT EXISTS sqlock_lease (
     ttl         BIGINT NOT NULL,
     expires_at  BIGINT NOT NULL,
     lost        BIGINT NOT NULL DEFAULT 0,
+    asked       BIGINT NOT NULL DEFAULT 0,
     acquired_at BIGINT NOT NULL,
     holder      VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
     label       VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL

@@ -24,6 +24,7 @@ CREATE TABLE IF NOT EXISTS sqlock_client (
 -- ttl          how long the lease lasts after a heartbeat.
 -- waiting      rises when an entry begins to wait. 0: none waits.
 -- lost         the highest token whose holding was taken away: expired and taken over, or evicted.
+-- asked        the holders of tokens up to this one were asked to release the name.
 -- holder       the client in words, for people.
 CREATE TABLE IF NOT EXISTS sqlock_lease (
     name        text COLLATE "C" NOT NULL PRIMARY KEY,
@@ -36,6 +37,7 @@ CREATE TABLE IF NOT EXISTS sqlock_lease (
     expires_at  bigint NOT NULL,
     waiting     bigint NOT NULL DEFAULT 0,
     lost        bigint NOT NULL DEFAULT 0,
+    asked       bigint NOT NULL DEFAULT 0,
     holder      text   NOT NULL,
     label       text   NOT NULL
 ) WITH (fillfactor = 50);

@@ -19,6 +19,7 @@ CREATE TABLE IF NOT EXISTS sqlock_client (
 -- token        the fencing token of the latest holding. It only rises.
 -- ttl          how long the lease lasts after a heartbeat.
 -- lost         the highest token whose holding was taken away: expired and taken over, or evicted.
+-- asked        the holders of tokens up to this one were asked to release the name.
 -- holder       the client in words, for people.
 CREATE TABLE IF NOT EXISTS sqlock_lease (
     name        TEXT NOT NULL PRIMARY KEY COLLATE BINARY,
@@ -29,6 +30,7 @@ CREATE TABLE IF NOT EXISTS sqlock_lease (
     ttl         INTEGER NOT NULL,
     expires_at  INTEGER NOT NULL,
     lost        INTEGER NOT NULL DEFAULT 0,
+    asked       INTEGER NOT NULL DEFAULT 0,
     acquired_at INTEGER NOT NULL,
     holder      TEXT   NOT NULL,
     label       TEXT   NOT NULL

@@ -95,7 +95,7 @@ impl Mode {
     }
 }
 
-/// Reads the columns `id, owner, client, token, remaining, waiting, lost`. `remaining` depends on
+/// Reads the columns `id, owner, client, token, remaining, waiting, lost, asked`. `remaining` depends on
 /// the expiry and the heartbeat.
 pub(crate) fn read_lease(row: &impl TableRow) -> Result<LeaseRow, sqlx::Error> {
     let holder = holder(&row.text("id")?)?;
@@ -108,6 +108,7 @@ pub(crate) fn read_lease(row: &impl TableRow) -> Result<LeaseRow, sqlx::Error> {
         remaining: remaining(row.number("remaining")?).filter(|_| counts),
         waiting: row.number("waiting")?,
         lost: row.number("lost")?,
+        asked: row.number("asked")?,
     })
 }
 

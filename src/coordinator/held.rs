@@ -139,6 +139,16 @@ impl HeldLease {
         }
     }
 
+    /// Completes when the holder is asked to release the lease.
+    ///
+    /// # Cancel safety
+    ///
+    /// No request is missed when the future is dropped.
+    pub(crate) fn release_requested(&self) -> impl Future<Output = ()> + Send + use<> {
+        let ending = Arc::clone(&self.ending);
+        async move { ending.release_requested().await }
+    }
+
     /// Has the lease looked up: it may have been taken away.
     pub(crate) fn doubt(&self) {
         self.coordinator.doubt(self.name().clone());

@@ -1,6 +1,7 @@
 //! What a coordinator keeps behind its lock.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -86,11 +87,30 @@ pub(super) struct Waiting {
     pub(super) reply: oneshot::Sender<Result<HeldLease, Refusal>>,
 }
 
-/// How a lease ended, if it has ended without being given back.
+/// How a lease ended, if it has ended without being given back, and whether its release was asked
+/// for.
 #[derive(Default)]
 pub(super) struct Ending {
     pub(super) cause: OnceLock<LossCause>,
     pub(super) ended: Notify,
+    is_release_requested: AtomicBool,
+    release_requested: Notify,
+}
+
+impl Ending {
+    pub(super) fn request_release(&self) {
+        self.is_release_requested.store(true, Ordering::Release);
+        self.release_requested.notify_waiters();
+    }
+
+    /// Waits until the release is asked for.
+    pub(super) async fn release_requested(&self) {
+        let mut requested = std::pin::pin!(self.release_requested.notified());
+        requested.as_mut().enable();
+        if !self.is_release_requested.load(Ordering::Acquire) {
+            requested.await;
+        }
+    }
 }
 
 /// What to do when the lock is open again.

@@ -21,6 +21,8 @@ pub(super) struct Profile {
     /// Leases that are extended, shared, given a higher token, or handed to another process, while
     /// they are held.
     pub(super) changes: u64,
+    /// Holders that are asked to release a name by a client that wants it.
+    pub(super) asks: u64,
     pub(super) outages: u64,
     /// The store is replaced by an older copy of itself.
     pub(super) failovers: u64,
@@ -51,6 +53,7 @@ impl Profile {
             evictions: 0,
             fences: 100,
             changes: 100,
+            asks: 100,
             outages: 0,
             failovers: 0,
             closes: 0,

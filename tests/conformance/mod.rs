@@ -54,6 +54,7 @@ mod network;
 mod owner;
 mod pooler;
 mod retry;
+mod revoke;
 mod row;
 mod schema;
 mod semaphore;

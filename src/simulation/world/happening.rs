@@ -47,6 +47,10 @@ pub(super) enum Happening {
         life: u32,
         name: LockName,
     },
+    /// A caller asks the holders of a name to release it.
+    Ask {
+        name: LockName,
+    },
     EndFence {
         transaction: TransactionId,
     },
@@ -57,6 +61,12 @@ pub(super) enum Happening {
         client: usize,
     },
     CheckEvicted {
+        client: usize,
+        life: u32,
+        lease: LeaseKey,
+        at: u64,
+    },
+    CheckInformed {
         client: usize,
         life: u32,
         lease: LeaseKey,
