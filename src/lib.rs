@@ -41,6 +41,7 @@
 //! | acquire several names, all or none | [`Locks::lease_all`] |
 //! | limit how many run at a time | [`Locks::semaphore`] |
 //! | show how many wait ahead | [`LeaseRequest::while_waiting`], [`Locks::waiters`] |
+//! | note the progress of the work, for people and successors | [`Lease::set_note`], [`Locks::last_note`] |
 //! | cancel the work when the lease is lost | [`LeaseRequest::run`] |
 //! | limit how long a worker that hangs holds the name | [`LeaseRequest::max_hold`] |
 //! | elect one leader among many instances | [`Locks::election`] |

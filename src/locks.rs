@@ -23,7 +23,7 @@ use crate::lease::handle::Lease;
 use crate::lease::request::LeaseRequest;
 use crate::lease::semaphore::Semaphore;
 use crate::name::LockName;
-use crate::operation::{Connect, ListHolders, ListWaiters, Operation};
+use crate::operation::{Connect, ListHolders, ListWaiters, Operation, ReadNote};
 use crate::protocol::{Amended, Asked, Extension, Keeper, Request, Response};
 use crate::session::SessionRequest;
 use crate::sweeper::Sweeper;
@@ -263,6 +263,20 @@ impl Locks {
     /// It only reads.
     pub async fn holders(&self, name: &str) -> Result<Vec<LeaseInfo>> {
         inspect::holders(&self.client, name).await
+    }
+
+    /// Returns the [note](Lease::set_note) of the latest holder of a name, also after its release,
+    /// until the name has another holder.
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](Self::inspect).
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn last_note(&self, name: &str) -> Result<Option<String>> {
+        self.client.run(ReadNote(LockName::new(name)?)).await
     }
 
     /// Returns the waiters of a name, in order. Of each client these are the waiters that may be

@@ -22,4 +22,16 @@ CREATE TABLE IF NOT EXISTS sqlock_lease (
     acquired_at BIGINT NOT NULL,
     holder      VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
     label       VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL
+) ENGINE = InnoDB;
+
+-- What holders note about their work: one row for each holding that has a note. The row stays after the holding, until the sweeper
+-- finds a newer token of the name.
+--
+-- token        the fencing token of the holding.
+CREATE TABLE IF NOT EXISTS sqlock_note (
+    name       VARBINARY(255) NOT NULL,
+    token      BIGINT NOT NULL,
+    note       VARCHAR(4096) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    written_at BIGINT NOT NULL,
+    PRIMARY KEY (name, token)
 ) ENGINE = InnoDB

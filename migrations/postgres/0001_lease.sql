@@ -1,7 +1,7 @@
 -- One row per client: one set of locks with one heartbeat.
 --
 -- beat_at      its latest heartbeat. It keeps everything whose `client` it is.
--- notice       rises with everything that is taken away from the client.
+-- notice       rises with everything that is taken away from the client, or that it is asked to release.
 -- listens      the client is notified on the channel sqlock_<id> when another client grants it a name.
 --
 -- All moments, here and below, are microseconds since the Unix epoch, by this database's clock; durations are microseconds.
@@ -40,6 +40,18 @@ CREATE TABLE IF NOT EXISTS sqlock_lease (
     asked       bigint NOT NULL DEFAULT 0,
     holder      text   NOT NULL,
     label       text   NOT NULL
+) WITH (fillfactor = 50);
+
+-- What holders note about their work: one row for each holding that has a note. The row stays after the holding, until the sweeper
+-- finds a newer token of the name.
+--
+-- token        the fencing token of the holding.
+CREATE TABLE IF NOT EXISTS sqlock_note (
+    name       text COLLATE "C" NOT NULL,
+    token      bigint NOT NULL,
+    note       text   NOT NULL,
+    written_at bigint NOT NULL,
+    PRIMARY KEY (name, token)
 ) WITH (fillfactor = 50);
 
 -- The queue of a name: one row for each acquisition that waits, and for each that shares the name or has permits of it.

@@ -17,6 +17,7 @@ mod differential;
 mod fence;
 mod group;
 mod heartbeat;
+mod note;
 mod queue;
 mod records;
 mod release;
@@ -34,11 +35,12 @@ use sqlx::{ConnectOptions, Connection, Executor, MySql, MySqlConnection, MySqlPo
 use self::store::Flavor;
 use super::dialect::Column;
 use super::fence::{Check, Fence, Verdict};
+use super::note::NoteStore;
 use super::records::{Errand, Findings};
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::{
-    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Origin, SessionLocks, Store, StoreFuture, SweepRange,
-    Swept,
+    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Note, Origin, SessionLocks, Store, StoreFuture,
+    SweepRange, Swept,
 };
 use crate::error::{Error, Result, if_readable, not_writable};
 use crate::name::LockName;
@@ -252,6 +254,16 @@ impl AdminStore for MySqlStore {
             // For an account that may not read the status, the uptime counts as zero.
             Ok(Some(Duration::from_secs(seconds.unwrap_or(0))))
         })
+    }
+}
+
+impl NoteStore for MySqlStore {
+    fn write_note<'a>(&'a mut self, note: &'a Note) -> StoreFuture<'a, bool> {
+        Box::pin(note::write(&mut self.conn, note))
+    }
+
+    fn last_note<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, Option<String>> {
+        Box::pin(note::read(&mut self.conn, name))
     }
 }
 

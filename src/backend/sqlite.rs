@@ -14,6 +14,7 @@ mod change;
 mod differential;
 mod fence;
 mod heartbeat;
+mod note;
 mod queue;
 mod records;
 mod release;
@@ -32,10 +33,11 @@ use sqlx_core::transaction::{TransactionManager as _, begin_ansi_transaction_sql
 use tokio::time::timeout;
 
 use super::fence::{Check, Fence, Verdict};
+use super::note::NoteStore;
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::{
-    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Origin, SessionLocks, Store, StoreFuture, SweepRange,
-    Swept,
+    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Note, Origin, SessionLocks, Store, StoreFuture,
+    SweepRange, Swept,
 };
 use crate::error::{Error, Result, if_readable};
 use crate::name::LockName;
@@ -238,6 +240,16 @@ impl AdminStore for SqliteStore {
             let age = age.map(|age| Duration::from_secs(u64::try_from(age).unwrap_or(0)));
             Ok(Origin { server: (!file.is_empty()).then(|| format!("SQLite {file}")), age })
         })
+    }
+}
+
+impl NoteStore for SqliteStore {
+    fn write_note<'a>(&'a mut self, note: &'a Note) -> StoreFuture<'a, bool> {
+        Box::pin(async move { note::write(&mut *self.conn().await?, note).await })
+    }
+
+    fn last_note<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, Option<String>> {
+        Box::pin(async move { note::read(&mut *self.conn().await?, name).await })
     }
 }
 

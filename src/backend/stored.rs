@@ -24,6 +24,8 @@ pub(crate) const NO_ID: &str = "";
 pub(crate) trait TableRow: sqlx::Row {
     fn number(&self, column: &str) -> Result<i64, sqlx::Error>;
     fn text(&self, column: &str) -> Result<String, sqlx::Error>;
+    /// Reads a text that may be NULL.
+    fn optional_text(&self, column: &str) -> Result<Option<String>, sqlx::Error>;
 }
 
 impl<R> TableRow for R
@@ -38,6 +40,10 @@ where
     }
 
     fn text(&self, column: &str) -> Result<String, sqlx::Error> {
+        self.try_get(column)
+    }
+
+    fn optional_text(&self, column: &str) -> Result<Option<String>, sqlx::Error> {
         self.try_get(column)
     }
 }
@@ -150,6 +156,7 @@ pub(crate) fn read_holder(row: &impl TableRow, name: String) -> Result<ListedHol
         expires_at: row.number("expires_at")?,
         now: row.number("now")?,
         waiters: row.number("waiters")?,
+        note: row.optional_text("note")?,
     })
 }
 

@@ -51,6 +51,7 @@ mod multi;
 mod name;
 mod neighbour;
 mod network;
+mod note;
 mod owner;
 mod pooler;
 mod retry;

@@ -7,10 +7,12 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Entry, Memory, TransactionId};
+use crate::backend::note::NoteStore;
 use crate::backend::records::{Errand, Findings};
 use crate::backend::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use crate::backend::{
-    Backend, BoxFuture, ListedHolder, ListedWaiter, Names, SessionLocks, Store, StoreFuture, SweepRange, Swept, micros,
+    Backend, BoxFuture, ListedHolder, ListedWaiter, Names, Note, SessionLocks, Store, StoreFuture, SweepRange, Swept,
+    micros,
 };
 use crate::clock::{CENTURY, Clock};
 use crate::error::{Error, Result};
@@ -36,6 +38,8 @@ struct State {
     transactions: TransactionId,
     /// What people read about acquisitions: the holder and the label.
     texts: HashMap<LeaseId, (Arc<str>, Arc<str>)>,
+    /// The notes of holders, by name and token.
+    notes: BTreeMap<(LockName, i64), String>,
     /// The names that a stranger holds, and with which token.
     strangers: BTreeMap<LockName, FencingToken>,
     is_away: bool,
@@ -63,6 +67,7 @@ impl MemoryServer {
             model: Memory::new(false),
             transactions: 0,
             texts: HashMap::new(),
+            notes: BTreeMap::new(),
             strangers: BTreeMap::new(),
             is_away: false,
             outages: 0,
@@ -181,6 +186,7 @@ impl State {
         let waiters = i64::try_from(self.waiting(name, now).count()).unwrap_or(i64::MAX);
         let listed = |id, mode, owner, token: i64, expires_at| {
             let (holder, label) = self.text(id);
+            let note = self.notes.get(&(name.clone(), token)).cloned();
             let (name, acquired_at) = (name.as_str().to_owned(), token.min(now));
             ListedHolder {
                 name,
@@ -194,6 +200,7 @@ impl State {
                 expires_at,
                 now,
                 waiters,
+                note,
             }
         };
         let row = self.model.leases.get(name);
@@ -225,6 +232,14 @@ impl State {
 }
 
 impl Memory {
+    /// Whether an acquisition holds a name with this token, and has not expired.
+    fn is_valid(&self, Note { name, id, token, .. }: &Note, now: i64) -> bool {
+        let alone = self.exclusive_holding(name, *id, token.get());
+        let alone = alone.is_some_and(|row| self.valid_until(row.expires_at, row.client, row.ttl) > now);
+        let holds = |entry: &Entry| entry.state == EntryState::Holding(token.get()) && self.entry_until(entry) > now;
+        alone || self.owned_entry(name, *id).is_some_and(holds)
+    }
+
     /// The tokens of all holdings of a name.
     fn tokens(&self, name: &LockName) -> Vec<FencingToken> {
         let alone = self.leases.get(name).filter(|row| matches!(row.holder, Holder::Lease(_))).map(|row| row.token);
@@ -381,6 +396,29 @@ impl AdminStore for MemorySession {
         Box::pin(async move {
             self.reach().await?;
             Ok(Swept { purged: 0, last: None })
+        })
+    }
+}
+
+impl NoteStore for MemorySession {
+    fn write_note<'a>(&'a mut self, note: &'a Note) -> StoreFuture<'a, bool> {
+        Box::pin(async move {
+            self.reach().await?;
+            let (now, mut state) = (self.server.now(), self.server.state());
+            let is_valid = state.model.is_valid(note, now);
+            if is_valid {
+                state.notes.insert((note.name.clone(), note.token.get()), note.text.clone());
+            }
+            Ok(is_valid)
+        })
+    }
+
+    fn last_note<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, Option<String>> {
+        Box::pin(async move {
+            self.reach().await?;
+            let state = self.server.state();
+            let token = state.model.leases.get(name).map(|row| row.token);
+            Ok(token.and_then(|token| state.notes.get(&(name.clone(), token)).cloned()))
         })
     }
 }

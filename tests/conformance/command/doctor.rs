@@ -251,7 +251,9 @@ async fn unexpected_migration_history_is_a_failure() {
     doctor(&db.url, 1).await.assert("tables", "fail", "migration 1 is not the one that this program knows");
 
     execute(&pool, "DROP VIEW sqlock_holders").await;
-    for table in ["sqlock_lease", "sqlock_entry", "sqlock_idem", "sqlock_idem_step", "sqlock_idem_resolution"] {
+    for table in
+        ["sqlock_lease", "sqlock_note", "sqlock_entry", "sqlock_idem", "sqlock_idem_step", "sqlock_idem_resolution"]
+    {
         execute(&pool, &format!("DROP TABLE {table}")).await;
     }
     let told = doctor(&db.url, 1).await;
@@ -341,9 +343,15 @@ async fn missing_rights_are_named_with_their_table() {
     user.grant("SELECT").await;
     let told = doctor(&user.url, 1).await;
     told.assert("tables", "ok", "up to date");
-    for table in
-        ["sqlock_lease", "sqlock_entry", "sqlock_row", "sqlock_idem", "sqlock_idem_step", "sqlock_idem_resolution"]
-    {
+    for table in [
+        "sqlock_lease",
+        "sqlock_note",
+        "sqlock_entry",
+        "sqlock_row",
+        "sqlock_idem",
+        "sqlock_idem_step",
+        "sqlock_idem_resolution",
+    ] {
         told.assert("rights", "fail", &format!("no INSERT, UPDATE, DELETE on {table}"));
     }
     user.grant("INSERT, DELETE").await;
