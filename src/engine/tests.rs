@@ -92,8 +92,8 @@ impl Conversation {
 #[test]
 fn request_before_a_confirmation_is_looked_up() {
     let mut store = Conversation { engine: engine(), now: START, open: Vec::new(), told: Vec::new() };
-    let wish = Wish {
-        name: LockName::new("a").expect("a name"),
+    let wish = |name| Wish {
+        name: LockName::new(name).expect("a name"),
         owner: crate::owner::Owner::random(),
         reenters: false,
         mode: Mode::Exclusive,
@@ -103,8 +103,14 @@ fn request_before_a_confirmation_is_looked_up() {
         label: "".into(),
         patience: Patience::Wait(None),
     };
-    let owner = Some(wish.owner);
-    store.feed(Event::Acquire { waiter: WaiterId(1), wish });
+    // The heartbeat keeps another lease.
+    let token = FencingToken::new(5).expect("a token");
+    store.feed(Event::Acquire { waiter: WaiterId(1), wish: wish("b") });
+    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token)));
+    store.told.clear();
+    let wish = wish("a");
+    let (name, owner) = (wish.name.clone(), Some(wish.owner));
+    store.feed(Event::Acquire { waiter: WaiterId(2), wish });
     let held = HolderNow::Valid { owner: None, remaining: Duration::from_secs(10) };
     let claim = match store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held))) {
         Request::Acquire(claim) => claim,
@@ -113,14 +119,14 @@ fn request_before_a_confirmation_is_looked_up() {
     store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
     store.pass(POLL_FIRST);
     // The grant is about to end, so it must be confirmed.
-    let (token, remaining) = (FencingToken::new(5).expect("a token"), Some(Duration::from_millis(500)));
+    let remaining = Some(Duration::from_millis(500));
     let polled = |asked| {
         let (holder, client) = (Holder::Lease(claim.id), Some(claim.client));
         let row = LeaseRow { holder, owner, client, token: 5, remaining, waiting: 0, lost: 0, asked };
         Response::Polled(Some(Polled { row, presences: vec![Presence::Holding { token, remaining }] }))
     };
-    let (is_poll, is_extend) =
-        (|b: &Request| matches!(b, Request::Poll { .. }), |b: &Request| matches!(b, Request::Extend(_)));
+    let is_poll = |body: &Request| matches!(body, Request::Poll { name: polled, .. } if *polled == name);
+    let is_extend = |body: &Request| matches!(body, Request::Extend(_));
     store.answer(is_poll, polled(0));
     store.answer(is_extend, Response::Extended(Amended::Locked));
     store.pass(BEAT);
