@@ -15,6 +15,7 @@ pub(crate) mod fence;
 pub(crate) mod memory;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
+pub(crate) mod note;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 pub(crate) mod records;
@@ -26,6 +27,7 @@ pub(crate) mod stored;
 pub(crate) mod table;
 
 pub(crate) use self::admin::{ListedHolder, ListedWaiter, Names, Origin, SweepRange, Swept};
+pub(crate) use self::note::Note;
 pub(crate) use self::session::SessionLocks;
 pub(crate) use self::store::{BoxFuture, IsWaiting, Notification, Store, StoreFuture};
 pub(crate) use self::stored::{hex, micros, token};

@@ -221,6 +221,17 @@ pub enum Error {
     #[error("the label contains a NUL character")]
     NulInLabel,
 
+    /// A note is longer than 4096 bytes.
+    #[error("the note is too long: {bytes} bytes, at most 4096 are allowed")]
+    NoteTooLong {
+        /// The length of the note given.
+        bytes: usize,
+    },
+
+    /// A note contains a NUL character.
+    #[error("the note contains a NUL character")]
+    NulInNote,
+
     /// The transaction cannot be fenced.
     #[error("cannot fence this transaction")]
     Fence(#[source] FenceError),

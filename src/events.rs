@@ -90,6 +90,13 @@ pub enum Event {
         /// Why it ended.
         cause: LossCause,
     },
+    /// The holder of a lease was [asked to release it](crate::Locks::ask_to_release).
+    ReleaseRequested {
+        /// The name that is held.
+        name: LockName,
+        /// The token of the lease.
+        token: FencingToken,
+    },
     /// A lease was [exported](crate::Lease::export) to another process.
     Exported {
         /// The name that is held.

@@ -84,6 +84,8 @@ pub struct LeaseInfo {
     pub token: FencingToken,
     /// The label of the lease, or empty.
     pub label: String,
+    /// The [note](crate::Lease::set_note) of the holder.
+    pub note: Option<String>,
     /// When the lease was acquired, by the database's clock.
     #[serde(with = "crate::rfc3339")]
     pub acquired_at: DateTime<Utc>,
@@ -110,6 +112,7 @@ impl LeaseInfo {
             holds: listed.owner.map_or(0, |_| usize::try_from(listed.acquisitions).unwrap_or(1)),
             token: FencingToken::new(listed.token)?,
             label: listed.label,
+            note: listed.note,
             acquired_at: DateTime::from_timestamp_micros(listed.acquired_at)?,
             expires_at: DateTime::from_timestamp_micros(listed.expires_at)?,
             remaining: Duration::from_micros(remaining),
@@ -191,6 +194,7 @@ mod tests {
             holds: 1,
             token: FencingToken::new(7).expect("a token"),
             label: String::new(),
+            note: Some("page 3".into()),
             acquired_at: at(1_000_999),
             expires_at: at(951_782_400_000_000),
             remaining: Duration::ZERO,
@@ -204,6 +208,7 @@ mod tests {
             "owner": "0123456789abcdef0123456789abcdef",
             "token": 7,
             "label": "",
+            "note": "page 3",
             "acquired_at": "1970-01-01T00:00:01.000Z",
             "expires_at": "2000-02-29T00:00:00.000Z",
             "waiters": 3,

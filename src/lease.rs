@@ -10,6 +10,7 @@ mod convert;
 pub mod election;
 mod fence;
 pub(crate) mod handle;
+mod note;
 mod refusal;
 pub(crate) mod request;
 pub(crate) mod run;

@@ -41,6 +41,7 @@
 //! | acquire several names, all or none | [`Locks::lease_all`] |
 //! | limit how many run at a time | [`Locks::semaphore`] |
 //! | show how many wait ahead | [`LeaseRequest::while_waiting`], [`Locks::waiters`] |
+//! | note the progress of the work, for people and successors | [`Lease::set_note`], [`Locks::last_note`] |
 //! | cancel the work when the lease is lost | [`LeaseRequest::run`] |
 //! | limit how long a worker that hangs holds the name | [`LeaseRequest::max_hold`] |
 //! | elect one leader among many instances | [`Locks::election`] |
@@ -56,6 +57,7 @@
 //! | prolong a lease by its token | [`Locks::extend`] |
 //! | learn of acquisitions, losses and late heartbeats as they happen | [`Locks::events`] |
 //! | answer a liveness probe, show figures | [`Locks::health`] |
+//! | ask a holder to release a name | [`Locks::ask_to_release`], [`Lease::revoke_requested`] |
 //! | list holders, or evict one | [`Locks::list`], [`Locks::inspect`], [`Locks::evict`] |
 //! | hold a lock that writes nothing and ends with its connection | [`Locks::session`] |
 //! | purge unused names | [`Locks::sweeper`] |

@@ -23,8 +23,8 @@ use crate::lease::handle::Lease;
 use crate::lease::request::LeaseRequest;
 use crate::lease::semaphore::Semaphore;
 use crate::name::LockName;
-use crate::operation::{Connect, ListHolders, ListWaiters, Operation};
-use crate::protocol::{Amended, Extension, Keeper, Request, Response};
+use crate::operation::{Connect, ListHolders, ListWaiters, Operation, ReadNote};
+use crate::protocol::{Amended, Asked, Extension, Keeper, Request, Response};
 use crate::session::SessionRequest;
 use crate::sweeper::Sweeper;
 use crate::token::FencingToken;
@@ -32,7 +32,7 @@ use crate::transaction::row::{KeyColumns, RowLock, RowOf, RowsOf, RowsWhere};
 
 pub use builder::LocksBuilder;
 
-/// How long an eviction or extension waits for transactions that the holder has fenced.
+/// How long an eviction, an extension or a request for a release waits for transactions that the holder has fenced.
 const FENCED_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A client for locks in one database. Cloning is cheap; clones share connections and queues.
@@ -265,6 +265,20 @@ impl Locks {
         inspect::holders(&self.client, name).await
     }
 
+    /// Returns the [note](Lease::set_note) of the latest holder of a name, also after its release,
+    /// until the name has another holder.
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](Self::inspect).
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn last_note(&self, name: &str) -> Result<Option<String>> {
+        self.client.run(ReadNote(LockName::new(name)?)).await
+    }
+
     /// Returns the waiters of a name, in order. Of each client these are the waiters that may be
     /// next: up to the first exclusive one. The others wait within their process; those of the
     /// holder's client, until another client waits as well.
@@ -308,16 +322,63 @@ impl Locks {
         Ok(is_evicted)
     }
 
-    /// Sends a change of a lease until no fenced transaction blocks it.
+    /// Asks every holder of a name to release it, and returns how many holders were asked. Zero:
+    /// nobody holds the name.
+    ///
+    /// Each holder learns of the request at its next heartbeat, within about a second, by
+    /// [`Lease::revoke_requested`], and decides: the lease stays held until it is released. The
+    /// request concerns the present holders alone. [`evict`](Self::evict) ends a lease of a holder
+    /// that does not answer.
+    ///
+    /// ```
+    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// if locks.ask_to_release("reindex").await? > 0 {
+    ///     let lease = locks.lease("reindex").wait(Duration::from_secs(60)).acquire().await?;
+    /// #   lease.release().await?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// On MySQL and SQLite, it waits while a fenced transaction of the holder is open, as
+    /// [`evict`](Self::evict) does.
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](Self::inspect).
+    ///
+    /// # Cancel safety
+    ///
+    /// After the future was dropped, the holders may be asked. The call can be repeated.
+    pub async fn ask_to_release(&self, name: &str) -> Result<usize> {
+        let name = LockName::new(name)?;
+        match self.until_unlocked(Request::Ask { name }).await? {
+            Response::Asked(Asked::Holders(holders)) => Ok(usize::try_from(holders).unwrap_or(usize::MAX)),
+            _ => Ok(0),
+        }
+    }
+
+    /// Changes a lease.
     async fn amend(&self, request: Request) -> Result<bool> {
+        match self.until_unlocked(request).await? {
+            Response::Evicted(amended) | Response::Extended(amended) => Ok(amended == Amended::Done),
+            _ => Ok(false),
+        }
+    }
+
+    /// Sends a request about the holder of a name until no fenced transaction blocks it.
+    async fn until_unlocked(&self, request: Request) -> Result<Response> {
         let attempted = request.attempted();
         let mut backoff = Backoff::between(Duration::from_millis(10), Duration::from_millis(200));
         let start = Instant::now();
         loop {
             match self.client.run(request.clone()).await? {
-                Response::Evicted(Amended::Locked) | Response::Extended(Amended::Locked) => {}
-                Response::Evicted(amended) | Response::Extended(amended) => return Ok(amended == Amended::Done),
-                _ => return Ok(false),
+                Response::Evicted(Amended::Locked)
+                | Response::Extended(Amended::Locked)
+                | Response::Asked(Asked::Locked) => {}
+                response => return Ok(response),
             }
             if start.elapsed() > FENCED_TIMEOUT {
                 let reason = "a transaction that the holder has fenced is open".into();

@@ -25,6 +25,14 @@ mutations! {
     IgnoreNotice,
     /// An eviction does not tell the client.
     EvictInSilence,
+    /// A request for a release does not tell the clients.
+    AskInSilence,
+    /// The engine does not look whether a release was asked for.
+    ForgetAsked,
+    /// The engine does not look whether a release was asked for before it heard of the grant.
+    ForgetAskedGrant,
+    /// A lease that enters a holding is not told that its release was asked for.
+    TellFirstOnly,
     /// A takeover does not look at the heartbeat of the holder.
     TakeOverByExpiryAlone,
     /// A takeover does not look again once the rows are locked.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::backend::dialect::Column;
 use crate::backend::records::{RecordCommand, RecordResponse};
-use crate::backend::{ListedHolder, ListedWaiter, Names, Origin, Store, StoreFuture, SweepRange, Swept};
+use crate::backend::{ListedHolder, ListedWaiter, Names, Note, Origin, Store, StoreFuture, SweepRange, Swept};
 use crate::name::LockName;
 use crate::protocol::{Batch, Request, Response};
 
@@ -44,6 +44,7 @@ impl Operation for Request {
             Self::Downgrade { .. } => "downgrade",
             Self::Raise { .. } => "raise a token",
             Self::Evict { .. } => "evict",
+            Self::Ask { .. } => "ask for a release",
         }
     }
 
@@ -92,6 +93,12 @@ pub(crate) struct ListHolders(pub(crate) Names);
 /// Lists the entries that wait for a name.
 pub(crate) struct ListWaiters(pub(crate) LockName);
 
+/// Writes the note of a holder.
+pub(crate) struct WriteNote(pub(crate) Note);
+
+/// Reads the note of the latest holder of a name.
+pub(crate) struct ReadNote(pub(crate) LockName);
+
 /// Purges one range of names.
 pub(crate) struct Sweep(pub(crate) SweepRange);
 
@@ -113,6 +120,8 @@ operation!(Connect => "connect", (), |self, session| {
 });
 operation!(ListHolders => "list", Vec<ListedHolder>, |self, session| session.list(&self.0));
 operation!(ListWaiters => "list waiters", Vec<ListedWaiter>, |self, session| session.waiters(&self.0));
+operation!(WriteNote => "write a note", bool, |self, session| session.write_note(&self.0));
+operation!(ReadNote => "read a note", Option<String>, |self, session| session.last_note(&self.0));
 operation!(Sweep => "sweep", Swept, |self, session| session.sweep(&self.0));
 operation!(Uptime => "ask for the uptime", Option<Duration>, |self, session| session.uptime());
 operation!(ReadOrigin => "read the age of the tables", Origin, |self, session| session.origin());

@@ -15,5 +15,7 @@ pub(crate) use identifier::{ClientId, LeaseId};
 pub(crate) use request::{
     Batch, Claim, Enqueue, Extension, GivenUp, Grantee, HolderChange, Keeper, Release, Request, Seen, Transition,
 };
-pub(crate) use response::{Amended, Granted, HolderNow, Joined, Polled, Presence, Released, Response, Withdrawn};
+pub(crate) use response::{
+    Amended, Asked, Granted, HolderNow, Joined, Polled, Presence, Released, Response, Withdrawn,
+};
 pub(crate) use row::{EntryRow, EntryState, Holder, LeaseRow, Mode, Queue};

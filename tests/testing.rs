@@ -100,6 +100,27 @@ async fn evicted_holder_learns_within_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn asked_holder_learns_within_a_second() {
+    let memory = Memory::new();
+    let (here, there) = (memory.locks(), memory.locks());
+    let lease = here.lease("a").ttl(TTL).acquire().await.expect("acquire");
+    let permit = here.semaphore("s", 2).acquire().await.expect("acquire");
+    assert_eq!(there.ask_to_release("a").await.expect("ask"), 1);
+    assert_eq!(there.ask_to_release("s").await.expect("ask"), 1);
+    let start = Instant::now();
+    lease.revoke_requested().await;
+    permit.revoke_requested().await;
+    assert!(start.elapsed() <= Duration::from_millis(1500), "{:?}", start.elapsed());
+    lease.release().await.expect("held to the end");
+    assert_eq!(there.ask_to_release("a").await.expect("ask"), 0, "nobody holds it");
+    let next = here.lease("a").ttl(TTL).acquire().await.expect("acquire");
+    tokio::select! {
+        () = next.revoke_requested() => panic!("the request came before it"),
+        () = tokio::time::sleep(TTL) => {}
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn expired_holder_learns_before_the_next_grant() {
     let memory = Memory::new();
     let (here, there) = (memory.locks(), memory.locks());

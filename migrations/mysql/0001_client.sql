@@ -1,7 +1,7 @@
 -- One row per client: one set of locks with one heartbeat.
 --
 -- beat_at      its latest heartbeat. It keeps everything whose `client` it is.
--- notice       rises with everything that is taken away from the client.
+-- notice       rises with everything that is taken away from the client, or that it is asked to release.
 -- listens      its heartbeats come from the session that has the user lock sqlock_<id>. It sleeps while the client waits, and is
 --              woken (KILL QUERY) when another client grants it a name.
 --

@@ -7,6 +7,7 @@
 -- token        the fencing token of the latest holding. It only rises.
 -- ttl          how long the lease lasts after a heartbeat.
 -- lost         the highest token whose holding was taken away: expired and taken over, or evicted.
+-- asked        the holders of tokens up to this one were asked to release the name.
 -- holder       the client in words, for people.
 CREATE TABLE IF NOT EXISTS sqlock_lease (
     name        VARBINARY(255) NOT NULL PRIMARY KEY,
@@ -17,7 +18,20 @@ CREATE TABLE IF NOT EXISTS sqlock_lease (
     ttl         BIGINT NOT NULL,
     expires_at  BIGINT NOT NULL,
     lost        BIGINT NOT NULL DEFAULT 0,
+    asked       BIGINT NOT NULL DEFAULT 0,
     acquired_at BIGINT NOT NULL,
     holder      VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
     label       VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL
+) ENGINE = InnoDB;
+
+-- What holders note about their work: one row for each holding that has a note. The row stays after the holding, until the sweeper
+-- finds a newer token of the name.
+--
+-- token        the fencing token of the holding.
+CREATE TABLE IF NOT EXISTS sqlock_note (
+    name       VARBINARY(255) NOT NULL,
+    token      BIGINT NOT NULL,
+    note       VARCHAR(4096) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    written_at BIGINT NOT NULL,
+    PRIMARY KEY (name, token)
 ) ENGINE = InnoDB

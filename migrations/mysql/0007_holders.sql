@@ -4,6 +4,7 @@
 -- position     of a waiter: 1 is next.
 -- mode         'exclusive', 'shared' or 'permits'; permits: how many.
 -- expires_at   unless the client renews it; of a waiter, unless its client lives.
+-- note         what the holder notes about its work.
 --
 -- Times are in the time zone of the session. The reader needs SELECT on the tables as well.
 CREATE OR REPLACE SQL SECURITY INVOKER VIEW sqlock_holders AS
@@ -36,5 +37,6 @@ SELECT CONVERT(name USING utf8mb4) AS name,
        CASE WHEN units = 0 THEN 'exclusive' WHEN permits = 4294967295 THEN 'shared' ELSE 'permits' END AS mode,
        CASE WHEN units > 0 AND permits < 4294967295 THEN units END AS permits, holder, NULLIF(owner, '') AS owner, token, label,
        FROM_UNIXTIME(acquired_at * 0.000001) AS acquired_at, FROM_UNIXTIME(waiting_since * 0.000001) AS waiting_since,
-       FROM_UNIXTIME(lives_until * 0.000001) AS expires_at
+       FROM_UNIXTIME(lives_until * 0.000001) AS expires_at,
+       (SELECT n.note FROM sqlock_note AS n WHERE n.name = listed.name AND n.token = listed.token) AS note
   FROM listed

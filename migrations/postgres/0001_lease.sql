@@ -1,7 +1,7 @@
 -- One row per client: one set of locks with one heartbeat.
 --
 -- beat_at      its latest heartbeat. It keeps everything whose `client` it is.
--- notice       rises with everything that is taken away from the client.
+-- notice       rises with everything that is taken away from the client, or that it is asked to release.
 -- listens      the client is notified on the channel sqlock_<id> when another client grants it a name.
 --
 -- All moments, here and below, are microseconds since the Unix epoch, by this database's clock; durations are microseconds.
@@ -24,6 +24,7 @@ CREATE TABLE IF NOT EXISTS sqlock_client (
 -- ttl          how long the lease lasts after a heartbeat.
 -- waiting      rises when an entry begins to wait. 0: none waits.
 -- lost         the highest token whose holding was taken away: expired and taken over, or evicted.
+-- asked        the holders of tokens up to this one were asked to release the name.
 -- holder       the client in words, for people.
 CREATE TABLE IF NOT EXISTS sqlock_lease (
     name        text COLLATE "C" NOT NULL PRIMARY KEY,
@@ -36,8 +37,21 @@ CREATE TABLE IF NOT EXISTS sqlock_lease (
     expires_at  bigint NOT NULL,
     waiting     bigint NOT NULL DEFAULT 0,
     lost        bigint NOT NULL DEFAULT 0,
+    asked       bigint NOT NULL DEFAULT 0,
     holder      text   NOT NULL,
     label       text   NOT NULL
+) WITH (fillfactor = 50);
+
+-- What holders note about their work: one row for each holding that has a note. The row stays after the holding, until the sweeper
+-- finds a newer token of the name.
+--
+-- token        the fencing token of the holding.
+CREATE TABLE IF NOT EXISTS sqlock_note (
+    name       text COLLATE "C" NOT NULL,
+    token      bigint NOT NULL,
+    note       text   NOT NULL,
+    written_at bigint NOT NULL,
+    PRIMARY KEY (name, token)
 ) WITH (fillfactor = 50);
 
 -- The queue of a name: one row for each acquisition that waits, and for each that shares the name or has permits of it.

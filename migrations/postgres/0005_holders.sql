@@ -4,6 +4,7 @@
 -- position     of a waiter: 1 is next.
 -- mode         'exclusive', 'shared' or 'permits'; permits: how many.
 -- expires_at   unless the client renews it; of a waiter, unless its client lives.
+-- note         what the holder notes about its work.
 CREATE OR REPLACE VIEW sqlock_holders AS
 WITH clock AS (
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now),
@@ -36,6 +37,7 @@ SELECT l.name, l.state, l.position, CASE WHEN l.units = 0 THEN 'exclusive' WHEN 
        CASE WHEN l.units > 0 AND l.permits < 4294967295 THEN l.units END AS permits, l.holder, l.owner, l.token, l.label,
        timestamptz 'epoch' + l.acquired_at * interval '1 microsecond' AS acquired_at,
        timestamptz 'epoch' + l.waiting_since * interval '1 microsecond' AS waiting_since,
-       timestamptz 'epoch' + l.expires_at * interval '1 microsecond' AS expires_at
+       timestamptz 'epoch' + l.expires_at * interval '1 microsecond' AS expires_at,
+       (SELECT n.note FROM sqlock_note AS n WHERE n.name = l.name AND n.token = l.token) AS note
   FROM listed AS l CROSS JOIN clock
  WHERE l.expires_at > clock.now;

@@ -1,7 +1,7 @@
 -- One row per client: one set of locks with one heartbeat.
 --
 -- beat_at      its latest heartbeat. It keeps everything whose `client` it is.
--- notice       rises with everything that is taken away from the client.
+-- notice       rises with everything that is taken away from the client, or that it is asked to release.
 --
 -- All moments, here and below, are microseconds since the Unix epoch, by this host's clock; durations are microseconds.
 CREATE TABLE IF NOT EXISTS sqlock_client (
@@ -19,6 +19,7 @@ CREATE TABLE IF NOT EXISTS sqlock_client (
 -- token        the fencing token of the latest holding. It only rises.
 -- ttl          how long the lease lasts after a heartbeat.
 -- lost         the highest token whose holding was taken away: expired and taken over, or evicted.
+-- asked        the holders of tokens up to this one were asked to release the name.
 -- holder       the client in words, for people.
 CREATE TABLE IF NOT EXISTS sqlock_lease (
     name        TEXT NOT NULL PRIMARY KEY COLLATE BINARY,
@@ -29,9 +30,22 @@ CREATE TABLE IF NOT EXISTS sqlock_lease (
     ttl         INTEGER NOT NULL,
     expires_at  INTEGER NOT NULL,
     lost        INTEGER NOT NULL DEFAULT 0,
+    asked       INTEGER NOT NULL DEFAULT 0,
     acquired_at INTEGER NOT NULL,
     holder      TEXT   NOT NULL,
     label       TEXT   NOT NULL
+) WITHOUT ROWID;
+
+-- What holders note about their work: one row for each holding that has a note. The row stays after the holding, until the sweeper
+-- finds a newer token of the name.
+--
+-- token        the fencing token of the holding.
+CREATE TABLE IF NOT EXISTS sqlock_note (
+    name       TEXT NOT NULL COLLATE BINARY,
+    token      INTEGER NOT NULL,
+    note       TEXT NOT NULL,
+    written_at INTEGER NOT NULL,
+    PRIMARY KEY (name, token)
 ) WITHOUT ROWID;
 
 -- The queue of a name: one row for each acquisition that waits, and for each that shares the name or has permits of it.

@@ -4,6 +4,7 @@
 -- position     of a waiter: 1 is next.
 -- mode         'exclusive', 'shared' or 'permits'; permits: how many.
 -- expires_at   unless the client renews it; of a waiter, unless its client lives.
+-- note         what the holder notes about its work.
 CREATE VIEW IF NOT EXISTS sqlock_holders AS
 WITH lease AS (
     SELECT l.*, max(l.expires_at, coalesce((SELECT c.beat_at + l.ttl FROM sqlock_client AS c WHERE c.id = l.client), 0)) AS lives_until
@@ -34,5 +35,6 @@ SELECT name, CASE WHEN position IS NOT NULL THEN 'waiting' WHEN owner = '' THEN 
        CASE WHEN units > 0 AND permits < 4294967295 THEN units END AS permits, holder, nullif(owner, '') AS owner, token, label,
        strftime('%Y-%m-%dT%H:%M:%fZ', acquired_at / 1000000.0, 'unixepoch') AS acquired_at,
        strftime('%Y-%m-%dT%H:%M:%fZ', waiting_since / 1000000.0, 'unixepoch') AS waiting_since,
-       strftime('%Y-%m-%dT%H:%M:%fZ', lives_until / 1000000.0, 'unixepoch') AS expires_at
+       strftime('%Y-%m-%dT%H:%M:%fZ', lives_until / 1000000.0, 'unixepoch') AS expires_at,
+       (SELECT n.note FROM sqlock_note AS n WHERE n.name = listed.name AND n.token = listed.token) AS note
   FROM listed;

@@ -31,6 +31,7 @@ pub(crate) struct ListedHolder {
     pub(crate) expires_at: i64,
     pub(crate) now: i64,
     pub(crate) waiters: i64,
+    pub(crate) note: Option<String>,
 }
 
 /// A waiting entry in a list.

@@ -62,7 +62,7 @@ pub(crate) trait Database {
     async fn unlock(&mut self);
 
     /// Moves all moments in these rows back: `beat_at`, `expires_at`, `arrived_at`, `acquired_at`,
-    /// and `token`, `waiting` and `lost` where they are not zero.
+    /// and `token`, `waiting`, `lost` and `asked` where they are not zero.
     async fn move_back(&mut self, names: &[LockName], clients: &[ClientId], by: Duration);
 
     async fn tables(&mut self, names: &[LockName], clients: &[ClientId]) -> Tables;

@@ -163,6 +163,7 @@ impl Memory {
             Request::Downgrade { name, id, token } => Ok(self.downgrade(name, *id, token.get())),
             Request::Raise { name, id, token, to } => Ok(self.raise(name, *id, token.get(), to.get())),
             Request::Evict { name, token } => Ok(self.evict(name, token.get())),
+            Request::Ask { name } => Ok(self.ask(name, now)),
         }?;
         // A write waits for another transaction that has written the row: a second insert of a key
         // waits for the first.
@@ -319,8 +320,8 @@ impl Memory {
     fn read_row(&self, row: &Lease, now: i64) -> LeaseRow {
         let until = self.valid_until(row.expires_at, row.client, row.ttl);
         let remaining = matches!(row.holder, Holder::Lease(_) | Holder::Kept).then(|| remaining(until, now)).flatten();
-        let Lease { holder, owner, client, token, waiting, lost, .. } = row.clone();
-        LeaseRow { holder, owner, client, token, remaining, waiting, lost }
+        let Lease { holder, owner, client, token, waiting, lost, asked, .. } = row.clone();
+        LeaseRow { holder, owner, client, token, remaining, waiting, lost, asked }
     }
 
     fn holder_now(&self, name: &LockName, now: i64) -> HolderNow {

@@ -18,6 +18,7 @@ mod fence;
 mod group;
 mod heartbeat;
 mod listener;
+mod note;
 mod queue;
 mod records;
 mod release;
@@ -37,11 +38,12 @@ use self::listener::Listener;
 use self::store::Flavor;
 use super::dialect::Column;
 use super::fence::{Fence, FenceCheck, FenceOutcome};
+use super::note::NoteStore;
 use super::records::{RecordCommand, RecordResponse};
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::{
-    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Notification, Origin, SessionLocks, Store,
-    StoreFuture, SweepRange, Swept,
+    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Notification, Origin, SessionLocks,
+    Store, StoreFuture, SweepRange, Swept,
 };
 use crate::error::{Error, Result, if_readable, not_writable};
 use crate::name::LockName;
@@ -298,6 +300,16 @@ impl AdminStore for MySqlStore {
             // For an account that may not read the status, the uptime counts as zero.
             Ok(Some(Duration::from_secs(seconds.unwrap_or(0))))
         })
+    }
+}
+
+impl NoteStore for MySqlStore {
+    fn write_note<'a>(&'a mut self, note: &'a Note) -> StoreFuture<'a, bool> {
+        Box::pin(async move { note::write(self.conn().await?, note).await })
+    }
+
+    fn last_note<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, Option<String>> {
+        Box::pin(async move { note::read(self.conn().await?, name).await })
     }
 }
 

@@ -14,6 +14,7 @@ mod differential;
 mod fence;
 mod heartbeat;
 mod listener;
+mod note;
 mod queue;
 mod records;
 mod release;
@@ -33,10 +34,11 @@ use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
 use self::listener::{HeartbeatConnection, Upgrade};
 use self::settings::Settings;
 use super::fence::{Fence, FenceCheck, FenceOutcome};
+use super::note::NoteStore;
 use super::store::{AdminStore, LeaseStore, ROW_TOUCH_INTERVAL, RecordStore, RowStore};
 use super::{
-    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Notification, Origin, SessionLocks, Store,
-    StoreFuture, SweepRange, Swept, micros,
+    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Notification, Origin, SessionLocks,
+    Store, StoreFuture, SweepRange, Swept, micros,
 };
 use crate::error::{Result, if_readable};
 use crate::name::LockName;
@@ -220,6 +222,16 @@ impl AdminStore for PostgresStore {
             let up: i64 = sqlx::query_scalar(UPTIME).fetch_one(self.connection.connection().await?).await?;
             Ok(u64::try_from(up).ok().map(Duration::from_micros))
         })
+    }
+}
+
+impl NoteStore for PostgresStore {
+    fn write_note<'a>(&'a mut self, note: &'a Note) -> StoreFuture<'a, bool> {
+        Box::pin(async move { note::write(&mut self.store().await?, note).await })
+    }
+
+    fn last_note<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, Option<String>> {
+        Box::pin(async move { note::read(&mut self.store().await?, name).await })
     }
 }
 

@@ -15,6 +15,7 @@ mod differential;
 mod fence;
 mod heartbeat;
 mod listener;
+mod note;
 mod queue;
 mod records;
 mod release;
@@ -35,10 +36,11 @@ use tokio::time::timeout;
 
 use self::listener::Listener;
 use super::fence::{Fence, FenceCheck, FenceOutcome};
+use super::note::NoteStore;
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::{
-    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Notification, Origin, SessionLocks, Store,
-    StoreFuture, SweepRange, Swept,
+    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Notification, Origin, SessionLocks,
+    Store, StoreFuture, SweepRange, Swept,
 };
 use crate::error::{Error, Result, if_readable};
 use crate::name::LockName;
@@ -264,6 +266,16 @@ impl AdminStore for SqliteStore {
             let age = age.map(|age| Duration::from_secs(u64::try_from(age).unwrap_or(0)));
             Ok(Origin { server: (!file.is_empty()).then(|| format!("SQLite {file}")), age })
         })
+    }
+}
+
+impl NoteStore for SqliteStore {
+    fn write_note<'a>(&'a mut self, note: &'a Note) -> StoreFuture<'a, bool> {
+        Box::pin(async move { note::write(&mut *self.conn().await?, note).await })
+    }
+
+    fn last_note<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, Option<String>> {
+        Box::pin(async move { note::read(&mut *self.conn().await?, name).await })
     }
 }
 

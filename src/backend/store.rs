@@ -7,6 +7,7 @@ use tokio::sync::watch;
 
 use super::admin::{ListedHolder, ListedWaiter, Names, Origin, SweepRange, Swept};
 use super::dialect::Column;
+use super::note::NoteStore;
 use super::records::{RecordCommand, RecordResponse};
 use crate::name::LockName;
 use crate::protocol::{Batch, Request, Response};
@@ -18,7 +19,7 @@ pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub(crate) type StoreFuture<'a, T> = BoxFuture<'a, Result<T, sqlx::Error>>;
 
 /// One connection to the tables.
-pub(crate) trait Store: LeaseStore + AdminStore + RowStore + RecordStore {
+pub(crate) trait Store: LeaseStore + AdminStore + NoteStore + RowStore + RecordStore {
     /// Closes the connection in order.
     fn close(self: Box<Self>) -> StoreFuture<'static, ()>;
 }

@@ -24,6 +24,8 @@ pub(crate) const NO_ID: &str = "";
 pub(crate) trait TableRow: sqlx::Row {
     fn number(&self, column: &str) -> Result<i64, sqlx::Error>;
     fn text(&self, column: &str) -> Result<String, sqlx::Error>;
+    /// Reads a text that may be NULL.
+    fn optional_text(&self, column: &str) -> Result<Option<String>, sqlx::Error>;
 }
 
 impl<R> TableRow for R
@@ -38,6 +40,10 @@ where
     }
 
     fn text(&self, column: &str) -> Result<String, sqlx::Error> {
+        self.try_get(column)
+    }
+
+    fn optional_text(&self, column: &str) -> Result<Option<String>, sqlx::Error> {
         self.try_get(column)
     }
 }
@@ -95,7 +101,7 @@ impl Mode {
     }
 }
 
-/// Reads the columns `id, owner, client, token, remaining, waiting, lost`. `remaining` depends on
+/// Reads the columns `id, owner, client, token, remaining, waiting, lost, asked`. `remaining` depends on
 /// the expiry and the heartbeat.
 pub(crate) fn read_lease(row: &impl TableRow) -> Result<LeaseRow, sqlx::Error> {
     let holder = holder(&row.text("id")?)?;
@@ -108,6 +114,7 @@ pub(crate) fn read_lease(row: &impl TableRow) -> Result<LeaseRow, sqlx::Error> {
         remaining: remaining(row.number("remaining")?).filter(|_| counts),
         waiting: row.number("waiting")?,
         lost: row.number("lost")?,
+        asked: row.number("asked")?,
     })
 }
 
@@ -149,6 +156,7 @@ pub(crate) fn read_holder(row: &impl TableRow, name: String) -> Result<ListedHol
         expires_at: row.number("expires_at")?,
         now: row.number("now")?,
         waiters: row.number("waiters")?,
+        note: row.optional_text("note")?,
     })
 }
 

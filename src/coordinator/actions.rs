@@ -103,6 +103,15 @@ impl Coordinator {
                     ending.ended.notify_waiters();
                 }
             }
+            Action::ReleaseRequested { lease } => {
+                if let Some(Hold { name, token, .. }) = state.holds.get(&lease) {
+                    let (name, token) = (name.clone(), *token);
+                    self.record(state, outbox, Event::ReleaseRequested { name, token });
+                }
+                if let Some(ending) = state.leases.get(&lease) {
+                    ending.request_release();
+                }
+            }
             Action::Amended { lease, result } => {
                 if let Some(reply) = state.amendments.get_mut(&lease).and_then(VecDeque::pop_front) {
                     let _ = reply.send(result);

@@ -140,6 +140,16 @@ impl HeldLease {
         }
     }
 
+    /// Completes when the holder is asked to release the lease.
+    ///
+    /// # Cancel safety
+    ///
+    /// No request is missed when the future is dropped.
+    pub(crate) fn release_requested(&self) -> impl Future<Output = ()> + Send + use<> {
+        let ending = Arc::clone(&self.ending);
+        async move { ending.release_requested().await }
+    }
+
     /// Reads the name again, because the lease may have been lost.
     pub(crate) fn doubt(&self) {
         self.coordinator.doubt(self.name().clone());

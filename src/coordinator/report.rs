@@ -66,6 +66,7 @@ impl Report {
                 info!(%name, %token, ?held, %cause, "a lease has ended");
             }
             Event::Lost { name, token, held, cause } => warn!(%name, %token, ?held, %cause, "lost a lease"),
+            Event::ReleaseRequested { name, token } => info!(%name, %token, "was asked to release a lease"),
             Event::Exported { name, token, held } => debug!(%name, %token, ?held, "exported a lease"),
             Event::HeartbeatLate { unanswered_for } => warn!(?unanswered_for, "a heartbeat is late"),
             Event::HeartbeatFailed { reason } => warn!(reason, "a heartbeat failed; leases are lost if none succeeds"),

@@ -1,6 +1,7 @@
 //! The state of a coordinator.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -86,11 +87,30 @@ pub(super) struct Waiting {
     pub(super) reply: oneshot::Sender<Result<HeldLease, Refusal>>,
 }
 
-/// The loss of a lease, which its handles wait for.
+/// The end of a lease that was not released, which its handles wait for, and the request to release
+/// it.
 #[derive(Default)]
 pub(super) struct LossSignal {
     pub(super) cause: OnceLock<LossCause>,
     pub(super) ended: Notify,
+    is_release_requested: AtomicBool,
+    release_requested: Notify,
+}
+
+impl LossSignal {
+    pub(super) fn request_release(&self) {
+        self.is_release_requested.store(true, Ordering::Release);
+        self.release_requested.notify_waiters();
+    }
+
+    /// Waits until the release is asked for.
+    pub(super) async fn release_requested(&self) {
+        let mut requested = std::pin::pin!(self.release_requested.notified());
+        requested.as_mut().enable();
+        if !self.is_release_requested.load(Ordering::Acquire) {
+            requested.await;
+        }
+    }
 }
 
 /// The work to do after the lock is released.

@@ -193,6 +193,10 @@ pub(crate) enum Action {
         lease: LeaseKey,
         cause: LossCause,
     },
+    /// The holder is asked to release the lease. Once for each lease.
+    ReleaseRequested {
+        lease: LeaseKey,
+    },
     Amended {
         lease: LeaseKey,
         result: Result<(), NotAmended>,

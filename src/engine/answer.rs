@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::action::{Action, Answer, Failure, Refusal, RequestId, Verdict, WaiterId};
 use super::heartbeat::Epoch;
-use super::holding::relied_on;
+use super::holding::{Holding, HoldingState, relied_on};
 use super::name::LONG_SILENCE;
 use super::step::Step;
 use super::waiter::WaiterState;
@@ -187,10 +187,27 @@ impl Engine {
         };
         holding.epoch = epoch;
         holding.is_doubted = false;
+        let requested_until = polled.map_or(0, |polled| polled.row.asked);
         for lease in holding.leaving.drain(..asked) {
             self.actions.push(Action::Released { lease, verdict: Verdict::Kept });
         }
         self.looked_up(now, name, id, token);
+        self.note_asked(name, requested_until);
+    }
+
+    /// The row of a name says that the holders of tokens up to this one were asked to release it.
+    pub(super) fn note_asked(&mut self, name: &LockName, token: i64) {
+        let Some(state) = self.names.get_mut(name).filter(|_| !is_on(Mutation::ForgetAsked)) else {
+            return;
+        };
+        state.asked = state.asked.max(token);
+        let is_meant = |holding: &&mut Holding| !holding.is_asked && holding.first_token().get() <= token;
+        for holding in state.holdings.iter_mut().filter(is_meant) {
+            holding.is_asked = true;
+            if let HoldingState::Held(leases) = &holding.state {
+                self.actions.extend(leases.iter().map(|lease| Action::ReleaseRequested { lease: lease.key }));
+            }
+        }
     }
 
     pub(super) fn extended(
@@ -205,9 +222,11 @@ impl Engine {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
-        if state.waiter(id).is_some() {
+        if let Some(waiter) = state.waiter(id) {
+            // What has happened since the grant was read is to be looked up.
+            let epoch = waiter.granted_in.unwrap_or(granting.epoch);
             return match extended {
-                Amended::Done => self.granted(now, name, id, granting),
+                Amended::Done => self.granted(now, name, id, Granting { epoch, ..granting }),
                 Amended::Locked => {
                     state.waiter(id).into_iter().for_each(|waiter| waiter.ask_at = now + WHILE_LOCKED);
                 }

@@ -179,6 +179,12 @@ impl Engine {
             self.without_row(name, given_up);
             return;
         };
+        if !is_on(Mutation::ForgetAskedGrant) {
+            self.note_asked(name, queue.row.asked);
+        }
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
         state.withdraw_forgotten(now, client, &queue);
         state.is_wanted = queue.waiting().any(|entry| entry.client != Some(client));
         let mut granted = Vec::new();

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::action::{Action, Refusal, WaiterId};
+use super::action::{Action, Grant, Refusal, WaiterId};
 use super::heartbeat::Epoch;
 use super::holding::{Holding, HoldingState, relied_on};
 use super::name::Name;
@@ -48,6 +48,7 @@ impl Engine {
         let extend_at = (ttl < waiter.claim.ttl).then(|| now + RAISE_AFTER);
         let is_kept = waiter.claim.is_kept;
         let is_adopted = waiter.adopts();
+        let is_asked = state.asked >= token.get();
         let mut holding = Holding {
             claim: waiter.claim,
             is_kept,
@@ -56,6 +57,7 @@ impl Engine {
             is_joined: false,
             is_adopted,
             is_doubted: false,
+            is_asked,
             state: HoldingState::Held(Vec::new()),
             ttl,
             deadline,
@@ -75,10 +77,9 @@ impl Engine {
             self.heartbeat.keep(since, ttl);
         }
         let grant = enter(&mut holding, now, waiter.max_hold, &mut self.next_lease);
-        self.leases.insert(grant.lease, (name.clone(), id));
-        self.actions.push(Action::Granted { waiter: waiter.id, grant });
         let alone = holding.claim.mode == Mode::Exclusive;
         state.holdings.push(holding);
+        self.report(waiter.id, grant, is_asked);
         self.admit(now, name, id);
         let Some(state) = self.names.get_mut(name) else {
             return;
@@ -112,8 +113,18 @@ impl Engine {
             let holding = &mut state.holdings[i];
             holding.want(now, other.claim.ttl, other.claim.is_kept);
             let grant = enter(holding, now, other.max_hold, &mut self.next_lease);
-            self.leases.insert(grant.lease, (name.clone(), id));
-            self.actions.push(Action::Granted { waiter: other.id, grant });
+            let is_asked = holding.is_asked;
+            self.report(other.id, grant, is_asked);
+        }
+    }
+
+    /// Tells a caller that it has a lease. `is_asked`: its holding is asked for already.
+    pub(super) fn report(&mut self, waiter: WaiterId, grant: Grant, is_asked: bool) {
+        let lease = grant.lease;
+        self.leases.insert(lease, (grant.name.clone(), grant.id));
+        self.actions.push(Action::Granted { waiter, grant });
+        if is_asked && !is_on(Mutation::TellFirstOnly) {
+            self.actions.push(Action::ReleaseRequested { lease });
         }
     }
 
@@ -137,7 +148,7 @@ impl Engine {
         // Where no heartbeat moves the expiry, or the expiry may have passed, an extension sets it
         // before the caller gets the lease.
         if !waiter.claim.is_kept || since + relied_on(lasts) <= now + ttl / 4 {
-            waiter.state = WaiterState::Granted(token);
+            (waiter.state, waiter.granted_in) = (WaiterState::Granted(token), Some(epoch));
             return;
         }
         let may_linger = waiter.lingers;
@@ -232,6 +243,9 @@ impl Engine {
         let Some(Polled { row, presences }) = polled else {
             return self.without_row(name, None);
         };
+        if !is_on(Mutation::ForgetAskedGrant) {
+            self.note_asked(name, row.asked);
+        }
         // In the store, the entries of one client may stand in another order: a request may have
         // been sent twice.
         let is_first = presences.contains(&Presence::Waiting { ahead: 0 });

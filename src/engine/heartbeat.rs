@@ -2,10 +2,10 @@
 //!
 //! One beat extends every lease of the client, so a holder may rely on a lease until `time before
 //! the beat was sent + TTL`, less a margin. A beat that tells of a new notice extends nothing:
-//! something was taken away from the client, and each holding is looked up before later beats count
-//! for it again. So is a beat that was not answered at first: the store that answers the next one
-//! may be another, which has missed the last grants. The sessions of ZooKeeper and Chubby work
-//! alike.
+//! something was taken away from the client, or is asked of it, and each holding is looked up before
+//! later beats count for it again. So is a beat that was not answered at first: the store that
+//! answers the next one may be another, which has missed the last grants. The sessions of ZooKeeper
+//! and Chubby work alike.
 
 use std::time::Duration;
 

@@ -59,6 +59,8 @@ pub(super) struct Holding {
     pub(super) former_tokens: Vec<FencingToken>,
     /// A caller has reason to think that it has ended.
     pub(super) is_doubted: bool,
+    /// Its release was asked for, and its leases know that.
+    pub(super) is_asked: bool,
     /// It was taken over from another process as it was.
     pub(super) is_adopted: bool,
     /// It was added to a holding of the owner elsewhere, so the entries of the name hold it.
@@ -141,6 +143,11 @@ impl Holding {
     pub(super) fn has_token(&self, token: FencingToken) -> bool {
         let raised = self.amendments.iter().any(|other| other.amendment == Amendment::Raise(token));
         token == self.token || raised || self.former_tokens.contains(&token)
+    }
+
+    /// The token that it was granted with.
+    pub(super) fn first_token(&self) -> FencingToken {
+        self.former_tokens.first().copied().unwrap_or(self.token)
     }
 
     /// The change that the store is to be asked for next.

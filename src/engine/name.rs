@@ -68,6 +68,8 @@ pub(super) struct Name {
     /// Another client may have granted it to an entry of this one. The notification may come before
     /// the answer to the request that adds the entry.
     pub(super) is_notified: bool,
+    /// The holders of tokens up to this one were asked to release it, as far as is known.
+    pub(super) asked: i64,
     /// Other clients wait for it, as far as is known.
     pub(super) is_wanted: bool,
     /// How often in a row a decision was overtaken.

@@ -63,8 +63,8 @@ impl Engine {
             }
             holding.want(now, ttl, is_kept);
             let grant = enter(holding, now, max_hold, &mut self.next_lease);
-            self.leases.insert(grant.lease, (name.clone(), grant.id));
-            self.actions.push(Action::Granted { waiter: id, grant });
+            let is_asked = holding.is_asked;
+            self.report(id, grant, is_asked);
             return self.advance(now, &name);
         }
         let waiter_state = if is_alone { WaiterState::New } else { WaiterState::Granted(exported.token) };
@@ -80,6 +80,7 @@ impl Engine {
             may_join: is_alone,
             resumes: Some(exported),
             ask_at: now,
+            granted_in: None,
             unknown: 0,
             is_reported: true,
         };

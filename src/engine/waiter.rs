@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::action::{Exported, Patience, WaiterId};
+use super::heartbeat::Epoch;
 use crate::clock::Moment;
 use crate::protocol::{Claim, Extension, Mode};
 use crate::token::FencingToken;
@@ -37,6 +38,8 @@ pub(super) struct Waiter {
     pub(super) may_join: bool,
     /// The exported lease that it takes over.
     pub(super) resumes: Option<Exported>,
+    /// The epoch in which its grant by another client was read.
+    pub(super) granted_in: Option<Epoch>,
     /// It met a locked row, and is not asked for before.
     pub(super) ask_at: Moment,
     /// How often the store has not known the lease that it takes over.

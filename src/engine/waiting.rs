@@ -35,8 +35,8 @@ impl Engine {
                 (Mode::Exclusive, _) | (Mode::READ, Mode::READ) => {
                     holding.want(now, ttl, is_kept);
                     let grant = enter(holding, now, max_hold, &mut self.next_lease);
-                    self.leases.insert(grant.lease, (name.clone(), grant.id));
-                    self.actions.push(Action::Granted { waiter: id, grant });
+                    let is_asked = holding.is_asked;
+                    self.report(id, grant, is_asked);
                     return self.advance(now, &name);
                 }
                 (Mode::READ, Mode::Exclusive) => return self.refuse(id, Refusal::Conversion { name }),
@@ -63,6 +63,7 @@ impl Engine {
             may_join: reenters && !state.waiters.is_empty(),
             resumes: None,
             ask_at: now,
+            granted_in: None,
             unknown: 0,
             is_reported: false,
         };

@@ -13,7 +13,9 @@
 //! | enter again, in the same client | 0 |
 //! | [`fence`](crate::Lease::fence) | 1, in the caller's transaction |
 //! | a request that takes effect once | 2, in its transaction: the claim and the result; MySQL and MariaDB 1 more on a connection of the client. A repetition: 2, there 1 |
-//! | `is_held`, `lost`, `token` | 0 |
+//! | [`set_note`](crate::Lease::set_note), [`last_note`](crate::Locks::last_note) | 1 |
+//! | [`ask_to_release`](crate::Locks::ask_to_release) | 1; each client that is asked looks its leases up, 1 for each |
+//! | `is_held`, `lost`, `revoke_requested`, `token` | 0 |
 //!
 //! PostgreSQL adds two round trips to each when the default isolation level is not READ COMMITTED,
 //! or commits are asynchronous.

@@ -9,6 +9,7 @@
 //! | INFO | `started a client for locks` | nothing; it says who the holder is and where |
 //! | INFO | `took a name over from a dead holder` | find out what ended the process, if it comes often |
 //! | INFO | `a lease has ended` | nothing; `max_hold` was reached, or this client evicted it |
+//! | INFO | `was asked to release a lease` | nothing; the holder decides |
 //! | INFO | `the database did not confirm a release…` | nothing; the name is free after its TTL |
 //! | INFO | `reconnected to the database`, `heartbeats are answered again` | nothing |
 //! | INFO | `swept` | nothing |

@@ -54,6 +54,10 @@
 //! sqlock unlock deploy --token 1795257707293005
 //! ```
 //!
+//! An application that watches [`Lease::revoke_requested`](crate::Lease::revoke_requested), or a
+//! `sqlock run --release-on-request`, can be asked before: `sqlock unlock deploy --ask`. The holder
+//! learns of it within a second and releases the name when its work allows that.
+//!
 //! `show` names host and process of the holder. A holder that is dead needs no help: the name is
 //! free after the TTL. `EXPIRES IN` that never sinks means that its client lives and renews.
 //! `unlock` takes the name away; the token protects a newer holder. The old holder learns of it

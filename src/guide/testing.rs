@@ -56,6 +56,27 @@
 //! # }
 //! ```
 //!
+//! # The holder is asked to release
+//!
+//! A long job looks at [`revoke_requested`](crate::Lease::revoke_requested) between its steps, or
+//! beside them. Another client of the same memory asks.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> sqlock::Result<()> {
+//! let memory = sqlock::testing::Memory::new();
+//! let (here, there) = (memory.locks(), memory.locks());
+//! let lease = here.lease("import").acquire().await?;
+//! assert_eq!(there.ask_to_release("import").await?, 1, "one holder");
+//! tokio::select! {
+//!     () = std::future::pending() => unreachable!("the work goes on for ever"),
+//!     () = lease.revoke_requested() => lease.release().await?,
+//! }
+//! assert!(there.lease("import").try_acquire().await?.is_some());
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # The lease expires
 //!
 //! As when the process was stopped, or cut off, for longer than the TTL. Another client then takes

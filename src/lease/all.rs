@@ -9,6 +9,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use sqlx::Transaction;
@@ -241,12 +242,16 @@ impl LeaseAll {
     ///
     /// It may be dropped and called again; no loss is missed.
     pub async fn lost(&self) -> LossCause {
-        let mut all: Vec<_> = self.leases.iter().map(|lease| Box::pin(lease.lost())).collect();
-        std::future::poll_fn(|context| {
-            let lost = all.iter_mut().map(|lost| lost.as_mut().poll(context)).find(std::task::Poll::is_ready);
-            lost.unwrap_or(std::task::Poll::Pending)
-        })
-        .await
+        first(self.leases.iter().map(Lease::lost)).await
+    }
+
+    /// Waits until the holder is asked to release one of the leases, as [`Lease::revoke_requested`].
+    ///
+    /// # Cancel safety
+    ///
+    /// It may be dropped and called again; no request is missed.
+    pub async fn revoke_requested(&self) {
+        first(self.leases.iter().map(Lease::revoke_requested)).await;
     }
 
     /// Fences a transaction with each lease, as [`Lease::fence`]: it can commit only while all of
@@ -309,6 +314,16 @@ impl LeaseAll {
         }
         outcome
     }
+}
+
+/// Waits for the first of several futures.
+async fn first<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
+    let mut all: Vec<_> = futures.map(Box::pin).collect();
+    std::future::poll_fn(|context| {
+        let ready = all.iter_mut().map(|future| future.as_mut().poll(context)).find(Poll::is_ready);
+        ready.unwrap_or(Poll::Pending)
+    })
+    .await
 }
 
 impl fmt::Debug for LeaseAll {

@@ -113,6 +113,37 @@ impl Lease {
         self.loss_future().await
     }
 
+    /// Waits until the holder is [asked to release](crate::Locks::ask_to_release) the lease. Completes
+    /// at once when it was asked already; pending for ever while it is not.
+    ///
+    /// The lease stays held: the holder decides when to release it.
+    ///
+    /// ```
+    /// # async fn work(_: &sqlock::Lease) {}
+    /// # async fn example(lease: sqlock::Lease) -> sqlock::Result<()> {
+    /// tokio::select! {
+    ///     () = work(&lease) => {}
+    ///     () = lease.revoke_requested() => println!("another wants it: stopping after this item"),
+    /// }
+    /// lease.release().await
+    /// # }
+    /// ```
+    ///
+    /// A request reaches the holder with its next heartbeat, within about a second. So it does not
+    /// reach a lease [without renewal](crate::LeaseRequest::renew), nor one that is
+    /// [resumed](crate::Locks::resume) or re-entered by another client after the request, until the
+    /// request is repeated.
+    ///
+    /// # Cancel safety
+    ///
+    /// It may be dropped and called again; no request is missed.
+    pub async fn revoke_requested(&self) {
+        match self.held.as_ref().map(HeldLease::release_requested) {
+            Some(requested) => requested.await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Makes the lease last at least `ttl` from now, also without a heartbeat. If this process
     /// dies, the name is blocked for as long. [`max_hold`](crate::LeaseRequest::max_hold) still
     /// ends it.

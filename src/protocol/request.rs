@@ -54,6 +54,9 @@ pub(crate) enum Request {
     /// End the holding with this token, and tell its client. Answer:
     /// [`Evicted`](super::Response::Evicted).
     Evict { name: LockName, token: FencingToken },
+    /// Record that every holder of a name is asked to release it, and tell their clients. Answer:
+    /// [`Asked`](super::Response::Asked).
+    Ask { name: LockName },
 }
 
 /// Requests of one kind, which some stores carry out in one statement: each as it would be carried

@@ -11,8 +11,8 @@ use crate::token::FencingToken;
 pub(crate) enum Response {
     /// With the number of notices so far.
     Registered(i64),
-    /// The number of notices. It rises with everything that is taken away from the client. `None`:
-    /// the client has no row.
+    /// The number of notices. It rises with everything that is taken away from the client, or that
+    /// it is asked to release. `None`: the client has no row.
     Beat(Option<i64>),
     Acquired(Result<FencingToken, HolderNow>),
     Joined(Joined),
@@ -30,6 +30,7 @@ pub(crate) enum Response {
     Downgraded(Amended),
     Raised(Amended),
     Evicted(Amended),
+    Asked(Asked),
 }
 
 impl Response {
@@ -69,6 +70,16 @@ pub(crate) enum Amended {
     Locked,
     /// It does not stand, or stands otherwise, or cannot be extended since it has expired.
     NotHeld,
+}
+
+/// What has become of the request to the holders of a name that they release it.
+#[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// So many holders were asked. Zero: the name has no valid holder, and nothing was changed.
+    Holders(u32),
+    /// Nobody was asked: a row is locked.
+    Locked,
 }
 
 /// What a refusal tells of the present holder.

@@ -58,6 +58,8 @@ pub(crate) struct LeaseRow {
     pub(crate) waiting: i64,
     /// The highest token whose holding was taken away: expired and taken over, or evicted.
     pub(crate) lost: i64,
+    /// The holders of tokens up to this one were asked to release the name.
+    pub(crate) asked: i64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

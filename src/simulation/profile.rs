@@ -20,6 +20,8 @@ pub(super) struct Profile {
     pub(super) fences: u64,
     /// Held leases that are extended, downgraded, given a higher token, or exported.
     pub(super) changes: u64,
+    /// Holders that are asked to release a name by a client that wants it.
+    pub(super) asks: u64,
     pub(super) outages: u64,
     /// The store is replaced by an older copy of itself.
     pub(super) failovers: u64,
@@ -50,6 +52,7 @@ impl Profile {
             evictions: 0,
             fences: 100,
             changes: 100,
+            asks: 100,
             outages: 0,
             failovers: 0,
             closes: 0,

@@ -1,5 +1,6 @@
 //! Several engines, one store, callers and faults, in virtual time.
 
+mod asks;
 mod callers;
 mod checks;
 mod clients;
@@ -10,7 +11,7 @@ mod schedule;
 mod summary;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
 use super::checker::Belief;
@@ -149,10 +150,16 @@ pub(super) struct World {
     next_waiter: u64,
     beliefs: BTreeMap<(usize, LeaseKey), Belief>,
     evicted: BTreeMap<(usize, LeaseKey), u64>,
+    /// The highest token of each name whose holder was asked to release it.
+    asked: BTreeMap<LockName, i64>,
+    /// The leases whose holders know that their release was asked for.
+    informed: BTreeSet<(usize, LeaseKey)>,
+    /// Leases that have entered a holding of an informed holder.
+    must_be_informed: Vec<(usize, LeaseKey)>,
     exported: Vec<(Exported, LockName, Owner, Mode)>,
     /// Exported leases that no client has resumed, and when they were exported.
     resumable: BTreeMap<LeaseId, u64>,
-    handed_back: std::collections::BTreeSet<(usize, LeaseKey)>,
+    handed_back: BTreeSet<(usize, LeaseKey)>,
     /// Resumed leases that are not delivered to their callers yet.
     delivered: Vec<(usize, LeaseKey, Exported)>,
     releasing: BTreeMap<(usize, LeaseKey), (LockName, FencingToken, usize, i64)>,
@@ -184,10 +191,13 @@ impl World {
             next_waiter: 0,
             beliefs: BTreeMap::new(),
             evicted: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            informed: BTreeSet::new(),
+            must_be_informed: Vec::new(),
             exported: Vec::new(),
             resumable: BTreeMap::new(),
             delivered: Vec::new(),
-            handed_back: std::collections::BTreeSet::new(),
+            handed_back: BTreeSet::new(),
             releasing: BTreeMap::new(),
             fenced: BTreeMap::new(),
             newest: BTreeMap::new(),
@@ -337,6 +347,7 @@ impl World {
             }
             WorldEvent::Actor { actor, turn } => self.act(actor, turn),
             WorldEvent::Notify { client, life, name } => self.event(client, life, Event::Notified { name }),
+            WorldEvent::Ask { name } => self.ask(&name),
             WorldEvent::EndFence { transaction } => self.end_fence(transaction),
             WorldEvent::Unlock { transaction } => self.store.unlock(transaction),
             WorldEvent::Restart { client } => self.start(client),
@@ -351,6 +362,7 @@ impl World {
                     ));
                 }
             }
+            WorldEvent::CheckInformed { client, life, lease, at } => self.check_informed(client, life, lease, at),
             WorldEvent::CheckForgotten { client, life, at } => self.check_forgotten(client, life, at),
             WorldEvent::Fault => self.fault(),
         }

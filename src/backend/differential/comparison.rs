@@ -142,7 +142,8 @@ pub(super) fn difference(before: &Tables, model: &Tables, database: &Tables) -> 
             && (!ends || is_moved(b.map(|b| b.expires_at), m.expires_at, d.expires_at))
             && is_moved(b.map(|b| b.token), m.token, d.token)
             && is_moved(b.map(|b| b.waiting), m.waiting, d.waiting)
-            && is_moved(b.map(|b| b.lost), m.lost, d.lost);
+            && is_moved(b.map(|b| b.lost), m.lost, d.lost)
+            && is_moved(b.map(|b| b.asked), m.asked, d.asked);
         if !is_same {
             return differs(format!("the row of {name}"), m, d);
         }

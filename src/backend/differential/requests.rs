@@ -105,7 +105,7 @@ impl Sequence {
 
     pub(super) fn any_request(&mut self) -> Request {
         let name = self.name();
-        match self.random.below(120) {
+        match self.random.below(125) {
             0..4 => Request::Register { client: self.client() },
             4..10 => Request::Beat { client: self.client() },
             10..26 => Request::Acquire(self.claim(&name)),
@@ -178,10 +178,11 @@ impl Sequence {
                 let to = FencingToken::new(token.get() + self.pick(&[20_000_000, 20_000_000, -1, 0])).unwrap_or(token);
                 Request::Raise { name, id, token, to }
             }
-            _ => {
+            116..120 => {
                 let (_, token) = self.holding_or_none(&name);
                 Request::Evict { name, token }
             }
+            _ => Request::Ask { name },
         }
     }
 

@@ -20,6 +20,7 @@ pub(crate) fn read_lease(row: &impl TableRow) -> Result<Lease, sqlx::Error> {
         expires_at: row.number("expires_at")?,
         waiting: 0,
         lost: row.number("lost")?,
+        asked: row.number("asked")?,
     })
 }
 

@@ -1,11 +1,13 @@
-//! Changes holdings: expiry, mode and token.
+//! Changes holdings: expiry, mode and token, and asks for their release.
+
+use std::collections::BTreeSet;
 
 use super::row::remaining;
 use super::{Entry, Key, Lease, Memory, Prepared, Strength, Write};
 use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::{Amended, ClientId, EntryState, Extension, Holder, Keeper, LeaseId, Mode, Response};
+use crate::protocol::{Amended, Asked, ClientId, EntryState, Extension, Holder, Keeper, LeaseId, Mode, Response};
 
 impl Memory {
     pub(super) fn extend(&self, extension: &Extension, now: i64) -> Prepared {
@@ -126,6 +128,36 @@ impl Memory {
             }
             _ => answer(Amended::NotHeld),
         }
+    }
+
+    pub(super) fn ask(&self, name: &LockName, now: i64) -> Prepared {
+        let answer = |asked| Prepared::new(Response::Asked(asked));
+        let Some(row) = self.leases.get(name) else {
+            return answer(Asked::Holders(0));
+        };
+        let is_live = |(_, e): &(LeaseId, &Entry)| {
+            matches!(e.state, EntryState::Holding(_)) && e.owner.is_some() && self.entry_until(e) > now
+        };
+        let is_alone = matches!(row.holder, Holder::Lease(_)) && self.read_row(row, now).remaining.is_some();
+        let alone = is_alone.then_some((row.token, row.client));
+        let shared = self.entries_named(name).filter(is_live).filter_map(|(_, entry)| match entry.state {
+            EntryState::Holding(token) => Some((token, entry.client)),
+            EntryState::Waiting => None,
+        });
+        // Acquisitions of one owner from several clients share a token, and are one holder.
+        let holders: Vec<(i64, Option<ClientId>)> = alone.into_iter().chain(shared).collect();
+        let tokens: BTreeSet<i64> = holders.iter().map(|(token, _)| *token).collect();
+        if tokens.is_empty() {
+            return answer(Asked::Holders(0));
+        }
+        let clients: Vec<ClientId> = holders.iter().filter_map(|(_, client)| *client).collect();
+        let notices = if is_on(Mutation::AskInSilence) { Some(Vec::new()) } else { self.notices(&clients) };
+        let Some(notices) = notices.filter(|_| !self.is_lease_locked(name, Strength::Plain)) else {
+            return answer(Asked::Locked);
+        };
+        let mut prepared = answer(Asked::Holders(u32::try_from(tokens.len()).unwrap_or(u32::MAX)));
+        prepared.writes = notices;
+        prepared.write(Write::Lease(name.clone(), Lease { asked: row.token, ..row.clone() }))
     }
 
     /// Returns the row of a name that one lease holds with this token.

@@ -7,10 +7,11 @@ use tokio::time::{sleep, sleep_until};
 
 use super::Entry;
 use super::server::{MemoryServer, State};
+use crate::backend::note::NoteStore;
 use crate::backend::records::{RecordCommand, RecordResponse};
 use crate::backend::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use crate::backend::{
-    Backend, BoxFuture, ListedHolder, ListedWaiter, Names, SessionLocks, Store, StoreFuture, SweepRange, Swept,
+    Backend, BoxFuture, ListedHolder, ListedWaiter, Names, Note, SessionLocks, Store, StoreFuture, SweepRange, Swept,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -152,6 +153,29 @@ impl AdminStore for MemoryConnection {
     }
 }
 
+impl NoteStore for MemoryConnection {
+    fn write_note<'a>(&'a mut self, note: &'a Note) -> StoreFuture<'a, bool> {
+        Box::pin(async move {
+            self.reach().await?;
+            let (now, mut state) = (self.server.now(), self.server.state());
+            let is_valid = state.model.is_valid(note, now);
+            if is_valid {
+                state.notes.insert((note.name.clone(), note.token.get()), note.text.clone());
+            }
+            Ok(is_valid)
+        })
+    }
+
+    fn last_note<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, Option<String>> {
+        Box::pin(async move {
+            self.reach().await?;
+            let state = self.server.state();
+            let token = state.model.leases.get(name).map(|row| row.token);
+            Ok(token.and_then(|token| state.notes.get(&(name.clone(), token)).cloned()))
+        })
+    }
+}
+
 impl RowStore for MemoryConnection {}
 
 impl RecordStore for MemoryConnection {
@@ -187,6 +211,7 @@ impl State {
         let waiters = i64::try_from(self.waiting(name, now).count()).unwrap_or(i64::MAX);
         let listed = |id, mode, owner, token: i64, expires_at| {
             let (holder, label) = self.text(id);
+            let note = self.notes.get(&(name.clone(), token)).cloned();
             let (name, acquired_at) = (name.as_str().to_owned(), token.min(now));
             ListedHolder {
                 name,
@@ -200,6 +225,7 @@ impl State {
                 expires_at,
                 now,
                 waiters,
+                note,
             }
         };
         let row = self.model.leases.get(name);

@@ -26,6 +26,7 @@ pub(crate) struct Lease {
     pub(crate) expires_at: i64,
     pub(crate) waiting: i64,
     pub(crate) lost: i64,
+    pub(crate) asked: i64,
 }
 
 /// A row of `sqlock_entry`.
@@ -48,7 +49,7 @@ pub(super) fn remaining(until: i64, now: i64) -> Option<Duration> {
 impl Lease {
     pub(super) fn free() -> Self {
         let (holder, owner, client) = (Holder::Nobody, None, None);
-        Self { holder, owner, client, token: 0, ttl: 0, expires_at: 0, waiting: 0, lost: 0 }
+        Self { holder, owner, client, token: 0, ttl: 0, expires_at: 0, waiting: 0, lost: 0, asked: 0 }
     }
 
     pub(super) fn next_token(&self, now: i64) -> i64 {

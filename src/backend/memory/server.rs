@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Memory, TransactionId};
-use crate::backend::micros;
+use super::{Entry, Memory, TransactionId};
+use crate::backend::{Note, micros};
 use crate::clock::CENTURY;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -31,6 +31,8 @@ pub(super) struct State {
     transactions: TransactionId,
     /// The holder and the label of acquisitions, for lists.
     pub(super) texts: HashMap<LeaseId, (Arc<str>, Arc<str>)>,
+    /// The notes of holders, by name and token.
+    pub(super) notes: BTreeMap<(LockName, i64), String>,
     /// The refused names, with the tokens of their holder.
     refused: BTreeMap<LockName, FencingToken>,
     pub(super) is_away: bool,
@@ -49,6 +51,7 @@ impl MemoryServer {
             model: Memory::new(false),
             transactions: 0,
             texts: HashMap::new(),
+            notes: BTreeMap::new(),
             refused: BTreeMap::new(),
             is_away: false,
             outages: 0,
@@ -156,6 +159,14 @@ impl State {
 }
 
 impl Memory {
+    /// Returns whether an acquisition holds a name with this token, and has not expired.
+    pub(super) fn is_valid(&self, Note { name, id, token, .. }: &Note, now: i64) -> bool {
+        let alone = self.exclusive_holding(name, *id, token.get());
+        let alone = alone.is_some_and(|row| self.valid_until(row.expires_at, row.client, row.ttl) > now);
+        let holds = |entry: &Entry| entry.state == EntryState::Holding(token.get()) && self.entry_until(entry) > now;
+        alone || self.owned_entry(name, *id).is_some_and(holds)
+    }
+
     /// Returns the tokens of all holdings of a name.
     fn tokens(&self, name: &LockName) -> Vec<FencingToken> {
         let alone = self.leases.get(name).filter(|row| matches!(row.holder, Holder::Lease(_))).map(|row| row.token);

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row as _};
 
+use super::note;
 use crate::backend::admin::{ListedHolder, ListedWaiter, Names, SweepRange, Swept, end_of_prefix, skip_unreadable};
 use crate::backend::store::ROW_RETENTION;
 use crate::backend::stored::{TableRow as _, read_holder, read_waiter};
@@ -17,12 +18,12 @@ macro_rules! list {
     ($lease:literal, $entry:literal) => {
         concat!("
 SELECT l.name, l.owner, l.token, l.holder, l.label, l.acquired_at, ", lease_until!("l"), " AS expires_at, 0 AS units, 0 AS permits,
-       1 AS acquisitions, ", now!(), " AS now, ", waiters!("l"), " AS waiters
+       1 AS acquisitions, ", now!(), " AS now, ", waiters!("l"), " AS waiters, ", note!("l"), " AS note
   FROM sqlock_lease AS l
  WHERE ", $lease, " AND l.id NOT IN ('', 'entries') AND ", lease_until!("l"), " > ", now!(), "
  UNION ALL
 SELECT h.name, MAX(h.owner), h.token, h.holder, h.label, MIN(h.acquired_at), MAX(h.expires_at), h.units, h.permits,
-       CAST(SUM(h.owner <> '') AS SIGNED), ", now!(), ", ", waiters!("h"), "
+       CAST(SUM(h.owner <> '') AS SIGNED), ", now!(), ", ", waiters!("h"), ", ", note!("h"), "
   FROM (SELECT e.name, e.owner, e.token, e.holder, e.label, e.acquired_at, ", entry_until!("e"), " AS expires_at, e.units, e.permits
           FROM sqlock_entry AS e
          WHERE ", $entry, " AND e.token > 0
@@ -37,6 +38,13 @@ macro_rules! waiters {
     ($row:literal) => {
         concat!("
        (SELECT COUNT(*) FROM sqlock_entry AS w WHERE w.name = ", $row, ".name AND w.token = 0 AND ", entry_until!("w"), " > ", now!(), ")")
+    };
+}
+#[rustfmt::skip]
+macro_rules! note {
+    ($row:literal) => {
+        concat!("
+       (SELECT n.note FROM sqlock_note AS n WHERE n.name = ", $row, ".name AND n.token = ", $row, ".token)")
     };
 }
 
@@ -62,7 +70,7 @@ pub(super) async fn list(conn: &mut MySqlConnection, names: &Names) -> Result<Ve
 }
 
 /// Names are stored as the bytes of valid UTF-8.
-fn name_of(row: &MySqlRow) -> Result<String, sqlx::Error> {
+pub(super) fn name_of(row: &MySqlRow) -> Result<String, sqlx::Error> {
     let bytes: Vec<u8> = row.try_get("name")?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -102,6 +110,7 @@ pub(super) async fn sweep(conn: &mut MySqlConnection, range: &SweepRange) -> Res
     let query = sqlx::query(RANGE).bind(after).bind(limit).bind(after).bind(limit).bind(after).bind(limit);
     let names = query.bind(limit).fetch_all(&mut *conn).await?;
     let Some(last) = names.last() else {
+        note::sweep(conn, &range.after, None).await?;
         sweep_clients(conn, range).await?;
         return Ok(Swept { purged: 0, last: None });
     };
@@ -109,6 +118,7 @@ pub(super) async fn sweep(conn: &mut MySqlConnection, range: &SweepRange) -> Res
     sweep_entries(conn, range, &last).await?;
     sweep_rows(conn, range, &last).await?;
     let purged = sweep_names(conn, range, &last).await?;
+    note::sweep(conn, &range.after, Some(&last)).await?;
     Ok(Swept { purged, last: Some(last) })
 }
 

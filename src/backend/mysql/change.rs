@@ -1,13 +1,13 @@
-//! Changes holdings: expiry, mode and token.
+//! Changes holdings: expiry, mode and token, and asks for their release.
 
-use sqlx::MySqlConnection;
+use sqlx::{MySqlConnection, Row as _};
 
 use super::queue::read_row;
-use super::script::{AMENDED, Script, amended, id_literal, name_literal};
+use super::script::{AMENDED, Script, amended, id_literal, name_literal, read_flag};
 use super::store::{Attempt, Flavor, MySqlQuery, Nowait, attempt};
 use crate::backend::micros;
 use crate::name::LockName;
-use crate::protocol::{Amended, Extension, Holder, Keeper, LeaseId, Mode};
+use crate::protocol::{Amended, Asked, Extension, Holder, Keeper, LeaseId, Mode};
 use crate::token::FencingToken;
 
 // ---- extend
@@ -258,4 +258,71 @@ pub(super) async fn raise(
             _ => Amended::NotHeld,
         },
     })
+}
+
+// ---- ask
+
+/// The valid holders of a name: their tokens and clients. Bind order: name, name.
+#[rustfmt::skip]
+macro_rules! holders {
+    () => {
+        concat!("(SELECT l.token, l.client FROM sqlock_lease AS l
+         WHERE l.name = ? AND ", is_held_alone!("l"), " AND ", lease_until!("l"), " > ", now!(), "
+         UNION ALL
+        SELECT e.token, e.client FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
+         WHERE e.name = ? AND e.token > 0 AND e.owner <> '' AND ", entry_until!("e"), " > ", now!(), ") AS h")
+    };
+}
+
+/// Their clients. Bind order: name, name.
+macro_rules! asked_clients {
+    () => {
+        concat!("(SELECT DISTINCT h.client AS id FROM ", holders!(), " WHERE h.client <> '') AS n")
+    };
+}
+
+// Bind order: name.
+#[rustfmt::skip]
+const ASK_LOCK_LEASE: &str = "SELECT COUNT(*) INTO @sqlock_leases FROM sqlock_lease AS s WHERE s.name = ? FOR UPDATE SKIP LOCKED";
+// Bind order: asked_clients.
+#[rustfmt::skip]
+const ASK_LOCK_CLIENTS: &str = concat!("
+SELECT COUNT(*) INTO @sqlock_clients FROM ", asked_clients!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id
+   FOR UPDATE SKIP LOCKED");
+
+// Bind order: holders, asked_clients.
+#[rustfmt::skip]
+const ASK_CHECK: &str = concat!("
+SELECT (SELECT COUNT(DISTINCT h.token) FROM ", holders!(), "),
+       @sqlock_leases = 1
+       AND @sqlock_clients = (SELECT COUNT(*) FROM ", asked_clients!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id)
+  INTO @sqlock_held, @sqlock_locked");
+
+// Bind order: name.
+const ASK_DECIDE: &str = "SELECT IF(@sqlock_held > 0 AND @sqlock_locked, ?, NULL) INTO @sqlock_name";
+
+// A client without a row gets one: a registration under way must wait for this transaction and read
+// the notice. Bind order: asked_clients.
+#[rustfmt::skip]
+const ASK_NOTICE: &str = concat!("
+INSERT INTO sqlock_client (id, beat_at, notice)
+SELECT n.id, 0, 1 FROM ", asked_clients!(), " WHERE @sqlock_name IS NOT NULL ORDER BY n.id
+    ON DUPLICATE KEY UPDATE notice = sqlock_client.notice + 1");
+
+const ASK_LEASE: &str = "UPDATE sqlock_lease SET asked = token WHERE name = @sqlock_name";
+
+const ASK_RESULT: &str = "SELECT CAST(@sqlock_held AS SIGNED), CAST(@sqlock_name IS NOT NULL AS SIGNED)";
+
+pub(super) async fn ask(conn: &mut MySqlConnection, name: &LockName) -> Result<Asked, sqlx::Error> {
+    let name = &*name_literal(name);
+    let mut script = Script::new();
+    script.add(ASK_LOCK_LEASE, &[name]);
+    script.add(ASK_LOCK_CLIENTS, &[name, name]);
+    script.add(ASK_CHECK, &[name; 4]);
+    script.add(ASK_DECIDE, &[name]);
+    script.add(ASK_NOTICE, &[name, name]);
+    script.add(ASK_LEASE, &[]);
+    let row = script.run(conn, ASK_RESULT).await?;
+    let holders = u32::try_from(row.try_get::<i64, _>(0)?).unwrap_or(u32::MAX);
+    Ok(if holders > 0 && !read_flag(&row, 1)? { Asked::Locked } else { Asked::Holders(holders) })
 }

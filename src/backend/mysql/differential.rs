@@ -119,7 +119,8 @@ impl Database for Server {
     async fn move_back(&mut self, names: &[LockName], clients: &[ClientId], by: Duration) {
         const LEASE: &str = "
 UPDATE sqlock_lease
-   SET expires_at = expires_at - ?, acquired_at = acquired_at - ?, token = token - IF(token = 0, 0, ?), lost = lost - IF(lost = 0, 0, ?)
+   SET expires_at = expires_at - ?, acquired_at = acquired_at - ?, token = token - IF(token = 0, 0, ?),
+       lost = lost - IF(lost = 0, 0, ?), asked = asked - IF(asked = 0, 0, ?)
  WHERE name = ?";
         const ENTRY: &str = "
 UPDATE sqlock_entry
@@ -128,9 +129,9 @@ UPDATE sqlock_entry
         const CLIENT: &str = "UPDATE sqlock_client SET beat_at = beat_at - ? WHERE id = ?";
         let by = micros(by);
         for name in names {
-            for sql in [LEASE, ENTRY] {
-                let query = sqlx::query(sql).bind(by).bind(by).bind(by).bind(by).bind(name.as_str().as_bytes());
-                query.execute(&mut self.own).await.expect("rows move back");
+            for (sql, moments) in [(LEASE, 5), (ENTRY, 4)] {
+                let query = (0..moments).fold(sqlx::query(sql), |query, _| query.bind(by));
+                query.bind(name.as_str().as_bytes()).execute(&mut self.own).await.expect("rows move back");
             }
         }
         for client in clients {

@@ -89,7 +89,7 @@ macro_rules! lease_columns {
     ($row:literal) => {
         concat!($row, ".id, ", $row, ".owner, ", $row, ".client, ", $row, ".token, ",
                 lease_until!($row), " - ", now!(), " AS remaining,
-       0 AS waiting, ", $row, ".lost")
+       0 AS waiting, ", $row, ".lost, ", $row, ".asked")
     };
 }
 
@@ -229,5 +229,6 @@ pub(crate) async fn execute(
             change::raise(conn, flavor, name, *id, *token, *to).await.map(Response::Raised)
         }
         Request::Evict { name, token } => release::evict(conn, name, *token).await.map(Response::Evicted),
+        Request::Ask { name } => change::ask(conn, name).await.map(Response::Asked),
     }
 }

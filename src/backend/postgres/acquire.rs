@@ -51,7 +51,7 @@ WITH taken AS (
            label = CASE WHEN l.id = $2 THEN l.label ELSE $7 END
      WHERE l.name = $1 AND (l.id = '' AND l.waiting = 0 OR l.id = $2)
     RETURNING l.token)
-SELECT token AS granted, '' AS id, '' AS owner, '' AS client, token, 0::bigint AS waiting, 0::bigint AS lost, 0::bigint AS remaining,
+SELECT token AS granted, '' AS id, '' AS owner, '' AS client, token, 0::bigint AS waiting, 0::bigint AS lost, 0::bigint AS asked, 0::bigint AS remaining,
        false AS is_held_already, true AS has_room
   FROM taken
  UNION ALL
@@ -124,11 +124,11 @@ taken AS (
       FROM share
      WHERE l.name = share.name
     RETURNING l.token)
-SELECT token AS granted, '' AS id, '' AS owner, '' AS client, token, 0::bigint AS waiting, 0::bigint AS lost, 0::bigint AS remaining,
+SELECT token AS granted, '' AS id, '' AS owner, '' AS client, token, 0::bigint AS waiting, 0::bigint AS lost, 0::bigint AS asked, 0::bigint AS remaining,
        false AS is_held_already, true AS has_room
   FROM taken
  UNION ALL
-SELECT 0, id, owner, client, token, waiting, lost, remaining, is_held_already, has_room
+SELECT 0, id, owner, client, token, waiting, lost, asked, remaining, is_held_already, has_room
   FROM seen
  WHERE NOT EXISTS (SELECT FROM taken)");
 

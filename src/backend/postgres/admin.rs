@@ -1,5 +1,6 @@
 //! Statements for operators and the sweeper.
 
+use super::note;
 use super::store::{Connection, grant, now};
 use crate::backend::admin::{ListedHolder, ListedWaiter, Names, SweepRange, Swept, end_of_prefix, skip_unreadable};
 use crate::backend::micros;
@@ -14,11 +15,11 @@ macro_rules! list {
     ($lease:literal, $entry:literal) => {
         concat!("
 SELECT l.name, l.owner, l.token, l.holder, l.label, l.acquired_at, greatest(l.expires_at, c.beat_at + l.ttl) AS expires_at,
-       0::bigint AS units, 0::bigint AS permits, 1::bigint AS acquisitions, ", now!(), " AS now, ", waiters!("l"), " AS waiters
+       0::bigint AS units, 0::bigint AS permits, 1::bigint AS acquisitions, ", now!(), " AS now, ", waiters!("l"), " AS waiters, ", note!("l"), " AS note
   FROM sqlock_lease AS l LEFT JOIN sqlock_client AS c ON c.id = l.client
  WHERE ", $lease, " AND l.id NOT IN ('', 'entries') AND greatest(l.expires_at, c.beat_at + l.ttl) > ", now!(), "
  UNION ALL
-SELECT h.*, ", now!(), ", ", waiters!("h"), "
+SELECT h.*, ", now!(), ", ", waiters!("h"), ", ", note!("h"), "
   FROM (SELECT e.name, max(e.owner) AS owner, e.token, (array_agg(e.holder ORDER BY e.acquired_at, e.id))[1] AS holder,
                (array_agg(e.label ORDER BY e.acquired_at, e.id))[1] AS label, min(e.acquired_at) AS acquired_at,
                max(greatest(e.expires_at, c.beat_at + e.ttl)) AS expires_at, max(e.units) AS units, max(e.permits) AS permits,
@@ -36,6 +37,13 @@ macro_rules! waiters {
            SELECT count(*)
              FROM sqlock_entry AS w LEFT JOIN sqlock_client AS b ON b.id = w.client
             WHERE w.name = ", $row, ".name AND w.token = 0 AND greatest(w.expires_at, b.beat_at + ", grant!(), ") > ", now!(), ")")
+    };
+}
+#[rustfmt::skip]
+macro_rules! note {
+    ($row:literal) => {
+        concat!("
+       (SELECT n.note FROM sqlock_note AS n WHERE n.name = ", $row, ".name AND n.token = ", $row, ".token)")
     };
 }
 
@@ -155,12 +163,14 @@ pub(super) async fn sweep(conn: &mut Connection<'_>, range: &SweepRange) -> Resu
     let row = conn.row(query).await?.ok_or(sqlx::Error::RowNotFound)?;
     let (names, last) = (row.number("names")?, row.text("last")?);
     if names == 0 {
+        note::sweep(conn, &range.after, None).await?;
         conn.rows(sqlx::query(SWEEP_CLIENTS).bind(retention)).await?;
         return Ok(Swept { purged: 0, last: None });
     }
     let within = |sql| sqlx::query(sql).bind(&range.after).bind(&last);
     conn.rows(within(SWEEP_ENTRIES).bind(retention)).await?;
     let purged = conn.rows(within(SWEEP).bind(retention)).await?.len() as u64;
+    note::sweep(conn, &range.after, Some(&last)).await?;
     conn.rows(within(SWEEP_ROWS).bind(micros(range.retention.max(ROW_RETENTION)))).await?;
     Ok(Swept { purged, last: Some(last) })
 }

@@ -1,12 +1,12 @@
-//! Changes holdings: expiry, mode and token.
+//! Changes holdings: expiry, mode and token, and asks for their release.
 
 use sqlx::postgres::PgRow;
 
-use super::store::{Connection, now};
+use super::store::{Connection, notice, now};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, client_text};
 use crate::name::LockName;
-use crate::protocol::{Amended, Extension, Keeper, LeaseId, Mode};
+use crate::protocol::{Amended, Asked, Extension, Keeper, LeaseId, Mode};
 use crate::token::FencingToken;
 
 /// Reads the outcome of a statement that changes a holding.
@@ -245,4 +245,46 @@ pub(super) async fn raise(
 ) -> Result<Amended, sqlx::Error> {
     let query = sqlx::query(RAISE).bind(name.as_str()).bind(id.to_string()).bind(token.get()).bind(to.get());
     amended(conn.row(query).await?)
+}
+
+// $1 name. The check of the holders is valid only for the version of the row that was read with
+// them. Nothing is written unless the row and the clients are all locked. The statement passes
+// fences, since it leaves the holder unchanged.
+#[rustfmt::skip]
+const ASK: &str = concat!("
+WITH holder AS MATERIALIZED (
+    SELECT l.token, l.client
+      FROM sqlock_lease AS l LEFT JOIN sqlock_client AS c ON c.id = l.client
+     WHERE l.name = $1 AND l.id NOT IN ('', 'kept', 'entries') AND greatest(l.expires_at, c.beat_at + l.ttl) > ", now!(), "
+     UNION ALL
+    SELECT e.token, e.client
+      FROM sqlock_entry AS e LEFT JOIN sqlock_client AS c ON c.id = e.client
+     WHERE e.name = $1 AND e.token > 0 AND e.owner <> '' AND greatest(e.expires_at, c.beat_at + e.ttl) > ", now!(), "),
+seen AS MATERIALIZED (
+    SELECT l.name, l.xmin AS version FROM sqlock_lease AS l WHERE l.name = $1 AND EXISTS (SELECT FROM holder)),
+held AS MATERIALIZED (
+    SELECT l.name
+      FROM seen JOIN sqlock_lease AS l ON l.name = seen.name
+     WHERE l.xmin = seen.version
+       FOR NO KEY UPDATE OF l SKIP LOCKED),
+loser AS MATERIALIZED (
+    SELECT DISTINCT holder.client FROM held, holder WHERE holder.client <> ''),
+client AS MATERIALIZED (
+    SELECT c.id FROM loser JOIN sqlock_client AS c ON c.id = loser.client FOR UPDATE OF c SKIP LOCKED),
+all_locked AS MATERIALIZED (
+    SELECT held.name
+      FROM held
+     WHERE (SELECT count(*) FROM client)
+           = (SELECT count(*) FROM loser WHERE EXISTS (SELECT FROM sqlock_client AS c WHERE c.id = loser.client))),
+notice AS (", notice!(), "),
+asked AS (
+    UPDATE sqlock_lease AS l SET asked = l.token FROM all_locked AS a WHERE l.name = a.name
+    RETURNING l.name)
+SELECT (SELECT count(DISTINCT token) FROM holder) AS holders, (SELECT count(*) FROM asked) AS asked");
+
+/// Records that the holders of a name are asked to release it, and gives their clients a notice.
+pub(super) async fn ask(conn: &mut Connection<'_>, name: &LockName) -> Result<Asked, sqlx::Error> {
+    let row = conn.row(sqlx::query(ASK).bind(name.as_str())).await?.ok_or(sqlx::Error::RowNotFound)?;
+    let holders = u32::try_from(row.number("holders")?).unwrap_or(u32::MAX);
+    Ok(if holders > 0 && row.number("asked")? == 0 { Asked::Locked } else { Asked::Holders(holders) })
 }

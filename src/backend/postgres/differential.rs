@@ -109,6 +109,7 @@ fn lease(row: &PgRow) -> (LockName, Lease) {
         expires_at: number(row, "expires_at"),
         waiting: number(row, "waiting"),
         lost: number(row, "lost"),
+        asked: number(row, "asked"),
     };
     (LockName::new(text(row, "name")).expect("a name"), lease)
 }
@@ -139,7 +140,7 @@ const MOVE_BACK: [&str; 3] = [
     "UPDATE sqlock_lease
         SET expires_at = expires_at - $2, acquired_at = acquired_at - $2,
             token = CASE token WHEN 0 THEN 0 ELSE token - $2 END, lost = CASE lost WHEN 0 THEN 0 ELSE lost - $2 END,
-            waiting = CASE waiting WHEN 0 THEN 0 ELSE waiting - $2 END
+            asked = CASE asked WHEN 0 THEN 0 ELSE asked - $2 END, waiting = CASE waiting WHEN 0 THEN 0 ELSE waiting - $2 END
       WHERE name = ANY ($1)",
     "UPDATE sqlock_entry
         SET expires_at = expires_at - $2, arrived_at = arrived_at - $2,

@@ -76,7 +76,7 @@ pub(super) use notify;
 macro_rules! lease_columns {
     () => {
         concat!(
-            "l.id, l.owner, l.client, l.token, l.waiting, l.lost, greatest(l.expires_at, c.beat_at + l.ttl) - ",
+            "l.id, l.owner, l.client, l.token, l.waiting, l.lost, l.asked, greatest(l.expires_at, c.beat_at + l.ttl) - ",
             $crate::backend::postgres::store::now!(),
             " AS remaining"
         )
@@ -134,5 +134,6 @@ pub(super) async fn execute(conn: &mut Connection<'_>, request: &Request) -> Res
         }
         Request::Raise { name, id, token, to } => Response::Raised(change::raise(conn, name, *id, *token, *to).await?),
         Request::Evict { name, token } => Response::Evicted(release::evict(conn, name, *token).await?),
+        Request::Ask { name } => Response::Asked(change::ask(conn, name).await?),
     })
 }

@@ -15,12 +15,12 @@ macro_rules! list {
     ($lease:literal, $entry:literal) => {
         concat!("
 SELECT l.name, l.owner, l.token, l.holder, l.label, l.acquired_at, ", lease_until!("l"), " AS expires_at, 0 AS units, 0 AS permits,
-       1 AS acquisitions, ", now!(), " AS now, ", waiters!("l"), " AS waiters
+       1 AS acquisitions, ", now!(), " AS now, ", waiters!("l"), " AS waiters, ", note!("l"), " AS note
   FROM sqlock_lease AS l
  WHERE ", $lease, " AND l.id NOT IN ('', 'entries') AND ", lease_until!("l"), " > ", now!(), "
  UNION ALL
 SELECT e.name, max(e.owner), e.token, e.holder, e.label, min(e.acquired_at), max(", entry_until!("e"), "), e.units, e.permits,
-       sum(e.owner <> ''), ", now!(), ", ", waiters!("e"), "
+       sum(e.owner <> ''), ", now!(), ", ", waiters!("e"), ", ", note!("e"), "
   FROM sqlock_entry AS e
  WHERE ", $entry, " AND e.token > 0 AND ", entry_until!("e"), " > ", now!(), "
  GROUP BY e.name, e.token
@@ -32,6 +32,25 @@ macro_rules! waiters {
     ($row:literal) => {
         concat!("
        (SELECT count(*) FROM sqlock_entry AS w WHERE w.name = ", $row, ".name AND w.token = 0 AND ", entry_until!("w"), " > ", now!(), ")")
+    };
+}
+#[rustfmt::skip]
+macro_rules! note {
+    ($row:literal) => {
+        concat!("
+       (SELECT n.note FROM sqlock_note AS n WHERE n.name = ", $row, ".name AND n.token = ", $row, ".token)")
+    };
+}
+/// Deletes the notes of former holders, unless that is the latest one of its name. A holder may
+/// share the name with a later one.
+#[rustfmt::skip]
+macro_rules! sweep_notes {
+    ($names:literal) => {
+        concat!("
+DELETE FROM sqlock_note AS n
+ WHERE ", $names, "
+   AND NOT EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = n.name AND l.token = n.token)
+   AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = n.name AND e.token = n.token);")
     };
 }
 
@@ -73,13 +92,13 @@ DELETE FROM sqlock_entry AS e WHERE e.name > $1 AND e.name <= $2 AND ", entry_un
 DELETE FROM sqlock_lease AS l
  WHERE l.name > $1 AND l.name <= $2 AND l.token < ", now!(), " - $3 AND ", lease_until!("l"), " < ", now!(), " - $3
    AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = l.name)
-RETURNING name;
+RETURNING name;", sweep_notes!("n.name > $1 AND n.name <= $2"), "
 COMMIT");
 
-// $1 retention
+// $1 retention, $2 the last name
 #[rustfmt::skip]
 const SWEEP_CLIENTS: &str = concat!("
-BEGIN IMMEDIATE;
+BEGIN IMMEDIATE;", sweep_notes!("n.name > $2"), "
 DELETE FROM sqlock_client
  WHERE beat_at < ", now!(), " - $1 AND id NOT IN (SELECT client FROM sqlock_lease UNION ALL SELECT client FROM sqlock_entry);
 COMMIT");
@@ -90,7 +109,7 @@ pub(super) async fn sweep(conn: &mut SqliteConnection, range: &SweepRange) -> Re
     let row = found.first().ok_or(sqlx::Error::RowNotFound)?;
     let (names, last) = (row.number("names")?, row.text("last")?);
     if names == 0 {
-        transaction(conn, sqlx::query(SWEEP_CLIENTS).bind(retention)).await?;
+        transaction(conn, sqlx::query(SWEEP_CLIENTS).bind(retention).bind(&range.after)).await?;
         return Ok(Swept { purged: 0, last: None });
     }
     let purged = transaction(conn, sqlx::query(SWEEP).bind(&range.after).bind(&last).bind(retention)).await?;

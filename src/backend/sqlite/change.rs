@@ -1,11 +1,12 @@
-//! Changes holdings: expiry, mode and token.
+//! Changes holdings: expiry, mode and token, and asks for their release.
 
 use sqlx::SqliteConnection;
 
 use super::store::{transaction, until_row};
 use crate::backend::micros;
+use crate::backend::stored::TableRow as _;
 use crate::name::LockName;
-use crate::protocol::{Amended, Extension, Keeper, LeaseId, Mode};
+use crate::protocol::{Amended, Asked, Extension, Keeper, LeaseId, Mode};
 use crate::token::FencingToken;
 
 /// The change of an extension, for both tables.
@@ -98,4 +99,35 @@ pub(super) async fn raise(
     let query = sqlx::query(RAISE).bind(name.as_str()).bind(id.to_string()).bind(token.get()).bind(to.get());
     let done = query.execute(conn).await?;
     Ok(if done.rows_affected() == 1 { Amended::Done } else { Amended::NotHeld })
+}
+
+/// The valid holders of the name `$1`: their tokens and clients.
+#[rustfmt::skip]
+macro_rules! holders {
+    () => {
+        concat!("
+       (SELECT l.token, l.client FROM sqlock_lease AS l
+         WHERE l.name = $1 AND l.id NOT IN ('', 'kept', 'entries') AND ", lease_until!("l"), " > ", now!(), "
+         UNION ALL
+        SELECT e.token, e.client FROM sqlock_entry AS e
+         WHERE e.name = $1 AND e.token > 0 AND e.owner <> '' AND ", entry_until!("e"), " > ", now!(), ")")
+    };
+}
+
+// $1 name
+#[rustfmt::skip]
+const ASK: &str = concat!("
+BEGIN IMMEDIATE;
+INSERT INTO sqlock_client (id, beat_at, notice)
+SELECT DISTINCT client, 0, 1 FROM ", holders!(), " WHERE client <> ''
+    ON CONFLICT (id) DO UPDATE SET notice = notice + 1;
+UPDATE sqlock_lease SET asked = token WHERE name = $1 AND EXISTS (SELECT 1 FROM ", holders!(), ");
+SELECT count(DISTINCT token) AS holders FROM ", holders!(), ";
+COMMIT");
+
+/// Records that the holders of a name are asked to release it, and gives their clients a notice.
+pub(super) async fn ask(conn: &mut SqliteConnection, name: &LockName) -> Result<Asked, sqlx::Error> {
+    let rows = transaction(conn, sqlx::query(ASK).bind(name.as_str())).await?;
+    let holders = rows.first().ok_or(sqlx::Error::RowNotFound)?.number("holders")?;
+    Ok(Asked::Holders(u32::try_from(holders).unwrap_or(u32::MAX)))
 }

@@ -39,7 +39,7 @@ macro_rules! entry_until {
 macro_rules! lease_columns {
     () => {
         concat!("l.id, l.owner, l.client, l.token, ", lease_until!("l"), " - ",
-                now!(), " AS remaining, 0 AS waiting, l.lost")
+                now!(), " AS remaining, 0 AS waiting, l.lost, l.asked")
     };
 }
 

@@ -73,7 +73,7 @@ impl Database for Sqlite {
         const LEASE: &str = "
 UPDATE sqlock_lease
    SET expires_at = expires_at - $2, acquired_at = acquired_at - $2, token = iif(token = 0, 0, token - $2),
-       lost = iif(lost = 0, 0, lost - $2)
+       lost = iif(lost = 0, 0, lost - $2), asked = iif(asked = 0, 0, asked - $2)
  WHERE name = $1";
         const ENTRY: &str = "
 UPDATE sqlock_entry

@@ -61,6 +61,7 @@ pub(crate) async fn execute(conn: &mut SqliteConnection, request: &Request) -> R
         }
         Request::Raise { name, id, token, to } => Response::Raised(change::raise(conn, name, *id, *token, *to).await?),
         Request::Evict { name, token } => Response::Evicted(release::evict(conn, name, *token).await?),
+        Request::Ask { name } => Response::Asked(change::ask(conn, name).await?),
     })
 }
 

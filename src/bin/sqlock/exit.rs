@@ -136,6 +136,8 @@ impl From<sqlock::Error> for Failure {
             | E::OutOfRange { .. }
             | E::LabelTooLong { .. }
             | E::NulInLabel
+            | E::NoteTooLong { .. }
+            | E::NulInNote
             | E::InvalidKey { .. }
             | E::Permits { .. }
             | E::Conversion { .. } => USAGE,

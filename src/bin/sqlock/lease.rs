@@ -45,6 +45,14 @@ impl HeldLease {
         delegate!(self, lease => lease.lost().await)
     }
 
+    /// Waits until the holder is asked to release the lease. A majority is never asked.
+    pub async fn revoke_requested(&self) {
+        match self {
+            Self::Single(lease) => lease.revoke_requested().await,
+            Self::Quorum(_) => std::future::pending().await,
+        }
+    }
+
     pub async fn release(self) -> sqlock::Result<()> {
         delegate!(self, lease => lease.release().await)
     }

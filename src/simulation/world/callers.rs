@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::checker::{self, Belief};
-use super::{Actor, ActorState, FAULTS_END, Fenced, MILLISECOND, SECOND, World, WorldEvent, owner};
+use super::{Actor, ActorState, FAULTS_END, Fenced, MILLISECOND, SECOND, TOLD_WITHIN, World, WorldEvent, owner};
 use crate::backend::memory::{End, TransactionId};
 use crate::engine::{
     Amendment, Event, Exported, Grant, LeaseKey, NotAmended, Patience, Refusal, Verdict, WaiterId, Wish,
@@ -70,6 +70,9 @@ impl World {
             3 => Patience::Wait(Some(now + Duration::from_millis(self.random.range(20..2_000)))),
             _ => Patience::Wait(None),
         };
+        if self.random.permille(self.profile.asks) {
+            self.ask(&name);
+        }
         self.next_waiter += 1;
         let waiter = WaiterId(self.next_waiter);
         let is_kept = self.random.permille(850);
@@ -153,6 +156,7 @@ impl World {
         let belief = Belief { client, name, owner, mode, token: grant.token, is_kept, until: 0 };
         self.beliefs.insert((client, grant.lease), belief);
         self.note_if_lost((client, grant.lease));
+        self.note_asked_grant(client, grant);
         let fences = self.random.permille(self.profile.fences);
         let held = self.random.below(2_500 * MILLISECOND);
         let held = match self.random.below(20) {
@@ -160,6 +164,8 @@ impl World {
             1..6 => held,
             _ => held / 20,
         };
+        // Long enough to hear of a request that came before the grant.
+        let held = if self.was_asked(grant) { held + TOLD_WITHIN } else { held };
         let releases_at = self.now + held;
         self.actors[actor].state = ActorState::Holding { lease: grant.lease, id: grant.id, releases_at, fences };
         self.actors[actor].turn += 1;

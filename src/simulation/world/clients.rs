@@ -41,6 +41,7 @@ impl World {
         for action in actions {
             self.act_for(client, action);
         }
+        self.check_entries();
         let state = &self.clients[client];
         if let Some(at) = wakes_at.map(|moment| state.global(moment).max(self.now) + 1_000)
             && state.wake_at.is_none_or(|before| before > at || before <= self.now)
@@ -159,6 +160,10 @@ impl World {
                 if let Some(actor) = self.actors.iter().position(holder) {
                     self.rest(actor);
                 }
+            }
+            Action::ReleaseRequested { lease } => {
+                self.tell(|| format!("client {client} hears that it is asked to release {lease:?}"));
+                self.release_requested(client, lease);
             }
             Action::Amended { lease, result } => {
                 self.tell(|| format!("client {client} has changed {lease:?}: {result:?}"));

@@ -62,6 +62,7 @@ impl World {
         state.requests.clear();
         self.beliefs.retain(|(c, _), _| *c != client);
         self.evicted.retain(|(c, _), _| *c != client);
+        self.informed.retain(|(c, _)| *c != client);
         self.releasing.retain(|(c, _), _| *c != client);
         for actor in self.actors.iter_mut().filter(|actor| actor.client == client) {
             actor.state = ActorState::Idle;

@@ -124,6 +124,11 @@ impl World {
             (Request::Transition(transition), Response::Transitioned(Some(_))) => &transition.name,
             _ => return,
         };
+        // The new holder may be asked before it has heard of its grant.
+        if self.random.permille(self.profile.asks) {
+            let delay = self.random.below(50 * MILLISECOND);
+            self.after(delay, WorldEvent::Ask { name: name.clone() });
+        }
         for client in 0..self.clients.len() {
             if self.random.permille(300) {
                 let (life, delay) = (self.clients[client].life, self.delay());

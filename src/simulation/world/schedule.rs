@@ -48,6 +48,14 @@ pub(super) enum WorldEvent {
         life: u32,
         name: Option<LockName>,
     },
+    /// A caller asks the holders of a name to release it.
+    Ask {
+        name: LockName,
+    },
+    /// A caller asks the holders of a name to release it.
+    Ask {
+        name: LockName,
+    },
     EndFence {
         transaction: TransactionId,
     },
@@ -58,6 +66,18 @@ pub(super) enum WorldEvent {
         client: usize,
     },
     CheckEvicted {
+        client: usize,
+        life: u32,
+        lease: LeaseKey,
+        at: u64,
+    },
+    CheckInformed {
+        client: usize,
+        life: u32,
+        lease: LeaseKey,
+        at: u64,
+    },
+    CheckInformed {
         client: usize,
         life: u32,
         lease: LeaseKey,

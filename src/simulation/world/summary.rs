@@ -15,6 +15,7 @@ pub(crate) struct Summary {
     pub(super) fenced: u64,
     pub(super) statements: u64,
     pub(super) evicted: u64,
+    pub(super) asked: u64,
 }
 
 impl Summary {
@@ -29,16 +30,18 @@ impl Summary {
         self.fenced += other.fenced;
         self.statements += other.statements;
         self.evicted += other.evicted;
+        self.asked += other.asked;
     }
 }
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { grants, lost, refused, timeouts, failed, released, unknown, fenced, statements, evicted } = self;
+        let Self { grants, lost, refused, timeouts, failed, released, unknown, fenced, statements, evicted, asked } =
+            self;
         write!(
             f,
-            "{grants} grants, {released} releases ({unknown} unknown), {lost} lost, {evicted} evicted, {refused} refused, {timeouts} timed \
-             out, {failed} failed, {fenced} fenced transactions, {statements} statements"
+            "{grants} grants, {released} releases ({unknown} unknown), {lost} lost, {evicted} evicted, {asked} asked, {refused} refused, \
+             {timeouts} timed out, {failed} failed, {fenced} fenced transactions, {statements} statements"
         )
     }
 }

@@ -251,7 +251,9 @@ async fn unexpected_migration_history_is_a_failure() {
     doctor(&db.url, 1).await.assert("tables", "fail", "migration 1 is not the one that this program knows");
 
     execute(&pool, "DROP VIEW sqlock_holders").await;
-    for table in ["sqlock_lease", "sqlock_entry", "sqlock_idem", "sqlock_idem_step", "sqlock_idem_resolution"] {
+    for table in
+        ["sqlock_lease", "sqlock_note", "sqlock_entry", "sqlock_idem", "sqlock_idem_step", "sqlock_idem_resolution"]
+    {
         execute(&pool, &format!("DROP TABLE {table}")).await;
     }
     let report = doctor(&db.url, 1).await;
@@ -341,9 +343,15 @@ async fn missing_rights_are_named_with_their_table() {
     user.grant("SELECT").await;
     let report = doctor(&user.url, 1).await;
     report.assert("tables", "ok", "up to date");
-    for table in
-        ["sqlock_lease", "sqlock_entry", "sqlock_row", "sqlock_idem", "sqlock_idem_step", "sqlock_idem_resolution"]
-    {
+    for table in [
+        "sqlock_lease",
+        "sqlock_note",
+        "sqlock_entry",
+        "sqlock_row",
+        "sqlock_idem",
+        "sqlock_idem_step",
+        "sqlock_idem_resolution",
+    ] {
         report.assert("rights", "fail", &format!("no INSERT, UPDATE, DELETE on {table}"));
     }
     user.grant("INSERT, DELETE").await;
@@ -622,7 +630,7 @@ async fn doctor_changes_nothing_and_leaves_nothing() {
         let here = if DATABASE == Database::Postgres { "current_schema()" } else { "DATABASE()" };
         let tables = AssertSqlSafe(format!("{tables}{here}"));
         let count: String = sqlx::query_scalar(tables).fetch_one(&pool).await.expect("a count");
-        assert_eq!(count.trim(), "9", "seven, the view and the history");
+        assert_eq!(count.trim(), "10", "eight, the view and the history");
         return;
     }
     let listed = |directory: &Path| -> BTreeMap<String, Vec<u8>> {

@@ -58,8 +58,19 @@ async fn ls_shows_holder_token_and_expiry() {
     let [row] = listed.as_array().expect("an array").as_slice() else { panic!("{listed}") };
     let mut keys: Vec<&str> = row.as_object().expect("an object").keys().map(String::as_str).collect();
     keys.sort_unstable();
-    let known =
-        ["acquired_at", "expires_at", "holder", "label", "mode", "name", "owner", "permits", "token", "waiters"];
+    let known = [
+        "acquired_at",
+        "expires_at",
+        "holder",
+        "label",
+        "mode",
+        "name",
+        "note",
+        "owner",
+        "permits",
+        "token",
+        "waiters",
+    ];
     assert_eq!(keys, known);
     assert_eq!((&row["permits"], &row["waiters"]), (&Value::Null, &Value::from(0)));
     assert_eq!(row["name"], "job/1");
@@ -150,6 +161,7 @@ async fn show_prints_every_detail_of_a_name() {
     assert_eq!(parse(&run(&db, &["show", "--json", "job"]).await.expect(0)), Value::Null);
 
     let lease = locks.lease("job").ttl(LONG).label("deploy 42").acquire().await.expect("acquire");
+    lease.set_note("step 2\nof 3").await.expect("note");
     let ended = run(&db, &["show", "job"]).await.expect(0);
     let value = |key: &str| {
         let line = ended.stdout.lines().find_map(|line| line.strip_prefix(key));
@@ -159,6 +171,7 @@ async fn show_prints_every_detail_of_a_name() {
     assert_eq!(value("name"), "job");
     assert_eq!(value("holder"), info.holder);
     assert_eq!(value("label"), "deploy 42");
+    assert_eq!(value("note"), "step 2\\nof 3");
     assert_eq!(value("owner"), lease.owner().to_string());
     assert_eq!(value("token"), lease.token().to_string());
     assert!(value("acquired at").ends_with(" ago)"), "{}", ended.stdout);
@@ -176,7 +189,10 @@ async fn show_prints_every_detail_of_a_name() {
         assert!(object.remove("expires_at").is_some_and(|at| at.is_string()));
     }
     assert_eq!(shown, listed, "the object that ls has for it");
+    assert_eq!(shown["note"], "step 2\nof 3");
     lease.release().await.expect("ours to the end");
+    let ended = run(&db, &["show", "job"]).await.expect(0);
+    assert_eq!(ended.stdout, "\"job\" is free\nlast note    step 2\\nof 3\n");
 }
 
 #[tokio::test]

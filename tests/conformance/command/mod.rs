@@ -11,6 +11,7 @@ mod orphans;
 mod outage;
 mod process;
 mod quorum;
+mod request;
 mod run;
 mod setup;
 mod sharing;

@@ -12,7 +12,7 @@ use crate::{describe, duration, stdout};
 /// Show the holders of a name, and the waiters for it.
 ///
 /// Prints all holders in the order in which they came, and all waiters in the order in which they
-/// are served.
+/// are served. Of a free name, prints the note that its last holder has left.
 ///
 /// With --json the object that ls prints for the first holder, or null when the name is free. It
 /// has two more arrays: other_holders, objects for the other holders, and waiters_in_line, objects
@@ -30,6 +30,8 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let db = Database::open_existing(global).await?;
     let holders = db.read(async || db.locks.holders(&args.name).await).await?;
     let line = db.read(async || db.locks.waiters(&args.name).await).await?;
+    // After the release, the note of the latest holder is there for the next one.
+    let left = if holders.is_empty() { db.read(async || db.locks.last_note(&args.name).await).await? } else { None };
     let _ = db.locks.shutdown().await;
     if args.json {
         stdout::print_json_pretty(&describe::name_to_json(&holders, &line))?;
@@ -37,7 +39,8 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     }
     let mut blocks: Vec<String> = holders.iter().map(holder).collect();
     if blocks.is_empty() {
-        blocks.push(format!("{} is free\n", quote(&args.name)));
+        let note = left.map(|note| format!("last note    {}\n", escape_line(&note))).unwrap_or_default();
+        blocks.push(format!("{} is free\n{note}", quote(&args.name)));
     }
     if !line.is_empty() {
         blocks.push(waiters(&line));
@@ -54,6 +57,7 @@ fn holder(held: &LeaseInfo) -> String {
         ("mode", describe::format_mode(held.mode)),
         ("holder", escape_line(&held.holder)),
         ("label", escape_line(&held.label)),
+        ("note", held.note.as_deref().map(escape_line).unwrap_or_default()),
     ];
     match held.owner {
         Some(owner) if held.holds > 1 => lines.push(("owner", format!("{owner}, entered {} times", held.holds))),

@@ -1,11 +1,14 @@
-//! `sqlock unlock`: ends a holding, for an operator.
+//! `sqlock unlock`: ends a holding, or asks the holders to end it, for an operator.
 
 use clap::Args;
+use sqlock::FencingToken;
 
+use crate::database::Database;
 use crate::describe;
-use crate::exit::Outcome;
+use crate::exit::{self, Failure, Outcome};
 use crate::global::Global;
 use crate::holding::{self, HoldingArgs};
+use crate::parse::parse_token;
 use crate::stderr::{self, quote};
 
 /// Take a name away from a holder that is gone for good, or hangs.
@@ -14,18 +17,50 @@ use crate::stderr::{self, quote};
 /// mistake (exit code 79). The name, or the holder's part of a shared name, is free at once. A
 /// "sqlock run" that holds the name kills its command at its next heartbeat, within about a second:
 /// until then, two commands may run.
+///
+/// With --ask, all holders of the name are asked to release it instead, and keep it until they do. A
+/// "sqlock run --release-on-request" ends its command; another one prints a note. Exit code 79:
+/// nobody holds the name.
 #[derive(Args)]
 pub struct Arguments {
-    #[command(flatten)]
-    holding: HoldingArgs,
+    /// The name that is held.
+    name: String,
+    /// The token of the holding, as printed by acquire, ls and show.
+    #[arg(short, long, value_name = "N", value_parser = parse_token, required_unless_present = "ask")]
+    token: Option<FencingToken>,
+    /// Ask the holders to release the name, and take nothing away.
+    #[arg(long, conflicts_with = "token")]
+    ask: bool,
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let left = holding::evict(global, &args.holding).await?;
-    let HoldingArgs { name, token } = &args.holding;
+    let Arguments { name, token: Some(token), .. } = args else {
+        return ask(global, &args.name).await;
+    };
+    let holding = HoldingArgs { name, token };
+    let left = holding::evict(global, &holding).await?;
+    let HoldingArgs { name, token } = &holding;
     stderr::print_note(&match describe::describe_holders(&left) {
         None => format!("{} is free", quote(name)),
         Some(now) => format!("token {token} does not hold {} any more: it is {now}", quote(name)),
     });
+    Ok(0)
+}
+
+/// Asks the holders of a name to release it.
+async fn ask(global: &Global, name: &str) -> Outcome {
+    let db = Database::open_existing(global).await?;
+    let asked = db.read(async || db.locks.ask_to_release(name).await).await?;
+    let left = db.read(async || db.locks.holders(name).await).await;
+    let _ = db.locks.shutdown().await;
+    let holders = match asked {
+        0 => {
+            let now = describe::describe_holders(&left?).unwrap_or_else(|| "free".into());
+            return Err(Failure::new(exit::LOST, format!("nobody holds {}: it is {now}", quote(name))));
+        }
+        1 => "1 holder".into(),
+        asked => format!("{asked} holders"),
+    };
+    stderr::print_note(&format!("asked {holders} to release {}", quote(name)));
     Ok(0)
 }

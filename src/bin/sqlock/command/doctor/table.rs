@@ -192,7 +192,7 @@ mod tests {
             let in_order = Index::new("name, token, arrived_at, id", false);
             assert_eq!(entry[0].indexes, [Index::new("name, id", true), in_order]);
             // Only PostgreSQL marks in the row of a name that an entry waits.
-            let defaults = if kind == Kind::Postgres { &["waiting", "lost"][..] } else { &["lost"] };
+            let defaults = if kind == Kind::Postgres { &["waiting", "lost", "asked"][..] } else { &["lost", "asked"] };
             let columns = |name: &str| tables.iter().find(|t| t.name == name).map_or(0, |t| t.columns.len());
             assert_eq!(columns("sqlock_lease"), 10 + defaults.len());
             assert_eq!(columns("sqlock_idem"), 14);

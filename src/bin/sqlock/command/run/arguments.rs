@@ -59,6 +59,10 @@ pub struct Arguments {
     /// Stop the command and free the name after this time. --signal comes --kill-after before that.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub max_hold: Option<Duration>,
+    /// End the command with TERM when "sqlock unlock --ask" asks for the name, as if sqlock itself got
+    /// that signal. Without this option, only a note is printed.
+    #[arg(long, conflicts_with = "quorum")]
+    pub release_on_request: bool,
     /// Acquire again when the lease was lost: of all processes that run this, one leads at any
     /// time. After the first lease, wait through outages of any length.
     #[arg(long, conflicts_with_all = ["shared", "permits"])]

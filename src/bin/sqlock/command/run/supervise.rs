@@ -56,7 +56,8 @@ fn start(args: &Arguments, lease: &HeldLease, signals: &mut Signals) -> Result<S
     let watchdog = Watchdog::start()?;
     match Child::start(&args.command, lease, &watchdog, &terms) {
         Ok(child) => {
-            Ok(Supervisor { no_wait: args.no_wait, terms, max_hold_end, terminal, watchdog, child, period: ttl / 30 })
+            let (no_wait, ends_on_request, period) = (args.no_wait, args.release_on_request, ttl / 30);
+            Ok(Supervisor { no_wait, ends_on_request, terms, max_hold_end, terminal, watchdog, child, period })
         }
         Err(failure) => {
             watchdog.stop();
@@ -114,6 +115,8 @@ impl Ended {
 struct Supervisor {
     /// Release the lease when the command has ended, whatever its group does.
     no_wait: bool,
+    /// End the command when the release is asked for.
+    ends_on_request: bool,
     terms: KillTerms,
     /// The end of `--max-hold`.
     max_hold_end: Option<Instant>,
@@ -157,6 +160,7 @@ impl Supervisor {
         let mut ended: Option<Ended> = None;
         let mut is_reaping = true;
         let mut is_terminating = false;
+        let mut is_requested = false;
         let code = loop {
             tokio::select! {
                 event = self.child.next_event(), if is_reaping => match event {
@@ -184,13 +188,19 @@ impl Supervisor {
                     ended.act_if_due(&self.child, lease);
                 }
                 signal = signals.next() => {
-                    if signals::is_termination(signal) {
+                    is_terminating |= signals::is_termination(signal);
+                    self.obey(signal, lease, &mut ended);
+                }
+                () = lease.revoke_requested(), if !is_requested => {
+                    is_requested = true;
+                    let name = quote(lease.name().as_str());
+                    if self.ends_on_request {
+                        stderr::print_note(&format!("release requested: {name}; stopping the command"));
                         is_terminating = true;
-                        if let Some(ended) = &mut ended {
-                            ended.kill_at.get_or_insert(Instant::now() + self.terms.kill_after);
-                        }
+                        self.obey(Signal::SIGTERM, lease, &mut ended);
+                    } else {
+                        stderr::print_note(&format!("release requested: {name}; the command goes on (see --release-on-request)"));
                     }
-                    self.forward(signal, lease);
                 }
                 _ = tick.tick(), if lost.is_none() => {
                     let schedule = KillSchedule::for_lease(lease, &self.terms);
@@ -266,6 +276,16 @@ impl Supervisor {
         }
         self.watchdog.update(self.child.process_tree(), &KillSchedule::for_lease(lease, &self.terms));
         Ok(())
+    }
+
+    /// Forwards a signal. One that ends the command bounds the time of its process group.
+    fn obey(&self, signal: Signal, lease: &HeldLease, ended: &mut Option<Ended>) {
+        if signals::is_termination(signal)
+            && let Some(ended) = ended
+        {
+            ended.kill_at.get_or_insert(Instant::now() + self.terms.kill_after);
+        }
+        self.forward(signal, lease);
     }
 
     /// Sends a signal to the command. A terminal signals the foreground group only, either sqlock's

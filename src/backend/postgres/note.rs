@@ -1,0 +1,51 @@
+//! The notes of holders.
+
+use super::store::{Connection, now};
+use crate::backend::Note;
+use crate::backend::stored::TableRow as _;
+use crate::name::LockName;
+
+// $1 name, $2 id, $3 token, $4 note. The note has a row of its own: it passes fences, and its token
+// keeps it apart from those of other holders.
+#[rustfmt::skip]
+const WRITE: &str = concat!("
+INSERT INTO sqlock_note AS n (name, token, note, written_at)
+SELECT $1::text, $3::bigint, $4::text, ", now!(), "
+ WHERE EXISTS (SELECT FROM sqlock_lease AS l LEFT JOIN sqlock_client AS c ON c.id = l.client
+                WHERE l.name = $1 AND l.id = $2 AND l.token = $3 AND greatest(l.expires_at, c.beat_at + l.ttl) > ", now!(), ")
+    OR EXISTS (SELECT FROM sqlock_entry AS e LEFT JOIN sqlock_client AS c ON c.id = e.client
+                WHERE e.name = $1 AND e.id = $2 AND e.token = $3 AND e.owner <> ''
+                  AND greatest(e.expires_at, c.beat_at + e.ttl) > ", now!(), ")
+    ON CONFLICT (name, token) DO UPDATE SET note = excluded.note, written_at = excluded.written_at
+RETURNING n.token");
+
+pub(super) async fn write(conn: &mut Connection<'_>, note: &Note) -> Result<bool, sqlx::Error> {
+    let Note { name, id, token, text } = note;
+    let query = sqlx::query(WRITE).bind(name.as_str()).bind(id.to_string()).bind(token.get()).bind(text);
+    Ok(conn.row(query).await?.is_some())
+}
+
+// $1 name
+#[rustfmt::skip]
+const READ: &str = "
+SELECT n.note FROM sqlock_lease AS l JOIN sqlock_note AS n ON n.name = l.name AND n.token = l.token WHERE l.name = $1";
+
+pub(super) async fn read(conn: &mut Connection<'_>, name: &LockName) -> Result<Option<String>, sqlx::Error> {
+    let row = conn.row(sqlx::query(READ).bind(name.as_str())).await?;
+    row.map(|row| row.text("note")).transpose()
+}
+
+// $1 the name before the first, $2 the last name, or NULL. A holder may share the name with a
+// later one.
+#[rustfmt::skip]
+const SWEEP: &str = "
+DELETE FROM sqlock_note AS n
+ WHERE n.name > $1 AND ($2::text IS NULL OR n.name <= $2)
+   AND NOT EXISTS (SELECT FROM sqlock_lease AS l WHERE l.name = n.name AND l.token = n.token)
+   AND NOT EXISTS (SELECT FROM sqlock_entry AS e WHERE e.name = n.name AND e.token = n.token)";
+
+/// Deletes the notes of former holders, unless that is the latest one of its name.
+pub(super) async fn sweep(conn: &mut Connection<'_>, after: &str, last: Option<&str>) -> Result<(), sqlx::Error> {
+    conn.rows(sqlx::query(SWEEP).bind(after).bind(last)).await?;
+    Ok(())
+}

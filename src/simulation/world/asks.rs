@@ -1,0 +1,110 @@
+//! Holders are asked to release a name, and hear of that.
+
+use super::super::checker::Belief;
+use super::{MILLISECOND, TOLD_WITHIN, World, WorldEvent};
+use crate::engine::{Grant, LeaseKey};
+use crate::name::LockName;
+use crate::protocol::{Asked, Request, Response};
+
+/// By how much changes may have raised the token of a lease since its release was asked for.
+const RAISED_BY: i64 = 10_000;
+
+impl World {
+    /// A caller asks the holders of a name to release it.
+    pub(super) fn ask(&mut self, name: &LockName) {
+        if self.now < self.store_is_away_until {
+            return;
+        }
+        let transaction = self.next_transaction();
+        let clock = self.store_clock();
+        let Ok(prepared) = self.store.prepare(transaction, clock, &Request::Ask { name: name.clone() }) else {
+            return;
+        };
+        if matches!(prepared.response, Response::Asked(Asked::Holders(0) | Asked::Locked)) {
+            return;
+        }
+        self.store.commit(transaction, clock, prepared);
+        let token = self.store.leases.get(name).map_or(0, |row| row.asked);
+        self.tell(|| format!("the holders of {name}, up to token {token}, are asked to release it"));
+        self.summary.asked += 1;
+        self.asked.insert(name.clone(), token);
+        let holders: Vec<(usize, LeaseKey)> = self
+            .beliefs
+            .iter()
+            .filter(|(_, belief)| belief.name == *name && belief.is_kept && belief.token.get() <= token)
+            .map(|(key, _)| *key)
+            .collect();
+        for (client, lease) in holders {
+            self.must_hear(client, lease);
+        }
+    }
+
+    /// A holder must hear soon that it is asked to release a lease.
+    fn must_hear(&mut self, client: usize, lease: LeaseKey) {
+        let life = self.clients[client].life;
+        self.after(TOLD_WITHIN, WorldEvent::CheckInformed { client, life, lease, at: self.now });
+    }
+
+    /// A holder whose heartbeat goes on hears that it was asked.
+    pub(super) fn check_informed(&mut self, client: usize, life: u32, lease: LeaseKey, at: u64) {
+        let key = (client, lease);
+        let believes = self.beliefs.get(&key).is_some_and(|belief| belief.is_kept && belief.until > self.now);
+        let is_delayed = self.clients[client].disturbed_at >= at || self.store_is_away_until >= at;
+        let is_over = self.clients[client].life != life || !believes || !self.is_undisputed(&key);
+        if !is_over && !is_delayed && !self.informed.contains(&key) {
+            self.violate(format!(
+                "client {client} was not told within {} ms that it is asked to release {lease:?}",
+                TOLD_WITHIN / MILLISECOND
+            ));
+        }
+    }
+
+    /// Whether the holder of this grant was asked to release it.
+    pub(super) fn was_asked(&self, grant: &Grant) -> bool {
+        self.asked.get(&grant.name).is_some_and(|asked| grant.token.get() <= *asked)
+    }
+
+    /// A holder may be asked before it has heard of its grant. A lease that enters the holding of an
+    /// informed holder must be informed at once.
+    pub(super) fn note_asked_grant(&mut self, client: usize, grant: &Grant) {
+        let Some(granted) = self.beliefs.get(&(client, grant.lease)).filter(|_| self.was_asked(grant)) else {
+            return;
+        };
+        let shares = |(key, belief): (&(usize, LeaseKey), &Belief)| {
+            key.0 == client
+                && self.informed.contains(key)
+                && (&belief.name, belief.token, belief.owner) == (&granted.name, granted.token, granted.owner)
+        };
+        let (is_kept, enters) = (granted.is_kept, self.beliefs.iter().any(shares));
+        if enters {
+            self.must_be_informed.push((client, grant.lease));
+        }
+        if is_kept {
+            self.must_hear(client, grant.lease);
+        }
+    }
+
+    pub(super) fn check_entries(&mut self) {
+        for (client, lease) in std::mem::take(&mut self.must_be_informed) {
+            if !self.informed.contains(&(client, lease)) {
+                self.violate(format!("client {client}: {lease:?} enters a holding and is not told of the request"));
+            }
+        }
+    }
+
+    /// A holder hears that it is asked to release a lease.
+    pub(super) fn release_requested(&mut self, client: usize, lease: LeaseKey) {
+        if !self.informed.insert((client, lease)) {
+            self.violate(format!("client {client} is told twice that it is asked to release {lease:?}"));
+        }
+        let Some(belief) = self.beliefs.get(&(client, lease)) else {
+            return;
+        };
+        let asked = self.asked.get(&belief.name).copied().unwrap_or(0);
+        if belief.token.get() > asked + RAISED_BY {
+            self.violate(format!(
+                "client {client} is told that it is asked to release {lease:?}, and nobody has asked"
+            ));
+        }
+    }
+}

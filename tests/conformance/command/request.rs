@@ -1,0 +1,67 @@
+//! `sqlock unlock --ask`, and what `sqlock run` makes of it.
+
+use std::time::Duration;
+
+use crate::support::command::{beside, held, run};
+use crate::support::scene::Scene;
+use crate::support::{empty, soon};
+
+const LONG: Duration = Duration::from_secs(600);
+
+/// It ends when it is told to.
+const OBEDIENT: &str = r#"echo up >&3; read go <"$ORDERS""#;
+
+/// It says that it got TERM, and ends.
+const TRAPPING: &str = r#"trap 'echo TERM >&3; exit 7' TERM; echo up >&3; while :; do sleep 0.05; done"#;
+
+#[tokio::test]
+async fn unlock_ask_informs_holders_and_takes_nothing() {
+    let db = empty().await;
+    let locks = beside(&db).await;
+    let lease = locks.lease("job").ttl(LONG).acquire().await.expect("acquire");
+    let ended = run(&db, &["unlock", "job", "--ask"]).await.expect(0);
+    assert_eq!((&*ended.stdout, &*ended.stderr), ("", "sqlock: asked 1 holder to release \"job\"\n"));
+    soon("the request", lease.revoke_requested()).await;
+    assert_eq!(held(&locks, "job").await.expect("held").token, lease.token());
+    let _second = locks.lease("files").ttl(LONG).shared().acquire().await.expect("acquire");
+    let _third = locks.lease("files").ttl(LONG).shared().acquire().await.expect("acquire");
+    let ended = run(&db, &["unlock", "--ask", "files"]).await.expect(0);
+    assert_eq!(ended.stderr, "sqlock: asked 2 holders to release \"files\"\n");
+}
+
+#[tokio::test]
+async fn unlock_ask_fails_when_nobody_holds() {
+    let db = empty().await;
+    let locks = beside(&db).await;
+    let lease = locks.lease("job").hold_at_least(LONG).label("nightly").acquire().await.expect("acquire");
+    lease.release().await.expect("release");
+    let ended = run(&db, &["unlock", "job", "--ask"]).await.expect(79);
+    assert!(ended.stderr.contains("nobody holds \"job\": it is released by"), "{}", ended.stderr);
+    let ended = run(&db, &["unlock", "free", "--ask"]).await.expect(79);
+    assert!(ended.stderr.contains("nobody holds \"free\": it is free"), "{}", ended.stderr);
+    run(&db, &["unlock", "job"]).await.expect(64);
+    run(&db, &["unlock", "job", "--ask", "--token", "1"]).await.expect(64);
+}
+
+#[tokio::test]
+async fn request_ends_command_when_run_allows_it() {
+    let scene = Scene::new().await;
+    let mut holder = scene.start(&["--release-on-request", "a"], TRAPPING).up().await;
+    run(&scene.db, &["unlock", "a", "--ask"]).await.expect(0);
+    assert_eq!(holder.report.line().await, "TERM");
+    let ended = holder.end().await.expect(7);
+    assert!(ended.stderr.contains("release requested: \"a\"; stopping the command"), "{}", ended.stderr);
+    assert!(scene.is_free("a").await);
+}
+
+#[tokio::test]
+async fn request_only_prints_note_by_default() {
+    let scene = Scene::new().await;
+    let holder = scene.start(&["a"], OBEDIENT).up().await;
+    run(&scene.db, &["unlock", "a", "--ask"]).await.expect(0);
+    holder.stderr.shows("release requested: \"a\"; the command goes on").await;
+    assert!(!scene.is_free("a").await);
+    holder.order("go");
+    // A signal would have killed it.
+    holder.end().await.expect(0);
+}
