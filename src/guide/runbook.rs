@@ -65,6 +65,7 @@
 //! ```sh
 //! sqlock ls invoice/            # holders under a prefix, how long they hold, how many wait
 //! sqlock show invoice/42        # who waits, in order
+//! sqlock ls --watch invoice/    # the same, live: sort with s, unlock with u
 //! ```
 //!
 //! One name with many waiters: its holders work for too long, or the name covers too much; split it.

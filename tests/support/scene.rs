@@ -94,6 +94,11 @@ impl Scene {
         Self { db, url, leases, dir, proxy, server, writer: None }
     }
 
+    /// The way to the database that can be cut.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
     // ---- what is under test
 
     /// `sqlock ARGUMENTS`, by the way that can be cut.

@@ -37,6 +37,9 @@ compile_error!("the sqlock command needs a database: enable postgres, mysql or s
 //   command/doctor/probe - connections and queries
 //   command/doctor/report - the results of checks
 //   command/acquire command/release command/renew command/unlock command/ls command/show - one lease, or all of them
+//   command/ls/screen - the screen of ls --watch
+//   command/ls/view - its lines
+//   command/ls/state - its state
 //   command/bench command/completions command/idem command/migrate command/schema command/sweep - the other subcommands
 //   acquisition holding - takes a lease, ends a holding
 //   describe lease - leases as text and JSON, and in one type

@@ -12,6 +12,7 @@ mod outage;
 mod process;
 mod quorum;
 mod run;
+mod screen;
 mod setup;
 mod sharing;
 mod sqlite_file;
