@@ -1,5 +1,6 @@
 //! `sqlock ls`: lists the names that are held.
 
+mod quorum;
 mod screen;
 mod state;
 mod view;
@@ -42,9 +43,17 @@ pub struct Arguments {
     /// print it again every second, until interrupted.
     #[arg(long)]
     watch: bool,
+    /// List the holders on all of the databases that --database-url or DATABASE_URL names, as one
+    /// list: on how many of them each holds its name, and when its majority expires. Names the
+    /// databases that do not answer; fails with exit code 69 if less than a majority answers.
+    #[arg(long, conflicts_with = "watch")]
+    quorum: bool,
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
+    if args.quorum {
+        return quorum::run(global, &args.prefix, args.json).await;
+    }
     let mut signals = Signals::listen()?;
     let db = Database::open_existing(global).await?;
     let mut held = signals.unless_terminated(db.read(async || db.locks.list(&args.prefix).await)).await??;

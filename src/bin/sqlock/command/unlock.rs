@@ -22,7 +22,7 @@ pub struct Arguments {
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let left = holding::evict(global, &args.holding).await?;
-    let HoldingArgs { name, token } = &args.holding;
+    let HoldingArgs { name, token, .. } = &args.holding;
     stderr::print_note(&match describe::describe_holders(&left) {
         None => format!("{} is free", quote(name)),
         Some(now) => format!("token {token} does not hold {} any more: it is {now}", quote(name)),
