@@ -126,6 +126,7 @@ impl From<sqlock::Error> for Failure {
             E::Unavailable { source: Some(source), .. } if is_permanent(source) => CONFIGURATION,
             E::NotMigrated { .. }
             | E::Migrate(_)
+            | E::NewerSchema { .. }
             | E::Database { .. }
             | E::Access { .. }
             | E::Unsupported { .. }
