@@ -56,6 +56,7 @@ mod pooler;
 mod retry;
 mod row;
 mod schema;
+mod security;
 mod semaphore;
 mod server;
 mod session;

@@ -208,6 +208,12 @@ impl Restricted {
         }
     }
 
+    pub(super) async fn grant_on(&self, rights: &str, table: &str) {
+        let Self { name, admin, .. } = self;
+        let user = if DATABASE == Database::Postgres { name.clone() } else { format!("{name}@'%'") };
+        run(admin, &format!("GRANT {rights} ON {table} TO {user}")).await;
+    }
+
     pub(super) async fn drop(self) {
         let Self { name, admin, .. } = self;
         if DATABASE == Database::Postgres {
