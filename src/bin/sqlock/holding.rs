@@ -43,7 +43,7 @@ pub async fn evict(global: &Global, holding: &HoldingArgs) -> Result<Vec<LeaseIn
 
 /// Ends a holding on a majority of databases. It leaves no holders.
 async fn evict_from_majority(global: &Global, holding: &HoldingArgs) -> Result<Vec<LeaseInfo>, Failure> {
-    let majority = Majority::open(global).await?;
+    let majority = Majority::open_existing(global).await?;
     let ended = majority.quorum.evict(&holding.name, holding.token).await;
     majority.shutdown().await;
     if ended? { Ok(Vec::new()) } else { Err(not_held_by_majority_failure(holding)) }

@@ -34,10 +34,19 @@ pub struct Majority {
 }
 
 impl Majority {
-    /// Opens the databases that the command line or the environment names. Sends nothing to a
-    /// server.
+    /// Opens the databases that the command line or the environment names, to take leases. Sends
+    /// nothing to a server.
     pub async fn open(global: &Global) -> Result<Self, Failure> {
-        let databases: Vec<_> = Database::open_each(global).await?.into_iter().map(Arc::new).collect();
+        Self::open_with(global, true).await
+    }
+
+    /// Opens the databases without creating missing SQLite files.
+    pub async fn open_existing(global: &Global) -> Result<Self, Failure> {
+        Self::open_with(global, false).await
+    }
+
+    async fn open_with(global: &Global, create: bool) -> Result<Self, Failure> {
+        let databases: Vec<_> = Database::open_each(global, create).await?.into_iter().map(Arc::new).collect();
         let quorum = Quorum::new(databases.iter().map(|db| db.locks.clone()));
         Ok(Self { databases, quorum })
     }

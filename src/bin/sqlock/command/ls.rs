@@ -29,8 +29,8 @@ use crate::{describe, duration, stdout};
 /// With --watch on a terminal, a screen shows the list, with the age of the latest heartbeat of each
 /// holder, and refreshes it every second. Keys: s sorts by name, time held, age of the heartbeat or
 /// waiters; / edits the prefix (Enter keeps it, Esc restores the old one); up and down select a
-/// holder; u unlocks the selected holder after a confirmation, by the token that the screen shows; q
-/// quits. If the database is lost, a line says so and the last list stays.
+/// holder; u unlocks the selected holder by its token, after a question that shows both; q quits. If
+/// the database is lost, a line says so and the last list stays.
 #[derive(Args)]
 pub struct Arguments {
     /// List only names that begin with this.
@@ -45,7 +45,8 @@ pub struct Arguments {
     watch: bool,
     /// List the holders on all of the databases that --database-url or DATABASE_URL names, as one
     /// list: on how many of them each holds its name, and when its majority expires. Names the
-    /// databases that do not answer; fails with exit code 69 if less than a majority answers.
+    /// databases that do not answer; fails with exit code 69 if less than a majority answers. With
+    /// --json, the objects have two more members: databases (how many) and has_majority.
     #[arg(long, conflicts_with = "watch")]
     quorum: bool,
 }

@@ -48,7 +48,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
 
 async fn renew_majority(global: &Global, args: &Arguments) -> Outcome {
     let HoldingArgs { name, token, .. } = &args.holding;
-    let majority = Majority::open(global).await?;
+    let majority = Majority::open_existing(global).await?;
     let start = Instant::now();
     let extended = majority.quorum.extend(name, *token, args.ttl).await;
     // As for every holder, one percent less: the clocks of the servers may run faster.

@@ -21,7 +21,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub async fn run(global: &Global, prefix: &str, as_json: bool) -> Outcome {
     let mut signals = Signals::listen()?;
-    let majority = Majority::open(global).await?;
+    let majority = Majority::open_existing(global).await?;
     let (lists, failures) = signals.unless_terminated(list_each(&majority, prefix)).await?;
     let (count, answered) = (majority.databases.len(), lists.len());
     majority.shutdown().await;
