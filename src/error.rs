@@ -125,6 +125,18 @@ pub enum Error {
     #[error("could not migrate the sqlock tables")]
     Migrate(#[source] sqlx::migrate::MigrateError),
 
+    /// A later version of this crate has made tables that this version cannot work with.
+    #[error(
+        "the sqlock tables have version {found}, and this program works with versions up to {supported}: update sqlock in \
+         this program"
+    )]
+    NewerSchema {
+        /// The version in the record of the migrations.
+        found: i64,
+        /// The latest version that this program can work with.
+        supported: i64,
+    },
+
     /// The database refused a statement for a reason that another attempt would not cure.
     #[error("the database refused the attempt to {attempted}")]
     Database {

@@ -1,11 +1,12 @@
 //! A comparison of leases, row locks, versions, session locks and idempotency: what each protects
 //! and costs, and all of them in one program.
 //!
-//! [The table of calls](crate#which-call) lists the call for each task. [`cluster`] says what
-//! happens when a server is lost, and which cluster to choose; [`limits`] what is not promised;
-//! [`costs`] how many statements each call sends; [`comparison`] how other systems differ.
-//! [`observability`] lists what an operator sees, [`runbook`] what to do when an alert fires, and the
-//! chapter `testing` (with that feature) how to test an application that locks.
+//! [The table of calls](crate#which-call) lists the call for each task. [`cluster`] says what happens
+//! when a server is lost, and which cluster to choose; [`limits`] what is not promised; [`costs`] how
+//! many statements each call sends; [`comparison`] how other systems differ.
+//! [`observability`] lists what an operator sees, [`runbook`] what to do when an alert fires,
+//! [`security`] rights, TLS and what a hostile user can do, and the chapter `testing` (with that
+//! feature) how to test an application that locks.
 //!
 //! # How long must it hold?
 //!
@@ -161,5 +162,6 @@ pub mod costs;
 pub mod limits;
 pub mod observability;
 pub mod runbook;
+pub mod security;
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -95,6 +95,10 @@ pub struct LeaseInfo {
     /// The time until then, by the same clock.
     #[serde(skip)]
     pub remaining: Duration,
+    /// The age of the latest heartbeat of the client that keeps the lease, by the database's clock.
+    /// `None`: no client renews the lease.
+    #[serde(skip)]
+    pub heartbeat_age: Option<Duration>,
     /// How many of the waiters that [`Locks::waiters`](crate::Locks::waiters) returns wait for the
     /// name.
     pub waiters: u64,
@@ -116,6 +120,8 @@ impl LeaseInfo {
             acquired_at: DateTime::from_timestamp_micros(listed.acquired_at)?,
             expires_at: DateTime::from_timestamp_micros(listed.expires_at)?,
             remaining: Duration::from_micros(remaining),
+            heartbeat_age: (listed.beat_at > 0)
+                .then(|| Duration::from_micros(u64::try_from(listed.now - listed.beat_at).unwrap_or(0))),
             waiters: u64::try_from(listed.waiters).unwrap_or(0),
         })
     }
@@ -198,6 +204,7 @@ mod tests {
             acquired_at: at(1_000_999),
             expires_at: at(951_782_400_000_000),
             remaining: Duration::ZERO,
+            heartbeat_age: None,
             waiters: 3,
         };
         let expected = json!({

@@ -5,6 +5,7 @@
 
 // A request asks all databases at once (`Round`). A held majority (`Majority`) counts the leases on
 // the single databases by their clocks, and a task maintains it.
+mod detached;
 mod lease;
 mod majority;
 mod nodes;
@@ -18,6 +19,7 @@ use std::time::Duration;
 use crate::locks::Locks;
 use nodes::Nodes;
 
+pub use detached::DetachedLease;
 pub use lease::QuorumLease;
 pub use request::QuorumRequest;
 

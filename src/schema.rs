@@ -24,6 +24,11 @@ const HISTORY: &str = "_sqlock_migrations";
 /// How long a migration waits for another process that migrates the same database.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The versions of a generation. A migration only adds to the tables of its generation, so programs
+/// that know different versions of one generation can use the tables together. A migration that
+/// earlier programs cannot work with begins the next generation: 1000, 2000, …
+const GENERATION: i64 = 1000;
+
 type Files = &'static [(i64, &'static str, &'static str)];
 
 #[cfg(feature = "postgres")]
@@ -93,9 +98,23 @@ where
         return Ok(false);
     };
     let applied = conn.list_applied_migrations(HISTORY).await?;
+    let known = migrator.iter().map(|migration| migration.version).max().unwrap_or_default();
+    if let Some(found) = find_incompatible(applied.iter().map(|applied| applied.version), known) {
+        return Err(MigrateError::VersionTooNew(found, end_of_generation(known)));
+    }
     Ok(migrator
         .iter()
         .all(|wanted| applied.iter().any(|a| a.version == wanted.version && a.checksum == wanted.checksum)))
+}
+
+/// Returns the latest version that is of a later generation than the known ones.
+fn find_incompatible(applied: impl Iterator<Item = i64>, known: i64) -> Option<i64> {
+    applied.filter(|version| *version > end_of_generation(known)).max()
+}
+
+/// Returns the last version of the generation of a version.
+fn end_of_generation(version: i64) -> i64 {
+    version / GENERATION * GENERATION + GENERATION - 1
 }
 
 fn migrator(files: Files) -> Migrator {
@@ -109,7 +128,7 @@ fn migrator(files: Files) -> Migrator {
     let mut migrator = Migrator::with_migrations(migrations);
     migrator.dangerous_set_table_name(HISTORY);
     migrator.set_locking(false);
-    // A newer version of this crate may have migrated the database; its migrations only add.
+    // A newer version of this crate may have migrated the database.
     migrator.set_ignore_missing(true);
     migrator
 }
@@ -188,6 +207,7 @@ fn into_error(error: MigrateError) -> Error {
         MigrateError::Execute(e) if matches!(Fault::of(&e), Fault::Severed | Fault::Exhausted) => {
             Error::from_sqlx("migrate", e)
         }
+        MigrateError::VersionTooNew(found, supported) => Error::NewerSchema { found, supported },
         error => Error::Migrate(error),
     }
 }

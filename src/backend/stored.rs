@@ -154,6 +154,7 @@ pub(crate) fn read_holder(row: &impl TableRow, name: String) -> Result<ListedHol
         label: row.text("label")?,
         acquired_at: row.number("acquired_at")?,
         expires_at: row.number("expires_at")?,
+        beat_at: row.number("beat_at")?,
         now: row.number("now")?,
         waiters: row.number("waiters")?,
         note: row.optional_text("note")?,

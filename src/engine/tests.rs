@@ -1,6 +1,7 @@
 //! Cases that the simulation, in which every store is quick or broken, does not reach.
 
 use super::*;
+use crate::protocol::timing::BEAT;
 use crate::protocol::{Amended, Holder, HolderNow, LeaseRow, Mode, Polled, Presence, Response};
 
 const START: Moment = Moment::from_nanos(1_000_000_000);

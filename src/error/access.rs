@@ -18,6 +18,10 @@ pub enum AccessError {
     /// A pooler between client and server refuses the connection, or mixes up prepared statements.
     #[error("a pooler in between is not set up for this client")]
     Pooler,
+    /// The server's certificate is not trusted, or is for another host, or the server has no TLS and
+    /// the URL demands it.
+    #[error("no trusted TLS connection to the server is possible")]
+    Tls,
     /// The server has a role or mode in which its locks would not exclude all clients.
     #[error("the server cannot be used as it is set up")]
     Setup,
@@ -29,6 +33,8 @@ impl AccessError {
         match error {
             sqlx::Error::Configuration(cause) if cause.is::<Unusable>() => Some(Self::Setup),
             sqlx::Error::Database(error) => Self::of_database(error.as_ref()),
+            sqlx::Error::Io(error) => is_certificate_error(error).then_some(Self::Tls),
+            sqlx::Error::Tls(error) => is_tls_refusal(error.as_ref()).then_some(Self::Tls),
             _ => None,
         }
     }
@@ -96,6 +102,18 @@ impl AccessError {
             _ => None,
         }
     }
+}
+
+/// Whether rustls has refused the certificate of the server. A handshake that was cut off is another
+/// error, and may succeed later.
+fn is_certificate_error(error: &std::io::Error) -> bool {
+    error.kind() == std::io::ErrorKind::InvalidData && error.to_string().starts_with("invalid peer certificate")
+}
+
+/// Whether the driver has refused the server: its certificate, or the lack of TLS.
+fn is_tls_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
+    let message = error.to_string();
+    message.contains("certificate") || message.contains("does not support TLS")
 }
 
 /// A server cannot be used as it is set up.

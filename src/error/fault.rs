@@ -30,6 +30,7 @@ impl Fault {
     pub(crate) fn of(error: &sqlx::Error) -> Self {
         match error {
             sqlx::Error::Database(error) => Self::of_database(error.as_ref()),
+            error if AccessError::of(error) == Some(AccessError::Tls) => Self::Final,
             sqlx::Error::Io(_)
             | sqlx::Error::Tls(_)
             | sqlx::Error::Protocol(_)

@@ -19,6 +19,7 @@
 //! | 9 | a customer asks whether a payment went through | [an unknown outcome](#an-unknown-outcome) |
 //! | 10 | the tables grow | [tables that grow](#tables-that-grow) |
 //! | 11 | a release is to be rolled out | [a deployment](#a-deployment) |
+//! | 12 | a later sqlock is to be rolled out, or [`Error::NewerSchema`] | [an upgrade](#an-upgrade) |
 //!
 //! # Late heartbeats
 //!
@@ -70,6 +71,7 @@
 //! ```sh
 //! sqlock ls invoice/            # holders under a prefix, how long they hold, how many wait
 //! sqlock show invoice/42        # who waits, in order
+//! sqlock ls --watch invoice/    # the same, live: sort with s, unlock with u
 //! ```
 //!
 //! One name with many waiters: its holders work for too long, or the name covers too much; split
@@ -120,12 +122,26 @@
 //! Free names and ended requests stay until a sweeper purges them: [`Locks::sweeper`], or `sqlock
 //! sweep` from cron. A sweep deletes in small batches and blocks nobody.
 //!
+//! # An upgrade
+//!
+//! A later release may need more tables. Create them before its first program starts:
+//!
+//! ```sh
+//! sqlock migrate                 # of the later release
+//! sqlock schema --from 5         # or its statements since version 5, for your own migrations
+//! ```
+//!
+//! Programs of the earlier release go on, and can be started again: migrations only add.
+//! [`Error::NewerSchema`] is the exception: a release that earlier ones cannot work with has migrated
+//! the database. Update the program that reports it.
+//!
 //! # A deployment
 //!
 //! [`Locks::drain`] refuses new requests, lets what is held finish for some time, and shuts down. A
 //! process that is killed instead blocks its names for their TTL.
 //!
 //! [`Error::Access`]: crate::Error::Access
+//! [`Error::NewerSchema`]: crate::Error::NewerSchema
 //! [`Error::NotMigrated`]: crate::Error::NotMigrated
 //! [`Locks::drain`]: crate::Locks::drain
 //! [`Locks::sweeper`]: crate::Locks::sweeper

@@ -21,8 +21,8 @@ use crate::token::FencingToken;
 /// held to the end; dropping it releases it too, in the background.
 #[must_use = "a lease that is dropped is released at once"]
 pub struct QuorumLease {
-    majority: Arc<Majority>,
-    node_timeout: Duration,
+    pub(super) majority: Arc<Majority>,
+    pub(super) node_timeout: Duration,
 }
 
 impl QuorumLease {

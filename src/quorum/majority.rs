@@ -76,6 +76,12 @@ impl Majority {
         if votes.status == Status::Held { votes.count() } else { 0 }
     }
 
+    /// Whether the lease is held on all databases.
+    pub(super) fn has_all_votes(&self) -> bool {
+        let votes = self.update();
+        votes.count() == votes.leases.len()
+    }
+
     /// Returns the time until fewer leases than a majority are safe.
     pub(super) fn remaining(&self) -> Duration {
         let votes = self.update();

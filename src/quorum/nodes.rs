@@ -80,6 +80,24 @@ impl Nodes {
         format!("database {} of {} ({address})", node + 1, self.locks.len())
     }
 
+    /// Makes the error of a request without enough answers.
+    pub(super) fn no_majority(
+        &self,
+        attempted: &'static str,
+        answered: usize,
+        mut errors: Vec<(usize, Error)>,
+    ) -> Error {
+        // An error that another attempt would not cure comes first.
+        if let Some(i) = errors.iter().position(|(_, error)| !error.is_retryable()) {
+            return errors.swap_remove(i).1;
+        }
+        let (all, needed) = (self.locks.len(), self.needed());
+        let failed: Vec<String> =
+            errors.iter().map(|(node, error)| format!("{}: {}", self.describe(*node), error.report())).collect();
+        let reason = format!("{answered} of {all} databases answered, and {needed} must; {}", failed.join("; "));
+        Error::Unavailable { attempted, reason, source: None }
+    }
+
     /// Waits until no earlier waiter of this process asks for the name.
     pub(super) async fn turn(&self, name: &LockName) -> OwnedMutexGuard<()> {
         let turn = {

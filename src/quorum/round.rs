@@ -133,7 +133,7 @@ impl Round {
                 if known {
                     return Outcome::Taken { split: !granted.is_empty() };
                 }
-                return Outcome::Unreachable(self.no_majority(answered, errors));
+                return Outcome::Unreachable(self.nodes.no_majority("acquire a majority", answered, errors));
             }
             // A database that is down must not block the votes of the others: once enough have
             // answered, the rest gets as much time again.
@@ -171,19 +171,6 @@ impl Round {
             self.raise(vote, token, within);
         }
         counts
-    }
-
-    /// Makes the error of a round without enough answers.
-    fn no_majority(&self, answered: usize, mut errors: Vec<(usize, Error)>) -> Error {
-        // An error that another attempt would not cure comes first.
-        if let Some(i) = errors.iter().position(|(_, error)| !error.is_retryable()) {
-            return errors.swap_remove(i).1;
-        }
-        let (all, needed) = (self.nodes.locks.len(), self.nodes.needed());
-        let failed: Vec<String> =
-            errors.iter().map(|(node, error)| format!("{}: {}", self.nodes.describe(*node), error.report())).collect();
-        let reason = format!("{answered} of {all} databases answered, and {needed} must; {}", failed.join("; "));
-        Error::Unavailable { attempted: "acquire a majority", reason, source: None }
     }
 }
 

@@ -88,6 +88,7 @@ async fn list_shows_only_held_names() {
     for mut info in theirs.list("").await.expect("list") {
         let inspected = theirs.inspect(info.name.as_str()).await.expect("inspect").expect("held");
         info.remaining = inspected.remaining;
+        info.heartbeat_age = inspected.heartbeat_age;
         assert_eq!(info, inspected);
     }
     for lease in held {
@@ -95,6 +96,32 @@ async fn list_shows_only_held_names() {
     }
     assert_eq!(names("").await, [""; 0]);
     drop(expired);
+}
+
+#[tokio::test]
+async fn heartbeat_age_is_that_of_the_renewing_client() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let renewed = ours.lease("renewed").ttl(LONG).acquire().await.expect("acquire");
+    let shared = ours.lease("shared").ttl(LONG).shared().acquire().await.expect("acquire");
+    let unrenewed = ours.lease("unrenewed").ttl(LONG).renew(false).acquire().await.expect("acquire");
+    let age = async |name| theirs.inspect(name).await.expect("inspect").expect("held").heartbeat_age;
+    for name in ["renewed", "shared"] {
+        // The heartbeats of a client begin with its first lease.
+        let known = async {
+            loop {
+                if let Some(age) = age(name).await {
+                    return age;
+                }
+            }
+        };
+        let age = soon("a heartbeat", known).await;
+        assert!(age < LONG / 2, "{name}: {age:?}");
+    }
+    assert_eq!(age("unrenewed").await, None);
+    for lease in [renewed, shared, unrenewed] {
+        lease.release().await.expect("release");
+    }
 }
 
 #[tokio::test]

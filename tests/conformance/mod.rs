@@ -58,6 +58,7 @@ mod retry;
 mod revoke;
 mod row;
 mod schema;
+mod security;
 mod semaphore;
 mod server;
 mod session;

@@ -210,6 +210,12 @@ impl Restricted {
         }
     }
 
+    pub(super) async fn grant_on(&self, rights: &str, table: &str) {
+        let Self { name, admin, .. } = self;
+        let user = if DATABASE == Database::Postgres { name.clone() } else { format!("{name}@'%'") };
+        run(admin, &format!("GRANT {rights} ON {table} TO {user}")).await;
+    }
+
     pub(super) async fn drop(self) {
         let Self { name, admin, .. } = self;
         if DATABASE == Database::Postgres {
@@ -336,4 +342,55 @@ async fn interrupted_migration_is_repaired() {
     let unfinished = AssertSqlSafe(format!("SELECT count(*) FROM _sqlock_migrations WHERE {unfinished}"));
     let unfinished: i64 = sqlx::query_scalar(unfinished).fetch_one(&pool).await.expect("the history");
     assert_eq!(unfinished, 0);
+}
+
+#[tokio::test]
+async fn older_schema_is_brought_up_to_date() {
+    let db = empty().await;
+    let (pool, locks) = (db.pool().await, db.locks().await);
+    locks.migrate().await.expect("migrate");
+    // As a release left it that did not have the view.
+    run(&pool, "DROP VIEW sqlock_holders").await;
+    run(&pool, &format!("DELETE FROM _sqlock_migrations WHERE version = {}", migrations())).await;
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    locks.migrate().await.expect("migrate");
+    let seen: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM sqlock_holders").fetch_one(&pool).await.expect("the view is back");
+    assert_eq!(seen, 1);
+    lease.release().await.expect("ours to the end");
+    let applied: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM _sqlock_migrations").fetch_one(&pool).await.expect("the history");
+    assert_eq!(applied, migrations());
+}
+
+/// Records a migration that this release does not know.
+async fn record(pool: &Pool<Sql>, version: i64) {
+    let columns = "description, installed_on, success, checksum, execution_time";
+    let sql = format!(
+        "INSERT INTO _sqlock_migrations (version, {columns}) SELECT {version}, {columns} FROM _sqlock_migrations WHERE version = 1"
+    );
+    run(pool, &sql).await;
+}
+
+/// A rolling upgrade: programs of two releases use the tables, and the earlier one is started again.
+#[tokio::test]
+async fn later_schema_of_one_generation_is_accepted() {
+    let db = empty().await;
+    let locks = db.locks().await;
+    locks.migrate().await.expect("migrate");
+    record(&db.pool().await, 999).await;
+    locks.migrate().await.expect("nothing to do");
+    works(&locks).await;
+}
+
+#[tokio::test]
+async fn schema_of_a_later_generation_is_refused() {
+    let db = empty().await;
+    let locks = db.locks().await;
+    locks.migrate().await.expect("migrate");
+    record(&db.pool().await, 1000).await;
+    let error = locks.migrate().await.expect_err("a later program has changed the tables");
+    assert!(matches!(error, Error::NewerSchema { found: 1000, supported: 999 }), "{error:?}");
+    assert!(!error.is_retryable());
+    assert!(error.to_string().ends_with("update sqlock in this program"), "{error}");
 }

@@ -95,6 +95,11 @@ impl CommandFixture {
         Self { db, url, leases, dir, proxy, server, writer: None }
     }
 
+    /// The way to the database that can be cut.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
     // ---- what is under test
 
     /// `sqlock ARGUMENTS`, by the way that can be cut.

@@ -209,7 +209,8 @@ impl State {
     /// Lists the holders of a name.
     fn list(&self, name: &LockName, now: i64) -> Vec<ListedHolder> {
         let waiters = i64::try_from(self.waiting(name, now).count()).unwrap_or(i64::MAX);
-        let listed = |id, mode, owner, token: i64, expires_at| {
+        let beat_at = |client| self.model.last_heartbeat(client).unwrap_or(0);
+        let listed = |id, mode, owner, token: i64, expires_at, client| {
             let (holder, label) = self.text(id);
             let note = self.notes.get(&(name.clone(), token)).cloned();
             let (name, acquired_at) = (name.as_str().to_owned(), token.min(now));
@@ -223,6 +224,7 @@ impl State {
                 label,
                 acquired_at,
                 expires_at,
+                beat_at: beat_at(client),
                 now,
                 waiters,
                 note,
@@ -236,18 +238,19 @@ impl State {
                 Holder::Nobody | Holder::Entries => return None,
             };
             let until = self.model.valid_until(row.expires_at, row.client, row.ttl);
-            Some(listed(id, Mode::Exclusive, row.owner, row.token, until))
+            Some(listed(id, Mode::Exclusive, row.owner, row.token, until, row.client))
         });
         let mut by_token: BTreeMap<i64, ListedHolder> = BTreeMap::new();
         for (id, entry) in self.model.entries_named(name) {
             if let EntryState::Holding(token) = entry.state {
                 let until = self.model.entry_until(entry);
-                let one = listed(id, entry.mode, entry.owner, token, until);
+                let one = listed(id, entry.mode, entry.owner, token, until, entry.client);
                 by_token
                     .entry(token)
                     .and_modify(|other| {
                         other.acquisitions += 1;
                         other.expires_at = other.expires_at.max(until);
+                        other.beat_at = other.beat_at.max(beat_at(entry.client));
                     })
                     .or_insert(one);
             }

@@ -15,14 +15,14 @@ macro_rules! list {
     ($lease:literal, $entry:literal) => {
         concat!("
 SELECT l.name, l.owner, l.token, l.holder, l.label, l.acquired_at, greatest(l.expires_at, c.beat_at + l.ttl) AS expires_at,
-       0::bigint AS units, 0::bigint AS permits, 1::bigint AS acquisitions, ", now!(), " AS now, ", waiters!("l"), " AS waiters, ", note!("l"), " AS note
+       coalesce(c.beat_at, 0) AS beat_at, 0::bigint AS units, 0::bigint AS permits, 1::bigint AS acquisitions, ", now!(), " AS now, ", waiters!("l"), " AS waiters, ", note!("l"), " AS note
   FROM sqlock_lease AS l LEFT JOIN sqlock_client AS c ON c.id = l.client
  WHERE ", $lease, " AND l.id NOT IN ('', 'entries') AND greatest(l.expires_at, c.beat_at + l.ttl) > ", now!(), "
  UNION ALL
 SELECT h.*, ", now!(), ", ", waiters!("h"), ", ", note!("h"), "
   FROM (SELECT e.name, max(e.owner) AS owner, e.token, (array_agg(e.holder ORDER BY e.acquired_at, e.id))[1] AS holder,
                (array_agg(e.label ORDER BY e.acquired_at, e.id))[1] AS label, min(e.acquired_at) AS acquired_at,
-               max(greatest(e.expires_at, c.beat_at + e.ttl)) AS expires_at, max(e.units) AS units, max(e.permits) AS permits,
+               max(greatest(e.expires_at, c.beat_at + e.ttl)) AS expires_at, max(coalesce(c.beat_at, 0)) AS beat_at, max(e.units) AS units, max(e.permits) AS permits,
                count(*) FILTER (WHERE e.owner <> '') AS acquisitions
           FROM sqlock_entry AS e LEFT JOIN sqlock_client AS c ON c.id = e.client
          WHERE ", $entry, " AND e.token > 0 AND greatest(e.expires_at, c.beat_at + e.ttl) > ", now!(), "

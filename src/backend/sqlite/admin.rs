@@ -8,18 +8,27 @@ use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, read_holder, read_waiter};
 use crate::name::LockName;
 
+/// The latest heartbeat of the client that keeps a row, or 0.
+#[rustfmt::skip]
+macro_rules! beat_at {
+    ($row:literal) => {
+        concat!("coalesce((SELECT b.beat_at FROM sqlock_client AS b WHERE b.id = ", $row, ".client), 0)")
+    };
+}
+
 /// Selects the holders of some names. Acquisitions of one owner that hold a name together have one
 /// token and are one holder.
 #[rustfmt::skip]
 macro_rules! list {
     ($lease:literal, $entry:literal) => {
         concat!("
-SELECT l.name, l.owner, l.token, l.holder, l.label, l.acquired_at, ", lease_until!("l"), " AS expires_at, 0 AS units, 0 AS permits,
-       1 AS acquisitions, ", now!(), " AS now, ", waiters!("l"), " AS waiters, ", note!("l"), " AS note
+SELECT l.name, l.owner, l.token, l.holder, l.label, l.acquired_at, ", lease_until!("l"), " AS expires_at, ", beat_at!("l"), " AS beat_at,
+       0 AS units, 0 AS permits, 1 AS acquisitions, ", now!(), " AS now, ", waiters!("l"), " AS waiters, ", note!("l"), " AS note
   FROM sqlock_lease AS l
  WHERE ", $lease, " AND l.id NOT IN ('', 'entries') AND ", lease_until!("l"), " > ", now!(), "
  UNION ALL
-SELECT e.name, max(e.owner), e.token, e.holder, e.label, min(e.acquired_at), max(", entry_until!("e"), "), e.units, e.permits,
+SELECT e.name, max(e.owner), e.token, e.holder, e.label, min(e.acquired_at), max(", entry_until!("e"), "),
+       max(", beat_at!("e"), "), e.units, e.permits,
        sum(e.owner <> ''), ", now!(), ", ", waiters!("e"), ", ", note!("e"), "
   FROM sqlock_entry AS e
  WHERE ", $entry, " AND e.token > 0 AND ", entry_until!("e"), " > ", now!(), "

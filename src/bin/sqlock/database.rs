@@ -38,13 +38,14 @@ impl Database {
         Self::open_with(global, FileUse::Application).await
     }
 
-    /// Opens each of several independent databases. Sends nothing to a server.
-    pub async fn open_each(global: &Global) -> Result<Vec<Self>, Failure> {
+    /// Opens each of several independent databases. `create`: a missing SQLite file. Sends nothing
+    /// to a server.
+    pub async fn open_each(global: &Global, create: bool) -> Result<Vec<Self>, Failure> {
         let mut all = Vec::new();
         let urls = Url::find_several(global)?.split()?;
         exit::set_location(&format!("a majority of {} databases", urls.len()));
         for url in urls {
-            all.push(Self::open_at(url, global, FileUse::Leases { create: true, announce: true }).await?);
+            all.push(Self::open_at(url, global, FileUse::Leases { create, announce: true }).await?);
         }
         Ok(all)
     }

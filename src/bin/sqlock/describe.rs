@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 use sqlock::inspect::{LeaseInfo, Mode, WaiterInfo};
+use sqlock::{FencingToken, Owner};
 
 use crate::duration;
 use crate::stderr::escape_line;
@@ -62,6 +63,16 @@ pub fn grant_to_json(held: &LeaseInfo) -> Value {
         "token": held.token.get(),
         "owner": held.owner.map(|owner| owner.to_string()),
         "expires_at": format_time(held.expires_at),
+    })
+}
+
+/// Makes the same object for a lease on a majority of databases.
+pub fn majority_grant_to_json(name: &str, token: FencingToken, owner: Option<Owner>, expires_at: &str) -> Value {
+    json!({
+        "name": name,
+        "token": token.get(),
+        "owner": owner.map(|owner| owner.to_string()),
+        "expires_at": expires_at,
     })
 }
 

@@ -126,6 +126,7 @@ impl From<sqlock::Error> for Failure {
             E::Unavailable { source: Some(source), .. } if is_permanent(source) => CONFIGURATION,
             E::NotMigrated { .. }
             | E::Migrate(_)
+            | E::NewerSchema { .. }
             | E::Database { .. }
             | E::Access { .. }
             | E::Unsupported { .. }
@@ -205,6 +206,9 @@ fn describe_access(cause: AccessError, source: &sqlx::Error) -> String {
         AccessError::Credentials => "Check the user and the password of the URL.",
         AccessError::NoDatabase => "Check the name of the database in the URL, or create it.",
         AccessError::NoRight => "\"sqlock doctor\" names the rights that this user needs.",
+        AccessError::Tls => {
+            "Check the host in the URL, the certificate of the server, and sslrootcert (MySQL: ssl-ca) in the URL."
+        }
         AccessError::Pooler => {
             "PgBouncer: ignore_startup_parameters = extra_float_digits,options, and max_prepared_statements above 0 (since \
              1.21) or pool_mode = session."

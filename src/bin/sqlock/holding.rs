@@ -8,6 +8,7 @@ use crate::database::Database;
 use crate::describe;
 use crate::exit::{self, Failure};
 use crate::global::Global;
+use crate::majority::Majority;
 use crate::parse::parse_token;
 use crate::stderr::quote;
 
@@ -19,13 +20,20 @@ pub struct HoldingArgs {
     /// The token of the holding, as printed by acquire, ls and show.
     #[arg(short, long, value_name = "N", value_parser = parse_token)]
     pub token: FencingToken,
+    /// The holding is on a majority of the databases that --database-url or DATABASE_URL names:
+    /// those of the "sqlock acquire --quorum" or "sqlock run --quorum" that holds it.
+    #[arg(long)]
+    pub quorum: bool,
 }
 
 /// Ends a holding and returns the holders that are left. Fails with 79 if the token does not hold
 /// the name.
 pub async fn evict(global: &Global, holding: &HoldingArgs) -> Result<Vec<LeaseInfo>, Failure> {
+    let HoldingArgs { name, token, quorum } = holding;
+    if *quorum {
+        return evict_from_majority(global, holding).await;
+    }
     let db = Database::open_existing(global).await?;
-    let HoldingArgs { name, token } = holding;
     let ended = db.read(async || db.locks.evict(name, *token).await).await?;
     let holders = db.read(async || db.locks.holders(name).await).await;
     let _ = db.locks.shutdown().await;
@@ -33,9 +41,26 @@ pub async fn evict(global: &Global, holding: &HoldingArgs) -> Result<Vec<LeaseIn
     if ended { Ok(holders.unwrap_or_default()) } else { Err(not_held_failure(holding, &holders?)) }
 }
 
+/// Ends a holding on a majority of databases. It leaves no holders.
+async fn evict_from_majority(global: &Global, holding: &HoldingArgs) -> Result<Vec<LeaseInfo>, Failure> {
+    let majority = Majority::open_existing(global).await?;
+    let ended = majority.quorum.evict(&holding.name, holding.token).await;
+    majority.shutdown().await;
+    if ended? { Ok(Vec::new()) } else { Err(not_held_by_majority_failure(holding)) }
+}
+
+/// Makes the failure for a token that does not hold the name on a majority.
+pub fn not_held_by_majority_failure(holding: &HoldingArgs) -> Failure {
+    let HoldingArgs { name, token, .. } = holding;
+    Failure::new(
+        exit::LOST,
+        format!("token {token} does not hold {} on a majority: see \"sqlock ls --quorum\"", quote(name)),
+    )
+}
+
 /// Makes the failure for a token that does not hold the name.
 pub fn not_held_failure(holding: &HoldingArgs, holders: &[LeaseInfo]) -> Failure {
-    let HoldingArgs { name, token } = holding;
+    let HoldingArgs { name, token, .. } = holding;
     let now = match (describe::describe_holders(holders), holders) {
         (Some(now), [held]) => format!("it is {now} (token {})", held.token),
         (Some(now), _) => format!("it is {now} (for the tokens: \"sqlock show\")"),

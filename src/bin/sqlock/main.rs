@@ -37,9 +37,14 @@ compile_error!("the sqlock command needs a database: enable postgres, mysql or s
 //   command/doctor/probe - connections and queries
 //   command/doctor/report - the results of checks
 //   command/acquire command/release command/renew command/unlock command/ls command/show - one lease, or all of them
+//   command/ls/screen command/ls/quorum - the screen of ls --watch, the list of a majority
+//   command/ls/view - its lines
+//   command/ls/state - its state
 //   command/bench command/completions command/idem command/migrate command/schema command/sweep - the other subcommands
 //   command/idem/describe - records as text and JSON
-//   acquisition holding - takes a lease, ends a holding
+//   holding - ends a holding
+//   majority - leases on a majority of databases
+//   acquisition - takes a lease
 //   describe lease - leases as text and JSON, and in one type
 //   database - the client of a database
 //   pool - the pool of a URL
@@ -77,6 +82,7 @@ mod exit;
 mod global;
 mod holding;
 mod lease;
+mod majority;
 mod migrations;
 mod parse;
 mod pool;

@@ -1,4 +1,6 @@
-//! The SQL that creates the tables.
+//! The SQL that creates the tables, and its versions.
+
+use std::fmt;
 
 use crate::url::Kind;
 
@@ -25,10 +27,60 @@ const SQLITE: &[&str] = &[
     include_str!("../../../migrations/sqlite/0003_holders.sql"),
 ];
 
+/// A version of the tables that this program does not know.
+#[derive(Debug, PartialEq, Eq)]
+pub struct UnknownVersion {
+    kind: Kind,
+    given: usize,
+}
+
+impl fmt::Display for UnknownVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, given } = self;
+        let kind = format!("{kind:?}").to_lowercase();
+        let latest = latest_version(self.kind);
+        write!(
+            f,
+            "version {given} of the tables is not known: for {kind}, this sqlock knows the versions 0 (no tables) to {latest}; a \
+             later version needs a later sqlock"
+        )
+    }
+}
+
+/// Returns the migrations after a version, each with its own version. 0: all of them.
+pub fn list_after(kind: Kind, version: usize) -> Result<Vec<(usize, &'static str)>, UnknownVersion> {
+    if version > latest_version(kind) {
+        return Err(UnknownVersion { kind, given: version });
+    }
+    Ok((1..).zip(list(kind).iter().copied()).skip(version).collect())
+}
+
+fn latest_version(kind: Kind) -> usize {
+    list(kind).len()
+}
+
 pub fn list(kind: Kind) -> &'static [&'static str] {
     match kind {
         Kind::Postgres => POSTGRES,
         Kind::Mysql => MYSQL,
         Kind::Sqlite => SQLITE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn migrations_after_a_version_have_later_versions() {
+        for kind in [Kind::Postgres, Kind::Mysql, Kind::Sqlite] {
+            let latest = latest_version(kind);
+            for from in 0..=latest {
+                let versions = list_after(kind, from).map(|after| after.iter().map(|(version, _)| *version).collect());
+                assert_eq!(versions, Ok((from + 1..=latest).collect::<Vec<_>>()));
+            }
+            let unknown = list_after(kind, latest + 1);
+            assert!(unknown.is_err_and(|error| error.to_string().contains("a later sqlock")));
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Holders are asked to release a name, and hear of that.
 
 use super::super::checker::Belief;
-use super::{MILLISECOND, TOLD_WITHIN, World, WorldEvent};
+use super::{MILLISECOND, NOTICED_WITHIN, World, WorldEvent};
 use crate::engine::{Grant, LeaseKey};
 use crate::name::LockName;
 use crate::protocol::{Asked, Request, Response};
@@ -42,7 +42,7 @@ impl World {
     /// A holder must hear soon that it is asked to release a lease.
     fn must_hear(&mut self, client: usize, lease: LeaseKey) {
         let life = self.clients[client].life;
-        self.after(TOLD_WITHIN, WorldEvent::CheckInformed { client, life, lease, at: self.now });
+        self.after(NOTICED_WITHIN, WorldEvent::CheckInformed { client, life, lease, at: self.now });
     }
 
     /// A holder whose heartbeat goes on hears that it was asked.
@@ -54,7 +54,7 @@ impl World {
         if !is_over && !is_delayed && !self.informed.contains(&key) {
             self.violate(format!(
                 "client {client} was not told within {} ms that it is asked to release {lease:?}",
-                TOLD_WITHIN / MILLISECOND
+                NOTICED_WITHIN / MILLISECOND
             ));
         }
     }

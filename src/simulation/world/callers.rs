@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::checker::{self, Belief};
-use super::{Actor, ActorState, FAULTS_END, Fenced, MILLISECOND, SECOND, TOLD_WITHIN, World, WorldEvent, owner};
+use super::{Actor, ActorState, FAULTS_END, Fenced, MILLISECOND, NOTICED_WITHIN, SECOND, World, WorldEvent, owner};
 use crate::backend::memory::{End, TransactionId};
 use crate::engine::{
     Amendment, Event, Exported, Grant, LeaseKey, NotAmended, Patience, Refusal, Verdict, WaiterId, Wish,
@@ -165,7 +165,7 @@ impl World {
             _ => held / 20,
         };
         // Long enough to hear of a request that came before the grant.
-        let held = if self.was_asked(grant) { held + TOLD_WITHIN } else { held };
+        let held = if self.was_asked(grant) { held + NOTICED_WITHIN } else { held };
         let releases_at = self.now + held;
         self.actors[actor].state = ActorState::Holding { lease: grant.lease, id: grant.id, releases_at, fences };
         self.actors[actor].turn += 1;

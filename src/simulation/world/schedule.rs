@@ -52,10 +52,6 @@ pub(super) enum WorldEvent {
     Ask {
         name: LockName,
     },
-    /// A caller asks the holders of a name to release it.
-    Ask {
-        name: LockName,
-    },
     EndFence {
         transaction: TransactionId,
     },
@@ -66,12 +62,6 @@ pub(super) enum WorldEvent {
         client: usize,
     },
     CheckEvicted {
-        client: usize,
-        life: u32,
-        lease: LeaseKey,
-        at: u64,
-    },
-    CheckInformed {
         client: usize,
         life: u32,
         lease: LeaseKey,

@@ -11,7 +11,7 @@ use crate::support::server::{PgBouncer, Server};
 use crate::support::{Database, empty};
 
 /// Returns the error of the library's first request.
-async fn answer(url: &str) -> Error {
+pub(super) async fn answer(url: &str) -> Error {
     let asked = async {
         let locks = Locks::connect(url).await?;
         locks.lease("job").try_acquire().await

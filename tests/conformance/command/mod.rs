@@ -13,6 +13,7 @@ mod process;
 mod quorum;
 mod request;
 mod run;
+mod screen;
 mod setup;
 mod sharing;
 mod sqlite_file;

@@ -1,13 +1,15 @@
-//! `sqlock run --quorum`: a command under a lease on a majority of independent databases.
+//! `sqlock run --quorum`: a command under a lease on a majority of independent databases; and the steps of a script that
+//! share such a lease.
 
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use serde_json::Value;
 use sqlock::Locks;
 use sqlx::{AssertSqlSafe, SqlitePool};
 
 use crate::DATABASE;
-use crate::support::command::{ClosedPort, Running, bare, beside, end, held, path, run};
+use crate::support::command::{ClosedPort, Ended, Running, bare, beside, end, held, path, run};
 use crate::support::{Database, Fresh, empty};
 
 /// A database of the kind under test, a SQLite file, and a port where nothing listens.
@@ -230,4 +232,107 @@ async fn unreachable_server_list_is_no_configuration_error() {
     assert!(!ended.stderr.contains("secret"), "{}", ended.stderr);
     let ended = end(bare(&["-D", &format!("{urls},"), "acquire", "-n", "job"])).await.expect(78);
     assert!(ended.stderr.contains("one of them is empty"), "{}", ended.stderr);
+}
+
+// ---- across the steps of a script
+
+impl Three {
+    /// `sqlock ARGUMENTS` on all three.
+    async fn run(&self, arguments: &[&str]) -> Ended {
+        end(bare(&[&["-D", &self.urls], arguments].concat())).await
+    }
+}
+
+fn json(ended: &Ended) -> Value {
+    serde_json::from_str(&ended.stdout).expect("JSON")
+}
+
+#[tokio::test]
+async fn steps_share_a_lease_on_a_majority() {
+    let three = Three::with_one_down().await;
+    let step = ["acquire", "--quorum", "job", "--ttl", "60s", "--label", "a step"];
+    let acquired = json(&three.run(&step).await.expect(0));
+    let keys: Vec<&String> = acquired.as_object().expect("an object").keys().collect();
+    assert_eq!(keys, ["expires_at", "name", "owner", "token"]);
+    let token = acquired["token"].to_string();
+    // The process has ended.
+    for locks in three.locks().await {
+        let info = held(&locks, "job").await.expect("held there");
+        assert_eq!((info.token.to_string(), &*info.label), (token.clone(), "a step"));
+    }
+    three.run(&["acquire", "--quorum", "-n", "job"]).await.expect(75);
+    end(bare(&three.arguments(&["-n", "job", "--", "true"]))).await.expect(75);
+
+    let renewed = json(&three.run(&["renew", "--quorum", "job", "--token", &token, "--ttl", "120s"]).await.expect(0));
+    for key in ["name", "token", "owner"] {
+        assert_eq!(renewed[key], acquired[key], "{key}");
+    }
+    assert!(renewed["expires_at"].as_str() > acquired["expires_at"].as_str(), "{renewed} {acquired}");
+    for locks in three.locks().await {
+        let info = held(&locks, "job").await.expect("held there");
+        assert!(info.remaining > Duration::from_secs(60), "{info:?}");
+    }
+    let other = (acquired["token"].as_i64().expect("a number") - 1).to_string();
+    for verb in ["renew", "release", "unlock"] {
+        let refused = three.run(&[verb, "--quorum", "job", "--token", &other]).await.expect(79);
+        assert!(refused.stderr.contains("on a majority"), "{}", refused.stderr);
+    }
+
+    three.run(&["release", "--quorum", "job", "--token", &token]).await.expect(0);
+    for locks in three.locks().await {
+        assert_eq!(held(&locks, "job").await, None);
+    }
+    three.run(&["release", "--quorum", "job", "--token", &token]).await.expect(79);
+}
+
+#[tokio::test]
+async fn lease_lost_on_a_majority_is_not_renewed() {
+    let (one, two, three) =
+        (fresh_for_the_command().await, LeaseFile::with_tables().await, LeaseFile::with_tables().await);
+    let urls = format!("{},{},{}", one.url, two.url, three.url);
+    let step = |arguments: &[&str]| end(bare(&[&["-D", &urls], arguments].concat()));
+    let acquired = json(&step(&["acquire", "--quorum", "job", "--ttl", "10m"]).await.expect(0));
+    let token = acquired["token"].to_string();
+    // A majority has it, or all.
+    let mut holders = Vec::new();
+    for locks in [beside(&one).await, two.locks().await, three.locks().await] {
+        if let Some(held) = held(&locks, "job").await {
+            holders.push((locks, held.token));
+        }
+    }
+    let lose = async |(locks, token): (Locks, _)| assert!(locks.evict("job", token).await.expect("evict"));
+    if holders.len() == 3 {
+        lose(holders.remove(0)).await;
+    }
+    step(&["renew", "--quorum", "job", "--token", &token]).await.expect(0);
+    lose(holders.remove(0)).await;
+    step(&["renew", "--quorum", "job", "--token", &token]).await.expect(79);
+    step(&["release", "--quorum", "job", "--token", &token]).await.expect(79);
+}
+
+#[tokio::test]
+async fn ls_joins_the_lists_of_all_databases() {
+    let three = Three::with_one_down().await;
+    three.run(&["acquire", "--quorum", "job/1", "--ttl", "10m", "--label", "a step"]).await.expect(0);
+    // A name on one database alone.
+    let part = three.two.locks().await.lease("job/2").ttl(Duration::from_secs(600)).acquire().await.expect("acquire");
+
+    let ended = three.run(&["ls", "--quorum", "job/"]).await.expect(0);
+    let lines: Vec<&str> = ended.stdout.lines().collect();
+    let [heading, whole, minority] = lines[..] else { panic!("{}", ended.stdout) };
+    assert!(heading.starts_with("NAME   HOLDER "), "{heading}");
+    assert!(whole.starts_with("job/1 ") && whole.contains("  2 of 3  ") && whole.ends_with("a step"), "{whole}");
+    assert!(minority.starts_with("job/2 ") && minority.contains("  1 of 3, no majority  "), "{minority}");
+    assert!(ended.stderr.contains("database 2 of 3 (PostgreSQL at 127.0.0.1:"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("secret"), "{}", ended.stderr);
+
+    let listed = json(&three.run(&["ls", "--quorum", "--json"]).await.expect(0));
+    assert_eq!((&listed[0]["databases"], &listed[0]["has_majority"]), (&Value::from(2), &Value::from(true)));
+    assert_eq!((&listed[1]["databases"], &listed[1]["has_majority"]), (&Value::from(1), &Value::from(false)));
+    part.release().await.expect("ours to the end");
+
+    let down = ClosedPort::reserve();
+    let urls = format!("{},mysql://u@127.0.0.1:{}/x", three.two.url, down.number());
+    let ended = end(bare(&["-D", &urls, "ls", "--quorum"])).await.expect(69);
+    assert!(ended.stderr.contains("database 2 of 2") && ended.stderr.contains("1 of 2"), "{}", ended.stderr);
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::command::{beside, held, run};
-use crate::support::scene::Scene;
+use crate::support::command_fixture::CommandFixture;
 use crate::support::{empty, soon};
 
 const LONG: Duration = Duration::from_secs(600);
@@ -45,22 +45,22 @@ async fn unlock_ask_fails_when_nobody_holds() {
 
 #[tokio::test]
 async fn request_ends_command_when_run_allows_it() {
-    let scene = Scene::new().await;
-    let mut holder = scene.start(&["--release-on-request", "a"], TRAPPING).up().await;
-    run(&scene.db, &["unlock", "a", "--ask"]).await.expect(0);
+    let fixture = CommandFixture::new().await;
+    let mut holder = fixture.start(&["--release-on-request", "a"], TRAPPING).up().await;
+    run(&fixture.db, &["unlock", "a", "--ask"]).await.expect(0);
     assert_eq!(holder.report.line().await, "TERM");
     let ended = holder.end().await.expect(7);
     assert!(ended.stderr.contains("release requested: \"a\"; stopping the command"), "{}", ended.stderr);
-    assert!(scene.is_free("a").await);
+    assert!(fixture.is_free("a").await);
 }
 
 #[tokio::test]
 async fn request_only_prints_note_by_default() {
-    let scene = Scene::new().await;
-    let holder = scene.start(&["a"], OBEDIENT).up().await;
-    run(&scene.db, &["unlock", "a", "--ask"]).await.expect(0);
+    let fixture = CommandFixture::new().await;
+    let holder = fixture.start(&["a"], OBEDIENT).up().await;
+    run(&fixture.db, &["unlock", "a", "--ask"]).await.expect(0);
     holder.stderr.shows("release requested: \"a\"; the command goes on").await;
-    assert!(!scene.is_free("a").await);
+    assert!(!fixture.is_free("a").await);
     holder.order("go");
     // A signal would have killed it.
     holder.end().await.expect(0);

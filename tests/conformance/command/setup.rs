@@ -264,6 +264,52 @@ async fn printed_schema_creates_the_tables() {
     // lost.
     run(&db, &["migrate"]).await.expect(0);
     run(&db, &["--no-migrate", "release", "job", "--token", &token]).await.expect(0);
+    let recorded = "SELECT max(version) FROM _sqlock_migrations";
+    let recorded: i64 = sqlx::query_scalar(recorded).fetch_one(&pool).await.expect("the record of the migrations");
+    assert_eq!(recorded, latest_version(&run(&db, &["schema"]).await.stdout));
+}
+
+/// The version in the last comment of a printed schema.
+fn latest_version(printed: &str) -> i64 {
+    let mut versions = printed.lines().filter_map(|line| line.strip_prefix("-- sqlock schema version "));
+    versions.next_back().and_then(|version| version.parse().ok()).expect("a version")
+}
+
+#[tokio::test]
+async fn schema_from_a_version_upgrades_its_tables() {
+    let db = empty().await;
+    let all = run(&db, &["schema"]).await.expect(0).stdout;
+    let latest = latest_version(&all);
+    let pool = db.of_the_command().pool_of(1).await;
+    // By the application's own migrations, release by release.
+    let mut rest = all.as_str();
+    for version in 0..latest {
+        let printed = run(&db, &["schema", "--from", &version.to_string()]).await.expect(0);
+        assert_eq!((printed.stdout.as_str(), printed.stderr.as_str()), (rest, ""));
+        let next = rest[1..].find("-- sqlock schema version ").map_or(rest.len(), |at| at + 1);
+        let (step, later) = rest.split_at(next);
+        sqlx::raw_sql(AssertSqlSafe(step.to_owned())).execute(&pool).await.expect("SQL");
+        rest = later;
+    }
+    run(&db, &["--no-migrate", "run", "job", "--", "true"]).await.expect(0);
+    run(&db, &["migrate"]).await.expect(0);
+
+    let current = run(&db, &["schema", "--from", &latest.to_string()]).await.expect(0);
+    assert_eq!(current.stdout, "");
+    assert!(current.stderr.contains("is the latest"), "{}", current.stderr);
+    let unknown = run(&db, &["schema", "--from", &(latest + 1).to_string()]).await.expect(64);
+    assert!(unknown.stderr.contains("a later version needs a later sqlock"), "{}", unknown.stderr);
+}
+
+#[tokio::test]
+async fn migrate_refuses_tables_of_a_later_generation() {
+    let db = empty().await;
+    run(&db, &["migrate"]).await.expect(0);
+    let pool = db.of_the_command().pool_of(1).await;
+    let later = "UPDATE _sqlock_migrations SET version = 1000 WHERE version = 1";
+    sqlx::query(later).execute(&pool).await.expect("the record of the migrations");
+    let ended = run(&db, &["migrate"]).await.expect(78);
+    assert!(ended.stderr.contains("version 1000") && ended.stderr.contains("update sqlock"), "{}", ended.stderr);
 }
 
 #[tokio::test]

@@ -4,6 +4,10 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
+use sqlock::Error;
+use sqlock::database::AccessError;
+
+use super::access::answer;
 use crate::DATABASE;
 use crate::support::command::{path, run};
 use crate::support::server::{Kind, NOBODY, Options, Server};
@@ -57,4 +61,40 @@ async fn server_certificate_is_verified() {
     let ended = run(&stranger, &["run", "job", "--", "echo", "ran"]).await.expect(78);
     assert!(ended.stderr.contains("certificate"), "{}", ended.stderr);
     assert_eq!(ended.stdout, "");
+    assert_refused(&stranger.url).await;
+
+    // The certificate is for 127.0.0.1, and only its name is wrong here.
+    let other_name = vouched.url.replacen("127.0.0.1", "localhost", 1);
+    assert_refused(&other_name).await;
+    let any_name = other_name.replace("verify-full", "verify-ca").replace("VERIFY_IDENTITY", "VERIFY_CA");
+    run(&Fresh::at(any_name), &["run", "job", "--", "true"]).await.expect(0);
+}
+
+/// The library refuses the server for good, and the command says what to do.
+async fn assert_refused(url: &str) {
+    let error = answer(url).await;
+    assert!(matches!(error, Error::Access { cause: AccessError::Tls, .. }), "{error:?}");
+    assert!(!error.is_retryable(), "{error}");
+    let migrated = sqlock::LocksBuilder::from_urls(url).expect("a URL").build().migrate().await;
+    assert!(matches!(migrated, Err(Error::Access { cause: AccessError::Tls, .. })), "{migrated:?}");
+    let ended = run(&Fresh::at(url.to_owned()), &["acquire", "job"]).await.expect(78);
+    assert!(ended.stderr.contains("Check the host in the URL, the certificate"), "{}", ended.stderr);
+}
+
+#[tokio::test]
+async fn demanded_tls_is_missing_for_good() {
+    let Some(kind) = DATABASE.server() else {
+        run(&empty().await, &["ls"]).await.expect(0);
+        return;
+    };
+    let off = match kind {
+        Kind::Postgres => "ssl=off",
+        Kind::MySql => "--tls-version=",
+        Kind::MariaDb => "--skip-ssl",
+    };
+    let server = Server::start_with(kind, Options { settings: vec![off.into()], ..Options::default() });
+    let url = server.url();
+    let mark = if url.contains('?') { '&' } else { '?' };
+    let demand = if kind == Kind::Postgres { "sslmode=require" } else { "ssl-mode=REQUIRED" };
+    assert_refused(&format!("{url}{mark}{demand}")).await;
 }

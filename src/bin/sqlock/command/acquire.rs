@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use sqlock::quorum::QuorumLease;
 use tokio::time::timeout;
 
 use crate::acquisition::{LeaseArgs, OutageLimit};
@@ -10,6 +11,7 @@ use crate::database::Database;
 use crate::describe;
 use crate::exit::{self, Failure, Outcome};
 use crate::global::Global;
+use crate::majority::Majority;
 use crate::signals::Signals;
 use crate::stderr::quote;
 use crate::stdout;
@@ -24,10 +26,17 @@ use crate::stdout;
 pub struct Arguments {
     #[command(flatten)]
     lease: LeaseArgs,
+    /// Acquire the name on a majority of the databases that --database-url or DATABASE_URL names,
+    /// as "sqlock run --quorum" does. Renew and release it with --quorum and the same databases.
+    #[arg(long, conflicts_with_all = ["shared", "permits"])]
+    quorum: bool,
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut signals = Signals::listen()?;
+    if args.quorum {
+        return acquire_majority(global, &args.lease, &mut signals).await;
+    }
     let db = Database::open(global).await?;
     let request = args.lease.request(&db)?.renew(false);
     let Some(lease) = args.lease.acquire(&db, request, &mut signals, OutageLimit::Ttl).await? else {
@@ -53,4 +62,32 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     };
     let _ = timeout(Duration::from_secs(2), db.locks.shutdown()).await;
     kept.map(|()| 0)
+}
+
+async fn acquire_majority(global: &Global, args: &LeaseArgs, signals: &mut Signals) -> Outcome {
+    let majority = Majority::open(global).await?;
+    let outcome = tokio::select! {
+        outcome = majority.acquire(args, false) => outcome,
+        signal = signals.next_termination() => Err(Failure::interrupted(signal)),
+    };
+    let outcome = match outcome {
+        Ok(Some(lease)) => leave_held(&majority, lease).await,
+        Ok(None) => Ok(args.exit_code_on_conflict()),
+        Err(failure) => Err(failure),
+    };
+    majority.shutdown().await;
+    outcome
+}
+
+/// Prints the lease on a majority and leaves it held.
+async fn leave_held(majority: &Majority, lease: QuorumLease) -> Outcome {
+    let (name, owner) = (lease.name().clone(), lease.owner());
+    let detached = lease.detach().await?;
+    let (token, expires_at) = (detached.token, describe::format_expiry(detached.remaining));
+    let printed = stdout::print_json(&describe::majority_grant_to_json(name.as_str(), token, Some(owner), &expires_at));
+    if printed.is_err() {
+        // The token was not printed, so the script could not release the lease.
+        let _ = timeout(Duration::from_secs(2), majority.quorum.evict(name.as_str(), token)).await;
+    }
+    printed.map(|()| 0)
 }

@@ -1,13 +1,14 @@
 //! `sqlock renew`: prolongs a lease from `acquire`.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 
 use crate::database::Database;
 use crate::exit::Outcome;
 use crate::global::Global;
-use crate::holding::{HoldingArgs, not_held_failure};
+use crate::holding::{HoldingArgs, not_held_by_majority_failure, not_held_failure};
+use crate::majority::Majority;
 use crate::{describe, duration, stdout};
 
 /// Prolong a lease from "sqlock acquire".
@@ -15,6 +16,9 @@ use crate::{describe, duration, stdout};
 /// The lease lasts at least --ttl from now, and is never shortened. Exit code 79: the token does
 /// not hold the name any more, and nothing protects the next steps of the script. Prints the lease
 /// as JSON.
+///
+/// With --quorum, give no longer --ttl than to the acquire and run commands for the name: a database
+/// that has lost its data votes again after their TTL.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -25,8 +29,11 @@ pub struct Arguments {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
+    let HoldingArgs { name, token, quorum } = &args.holding;
+    if *quorum {
+        return renew_majority(global, &args).await;
+    }
     let db = Database::open_existing(global).await?;
-    let HoldingArgs { name, token } = &args.holding;
     let extended = db.read(async || db.locks.extend(name, *token, args.ttl).await).await?;
     let holders = db.read(async || db.locks.holders(name).await).await?;
     let _ = db.locks.shutdown().await;
@@ -37,4 +44,21 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         }
         None => Err(not_held_failure(&args.holding, &holders)),
     }
+}
+
+async fn renew_majority(global: &Global, args: &Arguments) -> Outcome {
+    let HoldingArgs { name, token, .. } = &args.holding;
+    let majority = Majority::open_existing(global).await?;
+    let start = Instant::now();
+    let extended = majority.quorum.extend(name, *token, args.ttl).await;
+    // As for every holder, one percent less: the clocks of the servers may run faster.
+    let remaining = (args.ttl - args.ttl / 100).saturating_sub(start.elapsed());
+    let expires_at = describe::format_expiry(remaining);
+    let owner = if matches!(extended, Ok(true)) { majority.find_owner(name, *token).await } else { None };
+    majority.shutdown().await;
+    if !extended? {
+        return Err(not_held_by_majority_failure(&args.holding));
+    }
+    stdout::print_json(&describe::majority_grant_to_json(name, *token, owner, &expires_at))?;
+    Ok(0)
 }

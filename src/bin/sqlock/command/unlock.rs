@@ -29,17 +29,21 @@ pub struct Arguments {
     #[arg(short, long, value_name = "N", value_parser = parse_token, required_unless_present = "ask")]
     token: Option<FencingToken>,
     /// Ask the holders to release the name, and take nothing away.
-    #[arg(long, conflicts_with = "token")]
+    #[arg(long, conflicts_with_all = ["token", "quorum"])]
     ask: bool,
+    /// The holding is on a majority of the databases that --database-url or DATABASE_URL names:
+    /// those of the "sqlock acquire --quorum" or "sqlock run --quorum" that holds it.
+    #[arg(long)]
+    quorum: bool,
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let Arguments { name, token: Some(token), .. } = args else {
+    let Arguments { name, token: Some(token), quorum, .. } = args else {
         return ask(global, &args.name).await;
     };
-    let holding = HoldingArgs { name, token };
+    let holding = HoldingArgs { name, token, quorum };
     let left = holding::evict(global, &holding).await?;
-    let HoldingArgs { name, token } = &holding;
+    let name = &holding.name;
     stderr::print_note(&match describe::describe_holders(&left) {
         None => format!("{} is free", quote(name)),
         Some(now) => format!("token {token} does not hold {} any more: it is {now}", quote(name)),

@@ -1,0 +1,184 @@
+//! Leases on a majority of independent databases: takes them, prolongs them, ends them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlock::inspect::LeaseInfo;
+use sqlock::quorum::{Quorum, QuorumLease};
+use sqlock::{Error, FencingToken, Owner};
+use tokio::task::JoinSet;
+use tokio::time::error::Elapsed;
+use tokio::time::{Instant, timeout};
+
+use crate::acquisition::{LeaseArgs, Outage};
+use crate::database::Database;
+use crate::duration;
+use crate::environment;
+use crate::exit::Failure;
+use crate::global::Global;
+use crate::stderr::{self, quote};
+
+/// What the inspection of a database has found: its description, and its holder.
+type Inspected = (String, Result<sqlock::Result<Option<LeaseInfo>>, Elapsed>);
+
+/// How long a database may take to tell the holder of the name: it may be the one that is down.
+const INSPECT_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// The least of that when --timeout is shorter: a running database answers in this time.
+const MIN_INSPECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The databases that vote.
+pub struct Majority {
+    pub databases: Vec<Arc<Database>>,
+    pub quorum: Quorum,
+}
+
+impl Majority {
+    /// Opens the databases that the command line or the environment names, to take leases. Sends
+    /// nothing to a server.
+    pub async fn open(global: &Global) -> Result<Self, Failure> {
+        Self::open_with(global, true).await
+    }
+
+    /// Opens the databases without creating missing SQLite files.
+    pub async fn open_existing(global: &Global) -> Result<Self, Failure> {
+        Self::open_with(global, false).await
+    }
+
+    async fn open_with(global: &Global, create: bool) -> Result<Self, Failure> {
+        let databases: Vec<_> = Database::open_each(global, create).await?.into_iter().map(Arc::new).collect();
+        let quorum = Quorum::new(databases.iter().map(|db| db.locks.clone()));
+        Ok(Self { databases, quorum })
+    }
+
+    /// Names a database in messages.
+    pub fn describe(&self, node: usize) -> String {
+        describe_node(node, self.databases.len(), &self.databases[node])
+    }
+
+    /// Reads the owner of a holding from the first database that knows it.
+    pub async fn find_owner(&self, name: &str, token: FencingToken) -> Option<Owner> {
+        let mut lookups = JoinSet::new();
+        for db in self.databases.iter().cloned() {
+            let name = name.to_owned();
+            lookups.spawn(async move { timeout(INSPECT_TIMEOUT, db.locks.holders(&name)).await });
+        }
+        while let Some(found) = lookups.join_next().await {
+            if let Ok(Ok(Ok(holders))) = found
+                && let Some(held) = holders.iter().find(|held| held.token == token)
+            {
+                return held.owner;
+            }
+        }
+        None
+    }
+
+    /// Ends the clients, and with them what they still hold.
+    pub async fn shutdown(self) {
+        let mut shutdowns = JoinSet::new();
+        for db in self.databases {
+            shutdowns.spawn(async move { timeout(Duration::from_secs(1), db.locks.shutdown()).await });
+        }
+        shutdowns.join_all().await;
+    }
+
+    /// Takes the lease on a majority, or gives up at --timeout. `None`: not obtained, and a note has
+    /// said so.
+    pub async fn acquire(&self, args: &LeaseArgs, renew: bool) -> Result<Option<QuorumLease>, Failure> {
+        let name = args.name.clone();
+        let start = Instant::now();
+        inspect_majority(args, &self.databases).await?;
+        let request = self.quorum.lease(&name).ttl(args.ttl).label(&args.label).renew(renew);
+        let left = || args.timeout.map(|at_most| at_most.saturating_sub(start.elapsed()));
+        let mut outage = Outage::default();
+        let acquired = loop {
+            let acquired = match left() {
+                _ if args.nonblock => request.clone().try_acquire().await,
+                Some(left) => request.clone().wait(left).acquire().await.map(Some),
+                None => request.clone().acquire().await.map(Some),
+            };
+            match (acquired, left()) {
+                (Err(error @ Error::Unavailable { .. }), Some(left)) if !left.is_zero() => {
+                    outage.wait_for_retry(error.into(), Some(left)).await?;
+                }
+                (acquired, _) => break acquired,
+            }
+        };
+        let within = match (&acquired, args.timeout) {
+            (Ok(Some(_)), _) => return Ok(acquired?),
+            (Ok(None), _) => String::new(),
+            (Err(error), Some(at_most)) if error.is_timeout() => format!(" within {}", duration::format_exact(at_most)),
+            _ => return Ok(acquired?),
+        };
+        stderr::print_note(&format!("{} not obtained{within}: another process requested it", quote(&name)));
+        Ok(None)
+    }
+}
+
+fn describe_node(node: usize, count: usize, db: &Database) -> String {
+    format!("database {} of {count} ({})", node + 1, db.location)
+}
+
+/// Asks all databases for the holder of the name, until a majority has answered. Warns about each
+/// that cannot vote, also later. Fails if too few can vote, or if an enclosing run holds the name.
+async fn inspect_majority(args: &LeaseArgs, databases: &[Arc<Database>]) -> Result<(), Failure> {
+    let timeout_of_each =
+        args.timeout.map_or(INSPECT_TIMEOUT, |at_most| at_most.clamp(MIN_INSPECT_TIMEOUT, INSPECT_TIMEOUT));
+    let (count, needed) = (databases.len(), databases.len() / 2 + 1);
+    let mut inspections: JoinSet<Inspected> = JoinSet::new();
+    for (i, db) in databases.iter().cloned().enumerate() {
+        let name = args.name.clone();
+        let node = describe_node(i, count, &db);
+        inspections.spawn(async move { (node, timeout(timeout_of_each, db.locks.inspect(&name)).await) });
+    }
+    let enclosing_owners = environment::enclosing_owners();
+    let (mut answered, mut unusable) = (0, 0);
+    while answered < needed
+        && let Some(inspected) = inspections.join_next().await
+    {
+        match inspected {
+            Ok((_, Ok(Ok(Some(held))))) if held.owner.is_some_and(|owner| enclosing_owners.contains(&owner)) => {
+                return Err(Failure::usage(format!(
+                    "{} is held by the enclosing sqlock run: this one would wait for ever",
+                    quote(&args.name)
+                )));
+            }
+            Ok((_, Ok(Ok(_)))) => answered += 1,
+            Ok((node, Ok(Err(error)))) => {
+                if let Some(reason) = describe_unusable(&node, error) {
+                    unusable += 1;
+                    if count - unusable < needed {
+                        return Err(Failure::configuration(reason));
+                    }
+                    stderr::print_warning(&reason);
+                }
+            }
+            // It did not answer. A minority may be down.
+            _ => {}
+        }
+    }
+    // The command does not wait for a minority that is down.
+    tokio::spawn(async move {
+        while let Some(inspected) = inspections.join_next().await {
+            if let Ok((node, Ok(Err(error)))) = inspected
+                && let Some(reason) = describe_unusable(&node, error)
+            {
+                stderr::print_warning(&reason);
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Describes a database that cannot vote until an operator changes it. `None`: it is out of reach.
+fn describe_unusable(node: &str, error: Error) -> Option<String> {
+    match error {
+        Error::Unavailable { .. } => None,
+        // It may have lost its data, so the tables are not created in passing.
+        Error::NotMigrated { .. } => Some(format!(
+            "{node} has no sqlock tables and does not vote: run \"sqlock migrate\" with its URL. It votes when its tables are \
+             older than the TTL"
+        )),
+        error => Some(format!("{node} does not vote: {error}")),
+    }
+}

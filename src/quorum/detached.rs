@@ -1,0 +1,172 @@
+//! A lease on a majority that one process acquires, and others extend and end.
+
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::Quorum;
+use super::lease::QuorumLease;
+use crate::error::{Error, LossCause, Result};
+use crate::lease::handle::Lease;
+use crate::locks::Locks;
+use crate::token::FencingToken;
+
+/// How much longer than a majority the other databases may take to answer.
+const LATE_ANSWERS: Duration = Duration::from_millis(250);
+
+/// A lease on a majority that no process renews.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DetachedLease {
+    /// The fencing token, by which [`Quorum::extend`] and [`Quorum::evict`] find the lease.
+    pub token: FencingToken,
+    /// How much longer the majority is safe.
+    pub remaining: Duration,
+}
+
+impl QuorumLease {
+    /// Leaves the lease held until it expires: for a lease that one step of a script acquires and
+    /// others [extend](Quorum::extend) and [end](Quorum::evict).
+    ///
+    /// The token is [`token`](Self::token), or a higher one: a majority of the databases must have
+    /// one and the same token, so lower ones are raised to that of a database that has answered
+    /// late. This process no longer renews the lease, and adds no databases to it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when it has ended. [`Error::Unavailable`] when too few databases could be
+    /// reached to raise their tokens: the lease is then released.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future releases the lease.
+    pub async fn detach(self) -> Result<DetachedLease> {
+        self.wait_for_late_votes().await;
+        self.majority.check()?;
+        let leases = self.majority.take_leases()?;
+        let token = leases.iter().map(Lease::token).fold(self.token(), Ord::max);
+        let asked = leases.len();
+        let mut raises = JoinSet::new();
+        for lease in leases {
+            let within = self.node_timeout;
+            raises.spawn(async move {
+                if lease.token() == token {
+                    return Some(lease);
+                }
+                timeout(within, lease.raise_token(token)).await.ok()?.ok()?
+            });
+        }
+        let raised: Vec<Lease> = raises.join_all().await.into_iter().flatten().collect();
+        let needed = self.majority.needed;
+        if raised.len() < needed {
+            let reason = format!("{} of {asked} databases have its token, and {needed} must", raised.len());
+            return Err(Error::Unavailable { attempted: "detach a lease", reason, source: None });
+        }
+        if raised.iter().filter(|lease| lease.is_held()).count() < needed {
+            return Err(self.loss_error(LossCause::Expired));
+        }
+        let mut remaining = Vec::new();
+        for lease in raised {
+            let left = lease.remaining();
+            if lease.export().is_ok() {
+                remaining.push(left);
+            }
+        }
+        remaining.sort_unstable_by(|a, b| b.cmp(a));
+        match remaining.get(needed - 1) {
+            Some(&remaining) => Ok(DetachedLease { token, remaining }),
+            None => Err(self.loss_error(LossCause::Expired)),
+        }
+    }
+}
+
+impl QuorumLease {
+    /// Waits a moment for the databases that are a little slower than the majority: with them, the
+    /// lease survives the loss of a minority of all.
+    async fn wait_for_late_votes(&self) {
+        let until = Instant::now() + LATE_ANSWERS;
+        while self.is_held() && !self.majority.has_all_votes() && Instant::now() < until {
+            sleep(LATE_ANSWERS / 25).await;
+        }
+    }
+}
+
+impl Quorum {
+    /// Makes the lease with this token last at least `ttl` from now on a majority, in whichever
+    /// process it is held: for a [detached](QuorumLease::detach) lease. Returns `false` when the
+    /// token no longer holds the name on a majority. See [`Locks::extend`].
+    ///
+    /// A `ttl` above that of the requests for the name needs
+    /// [`rejoin_after`](Self::rejoin_after) in all of its clients: a database that has lost its data
+    /// votes again after their TTL.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] when too few databases have answered: the lease may be longer on some
+    /// of them. [`Error::Unsupported`], and those of [`Locks::extend`].
+    ///
+    /// # Cancel safety
+    ///
+    /// After the future was dropped, the lease may be extended. The call can be repeated.
+    pub async fn extend(&self, name: &str, token: FencingToken, ttl: Duration) -> Result<bool> {
+        let name = name.to_owned();
+        self.ask_majority("extend a lease", |locks| {
+            let name = name.clone();
+            async move { locks.extend(&name, token, ttl).await }
+        })
+        .await
+    }
+
+    /// Ends the lease with this token on all databases that can be reached, in whichever process it
+    /// is held. Returns `false` when the token did not hold the name on a majority. See
+    /// [`Locks::evict`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] when too few databases have answered: the name is free after the TTL
+    /// at the latest. [`Error::Unsupported`], and those of [`Locks::evict`].
+    ///
+    /// # Cancel safety
+    ///
+    /// After the future was dropped, the lease may have ended. The call can be repeated.
+    pub async fn evict(&self, name: &str, token: FencingToken) -> Result<bool> {
+        let name = name.to_owned();
+        self.ask_majority("evict", |locks| {
+            let name = name.clone();
+            async move { locks.evict(&name, token).await }
+        })
+        .await
+    }
+
+    /// Asks all databases until the answers of a majority agree. The others have a moment more: the
+    /// process may end afterwards.
+    async fn ask_majority<F>(&self, attempted: &'static str, ask: impl Fn(Locks) -> F) -> Result<bool>
+    where
+        F: Future<Output = Result<bool>> + Send + 'static,
+    {
+        self.nodes.check()?;
+        let mut answers = JoinSet::new();
+        for (node, locks) in self.nodes.locks.iter().enumerate() {
+            let answer = ask(locks.clone());
+            answers.spawn(async move { (node, answer.await) });
+        }
+        let (all, needed) = (self.nodes.locks.len(), self.nodes.needed());
+        let (mut confirmed, mut refused, mut errors) = (0, 0, Vec::new());
+        while let Some(answer) = answers.join_next().await {
+            match answer {
+                Ok((_, Ok(true))) => confirmed += 1,
+                Ok((_, Ok(false))) => refused += 1,
+                Ok((node, Err(error))) => errors.push((node, error)),
+                // The runtime is about to end.
+                Err(_) => {}
+            }
+            if confirmed == needed || refused > all - needed {
+                let _ = timeout(LATE_ANSWERS, async { while answers.join_next().await.is_some() {} }).await;
+                answers.detach_all();
+                return Ok(confirmed == needed);
+            }
+        }
+        Err(self.nodes.no_majority(attempted, confirmed + refused, errors))
+    }
+}
