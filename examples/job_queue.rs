@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! cargo run --example job_queue
-//! cargo run --example job_queue -- --without-lock                   # shows jobs that are done twice
+//! cargo run --example job_queue -- --without-lock                   # shows jobs done twice
 //! DATABASE_URL=postgres://… cargo run --all-features --example job_queue
 //! ```
 //!

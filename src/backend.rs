@@ -86,8 +86,8 @@ pub(crate) trait Backend: Send + Sync {
     fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>>;
 }
 
-/// The databases whose transactions can be fenced: `sqlx::Postgres`, `sqlx::MySql` (also MariaDB) and
-/// `sqlx::Sqlite`.
+/// The databases whose transactions can be fenced: `sqlx::Postgres`, `sqlx::MySql` (also MariaDB)
+/// and `sqlx::Sqlite`.
 ///
 /// This trait is sealed: no other crate can implement it.
 #[diagnostic::on_unimplemented(

@@ -1,7 +1,7 @@
 //! Locks without a database, for the tests of applications.
 //!
-//! [`Memory`] is the model of a database: it stores leases as the databases do, and fails on demand. The [chapter on testing](crate::guide::testing) has an example for each of its
-//! faults.
+//! [`Memory`] is the model of a database: it stores leases as the databases do, and fails on
+//! demand. The [chapter on testing](crate::guide::testing) has an example for each of its faults.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! Claims of keys: an INSERT waits for another one of the same key that is not committed. On MariaDB
-//! a setting avoids the wait. On MySQL another connection reads the record first, so an INSERT waits
-//! only for a rival of the same moment.
+//! Claims of keys: an INSERT waits for another one of the same key that is not committed. On
+//! MariaDB a setting avoids the wait. On MySQL another connection reads the record first, so an
+//! INSERT waits only for a rival of the same moment.
 
 use sqlx::{Executor as _, MySql, MySqlConnection, QueryBuilder, Row as _};
 
@@ -75,8 +75,8 @@ pub(super) async fn execute_command(
         }
         _ => return records::execute_command::<MySql>(&mut *conn, command).await,
     };
-    // A transaction that has written the record and not committed has locked it. A shared lock
-    // does not conflict with transactions that have only read it.
+    // A transaction that has written the record and not committed has locked it. A shared lock does
+    // not conflict with transactions that have only read it.
     let clauses = MySql::clauses(Locking { shared: true, key_update: false, wait: Wait::Never });
     match read::<MySql>(&mut *conn, &key.id, &clauses.after).await {
         Ok(record) => Ok(RecordResponse { records: record.into_iter().collect(), ..RecordResponse::default() }),

@@ -1,4 +1,5 @@
-//! Claims of keys: a claim takes an advisory lock of its transaction, so a rival claim fails at once.
+//! Claims of keys: a claim takes an advisory lock of its transaction, so a rival claim fails at
+//! once.
 
 use sqlx::{PgConnection, Postgres, QueryBuilder, Row as _};
 
@@ -39,8 +40,8 @@ fn locks(claim: &ClaimRequest) -> (i64, i64) {
 /// database.
 const HERE: &str = " # 'sqlock_idem'::regclass::oid::bigint";
 
-/// Adds the condition that takes both locks: a transaction with the lock of the key also has that of
-/// its request.
+/// Adds the condition that takes both locks: a transaction with the lock of the key also has that
+/// of its request.
 fn push_locks(query: &mut QueryBuilder<Postgres>, claim: &ClaimRequest) {
     let (key, request) = locks(claim);
     query.push("CASE WHEN pg_try_advisory_xact_lock_shared(").push_bind(request).push(HERE);

@@ -150,14 +150,15 @@ pub fn check_link(path: &Path) -> Result<(), Failure> {
     )))
 }
 
-/// Returns whether a user may follow a link, given its owner and the owner and mode of its directory.
+/// Returns whether a user may follow a link, given its owner and the owner and mode of its
+/// directory.
 fn may_follow(link_owner: u32, (directory_owner, mode): (u32, u32), user: u32) -> bool {
     const STICKY_AND_WRITABLE: u32 = 0o1002;
     mode & STICKY_AND_WRITABLE != STICKY_AND_WRITABLE || link_owner == user || link_owner == directory_owner
 }
 
-/// Returns whether the name is that of a file with leases only, which has no sidecar: `sqlock.db`, or a
-/// sidecar itself.
+/// Returns whether the name is that of a file with leases only, which has no sidecar: `sqlock.db`,
+/// or a sidecar itself.
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
 pub fn holds_only_leases(file: &Path) -> bool {
     let name = file.file_name().unwrap_or_default().to_string_lossy();

@@ -77,8 +77,8 @@ fn print(colour: &str, message: &str) {
     let _ = anstream::stderr().write_all(lines.as_bytes());
 }
 
-/// Returns whether a terminal acts on a character instead of showing it: a control character, a format
-/// character such as U+202E, which reverses the text after it, or a separator of lines.
+/// Returns whether a terminal acts on a character instead of showing it: a control character, a
+/// format character such as U+202E, which reverses the text after it, or a separator of lines.
 pub fn acts_on_terminal(c: char) -> bool {
     // The category Cf of Unicode 16, with U+2028 and U+2029.
     c.is_control()

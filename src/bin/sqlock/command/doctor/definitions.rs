@@ -139,7 +139,8 @@ pub fn check_definitions(kind: Kind, expected: &[Table], found: &[Table], check:
     }
 }
 
-/// Returns whether a column of one type can replace another: the same type, or the same for longer values.
+/// Returns whether a column of one type can replace another: the same type, or the same for longer
+/// values.
 fn is_compatible(actual: &str, wanted: &str) -> bool {
     let parts = |kind: &str| -> (String, Option<u32>) {
         let (base, length) = kind.split_once('(').unwrap_or((kind, ""));

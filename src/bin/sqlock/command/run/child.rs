@@ -125,8 +125,8 @@ impl Child {
         let _ = killpg(self.pid, signal);
     }
 
-    /// Returns whether any process of the group is alive. Zombies do not count: their parent may never reap
-    /// them.
+    /// Returns whether any process of the group is alive. Zombies do not count: their parent may
+    /// never reap them.
     pub fn has_group(&self) -> bool {
         killpg(self.pid, None) != Err(Errno::ESRCH) && !self.process_tree.is_defunct()
     }
@@ -162,8 +162,8 @@ fn prepare_exec(command: &mut Command, mut registration: Registration, schedule:
         }
         Ok(())
     };
-    // SAFETY: `act` makes system calls only (getpid, write, prctl, getppid, clock_gettime) and allocates nothing: an error made
-    // from an errno or a kind needs no memory.
+    // SAFETY: `act` makes system calls only (getpid, write, prctl, getppid, clock_gettime) and
+    // allocates nothing: an error made from an errno or a kind needs no memory.
     #[allow(unsafe_code, reason = "the only way to run code between fork and exec")]
     unsafe {
         command.pre_exec(act);

@@ -46,8 +46,8 @@ impl ProcessTree {
         }
     }
 
-    /// Returns whether the group has processes and all of them are zombies. `false` where this cannot be
-    /// known.
+    /// Returns whether the group has processes and all of them are zombies. `false` where this
+    /// cannot be known.
     #[cfg(target_os = "linux")]
     pub fn is_defunct(&self) -> bool {
         // A single look can miss a process whose parent ends at the same time.
@@ -99,8 +99,8 @@ impl ProcessTree {
     }
 }
 
-/// Returns whether `/proc` shows all processes of this PID namespace: a container may have the `/proc` of
-/// another one, and `/proc` may hide the processes of other users.
+/// Returns whether `/proc` shows all processes of this PID namespace: a container may have the
+/// `/proc` of another one, and `/proc` may hide the processes of other users.
 #[cfg(target_os = "linux")]
 fn can_see_all_processes() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -54,8 +54,8 @@ pub async fn check_pooler(
     })
 }
 
-/// Returns whether this connection keeps its session while another one is in a transaction: a pooler would
-/// give it another one.
+/// Returns whether this connection keeps its session while another one is in a transaction: a
+/// pooler would give it another one.
 async fn has_own_session(conn: &mut PgConnection, options: &PgConnectOptions, pid: &str) -> Result<bool, Error> {
     let mut other = options.connect().await?;
     let mut is_direct = true;
@@ -72,8 +72,8 @@ async fn has_own_session(conn: &mut PgConnection, options: &PgConnectOptions, pi
     Ok(is_direct)
 }
 
-/// Returns whether a notification arrives, on a channel of its own. The commit waits neither for the disk
-/// nor for a standby.
+/// Returns whether a notification arrives, on a channel of its own. The commit waits neither for
+/// the disk nor for a standby.
 async fn receives_notifications(options: &PgConnectOptions) -> bool {
     let heard = async {
         let one = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;
