@@ -33,7 +33,7 @@ mod recheck;
 mod schedule;
 mod step;
 #[cfg(test)]
-#[allow(clippy::expect_used, reason = "tests")]
+#[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod tests;
 mod transfer;
 mod waiter;
