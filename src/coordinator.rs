@@ -33,11 +33,11 @@ use crate::error::{Error, Result};
 use crate::events::{self, Events, Publisher, RefusalReason};
 use crate::executor::Executor;
 use crate::health::{Health, Heartbeat};
-use crate::measure;
+use crate::measure::{self, Meter};
 use crate::name::LockName;
 use crate::protocol::{ClientId, LeaseId, Request, Response};
 use crate::token::FencingToken;
-use report::{Report, takeover};
+use report::takeover;
 use state::{AnsweredBeat, HeartbeatReport, Outbox, Phase, Sending, State, Waiting};
 
 /// See the [module](self).
@@ -46,6 +46,7 @@ pub(crate) struct Coordinator {
     publisher: Arc<Publisher>,
     /// The client in words.
     holder: Arc<str>,
+    meter: Meter,
     state: Mutex<State>,
     /// The engine wants to be woken earlier than the timer sleeps.
     rearmed: Notify,
@@ -55,7 +56,7 @@ pub(crate) struct Coordinator {
 
 impl Coordinator {
     /// A coordinator for a new client, which `holder` names for people.
-    pub(crate) fn new(executor: Executor, publisher: Arc<Publisher>, holder: Arc<str>) -> Arc<Self> {
+    pub(crate) fn new(executor: Executor, publisher: Arc<Publisher>, holder: Arc<str>, meter: Meter) -> Arc<Self> {
         let random = || Uuid::new_v4().as_u128();
         // The identities of one client are counted up from the first.
         let first = LeaseId::from_u128(random() & !u128::from(u32::MAX));
@@ -65,6 +66,7 @@ impl Coordinator {
             executor,
             publisher,
             holder,
+            meter,
             state: Mutex::new(State::new(engine, clock.now())),
             rearmed: Notify::new(),
             drained: Notify::new(),
@@ -136,7 +138,7 @@ impl Coordinator {
         self.start();
         let (name, mode) = (&wish.name, wish.mode.as_str());
         let span = tracing::info_span!("acquire", %name, mode, waited = Empty, outcome = Empty);
-        measure::requested();
+        self.meter.requested(name);
         let (reply, answer) = oneshot::channel();
         let mut refused = None;
         let begin = |state: &mut State| {
@@ -272,7 +274,7 @@ impl Coordinator {
         for sending in outbox.sends {
             self.send(sending);
         }
-        outbox.reports.iter().for_each(Report::write);
+        outbox.reports.iter().for_each(|report| report.write(&self.meter));
         result
     }
 
