@@ -5,6 +5,8 @@ mod cause;
 mod convert;
 mod fault;
 mod report;
+#[cfg(feature = "axum")]
+mod response;
 
 use std::fmt;
 use std::time::Duration;

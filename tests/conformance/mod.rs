@@ -58,6 +58,8 @@ mod row;
 mod schema;
 mod semaphore;
 mod server;
+#[cfg(all(feature = "axum", feature = "metrics"))]
+mod service;
 mod session;
 mod shared;
 mod statements;
