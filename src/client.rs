@@ -21,6 +21,8 @@ pub(crate) struct Settings {
     pub(crate) max_ttl: Duration,
     pub(crate) holder: Arc<str>,
     pub(crate) meter: Meter,
+    /// Whether every lease is granted at once, and none is lost.
+    pub(crate) is_null: bool,
 }
 
 impl Settings {

@@ -22,6 +22,7 @@ pub struct LocksBuilder {
     ttl: RangeInclusive<Duration>,
     holder: Option<String>,
     meter: Meter,
+    is_null: bool,
 }
 
 impl LocksBuilder {
@@ -38,6 +39,7 @@ impl LocksBuilder {
             ttl: Duration::from_secs(1)..=Duration::from_secs(24 * 3600),
             holder: None,
             meter: Meter::default(),
+            is_null: false,
         }
     }
 
@@ -131,13 +133,20 @@ impl LocksBuilder {
         self
     }
 
+    /// Makes every lease shared and endless, so that none excludes another.
+    #[cfg(feature = "testing")]
+    pub(crate) fn null(mut self) -> Self {
+        self.is_null = true;
+        self
+    }
+
     /// Makes the client. Sends nothing yet.
     pub(super) fn into_client(self) -> Arc<Client> {
         let mut holder = self.holder.unwrap_or_else(this_process);
         holder.truncate(holder.floor_char_boundary(255));
         let holder = holder.replace('\0', "\u{fffd}");
         let (min_ttl, max_ttl) = self.ttl.into_inner();
-        let settings = Settings { min_ttl, max_ttl, holder: holder.into(), meter: self.meter };
+        let settings = Settings { min_ttl, max_ttl, holder: holder.into(), meter: self.meter, is_null: self.is_null };
         Client::new(self.backend, self.kind, settings, self.connections)
     }
 }
