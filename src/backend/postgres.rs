@@ -34,8 +34,8 @@ use self::settings::Settings;
 use super::fence::{Check, Fence, Verdict};
 use super::store::{AdminStore, LeaseStore, ROW_TOUCH_INTERVAL, RecordStore, RowStore};
 use super::{
-    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Origin, SessionLocks, Store, StoreFuture, SweepRange,
-    Swept, micros,
+    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Origin, SessionHolder, SessionLocks, Store,
+    StoreFuture, SweepRange, Swept, micros,
 };
 use crate::error::{Result, if_readable};
 use crate::name::LockName;
@@ -126,6 +126,10 @@ impl Backend for PostgresBackend {
 
     fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>> {
         Box::pin(session::open(&self.options))
+    }
+
+    fn session_holders<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Vec<SessionHolder>>> {
+        Box::pin(session::holders(&self.options, name))
     }
 }
 

@@ -34,8 +34,8 @@ use tokio::time::timeout;
 use super::fence::{Check, Fence, Verdict};
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::{
-    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Origin, SessionLocks, Store, StoreFuture, SweepRange,
-    Swept,
+    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Origin, SessionHolder, SessionLocks, Store,
+    StoreFuture, SweepRange, Swept,
 };
 use crate::error::{Error, Result, if_readable};
 use crate::name::LockName;
@@ -119,6 +119,10 @@ impl Backend for SqliteBackend {
 
     fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>> {
         Box::pin(session::open(&self.options))
+    }
+
+    fn session_holders<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Vec<SessionHolder>>> {
+        Box::pin(session::holders(&self.options, name))
     }
 }
 

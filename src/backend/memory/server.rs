@@ -10,7 +10,8 @@ use super::{Entry, Memory, TransactionId};
 use crate::backend::records::{Errand, Findings};
 use crate::backend::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use crate::backend::{
-    Backend, BoxFuture, ListedHolder, ListedWaiter, Names, SessionLocks, Store, StoreFuture, SweepRange, Swept, micros,
+    Backend, BoxFuture, ListedHolder, ListedWaiter, Names, SessionHolder, SessionLocks, Store, StoreFuture, SweepRange,
+    Swept, micros,
 };
 use crate::clock::{CENTURY, Clock};
 use crate::error::{Error, Result};
@@ -299,6 +300,10 @@ impl Backend for MemoryBackend {
     fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>> {
         let reason = "it is a model of leases; test session locks on a database";
         Box::pin(async move { Err(Error::Unsupported { what: "a session lock in testing::Memory", reason }) })
+    }
+
+    fn session_holders<'a>(&'a self, _: &'a LockName) -> BoxFuture<'a, Result<Vec<SessionHolder>>> {
+        Box::pin(async { Ok(Vec::new()) })
     }
 }
 

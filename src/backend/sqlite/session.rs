@@ -4,6 +4,9 @@
 //! so that clients of one process exclude each other as well. (SQLite's own locks are on the whole
 //! database.)
 
+#[cfg(target_os = "linux")]
+mod proc_locks;
+
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -14,13 +17,36 @@ use std::time::Duration;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection};
 
-use crate::backend::session::{SessionLocks, session_key};
+use crate::backend::session::{SessionHolder, SessionLocks, session_key};
 use crate::backend::{StoreFuture, hex};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 
 /// Finds the directory for the files, and creates it when it is missing.
 pub(super) async fn open(options: &SqliteConnectOptions) -> Result<Box<dyn SessionLocks>> {
+    let directory = directory(options).await?;
+    Ok(Box::new(SqliteSessionLocks { directory, held: HashMap::new() }))
+}
+
+/// Reads which processes have locked the file of a name.
+#[cfg(target_os = "linux")]
+pub(super) async fn holders(options: &SqliteConnectOptions, name: &LockName) -> Result<Vec<SessionHolder>> {
+    let path = directory(options).await?.join(file_name(name));
+    let read = blocking(move || proc_locks::holders(&path));
+    read.await.map_err(|error| Error::from_sqlx("list the holders of a session lock", error))
+}
+
+/// Reads which processes have locked the file of a name.
+#[cfg(not(target_os = "linux"))]
+pub(super) async fn holders(_: &SqliteConnectOptions, _: &LockName) -> Result<Vec<SessionHolder>> {
+    Err(Error::Unsupported {
+        what: "a list of the holders of a session lock",
+        reason: "on SQLite they are locks on files, and only Linux tells which process has locked one",
+    })
+}
+
+/// Finds the directory for the files, and creates it when it is missing.
+async fn directory(options: &SqliteConnectOptions) -> Result<PathBuf> {
     let failed = |error| Error::from_sqlx("find the directory of session locks", error);
     let options = options.clone().busy_timeout(Duration::from_secs(2)).disable_statement_logging();
     let mut conn = options.connect().await.map_err(failed)?;
@@ -38,8 +64,7 @@ pub(super) async fn open(options: &SqliteConnectOptions) -> Result<Box<dyn Sessi
         std::fs::create_dir_all(&directory)?;
         Ok(PathBuf::from(directory))
     });
-    let directory = directory.await.map_err(failed)?;
-    Ok(Box::new(SqliteSessionLocks { directory, held: HashMap::new() }))
+    directory.await.map_err(failed)
 }
 
 struct SqliteSessionLocks {
@@ -49,8 +74,12 @@ struct SqliteSessionLocks {
 
 impl SqliteSessionLocks {
     fn path(&self, name: &LockName) -> PathBuf {
-        self.directory.join(hex(&session_key("", name)))
+        self.directory.join(file_name(name))
     }
+}
+
+fn file_name(name: &LockName) -> String {
+    hex(&session_key("", name))
 }
 
 impl SessionLocks for SqliteSessionLocks {
