@@ -25,7 +25,13 @@ use crate::name::LockName;
 /// Finds the directory for the files, and creates it when it is missing.
 pub(super) async fn open(options: &SqliteConnectOptions) -> Result<Box<dyn SessionLocks>> {
     let directory = directory(options).await?;
+    let create = directory.clone();
+    blocking(move || std::fs::create_dir_all(create)).await.map_err(not_found)?;
     Ok(Box::new(SqliteSessionLocks { directory, held: HashMap::new() }))
+}
+
+fn not_found(error: sqlx::Error) -> Error {
+    Error::from_sqlx("find the directory of session locks", error)
 }
 
 /// Reads which processes have locked the file of a name.
@@ -45,13 +51,12 @@ pub(super) async fn holders(_: &SqliteConnectOptions, _: &LockName) -> Result<Ve
     })
 }
 
-/// Finds the directory for the files, and creates it when it is missing.
+/// Finds the directory for the files, which need not exist.
 async fn directory(options: &SqliteConnectOptions) -> Result<PathBuf> {
-    let failed = |error| Error::from_sqlx("find the directory of session locks", error);
     let options = options.clone().busy_timeout(Duration::from_secs(2)).disable_statement_logging();
-    let mut conn = options.connect().await.map_err(failed)?;
-    let file = super::file_of(&mut conn).await.map_err(failed)?;
-    conn.close().await.map_err(failed)?;
+    let mut conn = options.connect().await.map_err(not_found)?;
+    let file = super::file_of(&mut conn).await.map_err(not_found)?;
+    conn.close().await.map_err(not_found)?;
     if file.is_empty() {
         return Err(Error::Unsupported {
             what: "a session lock",
@@ -61,10 +66,9 @@ async fn directory(options: &SqliteConnectOptions) -> Result<PathBuf> {
     let directory = blocking(move || {
         let mut directory = Path::new(&file).canonicalize()?.into_os_string();
         directory.push("-sqlock-session");
-        std::fs::create_dir_all(&directory)?;
         Ok(PathBuf::from(directory))
     });
-    directory.await.map_err(failed)
+    directory.await.map_err(not_found)
 }
 
 struct SqliteSessionLocks {
