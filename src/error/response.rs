@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::Error;
 
-/// A handler of axum may return an `Error`, with the feature `axum`. The response is
+/// Makes a response of an error, so that a handler of axum may return it. It is
 /// `application/problem+json` without a detail: it names no lock, table or server. Log the error
 /// where that matters.
 ///
