@@ -28,11 +28,12 @@ pub(crate) mod table;
 
 pub(crate) use self::admin::{ListedHolder, ListedWaiter, Names, Origin, SweepRange, Swept};
 pub(crate) use self::note::Note;
-pub(crate) use self::session::SessionLocks;
+pub(crate) use self::session::{SessionHolder, SessionLocks};
 pub(crate) use self::store::{BoxFuture, IsWaiting, Notification, Store, StoreFuture};
 pub(crate) use self::stored::{hex, micros, token};
 use crate::clock::Clock;
 use crate::error::Result;
+use crate::name::LockName;
 
 /// A database with the tables of this crate.
 pub(crate) trait Backend: Send + Sync {
@@ -84,6 +85,9 @@ pub(crate) trait Backend: Send + Sync {
     /// Opens the connection of session locks. Returns an error if the database cannot keep them
     /// exclusive.
     fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>>;
+
+    /// Reads which sessions hold a session lock, on a connection for this call alone.
+    fn session_holders<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Vec<SessionHolder>>>;
 }
 
 /// The databases whose transactions can be fenced: `sqlx::Postgres`, `sqlx::MySql` (also MariaDB)

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::events::Publisher;
 use crate::executor::{Answer, Executor};
 use crate::idempotency::in_flight::InFlight;
+use crate::measure::Meter;
 use crate::operation::Operation;
 use crate::session::manager::SessionManager;
 use crate::transaction::row_cache::RowCache;
@@ -19,6 +20,9 @@ pub(crate) struct Settings {
     pub(crate) min_ttl: Duration,
     pub(crate) max_ttl: Duration,
     pub(crate) holder: Arc<str>,
+    pub(crate) meter: Meter,
+    /// Whether every lease is granted at once, and none is lost.
+    pub(crate) is_null: bool,
 }
 
 impl Settings {
@@ -44,7 +48,7 @@ impl Client {
         let publisher = Arc::<Publisher>::default();
         let executor = Executor::new(Arc::clone(&backend), connections, Arc::clone(&publisher));
         Arc::new(Self {
-            coordinator: Coordinator::new(executor, publisher, Arc::clone(&settings.holder)),
+            coordinator: Coordinator::new(executor, publisher, Arc::clone(&settings.holder), settings.meter.clone()),
             backend,
             kind,
             settings,

@@ -34,11 +34,11 @@ use crate::error::{Error, Result};
 use crate::events::{self, Events, Publisher, RefusalReason};
 use crate::executor::Executor;
 use crate::health::{Health, Heartbeat};
-use crate::measure;
+use crate::measure::{self, Meter};
 use crate::name::LockName;
 use crate::protocol::{ClientId, LeaseId, Request, Response};
 use crate::token::FencingToken;
-use report::{Report, takeover};
+use report::takeover;
 use state::{AnsweredBeat, HeartbeatReport, Outbox, Phase, Sending, State, Waiting};
 
 /// See the [module](self).
@@ -47,6 +47,7 @@ pub(crate) struct Coordinator {
     publisher: Arc<Publisher>,
     /// The name of the client for people.
     holder: Arc<str>,
+    meter: Meter,
     state: Mutex<State>,
     /// Notified when the engine must be called before the timer wakes.
     rearmed: Notify,
@@ -56,7 +57,7 @@ pub(crate) struct Coordinator {
 
 impl Coordinator {
     /// Creates the coordinator of a new client, which `holder` names for people.
-    pub(crate) fn new(executor: Executor, publisher: Arc<Publisher>, holder: Arc<str>) -> Arc<Self> {
+    pub(crate) fn new(executor: Executor, publisher: Arc<Publisher>, holder: Arc<str>, meter: Meter) -> Arc<Self> {
         let random = || Uuid::new_v4().as_u128();
         // The ids of one client count up from the first.
         let first = LeaseId::from_u128(random() & !u128::from(u32::MAX));
@@ -66,6 +67,7 @@ impl Coordinator {
             executor,
             publisher,
             holder,
+            meter,
             state: Mutex::new(State::new(engine, clock.now())),
             rearmed: Notify::new(),
             drained: Notify::new(),
@@ -141,7 +143,7 @@ impl Coordinator {
         self.start();
         let (name, mode) = (&wish.name, wish.mode.as_str());
         let span = tracing::info_span!("acquire", %name, mode, waited = Empty, outcome = Empty);
-        measure::requested();
+        self.meter.requested(name);
         let (reply, answer) = oneshot::channel();
         let mut refused = None;
         let begin = |state: &mut State| {
@@ -279,7 +281,7 @@ impl Coordinator {
         for sending in outbox.sends {
             self.send(sending);
         }
-        outbox.reports.iter().for_each(Report::write);
+        outbox.reports.iter().for_each(|report| report.write(&self.meter));
         result
     }
 

@@ -6,6 +6,8 @@ mod classify;
 mod convert;
 mod fault;
 mod report;
+#[cfg(feature = "axum")]
+mod response;
 
 use std::time::Duration;
 
@@ -113,8 +115,16 @@ pub enum Error {
         source: sqlx::Error,
     },
 
-    /// The tables do not exist in the database (or not in the schema that the connection sees).
-    #[error("the sqlock tables are missing: call Locks::migrate() once, with the right to create tables")]
+    /// The tables do not exist in the database, or not in the schema that the connection sees.
+    ///
+    /// The client opens connections of its own with the connect options of the pool. Hooks of the
+    /// pool do not run on them: a `search_path` (PostgreSQL) that `after_connect` sets is not theirs.
+    /// Put it into the options, as `PgConnectOptions::options([("search_path", "app")])` or as
+    /// `?options=-csearch_path%3Dapp` in the URL.
+    #[error(
+        "the sqlock tables are missing: call Locks::migrate() once, with the right to create tables \
+         (a search_path belongs into the connect options: after_connect does not run on these connections)"
+    )]
     NotMigrated {
         /// The error of the driver.
         #[source]

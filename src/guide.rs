@@ -6,7 +6,19 @@
 //! many statements each call sends; [`comparison`] how other systems differ.
 //! [`observability`] lists what an operator sees, [`runbook`] what to do when an alert fires,
 //! [`security`] rights, TLS and what a hostile user can do, and the chapter `testing` (with that
-//! feature) how to test an application that locks.
+//! [`migrating`] moves other locks over, [`recipes`] has set-ups for frameworks, and [`faq`] answers
+//! questions.
+//!
+//! # How a lease lives
+//!
+//! A lease is a row with an owner, a token and an expiry by the database's clock. One heartbeat of
+//! the client keeps all its leases.
+//!
+#![doc = include_str!("guide/pictures/lease.svg")]
+//!
+//! A release names the next holder in the same statement. The others keep waiting.
+//!
+#![doc = include_str!("guide/pictures/handover.svg")]
 //!
 //! # How long must it hold?
 //!
@@ -159,8 +171,11 @@
 pub mod cluster;
 pub mod comparison;
 pub mod costs;
+pub mod faq;
 pub mod limits;
+pub mod migrating;
 pub mod observability;
+pub mod recipes;
 pub mod runbook;
 pub mod security;
 #[cfg(feature = "testing")]

@@ -132,6 +132,7 @@
 //! [`Retry`]: retry::Retry
 //! [`Versioned`]: version::Versioned
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // Without a database nothing can be constructed, and much is unused.
 #![cfg_attr(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")), allow(dead_code, unused))]
 

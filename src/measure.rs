@@ -1,13 +1,19 @@
 //! Metrics for the facade `metrics`. Without the feature of that name, nothing is counted.
 //!
-//! No name of a lock is a label: the values of every label are few.
+//! A name of a lock is a label only by a function of the application, which maps names to constants:
+//! the values of every label are few.
 
-#![cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
+#![cfg_attr(not(feature = "metrics"), allow(dead_code, unused_variables, reason = "nothing is measured"))]
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::LossCause;
 use crate::events::RefusalReason;
+use crate::name::LockName;
+
+/// Whether anything is measured.
+pub(crate) const IS_ON: bool = cfg!(feature = "metrics");
 
 /// Runs code of the application's recorder, whose panics must not end a task of the client.
 macro_rules! record {
@@ -33,39 +39,73 @@ pub(crate) fn describe() {
         metrics::describe_counter!("sqlock_statements_total", "Requests to the database, by what they do.");
         metrics::describe_histogram!("sqlock_batch_size", "Leases in one request to the database.");
         metrics::describe_counter!("sqlock_idempotency_total", "Requests with an idempotency key, by outcome.");
+        metrics::describe_gauge!(
+            "sqlock_idempotency_oldest_unknown_seconds",
+            metrics::Unit::Seconds,
+            "Age of the oldest request with a key that has not ended or whose outcome is unknown, as of the last sweep."
+        );
     }
 }
 
-pub(crate) fn requested() {
-    record! { metrics::gauge!("sqlock_waiting").increment(1); }
+/// The names of a client's locks as values of a label.
+pub(crate) type NameLabel = dyn Fn(&str) -> &'static str + Send + Sync;
+
+/// Measures the leases of one client.
+#[derive(Clone, Default)]
+pub(crate) struct Meter {
+    label: Option<Arc<NameLabel>>,
 }
 
-pub(crate) fn acquired(kind: &'static str, waited: Duration) {
-    record! {
-        metrics::gauge!("sqlock_waiting").decrement(1);
-        metrics::gauge!("sqlock_held").increment(1);
-        metrics::counter!("sqlock_acquire_total", "kind" => kind, "outcome" => "acquired").increment(1);
-        metrics::histogram!("sqlock_wait_seconds", "kind" => kind).record(waited);
+impl Meter {
+    #[cfg(feature = "metrics")]
+    pub(crate) fn with_label(label: impl Fn(&str) -> &'static str + Send + Sync + 'static) -> Self {
+        Self { label: Some(Arc::new(label)) }
     }
-}
 
-pub(crate) fn refused(kind: &'static str, reason: RefusalReason) {
-    record! {
-        metrics::gauge!("sqlock_waiting").decrement(1);
-        metrics::counter!("sqlock_acquire_total", "kind" => kind, "outcome" => reason.as_str()).increment(1);
+    pub(crate) fn requested(&self, name: &LockName) {
+        record! { metrics::gauge!("sqlock_waiting", self.labels(name, [])).increment(1); }
     }
-}
 
-/// Counts a lease that has ended, or was exported.
-pub(crate) fn ended(held: Duration) {
-    record! {
-        metrics::gauge!("sqlock_held").decrement(1);
-        metrics::histogram!("sqlock_hold_seconds").record(held);
+    pub(crate) fn acquired(&self, name: &LockName, kind: &'static str, waited: Duration) {
+        record! {
+            metrics::gauge!("sqlock_waiting", self.labels(name, [])).decrement(1);
+            metrics::gauge!("sqlock_held", self.labels(name, [])).increment(1);
+            let labels = self.labels(name, [("kind", kind), ("outcome", "acquired")]);
+            metrics::counter!("sqlock_acquire_total", labels).increment(1);
+            metrics::histogram!("sqlock_wait_seconds", self.labels(name, [("kind", kind)])).record(waited);
+        }
     }
-}
 
-pub(crate) fn lost(cause: LossCause) {
-    record! { metrics::counter!("sqlock_lost_total", "cause" => cause.as_str()).increment(1); }
+    pub(crate) fn refused(&self, name: &LockName, kind: &'static str, reason: RefusalReason) {
+        record! {
+            metrics::gauge!("sqlock_waiting", self.labels(name, [])).decrement(1);
+            let labels = self.labels(name, [("kind", kind), ("outcome", reason.as_str())]);
+            metrics::counter!("sqlock_acquire_total", labels).increment(1);
+        }
+    }
+
+    /// Counts a lease that has ended, or was exported.
+    pub(crate) fn ended(&self, name: &LockName, held: Duration) {
+        record! {
+            metrics::gauge!("sqlock_held", self.labels(name, [])).decrement(1);
+            metrics::histogram!("sqlock_hold_seconds", self.labels(name, [])).record(held);
+        }
+    }
+
+    pub(crate) fn lost(&self, name: &LockName, cause: LossCause) {
+        record! { metrics::counter!("sqlock_lost_total", self.labels(name, [("cause", cause.as_str())])).increment(1); }
+    }
+
+    /// The labels of a metric, and that of the name if the application has one.
+    #[cfg(feature = "metrics")]
+    fn labels<const N: usize>(
+        &self,
+        name: &LockName,
+        labels: [(&'static str, &'static str); N],
+    ) -> Vec<metrics::Label> {
+        let name = self.label.as_ref().map(|label| ("name", label(name.as_str())));
+        labels.into_iter().chain(name).map(|(key, value)| metrics::Label::from_static_parts(key, value)).collect()
+    }
 }
 
 pub(crate) fn heartbeat(round_trip: Duration) {
@@ -87,4 +127,9 @@ pub(crate) fn statement(verb: &'static str, operations: usize) {
 /// Counts the outcome of a request with an idempotency key.
 pub(crate) fn idempotency(outcome: &'static str) {
     record! { metrics::counter!("sqlock_idempotency_total", "outcome" => outcome).increment(1); }
+}
+
+/// A sweep has found the oldest record that has not ended or whose outcome is unknown, if there is one.
+pub(crate) fn oldest_unknown(age: Option<Duration>) {
+    record! { metrics::gauge!("sqlock_idempotency_oldest_unknown_seconds").set(age.unwrap_or_default()); }
 }

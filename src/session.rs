@@ -11,5 +11,6 @@ mod name;
 mod request;
 mod task;
 
+pub use crate::backend::session::SessionHolder;
 pub use lock::SessionLock;
 pub use request::SessionRequest;

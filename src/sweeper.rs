@@ -9,11 +9,12 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use crate::backend::SweepRange;
-use crate::backend::records::RecordCommand;
+use crate::backend::records::{Record, RecordCommand, Selection};
 use crate::backoff::jittered;
 use crate::client::Client;
 use crate::clock::CENTURY;
 use crate::error::Result;
+use crate::measure;
 use crate::operation::Sweep;
 
 /// The rows in a batch, unless [`Sweeper::batch`] sets them.
@@ -31,7 +32,8 @@ pub(crate) const BATCH: u32 = 500;
 /// results that have been kept for [their own
 /// retention](crate::idempotency::Idempotency::retention) and expired tokens. Records that have not
 /// ended, or whose outcome is unknown, stay for ever, and so does a row without a result for each
-/// key that is [refused](crate::idempotency::AfterRetention::Refuse) from then on.
+/// key that is [refused](crate::idempotency::AfterRetention::Refuse) from then on. With the feature
+/// `metrics`, a sweep also measures the age of the oldest of the records that have not ended.
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -128,8 +130,24 @@ async fn sweep(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<
         purged += swept.purged;
         match swept.last {
             Some(last) => range.after = last,
-            None => return Ok(purged + purge_records(client, limit).await?),
+            None => break,
         }
+    }
+    purged += purge_records(client, limit).await?;
+    if measure::IS_ON {
+        measure_oldest_unknown(client).await;
+    }
+    Ok(purged)
+}
+
+/// Measures the age of the oldest record that has not ended or whose outcome is unknown. An index
+/// has the oldest first.
+async fn measure_oldest_unknown(client: &Arc<Client>) {
+    let selection = Selection { states: Selection::UNFINISHED.into(), limit: 1, ..Selection::default() };
+    // The sweep has succeeded, also if this read fails.
+    if let Ok(found) = client.run(RecordCommand::List(selection)).await {
+        let age = |record: &Record| u64::try_from(record.now - record.created_at).unwrap_or(0);
+        measure::oldest_unknown(found.records.first().map(|record| Duration::from_micros(age(record))));
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! [`Memory`] is the model of a database: it stores leases as the databases do, and fails on
 //! demand. The [chapter on testing](crate::guide::testing) has an example for each of its faults.
+//! [`null_locks`] makes locks that exclude nobody.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -121,6 +122,36 @@ impl Memory {
     pub fn come_back(&self) {
         self.server.come_back();
     }
+}
+
+/// Creates locks that exclude nobody: no other process, and no other task of this one. For an
+/// application that wants no locks for once, such as a demonstration on a laptop. **Never in
+/// production, and not in a test of two tasks that must exclude each other**: those take [`Memory`].
+///
+/// Every lease is granted at once, without I/O, however many hold the name, and is held until it is
+/// released: no TTL ends it, and no permit is missing. Tokens rise. [`Lease::fence`] does nothing.
+/// [`max_hold`], [`Locks::evict`] and a shutdown still end a lease, because the application asks for
+/// them. Leases are shown as shared. As on a `Memory`, there are no row locks, session locks and
+/// records of requests.
+///
+/// It logs a warning, so that its use is seen.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> sqlock::Result<()> {
+/// let locks = sqlock::testing::null_locks();
+/// let one = locks.lease("invoice/42").acquire().await?;
+/// let two = locks.lease("invoice/42").acquire().await?; // at the same time
+/// assert!(one.is_held() && two.is_held() && two.token() > one.token());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// [`Lease::fence`]: crate::Lease::fence
+/// [`max_hold`]: crate::LeaseRequest::max_hold
+pub fn null_locks() -> Locks {
+    tracing::warn!("these locks exclude nobody: every lease is granted at once");
+    Memory::new().builder().null().build()
 }
 
 impl std::fmt::Debug for Memory {

@@ -67,7 +67,9 @@ impl GaugeFn for Figure {
         self.add(-value);
     }
 
-    fn set(&self, _: f64) {}
+    fn set(&self, value: f64) {
+        self.figures.values.lock().unwrap_or_else(PoisonError::into_inner).insert(self.key.clone(), value);
+    }
 }
 
 impl HistogramFn for Figure {
@@ -179,6 +181,96 @@ async fn outcomes_of_keys_are_counted() {
     for (outcome, count) in [("new", 1.0), ("replay", 1.0), ("mismatch", 2.0)] {
         assert_eq!(figures.value(&format!("sqlock_idempotency_total{{outcome={outcome}}}")), count, "{outcome}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn label_of_the_application_maps_names_to_few() {
+    let figures = Figures::default();
+    let _guard = metrics::set_default_local_recorder(&figures);
+    let memory = Memory::new();
+    let label = |name: &str| match name.split_once('/') {
+        Some(("invoice", _)) => "invoice",
+        Some(("mistake", _)) => panic!("a mistake of the application"),
+        _ => "other",
+    };
+    let (locks, rest) = (memory.builder().metrics_label(label).build(), memory.locks());
+
+    let leases = ["invoice/1", "invoice/2", "report", "mistake/1"];
+    let mut held = Vec::new();
+    for name in leases {
+        held.push(locks.lease(name).acquire().await.expect("acquire"));
+    }
+    let unlabelled = rest.lease("x").acquire().await.expect("acquire");
+    assert!(locks.lease("invoice/1").wait(Duration::from_secs(1)).acquire().await.is_err());
+    for (key, value) in [
+        ("sqlock_held{name=invoice}", 2.0),
+        ("sqlock_held{name=other}", 1.0),
+        ("sqlock_held{}", 1.0),
+        ("sqlock_waiting{name=invoice}", 0.0),
+        ("sqlock_acquire_total{kind=exclusive,outcome=acquired,name=invoice}", 2.0),
+        ("sqlock_acquire_total{kind=exclusive,outcome=timed_out,name=invoice}", 1.0),
+        ("sqlock_acquire_total{kind=exclusive,outcome=acquired,name=other}", 1.0),
+        ("sqlock_wait_seconds{kind=exclusive,name=invoice}", 2.0),
+    ] {
+        assert_eq!(figures.value(key), value, "{key}");
+    }
+    memory.evict("report").expect("a name");
+    held[2].lost().await;
+    drop(unlabelled);
+    for lease in held {
+        let _ = lease.release().await;
+    }
+    for (key, value) in [
+        ("sqlock_held{name=invoice}", 0.0),
+        ("sqlock_held{name=other}", 0.0),
+        ("sqlock_hold_seconds{name=invoice}", 2.0),
+        ("sqlock_lost_total{cause=superseded,name=other}", 1.0),
+    ] {
+        assert_eq!(figures.value(key), value, "{key}");
+    }
+    assert!(figures.keys().iter().all(|key| !leases.iter().any(|name| key.contains(&format!("={name}}}")))));
+}
+
+#[tokio::test]
+async fn sweep_measures_age_of_oldest_unknown_outcome() {
+    const AGE: &str = "sqlock_idempotency_oldest_unknown_seconds{}";
+    let figures = Figures::default();
+    let _guard = metrics::set_default_local_recorder(&figures);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let url = format!("sqlite://{}?mode=rwc", directory.path().join("test.db").display());
+    let pool = sqlx::SqlitePool::connect(&url).await.expect("a file");
+    let locks = Locks::new(pool.clone());
+    locks.migrate().await.expect("migrate");
+    locks.sweeper().sweep().await.expect("sweep");
+    assert!(figures.keys().contains(&AGE.to_owned()), "it is measured without records");
+    assert_eq!(figures.value(AGE), 0.0);
+
+    let request = Fingerprint::of(["charge"]);
+    for (namespace, text, age) in [("payments", "old", 7200), ("refunds", "young", 60), ("payments", "done", 9000)] {
+        let store = Idempotency::new(&locks).namespace(namespace);
+        let key = IdempotencyKey::new("alice", text);
+        let Ok(Outcome::New(attempt)) = store.attempt(&key, &request).await else { panic!("the key is new") };
+        if age == 9000 {
+            attempt.complete(&1).await.expect("complete");
+        } else {
+            attempt.unknown().await.expect("unknown");
+        }
+        sqlx::query("UPDATE sqlock_idem SET created_at = created_at - ? WHERE request_key = ?")
+            .bind(age * 1_000_000_i64)
+            .bind(text)
+            .execute(&pool)
+            .await
+            .expect("age");
+    }
+    locks.sweeper().sweep().await.expect("sweep");
+    assert_eq!((figures.value(AGE) / 60.0).round(), 120.0);
+
+    let old = IdempotencyKey::new("alice", "old");
+    let payments = Idempotency::new(&locks).namespace("payments");
+    let token = payments.inspect(&old).await.expect("inspect").and_then(|record| record.token).expect("a token");
+    assert!(payments.forget(&old, token).await.expect("forget"));
+    locks.sweeper().sweep().await.expect("sweep");
+    assert_eq!((figures.value(AGE) / 60.0).round(), 1.0, "that of another namespace");
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sqlock::events::{Event, Events};
 use sqlock::health::Heartbeat;
-use sqlock::testing::Memory;
+use sqlock::testing::{Memory, null_locks};
 use sqlock::{Error, LossCause};
 use tokio::time::Instant;
 
@@ -212,4 +212,46 @@ async fn work_without_a_model_is_unsupported() {
     assert!(matches!(locks.session("a").acquire().await, Err(Error::Unsupported { .. })));
     assert_eq!(locks.sweeper().sweep().await.expect("there is nothing to purge"), 0);
     locks.migrate().await.expect("there is nothing to create");
+}
+
+#[tokio::test(start_paused = true)]
+async fn null_locks_exclude_nobody_and_lose_nothing() {
+    let locks = null_locks();
+    let (mut held, mut all) = (Vec::new(), Vec::new());
+    let now = Instant::now();
+    for _ in 0..3 {
+        held.push(locks.lease("a").ttl(TTL).acquire().await.expect("acquire"));
+        held.push(locks.lease("a").renew(false).try_acquire().await.expect("try").expect("never refused"));
+        held.push(locks.lease("a").shared().acquire().await.expect("acquire"));
+        held.push(locks.semaphore("a", 1).acquire().await.expect("acquire"));
+        all.push(locks.lease_all(["b", "a"]).acquire().await.expect("acquire"));
+    }
+    assert_eq!(now.elapsed(), Duration::ZERO, "nobody waits");
+    held[0].extend(Duration::from_secs(1)).await.expect("extend");
+    tokio::time::sleep(Duration::from_secs(2 * 3600)).await;
+    assert!(held.iter().all(sqlock::Lease::is_held) && all.iter().all(sqlock::LeaseAll::is_held));
+    let last = locks.lease("a").acquire().await.expect("acquire");
+    assert!(held.iter().all(|lease| lease.token() < last.token()), "tokens rise");
+    for lease in held {
+        lease.release().await.expect("held to the end");
+    }
+    drop(all);
+    assert!(last.is_held());
+    assert!(locks.drain(Duration::ZERO).await.is_ok_and(|is_drained| !is_drained));
+    assert!(!last.is_held());
+}
+
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn fence_of_null_lock_changes_nothing() {
+    let locks = null_locks();
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    let pool = sqlx::SqlitePool::connect("sqlite::memory:").await.expect("connect");
+    let mut tx = pool.begin().await.expect("begin");
+    lease.fence(&mut tx).await.expect("a fence");
+    tx.commit().await.expect("commit");
+    assert!(locks.evict("a", lease.token()).await.expect("evict"));
+    lease.lost().await;
+    let mut tx = pool.begin().await.expect("begin");
+    assert!(lease.fence(&mut tx).await.expect_err("the application has evicted it").is_lost());
 }

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::{Backend, BoxFuture, IsWaiting, SessionLocks, Store, StoreFuture};
+use super::{Backend, BoxFuture, IsWaiting, SessionHolder, SessionLocks, Store, StoreFuture};
 use crate::error::{Error, Result, not_writable, reason};
+use crate::name::LockName;
 use crate::protocol::timing::CONNECT_WITHIN;
 
 /// The part of the time for connecting that is not divided among the servers.
@@ -118,6 +119,13 @@ impl Backend for Failover {
         Box::pin(async move {
             let failed = |error| Error::from_sqlx("open a connection for session locks", error);
             self.choose().await.map_err(failed)?.open_session_locks().await
+        })
+    }
+
+    fn session_holders<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Vec<SessionHolder>>> {
+        Box::pin(async move {
+            let failed = |error| Error::from_sqlx("list the holders of a session lock", error);
+            self.choose().await.map_err(failed)?.session_holders(name).await
         })
     }
 }

@@ -42,8 +42,8 @@ use super::note::NoteStore;
 use super::records::{RecordCommand, RecordResponse};
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::{
-    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Notification, Origin, SessionLocks,
-    Store, StoreFuture, SweepRange, Swept,
+    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Notification, Origin, SessionHolder,
+    SessionLocks, Store, StoreFuture, SweepRange, Swept,
 };
 use crate::error::{Error, Result, if_readable, not_writable};
 use crate::name::LockName;
@@ -154,6 +154,10 @@ impl Backend for MySqlBackend {
 
     fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>> {
         Box::pin(session::open(&self.options))
+    }
+
+    fn session_holders<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Vec<SessionHolder>>> {
+        Box::pin(session::holders(&self.options, name))
     }
 }
 

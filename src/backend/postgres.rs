@@ -37,8 +37,8 @@ use super::fence::{Fence, FenceCheck, FenceOutcome};
 use super::note::NoteStore;
 use super::store::{AdminStore, LeaseStore, ROW_TOUCH_INTERVAL, RecordStore, RowStore};
 use super::{
-    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Notification, Origin, SessionLocks,
-    Store, StoreFuture, SweepRange, Swept, micros,
+    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Notification, Origin, SessionHolder,
+    SessionLocks, Store, StoreFuture, SweepRange, Swept, micros,
 };
 use crate::error::{Result, if_readable};
 use crate::name::LockName;
@@ -130,6 +130,10 @@ impl Backend for PostgresBackend {
 
     fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>> {
         Box::pin(session::open(&self.options))
+    }
+
+    fn session_holders<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Vec<SessionHolder>>> {
+        Box::pin(session::holders(&self.options, name))
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::Serialize;
+
 use super::store::StoreFuture;
 use crate::name::LockName;
 
@@ -27,6 +29,24 @@ pub(crate) trait SessionLocks: Send {
 
     /// Releases all locks and ends the session.
     fn close(self: Box<Self>) -> StoreFuture<'static, ()>;
+}
+
+/// The session that holds a session lock, as the server knows it. Returned by
+/// [`SessionRequest::holders`](crate::session::SessionRequest::holders).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct SessionHolder {
+    /// The id of the session: the process id of the backend on PostgreSQL, the id of the connection
+    /// on MySQL and MariaDB. On SQLite the id of the process that has locked the file.
+    pub id: i64,
+    /// Whether the lock is shared.
+    pub shared: bool,
+    /// The user of the database. `None`: unknown, as on SQLite, or this user may not see it.
+    pub user: Option<String>,
+    /// The address of the client, as the server knows it. `None`: unknown, or a local connection.
+    pub address: Option<String>,
+    /// The `application_name` of the session, on PostgreSQL.
+    pub application: Option<String>,
 }
 
 /// How long the server keeps a session without statements, where it can be configured.

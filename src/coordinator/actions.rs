@@ -19,7 +19,7 @@ impl Coordinator {
     /// Does the same for an event about a request of this kind.
     pub(super) fn publish_request(&self, kind: &'static str, event: Event) {
         self.publisher.publish(&event);
-        Report { event, kind, is_eviction: false }.write();
+        Report { event, kind, is_eviction: false }.write(&self.meter);
     }
 
     /// Publishes an event while the lock is held, so that events keep their order. The report is

@@ -7,7 +7,7 @@ use tracing::{Span, debug, info, warn};
 use crate::engine::Refusal;
 use crate::error::{Error, LossCause};
 use crate::events::{Event, RefusalReason};
-use crate::measure;
+use crate::measure::{self, Meter};
 use crate::panics;
 use crate::protocol::{Holder, Request};
 
@@ -22,10 +22,10 @@ pub(super) struct Report {
 
 impl Report {
     /// Writes the log. Runs code of the application, so no lock may be held.
-    pub(super) fn write(&self) {
+    pub(super) fn write(&self, meter: &Meter) {
         // A subscriber that panics must not end a task of the client.
         let _ = panics::caught(|| self.log());
-        self.measure();
+        self.measure(meter);
     }
 
     /// Returns whether the application itself has ended the lease.
@@ -33,14 +33,14 @@ impl Report {
         cause.is_ordered() || self.is_eviction
     }
 
-    fn measure(&self) {
+    fn measure(&self, meter: &Meter) {
         match &self.event {
-            Event::Acquired { waited, .. } => measure::acquired(self.kind, *waited),
-            Event::Refused { reason, .. } => measure::refused(self.kind, *reason),
-            Event::Released { held, .. } | Event::Exported { held, .. } => measure::ended(*held),
-            Event::Lost { held, cause, .. } => {
-                measure::ended(*held);
-                measure::lost(*cause);
+            Event::Acquired { name, waited, .. } => meter.acquired(name, self.kind, *waited),
+            Event::Refused { name, reason, .. } => meter.refused(name, self.kind, *reason),
+            Event::Released { name, held, .. } | Event::Exported { name, held, .. } => meter.ended(name, *held),
+            Event::Lost { name, held, cause, .. } => {
+                meter.ended(name, *held);
+                meter.lost(name, *cause);
             }
             Event::HeartbeatLate { .. } => measure::heartbeat_late(),
             _ => {}

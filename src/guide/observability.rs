@@ -76,25 +76,32 @@
 //! # Metrics
 //!
 //! With the feature `metrics`, for whichever recorder the application installs. Names of locks are
-//! no labels.
+//! no labels unless [`LocksBuilder::metrics_label`](crate::LocksBuilder) maps them to a few
+//! constants: the metrics marked with * then have the label `name` as well.
 //!
 //! | metric | kind | labels |
 //! |---|---|---|
-//! | `sqlock_acquire_total` | counter | `kind`: `exclusive`, `shared`, `permits`; `outcome`: `acquired`, `held`, `timed_out`, `cancelled`, `closed`, `unavailable`, `failed` |
-//! | `sqlock_wait_seconds` | histogram, from the request to the lease | `kind` |
-//! | `sqlock_hold_seconds` | histogram, from the lease to its end | |
-//! | `sqlock_held`, `sqlock_waiting` | gauges | |
-//! | `sqlock_lost_total` | counter | `cause`: `expired`, `superseded`, `max_hold`, `shutdown` |
+//! | `sqlock_acquire_total` * | counter | `kind`: `exclusive`, `shared`, `permits`; `outcome`: `acquired`, `held`, `timed_out`, `cancelled`, `closed`, `unavailable`, `failed` |
+//! | `sqlock_wait_seconds` * | histogram, from the request to the lease | `kind` |
+//! | `sqlock_hold_seconds` * | histogram, from the lease to its end | |
+//! | `sqlock_held`, `sqlock_waiting` * | gauges | |
+//! | `sqlock_lost_total` * | counter | `cause`: `expired`, `superseded`, `max_hold`, `shutdown` |
 //! | `sqlock_heartbeat_seconds` | histogram of round trips | |
 //! | `sqlock_heartbeat_late_total` | counter | |
 //! | `sqlock_statements_total` | counter of requests to the database | `verb`: what they do |
 //! | `sqlock_batch_size` | histogram of leases in one request | |
 //! | `sqlock_idempotency_total` | counter of requests with a key | `outcome`: `new`, `replay`, `in_progress`, `mismatch`, `expired`, `unknown` |
+//! | `sqlock_idempotency_oldest_unknown_seconds` | gauge: the age of the oldest request with a key that has not ended, or whose outcome is unknown, of all namespaces; 0 if there is none | |
+//!
+//! The last one is read at the end of each sweep of a [`Sweeper`] of this client, every 5 minutes by
+//! default, with one read of an index: take the maximum of all processes that sweep. It includes
+//! attempts in progress, so it is never an alarm below the time that a handler takes.
 //!
 //! `examples/observability` has a dashboard for Grafana and alerts for Prometheus;
 //! [`runbook`](super::runbook) says what to do when one fires.
 //!
 //! [`Locks::events`]: crate::Locks::events
 //! [`Locks::health`]: crate::Locks::health
+//! [`Sweeper`]: crate::sweeper::Sweeper
 //! [`hold_at_least`]: crate::LeaseRequest::hold_at_least
 //! [`is_ok`]: crate::health::Health::is_ok

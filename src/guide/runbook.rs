@@ -114,6 +114,9 @@
 //! sqlock idem resolve order-17 --principal alice --namespace payments --token 7 --done
 //! ```
 //!
+//! `sqlock_idempotency_oldest_unknown_seconds` that grows without end is such a key, or one whose
+//! process died in the middle (`--state started`).
+//!
 //! Ask the provider first. `--done` replays the result of `--result` from then on, `--failed` makes
 //! the key new. [`resume`] settles all of them in the application.
 //!

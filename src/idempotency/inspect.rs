@@ -11,9 +11,6 @@ use crate::backend::records::{FullKey, Record, RecordCommand, Selection, State};
 use crate::error::Result;
 use crate::token::FencingToken;
 
-/// The states of a request that has not ended, or whose outcome is unknown.
-pub(super) const UNFINISHED: [State; 2] = [State::Started, State::Unknown];
-
 impl Idempotency {
     /// Lists records that have not ended, or whose outcome is unknown, in order of creation, at
     /// most `limit`: attempts [under a lease](Self::attempt), including those in progress.
@@ -27,7 +24,7 @@ impl Idempotency {
     ///
     /// It only reads.
     pub async fn unfinished(&self, limit: u32) -> Result<Vec<RecordInfo>> {
-        self.list(Selection { states: UNFINISHED.into(), limit, ..Selection::default() }).await
+        self.list(Selection { states: Selection::UNFINISHED.into(), limit, ..Selection::default() }).await
     }
 
     /// Lists the dead letters of this namespace, in order of creation, at most `limit`: records
@@ -46,7 +43,7 @@ impl Idempotency {
     /// It only reads.
     pub async fn dead_letters(&self, limit: u32) -> Result<Vec<RecordInfo>> {
         let min_attempts = self.resume_policy.max_attempts;
-        self.list(Selection { states: UNFINISHED.into(), min_attempts, limit, ..Selection::default() }).await
+        self.list(Selection { states: Selection::UNFINISHED.into(), min_attempts, limit, ..Selection::default() }).await
     }
 
     /// Lists the records of this namespace, in order of creation, at most `limit`.
@@ -148,7 +145,7 @@ impl Idempotency {
         };
         let steps =
             self.send(RecordCommand::ListSteps { id: record.key.id.clone(), begun: record.created_at }).await?.steps;
-        let request_bytes = match UNFINISHED.contains(&record.state) {
+        let request_bytes = match Selection::UNFINISHED.contains(&record.state) {
             // Without the byte of its format.
             true => self.read_request(&record).await?.map(|request| request.len().saturating_sub(1)),
             false => None,

@@ -12,7 +12,6 @@ use serde::de::DeserializeOwned;
 
 use super::attempt::Attempt;
 use super::handle::Idempotency;
-use super::inspect::UNFINISHED;
 use super::outcome::Outcome;
 use crate::backend::micros;
 use crate::backend::records::{ClaimRequest, Position, Record, Selection};
@@ -202,7 +201,7 @@ struct Unfinished {
 impl Unfinished {
     async fn next(&mut self, idempotency: &Idempotency) -> Result<Option<Record>> {
         if self.page.is_empty() && !self.is_last {
-            let (states, after) = (UNFINISHED.into(), self.after.take());
+            let (states, after) = (Selection::UNFINISHED.into(), self.after.take());
             let found = idempotency.select(Selection { states, after, limit: PAGE, ..Selection::default() }).await?;
             self.is_last = found.len() < PAGE as usize;
             self.after = found.last().map(Record::position);

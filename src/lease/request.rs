@@ -11,7 +11,7 @@ use super::refusal::refusal_error;
 use super::run::{race, unless_lost, while_held};
 use crate::backend::Names;
 use crate::client::Client;
-use crate::clock::Moment;
+use crate::clock::{CENTURY, Moment};
 use crate::coordinator::{Acquisition, HeldLease};
 use crate::engine::{Patience, Refusal, Wish};
 use crate::error::{Error, Result};
@@ -337,13 +337,14 @@ impl LeaseRequest {
     pub(crate) fn into_wish(self, patience: Patience) -> Result<Wish> {
         let name = LockName::new(&*self.name)?;
         self.check()?;
+        let (mode, ttl) = if self.client.settings.is_null { (Mode::READ, CENTURY) } else { (self.mode, self.ttl) };
         Ok(Wish {
             name,
             owner: self.owner.unwrap_or_else(Owner::random),
             // Every permit counts, also of the same owner: only a lease can be re-entered.
             reenters: self.reenters && matches!(self.mode, Mode::Exclusive | Mode::READ),
-            mode: self.mode,
-            ttl: self.terms.bound(self.ttl, Duration::ZERO),
+            mode,
+            ttl: self.terms.bound(ttl, Duration::ZERO),
             is_kept: self.terms.renew,
             max_hold: self.terms.max_hold,
             label: self.label.into(),

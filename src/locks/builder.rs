@@ -11,6 +11,7 @@ use crate::backend::{Backend, DatabasePool, Kind, PoolBackend};
 use crate::client::{Client, Settings};
 use crate::clock::CENTURY;
 use crate::error::{Error, Result};
+use crate::measure::Meter;
 
 /// The options of a [`Locks`](crate::Locks) client.
 #[must_use = "a builder does nothing until build is called"]
@@ -20,6 +21,8 @@ pub struct LocksBuilder {
     connections: usize,
     ttl: RangeInclusive<Duration>,
     holder: Option<String>,
+    meter: Meter,
+    is_null: bool,
 }
 
 impl LocksBuilder {
@@ -35,6 +38,8 @@ impl LocksBuilder {
             connections: 2,
             ttl: Duration::from_secs(1)..=Duration::from_secs(24 * 3600),
             holder: None,
+            meter: Meter::default(),
+            is_null: false,
         }
     }
 
@@ -104,12 +109,44 @@ impl LocksBuilder {
         self
     }
 
+    /// Adds the label `name` to the metrics of leases: what the function makes of the name of each.
+    /// Without it, no name is a label.
+    ///
+    /// A recorder keeps one series for each value of a label, for ever, so a label with an unlimited
+    /// number of values exhausts its memory: that is why the function returns constants of the
+    /// program. It runs a few times for each lease and must be fast.
+    ///
+    /// ```
+    /// # fn example(pool: sqlx::SqlitePool) {
+    /// let locks = sqlock::Locks::builder(pool)
+    ///     .metrics_label(|name| match name.split_once('/') {
+    ///         Some(("invoice", _)) => "invoice",
+    ///         Some(("report", _)) => "report",
+    ///         _ => "other",
+    ///     })
+    ///     .build();
+    /// # }
+    /// ```
+    #[cfg(feature = "metrics")]
+    pub fn metrics_label(mut self, label: impl Fn(&str) -> &'static str + Send + Sync + 'static) -> Self {
+        self.meter = Meter::with_label(label);
+        self
+    }
+
+    /// Makes every lease shared and endless, so that none excludes another.
+    #[cfg(feature = "testing")]
+    pub(crate) fn null(mut self) -> Self {
+        self.is_null = true;
+        self
+    }
+
     /// Makes the client. Sends nothing yet.
     pub(super) fn into_client(self) -> Arc<Client> {
         let mut holder = self.holder.unwrap_or_else(this_process);
         holder.truncate(holder.floor_char_boundary(255));
         let holder = holder.replace('\0', "\u{fffd}");
-        let settings = Settings { min_ttl: *self.ttl.start(), max_ttl: *self.ttl.end(), holder: holder.into() };
+        let (min_ttl, max_ttl) = self.ttl.into_inner();
+        let settings = Settings { min_ttl, max_ttl, holder: holder.into(), meter: self.meter, is_null: self.is_null };
         Client::new(self.backend, self.kind, settings, self.connections)
     }
 }

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use super::lock::SessionLock;
 use super::message::{Grant, Message, Waiter};
-use crate::backend::Kind;
+use crate::backend::{Kind, SessionHolder};
 use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::name::LockName;
@@ -19,6 +19,9 @@ use crate::name::LockName;
 /// How long a try waits for the database: longer than it takes to give up a connection and to find
 /// no other.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a request attempts, in an error.
+const ACQUIRE: &str = "acquire a session lock";
 
 /// A wait that is as short as a round trip says nothing about the database.
 const ROUND_TRIP: Duration = Duration::from_millis(100);
@@ -115,6 +118,39 @@ impl SessionRequest {
         self.send(true)?.answer_within_timeout().await
     }
 
+    /// Returns the sessions that hold the name now, shared and exclusive ones: for people and their
+    /// tools. It opens a connection for this call.
+    ///
+    /// The server knows a hash of each name, so it is asked about one name; there is no list of all.
+    /// It does not know the requests that wait, because they ask again and again. To end a session
+    /// with all its locks: `SELECT pg_terminate_backend(id)`, or `KILL id`.
+    ///
+    /// On SQLite it needs Linux, where it shows the processes on this host that this one may see.
+    ///
+    /// ```
+    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+    /// for holder in locks.session("cache/rebuild").holders().await? {
+    ///     println!("held by session {} of {:?}", holder.id, holder.address);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`], [`Error::Unavailable`], [`Error::Access`]; [`Error::Unsupported`] on
+    /// SQLite elsewhere than on Linux, and in memory.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn holders(self) -> Result<Vec<SessionHolder>> {
+        let name = LockName::new(self.name)?;
+        let holders = self.client.backend.session_holders(&name);
+        let attempted = "list the holders of a session lock";
+        timeout(TRY_TIMEOUT, holders).await.unwrap_or_else(|_| Err(no_answer_error(attempted, TRY_TIMEOUT)))
+    }
+
     fn send(self, is_try: bool) -> Result<PendingRequest> {
         let name = LockName::new(self.name)?;
         if self.shared && self.client.kind == Kind::MySql {
@@ -157,7 +193,7 @@ impl PendingRequest {
 
     /// Waits for the answer to a try, which must not wait for the database for ever.
     async fn answer_within_timeout(&mut self) -> Result<Option<SessionLock>> {
-        timeout(TRY_TIMEOUT, self.answer()).await.unwrap_or_else(|_| Err(no_answer_error(TRY_TIMEOUT)))
+        timeout(TRY_TIMEOUT, self.answer()).await.unwrap_or_else(|_| Err(no_answer_error(ACQUIRE, TRY_TIMEOUT)))
     }
 
     /// Makes the error of a wait that ran out. Without a known holder, the database did not answer.
@@ -165,7 +201,7 @@ impl PendingRequest {
         if self.is_contended.load(Ordering::Acquire) || waited < ROUND_TRIP {
             return Error::Timeout { name: self.name.clone(), waited };
         }
-        no_answer_error(waited)
+        no_answer_error(ACQUIRE, waited)
     }
 }
 
@@ -178,10 +214,6 @@ impl Drop for PendingRequest {
     }
 }
 
-fn no_answer_error(waited: Duration) -> Error {
-    Error::Unavailable {
-        attempted: "acquire a session lock",
-        reason: format!("no answer came within {waited:?}"),
-        source: None,
-    }
+fn no_answer_error(attempted: &'static str, waited: Duration) -> Error {
+    Error::Unavailable { attempted, reason: format!("no answer came within {waited:?}"), source: None }
 }

@@ -10,7 +10,7 @@ use crate::support::{Fresh, empty};
 
 /// An example beside this test: `target/<profile>/examples/<name>`, which cargo builds with the
 /// tests.
-fn example(name: &str) -> PathBuf {
+pub(super) fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let profile = test.parent().and_then(|deps| deps.parent()).expect("target/<profile>/deps/<test>");
     let path = profile.join("examples").join(name).with_extension(std::env::consts::EXE_EXTENSION);

@@ -61,6 +61,8 @@ mod schema;
 mod security;
 mod semaphore;
 mod server;
+#[cfg(all(feature = "axum", feature = "metrics"))]
+mod service;
 mod session;
 mod shared;
 mod statements;

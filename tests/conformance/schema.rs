@@ -152,6 +152,7 @@ async fn missing_tables_are_reported_as_not_migrated() {
         let error = answer.expect_err("there are no tables");
         assert!(matches!(error, Error::NotMigrated { .. }), "{error:?}");
         assert!(error.to_string().contains("migrate"), "it says what to do: {error}");
+        assert!(error.to_string().contains("search_path"), "it names the usual trap: {error}");
         assert!(!error.is_retryable());
     }
     // All at once, so that they fail in a batch.

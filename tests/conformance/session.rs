@@ -51,6 +51,41 @@ fn assert_unsupported<T>(outcome: Result<T, Error>, says: &str) {
     }
 }
 
+// ---- inspection
+
+#[tokio::test]
+async fn holders_of_a_session_lock_are_listed() {
+    let db = empty().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    assert_eq!(ours.session("a").holders().await.expect("read"), []);
+    let lock = hold(&ours, "a").await;
+    let other = hold(&ours, "b").await;
+    let held = theirs.session("a").holders().await.expect("read");
+    let [holder] = &held[..] else { panic!("{held:?}") };
+    assert!(!holder.shared);
+    if DATABASE == Database::Sqlite {
+        assert_eq!(holder.id, i64::from(std::process::id()));
+    } else {
+        assert_ne!(holder.id, 0);
+        assert!(holder.user.is_some() && holder.address.is_some(), "{holder:?}");
+    }
+    let all = ours.session("b").holders().await.expect("read");
+    assert_eq!(all.iter().map(|other| other.id).collect::<Vec<_>>(), [holder.id], "one session of one client");
+    lock.release().await.expect("ours to the end");
+    assert_eq!(theirs.session("a").holders().await.expect("read"), []);
+    other.release().await.expect("ours to the end");
+
+    if !DATABASE.is_mysql() {
+        let one = ours.session("a").shared().acquire().await.expect("acquire");
+        let two = theirs.session("a").shared().acquire().await.expect("acquire");
+        let held = theirs.session("a").holders().await.expect("read");
+        assert!(held.iter().all(|holder| holder.shared), "{held:?}");
+        let sessions = if DATABASE == Database::Sqlite { 1 } else { 2 };
+        assert_eq!(held.len(), sessions, "{held:?}");
+        drop((one, two));
+    }
+}
+
 // ---- exclusion
 
 #[tokio::test]

@@ -11,7 +11,8 @@ use crate::backend::note::NoteStore;
 use crate::backend::records::{RecordCommand, RecordResponse};
 use crate::backend::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use crate::backend::{
-    Backend, BoxFuture, ListedHolder, ListedWaiter, Names, Note, SessionLocks, Store, StoreFuture, SweepRange, Swept,
+    Backend, BoxFuture, ListedHolder, ListedWaiter, Names, Note, SessionHolder, SessionLocks, Store, StoreFuture,
+    SweepRange, Swept,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -67,6 +68,10 @@ impl Backend for MemoryBackend {
     fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>> {
         let reason = "it is a model of leases; test session locks on a database";
         Box::pin(async move { Err(Error::Unsupported { what: "a session lock in testing::Memory", reason }) })
+    }
+
+    fn session_holders<'a>(&'a self, _: &'a LockName) -> BoxFuture<'a, Result<Vec<SessionHolder>>> {
+        Box::pin(async { Ok(Vec::new()) })
     }
 }
 
@@ -183,7 +188,7 @@ impl RecordStore for MemoryConnection {
         Box::pin(async move {
             self.reach().await?;
             match command {
-                RecordCommand::Purge { .. } => Ok(RecordResponse::default()),
+                RecordCommand::Purge { .. } | RecordCommand::List(_) => Ok(RecordResponse::default()),
                 _ => Err(refused("testing::Memory has no records of requests")),
             }
         })

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySqlConnection, Row as _};
 
-use crate::backend::session::{SESSION_TIMEOUT, SessionLocks, another_session, session_key};
+use crate::backend::session::{SESSION_TIMEOUT, SessionHolder, SessionLocks, another_session, session_key};
 use crate::backend::{StoreFuture, hex};
 use crate::error::{Error, Result};
 use crate::name::LockName;
@@ -27,6 +27,15 @@ SELECT COUNT(*) FROM performance_schema.replication_group_members WHERE member_s
 // occurred in this one.
 pub(super) const TRY_LOCK: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(GET_LOCK(?, 0) AS SIGNED), NULL)";
 pub(super) const UNLOCK: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(COALESCE(RELEASE_LOCK(?), 0) AS SIGNED), NULL)";
+// Bind order: lock. NULL: it is free.
+pub(super) const HOLDER: &str = "SELECT CAST(IS_USED_LOCK(?) AS SIGNED)";
+
+// Bind order: the session. Not every user may see the sessions of others.
+pub(super) const SESSION: &str = "
+SELECT CAST(user AS CHAR), CAST(host AS CHAR) FROM information_schema.processlist WHERE id = ?";
+
+pub(super) const SCOPE: &str = "SELECT COALESCE(DATABASE(), '')";
+
 pub(super) const UNLOCK_ALL: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(RELEASE_ALL_LOCKS() AS SIGNED), NULL)";
 pub(super) const ID: &str = "SELECT CAST(CONNECTION_ID() AS SIGNED)";
 }
@@ -46,6 +55,35 @@ pub(super) async fn open(options: &MySqlConnectOptions) -> Result<Box<dyn Sessio
     let settings = format!("SET SESSION autocommit = 1, wait_timeout = {seconds}");
     conn.execute(AssertSqlSafe(settings)).await.map_err(failed)?;
     Ok(Box::new(MySqlSessionLocks { conn, id, database }))
+}
+
+/// Reads which session holds the lock.
+pub(super) async fn holders(options: &MySqlConnectOptions, name: &LockName) -> Result<Vec<SessionHolder>> {
+    read_holders(options, name).await.map_err(|error| Error::from_sqlx("list the holders of a session lock", error))
+}
+
+async fn read_holders(options: &MySqlConnectOptions, name: &LockName) -> Result<Vec<SessionHolder>, sqlx::Error> {
+    let mut conn = options.clone().disable_statement_logging().connect().await?;
+    let database: String = sqlx::query_scalar(sql::SCOPE).fetch_one(&mut conn).await?;
+    let holder: Option<i64> = sqlx::query_scalar(sql::HOLDER).bind(key(&database, name)).fetch_one(&mut conn).await?;
+    let mut holders = Vec::new();
+    if let Some(id) = holder {
+        let session: Option<(String, String)> = sqlx::query_as(sql::SESSION).bind(id).fetch_optional(&mut conn).await?;
+        let (user, address) = session.unzip();
+        // The number behind the last colon is the port.
+        let address = address.map(|host| host.rsplit_once(':').map_or(host.clone(), |(host, _)| host.to_owned()));
+        holders.push(SessionHolder { id, shared: false, user, address, application: None });
+    }
+    let _ = conn.close().await;
+    Ok(holders)
+}
+
+/// Returns the name of the lock. Names are valid on the whole server, ignore case, and have 64
+/// characters at most.
+fn key(database: &str, name: &LockName) -> String {
+    let mut key = format!("sqlock:{}", hex(&session_key(database, name)));
+    key.truncate(64);
+    key
 }
 
 /// Returns why a lock on this server would not exclude other clients. Locks of this kind are not
@@ -82,14 +120,6 @@ struct MySqlSessionLocks {
 }
 
 impl MySqlSessionLocks {
-    /// Returns the name of the lock. Names are valid on the whole server, ignore case, and have 64
-    /// characters at most.
-    fn key(&self, name: &LockName) -> String {
-        let mut key = format!("sqlock:{}", hex(&session_key(&self.database, name)));
-        key.truncate(64);
-        key
-    }
-
     async fn run(&mut self, sql: &'static str, key: String) -> Result<bool, sqlx::Error> {
         let answer: Option<i64> = sqlx::query_scalar(sql).bind(self.id).bind(key).fetch_one(&mut self.conn).await?;
         Ok(answer.ok_or_else(another_session)? == 1)
@@ -103,12 +133,12 @@ impl SessionLocks for MySqlSessionLocks {
 
     /// MySQL has no shared locks, and the request for one is refused earlier.
     fn try_lock<'a>(&'a mut self, name: &'a LockName, _shared: bool) -> StoreFuture<'a, bool> {
-        let key = self.key(name);
+        let key = key(&self.database, name);
         Box::pin(self.run(sql::TRY_LOCK, key))
     }
 
     fn unlock<'a>(&'a mut self, name: &'a LockName, _shared: bool) -> StoreFuture<'a, bool> {
-        let key = self.key(name);
+        let key = key(&self.database, name);
         Box::pin(self.run(sql::UNLOCK, key))
     }
 

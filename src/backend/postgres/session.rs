@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, Row as _};
 use tokio::time::timeout;
 
 use crate::backend::StoreFuture;
-use crate::backend::session::{SESSION_TIMEOUT, SessionLocks, another_session, session_key};
+use crate::backend::session::{SESSION_TIMEOUT, SessionHolder, SessionLocks, another_session, session_key};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::name::LockName;
@@ -30,6 +30,17 @@ pub(super) const TRY_LOCK: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN p
 pub(super) const TRY_LOCK_SHARED: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_try_advisory_lock_shared($2) END";
 pub(super) const UNLOCK: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_advisory_unlock($2) END";
 pub(super) const UNLOCK_SHARED: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_advisory_unlock_shared($2) END";
+pub(super) const SCOPE: &str = "SELECT coalesce(current_schema(), '')";
+
+// $1 key. Not every role may see the client of another role's session.
+pub(super) const HOLDERS: &str = "
+SELECT l.pid, l.mode = 'ShareLock', a.usename::text, host(a.client_addr), nullif(a.application_name, '')
+  FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+ WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND l.classid::bigint << 32 | l.objid::bigint = $1
+ ORDER BY a.backend_start, l.pid";
+
 pub(super) const UNLOCK_ALL: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_advisory_unlock_all()::text END";
 }
 
@@ -70,6 +81,35 @@ pub(super) async fn open(options: &PgConnectOptions) -> Result<Box<dyn SessionLo
     }
     set_timeouts(&mut conn, pid, version).await.map_err(failed)?;
     Ok(Box::new(PostgresSessionLocks { conn, pid, schema }))
+}
+
+/// Reads which sessions hold the lock.
+pub(super) async fn holders(options: &PgConnectOptions, name: &LockName) -> Result<Vec<SessionHolder>> {
+    read_holders(options, name).await.map_err(|error| Error::from_sqlx("list the holders of a session lock", error))
+}
+
+async fn read_holders(options: &PgConnectOptions, name: &LockName) -> Result<Vec<SessionHolder>, sqlx::Error> {
+    let mut conn = options.clone().disable_statement_logging().connect().await?;
+    let schema: String = fetch_row(&mut conn, sql::SCOPE).await?.try_get(0)?;
+    // A pooler may mix up prepared statements.
+    let rows = sqlx::query(sql::HOLDERS).bind(key(&schema, name)).persistent(false).fetch_all(&mut conn).await?;
+    let _ = conn.close().await;
+    let holder = |row: &PgRow| {
+        Ok(SessionHolder {
+            id: row.try_get::<i32, _>(0)?.into(),
+            shared: row.try_get(1)?,
+            user: row.try_get(2)?,
+            address: row.try_get(3)?,
+            application: row.try_get(4)?,
+        })
+    };
+    rows.iter().map(holder).collect()
+}
+
+/// Returns the number of an advisory lock, which has 64 bits and is valid within one database.
+fn key(schema: &str, name: &LockName) -> i64 {
+    let [a, b, c, d, e, f, g, h, ..] = session_key(schema, name);
+    i64::from_be_bytes([a, b, c, d, e, f, g, h])
 }
 
 /// Returns whether the connection has a session of its own, and no pooler lends it one for each
@@ -142,12 +182,6 @@ struct PostgresSessionLocks {
 }
 
 impl PostgresSessionLocks {
-    /// Returns the number of an advisory lock, which has 64 bits and is valid within one database.
-    fn key(&self, name: &LockName) -> i64 {
-        let [a, b, c, d, e, f, g, h, ..] = session_key(&self.schema, name);
-        i64::from_be_bytes([a, b, c, d, e, f, g, h])
-    }
-
     async fn run(&mut self, sql: &'static str, key: i64) -> Result<bool, sqlx::Error> {
         let answer: Option<bool> = sqlx::query_scalar(sql).bind(self.pid).bind(key).fetch_one(&mut self.conn).await?;
         answer.ok_or_else(another_session)
@@ -160,12 +194,12 @@ impl SessionLocks for PostgresSessionLocks {
     }
 
     fn try_lock<'a>(&'a mut self, name: &'a LockName, shared: bool) -> StoreFuture<'a, bool> {
-        let key = self.key(name);
+        let key = key(&self.schema, name);
         Box::pin(self.run(if shared { sql::TRY_LOCK_SHARED } else { sql::TRY_LOCK }, key))
     }
 
     fn unlock<'a>(&'a mut self, name: &'a LockName, shared: bool) -> StoreFuture<'a, bool> {
-        let key = self.key(name);
+        let key = key(&self.schema, name);
         Box::pin(self.run(if shared { sql::UNLOCK_SHARED } else { sql::UNLOCK }, key))
     }
 

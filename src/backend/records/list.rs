@@ -17,6 +17,11 @@ pub(crate) struct Selection {
     pub(crate) limit: u32,
 }
 
+impl Selection {
+    /// The states of a request that has not ended, or whose outcome is unknown.
+    pub(crate) const UNFINISHED: [State; 2] = [State::Started, State::Unknown];
+}
+
 /// The position of a record in the order: its creation time and its id.
 pub(crate) type Position = (i64, String);
 

@@ -4,6 +4,9 @@
 //! so that clients of one process exclude each other as well. (SQLite's own locks are on the whole
 //! database.)
 
+#[cfg(target_os = "linux")]
+mod proc_locks;
+
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -14,18 +17,46 @@ use std::time::Duration;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection};
 
-use crate::backend::session::{SessionLocks, session_key};
+use crate::backend::session::{SessionHolder, SessionLocks, session_key};
 use crate::backend::{StoreFuture, hex};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 
 /// Finds the directory for the files, and creates it when it is missing.
 pub(super) async fn open(options: &SqliteConnectOptions) -> Result<Box<dyn SessionLocks>> {
-    let failed = |error| Error::from_sqlx("find the directory of session locks", error);
+    let directory = directory(options).await?;
+    let create = directory.clone();
+    blocking(move || std::fs::create_dir_all(create)).await.map_err(not_found)?;
+    Ok(Box::new(SqliteSessionLocks { directory, held: HashMap::new() }))
+}
+
+fn not_found(error: sqlx::Error) -> Error {
+    Error::from_sqlx("find the directory of session locks", error)
+}
+
+/// Reads which processes have locked the file of a name.
+#[cfg(target_os = "linux")]
+pub(super) async fn holders(options: &SqliteConnectOptions, name: &LockName) -> Result<Vec<SessionHolder>> {
+    let path = directory(options).await?.join(file_name(name));
+    let read = blocking(move || proc_locks::holders(&path));
+    read.await.map_err(|error| Error::from_sqlx("list the holders of a session lock", error))
+}
+
+/// Reads which processes have locked the file of a name.
+#[cfg(not(target_os = "linux"))]
+pub(super) async fn holders(_: &SqliteConnectOptions, _: &LockName) -> Result<Vec<SessionHolder>> {
+    Err(Error::Unsupported {
+        what: "a list of the holders of a session lock",
+        reason: "on SQLite they are locks on files, and only Linux tells which process has locked one",
+    })
+}
+
+/// Finds the directory for the files, which need not exist.
+async fn directory(options: &SqliteConnectOptions) -> Result<PathBuf> {
     let options = options.clone().busy_timeout(Duration::from_secs(2)).disable_statement_logging();
-    let mut conn = options.connect().await.map_err(failed)?;
-    let file = super::file_of(&mut conn).await.map_err(failed)?;
-    conn.close().await.map_err(failed)?;
+    let mut conn = options.connect().await.map_err(not_found)?;
+    let file = super::file_of(&mut conn).await.map_err(not_found)?;
+    conn.close().await.map_err(not_found)?;
     if file.is_empty() {
         return Err(Error::Unsupported {
             what: "a session lock",
@@ -35,11 +66,9 @@ pub(super) async fn open(options: &SqliteConnectOptions) -> Result<Box<dyn Sessi
     let directory = blocking(move || {
         let mut directory = Path::new(&file).canonicalize()?.into_os_string();
         directory.push("-sqlock-session");
-        std::fs::create_dir_all(&directory)?;
         Ok(PathBuf::from(directory))
     });
-    let directory = directory.await.map_err(failed)?;
-    Ok(Box::new(SqliteSessionLocks { directory, held: HashMap::new() }))
+    directory.await.map_err(not_found)
 }
 
 struct SqliteSessionLocks {
@@ -49,8 +78,12 @@ struct SqliteSessionLocks {
 
 impl SqliteSessionLocks {
     fn path(&self, name: &LockName) -> PathBuf {
-        self.directory.join(hex(&session_key("", name)))
+        self.directory.join(file_name(name))
     }
+}
+
+fn file_name(name: &LockName) -> String {
+    hex(&session_key("", name))
 }
 
 impl SessionLocks for SqliteSessionLocks {

@@ -1,0 +1,53 @@
+//! Questions that users ask.
+//!
+//! **Which TTL?** The default, 30 seconds, unless a crash must free the name sooner. It limits
+//! neither the work nor the wait. It should be longer than a pause of the process and a failover of
+//! the database: everything shorter is survived without a loss.
+//!
+//! **Must I check `is_held` all the time?** No. [`run`](crate::LeaseRequest::run) drops the work when
+//! the lease is lost; a [fence](crate::Lease::fence) protects the data even if the process was
+//! stopped in between. Check before an effect outside of the database.
+//!
+//! **Do I need a lease for one transaction?** No: [`Locks::row`](crate::Locks::row) costs one
+//! statement and ends with the transaction. [The guide](super) has a table.
+//!
+//! **Why is my waiter slower on MySQL than on PostgreSQL?** PostgreSQL notifies the next holder;
+//! elsewhere the first waiter looks every 100 ms. Waiters of one process hand over to each other at
+//! once everywhere.
+//!
+//! **Does it work behind PgBouncer or ProxySQL?** Leases, row locks and idempotency do, in transaction
+//! mode as well. [Session locks](crate::session::SessionLock) refuse.
+//!
+//! **How many names may I use?** As many as you like: a name is one small row, which the
+//! [sweeper](crate::Locks::sweeper) deletes when it has been free for an hour. 100 000 held leases
+//! cost one statement a second. See [`costs`](super::costs).
+//!
+//! **May the database user be read-only?** No: a lease is written. It needs SELECT, INSERT, UPDATE and
+//! DELETE on the `sqlock_*` tables; only [`migrate`](crate::Locks::migrate) creates tables.
+//!
+//! **Why are the tables "missing" although I migrated?** The client opens connections of its own with
+//! the pool's connect options. A `search_path` that `after_connect` sets is not theirs: put it into
+//! the options. See [`recipes`](super::recipes#search_path).
+//!
+//! **Can several applications share one database?** Yes. Names are shared by all of them, so begin
+//! them with the application's name, or give each application a schema (PostgreSQL) or a database.
+//!
+//! **What happens while the database is away?** Nothing is granted; held leases stay until their TTL
+//! has passed, and their holders know when. Requests fail with
+//! [`Error::Unavailable`](crate::Error::Unavailable) after some seconds, in which the client
+//! reconnects. It never grants anything by itself.
+//!
+//! **Is it exactly once?** For effects in this database, yes: claim, effect and result are one
+//! transaction of [`Idempotency`](crate::idempotency::Idempotency). For effects elsewhere no system
+//! can promise that; [`run_leased`](crate::idempotency::Idempotency::run_leased) keeps an unknown
+//! outcome as unknown until it is resolved.
+//!
+//! **How do I test code that locks?** With [`testing::Memory`](crate#features), which refuses,
+//! expires and goes away on demand, in virtual time.
+//!
+//! **How do I turn locks off for a demonstration?** `testing::null_locks()` returns locks that exclude
+//! nobody.
+//!
+//! **Who holds it?** `sqlock show NAME`, [`Locks::holders`](crate::Locks::holders), or the view
+//! `sqlock_holders`. Of a session lock:
+//! [`SessionRequest::holders`](crate::session::SessionRequest::holders).
