@@ -1,13 +1,13 @@
 //! A comparison of leases, row locks, versions, session locks and idempotency: what each protects
 //! and costs, and all of them in one program.
 //!
-//! [The table of calls](crate#which-call) lists the call for each task. [`cluster`] says what happens
-//! when a server is lost, and which cluster to choose; [`limits`] what is not promised; [`costs`] how
-//! many statements each call sends; [`comparison`] how other systems differ.
+//! [The table of calls](crate#which-call) lists the call for each task. [`cluster`] says what
+//! happens when a server is lost, and which cluster to choose; [`limits`] what is not promised;
+//! [`costs`] how many statements each call sends; [`comparison`] how other systems differ.
 //! [`observability`] lists what an operator sees, [`runbook`] what to do when an alert fires,
 //! [`security`] rights, TLS and what a hostile user can do, and the chapter `testing` (with that
-//! [`migrating`] moves other locks over, [`recipes`] has set-ups for frameworks, and [`faq`] answers
-//! questions.
+//! feature) how to test an application that locks. [`migrating`] moves other locks over,
+//! [`recipes`] has set-ups for frameworks, and [`faq`] answers questions.
 //!
 //! # How a lease lives
 //!

@@ -216,10 +216,10 @@ async fn try_nap(conn: &mut MySqlConnection, client: ClientId, has_lock: bool) -
             Err(error) if !is_woken(&error) => return Err(error),
             _ => return Ok(Wake::NoLock),
         }
-        match sqlx::query(LISTENS).bind(client.to_string()).bind(&lock).execute(&mut *conn).await {
-            // The next heartbeat marks the client.
-            Err(sqlx::Error::Database(_)) => {}
-            marked => drop(marked?),
+        let marked = sqlx::query(LISTENS).bind(client.to_string()).bind(&lock).execute(&mut *conn).await;
+        // If the database refuses that, the next heartbeat marks the client.
+        if let Err(error @ sqlx::Error::Io(_)) = marked {
+            return Err(error);
         }
     }
     Ok(match sqlx::query_scalar(SLEEP).bind(&lock).fetch_one(conn).await? {
