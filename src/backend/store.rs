@@ -25,6 +25,10 @@ pub(crate) trait Store: LeaseStore + AdminStore + NoteStore + RowStore + RecordS
 }
 
 /// A notification of a grant by another client.
+#[cfg_attr(
+    not(all(feature = "postgres", any(feature = "mysql", feature = "sqlite"))),
+    allow(dead_code, reason = "each database has one kind")
+)]
 pub(crate) enum Notification {
     /// This name was granted.
     Name(String),

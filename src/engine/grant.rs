@@ -118,7 +118,7 @@ impl Engine {
         }
     }
 
-    /// Tells a caller that it has a lease. `is_asked`: its holding is asked for already.
+    /// Grants a lease to its caller. `is_asked`: its holder was asked to release it before.
     pub(super) fn report(&mut self, waiter: WaiterId, grant: Grant, is_asked: bool) {
         let lease = grant.lease;
         self.leases.insert(lease, (grant.name.clone(), grant.id));

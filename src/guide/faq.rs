@@ -11,9 +11,9 @@
 //! **Do I need a lease for one transaction?** No: [`Locks::row`](crate::Locks::row) costs one
 //! statement and ends with the transaction. [The guide](super) has a table.
 //!
-//! **Why is my waiter slower on MySQL than on PostgreSQL?** PostgreSQL notifies the next holder;
-//! elsewhere the first waiter looks every 100 ms. Waiters of one process hand over to each other at
-//! once everywhere.
+//! **How long does a hand-over take?** Waiters of one process hand over to each other at once. A
+//! waiter of another process is woken by the release, on every database; if that fails, it finds the
+//! grant within 100 ms, as behind a pooler that shares sessions.
 //!
 //! **Does it work behind PgBouncer or ProxySQL?** Leases, row locks and idempotency do, in transaction
 //! mode as well. [Session locks](crate::session::SessionLock) refuse.

@@ -10,15 +10,18 @@
 //! |---|---|---|
 //! | leases: acquire, wait, renew, release, fence, evict | `sqlock_client`, `sqlock_lease` | SELECT, INSERT, UPDATE |
 //! | leases | `sqlock_entry` | SELECT, INSERT, UPDATE, DELETE |
+//! | leases: notes | `sqlock_note` | SELECT, INSERT, UPDATE |
 //! | row locks by name | `sqlock_row` | SELECT, INSERT, UPDATE |
 //! | idempotency, with the rights for leases | `sqlock_idem`, `sqlock_idem_step` | SELECT, INSERT, UPDATE, DELETE |
 //! | idempotency: resolving unknown outcomes | `sqlock_idem_resolution` | SELECT, INSERT |
-//! | inspection: `list`, `sqlock ls`, `sqlock show` | `sqlock_client`, `sqlock_lease`, `sqlock_entry` | SELECT |
-//! | sweeping | `sqlock_client`, `sqlock_lease`, `sqlock_entry`, `sqlock_row`, `sqlock_idem`, `sqlock_idem_step` | SELECT, UPDATE, DELETE |
+//! | inspection: `list`, `sqlock ls`, `sqlock show` | `sqlock_client`, `sqlock_lease`, `sqlock_entry`, `sqlock_note` | SELECT |
+//! | sweeping | `sqlock_client`, `sqlock_lease`, `sqlock_entry`, `sqlock_note`, `sqlock_row`, `sqlock_idem`, `sqlock_idem_step` | SELECT, UPDATE, DELETE |
 //! | migrating tables that are up to date, and votes of a quorum | `_sqlock_migrations` | SELECT |
 //!
 //! [Session locks](crate::session::SessionLock) need no right on tables. Row locks on your own tables
-//! need the rights of the statements that you send to them.
+//! need the rights of the statements that you send to them. On MySQL and MariaDB a grant to a
+//! client that waits interrupts its session (`KILL QUERY`), which an account may do to its own
+//! sessions: a client with another account finds its grants by polling.
 //!
 //! # A user with these rights
 //!

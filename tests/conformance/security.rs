@@ -68,6 +68,8 @@ async fn use_leases(role: &Role) {
     let Role { locks, pool, .. } = role;
     let lease = locks.lease("a").ttl(LONG).label("a label").acquire().await.expect("acquire");
     lease.extend(LONG).await.expect("extend");
+    lease.set_note("half done").await.expect("note");
+    assert_eq!(locks.ask_to_release("a").await.expect("ask"), 1);
     let mut tx = pool.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
     tx.commit().await.expect("commit");
