@@ -1,39 +1,30 @@
 //! The client handle.
 
 mod builder;
+mod inspect;
 mod url;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
-use crate::backend::{DatabasePool, Names};
-use crate::backoff::Backoff;
+use crate::backend::DatabasePool;
 use crate::client::Client;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::events::Events;
 use crate::health::Health;
-use crate::inspect::{self, LeaseInfo, WaiterInfo};
 use crate::lease::ExportedLease;
 use crate::lease::all::LeaseAllRequest;
 use crate::lease::election::Election;
 use crate::lease::handle::Lease;
 use crate::lease::request::LeaseRequest;
 use crate::lease::semaphore::Semaphore;
-use crate::name::LockName;
-use crate::operation::{Connect, ListHolders, ListWaiters, Operation, ReadNote};
-use crate::protocol::{Amended, Asked, Extension, Keeper, Request, Response};
+use crate::operation::Connect;
 use crate::session::SessionRequest;
 use crate::sweeper::Sweeper;
-use crate::token::FencingToken;
 use crate::transaction::row::{KeyColumns, RowLock, RowOf, RowsOf, RowsWhere};
 
 pub use builder::LocksBuilder;
-
-/// How long an eviction, an extension or a request for a release waits for transactions that the holder has fenced.
-const FENCED_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A client for locks in one database. Cloning is cheap; clones share connections and queues.
 ///
@@ -216,196 +207,6 @@ impl Locks {
     /// The lease can be resumed again after the future was dropped.
     pub async fn resume(&self, exported: ExportedLease) -> Result<Lease> {
         Lease::resume(&self.client, exported).await
-    }
-
-    /// Lists all leases on names that begin with `prefix`, in order of names: one for each holder.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unavailable`](crate::Error::Unavailable),
-    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
-    ///
-    /// # Cancel safety
-    ///
-    /// It only reads.
-    pub async fn list(&self, prefix: &str) -> Result<Vec<LeaseInfo>> {
-        if prefix.contains('\0') {
-            // No name contains NUL, and PostgreSQL would refuse the text.
-            return Ok(Vec::new());
-        }
-        let names = Names::WithPrefix(prefix.to_owned());
-        let rows = self.client.run(ListHolders(names)).await?;
-        Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())
-    }
-
-    /// Returns the holder of a name, if there is one. Of several holders, the first: see
-    /// [`holders`](Self::holders).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidName`](crate::Error::InvalidName), and those of [`list`](Self::list).
-    ///
-    /// # Cancel safety
-    ///
-    /// It only reads.
-    pub async fn inspect(&self, name: &str) -> Result<Option<LeaseInfo>> {
-        Ok(self.holders(name).await?.into_iter().next())
-    }
-
-    /// Returns all holders of a name, in the order in which they acquired it.
-    ///
-    /// # Errors
-    ///
-    /// As [`inspect`](Self::inspect).
-    ///
-    /// # Cancel safety
-    ///
-    /// It only reads.
-    pub async fn holders(&self, name: &str) -> Result<Vec<LeaseInfo>> {
-        inspect::holders(&self.client, name).await
-    }
-
-    /// Returns the [note](Lease::set_note) of the latest holder of a name, also after its release,
-    /// until the name has another holder.
-    ///
-    /// # Errors
-    ///
-    /// As [`inspect`](Self::inspect).
-    ///
-    /// # Cancel safety
-    ///
-    /// It only reads.
-    pub async fn last_note(&self, name: &str) -> Result<Option<String>> {
-        self.client.run(ReadNote(LockName::new(name)?)).await
-    }
-
-    /// Returns the waiters of a name, in order. Of each client these are the waiters that may be
-    /// next: up to the first exclusive one. The others wait within their process; those of the
-    /// holder's client, until another client waits as well.
-    ///
-    /// # Errors
-    ///
-    /// As [`inspect`](Self::inspect).
-    ///
-    /// # Cancel safety
-    ///
-    /// It only reads.
-    pub async fn waiters(&self, name: &str) -> Result<Vec<WaiterInfo>> {
-        let name = LockName::new(name)?;
-        let places = self.client.run(ListWaiters(name)).await?;
-        Ok(places.into_iter().enumerate().filter_map(|(ahead, place)| WaiterInfo::of(ahead, place)).collect())
-    }
-
-    /// Evicts the holder of a name, for operators. The token names the lease, so a newer one is
-    /// never ended by mistake. Returns `false` when that token no longer holds the name.
-    ///
-    /// The evicted holder learns of the eviction at its next heartbeat (a holder of this client, at
-    /// once), and no transaction that it fences from now on can commit. The eviction waits while a
-    /// fenced transaction of the holder is open; after some seconds it fails with
-    /// [`Error::Unavailable`](crate::Error::Unavailable) and changes nothing: end that transaction
-    /// first.
-    ///
-    /// # Errors
-    ///
-    /// As [`inspect`](Self::inspect).
-    ///
-    /// # Cancel safety
-    ///
-    /// After the future was dropped, the eviction may take place. It can be repeated.
-    pub async fn evict(&self, name: &str, token: FencingToken) -> Result<bool> {
-        let name = LockName::new(name)?;
-        let eviction = self.client.coordinator.evict(name.clone(), token);
-        let is_evicted = self.amend(Request::Evict { name, token }).await?;
-        if is_evicted {
-            eviction.confirm();
-        }
-        Ok(is_evicted)
-    }
-
-    /// Asks every holder of a name to release it, and returns how many holders were asked. Zero:
-    /// nobody holds the name.
-    ///
-    /// Each holder learns of the request at its next heartbeat, within about a second, by
-    /// [`Lease::revoke_requested`], and decides: the lease stays held until it is released. The
-    /// request concerns the present holders alone. [`evict`](Self::evict) ends a lease of a holder
-    /// that does not answer.
-    ///
-    /// ```
-    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
-    /// use std::time::Duration;
-    ///
-    /// if locks.ask_to_release("reindex").await? > 0 {
-    ///     let lease = locks.lease("reindex").wait(Duration::from_secs(60)).acquire().await?;
-    /// #   lease.release().await?;
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// On MySQL and SQLite, it waits while a fenced transaction of the holder is open, as
-    /// [`evict`](Self::evict) does.
-    ///
-    /// # Errors
-    ///
-    /// As [`inspect`](Self::inspect).
-    ///
-    /// # Cancel safety
-    ///
-    /// After the future was dropped, the holders may be asked. The call can be repeated.
-    pub async fn ask_to_release(&self, name: &str) -> Result<usize> {
-        let name = LockName::new(name)?;
-        match self.until_unlocked(Request::Ask { name }).await? {
-            Response::Asked(Asked::Holders(holders)) => Ok(usize::try_from(holders).unwrap_or(usize::MAX)),
-            _ => Ok(0),
-        }
-    }
-
-    /// Changes a lease.
-    async fn amend(&self, request: Request) -> Result<bool> {
-        match self.until_unlocked(request).await? {
-            Response::Evicted(amended) | Response::Extended(amended) => Ok(amended == Amended::Done),
-            _ => Ok(false),
-        }
-    }
-
-    /// Sends a request about the holder of a name until no fenced transaction blocks it.
-    async fn until_unlocked(&self, request: Request) -> Result<Response> {
-        let attempted = request.attempted();
-        let mut backoff = Backoff::between(Duration::from_millis(10), Duration::from_millis(200));
-        let start = Instant::now();
-        loop {
-            match self.client.run(request.clone()).await? {
-                Response::Evicted(Amended::Locked)
-                | Response::Extended(Amended::Locked)
-                | Response::Asked(Asked::Locked) => {}
-                response => return Ok(response),
-            }
-            if start.elapsed() > FENCED_TIMEOUT {
-                let reason = "a transaction that the holder has fenced is open".into();
-                return Err(Error::Unavailable { attempted, reason, source: None });
-            }
-            tokio::time::sleep(backoff.step()).await;
-        }
-    }
-
-    /// Makes the lease with this token last at least `ttl` from now, in whichever process it is
-    /// held: for a lease that one step of a script acquires and others hold. Returns `false` when
-    /// that token no longer holds the name. It never shortens a lease. (A holder that renews the
-    /// lease keeps its own TTL.)
-    ///
-    /// # Errors
-    ///
-    /// [`Error::OutOfRange`](crate::Error::OutOfRange), and as [`inspect`](Self::inspect).
-    ///
-    /// # Cancel safety
-    ///
-    /// After the future was dropped, the lease may be extended. The call can be repeated.
-    pub async fn extend(&self, name: &str, token: FencingToken, ttl: Duration) -> Result<bool> {
-        self.client.settings.check_ttl("an extension", ttl)?;
-        let name = LockName::new(name)?;
-        let (id, renamed, ttl_stays) = (None, None, None);
-        let extension = Extension { name, id, renamed, token, lasts: ttl, ttl: ttl_stays, keeper: Keeper::Same };
-        self.amend(Request::Extend(extension)).await
     }
 
     /// Returns the events of this client from now on. A slow reader never delays the client: it
