@@ -48,6 +48,15 @@ impl Server {
         sqlx::query_scalar("SELECT listens FROM sqlock_client").fetch_one(&mut self.own).await.expect("a row")
     }
 
+    async fn until_listens(&mut self) {
+        let listens = async {
+            while !self.listens().await {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(SOON, listens).await.expect("a session that listens");
+    }
+
     async fn end(mut self) {
         let drop = format!("DROP DATABASE {}", self.options.get_database().expect("its own"));
         sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut self.own).await.expect("dropped");
@@ -63,8 +72,10 @@ async fn waiting_client_is_woken_by_a_grant(variable: &str) {
     assert!(!server.listens().await);
 
     is_waiting.send_replace(true);
-    timeout(Duration::from_millis(300), listener.notified()).await.expect_err("nothing was granted");
-    assert!(server.listens().await);
+    tokio::select! {
+        _ = listener.notified() => panic!("nothing was granted"),
+        () = server.until_listens() => {}
+    }
 
     let waking = async {
         loop {
@@ -99,14 +110,24 @@ async fn listener_without_its_lock_stops_listening(variable: &str) {
     let mut server = Server::new(variable, "shared").await;
     let (is_waiting, can_listen) = (watch::Sender::new(true), Arc::new(AtomicBool::new(true)));
     let mut listener = server.listener(&is_waiting, &can_listen).await;
-    timeout(Duration::from_millis(300), listener.notified()).await.expect_err("nothing was granted");
+    tokio::select! {
+        _ = listener.notified() => panic!("nothing was granted"),
+        () = server.until_listens() => {}
+    }
     assert!(can_listen.load(Ordering::Relaxed));
 
     // As behind a pooler whose next session is another one.
     let conn = listener.connection().await.expect("idle");
     sqlx::query("DO RELEASE_LOCK(?)").bind(lock_of(CLIENT)).execute(conn).await.expect("released");
-    timeout(Duration::from_millis(300), listener.notified()).await.expect_err("nothing was granted");
-    assert!(!can_listen.load(Ordering::Relaxed));
+    let stopped = async {
+        while can_listen.load(Ordering::Relaxed) {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::select! {
+        _ = listener.notified() => panic!("nothing was granted"),
+        stopped = timeout(SOON, stopped) => stopped.expect("the end of listening"),
+    }
     heartbeat::beat(listener.connection().await.expect("idle"), CLIENT).await.expect("a heartbeat");
     assert!(!server.listens().await);
     server.end().await;
