@@ -61,10 +61,17 @@ use crate::name::LockName;
 use crate::protocol::{ClientId, LeaseId, Request};
 use crate::token::FencingToken;
 
-/// The interval at which the first waiter polls the name, and that of the other waiters, without a
-/// notification.
+/// The longest interval at which the first waiter polls the name, and that of the other waiters,
+/// without a notification.
 const POLL_FIRST: Duration = Duration::from_millis(100);
 const POLL_OTHERS: Duration = Duration::from_millis(250);
+
+/// The shortest interval, for a client that is never notified.
+const POLL_SOONEST: Duration = Duration::from_millis(5);
+
+/// The part of the time that such a client has waited for a name, after which it polls again: a
+/// grant is found late by that part at most.
+const POLL_PART: u32 = 8;
 
 /// The pause between two polls after notifications without a name, for each name with entries: with
 /// 1 000 names, they are polled as often as without notifications.
@@ -281,6 +288,22 @@ impl Engine {
             state.is_notified = true;
         }
         self.advance(now, name);
+    }
+
+    /// Sets when the entries of a name are polled, of which the first waits behind so many others.
+    /// `remaining`: the holder expires then.
+    fn poll_later(&mut self, now: Moment, name: &LockName, ahead: u32, remaining: Option<Duration>) {
+        let can_notify = self.heartbeat.can_notify();
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let longest = if ahead == 0 { POLL_FIRST } else { POLL_OTHERS };
+        let waited = now.since(*state.queued_at.get_or_insert(now));
+        let pause = match can_notify {
+            true => longest,
+            false => ((waited / POLL_PART).max(POLL_SOONEST) * ahead.saturating_add(1)).min(longest),
+        };
+        state.poll_at = Some(now + remaining.map_or(pause, |remaining| remaining.min(pause)));
     }
 
     /// Polls the entries of every name, if that is due.

@@ -2,13 +2,10 @@
 --
 -- beat_at      its latest heartbeat. It keeps everything whose `client` it is.
 -- notice       rises with everything that is taken away from the client, or that it is asked to release.
--- listens      its heartbeats come from the session that has the user lock sqlock_<id>. It sleeps while the client waits, and is
---              woken (KILL QUERY) when another client grants it a name.
 --
 -- All moments, here and below, are microseconds since the Unix epoch, by this database's clock; durations are microseconds.
 CREATE TABLE IF NOT EXISTS sqlock_client (
     id      VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
     beat_at BIGINT NOT NULL,
-    notice  BIGINT NOT NULL DEFAULT 0,
-    listens BOOLEAN NOT NULL DEFAULT FALSE
+    notice  BIGINT NOT NULL DEFAULT 0
 ) ENGINE = InnoDB

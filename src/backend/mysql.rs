@@ -17,7 +17,6 @@ mod differential;
 mod fence;
 mod group;
 mod heartbeat;
-mod listener;
 mod note;
 mod queue;
 mod records;
@@ -32,9 +31,8 @@ use std::time::Duration;
 
 use sqlx::migrate::MigrateError;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
-use sqlx::{ConnectOptions, Executor, MySql, MySqlConnection, MySqlPool, Row as _};
+use sqlx::{ConnectOptions, Connection, Executor, MySql, MySqlConnection, MySqlPool, Row as _};
 
-use self::listener::Listener;
 use self::store::Flavor;
 use super::dialect::Column;
 use super::fence::{Fence, FenceCheck, FenceOutcome};
@@ -42,8 +40,8 @@ use super::note::NoteStore;
 use super::records::{RecordCommand, RecordResponse};
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::{
-    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Notification, Origin, SessionHolder,
-    SessionLocks, Store, StoreFuture, SweepRange, Swept,
+    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Note, Origin, SessionHolder, SessionLocks, Store,
+    StoreFuture, SweepRange, Swept,
 };
 use crate::error::{Error, Result, if_readable, not_writable};
 use crate::name::LockName;
@@ -56,42 +54,15 @@ pub(crate) struct MySqlBackend {
     options: Arc<MySqlConnectOptions>,
     /// Whether the last server was a node of a Galera cluster.
     on_galera: AtomicBool,
-    /// Whether a session can listen for grants, as far as is known.
-    can_listen: Arc<AtomicBool>,
 }
 
 impl MySqlBackend {
     pub(crate) fn new(pool: &MySqlPool) -> Self {
-        Self::from(pool.connect_options())
+        Self { options: pool.connect_options(), on_galera: AtomicBool::new(false) }
     }
 
     pub(crate) fn with(options: MySqlConnectOptions) -> Self {
-        Self::from(Arc::new(options))
-    }
-
-    fn from(options: Arc<MySqlConnectOptions>) -> Self {
-        Self { options, on_galera: AtomicBool::new(false), can_listen: Arc::new(AtomicBool::new(true)) }
-    }
-
-    async fn open(&self) -> Result<MySqlStore, sqlx::Error> {
-        let mut conn = (*self.options).clone().disable_statement_logging().connect().await?;
-        let ServerInfo { flavor, is_read_only, may_be_galera, is_in_group } = configure(&mut conn).await?;
-        // Also if this account may write: other servers would not see the writes of a replica.
-        if is_read_only {
-            return Err(not_writable(format!("{} is read-only, as replicas are", self.address())));
-        }
-        if is_in_group {
-            group::check_member(&mut conn, &self.address()).await?;
-        }
-        let on_galera = may_be_galera && session::is_on_galera(&mut conn).await?;
-        if on_galera {
-            if sqlx::raw_sql(IS_READY).fetch_all(&mut conn).await?.is_empty() {
-                return Err(not_writable(format!("{} is a Galera node without a cluster", self.address())));
-            }
-            conn.execute(SYNC).await?;
-        }
-        self.on_galera.store(on_galera, Ordering::Relaxed);
-        Ok(MySqlStore { connection: Listener::new(conn), flavor })
+        Self { options: Arc::new(options), on_galera: AtomicBool::new(false) }
     }
 }
 
@@ -105,20 +76,25 @@ impl Backend for MySqlBackend {
     }
 
     fn connect(&self) -> StoreFuture<'_, Box<dyn Store>> {
-        Box::pin(async move { Ok(Box::new(self.open().await?) as Box<dyn Store>) })
-    }
-
-    fn can_notify(&self) -> bool {
-        self.can_listen.load(Ordering::Relaxed)
-    }
-
-    fn connect_for_heartbeats(&self, is_waiting: IsWaiting) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(async move {
-            let MySqlStore { connection, flavor } = self.open().await?;
-            // A user lock of one Galera node is unknown to the others.
-            let can_listen = if self.is_multi_primary() { Arc::default() } else { Arc::clone(&self.can_listen) };
-            let connection = connection.for_heartbeats(is_waiting, can_listen);
-            Ok(Box::new(MySqlStore { connection, flavor }) as Box<dyn Store>)
+            let mut conn = (*self.options).clone().disable_statement_logging().connect().await?;
+            let ServerInfo { flavor, is_read_only, may_be_galera, is_in_group } = configure(&mut conn).await?;
+            // Also if this account may write: other servers would not see the writes of a replica.
+            if is_read_only {
+                return Err(not_writable(format!("{} is read-only, as replicas are", self.address())));
+            }
+            if is_in_group {
+                group::check_member(&mut conn, &self.address()).await?;
+            }
+            let on_galera = may_be_galera && session::is_on_galera(&mut conn).await?;
+            if on_galera {
+                if sqlx::raw_sql(IS_READY).fetch_all(&mut conn).await?.is_empty() {
+                    return Err(not_writable(format!("{} is a Galera node without a cluster", self.address())));
+                }
+                conn.execute(SYNC).await?;
+            }
+            self.on_galera.store(on_galera, Ordering::Relaxed);
+            Ok(Box::new(MySqlStore { conn, flavor }) as Box<dyn Store>)
         })
     }
 
@@ -214,15 +190,8 @@ const IS_READY: &str = "SHOW GLOBAL STATUS WHERE Variable_name = 'wsrep_ready' A
 const SYNC: &str = "SET SESSION wsrep_sync_wait = 7";
 
 struct MySqlStore {
-    connection: Listener,
+    conn: MySqlConnection,
     flavor: Flavor,
-}
-
-impl MySqlStore {
-    /// Returns the connection.
-    async fn conn(&mut self) -> Result<&mut MySqlConnection, sqlx::Error> {
-        self.connection.connection().await
-    }
 }
 
 // In whole seconds.
@@ -237,58 +206,45 @@ SELECT TIMESTAMPDIFF(MICROSECOND, MIN(installed_on), SYSDATE(6)) - 1000000 FROM 
 impl LeaseStore for MySqlStore {
     fn execute<'a>(&'a mut self, request: &'a Request) -> StoreFuture<'a, Response> {
         Box::pin(async move {
-            let flavor = self.flavor;
-            let conn = self.conn().await?;
-            let answer = store::execute(conn, flavor, request).await;
+            let answer = store::execute(&mut self.conn, self.flavor, request).await;
             // The server checks rights before it looks for the table.
             // https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html
             match answer {
                 Err(error) if store::number(&error) == Some(1142) => {
-                    let looked = sqlx::query("SELECT 1 FROM sqlock_lease LIMIT 0").execute(conn).await;
+                    let looked = sqlx::query("SELECT 1 FROM sqlock_lease LIMIT 0").execute(&mut self.conn).await;
                     Err(looked.err().filter(|other| store::number(other) == Some(1146)).unwrap_or(error))
                 }
-                answer => {
-                    if let Request::Register { client } | Request::Beat { client } = request {
-                        self.connection.set_client(*client);
-                    }
-                    answer
-                }
+                answer => answer,
             }
         })
     }
 
     fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> StoreFuture<'a, Vec<Option<Response>>> {
-        Box::pin(async move { batch::execute(self.conn().await?, batch).await })
-    }
-
-    fn notified(&mut self) -> StoreFuture<'_, Notification> {
-        Box::pin(async move { self.connection.notified().await.map(|()| Notification::AnyName) })
+        Box::pin(batch::execute(&mut self.conn, batch))
     }
 }
 
 impl AdminStore for MySqlStore {
     fn list<'a>(&'a mut self, names: &'a Names) -> StoreFuture<'a, Vec<ListedHolder>> {
-        Box::pin(async move { admin::list(self.conn().await?, names).await })
+        Box::pin(admin::list(&mut self.conn, names))
     }
 
     fn waiters<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, Vec<ListedWaiter>> {
-        Box::pin(async move { admin::waiters(self.conn().await?, name).await })
+        Box::pin(admin::waiters(&mut self.conn, name))
     }
 
     fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> StoreFuture<'a, Swept> {
-        Box::pin(async move { admin::sweep(self.conn().await?, range).await })
+        Box::pin(admin::sweep(&mut self.conn, range))
     }
 
     fn origin(&mut self) -> StoreFuture<'_, Origin> {
         Box::pin(async move {
-            let flavor = self.flavor;
-            let conn = self.conn().await?;
-            let server: Option<String> = match flavor {
-                Flavor::MySql => Some(sqlx::query_scalar(SERVER).fetch_one(&mut *conn).await?),
+            let server: Option<String> = match self.flavor {
+                Flavor::MySql => Some(sqlx::query_scalar(SERVER).fetch_one(&mut self.conn).await?),
                 // It has no name of its own: the name of its host may be that of another one.
                 Flavor::MariaDb => None,
             };
-            let age: Option<i64> = if_readable(sqlx::query_scalar(AGE).fetch_one(&mut *conn).await)?.flatten();
+            let age: Option<i64> = if_readable(sqlx::query_scalar(AGE).fetch_one(&mut self.conn).await)?.flatten();
             // A clock that was set back makes it young.
             let age = age.map(|age| Duration::from_micros(u64::try_from(age).unwrap_or(0)));
             Ok(Origin { server, age })
@@ -297,8 +253,7 @@ impl AdminStore for MySqlStore {
 
     fn uptime(&mut self) -> StoreFuture<'_, Option<Duration>> {
         Box::pin(async move {
-            let conn = self.conn().await?;
-            let row = sqlx::query(UPTIME).fetch_optional(conn).await?;
+            let row = sqlx::query(UPTIME).fetch_optional(&mut self.conn).await?;
             let seconds: Option<String> = row.map(|row| row.try_get(1)).transpose()?;
             let seconds = seconds.and_then(|seconds| seconds.parse().ok());
             // For an account that may not read the status, the uptime counts as zero.
@@ -309,33 +264,33 @@ impl AdminStore for MySqlStore {
 
 impl NoteStore for MySqlStore {
     fn write_note<'a>(&'a mut self, note: &'a Note) -> StoreFuture<'a, bool> {
-        Box::pin(async move { note::write(self.conn().await?, note).await })
+        Box::pin(note::write(&mut self.conn, note))
     }
 
     fn last_note<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, Option<String>> {
-        Box::pin(async move { note::read(self.conn().await?, name).await })
+        Box::pin(note::read(&mut self.conn, name))
     }
 }
 
 impl RowStore for MySqlStore {
     fn ensure<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, ()> {
-        Box::pin(async move { rows::ensure(self.conn().await?, name).await })
+        Box::pin(rows::ensure(&mut self.conn, name))
     }
 
     fn column<'a>(&'a mut self, path: &'a (String, String, Vec<String>)) -> StoreFuture<'a, Option<Column>> {
-        Box::pin(async move { rows::column(self.conn().await?, path).await })
+        Box::pin(rows::column(&mut self.conn, path))
     }
 }
 
 impl RecordStore for MySqlStore {
     fn execute_command<'a>(&'a mut self, command: &'a RecordCommand) -> StoreFuture<'a, RecordResponse> {
-        Box::pin(async move { records::execute_command(self.conn().await?, command).await })
+        Box::pin(records::execute_command(&mut self.conn, command))
     }
 }
 
 impl Store for MySqlStore {
     fn close(self: Box<Self>) -> StoreFuture<'static, ()> {
-        Box::pin(self.connection.close())
+        Box::pin(self.conn.close())
     }
 }
 

@@ -8,7 +8,7 @@ use super::holding::{Holding, HoldingState, relied_on};
 use super::name::LONG_SILENCE;
 use super::step::Step;
 use super::waiter::WaiterState;
-use super::{Engine, Granting, InFlight, POLL_FIRST, UNKNOWN, WHILE_LOCKED};
+use super::{Engine, Granting, InFlight, UNKNOWN, WHILE_LOCKED};
 use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
@@ -95,8 +95,8 @@ impl Engine {
                 if let Some(state) = self.names.get_mut(&name) {
                     state.overtaken = 0;
                     state.is_wanted = !transition.is_last;
-                    state.poll_at = Some(now + POLL_FIRST);
                 }
+                self.poll_later(now, &name, 0, None);
                 for grant in granted {
                     self.granted(now, &name, grant.id, granting(grant.token, ttl_of(grant.id)));
                 }

@@ -288,11 +288,11 @@ impl Engine {
             decision => {
                 let remaining = if let Decision::Wait(remaining) = decision { remaining } else { None };
                 state.overtaken = 0;
-                state.poll_at = Some(now + remaining.map_or(POLL_FIRST, |remaining| remaining.min(POLL_FIRST)));
                 if let Some(holding) = given_up.and_then(|id| state.holding(id)).filter(|holding| !holding.is_held()) {
                     holding.release_by_transition(false);
                     holding.put_off(now);
                 }
+                self.poll_later(now, name, 0, remaining);
                 if let Some(waiter) = tries {
                     self.leave(now, waiter, Some(Refusal::Held));
                 }

@@ -8,7 +8,7 @@ use super::heartbeat::Epoch;
 use super::holding::{Holding, HoldingState, relied_on};
 use super::name::Name;
 use super::waiter::WaiterState;
-use super::{Engine, Granting, POLL_FIRST, POLL_OTHERS, RAISE_AFTER, enter};
+use super::{Engine, Granting, RAISE_AFTER, enter};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
@@ -45,6 +45,7 @@ impl Engine {
             return;
         };
         self.waiters.remove(&waiter.id);
+        state.queued_at = None;
         let extend_at = (ttl < waiter.claim.ttl).then(|| now + RAISE_AFTER);
         let is_kept = waiter.claim.is_kept;
         let is_adopted = waiter.adopts();
@@ -213,6 +214,9 @@ impl Engine {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
+        if !state.has_entries() {
+            state.queued_at = Some(now);
+        }
         let mut is_any = false;
         for waiter in state.waiters.iter_mut().filter(|waiter| ids.contains(&waiter.claim.id)) {
             waiter.state = WaiterState::Queued;
@@ -225,7 +229,7 @@ impl Engine {
             return;
         }
         match holder {
-            HolderNow::Valid { remaining, .. } => state.poll_at = Some(now + remaining.min(POLL_FIRST)),
+            HolderNow::Valid { remaining, .. } => self.poll_later(now, name, 0, Some(remaining)),
             HolderNow::Vacant | HolderNow::Unknown => state.read_at = Some(now),
         }
         self.heartbeat.keep_entry(sent_at);
@@ -248,18 +252,20 @@ impl Engine {
         }
         // In the store, the entries of one client may stand in another order: a request may have
         // been sent twice.
-        let is_first = presences.contains(&Presence::Waiting { ahead: 0 });
+        let ahead = presences.iter().filter_map(|presence| match presence {
+            Presence::Waiting { ahead } => Some(*ahead),
+            Presence::None | Presence::Holding { .. } => None,
+        });
+        let ahead = ahead.min().unwrap_or(u32::MAX);
+        let is_first = ahead == 0;
         let is_valid = match row.holder {
             Holder::Nobody => false,
             Holder::Lease(_) | Holder::Kept => row.remaining.is_some(),
             Holder::Entries => !is_first,
         };
-        if let Some(state) = self.names.get_mut(name) {
-            let interval = if is_first { POLL_FIRST } else { POLL_OTHERS };
-            state.poll_at = Some(now + row.remaining.map_or(interval, |remaining| remaining.min(interval)));
-            if !is_valid {
-                state.read_at = Some(now);
-            }
+        self.poll_later(now, name, ahead, row.remaining);
+        if let Some(state) = self.names.get_mut(name).filter(|_| !is_valid) {
+            state.read_at = Some(now);
         }
         for waiter in self.names.get_mut(name).into_iter().flat_map(Name::foremost) {
             waiter.may_join |= waiter.reenters && row.owner == Some(waiter.claim.owner) && is_valid;

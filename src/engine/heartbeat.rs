@@ -74,6 +74,11 @@ impl Heartbeat {
         }
     }
 
+    /// Whether the client is notified of grants by other clients, once a heartbeat was answered.
+    pub(super) fn can_notify(&self) -> bool {
+        self.can_notify
+    }
+
     pub(super) fn epoch(&self) -> Epoch {
         self.epoch
     }

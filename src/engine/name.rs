@@ -65,6 +65,8 @@ pub(super) struct Name {
     pub(super) is_rechecked: bool,
     /// When the first entry of this client is to be looked at.
     pub(super) poll_at: Option<Moment>,
+    /// Since when an entry of this client waits. `None`: none has waited since the last grant.
+    pub(super) queued_at: Option<Moment>,
     /// Another client may have granted it to an entry of this one. The notification may come before
     /// the answer to the request that adds the entry.
     pub(super) is_notified: bool,

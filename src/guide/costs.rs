@@ -4,8 +4,8 @@
 //! |---|---|
 //! | acquire a free name | 1; the first time a name is ever used: SQLite 1, PostgreSQL, MySQL and MariaDB 2 |
 //! | try a name that is held | 1, which writes nothing |
-//! | wait | after the try 1, for an entry in the queue. Then the first waiter looks every 100 ms and the other entries every 250 ms, once per client and name whatever the number of its waiters. A grant by another client makes it look at once: PostgreSQL notifies it; on MySQL and MariaDB its heartbeat's session sleeps in statements of 0.1 s while it waits, one of which the grant interrupts; on SQLite it reads the count of commits every 1 to 10 ms, without a lock |
-//! | hand over to a waiter of another process | PostgreSQL 1, SQLite 2, MySQL and MariaDB 5. The number of waiters does not change it. The new holder sends 1 more, which sets its TTL: after 0.2 s, if it still holds the lease; for a lease that is not renewed, before `acquire` returns |
+//! | wait | after the try 1, for an entry in the queue. Then the first waiter looks every 100 ms and the other entries every 250 ms, once per client and name whatever the number of its waiters. A grant by another client makes it look at once: PostgreSQL notifies it; on SQLite it reads the count of commits every 1 to 10 ms, without a lock. On MySQL and MariaDB it looks after 5 ms, and then each time after an eighth of the time that it has waited, until that is 100 ms |
+//! | hand over to a waiter of another process | PostgreSQL 1, SQLite 2, MariaDB 3, MySQL 4. The number of waiters does not change it. The new holder sends 1 more, which sets its TTL: after 0.2 s, if it still holds the lease; for a lease that is not renewed, before `acquire` returns |
 //! | hand over to the next waiter in this process | 1, instead of a release and an acquire |
 //! | keep everything that a client holds or waits for | 1 a heartbeat, at a third of the shortest TTL, at least once a second |
 //! | release | 1 |

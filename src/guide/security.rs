@@ -19,9 +19,7 @@
 //! | migrating tables that are up to date, and votes of a quorum | `_sqlock_migrations` | SELECT |
 //!
 //! [Session locks](crate::session::SessionLock) need no right on tables. Row locks on your own tables
-//! need the rights of the statements that you send to them. On MySQL and MariaDB a grant to a
-//! client that waits interrupts its session (`KILL QUERY`), which an account may do to its own
-//! sessions: a client with another account finds its grants by polling.
+//! need the rights of the statements that you send to them.
 //!
 //! # A user with these rights
 //!

@@ -3,10 +3,9 @@
 use sqlx::MySqlConnection;
 
 use super::acquire::Grant;
-use super::listener;
 use super::queue::read_row;
 use super::script::{AMENDED, Script, amended, filled, id_literal, name_literal, read_flag};
-use super::store::{Attempt, Flavor, Nowait, attempt, is_timeout, token};
+use super::store::{Attempt, Flavor, Nowait, attempt, is_locked, is_timeout, token};
 use crate::backend::micros;
 use crate::backend::stored::{KEPT, NO_ID, TableRow as _, parse_id};
 use crate::name::LockName;
@@ -59,7 +58,7 @@ pub(super) async fn release(
         Attempt::Done(code) => Ok(Released::Ended { awaited: code == ENDED_AWAITED }),
         Attempt::Refused(AWAITED) => Ok(Released::Awaited),
         Attempt::Refused(SHARED) => release_entry(conn, flavor, release).await,
-        Attempt::Refused(end @ FIRST..) => hand_over(conn, release, end).await,
+        Attempt::Refused(end @ FIRST..) => hand_over(conn, flavor, release, end).await,
         Attempt::Refused(_) => read_not_held(conn, &release.name).await,
         Attempt::Locked => match read_row(conn, &release.name).await? {
             Some(row) if row.holder == Holder::Entries => release_entry(conn, flavor, release).await,
@@ -97,13 +96,17 @@ UPDATE (SELECT s.name, GREATEST(s.token + 1, ", now!(), ") AS token
        l.holder = n.holder, l.label = n.label, l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + n.ttl,
        e.token = q.token, e.owner = '', e.client = '', e.expires_at = 0");
 
-// With the client that holds the name now, if it listens. Bind order: name, token.
+// A DELETE accepts no index hint: MariaDB may choose the primary key and find other entries locked.
+// Bind order: name, token.
+#[rustfmt::skip]
+const DELETE_GRANTED_RETURNING: &str = "
+SET STATEMENT innodb_lock_wait_timeout = 0 FOR
+DELETE FROM sqlock_entry WHERE name = ? AND token = ? AND owner = '' AND expires_at = 0 RETURNING id";
+
+// MySQL has no RETURNING. Bind order: name, token.
 #[rustfmt::skip]
 const READ_GRANTED: &str = "
-SELECT e.id, COALESCE(c.id, '') AS listener
-  FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
-       LEFT JOIN sqlock_lease AS l ON l.name = e.name AND l.token = e.token
-       LEFT JOIN sqlock_client AS c ON c.id = l.client AND c.listens
+SELECT e.id FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
  WHERE e.name = ? AND e.token = ? AND e.owner = '' AND e.expires_at = 0";
 
 // The lookup uses the primary key: another index would lock the index records in another order than
@@ -112,7 +115,12 @@ SELECT e.id, COALESCE(c.id, '') AS listener
 const DELETE_GRANTED: &str = "DELETE FROM sqlock_entry WHERE name = ? AND id = ? AND token = ? AND owner = ''";
 
 /// Grants the name to the waiting entry whose id ends with `end`.
-async fn hand_over(conn: &mut MySqlConnection, release: &Release, end: u64) -> Result<Released, sqlx::Error> {
+async fn hand_over(
+    conn: &mut MySqlConnection,
+    flavor: Flavor,
+    release: &Release,
+    end: u64,
+) -> Result<Released, sqlx::Error> {
     let name = release.name.as_str().as_bytes();
     let query = sqlx::query(HAND_OVER).bind(name).bind(release.id.to_string()).bind(release.token.get());
     let done = query.bind(name).bind(format!("%{end:015x}")).execute(&mut *conn).await?;
@@ -121,12 +129,25 @@ async fn hand_over(conn: &mut MySqlConnection, release: &Release, end: u64) -> R
         return Ok(Released::Awaited);
     }
     let token = token(done.last_insert_id())?;
-    let id = read_and_delete_granted(conn, name, token).await?;
+    let taken = match flavor {
+        Flavor::MariaDb => {
+            sqlx::query(DELETE_GRANTED_RETURNING).bind(name).bind(token.get()).fetch_all(&mut *conn).await
+        }
+        Flavor::MySql => Ok(Vec::new()),
+    };
+    let id = match taken {
+        // The row may arrive before the error that reverts its deletion.
+        Err(error) if is_locked(flavor, &error) => None,
+        rows => rows?.first().map(|row| row.text("id")).transpose()?,
+    };
+    let id = match id {
+        Some(id) => id,
+        None => read_and_delete_granted(conn, name, token).await?,
+    };
     // If another client has deleted the entry already, the row of the name shows the holder.
     Ok(parse_id(&id)?.map_or(Released::Ended { awaited: true }, |id| Released::ToEntry(Granted { id, token })))
 }
 
-/// Deletes the entry that was granted the name, and wakes its client. Returns its id.
 async fn read_and_delete_granted(
     conn: &mut MySqlConnection,
     name: &[u8],
@@ -136,8 +157,7 @@ async fn read_and_delete_granted(
     let Some(row) = query.fetch_optional(&mut *conn).await? else {
         return Ok(NO_ID.into());
     };
-    let (id, listener) = (row.text("id")?, row.text("listener")?);
-    listener::wake(&mut *conn, &[listener]).await;
+    let id = row.text("id")?;
     let query = sqlx::query(DELETE_GRANTED).bind(name).bind(&id).bind(token.get());
     match query.execute(conn).await {
         // The grant is valid. A later transition deletes the entry, which has expired.

@@ -3,7 +3,6 @@
 use sqlx::MySqlConnection;
 
 use super::acquire::grant_claim;
-use super::listener;
 use super::script::{Script, filled, id_literal, name_literal, read_flag};
 use super::store::token;
 use crate::backend::micros;
@@ -126,16 +125,7 @@ UPDATE sqlock_entry
 // Bind order: id.
 const DELETE: &str = "DELETE FROM sqlock_entry WHERE name = @sqlock_name AND id = ?";
 
-// The clients that get the name and listen. Bind order: name, ids of the grantees.
-#[rustfmt::skip]
-const LISTENERS: &str = "
-SELECT GROUP_CONCAT(DISTINCT c.id) INTO @sqlock_listeners
-  FROM sqlock_entry AS e STRAIGHT_JOIN sqlock_client AS c ON c.id = e.client
- WHERE e.name = ? AND e.id IN (?) AND c.listens";
-
-#[rustfmt::skip]
-const RESULT: &str = "
-SELECT CAST(@sqlock_name IS NOT NULL AS SIGNED), CAST(@sqlock_token AS UNSIGNED), CAST(COALESCE(@sqlock_listeners, '') AS CHAR)";
+const RESULT: &str = "SELECT CAST(@sqlock_name IS NOT NULL AS SIGNED), CAST(@sqlock_token AS UNSIGNED)";
 
 pub(super) async fn transition(
     conn: &mut MySqlConnection,
@@ -192,7 +182,6 @@ pub(super) async fn transition(
     script.add(DECIDE, &[&conditions, names, &seen.token.to_string()]);
     script.add(NOTICE, &losers);
     script.add(WRITE_LOSS, &[losers[1], gone, gone]);
-    script.add(LISTENERS, &[names, granted]);
     for id in expired {
         script.add(DELETE, &[&id_literal(id)]);
     }
@@ -220,12 +209,10 @@ pub(super) async fn transition(
             ids.push(claim.id);
         }
     }
-    let row = script.run(&mut *conn, RESULT).await?;
+    let row = script.run(conn, RESULT).await?;
     if !read_flag(&row, 0)? {
         return Ok(None);
     }
-    let listeners: String = sqlx::Row::try_get(&row, 2)?;
-    listener::wake(conn, &listeners.split_terminator(',').map(str::to_owned).collect::<Vec<_>>()).await;
     let first: u64 = sqlx::Row::try_get(&row, 1)?;
     let grant = |(id, token_of): (LeaseId, u64)| Ok(Granted { id, token: token(token_of)? });
     ids.into_iter().zip(first..).map(grant).collect::<Result<_, sqlx::Error>>().map(Some)
