@@ -86,7 +86,7 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidUrl`], [`Error::Unsupported`] for a database whose feature is not enabled,
+    /// [`Error::InvalidUrl`](crate::Error::InvalidUrl), [`Error::Unsupported`](crate::Error::Unsupported) for a database whose feature is not enabled,
     /// [`Error::Access`](crate::Error::Access) when a single server refuses this client, and
     /// [`Error::Unavailable`](crate::Error::Unavailable), with a reason for each server, when no
     /// writable one can be reached.
@@ -103,8 +103,8 @@ impl Locks {
     }
 
     /// Creates the tables, or brings them up to date. Any number of processes may do this at once.
-    /// When the tables are up to date, the right to read suffices. Otherwise the right to create tables
-    /// is needed, and on MySQL and MariaDB `CREATE VIEW` as well.
+    /// When the tables are up to date, the right to read suffices. Otherwise the right to create
+    /// tables is needed, and on MySQL and MariaDB `CREATE VIEW` as well.
     ///
     /// For people and dashboards there is a view, `sqlock_holders`: the [holders and
     /// waiters](Self::list) of all names with their times.

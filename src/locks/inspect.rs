@@ -65,8 +65,8 @@ impl Locks {
         inspect::holders(&self.client, name).await
     }
 
-    /// Returns the [note](Lease::set_note) of the latest holder of a name, also after its release,
-    /// until the name has another holder.
+    /// Returns the [note](crate::Lease::set_note) of the latest holder of a name, also after its
+    /// release, until the name has another holder.
     ///
     /// # Errors
     ///
@@ -126,7 +126,7 @@ impl Locks {
     /// nobody holds the name.
     ///
     /// Each holder learns of the request at its next heartbeat, within about a second, by
-    /// [`Lease::revoke_requested`], and decides: the lease stays held until it is released. The
+    /// [`Lease::revoke_requested`](crate::Lease::revoke_requested), and decides: the lease stays held until it is released. The
     /// request concerns the present holders alone. [`evict`](Self::evict) ends a lease of a holder
     /// that does not answer.
     ///
