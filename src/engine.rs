@@ -100,8 +100,9 @@ const LONGEST_LAG: Duration = Duration::from_secs(10);
 /// For how long it is noted at most that something has ended on a name.
 const NOTED_FOR: Duration = Duration::from_secs(60);
 
-/// How often a name is read for a try while it is free and yet not granted.
-const TRIES: u32 = 5;
+/// How often a name is read for a try while it is free and yet not granted: for half a second, which
+/// a commit of another client may take.
+const TRIES: u32 = 7;
 
 /// A request on its way.
 struct InFlight {

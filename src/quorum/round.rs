@@ -129,7 +129,10 @@ impl Round {
             let answered = granted.len() + refused;
             // Enough databases have answered to call the name taken.
             let known = answered >= needed || refused > self.nodes.locks.len() - needed;
-            if granted.len() + pending < needed && (known || pending == 0) {
+            // A database on the server of another one is found by the answers of both.
+            let may_repeat =
+                (0..self.pending.len()).any(|node| self.pending[node] && !self.nodes.is_server_known(node));
+            if granted.len() + pending < needed && (known && !may_repeat || pending == 0) {
                 if known {
                     return Outcome::Taken { split: !granted.is_empty() };
                 }
